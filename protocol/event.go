@@ -1,0 +1,168 @@
+package protocol
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Kind is what an event says happened.
+type Kind string
+
+// The kinds. transitions in fold.go says which is legal when, and who may write it.
+const (
+	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec
+	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation
+	SandboxPreparing       Kind = "sandbox.preparing"        // Sandbox.Phase
+	SandboxReady           Kind = "sandbox.ready"            // Sandbox.Image, Isolation, Boot, …
+	SandboxRestarted       Kind = "sandbox.restarted"        // its container was started again after the engine lost it; Sandbox.Boot
+	SandboxStopRequested   Kind = "sandbox.stop_requested"   // Reason
+	SandboxStopped         Kind = "sandbox.stopped"          // Reason
+	SandboxResumeRequested Kind = "sandbox.resume_requested" //
+	SandboxFailed          Kind = "sandbox.failed"           // Error
+	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
+	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
+	ExecAccepted           Kind = "exec.accepted"            // Exec.Spec
+	ExecStarted            Kind = "exec.started"             // Exec.Boot
+	ExecCancelRequested    Kind = "exec.cancel_requested"    //
+	ExecFinished           Kind = "exec.finished"            // Exec.ExitCode, output
+	ExecFailed             Kind = "exec.failed"              // Error: could not run, or was interrupted; ExitCode where it is known
+	ExecCancelled          Kind = "exec.cancelled"           // Reason; ExitCode where it is known
+	ExecTimedOut           Kind = "exec.timed_out"           // ExitCode where it is known
+	ServiceReady           Kind = "service.ready"            // Service.Name
+	ServiceFailed          Kind = "service.failed"           // Service.Name, Error
+)
+
+// Event is one numbered entry of a sandbox's history. At most one of Phase, Exec and Service is
+// set. State is the sandbox's state after the event.
+type Event struct {
+	Sequence uint64          `json:"seq"` // 1, 2, 3 … per sandbox, without gap or repeat
+	Kind     Kind            `json:"kind"`
+	Time     time.Time       `json:"time"`
+	State    SandboxState    `json:"state"`
+	Request  string          `json:"request,omitempty"` // id of the request that caused it
+	Reason   string          `json:"reason,omitempty"`
+	Error    *Error          `json:"error,omitempty"`
+	Phase    *SandboxDetails `json:"sandbox_details,omitempty"`
+	Exec     *ExecDetails    `json:"exec,omitempty"`
+	Service  *ServiceDetails `json:"service,omitempty"`
+
+	// Filled in by the reader from the message that carried the event.
+	Tenant  string `json:"tenant,omitempty"`
+	Sandbox string `json:"sandbox,omitempty"`
+	Writer  string `json:"writer,omitempty"`
+	Token   uint64 `json:"token,omitempty"`
+	Record  uint64 `json:"record,omitempty"` // stream sequence of the message
+	Replay  bool   `json:"replay,omitempty"` // it was there before the follow began
+}
+
+// SandboxDetails is what a sandbox event adds to the state.
+type SandboxDetails struct {
+	Phase      string       `json:"phase,omitempty"` // image, network, container, start
+	Spec       *SandboxSpec `json:"spec,omitempty"`
+	Worker     string       `json:"worker,omitempty"`
+	HostID     string       `json:"host_id,omitempty"`
+	Generation uint64       `json:"generation,omitempty"`
+	Image      string       `json:"image,omitempty"`     // id of the image that runs
+	Isolation  string       `json:"isolation,omitempty"` // OCI runtime: runc, runsc, …
+	Container  string       `json:"container,omitempty"` // Engine's id
+	Subnet     string       `json:"subnet,omitempty"`
+	Boot       string       `json:"boot,omitempty"` // one per start of the supervisor
+}
+
+// ExecDetails is what an exec event adds to the state.
+type ExecDetails struct {
+	ID          string    `json:"id"`
+	State       ExecState `json:"state"` // after the event
+	Spec        *ExecSpec `json:"spec,omitempty"`
+	Boot        string    `json:"boot,omitempty"`      // supervisor boot that runs it
+	ExitCode    *int      `json:"exit_code,omitempty"` // nil: not known. 128+n: died of signal n
+	Started     time.Time `json:"started,omitzero"`    // by the host's clock
+	Ended       time.Time `json:"ended,omitzero"`
+	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // kept, after the cap
+	StderrBytes int64     `json:"stderr_bytes,omitempty"`
+	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was kept
+	Inline      bool      `json:"inline,omitempty"`    // Stdout and Stderr are all of the output; the log stream has none
+	Stdout      []byte    `json:"stdout,omitempty"`
+	Stderr      []byte    `json:"stderr,omitempty"`
+}
+
+// ServiceDetails is what a service event says.
+type ServiceDetails struct {
+	Name string `json:"name"`
+}
+
+// Batch is the payload of one message of the event log: one append, one commit point. Its events
+// are numbered one after another.
+type Batch struct {
+	Version int     `json:"v"`
+	Tenant  string  `json:"tenant"`
+	Sandbox string  `json:"sandbox"`
+	ID      string  `json:"id"` // unique per append, so that a writer finds its own after a lost answer
+	Writer  string  `json:"writer"`
+	Token   uint64  `json:"token,omitempty"`
+	Events  []Event `json:"events"`
+}
+
+// DecodeBatch reads one message of the event log and fills in what its events take from it.
+// record is the stream sequence of the message.
+func DecodeBatch(data []byte, record uint64) (*Batch, error) {
+	b := &Batch{}
+	if err := Decode(data, b); err != nil {
+		return nil, err
+	}
+	if err := CheckVersion(b.Version); err != nil {
+		return nil, err
+	}
+	if len(b.Events) == 0 {
+		return nil, Errorf(InvalidArgument, ReasonUndecodable, "a batch without events")
+	}
+	b.Fill(record)
+	return b, nil
+}
+
+// Fill sets on each event what it takes from the message that carries it.
+func (b *Batch) Fill(record uint64) {
+	for i := range b.Events {
+		e := &b.Events[i]
+		e.Tenant, e.Sandbox, e.Writer, e.Token, e.Record = b.Tenant, b.Sandbox, b.Writer, b.Token, record
+	}
+}
+
+// Encode writes the batch without what its events take from it.
+func (b *Batch) Encode() []byte {
+	bare := *b
+	bare.Events = make([]Event, len(b.Events))
+	for i, e := range b.Events {
+		e.Tenant, e.Sandbox, e.Writer, e.Token, e.Record, e.Replay = "", "", "", 0, 0, false
+		bare.Events[i] = e
+	}
+	return Encode(&bare)
+}
+
+// First and Last are the numbers of the batch's first and last event.
+func (b *Batch) First() uint64 { return b.Events[0].Sequence }
+func (b *Batch) Last() uint64  { return b.Events[len(b.Events)-1].Sequence }
+
+// Headers are what a person reads beside the payload.
+func (b *Batch) Headers() map[string]string {
+	kinds := make([]string, len(b.Events))
+	for i, e := range b.Events {
+		kinds[i] = string(e.Kind)
+	}
+	sequence := strconv.FormatUint(b.First(), 10)
+	if len(b.Events) > 1 {
+		sequence += "-" + strconv.FormatUint(b.Last(), 10)
+	}
+	h := map[string]string{
+		HeaderContentType: ContentMsgpack,
+		HeaderKind:        strings.Join(kinds, ","),
+		HeaderSequence:    sequence,
+		HeaderState:       string(b.Events[len(b.Events)-1].State),
+		HeaderWriter:      b.Writer,
+	}
+	if b.Token != 0 {
+		h[HeaderToken] = strconv.FormatUint(b.Token, 10)
+	}
+	return h
+}

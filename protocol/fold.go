@@ -1,0 +1,340 @@
+package protocol
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Owner is who may write an event.
+type Owner string
+
+// The owners.
+const (
+	OwnerCoordinator Owner = "coordinator"
+	OwnerWorker      Owner = "worker"
+	OwnerEither      Owner = "either"
+)
+
+// Transition is one row of the sandbox's state machine.
+type Transition struct {
+	Kind  Kind
+	From  []SandboxState
+	To    SandboxState // StateNone: the state stays
+	Owner Owner
+}
+
+// Transitions is the sandbox's state machine; [State.Apply] refuses everything else. Beyond the
+// rows: an exec is only accepted while the sandbox is ready and meant to stay so; a sandbox is
+// stopped only after a stop request; and it becomes stopped, failed or deleted only when each of
+// its execs has ended.
+var Transitions = []Transition{
+	{SandboxAccepted, []SandboxState{StateNone}, StatePending, OwnerCoordinator},
+	{SandboxAssigned, []SandboxState{StatePending}, StatePending, OwnerCoordinator},
+	{SandboxPreparing, []SandboxState{StatePending}, StatePending, OwnerWorker},
+	{SandboxReady, []SandboxState{StatePending}, StateReady, OwnerWorker},
+	{SandboxRestarted, []SandboxState{StateReady}, StateReady, OwnerWorker},
+	{SandboxStopRequested, []SandboxState{StateReady}, StateReady, OwnerCoordinator},
+	{SandboxStopped, []SandboxState{StateReady}, StateStopped, OwnerWorker},
+	{SandboxResumeRequested, []SandboxState{StateStopped}, StatePending, OwnerCoordinator},
+	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady}, StateFailed, OwnerEither},
+	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed}, StateDeleting, OwnerCoordinator},
+	{SandboxDeleted, []SandboxState{StateDeleting}, StateDeleted, OwnerEither},
+	{ExecAccepted, []SandboxState{StateReady}, StateNone, OwnerCoordinator},
+	{ExecStarted, []SandboxState{StateReady}, StateNone, OwnerWorker},
+	{ExecCancelRequested, anyLive, StateNone, OwnerCoordinator},
+	{ExecFinished, anyLive, StateNone, OwnerWorker},
+	{ExecFailed, anyLive, StateNone, OwnerEither},
+	{ExecCancelled, anyLive, StateNone, OwnerEither},
+	{ExecTimedOut, anyLive, StateNone, OwnerWorker},
+	{ServiceReady, anyLive, StateNone, OwnerWorker},
+	{ServiceFailed, anyLive, StateNone, OwnerWorker},
+}
+
+var anyLive = []SandboxState{StatePending, StateReady, StateStopped, StateFailed, StateDeleting}
+
+// ExecTransition is one row of the exec's state machine.
+type ExecTransition struct {
+	Kind Kind
+	From []ExecState
+	To   ExecState // "": the state stays
+}
+
+// ExecTransitions is the exec's state machine.
+var ExecTransitions = []ExecTransition{
+	{ExecAccepted, []ExecState{""}, ExecStateAccepted},
+	{ExecStarted, []ExecState{ExecStateAccepted}, ExecStateRunning},
+	{ExecCancelRequested, []ExecState{ExecStateAccepted, ExecStateRunning}, ""},
+	{ExecFinished, []ExecState{ExecStateRunning}, ExecStateFinished},
+	{ExecFailed, []ExecState{ExecStateAccepted, ExecStateRunning}, ExecStateFailed},
+	{ExecCancelled, []ExecState{ExecStateAccepted, ExecStateRunning}, ExecStateCancelled},
+	{ExecTimedOut, []ExecState{ExecStateRunning}, ExecStateTimedOut},
+}
+
+var (
+	transitionOf     = index(Transitions, func(t Transition) Kind { return t.Kind })
+	execTransitionOf = index(ExecTransitions, func(t ExecTransition) Kind { return t.Kind })
+)
+
+func index[T any](rows []T, kind func(T) Kind) map[Kind]T {
+	m := make(map[Kind]T, len(rows))
+	for _, row := range rows {
+		m[kind(row)] = row
+	}
+	return m
+}
+
+// Apply folds the next event of the history into the state. It is the only mutator. An event that
+// is out of sequence or not legal in this state is refused with failed_precondition and changes
+// nothing. Event.State is checked where it is set; a writer leaves it empty and takes it from the
+// state afterwards.
+func (s *State) Apply(e *Event) error {
+	if e.Sequence != s.Sandbox.Sequence+1 {
+		return Errorf(FailedPrecondition, ReasonInvalidState, "event %d does not follow event %d", e.Sequence, s.Sandbox.Sequence)
+	}
+	t, known := transitionOf[e.Kind]
+	if !known {
+		return s.applyUnknown(e)
+	}
+	if !slices.Contains(t.From, s.Sandbox.State) {
+		return s.illegal(e)
+	}
+	next := s.Sandbox.State
+	if t.To != StateNone {
+		next = t.To
+	}
+	if e.State != "" && e.State != next {
+		return Errorf(FailedPrecondition, ReasonInvalidState, "event %d %s claims state %q, the fold gives %q", e.Sequence, e.Kind, e.State, next)
+	}
+	var err error
+	if _, isExec := execTransitionOf[e.Kind]; isExec {
+		err = s.applyExec(e)
+	} else {
+		err = s.applySandbox(e)
+	}
+	if err != nil {
+		return err
+	}
+	if s.Sandbox.State != next {
+		s.Sandbox.State, s.Sandbox.StateChangedAt = next, e.Time
+	}
+	s.Sandbox.Sequence = e.Sequence
+	return nil
+}
+
+// applyUnknown accepts a kind of a newer writer: it is counted, and changes nothing.
+func (s *State) applyUnknown(e *Event) error {
+	if !s.Exists() || e.State != "" && e.State != s.Sandbox.State {
+		return s.illegal(e)
+	}
+	s.Sandbox.Sequence = e.Sequence
+	return nil
+}
+
+func (s *State) illegal(e *Event) error {
+	return Errorf(FailedPrecondition, ReasonInvalidState, "%s is not legal for a sandbox that is %s", e.Kind, s.describe())
+}
+
+func (s *State) describe() string {
+	b := &s.Sandbox
+	switch {
+	case b.State == StateNone:
+		return "not accepted"
+	case b.State == StateReady && b.Desired == StateStopped:
+		return "being stopped"
+	case b.State == StatePending && b.Resuming:
+		return "being resumed"
+	}
+	return string(b.State)
+}
+
+func (s *State) applySandbox(e *Event) error {
+	b := &s.Sandbox
+	d := e.Phase
+	if d == nil {
+		d = &SandboxDetails{}
+	}
+	switch e.Kind {
+	case SandboxAccepted:
+		if d.Spec == nil {
+			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
+		}
+		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, Request: e.Request,
+			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
+	case SandboxAssigned:
+		if d.Worker == "" || b.Resuming && (d.Worker != b.Worker || d.Generation != b.Generation) ||
+			!b.Resuming && d.Generation != b.Generation+1 {
+			return Errorf(FailedPrecondition, ReasonInvalidState, "%s to %q generation %d after %q generation %d",
+				e.Kind, d.Worker, d.Generation, b.Worker, b.Generation)
+		}
+		b.Worker, b.HostID, b.Generation, b.Assigned, b.AssignedAt, b.Phase = d.Worker, d.HostID, d.Generation, true, e.Time, ""
+	case SandboxPreparing:
+		if !b.Assigned {
+			return s.illegal(e)
+		}
+		b.Phase = d.Phase
+	case SandboxReady, SandboxRestarted:
+		if !b.Assigned {
+			return s.illegal(e)
+		}
+		setIf(&b.Image, d.Image)
+		setIf(&b.Isolation, d.Isolation)
+		setIf(&b.Container, d.Container)
+		setIf(&b.Subnet, d.Subnet)
+		setIf(&b.Boot, d.Boot)
+		b.Phase, b.Reason, b.Resuming = "", e.Reason, false
+		b.ActiveAt = e.Time
+		if e.Kind == SandboxReady {
+			b.ReadyAt = e.Time
+		}
+	case SandboxStopRequested:
+		if b.Desired != StateReady {
+			return s.illegal(e)
+		}
+		b.Desired, b.Reason = StateStopped, e.Reason
+		s.remember(e.Request)
+	case SandboxStopped:
+		if b.Desired != StateStopped {
+			return s.illegal(e)
+		}
+		if err := s.noActive(e); err != nil {
+			return err
+		}
+		b.Assigned, b.Boot = false, ""
+		setIf(&b.Reason, e.Reason)
+	case SandboxResumeRequested:
+		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
+		s.remember(e.Request)
+	case SandboxFailed:
+		if err := s.noActive(e); err != nil {
+			return err
+		}
+		if b.State == StateNone {
+			b.Tenant, b.ID, b.Request, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Time
+		}
+		b.Error, b.Reason, b.Assigned, b.Phase, b.Desired = e.Error, e.Reason, false, "", StateFailed
+		if b.Reason == "" && e.Error != nil {
+			b.Reason = e.Error.Reason
+		}
+	case SandboxDeleteRequested:
+		b.Desired, b.Reason = StateDeleted, e.Reason
+		s.remember(e.Request)
+	case SandboxDeleted:
+		if err := s.noActive(e); err != nil {
+			return err
+		}
+		b.Assigned = false
+		setIf(&b.Reason, e.Reason)
+	}
+	return nil
+}
+
+func setIf(field *string, value string) {
+	if value != "" {
+		*field = value
+	}
+}
+
+func (s *State) remember(request string) {
+	if request == "" {
+		return
+	}
+	s.Requests = append(s.Requests, request)
+	if n := len(s.Requests) - keptRequests; n > 0 {
+		s.Requests = slices.Delete(s.Requests, 0, n)
+	}
+}
+
+func (s *State) noActive(e *Event) error {
+	if s.Sandbox.ActiveExecs > 0 {
+		return Errorf(FailedPrecondition, ReasonInvalidState, "%s while %d execs have not ended", e.Kind, s.Sandbox.ActiveExecs)
+	}
+	return nil
+}
+
+func (s *State) applyExec(e *Event) error {
+	d, b := e.Exec, &s.Sandbox
+	if d == nil || d.ID == "" {
+		return Errorf(FailedPrecondition, ReasonUndecodable, "%s without an exec", e.Kind)
+	}
+	t := execTransitionOf[e.Kind]
+	old := s.Execs[d.ID]
+	var from ExecState
+	if old != nil {
+		from = old.State
+	}
+	if !slices.Contains(t.From, from) {
+		return Errorf(FailedPrecondition, ReasonInvalidState, "%s is not legal for exec %s that is %s", e.Kind, d.ID, describeExec(from))
+	}
+	if e.Kind == ExecAccepted {
+		if b.Desired != StateReady {
+			return s.illegal(e)
+		}
+		if d.Spec == nil {
+			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
+		}
+		old = &Exec{Tenant: e.Tenant, Sandbox: e.Sandbox, ID: d.ID, Spec: *d.Spec, Request: e.Request, AcceptedAt: e.Time}
+	}
+	x := *old
+	if t.To != "" {
+		x.State = t.To
+	}
+	if d.State != "" && d.State != x.State {
+		return Errorf(FailedPrecondition, ReasonInvalidState, "event %d %s claims exec state %q, the fold gives %q", e.Sequence, e.Kind, d.State, x.State)
+	}
+	x.Sequence, x.Record = e.Sequence, e.Record
+	switch {
+	case e.Kind == ExecAccepted:
+		b.ActiveExecs++
+		b.TotalExecs++
+	case e.Kind == ExecStarted:
+		x.Boot, x.StartedAt = d.Boot, e.Time
+	case e.Kind == ExecCancelRequested:
+		x.Cancelling = true
+	case x.State.Terminal():
+		x.ExitCode, x.Reason, x.Error, x.EndedAt = d.ExitCode, e.Reason, e.Error, e.Time
+		x.StdoutBytes, x.StderrBytes, x.Truncated, x.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
+		if !d.Started.IsZero() {
+			x.StartedAt = d.Started
+		}
+		if !d.Ended.IsZero() {
+			x.EndedAt = d.Ended
+		}
+		x.Spec.Stdin = nil
+		b.ActiveExecs--
+		s.Ended = append(s.Ended, d.ID)
+	}
+	if e.Kind != ExecCancelRequested {
+		b.ActiveAt = e.Time
+	}
+	if s.Execs == nil {
+		s.Execs = map[string]*Exec{}
+	}
+	s.Execs[d.ID] = &x
+	return nil
+}
+
+func describeExec(s ExecState) string {
+	if s == "" {
+		return "not accepted"
+	}
+	return string(s)
+}
+
+// Number gives events, which a decision returned, their numbers and states by applying them to
+// the state. On an error the state is spoilt and must be thrown away.
+func (s *State) Number(events []Event) error {
+	for i := range events {
+		e := &events[i]
+		e.Sequence = s.Sandbox.Sequence + 1
+		if err := s.Apply(e); err != nil {
+			return fmt.Errorf("number event %d: %w", e.Sequence, err)
+		}
+		e.State = s.Sandbox.State
+		if e.Exec != nil {
+			if x := s.Execs[e.Exec.ID]; x != nil {
+				e.Exec.State = x.State
+			}
+		}
+	}
+	return nil
+}

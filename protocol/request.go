@@ -1,0 +1,149 @@
+package protocol
+
+import "time"
+
+// Request is what a client publishes to [RequestSubject]. Tenant, verb and sandbox come from the
+// subject, never from the payload; the request id comes from the message id.
+//
+//	create  Sandbox (required)
+//	exec    ExecID, Exec (required)
+//	cancel  ExecID (required)
+//	stop, resume, delete  nothing more
+type Request struct {
+	Version int          `json:"v"`
+	Sandbox *SandboxSpec `json:"sandbox,omitempty"`
+	ExecID  string       `json:"exec_id,omitempty"`
+	Exec    *ExecSpec    `json:"exec,omitempty"`
+}
+
+// Reply answers a request, and every call of the read service.
+type Reply struct {
+	Version  int      `json:"v"`
+	Error    *Error   `json:"error,omitempty"`
+	Sandbox  *Sandbox `json:"sandbox,omitempty"`
+	Exec     *Exec    `json:"exec,omitempty"`
+	Sequence uint64   `json:"sequence,omitempty"` // of the sandbox's last event when this was written
+	Changed  bool     `json:"changed,omitempty"`  // the request itself appended an event
+
+	Sandboxes []*Sandbox   `json:"sandboxes,omitempty"`
+	Execs     []*Exec      `json:"execs,omitempty"`
+	Hosts     []*Host      `json:"hosts,omitempty"`
+	Next      string       `json:"next,omitempty"` // page token; empty on the last page
+	Explain   *Explanation `json:"explain,omitempty"`
+	Ping      *Ping        `json:"ping,omitempty"`
+}
+
+// Query is the request of every endpoint of the read service. Fields that an endpoint does not
+// use are refused there.
+type Query struct {
+	Version     int               `json:"v"`
+	Sandbox     string            `json:"sandbox,omitempty"`
+	Exec        string            `json:"exec,omitempty"`
+	MinSequence uint64            `json:"min_sequence,omitempty"` // answer from a state at least this new
+	Labels      map[string]string `json:"labels,omitempty"`       // equality, all must match
+	States      []string          `json:"states,omitempty"`       // any may match; empty: all but deleted
+	Limit       int               `json:"limit,omitempty"`        // 1 to 1000, default 100
+	Page        string            `json:"page,omitempty"`         // the Next of the page before
+}
+
+// Endpoints of the read service.
+const (
+	EndpointPing    = "ping"
+	EndpointGet     = "get"     // Sandbox
+	EndpointList    = "list"    // Labels, States, Limit, Page
+	EndpointExec    = "exec"    // Sandbox, Exec
+	EndpointExecs   = "execs"   // Sandbox, States, Limit, Page
+	EndpointExplain = "explain" // Sandbox
+	EndpointHosts   = "hosts"
+)
+
+// Ping tells who answered, and what the deployment promises.
+type Ping struct {
+	Version     string    `json:"version"`
+	Coordinator string    `json:"coordinator"`
+	Deployment  string    `json:"deployment"`
+	Durability  string    `json:"durability"` // what an acknowledged write survives, in words
+	Leader      bool      `json:"leader"`     // the one that answered holds the scheduler lock
+	Hosts       int       `json:"hosts"`
+	Time        time.Time `json:"time"`
+}
+
+// Explanation says what a sandbox waits for.
+type Explanation struct {
+	Sandbox  *Sandbox      `json:"sandbox"`
+	Waiting  string        `json:"waiting"` // one sentence
+	Since    time.Time     `json:"since,omitzero"`
+	Deadline time.Time     `json:"deadline,omitzero"`
+	Position int           `json:"position,omitempty"` // place among the waiting, from 1
+	Hosts    []HostRefusal `json:"hosts,omitempty"`    // per host why it does not take the sandbox
+}
+
+// HostRefusal is why one host does not take a sandbox. An empty reason means that it would.
+type HostRefusal struct {
+	Worker string `json:"worker"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// WorkItem tells a worker to look at a sandbox; Events is the newest of its history, so that the
+// worker need not read what it is about to learn.
+type WorkItem struct {
+	Version int    `json:"v"`
+	Batch   *Batch `json:"batch,omitempty"`
+	Record  uint64 `json:"record,omitempty"` // stream sequence of Batch
+}
+
+// Host is what a worker says of itself, and what the coordinators make of it.
+type Host struct {
+	Version   int               `json:"v"`
+	Worker    string            `json:"worker"`
+	HostID    string            `json:"host_id"`  // from the engine's marker volume
+	Instance  string            `json:"instance"` // one per process
+	Token     uint64            `json:"token"`    // fencing token of the host lock
+	Build     string            `json:"build"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Slots     int               `json:"slots"` // sandboxes at most
+	CPU       float64           `json:"cpu"`
+	Memory    Bytes             `json:"memory"`
+	Engine    string            `json:"engine"` // Engine version
+	Runtime   string            `json:"runtime"`
+	Mounts    []string          `json:"mounts,omitempty"` // allow-list for read-only mounts
+	Healthy   bool              `json:"healthy"`          // the Engine answers
+	Problem   string            `json:"problem,omitempty"`
+	StartedAt time.Time         `json:"started_at,omitzero"`
+
+	// Filled in by the coordinator.
+	State     HostState `json:"state,omitempty"`
+	Sandboxes int       `json:"sandboxes,omitempty"`
+	UsedCPU   float64   `json:"used_cpu,omitempty"`
+	UsedMem   Bytes     `json:"used_memory,omitempty"`
+	SeenAt    time.Time `json:"seen_at,omitzero"`
+}
+
+// HostState is what a coordinator makes of a host's heartbeats, health and lease.
+type HostState string
+
+const (
+	HostReady     HostState = "ready"
+	HostUnhealthy HostState = "unhealthy" // heartbeats come, its Engine does not answer: no new work
+	HostSuspect   HostState = "suspect"   // no heartbeat for a while: no new work
+	HostLost      HostState = "lost"      // its lock lease is over
+)
+
+// Heartbeat is published by a worker every second.
+type Heartbeat struct {
+	Version  int    `json:"v"`
+	Worker   string `json:"worker"`
+	HostID   string `json:"host_id"`
+	Instance string `json:"instance"`
+	Healthy  bool   `json:"healthy"`
+	Problem  string `json:"problem,omitempty"`
+	Running  int    `json:"running"` // execs
+}
+
+// Reservation is the value of an id in the registry.
+type Reservation struct {
+	Version     int       `json:"v"`
+	Request     string    `json:"request"`     // id of the request that took it
+	Fingerprint string    `json:"fingerprint"` // of the spec
+	Time        time.Time `json:"time"`
+}

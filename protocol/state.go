@@ -1,0 +1,147 @@
+package protocol
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// SandboxState is the state of a sandbox.
+type SandboxState string
+
+// The states. Whether the host is reachable is a condition beside them.
+const (
+	StateNone     SandboxState = ""         // not accepted yet
+	StatePending  SandboxState = "pending"  // accepted, or being resumed
+	StateReady    SandboxState = "ready"    // runs, takes execs; Desired says whether it is being stopped
+	StateStopped  SandboxState = "stopped"  // its container is stopped and kept
+	StateFailed   SandboxState = "failed"   // Error says why; it can only be deleted
+	StateDeleting SandboxState = "deleting" // being removed
+	StateDeleted  SandboxState = "deleted"  // nothing is left on the host; the history is kept for a while
+)
+
+// ExecState is the state of an exec.
+type ExecState string
+
+// The states. All but the first two are terminal.
+const (
+	ExecStateAccepted  ExecState = "accepted"
+	ExecStateRunning   ExecState = "running"
+	ExecStateFinished  ExecState = "finished"  // it ran and ended by itself; any exit code
+	ExecStateFailed    ExecState = "failed"    // it could not be run, or was interrupted
+	ExecStateCancelled ExecState = "cancelled" // somebody asked for its end, or for the sandbox's
+	ExecStateTimedOut  ExecState = "timed_out" // its timeout was over
+)
+
+// Terminal says whether an exec in this state has ended.
+func (s ExecState) Terminal() bool {
+	switch s {
+	case ExecStateFinished, ExecStateFailed, ExecStateCancelled, ExecStateTimedOut:
+		return true
+	}
+	return false
+}
+
+// Sandbox is the handle: everything there is to know about a sandbox, folded from its history.
+type Sandbox struct {
+	Tenant         string       `json:"tenant"`
+	ID             string       `json:"id"`
+	Spec           SandboxSpec  `json:"spec"` // resolved
+	State          SandboxState `json:"state"`
+	Desired        SandboxState `json:"desired"`  // ready, stopped or deleted: what it is on its way to
+	Sequence       uint64       `json:"sequence"` // of its last event
+	Request        string       `json:"request"`  // id of the create request
+	Reason         string       `json:"reason,omitempty"`
+	Error          *Error       `json:"error,omitempty"`
+	Phase          string       `json:"phase,omitempty"` // of the create, while pending
+	Worker         string       `json:"worker,omitempty"`
+	HostID         string       `json:"host_id,omitempty"`
+	Generation     uint64       `json:"generation,omitempty"` // 1 for the first host, +1 per reassignment
+	Assigned       bool         `json:"assigned,omitempty"`   // holds its host's capacity
+	Resuming       bool         `json:"resuming,omitempty"`   // pending after a stop: bound to its host
+	Image          string       `json:"image,omitempty"`
+	Isolation      string       `json:"isolation,omitempty"`
+	Container      string       `json:"container,omitempty"`
+	Subnet         string       `json:"subnet,omitempty"`
+	Boot           string       `json:"boot,omitempty"`
+	CreatedAt      time.Time    `json:"created_at"`
+	StateChangedAt time.Time    `json:"state_changed_at"`
+	AssignedAt     time.Time    `json:"assigned_at,omitzero"`
+	ReadyAt        time.Time    `json:"ready_at,omitzero"`
+	ActiveAt       time.Time    `json:"active_at,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
+	ActiveExecs    int          `json:"active_execs,omitempty"`
+	TotalExecs     int          `json:"total_execs,omitempty"`
+	Unreachable    bool         `json:"unreachable,omitempty"` // condition, added on reading: its host does not answer
+}
+
+// Exec is the handle of an exec.
+type Exec struct {
+	Tenant      string    `json:"tenant"`
+	Sandbox     string    `json:"sandbox"`
+	ID          string    `json:"id"`
+	Spec        ExecSpec  `json:"spec"` // resolved
+	State       ExecState `json:"state"`
+	Request     string    `json:"request"`
+	Sequence    uint64    `json:"sequence"` // of its last event
+	Record      uint64    `json:"record"`   // stream sequence of the message with its last event
+	Boot        string    `json:"boot,omitempty"`
+	ExitCode    *int      `json:"exit_code,omitempty"` // nil: not known, or not ended
+	Reason      string    `json:"reason,omitempty"`
+	Error       *Error    `json:"error,omitempty"`
+	Cancelling  bool      `json:"cancelling,omitempty"`
+	AcceptedAt  time.Time `json:"accepted_at"`
+	StartedAt   time.Time `json:"started_at,omitzero"`
+	EndedAt     time.Time `json:"ended_at,omitzero"`
+	StdoutBytes int64     `json:"stdout_bytes"`
+	StderrBytes int64     `json:"stderr_bytes"`
+	Truncated   bool      `json:"truncated,omitempty"`
+	Inline      bool      `json:"inline,omitempty"` // the output is in the event at Record, not in the log stream
+}
+
+// State is the fold of a sandbox's history: the handle, its execs that have not ended, and the
+// newest of those that have. The zero value is the empty history. Exec values are replaced, never
+// changed, so that a [State.Clone] is cheap.
+type State struct {
+	Sandbox  Sandbox          `json:"sandbox"`
+	Execs    map[string]*Exec `json:"execs,omitempty"`
+	Ended    []string         `json:"ended,omitempty"`    // ids of the ended execs still in Execs, oldest first
+	Requests []string         `json:"requests,omitempty"` // ids of the newest stop, resume and delete requests
+}
+
+// keptRequests is how many ids of stop, resume and delete requests a state remembers, to know a
+// redelivered one.
+const keptRequests = 32
+
+// Clone copies the state. Exec values are shared, since they never change.
+func (s *State) Clone() *State {
+	c := *s
+	c.Execs = maps.Clone(s.Execs)
+	c.Ended = slices.Clone(s.Ended)
+	c.Requests = slices.Clone(s.Requests)
+	return &c
+}
+
+// Exists says whether the history has an event.
+func (s *State) Exists() bool { return s.Sandbox.State != StateNone }
+
+// Active lists the execs that have not ended, in no order.
+func (s *State) Active() []*Exec {
+	var active []*Exec
+	for _, e := range s.Execs {
+		if !e.State.Terminal() {
+			active = append(active, e)
+		}
+	}
+	return active
+}
+
+// SawRequest says whether a stop, resume or delete request is in the (recent) history.
+func (s *State) SawRequest(id string) bool { return slices.Contains(s.Requests, id) }
+
+// Trim forgets ended execs, oldest first, until at most keep are left.
+func (s *State) Trim(keep int) {
+	for len(s.Ended) > keep {
+		delete(s.Execs, s.Ended[0])
+		s.Ended = s.Ended[1:]
+	}
+}
