@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
 // Duration is a time.Duration that reads and writes as text, "1m30s", on the wire, in JSON and in
@@ -45,8 +46,8 @@ func (d *Duration) DecodeMsgpack(dec *msgpack.Decoder) error {
 	return d.UnmarshalText([]byte(s))
 }
 
-// Bytes is a size in bytes. JSON and YAML may give a number, or text with a binary unit: "512m",
-// "4GiB", "1.5g". It is written as a number.
+// Bytes is a size in bytes. Whoever writes msgpack, JSON or YAML may give a number, or text with a
+// binary unit: "512m", "4GiB", "1.5g". It is written as a number.
 type Bytes int64
 
 var byteUnits = []struct {
@@ -107,6 +108,27 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 	}
 	*b = Bytes(v)
 	return nil
+}
+
+// EncodeMsgpack writes a number.
+func (b Bytes) EncodeMsgpack(enc *msgpack.Encoder) error { return enc.EncodeInt(int64(b)) }
+
+// DecodeMsgpack reads a number or text with a unit.
+func (b *Bytes) DecodeMsgpack(dec *msgpack.Decoder) error {
+	code, err := dec.PeekCode()
+	if err != nil {
+		return err
+	}
+	if msgpcode.IsString(code) {
+		s, err := dec.DecodeString()
+		if err != nil {
+			return err
+		}
+		return b.UnmarshalText([]byte(s))
+	}
+	v, err := dec.DecodeInt64()
+	*b = Bytes(v)
+	return err
 }
 
 // UnmarshalText reads text with a unit, for flags and YAML.
