@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"regexp"
+	"strconv"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -17,7 +18,8 @@ const (
 )
 
 // Encode writes v as msgpack with the field names of the JSON form. It panics on a type that
-// cannot be encoded, which is a defect.
+// cannot be encoded, which is a defect. Of the tags it knows omitempty only: a time that may be
+// absent has both, omitempty for msgpack and omitzero for JSON.
 func Encode(v any) []byte {
 	var buf bytes.Buffer
 	enc := msgpack.GetEncoder()
@@ -84,29 +86,28 @@ func decodeMsgpack(data []byte, v any, strict bool) (err error) {
 			err = Errorf(InvalidArgument, ReasonUndecodable, "malformed msgpack")
 		}
 	}()
+	if err := checkMsgpack(data); err != nil {
+		return err
+	}
 	r := bytes.NewReader(data)
 	dec := msgpack.GetDecoder()
 	defer msgpack.PutDecoder(dec)
 	dec.Reset(r)
 	dec.SetCustomStructTag("json")
 	dec.DisallowUnknownFields(strict)
-	if err := dec.Decode(v); err != nil {
-		return wrapDecode(err)
-	}
-	if r.Len() > 0 {
-		return Errorf(InvalidArgument, ReasonUndecodable, "%d bytes follow the msgpack value", r.Len())
-	}
-	return nil
+	return wrapDecode(dec.Decode(v))
 }
 
-var unknownField = regexp.MustCompile(`unknown field "([^"]*)"`)
+var unknownField = regexp.MustCompile(`unknown field ("(?:[^"\\]|\\.)*")`)
 
 func wrapDecode(err error) error {
 	if err == nil {
 		return nil
 	}
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
-		return &Error{Code: InvalidArgument, Reason: ReasonUnknownField, Field: m[1], Message: "is not a known field"}
+		if name, err := strconv.Unquote(m[1]); err == nil {
+			return &Error{Code: InvalidArgument, Reason: ReasonUnknownField, Field: name, Message: "is not a known field"}
+		}
 	}
 	var typed *json.UnmarshalTypeError
 	if errors.As(err, &typed) {

@@ -1,0 +1,114 @@
+package protocol
+
+import (
+	"encoding/binary"
+
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
+)
+
+// maxDepth is how deep lists and maps may nest: a reply nests 7 deep.
+const maxDepth = 32
+
+// checkMsgpack checks that data is exactly one msgpack value. The decoder believes a length before
+// it has seen the bytes, and makes room for it: without this check a message of ten bytes costs
+// gigabytes, or the stack.
+func checkMsgpack(data []byte) error {
+	rest, ok := skipValue(data, maxDepth)
+	if !ok {
+		return Errorf(InvalidArgument, ReasonUndecodable, "malformed, cut off or too deeply nested msgpack")
+	}
+	if len(rest) > 0 {
+		return Errorf(InvalidArgument, ReasonUndecodable, "%d bytes follow the msgpack value", len(rest))
+	}
+	return nil
+}
+
+// skipValue returns what follows the first value of data. ok is false where there is no whole
+// value, or where it nests deeper than depth.
+func skipValue(data []byte, depth int) (rest []byte, ok bool) {
+	if len(data) == 0 || depth == 0 {
+		return nil, false
+	}
+	code, data := data[0], data[1:]
+	switch {
+	case msgpcode.IsFixedNum(code), code == msgpcode.Nil, code == msgpcode.False, code == msgpcode.True:
+		return data, true
+	case msgpcode.IsFixedString(code):
+		return skipBytes(data, uint64(code&msgpcode.FixedStrMask))
+	case msgpcode.IsFixedArray(code):
+		return skipValues(data, uint64(code&msgpcode.FixedArrayMask), depth)
+	case msgpcode.IsFixedMap(code):
+		return skipValues(data, 2*uint64(code&msgpcode.FixedMapMask), depth)
+	}
+	switch code {
+	case msgpcode.Uint8, msgpcode.Int8:
+		return skipBytes(data, 1)
+	case msgpcode.Uint16, msgpcode.Int16, msgpcode.FixExt1:
+		return skipBytes(data, 2)
+	case msgpcode.FixExt2:
+		return skipBytes(data, 3)
+	case msgpcode.Uint32, msgpcode.Int32, msgpcode.Float:
+		return skipBytes(data, 4)
+	case msgpcode.FixExt4:
+		return skipBytes(data, 5)
+	case msgpcode.Uint64, msgpcode.Int64, msgpcode.Double:
+		return skipBytes(data, 8)
+	case msgpcode.FixExt8:
+		return skipBytes(data, 9)
+	case msgpcode.FixExt16:
+		return skipBytes(data, 17)
+	}
+	n, data, ok := declaredLength(code, data)
+	if !ok {
+		return nil, false
+	}
+	switch code {
+	case msgpcode.Str8, msgpcode.Str16, msgpcode.Str32, msgpcode.Bin8, msgpcode.Bin16, msgpcode.Bin32:
+		return skipBytes(data, n)
+	case msgpcode.Ext8, msgpcode.Ext16, msgpcode.Ext32:
+		return skipBytes(data, n+1) // and the ext's type
+	case msgpcode.Array16, msgpcode.Array32:
+		return skipValues(data, n, depth)
+	default: // Map16, Map32
+		return skipValues(data, 2*n, depth)
+	}
+}
+
+// declaredLength reads the length that follows the code of a long form. ok is false for a code that
+// has none.
+func declaredLength(code byte, data []byte) (n uint64, rest []byte, ok bool) {
+	switch code {
+	case msgpcode.Str8, msgpcode.Bin8, msgpcode.Ext8:
+		if len(data) >= 1 {
+			return uint64(data[0]), data[1:], true
+		}
+	case msgpcode.Str16, msgpcode.Bin16, msgpcode.Ext16, msgpcode.Array16, msgpcode.Map16:
+		if len(data) >= 2 {
+			return uint64(binary.BigEndian.Uint16(data)), data[2:], true
+		}
+	case msgpcode.Str32, msgpcode.Bin32, msgpcode.Ext32, msgpcode.Array32, msgpcode.Map32:
+		if len(data) >= 4 {
+			return uint64(binary.BigEndian.Uint32(data)), data[4:], true
+		}
+	}
+	return 0, nil, false
+}
+
+func skipBytes(data []byte, n uint64) (rest []byte, ok bool) {
+	if n > uint64(len(data)) {
+		return nil, false
+	}
+	return data[n:], true
+}
+
+func skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
+	if n > uint64(len(data)) { // each takes a byte at least
+		return nil, false
+	}
+	for range n {
+		if data, ok = skipValue(data, depth-1); !ok {
+			return nil, false
+		}
+	}
+	return data, true
+}
