@@ -75,10 +75,10 @@ type ExecDetails struct {
 	ID          string    `json:"id"`
 	State       ExecState `json:"state"` // after the event
 	Spec        *ExecSpec `json:"spec,omitempty"`
-	Boot        string    `json:"boot,omitempty"`      // supervisor boot that runs it
-	ExitCode    *int      `json:"exit_code,omitempty"` // nil: not known. 128+n: died of signal n
-	Started     time.Time `json:"started,omitzero"`    // by the host's clock
-	Ended       time.Time `json:"ended,omitzero"`
+	Boot        string    `json:"boot,omitempty"`             // supervisor boot that runs it
+	ExitCode    *int      `json:"exit_code,omitempty"`        // nil: not known. 128+n: died of signal n
+	Started     time.Time `json:"started,omitempty,omitzero"` // by the host's clock
+	Ended       time.Time `json:"ended,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // kept, after the cap
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`
 	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was kept
@@ -102,10 +102,13 @@ type Batch struct {
 	Writer  string  `json:"writer"`
 	Token   uint64  `json:"token,omitempty"`
 	Events  []Event `json:"events"`
+
+	Record uint64 `json:"-"` // stream sequence of the message, filled in by the reader
 }
 
 // DecodeBatch reads one message of the event log and fills in what its events take from it.
-// record is the stream sequence of the message.
+// record is the stream sequence of the message. A batch without events, or whose events are not
+// numbered one after another from 1 or more, is refused with invalid_argument.
 func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	b := &Batch{}
 	if err := Decode(data, b); err != nil {
@@ -117,15 +120,22 @@ func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	if len(b.Events) == 0 {
 		return nil, Errorf(InvalidArgument, ReasonUndecodable, "a batch without events")
 	}
+	for i, e := range b.Events {
+		if want := b.First() + uint64(i); e.Sequence != want || want == 0 {
+			return nil, Errorf(InvalidArgument, ReasonUndecodable, "event %d of a batch from %d has the number %d", i, b.First(), e.Sequence)
+		}
+	}
 	b.Fill(record)
 	return b, nil
 }
 
-// Fill sets on each event what it takes from the message that carries it.
+// Fill sets on each event what it takes from the message that carries it, and takes back Replay,
+// which only a reader may say.
 func (b *Batch) Fill(record uint64) {
+	b.Record = record
 	for i := range b.Events {
 		e := &b.Events[i]
-		e.Tenant, e.Sandbox, e.Writer, e.Token, e.Record = b.Tenant, b.Sandbox, b.Writer, b.Token, record
+		e.Tenant, e.Sandbox, e.Writer, e.Token, e.Record, e.Replay = b.Tenant, b.Sandbox, b.Writer, b.Token, record, false
 	}
 }
 

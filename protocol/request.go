@@ -72,8 +72,8 @@ type Ping struct {
 type Explanation struct {
 	Sandbox  *Sandbox      `json:"sandbox"`
 	Waiting  string        `json:"waiting"` // one sentence
-	Since    time.Time     `json:"since,omitzero"`
-	Deadline time.Time     `json:"deadline,omitzero"`
+	Since    time.Time     `json:"since,omitempty,omitzero"`
+	Deadline time.Time     `json:"deadline,omitempty,omitzero"`
 	Position int           `json:"position,omitempty"` // place among the waiting, from 1
 	Hosts    []HostRefusal `json:"hosts,omitempty"`    // per host why it does not take the sandbox
 }
@@ -109,14 +109,14 @@ type Host struct {
 	Mounts    []string          `json:"mounts,omitempty"` // allow-list for read-only mounts
 	Healthy   bool              `json:"healthy"`          // the Engine answers
 	Problem   string            `json:"problem,omitempty"`
-	StartedAt time.Time         `json:"started_at,omitzero"`
+	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
 
 	// Filled in by the coordinator.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`
 	UsedCPU   float64   `json:"used_cpu,omitempty"`
 	UsedMem   Bytes     `json:"used_memory,omitempty"`
-	SeenAt    time.Time `json:"seen_at,omitzero"`
+	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 }
 
 // HostState is what a coordinator makes of a host's heartbeats, health and lease.

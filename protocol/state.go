@@ -66,9 +66,9 @@ type Sandbox struct {
 	Boot           string       `json:"boot,omitempty"`
 	CreatedAt      time.Time    `json:"created_at"`
 	StateChangedAt time.Time    `json:"state_changed_at"`
-	AssignedAt     time.Time    `json:"assigned_at,omitzero"`
-	ReadyAt        time.Time    `json:"ready_at,omitzero"`
-	ActiveAt       time.Time    `json:"active_at,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
+	AssignedAt     time.Time    `json:"assigned_at,omitempty,omitzero"`
+	ReadyAt        time.Time    `json:"ready_at,omitempty,omitzero"`
+	ActiveAt       time.Time    `json:"active_at,omitempty,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
 	ActiveExecs    int          `json:"active_execs,omitempty"`
 	TotalExecs     int          `json:"total_execs,omitempty"`
 	Unreachable    bool         `json:"unreachable,omitempty"` // condition, added on reading: its host does not answer
@@ -90,8 +90,8 @@ type Exec struct {
 	Error       *Error    `json:"error,omitempty"`
 	Cancelling  bool      `json:"cancelling,omitempty"`
 	AcceptedAt  time.Time `json:"accepted_at"`
-	StartedAt   time.Time `json:"started_at,omitzero"`
-	EndedAt     time.Time `json:"ended_at,omitzero"`
+	StartedAt   time.Time `json:"started_at,omitempty,omitzero"`
+	EndedAt     time.Time `json:"ended_at,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes"`
 	StderrBytes int64     `json:"stderr_bytes"`
 	Truncated   bool      `json:"truncated,omitempty"`
