@@ -1,0 +1,271 @@
+package protocol
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"pgregory.net/rapid"
+)
+
+func TestEveryWireTypeSurvivesMsgpackAndJSON(t *testing.T) {
+	t.Run("Request", roundTrip[Request])
+	t.Run("Reply", roundTrip[Reply])
+	t.Run("Query", roundTrip[Query])
+	t.Run("Batch", roundTrip[Batch])
+	t.Run("WorkItem", roundTrip[WorkItem])
+	t.Run("Host", roundTrip[Host])
+	t.Run("Heartbeat", roundTrip[Heartbeat])
+	t.Run("Reservation", roundTrip[Reservation])
+	t.Run("State", roundTrip[State])
+}
+
+func roundTrip[T any](t *testing.T) {
+	t.Parallel()
+	values := anyValue[T]()
+	rapid.Check(t, func(t *rapid.T) {
+		want := values.Draw(t, "value")
+		for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+			data := EncodeAs(contentType, &want)
+			var lenient, strict T
+			if err := DecodeAs(contentType, data, &lenient); err != nil {
+				t.Fatalf("%s: decode: %v\n%q", contentType, err, data)
+			}
+			if err := DecodeStrict(contentType, data, &strict); err != nil {
+				t.Fatalf("%s: strict decode: %v\n%q", contentType, err, data)
+			}
+			if !same(want, lenient) || !same(want, strict) {
+				t.Fatalf("%s: wrote %s\nread %s\nstrictly %s", contentType, show(want), show(lenient), show(strict))
+			}
+		}
+	})
+}
+
+func TestMsgpackLeavesOutWhatJSONLeavesOut(t *testing.T) {
+	for _, v := range []any{
+		&Request{}, &Reply{}, &Query{}, &Batch{}, &Event{}, &SandboxDetails{}, &ExecDetails{}, &WorkItem{},
+		&Host{}, &Heartbeat{}, &Reservation{}, &State{}, &Sandbox{}, &Exec{}, &SandboxSpec{}, &ExecSpec{}, &Explanation{},
+	} {
+		var fromMsgpack, fromJSON map[string]any
+		if err := msgpack.Unmarshal(Encode(v), &fromMsgpack); err != nil {
+			t.Fatalf("%T: %v", v, err)
+		}
+		if err := DecodeAs(ContentJSON, EncodeAs(ContentJSON, v), &fromJSON); err != nil {
+			t.Fatalf("%T: %v", v, err)
+		}
+		for name := range fromMsgpack {
+			if _, ok := fromJSON[name]; !ok {
+				t.Errorf("%T: msgpack writes %q though it is empty", v, name)
+			}
+		}
+		for name := range fromJSON {
+			if _, ok := fromMsgpack[name]; !ok {
+				t.Errorf("%T: JSON writes %q though it is empty", v, name)
+			}
+		}
+	}
+}
+
+func TestTimesKeepTheirNanoseconds(t *testing.T) {
+	at := time.Date(2031, 2, 3, 4, 5, 6, 123456789, time.FixedZone("", 5400))
+	for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+		var r Reservation
+		if err := DecodeAs(contentType, EncodeAs(contentType, &Reservation{Time: at}), &r); err != nil {
+			t.Fatal(err)
+		}
+		if !r.Time.Equal(at) {
+			t.Errorf("%s: wrote %s, read %s", contentType, at, r.Time)
+		}
+	}
+}
+
+func TestP9_UnknownFieldIsRefusedByName(t *testing.T) {
+	for name, tc := range map[string]struct {
+		value map[string]any
+		field string
+	}{
+		"top":          {map[string]any{"v": 1, "sandbx": 1}, "sandbx"},
+		"in a struct":  {map[string]any{"v": 1, "sandbox": map[string]any{"image": "i", "imagee": "x"}}, "imagee"},
+		"in a list":    {map[string]any{"v": 1, "sandbox": map[string]any{"mounts": []any{map[string]any{"sauce": "/"}}}}, "sauce"},
+		"empty name":   {map[string]any{"v": 1, "": 1}, ""},
+		"quoted name":  {map[string]any{"v": 1, `a"b`: 1}, `a"b`},
+		"control name": {map[string]any{"v": 1, "a\nb": 1}, "a\nb"},
+	} {
+		for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+			t.Run(name+"/"+contentType, func(t *testing.T) {
+				data := EncodeAs(contentType, tc.value)
+				wantError(t, DecodeStrict(contentType, data, &Request{}), InvalidArgument, ReasonUnknownField, tc.field)
+				if err := DecodeAs(contentType, data, &Request{}); err != nil {
+					t.Errorf("a newer peer's field must be passed over: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestWhatFollowsTheValueIsRefused(t *testing.T) {
+	for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+		once := EncodeAs(contentType, &Request{Version: 1})
+		data := append(append([]byte{}, once...), once...)
+		wantError(t, DecodeStrict(contentType, data, &Request{}), InvalidArgument, ReasonUndecodable, "")
+		wantError(t, DecodeAs(contentType, data, &Request{}), InvalidArgument, ReasonUndecodable, "")
+	}
+}
+
+func TestUnknownContentTypeIsRefused(t *testing.T) {
+	wantError(t, DecodeStrict("text/yaml", []byte("v: 1"), &Request{}), InvalidArgument, ReasonUndecodable, HeaderContentType)
+	if err := DecodeStrict("", Encode(&Request{Version: 1}), &Request{}); err != nil {
+		t.Errorf("no header means msgpack: %v", err)
+	}
+}
+
+func TestEveryTruncationIsATypedError(t *testing.T) {
+	for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+		for name, v := range goldenValues() {
+			data := EncodeAs(contentType, v)
+			for n := range data {
+				into := reflect.New(reflect.TypeOf(v).Elem()).Interface()
+				var e *Error
+				if err := DecodeAs(contentType, data[:n], into); !errors.As(err, &e) || e.Code != InvalidArgument {
+					t.Fatalf("%s %s cut at %d of %d: want invalid_argument, got %v", name, contentType, n, len(data), err)
+				}
+			}
+		}
+	}
+}
+
+// What a short message declares must not cost memory: a header may claim four billion entries.
+func TestF21_DeclaredLengthCostsNoMemory(t *testing.T) {
+	long := func(code byte) []byte { return binary.BigEndian.AppendUint32([]byte{code}, 0xfffffff0) }
+	key := func(names ...string) []byte {
+		var out []byte
+		for _, name := range names {
+			out = append(append(out, 0x81), Encode(name)...)
+		}
+		return out
+	}
+	for name, tc := range map[string]struct {
+		data []byte
+		into any
+	}{
+		"events":          {append(key("events"), long(0xdd)...), &Batch{}},
+		"mounts":          {append(key("sandbox", "mounts"), long(0xdd)...), &Request{}},
+		"strings":         {append(key("states"), long(0xdd)...), &Query{}},
+		"string map":      {append(key("labels"), long(0xdf)...), &Query{}},
+		"map of structs":  {append(key("execs"), long(0xdf)...), &State{}},
+		"string":          {append(key("page"), long(0xdb)...), &Query{}},
+		"bytes":           {append(key("exec", "stdin"), long(0xc6)...), &Request{}},
+		"struct":          {long(0xdf), &Query{}},
+		"unknown list":    {append(key("new"), long(0xdd)...), &Query{}},
+		"unknown bytes":   {append(key("new"), long(0xc6)...), &Query{}},
+		"unknown ext":     {append(key("new"), append(long(0xc9), 5)...), &Query{}},
+		"time":            {append(key("time"), append(long(0xc9), 0xff)...), &Reservation{}},
+		"size":            {append(key("memory"), long(0xdb)...), &Host{}},
+		"duration":        {append(key("sandbox", "grace"), long(0xdb)...), &Request{}},
+		"nested too deep": {[]byte(strings.Repeat("\x91", 1<<20)), &Query{}},
+		"unknown deep":    {append(key("new"), strings.Repeat("\x91", 1<<20)...), &Query{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err := Decode(tc.data, tc.into)
+			runtime.ReadMemStats(&after)
+			var e *Error
+			if !errors.As(err, &e) || e.Reason != ReasonUndecodable {
+				t.Errorf("want undecodable, got %v", err)
+			}
+			if used := after.TotalAlloc - before.TotalAlloc; used > 1<<20 {
+				t.Errorf("%d bytes of input cost %d bytes of memory", len(tc.data), used)
+			}
+		})
+	}
+}
+
+func TestNewerVersionIsRefused(t *testing.T) {
+	for v, ok := range map[int]bool{-1: false, 0: false, Version: true, Version + 1: false} {
+		err := CheckVersion(v)
+		if ok && err != nil {
+			t.Errorf("version %d: %v", v, err)
+		}
+		if !ok {
+			wantError(t, err, FailedPrecondition, ReasonUnsupportedVersion, "v")
+		}
+	}
+}
+
+func TestWrongTypeNamesTheField(t *testing.T) {
+	wantError(t, DecodeStrict(ContentJSON, []byte(`{"v":1,"sandbox":{"image":7}}`), &Request{}),
+		InvalidArgument, ReasonUndecodable, "sandbox.image")
+	wantError(t, DecodeStrict(ContentMsgpack, Encode(map[string]any{"v": "x"}), &Request{}),
+		InvalidArgument, ReasonUndecodable, "")
+}
+
+func batchOf(events ...Event) *Batch {
+	return &Batch{Version: Version, Tenant: "t", Sandbox: "s", ID: "b1", Writer: "w", Token: 7, Events: events}
+}
+
+func TestBatchFillsItsEventsFromTheMessage(t *testing.T) {
+	forged := batchOf(Event{Sequence: 4, Kind: SandboxReady, Tenant: "other", Sandbox: "x", Writer: "y", Token: 99, Record: 1, Replay: true},
+		Event{Sequence: 5, Kind: ServiceReady})
+	for what, data := range map[string][]byte{"as Batch.Encode writes": forged.Encode(), "as a forger writes": Encode(forged)} {
+		b, err := DecodeBatch(data, 42)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for i, e := range b.Events {
+			if e.Tenant != "t" || e.Sandbox != "s" || e.Writer != "w" || e.Token != 7 || e.Record != 42 || e.Replay {
+				t.Errorf("%s: event %d: %s", what, i, show(e))
+			}
+		}
+		if b.First() != 4 || b.Last() != 5 {
+			t.Errorf("first %d, last %d", b.First(), b.Last())
+		}
+	}
+	if forged.Events[0].Tenant != "other" {
+		t.Error("Encode changed the batch it wrote")
+	}
+}
+
+func TestP2_BatchWithAGapIsRefused(t *testing.T) {
+	for name, b := range map[string]*Batch{
+		"no events":  batchOf(),
+		"from zero":  batchOf(Event{Sequence: 0}),
+		"gap":        batchOf(Event{Sequence: 4}, Event{Sequence: 6}),
+		"repeat":     batchOf(Event{Sequence: 4}, Event{Sequence: 4}),
+		"wraps over": batchOf(Event{Sequence: 1<<64 - 1}, Event{Sequence: 0}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := DecodeBatch(b.Encode(), 1)
+			wantError(t, err, InvalidArgument, ReasonUndecodable, "")
+		})
+	}
+	newer := batchOf(Event{Sequence: 1})
+	newer.Version = Version + 1
+	_, err := DecodeBatch(newer.Encode(), 1)
+	wantError(t, err, FailedPrecondition, ReasonUnsupportedVersion, "v")
+}
+
+func TestBatchHeadersTellKindsAndSequence(t *testing.T) {
+	one := batchOf(Event{Sequence: 7, Kind: SandboxReady, State: StateReady})
+	one.Token = 0
+	two := batchOf(Event{Sequence: 7, Kind: ExecStarted, State: StateReady}, Event{Sequence: 8, Kind: ExecFinished, State: StateReady})
+	for _, tc := range []struct {
+		batch *Batch
+		want  map[string]string
+	}{
+		{one, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "sandbox.ready", HeaderSequence: "7",
+			HeaderState: "ready", HeaderWriter: "w"}},
+		{two, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.started,exec.finished", HeaderSequence: "7-8",
+			HeaderState: "ready", HeaderWriter: "w", HeaderToken: "7"}},
+	} {
+		if got := tc.batch.Headers(); fmt.Sprint(got) != fmt.Sprint(tc.want) {
+			t.Errorf("want %v\ngot  %v", tc.want, got)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package protocol
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "write testdata as the code has it now")
+
+// goldenValues holds one representative value of every envelope.
+//
+// testdata/v1 pins the bytes of version 1 for ever. When version 2 comes, its files go below
+// testdata/v2, and those of version 1 stay: they must still decode, since a fleet runs versions N
+// and N-1 side by side while it is upgraded. A new optional field must not change a file here; it
+// gets a file of its own.
+func goldenValues() map[string]any {
+	at := time.Date(2030, 1, 2, 3, 4, 5, 678901234, time.UTC)
+	code := 137
+	sandboxSpec := SandboxSpec{
+		Image: "registry.local/tools/go:1.26", Command: []string{"serve", "--port=80"},
+		Env: map[string]string{"PATH": "/bin", "A": "1"}, Labels: map[string]string{"team": "build"},
+		User: "1000:1000", Cwd: "/src", CPU: 1.5, Memory: 2 << 30, PIDs: 512,
+		Mounts:  []Mount{{Source: "/opt/go", Target: "/usr/local/go"}},
+		Copies:  []Copy{{Digest: "sha256-" + "00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff", Size: 10240, Target: "/src"}},
+		IdleTTL: Duration(time.Hour), QueueTimeout: Duration(90 * time.Second), CreateTimeout: DefaultCreateTimeout,
+		Grace: DefaultGrace, OnHostLoss: OnHostLossFail,
+	}
+	execSpec := ExecSpec{Command: []string{"go", "test", "./..."}, Env: map[string]string{"B": "ü"}, Cwd: "/src", User: "build",
+		Stdin: []byte{0, 1, 0xff}, Timeout: Duration(time.Minute), Grace: DefaultGrace, OutputLimit: 1 << 20}
+	failure := &Error{Code: Unavailable, Reason: ReasonHostLost, Field: "spec", Message: "the host is gone"}
+	sandbox := &Sandbox{
+		Tenant: "default", ID: "sb-1", Spec: sandboxSpec, State: StateReady, Desired: StateReady, Sequence: 9, Request: "rq-1",
+		Reason: "x", Worker: "w1", HostID: "h1", Generation: 2, Assigned: true, Image: "sha256:ab", Isolation: "runc",
+		Container: "c0ffee", Subnet: "10.1.2.0/28", Boot: "b1", CreatedAt: at, StateChangedAt: at, AssignedAt: at, ReadyAt: at,
+		ActiveAt: at, ActiveExecs: 1, TotalExecs: 3,
+	}
+	exec := &Exec{Tenant: "default", Sandbox: "sb-1", ID: "ex-1", Spec: execSpec, State: ExecStateFailed, Request: "rq-2",
+		Sequence: 9, Record: 77, Boot: "b1", ExitCode: &code, Reason: ReasonOOMKilled, Error: failure, Cancelling: true,
+		AcceptedAt: at, StartedAt: at, EndedAt: at, StdoutBytes: 12, StderrBytes: 3, Truncated: true, Inline: true}
+	batch := &Batch{Version: 1, Tenant: "default", Sandbox: "sb-1", ID: "ap-1", Writer: "w1", Token: 5, Events: []Event{
+		{Sequence: 1, Kind: SandboxAccepted, Time: at, State: StatePending, Request: "rq-1", Phase: &SandboxDetails{Spec: &sandboxSpec}},
+		{Sequence: 2, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Phase: "start", Worker: "w1", HostID: "h1",
+			Generation: 1, Image: "sha256:ab", Isolation: "runc", Container: "c0ffee", Subnet: "10.1.2.0/28", Boot: "b1"}},
+		{Sequence: 3, Kind: ExecAccepted, Time: at, State: StateReady, Request: "rq-2",
+			Exec: &ExecDetails{ID: "ex-1", State: ExecStateAccepted, Spec: &execSpec}},
+		{Sequence: 4, Kind: ExecFailed, Time: at, State: StateReady, Reason: ReasonOOMKilled, Error: failure,
+			Exec: &ExecDetails{ID: "ex-1", State: ExecStateFailed, Boot: "b1", ExitCode: &code, Started: at, Ended: at,
+				StdoutBytes: 3, StderrBytes: 2, Truncated: true, Inline: true, Stdout: []byte("out"), Stderr: []byte{0xff, 0}}},
+		{Sequence: 5, Kind: ServiceFailed, Time: at, State: StateReady, Error: failure, Service: &ServiceDetails{Name: "db"}},
+	}}
+	host := &Host{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Token: 5, Build: "dev", Labels: map[string]string{"zone": "a"},
+		Slots: 20, CPU: 8, Memory: 16 << 30, Engine: "28.5.2", Runtime: "runc", Mounts: []string{"/opt"}, Healthy: true, Problem: "p",
+		StartedAt: at, State: HostReady, Sandboxes: 3, UsedCPU: 2.5, UsedMem: 3 << 30, SeenAt: at}
+	return map[string]any{
+		"request-create": &Request{Version: 1, Sandbox: &sandboxSpec},
+		"request-exec":   &Request{Version: 1, ExecID: "ex-1", Exec: &execSpec},
+		"request-bare":   &Request{Version: 1},
+		"reply-accepted": &Reply{Version: 1, Sandbox: sandbox, Exec: exec, Sequence: 9, Changed: true},
+		"reply-refused":  &Reply{Version: 1, Error: failure},
+		"reply-list": &Reply{Version: 1, Sandboxes: []*Sandbox{sandbox}, Execs: []*Exec{exec}, Hosts: []*Host{host}, Next: "sb-1",
+			Explain: &Explanation{Sandbox: sandbox, Waiting: "no host has room", Since: at, Deadline: at, Position: 2,
+				Hosts: []HostRefusal{{Worker: "w1", Reason: "full"}}},
+			Ping: &Ping{Version: "dev", Coordinator: "c1", Deployment: "d1", Durability: "fsynced", Leader: true, Hosts: 1, Time: at}},
+		"query": &Query{Version: 1, Sandbox: "sb-1", Exec: "ex-1", MinSequence: 9, Labels: map[string]string{"team": "build"},
+			States: []string{"ready", "failed"}, Limit: 50, Page: "sb-0"},
+		"batch":       batch,
+		"workitem":    &WorkItem{Version: 1, Batch: batch, Record: 77},
+		"host":        host,
+		"heartbeat":   &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Problem: "p", Running: 4},
+		"reservation": &Reservation{Version: 1, Request: "rq-1", Fingerprint: "ab12", Time: at},
+		"state": &State{Sandbox: *sandbox, Execs: map[string]*Exec{"ex-1": exec}, Ended: []string{"ex-1"},
+			Requests: []string{"rq-3"}},
+	}
+}
+
+func TestWireBytesAreThoseOfTheVersion(t *testing.T) {
+	for name, want := range goldenValues() {
+		for suffix, contentType := range map[string]string{".json": ContentJSON, ".msgpack": ContentMsgpack} {
+			t.Run(name+suffix, func(t *testing.T) {
+				file := filepath.Join("testdata", "v1", name+suffix)
+				data := EncodeAs(contentType, want)
+				if *update {
+					if err := os.WriteFile(file, data, 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				stored, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := reflect.New(reflect.TypeOf(want).Elem()).Interface()
+				if err := DecodeStrict(contentType, stored, got); err != nil {
+					t.Fatalf("the stored bytes no longer decode: %v", err)
+				}
+				a, b := canonicalValue(reflect.ValueOf(want)).Interface(), canonicalValue(reflect.ValueOf(got)).Interface()
+				if !reflect.DeepEqual(a, b) {
+					t.Errorf("want %s\ngot  %s", show(a), show(b))
+				}
+				if !bytes.Equal(stored, data) {
+					t.Errorf("the bytes changed, though version 1 must not:\nstored %q\nnow    %q", stored, data)
+				}
+			})
+		}
+	}
+}
+
+// A representative value leaves out no field, so that a change of any field's name or form is
+// seen.
+func TestGoldenValuesSetEveryField(t *testing.T) {
+	set := map[string]bool{}
+	for _, v := range goldenValues() {
+		markSet(reflect.ValueOf(v), set)
+	}
+	left := map[string]bool{ // refused, of another moment than the value's, or filled in by the reader
+		"Mount.Writable": true, "Sandbox.Error": true, "Sandbox.Phase": true, "Sandbox.Resuming": true, "Sandbox.Unreachable": true,
+		"Event.Tenant": true, "Event.Sandbox": true, "Event.Writer": true, "Event.Token": true, "Event.Record": true, "Event.Replay": true,
+	}
+	for field, isSet := range set {
+		if !isSet && !left[field] {
+			t.Errorf("%s is set in no golden value", field)
+		}
+	}
+}
+
+func markSet(v reflect.Value, set map[string]bool) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			markSet(v.Elem(), set)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			markSet(v.Index(i), set)
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			markSet(v.MapIndex(key), set)
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			return
+		}
+		for i := range v.NumField() {
+			name := v.Type().Name() + "." + v.Type().Field(i).Name
+			set[name] = set[name] || !v.Field(i).IsZero()
+			markSet(v.Field(i), set)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// canonical returns a deep copy of v in which what the wire does not tell apart looks the same:
+// an empty map or list is nil, a time is in UTC and without its monotonic part.
+func canonical[T any](v T) T {
+	return canonicalValue(reflect.ValueOf(&v).Elem()).Interface().(T)
+}
+
+func canonicalValue(v reflect.Value) reflect.Value {
+	out := reflect.New(v.Type()).Elem()
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			out.Set(reflect.New(v.Type().Elem()))
+			out.Elem().Set(canonicalValue(v.Elem()))
+		}
+	case reflect.Struct:
+		if t, ok := v.Interface().(time.Time); ok {
+			return reflect.ValueOf(t.Round(0).UTC())
+		}
+		for i := range v.NumField() {
+			out.Field(i).Set(canonicalValue(v.Field(i)))
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			out.Set(reflect.Append(out, canonicalValue(v.Index(i))))
+		}
+	case reflect.Map:
+		if v.Len() > 0 {
+			out.Set(reflect.MakeMap(v.Type()))
+		}
+		for _, key := range v.MapKeys() {
+			out.SetMapIndex(key, canonicalValue(v.MapIndex(key)))
+		}
+	default:
+		out.Set(v)
+	}
+	return out
+}
+
+// same says whether the wire could tell a and b apart.
+func same[T any](a, b T) bool { return reflect.DeepEqual(canonical(a), canonical(b)) }
+
+// show prints a value for a failure message.
+func show(v any) string {
+	data, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// wantError checks that err is an *Error with this code, reason and field.
+func wantError(t testing.TB, err error, code Code, reason, field string) {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("want %s %s %s, got %v (%T)", code, reason, field, err, err)
+	}
+	if e.Code != code || e.Reason != reason || e.Field != field {
+		t.Fatalf("want code %q reason %q field %q, got code %q reason %q field %q: %v",
+			code, reason, field, e.Code, e.Reason, e.Field, e)
+	}
+	if e.Message == "" {
+		t.Fatalf("the error has no message: %#v", e)
+	}
+}
+
+// anyValue generates values of a wire type, every field of it, nested ones too.
+func anyValue[T any]() *rapid.Generator[T] {
+	return rapid.MakeCustom[T](rapid.MakeConfig{
+		Types: map[reflect.Type]*rapid.Generator[any]{
+			reflect.TypeFor[time.Time](): rapid.Custom(func(t *rapid.T) any {
+				if rapid.Bool().Draw(t, "zero time") {
+					return time.Time{}
+				}
+				// 0001 to 9999: what RFC 3339 can say.
+				sec := rapid.Int64Range(-62135596800, 253402300799).Draw(t, "seconds")
+				zone := time.FixedZone("", 60*rapid.IntRange(-14*60, 14*60).Draw(t, "zone"))
+				at := time.Unix(sec, rapid.Int64Range(0, 999999999).Draw(t, "nanoseconds"))
+				if year := at.In(zone).Year(); year < 1 || year > 9999 {
+					return at.UTC()
+				}
+				return at.In(zone)
+			}),
+		},
+	})
+}
