@@ -1,0 +1,84 @@
+package jetstream
+
+import (
+	"context"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// kv is a key-value bucket, written with plain publishes so that each write says what it expects.
+type kv struct {
+	conn *Conn
+	name string
+}
+
+func (c *Conn) kv(name string) kv { return kv{c, name} }
+
+func (b kv) stream() string            { return "KV_" + b.name }
+func (b kv) subject(key string) string { return "$KV." + b.name + "." + key }
+func (b kv) key(subject string) string { return strings.TrimPrefix(subject, "$KV."+b.name+".") }
+
+// put writes a value. expected is the revision that it replaces, 0 for none, or anySequence.
+func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (revision uint64, err error) {
+	m := nats.NewMsg(b.subject(key))
+	m.Data = value
+	return b.conn.publish(ctx, m, expected)
+}
+
+// remove deletes a key, leaving the bucket's delete marker, if its revision is the expected one.
+func (b kv) remove(ctx context.Context, key string, expected int64) error {
+	m := nats.NewMsg(b.subject(key))
+	m.Header.Set("KV-Operation", "DEL")
+	_, err := b.conn.publish(ctx, m, expected)
+	return err
+}
+
+// get reads a key from the leader. A deleted key has no value and the revision of its marker.
+// Error: not_found for a key that never was, or is no longer kept.
+func (b kv) get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+	m, err := b.conn.lastOnSubject(ctx, b.stream(), b.subject(key))
+	if err != nil {
+		return nil, 0, err
+	}
+	if m.deleted() {
+		return nil, m.sequence, nil
+	}
+	return m.data, m.sequence, nil
+}
+
+func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
+
+// create writes a key that must not be there, over a delete marker too. Error: [ErrConflict].
+func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
+	revision, err = b.put(ctx, key, value, 0)
+	if err != ErrConflict {
+		return revision, err
+	}
+	old, marker, err := b.get(ctx, key)
+	switch {
+	case protocol.CodeOf(err) == protocol.NotFound: // gone in the meantime
+		return b.put(ctx, key, value, 0)
+	case err != nil:
+		return 0, err
+	case old != nil:
+		return 0, ErrConflict
+	}
+	return b.put(ctx, key, value, int64(marker))
+}
+
+// follow reads every key and then each change, until ctx ends. A deleted key comes with value nil.
+// An expired one is not announced.
+func (b kv) follow(ctx context.Context, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
+	return b.conn.follow(ctx, b.stream(), b.subject(">"), 0, func(m *stored) {
+		value := m.data
+		if m.deleted() {
+			value = nil
+		} else if value == nil {
+			value = []byte{}
+		}
+		handle(b.key(m.subject), value, m.sequence)
+	}, caughtUp)
+}

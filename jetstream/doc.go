@@ -1,0 +1,14 @@
+// Package jetstream is where Boxfleet keeps things: the event log, the registry of ids, leases,
+// queues, output, the table of hosts. It is the only package that knows NATS; the embedded server
+// is in its sub-package embedded, so that the SDK does not link a server.
+//
+//	Conn ── EventLog ── Journal   append with compare-and-set, replay, follow, group commit
+//	   ├─── Reserve               ids that are never used again
+//	   ├─── Lease                 host locks and the scheduler's, with token and trust window
+//	   ├─── requests, work        work queues
+//	   ├─── output                chunks with byte offsets
+//	   └─── hosts, heartbeats, blobs, snapshots, the read service
+//
+// It imports protocol and nothing else of this module. Every error that leaves it is a
+// *protocol.Error, translated in errors.go.
+package jetstream

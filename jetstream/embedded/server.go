@@ -1,0 +1,157 @@
+// Package embedded runs a NATS server with JetStream inside the process: the default deployment of
+// one machine, and, three of them, the clusters of the tests.
+package embedded
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Config says how the server runs.
+type Config struct {
+	Dir   string // JetStream's store; must not be empty
+	Name  string // of the server; must be unique in a cluster
+	Host  string // to listen on; default 127.0.0.1
+	Port  int    // to listen on; 0 lets the system choose, -1 opens no port at all
+	Token string // clients must give it where it is set; in-process clients too
+
+	ClusterName string   // non-empty: a member of a cluster
+	ClusterPort int      // to listen on for the other members
+	Routes      []string // nats://host:port of the other members
+
+	// SyncLazily gives up durability against a power loss: writes are flushed every two minutes
+	// instead of before they are acknowledged. Only for tests that measure the difference.
+	SyncLazily bool
+}
+
+// Server is a running server.
+type Server struct {
+	*server.Server
+	config Config
+}
+
+// Start runs a server and waits until it takes connections, at most 10 s.
+func Start(cfg Config) (*Server, error) {
+	if cfg.Dir == "" {
+		return nil, protocol.Invalid("dir", "must not be empty")
+	}
+	opts := &server.Options{
+		ServerName: cfg.Name, Host: cfg.Host, Port: cfg.Port, Authorization: cfg.Token,
+		JetStream: true, StoreDir: cfg.Dir, SyncAlways: !cfg.SyncLazily,
+		JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
+		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
+	}
+	switch {
+	case cfg.Port == 0:
+		opts.Port = server.RANDOM_PORT
+	case cfg.Port < 0:
+		opts.DontListen, opts.Port = true, 0
+	}
+	if opts.Host == "" {
+		opts.Host = "127.0.0.1"
+	}
+	if cfg.ClusterName != "" {
+		opts.Cluster = server.ClusterOpts{Name: cfg.ClusterName, Host: opts.Host, Port: cfg.ClusterPort}
+		for _, r := range cfg.Routes {
+			u, err := url.Parse(r)
+			if err != nil {
+				return nil, protocol.Invalid("routes", "%v", err)
+			}
+			opts.Routes = append(opts.Routes, u)
+		}
+	}
+	s, err := server.NewServer(opts)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "make the embedded NATS server: %v", err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		s.Shutdown()
+		return nil, protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server does not start (port %d taken, or store %s in use?)", cfg.Port, cfg.Dir)
+	}
+	return &Server{s, cfg}, nil
+}
+
+// Stop ends the server and waits until its store is closed.
+func (s *Server) Stop() {
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// Restart starts a stopped server again with the same configuration and the same port.
+func (s *Server) Restart() (*Server, error) {
+	cfg := s.config
+	if addr, ok := s.Addr().(*net.TCPAddr); ok && cfg.Port == 0 {
+		cfg.Port = addr.Port
+	}
+	return Start(cfg)
+}
+
+// WaitForLeader waits until the cluster has a leader for its meta data and every member knows it.
+func WaitForLeader(servers []*Server, within time.Duration) error {
+	deadline := time.Now().Add(within)
+	for {
+		current := 0
+		for _, s := range servers {
+			if s.JetStreamIsCurrent() {
+				current++
+			}
+		}
+		if current == len(servers) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return protocol.Errorf(protocol.DeadlineExceeded, "", "no leader of the NATS cluster within %s", within)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// freePorts asks the system for n ports that are free now.
+func freePorts(n int) ([]int, error) {
+	ports := make([]int, n)
+	for i := range ports {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, protocol.Errorf(protocol.Internal, "", "find a free port: %v", err)
+		}
+		defer l.Close()
+		ports[i] = l.Addr().(*net.TCPAddr).Port
+	}
+	return ports, nil
+}
+
+// StartCluster runs n servers on loopback as one cluster and waits until it has a leader for its
+// meta data, at most 30 s. Each gets a directory below dir.
+func StartCluster(dir string, n int) ([]*Server, error) {
+	ports, err := freePorts(2 * n)
+	if err != nil {
+		return nil, err
+	}
+	configs := make([]Config, n)
+	for i := range configs {
+		configs[i] = Config{
+			Dir: dir + "/n" + strconv.Itoa(i+1), Name: "n" + strconv.Itoa(i+1), ClusterName: "boxfleet",
+			Port: ports[i], ClusterPort: ports[n+i],
+		}
+		for j := range configs {
+			if j != i {
+				configs[i].Routes = append(configs[i].Routes, fmt.Sprintf("nats://127.0.0.1:%d", ports[n+j]))
+			}
+		}
+	}
+	servers := make([]*Server, n)
+	for i, cfg := range configs {
+		if servers[i], err = Start(cfg); err != nil {
+			return nil, err
+		}
+	}
+	return servers, WaitForLeader(servers, 30*time.Second)
+}

@@ -1,0 +1,78 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// ErrConflict says that a compare-and-set lost: somebody else wrote first. It never leaves a
+// [Journal], which reads what was written and decides again.
+var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "write_conflict", Message: "somebody else wrote first"}
+
+// Codes of the server that nats.go does not name.
+const (
+	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a limit of the stream, with discard new
+	codeInsufficientStorage jetstream.ErrorCode = 10047
+)
+
+// translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set
+// comes back as one of two codes, depending on whether the winner is already applied.
+func translate(err error, doing string) error {
+	if err == nil {
+		return nil
+	}
+	var typed *protocol.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		switch api.ErrorCode {
+		case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
+			return ErrConflict
+		case codeStreamStoreFailed, codeInsufficientStorage:
+			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull, "%s: %s", doing, api.Description)
+		case jetstream.JSErrCodeStreamMessageExceedsMaximum:
+			return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %s", doing, api.Description)
+		case jetstream.JSErrCodeStreamNotFound:
+			return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned, "%s: %s", doing, api.Description)
+		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
+			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
+		}
+		if api.Code == 503 {
+			return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
+		}
+		return protocol.Errorf(protocol.Internal, "", "%s: %s (%d)", doing, api.Description, api.ErrorCode)
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return protocol.Errorf(protocol.Cancelled, "", "%s: %v", doing, err)
+	case errors.Is(err, nats.ErrMaxPayload):
+		return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %v", doing, err)
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrPermissionViolation):
+		return protocol.Errorf(protocol.PermissionDenied, "", "%s: %v", doing, err)
+	case errors.Is(err, jetstream.ErrBucketNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned, "%s: %v", doing, err)
+	case errors.Is(err, jetstream.ErrKeyNotFound), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrMsgNotFound):
+		return protocol.Errorf(protocol.NotFound, "", "%s: %v", doing, err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
+		return protocol.Errorf(protocol.DeadlineExceeded, "", "%s: no answer in time", doing)
+	}
+	return protocol.Errorf(protocol.Unavailable, "", "%s: %v", doing, err)
+}
+
+// isOneOf says whether err has one of the codes.
+func isOneOf(err error, codes ...protocol.Code) bool {
+	got := protocol.CodeOf(err)
+	for _, c := range codes {
+		if got == c {
+			return true
+		}
+	}
+	return false
+}

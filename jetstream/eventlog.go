@@ -1,0 +1,142 @@
+package jetstream
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Append writes one batch to its sandbox's history: the commit point of everything. expected is
+// the record (stream sequence) of the history's last message, 0 for none. It returns the new
+// record. Errors: [ErrConflict] when somebody wrote first; any other error leaves the outcome
+// open, and the caller must read the history to learn it.
+func (c *Conn) Append(ctx context.Context, b *protocol.Batch, expected uint64) (uint64, error) {
+	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
+	for k, v := range b.Headers() {
+		m.Header[k] = []string{v}
+	}
+	m.Data = b.Encode()
+	return c.publish(ctx, m, int64(expected))
+}
+
+// History reads the batches of a sandbox's history whose record is greater than after. On a
+// cluster the newest may be missing; [Conn.HistoryTail] has them.
+func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
+	var batches []*protocol.Batch
+	err := c.scan(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1, func(m *stored) (bool, error) {
+		b, err := protocol.DecodeBatch(m.data, m.sequence)
+		if err == nil {
+			batches = append(batches, b)
+		}
+		return true, err
+	})
+	return batches, err
+}
+
+// HistoryTail reads like History, one message after another from the stream's leader: never stale,
+// and fast where little is new.
+func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
+	var batches []*protocol.Batch
+	subject := protocol.EventSubject(tenant, sandbox)
+	for {
+		m, err := c.nextOnSubject(ctx, protocol.StreamEvents, subject, after+1)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return batches, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		b, err := protocol.DecodeBatch(m.data, m.sequence)
+		if err != nil {
+			return nil, err
+		}
+		batches = append(batches, b)
+		after = m.sequence
+	}
+}
+
+// Record reads the batch at one record. Error: not_found.
+func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, error) {
+	m, err := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": record})
+	if err != nil {
+		return nil, err
+	}
+	return protocol.DecodeBatch(m.data, m.sequence)
+}
+
+// FollowEvents reads every history from a record on, in the order of the log, and goes on with
+// what comes, until ctx ends. caughtUp is called once, when nothing more was waiting.
+func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
+	return c.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
+		b, err := protocol.DecodeBatch(m.data, m.sequence)
+		if err != nil {
+			c.log.Error("an entry of the event log cannot be read", "record", m.sequence, "subject", m.subject, "error", err)
+			return
+		}
+		handle(b)
+	}, caughtUp)
+}
+
+// Live hears what is appended to one sandbox's history from now on, over core NATS, until stop is
+// called. Nothing is replayed, and messages are lost while the connection is away: the caller reads
+// the history after [Conn.OnReconnect], and where a number is missing. tenant and sandbox may be
+// "*".
+func (c *Conn) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
+	sub, err := c.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
+		record, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
+		if err != nil {
+			return // not republished by the server
+		}
+		b, err := protocol.DecodeBatch(m.Data, record)
+		if err != nil {
+			c.log.Error("a live event cannot be read", "record", record, "error", err)
+			return
+		}
+		handle(b)
+	})
+	if err != nil {
+		return nil, translate(err, "listen for events")
+	}
+	if err := sub.SetPendingLimits(1<<20, 256<<20); err != nil {
+		return nil, translate(err, "listen for events")
+	}
+	return func() { _ = sub.Unsubscribe() }, nil // fails only when the connection is closed
+}
+
+// Flush waits until the server has seen everything sent before, subscriptions among it.
+func (c *Conn) Flush(ctx context.Context) error {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	return translate(c.nc.FlushWithContext(ctx), "flush")
+}
+
+// PurgeHistory removes a deleted sandbox's history, output, exec ids and snapshot. Its own id
+// stays reserved for ever.
+func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	// The history goes last: while it is there, the rest is found again and purged again.
+	for _, p := range []struct{ stream, subject string }{
+		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*")},
+		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".*"},
+		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox},
+		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox)},
+	} {
+		stream, err := c.js.Stream(ctx, p.stream)
+		if err != nil {
+			return translate(err, "purge "+p.stream)
+		}
+		if err := stream.Purge(ctx, jetstream.WithPurgeSubject(p.subject)); err != nil {
+			return translate(err, "purge "+p.stream)
+		}
+	}
+	return nil
+}
+
+// retryPause is between two tries of something that NATS could not do.
+const retryPause = 200 * time.Millisecond

@@ -1,0 +1,224 @@
+package jetstream
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Holder is who holds a lease: the lease's value.
+type Holder struct {
+	Version  int       `json:"v"`
+	Name     string    `json:"name"`             // worker or coordinator
+	Instance string    `json:"instance"`         // one per process
+	Place    string    `json:"place,omitempty"`  // identity of the local lock file that is held beside
+	Detail   string    `json:"detail,omitempty"` // for people: machine, process id
+	Since    time.Time `json:"since"`            // by the holder's clock, for people
+}
+
+// Lease is a lock that ends by itself: it holds as long as it is renewed. It is trusted until two
+// thirds of its time to live have passed since the start of the last renewal that succeeded, by
+// the monotonic clock; the server ends it after all of it. The order is so: the holder fences
+// itself, then the lease ends, then somebody else can take it.
+type Lease struct {
+	bucket kv
+	key    string
+	ttl    time.Duration
+	holder Holder
+	token  uint64
+
+	mu       sync.Mutex
+	revision uint64
+	trusted  time.Time // the lease may be trusted until then
+	lost     bool
+	lostCh   chan struct{}
+}
+
+// HeldError says who holds a lease that could not be taken.
+type HeldError struct {
+	Holder   Holder
+	Revision uint64
+}
+
+func (e *HeldError) Error() string {
+	return "held by " + e.Holder.Name + " (" + e.Holder.Detail + ") since " + e.Holder.Since.Format(time.RFC3339)
+}
+
+// HostLock is the key of the lock of a Docker host.
+func HostLock(hostID string) string { return "host." + hostID }
+
+// SchedulerLock is the key of the lock of the coordinator that schedules.
+const SchedulerLock = "scheduler"
+
+// AcquireHost takes the lock of a Docker host. takeOver is the revision of a holder that is known
+// to be gone, from a [HeldError]; 0 for none. Errors: *HeldError; unavailable.
+func (c *Conn) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
+	return c.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
+}
+
+// AcquireScheduler takes the lock of the coordinator that schedules. Errors as AcquireHost.
+func (c *Conn) AcquireScheduler(ctx context.Context, h Holder) (*Lease, error) {
+	return c.acquire(ctx, protocol.BucketElections, SchedulerLock, h, 0)
+}
+
+func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOver uint64) (*Lease, error) {
+	b := c.kv(bucket)
+	ttl, err := c.bucketTTL(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	h.Version, h.Since = protocol.Version, time.Now().UTC()
+	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{})}
+	start := time.Now()
+	var revision uint64
+	if takeOver > 0 {
+		revision, err = b.put(ctx, key, protocol.Encode(&h), int64(takeOver))
+	} else {
+		revision, err = b.create(ctx, key, protocol.Encode(&h))
+	}
+	if err != nil {
+		// The write may have been done all the same; and when it was refused, the caller wants to
+		// know by whom.
+		value, current, getErr := b.get(ctx, key)
+		if getErr != nil || value == nil {
+			return nil, err
+		}
+		var held Holder
+		if err := protocol.Decode(value, &held); err != nil {
+			return nil, err
+		}
+		if held.Instance != h.Instance {
+			return nil, &HeldError{Holder: held, Revision: current}
+		}
+		revision = current
+	}
+	l.token, l.revision, l.trusted = revision, revision, start.Add(l.trust())
+	return l, nil
+}
+
+func (c *Conn) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	stream, err := c.js.Stream(ctx, b.stream())
+	if err != nil {
+		return 0, translate(err, "read bucket "+b.name)
+	}
+	return stream.CachedInfo().Config.MaxAge, nil
+}
+
+// trust is how long the lease is trusted after the start of a renewal.
+func (l *Lease) trust() time.Duration { return l.ttl * 2 / 3 }
+
+// Token is the fencing token: greater than that of every holder before.
+func (l *Lease) Token() uint64 { return l.token }
+
+// TTL is how long the lease lasts without renewal.
+func (l *Lease) TTL() time.Duration { return l.ttl }
+
+// Check returns nil while the lease may be trusted. Otherwise: failed_precondition with reason
+// lease_lost.
+func (l *Lease) Check() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.lost:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s was lost", l.key)
+	case !time.Now().Before(l.trusted):
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s could not be renewed in time", l.key)
+	}
+	return nil
+}
+
+// Lost is closed when somebody else has the lease, or it ended: it never comes back.
+func (l *Lease) Lost() <-chan struct{} { return l.lostCh }
+
+// Run renews the lease until ctx ends or it is lost. It does not release it.
+func (l *Lease) Run(ctx context.Context) error {
+	pause := l.ttl / 6
+	for {
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+		err := l.renew(ctx)
+		switch {
+		case err == nil:
+			pause = l.ttl / 6
+		case protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
+			l.mu.Lock()
+			l.lost = true
+			l.mu.Unlock()
+			close(l.lostCh)
+			return err
+		default:
+			l.bucket.conn.log.Warn("a lease is not renewed", "lock", l.key, "error", err)
+			pause = retryPause
+		}
+	}
+}
+
+func (l *Lease) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, l.ttl/6)
+	defer cancel()
+	start := time.Now()
+	l.mu.Lock()
+	expected := l.revision
+	l.mu.Unlock()
+	revision, err := l.bucket.put(ctx, l.key, protocol.Encode(&l.holder), int64(expected))
+	if err == ErrConflict {
+		if revision, err = l.reclaim(ctx); err == nil {
+			start = time.Time{} // an earlier renewal had worked; how old it is, nobody knows
+		}
+	}
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.revision = revision
+	if !start.IsZero() {
+		l.trusted = start.Add(l.trust())
+	}
+	return nil
+}
+
+// reclaim looks whether the value that stands in the way is our own, from a renewal whose answer
+// was lost. Its revision is taken over, the trust is not: the next renewal gives it.
+func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
+	value, revision, err := l.bucket.get(ctx, l.key)
+	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
+		return 0, err
+	}
+	var held Holder
+	if err == nil && value != nil && protocol.Decode(value, &held) == nil && held.Instance == l.holder.Instance {
+		return revision, nil
+	}
+	return 0, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s is no longer ours", l.key)
+}
+
+// Release gives the lease up, so that the next holder need not wait for its end.
+func (l *Lease) Release(ctx context.Context) error {
+	l.mu.Lock()
+	expected := l.revision
+	l.trusted = time.Time{}
+	l.mu.Unlock()
+	return l.bucket.remove(ctx, l.key, int64(expected))
+}
+
+// SeizeHost takes the lock of a host whose holder is thought to be lost, which succeeds only when
+// its lease is really over, calls f while nobody can hold the lock, and gives it up again. Error:
+// *HeldError when the host is held after all.
+func (c *Conn) SeizeHost(ctx context.Context, hostID string, h Holder, f func(token uint64) error) error {
+	l, err := c.AcquireHost(ctx, hostID, h, 0)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.trust())
+	defer cancel()
+	err = f(l.Token())
+	if releaseErr := l.Release(ctx); err == nil {
+		err = releaseErr
+	}
+	return err
+}

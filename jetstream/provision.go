@@ -1,0 +1,219 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Assets says how the deployment's streams and buckets are made.
+type Assets struct {
+	Replicas    int           // 1 on one server, 3 on a cluster
+	LogMaxAge   time.Duration // output is kept so long; default 360 h
+	LogMaxBytes int64         // and so much of it; default 8 GiB
+	Requests    int64         // requests that may wait; one more is refused with resource_exhausted; default 100,000
+	BlobMaxAge  time.Duration // uploaded trees are kept so long; default 24 h
+	LockTTL     time.Duration // of host locks; default 30 s, the least that survives a NATS fail-over
+	ElectionTTL time.Duration // of the scheduler's lock; default 6 s
+}
+
+const (
+	metadataDeployment = "boxfleet.deployment"
+
+	// DefaultLockTTL is how long a host lock lasts without renewal.
+	DefaultLockTTL = 30 * time.Second
+	// DefaultElectionTTL is how long the scheduler's lock lasts without renewal.
+	DefaultElectionTTL = 6 * time.Second
+
+	hostTTL      = 60 * time.Second // of an entry in the table of hosts
+	maxConsumers = 100_000          // the server's own default is 1,000
+)
+
+func (a *Assets) setDefaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if a.Replicas == 0 {
+		a.Replicas = 1
+	}
+	def(&a.LogMaxAge, 360*time.Hour)
+	def(&a.BlobMaxAge, 24*time.Hour)
+	def(&a.LockTTL, DefaultLockTTL)
+	def(&a.ElectionTTL, DefaultElectionTTL)
+	if a.LogMaxBytes == 0 {
+		a.LogMaxBytes = 8 << 30
+	}
+	if a.Requests == 0 {
+		a.Requests = 100_000
+	}
+}
+
+// Provision makes every stream and bucket that is missing and brings the others up to date. It may
+// run at the same time in several coordinators, and any number of times.
+func (c *Conn) Provision(ctx context.Context, a Assets) error {
+	a.setDefaults()
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	for _, cfg := range a.streams() {
+		if cfg.Name == protocol.StreamEvents {
+			deployment, err := c.deploymentID(ctx)
+			if err != nil {
+				return err
+			}
+			cfg.Metadata = map[string]string{metadataDeployment: deployment}
+		}
+		if err := c.provisionStream(ctx, cfg); err != nil {
+			return err
+		}
+	}
+	if err := c.provisionBlobs(ctx, a); err != nil {
+		return err
+	}
+	_, err := c.assets(ctx)
+	return err
+}
+
+// deploymentID is the id in the events stream, or a new one where there is no such stream.
+func (c *Conn) deploymentID(ctx context.Context) (string, error) {
+	stream, err := c.js.Stream(ctx, protocol.StreamEvents)
+	if err == nil {
+		return stream.CachedInfo().Config.Metadata[metadataDeployment], nil
+	}
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return strings.ToLower(ulid.Make().String()), nil
+	}
+	return "", translate(err, "read stream "+protocol.StreamEvents)
+}
+
+// provisionStream makes the stream, or updates it. Two coordinators that make the events stream at
+// the same time have different deployment ids: the second finds the first one's and keeps it.
+func (c *Conn) provisionStream(ctx context.Context, cfg jetstream.StreamConfig) error {
+	var err error
+	for {
+		if _, err = c.js.CreateStream(ctx, cfg); err == nil {
+			return nil
+		}
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			if cfg.Name == protocol.StreamEvents {
+				id, idErr := c.deploymentID(ctx)
+				if idErr != nil {
+					return idErr
+				}
+				cfg.Metadata = map[string]string{metadataDeployment: id}
+			}
+			if _, err = c.js.UpdateStream(ctx, cfg); err == nil {
+				return nil
+			}
+		}
+		// A cluster without a leader yet answers so for a few seconds.
+		if !isOneOf(translate(err, ""), protocol.Unavailable, protocol.DeadlineExceeded) || !sleep(ctx, 100*time.Millisecond) {
+			return translate(err, "provision "+cfg.Name)
+		}
+	}
+}
+
+func (a *Assets) streams() []jetstream.StreamConfig {
+	derived := jetstream.DefaultPersistMode
+	if a.Replicas == 1 {
+		derived = jetstream.AsyncPersistMode // the log tells it again: need not share the log's fsyncs
+	}
+	streams := []jetstream.StreamConfig{
+		{
+			Name: protocol.StreamRequests, Subjects: []string{protocol.RequestFilter},
+			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew, MaxMsgs: a.Requests,
+			MaxBytes: 4 << 30, MaxMsgSize: protocol.MaxSpecBytes + 64<<10, Duplicates: 2 * time.Minute,
+		},
+		{
+			Name: protocol.StreamEvents, Subjects: []string{protocol.AppendFilter, protocol.EventFilter},
+			SubjectTransform: &jetstream.SubjectTransformConfig{Source: protocol.AppendFilter, Destination: protocol.AppendTransform},
+			RePublish:        &jetstream.RePublish{Source: protocol.EventAll, Destination: protocol.LiveAll},
+			AllowDirect:      true, DenyDelete: true,
+		},
+		{
+			Name: protocol.StreamWork, Subjects: []string{protocol.WorkFilter},
+			Retention: jetstream.WorkQueuePolicy, MaxMsgsPerSubject: 1, PersistMode: derived,
+		},
+		{
+			Name: protocol.StreamLogs, Subjects: []string{protocol.LogFilter}, AllowDirect: true,
+			MaxAge: a.LogMaxAge, MaxBytes: a.LogMaxBytes, PersistMode: derived,
+		},
+		{
+			Name: protocol.StreamDead, Subjects: []string{protocol.DeadFilter}, MaxAge: 30 * 24 * time.Hour,
+			MaxBytes: 1 << 30, AllowDirect: true,
+		},
+		writeOnce(protocol.BucketIDs, true),
+		writeOnce(protocol.BucketExecIDs, false),
+		bucket(protocol.BucketSandboxes, 0),
+		bucket(protocol.BucketWorkers, hostTTL),
+		bucket(protocol.BucketLocks, a.LockTTL),
+		bucket(protocol.BucketElections, a.ElectionTTL),
+	}
+	for i := range streams {
+		s := &streams[i]
+		s.Storage, s.Replicas, s.MaxConsumers = jetstream.FileStorage, a.Replicas, maxConsumers
+	}
+	return streams
+}
+
+// bucket is a key-value bucket as the KV API expects it, without direct gets: what is read here is
+// read from the leader. ttl is the bucket's own, since a key's is lost on its first update.
+func bucket(name string, ttl time.Duration) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
+		MaxMsgsPerSubject: 1, MaxAge: ttl, Discard: jetstream.DiscardNew,
+		AllowRollup: true, DenyDelete: true,
+	}
+}
+
+// writeOnce is a bucket whose keys can be made once: one message per key, the newer refused, no
+// deletes, no age. Only a purge by the coordinator takes exec ids away, together with the history
+// of their sandbox, whose own id never returns.
+func writeOnce(name string, forEver bool) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
+		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true,
+		DenyDelete: true, DenyPurge: forEver,
+	}
+}
+
+func (c *Conn) provisionBlobs(ctx context.Context, a Assets) error {
+	_, err := c.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+		Bucket: protocol.BucketBlobs, TTL: a.BlobMaxAge, Storage: jetstream.FileStorage, Replicas: a.Replicas,
+	})
+	return translate(err, "provision "+protocol.BucketBlobs)
+}
+
+// Durability says in words what an acknowledged write survives, as far as this side can see.
+func (c *Conn) Durability(ctx context.Context, syncAlways bool) (string, error) {
+	meta, err := c.assets(ctx)
+	if err != nil {
+		return "", err
+	}
+	server := "NATS " + c.nc.ConnectedServerVersion()
+	switch {
+	case syncAlways:
+		return fmt.Sprintf("each write is on disk before it is acknowledged (embedded %s, fsync on every write, %d replica(s))", server, meta.replicas), nil
+	case meta.replicas > 1:
+		return fmt.Sprintf("%d replicas on %s: survives the loss of a minority of servers; survives a power loss of all only where each server has sync_interval: always, which cannot be seen from here", meta.replicas, server), nil
+	}
+	return fmt.Sprintf("one replica on %s: survives the end of the process; survives a power loss only where the server has sync_interval: always, which cannot be seen from here", server), nil
+}
+
+func splitURLs(s string) []string {
+	var urls []string
+	for _, u := range strings.Split(s, ",") {
+		if u = strings.TrimSpace(u); u != "" {
+			urls = append(urls, u)
+		}
+	}
+	return urls
+}

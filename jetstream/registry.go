@@ -1,0 +1,71 @@
+package jetstream
+
+import (
+	"context"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// ReserveSandbox takes a sandbox id for ever. taken is nil when it succeeded, now or in an earlier
+// try of the same request; otherwise it is the reservation that was there first. Any error leaves
+// the outcome open; trying again is safe.
+func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (taken *protocol.Reservation, err error) {
+	return c.reserve(ctx, c.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
+}
+
+// ReserveExec takes an exec id within its sandbox, for as long as the sandbox's history is kept;
+// the sandbox's own id never returns. Otherwise like ReserveSandbox.
+func (c *Conn) ReserveExec(ctx context.Context, tenant, sandbox, exec string, r protocol.Reservation) (taken *protocol.Reservation, err error) {
+	return c.reserve(ctx, c.kv(protocol.BucketExecIDs), tenant+"."+sandbox+"."+exec, r)
+}
+
+func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reservation) (*protocol.Reservation, error) {
+	r.Version = protocol.Version
+	_, err := b.put(ctx, key, protocol.Encode(&r), 0)
+	if err == nil {
+		return nil, nil
+	}
+	// Only the registry itself says whose the id is: an error may hide a write that was done.
+	value, _, getErr := b.get(ctx, key)
+	if protocol.CodeOf(getErr) == protocol.NotFound && err != ErrConflict {
+		return nil, err
+	}
+	if getErr != nil {
+		return nil, getErr
+	}
+	var taken protocol.Reservation
+	if err := protocol.Decode(value, &taken); err != nil {
+		return nil, err
+	}
+	if taken.Request == r.Request && taken.Fingerprint == r.Fingerprint {
+		return nil, nil
+	}
+	return &taken, nil
+}
+
+// SandboxReservation reads who took a sandbox id. Error: not_found.
+func (c *Conn) SandboxReservation(ctx context.Context, tenant, sandbox string) (*protocol.Reservation, error) {
+	value, _, err := c.kv(protocol.BucketIDs).get(ctx, tenant+"."+sandbox)
+	if err != nil {
+		return nil, err
+	}
+	var r protocol.Reservation
+	return &r, protocol.Decode(value, &r)
+}
+
+// FollowReservations hears of every sandbox id ever taken, and of each new one, until ctx ends.
+func (c *Conn) FollowReservations(ctx context.Context, handle func(tenant, sandbox string, r *protocol.Reservation)) error {
+	b := c.kv(protocol.BucketIDs)
+	return b.follow(ctx, func(key string, value []byte, _ uint64) {
+		tenant, sandbox, ok := cutKey(key)
+		r := &protocol.Reservation{}
+		if !ok || protocol.Decode(value, r) != nil {
+			c.log.Error("a reservation cannot be read", "key", key)
+			return
+		}
+		handle(tenant, sandbox, r)
+	}, nil)
+}
+
+func cutKey(key string) (tenant, sandbox string, ok bool) { return strings.Cut(key, ".") }
