@@ -1,0 +1,54 @@
+package docker
+
+import (
+	"context"
+	"time"
+)
+
+// kind is the kind of object that a call is about. It decides which "not found" means that the
+// object itself is gone.
+type kind string
+
+const (
+	kindEngine    kind = "engine"
+	kindContainer kind = "container"
+	kindNetwork   kind = "network"
+	kindVolume    kind = "volume"
+	kindImage     kind = "image"
+)
+
+// call describes one request to the engine.
+type call struct {
+	verb  string // what is being done: "start", "inspect"
+	kind  kind
+	name  string        // of the object
+	limit time.Duration // the longest that it may take
+}
+
+// subject names the call in an error.
+func (c call) subject() string {
+	s := c.verb + " " + string(c.kind)
+	if c.name != "" {
+		s += " " + c.name
+	}
+	return s
+}
+
+// do runs f under the call's deadline and translates its error. All calls of the Docker client are
+// made through here, but for the event stream, which has no end.
+func (e *Engine) do(ctx context.Context, c call, f func(context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	limited, refused := withRefusal(limited)
+	err := f(limited)
+	if refused.err != nil {
+		return refused.err
+	}
+	return translate(ctx, c, err)
+}
+
+// Reading is quick; a change may wait for locks and for the kernel; starting and removing wait for
+// the runtime and the storage driver besides.
+func (e *Engine) readLimit() time.Duration   { return e.callTimeout / 3 }
+func (e *Engine) changeLimit() time.Duration { return e.callTimeout }
+func (e *Engine) runLimit() time.Duration    { return 2 * e.callTimeout }

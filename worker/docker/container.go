@@ -1,0 +1,243 @@
+package docker
+
+import (
+	"context"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// ContainerSpec describes a container. What it does not name is the engine's default, but for the
+// restart policy (none), the log (none: a supervisor writes nothing to it), the image's health check
+// (off) and the stop signal (TERM, whatever the image says).
+type ContainerSpec struct {
+	Name            string
+	Image           string
+	Entrypoint      []string // nil: the image's
+	Cmd             []string // nil: the image's, when Entrypoint is nil too
+	Env             []string // NAME=value, on top of the image's
+	Labels          map[string]string
+	User            string // "": the image's
+	Cwd             string // "": the image's
+	Hostname        string
+	Network         string // "": the engine's default bridge
+	Aliases         []string
+	Binds           []Bind
+	CPU             float64 // cores; 0: no limit
+	Memory          int64   // bytes, and no swap beyond it; 0: no limit
+	PIDs            int64   // 0: no limit
+	CapDrop         []string
+	CapAdd          []string
+	NoNewPrivileges bool
+}
+
+// Bind mounts a path of the engine's host, which must exist, with private propagation.
+type Bind struct {
+	Source       string
+	Target       string
+	ReadOnly     bool
+	NonRecursive bool // without the mounts below Source, which a read-only bind would leave writable
+}
+
+// Container is a container as the engine shows it.
+type Container struct {
+	ID      string
+	Name    string
+	Image   string // id of the image when inspected; what the container was created from when listed
+	Labels  map[string]string
+	State   string // created, running, paused, restarting, removing, exited, dead
+	Running bool
+	Created time.Time
+
+	// Only when inspected.
+	Pid        int // on the engine's host; 0 when it does not run
+	ExitCode   int
+	OOMKilled  bool
+	Error      string // why the last start failed
+	StartedAt  time.Time
+	FinishedAt time.Time
+}
+
+// CreateContainer makes a container and returns its id. It fails with already_exists when the name
+// is taken, with [ErrImageNotFound] when the engine has no such image (it pulls nothing here, see
+// [Engine.Image]), and with invalid_argument when the engine refuses the spec.
+func (e *Engine) CreateContainer(ctx context.Context, spec ContainerSpec) (string, error) {
+	var id string
+	config, host, networking := e.configs(spec)
+	err := e.do(ctx, call{verb: "create", kind: kindContainer, name: spec.Name, limit: e.changeLimit()}, func(ctx context.Context) error {
+		made, err := e.client.ContainerCreate(ctx, config, host, networking, nil, spec.Name)
+		e.warn(ctx, "container", spec.Name, made.Warnings...)
+		id = made.ID
+		return err
+	})
+	return id, err
+}
+
+// configs says a spec in the Engine's words.
+func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.HostConfig, *network.NetworkingConfig) {
+	config := &container.Config{
+		Image:       spec.Image,
+		Entrypoint:  spec.Entrypoint,
+		Cmd:         spec.Cmd,
+		Env:         spec.Env,
+		Labels:      e.labelled(spec.Labels),
+		User:        spec.User,
+		WorkingDir:  spec.Cwd,
+		Hostname:    spec.Hostname,
+		StopSignal:  "SIGTERM",
+		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
+	}
+	host := &container.HostConfig{
+		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		LogConfig:     container.LogConfig{Type: "none"},
+		CapDrop:       spec.CapDrop,
+		CapAdd:        spec.CapAdd,
+		Resources: container.Resources{
+			NanoCPUs:   int64(math.Round(spec.CPU * 1e9)),
+			Memory:     spec.Memory,
+			MemorySwap: spec.Memory, // memory and swap together: none beyond the memory
+		},
+	}
+	if spec.PIDs > 0 {
+		host.PidsLimit = &spec.PIDs
+	}
+	if spec.NoNewPrivileges {
+		host.SecurityOpt = []string{"no-new-privileges"}
+	}
+	for _, b := range spec.Binds {
+		host.Mounts = append(host.Mounts, mount.Mount{
+			Type: mount.TypeBind, Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly,
+			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: b.NonRecursive},
+		})
+	}
+	networking := &network.NetworkingConfig{}
+	if spec.Network != "" {
+		host.NetworkMode = container.NetworkMode(spec.Network)
+		networking.EndpointsConfig = map[string]*network.EndpointSettings{spec.Network: {Aliases: spec.Aliases}}
+	}
+	return config, host, networking
+}
+
+// StartContainer starts a container; one that runs is left alone. It fails with failed_precondition
+// and reason start_failed when the container cannot be started as it is.
+func (e *Engine) StartContainer(ctx context.Context, id string) error {
+	return e.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: e.runLimit()}, func(ctx context.Context) error {
+		return e.client.ContainerStart(ctx, id, container.StartOptions{})
+	})
+}
+
+// StopContainer sends TERM, and KILL when the container still runs after grace, which is rounded up
+// to a second. It waits for the end. Stopped or absent is no error.
+func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	seconds := int(math.Ceil(grace.Seconds()))
+	limit := e.runLimit() + time.Duration(seconds)*time.Second
+	err := e.do(ctx, call{verb: "stop", kind: kindContainer, name: id, limit: limit}, func(ctx context.Context) error {
+		return e.client.ContainerStop(ctx, id, container.StopOptions{Timeout: &seconds})
+	})
+	return absentIsFine(err)
+}
+
+// KillContainer sends KILL and does not wait. Stopped or absent is no error.
+func (e *Engine) KillContainer(ctx context.Context, id string) error {
+	err := e.do(ctx, call{verb: "kill", kind: kindContainer, name: id, limit: e.changeLimit()}, func(ctx context.Context) error {
+		return e.client.ContainerKill(ctx, id, "KILL")
+	})
+	if protocol.CodeOf(err) == protocol.FailedPrecondition && strings.Contains(err.Error(), "is not running") {
+		return nil
+	}
+	return absentIsFine(err)
+}
+
+// RemoveContainer kills and removes a container with its anonymous volumes, and waits until it is
+// gone, also when somebody else is removing it. Absent is no error.
+func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
+	c := call{verb: "remove", kind: kindContainer, name: id, limit: e.runLimit()}
+	err := e.do(ctx, c, func(ctx context.Context) error {
+		return e.client.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	})
+	if protocol.CodeOf(err) == protocol.FailedPrecondition && strings.Contains(err.Error(), "already in progress") {
+		return e.awaitGone(ctx, c)
+	}
+	return absentIsFine(err)
+}
+
+// awaitGone waits for a removal that somebody else began.
+func (e *Engine) awaitGone(ctx context.Context, c call) error {
+	ctx, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	const pause = 20 * time.Millisecond
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for {
+		if _, err := e.Inspect(ctx, c.name); err != nil {
+			return absentIsFine(err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return translate(ctx, c, ctx.Err())
+		}
+	}
+}
+
+// Inspect reads a container by id or name.
+func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error) {
+	var c Container
+	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: idOrName, limit: e.readLimit()}, func(ctx context.Context) error {
+		got, err := e.client.ContainerInspect(ctx, idOrName)
+		if err != nil {
+			return err
+		}
+		if got.ContainerJSONBase == nil || got.State == nil || got.Config == nil {
+			return protocol.Errorf(protocol.Unavailable, ReasonEngineError, "inspect container %s: the answer has no state", idOrName)
+		}
+		c = Container{
+			ID: got.ID, Name: strings.TrimPrefix(got.Name, "/"), Image: got.Image, Labels: got.Config.Labels,
+			State: string(got.State.Status), Running: got.State.Running, Created: instant(got.Created),
+			Pid: got.State.Pid, ExitCode: got.State.ExitCode, OOMKilled: got.State.OOMKilled, Error: got.State.Error,
+			StartedAt: instant(got.State.StartedAt), FinishedAt: instant(got.State.FinishedAt),
+		}
+		return nil
+	})
+	return c, err
+}
+
+// Containers lists the containers of this deployment in all states, with one call.
+func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
+	var containers []Container
+	err := e.do(ctx, call{verb: "list", kind: kindContainer, limit: e.readLimit()}, func(ctx context.Context) error {
+		found, err := e.client.ContainerList(ctx, container.ListOptions{
+			All: true, Filters: filters.NewArgs(filters.Arg("label", LabelDeployment+"="+e.deployment)),
+		})
+		for _, got := range found {
+			c := Container{
+				ID: got.ID, Image: got.Image, Labels: got.Labels, State: string(got.State),
+				// The engine counts a paused and a restarting container as running, too.
+				Running: got.State == container.StateRunning || got.State == container.StatePaused || got.State == container.StateRestarting,
+				Created: time.Unix(got.Created, 0).UTC(),
+			}
+			if len(got.Names) > 0 {
+				c.Name = strings.TrimPrefix(got.Names[0], "/")
+			}
+			containers = append(containers, c)
+		}
+		return err
+	})
+	return containers, err
+}
+
+// instant reads the Engine's time; its zero is ours.
+func instant(s string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}

@@ -1,0 +1,77 @@
+package dockertest
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Image is the small image that tests and the demo run: busybox, with the users root and box.
+const Image = "boxfleet/demo:busybox"
+
+// Socket returns the unix socket of the machine's engine: the one of DOCKER_HOST, or the default.
+// It fails the test when no engine answers there.
+func Socket(tb testing.TB) string {
+	tb.Helper()
+	socket := "/var/run/docker.sock"
+	if host := os.Getenv("DOCKER_HOST"); host != "" {
+		path, ok := strings.CutPrefix(host, "unix://")
+		if !ok {
+			tb.Fatalf("these tests need an engine on a unix socket, DOCKER_HOST is %q", host)
+		}
+		socket = path
+	}
+	if status, err := get(socket, "/_ping"); err != nil || status != http.StatusOK {
+		tb.Fatalf("no Docker engine answers at %s (status %d, %v): run `make engine`", socket, status, err)
+	}
+	return socket
+}
+
+// RequireImage fails the test when the engine at socket does not have [Image].
+func RequireImage(tb testing.TB, socket string) {
+	tb.Helper()
+	if status, err := get(socket, "/images/"+Image+"/json"); err != nil || status != http.StatusOK {
+		tb.Fatalf("the engine at %s does not have the image %s (status %d, %v): run `make engine image`", socket, Image, status, err)
+	}
+}
+
+// StartProxy puts a [Proxy] before the engine at upstream, for as long as the test runs, and returns
+// it with its address for DOCKER_HOST.
+func StartProxy(tb testing.TB, upstream string) (proxy *Proxy, host string) {
+	tb.Helper()
+	// A unix socket's path is limited to 107 bytes, which a test's own directory may exceed.
+	dir, err := os.MkdirTemp("", "boxfleet-proxy-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	socket := filepath.Join(dir, "engine.sock")
+	proxy, err = NewProxy(upstream, socket)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		_ = proxy.Close()
+		_ = os.RemoveAll(dir)
+	})
+	return proxy, "unix://" + socket
+}
+
+func get(socket, path string) (int, error) {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}
+	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+	resp, err := client.Get("http://engine" + path)
+	if err != nil {
+		return 0, err
+	}
+	return resp.StatusCode, resp.Body.Close()
+}

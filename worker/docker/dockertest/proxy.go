@@ -1,0 +1,249 @@
+package dockertest
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Request is one that reached the proxy.
+type Request struct {
+	Time      time.Time // when it came
+	Method    string
+	Path      string // with the API version's prefix
+	Query     string
+	Forwarded time.Time // when it was passed on to the engine; zero when it was not
+}
+
+// Mutates says whether the request could change something.
+func (r Request) Mutates() bool { return r.Method != http.MethodGet && r.Method != http.MethodHead }
+
+// Fault is what happens to a request instead of, or before, its normal treatment. The zero value is
+// no fault.
+type Fault struct {
+	Delay    time.Duration // first of all, wait
+	Hang     bool          // never answer
+	Drop     bool          // close the connection without an answer; the engine sees nothing
+	DropLate bool          // let the engine do it, then close the connection without an answer
+	Status   int           // answer with this status and Message; the engine sees nothing
+	Message  string
+}
+
+// Proxy stands on a socket of its own before an engine's socket.
+type Proxy struct {
+	server  *http.Server
+	forward *httputil.ReverseProxy
+	closed  chan struct{}
+
+	mu       sync.Mutex
+	requests []*Request
+	fault    func(*http.Request) Fault
+	flowing  chan struct{} // closed while nothing is paused
+}
+
+// NewProxy listens on the unix socket listen and passes on to the unix socket upstream.
+func NewProxy(upstream, listen string) (*Proxy, error) {
+	listener, err := net.Listen("unix", listen)
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{closed: make(chan struct{}), flowing: make(chan struct{})}
+	close(p.flowing)
+	p.forward = &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine"
+			r.Out.Host = r.In.Host
+		},
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", upstream)
+			},
+			DisableCompression: true,
+		},
+		FlushInterval: -1, // events and logs are seen when they come
+		ErrorLog:      log.New(io.Discard, "", 0),
+		// An engine that is not there closes the connection, it does not answer 502.
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.StatusCode != http.StatusSwitchingProtocols {
+				resp.Body = &pausable{ReadCloser: resp.Body, proxy: p}
+			}
+			return nil
+		},
+	}
+	p.server = &http.Server{Handler: p, ErrorLog: log.New(io.Discard, "", 0)}
+	go func() { _ = p.server.Serve(listener) }()
+	return p, nil
+}
+
+// Close ends the proxy and all of its connections, and removes its socket.
+func (p *Proxy) Close() error {
+	select {
+	case <-p.closed:
+		return nil
+	default:
+		close(p.closed)
+	}
+	err := p.server.Close()
+	p.forward.Transport.(*http.Transport).CloseIdleConnections()
+	return err
+}
+
+// Requests returns what came since the start or the last [Proxy.Reset], in order.
+func (p *Proxy) Requests() []Request {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]Request, len(p.requests))
+	for i, r := range p.requests {
+		all[i] = *r
+	}
+	return all
+}
+
+// Mutations returns those of [Proxy.Requests] that could change something.
+func (p *Proxy) Mutations() []Request {
+	return slices.DeleteFunc(p.Requests(), func(r Request) bool { return !r.Mutates() })
+}
+
+// Reset forgets the requests so far.
+func (p *Proxy) Reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.requests = nil
+}
+
+// Inject asks fault about each further request. nil ends it.
+func (p *Proxy) Inject(fault func(*http.Request) Fault) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fault = fault
+}
+
+// Pause makes the engine look hung: requests are taken and not answered, streams stand still.
+func (p *Proxy) Pause() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.flowing:
+		p.flowing = make(chan struct{})
+	default:
+	}
+}
+
+// Resume ends [Proxy.Pause]. Requests that wait go on to the engine, as far as their sender still
+// waits, too.
+func (p *Proxy) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.flowing:
+	default:
+		close(p.flowing)
+	}
+}
+
+// ServeHTTP implements [http.Handler].
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	record, fault := p.record(r)
+	p.hold(r.Context(), fault)
+	switch {
+	case fault.Drop:
+		panic(http.ErrAbortHandler)
+	case fault.Status != 0:
+		answer(w, fault)
+		return
+	}
+	p.mu.Lock()
+	record.Forwarded = time.Now()
+	p.mu.Unlock()
+	if fault.DropLate {
+		p.forward.ServeHTTP(discard{http.Header{}}, r)
+		panic(http.ErrAbortHandler)
+	}
+	p.forward.ServeHTTP(w, r)
+}
+
+func (p *Proxy) record(r *http.Request) (*Request, Fault) {
+	record := &Request{Time: time.Now(), Method: r.Method, Path: r.URL.Path, Query: r.URL.RawQuery}
+	p.mu.Lock()
+	p.requests = append(p.requests, record)
+	injected := p.fault
+	p.mu.Unlock()
+	if injected == nil {
+		return record, Fault{}
+	}
+	return record, injected(r)
+}
+
+// hold keeps a request while the proxy is paused and as long as its fault says. It does not return
+// when the sender or the proxy goes away.
+func (p *Proxy) hold(ctx context.Context, fault Fault) {
+	var never chan struct{}
+	until := func(released <-chan struct{}, after <-chan time.Time) {
+		select {
+		case <-released:
+		case <-after:
+		case <-ctx.Done():
+			panic(http.ErrAbortHandler)
+		case <-p.closed:
+			panic(http.ErrAbortHandler)
+		}
+	}
+	if fault.Delay > 0 {
+		until(nil, time.After(fault.Delay))
+	}
+	if fault.Hang {
+		until(never, nil)
+	}
+	until(p.gate(), nil)
+}
+
+// gate is closed while nothing is paused.
+func (p *Proxy) gate() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.flowing
+}
+
+// answer writes an error as the engine does.
+func answer(w http.ResponseWriter, fault Fault) {
+	message := fault.Message
+	if message == "" {
+		message = "injected fault"
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(fault.Status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
+}
+
+// pausable is a response's body that stands still while the proxy is paused.
+type pausable struct {
+	io.ReadCloser
+	proxy *Proxy
+}
+
+// Read implements [io.Reader].
+func (b *pausable) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	select {
+	case <-b.proxy.gate():
+		return n, err
+	case <-b.proxy.closed:
+		return 0, io.ErrUnexpectedEOF
+	}
+}
+
+// discard takes an answer that nobody is going to see.
+type discard struct{ header http.Header }
+
+func (d discard) Header() http.Header         { return d.header }
+func (d discard) Write(p []byte) (int, error) { return len(p), nil }
+func (d discard) WriteHeader(int)             {}
+func (d discard) Flush()                      {}

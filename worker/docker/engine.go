@@ -1,0 +1,185 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/docker/docker/client"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// DefaultCallTimeout is the longest that one ordinary change may take.
+const DefaultCallTimeout = 30 * time.Second
+
+// Config is what an [Engine] is made of.
+type Config struct {
+	// Host is the engine's address, such as "unix:///var/run/docker.sock". Empty takes DOCKER_HOST
+	// with DOCKER_CERT_PATH and DOCKER_TLS_VERIFY, or the default socket.
+	Host string
+
+	// Deployment marks what this engine's caller owns. It must be a valid id.
+	Deployment string
+
+	// Fence is asked right before each request that could change something. When it returns an
+	// error, nothing is sent and the call returns that error. It must not block. Required; see
+	// [Unfenced].
+	Fence func() error
+
+	// CallTimeout bounds a change; reading takes a third of it at most, starting and removing twice
+	// as long, stopping its grace besides. 0 is [DefaultCallTimeout].
+	CallTimeout time.Duration
+
+	// StallTimeout bounds how long a pull or a copy may stand still. 0 is [DefaultStallTimeout].
+	StallTimeout time.Duration
+
+	// Logger gets the engine's warnings. nil discards them.
+	Logger *slog.Logger
+}
+
+// Engine is one Docker Engine, seen by one deployment. Its methods may be called at the same time,
+// and return errors of type *protocol.Error, or the fence's own.
+type Engine struct {
+	client       *client.Client
+	transport    *http.Transport
+	deployment   string
+	callTimeout  time.Duration
+	stallTimeout time.Duration
+	log          *slog.Logger
+
+	mu    sync.Mutex
+	pulls map[string]*pull // running pulls by reference
+}
+
+// Connect finds the engine and agrees on an API version. It fails with [ErrEngineUnavailable] when
+// the engine does not answer.
+func Connect(ctx context.Context, cfg Config) (*Engine, error) {
+	if err := protocol.ValidateID("deployment", cfg.Deployment); err != nil {
+		return nil, err
+	}
+	if cfg.Fence == nil {
+		return nil, protocol.Invalid("fence", "must be set")
+	}
+	if cfg.CallTimeout < 0 || cfg.StallTimeout < 0 {
+		return nil, protocol.Invalid("call_timeout", "timeouts must not be negative")
+	}
+	e := &Engine{
+		deployment:   cfg.Deployment,
+		callTimeout:  cmp.Or(cfg.CallTimeout, DefaultCallTimeout),
+		stallTimeout: cmp.Or(cfg.StallTimeout, DefaultStallTimeout),
+		log:          cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+		pulls:        map[string]*pull{},
+	}
+	if err := e.dial(cfg); err != nil {
+		return nil, protocol.Invalid("host", "%v", err)
+	}
+	err := e.do(ctx, call{verb: "connect to", kind: kindEngine, name: e.client.DaemonHost(), limit: e.readLimit()}, func(ctx context.Context) error {
+		ping, err := e.client.Ping(ctx)
+		if err == nil {
+			e.client.NegotiateAPIVersionPing(ping)
+		}
+		return err
+	})
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// dial makes the client with the fence below it. No request is sent yet.
+func (e *Engine) dial(cfg Config) error {
+	address := client.WithHost(cfg.Host)
+	if cfg.Host == "" {
+		address = func(c *client.Client) error {
+			if err := client.WithTLSClientConfigFromEnv()(c); err != nil {
+				return err
+			}
+			return client.WithHostFromEnv()(c)
+		}
+	}
+	fenced := func(c *client.Client) error {
+		plain := c.HTTPClient()
+		e.transport = plain.Transport.(*http.Transport)
+		e.transport.MaxIdleConnsPerHost = 16
+		e.transport.MaxIdleConns = 16
+		if e.transport.TLSClientConfig != nil {
+			// The client derives the scheme from a transport that it can see into.
+			if err := client.WithScheme("https")(c); err != nil {
+				return err
+			}
+		}
+		return client.WithHTTPClient(&http.Client{
+			Transport:     &fence{check: cfg.Fence, next: e.transport},
+			CheckRedirect: client.CheckRedirect,
+		})(c)
+	}
+	var err error
+	e.client, err = client.NewClientWithOpts(address, fenced, client.WithAPIVersionNegotiation())
+	return err
+}
+
+// Close closes idle connections. Calls that run are not ended.
+func (e *Engine) Close() {
+	e.transport.CloseIdleConnections()
+}
+
+// Ping asks whether the engine answers.
+func (e *Engine) Ping(ctx context.Context) error {
+	return e.do(ctx, call{verb: "ping", kind: kindEngine, limit: e.readLimit()}, func(ctx context.Context) error {
+		_, err := e.client.Ping(ctx)
+		return err
+	})
+}
+
+// Info is what an engine says of itself.
+type Info struct {
+	Version       string
+	APIVersion    string // the one spoken with it
+	Name          string // the host's name
+	Runtime       string // the default OCI runtime, such as "runc" or "runsc"
+	Runtimes      []string
+	CPUs          int
+	Memory        int64 // bytes
+	Kernel        string
+	OS            string
+	Architecture  string
+	CgroupVersion string // "1" or "2"
+	StorageDriver string
+	RootDir       string // where images and containers are, on the engine's host
+	Rootless      bool
+
+	// Which limits the host's kernel can enforce. The engine drops the others with a warning.
+	CanLimitCPU, CanLimitMemory, CanLimitSwap, CanLimitPIDs bool
+}
+
+// Info asks the engine what it is.
+func (e *Engine) Info(ctx context.Context) (Info, error) {
+	var info Info
+	err := e.do(ctx, call{verb: "ask", kind: kindEngine, limit: e.readLimit()}, func(ctx context.Context) error {
+		got, err := e.client.Info(ctx)
+		if err != nil {
+			return err
+		}
+		info = Info{
+			Version: got.ServerVersion, APIVersion: e.client.ClientVersion(), Name: got.Name,
+			Runtime: got.DefaultRuntime, CPUs: got.NCPU, Memory: got.MemTotal,
+			Kernel: got.KernelVersion, OS: got.OperatingSystem, Architecture: got.Architecture,
+			CgroupVersion: got.CgroupVersion, StorageDriver: got.Driver, RootDir: got.DockerRootDir,
+			CanLimitCPU: got.CPUCfsQuota, CanLimitMemory: got.MemoryLimit,
+			CanLimitSwap: got.SwapLimit, CanLimitPIDs: got.PidsLimit,
+		}
+		for name := range got.Runtimes {
+			info.Runtimes = append(info.Runtimes, name)
+		}
+		slices.Sort(info.Runtimes)
+		info.Rootless = slices.Contains(got.SecurityOptions, "name=rootless")
+		return nil
+	})
+	return info, err
+}

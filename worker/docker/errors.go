@@ -1,0 +1,127 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/client"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Reasons of this adapter, beside those of protocol.
+const (
+	// ReasonEngineError is an answer of the engine that says that it failed: a 5xx, or one that
+	// cannot be read. Whether the change was made is not known.
+	ReasonEngineError = "engine_error"
+	// ReasonSubnetOverlap is a subnet that another network on the engine's host uses.
+	ReasonSubnetOverlap = "subnet_overlap"
+)
+
+// Sentinels for errors.Is.
+var (
+	// ErrEngineUnavailable matches every call that the engine did not answer: it is not there, it
+	// hung up, or the deadline passed. Nothing is known about the object.
+	ErrEngineUnavailable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonEngineUnavailable}
+	// ErrSubnetOverlap matches a network whose subnet is taken; another one may be free.
+	ErrSubnetOverlap = &protocol.Error{Code: protocol.ResourceExhausted, Reason: ReasonSubnetOverlap}
+	// ErrImageNotFound matches an image that the engine does not have, or that no registry has.
+	ErrImageNotFound = &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound}
+)
+
+// IsNotFound says whether the engine denied that the container, network or volume exists. A missing
+// image is not that, and neither is an engine that did not answer.
+func IsNotFound(err error) bool {
+	var e *protocol.Error
+	return errors.As(err, &e) && e.Code == protocol.NotFound && e.Reason == ""
+}
+
+// denials are the engine's own words for a missing object. A 404 alone does not mean it: the engine
+// answers 404 as well for a missing network of an existing container, a missing path in it, and a
+// page that it does not serve.
+var denials = map[kind]*regexp.Regexp{
+	kindContainer: regexp.MustCompile(`(?i)no such container`),
+	kindNetwork:   regexp.MustCompile(`(?i)no such network|network .* not found`),
+	kindVolume:    regexp.MustCompile(`(?i)no such volume`),
+	kindImage:     regexp.MustCompile(`(?i)no such image`),
+}
+
+// translate turns an error of the Docker client into a *protocol.Error. ctx is the caller's.
+func translate(ctx context.Context, c call, err error) error {
+	if err == nil {
+		return nil
+	}
+	var typed *protocol.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	message := strings.TrimPrefix(err.Error(), "Error response from daemon: ")
+	fail := func(code protocol.Code, reason string) error {
+		return protocol.Errorf(code, reason, "%s: %s", c.subject(), message)
+	}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return fail(protocol.Cancelled, "")
+	case unanswered(err):
+		switch {
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			message = "the engine did not answer before the caller's deadline"
+		case errors.Is(err, context.DeadlineExceeded):
+			message = fmt.Sprintf("the engine did not answer within %s", c.limit)
+		}
+		return fail(protocol.Unavailable, protocol.ReasonEngineUnavailable)
+	case cerrdefs.IsNotFound(err):
+		return notFound(c, message, fail)
+	case c.kind == kindNetwork && strings.Contains(strings.ToLower(message), "overlap"):
+		return fail(protocol.ResourceExhausted, ReasonSubnetOverlap)
+	case cerrdefs.IsConflict(err):
+		if c.verb == "create" {
+			return fail(protocol.AlreadyExists, "")
+		}
+		return fail(protocol.FailedPrecondition, "")
+	case c.verb == "start" && startRefused(err, message):
+		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
+	case cerrdefs.IsPermissionDenied(err):
+		return fail(protocol.FailedPrecondition, "")
+	case cerrdefs.IsInvalidArgument(err):
+		return fail(protocol.InvalidArgument, "")
+	}
+	return fail(protocol.Unavailable, ReasonEngineError)
+}
+
+// notFound reads a 404.
+func notFound(c call, message string, fail func(protocol.Code, string) error) error {
+	switch {
+	case denials[kindImage].MatchString(message):
+		return fail(protocol.NotFound, protocol.ReasonImageNotFound)
+	case denials[c.kind] != nil && denials[c.kind].MatchString(message):
+		return fail(protocol.NotFound, "")
+	case c.verb == "start" && denials[kindNetwork].MatchString(message):
+		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
+	case c.verb == "copy to" && strings.Contains(strings.ToLower(message), "could not find"):
+		return fail(protocol.FailedPrecondition, protocol.ReasonCopyFailed)
+	}
+	return fail(protocol.Unavailable, ReasonEngineError)
+}
+
+// unanswered says whether err means that no whole answer came.
+func unanswered(err error) bool {
+	var netErr net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, errStalled) || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.As(err, &netErr)
+}
+
+// startRefused tells a container that cannot be started as it is (its command is missing, a mount's
+// source is gone) from an engine that failed.
+func startRefused(err error, message string) bool {
+	return cerrdefs.IsInvalidArgument(err) ||
+		strings.Contains(message, "OCI runtime") || strings.Contains(message, "failed to create shim") ||
+		strings.Contains(message, "failed to create task") || strings.Contains(message, "error while creating mount source path")
+}

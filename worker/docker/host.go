@@ -1,0 +1,72 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func (e *Engine) hostVolume() string { return "boxfleet-host-" + e.deployment }
+
+// HostID returns the id by which this deployment knows the engine: a random one, kept as the label
+// of a volume, made when the engine has none. Machine ids and engine ids are copied when machines
+// are cloned; this one is given by the engine to whoever comes first, also in a race.
+//
+// Making it is fenced like every change. A caller that still needs the id to take the lock that its
+// fence stands for asks through an engine that is [Unfenced].
+func (e *Engine) HostID(ctx context.Context) (string, error) {
+	id, err := e.readHostID(ctx)
+	if !IsNotFound(err) {
+		return id, err
+	}
+	err = e.do(ctx, call{verb: "create", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()}, func(ctx context.Context) error {
+		_, err := e.client.VolumeCreate(ctx, volume.CreateOptions{
+			Name:   e.hostVolume(),
+			Driver: "local",
+			Labels: e.labelled(map[string]string{LabelHost: rand.Text()}),
+		})
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	// Creating a volume that exists succeeds and changes nothing: what is there now decides.
+	return e.readHostID(ctx)
+}
+
+func (e *Engine) readHostID(ctx context.Context) (string, error) {
+	var id string
+	c := call{verb: "inspect", kind: kindVolume, name: e.hostVolume(), limit: e.readLimit()}
+	err := e.do(ctx, c, func(ctx context.Context) error {
+		got, err := e.client.VolumeInspect(ctx, e.hostVolume())
+		if err != nil {
+			return err
+		}
+		id = got.Labels[LabelHost]
+		if id == "" || got.Labels[LabelDeployment] != e.deployment {
+			return protocol.Errorf(protocol.FailedPrecondition, "", "volume %s is not ours: it has no label %s of deployment %s",
+				e.hostVolume(), LabelHost, e.deployment)
+		}
+		return nil
+	})
+	return id, err
+}
+
+// RemoveHostID removes the mark; the next [Engine.HostID] gives another id. Absent is no error.
+func (e *Engine) RemoveHostID(ctx context.Context) error {
+	err := e.do(ctx, call{verb: "remove", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()}, func(ctx context.Context) error {
+		return e.client.VolumeRemove(ctx, e.hostVolume(), false)
+	})
+	return absentIsFine(err)
+}
+
+// absentIsFine makes removing what is not there a success.
+func absentIsFine(err error) error {
+	if IsNotFound(err) {
+		return nil
+	}
+	return err
+}

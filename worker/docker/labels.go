@@ -1,0 +1,22 @@
+package docker
+
+// Labels of what Boxfleet makes on an engine. Every container and network carries at least
+// [LabelDeployment], which is how [Engine.Containers] and [Engine.Networks] find them.
+const (
+	LabelDeployment = "boxfleet.deployment"
+	LabelTenant     = "boxfleet.tenant"
+	LabelSandbox    = "boxfleet.sandbox"
+	LabelGeneration = "boxfleet.generation"
+	LabelRole       = "boxfleet.role"
+	LabelHost       = "boxfleet.host"
+)
+
+// labelled returns labels with the deployment's label added.
+func (e *Engine) labelled(labels map[string]string) map[string]string {
+	all := make(map[string]string, len(labels)+1)
+	for k, v := range labels {
+		all[k] = v
+	}
+	all[LabelDeployment] = e.deployment
+	return all
+}

@@ -1,0 +1,111 @@
+package docker
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+)
+
+// NetworkSpec describes a bridge network.
+type NetworkSpec struct {
+	Name   string
+	Subnet netip.Prefix // invalid: the engine takes one from its own pool
+	Labels map[string]string
+	Bridge string // name of the host's interface, at most 15 bytes; "" lets the engine choose
+}
+
+// Network is a network of this deployment.
+type Network struct {
+	ID      string
+	Name    string
+	Subnet  netip.Prefix
+	Labels  map[string]string
+	Created time.Time
+}
+
+// CreateNetwork makes a network. It fails with already_exists when the name is taken, and with
+// [ErrSubnetOverlap] when the subnet is.
+func (e *Engine) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
+	options := network.CreateOptions{Driver: "bridge", Labels: e.labelled(spec.Labels), Options: map[string]string{}}
+	if spec.Subnet.IsValid() {
+		options.IPAM = &network.IPAM{Driver: "default", Config: []network.IPAMConfig{{Subnet: spec.Subnet.Masked().String()}}}
+	}
+	if spec.Bridge != "" {
+		options.Options["com.docker.network.bridge.name"] = spec.Bridge
+	}
+	return e.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: e.changeLimit()}, func(ctx context.Context) error {
+		made, err := e.client.NetworkCreate(ctx, spec.Name, options)
+		e.warn(ctx, "network", spec.Name, made.Warning)
+		return err
+	})
+}
+
+// RemoveNetwork removes a network by name or id. Absent is no error; one that still has containers
+// fails with failed_precondition.
+func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
+	err := e.do(ctx, call{verb: "remove", kind: kindNetwork, name: name, limit: e.changeLimit()}, func(ctx context.Context) error {
+		return e.client.NetworkRemove(ctx, name)
+	})
+	return absentIsFine(err)
+}
+
+// Networks lists the networks of this deployment.
+func (e *Engine) Networks(ctx context.Context) ([]Network, error) {
+	found, err := e.listNetworks(ctx, filters.NewArgs(filters.Arg("label", LabelDeployment+"="+e.deployment)))
+	if err != nil {
+		return nil, err
+	}
+	networks := make([]Network, 0, len(found))
+	for _, n := range found {
+		ours := Network{ID: n.ID, Name: n.Name, Labels: n.Labels, Created: n.Created}
+		if subnets := subnetsOf(n); len(subnets) > 0 {
+			ours.Subnet = subnets[0]
+		}
+		networks = append(networks, ours)
+	}
+	return networks, nil
+}
+
+// UsedSubnets lists the subnets of all networks of the engine, whosever they are.
+func (e *Engine) UsedSubnets(ctx context.Context) ([]netip.Prefix, error) {
+	found, err := e.listNetworks(ctx, filters.NewArgs())
+	if err != nil {
+		return nil, err
+	}
+	var used []netip.Prefix
+	for _, n := range found {
+		used = append(used, subnetsOf(n)...)
+	}
+	return used, nil
+}
+
+func (e *Engine) listNetworks(ctx context.Context, filter filters.Args) ([]network.Summary, error) {
+	var found []network.Summary
+	err := e.do(ctx, call{verb: "list", kind: kindNetwork, limit: e.readLimit()}, func(ctx context.Context) (err error) {
+		found, err = e.client.NetworkList(ctx, network.ListOptions{Filters: filter})
+		return err
+	})
+	return found, err
+}
+
+func subnetsOf(n network.Summary) []netip.Prefix {
+	var subnets []netip.Prefix
+	for _, config := range n.IPAM.Config {
+		if subnet, err := netip.ParsePrefix(config.Subnet); err == nil {
+			subnets = append(subnets, subnet)
+		}
+	}
+	return subnets
+}
+
+// warn logs what the engine did otherwise than it was told.
+func (e *Engine) warn(ctx context.Context, kind, name string, warnings ...string) {
+	for _, w := range warnings {
+		if w != "" {
+			e.log.WarnContext(ctx, "the engine warns", "kind", kind, "name", name, "warning", w)
+		}
+	}
+}
