@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -50,28 +51,24 @@ func (d *Duration) DecodeMsgpack(dec *msgpack.Decoder) error {
 // binary unit: "512m", "4GiB", "1.5g". It is written as a number.
 type Bytes int64
 
-var byteUnits = []struct {
-	suffix string
-	size   float64
-}{
-	{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40},
-	{"kb", 1 << 10}, {"mb", 1 << 20}, {"gb", 1 << 30}, {"tb", 1 << 40},
-	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"b", 1}, {"", 1},
-}
+var (
+	sizePattern = regexp.MustCompile(`\A([0-9]*(?:\.[0-9]+)?) *(?:([kKmMgGtT])(?:[iI]?[bB])?|[bB])?\z`)
+	sizeUnits   = map[string]int64{"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+)
 
-// ParseBytes reads a size such as "1024", "512m" or "4GiB"; units are binary.
+// ParseBytes reads a size such as "1024", "512m", "1.5g" or "4GiB", 0 to 2^63-1 bytes; units are
+// binary, in either case. A whole number is read exactly; a fraction needs a unit above the byte,
+// and is rounded down to one.
 func ParseBytes(s string) (Bytes, error) {
-	text := strings.ToLower(strings.TrimSpace(s))
-	for _, u := range byteUnits {
-		number, found := strings.CutSuffix(text, u.suffix)
-		if !found {
-			continue
+	if m := sizePattern.FindStringSubmatch(strings.TrimSpace(s)); m != nil {
+		number, unit := m[1], sizeUnits[strings.ToLower(m[2])]
+		if n, err := strconv.ParseInt(number, 10, 64); err == nil && n <= math.MaxInt64/unit {
+			return Bytes(n * unit), nil
 		}
-		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-		if err != nil || math.IsNaN(v) || v < 0 || v*u.size >= math.MaxInt64 {
-			break
+		v, err := strconv.ParseFloat(number, 64)
+		if size := v * float64(unit); err == nil && unit > 1 && size < math.MaxInt64 {
+			return Bytes(size), nil
 		}
-		return Bytes(v * u.size), nil
 	}
 	return 0, fmt.Errorf("size %.40q: want a form such as \"512m\" or \"4GiB\"", s)
 }
@@ -125,6 +122,14 @@ func (b *Bytes) DecodeMsgpack(dec *msgpack.Decoder) error {
 			return err
 		}
 		return b.UnmarshalText([]byte(s))
+	}
+	if code == msgpcode.Uint64 { // the decoder would read it as a negative number
+		v, err := dec.DecodeUint64()
+		if err == nil && v > math.MaxInt64 {
+			err = fmt.Errorf("size %d is too big", v)
+		}
+		*b = Bytes(v)
+		return err
 	}
 	v, err := dec.DecodeInt64()
 	*b = Bytes(v)
