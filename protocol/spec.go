@@ -171,11 +171,14 @@ func (s *SandboxSpec) Validate() error {
 	if s.PIDs != 0 && (s.PIDs < 8 || s.PIDs > MaxPIDs) {
 		return Invalid("spec.pids", "must be 8 to %d, got %d", MaxPIDs, s.PIDs)
 	}
-	for field, d := range map[string]Duration{
-		"spec.idle_ttl": s.IdleTTL, "spec.queue_timeout": s.QueueTimeout, "spec.create_timeout": s.CreateTimeout,
+	for _, ttl := range []struct {
+		field string
+		value Duration
+	}{
+		{"spec.idle_ttl", s.IdleTTL}, {"spec.queue_timeout", s.QueueTimeout}, {"spec.create_timeout", s.CreateTimeout},
 	} {
-		if d < 0 {
-			return Invalid(field, "must not be negative, got %s", d)
+		if ttl.value < 0 {
+			return Invalid(ttl.field, "must not be negative, got %s", ttl.value)
 		}
 	}
 	if err := validateGrace("spec.grace", s.Grace); err != nil {
