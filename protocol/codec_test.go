@@ -72,6 +72,16 @@ func TestMsgpackLeavesOutWhatJSONLeavesOut(t *testing.T) {
 	}
 }
 
+func TestWhatIsNotOnTheWireIsNotWritten(t *testing.T) {
+	for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+		bare, filled := batchOf(Event{Sequence: 1}), batchOf(Event{Sequence: 1})
+		filled.Record = 42
+		if a, b := EncodeAs(contentType, bare), EncodeAs(contentType, filled); string(a) != string(b) {
+			t.Errorf("%s: Record is written: %q", contentType, b)
+		}
+	}
+}
+
 func TestTimesKeepTheirNanoseconds(t *testing.T) {
 	at := time.Date(2031, 2, 3, 4, 5, 6, 123456789, time.FixedZone("", 5400))
 	for _, contentType := range []string{ContentMsgpack, ContentJSON} {

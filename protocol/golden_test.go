@@ -146,6 +146,9 @@ func markSet(v reflect.Value, set map[string]bool) {
 			return
 		}
 		for i := range v.NumField() {
+			if v.Type().Field(i).Tag.Get("json") == "-" {
+				continue
+			}
 			name := v.Type().Name() + "." + v.Type().Field(i).Name
 			set[name] = set[name] || !v.Field(i).IsZero()
 			markSet(v.Field(i), set)

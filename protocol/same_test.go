@@ -11,7 +11,8 @@ import (
 )
 
 // canonical returns a deep copy of v in which what the wire does not tell apart looks the same:
-// an empty map or list is nil, a time is in UTC and without its monotonic part.
+// an empty map or list is nil, a time is in UTC and without its monotonic part, a field that is not
+// on the wire is zero.
 func canonical[T any](v T) T {
 	return canonicalValue(reflect.ValueOf(&v).Elem()).Interface().(T)
 }
@@ -29,7 +30,9 @@ func canonicalValue(v reflect.Value) reflect.Value {
 			return reflect.ValueOf(t.Round(0).UTC())
 		}
 		for i := range v.NumField() {
-			out.Field(i).Set(canonicalValue(v.Field(i)))
+			if v.Type().Field(i).Tag.Get("json") != "-" {
+				out.Field(i).Set(canonicalValue(v.Field(i)))
+			}
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
