@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"runtime"
 	"strings"
@@ -214,6 +215,26 @@ func TestWrongTypeNamesTheField(t *testing.T) {
 		InvalidArgument, ReasonUndecodable, "sandbox.image")
 	wantError(t, DecodeStrict(ContentMsgpack, Encode(map[string]any{"v": "x"}), &Request{}),
 		InvalidArgument, ReasonUndecodable, "")
+}
+
+// What was read as msgpack can be answered in JSON, which knows fewer numbers and times.
+func TestNumbersAndTimesThatJSONCannotSayAreRefused(t *testing.T) {
+	for _, v := range []any{
+		&Host{CPU: math.NaN()}, &Host{CPU: math.Inf(1)}, &Host{UsedCPU: math.Inf(-1)}, map[string]any{"cpu": float32(math.Inf(1))},
+		&Host{SeenAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, &Host{SeenAt: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)},
+		&Host{SeenAt: time.Unix(math.MaxInt64, 0)}, &Host{SeenAt: time.Unix(math.MinInt64, 0)},
+	} {
+		wantError(t, Decode(Encode(v), &Host{}), InvalidArgument, ReasonUndecodable, "")
+	}
+	edge := &Host{SeenAt: time.Unix(maxTime-1, 999999999), StartedAt: time.Unix(minTime, 1), CPU: math.MaxFloat64}
+	var got Host
+	if err := Decode(Encode(edge), &got); err != nil || !same(*edge, got) {
+		t.Errorf("%v: %s", err, show(got))
+	}
+	var again Host
+	if err := DecodeAs(ContentJSON, EncodeAs(ContentJSON, &got), &again); err != nil || !same(*edge, again) {
+		t.Errorf("%v: %s", err, show(again))
+	}
 }
 
 func batchOf(events ...Event) *Batch {

@@ -2,6 +2,8 @@ package protocol
 
 import (
 	"encoding/binary"
+	"math"
+	"time"
 
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
@@ -9,13 +11,23 @@ import (
 // maxDepth is how deep lists and maps may nest: a reply nests 7 deep.
 const maxDepth = 32
 
-// checkMsgpack checks that data is exactly one msgpack value. The decoder believes a length before
-// it has seen the bytes, and makes room for it: without this check a message of ten bytes costs
-// gigabytes, or the stack.
+// Times that every reader can say, RFC 3339's, with room for any time zone.
+var (
+	minTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
+	maxTime = time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).Unix()
+)
+
+// timeExt is the type of a timestamp among msgpack's extensions.
+const timeExt = 0xff
+
+// checkMsgpack checks that data is exactly one msgpack value, and that JSON could say it too: what
+// came as msgpack may be answered in JSON. The decoder believes a length before it has seen the
+// bytes, and makes room for it: without this check a message of ten bytes costs gigabytes, or the
+// stack.
 func checkMsgpack(data []byte) error {
 	rest, ok := skipValue(data, maxDepth)
 	if !ok {
-		return Errorf(InvalidArgument, ReasonUndecodable, "malformed, cut off or too deeply nested msgpack")
+		return Errorf(InvalidArgument, ReasonUndecodable, "msgpack that is malformed, cut off, too deeply nested, or holds a number or time out of range")
 	}
 	if len(rest) > 0 {
 		return Errorf(InvalidArgument, ReasonUndecodable, "%d bytes follow the msgpack value", len(rest))
@@ -43,20 +55,24 @@ func skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	switch code {
 	case msgpcode.Uint8, msgpcode.Int8:
 		return skipBytes(data, 1)
-	case msgpcode.Uint16, msgpcode.Int16, msgpcode.FixExt1:
+	case msgpcode.Uint16, msgpcode.Int16:
 		return skipBytes(data, 2)
-	case msgpcode.FixExt2:
-		return skipBytes(data, 3)
-	case msgpcode.Uint32, msgpcode.Int32, msgpcode.Float:
+	case msgpcode.Uint32, msgpcode.Int32:
 		return skipBytes(data, 4)
-	case msgpcode.FixExt4:
-		return skipBytes(data, 5)
-	case msgpcode.Uint64, msgpcode.Int64, msgpcode.Double:
+	case msgpcode.Uint64, msgpcode.Int64:
 		return skipBytes(data, 8)
+	case msgpcode.Float, msgpcode.Double:
+		return skipFloat(code, data)
+	case msgpcode.FixExt1:
+		return skipExt(data, 1)
+	case msgpcode.FixExt2:
+		return skipExt(data, 2)
+	case msgpcode.FixExt4:
+		return skipExt(data, 4)
 	case msgpcode.FixExt8:
-		return skipBytes(data, 9)
+		return skipExt(data, 8)
 	case msgpcode.FixExt16:
-		return skipBytes(data, 17)
+		return skipExt(data, 16)
 	}
 	n, data, ok := declaredLength(code, data)
 	if !ok {
@@ -66,7 +82,7 @@ func skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.Str8, msgpcode.Str16, msgpcode.Str32, msgpcode.Bin8, msgpcode.Bin16, msgpcode.Bin32:
 		return skipBytes(data, n)
 	case msgpcode.Ext8, msgpcode.Ext16, msgpcode.Ext32:
-		return skipBytes(data, n+1) // and the ext's type
+		return skipExt(data, n)
 	case msgpcode.Array16, msgpcode.Array32:
 		return skipValues(data, n, depth)
 	default: // Map16, Map32
@@ -99,6 +115,30 @@ func skipBytes(data []byte, n uint64) (rest []byte, ok bool) {
 		return nil, false
 	}
 	return data[n:], true
+}
+
+func skipFloat(code byte, data []byte) (rest []byte, ok bool) {
+	var v float64
+	switch {
+	case code == msgpcode.Float && len(data) >= 4:
+		v, data = float64(math.Float32frombits(binary.BigEndian.Uint32(data))), data[4:]
+	case code == msgpcode.Double && len(data) >= 8:
+		v, data = math.Float64frombits(binary.BigEndian.Uint64(data)), data[8:]
+	default:
+		return nil, false
+	}
+	return data, !math.IsNaN(v) && !math.IsInf(v, 0)
+}
+
+// skipExt skips the type and the n bytes of an extension. Of a timestamp's forms only the one of 12
+// bytes can leave the range.
+func skipExt(data []byte, n uint64) (rest []byte, ok bool) {
+	rest, ok = skipBytes(data, n+1)
+	if ok && data[0] == timeExt && n == 12 {
+		nanoseconds, seconds := binary.BigEndian.Uint32(data[1:]), int64(binary.BigEndian.Uint64(data[5:]))
+		ok = nanoseconds < 1e9 && seconds >= minTime && seconds < maxTime
+	}
+	return rest, ok
 }
 
 func skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
