@@ -24,9 +24,12 @@ type Transition struct {
 }
 
 // Transitions is the sandbox's state machine; [State.Apply] refuses everything else. Beyond the
-// rows: an exec is only accepted while the sandbox is ready and meant to stay so; a sandbox is
-// stopped only after a stop request; and it becomes stopped, failed or deleted only when each of
-// its execs has ended.
+// rows:
+//   - a sandbox is assigned in the next generation, or, when it is resumed, to the same worker in
+//     the same one; it is prepared, ready and restarted only while it is assigned;
+//   - it is stopped only after a stop request, of which there is one at a time;
+//   - an exec is only accepted while the sandbox is ready and meant to stay so;
+//   - a sandbox becomes stopped, failed or deleted only when each of its execs has ended.
 var Transitions = []Transition{
 	{SandboxAccepted, []SandboxState{StateNone}, StatePending, OwnerCoordinator},
 	{SandboxAssigned, []SandboxState{StatePending}, StatePending, OwnerCoordinator},
@@ -211,18 +214,18 @@ func (s *State) applySandbox(e *Event) error {
 		if b.State == StateNone {
 			b.Tenant, b.ID, b.Request, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Time
 		}
-		b.Error, b.Reason, b.Assigned, b.Phase, b.Desired = e.Error, e.Reason, false, "", StateFailed
+		b.Error, b.Reason, b.Assigned, b.Resuming, b.Phase, b.Desired = e.Error, e.Reason, false, false, "", StateFailed
 		if b.Reason == "" && e.Error != nil {
 			b.Reason = e.Error.Reason
 		}
 	case SandboxDeleteRequested:
-		b.Desired, b.Reason = StateDeleted, e.Reason
+		b.Desired, b.Reason, b.Resuming, b.Phase = StateDeleted, e.Reason, false, ""
 		s.remember(e.Request)
 	case SandboxDeleted:
 		if err := s.noActive(e); err != nil {
 			return err
 		}
-		b.Assigned = false
+		b.Assigned, b.Boot = false, ""
 		setIf(&b.Reason, e.Reason)
 	}
 	return nil
@@ -336,5 +339,16 @@ func (s *State) Number(events []Event) error {
 			}
 		}
 	}
+	return nil
+}
+
+// Bury sets an empty state to that of a deleted sandbox whose history is no longer kept, from its
+// last event, the tombstone.
+func (s *State) Bury(e *Event) error {
+	if s.Exists() || e.Kind != SandboxDeleted {
+		return Errorf(FailedPrecondition, ReasonSequenceNotKept, "%s at %d is not a tombstone", e.Kind, e.Sequence)
+	}
+	s.Sandbox = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, State: StateDeleted, Desired: StateDeleted,
+		Sequence: e.Sequence, Reason: e.Reason, StateChangedAt: e.Time, HistoryPurged: true}
 	return nil
 }

@@ -48,7 +48,7 @@ type Sandbox struct {
 	ID             string       `json:"id"`
 	Spec           SandboxSpec  `json:"spec"` // resolved
 	State          SandboxState `json:"state"`
-	Desired        SandboxState `json:"desired"`  // ready, stopped or deleted: what it is on its way to
+	Desired        SandboxState `json:"desired"`  // ready, stopped or deleted: what it is on its way to; failed: nothing
 	Sequence       uint64       `json:"sequence"` // of its last event
 	Request        string       `json:"request"`  // id of the create request
 	Reason         string       `json:"reason,omitempty"`
@@ -71,7 +71,8 @@ type Sandbox struct {
 	ActiveAt       time.Time    `json:"active_at,omitempty,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
 	ActiveExecs    int          `json:"active_execs,omitempty"`
 	TotalExecs     int          `json:"total_execs,omitempty"`
-	Unreachable    bool         `json:"unreachable,omitempty"` // condition, added on reading: its host does not answer
+	HistoryPurged  bool         `json:"history_purged,omitempty"` // deleted so long ago that only this is kept
+	Unreachable    bool         `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
 }
 
 // Exec is the handle of an exec.
@@ -88,7 +89,7 @@ type Exec struct {
 	ExitCode    *int      `json:"exit_code,omitempty"` // nil: not known, or not ended
 	Reason      string    `json:"reason,omitempty"`
 	Error       *Error    `json:"error,omitempty"`
-	Cancelling  bool      `json:"cancelling,omitempty"`
+	Cancelling  bool      `json:"cancelling,omitempty"` // somebody asked for its end, whatever came of it
 	AcceptedAt  time.Time `json:"accepted_at"`
 	StartedAt   time.Time `json:"started_at,omitempty,omitzero"`
 	EndedAt     time.Time `json:"ended_at,omitempty,omitzero"`
