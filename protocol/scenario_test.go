@@ -1,0 +1,235 @@
+package protocol
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Scenario files, testdata/fold/*.txt, hold events, one to a line, and below each what the fold
+// made of it: the state, or the refusal.
+//
+//	# a comment
+//	sandbox.assigned worker=w1 gen=1
+//	  > 2 pending desired=ready gen=1@w1 …
+//	exec.finished x1 code=0
+//	  ! failed_precondition (invalid_state): …
+//
+// The first word is the kind. For an exec event the second is the exec's id, for a service event
+// the service's name. Words of the form key=value are: seq (when not the next), state and
+// exec_state (what the event claims), request, reason, error (a reason), worker, host, gen, phase,
+// boot, container, image, code, nospec. Event n happens n seconds after the start.
+//
+// Run the tests with -update to write what the fold says now; read the difference before keeping
+// it.
+func TestFoldScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/fold/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := playScenario(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Equal(got, want) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			wantLines, gotLines := strings.Split(string(want), "\n"), strings.Split(string(got), "\n")
+			for i := range min(len(wantLines), len(gotLines)) {
+				if wantLines[i] != gotLines[i] {
+					t.Fatalf("line %d\nwant %s\ngot  %s", i+1, wantLines[i], gotLines[i])
+				}
+			}
+			t.Fatalf("want %d lines, got %d", len(wantLines), len(gotLines))
+		})
+	}
+}
+
+// playScenario folds the events of a scenario and returns the scenario with the outcomes written
+// below each.
+func playScenario(text []byte) ([]byte, error) {
+	var out bytes.Buffer
+	s := &State{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for lines.Scan() {
+		line := lines.Text()
+		switch {
+		case strings.HasPrefix(line, "  "):
+			continue // an outcome, written anew
+		case line == "" || strings.HasPrefix(line, "#"):
+			out.WriteString(line + "\n")
+			continue
+		}
+		e, err := parseEvent(line, s.Sandbox.Sequence+1)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", line, err)
+		}
+		out.WriteString(line + "\n")
+		if err := s.Apply(e); err != nil {
+			var typed *Error
+			if !errors.As(err, &typed) {
+				return nil, fmt.Errorf("%q: refused with %T", line, err)
+			}
+			out.WriteString("  ! " + typed.Error() + "\n")
+			continue
+		}
+		out.WriteString("  > " + describeState(s) + "\n")
+	}
+	return out.Bytes(), lines.Err()
+}
+
+var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func parseEvent(line string, next uint64) (*Event, error) {
+	words := strings.Fields(line)
+	e := &Event{Sequence: next, Kind: Kind(words[0]), Tenant: "t", Sandbox: "s"}
+	words = words[1:]
+	var box SandboxDetails
+	subject, _, _ := strings.Cut(string(e.Kind), ".")
+	if subject != "sandbox" && len(words) > 0 && !strings.Contains(words[0], "=") {
+		if subject == "exec" {
+			e.Exec = &ExecDetails{ID: words[0]}
+		} else {
+			e.Service = &ServiceDetails{Name: words[0]}
+		}
+		words = words[1:]
+	}
+	if e.Kind == SandboxAccepted {
+		box.Spec = goodSandbox()
+	}
+	if e.Kind == ExecAccepted && e.Exec != nil {
+		e.Exec.Spec = goodExec()
+	}
+	for _, word := range words {
+		key, value, _ := strings.Cut(word, "=")
+		number, _ := strconv.Atoi(value)
+		switch key {
+		case "seq":
+			e.Sequence = uint64(number)
+		case "state":
+			e.State = SandboxState(value)
+		case "exec_state":
+			e.Exec.State = ExecState(value)
+		case "request":
+			e.Request = value
+		case "reason":
+			e.Reason = value
+		case "error":
+			e.Error = &Error{Code: Unavailable, Reason: value}
+		case "worker":
+			box.Worker = value
+		case "host":
+			box.HostID = value
+		case "gen":
+			box.Generation = uint64(number)
+		case "phase":
+			box.Phase = value
+		case "container":
+			box.Container = value
+		case "image":
+			box.Image = value
+		case "boot":
+			box.Boot = value
+			if e.Exec != nil {
+				e.Exec.Boot = value
+			}
+		case "code":
+			e.Exec.ExitCode = &number
+		case "nospec":
+			box.Spec = nil
+			if e.Exec != nil {
+				e.Exec.Spec = nil
+			}
+		default:
+			return nil, fmt.Errorf("unknown word %q", word)
+		}
+	}
+	if box != (SandboxDetails{}) {
+		e.Phase = &box
+	}
+	e.Time = epoch.Add(time.Duration(e.Sequence) * time.Second)
+	return e, nil
+}
+
+// describeState prints a state on one line, with what is empty left out. Times are the number of
+// the event that set them.
+func describeState(s *State) string {
+	b := &s.Sandbox
+	words := []string{strconv.FormatUint(b.Sequence, 10), string(b.State), "desired=" + string(b.Desired)}
+	add := func(key string, value any) {
+		if text := fmt.Sprint(value); text != "" && text != "0" && text != "false" {
+			words = append(words, key+"="+text)
+		}
+	}
+	at := func(t time.Time) any {
+		if t.IsZero() {
+			return ""
+		}
+		return int(t.Sub(epoch) / time.Second)
+	}
+	if b.Generation > 0 {
+		add("gen", fmt.Sprintf("%d@%s", b.Generation, b.Worker))
+	}
+	add("host", b.HostID)
+	add("assigned", b.Assigned)
+	add("resuming", b.Resuming)
+	add("phase", b.Phase)
+	add("boot", b.Boot)
+	add("container", b.Container)
+	add("image", b.Image)
+	add("reason", b.Reason)
+	if b.Error != nil {
+		add("error", b.Error.Reason)
+	}
+	add("since", at(b.StateChangedAt))
+	add("active_at", at(b.ActiveAt))
+	if b.TotalExecs > 0 {
+		add("execs", fmt.Sprintf("%d/%d", b.ActiveExecs, b.TotalExecs))
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.Execs)) {
+		add(id, describeExecState(s.Execs[id], at))
+	}
+	add("ended", strings.Join(s.Ended, ","))
+	add("requests", strings.Join(s.Requests, ","))
+	return strings.Join(words, " ")
+}
+
+func describeExecState(x *Exec, at func(time.Time) any) string {
+	text := string(x.State)
+	if x.Cancelling {
+		text += ",cancelling"
+	}
+	if x.ExitCode != nil {
+		text += fmt.Sprintf(",code:%d", *x.ExitCode)
+	}
+	for _, more := range []string{x.Boot, x.Reason} {
+		if more != "" {
+			text += "," + more
+		}
+	}
+	if x.Error != nil {
+		text += ",error:" + x.Error.Reason
+	}
+	return fmt.Sprintf("%s[%v-%v-%v]", text, at(x.AcceptedAt), at(x.StartedAt), at(x.EndedAt))
+}
