@@ -119,7 +119,7 @@ func TestGoldenValuesSetEveryField(t *testing.T) {
 	left := map[string]bool{ // refused, of another moment than the value's, or filled in by the reader
 		"Mount.Writable": true, "Sandbox.Error": true, "Sandbox.Phase": true, "Sandbox.Resuming": true, "Sandbox.Unreachable": true,
 		"Sandbox.HistoryPurged": true,
-		"Event.Tenant": true, "Event.Sandbox": true, "Event.Writer": true, "Event.Token": true, "Event.Record": true, "Event.Replay": true,
+		"Event.Tenant":          true, "Event.Sandbox": true, "Event.Writer": true, "Event.Token": true, "Event.Record": true, "Event.Replay": true,
 	}
 	for field, isSet := range set {
 		if !isSet && !left[field] {

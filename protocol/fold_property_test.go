@@ -1,0 +1,217 @@
+package protocol
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// failer is what testing.TB and rapid.T have in common.
+type failer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// checkInvariants checks what holds in every state.
+func checkInvariants(t failer, s *State) {
+	t.Helper()
+	b := &s.Sandbox
+	active := s.Active()
+	if b.ActiveExecs != len(active) || b.ActiveExecs > b.TotalExecs {
+		t.Fatalf("%d active execs are counted, %d are there, of %d in all", b.ActiveExecs, len(active), b.TotalExecs)
+	}
+	if len(s.Ended)+len(active) != len(s.Execs) {
+		t.Fatalf("%d execs: %d active, %d ended: %v", len(s.Execs), len(active), len(s.Ended), s.Ended)
+	}
+	for _, id := range s.Ended {
+		if x := s.Execs[id]; x == nil || !x.State.Terminal() || x.EndedAt.IsZero() {
+			t.Fatalf("exec %s is listed as ended: %s", id, show(x))
+		}
+	}
+	if s.Exists() != (b.Sequence > 0) {
+		t.Fatalf("state %q at event %d", b.State, b.Sequence)
+	}
+	switch b.State {
+	case StateNone:
+		if !same(*s, State{}) {
+			t.Fatalf("an empty history has a state: %s", show(s))
+		}
+	case StatePending, StateStopped, StateFailed, StateDeleted:
+		if len(active) > 0 {
+			t.Fatalf("%s with %d active execs", b.State, len(active))
+		}
+	}
+	desired := map[SandboxState][]SandboxState{
+		StatePending: {StateReady}, StateReady: {StateReady, StateStopped}, StateStopped: {StateStopped}, StateFailed: {StateFailed},
+		StateDeleting: {StateDeleted}, StateDeleted: {StateDeleted}, StateNone: {StateNone},
+	}
+	if !slices.Contains(desired[b.State], b.Desired) {
+		t.Fatalf("%s on its way to %q", b.State, b.Desired)
+	}
+	if b.Resuming && b.State != StatePending || b.Phase != "" && b.State != StatePending {
+		t.Fatalf("%s, resuming %v, in phase %q", b.State, b.Resuming, b.Phase)
+	}
+	if assigned := b.Assigned; assigned && (b.Worker == "" || b.Generation == 0) || b.State == StateReady && !assigned ||
+		assigned && slices.Contains([]SandboxState{StateStopped, StateFailed, StateDeleted}, b.State) {
+		t.Fatalf("%s, assigned %v to %q in generation %d", b.State, assigned, b.Worker, b.Generation)
+	}
+	if len(s.Requests) > keptRequests {
+		t.Fatalf("%d requests are kept", len(s.Requests))
+	}
+}
+
+// choices decides about the next event: rapid's generators or a fuzzer's bytes.
+type choices interface {
+	// below returns a number from 0 to n-1.
+	below(n int, what string) int
+}
+
+type rapidChoices struct{ t *rapid.T }
+
+func (c rapidChoices) below(n int, what string) int { return rapid.IntRange(0, n-1).Draw(c.t, what) }
+
+var execIDs = []string{"x1", "x2", "x3", ""}
+
+// anyEvent makes an event that may or may not be legal after s.
+func anyEvent(c choices, s *State) *Event {
+	i := c.below(len(Transitions)+1, "kind")
+	kind := Kind("sandbox.unheard_of")
+	if i < len(Transitions) {
+		kind = Transitions[i].Kind
+	}
+	e := eventFor(s, kind)
+	e.Time = epoch.Add(time.Duration(e.Sequence) * time.Second)
+	if e.Exec != nil {
+		e.Exec.ID = execIDs[c.below(len(execIDs), "exec")]
+	}
+	switch c.below(16, "oddity") {
+	case 0:
+		e.Sequence += uint64(1 + c.below(3, "ahead"))
+	case 1:
+		e.Sequence -= min(e.Sequence, uint64(1+c.below(3, "behind")))
+	case 2:
+		e.State = StateReady
+	case 3:
+		e.Exec = nil
+	case 4:
+		e.Phase = nil
+	case 5:
+		if e.Phase != nil {
+			e.Phase.Generation++
+		}
+	case 6:
+		if e.Exec != nil {
+			e.Exec.State = ExecStateRunning
+		}
+	case 7, 8, 9:
+		e.Request = fmt.Sprintf("rq%d", e.Sequence)
+	}
+	return e
+}
+
+// step applies an event to a clone of s, checks all that must hold, and returns the state after it.
+func step(t failer, s *State, e *Event) (after *State, accepted bool) {
+	t.Helper()
+	before, event := canonical(*s), canonical(*e)
+	after = s.Clone()
+	err := after.Apply(e)
+	if !same(before, *s) {
+		t.Fatalf("%s on a clone changed the original", e.Kind)
+	}
+	if !same(event, *e) {
+		t.Fatalf("%s was changed by applying it", e.Kind)
+	}
+	if err != nil {
+		if CodeOf(err) != FailedPrecondition {
+			t.Fatalf("%s is refused with %v", e.Kind, err)
+		}
+		if !same(before, *after) {
+			t.Fatalf("%s was refused (%v) and changed\n%s\nto\n%s", e.Kind, err, show(before), show(after))
+		}
+		return s, false
+	}
+	if after.Sandbox.Sequence != s.Sandbox.Sequence+1 {
+		t.Fatalf("event %d after event %d", after.Sandbox.Sequence, s.Sandbox.Sequence)
+	}
+	if s.Sandbox.State != after.Sandbox.State && !after.Sandbox.StateChangedAt.Equal(e.Time) {
+		t.Fatalf("the state changed at %s, not at %s", e.Time, after.Sandbox.StateChangedAt)
+	}
+	checkInvariants(t, after)
+	return after, true
+}
+
+func TestP2_HistoriesHaveNoGapAndReplayToTheSameState(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := rapidChoices{t}
+		s := &State{}
+		var history []Event
+		for range rapid.IntRange(1, 60).Draw(t, "events") {
+			e := anyEvent(c, s)
+			after, accepted := step(t, s, e)
+			if accepted {
+				stored := *e
+				stored.State = after.Sandbox.State
+				history = append(history, stored)
+			}
+			s = after
+			checkTrim(t, s, c.below(4, "keep"))
+		}
+		for i, e := range history {
+			if e.Sequence != uint64(i+1) {
+				t.Fatalf("event %d has the number %d", i+1, e.Sequence)
+			}
+		}
+		checkReplay(t, c, s, history)
+	})
+}
+
+// checkTrim trims a clone: the newest ended execs and all active ones stay, and the original does
+// not change.
+func checkTrim(t failer, s *State, keep int) {
+	t.Helper()
+	before, trimmed := canonical(*s), s.Clone()
+	trimmed.Trim(keep)
+	checkInvariants(t, trimmed)
+	want := s.Ended[max(0, len(s.Ended)-keep):]
+	if !slices.Equal(trimmed.Ended, want) || len(trimmed.Active()) != len(s.Active()) {
+		t.Fatalf("trimmed to %d: %v became %v, %d active became %d", keep, s.Ended, trimmed.Ended, len(s.Active()), len(trimmed.Active()))
+	}
+	if !same(before, *s) {
+		t.Fatalf("trimming a clone changed the original")
+	}
+}
+
+// checkReplay writes the history as messages and folds what is read back, once with a snapshot on
+// the way.
+func checkReplay(t failer, c choices, want *State, history []Event) {
+	t.Helper()
+	replayed := &State{}
+	for len(history) > 0 {
+		n := 1 + c.below(min(len(history), 5), "events of a batch")
+		b, err := DecodeBatch(batchOf(history[:n]...).Encode(), 1)
+		if err != nil {
+			t.Fatalf("a batch does not come back: %v", err)
+		}
+		history = history[n:]
+		for i := range b.Events {
+			e := &b.Events[i]
+			e.Record = 0 // the history had no message yet
+			if err := replayed.Apply(e); err != nil {
+				t.Fatalf("the replay of event %d is refused: %v", e.Sequence, err)
+			}
+		}
+		if c.below(3, "snapshot") == 0 {
+			var snapshot State
+			if err := Decode(Encode(replayed), &snapshot); err != nil {
+				t.Fatalf("a snapshot does not come back: %v", err)
+			}
+			replayed = &snapshot
+		}
+	}
+	if !same(*want, *replayed) {
+		t.Fatalf("the replay differs\nwant %s\ngot  %s", show(want), show(replayed))
+	}
+}

@@ -1,0 +1,278 @@
+package protocol
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// situations are the states that the rules tell apart, each by a history that leads there. The
+// first word of a name is the sandbox's state; an exec x1 is in the state after "with", if any.
+var situations = func() map[string][]string {
+	made := []string{"sandbox.accepted", "sandbox.assigned worker=w1 gen=1"}
+	ready := append(slices.Clone(made), "sandbox.ready boot=b1")
+	then := func(before []string, lines ...string) []string { return append(slices.Clone(before), lines...) }
+	all := map[string][]string{
+		"none": nil, "pending": made[:1], "pending assigned": made, "pending again": then(made, "sandbox.assigned worker=w2 gen=2"),
+		"failed from none": {"sandbox.failed error=image_not_found"}, "failed from pending": then(made, "sandbox.failed error=no_host"),
+		"deleting from pending": then(made, "sandbox.delete_requested"),
+	}
+	for name, exec := range map[string][]string{
+		"no exec":   nil,
+		"finished":  {"exec.accepted x1", "exec.started x1", "exec.finished x1 code=0"},
+		"failed":    {"exec.accepted x1", "exec.failed x1"},
+		"cancelled": {"exec.accepted x1", "exec.cancelled x1"},
+		"timed_out": {"exec.accepted x1", "exec.started x1", "exec.timed_out x1"},
+	} {
+		used := then(ready, exec...)
+		stopped := then(used, "sandbox.stop_requested", "sandbox.stopped")
+		resumed := then(stopped, "sandbox.resume_requested")
+		all["ready with "+name] = used
+		all["ready stopping with "+name] = then(used, "sandbox.stop_requested")
+		all["stopped with "+name] = stopped
+		all["pending resuming with "+name] = resumed
+		all["pending resuming assigned with "+name] = then(resumed, "sandbox.assigned worker=w1 gen=1")
+		all["failed with "+name] = then(used, "sandbox.failed error=host_lost")
+		all["deleting with "+name] = then(used, "sandbox.delete_requested")
+		all["deleted with "+name] = then(used, "sandbox.delete_requested", "sandbox.deleted")
+	}
+	for name, exec := range map[string][]string{
+		"accepted": {"exec.accepted x1"}, "running": {"exec.accepted x1", "exec.started x1"},
+		"cancelling": {"exec.accepted x1", "exec.started x1", "exec.cancel_requested x1"},
+	} {
+		used := then(ready, exec...)
+		all["ready with "+name] = used
+		all["ready stopping with "+name] = then(used, "sandbox.stop_requested")
+		all["deleting with "+name] = then(used, "sandbox.delete_requested")
+	}
+	return all
+}()
+
+func stateAfter(t testing.TB, lines []string) *State {
+	t.Helper()
+	s := &State{}
+	for _, line := range lines {
+		e, err := parseEvent(line, s.Sandbox.Sequence+1)
+		if err == nil {
+			err = s.Apply(e)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+	}
+	return s
+}
+
+// eventFor is an event of this kind that has all it needs in this state.
+func eventFor(s *State, kind Kind) *Event {
+	line := string(kind)
+	switch {
+	case kind == SandboxAssigned && s.Sandbox.Resuming:
+		line += fmt.Sprintf(" worker=%s gen=%d", s.Sandbox.Worker, s.Sandbox.Generation)
+	case kind == SandboxAssigned:
+		line += fmt.Sprintf(" worker=w9 gen=%d", s.Sandbox.Generation+1)
+	case execTransitionOf[kind].Kind != "":
+		line += " x1"
+	}
+	e, err := parseEvent(line, s.Sandbox.Sequence+1)
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+// expected says, from the tables and the rules written beside them, whether an event of this kind
+// is legal, and which states it leads to.
+func expected(s *State, kind Kind) (box SandboxState, exec ExecState, legal bool) {
+	b := &s.Sandbox
+	if x := s.Execs["x1"]; x != nil {
+		exec = x.State
+	}
+	box = b.State
+	i := slices.IndexFunc(Transitions, func(t Transition) bool { return t.Kind == kind })
+	legal = slices.Contains(Transitions[i].From, b.State)
+	if to := Transitions[i].To; to != StateNone {
+		box = to
+	}
+	if i := slices.IndexFunc(ExecTransitions, func(t ExecTransition) bool { return t.Kind == kind }); i >= 0 {
+		legal = legal && slices.Contains(ExecTransitions[i].From, exec)
+		if to := ExecTransitions[i].To; to != "" {
+			exec = to
+		}
+	}
+	active := len(s.Active()) > 0
+	switch kind {
+	case SandboxPreparing, SandboxReady, SandboxRestarted:
+		legal = legal && b.Assigned
+	case SandboxStopRequested, ExecAccepted:
+		legal = legal && b.Desired == StateReady
+	case SandboxStopped:
+		legal = legal && b.Desired == StateStopped && !active
+	case SandboxFailed, SandboxDeleted:
+		legal = legal && !active
+	}
+	return box, exec, legal
+}
+
+func TestApplyAcceptsWhatTheTablesSayAndNothingElse(t *testing.T) {
+	for name, history := range situations {
+		for _, row := range Transitions {
+			t.Run(name+"/"+string(row.Kind), func(t *testing.T) {
+				s := stateAfter(t, history)
+				before := canonical(*s)
+				box, exec, legal := expected(s, row.Kind)
+				err := s.Apply(eventFor(s, row.Kind))
+				if !legal {
+					wantError(t, err, FailedPrecondition, ReasonInvalidState, "")
+					if !same(before, *s) {
+						t.Fatalf("the refused event changed\n%s\nto\n%s", show(before), show(s))
+					}
+					return
+				}
+				if err != nil {
+					t.Fatalf("legal by the table, refused: %v", err)
+				}
+				if s.Sandbox.State != box {
+					t.Errorf("want sandbox %q, got %q", box, s.Sandbox.State)
+				}
+				if x := s.Execs["x1"]; x != nil && x.State != exec {
+					t.Errorf("want exec %q, got %q", exec, x.State)
+				}
+				checkInvariants(t, s)
+			})
+		}
+	}
+}
+
+func TestEverySituationOfTheTableIsTried(t *testing.T) {
+	tried := map[SandboxState]bool{}
+	execs := map[ExecState]bool{}
+	for _, history := range situations {
+		s := stateAfter(t, history)
+		checkInvariants(t, s)
+		tried[s.Sandbox.State] = true
+		for _, x := range s.Execs {
+			execs[x.State] = true
+		}
+	}
+	for _, row := range Transitions {
+		for _, from := range append(row.From, row.To) {
+			if !tried[from] {
+				t.Errorf("no situation is %q", from)
+			}
+		}
+	}
+	for _, row := range ExecTransitions {
+		if row.To != "" && !execs[row.To] {
+			t.Errorf("no situation has an exec that is %q", row.To)
+		}
+	}
+}
+
+func TestEveryTransitionHasOneRowAndAnOwner(t *testing.T) {
+	kinds := map[Kind]bool{}
+	for _, row := range Transitions {
+		if kinds[row.Kind] {
+			t.Errorf("%s has two rows", row.Kind)
+		}
+		kinds[row.Kind] = true
+		if row.Owner != OwnerCoordinator && row.Owner != OwnerWorker && row.Owner != OwnerEither {
+			t.Errorf("%s has the owner %q", row.Kind, row.Owner)
+		}
+	}
+	for _, row := range ExecTransitions {
+		if !kinds[row.Kind] {
+			t.Errorf("%s has no row for the sandbox", row.Kind)
+		}
+	}
+}
+
+func TestNumberGivesNumbersAndStates(t *testing.T) {
+	s := stateAfter(t, situations["ready with no exec"])
+	events := []Event{
+		{Kind: ExecAccepted, Time: epoch, Exec: &ExecDetails{ID: "x1", Spec: goodExec()}},
+		{Kind: ExecStarted, Time: epoch, Exec: &ExecDetails{ID: "x1"}},
+		{Kind: SandboxStopRequested, Time: epoch},
+	}
+	if err := s.Number(events); err != nil {
+		t.Fatal(err)
+	}
+	if events[0].Sequence != 4 || events[2].Sequence != 6 || events[2].State != StateReady ||
+		events[0].Exec.State != ExecStateAccepted || events[1].Exec.State != ExecStateRunning {
+		t.Errorf("%s", show(events))
+	}
+	wantError(t, s.Number([]Event{{Kind: SandboxStopped}}), FailedPrecondition, ReasonInvalidState, "")
+}
+
+func TestS8_RepeatedRequestIsKnown(t *testing.T) {
+	s := stateAfter(t, situations["ready with no exec"])
+	for i := range keptRequests {
+		for _, line := range []string{"sandbox.stop_requested request=stop%d", "sandbox.stopped", "sandbox.resume_requested request=resume%d",
+			"sandbox.assigned worker=w1 gen=1", "sandbox.ready"} {
+			e, err := parseEvent(fmt.Sprintf(line+" reason=n%[1]d", i), s.Sandbox.Sequence+1)
+			if err == nil {
+				err = s.Apply(e)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !s.SawRequest(fmt.Sprintf("stop%d", i)) || !s.SawRequest(fmt.Sprintf("resume%d", i)) {
+			t.Fatalf("the requests of round %d are forgotten at once: %v", i, s.Requests)
+		}
+	}
+	if len(s.Requests) != keptRequests || s.SawRequest("stop0") || s.SawRequest("") {
+		t.Errorf("%d requests are kept: %v", len(s.Requests), s.Requests)
+	}
+}
+
+func TestTheExecsTimesAreThoseOfTheHostWhereItSaysThem(t *testing.T) {
+	s := stateAfter(t, situations["ready with running"])
+	end := eventFor(s, ExecFinished)
+	end.Record = 55
+	end.Exec.Started, end.Exec.Ended = epoch.Add(time.Hour), epoch.Add(2*time.Hour)
+	end.Exec.StdoutBytes, end.Exec.StderrBytes, end.Exec.Truncated, end.Exec.Inline = 3, 4, true, true
+	if err := s.Apply(end); err != nil {
+		t.Fatal(err)
+	}
+	x := s.Execs["x1"]
+	if !x.StartedAt.Equal(end.Exec.Started) || !x.EndedAt.Equal(end.Exec.Ended) || x.StdoutBytes != 3 || x.StderrBytes != 4 ||
+		!x.Truncated || !x.Inline || x.Record != 55 || x.ExitCode != nil {
+		t.Errorf("%s", show(x))
+	}
+}
+
+func TestTheInputOfAnEndedExecIsForgotten(t *testing.T) {
+	s := stateAfter(t, situations["ready with no exec"])
+	accept := eventFor(s, ExecAccepted)
+	accept.Exec.Spec.Stdin = []byte("secret")
+	if err := s.Apply(accept); err != nil {
+		t.Fatal(err)
+	}
+	running := s.Clone()
+	if err := s.Apply(eventFor(s, ExecCancelled)); err != nil {
+		t.Fatal(err)
+	}
+	if s.Execs["x1"].Spec.Stdin != nil || string(running.Execs["x1"].Spec.Stdin) != "secret" || string(accept.Exec.Spec.Stdin) != "secret" {
+		t.Error("only the state after the end forgets the input")
+	}
+}
+
+func TestP3_OnlyATombstoneBuriesAState(t *testing.T) {
+	tombstone := &Event{Sequence: 40, Kind: SandboxDeleted, Tenant: "t", Sandbox: "s", Reason: ReasonCleanupTTL, Time: epoch}
+	s := &State{}
+	if err := s.Bury(tombstone); err != nil {
+		t.Fatal(err)
+	}
+	if b := s.Sandbox; b.State != StateDeleted || b.Sequence != 40 || b.ID != "s" || b.Tenant != "t" || !b.HistoryPurged {
+		t.Errorf("%s", show(b))
+	}
+	wantError(t, s.Bury(tombstone), FailedPrecondition, ReasonSequenceNotKept, "")
+	wantError(t, (&State{}).Bury(&Event{Sequence: 40, Kind: SandboxReady}), FailedPrecondition, ReasonSequenceNotKept, "")
+	accept, err := parseEvent("sandbox.accepted", 41)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, s.Apply(accept), FailedPrecondition, ReasonInvalidState, "")
+}
