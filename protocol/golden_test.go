@@ -94,8 +94,13 @@ func TestWireBytesAreThoseOfTheVersion(t *testing.T) {
 					t.Fatal(err)
 				}
 				got := reflect.New(reflect.TypeOf(want).Elem()).Interface()
-				if err := DecodeStrict(contentType, stored, got); err != nil {
+				if err := DecodeAs(contentType, stored, got); err != nil {
 					t.Fatalf("the stored bytes no longer decode: %v", err)
+				}
+				if fromClient[reflect.TypeOf(want).Elem()] {
+					if err := DecodeStrict(contentType, stored, reflect.New(reflect.TypeOf(want).Elem()).Interface()); err != nil {
+						t.Fatalf("the stored bytes no longer decode strictly: %v", err)
+					}
 				}
 				a, b := canonicalValue(reflect.ValueOf(want)).Interface(), canonicalValue(reflect.ValueOf(got)).Interface()
 				if !reflect.DeepEqual(a, b) {

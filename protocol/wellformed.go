@@ -23,9 +23,10 @@ const timeExt = 0xff
 // checkMsgpack checks that data is exactly one msgpack value, and that JSON could say it too: what
 // came as msgpack may be answered in JSON. The decoder believes a length before it has seen the
 // bytes, and makes room for it: without this check a message of ten bytes costs gigabytes, or the
-// stack.
-func checkMsgpack(data []byte) error {
-	rest, ok := skipValue(data, maxDepth)
+// stack. An extension can hide a length from the check, since the decoder looks for a map's
+// entries inside of it; so where the peer is not trusted, none are allowed.
+func checkMsgpack(data []byte, extensions bool) error {
+	rest, ok := wellformed{extensions}.skipValue(data, maxDepth)
 	if !ok {
 		return Errorf(InvalidArgument, ReasonUndecodable, "msgpack that is malformed, cut off, too deeply nested, or holds a number or time out of range")
 	}
@@ -35,9 +36,13 @@ func checkMsgpack(data []byte) error {
 	return nil
 }
 
+type wellformed struct {
+	extensions bool // are allowed
+}
+
 // skipValue returns what follows the first value of data. ok is false where there is no whole
 // value, or where it nests deeper than depth.
-func skipValue(data []byte, depth int) (rest []byte, ok bool) {
+func (w wellformed) skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	if len(data) == 0 || depth == 0 {
 		return nil, false
 	}
@@ -48,9 +53,9 @@ func skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.IsFixedString(code):
 		return skipBytes(data, uint64(code&msgpcode.FixedStrMask))
 	case msgpcode.IsFixedArray(code):
-		return skipValues(data, uint64(code&msgpcode.FixedArrayMask), depth)
+		return w.skipValues(data, uint64(code&msgpcode.FixedArrayMask), depth)
 	case msgpcode.IsFixedMap(code):
-		return skipValues(data, 2*uint64(code&msgpcode.FixedMapMask), depth)
+		return w.skipValues(data, 2*uint64(code&msgpcode.FixedMapMask), depth)
 	}
 	switch code {
 	case msgpcode.Uint8, msgpcode.Int8:
@@ -64,15 +69,15 @@ func skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.Float, msgpcode.Double:
 		return skipFloat(code, data)
 	case msgpcode.FixExt1:
-		return skipExt(data, 1)
+		return w.skipExt(data, 1)
 	case msgpcode.FixExt2:
-		return skipExt(data, 2)
+		return w.skipExt(data, 2)
 	case msgpcode.FixExt4:
-		return skipExt(data, 4)
+		return w.skipExt(data, 4)
 	case msgpcode.FixExt8:
-		return skipExt(data, 8)
+		return w.skipExt(data, 8)
 	case msgpcode.FixExt16:
-		return skipExt(data, 16)
+		return w.skipExt(data, 16)
 	}
 	n, data, ok := declaredLength(code, data)
 	if !ok {
@@ -82,11 +87,11 @@ func skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.Str8, msgpcode.Str16, msgpcode.Str32, msgpcode.Bin8, msgpcode.Bin16, msgpcode.Bin32:
 		return skipBytes(data, n)
 	case msgpcode.Ext8, msgpcode.Ext16, msgpcode.Ext32:
-		return skipExt(data, n)
+		return w.skipExt(data, n)
 	case msgpcode.Array16, msgpcode.Array32:
-		return skipValues(data, n, depth)
+		return w.skipValues(data, n, depth)
 	default: // Map16, Map32
-		return skipValues(data, 2*n, depth)
+		return w.skipValues(data, 2*n, depth)
 	}
 }
 
@@ -132,7 +137,10 @@ func skipFloat(code byte, data []byte) (rest []byte, ok bool) {
 
 // skipExt skips the type and the n bytes of an extension. Of a timestamp's forms only the one of 12
 // bytes can leave the range.
-func skipExt(data []byte, n uint64) (rest []byte, ok bool) {
+func (w wellformed) skipExt(data []byte, n uint64) (rest []byte, ok bool) {
+	if !w.extensions {
+		return nil, false
+	}
 	rest, ok = skipBytes(data, n+1)
 	if ok && data[0] == timeExt && n == 12 {
 		nanoseconds, seconds := binary.BigEndian.Uint32(data[1:]), int64(binary.BigEndian.Uint64(data[5:]))
@@ -141,12 +149,12 @@ func skipExt(data []byte, n uint64) (rest []byte, ok bool) {
 	return rest, ok
 }
 
-func skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
+func (w wellformed) skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
 	if n > uint64(len(data)) { // each takes a byte at least
 		return nil, false
 	}
 	for range n {
-		if data, ok = skipValue(data, depth-1); !ok {
+		if data, ok = w.skipValue(data, depth-1); !ok {
 			return nil, false
 		}
 	}
