@@ -115,27 +115,41 @@ func (c *Conn) Flush(ctx context.Context) error {
 	return translate(c.nc.FlushWithContext(ctx), "flush")
 }
 
-// PurgeHistory removes a deleted sandbox's history, output, exec ids and snapshot. Its own id
-// stays reserved for ever.
+// PurgeHistory removes a deleted sandbox's history but its last message, its output, its exec ids
+// and its snapshot. Its own id stays reserved for ever. The last message, which says that it was
+// deleted, is the tombstone: it tells an id whose history is no longer kept from one that never
+// had any.
 func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
 	// The history goes last: while it is there, the rest is found again and purged again.
-	for _, p := range []struct{ stream, subject string }{
-		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*")},
-		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".*"},
-		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox},
-		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox)},
+	for _, p := range []struct {
+		stream, subject string
+		keep            uint64
+	}{
+		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), 0},
+		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".*", 0},
+		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox, 0},
+		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1},
 	} {
-		stream, err := c.js.Stream(ctx, p.stream)
-		if err != nil {
-			return translate(err, "purge "+p.stream)
-		}
-		if err := stream.Purge(ctx, jetstream.WithPurgeSubject(p.subject)); err != nil {
-			return translate(err, "purge "+p.stream)
+		if err := c.purge(ctx, p.stream, p.subject, p.keep); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// purge removes the messages of a subject, but the newest keep.
+func (c *Conn) purge(ctx context.Context, name, subject string, keep uint64) error {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	stream, err := c.js.Stream(ctx, name)
+	if err != nil {
+		return translate(err, "purge "+name)
+	}
+	opts := []jetstream.StreamPurgeOpt{jetstream.WithPurgeSubject(subject)}
+	if keep > 0 {
+		opts = append(opts, jetstream.WithPurgeKeep(keep))
+	}
+	return translate(stream.Purge(ctx, opts...), "purge "+name)
 }
 
 // retryPause is between two tries of something that NATS could not do.

@@ -152,6 +152,15 @@ func (j *Journal) applyAll(batches []*protocol.Batch) (record uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, b := range batches {
+		if !j.state.Exists() && b.First() > 1 {
+			// The beginning is no longer kept: a tombstone is all there is.
+			if err := j.state.Bury(&b.Events[len(b.Events)-1]); err != nil {
+				j.conn.log.Error("a history begins in the middle", "sandbox", b.Sandbox, "event", b.First(), "error", err)
+				continue
+			}
+			j.record = b.Record
+			continue
+		}
 		j.applyLocked(b)
 	}
 	return j.record

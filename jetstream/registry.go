@@ -7,17 +7,24 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ReserveSandbox takes a sandbox id for ever. taken is nil when it succeeded, now or in an earlier
-// try of the same request; otherwise it is the reservation that was there first. Any error leaves
+// ReserveSandbox takes a sandbox id for ever. When the id was there before, it returns that
+// reservation, which may be of an earlier try of the same request; otherwise nil. Any error leaves
 // the outcome open; trying again is safe.
-func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (taken *protocol.Reservation, err error) {
+func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (before *protocol.Reservation, err error) {
 	return c.reserve(ctx, c.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
 }
 
 // ReserveExec takes an exec id within its sandbox, for as long as the sandbox's history is kept;
 // the sandbox's own id never returns. Otherwise like ReserveSandbox.
-func (c *Conn) ReserveExec(ctx context.Context, tenant, sandbox, exec string, r protocol.Reservation) (taken *protocol.Reservation, err error) {
+func (c *Conn) ReserveExec(ctx context.Context, tenant, sandbox, exec string, r protocol.Reservation) (before *protocol.Reservation, err error) {
 	return c.reserve(ctx, c.kv(protocol.BucketExecIDs), tenant+"."+sandbox+"."+exec, r)
+}
+
+// ReleaseExec gives an exec id back that was reserved by a request which was then refused: it was
+// never used. An id that is in the history must never be given back.
+func (c *Conn) ReleaseExec(ctx context.Context, tenant, sandbox, exec string) error {
+	b := c.kv(protocol.BucketExecIDs)
+	return c.purge(ctx, b.stream(), b.subject(tenant+"."+sandbox+"."+exec), 0)
 }
 
 func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reservation) (*protocol.Reservation, error) {
@@ -34,14 +41,8 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 	if getErr != nil {
 		return nil, getErr
 	}
-	var taken protocol.Reservation
-	if err := protocol.Decode(value, &taken); err != nil {
-		return nil, err
-	}
-	if taken.Request == r.Request && taken.Fingerprint == r.Fingerprint {
-		return nil, nil
-	}
-	return &taken, nil
+	before := &protocol.Reservation{}
+	return before, protocol.Decode(value, before)
 }
 
 // SandboxReservation reads who took a sandbox id. Error: not_found.

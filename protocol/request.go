@@ -147,3 +147,48 @@ type Reservation struct {
 	Fingerprint string    `json:"fingerprint"` // of the spec
 	Time        time.Time `json:"time"`
 }
+
+// Validate checks a request of a verb: that it has what the verb needs, nothing that it does not
+// use, and that its spec holds. The error names the field.
+func (r *Request) Validate(verb string) error {
+	uses := func(field string, present, used bool) error {
+		if present && !used {
+			return Invalid(field, "is not used by %s", verb)
+		}
+		if !present && used {
+			return Invalid(field, "is required by %s", verb)
+		}
+		return nil
+	}
+	var sandbox, execID, exec bool
+	switch verb {
+	case VerbCreate:
+		sandbox = true
+	case VerbExec:
+		execID, exec = true, true
+	case VerbCancel:
+		execID = true
+	case VerbStop, VerbResume, VerbDelete:
+	default:
+		return Invalid("verb", "must be create, exec, cancel, stop, resume or delete, got %.40q", verb)
+	}
+	for _, err := range []error{
+		uses("sandbox", r.Sandbox != nil, sandbox), uses("exec_id", r.ExecID != "", execID), uses("exec", r.Exec != nil, exec),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	if execID {
+		if err := ValidateID("exec_id", r.ExecID); err != nil {
+			return err
+		}
+	}
+	if exec {
+		return r.Exec.Validate()
+	}
+	if sandbox {
+		return r.Sandbox.Validate()
+	}
+	return nil
+}

@@ -32,7 +32,7 @@ const (
 // Defaults that Resolve fills in.
 const (
 	DefaultCPU           = 1.0
-	DefaultMemory        = Bytes(1 << 30)
+	DefaultMemory        = Bytes(512 << 20)
 	DefaultPIDs          = 4096
 	DefaultCreateTimeout = Duration(5 * time.Minute)
 	DefaultQueueTimeout  = Duration(24 * time.Hour)
@@ -57,7 +57,7 @@ type SandboxSpec struct {
 	User          string            `json:"user,omitempty"`           // name, uid, or either with ":group"; default: the image's
 	Cwd           string            `json:"cwd,omitempty"`            // absolute; default: the image's
 	CPU           float64           `json:"cpu,omitempty"`            // cores, 0.01 or more; default 1
-	Memory        Bytes             `json:"memory,omitempty"`         // bytes, 16 MiB or more; default 1 GiB
+	Memory        Bytes             `json:"memory,omitempty"`         // bytes, 16 MiB or more; default 512 MiB
 	PIDs          int64             `json:"pids,omitempty"`           // processes and threads; default 4096
 	Mounts        []Mount           `json:"mounts,omitempty"`         // directories of the host, read-only
 	Copies        []Copy            `json:"copies,omitempty"`         // trees uploaded by the caller

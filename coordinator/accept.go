@@ -1,0 +1,300 @@
+package coordinator
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// handle decides one request. A refusal is an answer too. It returns an error only where the
+// request could not be decided now and must be delivered again; each step before the answer can be
+// repeated harmlessly, and the acknowledgement, which follows a nil, is the last.
+func (c *coordinator) handle(ctx context.Context, d *jetstream.Delivery) error {
+	if d.ID == "" {
+		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // a client that gives no message id gets no idempotence
+	}
+	reply, err := c.decide(ctx, d)
+	if err != nil && mayBeRetried(err) {
+		if d.Attempt < jetstream.MaxAttempts || ctx.Err() != nil {
+			return err
+		}
+		if err := c.bury(ctx, d, protocol.AsError(err)); err != nil {
+			return err
+		}
+		err = deadLettered(err)
+	} else if undecodable(err) { // perhaps by a client that hears no answer
+		if err := c.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		reply = &protocol.Reply{Error: protocol.AsError(err)}
+	}
+	reply.Version = protocol.Version
+	c.conn.Answer(d, reply)
+	return nil
+}
+
+func mayBeRetried(err error) bool {
+	switch protocol.CodeOf(err) {
+	case protocol.Unavailable, protocol.DeadlineExceeded, protocol.Internal, protocol.Cancelled:
+		return true
+	}
+	return false
+}
+
+func undecodable(err error) bool {
+	if err == nil {
+		return false
+	}
+	reason := protocol.AsError(err).Reason
+	return reason == protocol.ReasonUndecodable || reason == protocol.ReasonUnsupportedVersion
+}
+
+func deadLettered(err error) *protocol.Error {
+	return protocol.Errorf(protocol.Internal, protocol.ReasonDeadLettered, "the request failed %d times and is filed as dead: %v", jetstream.MaxAttempts, err)
+}
+
+// decide takes a request to its answer. A panic is a failed attempt, so that a request that
+// triggers a defect is filed as dead in the end.
+func (c *coordinator) decide(ctx context.Context, d *jetstream.Delivery) (reply *protocol.Reply, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("a request panics", "request", d.ID, "panic", p, "stack", string(debug.Stack()))
+			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
+		}
+	}()
+	for field, id := range map[string]string{"tenant": d.Tenant, "sandbox": d.Sandbox, "request id": d.ID} {
+		if err := protocol.ValidateID(field, id); err != nil {
+			return nil, err
+		}
+	}
+	r, err := readRequest(d)
+	if err != nil {
+		return nil, err
+	}
+	k := key{d.Tenant, d.Sandbox}
+	switch d.Verb {
+	case protocol.VerbCreate:
+		return c.create(ctx, d, k, r.Sandbox)
+	case protocol.VerbExec:
+		return c.exec(ctx, d, k, r)
+	}
+	return c.control(ctx, d, k, r)
+}
+
+// readRequest decodes a request and checks everything that can be known without a sandbox or a
+// host.
+func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
+	if len(d.Payload) > protocol.MaxSpecBytes {
+		return nil, &protocol.Error{Code: protocol.InvalidArgument, Reason: protocol.ReasonTooLarge, Field: "payload",
+			Message: fmt.Sprintf("has %d bytes, at most %d are allowed", len(d.Payload), protocol.MaxSpecBytes)}
+	}
+	r := &protocol.Request{}
+	if err := protocol.DecodeStrict(d.ContentType, d.Payload, r); err != nil {
+		return nil, err
+	}
+	if err := protocol.CheckVersion(r.Version); err != nil {
+		return nil, err
+	}
+	return r, r.Validate(d.Verb)
+}
+
+// create accepts a sandbox: reserve the id, append the first event, answer.
+func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, spec *protocol.SandboxSpec) (*protocol.Reply, error) {
+	spec.Resolve()
+	mine := reservation(d, spec)
+	before, err := c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
+	if err != nil {
+		return nil, err
+	}
+	if before != nil && (before.Request != mine.Request || before.Fingerprint != mine.Fingerprint) {
+		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.id)
+	}
+	j := c.projection.journal(k)
+	if before == nil {
+		j.Fresh() // a new id has no history
+	} else if err := j.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideAccept(s, d.ID, spec)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sandboxReply(j, len(events) > 0), nil
+}
+
+// exec accepts an exec: look whether the sandbox takes one, reserve the id, append, answer.
+func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+	j, err := c.projection.find(ctx, k, 0)
+	if err != nil {
+		return nil, err
+	}
+	r.Exec.Resolve()
+	mine := reservation(d, r.Exec)
+	j.View(func(s *protocol.State, _ uint64) { err = mayExec(s) })
+	if err != nil {
+		if x, err := c.refusedExec(ctx, j, k, d.ID, r.ExecID); err != nil || x != nil {
+			return &protocol.Reply{Exec: x}, err
+		}
+	}
+	before, err := c.conn.ReserveExec(ctx, k.tenant, k.id, r.ExecID, mine)
+	if err != nil {
+		return nil, err
+	}
+	if before != nil {
+		if before.Request != mine.Request || before.Fingerprint != mine.Fingerprint {
+			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
+		}
+		if x, sequence, err := c.pastExec(ctx, j, k, r.ExecID); err != nil || x != nil {
+			return &protocol.Reply{Exec: x, Sequence: sequence}, err
+		}
+	}
+	var x *protocol.Exec
+	var sequence uint64
+	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideExec(s, d.ID, r.ExecID, r.Exec)
+	})
+	if err != nil {
+		if !mayBeRetried(err) { // refused, so the id was never used
+			if err := c.conn.ReleaseExec(ctx, k.tenant, k.id, r.ExecID); err != nil {
+				return nil, err
+			}
+		}
+		return nil, err
+	}
+	j.View(func(s *protocol.State, _ uint64) { x, sequence = s.Execs[r.ExecID], s.Sandbox.Sequence })
+	if x == nil { // so many have ended since that it is no longer kept in memory
+		x, sequence, err = c.pastExec(ctx, j, k, r.ExecID)
+	}
+	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: len(events) > 0}, err
+}
+
+// refusedExec looks again at a sandbox that seemed to take no exec. What is in memory may be
+// behind: then it returns nothing. The same request may have been accepted before: then it returns
+// that exec. Otherwise it returns the refusal, before an id is reserved for it.
+func (c *coordinator) refusedExec(ctx context.Context, j *jetstream.Journal, k key, request, id string) (*protocol.Exec, error) {
+	if err := j.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	var refusal error
+	j.View(func(s *protocol.State, _ uint64) { refusal = mayExec(s) })
+	if refusal == nil {
+		return nil, nil
+	}
+	x, _, err := c.pastExec(ctx, j, k, id)
+	if err == nil && (x == nil || x.Request != request) {
+		x, err = nil, refusal
+	}
+	return x, err
+}
+
+// control decides a stop, resume, delete or cancel: one append at most.
+func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+	j, err := c.projection.find(ctx, k, 0)
+	if err != nil {
+		return nil, err
+	}
+	decide := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		switch d.Verb {
+		case protocol.VerbStop:
+			return decideStop(s, d.ID, protocol.ReasonStopRequested)
+		case protocol.VerbResume:
+			return decideResume(s, d.ID)
+		case protocol.VerbDelete:
+			return decideDelete(s, d.ID, protocol.ReasonDeleteRequested)
+		}
+		return decideCancel(s, d.ID, r.ExecID)
+	}
+	events, err := j.Do(ctx, decide)
+	if err != nil {
+		// The refusal may come from a state that is behind: ask once more on what the log has now.
+		if refreshErr := j.Refresh(ctx); refreshErr != nil {
+			return nil, refreshErr
+		}
+		if events, err = j.Do(ctx, decide); err != nil {
+			return nil, err
+		}
+	}
+	reply := sandboxReply(j, len(events) > 0)
+	if d.Verb == protocol.VerbCancel {
+		reply.Exec, _, err = c.pastExec(ctx, j, k, r.ExecID)
+	}
+	return reply, err
+}
+
+func sandboxReply(j *jetstream.Journal, changed bool) *protocol.Reply {
+	r := &protocol.Reply{Changed: changed}
+	j.View(func(s *protocol.State, _ uint64) {
+		handle := s.Sandbox
+		r.Sandbox, r.Sequence = &handle, handle.Sequence
+	})
+	return r
+}
+
+// pastExec finds an exec in memory, or in the whole history where it ended long ago. It returns
+// nil where the history has no such exec.
+func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key, id string) (x *protocol.Exec, sequence uint64, err error) {
+	total := 0
+	look := func(s *protocol.State) { x, sequence, total = s.Execs[id], s.Sandbox.Sequence, s.Sandbox.TotalExecs }
+	kept := 0
+	j.View(func(s *protocol.State, _ uint64) { look(s); kept = len(s.Execs) })
+	if x != nil || total <= kept {
+		return x, sequence, nil
+	}
+	s, err := c.replay(ctx, k)
+	if err != nil {
+		return nil, 0, err
+	}
+	look(s)
+	return x, sequence, nil
+}
+
+// replay folds the whole history of a sandbox and keeps every exec.
+func (c *coordinator) replay(ctx context.Context, k key) (*protocol.State, error) {
+	j := c.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: c.cfg.Name, KeepEnded: 1 << 30})
+	if err := j.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	s, _ := j.State()
+	return s, nil
+}
+
+func reservation(d *jetstream.Delivery, spec any) protocol.Reservation {
+	sum := sha256.Sum256(protocol.Encode(spec))
+	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: time.Now().UTC()}
+}
+
+// bury files a request that cannot be processed, and ends the id that it may have reserved.
+func (c *coordinator) bury(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
+	if err := c.conn.FileDead(ctx, d, why); err != nil {
+		return err
+	}
+	if d.Verb != protocol.VerbCreate {
+		return nil
+	}
+	r, err := c.conn.SandboxReservation(ctx, d.Tenant, d.Sandbox)
+	if protocol.CodeOf(err) == protocol.NotFound || err == nil && r.Request != d.ID {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.abandon(ctx, key{d.Tenant, d.Sandbox}, d.ID, deadLettered(why))
+}
+
+// abandon ends an id that was reserved and never came to its first event.
+func (c *coordinator) abandon(ctx context.Context, k key, request string, why *protocol.Error) error {
+	_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideAbandoned(s, request, why)
+	})
+	return err
+}

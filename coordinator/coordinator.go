@@ -1,0 +1,151 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Config says how a coordinator works.
+type Config struct {
+	Conn       *jetstream.Conn  // required; the caller closes it
+	Name       string           // of this coordinator, an id; required
+	Build      string           // version shown by ping
+	SyncAlways bool             // the server is embedded and writes to disk before it acknowledges
+	CleanupTTL time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
+	Assets     jetstream.Assets // how the streams are made
+	OnReady    func()           // called once, when requests are taken; may be nil
+	Logger     *slog.Logger     // default slog.Default
+
+	// Timing is for tests; the zero value means the defaults.
+	Timing Timing
+}
+
+// Timing holds the periods of the parts that watch over others.
+type Timing struct {
+	Scan     time.Duration // between two looks at what is owed; default 1 s
+	Suspect  time.Duration // without a heartbeat a host gets no new work; default 5 s
+	Retell   time.Duration // a worker is told again what it owes; default 5 s
+	Seize    time.Duration // between two tries to take a silent host's lock; default 3 s
+	Snapshot time.Duration // between two rounds of snapshots; default 30 s
+	Abandon  time.Duration // a reservation without a history is ended; default 60 s
+	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
+}
+
+func (t *Timing) setDefaults() {
+	for _, d := range []struct {
+		value *time.Duration
+		def   time.Duration
+	}{
+		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
+		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Overdue, time.Minute},
+	} {
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+	}
+}
+
+// coordinator is one running coordinator.
+type coordinator struct {
+	cfg        Config
+	conn       *jetstream.Conn
+	log        *slog.Logger
+	projection *projection
+	hosts      *hosts
+	elected    elected
+	started    time.Time
+}
+
+// Run provisions the streams, and serves until ctx ends; then it takes no new requests, finishes
+// those in hand, and gives the scheduler's lock up. It returns nil after such an end.
+func Run(ctx context.Context, cfg Config) error {
+	if cfg.Conn == nil {
+		return protocol.Invalid("conn", "must be set")
+	}
+	if err := protocol.ValidateID("name", cfg.Name); err != nil {
+		return err
+	}
+	if cfg.CleanupTTL == 0 {
+		cfg.CleanupTTL = 360 * time.Hour
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	cfg.Timing.setDefaults()
+	c := &coordinator{cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("coordinator", cfg.Name), started: time.Now()}
+	if err := c.conn.Provision(ctx, cfg.Assets); err != nil {
+		return err
+	}
+	c.projection = newProjection(c.conn, c.log, cfg.Name)
+	c.hosts = newHosts(cfg.Timing, c.projection)
+	err := c.run(ctx)
+	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		return nil
+	}
+	return err
+}
+
+func (c *coordinator) run(ctx context.Context) error {
+	from, err := c.projection.restore(ctx)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	caughtUp := make(chan struct{})
+	group.Go(func() error {
+		return c.again(ctx, "follow the log", func() error { return c.projection.follow(ctx, &from, caughtUp) })
+	})
+	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
+	group.Go(func() error {
+		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.register, nil) })
+	})
+	select {
+	case <-caughtUp:
+	case <-ctx.Done():
+		return group.Wait()
+	}
+	group.Go(func() error { return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints()) })
+	group.Go(func() error { return c.conn.ConsumeRequests(ctx, c.handle) })
+	group.Go(func() error { return c.campaign(ctx) })
+	c.log.Info("coordinator is ready", "deployment", c.conn.Deployment())
+	if c.cfg.OnReady != nil {
+		c.cfg.OnReady()
+	}
+	return group.Wait()
+}
+
+// again runs something that should run until ctx ends, and runs it again when it fails.
+func (c *coordinator) again(ctx context.Context, what string, f func() error) error {
+	for {
+		err := f()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		c.log.Warn("trying again", "what", what, "error", err)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// semver is the build's version in the form that NATS services require.
+func semver(build string) string {
+	for _, r := range build {
+		if (r < '0' || r > '9') && r != '.' {
+			return "0.0.0"
+		}
+	}
+	if build == "" {
+		return "0.0.0"
+	}
+	return build
+}

@@ -1,0 +1,174 @@
+package coordinator
+
+import (
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// The decisions on requests. Each looks at a state and returns the events that follow from the
+// request; none where the history already has them. A request that is delivered twice therefore
+// decides nothing the second time.
+
+// decideAccept begins a history.
+func decideAccept(s *protocol.State, request string, spec *protocol.SandboxSpec) ([]protocol.Event, error) {
+	if s.Exists() {
+		return nil, nil // the reservation says that it is this request's own
+	}
+	return []protocol.Event{{
+		Kind: protocol.SandboxAccepted, Request: request, Phase: &protocol.SandboxDetails{Spec: spec},
+	}}, nil
+}
+
+// decideAbandoned ends an id that was reserved by a request which never came to its first event.
+func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]protocol.Event, error) {
+	if s.Exists() {
+		return nil, nil
+	}
+	return []protocol.Event{{Kind: protocol.SandboxFailed, Request: request, Error: why, Reason: why.Reason}}, nil
+}
+
+// decideStop asks for a stop. A sandbox that is stopped or being stopped stays so.
+func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, error) {
+	b := &s.Sandbox
+	switch {
+	case !s.Exists():
+		return nil, errNoSandbox()
+	case s.SawRequest(request), b.State == protocol.StateStopped, b.Desired == protocol.StateStopped:
+		return nil, nil
+	case b.State != protocol.StateReady:
+		return nil, errState("stop", b)
+	}
+	return []protocol.Event{{Kind: protocol.SandboxStopRequested, Request: request, Reason: reason}}, nil
+}
+
+// decideResume asks for a stopped sandbox to run again. One that runs, or is being resumed, stays so.
+func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
+	b := &s.Sandbox
+	switch {
+	case !s.Exists():
+		return nil, errNoSandbox()
+	case s.SawRequest(request), b.State == protocol.StatePending && b.Resuming,
+		b.State == protocol.StateReady && b.Desired == protocol.StateReady:
+		return nil, nil
+	case b.State != protocol.StateStopped:
+		return nil, errState("resume", b)
+	}
+	return []protocol.Event{{Kind: protocol.SandboxResumeRequested, Request: request}}, nil
+}
+
+// decideDelete asks for the removal, in any state. A sandbox that no host ever held is deleted at
+// once.
+func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, error) {
+	b := &s.Sandbox
+	switch {
+	case !s.Exists():
+		return nil, errNoSandbox()
+	case b.Desired == protocol.StateDeleted:
+		return nil, nil
+	}
+	events := []protocol.Event{{Kind: protocol.SandboxDeleteRequested, Request: request, Reason: reason}}
+	if b.Worker == "" {
+		events = append(events, protocol.Event{Kind: protocol.SandboxDeleted, Request: request, Reason: reason})
+	}
+	return events, nil
+}
+
+// decideExec accepts an exec. known says that the id was reserved by an earlier try of the same
+// request.
+func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec) ([]protocol.Event, error) {
+	if err := mayExec(s); err != nil {
+		if s.Execs[id] == nil {
+			return nil, err
+		}
+	}
+	if s.Execs[id] != nil {
+		return nil, nil // the reservation says that it is this request's own
+	}
+	return []protocol.Event{{
+		Kind: protocol.ExecAccepted, Request: request, Exec: &protocol.ExecDetails{ID: id, Spec: spec},
+	}}, nil
+}
+
+// mayExec says why a sandbox takes no exec now.
+func mayExec(s *protocol.State) error {
+	b := &s.Sandbox
+	switch {
+	case !s.Exists():
+		return errNoSandbox()
+	case b.State == protocol.StateReady && b.Desired == protocol.StateStopped:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is being stopped")
+	case b.State != protocol.StateReady:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "the sandbox is %s", b.State)
+	}
+	return nil
+}
+
+// decideCancel asks for the end of an exec. One that no worker has started ends at once: of the
+// cancel and the start, the log takes one.
+func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, error) {
+	if !s.Exists() {
+		return nil, errNoSandbox()
+	}
+	x := s.Execs[id]
+	switch {
+	case x == nil:
+		return nil, errNoExec()
+	case x.State.Terminal():
+		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonExecTerminal, "the exec is %s", x.State)
+	case x.Cancelling:
+		return nil, nil
+	case x.State == protocol.ExecStateAccepted:
+		return []protocol.Event{{
+			Kind: protocol.ExecCancelled, Request: request, Reason: protocol.ReasonCancelRequested, Exec: &protocol.ExecDetails{ID: id, Inline: true},
+		}}, nil
+	}
+	return []protocol.Event{{Kind: protocol.ExecCancelRequested, Request: request, Exec: &protocol.ExecDetails{ID: id}}}, nil
+}
+
+// decideAssign places a sandbox on a host. from is the generation that the placement was made for:
+// when the sandbox was assigned in the meantime, or is no longer pending, nothing follows.
+func decideAssign(s *protocol.State, from uint64, worker, hostID string) ([]protocol.Event, error) {
+	b := &s.Sandbox
+	if b.State != protocol.StatePending || b.Generation != from || b.Resuming && b.Assigned {
+		return nil, nil
+	}
+	generation := b.Generation + 1
+	if b.Resuming {
+		generation = b.Generation
+	}
+	return []protocol.Event{{
+		Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: generation},
+	}}, nil
+}
+
+// decideFail ends a sandbox that did not get where it should, and before it its execs.
+func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
+	switch s.Sandbox.State {
+	case protocol.StatePending, protocol.StateReady:
+	default:
+		return nil, nil
+	}
+	var events []protocol.Event
+	for _, x := range s.Active() {
+		events = append(events, protocol.Event{
+			Kind: protocol.ExecFailed, Error: why, Reason: why.Reason, Exec: &protocol.ExecDetails{ID: x.ID},
+		})
+	}
+	return append(events, protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
+}
+
+// decideFailExec ends an exec whose end will not be known.
+func decideFailExec(s *protocol.State, id string, why *protocol.Error) ([]protocol.Event, error) {
+	if x := s.Execs[id]; x == nil || x.State.Terminal() {
+		return nil, nil
+	}
+	return []protocol.Event{{
+		Kind: protocol.ExecFailed, Error: why, Reason: why.Reason, Exec: &protocol.ExecDetails{ID: id},
+	}}, nil
+}
+
+func errNoSandbox() error { return protocol.Errorf(protocol.NotFound, "", "no such sandbox") }
+func errNoExec() error    { return protocol.Errorf(protocol.NotFound, "", "no such exec") }
+
+func errState(verb string, b *protocol.Sandbox) error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInvalidState, "cannot %s a sandbox that is %s", verb, b.State)
+}

@@ -1,0 +1,162 @@
+package coordinator
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// hosts is what a coordinator knows of the hosts: what their workers registered, when they were
+// last heard, and, from the projection, what is placed on them. "suspect" comes from heartbeats;
+// "lost" only from having taken the host's lock.
+type hosts struct {
+	timing     Timing
+	projection *projection
+
+	mu    sync.Mutex
+	known map[string]*hostEntry // by worker
+}
+
+type hostEntry struct {
+	host    protocol.Host
+	heard   time.Time // last heartbeat or registration, by the monotonic clock
+	lost    bool      // its lock was taken from it, or was free
+	changed bool      // a new process of the worker registered: tell it what it owes
+}
+
+func newHosts(t Timing, p *projection) *hosts {
+	return &hosts{timing: t, projection: p, known: map[string]*hostEntry{}}
+}
+
+// register takes over an entry of the table of hosts. An entry that ended is not forgotten: its
+// sandboxes are still there.
+func (h *hosts) register(worker string, entry *protocol.Host) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.projection.wakeUp()
+	if entry == nil {
+		if e := h.known[worker]; e != nil { // it said goodbye
+			e.heard = time.Time{}
+		}
+		return
+	}
+	e := h.entry(worker)
+	e.changed = e.changed || e.host.Instance != entry.Instance || e.host.Token != entry.Token
+	e.host, e.lost = *entry, false
+	if time.Since(entry.SeenAt) < h.timing.Suspect {
+		e.heard = time.Now()
+	}
+}
+
+func (h *hosts) entry(worker string) *hostEntry {
+	e := h.known[worker]
+	if e == nil {
+		e = &hostEntry{}
+		h.known[worker] = e
+	}
+	return e
+}
+
+// listen hears heartbeats until ctx ends.
+func (h *hosts) listen(ctx context.Context, conn *jetstream.Conn) error {
+	stop, err := conn.Heartbeats(h.beat)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (h *hosts) beat(b *protocol.Heartbeat) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.known[b.Worker]
+	if e == nil || e.host.Instance != b.Instance {
+		return // its registration is on the way
+	}
+	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.lost {
+		defer h.projection.wakeUp()
+	}
+	e.heard, e.lost = time.Now(), false
+	e.host.Healthy, e.host.Problem = b.Healthy, b.Problem
+}
+
+// list returns every host with its state and what is placed on it.
+func (h *hosts) list() []*protocol.Host {
+	type usage struct {
+		n   int
+		cpu float64
+		mem protocol.Bytes
+	}
+	used := map[string]usage{}
+	orphans := map[string]string{} // workers that only sandboxes know of
+	for _, b := range h.projection.all() {
+		if b.Worker == "" || b.State == protocol.StateDeleted {
+			continue
+		}
+		orphans[b.Worker] = b.HostID
+		// A sandbox that is being deleted holds its place until it is gone.
+		if b.Assigned || b.State == protocol.StateDeleting {
+			u := used[b.Worker]
+			used[b.Worker] = usage{u.n + 1, u.cpu + b.Spec.CPU, u.mem + b.Spec.Memory}
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for worker, hostID := range orphans {
+		if h.known[worker] == nil {
+			e := h.entry(worker)
+			e.host = protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
+		}
+	}
+	list := make([]*protocol.Host, 0, len(h.known))
+	for worker, e := range h.known {
+		host := e.host
+		host.State = e.state(h.timing)
+		host.Sandboxes, host.UsedCPU, host.UsedMem = used[worker].n, used[worker].cpu, used[worker].mem
+		if !e.heard.IsZero() {
+			host.SeenAt = time.Now().Add(-time.Since(e.heard)).UTC()
+		}
+		list = append(list, &host)
+	}
+	return list
+}
+
+func (e *hostEntry) state(t Timing) protocol.HostState {
+	switch {
+	case e.lost:
+		return protocol.HostLost
+	case e.heard.IsZero() || time.Since(e.heard) > t.Suspect:
+		return protocol.HostSuspect
+	case !e.host.Healthy:
+		return protocol.HostUnhealthy
+	}
+	return protocol.HostReady
+}
+
+// takeChanged returns the workers that registered anew since the last call.
+func (h *hosts) takeChanged() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var workers []string
+	for worker, e := range h.known {
+		if e.changed {
+			e.changed = false
+			workers = append(workers, worker)
+		}
+	}
+	return workers
+}
+
+// setLost notes that a host's lock was free: its worker does not run.
+func (h *hosts) setLost(worker string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e := h.known[worker]; e != nil && time.Since(e.heard) > h.timing.Suspect {
+		e.lost = true
+	}
+}

@@ -1,0 +1,83 @@
+package coordinator
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// place chooses the host for a sandbox: of those that would take it the one with the most room. It
+// is pure. When no host takes it, worker is empty and the refusals say why, one per host, in the
+// order of the hosts' names.
+func place(b *protocol.Sandbox, hosts []*protocol.Host) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
+	sorted := slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
+	best := -1.0
+	for _, h := range sorted {
+		reason := refuse(b, h)
+		refusals = append(refusals, protocol.HostRefusal{Worker: h.Worker, Reason: reason})
+		if reason == "" {
+			if room := room(h); room > best {
+				best, chosen = room, h
+			}
+		}
+	}
+	return chosen, refusals
+}
+
+// refuse says why a host does not take a sandbox, "" when it does. Memory is reserved; cpu is a
+// limit that hosts may promise several times over.
+func refuse(b *protocol.Sandbox, h *protocol.Host) string {
+	switch {
+	case b.Resuming && b.HostID != h.HostID:
+		return "the stopped sandbox is on another host, " + b.Worker
+	case h.State != protocol.HostReady:
+		if h.Problem != "" {
+			return fmt.Sprintf("the host is %s: %s", h.State, h.Problem)
+		}
+		return fmt.Sprintf("the host is %s", h.State)
+	case h.Sandboxes >= h.Slots:
+		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
+	case h.UsedMem+b.Spec.Memory > h.Memory:
+		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", b.Spec.Memory, max(h.Memory-h.UsedMem, 0), h.Memory)
+	}
+	for i, m := range b.Spec.Mounts {
+		if !mountAllowed(m.Source, h.Mounts) {
+			return fmt.Sprintf("spec.mounts[%d].source: %s is not below the host's allow-list", i, m.Source)
+		}
+	}
+	return ""
+}
+
+// mountAllowed says whether a path is below an entry of an allow-list. The worker checks again,
+// with links resolved.
+func mountAllowed(source string, allowed []string) bool {
+	source = path.Clean(source)
+	return slices.ContainsFunc(allowed, func(dir string) bool {
+		dir = path.Clean(dir)
+		return source == dir || strings.HasPrefix(source, strings.TrimSuffix(dir, "/")+"/")
+	})
+}
+
+// impossible returns the error for a sandbox that no host, whatever its load, would ever take
+// because of the operators' policy; nil where waiting may help.
+func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
+	for i, m := range b.Spec.Mounts {
+		allows := func(h *protocol.Host) bool { return mountAllowed(m.Source, h.Mounts) }
+		if len(hosts) > 0 && !slices.ContainsFunc(hosts, allows) {
+			return &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonMountDenied,
+				Field: fmt.Sprintf("spec.mounts[%d].source", i), Message: m.Source + " is not below any host's allow-list"}
+		}
+	}
+	return nil
+}
+
+// room says how empty a host is, from 0 to 1: the scarcer of slots and memory counts.
+func room(h *protocol.Host) float64 {
+	slots := 1 - float64(h.Sandboxes)/float64(max(h.Slots, 1))
+	memory := 1 - float64(h.UsedMem)/float64(max(h.Memory, 1))
+	return min(slots, memory)
+}

@@ -1,0 +1,176 @@
+package coordinator
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// keptExecs is how many ended execs of a sandbox are kept in memory; older ones are read from the
+// log when somebody asks.
+const keptExecs = 128
+
+// key names a sandbox.
+type key struct{ tenant, id string }
+
+// projection is what a coordinator knows of all sandboxes: the fold of the whole log, kept current
+// by following it and by the coordinator's own appends. Its map of handles can be read while a
+// journal works; journals call into it, never the other way round with its lock held.
+type projection struct {
+	conn   *jetstream.Conn
+	log    *slog.Logger
+	writer string
+
+	mu        sync.RWMutex
+	journals  map[key]*jetstream.Journal
+	sandboxes map[key]*protocol.Sandbox // copies, replaced on each change
+	followed  uint64                    // record that the log was followed up to
+	wake      chan struct{}             // something changed that the scheduler may care for
+}
+
+func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string) *projection {
+	return &projection{
+		conn: conn, log: log, writer: writer, wake: make(chan struct{}, 1),
+		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{},
+	}
+}
+
+// journal returns the journal of a sandbox, made when it is not there.
+func (p *projection) journal(k key) *jetstream.Journal {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j := p.journals[k]
+	if j == nil {
+		j = p.conn.Journal(jetstream.JournalConfig{
+			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs, OnApply: p.applied,
+		})
+		p.journals[k] = j
+	}
+	return j
+}
+
+// applied takes over a sandbox's new state, and tells its worker what this coordinator decided.
+func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
+	handle := s.Sandbox
+	k := key{b.Tenant, b.Sandbox}
+	p.mu.Lock()
+	p.sandboxes[k] = &handle
+	p.mu.Unlock()
+	if b.Writer == p.writer && handle.Worker != "" {
+		if err := p.conn.Tell(handle.Worker, b); err != nil {
+			p.log.Warn("a worker is not told, and will be later", "worker", handle.Worker, "sandbox", b.Sandbox, "error", err)
+		}
+	}
+	for i := range b.Events {
+		switch b.Events[i].Kind {
+		case protocol.ExecAccepted, protocol.ExecStarted, protocol.ExecFinished:
+		default:
+			p.wakeUp()
+			return
+		}
+	}
+}
+
+func (p *projection) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// restore loads the snapshots and returns the record to follow the log from.
+func (p *projection) restore(ctx context.Context) (from uint64, err error) {
+	return p.conn.ReadSnapshots(ctx, func(s *protocol.State, record uint64) {
+		k := key{s.Sandbox.Tenant, s.Sandbox.ID}
+		p.journal(k).Restore(s, record)
+		handle := s.Sandbox
+		p.mu.Lock()
+		p.sandboxes[k] = &handle
+		p.mu.Unlock()
+	})
+}
+
+// follow keeps the projection current. from moves on, so that it can be called again.
+func (p *projection) follow(ctx context.Context, from *uint64, caughtUp chan struct{}) error {
+	return p.conn.FollowEvents(ctx, *from, func(b *protocol.Batch) {
+		p.observe(ctx, b)
+		*from = b.Record + 1
+		p.mu.Lock()
+		p.followed = b.Record
+		p.mu.Unlock()
+	}, func() {
+		select {
+		case <-caughtUp:
+		default:
+			close(caughtUp)
+		}
+	})
+}
+
+func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
+	k := key{b.Tenant, b.Sandbox}
+	if p.get(k) == nil && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
+		return // a tombstone; who asks for it reads the log
+	}
+	j := p.journal(k)
+	if !j.Observe(b) {
+		j.Fresh()
+		return
+	}
+	if err := j.Refresh(ctx); err != nil {
+		p.log.Warn("a gap in a history is not read, and will be later", "sandbox", k.id, "error", err)
+	}
+}
+
+// get returns the handle of a sandbox that is in memory, nil when it is not.
+func (p *projection) get(k key) *protocol.Sandbox {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.sandboxes[k]
+}
+
+// find returns the journal of a sandbox that exists, whose state has at least the sequence min: in
+// memory, or read from the log. Error: not_found.
+func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
+	if b := p.get(k); b != nil && b.Sequence >= min {
+		return p.journal(k), nil
+	}
+	known := p.get(k) != nil
+	j := p.journal(k)
+	err := j.Refresh(ctx)
+	if err == nil && p.get(k) == nil {
+		j.View(func(s *protocol.State, _ uint64) {
+			if !s.Exists() {
+				err = errNoSandbox()
+			}
+		})
+	}
+	if err != nil && !known {
+		p.forget(k, nil) // ids that somebody guessed take no memory
+	}
+	return j, err
+}
+
+// all returns every handle in memory.
+func (p *projection) all() []*protocol.Sandbox {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	list := make([]*protocol.Sandbox, 0, len(p.sandboxes))
+	for _, b := range p.sandboxes {
+		list = append(list, b)
+	}
+	return list
+}
+
+// forget drops a sandbox from memory, if its handle is still the one given.
+func (p *projection) forget(k key, handle *protocol.Sandbox) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.sandboxes[k] == handle {
+		delete(p.sandboxes, k)
+		delete(p.journals, k)
+	}
+}

@@ -1,0 +1,261 @@
+package coordinator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	defaultLimit = 100
+	maxLimit     = 1000
+)
+
+// endpoints are the reads. Each answers from memory, so that a hung host freezes none of them.
+func (c *coordinator) endpoints() map[string]jetstream.Endpoint {
+	return map[string]jetstream.Endpoint{
+		protocol.EndpointPing:    uses(c.ping),
+		protocol.EndpointGet:     uses(c.get, "sandbox", "min_sequence"),
+		protocol.EndpointList:    uses(c.list, "labels", "states", "limit", "page"),
+		protocol.EndpointExec:    uses(c.getExec, "sandbox", "exec", "min_sequence"),
+		protocol.EndpointExecs:   uses(c.listExecs, "sandbox", "states", "limit", "page", "min_sequence"),
+		protocol.EndpointExplain: uses(c.explain, "sandbox"),
+		protocol.EndpointHosts:   uses(c.listHosts),
+	}
+}
+
+// uses refuses queries with fields that the endpoint would ignore, and checks the others.
+func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
+	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+		if err := protocol.ValidateID("tenant", tenant); err != nil {
+			return nil, err
+		}
+		for field, present := range map[string]bool{
+			"sandbox": q.Sandbox != "", "exec": q.Exec != "", "min_sequence": q.MinSequence != 0,
+			"labels": len(q.Labels) > 0, "states": len(q.States) > 0, "limit": q.Limit != 0, "page": q.Page != "",
+		} {
+			if present && !slices.Contains(fields, field) {
+				return nil, protocol.Invalid(field, "is not used here")
+			}
+		}
+		for field, id := range map[string]string{"sandbox": q.Sandbox, "exec": q.Exec} {
+			if slices.Contains(fields, field) {
+				if err := protocol.ValidateID(field, id); err != nil {
+					return nil, err
+				}
+			}
+		}
+		if q.Limit < 0 || q.Limit > maxLimit {
+			return nil, protocol.Invalid("limit", "must be 1 to %d, got %d", maxLimit, q.Limit)
+		}
+		if q.Limit == 0 {
+			q.Limit = defaultLimit
+		}
+		return endpoint(ctx, tenant, q)
+	}
+}
+
+func (c *coordinator) ping(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
+	durability, err := c.conn.Durability(ctx, c.cfg.SyncAlways)
+	if err != nil {
+		return nil, err
+	}
+	return &protocol.Reply{Ping: &protocol.Ping{
+		Version: c.cfg.Build, Coordinator: c.cfg.Name, Deployment: c.conn.Deployment(), Durability: durability,
+		Leader: c.elected.Load(), Hosts: len(c.hosts.list()), Time: time.Now().UTC(),
+	}}, nil
+}
+
+func (c *coordinator) get(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	j, err := c.projection.find(ctx, key{tenant, q.Sandbox}, q.MinSequence)
+	if err != nil {
+		return nil, err
+	}
+	r := sandboxReply(j, false)
+	c.conditions(r.Sandbox, c.hostStates())
+	return r, nil
+}
+
+// conditions adds to a handle what is not in its history.
+func (c *coordinator) conditions(b *protocol.Sandbox, hosts map[string]protocol.HostState) {
+	switch b.State {
+	case protocol.StateDeleted, protocol.StateFailed:
+		return
+	}
+	b.Unreachable = b.Worker != "" && hosts[b.Worker] != protocol.HostReady
+}
+
+func (c *coordinator) hostStates() map[string]protocol.HostState {
+	states := map[string]protocol.HostState{}
+	for _, h := range c.hosts.list() {
+		states[h.Worker] = h.State
+	}
+	return states
+}
+
+func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	for i, s := range q.States {
+		switch protocol.SandboxState(s) {
+		case protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
+		default:
+			return nil, protocol.Invalid(fmt.Sprintf("states[%d]", i), "is not a state of a sandbox: %.40q", s)
+		}
+	}
+	var found []*protocol.Sandbox
+	for _, b := range c.projection.all() {
+		wanted := slices.Contains(q.States, string(b.State)) || len(q.States) == 0 && b.State != protocol.StateDeleted
+		if b.Tenant == tenant && wanted && matches(b.Spec.Labels, q.Labels) {
+			found = append(found, b)
+		}
+	}
+	order := func(a, b *protocol.Sandbox) int { // the newest first
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
+	}
+	page, next, err := paginate(found, order, func(b *protocol.Sandbox) string { return pageToken(b.CreatedAt, b.ID) }, q)
+	if err != nil {
+		return nil, err
+	}
+	r := &protocol.Reply{Next: next}
+	hosts := c.hostStates()
+	for _, b := range page {
+		handle := *b
+		c.conditions(&handle, hosts)
+		r.Sandboxes = append(r.Sandboxes, &handle)
+	}
+	return r, nil
+}
+
+func matches(labels, selector map[string]string) bool {
+	for k, v := range selector {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// pageToken names the last row of a page by its place in the order, newest first: rows that come
+// or go between two pages neither repeat nor hide others.
+func pageToken(t time.Time, id string) string {
+	return fmt.Sprintf("%020d.%s", uint64(1<<63-1)-uint64(t.UnixNano()), id)
+}
+
+// paginate sorts rows and cuts the page that the query asks for.
+func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, q *protocol.Query) (page []T, next string, err error) {
+	slices.SortFunc(rows, order)
+	if q.Page != "" {
+		if at, _, ok := strings.Cut(q.Page, "."); !ok || len(at) != 20 {
+			return nil, "", protocol.Invalid("page", "is not a page token")
+		}
+		i := slices.IndexFunc(rows, func(row T) bool { return token(row) > q.Page })
+		if i < 0 {
+			return nil, "", nil
+		}
+		rows = rows[i:]
+	}
+	if len(rows) > q.Limit {
+		rows = rows[:q.Limit]
+		next = token(rows[len(rows)-1])
+	}
+	return rows, next, nil
+}
+
+func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	k := key{tenant, q.Sandbox}
+	j, err := c.projection.find(ctx, k, q.MinSequence)
+	if err != nil {
+		return nil, err
+	}
+	x, sequence, err := c.pastExec(ctx, j, k, q.Exec)
+	if err == nil && x == nil { // memory may be behind
+		if err = j.Refresh(ctx); err == nil {
+			x, sequence, err = c.pastExec(ctx, j, k, q.Exec)
+		}
+	}
+	if err == nil && x == nil {
+		err = errNoExec()
+	}
+	return &protocol.Reply{Exec: x, Sequence: sequence}, err
+}
+
+func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	for i, s := range q.States {
+		switch state := protocol.ExecState(s); {
+		case state.Terminal(), state == protocol.ExecStateAccepted, state == protocol.ExecStateRunning:
+		default:
+			return nil, protocol.Invalid(fmt.Sprintf("states[%d]", i), "is not a state of an exec: %.40q", s)
+		}
+	}
+	k := key{tenant, q.Sandbox}
+	j, err := c.projection.find(ctx, k, q.MinSequence)
+	if err != nil {
+		return nil, err
+	}
+	s, _ := j.State()
+	if s.Sandbox.TotalExecs > len(s.Execs) { // some ended so long ago that only the log has them
+		if s, err = c.replay(ctx, k); err != nil {
+			return nil, err
+		}
+	}
+	var found []*protocol.Exec
+	for _, x := range s.Execs {
+		if len(q.States) == 0 || slices.Contains(q.States, string(x.State)) {
+			found = append(found, x)
+		}
+	}
+	order := func(a, b *protocol.Exec) int {
+		return cmp.Or(b.AcceptedAt.Compare(a.AcceptedAt), cmp.Compare(a.ID, b.ID))
+	}
+	page, next, err := paginate(found, order, func(x *protocol.Exec) string { return pageToken(x.AcceptedAt, x.ID) }, q)
+	return &protocol.Reply{Execs: page, Next: next, Sequence: s.Sandbox.Sequence}, err
+}
+
+func (c *coordinator) listHosts(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
+	hosts := c.hosts.list()
+	slices.SortFunc(hosts, func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
+	return &protocol.Reply{Hosts: hosts}, nil
+}
+
+// explain says what a sandbox waits for.
+func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	r, err := c.get(ctx, tenant, q)
+	if err != nil {
+		return nil, err
+	}
+	b := r.Sandbox
+	e := &protocol.Explanation{Sandbox: b, Since: b.StateChangedAt}
+	switch {
+	case b.State == protocol.StatePending && !b.Assigned:
+		hosts := c.hosts.list()
+		_, e.Hosts = place(b, hosts)
+		e.Waiting, e.Deadline = "no host takes it now", b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
+		if len(hosts) == 0 {
+			e.Waiting = "there is no host"
+		}
+		e.Position = 1 + slices.IndexFunc(c.waiting(hosts), func(w *protocol.Sandbox) bool { return w.Tenant == b.Tenant && w.ID == b.ID })
+	case b.State == protocol.StatePending:
+		e.Waiting, e.Since = "worker "+b.Worker+" prepares it", b.AssignedAt
+		if b.Phase != "" {
+			e.Waiting += ", phase " + b.Phase
+		}
+		e.Deadline = b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
+	case b.State == protocol.StateReady && b.Desired == protocol.StateStopped:
+		e.Waiting = "worker " + b.Worker + " stops it"
+	case b.State == protocol.StateDeleting:
+		e.Waiting = "worker " + b.Worker + " removes it"
+	case b.Error != nil:
+		e.Waiting = "nothing: it failed: " + b.Error.Error()
+	default:
+		e.Waiting = "nothing: it is " + string(b.State)
+	}
+	if b.Unreachable {
+		e.Waiting += "; its host does not answer"
+	}
+	return &protocol.Reply{Explain: e, Sequence: b.Sequence}, nil
+}

@@ -1,0 +1,291 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// watch drives everything that has not ended towards an end, without depending on who owns it. It
+// looks at the fold of the whole log, so that nothing is overlooked because somebody forgot it.
+func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
+	ticker := time.NewTicker(c.cfg.Timing.Scan)
+	defer ticker.Stop()
+	told := map[key]time.Time{}
+	seized := map[string]time.Time{}
+	for {
+		if lease.Check() == nil {
+			hosts := map[string]*protocol.Host{}
+			for _, h := range c.hosts.list() {
+				hosts[h.Worker] = h
+			}
+			c.seizeSilent(ctx, hosts, seized)
+			c.tellChanged()
+			now := time.Now()
+			for _, b := range c.projection.all() {
+				if ctx.Err() != nil {
+					break
+				}
+				if err := c.watchSandbox(ctx, b, hosts[b.Worker], now, told); err != nil {
+					c.log.Warn("the watchdog will look again", "sandbox", b.ID, "error", err)
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}
+
+// watchSandbox does for one sandbox what its deadlines and its silence call for.
+func (c *coordinator) watchSandbox(ctx context.Context, b *protocol.Sandbox, host *protocol.Host, now time.Time, told map[key]time.Time) error {
+	k := key{b.Tenant, b.ID}
+	if b.State == protocol.StateDeleted {
+		delete(told, k)
+	}
+	if decide := c.due(b, host, now); decide != nil {
+		_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			if s.Sandbox.Sequence != b.Sequence {
+				return nil, nil // it moved on; the next scan looks again
+			}
+			return decide(s)
+		})
+		return err
+	}
+	if b.State == protocol.StateDeleted && now.Sub(b.StateChangedAt) > c.cfg.CleanupTTL {
+		return c.purge(ctx, k, b)
+	}
+	if b.ActiveExecs > 0 {
+		if err := c.watchExecs(ctx, k, b, host, now); err != nil {
+			return err
+		}
+	}
+	if host != nil && host.State == protocol.HostReady && owes(b) && now.Sub(told[k]) > c.cfg.Timing.Retell {
+		if _, before := told[k]; before { // what was just decided is told already
+			if err := c.conn.TellAbout(b.Worker, b.Tenant, b.ID); err != nil {
+				return err
+			}
+		}
+		told[k] = now
+	} else if !owes(b) {
+		delete(told, k)
+	}
+	return nil
+}
+
+// owes says whether a worker has something to do about a sandbox.
+func owes(b *protocol.Sandbox) bool {
+	switch b.State {
+	case protocol.StatePending:
+		return b.Assigned
+	case protocol.StateReady:
+		return b.Desired != protocol.StateReady || b.ActiveExecs > 0
+	}
+	return b.State == protocol.StateDeleting
+}
+
+// due returns the decision that a sandbox's deadlines call for, nil for none.
+func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Time) func(s *protocol.State) ([]protocol.Event, error) {
+	fail := func(code protocol.Code, reason, format string, args ...any) func(*protocol.State) ([]protocol.Event, error) {
+		return func(s *protocol.State) ([]protocol.Event, error) {
+			return decideFail(s, protocol.Errorf(code, reason, format, args...))
+		}
+	}
+	since := now.Sub(b.StateChangedAt)
+	lost := host == nil || host.State == protocol.HostLost
+	switch {
+	case b.State == protocol.StatePending && !b.Assigned && since > b.Spec.QueueTimeout.Std():
+		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s", b.Spec.QueueTimeout)
+	case b.State == protocol.StatePending && b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue:
+		// The worker has a deadline of its own, and reports it better; this is for one that hangs.
+		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s", b.Spec.CreateTimeout)
+	case b.State == protocol.StateReady && lost && host != nil && b.Spec.OnHostLoss == protocol.OnHostLossFail:
+		return fail(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost", b.HostID, b.Worker)
+	case b.State == protocol.StateReady && b.Desired == protocol.StateReady && b.ActiveExecs == 0 &&
+		b.Spec.IdleTTL > 0 && now.Sub(b.ActiveAt) > b.Spec.IdleTTL.Std():
+		return func(s *protocol.State) ([]protocol.Event, error) { return decideStop(s, "", protocol.ReasonIdleTTL) }
+	case (b.State == protocol.StateStopped || b.State == protocol.StateFailed) && since > c.cfg.CleanupTTL:
+		return func(s *protocol.State) ([]protocol.Event, error) {
+			return decideDelete(s, "", protocol.ReasonCleanupTTL)
+		}
+	}
+	return nil
+}
+
+// watchExecs ends execs whose end can no longer be learnt in time: their own timeout is over, and
+// so is a margin for their worker to say so.
+func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now time.Time) error {
+	var overdue []string
+	j := c.projection.journal(k)
+	j.View(func(s *protocol.State, _ uint64) {
+		for _, x := range s.Active() {
+			limit := x.Spec.Timeout.Std() + x.Spec.Grace.Std() + c.cfg.Timing.Overdue
+			if x.Spec.Timeout > 0 && x.State == protocol.ExecStateRunning && now.Sub(x.StartedAt) > limit {
+				overdue = append(overdue, x.ID)
+			}
+		}
+	})
+	reason := protocol.ReasonInterrupted
+	if host == nil || host.State == protocol.HostLost {
+		reason = protocol.ReasonHostLost
+	}
+	for _, id := range overdue {
+		_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			return decideFailExec(s, id, protocol.Errorf(protocol.Unavailable, reason,
+				"worker %s did not report the exec's end long after its timeout; its exit code is not known", b.Worker))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seizeSilent takes the lock of hosts that are not heard of. Only when that succeeds is a host
+// lost: its lease was over, so its worker changes nothing any more.
+func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protocol.Host, tried map[string]time.Time) {
+	for worker, h := range hosts {
+		if h.State != protocol.HostSuspect || h.HostID == "" || time.Since(tried[worker]) < c.cfg.Timing.Seize {
+			continue
+		}
+		tried[worker] = time.Now()
+		holder := jetstream.Holder{Name: c.cfg.Name, Instance: "seize-" + c.cfg.Name, Detail: "takes the lock of a silent host"}
+		err := c.conn.SeizeHost(ctx, h.HostID, holder, func(uint64) error {
+			c.log.Warn("a host is lost", "worker", worker, "host", h.HostID)
+			c.hosts.setLost(worker)
+			h.State = protocol.HostLost
+			return nil
+		})
+		if held := (*jetstream.HeldError)(nil); err != nil && !errors.As(err, &held) {
+			c.log.Warn("whether a silent host is lost is not known", "worker", worker, "error", err)
+		}
+		c.projection.wakeUp()
+	}
+}
+
+// tellChanged tells each worker that has just registered about everything it owns.
+func (c *coordinator) tellChanged() {
+	for _, worker := range c.hosts.takeChanged() {
+		for _, b := range c.projection.all() {
+			if b.Worker != worker || b.State == protocol.StateDeleted {
+				continue
+			}
+			if err := c.conn.TellAbout(worker, b.Tenant, b.ID); err != nil {
+				c.log.Warn("a worker is not told, and will be later", "worker", worker, "error", err)
+			}
+		}
+	}
+}
+
+// purge takes away what is kept of a sandbox that was deleted long ago.
+func (c *coordinator) purge(ctx context.Context, k key, b *protocol.Sandbox) error {
+	if err := c.conn.PurgeHistory(ctx, k.tenant, k.id); err != nil {
+		return err
+	}
+	c.projection.forget(k, b)
+	return nil
+}
+
+// watchReservations ends ids that were reserved and never came to a first event: whoever reserved
+// them is gone, and so is the request. It scans the registry, which forgets nothing.
+func (c *coordinator) watchReservations(ctx context.Context) error {
+	var mu sync.Mutex
+	open := map[key]reserved{}
+	go func() {
+		_ = c.again(ctx, "follow the registry", func() error {
+			return c.conn.FollowReservations(ctx, func(tenant, sandbox string, r *protocol.Reservation) {
+				mu.Lock()
+				defer mu.Unlock()
+				open[key{tenant, sandbox}] = reserved{request: r.Request, seen: time.Now()}
+			})
+		}) // returns when ctx ends
+	}()
+	ticker := time.NewTicker(max(c.cfg.Timing.Abandon/4, c.cfg.Timing.Scan))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+		mu.Lock()
+		for k, r := range open {
+			if c.projection.get(k) != nil || time.Since(r.seen) > c.cfg.Timing.Abandon && c.checkReservation(ctx, k, r) {
+				delete(open, k)
+			}
+		}
+		mu.Unlock()
+	}
+}
+
+// reserved is a reservation whose sandbox was not seen yet.
+type reserved struct {
+	request string
+	seen    time.Time
+}
+
+// checkReservation reports whether an id has a history, or has been given an end now.
+func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) bool {
+	_, err := c.projection.find(ctx, k, 0)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		err = c.abandon(ctx, k, r.request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
+			"the id was reserved, and the request was not carried out"))
+	}
+	if err != nil {
+		c.log.Warn("a reservation is looked at again", "sandbox", k.id, "error", err)
+	}
+	return err == nil
+}
+
+// snapshots writes what changed since the last round, and then how far the log is covered.
+func (c *coordinator) snapshots(ctx context.Context) error {
+	ticker := time.NewTicker(c.cfg.Timing.Snapshot)
+	defer ticker.Stop()
+	written := map[key]uint64{}
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+		if err := c.snapshot(ctx, written); err != nil {
+			c.log.Warn("snapshots are written later", "error", err)
+		}
+	}
+}
+
+// maxSnapshot keeps a snapshot below the server's maximum payload.
+const maxSnapshot = 512 << 10
+
+func (c *coordinator) snapshot(ctx context.Context, written map[key]uint64) error {
+	c.projection.mu.RLock()
+	covered := c.projection.followed
+	c.projection.mu.RUnlock()
+	for _, b := range c.projection.all() {
+		k := key{b.Tenant, b.ID}
+		if written[k] == b.Sequence {
+			continue
+		}
+		s, record := c.projection.journal(k).State()
+		if !s.Exists() {
+			continue
+		}
+		if len(protocol.Encode(s)) > maxSnapshot {
+			s.Trim(0)
+		}
+		if err := c.conn.WriteSnapshot(ctx, s, record); err != nil {
+			return err
+		}
+		written[k] = s.Sandbox.Sequence
+	}
+	if covered == 0 {
+		return nil
+	}
+	return c.conn.WriteCheckpoint(ctx, covered)
+}
