@@ -9,7 +9,7 @@ import (
 // Kind is what an event says happened.
 type Kind string
 
-// The kinds. transitions in fold.go says which is legal when, and who may write it.
+// The kinds. [Transitions] says which is legal when, and who may write it.
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec
 	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation
@@ -150,11 +150,14 @@ func (b *Batch) Encode() []byte {
 	return Encode(&bare)
 }
 
-// First and Last are the numbers of the batch's first and last event.
+// First is the number of the batch's first event. It panics on a batch without events, which
+// [DecodeBatch] refuses.
 func (b *Batch) First() uint64 { return b.Events[0].Sequence }
-func (b *Batch) Last() uint64  { return b.Events[len(b.Events)-1].Sequence }
 
-// Headers are what a person reads beside the payload.
+// Last is the number of the batch's last event. It panics on a batch without events, as First.
+func (b *Batch) Last() uint64 { return b.Events[len(b.Events)-1].Sequence }
+
+// Headers are what a person reads beside the payload. It panics on a batch without events.
 func (b *Batch) Headers() map[string]string {
 	kinds := make([]string, len(b.Events))
 	for i, e := range b.Events {

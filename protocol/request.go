@@ -122,6 +122,7 @@ type Host struct {
 // HostState is what a coordinator makes of a host's heartbeats, health and lease.
 type HostState string
 
+// The states of a host.
 const (
 	HostReady     HostState = "ready"
 	HostUnhealthy HostState = "unhealthy" // heartbeats come, its Engine does not answer: no new work
