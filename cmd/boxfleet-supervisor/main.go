@@ -1,0 +1,27 @@
+// Command boxfleet-supervisor is PID 1 of every sandbox. It is mounted into the container by the
+// worker and takes no configuration there; see package supervisor.
+package main
+
+import (
+	"context"
+	"flag"
+	"log/slog"
+	"os"
+
+	"github.com/boxfleet/boxfleet/supervisor"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	config := supervisor.Config{Logger: log}
+	groups := flag.Uint("groups", supervisor.DefaultGroupBase, "first group id by which execs are found")
+	flag.StringVar(&config.ControlDir, "control", control.ContainerAt+"/ctl", "directory of the worker's socket")
+	flag.StringVar(&config.RunDir, "run", control.ContainerAt+"/run", "directory for output and exit records")
+	flag.Parse()
+	config.GroupBase = uint32(*groups)
+	if err := supervisor.Run(context.Background(), config); err != nil {
+		log.Error("the supervisor cannot run", "error", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,154 @@
+package supervisor
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// account is whom a process runs as.
+type account struct {
+	uid, gid uint32
+	groups   []uint32 // supplementary, without the exec's own
+	name     string   // for USER
+	home     string   // for HOME
+}
+
+// maxAccountFile bounds /etc/passwd and /etc/group, which belong to the sandbox.
+const maxAccountFile = 1 << 20
+
+// accounts resolves users by the container's own /etc/passwd and /etc/group, as they are at that
+// moment. Numeric ids work without either.
+type accounts struct {
+	passwd, group string // paths
+	reserved      uint32 // group ids from here on are not for accounts
+}
+
+// resolve reads "name|uid[:group|gid]", as Docker reads a container's user. The error names what
+// is unknown.
+func (a accounts) resolve(spec string) (account, *protocol.Error) {
+	user, group, grouped := strings.Cut(spec, ":")
+	acct, found := a.user(user)
+	if !found {
+		return account{}, unknownUser("user %q is not in the sandbox's /etc/passwd", user)
+	}
+	if grouped {
+		gid, found := a.gid(group)
+		if !found {
+			return account{}, unknownUser("group %q is not in the sandbox's /etc/group", group)
+		}
+		acct.gid, acct.groups = gid, nil
+	} else {
+		acct.groups = a.memberships(acct.name, acct.gid)
+	}
+	if acct.gid >= a.reserved {
+		return account{}, unknownUser("group ids from %d on are reserved", a.reserved)
+	}
+	return acct, nil
+}
+
+func unknownUser(format string, args ...any) *protocol.Error {
+	e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUserUnknown, format, args...)
+	e.Field = "spec.user"
+	return e
+}
+
+// user finds a passwd entry, name:password:uid:gid:gecos:home:shell. A uid without one is an
+// account in group 0 without a home.
+func (a accounts) user(user string) (account, bool) {
+	uid, numeric := id(user)
+	var acct account
+	found := false
+	eachLine(a.passwd, func(fields []string) bool {
+		if len(fields) < 6 || (fields[0] != user && !(numeric && fields[2] == user)) {
+			return true
+		}
+		u, okUID := id(fields[2])
+		g, okGID := id(fields[3])
+		if !okUID || !okGID {
+			return true
+		}
+		acct, found = account{uid: u, gid: g, name: fields[0], home: fields[5]}, true
+		return false
+	})
+	if !found && numeric {
+		acct, found = account{uid: uid, name: user}, true
+	}
+	if acct.home == "" {
+		acct.home = "/"
+	}
+	return acct, found
+}
+
+func (a accounts) gid(group string) (uint32, bool) {
+	if gid, numeric := id(group); numeric {
+		return gid, true
+	}
+	var gid uint32
+	found := false
+	eachLine(a.group, func(fields []string) bool {
+		if len(fields) >= 3 && fields[0] == group {
+			gid, found = id(fields[2])
+		}
+		return !found
+	})
+	return gid, found
+}
+
+// memberships lists the groups that name a user as a member, but for the primary one.
+func (a accounts) memberships(user string, primary uint32) []uint32 {
+	var gids []uint32
+	eachLine(a.group, func(fields []string) bool {
+		if len(fields) < 4 {
+			return true
+		}
+		for member := range strings.SplitSeq(fields[3], ",") {
+			gid, ok := id(fields[2])
+			if member == user && ok && gid != primary && gid < a.reserved {
+				gids = append(gids, gid)
+				break
+			}
+		}
+		return len(gids) < 1024
+	})
+	return gids
+}
+
+// id reads a numeric user or group id: 0 to 2³¹-1, as Docker does.
+func id(s string) (uint32, bool) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	return uint32(n), err == nil
+}
+
+// eachLine calls f with the fields of each line until it returns false. A file that is missing, not
+// regular, or too large counts as empty from there on.
+func eachLine(path string, f func(fields []string) bool) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // it may be a FIFO
+	if err != nil {
+		return
+	}
+	var stat unix.Stat_t
+	if unix.Fstat(fd, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		unix.Close(fd)
+		return
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxAccountFile))
+	if err != nil {
+		return
+	}
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		if line := strings.TrimSpace(lines.Text()); line != "" && line[0] != '#' && !f(strings.Split(line, ":")) {
+			return
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept are the capabilities that PID 1 works with: to start processes as any user and to signal
+// them.
+const kept = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
+
+// confine makes it impossible that a process started from here ever has a capability, root ones
+// included: execve gives uid 0 what is in the bounding set, so that set is emptied. Without this a
+// root exec could leave its group and with it the reach of a cancel.
+//
+// Emptying the set needs CAP_SETPCAP, which is given up again at once. (Giving up capabilities per
+// exec on a thread that then ends would do without it, but makes a thread per exec, and the
+// runtime dies when it cannot make one.)
+//
+// It also makes the process undumpable: a root exec has the same uid, and must not be able to
+// read the sealing key from this process's memory, or to trace it.
+func confine() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("supervisor: set undumpable: %w", err)
+	}
+	if err := onAllThreads(unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
+		return fmt.Errorf("supervisor: set no_new_privs: %w", err)
+	}
+	for capability := uintptr(0); ; capability++ {
+		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			break // past the last capability of this kernel
+		}
+		if held == 0 {
+			continue
+		}
+		if err := onAllThreads(unix.PR_CAPBSET_DROP, capability); err != nil {
+			return fmt.Errorf("supervisor: empty the capability bounding set (it needs CAP_SETPCAP): %w", err)
+		}
+	}
+	return keepOnly(kept)
+}
+
+func onAllThreads(option int, arg uintptr) error {
+	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, uintptr(option), arg, 0, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// keepOnly reduces the permitted and effective sets of every thread to mask, and empties the
+// inheritable set, from which an exec by uid 0 would otherwise be given.
+func keepOnly(mask uint32) error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := [2]unix.CapUserData{{Effective: mask, Permitted: mask}}
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET,
+		uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
+	if errno != 0 {
+		return fmt.Errorf("supervisor: keep CAP_KILL, CAP_SETGID and CAP_SETUID only: %w", errno)
+	}
+	return nil
+}

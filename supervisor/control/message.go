@@ -1,0 +1,160 @@
+package control
+
+import (
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Version is the version of this schema, exchanged in [Hello] and [Welcome].
+const Version = 1
+
+// Where things are, inside the container and below the sandbox's directories on the host.
+const (
+	SocketName  = "worker.sock" // in the control directory
+	ExecsDir    = "execs"       // in the run directory; one directory per exec
+	PrimaryDir  = "primary"     // in the run directory; stdout and stderr of the primary command
+	StdoutName  = "stdout"
+	StderrName  = "stderr"
+	RecordName  = "exit" // in an exec's directory
+	ContainerAt = "/.boxfleet"
+)
+
+// MaxExecs is how many execs a supervisor remembers, running and ended, until they are forgotten.
+// One more is refused with resource_exhausted.
+const MaxExecs = 16384
+
+// MaxInline is the most output, both streams together, that a [Result] carries, whatever
+// [Start.InlineLimit] says.
+const MaxInline = 256 << 10
+
+// Command is one frame towards the supervisor. Exactly one of the pointers is set. All but Welcome
+// are answered by a [Reply] with the same Seq.
+type Command struct {
+	Seq     uint64   `json:"seq,omitempty"`
+	Welcome *Welcome `json:"welcome,omitempty"`
+	Start   *Start   `json:"start,omitempty"`
+	Cancel  *Cancel  `json:"cancel,omitempty"`
+	Forget  *Forget  `json:"forget,omitempty"`
+	StopAll *StopAll `json:"stop_all,omitempty"`
+}
+
+// Notice is one frame towards the worker. Exactly one of the pointers is set.
+type Notice struct {
+	Hello   *Hello   `json:"hello,omitempty"`
+	Reply   *Reply   `json:"reply,omitempty"`
+	Output  *Output  `json:"output,omitempty"`
+	Result  *Result  `json:"result,omitempty"`
+	Primary *Primary `json:"primary,omitempty"`
+}
+
+// Hello is the supervisor's first word on a connection. Execs may need several frames: all but the
+// last have More set, and carry nothing else that is new.
+type Hello struct {
+	Version int          `json:"v"`
+	Boot    string       `json:"boot"` // random, one per start of the supervisor
+	Pid     int          `json:"pid"`  // as the supervisor sees itself; 1 in a container
+	Started time.Time    `json:"started"`
+	Primary *Primary     `json:"primary,omitempty"`
+	Execs   []ExecStatus `json:"execs,omitempty"` // of this boot: running, or ended and not forgotten
+	More    bool         `json:"more,omitempty"`
+}
+
+// Welcome answers Hello. No exec starts before a boot's first one; only that one starts the
+// primary command.
+type Welcome struct {
+	Version     int               `json:"v"`
+	Key         []byte            `json:"key"`               // 32 bytes; authenticates exit records
+	Command     []string          `json:"command,omitempty"` // the primary command, if there is one
+	Env         map[string]string `json:"env,omitempty"`     // for the primary command, over the supervisor's own environment
+	Grace       time.Duration     `json:"grace,omitempty"`   // TERM to KILL for the primary command, when the supervisor gets TERM
+	DefaultUser string            `json:"default_user,omitempty"`
+	DefaultCwd  string            `json:"default_cwd,omitempty"`
+}
+
+// Start starts an exec, once: the same id again answers with its present status.
+type Start struct {
+	ID          string            `json:"id"`
+	Argv        []string          `json:"argv"`
+	Env         map[string]string `json:"env,omitempty"`  // over the supervisor's own, which is the image's and the sandbox's
+	Cwd         string            `json:"cwd,omitempty"`  // default: Welcome.DefaultCwd, else /
+	User        string            `json:"user,omitempty"` // "name|uid[:group|gid]"; default: Welcome.DefaultUser, else root
+	Stdin       []byte            `json:"stdin,omitempty"`
+	Timeout     time.Duration     `json:"timeout,omitempty"`      // from the start, by the monotonic clock; 0: none
+	Grace       time.Duration     `json:"grace,omitempty"`        // TERM to KILL after the timeout
+	OutputLimit int64             `json:"output_limit,omitempty"` // bytes kept of each stream
+	InlineLimit int64             `json:"inline_limit,omitempty"` // a Result carries the output up to this size, both streams together
+}
+
+// Cancel ends an exec: TERM to its whole tree, KILL after Grace. For an ended one it does nothing.
+type Cancel struct {
+	ID    string        `json:"id"`
+	Grace time.Duration `json:"grace,omitempty"`
+}
+
+// Forget removes ended execs, their directories included. Running and unknown ones are passed over.
+type Forget struct {
+	IDs []string `json:"ids"`
+}
+
+// StopAll ends every exec and the primary command; the Reply comes when nothing is left of them.
+// No exec starts afterwards.
+type StopAll struct {
+	Grace time.Duration `json:"grace,omitempty"`
+}
+
+// Reply answers a command.
+type Reply struct {
+	Seq    uint64          `json:"seq"`
+	Error  *protocol.Error `json:"error,omitempty"`
+	Status *ExecStatus     `json:"status,omitempty"` // for Start
+}
+
+// ExecStatus is one exec as it is now.
+type ExecStatus struct {
+	ID          string    `json:"id"`
+	Started     time.Time `json:"started,omitzero"`
+	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // in its file
+	StderrBytes int64     `json:"stderr_bytes,omitempty"`
+	Result      *Result   `json:"result,omitempty"` // set when it has ended; never with the output inline
+}
+
+// Output says how much of an exec's output is in its files. Sizes never shrink.
+type Output struct {
+	ID     string `json:"id"`
+	Stdout int64  `json:"stdout,omitempty"`
+	Stderr int64  `json:"stderr,omitempty"`
+}
+
+// Result is the end of an exec. At most one of TimedOut, Cancelled and Failed is set.
+type Result struct {
+	ID          string          `json:"id"`
+	ExitCode    *int            `json:"exit_code,omitempty"` // nil: not known. 128+n: died of signal n
+	TimedOut    bool            `json:"timed_out,omitempty"`
+	Cancelled   bool            `json:"cancelled,omitempty"`
+	Failed      bool            `json:"failed,omitempty"` // it could not be started; Error says why
+	Error       *protocol.Error `json:"error,omitempty"`
+	Started     time.Time       `json:"started,omitzero"`
+	Ended       time.Time       `json:"ended,omitzero"`
+	StdoutBytes int64           `json:"stdout_bytes,omitempty"` // in its file
+	StderrBytes int64           `json:"stderr_bytes,omitempty"`
+	Truncated   bool            `json:"truncated,omitempty"` // it wrote more than was kept
+	Inline      bool            `json:"inline,omitempty"`    // Stdout and Stderr are all of the output
+	Stdout      []byte          `json:"stdout,omitempty"`
+	Stderr      []byte          `json:"stderr,omitempty"`
+}
+
+// WithoutOutput is the result as it is kept: the output is in the files.
+func (r Result) WithoutOutput() Result {
+	r.Inline, r.Stdout, r.Stderr = false, nil, nil
+	return r
+}
+
+// Primary is the primary command as it is now.
+type Primary struct {
+	Running  bool            `json:"running"`
+	Restarts int             `json:"restarts,omitempty"`
+	LastExit *int            `json:"last_exit,omitempty"` // of the run before; 127 and 126 as for an exec
+	Error    *protocol.Error `json:"error,omitempty"`     // why it could not be started
+	Since    time.Time       `json:"since,omitzero"`      // of Running
+}

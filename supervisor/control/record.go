@@ -1,0 +1,51 @@
+package control
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// MaxRecord bounds an exit record on disk.
+const MaxRecord = 64 << 10
+
+// Record is the exit record of an exec, on disk from before the Result is sent until the exec is
+// forgotten. It lies where the sandbox's processes can write, so it is sealed with the sandbox's
+// key, and names the exec, so that the true record of another exec is not taken for its own.
+type Record struct {
+	Version int    `json:"v"`
+	Boot    string `json:"boot"`
+	Result  Result `json:"result"`
+}
+
+// Seal encodes the record: an HMAC-SHA256 of 32 bytes, then the body that it covers.
+func Seal(key []byte, r Record) []byte {
+	r.Version = Version
+	r.Result = r.Result.WithoutOutput()
+	body := protocol.Encode(&r)
+	return append(sum(key, body), body...)
+}
+
+// Open checks and decodes the record of exec id. Any failure is [ErrForged].
+func Open(key []byte, id string, data []byte) (*Record, error) {
+	if len(key) == 0 || len(data) < sha256.Size || len(data) > MaxRecord {
+		return nil, ErrForged
+	}
+	seal, body := data[:sha256.Size], data[sha256.Size:]
+	r := &Record{}
+	if !hmac.Equal(seal, sum(key, body)) || protocol.Decode(body, r) != nil || r.Result.ID != id {
+		return nil, ErrForged
+	}
+	return r, nil
+}
+
+// ErrForged is the answer for an exit record that the supervisor did not write for this exec.
+var ErrForged = protocol.Errorf(protocol.Internal, protocol.ReasonInterrupted,
+	"the exit record is not the supervisor's")
+
+func sum(key, body []byte) []byte {
+	mac := hmac.New(sha256.New, key)
+	mac.Write(body)
+	return mac.Sum(nil)
+}

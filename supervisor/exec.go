@@ -1,0 +1,322 @@
+package supervisor
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// When the worker is told of output: soon after the first byte, then not too often, and not at all
+// if the exec ends before, since the result says it.
+const (
+	firstOutput = 5 * time.Millisecond
+	everyOutput = 10 * time.Millisecond
+)
+
+// ending is why an exec ends.
+type ending int
+
+const (
+	notYet ending = iota
+	byItself
+	timedOut
+	cancelled
+)
+
+// exec is one command from Start to Forget. Its own goroutine, run, carries it through.
+type exec struct {
+	s     *supervisor
+	id    string
+	group uint32
+	keep  int64 // the inline limit
+
+	begun chan struct{} // closed once it was started, refused, or has failed to start
+	ended chan struct{} // closed with the result
+	halt  chan struct{} // closed when it is to be brought down before its time
+
+	mu             sync.Mutex
+	refused        *protocol.Error // it never was: another boot's exec has the id
+	started        time.Time
+	stdout, stderr *stream
+	result         *control.Result
+	why            ending
+	deadline       time.Time // of the grace, once why is set
+
+	noticing    sync.Mutex
+	noticeArmed bool
+	noticed     time.Time
+}
+
+func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
+	if start.User == "" {
+		start.User = w.DefaultUser
+	}
+	if start.User == "" {
+		start.User = "0"
+	}
+	if start.Cwd == "" {
+		start.Cwd = w.DefaultCwd
+	}
+	if start.Cwd == "" {
+		start.Cwd = "/"
+	}
+	if start.OutputLimit <= 0 {
+		start.OutputLimit = int64(protocol.DefaultOutputLimit)
+	}
+	start.InlineLimit = min(start.InlineLimit, control.MaxInline)
+	return &exec{
+		s:     s,
+		id:    start.ID,
+		group: s.launcher.group(),
+		keep:  start.InlineLimit,
+		begun: make(chan struct{}),
+		ended: make(chan struct{}),
+		halt:  make(chan struct{}),
+	}
+}
+
+// run carries the exec from its directory to its result. reply is called once, before the result
+// is told.
+func (e *exec) run(start *control.Start, reply func()) {
+	if err := e.claim(); err != nil {
+		e.refuse(err)
+		reply()
+		return
+	}
+	began := time.Now()
+	p, err := e.s.launcher.start(command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin})
+	if err != nil {
+		e.sayNotStarted(start, err)
+		result := e.finish(notStarted(err, began))
+		close(e.begun)
+		reply()
+		e.s.tell(&control.Notice{Result: result})
+		return
+	}
+	e.follow(p, start, began)
+	close(e.begun)
+	reply()
+	e.await(p.child, start, began)
+	e.stdout.settle()
+	e.stderr.settle()
+	e.s.tell(&control.Notice{Result: e.finish(e.resultOf(p.child, began))})
+}
+
+// claim takes the id for good: the directory outlives this boot, so that an exec that was
+// interrupted by the end of PID 1 is never started a second time.
+func (e *exec) claim() *protocol.Error {
+	e.s.disk.acquire()
+	err := unix.Mkdirat(e.s.execsFD, e.id, 0o700)
+	e.s.disk.release()
+	switch err {
+	case nil:
+		return nil
+	case unix.EEXIST:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
+			"exec %s was started before the sandbox's last restart", e.id)
+	default:
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonStartFailed, "make the exec's directory: %v", err)
+	}
+}
+
+func (e *exec) refuse(err *protocol.Error) {
+	e.s.drop(e)
+	e.mu.Lock()
+	e.refused = err
+	e.mu.Unlock()
+	close(e.begun)
+	close(e.ended)
+}
+
+// follow takes the process's pipes.
+func (e *exec) follow(p *process, start *control.Start, began time.Time) {
+	file := func(name string) *sink {
+		return &sink{dir: e.s.execsFD, path: e.id + "/" + name, limit: start.OutputLimit, disk: e.s.disk}
+	}
+	e.mu.Lock()
+	e.started = began
+	e.stdout = newStream(p.stdout, file(control.StdoutName), start.InlineLimit, e.grew)
+	e.stderr = newStream(p.stderr, file(control.StderrName), start.InlineLimit, e.grew)
+	e.mu.Unlock()
+	go e.stdout.pump()
+	go e.stderr.pump()
+}
+
+// await returns when the exec is over: its main process has ended by itself, or its tree was
+// brought down.
+func (e *exec) await(c *child, start *control.Start, began time.Time) {
+	if start.Timeout > 0 {
+		timer := time.AfterFunc(time.Until(began.Add(start.Timeout)), func() { e.stop(timedOut, start.Grace) })
+		defer timer.Stop()
+	}
+	select {
+	case <-c.exited:
+	case <-e.halt:
+	}
+	if !e.settleWhy(c) {
+		return
+	}
+	if !e.s.trees.end(func(group uint32) bool { return group == e.group }, e.graceEnds, c.exited) {
+		e.s.config.Logger.Error("processes survive KILL", "exec", e.id)
+	}
+	select {
+	case <-c.exited:
+	case <-time.After(time.Second): // not killable: the code is not known
+	}
+}
+
+// settleWhy decides between an end by itself and a stop that came at the same time: an exit that
+// was seen first is the exec's own.
+func (e *exec) settleWhy(c *child) (stopped bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.why == notYet {
+		e.why = byItself // a stop comes too late now
+		return false
+	}
+	return true
+}
+
+// stop asks for the end of the exec. A second call may only shorten the grace; the first reason
+// stays. It returns false when the exec has ended.
+func (e *exec) stop(why ending, grace time.Duration) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	deadline := time.Now().Add(grace)
+	switch {
+	case e.result != nil || e.refused != nil:
+		return false
+	case e.why == notYet:
+		e.why, e.deadline = why, deadline
+		close(e.halt)
+	case e.why != byItself && deadline.Before(e.deadline):
+		e.deadline = deadline
+	}
+	return true
+}
+
+func (e *exec) graceEnds() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.deadline
+}
+
+func (e *exec) resultOf(c *child, began time.Time) *control.Result {
+	r := &control.Result{ID: e.id, Started: began}
+	select {
+	case <-c.exited:
+		r.ExitCode = &c.code
+	default:
+	}
+	e.mu.Lock()
+	r.TimedOut, r.Cancelled = e.why == timedOut, e.why == cancelled
+	e.mu.Unlock()
+	return r
+}
+
+// notStarted is the result of a command that could not be started: an exit code where a shell has
+// one, an error otherwise.
+func notStarted(err error, began time.Time) *control.Result {
+	r := &control.Result{Started: began}
+	var u *unrunnable
+	if errors.As(err, &u) {
+		r.ExitCode = &u.code
+		return r
+	}
+	r.Failed, r.Error = true, protocol.AsError(err)
+	return r
+}
+
+// sayNotStarted writes the message where a shell would: on the command's stderr.
+func (e *exec) sayNotStarted(start *control.Start, err error) {
+	var u *unrunnable
+	if !errors.As(err, &u) {
+		return
+	}
+	text := []byte("boxfleet: " + u.message + "\n")
+	k := &sink{dir: e.s.execsFD, path: e.id + "/" + control.StderrName, limit: start.OutputLimit, disk: e.s.disk}
+	k.write(text)
+	k.close()
+	e.mu.Lock()
+	e.stderr = &stream{sink: k, settled: true, head: text[:k.size], dropped: k.size > start.InlineLimit}
+	e.mu.Unlock()
+}
+
+// finish writes the record, then sets the result. What it returns carries the output if it may.
+func (e *exec) finish(r *control.Result) *control.Result {
+	r.ID = e.id
+	e.collect(r)
+	r.Ended = time.Now()
+	e.s.writeRecord(e.id, r)
+
+	kept := r.WithoutOutput()
+	e.mu.Lock()
+	e.started, e.result = r.Started, &kept
+	e.stdout, e.stderr = nil, nil
+	e.mu.Unlock()
+	close(e.ended)
+	return r
+}
+
+// collect takes the output into the result, whole or not at all.
+func (e *exec) collect(r *control.Result) {
+	wholeOut, wholeErr := true, true
+	cutOut, cutErr := false, false
+	if e.stdout != nil {
+		r.StdoutBytes, cutOut, r.Stdout, wholeOut = e.stdout.output()
+	}
+	if e.stderr != nil {
+		r.StderrBytes, cutErr, r.Stderr, wholeErr = e.stderr.output()
+	}
+	r.Truncated = cutOut || cutErr
+	r.Inline = wholeOut && wholeErr && r.StdoutBytes+r.StderrBytes <= e.keep
+	if !r.Inline {
+		r.Stdout, r.Stderr = nil, nil
+	}
+}
+
+func (e *exec) hasEnded() bool {
+	select {
+	case <-e.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// status is the exec as it is now; begun is false before its start has been tried.
+func (e *exec) status() (status control.ExecStatus, begun bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	status = control.ExecStatus{ID: e.id, Started: e.started}
+	if r := e.result; r != nil {
+		status.Result, status.StdoutBytes, status.StderrBytes = r, r.StdoutBytes, r.StderrBytes
+		return status, true
+	}
+	if e.stdout == nil {
+		return status, false
+	}
+	status.StdoutBytes, status.StderrBytes = e.stdout.kept.Load(), e.stderr.kept.Load()
+	return status, true
+}
+
+// grew arranges that the worker is told of new output.
+func (e *exec) grew() {
+	e.noticing.Lock()
+	defer e.noticing.Unlock()
+	if e.noticeArmed {
+		return
+	}
+	e.noticeArmed = true
+	time.AfterFunc(max(firstOutput, everyOutput-time.Since(e.noticed)), func() {
+		e.noticing.Lock()
+		e.noticeArmed, e.noticed = false, time.Now()
+		e.noticing.Unlock()
+		e.s.tellOutput(e)
+	})
+}

@@ -1,0 +1,231 @@
+package supervisor
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// defaultPath is where programs are looked for when the environment has no PATH.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// command is one process to be started.
+type command struct {
+	argv  []string
+	env   map[string]string // over the supervisor's own
+	cwd   string
+	user  string
+	group uint32 // by which its tree is found
+	stdin []byte
+}
+
+// process is a started command: its main process, and the read ends of its pipes.
+type process struct {
+	*child
+	stdout, stderr *os.File
+}
+
+// launcher starts processes.
+type launcher struct {
+	environ  map[string]string // the supervisor's own, which is the image's and the sandbox's
+	accounts accounts
+	reaper   *reaper
+	null     *os.File
+	looking  slots
+	nextID   atomic.Uint32 // groups given out
+	base     uint32
+}
+
+func newLauncher(groups uint32, r *reaper) (*launcher, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0) // once: a root exec may replace the device
+	if err != nil {
+		return nil, err
+	}
+	l := &launcher{
+		environ:  map[string]string{},
+		accounts: accounts{passwd: "/etc/passwd", group: "/etc/group", reserved: groups},
+		reaper:   r,
+		null:     null,
+		looking:  make(slots, lookupSlots),
+		base:     groups,
+	}
+	for _, entry := range os.Environ() {
+		name, value, _ := strings.Cut(entry, "=")
+		l.environ[name] = value
+	}
+	if root, _ := l.accounts.user("0"); l.environ["HOME"] == root.home {
+		delete(l.environ, "HOME") // the container runtime's choice for PID 1, not the image's
+	}
+	return l, nil
+}
+
+// group gives out a group that no process of this boot has had.
+func (l *launcher) group() uint32 { return l.base + l.nextID.Add(1) - 1 }
+
+// start starts a command. The error is *unrunnable for what a shell answers with 127 or 126, and
+// *protocol.Error for everything else.
+func (l *launcher) start(c command) (*process, error) {
+	if err := checkStrings(c); err != nil {
+		return nil, err
+	}
+	acct, refused := l.accounts.resolve(c.user)
+	if refused != nil {
+		return nil, refused
+	}
+	env, search := l.environment(c.env, acct)
+	l.looking.acquire()
+	path, err := lookup(acct, c.cwd, c.argv[0], search)
+	l.looking.release()
+	if err != nil {
+		return nil, startError(path, err)
+	}
+	return l.fork(c, path, env, acct)
+}
+
+func (l *launcher) fork(c command, path string, env []string, acct account) (*process, error) {
+	var pipes stdio
+	defer pipes.closeChildEnds()
+	if err := pipes.open(c.stdin, l.null); err != nil {
+		pipes.closeOurEnds()
+		return nil, startError(path, err)
+	}
+	child, err := l.reaper.start(path, c.argv, &syscall.ProcAttr{
+		Dir:   c.cwd,
+		Env:   env,
+		Files: []uintptr{uintptr(pipes.stdin), uintptr(pipes.out[1]), uintptr(pipes.err[1])},
+		Sys: &syscall.SysProcAttr{
+			Setsid:     true,
+			Credential: &syscall.Credential{Uid: acct.uid, Gid: acct.gid, Groups: append(slices.Clip(acct.groups), c.group)},
+		},
+	})
+	if err != nil {
+		pipes.closeOurEnds()
+		return nil, execFailure(path, err)
+	}
+	return &process{child: child, stdout: os.NewFile(uintptr(pipes.out[0]), "stdout"), stderr: os.NewFile(uintptr(pipes.err[0]), "stderr")}, nil
+}
+
+// startError makes an error of this package out of any other.
+func startError(path string, err error) error {
+	switch err.(type) {
+	case *unrunnable, *protocol.Error:
+		return err
+	}
+	if errno, ok := err.(syscall.Errno); ok {
+		return execFailure(path, errno)
+	}
+	return protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "start: %v", err)
+}
+
+// checkStrings refuses what execve cannot carry.
+func checkStrings(c command) error {
+	if len(c.argv) == 0 {
+		return protocol.Invalid("spec.command", "must not be empty")
+	}
+	for _, s := range append(slices.Clone(c.argv), c.cwd) {
+		if strings.ContainsRune(s, 0) {
+			return protocol.Invalid("spec.command", "must not contain a NUL byte")
+		}
+	}
+	for name, value := range c.env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return protocol.Invalid("spec.env", "%.80q is not a name of the environment, or its value has a NUL byte", name)
+		}
+	}
+	return nil
+}
+
+// environment merges over into the supervisor's own, and adds HOME and USER of the account where
+// neither has them.
+func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
+	env = make([]string, 0, len(l.environ)+len(over)+3)
+	search = defaultPath
+	given := func(name, value string) {
+		if name == "PATH" {
+			search = value
+		}
+		env = append(env, name+"="+value)
+	}
+	for name, value := range l.environ {
+		if _, replaced := over[name]; !replaced && name != "USER" {
+			given(name, value)
+		}
+	}
+	for name, value := range over {
+		given(name, value)
+	}
+	if _, ok := over["HOME"]; !ok && l.environ["HOME"] == "" {
+		given("HOME", acct.home)
+	}
+	if _, ok := over["USER"]; !ok {
+		user := l.environ["USER"]
+		if user == "" {
+			user = acct.name
+		}
+		given("USER", user)
+	}
+	return env, search
+}
+
+// stdio are the three files of a process: its stdin, and two pipes of {our end, its end}.
+type stdio struct {
+	stdin    int
+	ownStdin bool
+	out, err [2]int
+}
+
+// open makes the pipes, and a file with the bytes for stdin: a file needs nobody who feeds it.
+func (p *stdio) open(stdin []byte, null *os.File) error {
+	p.out, p.err = [2]int{-1, -1}, [2]int{-1, -1}
+	p.stdin = int(null.Fd())
+	for _, pipe := range []*[2]int{&p.out, &p.err} {
+		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+			return err
+		}
+		if err := unix.SetNonblock(pipe[0], true); err != nil { // our end only
+			return err
+		}
+	}
+	if len(stdin) == 0 {
+		return nil
+	}
+	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	p.stdin, p.ownStdin = fd, true
+	for written := 0; written < len(stdin); {
+		n, err := unix.Write(fd, stdin[written:])
+		if err != nil {
+			return err
+		}
+		written += n
+	}
+	_, err = unix.Seek(fd, 0, unix.SEEK_SET)
+	return err
+}
+
+func (p *stdio) closeChildEnds() {
+	closeFD(p.out[1])
+	closeFD(p.err[1])
+	if p.ownStdin {
+		closeFD(p.stdin)
+	}
+}
+
+func (p *stdio) closeOurEnds() {
+	closeFD(p.out[0])
+	closeFD(p.err[0])
+}
+
+func closeFD(fd int) {
+	if fd > 0 {
+		unix.Close(fd)
+	}
+}

@@ -1,0 +1,169 @@
+package supervisor
+
+import (
+	"io"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+const (
+	writeSize  = 64 << 10 // bytes gathered into one write
+	inlineRoom = 4 << 20  // output waiting in an outbox; results past it go without
+	repliesMax = 4096     // entries waiting before no more commands are read
+)
+
+// outbox is what is to be said on one connection, in order. Its size is bounded for a worker that
+// does not read: an exec has at most one Output and one Result in it, and replies are bounded by
+// not reading further commands.
+type outbox struct {
+	mu      sync.Mutex
+	changed sync.Cond // entries, closed
+	entries []entry
+	outputs map[*exec]bool // execs with an Output waiting
+	inline  int
+	closed  bool
+}
+
+// entry is a notice, an exec whose output sizes are to be told, or a mark to be closed once
+// everything before it is written.
+type entry struct {
+	notice  *control.Notice
+	exec    *exec
+	written chan struct{}
+}
+
+func newOutbox() *outbox {
+	b := &outbox{outputs: map[*exec]bool{}}
+	b.changed.L = &b.mu
+	return b
+}
+
+func (b *outbox) put(n *control.Notice) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r := n.Result; r != nil && r.Inline {
+		size := len(r.Stdout) + len(r.Stderr)
+		if b.inline+size > inlineRoom {
+			bare := r.WithoutOutput()
+			n = &control.Notice{Result: &bare}
+		} else {
+			b.inline += size
+		}
+	}
+	b.add(entry{notice: n})
+}
+
+func (b *outbox) putOutput(e *exec) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.outputs[e] {
+		b.outputs[e] = true
+		b.add(entry{exec: e})
+	}
+}
+
+func (b *outbox) add(e entry) {
+	if b.closed {
+		return
+	}
+	b.entries = append(b.entries, e)
+	b.changed.Broadcast()
+}
+
+// flush waits until everything is written, or for bound.
+func (b *outbox) flush(bound time.Duration) {
+	mark := entry{written: make(chan struct{})}
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return
+	}
+	b.add(mark)
+	b.mu.Unlock()
+	select {
+	case <-mark.written:
+	case <-time.After(bound):
+	}
+}
+
+// waitForRoom returns once the worker has read enough that it may ask for more.
+func (b *outbox) waitForRoom() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.entries) > repliesMax && !b.closed {
+		b.changed.Wait()
+	}
+}
+
+func (b *outbox) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	b.changed.Broadcast()
+}
+
+// take waits for entries and takes all of them; none means that the outbox is closed.
+func (b *outbox) take() []entry {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.entries) == 0 && !b.closed {
+		b.changed.Wait()
+	}
+	taken := b.entries
+	b.entries, b.inline = nil, 0
+	clear(b.outputs)
+	b.changed.Broadcast()
+	return taken
+}
+
+// write writes entries as they come, those that wait together in one write, until it is closed.
+func (b *outbox) write(w io.Writer) error {
+	var buf []byte
+	flush := func() error {
+		_, err := w.Write(buf)
+		buf = buf[:0]
+		return err
+	}
+	for {
+		entries := b.take()
+		if len(entries) == 0 {
+			return nil
+		}
+		var written []chan struct{}
+		for _, e := range entries {
+			switch {
+			case e.notice != nil:
+				buf = control.Append(buf, e.notice)
+			case e.exec != nil:
+				buf = appendOutput(buf, e.exec)
+			default:
+				written = append(written, e.written)
+			}
+			if len(buf) >= writeSize {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+		if cap(buf) > 2*writeSize {
+			buf = nil
+		}
+		for _, w := range written {
+			close(w)
+		}
+	}
+}
+
+// appendOutput tells an exec's sizes as they are now, unless its result has them.
+func appendOutput(buf []byte, e *exec) []byte {
+	status, begun := e.status()
+	if !begun || status.Result != nil {
+		return buf
+	}
+	return control.Append(buf, &control.Notice{Output: &control.Output{ID: e.id, Stdout: status.StdoutBytes, Stderr: status.StderrBytes}})
+}

@@ -1,0 +1,183 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+const (
+	restartFirst  = time.Second
+	restartMost   = 30 * time.Second
+	steadyAfter   = time.Minute // a run this long starts the backoff again
+	primaryOutput = 1 << 20     // kept of each stream, over all restarts of one boot
+)
+
+// primary is the sandbox's own command, if its spec has one: started once per boot, restarted with
+// backoff when it ends, and passed the signals that PID 1 gets.
+type primary struct {
+	s     *supervisor
+	group uint32 // one for all its runs: nothing of a run is left when the next begins
+
+	stopping chan struct{} // closed by stop
+	done     chan struct{} // closed when run returns, or when it never will
+
+	mu       sync.Mutex
+	begun    bool
+	stopped  bool
+	deadline time.Time
+	child    *child // while it runs
+	state    control.Primary
+}
+
+func newPrimary(s *supervisor) *primary {
+	return &primary{s: s, group: s.launcher.group(), stopping: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (p *primary) begin(w *control.Welcome) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.stopped {
+		p.begun = true
+		go p.run(w)
+	}
+}
+
+func (p *primary) run(w *control.Welcome) {
+	defer close(p.done)
+	c := command{argv: w.Command, env: w.Env, cwd: w.DefaultCwd, user: w.DefaultUser, group: p.group}
+	if c.cwd == "" {
+		c.cwd = "/"
+	}
+	if c.user == "" {
+		c.user = "0"
+	}
+	stdout, stderr := p.sink(control.StdoutName), p.sink(control.StderrName)
+	wait := restartFirst
+	for runs := 0; ; runs++ {
+		began := time.Now()
+		p.once(c, runs, stdout, stderr)
+		if time.Since(began) > steadyAfter {
+			wait = restartFirst
+		}
+		select {
+		case <-p.stopping:
+			return
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, restartMost)
+	}
+}
+
+func (p *primary) sink(name string) *sink {
+	return &sink{dir: p.s.primaryFD, path: name, limit: primaryOutput, disk: p.s.disk, again: true}
+}
+
+// once starts the command and returns when nothing of it is left.
+func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
+	process, err := p.s.launcher.start(c)
+	if err != nil {
+		p.change(nil, func(state *control.Primary) {
+			state.Running, state.Restarts = false, restarts
+			var u *unrunnable
+			if errors.As(err, &u) {
+				state.LastExit = &u.code
+				err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "%s", u.message)
+			}
+			state.Error = protocol.AsError(err)
+		})
+		return
+	}
+	streams := []*stream{
+		newStream(process.stdout, stdout, 0, func() {}),
+		newStream(process.stderr, stderr, 0, func() {}),
+	}
+	for _, s := range streams {
+		go s.pump()
+	}
+	p.change(process.child, func(state *control.Primary) {
+		state.Running, state.Restarts, state.Error = true, restarts, nil
+	})
+	p.await(process.child)
+	for _, s := range streams {
+		s.settle()
+	}
+	p.change(nil, func(state *control.Primary) {
+		state.Running, state.LastExit = false, &process.code
+	})
+}
+
+// await returns when the command has ended and what it left behind is gone.
+func (p *primary) await(c *child) {
+	mine := func(group uint32) bool { return group == p.group }
+	select {
+	case <-c.exited:
+		p.s.trees.kill(mine)
+	case <-p.stopping:
+		p.s.trees.end(mine, func() time.Time {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.deadline
+		}, c.exited)
+		select {
+		case <-c.exited:
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// change sets the state and tells the worker.
+func (p *primary) change(c *child, set func(*control.Primary)) {
+	p.mu.Lock()
+	p.child = c
+	set(&p.state)
+	p.state.Since = time.Now()
+	state := p.state
+	p.mu.Unlock()
+	p.s.tell(&control.Notice{Primary: &state})
+}
+
+// status is nil when there is no primary command.
+func (p *primary) status() *control.Primary {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.begun {
+		return nil
+	}
+	state := p.state
+	return &state
+}
+
+// stop ends the command for good and returns when it is gone. A second call may shorten the grace.
+func (p *primary) stop(grace time.Duration) {
+	p.mu.Lock()
+	deadline := time.Now().Add(grace)
+	if !p.stopped || deadline.Before(p.deadline) {
+		p.deadline = deadline
+	}
+	if !p.stopped {
+		p.stopped = true
+		close(p.stopping)
+	}
+	begun := p.begun
+	p.mu.Unlock()
+	if begun {
+		<-p.done
+	}
+}
+
+// signal passes a signal on, if the command runs.
+func (p *primary) signal(sig os.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if number, ok := sig.(syscall.Signal); ok && p.child != nil {
+		unix.Kill(p.child.pid, number)
+	}
+}

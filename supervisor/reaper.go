@@ -1,0 +1,123 @@
+package supervisor
+
+import (
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// child is a process that was started here. code is valid once exited is closed.
+type child struct {
+	pid    int
+	exited chan struct{}
+	code   int // exit code, 128+n for a death by signal n
+}
+
+// reaper waits for every child of this process, its own ones and the orphans that fall to PID 1.
+type reaper struct {
+	// forking is held from before a fork until its child is registered, and while a process that
+	// is not registered is reaped: so an instantly ending child is not taken for an orphan, and a
+	// pid is not given out again between the two.
+	forking sync.Mutex
+
+	mu       sync.Mutex
+	children map[int]*child
+
+	wake chan os.Signal
+}
+
+func newReaper() *reaper {
+	r := &reaper{children: map[int]*child{}, wake: make(chan os.Signal, 1)}
+	signal.Notify(r.wake, unix.SIGCHLD) // for orphans that come while there is no child to wait for
+	return r
+}
+
+// start forks and registers the child.
+func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (*child, error) {
+	r.forking.Lock()
+	defer r.forking.Unlock()
+	pid, err := syscall.ForkExec(path, argv, attr)
+	if err != nil {
+		return nil, err
+	}
+	c := &child{pid: pid, exited: make(chan struct{})}
+	r.mu.Lock()
+	r.children[pid] = c
+	r.mu.Unlock()
+	select {
+	case r.wake <- unix.SIGCHLD:
+	default:
+	}
+	return c, nil
+}
+
+// run reaps for the life of the process. It blocks in the kernel, and in wake while there is no
+// child at all.
+func (r *reaper) run() {
+	for {
+		pid, err := peekZombie()
+		switch err {
+		case nil:
+			r.reap(pid)
+		case unix.ECHILD:
+			<-r.wake
+		}
+	}
+}
+
+func (r *reaper) reap(pid int) {
+	c := r.take(pid)
+	if c == nil {
+		r.forking.Lock()
+		defer r.forking.Unlock()
+		c = r.take(pid)
+	}
+	var status unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &status, 0, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || c == nil {
+			return
+		}
+		break
+	}
+	c.code = status.ExitStatus()
+	if status.Signaled() {
+		c.code = 128 + int(status.Signal())
+	}
+	close(c.exited)
+}
+
+func (r *reaper) take(pid int) *child {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.children[pid]
+	delete(r.children, pid)
+	return c
+}
+
+// peekZombie waits until a child has ended and returns its pid without reaping it, so that the pid
+// stays taken until it is known whose it is.
+func peekZombie() (int, error) {
+	var info [128]byte // siginfo_t; x/sys does not lay out its union
+	for {
+		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0,
+			uintptr(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, 0, 0)
+		switch errno {
+		case 0:
+			return int(*(*int32)(unsafe.Pointer(&info[siginfoPid]))), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// siginfoPid is the offset of si_pid on 64-bit Linux: three ints, padded to eight bytes.
+const siginfoPid = 16

@@ -1,0 +1,145 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// How long to wait before the worker's socket is tried again.
+const (
+	redialFirst = 20 * time.Millisecond
+	redialMost  = 200 * time.Millisecond
+)
+
+// serve keeps a connection to the worker until ctx ends.
+func (s *supervisor) serve(ctx context.Context) {
+	socket := filepath.Join(s.config.ControlDir, control.SocketName)
+	wait := redialFirst
+	for ctx.Err() == nil {
+		if conn, err := net.Dial("unix", socket); err == nil {
+			if welcomed := s.session(ctx, conn); welcomed {
+				wait = redialFirst
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, redialMost)
+	}
+}
+
+// session talks on one connection until it ends. welcomed says whether the worker was there.
+func (s *supervisor) session(ctx context.Context, conn net.Conn) (welcomed bool) {
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	box := newOutbox()
+	s.attach(box)
+	writing := make(chan struct{})
+	go func() {
+		defer close(writing)
+		defer conn.Close()
+		box.write(conn)
+	}()
+	welcomed, err := s.listen(conn, box)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+		s.config.Logger.Warn("the worker's connection broke", "error", err)
+	}
+	s.detach(box)
+	box.close()
+	conn.Close()
+	<-writing
+	return welcomed
+}
+
+// scratchMost is the largest read buffer that is kept between two frames.
+const scratchMost = 64 << 10
+
+func (s *supervisor) listen(conn net.Conn, box *outbox) (welcomed bool, err error) {
+	r := bufio.NewReaderSize(conn, 32<<10)
+	var scratch []byte
+	for {
+		var c control.Command
+		if scratch, err = control.Read(r, control.MaxCommand, scratch, &c); err != nil {
+			return welcomed, err
+		}
+		if cap(scratch) > scratchMost {
+			scratch = nil
+		}
+		switch {
+		case c.Welcome != nil:
+			s.greet(c.Welcome)
+			welcomed = true
+		case !welcomed:
+			return false, errors.New("a command before the welcome")
+		default:
+			box.waitForRoom()
+			s.handle(&c, box)
+		}
+	}
+}
+
+// handle carries out one command. It does not wait: what takes time replies later.
+func (s *supervisor) handle(c *control.Command, box *outbox) {
+	reply := func(r control.Reply) {
+		r.Seq = c.Seq
+		box.put(&control.Notice{Reply: &r})
+	}
+	switch {
+	case c.Start != nil:
+		s.handleStart(c.Start, reply)
+	case c.Cancel != nil:
+		e := s.exec(c.Cancel.ID)
+		if e == nil {
+			reply(control.Reply{Error: protocol.Errorf(protocol.NotFound, "", "exec %.80q is not known to the supervisor", c.Cancel.ID)})
+			return
+		}
+		e.stop(cancelled, c.Cancel.Grace)
+		reply(control.Reply{})
+	case c.Forget != nil:
+		go func() {
+			s.forget(c.Forget.IDs)
+			reply(control.Reply{})
+		}()
+	case c.StopAll != nil:
+		go func() {
+			s.stopAll(c.StopAll.Grace, c.StopAll.Grace)
+			reply(control.Reply{})
+		}()
+	default:
+		reply(control.Reply{Error: protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion,
+			"this supervisor speaks version %d and does not know the command", control.Version)})
+	}
+}
+
+func (s *supervisor) handleStart(start *control.Start, reply func(control.Reply)) {
+	e, created, refused := s.accept(start)
+	if refused != nil {
+		reply(control.Reply{Error: refused})
+		return
+	}
+	answer := func() {
+		<-e.begun
+		e.mu.Lock()
+		refused := e.refused
+		e.mu.Unlock()
+		if refused != nil {
+			reply(control.Reply{Error: refused})
+			return
+		}
+		status, _ := e.status()
+		reply(control.Reply{Status: &status})
+	}
+	if created {
+		go e.run(start, answer)
+	} else {
+		go answer()
+	}
+}

@@ -1,0 +1,184 @@
+package supervisor
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// killBound is how long a tree may outlive its first KILL before it is given up as not killable
+// (a process in uninterruptible sleep), and how long StopAll then waits at most.
+const killBound = 10 * time.Second
+
+// freezeAfter is the number of KILL rounds after which a tree is stopped before it is killed: a
+// fork bomb outruns the scan, a stopped one fills the pids limit and stands still.
+const freezeAfter = 3
+
+// trees finds processes by the group that they were started with.
+type trees struct {
+	base uint32 // the first group of this boot; every group from here on is one of ours
+	self int
+
+	mu      sync.Mutex
+	started time.Time // of the scan that made members
+	members map[uint32][]int
+}
+
+// find lists the living processes whose group matches.
+func (t *trees) find(match func(group uint32) bool) []int {
+	var pids []int
+	for group, members := range t.scan() {
+		if match(group) {
+			pids = append(pids, members...)
+		}
+	}
+	return pids
+}
+
+// scan returns a view of the process table that began after the call did. Callers that wait for
+// one another share it: hundreds of trees that end at once cost a few scans, not hundreds.
+func (t *trees) scan() map[uint32][]int {
+	called := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.started.After(called) {
+		return t.members
+	}
+	t.started = time.Now()
+	t.members = t.read()
+	return t.members
+}
+
+func (t *trees) read() map[uint32][]int {
+	members := map[uint32][]int{}
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return members
+	}
+	defer proc.Close()
+	names, _ := proc.Readdirnames(-1)
+	var buf [4096]byte
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == 1 || pid == t.self {
+			continue
+		}
+		if group, alive := t.groupOf(name, buf[:]); alive {
+			members[group] = append(members[group], pid)
+		}
+	}
+	return members
+}
+
+// groupOf reads the exec group of one process. alive is false for what has ended, and for what was
+// not started here.
+func (t *trees) groupOf(pid string, buf []byte) (group uint32, alive bool) {
+	fd, err := unix.Open("/proc/"+pid+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, false
+	}
+	n, _ := unix.Read(fd, buf)
+	unix.Close(fd)
+	if n <= 0 {
+		return 0, false
+	}
+	status := buf[:n]
+	for _, field := range bytes.Fields(statusLine(status, "\nGroups:")) {
+		if g, err := strconv.ParseUint(string(field), 10, 32); err == nil && uint32(g) >= t.base {
+			return uint32(g), !ended(status)
+		}
+	}
+	return 0, false
+}
+
+// ended says whether a status is a zombie's. A process whose first thread has ended while others
+// run looks like one but for its number of threads.
+func ended(status []byte) bool {
+	state := bytes.TrimSpace(statusLine(status, "\nState:"))
+	if len(state) == 0 || (state[0] != 'Z' && state[0] != 'X') {
+		return false
+	}
+	threads, _ := strconv.Atoi(string(bytes.TrimSpace(statusLine(status, "\nThreads:"))))
+	return threads <= 1
+}
+
+func statusLine(status []byte, key string) []byte {
+	_, rest, _ := bytes.Cut(status, []byte(key))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return line
+}
+
+// end brings down the processes whose group matches: TERM to each, KILL to what is left at the
+// deadline, which may be moved forward while this runs. hurry, when it fires, asks for a look
+// before the next poll. It returns false when something survived KILL for killBound.
+func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
+	asked := map[int]bool{}
+	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
+		left := time.Until(deadline())
+		if left <= 0 {
+			return t.kill(match)
+		}
+		pids := t.find(match)
+		if len(pids) == 0 && len(t.find(match)) == 0 { // twice: a fork may run ahead of one scan
+			return true
+		}
+		seen := make(map[int]bool, len(pids))
+		for _, pid := range pids {
+			seen[pid] = true
+			if !asked[pid] {
+				unix.Kill(pid, unix.SIGTERM)
+				unix.Kill(pid, unix.SIGCONT) // a stopped process takes TERM only when it goes on
+			}
+		}
+		asked = seen
+		select {
+		case <-hurry:
+			hurry = nil
+		case <-time.After(min(poll, left)):
+		}
+	}
+}
+
+// kill sends KILL in rounds until nothing is left.
+func (t *trees) kill(match func(uint32) bool) bool {
+	begun := time.Now()
+	for round := 0; time.Since(begun) < killBound; round++ {
+		pids := t.find(match)
+		if len(pids) == 0 {
+			if pids = t.find(match); len(pids) == 0 {
+				return true
+			}
+		}
+		if round >= freezeAfter {
+			pids = t.freeze(match)
+		}
+		for _, pid := range pids {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+		time.Sleep(min(time.Duration(round+1)*200*time.Microsecond, 10*time.Millisecond))
+	}
+	return false
+}
+
+// freeze stops processes until a scan finds no new one, or for some rounds, and lists them.
+func (t *trees) freeze(match func(uint32) bool) []int {
+	stopped := map[int]bool{}
+	for range 50 {
+		pids := t.find(match)
+		grown := false
+		for _, pid := range pids {
+			if !stopped[pid] {
+				stopped[pid], grown = true, true
+				unix.Kill(pid, unix.SIGSTOP)
+			}
+		}
+		if !grown {
+			return pids
+		}
+	}
+	return t.find(match)
+}

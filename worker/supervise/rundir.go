@@ -1,0 +1,101 @@
+package supervise
+
+import (
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// OpenOutput opens the file with an exec's stdout or stderr ([control.StdoutName],
+// [control.StderrName]) for reading. Its content is what the sandbox says it is, and so is its
+// size: read no further than the size that the supervisor announced. Errors: not_found when there
+// is none, which is how no output looks; permission_denied when something else is in its place.
+// It never blocks.
+func OpenOutput(run *os.Root, execID, stream string) (*os.File, error) {
+	if stream != control.StdoutName && stream != control.StderrName {
+		return nil, protocol.Invalid("stream", "must be stdout or stderr, got %.20q", stream)
+	}
+	return openExecFile(run, execID, stream)
+}
+
+// ReadRecord reads the exit record of an exec and checks that the supervisor sealed it, with the
+// key of the sandbox's Welcome. Errors: not_found when there is none: the exec was not ended by its
+// supervisor; permission_denied when something else is in its place; [control.ErrForged].
+func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error) {
+	file, err := openExecFile(run, execID, control.RecordName)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, control.MaxRecord+1))
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "read the exit record of %s: %v", execID, err)
+	}
+	return control.Open(key, execID, data)
+}
+
+// RemoveExec removes an exec's directory and all that is in it, and nothing else. One that is not
+// there is not an error.
+func RemoveExec(run *os.Root, execID string) error {
+	if err := protocol.ValidateID("exec_id", execID); err != nil {
+		return err
+	}
+	if err := run.RemoveAll(control.ExecsDir + "/" + execID); err != nil {
+		return protocol.Errorf(protocol.Internal, "", "remove the directory of exec %s: %v", execID, err)
+	}
+	return nil
+}
+
+// openExecFile walks down one name at a time, so that no link is followed anywhere on the way.
+func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
+	if err := protocol.ValidateID("exec_id", execID); err != nil {
+		return nil, err
+	}
+	dir, err := run.Open(".")
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "open the run directory: %v", err)
+	}
+	defer dir.Close()
+	execs, err := openBelow(int(dir.Fd()), control.ExecsDir, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(execs)
+	exec, err := openBelow(execs, execID, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(exec)
+	fd, err := openBelow(exec, name, unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		unix.Close(fd)
+		return nil, hostile(name, "is not a regular file")
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func openBelow(dir int, name string, flags int) (int, error) {
+	fd, err := unix.Openat(dir, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	switch err {
+	case nil:
+		return fd, nil
+	case unix.ENOENT:
+		return 0, protocol.Errorf(protocol.NotFound, "", "%s is not in the run directory", name)
+	case unix.ELOOP, unix.ENOTDIR, unix.ENXIO:
+		return 0, hostile(name, "is not what the supervisor made")
+	default:
+		return 0, protocol.Errorf(protocol.Internal, "", "open %s in the run directory: %v", name, err)
+	}
+}
+
+func hostile(name, what string) error {
+	return protocol.Errorf(protocol.PermissionDenied, "", "%s in the run directory %s", name, what)
+}

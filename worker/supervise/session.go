@@ -1,0 +1,166 @@
+package supervise
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// session is one accepted connection. Requests are pipelined: what is asked while a write is under
+// way goes out together in the next one.
+type session struct {
+	conn    *net.UnixConn
+	pid     int
+	reader  *bufio.Reader
+	scratch []byte
+	writing sync.WaitGroup
+
+	mu      sync.Mutex
+	changed sync.Cond
+	out     []byte
+	seq     uint64
+	waiting map[uint64]chan *control.Reply // nil when the session has ended
+}
+
+func newSession(conn *net.UnixConn, pid int) *session {
+	s := &session{conn: conn, pid: pid, reader: bufio.NewReaderSize(conn, 64<<10), waiting: map[uint64]chan *control.Reply{}}
+	s.changed.L = &s.mu
+	return s
+}
+
+// handshake reads the Hello with all its pages and answers it.
+func (s *session) handshake(w *control.Welcome) (control.Hello, error) {
+	s.conn.SetDeadline(time.Now().Add(helloWithin))
+	defer s.conn.SetDeadline(time.Time{})
+	var hello control.Hello
+	for {
+		var n control.Notice
+		if err := s.next(&n); err != nil {
+			return hello, err
+		}
+		if n.Hello == nil {
+			return hello, fmt.Errorf("supervise: no hello")
+		}
+		n.Hello.Execs = append(hello.Execs, n.Hello.Execs...)
+		hello = *n.Hello
+		if len(hello.Execs) > control.MaxExecs {
+			return hello, fmt.Errorf("supervise: a hello with more than %d execs", control.MaxExecs)
+		}
+		if !hello.More {
+			break
+		}
+	}
+	_, err := s.conn.Write(control.Append(nil, &control.Command{Welcome: w}))
+	return hello, err
+}
+
+func (s *session) next(n *control.Notice) error {
+	var err error
+	s.scratch, err = control.Read(s.reader, control.MaxNotice, s.scratch, n)
+	if cap(s.scratch) > 64<<10 {
+		s.scratch = nil
+	}
+	return err
+}
+
+// read hands out replies and passes all other notices on, until the connection ends.
+func (s *session) read(notice func(*control.Notice)) error {
+	for {
+		n := &control.Notice{}
+		if err := s.next(n); err != nil {
+			return err
+		}
+		if n.Reply == nil {
+			notice(n)
+			continue
+		}
+		s.mu.Lock()
+		answer := s.waiting[n.Reply.Seq]
+		delete(s.waiting, n.Reply.Seq)
+		s.mu.Unlock()
+		if answer != nil {
+			answer <- n.Reply
+		}
+	}
+}
+
+// write sends what is queued until the session ends.
+func (s *session) write() {
+	var buf []byte
+	for {
+		s.mu.Lock()
+		for len(s.out) == 0 && s.waiting != nil {
+			s.changed.Wait()
+		}
+		if s.waiting == nil {
+			s.mu.Unlock()
+			return
+		}
+		buf, s.out = s.out, buf[:0]
+		s.mu.Unlock()
+		if _, err := s.conn.Write(buf); err != nil {
+			s.conn.Close()
+			return
+		}
+		if cap(buf) > 1<<20 {
+			buf = nil
+		}
+	}
+}
+
+// end closes the connection and lets every waiting call go.
+func (s *session) end() {
+	s.conn.Close()
+	s.mu.Lock()
+	for _, answer := range s.waiting {
+		close(answer)
+	}
+	s.waiting = nil
+	s.changed.Signal()
+	s.mu.Unlock()
+	s.writing.Wait()
+}
+
+// ask sends a command and waits for its reply. lost says that the connection ended first, so that
+// it is not known whether the command was carried out.
+func (s *session) ask(ctx context.Context, c control.Command) (reply *control.Reply, lost bool, err error) {
+	answer := make(chan *control.Reply, 1)
+	s.mu.Lock()
+	if s.waiting == nil {
+		s.mu.Unlock()
+		return nil, true, nil
+	}
+	s.seq++
+	c.Seq = s.seq
+	before := len(s.out)
+	framed := control.Append(s.out, &c)
+	if size := len(framed) - before; size > control.MaxCommand {
+		s.mu.Unlock()
+		return nil, false, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
+			"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)
+	}
+	s.out = framed
+	s.waiting[c.Seq] = answer
+	s.changed.Signal()
+	s.mu.Unlock()
+	select {
+	case reply, ok := <-answer:
+		return reply, !ok, nil
+	case <-ctx.Done():
+		s.mu.Lock()
+		delete(s.waiting, c.Seq)
+		s.mu.Unlock()
+		return nil, false, unavailable(ctx)
+	}
+}
+
+func unavailable(ctx context.Context) *protocol.Error {
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
+		"the supervisor did not answer: %v", context.Cause(ctx))
+}
