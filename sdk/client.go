@@ -1,0 +1,140 @@
+package sdk
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// DefaultURL is where a client looks for NATS when it is told nothing else.
+const DefaultURL = "nats://127.0.0.1:4222"
+
+// Options says how a client reaches the fleet. The zero value means a fleet of `boxfleet up` on
+// this machine without a token.
+type Options struct {
+	URL    string // of NATS; several, comma separated, for a cluster; default [DefaultURL]
+	Token  string // where the server wants one
+	Creds  string // path of a NATS credentials file, where the server wants one
+	Tenant string // default [protocol.DefaultTenant]
+	Name   string // of the connection, shown by the NATS server; default "boxfleet-sdk"
+
+	// RequestTimeout is how long an answer to a request is waited for before the request is sent
+	// again with the same id, which is harmless; default 10 s. Calls that only wait for the
+	// acceptance give up after [RequestTries] of them when their context has no deadline.
+	RequestTimeout time.Duration
+
+	Conn   *jetstream.Conn // an open connection to use instead; Close leaves it open
+	Logger *slog.Logger    // of the connection's changes; default slog.Default
+}
+
+// RequestTries is how often a request is sent when its context has no deadline.
+const RequestTries = 3
+
+// Client drives a fleet. Its methods may be called at once from many goroutines. It reconnects by
+// itself, for ever.
+type Client struct {
+	conn           *jetstream.Conn
+	ownsConn       bool
+	tenant         string
+	requestTimeout time.Duration
+	answers        *jetstream.Answers
+	stopReconnect  func()
+
+	ctx   context.Context // of the repairs of feeds; ended by Close
+	close context.CancelFunc
+
+	mu    sync.Mutex
+	feeds map[string]*feed
+	wg    sync.WaitGroup // repairs
+}
+
+// Connect connects to NATS, waiting at most until ctx ends; with no deadline it tries once. It
+// does not ask whether a coordinator runs: [Client.Ping] does. Errors: unavailable;
+// permission_denied for wrong credentials; invalid_argument for a tenant that is no id.
+func Connect(ctx context.Context, o Options) (*Client, error) {
+	if o.Tenant == "" {
+		o.Tenant = protocol.DefaultTenant
+	}
+	if err := protocol.ValidateID("tenant", o.Tenant); err != nil {
+		return nil, err
+	}
+	if o.URL == "" {
+		o.URL = DefaultURL
+	}
+	if o.Name == "" {
+		o.Name = "boxfleet-sdk"
+	}
+	if o.RequestTimeout == 0 {
+		o.RequestTimeout = 10 * time.Second
+	}
+	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, feeds: map[string]*feed{}}
+	var err error
+	if c.conn == nil {
+		c.ownsConn = true
+		c.conn, err = jetstream.Connect(ctx, jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger})
+		if err != nil {
+			return nil, failed(ctx, err, "connect")
+		}
+	}
+	if c.answers, err = c.conn.Answers(); err != nil {
+		if c.ownsConn {
+			c.conn.Close()
+		}
+		return nil, failed(ctx, err, "connect")
+	}
+	c.ctx, c.close = context.WithCancel(context.Background())
+	c.stopReconnect = c.conn.OnReconnect(c.reconnected)
+	return c, nil
+}
+
+// Close ends the client's subscriptions and its connection, unless that was given to it. Calls
+// that are still waiting end with an error when their context does.
+func (c *Client) Close() {
+	c.close()
+	c.stopReconnect()
+	c.answers.Close()
+	c.mu.Lock()
+	for _, f := range c.feeds {
+		f.unsubscribe()
+		f.mu.Lock() // a repair that has begun is waited for; no other begins
+		f.mu.Unlock()
+	}
+	c.feeds = map[string]*feed{}
+	c.mu.Unlock()
+	if c.ownsConn {
+		c.conn.Close()
+	}
+	c.wg.Wait()
+}
+
+// Tenant is the tenant that the client works for.
+func (c *Client) Tenant() string { return c.tenant }
+
+// Ping asks who is there: which coordinator answered, and what the deployment promises. Errors:
+// unavailable where no coordinator runs.
+func (c *Client) Ping(ctx context.Context) (*protocol.Ping, error) {
+	reply, err := c.Query(ctx, protocol.EndpointPing, protocol.Query{})
+	if err != nil {
+		return nil, err
+	}
+	return reply.Ping, nil
+}
+
+// Hosts lists the hosts of the fleet, as a coordinator sees them now.
+func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
+	reply, err := c.Query(ctx, protocol.EndpointHosts, protocol.Query{})
+	if err != nil {
+		return nil, err
+	}
+	return reply.Hosts, nil
+}
+
+// newID makes an id that nobody has used: a ULID in lower case.
+func newID() string { return strings.ToLower(ulid.Make().String()) }

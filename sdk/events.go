@@ -1,0 +1,100 @@
+package sdk
+
+import (
+	"context"
+	"iter"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Events reads a sandbox's numbered history from event number from on (0 and 1 mean the first):
+// what is there, marked Replay, and with follow what comes, in one sequence without gap or repeat.
+// While nothing happens it costs nothing. Without follow it ends with the last event there is; with
+// follow it ends behind the event of the sandbox's deletion, or with ctx. A slow reader costs
+// bounded memory once it follows.
+//
+// The sequence ends with the first error. Errors: not_found where there is no history, because the
+// sandbox never was or its history is no longer kept; out_of_range with reason
+// sequence_beyond_end where from is greater than the next number, and with sequence_not_kept where
+// the history begins later.
+func (c *Client) Events(ctx context.Context, sandbox string, from uint64, follow bool) iter.Seq2[protocol.Event, error] {
+	return func(yield func(protocol.Event, error) bool) {
+		if err := c.events(ctx, sandbox, max(from, 1), follow, yield); err != nil {
+			yield(protocol.Event{}, failed(ctx, err, "events of "+sandbox))
+		}
+	}
+}
+
+func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow bool, yield func(protocol.Event, error) bool) error {
+	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
+		return err
+	}
+	var w *follower
+	if follow {
+		f, err := c.feed(sandbox)
+		if err != nil {
+			return err
+		}
+		defer f.release()
+		w = f.follow(0, 0)
+		defer w.close()
+	}
+	batches, err := c.history(ctx, sandbox, 0)
+	if err != nil {
+		return err
+	}
+	if err := inRange(sandbox, batches, from); err != nil {
+		return err
+	}
+	for _, b := range batches {
+		if !yieldFrom(b, from, true, yield) {
+			return nil
+		}
+	}
+	if w == nil {
+		return nil
+	}
+	end := batches[len(batches)-1]
+	w.last, w.record = end.Last(), end.Record
+	for {
+		if end.Events[len(end.Events)-1].State == protocol.StateDeleted {
+			return nil
+		}
+		if end, err = w.next(ctx); err != nil {
+			return err
+		}
+		if !yieldFrom(end, from, false, yield) {
+			return nil
+		}
+	}
+}
+
+// inRange says whether a history that holds these batches can be read from an event on.
+func inRange(sandbox string, batches []*protocol.Batch, from uint64) error {
+	if len(batches) == 0 {
+		return protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: it never was, or it is no longer kept", sandbox)
+	}
+	oldest, end := batches[0].First(), batches[len(batches)-1].Last()
+	if from > end+1 {
+		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "event %d of sandbox %s: the last one is %d", from, sandbox, end)
+	}
+	if from < oldest {
+		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s: the oldest that is kept is %d", from, sandbox, oldest)
+	}
+	return nil
+}
+
+// yieldFrom yields the events of a batch from a number on. It returns false when the reader has
+// had enough.
+func yieldFrom(b *protocol.Batch, from uint64, replay bool, yield func(protocol.Event, error) bool) bool {
+	for _, e := range b.Events {
+		if e.Sequence < from {
+			continue
+		}
+		e.Replay = replay
+		if !yield(e, nil) {
+			return false
+		}
+	}
+	return true
+}

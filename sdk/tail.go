@@ -1,0 +1,323 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	// liveRoom is how many chunks wait for a slow reader here; more wait in the connection, and
+	// what finds no room there is read from the log later.
+	liveRoom = 64
+	// liveIdle is how long chunks that are still missing at the end are waited for, before the log
+	// is read: they come on another subscription than the events.
+	liveIdle = 50 * time.Millisecond
+	// logPatience is how long the log may lag behind the event that ended an exec: a replica of a
+	// cluster that is behind may answer.
+	logPatience = 5 * time.Second
+)
+
+// errEnough ends reading output that nobody wants more of.
+var errEnough = errors.New("enough output")
+
+// sink takes output in order, without gap or repeat. It is called by one goroutine.
+type sink interface {
+	write(stream string, offset int64, data []byte) error
+	wants() bool // more output, of any stream
+}
+
+// tail follows one exec to its end: the event that ends it and, where output is wanted, its
+// output. It belongs to the goroutine of one call.
+type tail struct {
+	client        *Client
+	sandbox, exec string
+	feed          *feed
+	ended         chan protocol.Event
+	closers       []func()
+
+	sink    sink
+	live    chan jetstream.Chunk // nil: output is not streamed
+	missing chan struct{}        // has room for one: read the log
+	done    chan struct{}
+	offset  map[string]int64 // of the next byte wanted of each stream
+	next    uint64           // record of the log to read on from
+}
+
+// tail begins to follow an exec, which need not exist yet. With stream, output is heard live. The
+// caller must close it.
+func (c *Client) tail(sandbox, exec string, s sink, stream bool) (*tail, error) {
+	f, err := c.feed(sandbox)
+	if err != nil {
+		return nil, err
+	}
+	t := &tail{client: c, sandbox: sandbox, exec: exec, feed: f, sink: s, closers: []func(){f.release},
+		offset: map[string]int64{}, next: 1}
+	var forget func()
+	t.ended, forget = f.awaitExec(exec)
+	t.closers = append(t.closers, forget)
+	if !stream {
+		return t, nil
+	}
+	t.live, t.missing, t.done = make(chan jetstream.Chunk, liveRoom), make(chan struct{}, 1), make(chan struct{})
+	stop, err := c.conn.LiveOutput(c.tenant, sandbox, exec, func(k jetstream.Chunk) {
+		select {
+		case t.live <- k:
+		case <-t.done:
+		}
+	})
+	if err != nil {
+		t.close()
+		return nil, err
+	}
+	t.closers = append(t.closers, stop, c.conn.OnReconnect(t.mayHaveMissed), func() { close(t.done) })
+	return t, nil
+}
+
+func (t *tail) close() {
+	for _, c := range t.closers {
+		c()
+	}
+}
+
+func (t *tail) mayHaveMissed() {
+	select {
+	case t.missing <- struct{}{}:
+	default:
+	}
+}
+
+// untilEnd waits for the end of the exec that a submission asks for. The end may be heard before
+// the answer.
+func (t *tail) untilEnd(ctx context.Context, sub *submission) (*protocol.Event, error) {
+	replies, found := sub.replies, (<-chan *protocol.Reply)(sub.found)
+	for {
+		var reply *protocol.Reply
+		select {
+		case e := <-t.ended:
+			return &e, nil
+		case reply = <-replies:
+		case reply = <-found:
+		case err := <-sub.failed:
+			return nil, err
+		case k := <-t.live:
+			if err := t.take(k); err != nil {
+				return nil, err
+			}
+			continue
+		case <-t.missing:
+			if err := t.catchUp(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		replies, found = nil, nil
+		if reply.Error != nil {
+			return nil, reply.Error
+		}
+		if !reply.Changed {
+			return t.catchUpAndFollow(ctx, reply.Exec)
+		}
+		t.feed.knows(reply.Exec.Sequence, reply.Exec.Record)
+	}
+}
+
+// catchUpAndFollow waits for the end of an exec that was there before the tail.
+func (t *tail) catchUpAndFollow(ctx context.Context, info *protocol.Exec) (*protocol.Event, error) {
+	info, err := t.newest(ctx, info)
+	if err != nil {
+		return nil, err
+	}
+	if info.State.Terminal() {
+		return t.client.endOf(ctx, info)
+	}
+	t.feed.replay(info.Sequence, info.Record)
+	if t.live != nil {
+		t.mayHaveMissed()
+	}
+	for {
+		select {
+		case e := <-t.ended:
+			return &e, nil
+		case k := <-t.live:
+			err = t.take(k)
+		case <-t.missing:
+			err = t.catchUp(ctx)
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// newest reads the exec again. Where no coordinator answers, what the caller knows is enough: the
+// history after it tells the rest.
+func (t *tail) newest(ctx context.Context, info *protocol.Exec) (*protocol.Exec, error) {
+	if info.State.Terminal() {
+		return info, nil
+	}
+	reply, err := t.client.conn.Query(ctx, t.client.tenant, protocol.EndpointExec,
+		&protocol.Query{Sandbox: t.sandbox, Exec: t.exec, MinSequence: info.Sequence})
+	if err == nil {
+		return reply.Exec, nil
+	}
+	if isTransient(err) && info.Sequence != 0 {
+		return info, nil
+	}
+	return nil, err
+}
+
+// endOf reads the event that ended an exec.
+func (c *Client) endOf(ctx context.Context, info *protocol.Exec) (*protocol.Event, error) {
+	b, err := c.conn.Record(ctx, info.Record)
+	if err != nil {
+		return nil, err
+	}
+	for i := range b.Events {
+		if e := &b.Events[i]; b.Sandbox == info.Sandbox && e.Exec != nil && e.Exec.ID == info.ID && e.Exec.State.Terminal() {
+			return e, nil
+		}
+	}
+	return nil, protocol.Errorf(protocol.Internal, "", "exec %s: record %d does not hold its end", info.ID, info.Record)
+}
+
+// take hands a chunk on, as far as it is new. A chunk before which something is missing is left to
+// the log.
+func (t *tail) take(k jetstream.Chunk) error {
+	at := t.offset[k.Stream]
+	end := k.Offset + int64(len(k.Data))
+	switch {
+	case k.Offset > at:
+		t.mayHaveMissed()
+		return nil
+	case end <= at:
+		return nil
+	}
+	t.offset[k.Stream] = end
+	return t.sink.write(k.Stream, at, k.Data[at-k.Offset:])
+}
+
+// readLog hands on what the log has and the sink has not.
+func (t *tail) readLog(ctx context.Context) error {
+	var err error
+	t.next, err = t.client.conn.ReadOutput(ctx, t.client.tenant, t.sandbox, t.exec, t.next, func(k jetstream.Chunk) error {
+		if at := t.offset[k.Stream]; k.Offset > at {
+			return outputNotKept(t.exec, k.Stream, at, k.Offset)
+		}
+		if err := t.take(k); err != nil {
+			return err
+		}
+		if !t.sink.wants() {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// catchUp reads the log, and again later where it cannot be read now.
+func (t *tail) catchUp(ctx context.Context) error {
+	err := t.readLog(ctx)
+	if isTransient(err) && pause(ctx, retryPause) {
+		t.mayHaveMissed()
+		return nil
+	}
+	return err
+}
+
+func outputNotKept(exec, stream string, from, to int64) error {
+	return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept, "exec %s: bytes %d to %d of %s are no longer kept", exec, from, to, stream)
+}
+
+// drain hands on all output of an exec that has ended.
+func (t *tail) drain(ctx context.Context, e *protocol.Event) error {
+	d := e.Exec
+	if d.Inline {
+		for _, k := range []jetstream.Chunk{{Stream: Stdout, Data: d.Stdout}, {Stream: Stderr, Data: d.Stderr}} {
+			if err := t.take(k); err != nil {
+				return err
+			}
+		}
+		return t.inRange(d)
+	}
+	complete := func() bool {
+		return !t.sink.wants() || t.offset[Stdout] >= d.StdoutBytes && t.offset[Stderr] >= d.StderrBytes
+	}
+	if err := t.drainLive(ctx, complete); err != nil {
+		return err
+	}
+	if err := t.drainLog(ctx, complete); err != nil {
+		return err
+	}
+	return t.inRange(d)
+}
+
+// drainLog reads the log until everything is there.
+func (t *tail) drainLog(ctx context.Context, complete func() bool) error {
+	deadline := time.Now().Add(logPatience)
+	for interval := 10 * time.Millisecond; !complete(); interval *= 2 {
+		before := t.next
+		err := t.readLog(ctx)
+		if err != nil && !isTransient(err) {
+			return err
+		}
+		if t.next != before {
+			deadline = time.Now().Add(logPatience)
+			continue
+		}
+		if time.Now().After(deadline) {
+			if err != nil {
+				return err
+			}
+			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
+				"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept", t.exec, t.offset[Stdout], t.offset[Stderr])
+		}
+		if !pause(ctx, interval) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// inRange refuses offsets beyond the end, which only a caller can have asked for.
+func (t *tail) inRange(d *protocol.ExecDetails) error {
+	for stream, size := range map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes} {
+		if at := t.offset[stream]; at > size {
+			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: exec %s wrote %d", at, stream, t.exec, size)
+		}
+	}
+	return nil
+}
+
+// drainLive takes live chunks until everything is there or none comes any more.
+func (t *tail) drainLive(ctx context.Context, complete func() bool) error {
+	if t.live == nil {
+		return nil
+	}
+	idle := time.NewTimer(liveIdle)
+	defer idle.Stop()
+	for !complete() {
+		select {
+		case k := <-t.live:
+			if err := t.take(k); err != nil {
+				return err
+			}
+			idle.Reset(liveIdle)
+		case <-idle.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+package sdk
+
+import (
+	"context"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// condition says whether a sandbox in this state is what is waited for. The error ends the wait:
+// the state can no longer be reached without somebody's asking for it.
+type condition func(state protocol.SandboxState, own *protocol.Error) (done bool, err error)
+
+func untilReady(state protocol.SandboxState, own *protocol.Error) (bool, error) {
+	switch state {
+	case protocol.StateReady:
+		return true, nil
+	case protocol.StateStopped:
+		return false, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopped, "the sandbox is stopped")
+	}
+	return false, ended(state, own)
+}
+
+func untilStopped(state protocol.SandboxState, own *protocol.Error) (bool, error) {
+	return state == protocol.StateStopped, ended(state, own)
+}
+
+func untilDeleted(state protocol.SandboxState, _ *protocol.Error) (bool, error) {
+	return state == protocol.StateDeleted, nil
+}
+
+// ended is the error of a sandbox that will never again be ready or stopped, nil for others.
+func ended(state protocol.SandboxState, own *protocol.Error) error {
+	switch state {
+	case protocol.StateFailed:
+		if own != nil {
+			return own
+		}
+		return protocol.Errorf(protocol.Internal, protocol.ReasonSandboxFailed, "the sandbox failed and does not say why")
+	case protocol.StateDeleting, protocol.StateDeleted:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxDeleted, "the sandbox is %s", state)
+	}
+	return nil
+}
+
+// change sends a request about the sandbox and waits for the condition, where the call waits.
+func (s *Sandbox) change(ctx context.Context, verb string, call *call, payload protocol.Request, until condition) error {
+	if err := protocol.ValidateID("sandbox", s.id); err != nil {
+		return err
+	}
+	request := Request{Verb: verb, Sandbox: s.id, ID: call.request, Payload: payload}
+	if call.accepted {
+		reply, err := s.client.ask(ctx, request, submitBounded, call.explicitRequest)
+		if err == nil {
+			s.learn(reply.Sandbox)
+		}
+		return err
+	}
+	// Listening begins before the request is sent, so that what it causes is not missed.
+	f, err := s.client.feed(s.id)
+	if err != nil {
+		return failed(ctx, err, verb)
+	}
+	defer f.release()
+	w := f.follow(0, 0)
+	defer w.close()
+	reply, err := s.client.ask(ctx, request, submitForever, call.explicitRequest)
+	if err != nil {
+		return err
+	}
+	s.learn(reply.Sandbox)
+	if !reply.Changed { // what is waited for may have happened before the listening began
+		w.mayHaveMissed()
+	}
+	return s.await(ctx, w, until)
+}
+
+func (c *Client) ask(ctx context.Context, r Request, mode submitMode, soon bool) (*protocol.Reply, error) {
+	sub := c.submit(ctx, r, mode, soon)
+	defer sub.stop()
+	return sub.wait(ctx)
+}
+
+// await waits for the condition, from what the handle knows on.
+func (s *Sandbox) await(ctx context.Context, w *follower, until condition) error {
+	info := s.Info()
+	if done, err := until(info.State, info.Error); done || err != nil {
+		return err
+	}
+	w.last = info.Sequence
+	for {
+		b, err := w.next(ctx)
+		if err != nil {
+			return failed(ctx, err, "wait for sandbox "+s.id)
+		}
+		for i := range b.Events {
+			e := &b.Events[i]
+			if e.Sequence <= info.Sequence {
+				continue
+			}
+			done, err := until(e.State, e.Error)
+			if !done && err == nil {
+				continue
+			}
+			s.refreshTo(ctx, e)
+			return err
+		}
+	}
+}
+
+// refreshTo reads the sandbox as it is at an event or later. It waits for a coordinator where none
+// answers; where ctx ends meanwhile, the handle takes over what the event itself says.
+func (s *Sandbox) refreshTo(ctx context.Context, e *protocol.Event) {
+	for {
+		reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.id, MinSequence: e.Sequence})
+		if err == nil {
+			s.learn(reply.Sandbox)
+			return
+		}
+		if !isTransient(err) || !pause(ctx, retryPause) {
+			break
+		}
+	}
+	info := s.Info()
+	info.State, info.Sequence, info.Reason, info.Error = e.State, e.Sequence, e.Reason, e.Error
+	s.learn(&info)
+}
+
+// WaitReady waits until the sandbox is ready. Errors: the sandbox's own where it failed;
+// failed_precondition with reason sandbox_stopped or sandbox_deleted where it is stopped or gone.
+// The wait begins with what the handle last saw: nothing that came after it is missed.
+func (s *Sandbox) WaitReady(ctx context.Context) error { return s.wait(ctx, untilReady) }
+
+// WaitStopped waits until the sandbox is stopped. Errors as of [Sandbox.WaitReady].
+func (s *Sandbox) WaitStopped(ctx context.Context) error { return s.wait(ctx, untilStopped) }
+
+// WaitDeleted waits until the sandbox is deleted.
+func (s *Sandbox) WaitDeleted(ctx context.Context) error { return s.wait(ctx, untilDeleted) }
+
+func (s *Sandbox) wait(ctx context.Context, until condition) error {
+	if s.Info().Sequence == 0 {
+		if err := s.Refresh(ctx); err != nil {
+			return err
+		}
+	}
+	f, err := s.client.feed(s.id)
+	if err != nil {
+		return failed(ctx, err, "wait")
+	}
+	defer f.release()
+	w := f.follow(0, 0)
+	defer w.close()
+	w.mayHaveMissed()
+	return s.await(ctx, w, until)
+}
