@@ -150,9 +150,6 @@ func (w wellformed) skipExt(data []byte, n uint64) (rest []byte, ok bool) {
 }
 
 func (w wellformed) skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
-	if n > uint64(len(data)) { // each takes a byte at least
-		return nil, false
-	}
 	for range n {
 		if data, ok = w.skipValue(data, depth-1); !ok {
 			return nil, false
