@@ -189,8 +189,8 @@ func TestF21_DeclaredLengthCostsNoMemory(t *testing.T) {
 		"time":            {append(key("time"), append(long(0xc9), 0xff)...), &Reservation{}},
 		"size":            {append(key("memory"), long(0xdb)...), &Host{}},
 		"duration":        {append(key("sandbox", "grace"), long(0xdb)...), &Request{}},
-		"nested too deep": {[]byte(strings.Repeat("\x91", 1<<20)), &Query{}},
-		"unknown deep":    {append(key("new"), strings.Repeat("\x91", 1<<20)...), &Query{}},
+		"nested too deep": {[]byte(strings.Repeat("\x91", 1<<20) + "\xc0"), &Query{}},
+		"unknown deep":    {append(key("new"), strings.Repeat("\x91", 1<<20)+"\xc0"...), &Host{}},
 		"map in an ext":   {append(key("labels"), "\xd7\x05\xdf\xff\xff\xff\xf0abc"...), &Query{}},
 		"map in a time":   {append(key("sandbox", "env"), "\xd7\xff\xdf\xff\xff\xff\xf0abc"...), &Request{}},
 	} {

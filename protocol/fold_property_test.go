@@ -2,9 +2,9 @@ package protocol
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 )
@@ -71,23 +71,39 @@ type choices interface {
 
 type rapidChoices struct{ t *rapid.T }
 
-func (c rapidChoices) below(n int, what string) int { return rapid.IntRange(0, n-1).Draw(c.t, what) }
+// Bits, since rapid's ranges prefer small numbers so much that no history would get far.
+func (c rapidChoices) below(n int, what string) int {
+	v := 0
+	for range bits.Len(uint(n)) {
+		v *= 2
+		if rapid.Bool().Draw(c.t, what) {
+			v++
+		}
+	}
+	return v % n
+}
 
 var execIDs = []string{"x1", "x2", "x3", ""}
 
 // anyEvent makes an event that may or may not be legal after s.
 func anyEvent(c choices, s *State) *Event {
-	i := c.below(len(Transitions)+1, "kind")
-	kind := Kind("sandbox.unheard_of")
-	if i < len(Transitions) {
-		kind = Transitions[i].Kind
+	id := execIDs[c.below(len(execIDs), "exec")]
+	kinds := []Kind{"sandbox.unheard_of"}
+	legalOnly := c.below(4, "any kind") != 0
+	for _, row := range Transitions {
+		if _, _, legal := expected(s, row.Kind, id); legal || !legalOnly {
+			weight := 8
+			if row.Kind == SandboxFailed || row.Kind == SandboxDeleteRequested {
+				weight = 1 // the way to the end
+			}
+			kinds = append(kinds, slices.Repeat([]Kind{row.Kind}, weight)...)
+		}
 	}
-	e := eventFor(s, kind)
-	e.Time = epoch.Add(time.Duration(e.Sequence) * time.Second)
+	e := eventFor(s, kinds[c.below(len(kinds), "kind")])
 	if e.Exec != nil {
-		e.Exec.ID = execIDs[c.below(len(execIDs), "exec")]
+		e.Exec.ID = id
 	}
-	switch c.below(16, "oddity") {
+	switch c.below(32, "oddity") - 1 {
 	case 0:
 		e.Sequence += uint64(1 + c.below(3, "ahead"))
 	case 1:
@@ -144,11 +160,12 @@ func step(t failer, s *State, e *Event) (after *State, accepted bool) {
 }
 
 func TestP2_HistoriesHaveNoGapAndReplayToTheSameState(t *testing.T) {
+	reached, ended := map[SandboxState]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		c := rapidChoices{t}
 		s := &State{}
 		var history []Event
-		for range rapid.IntRange(1, 60).Draw(t, "events") {
+		for range 1 + c.below(100, "events") {
 			e := anyEvent(c, s)
 			after, accepted := step(t, s, e)
 			if accepted {
@@ -165,7 +182,17 @@ func TestP2_HistoriesHaveNoGapAndReplayToTheSameState(t *testing.T) {
 			}
 		}
 		checkReplay(t, c, s, history)
+		reached[s.Sandbox.State]++
+		ended += len(s.Ended)
 	})
+	for _, state := range []SandboxState{StatePending, StateReady, StateStopped, StateFailed, StateDeleting, StateDeleted} {
+		if reached[state] == 0 {
+			t.Errorf("no history reached %q: %v", state, reached)
+		}
+	}
+	if ended == 0 {
+		t.Error("no history ended an exec")
+	}
 }
 
 // checkTrim trims a clone: the newest ended execs and all active ones stay, and the original does

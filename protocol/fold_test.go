@@ -83,10 +83,10 @@ func eventFor(s *State, kind Kind) *Event {
 }
 
 // expected says, from the tables and the rules written beside them, whether an event of this kind
-// is legal, and which states it leads to.
-func expected(s *State, kind Kind) (box SandboxState, exec ExecState, legal bool) {
+// is legal, for this exec where it is about one, and which states it leads to.
+func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState, legal bool) {
 	b := &s.Sandbox
-	if x := s.Execs["x1"]; x != nil {
+	if x := s.Execs[id]; x != nil {
 		exec = x.State
 	}
 	box = b.State
@@ -121,7 +121,7 @@ func TestApplyAcceptsWhatTheTablesSayAndNothingElse(t *testing.T) {
 			t.Run(name+"/"+string(row.Kind), func(t *testing.T) {
 				s := stateAfter(t, history)
 				before := canonical(*s)
-				box, exec, legal := expected(s, row.Kind)
+				box, exec, legal := expected(s, row.Kind, "x1")
 				err := s.Apply(eventFor(s, row.Kind))
 				if !legal {
 					wantError(t, err, FailedPrecondition, ReasonInvalidState, "")
@@ -203,6 +203,41 @@ func TestNumberGivesNumbersAndStates(t *testing.T) {
 		t.Errorf("%s", show(events))
 	}
 	wantError(t, s.Number([]Event{{Kind: SandboxStopped}}), FailedPrecondition, ReasonInvalidState, "")
+}
+
+// Two clones go different ways: neither must write where the other, or the original, reads.
+func TestClonesShareNothingThatChanges(t *testing.T) {
+	apply := func(s *State, lines ...string) *State {
+		for _, line := range lines {
+			e, err := parseEvent(line, s.Sandbox.Sequence+1)
+			if err == nil {
+				err = s.Apply(e)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s
+	}
+	s := stateAfter(t, situations["ready with no exec"])
+	for i := range 2 * keptRequests { // fills the list of requests, and leaves room behind both lists at some length
+		id := fmt.Sprintf("e%d", i)
+		s = apply(s, "exec.accepted "+id, "exec.accepted a"+id, "exec.accepted b"+id, "exec.failed "+id)
+		before := canonical(*s)
+		a, b := apply(s.Clone(), "exec.failed a"+id), apply(s.Clone(), "exec.failed b"+id)
+		if a.Ended[len(a.Ended)-1] != "a"+id || b.Ended[len(b.Ended)-1] != "b"+id {
+			t.Fatalf("clones share the list of ended execs: %v %v", a.Ended, b.Ended)
+		}
+		s = apply(s, "exec.failed a"+id, "exec.failed b"+id)
+		a, b = apply(s.Clone(), "sandbox.stop_requested request=a"+id), apply(s.Clone(), "sandbox.stop_requested request=b"+id)
+		if !a.SawRequest("a"+id) || a.SawRequest("b"+id) || !b.SawRequest("b"+id) {
+			t.Fatalf("clones share the list of requests: %v %v", a.Requests, b.Requests)
+		}
+		if !slices.Equal(before.Requests, s.Requests) {
+			t.Fatalf("a clone changed the original's requests from %v to %v", before.Requests, s.Requests)
+		}
+		s = apply(s, "sandbox.stop_requested request="+id, "sandbox.stopped", "sandbox.resume_requested", "sandbox.assigned worker=w1 gen=1", "sandbox.ready")
+	}
 }
 
 func TestS8_RepeatedRequestIsKnown(t *testing.T) {

@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"testing"
@@ -93,8 +94,9 @@ func (c *byteChoices) below(n int, _ string) int {
 }
 
 func FuzzFold(f *testing.F) {
-	// accept, assign, ready, and an exec that is accepted, started and finished; each with its oddity
-	f.Add([]byte{0, 15, 1, 15, 3, 15, 11, 0, 15, 12, 0, 15, 14, 0, 15, 5, 15, 6, 15, 7, 15})
+	for _, seed := range []string{"\x00\x01\x01\x0f", "\x00\x01\x02\x0f", "\x01\x01\x03\x0f\x00\x01\x02\x1f", "a long and winding history", "\x00\x00\x05\x00"} {
+		f.Add(bytes.Repeat([]byte(seed), 20))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c := &byteChoices{data}
 		s := &State{}
