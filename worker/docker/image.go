@@ -106,17 +106,17 @@ func (e *Engine) pull(ctx context.Context, ref string) error {
 	if _, err := reference.ParseNormalizedNamed(ref); err != nil {
 		return protocol.Invalid("spec.image", "is not an image reference: %.80q", ref)
 	}
-	err := e.do(ctx, call{verb: "pull", kind: kindImage, name: ref, limit: transferLimit}, func(ctx context.Context) error {
-		ctx, p := watchProgress(ctx, e.stallTimeout)
+	c := call{verb: "pull", kind: kindImage, name: ref, limit: transferLimit}
+	return e.do(ctx, c, func(limited context.Context) error {
+		moving, p := watchProgress(limited, e.stallTimeout)
 		defer p.done()
-		report, err := e.client.ImagePull(ctx, ref, image.PullOptions{})
-		if err != nil {
-			return cause(ctx, err)
+		report, err := e.client.ImagePull(moving, ref, image.PullOptions{})
+		if err == nil {
+			defer report.Close()
+			err = readPull(report, p.moved)
 		}
-		defer report.Close()
-		return cause(ctx, readPull(report, p.moved))
+		return pullError(translate(ctx, c, cause(moving, err)))
 	})
-	return pullError(ref, err)
 }
 
 // readPull reads a pull's report, which says in its midst when the pull failed.
@@ -143,7 +143,7 @@ var noSuchImage = regexp.MustCompile(`(?i)manifest unknown|manifest for .* not f
 
 // pullError says of a failed pull whether the image is not there, or the registry. An engine that
 // failed to pull is not an engine that failed.
-func pullError(ref string, err error) error {
+func pullError(err error) error {
 	var e *protocol.Error
 	if !errors.As(err, &e) {
 		return err

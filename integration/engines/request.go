@@ -1,0 +1,100 @@
+package engines
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
+)
+
+// LoadImage brings an image of the machine's engine into e, such as [dockertest.Image]. It does
+// nothing when e has it.
+func LoadImage(tb testing.TB, e *Engine, name string) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := e.request(ctx, "GET", "/images/"+name+"/json", nil); err == nil {
+		return
+	}
+	source := Default(tb)
+	if name == dockertest.Image {
+		dockertest.RequireImage(tb, source.Socket)
+	}
+	archive, err := source.open(ctx, "GET", "/images/"+name+"/get", nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer archive.Close()
+	if _, err := e.request(ctx, "POST", "/images/load?quiet=1", archive); err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := e.request(ctx, "GET", "/images/"+name+"/json", nil); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Containers lists the ids of e's containers that carry the label ("key" or "key=value"), in all
+// states; "" lists all.
+func (e *Engine) Containers(ctx context.Context, label string) ([]string, error) {
+	path := "/containers/json?all=1"
+	if label != "" {
+		filter, _ := json.Marshal(map[string][]string{"label": {label}})
+		path += "&filters=" + url.QueryEscape(string(filter))
+	}
+	data, err := e.request(ctx, "GET", path, nil)
+	if err != nil {
+		return nil, err
+	}
+	var found []struct{ ID string }
+	if err := json.Unmarshal(data, &found); err != nil {
+		return nil, err
+	}
+	ids := make([]string, len(found))
+	for i, c := range found {
+		ids[i] = c.ID
+	}
+	return ids, nil
+}
+
+// request sends one request and returns the whole answer. A status of 400 or more is an error.
+func (e *Engine) request(ctx context.Context, method, path string, body io.Reader) ([]byte, error) {
+	answer, err := e.open(ctx, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	return io.ReadAll(answer)
+}
+
+func (e *Engine) open(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", e.Socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, method, "http://engine"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/x-tar")
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 400 {
+		defer resp.Body.Close()
+		message, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return nil, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, message)
+	}
+	return resp.Body, nil
+}

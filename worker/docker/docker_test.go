@@ -1,0 +1,155 @@
+package docker_test
+
+import (
+	"context"
+	"crypto/rand"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is one deployment of its own on the machine's engine, seen through a proxy, and emptied when
+// the test ends.
+type bench struct {
+	*docker.Engine
+	proxy      *dockertest.Proxy
+	host       string
+	deployment string
+}
+
+func newBench(tb testing.TB, change ...func(*docker.Config)) *bench {
+	tb.Helper()
+	socket := dockertest.Socket(tb)
+	dockertest.RequireImage(tb, socket)
+	b := &bench{deployment: "test-" + strings.ToLower(rand.Text()[:10])}
+	b.proxy, b.host = dockertest.StartProxy(tb, socket)
+	b.Engine = b.connect(tb, change...)
+
+	// Emptying goes past the proxy, whatever the test has done to it.
+	direct := connect(tb, docker.Config{Host: "unix://" + socket, Deployment: b.deployment, Fence: docker.Unfenced})
+	tb.Cleanup(func() { empty(tb, direct) })
+	return b
+}
+
+// connect makes one more engine of the same deployment through the same proxy.
+func (b *bench) connect(tb testing.TB, change ...func(*docker.Config)) *docker.Engine {
+	tb.Helper()
+	cfg := docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced}
+	for _, c := range change {
+		c(&cfg)
+	}
+	return connect(tb, cfg)
+}
+
+func connect(tb testing.TB, cfg docker.Config) *docker.Engine {
+	tb.Helper()
+	e, err := docker.Connect(tb.Context(), cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(e.Close)
+	return e
+}
+
+func empty(tb testing.TB, e *docker.Engine) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	containers, err := e.Containers(ctx)
+	check(tb, err)
+	for _, c := range containers {
+		check(tb, e.RemoveContainer(ctx, c.ID))
+	}
+	networks, err := e.Networks(ctx)
+	check(tb, err)
+	for _, n := range networks {
+		check(tb, e.RemoveNetwork(ctx, n.ID))
+	}
+	check(tb, e.RemoveHostID(ctx))
+}
+
+// name makes a name of this test's own for an object.
+func (b *bench) name(what string) string { return "boxfleet-" + b.deployment + "-" + what }
+
+// sleeper describes a container that runs until it is told to stop, and then stops at once.
+func (b *bench) sleeper() docker.ContainerSpec {
+	return docker.ContainerSpec{
+		Name: b.name("sleeper"), Image: dockertest.Image, Network: "none",
+		Entrypoint: []string{"/bin/sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.05; done"},
+	}
+}
+
+// create makes a container, and starts it when started is true.
+func (b *bench) create(tb testing.TB, spec docker.ContainerSpec, started bool) string {
+	tb.Helper()
+	id, err := b.CreateContainer(tb.Context(), spec)
+	check(tb, err)
+	if started {
+		check(tb, b.StartContainer(tb.Context(), id))
+	}
+	return id
+}
+
+// ended waits for the container's end.
+func (b *bench) ended(tb testing.TB, id string) docker.Container {
+	tb.Helper()
+	var c docker.Container
+	eventually(tb, "the container ends", func() bool {
+		var err error
+		c, err = b.Inspect(tb.Context(), id)
+		check(tb, err)
+		return !c.Running && c.State != "created"
+	})
+	return c
+}
+
+func check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func eventually(tb testing.TB, what string, holds func() bool) {
+	tb.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			tb.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// freeSubnet finds a small subnet that no network uses now. Tests of other packages look for theirs
+// elsewhere.
+func freeSubnet(tb testing.TB, e *docker.Engine) netip.Prefix {
+	tb.Helper()
+	used, err := e.UsedSubnets(tb.Context())
+	check(tb, err)
+	var random [2]byte
+	for range 1000 {
+		_, _ = rand.Read(random[:])
+		candidate := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, random[0], random[1] &^ 15}), 28)
+		free := true
+		for _, u := range used {
+			free = free && !u.Overlaps(candidate)
+		}
+		if free {
+			return candidate
+		}
+	}
+	tb.Fatal("no subnet is free below 10.201.0.0/16")
+	return netip.Prefix{}
+}

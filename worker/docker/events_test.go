@@ -1,0 +1,67 @@
+package docker_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+func TestEventsTellOfOurContainersOnly(t *testing.T) {
+	t.Parallel()
+	b, stranger := newBench(t), newBench(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, failed := b.Events(ctx)
+
+	stranger.create(t, stranger.sleeper(), false)
+	spec := b.sleeper()
+	spec.Labels = map[string]string{docker.LabelSandbox: "s1"}
+	id := b.create(t, spec, true)
+	check(t, b.RemoveContainer(t.Context(), id))
+
+	actions := map[string]bool{}
+	for !actions["destroy"] {
+		select {
+		case e := <-events:
+			if e.ID != id || e.Type != "container" || e.Labels[docker.LabelSandbox] != "s1" || time.Since(e.Time).Abs() > time.Minute {
+				t.Errorf("got %+v", e)
+			}
+			actions[e.Action] = true
+		case err := <-failed:
+			t.Fatal(err)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("only these came: %v", actions)
+		}
+	}
+	for _, want := range []string{"create", "start", "die"} {
+		if !actions[want] {
+			t.Errorf("no %s among %v", want, actions)
+		}
+	}
+	cancel()
+	if err := <-failed; protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("after the end: %v", err)
+	}
+	if _, open := <-events; open {
+		t.Error("the events are not closed")
+	}
+}
+
+func TestEventsEndWhenTheEngineHangsUp(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	_, failed := b.Events(t.Context())
+	check(t, b.proxy.Close())
+	select {
+	case err := <-failed:
+		if !errors.Is(err, docker.ErrEngineUnavailable) {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the stream did not end")
+	}
+}

@@ -1,0 +1,129 @@
+package docker_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
+)
+
+// calls are all methods that ask the engine something and return.
+func calls() map[string]func(context.Context, *bench, string) error {
+	all := maps.Clone(changing)
+	all["Ping"] = func(ctx context.Context, b *bench, _ string) error { return b.Ping(ctx) }
+	all["Info"] = func(ctx context.Context, b *bench, _ string) error { _, err := b.Info(ctx); return err }
+	all["Inspect"] = func(ctx context.Context, b *bench, id string) error { _, err := b.Inspect(ctx, id); return err }
+	all["Containers"] = func(ctx context.Context, b *bench, _ string) error { _, err := b.Containers(ctx); return err }
+	all["Networks"] = func(ctx context.Context, b *bench, _ string) error { _, err := b.Networks(ctx); return err }
+	all["UsedSubnets"] = func(ctx context.Context, b *bench, _ string) error { _, err := b.UsedSubnets(ctx); return err }
+	all["Events"] = func(ctx context.Context, b *bench, _ string) error {
+		_, failed := b.Events(ctx)
+		return <-failed
+	}
+	return all
+}
+
+func TestAHungEngineIsUnavailableInTime(t *testing.T) {
+	t.Parallel()
+	const timeout = 150 * time.Millisecond
+	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout = timeout, timeout })
+	b.proxy.Pause()
+	for _, name := range slices.Sorted(maps.Keys(calls())) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			start := time.Now()
+			err := calls()[name](t.Context(), b, "absent")
+			if !errors.Is(err, docker.ErrEngineUnavailable) {
+				t.Errorf("got %v", err)
+			}
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("took %s", took)
+			}
+		})
+	}
+}
+
+func TestACallersOwnDeadlineAndCancelAreToldApart(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.proxy.Pause()
+	defer b.proxy.Resume()
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := b.Ping(short); !errors.Is(err, docker.ErrEngineUnavailable) {
+		t.Errorf("deadline: %v", err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Inspect(gone, "x"); protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("cancel: %v", err)
+	}
+}
+
+// TestNoFaultLooksLikeGone: "did not answer" is not "gone". Whatever the engine does but
+// denying the object, no removal succeeds and no inspection says that nothing is there.
+func TestNoFaultLooksLikeGone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fault dockertest.Fault
+		want  error
+	}{
+		"hung up":             {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
+		"hung up when done":   {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
+		"internal error":      {dockertest.Fault{Status: 500}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
+		"service unavailable": {dockertest.Fault{Status: 503}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
+		"no such page":        {dockertest.Fault{Status: 404, Message: "page not found"}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.proxy.Inject(func(r *http.Request) dockertest.Fault { return c.fault })
+			for method, call := range calls() {
+				if method == "Image" || method == "Ping" || method == "Events" || method == "Info" {
+					continue // below, or nothing can be gone
+				}
+				err := call(t.Context(), b, "absent")
+				if !errors.Is(err, c.want) || docker.IsNotFound(err) {
+					t.Errorf("%s: got %v, want %v", method, err, c.want)
+				}
+			}
+			for _, method := range []string{"Image", "Events"} {
+				if err := calls()[method](t.Context(), b, "absent"); protocol.CodeOf(err) != protocol.Unavailable {
+					t.Errorf("%s: got %v", method, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAnEngineThatIsNotThereIsUnavailable(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	_, err := docker.Connect(t.Context(), docker.Config{
+		Host: "unix://" + t.TempDir() + "/absent.sock", Deployment: "d", Fence: docker.Unfenced,
+	})
+	if !errors.Is(err, docker.ErrEngineUnavailable) || time.Since(start) > 5*time.Second {
+		t.Errorf("got %v after %s", err, time.Since(start))
+	}
+}
+
+func TestARemovalWhoseAnswerWasLostCanBeRepeated(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	id := b.create(t, b.sleeper(), true)
+	b.proxy.Inject(func(r *http.Request) dockertest.Fault {
+		return dockertest.Fault{DropLate: r.Method == http.MethodDelete}
+	})
+	if err := b.RemoveContainer(t.Context(), id); !errors.Is(err, docker.ErrEngineUnavailable) {
+		t.Errorf("first: %v", err)
+	}
+	b.proxy.Inject(nil)
+	check(t, b.RemoveContainer(t.Context(), id))
+}

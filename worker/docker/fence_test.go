@@ -1,0 +1,103 @@
+package docker_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// reading are the methods that change nothing, and therefore work without the host's lock.
+var reading = map[string]bool{
+	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
+	"Events": true, "Close": true,
+}
+
+// changing calls every other method so that it would change something.
+var changing = map[string]func(ctx context.Context, b *bench, id string) error{
+	"HostID":       func(ctx context.Context, b *bench, _ string) error { _, err := b.HostID(ctx); return err },
+	"RemoveHostID": func(ctx context.Context, b *bench, _ string) error { return b.RemoveHostID(ctx) },
+	"Image": func(ctx context.Context, b *bench, _ string) error {
+		_, err := b.Image(ctx, "boxfleet/absent:none")
+		return err
+	},
+	"CreateNetwork": func(ctx context.Context, b *bench, _ string) error {
+		return b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("fenced")})
+	},
+	"RemoveNetwork": func(ctx context.Context, b *bench, _ string) error {
+		return b.RemoveNetwork(ctx, b.name("fenced"))
+	},
+	"CreateContainer": func(ctx context.Context, b *bench, _ string) error {
+		_, err := b.CreateContainer(ctx, docker.ContainerSpec{Name: b.name("fenced"), Image: "x"})
+		return err
+	},
+	"StartContainer": func(ctx context.Context, b *bench, id string) error { return b.StartContainer(ctx, id) },
+	"StopContainer": func(ctx context.Context, b *bench, id string) error {
+		return b.StopContainer(ctx, id, time.Second)
+	},
+	"KillContainer":   func(ctx context.Context, b *bench, id string) error { return b.KillContainer(ctx, id) },
+	"RemoveContainer": func(ctx context.Context, b *bench, id string) error { return b.RemoveContainer(ctx, id) },
+	"CopyTo": func(ctx context.Context, b *bench, id string) error {
+		return b.CopyTo(ctx, id, "/", strings.NewReader("not a tar"))
+	},
+}
+
+func TestNothingThatChangesReachesTheEngineWithoutTheFence(t *testing.T) {
+	t.Parallel()
+	// A text that the Docker client would rewrite, and lose the cause.
+	lost := protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost, "dial unix: connection refused")
+	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return lost } })
+	unfenced := b.connect(t)
+	id, err := unfenced.CreateContainer(t.Context(), b.sleeper())
+	check(t, err)
+	b.proxy.Reset()
+
+	methods := reflect.TypeFor[*docker.Engine]()
+	for i := range methods.NumMethod() {
+		name := methods.Method(i).Name
+		change := changing[name]
+		if change == nil {
+			if !reading[name] {
+				t.Errorf("method %s is new: name it as reading or changing here", name)
+			}
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			if err := change(t.Context(), b, id); !errors.Is(err, lost) {
+				t.Errorf("got %v, want the fence's error", err)
+			}
+		})
+	}
+	for _, r := range b.proxy.Mutations() {
+		t.Errorf("%s %s reached the engine", r.Method, r.Path)
+	}
+}
+
+func TestReadingNeedsNoFence(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return errors.New("lost") } })
+	ctx := t.Context()
+	_, infoErr := b.Info(ctx)
+	_, containersErr := b.Containers(ctx)
+	_, networksErr := b.Networks(ctx)
+	_, subnetsErr := b.UsedSubnets(ctx)
+	if err := errors.Join(b.Ping(ctx), infoErr, containersErr, networksErr, subnetsErr); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheFenceIsAskedForEveryChange(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{}, 100)
+	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { asked <- struct{}{}; return nil } })
+	id := b.create(t, b.sleeper(), true)
+	check(t, b.RemoveContainer(t.Context(), id))
+	if len(asked) != 3 || len(b.proxy.Mutations()) != 3 {
+		t.Errorf("asked %d times, %d changes reached the engine, want 3", len(asked), len(b.proxy.Mutations()))
+	}
+}

@@ -1,0 +1,65 @@
+package docker_test
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
+	t.Parallel()
+	b, ctx := newBench(t), t.Context()
+	spec := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine), Labels: map[string]string{docker.LabelSandbox: "s1"}}
+	check(t, b.CreateNetwork(ctx, spec))
+
+	networks, err := b.Networks(ctx)
+	check(t, err)
+	if len(networks) != 1 {
+		t.Fatalf("got %+v", networks)
+	}
+	n := networks[0]
+	if n.Name != spec.Name || n.Subnet != spec.Subnet || n.Labels[docker.LabelSandbox] != "s1" || n.ID == "" || n.Created.IsZero() {
+		t.Errorf("got %+v", n)
+	}
+	used, err := b.UsedSubnets(ctx)
+	check(t, err)
+	if !slices.Contains(used, spec.Subnet) || len(used) < 2 { // the engine's own bridge is there, too
+		t.Errorf("used: %v", used)
+	}
+	if err := b.CreateNetwork(ctx, spec); protocol.CodeOf(err) != protocol.AlreadyExists {
+		t.Errorf("the same name again: %v", err)
+	}
+
+	inside := b.sleeper()
+	inside.Network, inside.Aliases = spec.Name, []string{"db"}
+	id := b.create(t, inside, true)
+	if err := b.RemoveNetwork(ctx, spec.Name); protocol.CodeOf(err) != protocol.FailedPrecondition {
+		t.Errorf("removing a network in use: %v", err)
+	}
+	check(t, b.RemoveContainer(ctx, id))
+	check(t, b.RemoveNetwork(ctx, spec.Name))
+	networks, err = b.Networks(ctx)
+	check(t, err)
+	if len(networks) != 0 {
+		t.Errorf("left: %+v", networks)
+	}
+}
+
+func TestAnOverlappingSubnetIsToldApart(t *testing.T) {
+	t.Parallel()
+	b, ctx := newBench(t), t.Context()
+	subnet := freeSubnet(t, b.Engine)
+	check(t, b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("one"), Subnet: subnet}))
+	for name, other := range map[string]netip.Prefix{
+		"same": subnet, "wider": netip.PrefixFrom(subnet.Addr(), 24), "narrower": netip.PrefixFrom(subnet.Addr(), 29),
+	} {
+		err := b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("two"), Subnet: other})
+		if !errors.Is(err, docker.ErrSubnetOverlap) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
