@@ -145,6 +145,7 @@ type option struct {
 	image   string
 	welcome control.Welcome
 	args    []string
+	onEnd   func(control.Result)
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
@@ -166,15 +167,18 @@ func newSandbox(t testing.TB, o option) *sandbox {
 	}
 	t.Cleanup(func() { s.run.Close() })
 	o.welcome.Key = s.key
-	s.listen(o.welcome)
+	s.listen(o.welcome, o.onEnd)
 	t.Cleanup(func() { s.link.Close() })
 	s.boot(o)
 	s.connected()
 	return s
 }
 
-func (s *sandbox) listen(w control.Welcome) {
+func (s *sandbox) listen(w control.Welcome, onEnd func(control.Result)) {
 	s.t.Helper()
+	if onEnd == nil {
+		onEnd = func(r control.Result) { s.note(func() { s.results[r.ID] = r }) }
+	}
 	var err error
 	s.link, err = supervise.Listen(supervise.Config{
 		ControlDir:   filepath.Join(s.dir, "ctl"),
@@ -182,7 +186,7 @@ func (s *sandbox) listen(w control.Welcome) {
 		OnConnect:    func(h control.Hello) { s.note(func() { s.hellos = append(s.hellos, h) }) },
 		OnDisconnect: func() { s.note(func() { s.gone++ }) },
 		OnOutput:     func(o control.Output) { s.note(func() { s.outputs[o.ID] = append(s.outputs[o.ID], o) }) },
-		OnEnd:        func(r control.Result) { s.note(func() { s.results[r.ID] = r }) },
+		OnEnd:        onEnd,
 		OnPrimary:    func(p control.Primary) { s.note(func() { s.primary = append(s.primary, p) }) },
 		Logger:       slog.New(slog.NewTextHandler(testWriter{s.t}, nil)),
 	})
@@ -344,4 +348,61 @@ func code(r control.Result) string {
 		return "unknown"
 	}
 	return strconv.Itoa(*r.ExitCode)
+}
+
+func (s *sandbox) cancel(id string, grace time.Duration) {
+	s.t.Helper()
+	if err := s.link.Cancel(context.Background(), id, grace); err != nil {
+		s.t.Errorf("cancel %s: %v", id, err)
+	}
+}
+
+// processes lists the command lines in the container but for PID 1, zombies as "zombie".
+func (s *sandbox) processes() []string {
+	s.t.Helper()
+	out, err := docker("top", s.container, "-eo", "pid,stat,args")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var processes []string
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		if fields[0] == "PID" || fields[0] == strconv.Itoa(s.pid) {
+			continue
+		}
+		processes = append(processes, strings.Join(fields[1:], " "))
+	}
+	return processes
+}
+
+// awaitEmpty waits until nothing but PID 1 is in the container.
+func (s *sandbox) awaitEmpty() {
+	s.t.Helper()
+	s.poll("an empty process table", func() bool { return len(s.processes()) == 0 })
+}
+
+func (s *sandbox) waitForRecord(id string) *control.Record {
+	s.t.Helper()
+	var record *control.Record
+	s.poll("the exit record of "+id, func() (ok bool) {
+		var err error
+		record, err = supervise.ReadRecord(s.run, s.key, id)
+		return err == nil
+	})
+	return record
+}
+
+// poll waits for what announces itself to nobody.
+func (s *sandbox) poll(what string, holds func() bool) {
+	s.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			s.t.Fatalf("still waiting for: %s", what)
+		}
+	}
 }

@@ -1,0 +1,305 @@
+package supervise_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+func TestP5_TheSameIDStartsNothingTwice(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	start := control.Start{ID: "once", Argv: []string{"sh", "-c", "echo x >> /tmp/ran; sleep 1000"}}
+	for range 20 {
+		go s.link.Start(context.Background(), start)
+	}
+	s.start(start)
+	s.cancel("once", 0)
+	s.end("once")
+	status, err := s.link.Start(t.Context(), start)
+	if err != nil || status.Result == nil || !status.Result.Cancelled {
+		t.Errorf("after its end: %+v, %v", status, err)
+	}
+	if r := s.sh("cat /tmp/ran"); string(r.Stdout) != "x\n" {
+		t.Errorf("it ran %d times", strings.Count(string(r.Stdout), "x"))
+	}
+}
+
+func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	ended := s.exec(control.Start{Argv: []string{"sh", "-c", "exit 5"}})
+	running := s.start(control.Start{Argv: []string{"sh", "-c", "trap '' TERM; sleep 1000"}})
+	if _, err := docker("kill", s.container); err != nil { // PID 1 dies with everything in it
+		t.Fatal(err)
+	}
+	s.await("the disconnect", func() bool { return s.gone == 1 })
+	if record := s.waitForRecord(ended.ID); code(record.Result) != "5" || record.Boot != s.hellos[0].Boot {
+		t.Errorf("record %+v", record)
+	}
+	if _, err := docker("start", s.container); err != nil {
+		t.Fatal(err)
+	}
+	s.expect()
+	s.await("a new boot", func() bool { return len(s.hellos) == 2 })
+	if s.hellos[1].Boot == s.hellos[0].Boot || len(s.hellos[1].Execs) != 0 {
+		t.Errorf("the second boot says %+v", s.hellos[1])
+	}
+	for _, id := range []string{ended.ID, running} {
+		_, err := s.link.Start(t.Context(), control.Start{ID: id, Argv: []string{"true"}})
+		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonInterrupted {
+			t.Errorf("start %s again: %v, want interrupted", id, err)
+		}
+	}
+}
+
+func TestS4_ExecsOutliveTheWorker(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	long := s.start(control.Start{Argv: []string{"sh", "-c", "echo before; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo after; exit 9"}})
+	short := s.start(control.Start{Argv: []string{"sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo gone >&2"}})
+	timed := s.start(control.Start{Argv: []string{"sleep", "1000"}, Timeout: 300 * time.Millisecond})
+	s.link.Close()
+	if _, err := docker("exec", s.container, "touch", "/tmp/go"); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{long, short, timed} {
+		s.waitForRecord(id)
+	}
+	s.listen(control.Welcome{Key: s.key}, nil)
+	defer s.link.Close()
+	s.link.Expect(s.pid)
+	hello := s.connected()
+	got := map[string]control.ExecStatus{}
+	for _, e := range hello.Execs {
+		got[e.ID] = e
+	}
+	if r := got[long].Result; r == nil || code(*r) != "9" || r.StdoutBytes != 13 || s.output(long, "stdout") != "before\nafter\n" {
+		t.Errorf("the long one: %+v", got[long])
+	}
+	if r := got[short].Result; r == nil || code(*r) != "0" || s.output(short, "stderr") != "gone\n" {
+		t.Errorf("the short one: %+v", got[short])
+	}
+	if r := got[timed].Result; r == nil || !r.TimedOut {
+		t.Errorf("the timed one: %+v", got[timed])
+	}
+}
+
+func TestHello_HasEveryExecThatIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	const n = 600 // several frames
+	for i := range n {
+		go s.start(control.Start{ID: "h" + strings.Repeat("x", 60)[:i%50] + "-" + newID(), Argv: []string{"true"}})
+	}
+	s.await("all to end", func() bool { return len(s.results) == n })
+	var forgotten []string
+	for id := range s.results {
+		if len(forgotten) < 100 {
+			forgotten = append(forgotten, id)
+		}
+	}
+	if err := s.link.Forget(t.Context(), append(forgotten, "unknown", "../../etc")...); err != nil {
+		t.Fatal(err)
+	}
+	s.link.Close()
+	s.listen(control.Welcome{Key: s.key}, nil)
+	defer s.link.Close()
+	s.link.Expect(s.pid)
+	if hello := s.connected(); len(hello.Execs) != n-100 {
+		t.Errorf("%d execs in the hello, want %d", len(hello.Execs), n-100)
+	}
+	for _, id := range forgotten {
+		if _, err := os.Lstat(filepath.Join(s.dir, "run/execs", id)); !os.IsNotExist(err) {
+			t.Errorf("the directory of %s: %v, want none", id, err)
+		}
+	}
+}
+
+func TestForget_LeavesRunningExecs(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	id := s.start(control.Start{Argv: []string{"sh", "-c", "echo x; sleep 1000"}})
+	s.await("output", func() bool { return len(s.outputs[id]) > 0 })
+	if err := s.link.Forget(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if s.output(id, "stdout") != "x\n" {
+		t.Error("its output is gone")
+	}
+	s.cancel(id, 0)
+	s.end(id)
+	// A root exec may have put things beside the supervisor's.
+	if r := s.sh("mkdir -p /.boxfleet/run/execs/" + id + "/deep/er; ln -s /etc /.boxfleet/run/execs/" + id + "/deep/link"); code(r) != "0" {
+		t.Fatalf("%+v", r)
+	}
+	if err := s.link.Forget(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(filepath.Join(s.dir, "run/execs", id)); !os.IsNotExist(err) {
+		t.Errorf("the directory: %v, want none", err)
+	}
+	if r := s.sh("test -e /etc/passwd"); code(r) != "0" {
+		t.Error("forget followed a link")
+	}
+}
+
+func TestS3_StopAllCancelsEverything(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "trap '' TERM; sleep 1000"}}})
+	s.await("the primary command", func() bool { return len(s.primary) > 0 })
+	s.sh("sleep 1000 &") // left behind by an ended exec
+	ids := []string{}
+	for range 10 {
+		ids = append(ids, s.start(control.Start{Argv: []string{"sh", "-c", stubborn}}))
+	}
+	if err := s.link.StopAll(t.Context(), 100*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if r := s.end(id); !r.Cancelled {
+			t.Errorf("%s: %+v", id, r)
+		}
+	}
+	if left := s.processes(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	_, err := s.link.Start(t.Context(), control.Start{ID: "late", Argv: []string{"true"}})
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonSandboxStopping {
+		t.Errorf("a start afterwards: %v", err)
+	}
+}
+
+func TestStop_AnIdleSandboxStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{welcome: control.Welcome{Grace: time.Minute}})
+	s.sh("true")
+	s.stop(5 * time.Second)
+}
+
+func TestS3_TermKillsExecsAndTheirRecordsSaySo(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{welcome: control.Welcome{Grace: time.Minute}})
+	id := s.start(control.Start{Argv: []string{"sh", "-c", stubborn}})
+	s.await("output", func() bool { return len(s.outputs[id]) > 0 })
+	s.stop(5 * time.Second)
+	if record := s.waitForRecord(id); !record.Result.Cancelled || code(record.Result) != "137" {
+		t.Errorf("record %+v", record.Result)
+	}
+	if r := s.end(id); !r.Cancelled { // and the worker was told
+		t.Errorf("result %+v", r)
+	}
+}
+
+// stop sends TERM and waits for the container's end, which must be clean and in time.
+func (s *sandbox) stop(within time.Duration) {
+	s.t.Helper()
+	began := time.Now()
+	if _, err := docker("kill", "-s", "TERM", s.container); err != nil {
+		s.t.Fatal(err)
+	}
+	out, err := docker("wait", s.container)
+	if err != nil || out != "0" {
+		s.t.Errorf("exit code %s, %v", out, err)
+	}
+	if took := time.Since(began); took > within {
+		s.t.Errorf("it took %s", took)
+	}
+}
+
+func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
+	t.Parallel()
+	script := `trap 'echo usr1' USR1; trap 'echo hup' HUP; trap 'echo bye; exit 0' TERM; id -u; pwd; echo $A; while :; do sleep 0.02; done`
+	welcome := control.Welcome{Command: []string{"sh", "-c", script}, Env: map[string]string{"A": "b"}, DefaultUser: "agent", DefaultCwd: "/tmp", Grace: time.Minute}
+	s := newSandbox(t, option{welcome: welcome})
+	out := func() string {
+		data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
+		return string(data)
+	}
+	s.poll("its start", func() bool { return out() == "1000\n/tmp\nb\n" })
+	for _, signal := range []string{"USR1", "HUP"} {
+		docker("kill", "-s", signal, s.container)
+		s.poll(signal, func() bool { return strings.HasSuffix(out(), strings.ToLower(signal)+"\n") })
+	}
+	s.link.Close() // a reconnect starts it no second time
+	welcome.Key = s.key
+	s.listen(welcome, nil)
+	defer s.link.Close()
+	s.link.Expect(s.pid)
+	if p := s.connected().Primary; p == nil || !p.Running || p.Restarts != 0 {
+		t.Errorf("on the reconnect: %+v", p)
+	}
+	s.stop(10 * time.Second)
+	if want := "1000\n/tmp\nb\nusr1\nhup\nbye\n"; out() != want {
+		t.Errorf("its output is %q, want %q", out(), want)
+	}
+}
+
+func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "sleep 1000 & head -c 700000 /dev/zero; exit 4"}}})
+	s.await("two restarts", func() bool {
+		return slices.ContainsFunc(s.primary, func(p control.Primary) bool {
+			return p.Restarts == 1 && p.LastExit != nil && *p.LastExit == 4 && !p.Running
+		})
+	})
+	info, err := os.Stat(filepath.Join(s.dir, "run/primary/stdout"))
+	if err != nil || info.Size() != 1<<20 {
+		t.Errorf("its output: %v, %v", info.Size(), err)
+	}
+	if left := s.processes(); len(left) > 0 {
+		t.Errorf("a run left %v", left)
+	}
+}
+
+func TestPrimary_ThatCannotStartSaysWhy(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"no-such"}}})
+	s.await("the reason", func() bool {
+		return len(s.primary) > 0 && s.primary[0].Error != nil && *s.primary[0].LastExit == 127 && !s.primary[0].Running
+	})
+}
+
+func TestEmptyImage_TheSupervisorNeedsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{image: emptyImage})
+	if r := s.sh("true"); code(r) != "127" {
+		t.Errorf("a shell: exit code %s, %v", code(r), r.Error)
+	}
+	r := s.exec(control.Start{Argv: []string{"/.boxfleet/supervisor", "-help"}, User: "1000:1000"})
+	if code(r) != "0" || !strings.Contains(string(r.Stderr), "-control") {
+		t.Errorf("a static program: exit code %s, %q", code(r), r.Stderr)
+	}
+}
+
+func TestMemory_AnIdleSupervisorIsSmall(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	for range 50 {
+		s.sh("head -c 100000 /dev/zero")
+	}
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	var kib int
+	for _, r := range strings.Fields(rest)[0] {
+		kib = 10*kib + int(r-'0')
+	}
+	t.Logf("%d KiB resident", kib)
+	if kib > 8<<10 {
+		t.Errorf("%d KiB resident, want at most 8 MiB", kib)
+	}
+	if info, _ := os.Stat(binary); info.Size() > 5<<20 {
+		t.Errorf("the binary has %d bytes, want at most 5 MiB", info.Size())
+	}
+}

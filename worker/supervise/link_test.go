@@ -1,0 +1,105 @@
+package supervise_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+func TestLink_OnlyTheExpectedProcessIsHeard(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)) // this process, not the container's init
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: 1, Boot: "forged"}}))
+	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if n, err := conn.Read(make([]byte, 1)); n > 0 || os.IsTimeout(err) {
+		t.Errorf("a stranger was answered: %d bytes, %v", n, err)
+	}
+	if r := s.sh("echo ok"); string(r.Stdout) != "ok\n" {
+		t.Errorf("the supervisor afterwards: %+v", r)
+	}
+}
+
+func TestLink_ListensBelowADeepDirectory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds the first one's socket
+		link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Lstat(filepath.Join(dir, control.SocketName))
+		if err != nil || info.Mode() != os.ModeSocket|0o600 {
+			t.Errorf("the socket: %v, %v", info, err)
+		}
+		link.Close()
+	}
+}
+
+func TestLink_WithoutASupervisorSaysUnavailable(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	link, err := supervise.Listen(supervise.Config{ControlDir: t.TempDir(), Welcome: control.Welcome{Key: make([]byte, 32)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := link.Start(ctx, control.Start{ID: "e", Argv: []string{"true"}}); protocol.CodeOf(err) != protocol.Unavailable {
+		t.Errorf("start: %v", err)
+	}
+	waiting := make(chan error)
+	go func() {
+		_, err := link.Connected(context.Background())
+		waiting <- err
+	}()
+	link.Close()
+	if err := <-waiting; protocol.CodeOf(err) != protocol.Unavailable {
+		t.Errorf("connected: %v", err)
+	}
+}
+
+func TestLink_ACommandThatIsTooLargeIsRefusedHere(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	_, err := s.link.Start(t.Context(), control.Start{ID: "large", Argv: []string{"cat"}, Stdin: make([]byte, control.MaxCommand)})
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonTooLarge {
+		t.Errorf("start: %v", err)
+	}
+	r := s.exec(control.Start{Argv: []string{"wc", "-c"}, Stdin: make([]byte, control.MaxCommand-10_000)})
+	if got := strings.TrimSpace(string(r.Stdout)); got != "2087152" {
+		t.Errorf("large stdin: %q bytes", got)
+	}
+}
+
+func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	s.link.Close()
+	s.listen(control.Welcome{Key: s.key}, nil)
+	defer s.link.Close()
+	for range 40 { // before Expect: held, up to a bound
+		if conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)); err == nil {
+			defer conn.Close()
+		}
+	}
+	s.link.Expect(s.pid)
+	s.connected()
+}
