@@ -130,10 +130,17 @@ func (e *Engine) Stop() { e.end(syscall.SIGTERM) }
 // Kill ends the daemon with KILL and waits. The containers go on.
 func (e *Engine) Kill() {
 	e.tb.Helper()
+	if e.PID == 0 {
+		return
+	}
 	e.end(syscall.SIGKILL)
-	// The kernel kills its containerd with it, a moment later. A daemon that is started meanwhile
-	// takes the dying one for its own, and waits for it in vain.
+	// The kernel kills its containerd with it, a moment later. The next daemon takes a process of the
+	// number in the pid file for its containerd, also a dying or a dead one that init has not reaped
+	// yet, and waits for it in vain.
 	e.killAll("containerd", func(p process) bool { return p.program == "containerd" })
+	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil && !os.IsNotExist(err) {
+		e.tb.Error(err)
+	}
 }
 
 func (e *Engine) end(signal syscall.Signal) {

@@ -1,0 +1,80 @@
+# `make help` lists the targets. All work from a fresh clone with Go and make; those that need a
+# Docker engine get one first.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO        ?= go
+IMAGE     := boxfleet/demo:busybox
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+DURATION  ?= 1h
+FUZZTIME  ?= 5s
+# Two packages at once: they share one engine, and the machine may be small.
+PARALLEL  ?= 2
+TESTFLAGS ?=
+
+# Packages without processes or engines; the race detector needs a C compiler.
+PURE = $(shell $(GO) list ./protocol/... ./jetstream/... ./coordinator/... ./sdk/... 2>/dev/null)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+.PHONY: build
+build: ## bin/boxfleet and bin/boxfleet-supervisor
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/boxfleet-supervisor ./cmd/boxfleet-supervisor
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/boxfleet ./cmd/boxfleet
+
+.PHONY: engine
+engine: ## make sure that a Docker engine answers; as root on Debian, install and start one
+	scripts/engine
+
+.PHONY: image
+image: engine ## make the small image of demo, tests and benchmark
+	scripts/image $(IMAGE)
+
+.PHONY: demo
+demo: image build ## run a real build in a sandbox, and show what happened
+	bin/boxfleet demo
+
+.PHONY: lint
+lint: ## go vet and formatting
+	$(GO) vet ./...
+	@unformatted="$$(gofmt -l $$(find . -name '*.go' -not -path './.*'))"; \
+	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
+
+.PHONY: test
+test: image build lint ## all tests
+	$(GO) test -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./...
+
+.PHONY: test-race
+test-race: ## tests of the packages without an engine, under the race detector
+	$(GO) test -race -timeout 15m $(TESTFLAGS) $(PURE)
+
+.PHONY: fuzz-short
+fuzz-short: ## each fuzz target for FUZZTIME (5s)
+	scripts/fuzz $(FUZZTIME)
+
+# The long ones are programs and tests below integration.
+
+.PHONY: bench
+bench: image build ## measure Boxfleet beside the bare engine: a table, and raw samples as JSON
+	$(GO) run ./integration/bench
+
+.PHONY: bench-short
+bench-short: image build ## the same with few samples: shows that it works, not how fast
+	$(GO) run ./integration/bench -short
+
+.PHONY: faults
+faults: image build ## the fault campaign
+	BOXFLEET_FAULTS=1 $(GO) test -p 1 -count 1 -timeout 2h -v ./integration/faults $(TESTFLAGS)
+
+.PHONY: soak
+soak: image build ## random faults for DURATION (1h)
+	BOXFLEET_SOAK=$(DURATION) $(GO) test -p 1 -count 1 -timeout 0 -v ./integration/soak $(TESTFLAGS)
+
+.PHONY: clean
+clean: ## what builds made, and what killed test runs left
+	rm -rf bin
+	scripts/clean
