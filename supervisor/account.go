@@ -37,12 +37,12 @@ func (a accounts) resolve(spec string) (account, *protocol.Error) {
 	user, group, grouped := strings.Cut(spec, ":")
 	acct, found := a.user(user)
 	if !found {
-		return account{}, unknownUser("user %q is not in the sandbox's /etc/passwd", user)
+		return account{}, unknownUser("user %.80q is not in the sandbox's /etc/passwd", user)
 	}
 	if grouped {
 		gid, found := a.gid(group)
 		if !found {
-			return account{}, unknownUser("group %q is not in the sandbox's /etc/group", group)
+			return account{}, unknownUser("group %.80q is not in the sandbox's /etc/group", group)
 		}
 		acct.gid, acct.groups = gid, nil
 	} else {

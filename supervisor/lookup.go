@@ -86,7 +86,7 @@ func find(cwd, program, search string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, checkProgram(cwd, program)
 	}
-	refused := notFound("%s: command not found", program)
+	refused := notFound("%.200s: command not found", program)
 	if program == "" {
 		return "", refused
 	}
@@ -135,7 +135,7 @@ func checkProgram(cwd, path string) error {
 		return execFailure(path, err)
 	}
 	if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return notExecutable("%s: is a directory", path)
+		return notExecutable("%.200s: is a directory", path)
 	}
 	if err := unix.Faccessat(unix.AT_FDCWD, full, unix.X_OK, unix.AT_EACCESS); err != nil {
 		return execFailure(path, err)
@@ -147,15 +147,15 @@ func checkProgram(cwd, path string) error {
 func execFailure(path string, err error) error {
 	switch err {
 	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG:
-		return notFound("%s: not found", path)
+		return notFound("%.200s: not found", path)
 	case unix.EACCES:
-		return notExecutable("%s: permission denied", path)
+		return notExecutable("%.200s: permission denied", path)
 	case unix.ENOEXEC:
-		return notExecutable("%s: cannot execute: unknown format", path)
+		return notExecutable("%.200s: cannot execute: unknown format", path)
 	case unix.E2BIG:
-		return notExecutable("%s: argument list too long", path)
+		return notExecutable("%.200s: argument list too long", path)
 	case unix.ETXTBSY, unix.EISDIR, unix.ELIBBAD, unix.EIO:
-		return notExecutable("%s: %v", path, err)
+		return notExecutable("%.200s: %v", path, err)
 	case unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE:
 		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonStartFailed,
 			"start %.200q: %v (the sandbox is at its limit of processes, memory or files)", path, err)

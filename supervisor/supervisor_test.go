@@ -1,0 +1,167 @@
+package supervisor
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+func TestAccounts_ResolveAsDockerDoes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a := accounts{passwd: filepath.Join(dir, "passwd"), group: filepath.Join(dir, "group"), reserved: DefaultGroupBase}
+	os.WriteFile(a.passwd, []byte("# comment\n\nbroken\nroot:x:0:0:r:/root:/bin/sh\nagent:x:1000:1001::/home/agent:/bin/sh\nodd:x:huge:1::/:/bin/sh\n"), 0o600)
+	os.WriteFile(a.group, []byte("wheel:x:10:root,agent\nagents:x:1001:agent\nbuild:x:20:agent\n"), 0o600)
+	for spec, want := range map[string]string{
+		"root":         "0 0 [10] root /root",
+		"agent":        "1000 1001 [10 20] agent /home/agent",
+		"1000":         "1000 1001 [10 20] agent /home/agent",
+		"agent:wheel":  "1000 10 [] agent /home/agent",
+		"agent:7":      "1000 7 [] agent /home/agent",
+		"4242":         "4242 0 [] 4242 /",
+		"4242:4343":    "4242 4343 [] 4242 /",
+		"nobody":       "user_unknown",
+		"agent:nogrp":  "user_unknown",
+		"odd":          "user_unknown",
+		"":             "user_unknown",
+		"-1":           "user_unknown",
+		"4294967295":   "user_unknown",
+		"0:1500000000": "user_unknown",
+	} {
+		acct, err := a.resolve(spec)
+		got := fmt.Sprintf("%d %d %v %s %s", acct.uid, acct.gid, acct.groups, acct.name, acct.home)
+		if err != nil {
+			got = err.Reason
+		}
+		if got != want {
+			t.Errorf("%q is %s, want %s", spec, got, want)
+		}
+	}
+}
+
+func TestAccounts_AHostileFileCountsAsEmpty(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{fifo, dir, filepath.Join(dir, "none"), "/dev/zero"} {
+		a := accounts{passwd: path, group: path, reserved: DefaultGroupBase}
+		if acct, err := a.resolve("1000"); err != nil || acct.uid != 1000 {
+			t.Errorf("%s: %+v, %v", path, acct, err)
+		}
+	}
+}
+
+func TestTrees_AZombieIsGoneUnlessItsThreadsLive(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[string]bool{
+		"Name:\tx\nState:\tR (running)\nThreads:\t1\n": false,
+		"Name:\tx\nState:\tZ (zombie)\nThreads:\t1\n":  true,
+		"Name:\tx\nState:\tZ (zombie)\nThreads:\t3\n":  false,
+		"Name:\tx\nState:\tX (dead)\nThreads:\t0\n":    true,
+		"": false,
+	} {
+		if got := ended([]byte(status)); got != want {
+			t.Errorf("%q ended: %v, want %v", status, got, want)
+		}
+	}
+}
+
+func TestOutbox_IsBoundedForAWorkerThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	b := newOutbox()
+	e := &exec{id: "e"}
+	for range 1000 {
+		b.putOutput(e)
+	}
+	if len(b.entries) != 1 {
+		t.Errorf("%d entries for the output of one exec", len(b.entries))
+	}
+	held := 0
+	for range 100 {
+		b.put(&control.Notice{Result: &control.Result{Inline: true, Stdout: make([]byte, control.MaxInline)}})
+	}
+	for _, entry := range b.entries {
+		if entry.notice != nil {
+			held += len(entry.notice.Result.Stdout)
+		}
+	}
+	if held == 0 || held > inlineRoom {
+		t.Errorf("%d bytes of output wait, want at most %d", held, inlineRoom)
+	}
+}
+
+func TestHello_APageFitsItsFrame(t *testing.T) {
+	t.Parallel()
+	code := 255
+	now := time.Now()
+	long := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCwdInvalid, "%s", strings.Repeat("x", 1000))
+	result := control.Result{ID: strings.Repeat("i", 64), ExitCode: &code, Cancelled: true, TimedOut: true, Failed: true,
+		Error: long, Started: now, Ended: now, StdoutBytes: 1 << 60, StderrBytes: 1 << 60, Truncated: true}
+	hello := control.Hello{Execs: slices.Repeat([]control.ExecStatus{{ID: result.ID, Started: now, StdoutBytes: 1 << 60, StderrBytes: 1 << 60, Result: &result}}, execsPerHello)}
+	if size := len(control.Append(nil, &control.Notice{Hello: &hello})); size > control.MaxNotice {
+		t.Errorf("a full page has %d bytes, at most %d are allowed", size, control.MaxNotice)
+	}
+}
+
+// pipeStream is a stream over a pipe of this process.
+func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
+	t.Helper()
+	dir := t.TempDir()
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close(); r.Close() })
+	s := newStream(r, &sink{dir: fd, path: "out", limit: limit, disk: make(slots, 1)}, 1<<20, func() {})
+	return s, w, filepath.Join(dir, "out")
+}
+
+func TestX9_SettleTakesWhatIsThereAndNotAByteMore(t *testing.T) {
+	t.Parallel()
+	s, w, path := pipeStream(t, 1<<20)
+	io.WriteString(w, "there")
+	s.settle() // nobody pumps: it must not wait for the end of the pipe
+	io.WriteString(w, "later")
+	go s.pump()
+	if data, _ := os.ReadFile(path); string(data) != "there" {
+		t.Errorf("the file holds %q", data)
+	}
+	size, truncated, head, whole := s.output()
+	if size != 5 || truncated || string(head) != "there" || !whole {
+		t.Errorf("%d %v %q %v", size, truncated, head, whole)
+	}
+	for range 100 { // and the pipe goes on being drained
+		w.Write(make([]byte, 64<<10))
+	}
+}
+
+func TestX8_ADiskThatRefusesCutsTheOutput(t *testing.T) {
+	t.Parallel()
+	s, w, path := pipeStream(t, 1<<20)
+	if err := os.Symlink("/dev/null", path); err != nil { // the file cannot be made
+		t.Fatal(err)
+	}
+	io.WriteString(w, "lost")
+	s.settle()
+	if size, truncated, head, _ := s.output(); size != 0 || !truncated || len(head) != 0 {
+		t.Errorf("%d %v %q", size, truncated, head)
+	}
+}
