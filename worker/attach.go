@@ -1,0 +1,175 @@
+package worker
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+// attachment is the connection to the supervisor of one start of a sandbox's container.
+type attachment struct {
+	s    *sandbox
+	link *supervise.Link
+	run  *os.Root // the run directory: the container's word
+	key  []byte
+	pid  int    // of the supervisor, on the host
+	boot string // of the supervisor
+
+	once sync.Once
+	over chan struct{} // closed when the container has ended, or the worker lets go
+}
+
+// listen opens the socket that the supervisor dials.
+func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*attachment, error) {
+	defaults, err := d.defaults()
+	if err != nil {
+		return nil, err
+	}
+	run, err := os.OpenRoot(d.run())
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "open the run directory: %v", err)
+	}
+	a := &attachment{s: s, run: run, key: secret, over: make(chan struct{})}
+	a.link, err = supervise.Listen(supervise.Config{
+		ControlDir: d.ctl(),
+		Welcome: control.Welcome{
+			Key: secret, Command: b.Spec.Command, Grace: b.Spec.Grace.Std(),
+			DefaultUser: defaults.User, DefaultCwd: defaults.Cwd,
+		},
+		OnConnect: s.connected, OnOutput: s.output, OnEnd: s.ended, OnPrimary: s.primary, Logger: s.log,
+	})
+	if err != nil {
+		run.Close()
+		return nil, protocol.Errorf(protocol.Internal, "", "listen for the supervisor: %v", err)
+	}
+	return a, nil
+}
+
+// greet waits for the supervisor, which is the process pid of the host.
+func (a *attachment) greet(ctx context.Context, pid int) error {
+	ctx, cancel := context.WithTimeout(ctx, helloWithin)
+	defer cancel()
+	a.pid = pid
+	a.link.Expect(pid)
+	hello, err := a.link.Connected(ctx)
+	if err != nil {
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy, "the supervisor does not connect: %v", err)
+	}
+	if hello.Version != control.Version {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSupervisorUnhealthy,
+			"the supervisor speaks version %d, this worker %d", hello.Version, control.Version)
+	}
+	a.boot = hello.Boot
+	return nil
+}
+
+// close lets go of the supervisor; the container goes on.
+func (a *attachment) close() {
+	a.once.Do(func() {
+		close(a.over)
+		a.link.Close()
+	})
+}
+
+// during returns a context that ends with ctx, and with the attachment.
+func (a *attachment) during(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-a.over:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// attach makes a the sandbox's attachment; execs that waited for one go on.
+func (s *sandbox) attach(a *attachment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attached = a
+	close(s.attaching)
+	s.attaching = make(chan struct{})
+}
+
+// detach lets go of a container that has ended. Its execs read what it left behind.
+func (s *sandbox) detach() {
+	s.mu.Lock()
+	a := s.attached
+	s.attached = nil
+	s.mu.Unlock()
+	if a != nil {
+		a.close()
+	}
+}
+
+// connected takes over what the supervisor says at the start of a connection: execs that ended
+// while the worker was away.
+func (s *sandbox) connected(h control.Hello) {
+	for _, x := range h.Execs {
+		s.output(control.Output{ID: x.ID, Stdout: x.StdoutBytes, Stderr: x.StderrBytes})
+		if x.Result != nil {
+			s.ended(*x.Result)
+		}
+	}
+	if h.Primary != nil {
+		s.primary(*h.Primary)
+	}
+}
+
+func (s *sandbox) output(o control.Output) {
+	if r := s.runOf(o.ID); r != nil {
+		r.grown(o.Stdout, o.Stderr)
+	}
+}
+
+func (s *sandbox) ended(result control.Result) {
+	if r := s.runOf(result.ID); r != nil {
+		select {
+		case r.result <- result:
+		default: // it was told before
+		}
+	}
+}
+
+// primary notes that the primary command started or ended.
+func (s *sandbox) primary(p control.Primary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.Restarts > 0 || p.LastExit != nil || p.Error != nil || p.Running {
+		s.crash.changed(p.Running, time.Now())
+	}
+	if p.Running && p.LastExit != nil && s.crash.failingSince.IsZero() {
+		s.crash.failingSince = time.Now() // its exits were while the worker was away
+	}
+	s.wakeUp()
+}
+
+func (s *sandbox) runOf(id string) *execRun {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.runs[id]
+}
+
+// attachment returns the present attachment, waiting for one until ctx ends.
+func (s *sandbox) attachment(ctx context.Context) (*attachment, error) {
+	for {
+		s.mu.Lock()
+		a, changed := s.attached, s.attaching
+		s.mu.Unlock()
+		if a != nil {
+			return a, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}

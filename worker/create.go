@@ -1,0 +1,341 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path"
+	"sort"
+	"strconv"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// helloWithin is how long a supervisor may take to connect once its container runs.
+const helloWithin = 20 * time.Second
+
+// create makes a sandbox: everything that is not there yet, so that it goes on where an earlier
+// try was broken off. An error that will not go away by trying fails the sandbox.
+func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
+	deadline := b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
+	making, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	err := s.make(making, b)
+	switch {
+	case err == nil, errors.Is(err, errSuperseded), ctx.Err() != nil:
+		return err
+	case making.Err() != nil:
+		return s.fail(ctx, b, protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", b.Spec.CreateTimeout, err))
+	case passing(err):
+		return err
+	}
+	return s.fail(ctx, b, protocol.AsError(err))
+}
+
+// passing says whether an error may go away by itself.
+func passing(err error) bool {
+	e := protocol.AsError(err)
+	switch e.Code {
+	case protocol.Unavailable:
+		return e.Reason != protocol.ReasonImagePullFailed
+	case protocol.DeadlineExceeded, protocol.Cancelled:
+		return true
+	}
+	return e.Reason == protocol.ReasonLeaseLost
+}
+
+func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
+	binds, err := s.w.mounts.binds(b.Spec.Mounts)
+	if err != nil {
+		return err
+	}
+	if err := s.phase(ctx, b, "image"); err != nil {
+		return err
+	}
+	image, err := s.w.engine.Image(ctx, b.Spec.Image)
+	if err != nil {
+		return err
+	}
+	d := s.w.directory(s.key, b.Generation)
+	secret, err := d.make()
+	if err != nil {
+		return err
+	}
+	user, cwd := b.Spec.User, b.Spec.Cwd
+	if user == "" {
+		user = image.User
+	}
+	if cwd == "" {
+		cwd = image.Cwd
+	}
+	if err := d.saveDefaults(defaults{User: user, Cwd: cwd}); err != nil {
+		return err
+	}
+	if err := s.phase(ctx, b, "network"); err != nil {
+		return err
+	}
+	subnet, err := s.network(ctx, b)
+	if err != nil {
+		return err
+	}
+	id := s.container.ID
+	if id == "" {
+		if err := s.phase(ctx, b, "container"); err != nil {
+			return err
+		}
+		s.w.cfg.Probe("before-container-create")
+		if id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, binds)); err != nil {
+			return err
+		}
+		s.w.cfg.Probe("after-container-create")
+	}
+	if s.seen.container != containerRunning {
+		if err := s.copyTrees(ctx, id, b.Spec.Copies); err != nil {
+			return err
+		}
+		if err := s.phase(ctx, b, "start"); err != nil {
+			return err
+		}
+	}
+	a, err := s.start(ctx, b, d, secret, id)
+	if err != nil {
+		return err
+	}
+	s.w.cfg.Probe("before-ready")
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StatePending {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
+			Image: image.ID, Isolation: s.w.info.Runtime, Container: id, Subnet: subnet.String(), Boot: a.boot,
+		}}}
+	})
+	s.w.cfg.Probe("after-ready")
+	return err
+}
+
+// phase appends how far the create is, once per phase.
+func (s *sandbox) phase(ctx context.Context, b *protocol.Sandbox, phase string) error {
+	order := map[string]int{"": 0, "image": 1, "network": 2, "container": 3, "start": 4}
+	if order[b.Phase] >= order[phase] {
+		return nil
+	}
+	s.w.cfg.Probe("before-phase-" + phase)
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StatePending {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase}}}
+	})
+	s.w.cfg.Probe("after-phase-" + phase)
+	return err
+}
+
+// network makes the sandbox's network on a subnet of its own, or finds the one that an earlier try
+// made.
+func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (netip.Prefix, error) {
+	if b.Phase != "" { // an earlier try came so far; it may have made one
+		networks, err := s.w.engine.Networks(ctx)
+		if err != nil {
+			return netip.Prefix{}, err
+		}
+		for _, n := range networks {
+			if n.Name == s.name() {
+				s.w.subnets.use(n.Subnet)
+				return n.Subnet, nil
+			}
+		}
+	}
+	for {
+		subnet, err := s.w.subnets.take()
+		if err != nil {
+			return subnet, err
+		}
+		s.w.cfg.Probe("before-network-create")
+		err = s.w.engine.CreateNetwork(ctx, docker.NetworkSpec{Name: s.name(), Subnet: subnet, Labels: s.labels(b)})
+		s.w.cfg.Probe("after-network-create")
+		if err == nil {
+			return subnet, nil
+		}
+		if !errors.Is(err, docker.ErrSubnetOverlap) { // what overlaps stays taken
+			s.w.subnets.give(subnet)
+			return subnet, err
+		}
+	}
+}
+
+func (s *sandbox) labels(b *protocol.Sandbox) map[string]string {
+	return map[string]string{
+		docker.LabelTenant: s.key.tenant, docker.LabelSandbox: s.key.id, docker.LabelRole: "primary",
+		docker.LabelGeneration: strconv.FormatUint(b.Generation, 10),
+	}
+}
+
+// containerSpec is the sandbox's primary container: the supervisor as process 1, as root with the
+// few capabilities that it needs to start execs as others and to end them, and nothing else.
+func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, binds []docker.Bind) docker.ContainerSpec {
+	at := func(name string) string { return path.Join(control.ContainerAt, name) }
+	spec := docker.ContainerSpec{
+		Name: s.name(), Image: image.ID, Entrypoint: []string{at("supervisor")}, User: "0:0", Cwd: "/",
+		Hostname: s.key.id, Network: s.name(), Labels: s.labels(b),
+		CPU: b.Spec.CPU, Memory: int64(b.Spec.Memory), PIDs: b.Spec.PIDs,
+		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL"}, NoNewPrivileges: true,
+		Binds: append([]docker.Bind{
+			{Source: s.w.cfg.Supervisor, Target: at("supervisor"), ReadOnly: true},
+			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
+			{Source: d.run(), Target: at("run")},
+		}, binds...),
+	}
+	for name, value := range b.Spec.Env {
+		spec.Env = append(spec.Env, name+"="+value)
+	}
+	sort.Strings(spec.Env)
+	return spec
+}
+
+// start starts the container, where it does not run, and waits for its supervisor.
+func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, id string) (*attachment, error) {
+	a, err := s.listen(b, d, secret)
+	if err != nil {
+		return nil, err
+	}
+	if s.seen.container != containerRunning {
+		s.w.cfg.Probe("before-container-start")
+		if err := s.w.engine.StartContainer(ctx, id); err != nil {
+			a.close()
+			return nil, err
+		}
+		s.w.cfg.Probe("after-container-start")
+	}
+	c, err := s.w.engine.Inspect(ctx, id)
+	if err == nil && !c.Running {
+		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
+	}
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	s.w.cfg.Probe("before-hello")
+	if err := a.greet(ctx, c.Pid); err != nil {
+		a.close()
+		return nil, err
+	}
+	s.w.cfg.Probe("after-hello")
+	s.attach(a)
+	return a, nil
+}
+
+// resume starts a stopped sandbox's container again.
+func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
+	starting, cancel := context.WithDeadline(ctx, b.AssignedAt.Add(b.Spec.CreateTimeout.Std()))
+	defer cancel()
+	a, err := s.startAgain(starting, b)
+	switch {
+	case err == nil:
+	case errors.Is(err, errSuperseded), ctx.Err() != nil, passing(err) && starting.Err() == nil:
+		return err
+	default:
+		return s.fail(ctx, b, protocol.AsError(err))
+	}
+	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StatePending {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: a.boot}}}
+	})
+}
+
+// startAgain starts a container that was made, and ran, before. What is missing is not repaired in
+// secret.
+func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachment, error) {
+	d := s.w.directory(s.key, b.Generation)
+	secret, err := d.secret()
+	if s.container.ID == "" || err != nil {
+		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")
+	}
+	return s.start(ctx, b, d, secret, s.container.ID)
+}
+
+// attachRunning connects to the supervisor of a container that runs, after a restart of the worker.
+func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error {
+	a, err := s.startAgain(ctx, b)
+	if err != nil && !passing(err) {
+		return s.fail(ctx, b, protocol.AsError(err))
+	}
+	if err != nil || a.boot == b.Boot {
+		return err
+	}
+	return s.restarted(ctx, b, a, protocol.ReasonContainerExited)
+}
+
+// restarted appends that the container was started again.
+func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachment, reason string) error {
+	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StateReady {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: a.boot}}}
+	})
+}
+
+// maxRevivals is how often a container is started again in one tenure.
+const maxRevivals = 5
+
+// revive deals with a container that should run and does not. One that ended because the engine or
+// the machine did is started again; one that ended by itself has failed.
+func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
+	c := s.container
+	switch {
+	case c.ID == "":
+		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container is gone"))
+	case c.OOMKilled:
+		return s.fail(ctx, b, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "the sandbox ran out of memory (%s)", b.Spec.Memory))
+	}
+	if s.epoch >= 0 { // it ran when it was last seen
+		if err := s.w.engine.Ping(ctx); err != nil {
+			return err
+		}
+		if s.epoch == s.w.epoch.Load() {
+			return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the sandbox's container ended with exit code %d", c.ExitCode))
+		}
+	}
+	if s.revived++; s.revived > maxRevivals {
+		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
+			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
+	}
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+		return err
+	}
+	a, err := s.startAgain(ctx, b)
+	if err != nil {
+		if passing(err) {
+			return err
+		}
+		return s.fail(ctx, b, protocol.AsError(err))
+	}
+	return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
+}
+
+// runsEnded waits until the goroutines of the execs have appended their ends.
+func (s *sandbox) runsEnded(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within+10*time.Second)
+	defer cancel()
+	s.mu.Lock()
+	runs := make([]*execRun, 0, len(s.runs))
+	for _, r := range s.runs {
+		runs = append(runs, r)
+	}
+	s.mu.Unlock()
+	for _, r := range runs {
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return protocol.Errorf(protocol.DeadlineExceeded, "", "exec %s does not end", r.id)
+		}
+	}
+	return nil
+}
+

@@ -1,0 +1,126 @@
+package worker
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// directory is where a sandbox of one generation lives on the host, below the worker's directory:
+//
+//	<tenant>.<sandbox>.<generation>/
+//	    key       authenticates the supervisor's exit records; the container never sees it
+//	    defaults  user and directory of execs that name none, from the spec and the image
+//	    ctl/      bind-mounted read-only; holds the worker's socket
+//	    run/      bind-mounted; what is in it is the container's word, and hostile
+type directory struct {
+	key
+	generation uint64
+	path       string
+}
+
+func (w *worker) sandboxesDir() string { return filepath.Join(w.dir, "sandboxes") }
+
+func (w *worker) directory(k key, generation uint64) directory {
+	// Ids have no dot, so no two sandboxes share a name.
+	name := fmt.Sprintf("%s.%s.%d", k.tenant, k.id, generation)
+	return directory{k, generation, filepath.Join(w.sandboxesDir(), name)}
+}
+
+// sandboxDirs lists the directories that are there.
+func (w *worker) sandboxDirs() ([]directory, error) {
+	entries, err := os.ReadDir(w.sandboxesDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, protocol.Errorf(protocol.Internal, "", "list sandboxes: %v", err)
+	}
+	var dirs []directory
+	for _, e := range entries {
+		parts := strings.Split(e.Name(), ".")
+		if len(parts) != 3 {
+			continue
+		}
+		g, err := strconv.ParseUint(parts[2], 10, 64)
+		if err != nil || protocol.ValidateID("", parts[0]) != nil || protocol.ValidateID("", parts[1]) != nil {
+			continue
+		}
+		dirs = append(dirs, w.directory(key{parts[0], parts[1]}, g))
+	}
+	return dirs, nil
+}
+
+// hasDirectory says whether anything of a sandbox is in the worker's directory. A directory is made
+// before anything else of its sandbox, and removed last.
+func (w *worker) hasDirectory(k key) (bool, error) {
+	dirs, err := w.sandboxDirs()
+	return slices.ContainsFunc(dirs, func(d directory) bool { return d.key == k }), err
+}
+
+func (d directory) ctl() string { return filepath.Join(d.path, "ctl") }
+func (d directory) run() string { return filepath.Join(d.path, "run") }
+
+// make makes the directory, or completes one that a crash left half made, and returns its key.
+func (d directory) make() ([]byte, error) {
+	for _, dir := range []string{d.path, d.ctl(), d.run()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, protocol.Errorf(protocol.Internal, "", "make a sandbox's directory: %v", err)
+		}
+	}
+	if secret, err := d.secret(); err == nil {
+		return secret, nil
+	}
+	secret := make([]byte, 32)
+	rand.Read(secret) // never fails
+	tmp := filepath.Join(d.path, "key.tmp")
+	if err := errors.Join(os.WriteFile(tmp, secret, 0o600), os.Rename(tmp, filepath.Join(d.path, "key"))); err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "make a sandbox's key: %v", err)
+	}
+	return secret, nil
+}
+
+// secret reads the key of a directory that is whole.
+func (d directory) secret() ([]byte, error) {
+	secret, err := os.ReadFile(filepath.Join(d.path, "key"))
+	if err != nil || len(secret) != 32 {
+		return nil, protocol.Errorf(protocol.NotFound, "", "the sandbox has no key: %v", err)
+	}
+	return secret, nil
+}
+
+// defaults are what the image adds to a spec, kept because the image's name may mean another image
+// later.
+type defaults struct {
+	User string `json:"user,omitempty"`
+	Cwd  string `json:"cwd,omitempty"`
+}
+
+func (d directory) saveDefaults(v defaults) error {
+	if err := os.WriteFile(filepath.Join(d.path, "defaults"), protocol.Encode(&v), 0o600); err != nil {
+		return protocol.Errorf(protocol.Internal, "", "save a sandbox's defaults: %v", err)
+	}
+	return nil
+}
+
+func (d directory) defaults() (v defaults, err error) {
+	data, err := os.ReadFile(filepath.Join(d.path, "defaults"))
+	if err != nil {
+		return v, protocol.Errorf(protocol.Internal, "", "read a sandbox's defaults: %v", err)
+	}
+	return v, protocol.Decode(data, &v)
+}
+
+// remove removes the directory and everything in it, whatever a container put there: os.RemoveAll
+// follows no link.
+func (d directory) remove() error {
+	if err := os.RemoveAll(d.path); err != nil {
+		return protocol.Errorf(protocol.Internal, "", "remove a sandbox's directory: %v", err)
+	}
+	return nil
+}

@@ -1,0 +1,19 @@
+// Package worker is what is done: it holds one Docker host's lock, and makes the host show what
+// the log says.
+//
+//	work queue, engine events, supervisor ──► sandbox.go  one goroutine per sandbox
+//	                                             │  next(state, observed) ─► one operation
+//	                            ┌────────────────┼──────────────┐
+//	                        create.go        exec.go        remove.go
+//	                            │                │              │
+//	                      worker/docker   worker/supervise   journal ─► the log
+//
+// A sandbox moves by steps: what the log says it should be and what the host shows it to be give
+// one operation, until nothing is left to do. A restart asks the same question and goes on; there
+// is no second path for recovery. step.go, subnet.go, crashloop.go are pure.
+//
+// Nothing on the host is changed without the lock: every request that changes something passes the
+// fence in worker/docker, and starting an exec passes it here.
+//
+// The package imports protocol, jetstream and its own sub-packages, never coordinator.
+package worker

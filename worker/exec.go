@@ -1,0 +1,329 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+// execRun takes one exec from where the log has it to its end: append started, start it through
+// the supervisor, publish its output, append its end, forget it. Each step can be taken twice, so
+// that a worker which finds the exec half-way goes on from there by the same code.
+type execRun struct {
+	s      *sandbox
+	id     string
+	result chan control.Result
+	done   chan struct{} // closed when the run is over
+	stop   context.CancelFunc
+
+	stdout, stderr atomic.Int64  // sizes that the supervisor announced
+	more           chan struct{} // they grew
+	cancelled      atomic.Bool   // the supervisor was told to end it
+}
+
+// startExecs starts a run for each exec that has not ended and has none, where a supervisor is
+// attached, and passes cancels on.
+func (s *sandbox) startExecs(ctx context.Context, st *protocol.State) {
+	if st.Sandbox.ActiveExecs == 0 || st.Sandbox.HostID != s.w.hostID {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return
+	}
+	for _, x := range st.Active() {
+		r := s.runs[x.ID]
+		// An exec whose container has ended has a run too: it finds out what became of it.
+		if r == nil && (s.attached != nil || x.State == protocol.ExecStateRunning && s.seen.container != containerUnknown && s.seen.container != containerRunning) {
+			r = s.newRun(ctx, x)
+		}
+		if r != nil && x.Cancelling && !r.cancelled.Swap(true) {
+			go r.cancel(x.Spec.Grace.Std())
+		}
+	}
+}
+
+func (s *sandbox) newRun(ctx context.Context, x *protocol.Exec) *execRun {
+	ctx, stop := context.WithCancel(ctx)
+	r := &execRun{
+		s: s, id: x.ID, result: make(chan control.Result, 1), done: make(chan struct{}), stop: stop,
+		more: make(chan struct{}, 1),
+	}
+	s.runs[x.ID] = r
+	a := s.attached
+	go func() {
+		defer stop()
+		err := r.run(ctx, x, a)
+		s.mu.Lock()
+		delete(s.runs, r.id)
+		// A run that could not do its part is begun again, when the mailbox looks next.
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("an exec is taken up again", "exec", r.id, "error", err)
+			s.stale = true
+			time.AfterFunc(retryFirst, s.wakeUp)
+		}
+		s.mu.Unlock()
+		close(r.done)
+	}()
+	return r
+}
+
+// abandonRuns ends the runs of a sandbox that is no longer this host's: they have nothing to say.
+func (s *sandbox) abandonRuns() {
+	s.mu.Lock()
+	var runs []*execRun
+	for _, r := range s.runs {
+		runs = append(runs, r)
+	}
+	s.mu.Unlock()
+	for _, r := range runs {
+		r.stop()
+		<-r.done
+	}
+}
+
+func (r *execRun) grown(stdout, stderr int64) {
+	for _, g := range []struct {
+		size *atomic.Int64
+		to   int64
+	}{{&r.stdout, stdout}, {&r.stderr, stderr}} {
+		for old := g.size.Load(); g.to > old && !g.size.CompareAndSwap(old, g.to); old = g.size.Load() {
+		}
+	}
+	select {
+	case r.more <- struct{}{}:
+	default:
+	}
+}
+
+// cancel has the supervisor end the exec's process tree; the result comes by itself.
+func (r *execRun) cancel(grace time.Duration) {
+	r.s.mu.Lock()
+	a := r.s.attached
+	r.s.mu.Unlock()
+	if a == nil {
+		r.cancelled.Store(false)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := a.link.Cancel(ctx, r.id, grace); err != nil {
+		r.s.log.Warn("a cancel is passed on again later", "exec", r.id, "error", err)
+		r.cancelled.Store(false)
+		time.AfterFunc(retryFirst, r.s.wakeUp)
+	}
+}
+
+// run takes the exec to its end. It returns nil when the log has the end, or no longer wants the
+// exec from this host.
+func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) error {
+	adopted := x.State == protocol.ExecStateRunning
+	if !adopted {
+		r.s.w.cfg.Probe("before-exec-started")
+		if err := r.started(ctx, a.boot); err != nil {
+			return ignore(err, errSuperseded)
+		}
+		r.s.w.cfg.Probe("after-exec-started")
+	}
+	p := &publisher{r: r, a: a}
+	if adopted {
+		var err error
+		if p.out.published, p.err.published, err = r.s.w.conn.OutputEnd(ctx, r.s.key.tenant, r.s.key.id, r.id); err != nil {
+			return err
+		}
+	}
+	result, err := r.await(ctx, x, a, p)
+	if err != nil {
+		return err
+	}
+	return ignore(r.finish(ctx, x, a, p, result), errSuperseded)
+}
+
+func ignore(err, that error) error {
+	if errors.Is(err, that) {
+		return nil
+	}
+	return err
+}
+
+// started appends that the exec is going to be started, once, by this worker. The log comes first:
+// an exec that was cancelled, or whose sandbox is being stopped, is not started.
+func (r *execRun) started(ctx context.Context, boot string) error {
+	generation := uint64(0)
+	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
+	again := false
+	err := r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
+		x := st.Execs[r.id]
+		again = x != nil && x.State == protocol.ExecStateRunning && x.Boot == boot
+		if x == nil || x.State != protocol.ExecStateAccepted || st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateReady {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: r.id, Boot: boot}}}
+	})
+	if again {
+		return nil
+	}
+	return err
+}
+
+// await starts the exec, where it was not started, and publishes its output until it ends.
+func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p *publisher) (control.Result, error) {
+	if a == nil || x.Boot != "" && x.Boot != a.boot {
+		// It ran in a container that has ended.
+		return r.leftBehind(x, a)
+	}
+	if err := r.s.w.fence(); err != nil {
+		return control.Result{}, err
+	}
+	starting, cancel := a.during(ctx)
+	defer cancel()
+	status, err := a.link.Start(starting, control.Start{
+		ID: r.id, Argv: x.Spec.Command, Env: x.Spec.Env, Cwd: x.Spec.Cwd, User: x.Spec.User, Stdin: x.Spec.Stdin,
+		Timeout: x.Spec.Timeout.Std(), Grace: x.Spec.Grace.Std(), OutputLimit: int64(x.Spec.OutputLimit), InlineLimit: protocol.MaxInlineOutput,
+	})
+	r.s.w.cfg.Probe("after-exec-start")
+	switch {
+	case ctx.Err() != nil:
+		return control.Result{}, ctx.Err()
+	case starting.Err() != nil:
+		return r.leftBehind(x, a)
+	case protocol.CodeOf(err) == protocol.FailedPrecondition && protocol.AsError(err).Reason == protocol.ReasonInterrupted:
+		return r.leftBehind(x, a)
+	case protocol.CodeOf(err) == protocol.Unavailable:
+		return control.Result{}, err
+	case err != nil:
+		return control.Result{ID: r.id, Failed: true, Error: protocol.AsError(err)}, nil
+	}
+	if status.Result != nil {
+		r.s.ended(*status.Result)
+	}
+	r.grown(status.StdoutBytes, status.StderrBytes)
+	for {
+		select {
+		case result := <-r.result:
+			return result, nil
+		case <-r.more:
+			if err := p.publish(ctx, r.stdout.Load(), r.stderr.Load()); err != nil {
+				return control.Result{}, err
+			}
+		case <-a.over:
+			if ctx.Err() != nil {
+				return control.Result{}, ctx.Err()
+			}
+			return r.leftBehind(x, a)
+		case <-ctx.Done():
+			return control.Result{}, ctx.Err()
+		}
+	}
+}
+
+// leftBehind finds out how an exec ended whose container has ended: from the record that its
+// supervisor sealed, or not at all.
+func (r *execRun) leftBehind(x *protocol.Exec, a *attachment) (control.Result, error) {
+	select {
+	case result := <-r.result: // it was told just before
+		return result, nil
+	default:
+	}
+	unknown := control.Result{ID: r.id, Failed: true, Error: interrupted("its container ended")}
+	run, secret, closeRun, err := r.runDir(a)
+	if err != nil {
+		return unknown, nil
+	}
+	defer closeRun()
+	record, err := supervise.ReadRecord(run, secret, r.id)
+	if err != nil {
+		r.s.log.Info("an exec has no exit record", "exec", r.id, "why", err)
+		unknown.StdoutBytes, unknown.StderrBytes = r.stdout.Load(), r.stderr.Load()
+		return unknown, nil
+	}
+	return record.Result, nil
+}
+
+// finish publishes the rest of the output, appends the end, and lets the supervisor forget.
+func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p *publisher, result control.Result) error {
+	details := &protocol.ExecDetails{
+		ID: r.id, ExitCode: result.ExitCode, Started: result.Started.UTC(), Ended: result.Ended.UTC(), Truncated: result.Truncated,
+	}
+	if result.Started.IsZero() {
+		details.Started = time.Time{}
+	}
+	if result.Ended.IsZero() {
+		details.Ended = time.Time{}
+	}
+	if result.Inline && p.out.published == 0 && p.err.published == 0 {
+		details.Inline, details.Stdout, details.Stderr = true, result.Stdout, result.Stderr
+		details.StdoutBytes, details.StderrBytes = int64(len(result.Stdout)), int64(len(result.Stderr))
+	} else {
+		if err := p.publish(ctx, result.StdoutBytes, result.StderrBytes); err != nil {
+			return err
+		}
+		details.StdoutBytes, details.StderrBytes = p.out.published, p.err.published
+		details.Truncated = details.Truncated || p.out.published < result.StdoutBytes || p.err.published < result.StderrBytes
+		details.Inline = details.StdoutBytes == 0 && details.StderrBytes == 0
+	}
+	r.s.w.cfg.Probe("before-exec-end")
+	generation := uint64(0)
+	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
+	err := r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
+		now := st.Execs[r.id]
+		if now == nil || now.State != protocol.ExecStateRunning {
+			return nil
+		}
+		return []protocol.Event{endEvent(&st.Sandbox, now, result, details)}
+	})
+	r.s.w.cfg.Probe("after-exec-end")
+	if err == nil || errors.Is(err, errSuperseded) {
+		r.forget(a)
+	}
+	return err
+}
+
+// endEvent says how an exec ended.
+func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, details *protocol.ExecDetails) protocol.Event {
+	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}
+	switch {
+	case result.Failed:
+		e.Kind, e.Error = protocol.ExecFailed, result.Error
+		if e.Error == nil {
+			e.Error = protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "the supervisor gave no reason")
+		}
+		e.Reason = e.Error.Reason
+	case result.TimedOut:
+		e.Kind, e.Reason = protocol.ExecTimedOut, protocol.ReasonTimeout
+	case result.Cancelled:
+		e.Kind, e.Reason = protocol.ExecCancelled, protocol.ReasonCancelRequested
+		if !x.Cancelling {
+			switch b.Desired {
+			case protocol.StateStopped:
+				e.Reason = protocol.ReasonSandboxStopped
+			case protocol.StateDeleted:
+				e.Reason = protocol.ReasonSandboxDeleted
+			default:
+				e.Reason = protocol.ReasonSandboxFailed
+			}
+		}
+	}
+	return e
+}
+
+// forget drops the exec at the supervisor, with its files. Nobody waits for it; what is not
+// forgotten goes with the sandbox.
+func (r *execRun) forget(a *attachment) {
+	if a == nil {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := a.link.Forget(ctx, r.id); err != nil {
+			r.s.log.Debug("an exec is not forgotten by its supervisor", "exec", r.id, "error", err)
+		}
+	}()
+}

@@ -1,0 +1,221 @@
+package worker
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+const (
+	beatPeriod     = time.Second
+	registerPeriod = 15 * time.Second
+	pingPeriod     = 5 * time.Second
+)
+
+// health is whether the Engine answers.
+type health struct {
+	mu      sync.Mutex
+	problem string
+}
+
+func (h *health) set(err error) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	changed = (h.problem == "") != (problem == "")
+	h.problem = problem
+	return changed
+}
+
+func (h *health) get() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.problem
+}
+
+// register writes the worker's entry in the table of hosts.
+func (w *worker) register(ctx context.Context) error {
+	for {
+		problem := w.health.get()
+		h := &protocol.Host{
+			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,
+			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Memory: w.cfg.Memory,
+			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: w.cfg.AllowMounts,
+			Healthy: problem == "", Problem: problem, StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
+		}
+		if h.CPU == 0 {
+			h.CPU = float64(w.info.CPUs)
+		}
+		if h.Memory == 0 {
+			h.Memory = protocol.Bytes(w.info.Memory) / 10 * 9
+		}
+		err := w.conn.RegisterHost(ctx, h)
+		if err == nil || protocol.CodeOf(err) == protocol.AlreadyExists || ctx.Err() != nil {
+			return err
+		}
+		w.log.Warn("the worker is not registered yet", "error", err)
+		if !sleep(ctx, time.Second) {
+			return ctx.Err()
+		}
+	}
+}
+
+// beat says that the worker is alive, and keeps its entry in the table of hosts.
+func (w *worker) beat(ctx context.Context) error {
+	ticker := time.NewTicker(beatPeriod)
+	defer ticker.Stop()
+	registered := time.Now()
+	for {
+		problem := w.health.get()
+		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: problem == "", Problem: problem}
+		if err := w.conn.Beat(beat); err != nil {
+			w.log.Debug("a heartbeat is not sent", "error", err)
+		}
+		if time.Since(registered) > registerPeriod {
+			if err := w.register(ctx); err != nil {
+				return err
+			}
+			registered = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}
+
+// watchEngine follows what happens to containers, looks at everything from time to time, and
+// notes whether the Engine answers.
+func (w *worker) watchEngine(ctx context.Context) error {
+	events, failed := w.engine.Events(ctx)
+	reconcile := time.NewTicker(w.cfg.Reconcile)
+	defer reconcile.Stop()
+	ping := time.NewTicker(pingPeriod)
+	defer ping.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, open := <-events:
+			if !open {
+				events = nil
+				continue
+			}
+			switch e.Action {
+			case "die", "oom", "destroy", "start", "stop", "pause", "unpause":
+				if k, ok := labelledKey(e.Labels); ok {
+					w.reach(ctx, k, (*sandbox).look)
+				}
+			}
+		case err := <-failed:
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			w.epoch.Add(1)
+			w.setHealth(err)
+			if !w.awaitEngine(ctx) {
+				return ctx.Err()
+			}
+			events, failed = w.engine.Events(ctx)
+			w.reconcile(ctx)
+		case <-reconcile.C:
+			w.reconcile(ctx)
+		case <-ping.C:
+			w.setHealth(w.engine.Ping(ctx))
+		}
+	}
+}
+
+func (w *worker) setHealth(err error) {
+	if !w.health.set(err) {
+		return
+	}
+	if err != nil {
+		w.log.Warn("the engine does not answer", "error", err)
+	} else {
+		w.log.Info("the engine answers")
+	}
+}
+
+// awaitEngine waits until the Engine answers; false for the end of ctx.
+func (w *worker) awaitEngine(ctx context.Context) bool {
+	for {
+		err := w.engine.Ping(ctx)
+		w.setHealth(err)
+		if err == nil {
+			return true
+		}
+		if !sleep(ctx, 250*time.Millisecond) {
+			return false
+		}
+	}
+}
+
+func (w *worker) reconcile(ctx context.Context) {
+	err := w.adopt(ctx)
+	if ctx.Err() == nil {
+		w.setHealth(err)
+	}
+}
+
+// adopt lists what is on the host and has each sandbox looked at. What carries another deployment's
+// label, or none, is not in the list. Of what is in the list, the log says whether it should be
+// there; it is asked after the list was made, so that nothing that was just being made looks
+// foreign.
+func (w *worker) adopt(ctx context.Context) error {
+	containers, err := w.engine.Containers(ctx)
+	if err != nil {
+		return err
+	}
+	networks, err := w.engine.Networks(ctx)
+	if err != nil {
+		return err
+	}
+	dirs, err := w.sandboxDirs()
+	if err != nil {
+		return err
+	}
+	keys := map[key]bool{}
+	for _, c := range containers {
+		if k, ok := labelledKey(c.Labels); ok {
+			keys[k] = true
+		}
+	}
+	for _, n := range networks {
+		if k, ok := labelledKey(n.Labels); ok {
+			keys[k] = true
+			w.subnets.use(n.Subnet)
+		}
+	}
+	for _, d := range dirs {
+		keys[d.key] = true
+	}
+	w.mu.Lock()
+	for k := range w.sandboxes {
+		keys[k] = true
+	}
+	w.mu.Unlock()
+	for k := range keys {
+		w.reach(ctx, k, (*sandbox).look)
+	}
+	return nil
+}
+
+// labelledKey reads which sandbox an object belongs to.
+func labelledKey(labels map[string]string) (key, bool) {
+	k := key{labels[docker.LabelTenant], labels[docker.LabelSandbox]}
+	return k, protocol.ValidateID("", k.tenant) == nil && protocol.ValidateID("", k.id) == nil
+}
+
+func labelledGeneration(labels map[string]string) uint64 {
+	g, _ := strconv.ParseUint(labels[docker.LabelGeneration], 10, 64) // 0, no generation, for what is not a number
+	return g
+}

@@ -1,0 +1,141 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// stop ends the execs, then the container, and appends that. The container is kept.
+func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
+	if err := s.endAll(ctx, b); err != nil {
+		return err
+	}
+	if s.container.ID != "" {
+		s.w.cfg.Probe("before-container-stop")
+		if err := s.w.engine.StopContainer(ctx, s.container.ID, time.Second); err != nil {
+			return err
+		}
+		s.w.cfg.Probe("after-container-stop")
+	}
+	s.detach()
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+		return err
+	}
+	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
+			return nil
+		}
+		return append(endExecs(st, protocol.ReasonSandboxStopped), protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
+	})
+}
+
+// endAll ends the execs and the primary command through the supervisor, TERM, grace, KILL. One
+// that does not answer is passed over: the container's end is theirs too.
+func (s *sandbox) endAll(ctx context.Context, b *protocol.Sandbox) error {
+	s.mu.Lock()
+	a := s.attached
+	s.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	grace := b.Spec.Grace.Std()
+	bounded, cancel := context.WithTimeout(ctx, grace+3*time.Second)
+	defer cancel()
+	err := a.link.StopAll(bounded, grace)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		s.log.Warn("the supervisor does not end its execs; the container is stopped instead", "error", err)
+		return nil
+	}
+	return s.runsEnded(ctx, grace)
+}
+
+// halt stops a container that should not run, and keeps it.
+func (s *sandbox) halt(ctx context.Context, b *protocol.Sandbox) error {
+	err := s.w.engine.StopContainer(ctx, s.container.ID, b.Spec.Grace.Std())
+	s.detach()
+	return err
+}
+
+// delete ends the execs, removes everything, and appends that nothing is left.
+func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
+	if err := s.endAll(ctx, b); err != nil {
+		return err
+	}
+	if s.container.ID != "" {
+		if err := s.w.engine.RemoveContainer(ctx, s.container.ID); err != nil {
+			return err
+		}
+	}
+	s.detach()
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+		return err
+	}
+	s.w.cfg.Probe("before-remove")
+	if err := s.removeRest(ctx); err != nil {
+		return err
+	}
+	s.w.cfg.Probe("before-deleted")
+	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StateDeleting {
+			return nil
+		}
+		return append(endExecs(st, protocol.ReasonSandboxDeleted), protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
+	})
+}
+
+// removeRest removes the network and the directories of a sandbox whose container is gone.
+func (s *sandbox) removeRest(ctx context.Context) error {
+	networks, err := s.w.engine.Networks(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.w.engine.RemoveNetwork(ctx, s.name()); err != nil {
+		return err
+	}
+	for _, n := range networks {
+		if n.Name == s.name() {
+			s.w.subnets.give(n.Subnet)
+		}
+	}
+	dirs, err := s.w.sandboxDirs()
+	for _, d := range dirs {
+		if d.key == s.key {
+			err = errors.Join(err, d.remove())
+		}
+	}
+	return err
+}
+
+// discard removes everything that is here of a sandbox which is not this host's: of a generation
+// that was assigned elsewhere, or deleted, or never ready. The log is read once more, after the
+// host was looked at, and must still say so.
+func (s *sandbox) discard(ctx context.Context) error {
+	if err := s.journal.Refresh(ctx); err != nil {
+		return err
+	}
+	c, err := s.inspect(ctx)
+	if err != nil {
+		return err
+	}
+	st, _ := s.journal.State()
+	s.seen.generation = labelledGeneration(c.Labels)
+	if next(&st.Sandbox, s.w.hostID, s.seen) != opDiscard {
+		return errSuperseded
+	}
+	s.log.Info("removing what is not this host's any more", "state", st.Sandbox.State, "container", c.ID, "generation", s.seen.generation)
+	s.abandonRuns()
+	if c.ID != "" {
+		if err := s.w.engine.RemoveContainer(ctx, c.ID); err != nil && !docker.IsNotFound(err) {
+			return err
+		}
+	}
+	s.detach()
+	return s.removeRest(ctx)
+}

@@ -1,0 +1,420 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// sandbox is the mailbox of one sandbox on this host: one goroutine, which compares what the log
+// says with what the host shows and does one operation after another until they agree. What runs
+// beside it are the sandbox's execs, one goroutine each.
+type sandbox struct {
+	w       *worker
+	key     key
+	journal *jetstream.Journal
+	log     *slog.Logger
+	wake    chan struct{}
+
+	mu        sync.Mutex
+	stale     bool // the log may have more than the journal
+	dirty     bool // the host may show something else than seen
+	gone      bool // the goroutine has ended
+	cancelOp  context.CancelFunc
+	op        operation
+	runs      map[string]*execRun
+	attached  *attachment
+	attaching chan struct{} // closed and made anew when attached changes
+
+	// Only the goroutine's own.
+	seen      observed
+	container docker.Container
+	epoch     int64 // of the engine, when the container was last seen running; -1: never in this tenure
+	revived   int
+	crash     crashLoop
+}
+
+func newSandbox(w *worker, k key) *sandbox {
+	s := &sandbox{
+		w: w, key: k, log: w.log.With("sandbox", k.id), wake: make(chan struct{}, 1),
+		stale: true, dirty: true, runs: map[string]*execRun{}, attaching: make(chan struct{}), epoch: -1,
+		crash: crashLoop{window: w.cfg.CrashWindow, guard: w.cfg.CrashGuard},
+	}
+	s.journal = w.conn.Journal(jetstream.JournalConfig{
+		Tenant: k.tenant, Sandbox: k.id, Writer: w.cfg.Name, Token: w.token, KeepEnded: 1,
+	})
+	return s
+}
+
+// told takes a work item: the newest batch of the history, or nil. It reports false when the
+// mailbox has ended, and the item needs a new one.
+func (s *sandbox) told(b *protocol.Batch) bool {
+	gap := b == nil || s.journal.Observe(b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return false
+	}
+	s.stale = s.stale || gap
+	if s.cancelOp != nil && s.superseded() {
+		s.cancelOp() // each operation can be broken off and begun anew
+	}
+	s.wakeUp()
+	return true
+}
+
+// superseded says whether the log no longer wants the operation in hand.
+func (s *sandbox) superseded() bool {
+	wanted := true
+	s.journal.View(func(st *protocol.State, _ uint64) {
+		b := &st.Sandbox
+		switch s.op {
+		case opCreate, opResume:
+			wanted = b.State == protocol.StatePending && b.HostID == s.w.hostID
+		case opRevive, opAttach:
+			wanted = b.State == protocol.StateReady && b.Desired == protocol.StateReady
+		case opStop:
+			wanted = b.State == protocol.StateReady
+		}
+	})
+	return !wanted
+}
+
+// look has the host looked at again. It reports false when the mailbox has ended.
+func (s *sandbox) look() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dirty = true
+	s.wakeUp()
+	return !s.gone
+}
+
+func (s *sandbox) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// errSuperseded says that the log moved on while an operation was under way.
+var errSuperseded = errors.New("superseded")
+
+const (
+	retryFirst = 100 * time.Millisecond
+	retryMost  = 5 * time.Second
+	crashCheck = time.Second
+)
+
+// run settles the sandbox each time it is woken, until ctx ends or nothing of it is here.
+func (s *sandbox) run(ctx context.Context) {
+	defer s.leave()
+	pause := retryFirst
+	for {
+		timer := time.Duration(0)
+		err := s.settle(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && !errors.Is(err, errSuperseded):
+			s.log.Warn("a step failed and is tried again", "error", err)
+			timer, pause = pause, min(2*pause, retryMost)
+		default:
+			pause = retryFirst
+			if s.retire() {
+				return
+			}
+			if s.crashing() {
+				timer = crashCheck
+			}
+		}
+		if !s.wait(ctx, timer) {
+			return
+		}
+	}
+}
+
+// wait sleeps until the mailbox is woken, or for d where it is not 0.
+func (s *sandbox) wait(ctx context.Context, d time.Duration) bool {
+	var after <-chan time.Time
+	if d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		after = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.wake:
+	case <-after:
+	}
+	return true
+}
+
+// leave ends the mailbox at the end of the worker's life or tenure. What runs on the host goes on.
+func (s *sandbox) leave() {
+	s.mu.Lock()
+	s.gone = true
+	a := s.attached
+	runs := make([]*execRun, 0, len(s.runs))
+	for _, r := range s.runs {
+		runs = append(runs, r)
+	}
+	s.mu.Unlock()
+	for _, r := range runs {
+		<-r.done
+	}
+	if a != nil {
+		a.close()
+	}
+}
+
+// retire ends the mailbox of a sandbox of which nothing is here, unless something came in.
+func (s *sandbox) retire() bool {
+	here := true
+	s.journal.View(func(st *protocol.State, _ uint64) {
+		b := &st.Sandbox
+		here = b.HostID == s.w.hostID && b.State != protocol.StateDeleted && b.State != protocol.StateNone
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if here || s.stale || s.dirty || len(s.runs) > 0 || s.attached != nil || len(s.wake) > 0 {
+		return false
+	}
+	s.gone = true
+	return true
+}
+
+func (s *sandbox) retired() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone
+}
+
+// settle does one operation after another, until the host shows what the log says.
+func (s *sandbox) settle(ctx context.Context) error {
+	for {
+		if err := s.refresh(ctx); err != nil {
+			return err
+		}
+		if err := s.observe(ctx); err != nil {
+			return err
+		}
+		st, _ := s.journal.State()
+		s.startExecs(ctx, st)
+		op := next(&st.Sandbox, s.w.hostID, s.seen)
+		if op == opNothing {
+			return s.checkPrimary(ctx)
+		}
+		if err := s.do(ctx, op, st); err != nil && !errors.Is(err, errSuperseded) {
+			return err
+		}
+	}
+}
+
+func (s *sandbox) refresh(ctx context.Context) error {
+	s.mu.Lock()
+	stale := s.stale
+	s.stale = false
+	s.mu.Unlock()
+	if !stale {
+		return nil
+	}
+	if err := s.journal.Refresh(ctx); err != nil {
+		s.mu.Lock()
+		s.stale = true
+		s.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// observe looks at the host, if it may have changed. An error leaves nothing known.
+func (s *sandbox) observe(ctx context.Context) error {
+	s.mu.Lock()
+	dirty := s.dirty
+	s.dirty = false
+	connected := s.attached != nil
+	s.mu.Unlock()
+	s.seen.connected = connected
+	if !dirty {
+		return nil
+	}
+	c, err := s.inspect(ctx)
+	if err == nil {
+		s.seen.leftovers, err = s.w.hasDirectory(s.key)
+	}
+	if err != nil {
+		s.seen.container = containerUnknown
+		s.mu.Lock()
+		s.dirty = true
+		s.mu.Unlock()
+		return err
+	}
+	s.container = c
+	s.seen.generation = labelledGeneration(c.Labels)
+	switch {
+	case c.ID == "":
+		s.seen.container = containerAbsent
+	case c.Running:
+		s.seen.container = containerRunning
+		s.epoch = s.w.epoch.Load()
+	case c.StartedAt.IsZero() || c.State == "created":
+		s.seen.container = containerMade
+	default:
+		s.seen.container = containerExited
+	}
+	if s.seen.container != containerRunning || s.attached != nil && s.attached.pid != c.Pid {
+		s.detach()
+		s.seen.connected = false
+	}
+	return nil
+}
+
+// inspect returns the sandbox's container, the zero value when there is none.
+func (s *sandbox) inspect(ctx context.Context) (docker.Container, error) {
+	c, err := s.w.engine.Inspect(ctx, s.name())
+	if docker.IsNotFound(err) {
+		return docker.Container{}, nil
+	}
+	if err != nil {
+		return c, err
+	}
+	if k, ok := labelledKey(c.Labels); !ok || k != s.key || c.Labels[docker.LabelDeployment] != s.w.conn.Deployment() {
+		return docker.Container{}, protocol.Errorf(protocol.FailedPrecondition, "", "container %s is not ours, and is in the way", c.Name)
+	}
+	return c, nil
+}
+
+// name is what the Engine calls the sandbox's container and network. Ids have no dot, so no two
+// sandboxes, and no service of one and another sandbox, share a name.
+func (s *sandbox) name() string {
+	return "boxfleet." + s.w.conn.Deployment() + "." + s.key.tenant + "." + s.key.id
+}
+
+// do carries out one operation, under a context that ends when the log no longer wants it.
+func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) error {
+	if err := s.w.fence(); err != nil && op != opAttach {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	s.op, s.cancelOp = op, cancel
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.op, s.cancelOp, s.dirty = opNothing, nil, true
+	}()
+	b := &st.Sandbox
+	s.log.Debug("step", "operation", op, "state", b.State)
+	var err error
+	switch op {
+	case opCreate:
+		err = s.create(ctx, b)
+	case opResume:
+		err = s.resume(ctx, b)
+	case opAttach:
+		err = s.attachRunning(ctx, b)
+	case opRevive:
+		err = s.revive(ctx, b)
+	case opStop:
+		err = s.stop(ctx, b)
+	case opHalt:
+		err = s.halt(ctx, b)
+	case opDelete:
+		err = s.delete(ctx, b)
+	case opDiscard:
+		err = s.discard(ctx)
+	}
+	s.mu.Lock()
+	superseded := err != nil && s.superseded()
+	s.mu.Unlock()
+	if superseded {
+		return errSuperseded
+	}
+	return err
+}
+
+// append appends what decide says of the newest state, if the sandbox is still this host's and of
+// this generation. It returns errSuperseded where decide has nothing to say.
+func (s *sandbox) append(ctx context.Context, generation uint64, decide func(st *protocol.State) []protocol.Event) error {
+	events, err := s.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		if err := s.w.fence(); err != nil {
+			return nil, err
+		}
+		if st.Sandbox.HostID != s.w.hostID || st.Sandbox.Generation != generation {
+			return nil, nil
+		}
+		return decide(st), nil
+	})
+	if err == nil && len(events) == 0 {
+		return errSuperseded
+	}
+	return err
+}
+
+// fail appends that the sandbox failed, and before it the end of its execs.
+func (s *sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
+	s.log.Warn("the sandbox fails", "error", why)
+	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StatePending && st.Sandbox.State != protocol.StateReady {
+			return nil
+		}
+		return append(endExecs(st, protocol.ReasonSandboxFailed), protocol.Event{
+			Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason,
+		})
+	})
+}
+
+// endExecs ends every exec whose end is not known: those that never started are cancelled, the
+// others were interrupted.
+func endExecs(st *protocol.State, reason string) []protocol.Event {
+	var events []protocol.Event
+	for _, x := range st.Active() {
+		e := protocol.Event{Kind: protocol.ExecCancelled, Reason: reason, Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}}
+		if x.State == protocol.ExecStateRunning {
+			e.Kind, e.Error, e.Exec.Inline = protocol.ExecFailed, interrupted(reason), false
+		}
+		events = append(events, e)
+	}
+	return events
+}
+
+func interrupted(reason string) *protocol.Error {
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted (%s); its exit code is not known", reason)
+}
+
+// crashing says whether the primary command has exited and may be looping.
+func (s *sandbox) crashing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.crash.failingSince.IsZero()
+}
+
+// checkPrimary fails a sandbox whose primary command exits again and again.
+func (s *sandbox) checkPrimary(ctx context.Context) error {
+	s.mu.Lock()
+	looping := s.crash.looping(time.Now())
+	s.mu.Unlock()
+	if !looping {
+		return nil
+	}
+	st, _ := s.journal.State()
+	if st.Sandbox.State != protocol.StateReady {
+		return nil
+	}
+	s.mu.Lock()
+	s.crash = crashLoop{window: s.crash.window, guard: s.crash.guard}
+	s.mu.Unlock()
+	err := s.fail(ctx, &st.Sandbox, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCrashLoop,
+		"the primary command exits again and again: within %s it never ran for %s", s.w.cfg.CrashWindow, s.w.cfg.CrashGuard))
+	s.wakeUp()
+	return err
+}

@@ -1,0 +1,79 @@
+package worker
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// subnetBits is the size of a sandbox's network: 16 addresses, of which Docker uses four.
+const subnetBits = 28
+
+// subnets gives each sandbox a subnet of the worker's own pool, since Docker's default pools end
+// after about thirty networks.
+type subnets struct {
+	mu    sync.Mutex
+	pool  netip.Prefix
+	taken map[netip.Prefix]bool // ours, and those that something else on the host has
+	next  uint32                // where the search goes on: a subnet that was given back rests first
+}
+
+func newSubnets(pool string) (*subnets, error) {
+	p, err := netip.ParsePrefix(pool)
+	if err != nil || !p.Addr().Is4() || p.Bits() > subnetBits {
+		return nil, protocol.Invalid("network_pool", "must be an IPv4 prefix of /%d or more addresses, got %.40q", subnetBits, pool)
+	}
+	return &subnets{pool: p.Masked(), taken: map[netip.Prefix]bool{}}, nil
+}
+
+// size is how many subnets the pool has.
+func (s *subnets) size() uint32 { return 1 << (subnetBits - s.pool.Bits()) }
+
+func (s *subnets) at(i uint32) netip.Prefix {
+	base := s.pool.Addr().As4()
+	var addr [4]byte
+	binary.BigEndian.PutUint32(addr[:], binary.BigEndian.Uint32(base[:])+i<<(32-subnetBits))
+	return netip.PrefixFrom(netip.AddrFrom4(addr), subnetBits)
+}
+
+// use marks what somebody has: a subnet of ours, or any prefix that overlaps some of the pool.
+func (s *subnets) use(p netip.Prefix) {
+	if !p.Overlaps(s.pool) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.Bits() >= subnetBits {
+		s.taken[netip.PrefixFrom(p.Addr(), subnetBits).Masked()] = true
+		return
+	}
+	for i := range s.size() {
+		if q := s.at(i); p.Overlaps(q) {
+			s.taken[q] = true
+		}
+	}
+}
+
+// take gives out a free subnet. Error: resource_exhausted.
+func (s *subnets) take() (netip.Prefix, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range s.size() {
+		p := s.at(s.next)
+		s.next = (s.next + 1) % s.size()
+		if !s.taken[p] {
+			s.taken[p] = true
+			return p, nil
+		}
+	}
+	return netip.Prefix{}, protocol.Errorf(protocol.ResourceExhausted, "", "all %d subnets of %s are taken", s.size(), s.pool)
+}
+
+// give takes a subnet back.
+func (s *subnets) give(p netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.taken, p)
+}

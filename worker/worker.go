@@ -1,0 +1,345 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// Config says how a worker works.
+type Config struct {
+	Conn        *jetstream.Conn // required; the caller closes it
+	Name        string          // of this worker, an id, unique in the deployment; required
+	Build       string          // version, shown in the table of hosts
+	StateDir    string          // directories of sandboxes; absolute; required
+	Engine      string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
+	Supervisor  string          // path of the boxfleet-supervisor binary; required
+	Slots       int             // sandboxes at most; default 100
+	CPU         float64         // cores to offer; default: the host's
+	Memory      protocol.Bytes  // to offer; default: nine tenths of the host's
+	Labels      map[string]string
+	AllowMounts []string     // directories of the host that may be mounted read-only; default none
+	NetworkPool string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
+	Ephemeral   bool         // remove the engine's mark at the end: for a deployment that does not come back
+	OnReady     func()       // called once, when work is taken; may be nil
+	Logger      *slog.Logger // default slog.Default
+
+	CrashWindow time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
+	CrashGuard  time.Duration // default 30 s
+	Reconcile   time.Duration // between two looks at everything on the host; default 15 s
+
+	// Probe is called at named points of the work, for tests that crash there. It may be nil.
+	Probe func(point string)
+}
+
+// DefaultNetworkPool is where sandboxes' networks come from.
+const DefaultNetworkPool = "10.201.0.0/16"
+
+func (c *Config) check() error {
+	if c.Conn == nil {
+		return protocol.Invalid("conn", "must be set")
+	}
+	if err := protocol.ValidateID("name", c.Name); err != nil {
+		return err
+	}
+	if !filepath.IsAbs(c.StateDir) {
+		return protocol.Invalid("state_dir", "must be an absolute path, got %.80q", c.StateDir)
+	}
+	if info, err := os.Stat(c.Supervisor); err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		return protocol.Invalid("supervisor", "must be an executable file, got %.200q", c.Supervisor)
+	}
+	if c.Slots < 0 || c.CPU < 0 || c.Memory < 0 {
+		return protocol.Invalid("slots, cpu, memory", "must not be negative")
+	}
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&c.CrashWindow, 5*time.Minute)
+	def(&c.CrashGuard, 30*time.Second)
+	def(&c.Reconcile, 15*time.Second)
+	if c.Slots == 0 {
+		c.Slots = 100
+	}
+	if c.NetworkPool == "" {
+		c.NetworkPool = DefaultNetworkPool
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Probe == nil {
+		c.Probe = func(string) {}
+	}
+	return nil
+}
+
+// worker is one running worker.
+type worker struct {
+	cfg      Config
+	conn     *jetstream.Conn
+	log      *slog.Logger
+	engine   *docker.Engine
+	info     docker.Info
+	hostID   string
+	dir      string // of this host, below StateDir
+	instance string
+	place    string // identity of the local lock
+	subnets  *subnets
+	mounts   *mountPolicy
+	lease    atomic.Pointer[jetstream.Lease]
+	started  time.Time
+
+	health health
+	epoch  atomic.Int64 // counts the times that the engine went away
+	once   sync.Once
+
+	mu        sync.Mutex
+	sandboxes map[key]*sandbox
+	wg        sync.WaitGroup // mailboxes
+}
+
+// key names a sandbox.
+type key struct{ tenant, id string }
+
+// Run takes the host's lock and works until ctx ends. Execs and sandboxes go on without it; the
+// next worker on the host adopts them. Errors: failed_precondition with reason host_held, naming
+// the holder, when another worker has the host; already_exists when another host has this worker's
+// name. It returns nil after the end of ctx.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	w := &worker{
+		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
+		sandboxes: map[key]*sandbox{}, started: time.Now(),
+	}
+	err := w.run(ctx)
+	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled) {
+		return nil
+	}
+	return err
+}
+
+func (w *worker) run(ctx context.Context) error {
+	if err := w.awaitDeployment(ctx); err != nil {
+		return err
+	}
+	if err := w.identify(ctx); err != nil {
+		return err
+	}
+	defer w.engine.Close()
+	unlock, err := w.lockPlace()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := w.preparePolicy(ctx); err != nil {
+		return err
+	}
+	for {
+		lease, err := w.takeLock(ctx)
+		if err != nil {
+			return err
+		}
+		err = w.tenure(ctx, lease)
+		if ctx.Err() != nil {
+			return w.leave(lease)
+		}
+		// Somebody else had the lock. Whatever they did is in the log: take the lock again, and
+		// look at everything anew.
+		w.log.Warn("the host's lock was lost and is taken again", "error", err)
+	}
+}
+
+// awaitDeployment waits until a coordinator has made the streams.
+func (w *worker) awaitDeployment(ctx context.Context) error {
+	for {
+		err := w.conn.Open(ctx)
+		if err == nil {
+			return nil
+		}
+		w.log.Info("waiting for a coordinator to provision the deployment", "error", err)
+		if !sleep(ctx, time.Second) {
+			return ctx.Err()
+		}
+	}
+}
+
+// identify connects to the Engine and learns which host it is.
+func (w *worker) identify(ctx context.Context) error {
+	cfg := docker.Config{Host: w.cfg.Engine, Deployment: w.conn.Deployment(), Fence: docker.Unfenced, Logger: w.log}
+	marker, err := docker.Connect(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer marker.Close()
+	if w.hostID, err = marker.HostID(ctx); err != nil {
+		return err
+	}
+	cfg.Fence = w.fence
+	if w.engine, err = docker.Connect(ctx, cfg); err != nil {
+		return err
+	}
+	if w.info, err = w.engine.Info(ctx); err != nil {
+		return err
+	}
+	w.dir = filepath.Join(w.cfg.StateDir, w.conn.Deployment(), w.hostID)
+	return nil
+}
+
+// fence is what every change on the host must pass: the lock is held, and may be trusted.
+func (w *worker) fence() error {
+	lease := w.lease.Load()
+	if lease == nil {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the host's lock is not held")
+	}
+	return lease.Check()
+}
+
+func (w *worker) token() uint64 {
+	if lease := w.lease.Load(); lease != nil {
+		return lease.Token()
+	}
+	return 0
+}
+
+func (w *worker) preparePolicy(ctx context.Context) error {
+	var err error
+	if w.mounts, err = newMountPolicy(w.cfg.AllowMounts, []string{"/var/run/docker.sock", strings.TrimPrefix(w.engineAddress(), "unix://"), w.cfg.StateDir}); err != nil {
+		return err
+	}
+	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
+		return err
+	}
+	used, err := w.engine.UsedSubnets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range used {
+		w.subnets.use(p)
+	}
+	return nil
+}
+
+func (w *worker) engineAddress() string {
+	if w.cfg.Engine != "" {
+		return w.cfg.Engine
+	}
+	return os.Getenv("DOCKER_HOST")
+}
+
+// tenure works for as long as the lock is held, or until ctx ends.
+func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
+	w.lease.Store(lease)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return lease.Run(ctx) })
+	// The lease is renewed to the very end: what is in hand when ctx ends is under it.
+	defer func() {
+		w.wg.Wait()
+		w.mu.Lock()
+		clear(w.sandboxes)
+		w.mu.Unlock()
+	}()
+	if err := w.adopt(ctx); err != nil && ctx.Err() == nil {
+		w.log.Warn("what is on the host is not known yet, and will be looked at again", "error", err)
+	}
+	if err := w.register(ctx); err != nil {
+		return err
+	}
+	group.Go(func() error { return w.beat(ctx) })
+	group.Go(func() error { return w.watchEngine(ctx) })
+	group.Go(func() error {
+		return w.conn.ConsumeWork(ctx, w.cfg.Name, func(tenant, id string, b *protocol.Batch) {
+			w.reach(ctx, key{tenant, id}, func(s *sandbox) bool { return s.told(b) })
+		})
+	})
+	w.once.Do(func() {
+		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", lease.Token())
+		if w.cfg.OnReady != nil {
+			w.cfg.OnReady()
+		}
+	})
+	return group.Wait()
+}
+
+// reach gives something to a sandbox's mailbox, to a new one when the present one has just ended.
+func (w *worker) reach(ctx context.Context, k key, give func(*sandbox) bool) {
+	for ctx.Err() == nil && !give(w.sandbox(ctx, k)) {
+	}
+}
+
+// sandbox returns the mailbox of a sandbox, started when it is not there.
+func (w *worker) sandbox(ctx context.Context, k key) *sandbox {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.sandboxes[k]
+	if s == nil || s.retired() {
+		s = newSandbox(w, k)
+		w.sandboxes[k] = s
+		w.wg.Add(1)
+		go func() {
+			defer w.wg.Done()
+			s.run(ctx)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.sandboxes[k] == s {
+				delete(w.sandboxes, k)
+			}
+		}()
+	}
+	return s
+}
+
+// leave says goodbye at the end of a worker's life.
+func (w *worker) leave(lease *jetstream.Lease) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	var errs []error
+	if w.cfg.Ephemeral {
+		errs = append(errs, w.forgetHost(ctx))
+	}
+	errs = append(errs, w.conn.ForgetHost(ctx, w.cfg.Name), lease.Release(ctx))
+	if err := errors.Join(errs...); err != nil {
+		w.log.Warn("the worker leaves without a word; its lock ends by itself", "error", err)
+	}
+	return nil
+}
+
+// forgetHost takes away the engine's mark and the host's directory, if no sandbox is left.
+func (w *worker) forgetHost(ctx context.Context) error {
+	left, err := w.engine.Containers(ctx)
+	if err != nil || len(left) > 0 {
+		return err
+	}
+	if err := os.RemoveAll(filepath.Join(w.cfg.StateDir, w.conn.Deployment())); err != nil {
+		return err
+	}
+	return w.engine.RemoveHostID(ctx)
+}
+
+// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
