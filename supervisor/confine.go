@@ -21,12 +21,9 @@ const kept = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 // exec on a thread that then ends would do without it, but makes a thread per exec, and the
 // runtime dies when it cannot make one.)
 //
-// It also makes the process undumpable: a root exec has the same uid, and must not be able to
-// read the sealing key from this process's memory, or to trace it.
+// It also keeps this process's memory, and the sealing key in it, from root execs: they have the
+// same uid, and the kernel lets a process trace only what has no capability that it lacks.
 func confine() error {
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("supervisor: set undumpable: %w", err)
-	}
 	if err := onAllThreads(unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
 		return fmt.Errorf("supervisor: set no_new_privs: %w", err)
 	}

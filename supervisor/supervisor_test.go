@@ -5,8 +5,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,6 +58,11 @@ func TestAccounts_AHostileFileCountsAsEmpty(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	holder, err := os.OpenFile(fifo, os.O_RDWR, 0) // a reader of the FIFO waits for its bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
 	for _, path := range []string{fifo, dir, filepath.Join(dir, "none"), "/dev/zero"} {
 		a := accounts{passwd: path, group: path, reserved: DefaultGroupBase}
 		if acct, err := a.resolve("1000"); err != nil || acct.uid != 1000 {
@@ -116,6 +123,29 @@ func TestHello_APageFitsItsFrame(t *testing.T) {
 	}
 }
 
+func TestHello_ManyExecsComeInPages(t *testing.T) {
+	t.Parallel()
+	s := &supervisor{execs: map[string]*exec{}}
+	s.primary = &primary{s: s}
+	for i := range 3*execsPerHello + 1 {
+		id := fmt.Sprint(i)
+		s.execs[id] = &exec{s: s, id: id, result: &control.Result{ID: id}}
+	}
+	box := newOutbox()
+	s.attach(box)
+	seen := 0
+	for i, entry := range box.entries {
+		hello := entry.notice.Hello
+		seen += len(hello.Execs)
+		if last := i == len(box.entries)-1; len(hello.Execs) > execsPerHello || hello.More == last {
+			t.Errorf("page %d: %d execs, more: %v", i, len(hello.Execs), hello.More)
+		}
+	}
+	if len(box.entries) != 4 || seen != len(s.execs) {
+		t.Errorf("%d pages with %d execs", len(box.entries), seen)
+	}
+}
+
 // pipeStream is a stream over a pipe of this process.
 func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 	t.Helper()
@@ -151,6 +181,28 @@ func TestX9_SettleTakesWhatIsThereAndNotAByteMore(t *testing.T) {
 	for range 100 { // and the pipe goes on being drained
 		w.Write(make([]byte, 64<<10))
 	}
+}
+
+func TestX9_SettleEndsBesideAWriterThatDoesNot(t *testing.T) {
+	t.Parallel()
+	s, w, _ := pipeStream(t, 1<<40)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for {
+			if _, err := w.Write(make([]byte, 4096)); err != nil {
+				return
+			}
+		}
+	})
+	for full := 0; full < chunk; runtime.Gosched() {
+		s.raw.Control(func(fd uintptr) { full, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	}
+	s.settle()
+	if size, _, _, _ := s.output(); size != chunk {
+		t.Errorf("it took %d bytes, a pipe holds %d", size, chunk)
+	}
+	s.pipe.Close()
+	writing.Wait()
 }
 
 func TestX8_ADiskThatRefusesCutsTheOutput(t *testing.T) {

@@ -3,6 +3,7 @@ package supervise_test
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,12 @@ func TestX4_ExecEnvironmentIsOverTheSandboxs(t *testing.T) {
 	} {
 		if r := s.exec(c.start); string(r.Stdout) != c.want {
 			t.Errorf("env %v, user %q: %q, want %q", c.start.Env, c.start.User, r.Stdout, c.want)
+		}
+	}
+	r := s.exec(control.Start{Argv: []string{"env"}, Env: map[string]string{"LAYER": "exec", "USER": "u"}})
+	for _, name := range []string{"LAYER=", "KEPT=", "USER=", "HOME=", "PATH="} {
+		if n := strings.Count("\n"+string(r.Stdout), "\n"+name); n != 1 {
+			t.Errorf("%s is %d times in %q", name, n, r.Stdout)
 		}
 	}
 	if r := s.exec(control.Start{Argv: []string{"tool"}, Env: map[string]string{"PATH": "/nowhere"}}); code(r) != "127" {
@@ -228,6 +235,25 @@ func TestX10_AForkBombIsKilledAndTheSandboxLives(t *testing.T) {
 		}
 		s.awaitEmpty()
 	}
+	if s.connected().Boot != s.hellos[0].Boot {
+		t.Error("PID 1 did not live through it")
+	}
+}
+
+func TestF18_ThreadsAreMadeBeforeAnExecCanUseThemUp(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{args: []string{"--pids-limit", "60"}})
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid))
+	if err != nil || len(tasks) < 28 {
+		t.Errorf("%d threads, %v", len(tasks), err)
+	}
+	full := s.start(control.Start{Argv: []string{"sh", "-c", "for i in $(seq 100); do sleep 1000 & done"}})
+	var running sync.WaitGroup
+	for range 300 {
+		running.Go(func() { s.end(s.start(control.Start{Argv: []string{"head", "-c", "100000", "/dev/zero"}})) })
+	}
+	running.Wait()
+	s.cancel(full, 0)
 	if s.connected().Boot != s.hellos[0].Boot {
 		t.Error("PID 1 did not live through it")
 	}

@@ -17,11 +17,12 @@ import (
 func TestP5_TheSameIDStartsNothingTwice(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	start := control.Start{ID: "once", Argv: []string{"sh", "-c", "echo x >> /tmp/ran; sleep 1000"}}
+	start := control.Start{ID: "once", Argv: []string{"sh", "-c", "echo x >> /tmp/ran; echo ran; sleep 1000"}}
 	for range 20 {
 		go s.link.Start(context.Background(), start)
 	}
 	s.start(start)
+	s.await("its output", func() bool { return len(s.outputs["once"]) > 0 })
 	s.cancel("once", 0)
 	s.end("once")
 	status, err := s.link.Start(t.Context(), start)

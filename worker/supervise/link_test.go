@@ -2,6 +2,7 @@ package supervise_test
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -99,6 +100,15 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 		if conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)); err == nil {
 			defer conn.Close()
 		}
+	}
+	last, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer last.Close()
+	last.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := last.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("one more than are held: %v, want EOF", err)
 	}
 	s.link.Expect(s.pid)
 	s.connected()
