@@ -37,7 +37,9 @@ func (c *coordinator) handle(ctx context.Context, d *jetstream.Delivery) error {
 		reply = &protocol.Reply{Error: protocol.AsError(err)}
 	}
 	reply.Version = protocol.Version
+	c.cfg.Probe(d.Verb + "-before-answer")
 	c.conn.Answer(d, reply)
+	c.cfg.Probe(d.Verb + "-before-ack")
 	return nil
 }
 
@@ -110,10 +112,12 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, spec *protocol.SandboxSpec) (*protocol.Reply, error) {
 	spec.Resolve()
 	mine := reservation(d, spec)
+	c.cfg.Probe("create-before-reserve")
 	before, err := c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
 	if err != nil {
 		return nil, err
 	}
+	c.cfg.Probe("create-before-append")
 	if before != nil && (before.Request != mine.Request || before.Fingerprint != mine.Fingerprint) {
 		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.id)
 	}
@@ -146,10 +150,12 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 			return &protocol.Reply{Exec: x}, err
 		}
 	}
+	c.cfg.Probe("exec-before-reserve")
 	before, err := c.conn.ReserveExec(ctx, k.tenant, k.id, r.ExecID, mine)
 	if err != nil {
 		return nil, err
 	}
+	c.cfg.Probe("exec-before-append")
 	if before != nil {
 		if before.Request != mine.Request || before.Fingerprint != mine.Fingerprint {
 			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)

@@ -25,6 +25,8 @@ type Config struct {
 
 	// Timing is for tests; the zero value means the defaults.
 	Timing Timing
+	// Probe is called at named points of the work, for tests that crash there. It may be nil.
+	Probe func(point string)
 }
 
 // Timing holds the periods of the parts that watch over others.
@@ -77,6 +79,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
+	}
+	if cfg.Probe == nil {
+		cfg.Probe = func(string) {}
 	}
 	cfg.Timing.setDefaults()
 	c := &coordinator{cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("coordinator", cfg.Name), started: time.Now()}

@@ -182,7 +182,7 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 		Name: s.name(), Image: image.ID, Entrypoint: []string{at("supervisor")}, User: "0:0", Cwd: "/",
 		Hostname: s.key.id, Network: s.name(), Labels: s.labels(b),
 		CPU: b.Spec.CPU, Memory: int64(b.Spec.Memory), PIDs: b.Spec.PIDs,
-		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL"}, NoNewPrivileges: true,
+		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL", "SETPCAP"}, NoNewPrivileges: true,
 		Binds: append([]docker.Bind{
 			{Source: s.w.cfg.Supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},

@@ -168,13 +168,13 @@ func (w *worker) run(ctx context.Context) error {
 
 // awaitDeployment waits until a coordinator has made the streams.
 func (w *worker) awaitDeployment(ctx context.Context) error {
-	for {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := w.conn.Open(ctx)
 		if err == nil {
 			return nil
 		}
 		w.log.Info("waiting for a coordinator to provision the deployment", "error", err)
-		if !sleep(ctx, time.Second) {
+		if !sleep(ctx, pause) {
 			return ctx.Err()
 		}
 	}

@@ -1,0 +1,108 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/worker"
+)
+
+// supervisorPath is the supervisor that Main built.
+var supervisorPath string
+
+// Main is the TestMain of packages that start fleets: it runs a role, when the process was started
+// for one, or builds the supervisor and runs the tests.
+func Main(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		if err := play(role); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(withSupervisor(m.Run))
+}
+
+func withSupervisor(run func() int) int {
+	dir, err := os.MkdirTemp("", "boxfleet-supervisor-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	supervisorPath = filepath.Join(dir, "boxfleet-supervisor")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", supervisorPath, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the supervisor: %v\n%s", err, out)
+		return 1
+	}
+	if out, err := exec.Command("docker", "image", "inspect", Image).CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "the tests need a Docker engine and the image %s: run `make engine image` first\n%s", Image, out)
+		return 1
+	}
+	return run()
+}
+
+// play runs a coordinator or a worker until SIGTERM.
+func play(encoded string) error {
+	var r Role
+	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	slog.SetDefault(log)
+	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	conn, err := jetstream.Connect(connecting, jetstream.Config{URL: r.URL, Name: r.Name, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ready := func() { fmt.Println(readyLine) }
+	if r.Kind == "coordinator" {
+		return coordinator.Run(ctx, coordinator.Config{
+			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
+			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL}, OnReady: ready, Logger: log, Probe: r.probe(),
+		})
+	}
+	return worker.Run(ctx, worker.Config{
+		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
+		Slots: r.Slots, AllowMounts: r.AllowMounts, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
+		OnReady: ready, Logger: log, Probe: r.probe(),
+	})
+}
+
+// probe kills the process, as kill -9 does, when it passes the point that it is told.
+func (r Role) probe() func(string) {
+	if r.CrashAt == "" {
+		return nil
+	}
+	var mu sync.Mutex
+	left := max(r.CrashAfter, 1)
+	return func(point string) {
+		if point != r.CrashAt {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if left--; left == 0 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // does not return
+			select {}
+		}
+	}
+}

@@ -1,0 +1,255 @@
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Role says how a process of the fleet runs.
+type Role struct {
+	Engine      string        `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
+	StateDir    string        `json:"state_dir,omitempty"`
+	CrashAt     string        `json:"crash_at,omitempty"`    // kills itself with SIGKILL at this probe
+	CrashAfter  int           `json:"crash_after,omitempty"` // ... when it passes there for the n-th time; default 1
+	Slots       int           `json:"slots,omitempty"`
+	AllowMounts []string      `json:"allow_mounts,omitempty"`
+	CrashWindow time.Duration `json:"crash_window,omitempty"` // of primary commands
+	CrashGuard  time.Duration `json:"crash_guard,omitempty"`
+	NoWait      bool          `json:"-"` // do not wait until it is ready: it is expected to fail or crash
+
+	// Filled in by the fleet.
+	Kind       string        `json:"kind"`
+	Name       string        `json:"name"`
+	URL        string        `json:"url"`
+	Supervisor string        `json:"supervisor,omitempty"`
+	Replicas   int           `json:"replicas,omitempty"`
+	LockTTL    time.Duration `json:"lock_ttl,omitempty"`
+	CleanupTTL time.Duration `json:"cleanup_ttl,omitempty"`
+}
+
+// roleVariable carries a Role to a process of the test binary.
+const roleVariable = "BOXFLEET_TEST_ROLE"
+
+// readyLine is what a process prints when it is ready.
+const readyLine = "READY"
+
+// Process is a coordinator or a worker, running as a process of its own.
+type Process struct {
+	Name string
+	Role Role
+	role string
+	f    *Fleet
+	cmd  *exec.Cmd
+
+	ready  chan struct{}
+	exited chan struct{}
+	err    error // of the process, once exited is closed
+
+	mu  sync.Mutex
+	log bytes.Buffer
+}
+
+// Coordinator starts a coordinator.
+func (f *Fleet) Coordinator(name string, r Role) *Process {
+	f.TB.Helper()
+	return f.start("coordinator", name, r)
+}
+
+// Worker starts a worker. Workers of the same name share a state directory, so that a second one
+// is the first one's restart.
+func (f *Fleet) Worker(name string, r Role) *Process {
+	f.TB.Helper()
+	if r.StateDir == "" {
+		r.StateDir = filepath.Join(f.Dir, name)
+	}
+	r.Supervisor = supervisorPath
+	f.engines[r.Engine] = true
+	return f.start("worker", name, r)
+}
+
+func (f *Fleet) start(kind, name string, r Role) *Process {
+	f.TB.Helper()
+	r.Kind, r.Name, r.URL, r.Replicas = kind, name, f.URL(), len(f.Servers)
+	r.LockTTL, r.CleanupTTL = f.options.LockTTL, f.options.CleanupTTL
+	encoded, err := json.Marshal(r)
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	p := &Process{Name: name, Role: r, role: kind, f: f, ready: make(chan struct{}), exited: make(chan struct{})}
+	p.cmd = exec.Command(os.Args[0])
+	p.cmd.Env = append(os.Environ(), roleVariable+"="+string(encoded))
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	p.cmd.Stderr = p
+	if err := p.cmd.Start(); err != nil {
+		f.TB.Fatal(err)
+	}
+	f.processes = append(f.processes, p)
+	go p.follow(stdout)
+	if !r.NoWait {
+		p.AwaitReady(40 * time.Second)
+	}
+	return p
+}
+
+func (p *Process) follow(stdout io.Reader) {
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() {
+		if lines.Text() == readyLine {
+			close(p.ready)
+		}
+	}
+	p.err = p.cmd.Wait()
+	close(p.exited)
+}
+
+// Write takes what the process logs.
+func (p *Process) Write(data []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.Write(data)
+}
+
+// Log returns what the process logged.
+func (p *Process) Log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.String()
+}
+
+// AwaitReady waits until the process takes work.
+func (p *Process) AwaitReady(d time.Duration) {
+	p.f.TB.Helper()
+	select {
+	case <-p.ready:
+	case <-p.exited:
+		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
+	case <-time.After(d):
+		p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
+	}
+}
+
+// AwaitExit waits until the process has ended, and returns how.
+func (p *Process) AwaitExit(d time.Duration) error {
+	p.f.TB.Helper()
+	select {
+	case <-p.exited:
+		return p.err
+	case <-time.After(d):
+		p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
+		return nil
+	}
+}
+
+// Exited says whether the process has ended.
+func (p *Process) Exited() bool {
+	select {
+	case <-p.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// Signal sends a signal.
+func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails when it has ended
+
+// Kill ends the process with SIGKILL and waits.
+func (p *Process) Kill() {
+	p.Signal(syscall.SIGCONT)
+	p.Signal(syscall.SIGKILL)
+	<-p.exited
+}
+
+// Stop ends the process as an operator would, with SIGTERM, and waits.
+func (p *Process) Stop() {
+	p.f.TB.Helper()
+	p.Signal(syscall.SIGTERM)
+	if err := p.AwaitExit(20 * time.Second); err != nil {
+		p.f.TB.Errorf("%s %s: %v\n%s", p.role, p.Name, err, p.Log())
+	}
+}
+
+// Restart starts the process again after it has ended, without the crash that it was told.
+func (p *Process) Restart() *Process {
+	p.f.TB.Helper()
+	<-p.exited
+	r := p.Role
+	r.CrashAt, r.NoWait = "", false
+	return p.f.start(p.role, p.Name, r)
+}
+
+// removeAll removes every container, network and volume of a deployment from an engine.
+func removeAll(tb testing.TB, address, deployment string) {
+	label := "label=boxfleet.deployment=" + deployment
+	for _, kind := range []struct{ list, remove []string }{
+		{[]string{"ps", "-aq", "--no-trunc"}, []string{"rm", "-f", "-v"}},
+		{[]string{"network", "ls", "-q"}, []string{"network", "rm"}},
+		{[]string{"volume", "ls", "-q"}, []string{"volume", "rm"}},
+	} {
+		ids, err := dockerCLI(address, append(kind.list, "--filter", label)...)
+		if err != nil || len(ids) == 0 {
+			continue // the engine may be gone with its test
+		}
+		if _, err := dockerCLI(address, append(kind.remove, ids...)...); err != nil {
+			tb.Errorf("clean up: %v", err)
+		}
+	}
+}
+
+// dockerCLI runs the docker command against an engine and returns the words that it prints.
+func dockerCLI(address string, args ...string) ([]string, error) {
+	if address != "" {
+		args = append([]string{"-H", address}, args...)
+	}
+	var stderr bytes.Buffer
+	cmd := exec.Command("docker", args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err, stderr.String())
+	}
+	return strings.Fields(string(out)), nil
+}
+
+// Objects lists what the deployment has on an engine, as "kind id" lines: containers, networks.
+func (f *Fleet) Objects(address string) []string {
+	f.TB.Helper()
+	label := "label=boxfleet.deployment=" + f.Conn.Deployment()
+	var all []string
+	for kind, args := range map[string][]string{
+		"container": {"ps", "-a", "--format", "{{.Names}}"}, "network": {"network", "ls", "--format", "{{.Name}}"},
+	} {
+		names, err := dockerCLI(address, append(args, "--filter", label)...)
+		if err != nil {
+			f.TB.Fatal(err)
+		}
+		for _, name := range names {
+			all = append(all, kind+" "+name)
+		}
+	}
+	return all
+}
+
+// Directories lists the sandbox directories of a worker.
+func (f *Fleet) Directories(worker *Process) []string {
+	found, err := filepath.Glob(filepath.Join(worker.Role.StateDir, "*", "*", "sandboxes", "*"))
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	return found
+}
