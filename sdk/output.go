@@ -27,7 +27,6 @@ type destination struct {
 	w     io.Writer
 	limit int64
 	data  []byte
-	more  bool // than the limit came
 }
 
 func (d *destination) write(data []byte) error {
@@ -40,7 +39,7 @@ func (d *destination) write(data []byte) error {
 	}
 	room := d.limit - int64(len(d.data))
 	if int64(len(data)) > room {
-		data, d.more = data[:room], true
+		data = data[:room]
 	}
 	d.data = append(d.data, data...)
 	return nil
@@ -61,14 +60,18 @@ func (c *call) destinations() *destinations {
 // streams says whether output is wanted as it comes.
 func (c *call) streams() bool { return c.stdout != nil || c.stderr != nil }
 
-func (d *destinations) write(stream string, _ int64, data []byte) error {
+func (d *destinations) of(stream string) *destination {
 	if stream == Stdout {
-		return d.stdout.write(data)
+		return &d.stdout
 	}
-	return d.stderr.write(data)
+	return &d.stderr
 }
 
-func (d *destinations) wants() bool { return d.stdout.wants() || d.stderr.wants() }
+func (d *destinations) write(stream string, _ int64, data []byte) error {
+	return d.of(stream).write(data)
+}
+
+func (d *destinations) wants(stream string) bool { return d.of(stream).wants() }
 
 // result makes the result of an exec that has ended, with its output.
 func (d *destinations) result(ctx context.Context, t *tail, e *protocol.Event) (*Result, error) {
@@ -142,7 +145,7 @@ func (s *yielder) write(stream string, offset int64, data []byte) error {
 	return nil
 }
 
-func (s *yielder) wants() bool { return !s.stopped }
+func (s *yielder) wants(string) bool { return !s.stopped }
 
 // Reader reads one stream of the exec's output, [Stdout] or [Stderr], from the first byte to the
 // end of the exec, which is io.EOF. Close it, or end ctx, to stop earlier.

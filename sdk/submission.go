@@ -62,10 +62,21 @@ func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	case <-ctx.Done():
 		return nil, ctxEnded(ctx.Err(), s.request.Verb+" "+s.request.Sandbox)
 	}
-	if reply.Error != nil {
-		return nil, reply.Error
+	if err := s.check(reply); err != nil {
+		return nil, err
 	}
 	return reply, nil
+}
+
+// check returns the error of an answer, or that it lacks what its request is answered with.
+func (s *submission) check(reply *protocol.Reply) error {
+	switch {
+	case reply.Error != nil:
+		return reply.Error
+	case s.request.Verb == protocol.VerbExec && reply.Exec == nil, s.request.Verb != protocol.VerbExec && reply.Sandbox == nil && reply.Exec == nil:
+		return protocol.Errorf(protocol.Internal, "", "the answer to %s %s holds no handle", s.request.Verb, s.request.Sandbox)
+	}
+	return nil
 }
 
 // run publishes until the request is answered, found, refused or given up.
@@ -130,7 +141,7 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 		q.Exec, endpoint = r.Payload.ExecID, protocol.EndpointExec
 	}
 	reply, err := s.client.conn.Query(ctx, s.client.tenant, endpoint, &q)
-	if err != nil {
+	if err != nil || reply.Sandbox == nil && reply.Exec == nil {
 		return nil
 	}
 	switch r.Verb {

@@ -27,7 +27,7 @@ var errEnough = errors.New("enough output")
 // sink takes output in order, without gap or repeat. It is called by one goroutine.
 type sink interface {
 	write(stream string, offset int64, data []byte) error
-	wants() bool // more output, of any stream
+	wants(stream string) bool // more output of it
 }
 
 // tail follows one exec to its end: the event that ends it and, where output is wanted, its
@@ -45,6 +45,18 @@ type tail struct {
 	done    chan struct{}
 	offset  map[string]int64 // of the next byte wanted of each stream
 	next    uint64           // record of the log to read on from
+	total   map[string]int64 // bytes of each stream, once the exec has ended
+}
+
+// satisfied says whether the sink has all that it wants and that there is.
+func (t *tail) satisfied() bool {
+	for _, stream := range []string{Stdout, Stderr} {
+		total, known := t.total[stream]
+		if t.sink.wants(stream) && (!known || t.offset[stream] < total) {
+			return false
+		}
+	}
+	return true
 }
 
 // tail begins to follow an exec, which need not exist yet. With stream, output is heard live. The
@@ -117,8 +129,8 @@ func (t *tail) untilEnd(ctx context.Context, sub *submission) (*protocol.Event, 
 			return nil, ctx.Err()
 		}
 		replies, found = nil, nil
-		if reply.Error != nil {
-			return nil, reply.Error
+		if err := sub.check(reply); err != nil {
+			return nil, err
 		}
 		if !reply.Changed {
 			return t.catchUpAndFollow(ctx, reply.Exec)
@@ -214,7 +226,7 @@ func (t *tail) readLog(ctx context.Context) error {
 		if err := t.take(k); err != nil {
 			return err
 		}
-		if !t.sink.wants() {
+		if t.satisfied() {
 			return errEnough
 		}
 		return nil
@@ -250,39 +262,33 @@ func (t *tail) drain(ctx context.Context, e *protocol.Event) error {
 		}
 		return t.inRange(d)
 	}
-	complete := func() bool {
-		return !t.sink.wants() || t.offset[Stdout] >= d.StdoutBytes && t.offset[Stderr] >= d.StderrBytes
-	}
-	if err := t.drainLive(ctx, complete); err != nil {
+	t.total = map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes}
+	if err := t.drainLive(ctx); err != nil {
 		return err
 	}
-	if err := t.drainLog(ctx, complete); err != nil {
+	if err := t.drainLog(ctx); err != nil {
 		return err
 	}
 	return t.inRange(d)
 }
 
 // drainLog reads the log until everything is there.
-func (t *tail) drainLog(ctx context.Context, complete func() bool) error {
+func (t *tail) drainLog(ctx context.Context) error {
 	deadline := time.Now().Add(logPatience)
-	for interval := 10 * time.Millisecond; !complete(); interval *= 2 {
+	for interval := 10 * time.Millisecond; !t.satisfied(); interval *= 2 {
 		before := t.next
 		err := t.readLog(ctx)
-		if err != nil && !isTransient(err) {
+		switch {
+		case err != nil && !isTransient(err):
 			return err
-		}
-		if t.next != before {
+		case t.next != before:
 			deadline = time.Now().Add(logPatience)
-			continue
-		}
-		if time.Now().After(deadline) {
-			if err != nil {
-				return err
-			}
+		case time.Now().After(deadline) && err != nil:
+			return err
+		case time.Now().After(deadline):
 			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
 				"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept", t.exec, t.offset[Stdout], t.offset[Stderr])
-		}
-		if !pause(ctx, interval) {
+		case !t.satisfied() && !pause(ctx, interval):
 			return ctx.Err()
 		}
 	}
@@ -300,13 +306,13 @@ func (t *tail) inRange(d *protocol.ExecDetails) error {
 }
 
 // drainLive takes live chunks until everything is there or none comes any more.
-func (t *tail) drainLive(ctx context.Context, complete func() bool) error {
+func (t *tail) drainLive(ctx context.Context) error {
 	if t.live == nil {
 		return nil
 	}
 	idle := time.NewTimer(liveIdle)
 	defer idle.Stop()
-	for !complete() {
+	for !t.satisfied() {
 		select {
 		case k := <-t.live:
 			if err := t.take(k); err != nil {
