@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oklog/ulid/v2"
+
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -119,26 +121,28 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 }
 
 // watchExecs ends execs whose end can no longer be learnt in time: their own timeout is over, and
-// so is a margin for their worker to say so.
+// so is a margin for their worker to say so; or they never started, and their host is lost.
 func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now time.Time) error {
 	var overdue []string
+	reason, lost := protocol.ReasonInterrupted, host == nil || host.State == protocol.HostLost
+	if lost {
+		reason = protocol.ReasonHostLost
+	}
 	j := c.projection.journal(k)
 	j.View(func(s *protocol.State, _ uint64) {
 		for _, x := range s.Active() {
 			limit := x.Spec.Timeout.Std() + x.Spec.Grace.Std() + c.cfg.Timing.Overdue
-			if x.Spec.Timeout > 0 && x.State == protocol.ExecStateRunning && now.Sub(x.StartedAt) > limit {
+			switch {
+			case x.State == protocol.ExecStateRunning && x.Spec.Timeout > 0 && now.Sub(x.StartedAt) > limit,
+				x.State == protocol.ExecStateAccepted && lost && now.Sub(x.AcceptedAt) > c.cfg.Timing.Overdue:
 				overdue = append(overdue, x.ID)
 			}
 		}
 	})
-	reason := protocol.ReasonInterrupted
-	if host == nil || host.State == protocol.HostLost {
-		reason = protocol.ReasonHostLost
-	}
 	for _, id := range overdue {
 		_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			return decideFailExec(s, id, protocol.Errorf(protocol.Unavailable, reason,
-				"worker %s did not report the exec's end long after its timeout; its exit code is not known", b.Worker))
+				"worker %s has not said for too long what became of the exec; its exit code is not known", b.Worker))
 		})
 		if err != nil {
 			return err
@@ -155,7 +159,9 @@ func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protoco
 			continue
 		}
 		tried[worker] = time.Now()
-		holder := jetstream.Holder{Name: c.cfg.Name, Instance: "seize-" + c.cfg.Name, Detail: "takes the lock of a silent host"}
+		// Each try is a holder of its own, so that a worker that waits for the lock does not take two
+		// of them for one that renews.
+		holder := jetstream.Holder{Name: c.cfg.Name, Instance: ulid.Make().String(), Detail: "takes the lock of a silent host"}
 		err := c.conn.SeizeHost(ctx, h.HostID, holder, func(uint64) error {
 			c.log.Warn("a host is lost", "worker", worker, "host", h.HostID)
 			c.hosts.setLost(worker)

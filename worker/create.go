@@ -175,7 +175,8 @@ func (s *sandbox) labels(b *protocol.Sandbox) map[string]string {
 }
 
 // containerSpec is the sandbox's primary container: the supervisor as process 1, as root with the
-// few capabilities that it needs to start execs as others and to end them, and nothing else.
+// few capabilities that it needs to start execs as others, without these capabilities, and to end
+// them, and nothing else.
 func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, binds []docker.Bind) docker.ContainerSpec {
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
@@ -184,7 +185,7 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 		CPU: b.Spec.CPU, Memory: int64(b.Spec.Memory), PIDs: b.Spec.PIDs,
 		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL", "SETPCAP"}, NoNewPrivileges: true,
 		Binds: append([]docker.Bind{
-			{Source: s.w.cfg.Supervisor, Target: at("supervisor"), ReadOnly: true},
+			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
 			{Source: d.run(), Target: at("run")},
 		}, binds...),

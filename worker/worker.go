@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"os"
@@ -99,6 +101,8 @@ type worker struct {
 	dir      string // of this host, below StateDir
 	instance string
 	place    string // identity of the local lock
+
+	supervisor string // path of this worker's copy of the supervisor
 	subnets  *subnets
 	mounts   *mountPolicy
 	lease    atomic.Pointer[jetstream.Lease]
@@ -149,6 +153,9 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	defer unlock()
 	if err := w.preparePolicy(ctx); err != nil {
+		return err
+	}
+	if err := w.keepSupervisor(); err != nil {
 		return err
 	}
 	for {
@@ -241,6 +248,24 @@ func (w *worker) engineAddress() string {
 		return w.cfg.Engine
 	}
 	return os.Getenv("DOCKER_HOST")
+}
+
+// keepSupervisor copies the supervisor into the worker's directory. Containers mount the copy: it is
+// there for as long as they are, whatever becomes of the installed one.
+func (w *worker) keepSupervisor() error {
+	data, err := os.ReadFile(w.cfg.Supervisor)
+	if err != nil {
+		return protocol.Invalid("supervisor", "%v", err)
+	}
+	sum := sha256.Sum256(data)
+	w.supervisor = filepath.Join(w.dir, "supervisor-"+hex.EncodeToString(sum[:8]))
+	if info, err := os.Stat(w.supervisor); err == nil && info.Size() == int64(len(data)) {
+		return nil
+	}
+	if err := errors.Join(os.WriteFile(w.supervisor+".tmp", data, 0o555), os.Rename(w.supervisor+".tmp", w.supervisor)); err != nil {
+		return protocol.Errorf(protocol.Internal, "", "keep the supervisor: %v", err)
+	}
+	return nil
 }
 
 // tenure works for as long as the lock is held, or until ctx ends.

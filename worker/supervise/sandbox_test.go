@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/boxfleet/boxfleet/supervisor" // what the built binary is: a change there makes cached results stale
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
