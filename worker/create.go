@@ -339,4 +339,3 @@ func (s *sandbox) runsEnded(ctx context.Context, within time.Duration) error {
 	}
 	return nil
 }
-

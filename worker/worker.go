@@ -103,10 +103,10 @@ type worker struct {
 	place    string // identity of the local lock
 
 	supervisor string // path of this worker's copy of the supervisor
-	subnets  *subnets
-	mounts   *mountPolicy
-	lease    atomic.Pointer[jetstream.Lease]
-	started  time.Time
+	subnets    *subnets
+	mounts     *mountPolicy
+	lease      atomic.Pointer[jetstream.Lease]
+	started    time.Time
 
 	health health
 	epoch  atomic.Int64 // counts the times that the engine went away

@@ -1,0 +1,90 @@
+package boxfleet
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/boxfleet/boxfleet"
+
+// rules say which package must not reach which, and why. A prefix ends in "/...".
+var rules = []struct{ from, to, why string }{
+	{"protocol", module + "/...", "protocol is what everybody says; it knows nobody here"},
+	{"protocol", "net", "protocol is pure: no I/O"},
+	{"protocol", "log/slog", "protocol is pure: no logger"},
+	{"jetstream", module + "/coordinator", "jetstream is where things are kept; deciding is elsewhere"},
+	{"jetstream", module + "/worker/...", "jetstream is where things are kept; doing is elsewhere"},
+	{"jetstream", module + "/sdk", "jetstream is below the SDK"},
+	{"jetstream", "github.com/nats-io/nats-server/...", "only jetstream/embedded links the server, so that the SDK does not"},
+	{"coordinator", module + "/worker/...", "siblings meet in the log, never in imports"},
+	{"coordinator", module + "/sdk", "siblings meet in the log, never in imports"},
+	{"coordinator", "github.com/docker/docker/...", "only worker/docker knows the Engine"},
+	{"coordinator", "github.com/nats-io/nats-server/...", "a coordinator connects to NATS; cmd decides whether it is embedded"},
+	{"worker", module + "/coordinator", "siblings meet in the log, never in imports"},
+	{"worker", module + "/sdk", "siblings meet in the log, never in imports"},
+	{"worker", "github.com/nats-io/nats-server/...", "a worker connects to NATS; cmd decides whether it is embedded"},
+	{"sdk", module + "/coordinator", "siblings meet in the log, never in imports"},
+	{"sdk", module + "/worker/...", "callers do not link the worker"},
+	{"sdk", "github.com/docker/docker/...", "callers do not link the Docker client"},
+	{"sdk", "github.com/nats-io/nats-server/...", "callers do not link the NATS server"},
+	{"supervisor", "github.com/nats-io/...", "the supervisor is small, and speaks to its worker only"},
+	{"supervisor", "github.com/docker/docker/...", "the supervisor is small, and speaks to its worker only"},
+	{"cmd/boxfleet-supervisor", "net/http", "the supervisor is small"},
+}
+
+// onlyImporters say which packages alone import a technology directly.
+var onlyImporters = []struct{ technology, only, why string }{
+	{"github.com/nats-io/nats.go/...", "jetstream", "a package is named after the technology it wraps, and nothing else knows it"},
+	{"github.com/nats-io/nats-server/...", "jetstream/embedded", "a package is named after the technology it wraps, and nothing else knows it"},
+	{"github.com/docker/docker/...", "worker/docker", "a package is named after the technology it wraps, and nothing else knows it"},
+	{"github.com/spf13/viper", "cmd/boxfleet", "configuration is read in cmd and nowhere else"},
+}
+
+func TestPackagesLookOnlyWhereTheyMay(t *testing.T) {
+	for _, r := range rules {
+		for _, dep := range list(t, "{{join .Deps \"\\n\"}}", module+"/"+r.from) {
+			if matches(r.to, dep) && dep != module+"/"+r.from {
+				t.Errorf("%s reaches %s: %s", r.from, dep, r.why)
+			}
+		}
+	}
+}
+
+func TestOnlyOnePackageKnowsATechnology(t *testing.T) {
+	for _, line := range list(t, "{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}\n{{end}}", "./...") {
+		from, imported, ok := strings.Cut(line, " ")
+		if !ok || strings.HasPrefix(from, module+"/integration") {
+			continue
+		}
+		for _, o := range onlyImporters {
+			if matches(o.technology, imported) && from != module+"/"+o.only {
+				t.Errorf("%s imports %s, which only %s may: %s", from, imported, o.only, o.why)
+			}
+		}
+	}
+}
+
+func TestPackagesSayWhatTheyAreFor(t *testing.T) {
+	for _, line := range list(t, "{{.ImportPath}}|{{.Doc}}", "./...") {
+		if path, doc, _ := strings.Cut(line, "|"); doc == "" && path != module {
+			t.Errorf("%s has no package comment", path)
+		}
+	}
+}
+
+func matches(pattern, path string) bool {
+	if prefix, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == prefix || strings.HasPrefix(path, prefix+"/")
+	}
+	return path == pattern
+}
+
+func list(t *testing.T, format, pattern string) []string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-f", format, pattern).Output()
+	if err != nil {
+		t.Fatalf("go list %s: %v", pattern, err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
