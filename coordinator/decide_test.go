@@ -1,0 +1,205 @@
+package coordinator
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// history folds decisions as a journal does.
+type history struct {
+	t     *testing.T
+	state protocol.State
+	kinds []protocol.Kind
+}
+
+func (h *history) do(events []protocol.Event, err error) error {
+	h.t.Helper()
+	if err != nil {
+		return err
+	}
+	for i := range events {
+		events[i].Tenant, events[i].Sandbox, events[i].Time = "default", "a", time.Unix(int64(len(h.kinds)), 0)
+		h.kinds = append(h.kinds, events[i].Kind)
+	}
+	if err := h.state.Number(events); err != nil {
+		h.t.Fatalf("a decision is not legal: %v", err)
+	}
+	return nil
+}
+
+func (h *history) must(events []protocol.Event, err error) {
+	h.t.Helper()
+	if err := h.do(events, err); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// ready is the history of a sandbox that is ready on host h1.
+func ready(t *testing.T) *history {
+	h := &history{t: t}
+	spec := protocol.SandboxSpec{Image: "i"}
+	spec.Resolve()
+	h.must(decideAccept(&h.state, "r1", &spec))
+	h.must(decideAssign(&h.state, 0, "w1", "h1"))
+	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
+	return h
+}
+
+func TestS8_TwoStopsGiveOneHistoryOfOneStop(t *testing.T) {
+	h := ready(t)
+	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
+	before := len(h.kinds)
+	h.must(decideStop(&h.state, "s2", protocol.ReasonStopRequested))
+	if len(h.kinds) != before {
+		t.Errorf("the second stop appended %v", h.kinds[before:])
+	}
+	spec := protocol.ExecSpec{Command: []string{"true"}}
+	if err := h.do(decideExec(&h.state, "x1", "x1", &spec)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
+		t.Errorf("an exec while stopping: %v", err)
+	}
+	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
+	if err := h.do(decideStop(&h.state, "s3", protocol.ReasonStopRequested)); protocol.CodeOf(err) != protocol.FailedPrecondition {
+		t.Errorf("a stop while deleting: %v", err)
+	}
+}
+
+func TestARedeliveredRequestDecidesNothingTwice(t *testing.T) {
+	h := ready(t)
+	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
+	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
+	h.must(decideResume(&h.state, "u1"))
+	h.must(decideAssign(&h.state, 1, "w1", "h1"))
+	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
+	before := len(h.kinds)
+	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested)) // its answer was lost; since then it was resumed
+	h.must(decideResume(&h.state, "u1"))
+	if len(h.kinds) != before {
+		t.Errorf("redelivered requests appended %v", h.kinds[before:])
+	}
+}
+
+func TestAResumeStaysOnItsHost(t *testing.T) {
+	h := ready(t)
+	h.must(decideStop(&h.state, "s1", ""))
+	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
+	h.must(decideResume(&h.state, "u1"))
+	hosts := []*protocol.Host{host("w1", 1), host("w2", 0)}
+	hosts[0].HostID, hosts[1].HostID = "h1", "h2"
+	if chosen, _ := place(&h.state.Sandbox, hosts); chosen == nil || chosen.Worker != "w1" {
+		t.Errorf("placed on %v, want w1", chosen)
+	}
+	hosts[0].State = protocol.HostLost
+	if chosen, refusals := place(&h.state.Sandbox, hosts); chosen != nil || len(refusals) != 2 {
+		t.Errorf("placed on %v with refusals %v", chosen, refusals)
+	}
+}
+
+func TestACancelBeforeTheStartEndsTheExecAtOnce(t *testing.T) {
+	h := ready(t)
+	spec := protocol.ExecSpec{Command: []string{"true"}}
+	h.must(decideExec(&h.state, "x1", "x1", &spec))
+	h.must(decideCancel(&h.state, "k1", "x1"))
+	if got := h.state.Execs["x1"].State; got != protocol.ExecStateCancelled {
+		t.Errorf("the exec is %s", got)
+	}
+	if err := h.do(decideCancel(&h.state, "k2", "x1")); protocol.AsError(err).Reason != protocol.ReasonExecTerminal {
+		t.Errorf("a cancel of an ended exec: %v", err)
+	}
+	if err := h.do(decideCancel(&h.state, "k3", "nope")); protocol.CodeOf(err) != protocol.NotFound {
+		t.Errorf("a cancel of an unknown exec: %v", err)
+	}
+}
+
+func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
+	h := &history{t: t}
+	h.must(decideAccept(&h.state, "r1", &protocol.SandboxSpec{Image: "i"}))
+	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
+	if h.state.Sandbox.State != protocol.StateDeleted {
+		t.Errorf("the sandbox is %s", h.state.Sandbox.State)
+	}
+	before := len(h.kinds)
+	h.must(decideDelete(&h.state, "d2", protocol.ReasonDeleteRequested))
+	h.must(decideAssign(&h.state, 0, "w1", "h1")) // of a scheduler that looked before
+	if len(h.kinds) != before {
+		t.Errorf("a deleted sandbox went on: %v", h.kinds[before:])
+	}
+}
+
+func TestFailingASandboxEndsItsExecsFirst(t *testing.T) {
+	h := ready(t)
+	for i := range 3 {
+		h.must(decideExec(&h.state, "r", fmt.Sprint("x", i), &protocol.ExecSpec{Command: []string{"true"}}))
+	}
+	h.must(decideFail(&h.state, protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "gone")))
+	if h.state.Sandbox.State != protocol.StateFailed || h.state.Sandbox.ActiveExecs != 0 {
+		t.Errorf("the sandbox is %s with %d execs", h.state.Sandbox.State, h.state.Sandbox.ActiveExecs)
+	}
+}
+
+// TestDecisionsAreLegalInEveryState asks every decision in random states: each is refused with a
+// typed error, or its events fold.
+func TestDecisionsAreLegalInEveryState(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		h := &history{t: t}
+		spec := protocol.SandboxSpec{Image: "i"}
+		exec := protocol.ExecSpec{Command: []string{"true"}}
+		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+			request := fmt.Sprint("r", rapid.IntRange(0, 20).Draw(rt, "request"))
+			x := fmt.Sprint("x", rapid.IntRange(0, 4).Draw(rt, "exec"))
+			var events []protocol.Event
+			var err error
+			switch rapid.IntRange(0, 11).Draw(rt, "decision") {
+			case 0:
+				events, err = decideAccept(&h.state, request, &spec)
+			case 1:
+				events, err = decideStop(&h.state, request, protocol.ReasonStopRequested)
+			case 2:
+				events, err = decideResume(&h.state, request)
+			case 3:
+				if rapid.IntRange(0, 5).Draw(rt, "rarely") == 0 {
+					events, err = decideDelete(&h.state, request, protocol.ReasonDeleteRequested)
+				}
+			case 4:
+				events, err = decideExec(&h.state, request, x, &exec)
+			case 5:
+				events, err = decideCancel(&h.state, request, x)
+			case 6:
+				worker := h.state.Sandbox.Worker
+				if worker == "" || !h.state.Sandbox.Resuming {
+					worker = rapid.SampledFrom([]string{"w1", "w2"}).Draw(rt, "worker")
+				}
+				events, err = decideAssign(&h.state, h.state.Sandbox.Generation, worker, "h-"+worker)
+			case 7:
+				if rapid.IntRange(0, 5).Draw(rt, "rarely") == 0 {
+					events, err = decideFail(&h.state, protocol.Errorf(protocol.Unavailable, "", "x"))
+				}
+			case 8:
+				events, err = decideFailExec(&h.state, x, protocol.Errorf(protocol.Unavailable, "", "x"))
+			case 9, 10, 11: // the worker's part
+				switch b := &h.state.Sandbox; {
+				case b.State == protocol.StatePending && b.Assigned:
+					events = []protocol.Event{{Kind: protocol.SandboxReady}}
+				case b.State == protocol.StateReady && b.Desired == protocol.StateStopped && b.ActiveExecs == 0:
+					events = []protocol.Event{{Kind: protocol.SandboxStopped}}
+				case b.State == protocol.StateDeleting && b.ActiveExecs == 0:
+					events = []protocol.Event{{Kind: protocol.SandboxDeleted}}
+				}
+			}
+			if err != nil {
+				if _, typed := err.(*protocol.Error); !typed {
+					rt.Fatalf("a refusal that is not typed: %v", err)
+				}
+				continue
+			}
+			h.must(events, nil)
+		}
+		if n := len(h.kinds); uint64(n) != h.state.Sandbox.Sequence {
+			rt.Fatalf("%d events, the last is number %d", n, h.state.Sandbox.Sequence)
+		}
+	})
+}

@@ -1,0 +1,103 @@
+package coordinator
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// host is one with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
+func host(worker string, n int) *protocol.Host {
+	return &protocol.Host{
+		Worker: worker, HostID: "h-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
+		Sandboxes: n, UsedMem: protocol.Bytes(n) << 30, Mounts: []string{"/srv/cache"},
+	}
+}
+
+func wants(memory protocol.Bytes) *protocol.Sandbox {
+	return &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Memory: memory, CPU: 1}}
+}
+
+func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
+	chosen, _ := place(wants(1<<30), []*protocol.Host{host("w1", 3), host("w2", 1), host("w3", 2)})
+	if chosen == nil || chosen.Worker != "w2" {
+		t.Errorf("placed on %+v, want w2", chosen)
+	}
+	fewSlots := host("w1", 0)
+	fewSlots.Sandboxes = 9
+	if chosen, _ := place(wants(1<<30), []*protocol.Host{fewSlots, host("w2", 5)}); chosen.Worker != "w2" {
+		t.Errorf("placed on %s, which has one slot left", chosen.Worker)
+	}
+}
+
+func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
+	change := func(worker string, f func(*protocol.Host)) *protocol.Host {
+		h := host(worker, 0)
+		f(h)
+		return h
+	}
+	b := wants(4 << 30)
+	b.Spec.Mounts = []protocol.Mount{{Source: "/srv/cache/../secret", Target: "/t"}}
+	hosts := []*protocol.Host{
+		change("a-full", func(h *protocol.Host) { h.Sandboxes = 10 }),
+		change("b-memory", func(h *protocol.Host) { h.UsedMem = 7 << 30 }),
+		change("c-suspect", func(h *protocol.Host) { h.State = protocol.HostSuspect }),
+		change("d-sick", func(h *protocol.Host) { h.State, h.Problem = protocol.HostUnhealthy, "no answer" }),
+		change("e-mount", func(*protocol.Host) {}),
+	}
+	chosen, refusals := place(b, hosts)
+	if chosen != nil {
+		t.Fatalf("placed on %s", chosen.Worker)
+	}
+	for i, want := range []string{"slots", "memory", "suspect", "no answer", "spec.mounts[0].source"} {
+		if r := refusals[i]; r.Worker != hosts[i].Worker || !strings.Contains(r.Reason, want) {
+			t.Errorf("refusal %d is %+v, want one of %s about %q", i, r, hosts[i].Worker, want)
+		}
+	}
+	if why := impossible(b, hosts); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0].source" {
+		t.Errorf("a mount that no host allows: %v", why)
+	}
+	b.Spec.Mounts[0].Source = "/srv/cache/go"
+	if why := impossible(b, hosts); why != nil {
+		t.Errorf("a mount that a busy host allows: %v", why)
+	}
+}
+
+func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
+	type row struct {
+		at time.Time
+		id string
+	}
+	order := func(a, b row) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) }
+	token := func(r row) string { return pageToken(r.at, r.id) }
+	var rows []row
+	for i := range 25 {
+		rows = append(rows, row{time.Unix(int64(i/3), 5), fmt.Sprintf("s%02d", i)}) // some at the same time
+	}
+	want := slices.SortedFunc(slices.Values(rows), order)
+	var got []row
+	q := &protocol.Query{Limit: 4}
+	for pages := 0; ; pages++ {
+		page, next, err := paginate(slices.Clone(rows), order, token, q)
+		if err != nil || pages > 10 {
+			t.Fatal(pages, err)
+		}
+		got = append(got, page...)
+		if next == "" {
+			break
+		}
+		q.Page = next
+		rows = append(rows, row{time.Unix(100+int64(pages), 0), fmt.Sprint("new", pages)}) // made meanwhile: the newest
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v\nwant %v", got, want)
+	}
+	if _, _, err := paginate(rows, order, token, &protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
+		t.Errorf("a bad page token: %v", err)
+	}
+}

@@ -1,0 +1,174 @@
+package worker
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
+	dir := t.TempDir()
+	allowed, state := filepath.Join(dir, "allowed"), filepath.Join(dir, "allowed", "state")
+	outside := filepath.Join(dir, "outside")
+	for _, d := range []string{allowed, state, outside, filepath.Join(allowed, "sub"), filepath.Join(dir, "allowedX")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(allowed, "engine.sock")
+	for link, to := range map[string]string{"out": outside, "in": filepath.Join(allowed, "sub"), "socket": socket, "root": "/"} {
+		if err := os.Symlink(to, filepath.Join(allowed, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(socket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	policy, err := newMountPolicy([]string{allowed}, []string{socket, state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for source, code := range map[string]protocol.Code{
+		filepath.Join(allowed, "sub"):          "",
+		filepath.Join(allowed, "in"):           "",
+		allowed + "/sub/../sub":                "",
+		allowed:                                protocol.PermissionDenied, // holds the socket and the state
+		filepath.Join(allowed, "out"):          protocol.PermissionDenied,
+		filepath.Join(allowed, "root"):         protocol.PermissionDenied,
+		socket:                                 protocol.PermissionDenied,
+		filepath.Join(allowed, "socket"):       protocol.PermissionDenied,
+		state:                                  protocol.PermissionDenied,
+		outside:                                protocol.PermissionDenied,
+		filepath.Join(dir, "allowedX"):         protocol.PermissionDenied,
+		allowed + "/../outside":                protocol.PermissionDenied,
+		"/":                                    protocol.PermissionDenied,
+		"/dev/null":                            protocol.PermissionDenied,
+		filepath.Join(allowed, "not-existing"): protocol.InvalidArgument,
+	} {
+		binds, err := policy.binds([]protocol.Mount{{Source: source, Target: "/t"}})
+		if protocol.CodeOf(err) != code {
+			t.Errorf("mount of %s: %v, want %q", source, err, code)
+			continue
+		}
+		if code != "" {
+			if field := protocol.AsError(err).Field; field != "spec.mounts[0].source" {
+				t.Errorf("mount of %s: the error names %q", source, field)
+			}
+			continue
+		}
+		if b := binds[0]; !b.ReadOnly || !b.NonRecursive || b.Source != filepath.Join(allowed, "sub") {
+			t.Errorf("mount of %s: %+v", source, b)
+		}
+	}
+	none, err := newMountPolicy(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := none.binds([]protocol.Mount{{Source: outside, Target: "/t"}}); protocol.CodeOf(err) != protocol.PermissionDenied {
+		t.Errorf("an empty allow-list lets %s through: %v", outside, err)
+	}
+	for _, bad := range []string{"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root")} {
+		if _, err := newMountPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
+			t.Errorf("allow-list with %s: %v", bad, err)
+		}
+	}
+}
+
+func TestTreesKeepOnlyWhatStaysInside(t *testing.T) {
+	good := tree(t,
+		tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o750},
+		tar.Header{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4755, Size: 3, Uid: 1000},
+		tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "../d/f"},
+	)
+	var out bytes.Buffer
+	if err := rewriteTree(bytes.NewReader(good), &out, "/work/src"); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for r := tar.NewReader(&out); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 {
+			t.Errorf("%s belongs to %d", h.Name, h.Uid)
+		}
+		names = append(names, h.Name)
+	}
+	if got := strings.Join(names, " "); got != "work/src/d/ work/src/d/f work/src/d/l" {
+		t.Errorf("entries %q", got)
+	}
+	for name, bad := range map[string]tar.Header{
+		"absolute":      {Typeflag: tar.TypeReg, Name: "/etc/passwd"},
+		"up":            {Typeflag: tar.TypeReg, Name: "../x"},
+		"up inside":     {Typeflag: tar.TypeReg, Name: "a/../../x"},
+		"link out":      {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "../../etc"},
+		"link absolute": {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/etc"},
+		"hard link":     {Typeflag: tar.TypeLink, Name: "l", Linkname: "d/f"},
+		"device":        {Typeflag: tar.TypeChar, Name: "c"},
+		"block device":  {Typeflag: tar.TypeBlock, Name: "b"},
+		"fifo":          {Typeflag: tar.TypeFifo, Name: "p"},
+	} {
+		err := rewriteTree(bytes.NewReader(tree(t, bad)), io.Discard, "/t")
+		if protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonCopyFailed {
+			t.Errorf("%s: %v, want copy_failed", name, err)
+		}
+	}
+}
+
+func FuzzRewriteTree(f *testing.F) {
+	f.Add(tree(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b", Size: 2}))
+	f.Add(tree(f, tar.Header{Typeflag: tar.TypeSymlink, Name: "a", Linkname: "b"}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var out bytes.Buffer
+		if rewriteTree(bytes.NewReader(data), &out, "/in/here") != nil {
+			return
+		}
+		for r := tar.NewReader(&out); ; {
+			h, err := r.Next()
+			if err != nil {
+				if !errors.Is(err, io.EOF) {
+					t.Fatalf("what was written is not a tar stream: %v", err)
+				}
+				return
+			}
+			if clean := path.Clean(h.Name); clean != "in/here" && !strings.HasPrefix(clean, "in/here/") {
+				t.Fatalf("entry %q is outside", h.Name)
+			}
+			if h.Typeflag == tar.TypeSymlink {
+				if leads := path.Join(path.Dir(path.Clean(h.Name)), h.Linkname); path.IsAbs(h.Linkname) || leads != "in/here" && !strings.HasPrefix(leads, "in/here/") {
+					t.Fatalf("link %q leads out, to %q", h.Name, h.Linkname)
+				}
+			}
+		}
+	})
+}
+
+func tree(tb testing.TB, headers ...tar.Header) []byte {
+	tb.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		if err := w.WriteHeader(&h); err != nil {
+			tb.Fatal(err)
+		}
+		if _, err := w.Write(make([]byte, h.Size)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	return b.Bytes()
+}
