@@ -19,6 +19,7 @@ type Assets struct {
 	LogMaxAge   time.Duration // output is kept so long; default 360 h
 	LogMaxBytes int64         // and so much of it; default 8 GiB
 	Requests    int64         // requests that may wait; one more is refused with resource_exhausted; default 100,000
+	Duplicates  time.Duration // a request whose id was published so recently is dropped by the server; later, the registry knows it; default 2 min
 	BlobMaxAge  time.Duration // uploaded trees are kept so long; default 24 h
 	LockTTL     time.Duration // of host locks; default 30 s, the least that survives a NATS fail-over
 	ElectionTTL time.Duration // of the scheduler's lock; default 6 s
@@ -46,6 +47,7 @@ func (a *Assets) setDefaults() {
 		a.Replicas = 1
 	}
 	def(&a.LogMaxAge, 360*time.Hour)
+	def(&a.Duplicates, 2*time.Minute)
 	def(&a.BlobMaxAge, 24*time.Hour)
 	def(&a.LockTTL, DefaultLockTTL)
 	def(&a.ElectionTTL, DefaultElectionTTL)
@@ -130,7 +132,7 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 		{
 			Name: protocol.StreamRequests, Subjects: []string{protocol.RequestFilter},
 			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew, MaxMsgs: a.Requests,
-			MaxBytes: 4 << 30, MaxMsgSize: protocol.MaxSpecBytes + 64<<10, Duplicates: 2 * time.Minute,
+			MaxBytes: 4 << 30, MaxMsgSize: protocol.MaxSpecBytes + 64<<10, Duplicates: a.Duplicates,
 		},
 		{
 			Name: protocol.StreamEvents, Subjects: []string{protocol.AppendFilter, protocol.EventFilter},

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -25,11 +26,13 @@ const Image = "boxfleet/demo:busybox"
 
 // Options says what a fleet is made of.
 type Options struct {
-	Servers      int           // NATS servers: 1 (default) or 3, as one cluster
-	LockTTL      time.Duration // of host locks; default: the product's
-	CleanupTTL   time.Duration // default: the product's
-	Coordinators int           // started at once, named c1, c2, …; default 1; -1 for none
-	Workers      int           // 1 (default): one worker, w1, on the default engine; -1 for none
+	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
+	LockTTL      time.Duration      // of host locks; default: the product's
+	CleanupTTL   time.Duration      // default: the product's
+	Duplicates   time.Duration      // window in which the request queue drops repeats; default: the product's
+	Timing       coordinator.Timing // of the coordinators that are started at once
+	Coordinators int                // started at once, named c1, c2, …; default 1; -1 for none
+	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for none
 }
 
 // Fleet is one deployment.
@@ -69,7 +72,7 @@ func Start(tb testing.TB, o Options) *Fleet {
 		coordinators = 1
 	}
 	for i := range coordinators {
-		f.Coordinator("c"+string(rune('1'+i)), Role{})
+		f.Coordinator("c"+string(rune('1'+i)), Role{Timing: o.Timing})
 	}
 	if coordinators > 0 {
 		f.Connect()

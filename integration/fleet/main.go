@@ -77,13 +77,15 @@ func play(encoded string) error {
 	if r.Kind == "coordinator" {
 		return coordinator.Run(ctx, coordinator.Config{
 			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
-			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL}, OnReady: ready, Logger: log, Probe: r.probe(),
+			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates},
+			Timing: r.Timing, OnReady: ready, Logger: log, Probe: r.probe(),
 		})
 	}
 	return worker.Run(ctx, worker.Config{
 		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
 		Slots: r.Slots, AllowMounts: r.AllowMounts, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
-		OnReady: ready, Logger: log, Probe: r.probe(),
+		Reconcile: r.Reconcile,
+		OnReady:   ready, Logger: log, Probe: r.probe(),
 	})
 }
 

@@ -14,19 +14,23 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator"
 )
 
 // Role says how a process of the fleet runs.
 type Role struct {
-	Engine      string        `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
-	StateDir    string        `json:"state_dir,omitempty"`
-	CrashAt     string        `json:"crash_at,omitempty"`    // kills itself with SIGKILL at this probe
-	CrashAfter  int           `json:"crash_after,omitempty"` // ... when it passes there for the n-th time; default 1
-	Slots       int           `json:"slots,omitempty"`
-	AllowMounts []string      `json:"allow_mounts,omitempty"`
-	CrashWindow time.Duration `json:"crash_window,omitempty"` // of primary commands
-	CrashGuard  time.Duration `json:"crash_guard,omitempty"`
-	NoWait      bool          `json:"-"` // do not wait until it is ready: it is expected to fail or crash
+	Engine      string             `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
+	StateDir    string             `json:"state_dir,omitempty"`
+	CrashAt     string             `json:"crash_at,omitempty"`    // kills itself with SIGKILL at this probe
+	CrashAfter  int                `json:"crash_after,omitempty"` // ... when it passes there for the n-th time; default 1
+	Slots       int                `json:"slots,omitempty"`
+	AllowMounts []string           `json:"allow_mounts,omitempty"`
+	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
+	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
+	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
+	Timing      coordinator.Timing `json:"timing,omitzero"`     // of a coordinator
+	NoWait      bool               `json:"-"`                   // do not wait until it is ready: it is expected to fail or crash
 
 	// Filled in by the fleet.
 	Kind       string        `json:"kind"`
@@ -36,6 +40,7 @@ type Role struct {
 	Replicas   int           `json:"replicas,omitempty"`
 	LockTTL    time.Duration `json:"lock_ttl,omitempty"`
 	CleanupTTL time.Duration `json:"cleanup_ttl,omitempty"`
+	Duplicates time.Duration `json:"duplicates,omitempty"`
 }
 
 // roleVariable carries a Role to a process of the test binary.
@@ -81,7 +86,7 @@ func (f *Fleet) Worker(name string, r Role) *Process {
 func (f *Fleet) start(kind, name string, r Role) *Process {
 	f.TB.Helper()
 	r.Kind, r.Name, r.URL, r.Replicas = kind, name, f.URL(), len(f.Servers)
-	r.LockTTL, r.CleanupTTL = f.options.LockTTL, f.options.CleanupTTL
+	r.LockTTL, r.CleanupTTL, r.Duplicates = f.options.LockTTL, f.options.CleanupTTL, f.options.Duplicates
 	encoded, err := json.Marshal(r)
 	if err != nil {
 		f.TB.Fatal(err)
