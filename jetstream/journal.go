@@ -232,13 +232,13 @@ func (j *Journal) commit(group []*decision) {
 			finish(group, err)
 			return
 		}
-		batch, took, rest := j.assemble(group)
+		batch, expected, took, rest := j.assemble(group)
 		if len(batch.Events) == 0 {
 			finish(took, nil)
 			group = rest
 			continue
 		}
-		won, err := j.append(ctx, batch)
+		won, err := j.append(ctx, batch, expected)
 		if err == nil && !won {
 			group = append(took, rest...) // decide again on what was written
 			continue
@@ -279,18 +279,11 @@ func (j *Journal) refreshStale(ctx context.Context) error {
 	return j.Refresh(ctx)
 }
 
-func (j *Journal) expected() uint64 {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.record
-}
-
 // append writes a batch. won is false when somebody else wrote first; what they wrote is folded
 // in. A lost answer is told from a lost race by the batch's id, since a single server and a cluster
 // answer a second try with different errors: the try is repeated, with the same id and the same
 // expectation, until the history shows the batch or another one in its place.
-func (j *Journal) append(ctx context.Context, batch *protocol.Batch) (won bool, err error) {
-	expected := j.expected()
+func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected uint64) (won bool, err error) {
 	for {
 		try, cancel := context.WithTimeout(ctx, appendTry)
 		record, err := j.conn.Append(try, batch, expected)
@@ -324,8 +317,11 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch) (won bool, 
 // assemble asks the decisions of a group in order, each on the state that those before it leave,
 // and makes one batch, which has no events when there is nothing to write. took is what the batch
 // settles, refusals among it: they hold only if the batch does. rest is what did not fit.
-func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, took, rest []*decision) {
-	scratch, _ := j.State()
+//
+// expected is the record that the decisions were made on, read together with the state: a batch
+// that is folded in meanwhile must make the append lose, not shift what it expects.
+func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected uint64, took, rest []*decision) {
+	scratch, expected := j.State()
 	now := time.Now().UTC()
 	batch = &protocol.Batch{
 		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
@@ -352,7 +348,7 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, took, rest
 				cost += eventSize(e)
 			}
 			if size > 0 && size+cost > maxBatchBytes {
-				return batch, took, group[i:]
+				return batch, expected, took, group[i:]
 			}
 			if d.err = scratch.Number(events); d.err != nil {
 				scratch = j.replay(batch.Events)
@@ -364,7 +360,7 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, took, rest
 		}
 		took = append(took, d)
 	}
-	return batch, took, nil
+	return batch, expected, took, nil
 }
 
 // replay builds the scratch state again, after a decision spoilt it.
