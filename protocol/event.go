@@ -114,19 +114,28 @@ func DecodeBatch(data []byte, record uint64) (*Batch, error) {
 	if err := Decode(data, b); err != nil {
 		return nil, err
 	}
-	if err := CheckVersion(b.Version); err != nil {
+	if err := b.Check(); err != nil {
 		return nil, err
-	}
-	if len(b.Events) == 0 {
-		return nil, Errorf(InvalidArgument, ReasonUndecodable, "a batch without events")
-	}
-	for i, e := range b.Events {
-		if want := b.First() + uint64(i); e.Sequence != want || want == 0 {
-			return nil, Errorf(InvalidArgument, ReasonUndecodable, "event %d of a batch from %d has the number %d", i, b.First(), e.Sequence)
-		}
 	}
 	b.Fill(record)
 	return b, nil
+}
+
+// Check refuses a batch of a version that this code does not know, one without events, and one
+// whose events are not numbered one after another from 1 or more.
+func (b *Batch) Check() error {
+	if err := CheckVersion(b.Version); err != nil {
+		return err
+	}
+	if len(b.Events) == 0 {
+		return Errorf(InvalidArgument, ReasonUndecodable, "a batch without events")
+	}
+	for i, e := range b.Events {
+		if want := b.First() + uint64(i); e.Sequence != want || want == 0 {
+			return Errorf(InvalidArgument, ReasonUndecodable, "event %d of a batch from %d has the number %d", i, b.First(), e.Sequence)
+		}
+	}
+	return nil
 }
 
 // Fill sets on each event what it takes from the message that carries it, and takes back Replay,
