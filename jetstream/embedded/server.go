@@ -67,6 +67,11 @@ func Start(cfg Config) (*Server, error) {
 			opts.Routes = append(opts.Routes, u)
 		}
 	}
+	if cfg.Port > 0 {
+		if err := portFree(opts.Host, cfg.Port); err != nil {
+			return nil, err
+		}
+	}
 	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "make the embedded NATS server: %v", err)
@@ -76,7 +81,19 @@ func Start(cfg Config) (*Server, error) {
 		s.Shutdown()
 		return nil, protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server does not start (port %d taken, or store %s in use?)", cfg.Port, cfg.Dir)
 	}
+	if addr, ok := s.Addr().(*net.TCPAddr); ok {
+		cfg.Port = addr.Port // a stopped server no longer knows it
+	}
 	return &Server{s, cfg}, nil
+}
+
+// portFree says why the server would not come up: it would itself only wait in vain.
+func portFree(host string, port int) error {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server cannot listen: %v", err)
+	}
+	return l.Close()
 }
 
 // Stop ends the server and waits until its store is closed.
@@ -87,11 +104,7 @@ func (s *Server) Stop() {
 
 // Restart starts a stopped server again with the same configuration and the same port.
 func (s *Server) Restart() (*Server, error) {
-	cfg := s.config
-	if addr, ok := s.Addr().(*net.TCPAddr); ok && cfg.Port == 0 {
-		cfg.Port = addr.Port
-	}
-	return Start(cfg)
+	return Start(s.config)
 }
 
 // WaitForLeader waits until the cluster has a leader for its meta data and every member knows it.
