@@ -16,6 +16,10 @@ func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
+	// Putting it again would take the chunks away from those who are reading them.
+	if there, err := c.HasBlob(ctx, digest); there || err != nil {
+		return err
+	}
 	_, err = store.Put(ctx, jetstream.ObjectMeta{Name: digest}, r)
 	return translate(err, "upload "+digest)
 }
