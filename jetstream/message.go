@@ -86,15 +86,17 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	return m, nil
 }
 
-// directBatch is how many messages one batched direct get asks for.
-const directBatch = 512
+// directBatch is how many messages one batched direct get asks for, and directBytes how many bytes:
+// what is more than a subscription lets wait would be dropped.
+const (
+	directBatch = 512
+	directBytes = 16 << 20
+)
 
 // scan reads the messages of one literal subject from a sequence on, in order, by batched direct
 // gets: no consumer is made. On a cluster a replica that is behind may answer, so the newest
 // messages may be missing. It ends when visit returns false.
 func (c *Conn) scan(ctx context.Context, stream, subject string, from uint64, visit func(*stored) (bool, error)) error {
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
 	if from == 0 {
 		from = 1
 	}
@@ -114,7 +116,7 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 		return 0, false, translate(err, "read "+stream)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // the connection is closing when this fails
-	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject, "batch": directBatch})
+	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject, "batch": directBatch, "max_bytes": directBytes})
 	if err != nil {
 		return 0, false, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
@@ -122,7 +124,9 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 		return 0, false, translate(err, "read "+stream)
 	}
 	for {
-		msg, err := sub.NextMsgWithContext(ctx)
+		bounded, cancel := c.bound(ctx) // each message: how long all of it takes is the visitor's affair
+		msg, err := sub.NextMsgWithContext(bounded)
+		cancel()
 		if err != nil {
 			return 0, false, translate(err, "read "+stream)
 		}
