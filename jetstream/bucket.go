@@ -53,20 +53,27 @@ func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
 
 // create writes a key that must not be there, over a delete marker too. Error: [ErrConflict].
 func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
-	revision, err = b.put(ctx, key, value, 0)
-	if err != ErrConflict {
-		return revision, err
+	ctx, cancel := b.conn.bound(ctx)
+	defer cancel()
+	for pause := firstPause; ; pause = nextPause(pause) {
+		revision, err = b.put(ctx, key, value, 0)
+		if err != ErrConflict {
+			return revision, err
+		}
+		old, marker, err := b.get(ctx, key)
+		switch {
+		case old != nil:
+			return 0, ErrConflict
+		case err == nil:
+			return b.put(ctx, key, value, int64(marker))
+		case protocol.CodeOf(err) != protocol.NotFound:
+			return 0, err
+		}
+		// Gone in the meantime, or, on a cluster, not there to be read yet.
+		if !sleep(ctx, pause) {
+			return 0, ErrConflict
+		}
 	}
-	old, marker, err := b.get(ctx, key)
-	switch {
-	case protocol.CodeOf(err) == protocol.NotFound: // gone in the meantime
-		return b.put(ctx, key, value, 0)
-	case err != nil:
-		return 0, err
-	case old != nil:
-		return 0, ErrConflict
-	}
-	return b.put(ctx, key, value, int64(marker))
 }
 
 // follow reads every key and then each change, until ctx ends. A deleted key comes with value nil.

@@ -27,37 +27,69 @@ func (c *Conn) Append(ctx context.Context, b *protocol.Batch, expected uint64) (
 // History reads the batches of a sandbox's history whose record is greater than after. On a
 // cluster the newest may be missing; [Conn.HistoryTail] has them.
 func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	var batches []*protocol.Batch
-	err := c.scan(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1, func(m *stored) (bool, error) {
-		b, err := protocol.DecodeBatch(m.data, m.sequence)
+	batches, _, err := c.history(ctx, tenant, sandbox, after)
+	return batches, err
+}
+
+// history also returns the record of the last message, whether or not it holds a batch of this
+// sandbox: the next append must expect it.
+func (c *Conn) history(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, last uint64, err error) {
+	last = after
+	err = c.scan(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1, func(m *stored) (bool, error) {
+		b, err := c.batchOf(m)
 		if err == nil {
+			last = m.sequence
+		}
+		if b != nil {
 			batches = append(batches, b)
 		}
 		return true, err
 	})
-	return batches, err
+	return batches, last, err
 }
 
 // HistoryTail reads like History, one message after another from the stream's leader: never stale,
 // and fast where little is new.
 func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	var batches []*protocol.Batch
+	batches, _, err := c.historyTail(ctx, tenant, sandbox, after)
+	return batches, err
+}
+
+func (c *Conn) historyTail(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, last uint64, err error) {
 	subject := protocol.EventSubject(tenant, sandbox)
-	for {
-		m, err := c.nextOnSubject(ctx, protocol.StreamEvents, subject, after+1)
+	for last = after; ; {
+		m, err := c.nextOnSubject(ctx, protocol.StreamEvents, subject, last+1)
 		if protocol.CodeOf(err) == protocol.NotFound {
-			return batches, nil
+			return batches, last, nil
 		}
 		if err != nil {
-			return nil, err
+			return nil, after, err
 		}
-		b, err := protocol.DecodeBatch(m.data, m.sequence)
+		b, err := c.batchOf(m)
 		if err != nil {
-			return nil, err
+			return nil, after, err
 		}
-		batches = append(batches, b)
-		after = m.sequence
+		if b != nil {
+			batches = append(batches, b)
+		}
+		last = m.sequence
 	}
+}
+
+// batchOf reads a message of the event log, stored or republished. The subject is what permissions
+// vouch for: a batch that names another sandbox than its subject is nobody's, and comes back nil.
+func (c *Conn) batchOf(m *stored) (*protocol.Batch, error) {
+	b, err := protocol.DecodeBatch(m.data, m.sequence)
+	if err != nil {
+		return nil, err
+	}
+	tenant, sandbox, _ := protocol.SplitEventSubject(m.subject)
+	if b.Tenant != tenant || b.Sandbox != sandbox {
+		c.log.Error("a batch of the event log names another sandbox than its subject", "subject", m.subject,
+			"record", m.sequence, "tenant", b.Tenant, "sandbox", b.Sandbox, "writer", b.Writer)
+		return nil, nil
+	}
+	return b, nil
 }
 
 // Record reads the batch at one record. Error: not_found.
@@ -66,19 +98,24 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 	if err != nil {
 		return nil, err
 	}
-	return protocol.DecodeBatch(m.data, m.sequence)
+	b, err := c.batchOf(m)
+	if b == nil && err == nil {
+		err = protocol.Errorf(protocol.NotFound, "", "record %d is not of the sandbox that it is filed under", record)
+	}
+	return b, err
 }
 
 // FollowEvents reads every history from a record on, in the order of the log, and goes on with
 // what comes, until ctx ends. caughtUp is called once, when nothing more was waiting.
 func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
 	return c.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
-		b, err := protocol.DecodeBatch(m.data, m.sequence)
+		b, err := c.batchOf(m)
 		if err != nil {
 			c.log.Error("an entry of the event log cannot be read", "record", m.sequence, "subject", m.subject, "error", err)
-			return
 		}
-		handle(b)
+		if b != nil {
+			handle(b)
+		}
 	}, caughtUp)
 }
 
@@ -92,12 +129,13 @@ func (c *Conn) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop 
 		if err != nil {
 			return // not republished by the server
 		}
-		b, err := protocol.DecodeBatch(m.Data, record)
+		b, err := c.batchOf(&stored{subject: m.Subject, sequence: record, data: m.Data})
 		if err != nil {
 			c.log.Error("a live event cannot be read", "record", record, "error", err)
-			return
 		}
-		handle(b)
+		if b != nil {
+			handle(b)
+		}
 	})
 	if err != nil {
 		return nil, translate(err, "listen for events")
@@ -152,5 +190,11 @@ func (c *Conn) purge(ctx context.Context, name, subject string, keep uint64) err
 	return translate(stream.Purge(ctx, opts...), "purge "+name)
 }
 
-// retryPause is between two tries of something that NATS could not do.
-const retryPause = 200 * time.Millisecond
+// retryPause is between two tries of something that NATS could not do. What is only not there yet,
+// since a cluster is just writing it, is tried again after firstPause, doubled each time.
+const (
+	retryPause = 200 * time.Millisecond
+	firstPause = time.Millisecond
+)
+
+func nextPause(p time.Duration) time.Duration { return min(2*p, retryPause) }

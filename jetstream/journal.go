@@ -131,39 +131,43 @@ func (j *Journal) Refresh(ctx context.Context) error {
 	empty, after := j.record == 0, j.record
 	j.mu.Unlock()
 	if empty { // a whole replay: in batches, from any replica
-		batches, err := j.conn.History(ctx, j.cfg.Tenant, j.cfg.Sandbox, 0)
+		batches, last, err := j.conn.history(ctx, j.cfg.Tenant, j.cfg.Sandbox, 0)
 		if err != nil {
 			return err
 		}
-		after = j.applyAll(batches)
+		j.applyAll(batches, last)
+		after = last
 	}
 	if !empty || !j.conn.singleReplica() {
-		batches, err := j.conn.HistoryTail(ctx, j.cfg.Tenant, j.cfg.Sandbox, after)
+		batches, last, err := j.conn.historyTail(ctx, j.cfg.Tenant, j.cfg.Sandbox, after)
 		if err != nil {
 			return err
 		}
-		j.applyAll(batches)
+		j.applyAll(batches, last)
 	}
 	j.Fresh()
 	return nil
 }
 
-func (j *Journal) applyAll(batches []*protocol.Batch) (record uint64) {
+// applyAll folds in what was read of the history, up to the record last: that is what the next
+// append expects, even when there is something at it that does not fold.
+func (j *Journal) applyAll(batches []*protocol.Batch, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, b := range batches {
-		if !j.state.Exists() && b.First() > 1 {
-			// The beginning is no longer kept: a tombstone is all there is.
-			if err := j.state.Bury(&b.Events[len(b.Events)-1]); err != nil {
-				j.conn.log.Error("a history begins in the middle", "sandbox", b.Sandbox, "event", b.First(), "error", err)
+		if b.First() > j.state.Sandbox.Sequence+1 {
+			// What comes between is no longer kept: a tombstone is all there is.
+			buried := &protocol.State{}
+			if err := buried.Bury(&b.Events[len(b.Events)-1]); err != nil {
+				j.conn.log.Error("a history goes on with a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 				continue
 			}
-			j.record = b.Record
+			j.state = buried
 			continue
 		}
 		j.applyLocked(b)
 	}
-	return j.record
+	j.record = max(j.record, last)
 }
 
 func (c *Conn) singleReplica() bool {
@@ -195,7 +199,7 @@ func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, erro
 	case err := <-d.done:
 		return d.events, err
 	case <-ctx.Done():
-		return nil, protocol.Errorf(protocol.DeadlineExceeded, "", "append to %s: %v", j.cfg.Sandbox, ctx.Err())
+		return nil, translate(ctx.Err(), "append to "+j.cfg.Sandbox)
 	}
 }
 
@@ -227,12 +231,20 @@ const (
 func (j *Journal) commit(group []*decision) {
 	ctx, cancel := context.WithTimeout(context.Background(), appendWithin)
 	defer cancel()
+	confirmed := false
 	for len(group) > 0 {
 		if err := j.refreshStale(ctx); err != nil {
 			finish(group, err)
 			return
 		}
 		batch, expected, took, rest := j.assemble(group)
+		if len(batch.Events) == 0 && !confirmed {
+			// What appends nothing is checked by no compare-and-set: a refusal, or nothing to do,
+			// holds only on a state that was read just now.
+			j.makeStale()
+			confirmed = true
+			continue
+		}
 		if len(batch.Events) == 0 {
 			finish(took, nil)
 			group = rest
@@ -269,14 +281,31 @@ func finish(group []*decision, err error) {
 	}
 }
 
-func (j *Journal) refreshStale(ctx context.Context) error {
+func (j *Journal) makeStale() {
 	j.mu.Lock()
-	stale := j.stale
-	j.mu.Unlock()
-	if !stale {
-		return nil
+	defer j.mu.Unlock()
+	j.stale = true
+}
+
+// refreshStale reads the history where that is due, through a fail-over of NATS as append does.
+func (j *Journal) refreshStale(ctx context.Context) error {
+	for {
+		j.mu.Lock()
+		stale := j.stale
+		j.mu.Unlock()
+		if !stale {
+			return nil
+		}
+		try, cancel := context.WithTimeout(ctx, appendTry)
+		err := j.Refresh(try)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if !isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) || !sleep(ctx, retryPause) {
+			return err
+		}
 	}
-	return j.Refresh(ctx)
 }
 
 // append writes a batch. won is false when somebody else wrote first; what they wrote is folded
@@ -284,7 +313,7 @@ func (j *Journal) refreshStale(ctx context.Context) error {
 // answer a second try with different errors: the try is repeated, with the same id and the same
 // expectation, until the history shows the batch or another one in its place.
 func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected uint64) (won bool, err error) {
-	for {
+	for pause := firstPause; ; pause = nextPause(pause) {
 		try, cancel := context.WithTimeout(ctx, appendTry)
 		record, err := j.conn.Append(try, batch, expected)
 		cancel()
@@ -292,15 +321,15 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected ui
 			batch.Fill(record)
 			return true, nil
 		}
-		if !isOneOf(err, ErrConflict.Code, protocol.DeadlineExceeded, protocol.Unavailable) {
+		if err != ErrConflict && !isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) {
 			return false, err
 		}
-		j.mu.Lock()
-		j.stale = true
-		j.mu.Unlock()
-		written, readErr := j.conn.HistoryTail(ctx, j.cfg.Tenant, j.cfg.Sandbox, expected)
-		if readErr == nil && len(written) > 0 {
-			j.applyAll(written)
+		j.makeStale()
+		try, cancel = context.WithTimeout(ctx, appendTry)
+		written, last, readErr := j.conn.historyTail(try, j.cfg.Tenant, j.cfg.Sandbox, expected)
+		cancel()
+		if readErr == nil && last > expected {
+			j.applyAll(written, last)
 			j.Fresh()
 			if i := slices.IndexFunc(written, func(b *protocol.Batch) bool { return b.ID == batch.ID }); i >= 0 {
 				batch.Fill(written[i].Record)
@@ -308,7 +337,7 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected ui
 			}
 			return false, nil
 		}
-		if !sleep(ctx, retryPause) {
+		if !sleep(ctx, pause) {
 			return false, protocol.Errorf(protocol.Unavailable, "", "append to %s: %v", j.cfg.Sandbox, err)
 		}
 	}
@@ -332,7 +361,7 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected u
 	}
 	size := 0
 	for i, d := range group {
-		d.events, d.err = nil, d.ctx.Err() // nobody waits any more
+		d.events, d.err = nil, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // nobody waits any more
 		var events []protocol.Event
 		if d.err == nil {
 			events, d.err = d.decide(scratch, now)

@@ -71,31 +71,43 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 	}
 	h.Version, h.Since = protocol.Version, time.Now().UTC()
 	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{})}
-	start := time.Now()
-	var revision uint64
-	if takeOver > 0 {
-		revision, err = b.put(ctx, key, protocol.Encode(&h), int64(takeOver))
-	} else {
-		revision, err = b.create(ctx, key, protocol.Encode(&h))
-	}
-	if err != nil {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	for pause := firstPause; ; pause = nextPause(pause) {
+		start := time.Now()
+		var revision uint64
+		if takeOver > 0 {
+			revision, err = b.put(ctx, key, protocol.Encode(&h), int64(takeOver))
+		} else {
+			revision, err = b.create(ctx, key, protocol.Encode(&h))
+		}
+		if err == nil {
+			l.token, l.revision, l.trusted = revision, revision, start.Add(l.trust())
+			return l, nil
+		}
 		// The write may have been done all the same; and when it was refused, the caller wants to
 		// know by whom.
 		value, current, getErr := b.get(ctx, key)
-		if getErr != nil || value == nil {
-			return nil, err
-		}
 		var held Holder
-		if err := protocol.Decode(value, &held); err != nil {
+		switch {
+		case getErr != nil && protocol.CodeOf(getErr) != protocol.NotFound:
+			return nil, err
+		case value == nil && err != ErrConflict:
+			return nil, err
+		case value == nil:
+			takeOver = 0 // it was given up, or who wrote first is not there to be read yet
+		case protocol.Decode(value, &held) != nil:
+			return nil, err
+		case held.Instance != h.Instance:
+			return nil, &HeldError{Holder: held, Revision: current}
+		default:
+			// Our own, of unknown age: written again, it may be trusted from now.
+			takeOver = current
+		}
+		if !sleep(ctx, pause) {
 			return nil, err
 		}
-		if held.Instance != h.Instance {
-			return nil, &HeldError{Holder: held, Revision: current}
-		}
-		revision = current
 	}
-	l.token, l.revision, l.trusted = revision, revision, start.Add(l.trust())
-	return l, nil
 }
 
 func (c *Conn) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {

@@ -28,21 +28,31 @@ func (c *Conn) ReleaseExec(ctx context.Context, tenant, sandbox, exec string) er
 }
 
 func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reservation) (*protocol.Reservation, error) {
+	ctx, cancel := b.conn.bound(ctx)
+	defer cancel()
 	r.Version = protocol.Version
-	_, err := b.put(ctx, key, protocol.Encode(&r), 0)
-	if err == nil {
-		return nil, nil
+	for pause := firstPause; ; pause = nextPause(pause) {
+		_, err := b.put(ctx, key, protocol.Encode(&r), 0)
+		if err == nil {
+			return nil, nil
+		}
+		// Only the registry itself says whose the id is: an error may hide a write that was done.
+		value, _, getErr := b.get(ctx, key)
+		if getErr == nil {
+			before := &protocol.Reservation{}
+			return before, protocol.Decode(value, before)
+		}
+		if protocol.CodeOf(getErr) != protocol.NotFound {
+			return nil, getErr
+		}
+		if err != ErrConflict {
+			return nil, err
+		}
+		// On a cluster, who wrote first may not be there to be read yet.
+		if !sleep(ctx, pause) {
+			return nil, protocol.Errorf(protocol.Unavailable, "", "reserve %s: somebody is just taking it", key)
+		}
 	}
-	// Only the registry itself says whose the id is: an error may hide a write that was done.
-	value, _, getErr := b.get(ctx, key)
-	if protocol.CodeOf(getErr) == protocol.NotFound && err != ErrConflict {
-		return nil, err
-	}
-	if getErr != nil {
-		return nil, getErr
-	}
-	before := &protocol.Reservation{}
-	return before, protocol.Decode(value, before)
 }
 
 // SandboxReservation reads who took a sandbox id. Error: not_found.

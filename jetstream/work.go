@@ -44,14 +44,36 @@ func (c *Conn) ConsumeWork(ctx context.Context, worker string, handle func(tenan
 			if !ok {
 				return nil // the consumer's filter lets nothing else in
 			}
-			item := &protocol.WorkItem{}
-			if err := protocol.Decode(m.Data(), item); err != nil || item.Batch == nil {
-				handle(tenant, sandbox, nil) // the log tells the rest
-				return nil
+			b, err := newestOf(m.Data(), tenant, sandbox)
+			if err != nil {
+				c.log.Error("a work item cannot be read; the log tells the rest", "subject", m.Subject(), "error", err)
 			}
-			item.Batch.Fill(item.Record)
-			handle(tenant, sandbox, item.Batch)
+			handle(tenant, sandbox, b)
 			return nil
 		},
 	})
+}
+
+// newestOf reads the batch that a work item carries, nil where it carries none. The subject says
+// which sandbox it is about.
+func newestOf(data []byte, tenant, sandbox string) (*protocol.Batch, error) {
+	item := &protocol.WorkItem{}
+	if err := protocol.Decode(data, item); err != nil {
+		return nil, err
+	}
+	if err := protocol.CheckVersion(item.Version); err != nil {
+		return nil, err
+	}
+	b := item.Batch
+	if b == nil {
+		return nil, nil
+	}
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
+	if b.Tenant != tenant || b.Sandbox != sandbox {
+		return nil, protocol.Invalid("batch", "is of %.80q/%.80q", b.Tenant, b.Sandbox)
+	}
+	b.Fill(item.Record)
+	return b, nil
 }
