@@ -136,5 +136,5 @@ func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
 	return reply.Hosts, nil
 }
 
-// newID makes an id that nobody has used: a ULID in lower case.
-func newID() string { return strings.ToLower(ulid.Make().String()) }
+// NewID makes an id that nobody has used: a ULID in lower case.
+func NewID() string { return strings.ToLower(ulid.Make().String()) }

@@ -78,7 +78,7 @@ func newCall(method string, opts []Option, allowed ...string) (*call, error) {
 		return nil, protocol.Invalid("option.WithCollect", "must not be negative, got %d", c.collect)
 	}
 	if !c.explicitRequest {
-		c.request = newID()
+		c.request = NewID()
 	} else if err := protocol.ValidateID("request", c.request); err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ func (c *Client) Submit(ctx context.Context, r Request) (*protocol.Reply, error)
 		return nil, err
 	}
 	if r.ID == "" {
-		r.ID = newID()
+		r.ID = NewID()
 	} else if err := protocol.ValidateID("request", r.ID); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,290 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// config is everything that can be configured.
+type config struct {
+	file string
+
+	NATS, Token, Creds, Tenant string
+	Output, LogLevel           string
+	Deadline                   time.Duration
+	DataDir                    string
+	Listen                     string
+
+	Coordinator coordinatorConfig
+	Worker      workerConfig
+}
+
+type coordinatorConfig struct {
+	Name        string
+	CleanupTTL  time.Duration
+	Replicas    int
+	LogMaxAge   time.Duration
+	LogMaxBytes protocol.Bytes
+	BlobMaxAge  time.Duration
+	Requests    int
+}
+
+type workerConfig struct {
+	Name, Engine, StateDir, Supervisor, NetworkPool string
+	Slots                                           int
+	CPU                                             float64
+	Memory                                          protocol.Bytes
+	Labels, AllowMounts                             []string
+}
+
+const (
+	outputText = "text"
+	outputJSON = "json"
+
+	defaultListen = "127.0.0.1:4222"
+)
+
+// setting is one key of the configuration. The table of them is the whole of what can be
+// configured; docs/configuration.md is checked against it.
+type setting struct {
+	key      string
+	def      string
+	meaning  string
+	commands []string // that have a flag for it; "" means all
+	short    string
+	set      func(value string) error
+}
+
+// flag is the name of the setting's flag.
+func (s *setting) flag() string {
+	_, name, found := strings.Cut(s.key, ".")
+	if !found {
+		name = s.key
+	}
+	return strings.ReplaceAll(name, "_", "-")
+}
+
+// env is the name of the setting's environment variable.
+func (s *setting) env() string {
+	return "BOXFLEET_" + strings.ToUpper(strings.ReplaceAll(s.key, ".", "_"))
+}
+
+func (c *config) settings() []setting {
+	k, w := &c.Coordinator, &c.Worker
+	all, up := []string{""}, []string{"up"}
+	roleK, roleW, upAndW := []string{"coordinator"}, []string{"worker"}, []string{"up", "worker"}
+	return []setting{
+		{"nats", "", "URL of NATS, several comma separated; default: the `boxfleet up` of this machine, else nats://127.0.0.1:4222", all, "", text(&c.NATS)},
+		{"token", "", "token for NATS; better given in the file or the environment than as a flag", all, "", text(&c.Token)},
+		{"creds", "", "NATS credentials file", all, "", text(&c.Creds)},
+		{"tenant", protocol.DefaultTenant, "tenant to work for", all, "", text(&c.Tenant)},
+		{"output", outputText, "text or json", all, "o", oneOf(&c.Output, outputText, outputJSON)},
+		{"deadline", "0s", "a client command gives up after so long, and what it asked for goes on; 0s: never", all, "", parsed(&c.Deadline, notNegative)},
+		{"log_level", "warn", "debug, info, warn or error; logs go to stderr", all, "", oneOf(&c.LogLevel, "debug", "info", "warn", "error")},
+		{"data_dir", "", "where up keeps its data, and clients find its address; default $XDG_DATA_HOME/boxfleet, else ~/.local/share/boxfleet", all, "", text(&c.DataDir)},
+		{"up.listen", defaultListen, "where up's NATS listens; without a port, or where the default port is taken, on a free one", up, "", text(&c.Listen)},
+		{"coordinator.name", "", "an id, its own for each coordinator; default: the machine's name and a random part", roleK, "", text(&k.Name)},
+		{"coordinator.cleanup_ttl", "360h0m0s", "stopped and failed sandboxes are deleted, and the histories of deleted ones purged, after so long", roleK, "", parsed(&k.CleanupTTL, positive)},
+		{"coordinator.replicas", "1", "copies of each stream: 1 on one NATS server, 3 on a cluster", roleK, "", parsed(&k.Replicas, strconv.Atoi)},
+		{"coordinator.log_max_age", "360h0m0s", "output of execs is kept so long", nil, "", parsed(&k.LogMaxAge, positive)},
+		{"coordinator.log_max_bytes", "8GiB", "and so much of it", nil, "", parsed(&k.LogMaxBytes, protocol.ParseBytes)},
+		{"coordinator.blob_max_age", "24h0m0s", "uploaded trees are kept so long", nil, "", parsed(&k.BlobMaxAge, positive)},
+		{"coordinator.requests", "100000", "requests that may wait; one more is refused with resource_exhausted", nil, "", parsed(&k.Requests, strconv.Atoi)},
+		{"worker.name", "", "an id, unique in the fleet and always the same for a host; default: the machine's name", roleW, "", text(&w.Name)},
+		{"worker.engine", "", "address of the Docker Engine; default $DOCKER_HOST, else the local socket", upAndW, "", text(&w.Engine)},
+		{"worker.state_dir", "", "directories of sandboxes, absolute; default: worker, below data_dir", roleW, "", text(&w.StateDir)},
+		{"worker.supervisor", "", "the boxfleet-supervisor binary; default: beside the boxfleet binary", upAndW, "", text(&w.Supervisor)},
+		{"worker.slots", "100", "sandboxes at most", upAndW, "", parsed(&w.Slots, strconv.Atoi)},
+		{"worker.cpu", "0", "cores to offer; 0: the host's", upAndW, "", parsed(&w.CPU, parseFloat)},
+		{"worker.memory", "0B", "memory to offer, such as 4GiB; 0: nine tenths of the host's", upAndW, "", parsed(&w.Memory, protocol.ParseBytes)},
+		{"worker.labels", "", "labels of the host, K=V", roleW, "", list(&w.Labels)},
+		{"worker.allow_mounts", "", "directories of the host that sandboxes may mount read-only; none by default", upAndW, "", list(&w.AllowMounts)},
+		{"worker.network_pool", "10.201.0.0/16", "IPv4 prefix that the networks of sandboxes come from", upAndW, "", text(&w.NetworkPool)},
+	}
+}
+
+func text(into *string) func(string) error {
+	return func(v string) error { *into = v; return nil }
+}
+
+func oneOf(into *string, values ...string) func(string) error {
+	return func(v string) error {
+		if !slices.Contains(values, v) {
+			return fmt.Errorf("must be %s, got %.40q", strings.Join(values, ", "), v)
+		}
+		*into = v
+		return nil
+	}
+}
+
+func parsed[T any](into *T, parse func(string) (T, error)) func(string) error {
+	return func(v string) (err error) { *into, err = parse(v); return err }
+}
+
+func list(into *[]string) func(string) error {
+	return func(v string) error {
+		*into = nil
+		for _, item := range strings.Split(v, ",") {
+			if item = strings.TrimSpace(item); item != "" {
+				*into = append(*into, item)
+			}
+		}
+		return nil
+	}
+}
+
+func notNegative(v string) (time.Duration, error) {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("must be a duration such as 90s or 1h30m, got %.40q", v)
+	}
+	return d, nil
+}
+
+func positive(v string) (time.Duration, error) {
+	d, err := notNegative(v)
+	if err == nil && d == 0 {
+		err = errors.New("must be more than 0")
+	}
+	return d, err
+}
+
+func parseFloat(v string) (float64, error) { return strconv.ParseFloat(v, 64) }
+
+// addFlags adds the flags that a command has; "" means those of every command.
+func (c *config) addFlags(flags *pflag.FlagSet, command string) {
+	for _, s := range c.settings() {
+		if !slices.Contains(s.commands, command) {
+			continue
+		}
+		meaning := strings.ReplaceAll(s.meaning, "`", "")
+		if s.def != "" {
+			meaning += " (default " + s.def + ")"
+		}
+		flags.StringP(s.flag(), s.short, "", meaning)
+	}
+}
+
+// configure reads the configuration of a command: defaults, then the file, the environment and the
+// flags, each over the ones before.
+func (p *program) configure(cmd *cobra.Command) error {
+	v := viper.New()
+	settings := p.config.settings()
+	for _, s := range settings {
+		v.SetDefault(s.key, s.def)
+		if err := v.BindEnv(s.key, s.env()); err != nil {
+			return err
+		}
+		if f := cmd.Flags().Lookup(s.flag()); f != nil && hasFlag(&s, cmd) {
+			if err := v.BindPFlag(s.key, f); err != nil {
+				return err
+			}
+		}
+	}
+	if err := readFile(v, settings, p.config.file); err != nil {
+		return err
+	}
+	for _, s := range settings {
+		value, err := plain(v.Get(s.key))
+		if err == nil {
+			err = s.set(value)
+		}
+		if err != nil {
+			return usage("configuration %s: %v", s.key, err)
+		}
+	}
+	if p.config.DataDir == "" {
+		p.config.DataDir = dataDir()
+	}
+	p.log()
+	return nil
+}
+
+// hasFlag says whether the flag of that name is the setting's.
+func hasFlag(s *setting, cmd *cobra.Command) bool {
+	return slices.Contains(s.commands, "") || slices.Contains(s.commands, cmd.Name())
+}
+
+// readFile reads the configuration file, and refuses keys that nobody knows. A file that was not
+// named need not be there.
+func readFile(v *viper.Viper, settings []setting, file string) error {
+	named := file != ""
+	if !named {
+		file = filepath.Join(configDir(), "config.yaml")
+	}
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) && !named {
+		return nil
+	}
+	inFile := viper.New()
+	inFile.SetConfigFile(file)
+	inFile.SetConfigType("yaml")
+	if err := inFile.ReadInConfig(); err != nil {
+		return usage("configuration file %s: %v", file, err)
+	}
+	for _, key := range inFile.AllKeys() {
+		if !slices.ContainsFunc(settings, func(s setting) bool { return s.key == key }) {
+			return usage("configuration file %s: unknown key %s", file, key)
+		}
+	}
+	return v.MergeConfigMap(inFile.AllSettings())
+}
+
+// plain is a value of the configuration as text.
+func plain(value any) (string, error) {
+	switch value := value.(type) {
+	case nil:
+		return "", nil
+	case []any:
+		items := make([]string, len(value))
+		for i, item := range value {
+			items[i] = fmt.Sprint(item)
+		}
+		return strings.Join(items, ","), nil
+	case map[string]any:
+		return "", errors.New("must be a value, not a map")
+	}
+	return fmt.Sprint(value), nil
+}
+
+func configDir() string {
+	if dir := os.Getenv("XDG_CONFIG_HOME"); dir != "" {
+		return filepath.Join(dir, "boxfleet")
+	}
+	return filepath.Join(home(), ".config", "boxfleet")
+}
+
+func dataDir() string {
+	if dir := os.Getenv("XDG_DATA_HOME"); dir != "" {
+		return filepath.Join(dir, "boxfleet")
+	}
+	return filepath.Join(home(), ".local", "share", "boxfleet")
+}
+
+func home() string {
+	dir, err := os.UserHomeDir()
+	if err != nil {
+		return "/"
+	}
+	return dir
+}
+
+// log makes the logger of the level that was asked for the process's.
+func (p *program) log() {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(p.config.LogLevel)) // checked by oneOf
+	slog.SetDefault(slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level})))
+}

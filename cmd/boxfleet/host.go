@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+func (p *program) hostCommand() *cobra.Command {
+	return group("host", "Look at the hosts of the fleet", &cobra.Command{
+		Use: "list", Short: "List the hosts", Args: takes(), Example: "  boxfleet host list",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				hosts, err := c.Hosts(ctx)
+				if err != nil {
+					return err
+				}
+				if hosts == nil {
+					hosts = []*protocol.Host{}
+				}
+				return p.show(hosts, func(w io.Writer) { printHosts(w, hosts) })
+			})
+		},
+	})
+}
+
+func printHosts(w io.Writer, hosts []*protocol.Host) {
+	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "SEEN", "PROBLEM"}}
+	for _, h := range hosts {
+		rows = append(rows, []any{h.Worker, h.State, fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, ago(h.SeenAt), h.Problem})
+	}
+	table(w, rows...)
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker"
+)
+
+// endWithin is how long a local fleet may take to end what it has in hand.
+const endWithin = 20 * time.Second
+
+// local is a whole fleet in this process: NATS, one coordinator, and one worker on the local engine.
+type local struct {
+	server *embedded.Server
+	token  string
+	conns  []*jetstream.Conn
+
+	stopWorking context.CancelFunc
+	roles       *errgroup.Group
+	ended       chan struct{} // closed when the roles have ended
+	err         error         // why
+}
+
+// startLocal starts a fleet on a data directory and returns when it takes work. server says where
+// NATS listens; ephemeral fleets do not come back.
+func (p *program) startLocal(ctx context.Context, server embedded.Config, ephemeral bool) (_ *local, err error) {
+	f := &local{token: server.Token, ended: make(chan struct{})}
+	if f.server, err = embedded.Start(server); err != nil {
+		return nil, err
+	}
+	working, stop := context.WithCancel(context.WithoutCancel(ctx))
+	f.stopWorking = stop
+	f.roles, working = errgroup.WithContext(working)
+	kConn, wConn, err := f.connect(ctx)
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	kConfig, err := p.coordinator(kConn)
+	wConfig, wErr := p.worker(wConn)
+	if err = errors.Join(err, wErr); err != nil {
+		f.close()
+		return nil, err
+	}
+	ready := make(chan struct{}, 2)
+	kConfig.SyncAlways, kConfig.OnReady = true, func() { ready <- struct{}{} }
+	wConfig.Ephemeral, wConfig.OnReady = ephemeral, func() { ready <- struct{}{} }
+	f.run(working, kConfig, wConfig)
+	for range 2 {
+		select {
+		case <-ready:
+		case <-f.ended:
+			f.close()
+			return nil, f.err
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.end())
+		}
+	}
+	return f, nil
+}
+
+func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
+	open := func(name string) (*jetstream.Conn, error) {
+		c, err := jetstream.Connect(ctx, jetstream.Config{InProcess: f.server, Token: f.token, Name: name})
+		if err == nil {
+			f.conns = append(f.conns, c)
+		}
+		return c, err
+	}
+	if k, err = open("boxfleet-coordinator"); err == nil {
+		w, err = open("boxfleet-worker")
+	}
+	return k, w, err
+}
+
+// run runs the roles until ctx ends: then the worker ends first, while the coordinator still
+// decides what it reports. One role's failure ends the other.
+func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config) {
+	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))
+	f.roles.Go(func() error {
+		defer stopDeciding()
+		return worker.Run(ctx, w)
+	})
+	f.roles.Go(func() error { return coordinator.Run(deciding, k) })
+	go func() {
+		f.err = f.roles.Wait()
+		stopDeciding()
+		close(f.ended)
+	}()
+}
+
+// end ends the fleet: it takes no more work, ends what it has in hand, within endWithin, and then
+// closes its connections and NATS.
+func (f *local) end() error {
+	f.stopWorking()
+	defer f.close()
+	select {
+	case <-f.ended:
+		return f.err
+	case <-time.After(endWithin):
+		return protocol.Errorf(protocol.DeadlineExceeded, "", "the fleet did not end within %s", endWithin)
+	}
+}
+
+func (f *local) close() {
+	f.stopWorking()
+	for _, c := range f.conns {
+		c.Close()
+	}
+	f.server.Stop()
+}
+
+// connection is how clients reach the fleet.
+func (f *local) connection() connection { return connection{f.server.ClientURL(), f.token} }
+
+// lockDir takes a data directory for this process.
+func lockDir(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "make the data directory: %v", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "open the lock of the data directory: %v", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "another boxfleet up runs on %s", dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+// keptToken is the token of a data directory, made when it is first asked for.
+func keptToken(dir string) (string, error) {
+	file := filepath.Join(dir, "token")
+	data, err := os.ReadFile(file)
+	if err == nil && len(strings.TrimSpace(string(data))) > 0 {
+		return strings.TrimSpace(string(data)), nil
+	}
+	if err != nil && !os.IsNotExist(err) {
+		return "", protocol.Errorf(protocol.Internal, "", "read the token: %v", err)
+	}
+	token := rand.Text()
+	if err := writePrivate(file, []byte(token+"\n")); err != nil {
+		return "", protocol.Errorf(protocol.Internal, "", "write the token: %v", err)
+	}
+	return token, nil
+}
+
+// listenAt takes --listen apart. The default port gives way where it is taken; a port that was
+// asked for does not.
+func listenAt(listen string, isDefault bool) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(listen)
+	if err != nil {
+		host, text = listen, "0"
+	}
+	if port, err = strconv.Atoi(text); err != nil || port < 0 || port > 65535 {
+		return "", 0, usage("up.listen: want HOST or HOST:PORT, got %.80q", listen)
+	}
+	if port == 0 {
+		return host, 0, nil
+	}
+	probe, err := net.Listen("tcp", net.JoinHostPort(host, text))
+	switch {
+	case err == nil:
+		probe.Close()
+	case isDefault:
+		port = 0
+	default:
+		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "listen on %s: %v", listen, err)
+	}
+	return host, port, nil
+}
+
+// say prints a line about the server for people.
+func (p *program) say(format string, args ...any) { fmt.Fprintf(p.stdout, format+"\n", args...) }

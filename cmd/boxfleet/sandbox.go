@@ -1,0 +1,403 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+func (p *program) sandboxCommand() *cobra.Command {
+	return group("sandbox", "Make sandboxes, look at them, end them",
+		p.sandboxCreate(), p.sandboxGet(), p.sandboxList(),
+		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
+		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
+		p.sandboxDelete(), p.sandboxEvents(), p.sandboxExplain())
+}
+
+func (p *program) sandboxCreate() *cobra.Command {
+	var spec specFlags
+	var id, request string
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]", Short: "Make a sandbox and wait until it is ready",
+		Args: takesCommand(false),
+		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --id web --env PORT=80 --memory 512m
+  boxfleet sandbox create -f spec.yaml --label team=build --wait=false
+  boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, command := splitDash(cmd, args)
+			s, err := spec.spec(cmd, p.stdin, command)
+			if err != nil {
+				return err
+			}
+			opts, err := requestOptions(cmd, id, request)
+			if err != nil {
+				return err
+			}
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				done := p.progress("creating the sandbox")
+				defer done()
+				if err := spec.upload(ctx, c, s); err != nil {
+					return err
+				}
+				box, err := c.Create(ctx, *s, append(opts, sdk.WithWait(wait))...)
+				done()
+				if err != nil {
+					return err
+				}
+				return p.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
+			})
+		},
+	}
+	spec.add(cmd)
+	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox (default: a new one)")
+	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same sandbox")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not only accepted")
+	return cmd
+}
+
+// requestOptions are the options for --id and --request-id.
+func requestOptions(cmd *cobra.Command, id, request string) ([]sdk.Option, error) {
+	var opts []sdk.Option
+	if cmd.Flags().Changed("id") {
+		if err := protocol.ValidateID("--id", id); err != nil {
+			return nil, err
+		}
+		opts = append(opts, sdk.WithID(id))
+	}
+	if cmd.Flags().Changed("request-id") {
+		if err := protocol.ValidateID("--request-id", request); err != nil {
+			return nil, err
+		}
+		opts = append(opts, sdk.WithRequestID(request))
+	}
+	return opts, nil
+}
+
+func (p *program) sandboxGet() *cobra.Command {
+	return &cobra.Command{
+		Use: "get SANDBOX", Short: "Show a sandbox with its whole resolved spec", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Example: "  boxfleet sandbox get web\n  boxfleet sandbox get web -o json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				s, err := c.Get(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				info := s.Info()
+				return p.show(info, func(w io.Writer) { printSandbox(w, &info) })
+			})
+		},
+	}
+}
+
+func printSandbox(w io.Writer, s *protocol.Sandbox) {
+	rows := [][]any{{"id", s.ID}, {"state", stateOf(s)}, {"image", s.Spec.Image}, {"created", s.CreatedAt.Format(time.RFC3339)},
+		{"events", s.Sequence}, {"execs", fmt.Sprintf("%d running, %d in all", s.ActiveExecs, s.TotalExecs)},
+		{"cpu", s.Spec.CPU}, {"memory", s.Spec.Memory}, {"pids", s.Spec.PIDs}}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []any{name, value})
+		}
+	}
+	add("worker", s.Worker)
+	add("isolation", s.Isolation)
+	add("subnet", s.Subnet)
+	add("user", s.Spec.User)
+	add("cwd", s.Spec.Cwd)
+	if len(s.Spec.Command) > 0 {
+		add("command", fmt.Sprintf("%q", s.Spec.Command))
+	}
+	for _, k := range sortedKeys(s.Spec.Env) {
+		add("env", k+"="+s.Spec.Env[k])
+	}
+	for _, k := range sortedKeys(s.Spec.Labels) {
+		add("label", k+"="+s.Spec.Labels[k])
+	}
+	for _, m := range s.Spec.Mounts {
+		add("mount", m.Source+" at "+m.Target+", read-only")
+	}
+	for _, c := range s.Spec.Copies {
+		add("copy", c.Digest+" at "+c.Target)
+	}
+	add("reason", s.Reason)
+	if s.Error != nil {
+		add("error", s.Error.Error())
+	}
+	table(w, rows...)
+}
+
+func stateOf(s *protocol.Sandbox) string {
+	text := string(s.State)
+	if s.State == protocol.StateReady && s.Desired == protocol.StateStopped {
+		text += ", stopping"
+	}
+	if s.Phase != "" {
+		text += ", " + s.Phase
+	}
+	if s.Unreachable {
+		text += ", unreachable"
+	}
+	return text
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func (p *program) sandboxList() *cobra.Command {
+	var labels, states []string
+	cmd := &cobra.Command{
+		Use: "list", Short: "List the sandboxes", Args: takes(),
+		Example: "  boxfleet sandbox list --label team=build\n  boxfleet sandbox list --state deleted -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o := sdk.ListOptions{Limit: 1000}
+			if err := addPairs("--label", &o.Labels, labels); err != nil {
+				return err
+			}
+			for _, s := range states {
+				o.States = append(o.States, protocol.SandboxState(s))
+			}
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.list(ctx, c, o) })
+		},
+	}
+	cmd.Flags().StringArrayVar(&labels, "label", nil, "only sandboxes with the label `K=V`; may be repeated, all must match")
+	cmd.Flags().StringSliceVar(&states, "state", nil, "only sandboxes in this `state`; may be repeated (default: all but deleted)")
+	return cmd
+}
+
+func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions) error {
+	found := []protocol.Sandbox{}
+	for s, err := range c.All(ctx, o) {
+		if err != nil {
+			return err
+		}
+		found = append(found, s.Info())
+	}
+	return p.show(found, func(w io.Writer) {
+		rows := [][]any{{"SANDBOX", "STATE", "IMAGE", "WORKER", "EXECS", "AGE"}}
+		for i := range found {
+			s := &found[i]
+			rows = append(rows, []any{s.ID, stateOf(s), s.Spec.Image, s.Worker, fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(s.CreatedAt)})
+		}
+		table(w, rows...)
+	})
+}
+
+func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, context.Context, ...sdk.Option) error) *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: verb + " SANDBOX", Short: short, Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Example: "  boxfleet sandbox " + verb + " web",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.control(ctx, c, verb, args[0], wait, do) })
+		},
+	}
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
+	return cmd
+}
+
+func (p *program) control(ctx context.Context, c *sdk.Client, verb, id string, wait bool, do func(*sdk.Sandbox, context.Context, ...sdk.Option) error) error {
+	s := c.Sandbox(id)
+	done := p.progress(verb + " " + id)
+	defer done()
+	if err := do(s, ctx, sdk.WithWait(wait)); err != nil {
+		return err
+	}
+	done()
+	return p.show(s.Info(), func(w io.Writer) { fmt.Fprintln(w, id) })
+}
+
+func (p *program) sandboxDelete() *cobra.Command {
+	var wait bool
+	var labels []string
+	cmd := &cobra.Command{
+		Use: "delete SANDBOX | --label K=V", Short: "End its execs and remove everything of a sandbox but its history", ValidArgsFunction: p.completeSandbox,
+		Example: "  boxfleet sandbox delete web\n  boxfleet sandbox delete --label team=build",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(labels) > 0 {
+				return takes()(cmd, args)
+			}
+			return takes("SANDBOX")(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var selector map[string]string
+			if err := addPairs("--label", &selector, labels); err != nil {
+				return err
+			}
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if len(args) == 1 {
+					return p.control(ctx, c, "delete", args[0], wait, (*sdk.Sandbox).Delete)
+				}
+				done := p.progress("deleting sandboxes")
+				defer done()
+				deleted, err := c.DeleteByLabels(ctx, selector, sdk.WithWait(wait))
+				done()
+				ids := make([]string, len(deleted))
+				for i, s := range deleted {
+					ids[i] = s.ID()
+				}
+				slices.Sort(ids)
+				showErr := p.show(ids, func(w io.Writer) {
+					for _, id := range ids {
+						fmt.Fprintln(w, id)
+					}
+				})
+				if err == nil {
+					err = showErr
+				}
+				return err
+			})
+		},
+	}
+	cmd.Flags().StringArrayVar(&labels, "label", nil, "delete every sandbox with the label `K=V`; may be repeated, all must match")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
+	return cmd
+}
+
+func (p *program) sandboxEvents() *cobra.Command {
+	var from uint64
+	var follow bool
+	cmd := &cobra.Command{
+		Use: "events SANDBOX", Short: "Print the numbered history of a sandbox", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Example: "  boxfleet sandbox events web\n  boxfleet sandbox events web --from 12 --follow -o json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				for e, err := range c.Events(ctx, args[0], from, follow) {
+					if err != nil {
+						return ignoreInterrupt(cmd.Context(), follow, err)
+					}
+					if err := p.show(e, func(w io.Writer) { printEvent(w, &e) }); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().Uint64Var(&from, "from", 1, "number of the first event")
+	cmd.Flags().BoolVar(&follow, "follow", false, "go on with what comes, until the sandbox is deleted")
+	return cmd
+}
+
+// ignoreInterrupt takes Ctrl-C for the regular end of what would otherwise go on.
+func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
+	if follow && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func printEvent(w io.Writer, e *protocol.Event) {
+	var notes []string
+	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
+	if d := e.Exec; d != nil {
+		note("%s", d.ID)
+		if d.Spec != nil {
+			note("%q", d.Spec.Command)
+		}
+		if d.ExitCode != nil {
+			note("exit code %d", *d.ExitCode)
+		}
+		if n := d.StdoutBytes + d.StderrBytes; n > 0 {
+			note("%d bytes of output", n)
+		}
+	}
+	if d := e.Phase; d != nil {
+		if d.Phase != "" {
+			note("%s", d.Phase)
+		}
+		if d.Spec != nil {
+			note("%s", d.Spec.Image)
+		}
+		if d.Worker != "" {
+			note("to %s", d.Worker)
+		}
+		if d.Subnet != "" {
+			note("%s, %s", d.Isolation, d.Subnet)
+		}
+	}
+	if e.Reason != "" {
+		note("%s", e.Reason)
+	}
+	if e.Error != nil {
+		note("%s", e.Error.Error())
+	}
+	fmt.Fprintf(w, "%4d  %s  %-8s  %-26s  %s\n", e.Sequence, e.Time.Local().Format("15:04:05.000"), e.State, e.Kind, strings.Join(notes, "  "))
+}
+
+func (p *program) sandboxExplain() *cobra.Command {
+	return &cobra.Command{
+		Use: "explain SANDBOX", Short: "Say what a sandbox waits for, and why each host does not take it", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Example: "  boxfleet sandbox explain web",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				x, err := c.Sandbox(args[0]).Explain(ctx)
+				if err != nil {
+					return err
+				}
+				return p.show(x, func(w io.Writer) { printExplanation(w, x) })
+			})
+		},
+	}
+}
+
+func printExplanation(w io.Writer, x *protocol.Explanation) {
+	fmt.Fprintf(w, "%s is %s: %s\n", x.Sandbox.ID, stateOf(x.Sandbox), x.Waiting)
+	if !x.Since.IsZero() {
+		fmt.Fprintf(w, "since %s", x.Since.Format(time.RFC3339))
+		if !x.Deadline.IsZero() {
+			fmt.Fprintf(w, ", until %s", x.Deadline.Format(time.RFC3339))
+		}
+		fmt.Fprintln(w)
+	}
+	if x.Position > 0 {
+		fmt.Fprintf(w, "number %d of those that wait\n", x.Position)
+	}
+	for _, h := range x.Hosts {
+		reason := h.Reason
+		if reason == "" {
+			reason = "takes it"
+		}
+		fmt.Fprintf(w, "  %s: %s\n", h.Worker, reason)
+	}
+}
+
+// completeSandbox completes the id of a sandbox.
+func (p *program) completeSandbox(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 || p.configure(cmd) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	c, err := p.connect(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer c.Close()
+	var ids []string
+	for s, err := range c.All(ctx, sdk.ListOptions{Limit: 1000}) {
+		if err != nil {
+			break
+		}
+		ids = append(ids, s.ID())
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}
+
+// line prints a value as one line of JSON.
+func (p *program) line(value any) error { return json.NewEncoder(p.stdout).Encode(value) }
