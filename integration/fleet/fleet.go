@@ -117,6 +117,16 @@ func (f *Fleet) Spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{Image: Image, Memory: 64 << 20, Grace: protocol.Duration(time.Second)}
 }
 
+// Run runs a part of the test as a test of its own: what fails in it fails there.
+func (f *Fleet) Run(t *testing.T, name string, part func(t *testing.T)) bool {
+	whole := f.TB
+	defer func() { f.TB = whole }()
+	return t.Run(name, func(t *testing.T) {
+		f.TB = t
+		part(t)
+	})
+}
+
 // Context ends with the test, or after d.
 func (f *Fleet) Context(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -157,6 +158,16 @@ func (p *Process) AwaitExit(d time.Duration) error {
 	case <-time.After(d):
 		p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
 		return nil
+	}
+}
+
+// AwaitKilled waits until the process has killed itself where its Role says.
+func (p *Process) AwaitKilled(d time.Duration) {
+	p.f.TB.Helper()
+	err := p.AwaitExit(d)
+	var ended *exec.ExitError
+	if !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		p.f.TB.Fatalf("%s %s should have been killed %s, and ended with %v\n%s", p.role, p.Name, p.Role.CrashAt, err, p.Log())
 	}
 }
 
