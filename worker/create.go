@@ -241,12 +241,15 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 	default:
 		return s.fail(ctx, b, protocol.AsError(err))
 	}
-	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+	s.w.cfg.Probe("before-resumed")
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StatePending {
 			return nil
 		}
 		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: a.boot}}}
 	})
+	s.w.cfg.Probe("after-resumed")
+	return err
 }
 
 // startAgain starts a container that was made, and ran, before. What is missing is not repaired in

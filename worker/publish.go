@@ -95,6 +95,7 @@ func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, 
 		if err != nil {
 			return p.later(ctx, err)
 		}
+		p.r.s.w.cfg.Probe("output")
 		at += int64(n)
 		onWay = append(onWay, sent{at, done})
 	}

@@ -25,12 +25,15 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
 		return err
 	}
-	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+	s.w.cfg.Probe("before-stopped")
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
 			return nil
 		}
 		return append(endExecs(st, protocol.ReasonSandboxStopped), protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
 	})
+	s.w.cfg.Probe("after-stopped")
+	return err
 }
 
 // endAll ends the execs and the primary command through the supervisor, TERM, grace, KILL. One
@@ -69,25 +72,28 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	if s.container.ID != "" {
+		s.w.cfg.Probe("before-container-remove")
 		if err := s.w.engine.RemoveContainer(ctx, s.container.ID); err != nil {
 			return err
 		}
+		s.w.cfg.Probe("after-container-remove")
 	}
 	s.detach()
 	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
 		return err
 	}
-	s.w.cfg.Probe("before-remove")
 	if err := s.removeRest(ctx); err != nil {
 		return err
 	}
 	s.w.cfg.Probe("before-deleted")
-	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StateDeleting {
 			return nil
 		}
 		return append(endExecs(st, protocol.ReasonSandboxDeleted), protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
 	})
+	s.w.cfg.Probe("after-deleted")
+	return err
 }
 
 // removeRest removes the network and the directories of a sandbox whose container is gone.
@@ -99,6 +105,7 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 	if err := s.w.engine.RemoveNetwork(ctx, s.name()); err != nil {
 		return err
 	}
+	s.w.cfg.Probe("after-network-remove")
 	for _, n := range networks {
 		if n.Name == s.name() {
 			s.w.subnets.give(n.Subnet)
