@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/pprof"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// measureExec measures `true`: one after another, and as many as go at once.
+func measureExec(ctx context.Context, b *bench) (err error) {
+	d, err := b.deployed(ctx)
+	if err != nil {
+		return err
+	}
+	boxes, err := d.sandboxes(ctx, 4, spec())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, deleteAll(ctx, boxes)) }()
+	bare, err := b.engine.create(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bare.remove(ctx)) }()
+	if err := b.execRoundTrip(ctx, boxes[0], bare); err != nil {
+		return err
+	}
+	end, err := b.profile(ctx, d)
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.execRates(ctx, boxes, bare), end())
+}
+
+// execTrue runs `true` in a sandbox.
+func execTrue(ctx context.Context, s *sdk.Sandbox) error {
+	return execOK(ctx, s, []string{"true"})
+}
+
+// execOK runs a command that must exit 0.
+func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.Option) error {
+	result, err := s.Exec(ctx, protocol.ExecSpec{Command: command}, opts...)
+	if err == nil && (result.ExitCode == nil || *result.ExitCode != 0) {
+		err = fmt.Errorf("exec of %q: %+v", command, result)
+	}
+	return err
+}
+
+func (b *bench) execRoundTrip(ctx context.Context, s *sdk.Sandbox, bare *box) error {
+	m := &measurement{Name: "exec of true, call to result", Unit: unitMilliseconds, Target: target{ofRatio, 0.1}}
+	const warmUp = 5
+	for i := range b.pick(200, 40) + warmUp {
+		ours, err := timed(func() error { return execTrue(ctx, s) })
+		if err != nil {
+			return err
+		}
+		theirs, err := timed(func() error { _, err := bare.exec(ctx, "true"); return err })
+		if err != nil {
+			return err
+		}
+		if i >= warmUp {
+			m.Ours, m.Bare = append(m.Ours, ours), append(m.Bare, theirs)
+		}
+	}
+	b.add(m)
+	return nil
+}
+
+// execLoad is one way to keep sandboxes busy.
+type execLoad struct {
+	measurement
+	parallel, over int // execs at once, in so many sandboxes
+}
+
+// execRates counts how many execs a second go through, in rounds, with a round of the Engine in each.
+func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) error {
+	loads := []*execLoad{
+		{measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, 8, 1},
+		{measurement{Name: "execs, 64 at once in one sandbox", Target: target{ofP50, 1000}}, 64, 1},
+		{measurement{Name: "execs, 8 at once over four sandboxes"}, 8, 4},
+		{measurement{Name: "execs, 64 at once over four sandboxes"}, 64, 4},
+	}
+	window := time.Duration(b.pick(2000, 700)) * time.Millisecond
+	for range b.pick(5, 2) {
+		for _, l := range loads {
+			rate, err := ratePerSecond(ctx, l.parallel, window, func(ctx context.Context, i int) error {
+				return execTrue(ctx, boxes[i%l.over])
+			})
+			if err != nil {
+				return err
+			}
+			l.Ours = append(l.Ours, rate)
+		}
+		rate, err := ratePerSecond(ctx, 8, window, func(ctx context.Context, _ int) error {
+			_, err := bare.exec(ctx, "true")
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		loads[0].Bare = append(loads[0].Bare, rate)
+	}
+	for _, l := range loads {
+		l.Unit, l.More = "1/s", true
+		b.add(&l.measurement)
+	}
+	return nil
+}
+
+// ratePerSecond calls from so many goroutines at once, warms up for a quarter of the window, and
+// counts what ends within the window.
+func ratePerSecond(ctx context.Context, parallel int, window time.Duration, call func(ctx context.Context, i int) error) (float64, error) {
+	begin := time.Now().Add(window / 4)
+	end := begin.Add(window)
+	var done atomic.Int64
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range parallel {
+		group.Go(func() error {
+			for time.Now().Before(end) {
+				if err := call(ctx, i); err != nil {
+					return err
+				}
+				if now := time.Now(); !now.Before(begin) && now.Before(end) {
+					done.Add(1)
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	return float64(done.Load()) / window.Seconds(), err
+}
+
+// profile begins a CPU profile of the deployment and one of the client, where they are asked for.
+// end writes them.
+func (b *bench) profile(ctx context.Context, d *deployment) (end func() error, err error) {
+	if b.cpuProfile == "" {
+		return func() error { return nil }, nil
+	}
+	client, err := os.Create(b.cpuProfile + ".client")
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(client); err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	if err := d.server.tell(ctx, commandProfile+" "+b.cpuProfile); err != nil {
+		pprof.StopCPUProfile()
+		return nil, errors.Join(err, client.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return errors.Join(d.server.tell(ctx, commandEndProfile), client.Close())
+	}, nil
+}
+
+// deleteAll deletes sandboxes, also after the phase's own end.
+func deleteAll(ctx context.Context, boxes []*sdk.Sandbox) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(4)
+	for _, s := range boxes {
+		group.Go(func() error { return s.Delete(ctx) })
+	}
+	return group.Wait()
+}
+
+// counter counts the bytes that are written to it.
+type counter int64
+
+func (c *counter) Write(data []byte) (int, error) {
+	*c += counter(len(data))
+	return len(data), nil
+}
+
+var _ io.Writer = (*counter)(nil)

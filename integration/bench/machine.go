@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+)
+
+// machine says where the figures come from.
+type machine struct {
+	CPU     string  `json:"cpu"`
+	Cores   int     `json:"cores"`
+	Kernel  string  `json:"kernel"`
+	Memory  int64   `json:"memory_bytes"`
+	Engine  string  `json:"engine"`
+	Storage string  `json:"engine_storage"`
+	Cgroup  string  `json:"cgroup"`
+	Go      string  `json:"go"`
+	Load    float64 `json:"load_before"` // average of the minute before the first sample
+}
+
+func describeMachine(ctx context.Context, e *engine) (machine, error) {
+	info, err := e.docker.Info(ctx)
+	if err != nil {
+		return machine{}, err
+	}
+	return machine{
+		CPU: cpuModel(), Cores: runtime.NumCPU(), Kernel: info.Kernel, Memory: info.Memory, Engine: info.Version,
+		Storage: info.StorageDriver, Cgroup: info.CgroupVersion, Go: runtime.Version(), Load: load(),
+	}, nil
+}
+
+// cpuModel is empty where the kernel does not name it.
+func cpuModel() string {
+	file, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if name, value, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// load is the load average of the last minute, 0 where it cannot be read.
+func load() float64 {
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(data), " ")
+	v, err := strconv.ParseFloat(first, 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+// commit is what was built: as the build noted it, else as git says, else "unknown". "-dirty" says
+// that files differ from it.
+func commit(ctx context.Context) string {
+	var revision string
+	var dirty bool
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				revision = s.Value
+			case "vcs.modified":
+				dirty = s.Value == "true"
+			}
+		}
+	}
+	if revision == "" { // `go run` notes nothing
+		out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
+		if err != nil {
+			return "unknown"
+		}
+		revision = strings.TrimSpace(string(out))
+		out, err = exec.CommandContext(ctx, "git", "status", "--porcelain", "--untracked-files=no").Output()
+		dirty = err != nil || len(out) > 0
+	}
+	if dirty {
+		revision += "-dirty"
+	}
+	return revision
+}
+
+// resident reads how much memory a process has resident, and its share of it where pages are shared
+// with others; both in MiB.
+func resident(pid int) (rss, pss float64, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || fields[0] != "Rss:" && fields[0] != "Pss:" {
+			continue
+		}
+		kib, err := strconv.ParseFloat(fields[1], 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		if fields[0] == "Rss:" {
+			rss = kib / 1024
+		} else {
+			pss = kib / 1024
+		}
+	}
+	if rss == 0 {
+		return 0, 0, fmt.Errorf("process %d has no resident memory: it ended", pid)
+	}
+	return rss, pss, nil
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	if encoded := os.Getenv(roleVariable); encoded != "" {
+		if err := play(encoded, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// options is what the command line says.
+type options struct {
+	short      bool
+	only       []string // phases; none: all
+	out        string   // path of the JSON file
+	cpuProfile string   // path; of the deployment while execs are counted
+}
+
+// pick returns full or, with -short, short.
+func (o options) pick(full, short int) int {
+	if o.short {
+		return short
+	}
+	return full
+}
+
+// run is the whole program.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "error:", err)
+		return 2
+	}
+	report, err := measure(ctx, o, stderr)
+	if err != nil {
+		fmt.Fprintln(stderr, "error:", err)
+		return 1
+	}
+	report.print(stdout)
+	if err := report.save(o.out); err != nil {
+		fmt.Fprintln(stderr, "error:", err)
+		return 1
+	}
+	if !report.ok() {
+		return 1
+	}
+	return 0
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.BoolVar(&o.short, "short", false, "few samples, under a minute: shows that it works, not how fast")
+	flags.StringVar(&o.out, "o", "bench.json", "write raw samples to this `file`")
+	flags.StringVar(&o.cpuProfile, "cpuprofile", "", "write a CPU profile of the deployment process in the exec phase to this `file`, and the client's beside it to file.client")
+	only := flags.String("only", "", "run these `phases` only, comma separated: "+strings.Join(phaseNames(), ", "))
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if *only == "" {
+		return o, nil
+	}
+	o.only = strings.Split(*only, ",")
+	for _, name := range o.only {
+		if !slices.Contains(phaseNames(), name) {
+			return o, fmt.Errorf("no phase %q; there are %s", name, strings.Join(phaseNames(), ", "))
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// measurement is one line of the table: samples of one thing, and of the same by the bare Engine
+// where it can do that.
+type measurement struct {
+	Name   string    `json:"name"`
+	Unit   string    `json:"unit"`
+	More   bool      `json:"more_is_better,omitempty"`
+	Ours   []float64 `json:"samples"`
+	Bare   []float64 `json:"engine_samples,omitempty"`
+	Target target    `json:"target,omitzero"`
+
+	// Filled in by judge.
+	P50     float64 `json:"p50"`
+	P90     float64 `json:"p90"` // nine of ten samples are as good or better
+	BareP50 float64 `json:"engine_p50,omitempty"`
+	BareP90 float64 `json:"engine_p90,omitempty"`
+	Ratio   float64 `json:"ratio,omitempty"` // of the p50s
+	Missed  bool    `json:"missed,omitempty"`
+}
+
+// Figures that a target may bound.
+const (
+	ofP50   = "p50"
+	ofRatio = "ratio"
+	ofWorst = "worst" // each sample
+)
+
+// target bounds a figure: from above, or from below where more is better.
+type target struct {
+	Of    string  `json:"of"`
+	Bound float64 `json:"bound"`
+}
+
+// Units.
+const (
+	unitMilliseconds = "ms"
+	unitMemory       = "MiB"
+	unitThroughput   = "MiB/s"
+)
+
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
+
+// judge computes the figures from the samples.
+func (m *measurement) judge() {
+	m.P50, m.P90 = m.figures(m.Ours)
+	m.BareP50, m.BareP90 = m.figures(m.Bare)
+	if m.BareP50 > 0 {
+		m.Ratio = m.P50 / m.BareP50
+	}
+	if m.Target == (target{}) {
+		return
+	}
+	figure := m.bounded()
+	m.Missed = len(m.Ours) == 0 || m.Target.Of == ofRatio && len(m.Bare) == 0 ||
+		m.More && figure < m.Target.Bound || !m.More && figure > m.Target.Bound
+}
+
+// bounded is the figure that the target bounds.
+func (m *measurement) bounded() float64 {
+	switch {
+	case m.Target.Of == ofRatio:
+		return m.Ratio
+	case m.Target.Of == ofP50 || len(m.Ours) == 0:
+		return m.P50
+	case m.More:
+		return slices.Min(m.Ours)
+	}
+	return slices.Max(m.Ours)
+}
+
+func (m *measurement) figures(samples []float64) (p50, p90 float64) {
+	if len(samples) == 0 {
+		return 0, 0
+	}
+	best := slices.Sorted(slices.Values(samples))
+	if m.More {
+		slices.Reverse(best)
+	}
+	return percentile(best, 0.5), percentile(best, 0.9)
+}
+
+// percentile is the nearest rank: a sample that was seen, never one between two.
+func percentile(sorted []float64, p float64) float64 {
+	rank := int(math.Ceil(p * float64(len(sorted))))
+	return sorted[max(rank, 1)-1]
+}
+
+// goal says the target in words.
+func (m *measurement) goal() string {
+	if m.Target == (target{}) {
+		return ""
+	}
+	relation := "<="
+	if m.More {
+		relation = ">="
+	}
+	return fmt.Sprintf("%s %s %s", m.Target.Of, relation, figure(m.Target.Bound))
+}
+
+// figure prints three significant digits, and no exponent.
+func figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v == math.Trunc(v):
+		return fmt.Sprintf("%.0f", v)
+	case v >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}

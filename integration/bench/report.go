@@ -1,0 +1,79 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// report is what the bench found.
+type report struct {
+	Version      int               `json:"version"` // of this format
+	Commit       string            `json:"commit"`
+	Started      time.Time         `json:"started"`
+	Seconds      float64           `json:"seconds"`
+	Short        bool              `json:"short,omitempty"`
+	Machine      machine           `json:"machine"`
+	Measurements []*measurement    `json:"measurements"`
+	Failed       map[string]string `json:"failed,omitempty"` // phase, and why
+}
+
+// ok says whether everything was measured and every target reached.
+func (r *report) ok() bool {
+	for _, m := range r.Measurements {
+		if m.Missed {
+			return false
+		}
+	}
+	return len(r.Failed) == 0
+}
+
+func (r *report) print(w io.Writer) {
+	m := r.Machine
+	fmt.Fprintf(w, "\n%s\n%d cores (%s), %.1f GiB, Linux %s, engine %s (%s, cgroup v%s), %s, load before %.2f\n",
+		r.Commit, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Kernel, m.Engine, m.Storage, m.Cgroup, m.Go, m.Load)
+	if r.Short {
+		fmt.Fprintln(w, "few samples, and the machine may be shared: this shows that it works, not how fast")
+	}
+	if m.Load > 0.5 {
+		fmt.Fprintln(w, "the machine was busy before the first sample: the figures are not the product's")
+	}
+	fmt.Fprintln(w)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "NAME\tUNIT\tN\tP50\tP90\tENGINE P50\tENGINE P90\tRATIO\tTARGET\t")
+	for _, m := range r.Measurements {
+		fmt.Fprintln(table, strings.Join(m.row(), "\t"))
+	}
+	_ = table.Flush() // what cannot be printed is in the file
+	for phase, why := range r.Failed {
+		fmt.Fprintf(w, "\nphase %s failed: %s\n", phase, why)
+	}
+	fmt.Fprintf(w, "\n%.0f s; where more is better, p90 is what nine of ten samples reach\n", r.Seconds)
+}
+
+// row is the measurement's line of the table.
+func (m *measurement) row() []string {
+	row := []string{m.Name, m.Unit, fmt.Sprint(len(m.Ours)), figure(m.P50), figure(m.P90), "", "", "", m.goal(), ""}
+	if len(m.Bare) > 0 {
+		row[5], row[6], row[7] = figure(m.BareP50), figure(m.BareP90), figure(m.Ratio)
+	}
+	switch {
+	case m.Missed:
+		row[9] = "MISSED"
+	case m.Target != target{}:
+		row[9] = "ok"
+	}
+	return row
+}
+
+func (r *report) save(path string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// measureRestart kills a worker with twenty sandboxes, starts it, and measures from the start of the
+// process to the first exec that it served; and the memory of it all.
+func measureRestart(ctx context.Context, b *bench) (err error) {
+	r := b.role
+	r.Dir = path.Join(b.dir, "apart")
+	d, err := deploy(ctx, r, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.end()) }()
+	const sandboxes = 20
+	small := spec()
+	small.Memory = 64 << 20
+	boxes, err := d.sandboxes(ctx, sandboxes, small)
+	if err != nil {
+		return err
+	}
+	m := &measurement{Name: fmt.Sprintf("worker restart with %d sandboxes to the first exec", sandboxes), Unit: unitMilliseconds, Target: target{ofP50, 500}}
+	for i := range b.pick(11, 3) {
+		took, err := d.restartWorker(ctx, boxes[i%sandboxes])
+		if err != nil {
+			return err
+		}
+		m.Ours = append(m.Ours, took)
+	}
+	b.add(m)
+	for _, s := range boxes { // all are served again before memory is read
+		if err := execTrue(ctx, s); err != nil {
+			return err
+		}
+	}
+	return b.fleetMemory(ctx, d, sandboxes)
+}
+
+func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64, error) {
+	d.worker.kill()
+	took, err := timed(func() error {
+		if err := d.startWorker(); err != nil {
+			return err
+		}
+		return execTrue(ctx, s)
+	})
+	if err != nil {
+		return took, fmt.Errorf("%w; the worker says:\n%s", err, d.worker.lastWords())
+	}
+	_, err = d.worker.hello(ctx)
+	return took, err
+}
+
+// fleetMemory measures the processes of a deployment whose worker is apart, and its supervisors.
+func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) error {
+	supervisors, err := supervisorsOf(ctx, d)
+	if err != nil {
+		return err
+	}
+	with := fmt.Sprintf(", %d sandboxes", sandboxes)
+	for _, p := range []struct {
+		name   string
+		pids   []int
+		target target
+	}{
+		{"memory of NATS and coordinator" + with, []int{d.server.pid()}, target{}},
+		{"memory of the worker" + with, []int{d.worker.pid()}, target{ofWorst, 80}},
+		{"memory of a supervisor", supervisors, target{ofWorst, 8}},
+	} {
+		rss := &measurement{Name: p.name, Unit: unitMemory, Target: p.target}
+		pss := &measurement{Name: "  its share where pages are shared", Unit: unitMemory}
+		for _, pid := range p.pids {
+			r, s, err := resident(pid)
+			if err != nil {
+				return err
+			}
+			rss.Ours, pss.Ours = append(rss.Ours, r), append(pss.Ours, s)
+		}
+		b.add(rss)
+		b.add(pss)
+	}
+	return nil
+}
+
+// supervisorsOf lists the processes 1 of the deployment's sandboxes, as the host numbers them.
+func supervisorsOf(ctx context.Context, d *deployment) ([]int, error) {
+	e, err := docker.Connect(ctx, docker.Config{Host: d.role.Engine, Deployment: d.id, Fence: docker.Unfenced})
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	containers, err := e.Containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, c := range containers {
+		c, err := e.Inspect(ctx, c.ID)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, c.Pid)
+	}
+	return pids, nil
+}

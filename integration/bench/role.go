@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/pprof"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/worker"
+)
+
+// roleVariable carries a role to a process of this binary.
+const roleVariable = "BOXFLEET_BENCH_ROLE"
+
+// role says what a process of the deployment runs.
+type role struct {
+	Server     bool   `json:"server,omitempty"` // NATS and a coordinator
+	Worker     bool   `json:"worker,omitempty"`
+	URL        string `json:"url,omitempty"` // of NATS, for a worker without the server
+	Dir        string `json:"dir"`
+	Engine     string `json:"engine"`
+	Supervisor string `json:"supervisor"`
+}
+
+// hello is the line that a process prints when it takes work.
+type hello struct {
+	URL        string `json:"url"`
+	Deployment string `json:"deployment"`
+}
+
+// play runs a role until the bench goes away or says TERM. The bench speaks through stdin, one
+// command a line, and gets a line for each: its end is the end of the bench, however that came.
+func play(encoded string, commands io.Reader, answers io.Writer) error {
+	var r role
+	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	group, ctx := errgroup.WithContext(ctx)
+	url, connect := r.URL, jetstream.Config{URL: r.URL, Name: "bench"}
+	if r.Server {
+		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench"})
+		if err != nil {
+			return err
+		}
+		defer server.Stop()
+		url, connect.InProcess = server.ClientURL(), server
+		if err := r.start(ctx, group, connect, coordinate); err != nil {
+			return err
+		}
+	}
+	if r.Worker {
+		if err := r.start(ctx, group, connect, work); err != nil {
+			return err
+		}
+	}
+	deployment, err := deploymentOf(ctx, connect)
+	if err != nil {
+		return err
+	}
+	if err := json.NewEncoder(answers).Encode(hello{URL: url, Deployment: deployment}); err != nil {
+		return err
+	}
+	go func() {
+		obey(commands, answers)
+		stop()
+	}()
+	return group.Wait()
+}
+
+// runner runs a part of the deployment on a connection of its own.
+type runner func(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error
+
+// start runs a part in the group, and waits until it takes work.
+func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Config, run runner) error {
+	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	conn, err := jetstream.Connect(connecting, cfg)
+	if err != nil {
+		return err
+	}
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	group.Go(func() error {
+		defer conn.Close()
+		err := run(ctx, r, conn, func() { close(ready) })
+		ended <- err
+		return err
+	})
+	select {
+	case <-ready:
+		return nil
+	case err := <-ended:
+		return fmt.Errorf("ended before it was ready: %w", err)
+	}
+}
+
+func coordinate(ctx context.Context, _ role, conn *jetstream.Conn, ready func()) error {
+	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true, OnReady: ready})
+}
+
+func work(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
+	return worker.Run(ctx, worker.Config{
+		Conn: conn, Name: "bench", Build: "bench", StateDir: filepath.Join(r.Dir, "worker"),
+		Engine: r.Engine, Supervisor: r.Supervisor, OnReady: ready,
+	})
+}
+
+func deploymentOf(ctx context.Context, cfg jetstream.Config) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	conn, err := jetstream.Connect(ctx, cfg)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if err := conn.Open(ctx); err != nil {
+		return "", err
+	}
+	return conn.Deployment(), nil
+}
+
+const (
+	commandProfile    = "profile" // and a path
+	commandEndProfile = "end-profile"
+	answerDone        = "done"
+)
+
+// obey does what the bench says until it says no more.
+func obey(commands io.Reader, answers io.Writer) {
+	lines := bufio.NewScanner(commands)
+	var profile *os.File
+	for lines.Scan() {
+		var err error
+		switch verb, argument, _ := strings.Cut(lines.Text(), " "); verb {
+		case commandProfile:
+			if profile, err = os.Create(argument); err == nil {
+				err = pprof.StartCPUProfile(profile)
+			}
+		case commandEndProfile:
+			pprof.StopCPUProfile()
+			err = profile.Close()
+		default:
+			err = fmt.Errorf("no command %q", verb)
+		}
+		if err != nil {
+			slog.Error("the bench's command failed", "error", err)
+			fmt.Fprintln(answers, err)
+			continue
+		}
+		fmt.Fprintln(answers, answerDone)
+	}
+}
