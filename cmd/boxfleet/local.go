@@ -58,21 +58,19 @@ func (p *program) startLocal(ctx context.Context, server embedded.Config, epheme
 		f.close()
 		return nil, err
 	}
-	ready := make(chan struct{}, 2)
-	kConfig.SyncAlways, kConfig.OnReady = true, func() { ready <- struct{}{} }
-	wConfig.Ephemeral, wConfig.OnReady = ephemeral, func() { ready <- struct{}{} }
-	f.run(working, kConfig, wConfig)
-	for range 2 {
-		select {
-		case <-ready:
-		case <-f.ended:
-			f.close()
-			return nil, f.err
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.end())
-		}
+	kReady, wReady := make(chan struct{}), make(chan struct{})
+	kConfig.SyncAlways, kConfig.OnReady = true, func() { close(kReady) }
+	wConfig.Ephemeral, wConfig.OnReady = ephemeral, func() { close(wReady) }
+	f.run(working, kConfig, wConfig, kReady)
+	select {
+	case <-wReady:
+		return f, nil
+	case <-f.ended:
+		f.close()
+		return nil, f.err
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), f.end())
 	}
-	return f, nil
 }
 
 func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
@@ -90,17 +88,22 @@ func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
 }
 
 // run runs the roles until ctx ends: then the worker ends first, while the coordinator still
-// decides what it reports. One role's failure ends the other.
-func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config) {
+// decides what it reports. The worker begins when the coordinator has made the streams. One role's
+// failure ends the other.
+func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, ready <-chan struct{}) {
 	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))
 	f.roles.Go(func() error {
 		defer stopDeciding()
-		return worker.Run(ctx, w)
+		select {
+		case <-ready:
+			return worker.Run(ctx, w)
+		case <-ctx.Done():
+			return nil
+		}
 	})
 	f.roles.Go(func() error { return coordinator.Run(deciding, k) })
 	go func() {
 		f.err = f.roles.Wait()
-		stopDeciding()
 		close(f.ended)
 	}()
 }

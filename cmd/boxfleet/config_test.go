@@ -1,0 +1,142 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// configured runs the configuration of a command that has every flag, as main does.
+func configured(t *testing.T, command string, args ...string) (config, error) {
+	t.Helper()
+	p := &program{stderr: new(strings.Builder)}
+	root := p.root()
+	cmd, rest, err := root.Find(append([]string{command}, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.RunE, cmd.Args = func(*cobra.Command, []string) error { return nil }, nil
+	root.SetArgs(append([]string{command}, rest...))
+	err = root.ExecuteContext(t.Context())
+	return p.config, err
+}
+
+// clean gives the test a machine without configuration.
+func clean(t *testing.T) (file string) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", dir)
+	t.Setenv("XDG_DATA_HOME", filepath.Join(dir, "data"))
+	if err := os.MkdirAll(filepath.Join(dir, "boxfleet"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "boxfleet", "config.yaml")
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFlagsGoOverEnvironmentOverFileOverDefaults(t *testing.T) {
+	file := clean(t)
+	read := func(args ...string) int {
+		t.Helper()
+		c, err := configured(t, "worker", args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Worker.Slots
+	}
+	if got := read(); got != 100 {
+		t.Errorf("default: want 100, got %d", got)
+	}
+	write(t, file, "worker:\n  slots: 3\n  allow_mounts: [/a, /b]\n")
+	if got := read(); got != 3 {
+		t.Errorf("file: want 3, got %d", got)
+	}
+	t.Setenv("BOXFLEET_WORKER_SLOTS", "4")
+	if got := read(); got != 4 {
+		t.Errorf("environment: want 4, got %d", got)
+	}
+	if got := read("--slots", "5"); got != 5 {
+		t.Errorf("flag: want 5, got %d", got)
+	}
+	c, err := configured(t, "worker")
+	if err != nil || strings.Join(c.Worker.AllowMounts, " ") != "/a /b" {
+		t.Errorf("a list in the file: %q, %v", c.Worker.AllowMounts, err)
+	}
+	t.Setenv("BOXFLEET_WORKER_ALLOW_MOUNTS", "/c,/d")
+	if c, err = configured(t, "worker"); err != nil || strings.Join(c.Worker.AllowMounts, " ") != "/c /d" {
+		t.Errorf("a list in the environment: %q, %v", c.Worker.AllowMounts, err)
+	}
+}
+
+func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
+	for name, tc := range map[string]struct{ file, env, want string }{
+		"unknown key":        {"natz: nats://x\n", "", "natz"},
+		"unknown nested key": {"worker:\n  slotz: 3\n", "", "worker.slotz"},
+		"not a number":       {"worker:\n  slots: many\n", "", "worker.slots"},
+		"a map for a value":  {"worker:\n  slots:\n    x: 1\n", "", "worker.slots"},
+		"not a duration":     {"", "BOXFLEET_COORDINATOR_CLEANUP_TTL=7", "coordinator.cleanup_ttl"},
+		"not an output":      {"", "BOXFLEET_OUTPUT=xml", "output"},
+		"not yaml":           {"{", "", "config.yaml"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := clean(t)
+			if tc.file != "" {
+				write(t, file, tc.file)
+			}
+			if k, v, ok := strings.Cut(tc.env, "="); ok {
+				t.Setenv(k, v)
+			}
+			_, err := configured(t, "worker")
+			if err == nil || !strings.Contains(err.Error(), tc.want) || codeOf(err) != exitUsage {
+				t.Errorf("want a usage error that names %s, got %v", tc.want, err)
+			}
+		})
+	}
+}
+
+func TestEveryKeyIsInTheReference(t *testing.T) {
+	data, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{}
+	for _, s := range new(config).settings() {
+		want[reference(&s)] = true
+	}
+	for _, line := range strings.Split(string(data), "\n") {
+		if !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		if !want[line] {
+			t.Errorf("docs/configuration.md has a row that is no key's:\n%s", line)
+		}
+		delete(want, line)
+	}
+	for line := range want {
+		t.Errorf("docs/configuration.md lacks the row:\n%s", line)
+	}
+}
+
+// reference is a key's row in docs/configuration.md.
+func reference(s *setting) string {
+	def, flag := s.def, ""
+	if def != "" {
+		def = "`" + def + "`"
+	}
+	for _, command := range s.commands {
+		if flag = "`--" + s.flag() + "`"; command != "" {
+			flag += " of " + strings.Join(s.commands, ", ")
+		}
+		break
+	}
+	return strings.Join([]string{"| `" + s.key + "`", "`" + s.env() + "`", flag, def, s.meaning + " |"}, " | ")
+}
