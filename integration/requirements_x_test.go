@@ -1,0 +1,578 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// The requirements on execs, files and sandboxes, each named by its line.
+
+// script is an exec of the image's shell, for tests of what happens inside.
+func script(text string) protocol.ExecSpec {
+	return protocol.ExecSpec{Command: []string{"sh", "-c", text}}
+}
+
+// mustExec runs an exec that must finish with exit code 0, and returns its stdout.
+func mustExec(ctx context.Context, t *testing.T, s *sdk.Sandbox, spec protocol.ExecSpec) string {
+	t.Helper()
+	r, err := s.Exec(ctx, spec)
+	if err != nil {
+		t.Fatalf("exec %.100q: %v", spec.Command, err)
+	}
+	if r.ExitCode == nil || *r.ExitCode != 0 {
+		t.Fatalf("exec %.100q: exit code %v, stderr %q", spec.Command, code(r), r.Stderr)
+	}
+	return string(r.Stdout)
+}
+
+// code is a result's exit code in words.
+func code(r *sdk.Result) string {
+	if r == nil || r.ExitCode == nil {
+		return "not known"
+	}
+	return fmt.Sprint(*r.ExitCode)
+}
+
+// wantError fails the test unless err is a typed error with this code, reason and field; an empty
+// reason or field is not compared.
+func wantError(t *testing.T, what string, err error, code protocol.Code, reason, field string) {
+	t.Helper()
+	var e *protocol.Error
+	if !errors.As(err, &e) {
+		t.Errorf("%s: got the error %v, want a *protocol.Error", what, err)
+		return
+	}
+	if e.Code != code || reason != "" && e.Reason != reason || field != "" && e.Field != field {
+		t.Errorf("%s: got %v, want %s (%s) in field %q", what, e, code, reason, field)
+	}
+}
+
+// hardWords are what a shell would mangle.
+var hardWords = []string{
+	"a b", "'", `"`, `'"'"'`, "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "; touch /tmp/pwned", "-n", "--", "-", "new\nline",
+	"tab\there", "ü 日本 😀", "*", "\\", "${HOME}", "%s%n", "", "\x01\x7f", "not \xff\xfe utf-8",
+}
+
+func TestX1_BytesOfAnyKindComeBackUnchanged(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	table := make([]byte, 256)
+	for i := range table {
+		table[i] = byte(i)
+	}
+	random := make([]byte, 10<<20)
+	_, _ = rand.Read(random) // never fails
+	source := filepath.Join(t.TempDir(), "ten megabytes")
+	if err := os.WriteFile(source, random, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	spec := f.Spec()
+	copied, err := f.Client.CopyTree(ctx, source, "/data/ten megabytes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Copies = []protocol.Copy{copied}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("x1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{
+		"nothing": {}, "one zero byte": {0}, "all 256 bytes": table, "delimiters": []byte("EOF\n'\"`$(x)\\\r\n\x00BOXFLEET\n"),
+		"96 KiB": random[:96<<10], "97 KiB": random[:97<<10], "128 KiB": random[:128<<10],
+	} {
+		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat"}, Stdin: content})
+		if err != nil || !bytes.Equal(r.Stdout, content) {
+			t.Errorf("%s through stdin and stdout: %v, %d bytes of %d came back, or others", name, err, len(r.Stdout), len(content))
+		}
+	}
+	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat", "/data/ten megabytes"}}, sdk.WithCollect(64<<20))
+	if err != nil || !bytes.Equal(r.Stdout, random) {
+		t.Errorf("10 MB through a copy and stdout: %v, %d bytes came back, or others", err, len(r.Stdout))
+	}
+	_, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat"}, Stdin: random[:128<<10+1]})
+	wantError(t, "stdin above the bound", err, protocol.InvalidArgument, "", "spec.stdin")
+}
+
+func TestX2_ArgumentsAndPathsAreNeverShell(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x2")
+	got := mustExec(ctx, t, s, protocol.ExecSpec{Command: append([]string{"sh", "-c", `printf '%s\0' "$@"`, "sh"}, hardWords...)})
+	if want := strings.Join(hardWords, "\x00") + "\x00"; got != want {
+		t.Errorf("arguments arrive as\n%q, want\n%q", got, want)
+	}
+	for _, word := range hardWords {
+		if word == "" {
+			continue
+		}
+		dir := "/tmp/dir/" + word
+		mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"mkdir", "-p", dir}})
+		if got := mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"pwd"}, Cwd: dir}); got != filepath.Clean(dir)+"\n" {
+			t.Errorf("a command in the directory %q runs in %q", dir, got)
+		}
+		mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"cp", "/bin/busybox", dir + "/true"}})
+		mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{dir + "/true"}})
+	}
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"test", "!", "-e", "/tmp/pwned"}})
+
+	for field, spec := range map[string]protocol.ExecSpec{
+		"spec.command[1]": {Command: []string{"echo", "a\x00b"}},
+		"spec.cwd":        {Command: []string{"true"}, Cwd: "/tmp\x00/"},
+		"spec.env.A":      {Command: []string{"true"}, Env: map[string]string{"A": "\x00"}},
+	} {
+		_, err := s.Exec(ctx, spec)
+		wantError(t, "a NUL byte in "+field, err, protocol.InvalidArgument, "", field)
+		_, err = f.Client.Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: s.ID(), Payload: protocol.Request{ExecID: "nul", Exec: &spec}})
+		wantError(t, "a NUL byte past the SDK in "+field, err, protocol.InvalidArgument, "", field)
+	}
+}
+
+func TestX3_CodeGoesInOnStdinToAnyInterpreterOfTheImage(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x3")
+	const text = "echo \"it's $((6*7))\" '\"quoted\"'\ncat <<'EOF'\n$(not run) `nor this` é\nEOF\n"
+	for _, interpreter := range []string{"sh", "ash"} {
+		r, err := s.RunCode(ctx, interpreter, text)
+		if want := "it's 42 \"quoted\"\n$(not run) `nor this` é\n"; err != nil || string(r.Stdout) != want {
+			t.Errorf("%s: %v, got %q, want %q", interpreter, err, r.Stdout, want)
+		}
+	}
+	r, err := s.RunCode(ctx, "python3.99", "print(1)")
+	if err != nil || code(r) != "127" || len(r.Stderr) == 0 {
+		t.Errorf("an interpreter that the image does not have: %v, exit code %s, stderr %q; want 127 and a message", err, code(r), r.Stderr)
+	}
+	for _, name := range []string{"", "sh\n", "\nsh", "sh -c", "/bin/sh", "../sh", "sh;id", "-sh", "sh\x00", "$(sh)", "pythön"} {
+		_, err := s.RunCode(ctx, name, "echo")
+		wantError(t, fmt.Sprintf("the interpreter %q", name), err, protocol.InvalidArgument, "", "interpreter")
+	}
+}
+
+func TestX4_EnvironmentHasLayersAndCheckedNames(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.Env = map[string]string{"FROM_SANDBOX": "sandbox", "OVER": "sandbox", "_odd9": "a=b c'd\"\n$x"}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("x4"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	show := script(`printf '%s|' "$PATH" "$FROM_SANDBOX" "$OVER" "$FROM_EXEC" "$_odd9"`)
+	const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	if got, want := mustExec(ctx, t, s, show), path+"|sandbox|sandbox||a=b c'd\"\n$x|"; got != want {
+		t.Errorf("image and sandbox: %q, want %q", got, want)
+	}
+	show.Env = map[string]string{"OVER": "exec", "FROM_EXEC": "exec", "PATH": "/bin:/x"}
+	if got, want := mustExec(ctx, t, s, show), "/bin:/x|sandbox|exec|exec|a=b c'd\"\n$x|"; got != want {
+		t.Errorf("image, sandbox and exec: %q, want %q", got, want)
+	}
+	show.Env = nil
+	if got := mustExec(ctx, t, s, show); strings.Contains(got, "exec") {
+		t.Errorf("what one exec was given is seen by the next: %q", got)
+	}
+	for _, name := range []string{"", "1A", "A-B", "A.B", "A B", "A=B", "A\n", "\nA", "Ä", "A\x00"} {
+		bad := map[string]string{name: "x"}
+		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Env: bad})
+		wantError(t, fmt.Sprintf("exec with the variable %q", name), err, protocol.InvalidArgument, "", "spec.env."+name)
+		spec := f.Spec()
+		spec.Env = bad
+		_, err = f.Client.Create(ctx, spec)
+		wantError(t, fmt.Sprintf("sandbox with the variable %q", name), err, protocol.InvalidArgument, "", "spec.env."+name)
+	}
+}
+
+func TestX6_StreamsStayApartAndGoOnFromAnOffset(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x6")
+	const lines = 40
+	x, err := s.Start(ctx, script(`i=0; while [ $i -lt 40 ]; do echo "out $i"; echo "err $i" >&2; usleep 20000; i=$((i+1)); done`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]*bytes.Buffer{sdk.Stdout: {}, sdk.Stderr: {}}
+	connections := 0
+	for live := false; connections < 1000; connections++ {
+		ended := true
+		o := sdk.LogsOptions{FromStdout: int64(got[sdk.Stdout].Len()), FromStderr: int64(got[sdk.Stderr].Len()), Follow: true}
+		for k, err := range x.Logs(ctx, o) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := got[k.Stream]
+			if k.Offset != int64(b.Len()) {
+				t.Fatalf("connection %d: a chunk of %s at %d follows byte %d", connections, k.Stream, k.Offset, b.Len())
+			}
+			b.Write(k.Data)
+			if !live && b.Len() > 0 {
+				now, err := s.GetExec(ctx, x.ID())
+				if err != nil {
+					t.Fatal(err)
+				}
+				live = !now.Info().State.Terminal()
+				if !live {
+					t.Fatal("the first output came when the exec had ended")
+				}
+			}
+			ended = false
+			break // the connection is lost after every chunk
+		}
+		if ended {
+			break
+		}
+	}
+	for stream, prefix := range map[string]string{sdk.Stdout: "out ", sdk.Stderr: "err "} {
+		var want strings.Builder
+		for i := range lines {
+			fmt.Fprintf(&want, "%s%d\n", prefix, i)
+		}
+		if got[stream].String() != want.String() {
+			t.Errorf("%s over %d connections is %q", stream, connections, got[stream])
+		}
+	}
+	if connections < 3 {
+		t.Errorf("the output came over %d connections only: nothing was streamed", connections)
+	}
+	r, err := x.Wait(ctx)
+	if err != nil || string(r.Stdout) != got[sdk.Stdout].String() || string(r.Stderr) != got[sdk.Stderr].String() {
+		t.Errorf("the collected result differs from the stream: %v", err)
+	}
+}
+
+func TestX7_OutputIsBytes(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x7")
+	// "ä€😀", cut within each character.
+	text := `printf '\303'; usleep 60000; printf '\244\342\202'; usleep 60000; printf '\254\360\237'; usleep 60000; printf '\230\200'`
+	var live bytes.Buffer
+	r, err := s.Exec(ctx, script(text), sdk.WithStdout(&live))
+	if err != nil || live.String() != "ä€😀" {
+		t.Errorf("cut characters, streamed: %v, %q", err, live.String())
+	}
+	if r, err = s.Exec(ctx, script(text)); err != nil || string(r.Stdout) != "ä€😀" {
+		t.Errorf("cut characters, collected: %v, %q", err, r.Stdout)
+	}
+	garbage := make([]byte, 100<<10)
+	_, _ = rand.Read(garbage) // never fails
+	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", `tee /tmp/garbage >&2; printf '\377\376\200\0'`}, Stdin: garbage})
+	if err != nil || !bytes.Equal(r.Stderr, garbage) || string(r.Stdout) != "\xff\xfe\x80\x00" {
+		t.Errorf("bytes that are no text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
+	}
+	// It is in the history too, which JSON readers read.
+	for e, err := range f.Client.Events(ctx, s.ID(), 1, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Exec != nil && e.Exec.Inline && e.Kind == protocol.ExecFinished {
+			protocol.EncodeAs(protocol.ContentJSON, e) // panics on what it cannot say
+		}
+	}
+}
+
+// blockedWriter takes nothing until it is released.
+type blockedWriter struct {
+	release chan struct{}
+	bytes.Buffer
+}
+
+func (w *blockedWriter) Write(p []byte) (int, error) {
+	<-w.release
+	return w.Buffer.Write(p)
+}
+
+func TestX8_OutputIsCappedAndNobodySlowsAProcess(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x8")
+
+	spec := script(`yes 0123456789abcde | head -c 20000000; yes e | head -c 300000 >&2; echo > /tmp/done`)
+	spec.OutputLimit = 100_000
+	r, err := s.Exec(ctx, spec, sdk.WithCollect(1<<20))
+	if err != nil || code(r) != "0" {
+		t.Fatalf("a command that writes beyond its cap: %v, exit code %s", err, code(r))
+	}
+	if !r.Truncated || r.StdoutBytes != 100_000 || r.StderrBytes != 100_000 || len(r.Stdout) != 100_000 || len(r.Stderr) != 100_000 {
+		t.Errorf("truncated %v, %d and %d bytes kept, %d and %d collected, want 100000", r.Truncated, r.StdoutBytes, r.StderrBytes, len(r.Stdout), len(r.Stderr))
+	}
+	if want := strings.Repeat("0123456789abcde\n", 6250); string(r.Stdout) != want {
+		t.Error("what is kept is not the beginning")
+	}
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"test", "-e", "/tmp/done"}})
+	spec = script("head -c 100000 /dev/zero")
+	spec.OutputLimit = 100_000
+	if r, err = s.Exec(ctx, spec); err != nil || r.Truncated {
+		t.Errorf("output of exactly the cap: %v, truncated %v", err, r.Truncated)
+	}
+
+	w := &blockedWriter{release: make(chan struct{})}
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Exec(ctx, script("yes 0123456789abcde | head -c 20000000"), sdk.WithID("slow"), sdk.WithStdout(w))
+		done <- err
+	}()
+	f.Eventually(20*time.Second, "an exec whose reader takes nothing ends", func() error {
+		x, err := s.GetExec(ctx, "slow")
+		if err == nil && x.Info().State != protocol.ExecStateFinished {
+			err = fmt.Errorf("it is %s", x.Info().State)
+		}
+		return err
+	})
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // nor is another exec slowed
+	close(w.release)
+	if err := <-done; err != nil || w.Len() != 20_000_000 {
+		t.Errorf("the slow reader gets %d bytes: %v", w.Len(), err)
+	}
+}
+
+func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x9")
+	begin := time.Now()
+	r, err := s.Exec(ctx, script("sleep 100 & echo started; (sleep 100; echo never) & exit 4"))
+	if err != nil || code(r) != "4" || string(r.Stdout) != "started\n" {
+		t.Errorf("got %v, exit code %s, %q", err, code(r), r.Stdout)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("the result came after %s", took)
+	}
+	if got := mustExec(ctx, t, s, script("ps -o args | grep -c '^sleep 100'")); got != "2\n" {
+		t.Errorf("%s background processes are left, want 2: what runs on belongs to the sandbox", strings.TrimSpace(got))
+	}
+}
+
+func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x10")
+	const stubborn = `trap '' TERM INT HUP; while :; do sleep 4711; done`
+	spec := script(`
+		trap 'echo got TERM' TERM
+		echo before
+		sh -c "` + stubborn + `" &
+		setsid sh -c "` + stubborn + `" &
+		( ( setsid sh -c "` + stubborn + `" & ) & )
+		nohup sh -c "` + stubborn + `" >/dev/null 2>&1 </dev/null &
+		while :; do echo tick >&2; usleep 20000; done`)
+	spec.Timeout, spec.Grace = protocol.Duration(700*time.Millisecond), protocol.Duration(400*time.Millisecond)
+	begin := time.Now()
+	r, err := s.Exec(ctx, spec)
+	took := time.Since(begin)
+	wantError(t, "an exec that timed out", err, protocol.DeadlineExceeded, protocol.ReasonTimeout, "")
+	if r == nil {
+		t.Fatal("no result")
+	}
+	if r.State != protocol.ExecStateTimedOut || !strings.HasPrefix(string(r.Stdout), "before\n") || !strings.Contains(string(r.Stdout), "got TERM") || !strings.Contains(string(r.Stderr), "tick") {
+		t.Errorf("state %s, stdout %q, %d bytes of stderr; want what was printed so far", r.State, r.Stdout, len(r.Stderr))
+	}
+	if took < 1100*time.Millisecond || took > 4*time.Second {
+		t.Errorf("ended after %s, want timeout and grace, 1.1 s: output does not put it off, nor end it before", took)
+	}
+	if left := mustExec(ctx, t, s, script(`ps -o pid,stat,args | grep '[s]leep 4711' | grep -v ' Z' || true`)); left != "" {
+		t.Errorf("processes survive the timeout:\n%s", left)
+	}
+	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateReady {
+		t.Errorf("the sandbox is %s: %v", s.Info().State, err)
+	}
+}
+
+func TestX11_ExitCodesAreTheTruth(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x11")
+	for text, want := range map[string]string{
+		"exit 0": "0", "exit 1": "1", "exit 255": "255", "kill -KILL $$": "137", "kill -TERM $$": "143", "kill -SEGV $$": "139",
+		"no-such-command": "127",
+	} {
+		r, err := s.Exec(ctx, script(text))
+		if err != nil || code(r) != want || r.State != protocol.ExecStateFinished {
+			t.Errorf("%s: %v, %s with exit code %s, want %s", text, err, r.State, code(r), want)
+		}
+	}
+	for want, argv := range map[string][]string{
+		"127": {"no-such-command"}, "126": {"/etc/passwd"},
+	} {
+		r, err := s.Exec(ctx, protocol.ExecSpec{Command: argv})
+		if err != nil || code(r) != want || !strings.Contains(string(r.Stderr), argv[0]) {
+			t.Errorf("%s: %v, exit code %s, stderr %q; want %s and a message", argv[0], err, code(r), r.Stderr, want)
+		}
+	}
+
+	// What is not known is said to be not known: the container goes, and the supervisor with it.
+	x, err := s.Start(ctx, script("echo started; sleep 100"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		break // it runs
+	}
+	if err := s.Refresh(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("docker", "kill", s.Info().Container).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r, err := x.Wait(ctx)
+	if err == nil || r == nil || r.State != protocol.ExecStateFailed || r.ExitCode != nil {
+		t.Errorf("an exec whose container was killed: %v, %+v; want failed, and no exit code", err, r)
+	}
+	wantError(t, "an exec whose container was killed", err, protocol.Unavailable, protocol.ReasonInterrupted, "")
+}
+
+func TestX14_ASandboxStatesItsIsolation(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("x14")
+	out, err := exec.Command("docker", "inspect", "-f", "{{.HostConfig.Runtime}}", s.Info().Container).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := s.Info().Isolation, strings.TrimSpace(string(out)); got == "" || got != want {
+		t.Errorf("the handle says %q, the engine %q", got, want)
+	}
+	// It is a machine of its own: other processes, another root, another network.
+	if got := mustExec(ctx, t, s, script("hostname; ls /proc | grep -c '^[0-9]*$'; ip -o -4 addr show eth0 | wc -l")); !strings.HasPrefix(got, "x14\n") || !strings.HasSuffix(got, "\n1\n") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestX15_AbilitiesOfAHostAreToldBeforehand(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	f.Worker("w1", fleet.Role{AllowMounts: []string{dir}, Slots: 7})
+	var host *protocol.Host
+	f.Eventually(10*time.Second, "the host is listed", func() error {
+		hosts, err := f.Client.Hosts(ctx)
+		if err != nil || len(hosts) != 1 {
+			return fmt.Errorf("%d hosts: %v", len(hosts), err)
+		}
+		host = hosts[0]
+		return nil
+	})
+	if host.Runtime == "" || host.Engine == "" || host.Slots != 7 || len(host.Mounts) != 1 || host.Mounts[0] != dir || host.Memory == 0 || host.CPU == 0 {
+		t.Errorf("the host does not say what it can: %+v", host)
+	}
+	// What nobody can do is refused before it costs anything, and not tried.
+	spec := f.Spec()
+	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/m", Writable: true}}
+	_, err := f.Client.Create(ctx, spec)
+	wantError(t, "a writable mount", err, protocol.InvalidArgument, "", "spec.mounts[0].writable")
+}
+
+func TestX16_TwoClientsSeeTheSameSandbox(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	mine := f.Create("x16")
+	other, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Name: "the other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	theirs, err := other.Get(ctx, "x16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow := func(c *sdk.Client) <-chan []string {
+		ch := make(chan []string, 1)
+		go func() {
+			var lines []string
+			for e, err := range c.Events(ctx, "x16", 1, true) {
+				if err != nil {
+					lines = append(lines, err.Error())
+					break
+				}
+				lines = append(lines, fmt.Sprintf("%d %s %s", e.Sequence, e.Kind, e.State))
+			}
+			ch <- lines
+		}()
+		return ch
+	}
+	one, two := follow(f.Client), follow(other)
+	mustExec(ctx, t, mine, script("echo shared > /tmp/file"))
+	if got := mustExec(ctx, t, theirs, script("cat /tmp/file")); got != "shared\n" {
+		t.Errorf("the other client reads %q", got)
+	}
+	x, err := mine.Start(ctx, script("sleep 100"), sdk.WithID("long"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := theirs.Cancel(ctx, x.ID()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := x.Wait(ctx)
+	if err == nil || r.State != protocol.ExecStateCancelled {
+		t.Errorf("an exec that the other client cancelled: %v", err)
+	}
+	if err := theirs.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := mine.WaitDeleted(ctx); err != nil {
+		t.Fatal(err)
+	}
+	a, b := strings.Join(<-one, "\n"), strings.Join(<-two, "\n")
+	if a != b || !strings.HasSuffix(a, "sandbox.deleted deleted") {
+		t.Errorf("the clients saw different histories:\n%s\n--\n%s", a, b)
+	}
+}
+
+func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.IdleTTL = protocol.Duration(time.Second)
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("x17"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Exec(ctx, script("sleep 3")) // three times the idle time, without a word
+	if err != nil || code(r) != "0" {
+		t.Fatalf("the exec was ended: %v, exit code %s", err, code(r))
+	}
+	if err := s.WaitStopped(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if s.Info().Reason != protocol.ReasonIdleTTL {
+		t.Errorf("it was stopped with reason %q", s.Info().Reason)
+	}
+	for e, err := range f.Client.Events(ctx, "x17", 1, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Kind != protocol.SandboxStopRequested {
+			continue
+		}
+		// The handle says from when the idle time counts.
+		if idle := e.Time.Sub(s.Info().ActiveAt); idle < time.Second || e.Time.Before(r.Ended.Add(900*time.Millisecond)) {
+			t.Errorf("stopped %s after the last activity, %s after the exec", idle, e.Time.Sub(r.Ended))
+		}
+	}
+}
