@@ -131,7 +131,7 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 	streams := []jetstream.StreamConfig{
 		{
 			Name: protocol.StreamRequests, Subjects: []string{protocol.RequestFilter},
-			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew, MaxMsgs: a.Requests,
+			Discard: jetstream.DiscardNew, MaxMsgs: a.Requests,
 			MaxBytes: 4 << 30, MaxMsgSize: protocol.MaxSpecBytes + 64<<10, Duplicates: a.Duplicates,
 		},
 		{
