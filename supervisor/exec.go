@@ -110,9 +110,9 @@ func (e *exec) run(start *control.Start, reply func()) {
 // claim takes the id for good: the directory outlives this boot, so that an exec that was
 // interrupted by the end of PID 1 is never started a second time.
 func (e *exec) claim() *protocol.Error {
-	e.s.disk.acquire()
+	e.s.files.acquire()
 	err := unix.Mkdirat(e.s.execsFD, e.id, 0o700)
-	e.s.disk.release()
+	e.s.files.release()
 	switch err {
 	case nil:
 		return nil
@@ -136,12 +136,12 @@ func (e *exec) refuse(err *protocol.Error) {
 // follow takes the process's pipes.
 func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 	file := func(name string) *sink {
-		return &sink{dir: e.s.execsFD, path: e.id + "/" + name, limit: start.OutputLimit, disk: e.s.disk}
+		return &sink{dir: e.s.execsFD, path: e.id + "/" + name, limit: start.OutputLimit}
 	}
 	e.mu.Lock()
 	e.started = began
-	e.stdout = newStream(p.stdout, file(control.StdoutName), start.InlineLimit, e.grew)
-	e.stderr = newStream(p.stderr, file(control.StderrName), start.InlineLimit, e.grew)
+	e.stdout = newStream(p.stdout, file(control.StdoutName), start.InlineLimit, e.s.files, e.grew)
+	e.stderr = newStream(p.stderr, file(control.StderrName), start.InlineLimit, e.s.files, e.grew)
 	e.mu.Unlock()
 	go e.stdout.pump()
 	go e.stderr.pump()
@@ -239,9 +239,11 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 		return
 	}
 	text := []byte("boxfleet: " + u.message + "\n")
-	k := &sink{dir: e.s.execsFD, path: e.id + "/" + control.StderrName, limit: start.OutputLimit, disk: e.s.disk}
+	k := &sink{dir: e.s.execsFD, path: e.id + "/" + control.StderrName, limit: start.OutputLimit}
+	e.s.files.acquire()
 	k.write(text)
 	k.close()
+	e.s.files.release()
 	e.mu.Lock()
 	e.stderr = &stream{sink: k, settled: true, head: text[:k.size], dropped: k.size > start.InlineLimit}
 	e.mu.Unlock()

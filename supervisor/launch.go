@@ -37,7 +37,7 @@ type launcher struct {
 	accounts accounts
 	reaper   *reaper
 	null     *os.File
-	looking  slots
+	starting slots
 	nextID   atomic.Uint32 // groups given out
 	base     uint32
 }
@@ -52,7 +52,7 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 		accounts: accounts{passwd: "/etc/passwd", group: "/etc/group", reserved: groups},
 		reaper:   r,
 		null:     null,
-		looking:  make(slots, lookupSlots),
+		starting: make(slots, startSlots),
 		base:     groups,
 	}
 	for _, entry := range os.Environ() {
@@ -74,14 +74,14 @@ func (l *launcher) start(c command) (*process, error) {
 	if err := checkStrings(c); err != nil {
 		return nil, err
 	}
+	l.starting.acquire()
+	defer l.starting.release()
 	acct, refused := l.accounts.resolve(c.user)
 	if refused != nil {
 		return nil, refused
 	}
 	env, search := l.environment(c.env, acct)
-	l.looking.acquire()
 	path, err := lookup(acct, c.cwd, c.argv[0], search)
-	l.looking.release()
 	if err != nil {
 		return nil, startError(path, err)
 	}

@@ -77,7 +77,7 @@ func (p *primary) run(w *control.Welcome) {
 }
 
 func (p *primary) sink(name string) *sink {
-	return &sink{dir: p.s.primaryFD, path: name, limit: primaryOutput, disk: p.s.disk, again: true}
+	return &sink{dir: p.s.primaryFD, path: name, limit: primaryOutput, again: true}
 }
 
 // once starts the command and returns when nothing of it is left.
@@ -96,8 +96,8 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 		return
 	}
 	streams := []*stream{
-		newStream(process.stdout, stdout, 0, func() {}),
-		newStream(process.stderr, stderr, 0, func() {}),
+		newStream(process.stdout, stdout, 0, p.s.files, func() {}),
+		newStream(process.stderr, stderr, 0, p.s.files, func() {}),
 	}
 	for _, s := range streams {
 		go s.pump()

@@ -27,12 +27,12 @@ type reaper struct {
 	mu       sync.Mutex
 	children map[int]*child
 
-	wake chan os.Signal
+	wake chan os.Signal // SIGCHLD, for while there is nobody to wait for
 }
 
 func newReaper() *reaper {
 	r := &reaper{children: map[int]*child{}, wake: make(chan os.Signal, 1)}
-	signal.Notify(r.wake, unix.SIGCHLD) // for orphans that come while there is no child to wait for
+	signal.Notify(r.wake, unix.SIGCHLD)
 	return r
 }
 
@@ -48,10 +48,6 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (*chi
 	r.mu.Lock()
 	r.children[pid] = c
 	r.mu.Unlock()
-	select {
-	case r.wake <- unix.SIGCHLD:
-	default:
-	}
 	return c, nil
 }
 

@@ -13,8 +13,8 @@ func (s *supervisor) writeRecord(id string, r *control.Result) {
 	key := s.welcome.Key
 	s.mu.Unlock()
 	data := control.Seal(key, control.Record{Boot: s.boot, Result: *r})
-	s.disk.acquire()
-	defer s.disk.release()
+	s.files.acquire()
+	defer s.files.release()
 	if err := replaceFile(s.execsFD, id+"/"+control.RecordName, data); err != nil {
 		s.config.Logger.Error("an exit record is not on disk", "exec", id, "error", err)
 	}

@@ -20,7 +20,6 @@ type sink struct {
 	dir   int    // the directory's descriptor
 	path  string // below it
 	limit int64
-	disk  slots
 	again bool // the file may be there already: it is continued
 
 	fd        int // 0: not made yet, or closed
@@ -37,8 +36,6 @@ func (k *sink) write(p []byte) {
 	if len(p) == 0 {
 		return
 	}
-	k.disk.acquire()
-	defer k.disk.release()
 	if k.fd == 0 {
 		flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 		if k.again {
@@ -75,6 +72,7 @@ func (k *sink) close() {
 type stream struct {
 	pipe *os.File
 	raw  syscall.RawConn
+	slot slots  // in which system calls are made
 	grew func() // more is in the sink; called with mu held
 
 	kept atomic.Int64 // how much is in the sink, for those who must not wait for the disk
@@ -89,12 +87,12 @@ type stream struct {
 }
 
 // newStream takes the pipe. keep is how much is also kept in memory, to be sent with the result.
-func newStream(pipe *os.File, sink *sink, keep int64, grew func()) *stream {
+func newStream(pipe *os.File, sink *sink, keep int64, slot slots, grew func()) *stream {
 	raw, err := pipe.SyscallConn()
 	if err != nil {
 		panic("supervisor: " + err.Error()) // an open pipe has one
 	}
-	return &stream{pipe: pipe, raw: raw, sink: sink, keep: keep, grew: grew}
+	return &stream{pipe: pipe, raw: raw, sink: sink, keep: keep, slot: slot, grew: grew}
 }
 
 // pump reads until every holder of the pipe is gone. It waits without a thread and without a
@@ -111,11 +109,15 @@ func (s *stream) pump() {
 			}
 		}
 	})
+	s.slot.acquire()
+	defer s.slot.release()
 	s.pipe.Close()
 }
 
 // take moves at most max bytes. It returns 0 at the end of the pipe and -1 when nothing is there.
 func (s *stream) take(fd, max int) int {
+	s.slot.acquire()
+	defer s.slot.release()
 	buf := chunks.Get().(*[chunk]byte)
 	defer chunks.Put(buf)
 	s.mu.Lock()
@@ -158,6 +160,8 @@ func (s *stream) store(p []byte) {
 // settle ends the keeping: it takes what is in the pipe at this moment, and not a byte more, since
 // a process that was left behind may write for ever.
 func (s *stream) settle() {
+	s.slot.acquire()
+	defer s.slot.release()
 	s.raw.Control(func(fd uintptr) {
 		buf := chunks.Get().(*[chunk]byte)
 		defer chunks.Put(buf)

@@ -57,7 +57,7 @@ type supervisor struct {
 	trees     *trees
 	launcher  *launcher
 	primary   *primary
-	disk      slots
+	files     slots
 
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first one
@@ -104,7 +104,7 @@ func newSupervisor(config Config) (*supervisor, error) {
 		started: time.Now(),
 		reaper:  newReaper(),
 		trees:   &trees{base: config.GroupBase, self: os.Getpid()},
-		disk:    make(slots, diskSlots),
+		files:   make(slots, fileSlots),
 		execs:   map[string]*exec{},
 	}
 	var err error
@@ -258,9 +258,9 @@ func (s *supervisor) forget(ids []string) {
 		if e == nil || !e.hasEnded() {
 			continue
 		}
-		s.disk.acquire()
+		s.files.acquire()
 		s.removeExec(id)
-		s.disk.release()
+		s.files.release()
 		s.drop(e)
 	}
 }

@@ -160,7 +160,7 @@ func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.Close(); r.Close() })
-	s := newStream(r, &sink{dir: fd, path: "out", limit: limit, disk: make(slots, 1)}, 1<<20, func() {})
+	s := newStream(r, &sink{dir: fd, path: "out", limit: limit}, 1<<20, make(slots, 1), func() {})
 	return s, w, filepath.Join(dir, "out")
 }
 

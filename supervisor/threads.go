@@ -5,11 +5,14 @@ import (
 	"sync"
 )
 
-// Bounds of what blocks in the kernel at the same time, each on a thread of its own. Together with
-// the reaper's wait and the runtime's own threads they stay below reservedThreads.
+// Bounds of how many goroutines are in system calls at the same time. A call need not block to
+// take a thread: on a busy machine the runtime gives the processor of every call that lasts to
+// another thread. So whatever is done once per exec is done in a slot. Together with the reaper's
+// wait, the connection, the scan of the process table and the runtime's own threads, the slots
+// stay below reservedThreads.
 const (
-	diskSlots       = 8 // writes, records, removals
-	lookupSlots     = 8 // finding a working directory and a program
+	fileSlots       = 8 // moving output; writing and removing in the run directory
+	startSlots      = 4 // finding a program and forking, which is one at a time anyway
 	reservedThreads = 28
 )
 

@@ -243,9 +243,13 @@ func TestX10_AForkBombIsKilledAndTheSandboxLives(t *testing.T) {
 func TestF18_ThreadsAreMadeBeforeAnExecCanUseThemUp(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{args: []string{"--pids-limit", "60"}})
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid))
-	if err != nil || len(tasks) < 28 {
-		t.Errorf("%d threads, %v", len(tasks), err)
+	threads := func() int {
+		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid))
+		return len(tasks)
+	}
+	before := threads()
+	if before < 28 {
+		t.Errorf("%d threads at the beginning", before)
 	}
 	full := s.start(control.Start{Argv: []string{"sh", "-c", "for i in $(seq 100); do sleep 1000 & done"}})
 	var running sync.WaitGroup
@@ -254,6 +258,9 @@ func TestF18_ThreadsAreMadeBeforeAnExecCanUseThemUp(t *testing.T) {
 	}
 	running.Wait()
 	s.cancel(full, 0)
+	if after := threads(); after != before {
+		t.Errorf("%d threads, %d at the beginning", after, before)
+	}
 	if s.connected().Boot != s.hellos[0].Boot {
 		t.Error("PID 1 did not live through it")
 	}

@@ -353,7 +353,9 @@ func code(r control.Result) string {
 
 func (s *sandbox) cancel(id string, grace time.Duration) {
 	s.t.Helper()
-	if err := s.link.Cancel(context.Background(), id, grace); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := s.link.Cancel(ctx, id, grace); err != nil {
 		s.t.Errorf("cancel %s: %v", id, err)
 	}
 }
