@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -145,8 +144,7 @@ func (f *Fleet) judgeExecs(name string, h *History) {
 // judgeRead compares what a coordinator says of a sandbox with the fold.
 func (f *Fleet) judgeRead(name string, h *History) {
 	f.TB.Helper()
-	running := func(p *Process) bool { return p.role == "coordinator" && !p.Exited() }
-	if !slices.ContainsFunc(f.processes, running) || h.State.Sandbox.HistoryPurged {
+	if len(f.Processes("coordinator")) == 0 || h.State.Sandbox.HistoryPurged {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -82,6 +83,17 @@ func (f *Fleet) Worker(name string, r Role) *Process {
 	r.Supervisor = supervisorPath
 	f.engines[r.Engine] = true
 	return f.start("worker", name, r)
+}
+
+// Processes lists those of a role that run, the newest first.
+func (f *Fleet) Processes(role string) []*Process {
+	var running []*Process
+	for _, p := range slices.Backward(f.processes) {
+		if p.role == role && !p.Exited() {
+			running = append(running, p)
+		}
+	}
+	return running
 }
 
 func (f *Fleet) start(kind, name string, r Role) *Process {
