@@ -1,0 +1,352 @@
+package jetstream_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// acceptMany calls Do for n execs at once, through each journal in turn.
+func acceptMany(t testing.TB, journals []*jetstream.Journal, prefix string, n int) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range n {
+		for w, j := range journals {
+			wg.Go(func() {
+				events, err := j.Do(ctx, acceptExec(fmt.Sprintf("%s%d-%d", prefix, w, i)))
+				if err != nil || len(events) != 1 || events[0].Record == 0 || events[0].Sequence == 0 {
+					t.Errorf("writer %d, exec %d: %+v, %v", w, i, events, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		const each, rounds = 60, 3
+		k, w := d.opened(t), d.opened(t)
+		readySandbox(t, k, d.tenant, "s1")
+		journals := []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}
+		// Each hears of the other's batches while it decides, as coordinator and worker do.
+		for i, c := range []*jetstream.Conn{k, w} {
+			stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { journals[i].Observe(b) })
+			must(t, err)
+			t.Cleanup(stop)
+		}
+		for r := range rounds {
+			acceptMany(t, journals, fmt.Sprintf("r%d-", r), each)
+		}
+		state, batches := judge(t, k, d.tenant, "s1")
+		events := uint64(3 + 2*each*rounds)
+		if state.Sandbox.Sequence != events || state.Sandbox.TotalExecs != int(events-3) {
+			t.Fatalf("%d events of %d execs, want %d", state.Sandbox.Sequence, state.Sandbox.TotalExecs, events)
+		}
+		if len(batches) > int(events)/2 {
+			t.Fatalf("%d messages for %d events: nothing is grouped", len(batches), events)
+		}
+		for _, j := range journals {
+			must(t, j.Refresh(t.Context()))
+			folded, record := j.State()
+			same(t, "the journal's fold and the log's", folded, state)
+			if record != batches[len(batches)-1].Record {
+				t.Fatalf("folded up to %d of %d", record, batches[len(batches)-1].Record)
+			}
+		}
+	})
+}
+
+func TestARefusalRefusesOnlyItself(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		readySandbox(t, c, d.tenant, "s1")
+		j := journal(c, d.tenant, "s1", "k1")
+		refused := errors.New("no")
+		ctx := context.WithoutCancel(t.Context())
+		var wg sync.WaitGroup
+		for i := range 30 {
+			wg.Go(func() {
+				_, err := j.Do(ctx, acceptExec(fmt.Sprintf("x%d", i)))
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			wg.Go(func() {
+				if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) { return nil, refused }); err != refused {
+					t.Error(err)
+				}
+			})
+			wg.Go(func() { // illegal: what decide returns does not apply
+				_, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+					return []protocol.Event{{Kind: protocol.SandboxStopped}}, nil
+				})
+				if protocol.CodeOf(err) != protocol.FailedPrecondition {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if state, _ := judge(t, c, d.tenant, "s1"); state.Sandbox.TotalExecs != 30 {
+			t.Fatalf("%d execs", state.Sandbox.TotalExecs)
+		}
+	})
+}
+
+func TestADecisionIsAskedAgainWhenSomebodyElseWroteFirst(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		a, b := d.opened(t), d.opened(t)
+		readySandbox(t, a, d.tenant, "s1")
+		ja, jb := journal(a, d.tenant, "s1", "k1"), journal(b, d.tenant, "s1", "k2")
+		must(t, ja.Refresh(t.Context()))
+		must(t, jb.Refresh(t.Context()))
+		_, err := ja.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+			return []protocol.Event{{Kind: protocol.SandboxStopRequested, Request: "stop"}}, nil
+		})
+		must(t, err)
+		asked := 0
+		_, err = jb.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+			asked++
+			if s.Sandbox.Desired == protocol.StateStopped {
+				return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "too late")
+			}
+			return acceptExec("x1")(s, now)
+		})
+		wantError(t, err, protocol.FailedPrecondition, protocol.ReasonSandboxStopping)
+		if asked < 2 {
+			t.Fatalf("asked %d times", asked)
+		}
+	})
+}
+
+func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		a, b := d.opened(t), d.opened(t)
+		behind := journal(b, d.tenant, "s1", "k2")
+		must(t, behind.Refresh(t.Context())) // there is no sandbox yet, as far as it knows
+		readySandbox(t, a, d.tenant, "s1")
+		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+			if s.Sandbox.State != protocol.StateReady {
+				return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "it is %q", s.Sandbox.State)
+			}
+			return acceptExec("x1")(s, now)
+		})
+		must(t, err)
+
+		// Nothing to do is a decision too: a stop after a resume that was not heard of yet.
+		stop := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			if s.Sandbox.State == protocol.StateStopped {
+				return nil, nil
+			}
+			return []protocol.Event{{Kind: protocol.SandboxStopRequested}}, nil
+		}
+		one := journal(a, d.tenant, "s1", "k1")
+		for _, kinds := range [][]protocol.Event{
+			{{Kind: protocol.ExecFailed, Exec: &protocol.ExecDetails{ID: "x1"}}},
+			{{Kind: protocol.SandboxStopRequested}, {Kind: protocol.SandboxStopped}},
+		} {
+			_, err := one.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) { return kinds, nil })
+			must(t, err)
+		}
+		must(t, behind.Refresh(t.Context()))
+		_, err = one.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+			return []protocol.Event{{Kind: protocol.SandboxResumeRequested},
+				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", Generation: 1}}, {Kind: protocol.SandboxReady}}, nil
+		})
+		must(t, err)
+		events, err := behind.Do(t.Context(), stop)
+		if err != nil || len(events) != 1 {
+			t.Fatalf("the stop appended %+v, %v", events, err)
+		}
+	})
+}
+
+func TestDoReturnsWhenItsContextEndsAndTheJournalGoesOn(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	p := throughProxy(t, d)
+	c := d.connTo(t, p.url())
+	readySandbox(t, c, d.tenant, "s1")
+	j := journal(c, d.tenant, "s1", "k1")
+	must(t, j.Refresh(t.Context()))
+	p.mute.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := j.Do(ctx, acceptExec("x1"))
+		done <- err
+	}()
+	other := d.opened(t)
+	eventually(t, 5*time.Second, "the event in the log", func() bool {
+		s, _ := judge(t, other, d.tenant, "s1")
+		return s.Execs["x1"] != nil
+	})
+	cancelled := time.Now()
+	cancel()
+	wantError(t, receive(t, 5*time.Second, "the end of Do", done), protocol.Cancelled, "")
+	if took := time.Since(cancelled); took > 100*time.Millisecond {
+		t.Fatalf("Do returned %s after its context ended", took)
+	}
+	p.mute.Store(false)
+	_, err := j.Do(t.Context(), acceptExec("x2"))
+	must(t, err)
+	if s, _ := judge(t, other, d.tenant, "s1"); s.Sandbox.TotalExecs != 2 {
+		t.Fatalf("%d execs", s.Sandbox.TotalExecs)
+	}
+}
+
+// The connection is cut after the append went through: its answer is lost.
+func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		p := throughProxy(t, d)
+		c, other := d.connTo(t, p.url()), d.opened(t)
+		must(t, c.Open(t.Context()))
+		readySandbox(t, c, d.tenant, "s1")
+		j := journal(c, d.tenant, "s1", "k1")
+		must(t, j.Refresh(t.Context()))
+		for i := range 3 {
+			id := fmt.Sprintf("x%d", i)
+			p.mute.Store(true)
+			done := make(chan error, 1)
+			go func() {
+				events, err := j.Do(t.Context(), acceptExec(id))
+				if err == nil && len(events) != 1 {
+					err = fmt.Errorf("%d events", len(events))
+				}
+				done <- err
+			}()
+			eventually(t, 5*time.Second, "the event in the log", func() bool {
+				s, _ := judge(t, other, d.tenant, "s1")
+				return s.Execs[id] != nil
+			})
+			if i == 1 { // somebody writes after it, before the answer is asked for
+				_, err := journal(other, d.tenant, "s1", "k2").Do(t.Context(), acceptExec("between"))
+				must(t, err)
+			}
+			p.cut()
+			p.heal()
+			must(t, receive(t, 10*time.Second, "the end of Do", done))
+		}
+		state, batches := judge(t, other, d.tenant, "s1")
+		if state.Sandbox.TotalExecs != 4 || len(batches) != 5 {
+			t.Fatalf("%d execs in %d messages", state.Sandbox.TotalExecs, len(batches))
+		}
+	})
+}
+
+// load calls Do in several goroutines until it is stopped, and notes what was confirmed and how
+// long the longest call took.
+type load struct {
+	stop      atomic.Bool
+	wg        sync.WaitGroup
+	mu        sync.Mutex
+	confirmed map[string]bool
+	worst     time.Duration
+	failed    []error
+}
+
+func startLoad(ctx context.Context, journals []*jetstream.Journal, parallel int) *load {
+	l := &load{confirmed: map[string]bool{}}
+	for w, j := range journals {
+		for g := range parallel {
+			l.wg.Go(func() {
+				for i := 0; !l.stop.Load(); i++ {
+					id := fmt.Sprintf("x%d-%d-%d", w, g, i)
+					start := time.Now()
+					_, err := j.Do(ctx, acceptExec(id))
+					l.note(id, time.Since(start), err)
+				}
+			})
+		}
+	}
+	return l
+}
+
+func (l *load) note(id string, took time.Duration, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.worst = max(l.worst, took)
+	if err != nil {
+		l.failed = append(l.failed, err)
+		return
+	}
+	l.confirmed[id] = true
+}
+
+func (l *load) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.confirmed)
+}
+
+// end stops the load and checks that the log holds what was confirmed.
+func (l *load) end(t *testing.T, c *jetstream.Conn, tenant, sandbox string) {
+	t.Helper()
+	l.stop.Store(true)
+	l.wg.Wait()
+	state, batches := judge(t, c, tenant, sandbox)
+	for id := range l.confirmed {
+		if state.Execs[id] == nil {
+			t.Fatalf("exec %s was confirmed and is not in the log", id)
+		}
+	}
+	if state.Sandbox.TotalExecs != len(l.confirmed) {
+		t.Fatalf("%d in the log, %d confirmed", state.Sandbox.TotalExecs, len(l.confirmed))
+	}
+	t.Logf("%d events in %d messages, longest call %s", state.Sandbox.Sequence, len(batches), l.worst)
+	for _, err := range l.failed {
+		t.Errorf("a call failed: %v", err)
+	}
+}
+
+func TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	k, w := d.opened(t), d.opened(t)
+	readySandbox(t, k, d.tenant, "s1")
+	l := startLoad(context.WithoutCancel(t.Context()), []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}, 8)
+	for range 3 {
+		before := l.count()
+		eventually(t, 10*time.Second, "progress before the restart", func() bool { return l.count() > before+100 })
+		d.restart(t)
+	}
+	before := l.count()
+	eventually(t, 10*time.Second, "progress after the restart", func() bool { return l.count() > before+100 })
+	l.end(t, d.opened(t), d.tenant, "s1")
+	if l.worst > 5*time.Second {
+		t.Errorf("a call took %s", l.worst)
+	}
+}
+
+func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	d := startCluster(t)
+	k, w := d.opened(t), d.opened(t)
+	readySandbox(t, k, d.tenant, "s1")
+	l := startLoad(context.WithoutCancel(t.Context()), []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}, 8)
+	eventually(t, 10*time.Second, "progress before the loss", func() bool { return l.count() > 200 })
+	lost := -1
+	for i, s := range d.servers {
+		if s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) {
+			lost = i
+		}
+	}
+	if lost < 0 {
+		t.Fatal("the stream has no leader")
+	}
+	d.servers[lost].Stop()
+	before := l.count()
+	eventually(t, 25*time.Second, "progress after the loss", func() bool { return l.count() > before+200 })
+	l.end(t, k, d.tenant, "s1")
+	if l.worst > 15*time.Second {
+		t.Errorf("a call took %s", l.worst)
+	}
+}

@@ -1,0 +1,109 @@
+package jetstream_test
+
+import (
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// proxy stands between a client and a server, and breaks what goes through.
+type proxy struct {
+	listener net.Listener
+	server   string
+	mute     atomic.Bool // what the server says is thrown away
+	closed   atomic.Bool // new connections are refused
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	wg    sync.WaitGroup
+}
+
+// throughProxy starts a proxy in front of the deployment's first server.
+func throughProxy(t testing.TB, d *deployment) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	u, err := url.Parse(d.servers[0].ClientURL())
+	must(t, err)
+	p := &proxy{listener: l, server: u.Host, conns: map[net.Conn]bool{}}
+	p.wg.Go(p.accept)
+	t.Cleanup(func() {
+		_ = l.Close() // the accept loop says so by ending
+		p.cut()
+		p.wg.Wait()
+	})
+	return p
+}
+
+func (p *proxy) url() string { return "nats://" + p.listener.Addr().String() }
+
+func (p *proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		if p.closed.Load() {
+			_ = client.Close()
+			continue
+		}
+		server, err := net.Dial("tcp", p.server)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns[client], p.conns[server] = true, true
+		p.mu.Unlock()
+		p.wg.Go(func() { p.pump(server, client, nil) })
+		p.wg.Go(func() { p.pump(client, server, &p.mute) })
+	}
+}
+
+func (p *proxy) pump(to, from net.Conn, mute *atomic.Bool) {
+	defer p.end(to, from)
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 && (mute == nil || !mute.Load()) {
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (p *proxy) end(conns ...net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close() // may be closed already
+		delete(p.conns, c)
+	}
+}
+
+// cut ends every connection; new ones are taken unless the proxy is closed.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+// partition ends every connection and refuses new ones.
+func (p *proxy) partition() {
+	p.closed.Store(true)
+	p.cut()
+}
+
+// heal lets everything through again.
+func (p *proxy) heal() {
+	p.mute.Store(false)
+	p.closed.Store(false)
+}
