@@ -68,9 +68,16 @@ func (d *deployment) startWorker() (err error) {
 	return err
 }
 
-// end kills the deployment and removes what it made on the engine.
+// end deletes the sandboxes, kills the deployment, and removes what is left of it on the engine. It
+// has a time of its own: it runs also after an interrupt. A worker that were killed in the middle of a
+// create could leave an Engine that goes on with it.
 func (d *deployment) end() error {
+	var errs []error
 	if d.client != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		_, err := d.client.DeleteByLabels(ctx, benchLabel)
+		errs = append(errs, err)
 		d.client.Close()
 	}
 	for _, p := range []*process{d.worker, d.server} {
@@ -78,15 +85,20 @@ func (d *deployment) end() error {
 			p.kill()
 		}
 	}
-	if d.id == "" {
-		return nil
+	if d.id != "" {
+		errs = append(errs, sweep(d.role.Engine, d.id))
 	}
-	return sweep(d.role.Engine, d.id)
+	return errors.Join(errs...)
 }
+
+// benchLabel is on every sandbox.
+var benchLabel = map[string]string{"made-by": "bench"}
 
 // spec is a sandbox that is bounded, and not slowed, by its limits.
 func spec() protocol.SandboxSpec {
-	return protocol.SandboxSpec{Image: image, CPU: float64(runtime.NumCPU()), Memory: 256 << 20, Grace: protocol.Duration(time.Second)}
+	return protocol.SandboxSpec{
+		Image: image, Labels: benchLabel, CPU: float64(runtime.NumCPU()), Memory: 256 << 20, Grace: protocol.Duration(time.Second),
+	}
 }
 
 // sandboxes creates n sandboxes, four at a time.
@@ -103,8 +115,7 @@ func (d *deployment) sandboxes(ctx context.Context, n int, spec protocol.Sandbox
 	return made, group.Wait()
 }
 
-// sweep removes everything of a deployment from the engine. It has a time of its own: it runs also
-// after an interrupt.
+// sweep removes everything of a deployment from the engine, in a time of its own.
 func sweep(engine, deployment string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

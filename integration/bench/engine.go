@@ -98,8 +98,10 @@ type box struct {
 }
 
 // create does what somebody without Boxfleet would: network, container, start. The container is as
-// bounded and hardened as a sandbox is.
+// bounded and hardened as a sandbox is. An interrupt does not break it off: the Engine would go on,
+// and make what nobody removes.
 func (e *engine) create(ctx context.Context) (*box, error) {
+	ctx = context.WithoutCancel(ctx)
 	b := &box{e: e, network: e.deployment + "-" + strconv.FormatInt(e.made.Add(1), 10), subnet: <-e.subnets}
 	if err := e.docker.CreateNetwork(ctx, docker.NetworkSpec{Name: b.network, Subnet: b.subnet}); err != nil {
 		return b, err
@@ -118,6 +120,7 @@ func (e *engine) create(ctx context.Context) (*box, error) {
 
 // remove kills and removes the container, and its network.
 func (b *box) remove(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
 	if err := b.e.docker.RemoveContainer(ctx, b.id); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.O
 func (b *bench) execRoundTrip(ctx context.Context, s *sdk.Sandbox, bare *box) error {
 	m := &measurement{Name: "exec of true, call to result", Unit: unitMilliseconds, Target: target{ofRatio, 0.1}}
 	const warmUp = 5
-	for i := range b.pick(200, 40) + warmUp {
+	for i := range b.pick(200, 25) + warmUp {
 		ours, err := timed(func() error { return execTrue(ctx, s) })
 		if err != nil {
 			return err
@@ -90,7 +90,7 @@ func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) 
 		{measurement{Name: "execs, 8 at once over four sandboxes"}, 8, 4},
 		{measurement{Name: "execs, 64 at once over four sandboxes"}, 64, 4},
 	}
-	window := time.Duration(b.pick(2000, 700)) * time.Millisecond
+	window := time.Duration(b.pick(2000, 600)) * time.Millisecond
 	for range b.pick(5, 2) {
 		for _, l := range loads {
 			rate, err := ratePerSecond(ctx, l.parallel, window, func(ctx context.Context, i int) error {

@@ -15,7 +15,7 @@ func measureCreate(ctx context.Context, b *bench) error {
 	create := &measurement{Name: "create to ready", Unit: unitMilliseconds, Target: target{ofRatio, 1.1}}
 	remove := &measurement{Name: "delete", Unit: unitMilliseconds, Target: target{ofRatio, 1.1}}
 	const warmUp = 1
-	for i := range b.pick(25, 5) + warmUp {
+	for i := range b.pick(25, 4) + warmUp {
 		var s *sdk.Sandbox
 		created, err := timed(func() (err error) { s, err = d.client.Create(ctx, spec()); return err })
 		if err != nil {

@@ -41,7 +41,7 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 			return err
 		}
 	}
-	return b.fleetMemory(ctx, d, sandboxes)
+	return errors.Join(b.fleetMemory(ctx, d, sandboxes), b.restingCost(ctx, d, boxes))
 }
 
 func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64, error) {

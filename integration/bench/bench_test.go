@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestMain plays a role where the process was started for one: the bench starts its own binary.
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVariable) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func TestTargetsAreJudged(t *testing.T) {
+	samples := []float64{4, 1, 3, 2, 10}
+	for _, c := range []struct {
+		name        string
+		m           measurement
+		p50, p90    float64
+		wantsMissed bool
+	}{
+		{"no target", measurement{Ours: samples}, 3, 10, false},
+		{"p50 at its bound", measurement{Ours: samples, Target: target{ofP50, 3}}, 3, 10, false},
+		{"p50 above", measurement{Ours: samples, Target: target{ofP50, 2.9}}, 3, 10, true},
+		{"more is better: p90 is of the low ones", measurement{Ours: samples, More: true, Target: target{ofP50, 3}}, 3, 1, false},
+		{"more is better: p50 below", measurement{Ours: samples, More: true, Target: target{ofP50, 3.1}}, 3, 1, true},
+		{"worst", measurement{Ours: samples, Target: target{ofWorst, 9}}, 3, 10, true},
+		{"worst is within", measurement{Ours: samples, Target: target{ofWorst, 10}}, 3, 10, false},
+		{"ratio", measurement{Ours: samples, Bare: []float64{2}, Target: target{ofRatio, 1.4}}, 3, 10, true},
+		{"ratio is within", measurement{Ours: samples, Bare: []float64{2}, Target: target{ofRatio, 1.5}}, 3, 10, false},
+		{"ratio to nothing", measurement{Ours: samples, Target: target{ofRatio, 1.5}}, 3, 10, true},
+		{"no samples", measurement{Target: target{ofP50, 3}}, 0, 0, true},
+	} {
+		c.m.judge()
+		if c.m.P50 != c.p50 || c.m.P90 != c.p90 || c.m.Missed != c.wantsMissed {
+			t.Errorf("%s: p50 %v, p90 %v, missed %v; want %v, %v, %v", c.name, c.m.P50, c.m.P90, c.m.Missed, c.p50, c.p90, c.wantsMissed)
+		}
+	}
+}
+
+func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
+	good := &measurement{Ours: []float64{1}, Target: target{ofP50, 1}}
+	bad := &measurement{Ours: []float64{2}, Target: target{ofP50, 1}}
+	good.judge()
+	bad.judge()
+	for _, c := range []struct {
+		name string
+		r    report
+		ok   bool
+	}{
+		{"all reached", report{Measurements: []*measurement{good}}, true},
+		{"one missed", report{Measurements: []*measurement{good, bad}}, false},
+		{"a phase failed", report{Measurements: []*measurement{good}, Failed: map[string]string{"exec": "broken"}}, false},
+	} {
+		if c.r.ok() != c.ok {
+			t.Errorf("%s: ok is %v", c.name, c.r.ok())
+		}
+	}
+}
+
+func TestWrongUseIsRefused(t *testing.T) {
+	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}} {
+		var stderr bytes.Buffer
+		if code := run(t.Context(), args, &stderr, &stderr); code != 2 {
+			t.Errorf("%q: exit code %d, want 2\n%s", args, code, &stderr)
+		}
+	}
+}
+
+func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
+	dir := ownTemp(t)
+	out := filepath.Join(t.TempDir(), "bench.json")
+	var stdout, stderr bytes.Buffer
+	code := run(t.Context(), []string{"-short", "-only", "stop", "-o", out}, &stdout, &stderr)
+	if code != 0 || !strings.Contains(stdout.String(), "stop of an idle sandbox") {
+		t.Fatalf("exit code %d\n%s%s", code, &stdout, &stderr)
+	}
+	data, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 || len(r.Measurements[0].Ours) != 4 {
+		t.Errorf("the file lacks something:\n%s", data)
+	}
+	leftNothing(t, dir)
+}
+
+// A sandbox is being made when the interrupt comes.
+func TestAnInterruptLeavesNothing(t *testing.T) {
+	dir := ownTemp(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	ended := make(chan int)
+	var stderr bytes.Buffer
+	go func() {
+		ended <- run(ctx, []string{"-short", "-only", "create", "-o", filepath.Join(t.TempDir(), "bench.json")}, &stderr, &stderr)
+	}()
+	for len(containersOf(t, dir)) == 0 {
+		select {
+		case code := <-ended:
+			t.Fatalf("ended with %d before the first container\n%s", code, &stderr)
+		case <-time.After(10 * time.Millisecond): // the engine is looked at again
+		}
+	}
+	interrupt()
+	if code := <-ended; code != 1 || !strings.Contains(stderr.String(), "interrupted") {
+		t.Errorf("exit code %d\n%s", code, &stderr)
+	}
+	leftNothing(t, dir)
+}
+
+// ownTemp gives the bench a temporary directory of its own.
+func ownTemp(t *testing.T) string {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	return dir
+}
+
+func leftNothing(t *testing.T, dir string) {
+	t.Helper()
+	if left := containersOf(t, dir); len(left) > 0 {
+		t.Errorf("containers are left: %q", left)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "boxfleet-") {
+			t.Errorf("left in the temporary directory: %s", e.Name())
+		}
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range processes {
+		data, err := os.ReadFile(p) // fails when it has ended
+		if err == nil && bytes.Contains(data, []byte(roleVariable+"=")) && bytes.Contains(data, []byte(dir)) {
+			t.Errorf("a process is left: %s", p)
+		}
+	}
+}
+
+// containersOf lists the sandboxes' containers, which have directories below dir mounted.
+func containersOf(t *testing.T, dir string) []string {
+	t.Helper()
+	out, err := exec.Command("docker", "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment", "--format", "{{.Names}} {{.Mounts}}").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, dir) {
+			found = append(found, line)
+		}
+	}
+	return found
+}

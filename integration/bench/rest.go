@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// restingCost measures the processor time that a deployment and its client take while nothing
+// happens: alone, and with a follower on each sandbox, in turn.
+func (b *bench) restingCost(ctx context.Context, d *deployment, boxes []*sdk.Sandbox) error {
+	alone := &measurement{Name: fmt.Sprintf("CPU at rest, %d sandboxes", len(boxes)), Unit: "ms/s"}
+	followed := &measurement{Name: fmt.Sprintf("CPU at rest, %d sandboxes followed", len(boxes)), Unit: "ms/s"}
+	window := time.Duration(b.pick(3000, 800)) * time.Millisecond
+	for range b.pick(3, 1) {
+		if err := alone.rest(ctx, d, window); err != nil {
+			return err
+		}
+		stop, err := follow(ctx, d.client, boxes)
+		if err != nil {
+			return err
+		}
+		err = followed.rest(ctx, d, window)
+		stop()
+		if err != nil {
+			return err
+		}
+	}
+	b.add(alone)
+	b.add(followed)
+	return nil
+}
+
+// rest takes one sample over the window.
+func (m *measurement) rest(ctx context.Context, d *deployment, window time.Duration) error {
+	before, err := busy(d.server.pid(), d.worker.pid(), os.Getpid())
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	select {
+	case <-time.After(window):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	after, err := busy(d.server.pid(), d.worker.pid(), os.Getpid())
+	m.Ours = append(m.Ours, milliseconds(after-before)/time.Since(start).Seconds())
+	return err
+}
+
+// follow follows the histories of sandboxes until stop is called. It returns when all that was there
+// has been read.
+func follow(ctx context.Context, client *sdk.Client, boxes []*sdk.Sandbox) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var followers sync.WaitGroup
+	stop = func() { cancel(); followers.Wait() }
+	caughtUp := make(chan error, 2*len(boxes)) // each says that it caught up, and how it ended
+	for _, s := range boxes {
+		if err := s.Refresh(ctx); err != nil {
+			stop()
+			return nil, err
+		}
+		end := s.Info().Sequence
+		followers.Go(func() {
+			for e, err := range client.Events(ctx, s.ID(), 1, true) {
+				if err != nil || e.Sequence == end {
+					caughtUp <- err
+				}
+			}
+		})
+	}
+	for range boxes {
+		if err := <-caughtUp; err != nil {
+			stop()
+			return nil, err
+		}
+	}
+	return stop, nil
+}
+
+// busy is the processor time that processes have taken so far, of the threads that they have now.
+func busy(pids ...int) (time.Duration, error) {
+	var total time.Duration
+	for _, pid := range pids {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		if err != nil {
+			return 0, err
+		}
+		if len(files) == 0 {
+			return 0, fmt.Errorf("process %d has ended, or the kernel does not count its time", pid)
+		}
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				continue // the thread has ended
+			}
+			nanoseconds, _, _ := strings.Cut(string(data), " ")
+			n, err := strconv.ParseInt(nanoseconds, 10, 64)
+			if err != nil {
+				return 0, err
+			}
+			total += time.Duration(n)
+		}
+	}
+	return total, nil
+}
