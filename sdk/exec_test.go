@@ -1,0 +1,214 @@
+package sdk_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
+	ctx, s := f.Context(time.Minute), f.Create("ends")
+	r, err := s.Exec(ctx, shell("echo out; echo err >&2; exit 3"))
+	if err != nil {
+		t.Fatalf("a non-zero exit code is a result: %v", err)
+	}
+	if r.State != protocol.ExecStateFinished || *r.ExitCode != 3 || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
+		t.Errorf("got %+v", r)
+	}
+	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"}, Timeout: protocol.Duration(300 * time.Millisecond)})
+	wantError(t, err, protocol.DeadlineExceeded, protocol.ReasonTimeout)
+	if r == nil || r.State != protocol.ExecStateTimedOut || string(r.Stdout) != "before\n" {
+		t.Errorf("a timeout returns what was printed so far: %+v", r)
+	}
+	x, err := s.Start(ctx, command("sleep", "60"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Cancel(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r, err = x.Wait(ctx)
+	wantError(t, err, protocol.Cancelled, protocol.ReasonCancelRequested)
+	if r == nil || r.State != protocol.ExecStateCancelled {
+		t.Errorf("got %+v", r)
+	}
+	if err := x.Cancel(ctx); err != nil {
+		t.Errorf("to cancel what has ended is no error: %v", err)
+	}
+	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-here"})
+	wantError(t, err, protocol.AsError(err).Code, protocol.ReasonUserUnknown)
+	if r == nil || r.State != protocol.ExecStateFailed {
+		t.Errorf("what could not be run is failed: %+v", r)
+	}
+	wantError(t, s.Cancel(ctx, "never-was"), protocol.NotFound, "")
+	_, err = s.Exec(ctx, command("true"), sdk.WithID(x.ID()))
+	wantError(t, err, protocol.AlreadyExists, "")
+	_, err = f.Client.Sandbox("never-was").Exec(ctx, command("true"))
+	wantError(t, err, protocol.NotFound, "")
+	_, err = s.Exec(ctx, command())
+	wantError(t, err, protocol.InvalidArgument, "")
+}
+
+func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
+	const size = 3<<20 + 17
+	ctx, s := f.Context(time.Minute), f.Create("output")
+	// Every byte value, in both streams at once.
+	spec := shell(fmt.Sprintf("head -c %d /dev/urandom | tee /tmp/o & head -c %d /dev/urandom | tee /tmp/e >&2; wait; md5sum < /tmp/o > /tmp/so; md5sum < /tmp/e > /tmp/se", size, size/2))
+	var stdout, stderr bytes.Buffer
+	streamed, err := s.Exec(ctx, spec, sdk.WithStdout(&stdout), sdk.WithStderr(&stderr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stdout.Len() != size || stderr.Len() != size/2 {
+		t.Fatalf("streamed %d and %d bytes, want %d and %d", stdout.Len(), stderr.Len(), size, size/2)
+	}
+	if len(streamed.Stdout) != 0 || streamed.Incomplete {
+		t.Errorf("what has a writer is not collected: %d bytes, incomplete %v", len(streamed.Stdout), streamed.Incomplete)
+	}
+	x, err := s.GetExec(ctx, streamed.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	collected, err := x.Wait(ctx, sdk.WithCollect(size))
+	if err != nil || !bytes.Equal(collected.Stdout, stdout.Bytes()) || !bytes.Equal(collected.Stderr, stderr.Bytes()) || collected.Incomplete {
+		t.Errorf("collected %d and %d bytes, incomplete %v, %v", len(collected.Stdout), len(collected.Stderr), collected.Incomplete, err)
+	}
+	capped, err := x.Wait(ctx, sdk.WithCollect(1000))
+	if err != nil || !bytes.Equal(capped.Stdout, stdout.Bytes()[:1000]) || len(capped.Stderr) != 1000 || !capped.Incomplete {
+		t.Errorf("capped at %d and %d bytes, incomplete %v, %v", len(capped.Stdout), len(capped.Stderr), capped.Incomplete, err)
+	}
+	read, err := io.ReadAll(x.Reader(ctx, sdk.Stderr))
+	if err != nil || !bytes.Equal(read, stderr.Bytes()) {
+		t.Errorf("read %d bytes: %v", len(read), err)
+	}
+	for _, follow := range []bool{false, true} {
+		logs := map[string][]byte{}
+		for k, err := range x.Logs(ctx, sdk.LogsOptions{FromStdout: 1 << 20, FromStderr: size / 2, Follow: follow}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := int64(1<<20 + len(logs[k.Stream])); k.Offset != want {
+				t.Fatalf("%s goes on at %d, want %d", k.Stream, k.Offset, want)
+			}
+			logs[k.Stream] = append(logs[k.Stream], k.Data...)
+		}
+		if !bytes.Equal(logs[sdk.Stdout], stdout.Bytes()[1<<20:]) || len(logs[sdk.Stderr]) != 0 {
+			t.Errorf("from an offset, follow %v: %d and %d bytes", follow, len(logs[sdk.Stdout]), len(logs[sdk.Stderr]))
+		}
+	}
+	for _, err := range x.Logs(ctx, sdk.LogsOptions{FromStdout: size + 1}) {
+		if err != nil {
+			wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
+		}
+	}
+}
+
+func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
+	ctx, s := f.Context(time.Minute), f.Create("again")
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	_, err := s.Exec(short, shell("sleep 0.6; echo late"), sdk.WithID("x"))
+	wantError(t, err, protocol.DeadlineExceeded, "")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the end of a context is told as such: %v", err)
+	}
+	x, err := s.GetExec(ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, moment := range []string{"while it runs", "long after"} {
+		r, err := x.Wait(ctx)
+		if err != nil || string(r.Stdout) != "late\n" {
+			t.Errorf("%s: %+v, %v", moment, r, err)
+		}
+	}
+	cancelled, cancelNow := context.WithCancel(ctx)
+	cancelNow()
+	_, err = s.Exec(cancelled, command("true"))
+	wantError(t, err, protocol.Cancelled, "")
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the end of a context is told as such: %v", err)
+	}
+}
+
+func parallelExecsSeeTheirOwnResults(t *testing.T, f *fleet.Fleet) {
+	ctx, s := f.Context(time.Minute), f.Create("parallel")
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() {
+			var out bytes.Buffer
+			var opts []sdk.Option
+			if i%2 == 0 {
+				opts = append(opts, sdk.WithStdout(&out))
+			}
+			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo $N; exit $N"}, Env: map[string]string{"N": fmt.Sprint(i)}}, opts...)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if got := out.String() + string(r.Stdout); got != fmt.Sprintf("%d\n", i) || *r.ExitCode != i {
+				t.Errorf("exec %d printed %q and exited with %d", i, got, *r.ExitCode)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+type brokenWriter struct{}
+
+var errBroken = errors.New("broken")
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
+
+func aFailingWriterEndsTheCallNotTheExec(t *testing.T, f *fleet.Fleet) {
+	ctx, s := f.Context(time.Minute), f.Create("writer")
+	_, err := s.Exec(ctx, shell("echo a; sleep 0.3; exit 4"), sdk.WithStdout(brokenWriter{}), sdk.WithID("x"))
+	wantError(t, err, protocol.Cancelled, "")
+	if !errors.Is(err, errBroken) {
+		t.Errorf("the writer's own error is told: %v", err)
+	}
+	x, err := s.GetExec(ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := x.Wait(ctx); err != nil || *r.ExitCode != 4 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func codeRunsFromStdin(t *testing.T, f *fleet.Fleet) {
+	ctx, s := f.Context(time.Minute), f.Create("code")
+	code := "printf '%s' 'it'\\''s \"$HOME\" `x` $(y) \\\\'"
+	r, err := s.RunCode(ctx, "sh", code)
+	if err != nil || string(r.Stdout) != "it's \"$HOME\" `x` $(y) \\\\" {
+		t.Errorf("%q, %v", r.Stdout, err)
+	}
+	for _, interpreter := range []string{"", "sh\n", "-c", "a b", "/bin/sh"} {
+		_, err := s.RunCode(ctx, interpreter, "true")
+		wantError(t, err, protocol.InvalidArgument, "")
+	}
+}
+
+func TestP9_OptionsThatACallCannotHonourAreRefused(t *testing.T) {
+	s := new(sdk.Client).Sandbox("x")
+	for name, call := range map[string]func() error{
+		"Stop WithID":      func() error { return s.Stop(t.Context(), sdk.WithID("y")) },
+		"Exec WithWait":    func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithWait(false)); return err },
+		"Start WithStdout": func() error { _, err := s.Start(t.Context(), command("true"), sdk.WithStdout(io.Discard)); return err },
+		"negative collect": func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithCollect(-1)); return err },
+		"bad id":           func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithID("a.b")); return err },
+		"empty id":         func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithID("")); return err },
+		"empty request":    func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithRequestID("")); return err },
+	} {
+		t.Run(name, func(t *testing.T) { wantError(t, call(), protocol.InvalidArgument, "") })
+	}
+}

@@ -1,0 +1,127 @@
+package sdk_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+func aRepeatedRequestFindsItsOwn(t *testing.T, f *fleet.Fleet) {
+	ctx := f.Context(time.Minute)
+	first, err := f.Client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, 3*time.Second, "a repeated create", func() {
+		again, err := f.Client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
+		if err != nil || again.ID() != first.ID() || again.Info().CreatedAt != first.Info().CreatedAt {
+			t.Errorf("want sandbox %s again, got %v, %v", first.ID(), again, err)
+		}
+	})
+	_, err = f.Client.Create(ctx, f.Spec(), sdk.WithID(first.ID()))
+	wantError(t, err, protocol.AlreadyExists, "")
+	spec := shell("echo once; exit 5")
+	for range 2 {
+		within(t, 3*time.Second, "a repeated exec", func() {
+			r, err := first.Exec(ctx, spec, sdk.WithRequestID("r2"))
+			if err != nil || *r.ExitCode != 5 || string(r.Stdout) != "once\n" {
+				t.Errorf("%+v, %v", r, err)
+			}
+		})
+	}
+	if err := first.Refresh(ctx); err != nil || first.Info().TotalExecs != 1 {
+		t.Errorf("want one exec, got %d, %v", first.Info().TotalExecs, err)
+	}
+}
+
+func changesAreIdempotentAndWaitedFor(t *testing.T, f *fleet.Fleet) {
+	ctx := f.Context(time.Minute)
+	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false))
+	if err != nil || s.Info().Sequence == 0 {
+		t.Fatalf("%v, %v", s, err)
+	}
+	if err := s.WaitReady(ctx); err != nil || s.Info().State != protocol.StateReady {
+		t.Fatalf("%s, %v", s.Info().State, err)
+	}
+	other, err := f.Client.Get(ctx, s.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		verb string
+		do   func(*sdk.Sandbox) error
+		want protocol.SandboxState
+	}{
+		{"stop", func(s *sdk.Sandbox) error { return s.Stop(ctx) }, protocol.StateStopped},
+		{"resume", func(s *sdk.Sandbox) error { return s.Resume(ctx) }, protocol.StateReady},
+		{"delete", func(s *sdk.Sandbox) error { return s.Delete(ctx) }, protocol.StateDeleted},
+	} {
+		for range 2 {
+			if err := step.do(s); err != nil || s.Info().State != step.want {
+				t.Errorf("%s: %s, %v", step.verb, s.Info().State, err)
+			}
+		}
+	}
+	if err := other.WaitDeleted(ctx); err != nil || other.Info().State != protocol.StateDeleted {
+		t.Errorf("a handle from before hears what came after it: %s, %v", other.Info().State, err)
+	}
+	wantError(t, s.WaitReady(ctx), protocol.FailedPrecondition, protocol.ReasonSandboxDeleted)
+	wantError(t, f.Client.Sandbox("never-was").Delete(ctx), protocol.NotFound, "")
+}
+
+func aWaitForReadyEndsWithTheFailure(t *testing.T, f *fleet.Fleet) {
+	ctx, spec := f.Context(time.Minute), f.Spec()
+	spec.Mounts = []protocol.Mount{{Source: "/etc", Target: "/data"}}
+	s, err := f.Client.Create(ctx, spec)
+	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied)
+	if s == nil || s.Info().State != protocol.StateFailed {
+		t.Fatalf("the handle of what failed is returned: %v", s)
+	}
+	wantError(t, s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied)
+	wantError(t, s.WaitStopped(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied)
+	if err := s.Delete(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
+	ctx, spec := f.Context(time.Minute), f.Spec()
+	spec.Labels = map[string]string{"list": "yes"}
+	var want []string
+	for i := range 5 {
+		id := fmt.Sprintf("list-%d", i)
+		if _, err := f.Client.Create(ctx, spec, sdk.WithID(id)); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, id)
+	}
+	var got []string
+	for s, err := range f.Client.All(ctx, sdk.ListOptions{Labels: spec.Labels, Limit: 2}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, s.ID())
+	}
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("want %q, got %q", want, got)
+	}
+	page, err := f.Client.List(ctx, sdk.ListOptions{Labels: spec.Labels, States: []protocol.SandboxState{protocol.StateStopped}})
+	if err != nil || len(page.Sandboxes) != 0 {
+		t.Errorf("none is stopped: %v, %v", page, err)
+	}
+	_, err = f.Client.DeleteByLabels(ctx, nil)
+	wantError(t, err, protocol.InvalidArgument, "")
+	deleted, err := f.Client.DeleteByLabels(ctx, spec.Labels)
+	if err != nil || len(deleted) != len(want) {
+		t.Errorf("deleted %d of %d: %v", len(deleted), len(want), err)
+	}
+	page, err = f.Client.List(ctx, sdk.ListOptions{Labels: spec.Labels})
+	if err != nil || len(page.Sandboxes) != 0 {
+		t.Errorf("all are deleted: %v, %v", page, err)
+	}
+}
