@@ -102,6 +102,8 @@ func (c *coordinator) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Work items may have been lost with the servers that were away.
+	defer c.conn.OnReconnect(c.hosts.changeAll)()
 	group, ctx := errgroup.WithContext(ctx)
 	caughtUp := make(chan struct{})
 	group.Go(func() error {

@@ -24,7 +24,7 @@ type hostEntry struct {
 	host    protocol.Host
 	heard   time.Time // last heartbeat or registration, by the monotonic clock
 	lost    bool      // its lock was taken from it, or was free
-	changed bool      // a new process of the worker registered: tell it what it owes
+	changed bool      // tell it everything that it owns: its process is new, or work items were lost
 }
 
 func newHosts(t Timing, p *projection) *hosts {
@@ -150,6 +150,15 @@ func (h *hosts) takeChanged() []string {
 		}
 	}
 	return workers
+}
+
+// changeAll has every worker told anew about everything it owns.
+func (h *hosts) changeAll() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.known {
+		e.changed = true
+	}
 }
 
 // setLost notes that a host's lock was free: its worker does not run.

@@ -142,7 +142,7 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 		},
 		{
 			Name: protocol.StreamWork, Subjects: []string{protocol.WorkFilter},
-			Retention: jetstream.WorkQueuePolicy, MaxMsgsPerSubject: 1, PersistMode: derived,
+			Retention: jetstream.WorkQueuePolicy, MaxMsgsPerSubject: 1, Storage: jetstream.MemoryStorage,
 		},
 		{
 			Name: protocol.StreamLogs, Subjects: []string{protocol.LogFilter}, AllowDirect: true,
@@ -161,7 +161,7 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 	}
 	for i := range streams {
 		s := &streams[i]
-		s.Storage, s.Replicas, s.MaxConsumers = jetstream.FileStorage, a.Replicas, maxConsumers
+		s.Replicas, s.MaxConsumers = a.Replicas, maxConsumers
 	}
 	return streams
 }

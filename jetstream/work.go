@@ -12,7 +12,8 @@ import (
 )
 
 // Tell puts a sandbox into a worker's queue: "look at it, here is its newest event". It does not
-// wait, and may be lost: whoever decides tells again what stays owed.
+// wait, and may be lost: whoever decides tells again what stays owed. The queue is in the servers'
+// memory, since the log has everything that is in it.
 func (c *Conn) Tell(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
