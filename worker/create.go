@@ -87,7 +87,11 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			return err
 		}
 		s.w.cfg.Probe("before-container-create")
-		if id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, binds)); err != nil {
+		err := s.whole(func() error {
+			id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, binds))
+			return err
+		})
+		if err != nil {
 			return err
 		}
 		s.w.cfg.Probe("after-container-create")
@@ -155,7 +159,9 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (netip.Prefi
 			return subnet, err
 		}
 		s.w.cfg.Probe("before-network-create")
-		err = s.w.engine.CreateNetwork(ctx, docker.NetworkSpec{Name: s.name(), Subnet: subnet, Labels: s.labels(b)})
+		err = s.whole(func() error {
+			return s.w.engine.CreateNetwork(ctx, docker.NetworkSpec{Name: s.name(), Subnet: subnet, Labels: s.labels(b)})
+		})
 		s.w.cfg.Probe("after-network-create")
 		if err == nil {
 			return subnet, nil
@@ -205,7 +211,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	}
 	if s.seen.container != containerRunning {
 		s.w.cfg.Probe("before-container-start")
-		if err := s.w.engine.StartContainer(ctx, id); err != nil {
+		if err := s.whole(func() error { return s.w.engine.StartContainer(ctx, id) }); err != nil {
 			a.close()
 			return nil, err
 		}

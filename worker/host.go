@@ -191,7 +191,7 @@ func (w *worker) adopt(ctx context.Context) error {
 	}
 	for _, n := range networks {
 		if k, ok := labelledKey(n.Labels); ok {
-			keys[k] = true
+			w.reach(ctx, k, (*sandbox).lookAtNetwork)
 			w.subnets.use(n.Subnet)
 		}
 	}

@@ -111,6 +111,9 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 			s.w.subnets.give(n.Subnet)
 		}
 	}
+	s.mu.Lock()
+	s.networkSeen = false
+	s.mu.Unlock()
 	dirs, err := s.w.sandboxDirs()
 	for _, d := range dirs {
 		if d.key == s.key {

@@ -22,15 +22,17 @@ type sandbox struct {
 	log     *slog.Logger
 	wake    chan struct{}
 
-	mu        sync.Mutex
-	stale     bool // the log may have more than the journal
-	dirty     bool // the host may show something else than seen
-	gone      bool // the goroutine has ended
-	cancelOp  context.CancelFunc
-	op        operation
-	runs      map[string]*execRun
-	attached  *attachment
-	attaching chan struct{} // closed and made anew when attached changes
+	mu          sync.Mutex
+	stale       bool // the log may have more than the journal
+	dirty       bool // the host may show something else than seen
+	gone        bool // the goroutine has ended
+	networkSeen bool // the engine's list had a network of it, since its networks were last removed
+	making      bool // the engine is making something, and must be waited for
+	cancelOp    context.CancelFunc
+	op          operation
+	runs        map[string]*execRun
+	attached    *attachment
+	attaching   chan struct{} // closed and made anew when attached changes
 
 	// Only the goroutine's own.
 	seen      observed
@@ -62,11 +64,32 @@ func (s *sandbox) told(b *protocol.Batch) bool {
 		return false
 	}
 	s.stale = s.stale || gap
-	if s.cancelOp != nil && s.superseded() {
-		s.cancelOp() // each operation can be broken off and begun anew
-	}
+	s.breakOff()
 	s.wakeUp()
 	return true
+}
+
+// breakOff ends the operation in hand where the log no longer wants it: each can be begun anew. The
+// caller holds the lock.
+func (s *sandbox) breakOff() {
+	if s.cancelOp != nil && !s.making && s.superseded() {
+		s.cancelOp()
+	}
+}
+
+// whole has the engine make something, and waits for its answer also where the log no longer wants
+// it: an engine goes on with a request that nobody waits for, and what it makes then would come
+// after everything of the sandbox was removed.
+func (s *sandbox) whole(make func() error) error {
+	s.mu.Lock()
+	s.making = true
+	s.mu.Unlock()
+	err := make()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.making = false
+	s.breakOff()
+	return err
 }
 
 // superseded says whether the log no longer wants the operation in hand.
@@ -93,6 +116,14 @@ func (s *sandbox) look() bool {
 	s.dirty = true
 	s.wakeUp()
 	return !s.gone
+}
+
+// lookAtNetwork has the host looked at again, where a network of the sandbox was seen.
+func (s *sandbox) lookAtNetwork() bool {
+	s.mu.Lock()
+	s.networkSeen = true
+	s.mu.Unlock()
+	return s.look()
 }
 
 func (s *sandbox) wakeUp() {
@@ -239,7 +270,7 @@ func (s *sandbox) observe(ctx context.Context) error {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = false
-	connected := s.attached != nil
+	connected, network := s.attached != nil, s.networkSeen
 	s.mu.Unlock()
 	s.seen.connected = connected
 	if !dirty {
@@ -248,6 +279,7 @@ func (s *sandbox) observe(ctx context.Context) error {
 	c, err := s.inspect(ctx)
 	if err == nil {
 		s.seen.leftovers, err = s.w.hasDirectory(s.key)
+		s.seen.leftovers = s.seen.leftovers || network
 	}
 	if err != nil {
 		s.seen.container = containerUnknown
