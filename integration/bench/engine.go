@@ -20,6 +20,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -95,6 +96,7 @@ type box struct {
 	id      string
 	network string
 	subnet  netip.Prefix
+	took    map[string]float64 // steps of create, in milliseconds
 }
 
 // create does what somebody without Boxfleet would: network, container, start. The container is as
@@ -102,20 +104,33 @@ type box struct {
 // and make what nobody removes.
 func (e *engine) create(ctx context.Context) (*box, error) {
 	ctx = context.WithoutCancel(ctx)
-	b := &box{e: e, network: e.deployment + "-" + strconv.FormatInt(e.made.Add(1), 10), subnet: <-e.subnets}
-	if err := e.docker.CreateNetwork(ctx, docker.NetworkSpec{Name: b.network, Subnet: b.subnet}); err != nil {
-		return b, err
+	name := e.deployment + "-" + strconv.FormatInt(e.made.Add(1), 10)
+	b := &box{e: e, network: name, subnet: <-e.subnets, took: map[string]float64{}}
+	for _, step := range []struct {
+		name string
+		call func() error
+	}{
+		{"network", func() error {
+			return e.docker.CreateNetwork(ctx, docker.NetworkSpec{Name: name, Subnet: b.subnet})
+		}},
+		{"container", func() (err error) { b.id, err = e.docker.CreateContainer(ctx, hardened(name)); return err }},
+		{"start", func() error { return e.docker.StartContainer(ctx, b.id) }},
+	} {
+		var err error
+		if b.took[step.name], err = timed(step.call); err != nil {
+			return b, err
+		}
 	}
-	var err error
-	b.id, err = e.docker.CreateContainer(ctx, docker.ContainerSpec{
-		Name: b.network, Image: image, Entrypoint: []string{"sleep", "1000000"}, User: "0:0", Cwd: "/", Network: b.network,
-		CPU: float64(runtime.NumCPU()), Memory: 256 << 20, PIDs: 4096,
+	return b, nil
+}
+
+// hardened is a container on the network of the same name, under the bounds of spec and of the worker.
+func hardened(name string) docker.ContainerSpec {
+	return docker.ContainerSpec{
+		Name: name, Image: image, Entrypoint: []string{"sleep", "1000000"}, User: "0:0", Cwd: "/", Network: name,
+		CPU: float64(runtime.NumCPU()), Memory: 256 << 20, PIDs: int64(protocol.DefaultPIDs),
 		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL", "SETPCAP"}, NoNewPrivileges: true,
-	})
-	if err != nil {
-		return b, err
 	}
-	return b, e.docker.StartContainer(ctx, b.id)
 }
 
 // remove kills and removes the container, and its network.

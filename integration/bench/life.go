@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"time"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
@@ -14,15 +17,24 @@ func measureCreate(ctx context.Context, b *bench) error {
 	}
 	create := &measurement{Name: "create to ready", Unit: unitMilliseconds, Target: target{ofRatio, 1.1}}
 	remove := &measurement{Name: "delete", Unit: unitMilliseconds, Target: target{ofRatio, 1.1}}
+	steps := map[string]*measurement{}
+	for _, name := range createSteps {
+		steps[name] = &measurement{Name: "  of it " + name, Unit: unitMilliseconds}
+	}
 	const warmUp = 1
 	for i := range b.pick(25, 4) + warmUp {
 		var s *sdk.Sandbox
+		begin := time.Now()
 		created, err := timed(func() (err error) { s, err = d.client.Create(ctx, spec()); return err })
 		if err != nil {
 			return err
 		}
 		var bare *box
 		bareCreated, err := timed(func() (err error) { bare, err = b.engine.create(ctx); return err })
+		if err != nil {
+			return err
+		}
+		took, err := stepsOfCreate(ctx, d.client, s.ID(), begin)
 		if err != nil {
 			return err
 		}
@@ -34,14 +46,52 @@ func measureCreate(ctx context.Context, b *bench) error {
 		if err != nil {
 			return err
 		}
-		if i >= warmUp {
-			create.Ours, create.Bare = append(create.Ours, created), append(create.Bare, bareCreated)
-			remove.Ours, remove.Bare = append(remove.Ours, deleted), append(remove.Bare, bareDeleted)
+		if i < warmUp {
+			continue
+		}
+		create.Ours, create.Bare = append(create.Ours, created), append(create.Bare, bareCreated)
+		remove.Ours, remove.Bare = append(remove.Ours, deleted), append(remove.Bare, bareDeleted)
+		for name, m := range steps {
+			m.Ours = append(m.Ours, took[name])
+			if t, ok := bare.took[name]; ok {
+				m.Bare = append(m.Bare, t)
+			}
 		}
 	}
 	b.add(create)
+	for _, name := range createSteps {
+		b.add(steps[name])
+	}
 	b.add(remove)
 	return nil
+}
+
+// createSteps are what a create's time goes into, in this order.
+var createSteps = []string{"accept", "place", "tell", "image", "network", "container", "start"}
+
+// stepsOfCreate reads from a history how long each step took, in milliseconds: an event begins a step,
+// and the next one ends it.
+func stepsOfCreate(ctx context.Context, client *sdk.Client, sandbox string, begin time.Time) (map[string]float64, error) {
+	took := map[string]float64{}
+	step := "accept"
+	for e, err := range client.Events(ctx, sandbox, 1, false) {
+		if err != nil {
+			return nil, err
+		}
+		took[step] += milliseconds(e.Time.Sub(begin))
+		begin = e.Time
+		switch e.Kind {
+		case protocol.SandboxAccepted:
+			step = "place"
+		case protocol.SandboxAssigned:
+			step = "tell"
+		case protocol.SandboxPreparing:
+			step = e.Phase.Phase
+		case protocol.SandboxReady:
+			return took, nil
+		}
+	}
+	return nil, fmt.Errorf("sandbox %s was never ready", sandbox)
 }
 
 // measureStop measures stop of an idle sandbox, and the resume after it.
