@@ -35,6 +35,7 @@ type Conn struct {
 	timeout time.Duration
 
 	mu          sync.Mutex
+	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
 	meta        *assets
 	onReconnect map[int]func()
 	nextID      int
@@ -48,7 +49,7 @@ type assets struct {
 
 // Connect connects, waiting at most until ctx ends. Errors: unavailable, permission_denied.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}}
+	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}}
 	if c.log == nil {
 		c.log = slog.Default()
 	}
@@ -95,6 +96,7 @@ func (c *Conn) options(cfg Config) []nats.Option {
 			if err != nil {
 				c.log.Warn("NATS is away", "error", err)
 			}
+			c.cutOff()
 			state(false)
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
@@ -173,6 +175,44 @@ func (c *Conn) reconnected() {
 	for _, f := range fs {
 		f()
 	}
+}
+
+// errCutOff is why a call ended whose connection was lost: its answer cannot come any more.
+var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer")
+
+// await bounds a call that waits for an answer like bound, and ends it with errCutOff as its cause
+// when the connection is lost, so that it can be made again on the next one.
+func (c *Conn) await(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := c.bound(ctx)
+	ctx, end := context.WithCancelCause(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := c.nextID
+	c.nextID++
+	c.waiting[id] = end
+	return ctx, func() {
+		c.mu.Lock()
+		delete(c.waiting, id)
+		c.mu.Unlock()
+		end(nil)
+		cancel()
+	}
+}
+
+func (c *Conn) cutOff() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, end := range c.waiting {
+		end(errCutOff)
+	}
+}
+
+// causeOf is errCutOff where that ended ctx, otherwise err.
+func causeOf(ctx context.Context, err error) error {
+	if context.Cause(ctx) == error(errCutOff) {
+		return errCutOff
+	}
+	return err
 }
 
 // Connected says whether the connection is up now.

@@ -24,7 +24,7 @@ type stored struct {
 // publish stores a message and waits for the acknowledgement. expected is the sequence of the last
 // message on the subject, or anySequence.
 func (c *Conn) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64, error) {
-	ctx, cancel := c.bound(ctx)
+	ctx, cancel := c.await(ctx)
 	defer cancel()
 	var opts []jetstream.PublishOpt
 	if expected != anySequence {
@@ -32,7 +32,7 @@ func (c *Conn) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64
 	}
 	ack, err := c.js.PublishMsg(ctx, m, opts...)
 	if err != nil {
-		return 0, translate(err, "write to "+m.Subject)
+		return 0, translate(causeOf(ctx, err), "write to "+m.Subject)
 	}
 	return ack.Sequence, nil
 }
@@ -52,7 +52,7 @@ func (c *Conn) nextOnSubject(ctx context.Context, stream, subject string, from u
 }
 
 func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]any) (*stored, error) {
-	ctx, cancel := c.bound(ctx)
+	ctx, cancel := c.await(ctx)
 	defer cancel()
 	body, err := json.Marshal(query)
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	}
 	reply, err := c.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, body)
 	if err != nil {
-		return nil, translate(err, "read "+stream)
+		return nil, translate(causeOf(ctx, err), "read "+stream)
 	}
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
@@ -124,8 +124,9 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 		return 0, false, translate(err, "read "+stream)
 	}
 	for {
-		bounded, cancel := c.bound(ctx) // each message: how long all of it takes is the visitor's affair
+		bounded, cancel := c.await(ctx) // each message: how long all of it takes is the visitor's affair
 		msg, err := sub.NextMsgWithContext(bounded)
+		err = causeOf(bounded, err)
 		cancel()
 		if err != nil {
 			return 0, false, translate(err, "read "+stream)
