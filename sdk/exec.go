@@ -9,8 +9,9 @@ import (
 
 // Exec is a handle of an exec.
 type Exec struct {
-	client *Client
-	info   protocol.Exec
+	client  *Client
+	sandbox *Sandbox
+	info    protocol.Exec
 }
 
 // Info is the exec as the handle saw it when it was made.
@@ -103,6 +104,7 @@ func (s *Sandbox) Exec(ctx context.Context, spec protocol.ExecSpec, opts ...Opti
 	if err != nil {
 		return nil, failed(ctx, err, "exec "+call.id)
 	}
+	s.saw(e.Sequence)
 	return out.result(ctx, t, e)
 }
 
@@ -120,7 +122,13 @@ func (s *Sandbox) Start(ctx context.Context, spec protocol.ExecSpec, opts ...Opt
 	if err != nil {
 		return nil, err
 	}
-	return &Exec{s.client, *reply.Exec}, nil
+	return s.exec(reply.Exec), nil
+}
+
+// exec makes a handle of an exec as an answer shows it.
+func (s *Sandbox) exec(info *protocol.Exec) *Exec {
+	s.saw(info.Sequence)
+	return &Exec{client: s.client, sandbox: s, info: *info}
 }
 
 func (s *Sandbox) checkExec(spec *protocol.ExecSpec) error {
@@ -172,11 +180,11 @@ func (s *Sandbox) GetExec(ctx context.Context, exec string) (*Exec, error) {
 	if err := protocol.ValidateID("exec", exec); err != nil {
 		return nil, err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExec, protocol.Query{Sandbox: s.id, Exec: exec, MinSequence: s.Info().Sequence})
+	reply, err := s.client.Query(ctx, protocol.EndpointExec, protocol.Query{Sandbox: s.id, Exec: exec, MinSequence: s.newest()})
 	if err != nil {
 		return nil, err
 	}
-	return &Exec{s.client, *reply.Exec}, nil
+	return s.exec(reply.Exec), nil
 }
 
 // ExecsOptions selects execs of a sandbox.
@@ -195,19 +203,19 @@ func (s *Sandbox) Execs(ctx context.Context, o ExecsOptions) (execs []*Exec, nex
 	for i, state := range o.States {
 		states[i] = string(state)
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExecs, protocol.Query{Sandbox: s.id, States: states, Limit: o.Limit, Page: o.Page})
+	reply, err := s.client.Query(ctx, protocol.EndpointExecs, protocol.Query{Sandbox: s.id, MinSequence: s.newest(), States: states, Limit: o.Limit, Page: o.Page})
 	if err != nil {
 		return nil, "", err
 	}
 	for _, info := range reply.Execs {
-		execs = append(execs, &Exec{s.client, *info})
+		execs = append(execs, s.exec(info))
 	}
 	return execs, reply.Next, nil
 }
 
 // Cancel asks for the exec's end; see [Sandbox.Cancel].
 func (x *Exec) Cancel(ctx context.Context, opts ...Option) error {
-	return x.client.Sandbox(x.info.Sandbox).Cancel(ctx, x.info.ID, opts...)
+	return x.sandbox.Cancel(ctx, x.info.ID, opts...)
 }
 
 // Wait waits for the exec's end, whoever started it and whenever that was. With writers it streams
@@ -228,5 +236,6 @@ func (x *Exec) Wait(ctx context.Context, opts ...Option) (*Result, error) {
 	if err != nil {
 		return nil, failed(ctx, err, "wait for exec "+x.info.ID)
 	}
+	x.sandbox.saw(e.Sequence)
 	return out.result(ctx, t, e)
 }

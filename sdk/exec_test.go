@@ -56,6 +56,15 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 	wantError(t, err, protocol.NotFound, "")
 	_, err = s.Exec(ctx, command())
 	wantError(t, err, protocol.InvalidArgument, "")
+	for range 50 {
+		r, err := s.Exec(ctx, command("true"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x, err := s.GetExec(ctx, r.ID); err != nil || x.Info().State != protocol.ExecStateFinished {
+			t.Fatalf("what is read after the end is not older than it: %+v, %v", x, err)
+		}
+	}
 }
 
 func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {

@@ -122,12 +122,13 @@ func (x *Exec) logs(ctx context.Context, o LogsOptions, s *yielder) error {
 		if !info.State.Terminal() {
 			return t.readLog(ctx)
 		}
-		x = &Exec{x.client, *info}
+		x = x.sandbox.exec(info)
 	}
 	e, err := t.catchUpAndFollow(ctx, &x.info)
 	if err != nil {
 		return err
 	}
+	x.sandbox.saw(e.Sequence)
 	return t.drain(ctx, e)
 }
 

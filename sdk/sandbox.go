@@ -18,6 +18,7 @@ type Sandbox struct {
 
 	mu   sync.Mutex
 	info protocol.Sandbox
+	seen uint64 // newest event that a call on the handle, or on an exec of it, was told of
 }
 
 func (c *Client) handle(info *protocol.Sandbox) *Sandbox {
@@ -53,6 +54,20 @@ func (s *Sandbox) learn(info *protocol.Sandbox) {
 	}
 }
 
+// saw notes that a call was told of an event: what is read next is not older.
+func (s *Sandbox) saw(sequence uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = max(s.seen, sequence)
+}
+
+// newest is the number of the newest event that the handle was told of.
+func (s *Sandbox) newest() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(s.seen, s.info.Sequence)
+}
+
 // Create makes a sandbox and waits until it is ready, or, with WithWait(false), only until it is
 // accepted. The handle is returned beside an error where the sandbox was accepted and failed.
 //
@@ -86,7 +101,7 @@ func (s *Sandbox) Refresh(ctx context.Context) error {
 	if err := protocol.ValidateID("sandbox", s.id); err != nil {
 		return err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.id, MinSequence: s.Info().Sequence})
+	reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.id, MinSequence: s.newest()})
 	if err == nil {
 		s.learn(reply.Sandbox)
 	}
