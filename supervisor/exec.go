@@ -262,6 +262,7 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	e.stdout, e.stderr = nil, nil
 	e.mu.Unlock()
 	close(e.ended)
+	e.s.quiet.Reset(quietAfter)
 	return r
 }
 

@@ -59,6 +59,8 @@ type supervisor struct {
 	primary   *primary
 	files     slots
 
+	quiet *time.Timer // gives memory back a while after the last exec ended
+
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first one
 	execs    map[string]*exec
@@ -107,6 +109,7 @@ func newSupervisor(config Config) (*supervisor, error) {
 		files:   make(slots, fileSlots),
 		execs:   map[string]*exec{},
 	}
+	s.quiet = time.AfterFunc(quietAfter, debug.FreeOSMemory)
 	var err error
 	if s.launcher, err = newLauncher(config.GroupBase, s.reaper); err != nil {
 		return nil, fmt.Errorf("supervisor: %w", err)
@@ -325,6 +328,9 @@ func (s *supervisor) shutdown() {
 		box.flush(flushBound)
 	}
 }
+
+// quietAfter is how long no exec has ended before what the last burst took is given back.
+const quietAfter = time.Second
 
 // flushBound is how long the end of PID 1 waits for a worker that does not read.
 const flushBound = 200 * time.Millisecond
