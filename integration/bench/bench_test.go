@@ -108,7 +108,9 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 	go func() {
 		ended <- run(ctx, []string{"-short", "-only", "create", "-o", filepath.Join(t.TempDir(), "bench.json")}, &stderr, &stderr)
 	}()
-	for len(containersOf(t, dir)) == 0 {
+	var containers []string
+	for len(containers) == 0 {
+		containers = containersOf(t, dir)
 		select {
 		case code := <-ended:
 			t.Fatalf("ended with %d before the first container\n%s", code, &stderr)
@@ -120,6 +122,12 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 		t.Errorf("exit code %d\n%s", code, &stderr)
 	}
 	leftNothing(t, dir)
+	deployment, _, _ := strings.Cut(containers[0], " ")
+	for _, kind := range []string{"network", "volume"} {
+		if left := dockerCLI(t, kind, "ls", "-q", "--filter", "label=boxfleet.deployment="+deployment); left != "" {
+			t.Errorf("a %s is left: %s", kind, left)
+		}
+	}
 }
 
 // ownTemp gives the bench a temporary directory of its own.
@@ -155,18 +163,25 @@ func leftNothing(t *testing.T, dir string) {
 	}
 }
 
-// containersOf lists the sandboxes' containers, which have directories below dir mounted.
+// containersOf lists the sandboxes' containers, which have directories below dir mounted, as
+// deployment, name and mounts.
 func containersOf(t *testing.T, dir string) []string {
 	t.Helper()
-	out, err := exec.Command("docker", "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment", "--format", "{{.Names}} {{.Mounts}}").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	format := `{{.Label "boxfleet.deployment"}} {{.Names}} {{.Mounts}}`
 	var found []string
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(dockerCLI(t, "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment", "--format", format)) {
 		if strings.Contains(line, dir) {
 			found = append(found, line)
 		}
 	}
 	return found
+}
+
+func dockerCLI(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("docker", args...).Output()
+	if err != nil {
+		t.Fatalf("docker %q: %v", args, err)
+	}
+	return string(out)
 }
