@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"bytes"
 	"context"
 	"time"
 
@@ -146,9 +147,14 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	}
 	switch r.Verb {
 	case protocol.VerbCreate:
-		return theirsOrOurs(reply, reply.Sandbox.Request, r)
+		spec := *r.Payload.Sandbox
+		spec.Resolve()
+		return theirsOrOurs(reply, reply.Sandbox.Request == r.ID && sameSpec(&spec, &reply.Sandbox.Spec), r)
 	case protocol.VerbExec:
-		return theirsOrOurs(reply, reply.Exec.Request, r)
+		spec, found := *r.Payload.Exec, reply.Exec.Spec
+		spec.Resolve()
+		spec.Stdin, found.Stdin = nil, nil // not kept once the exec has ended
+		return theirsOrOurs(reply, reply.Exec.Request == r.ID && sameSpec(&spec, &found), r)
 	case protocol.VerbCancel:
 		if reply.Exec.Cancelling || reply.Exec.State.Terminal() {
 			return reply
@@ -169,13 +175,16 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	return nil
 }
 
-// theirsOrOurs says whether what was found was made by this request; else the id is taken.
-func theirsOrOurs(reply *protocol.Reply, by string, r *Request) *protocol.Reply {
-	if by == r.ID {
+// theirsOrOurs returns what was found where this request made it; else the id is taken, also by a
+// request of the same id for something else.
+func theirsOrOurs(reply *protocol.Reply, ours bool, r *Request) *protocol.Reply {
+	if ours {
 		return reply
 	}
 	return &protocol.Reply{Error: protocol.Errorf(protocol.AlreadyExists, "", "%s: the id was taken by another request", r.Verb)}
 }
+
+func sameSpec(a, b any) bool { return bytes.Equal(protocol.Encode(a), protocol.Encode(b)) }
 
 // pause waits for d or the end of ctx, and says which: false for the end of ctx.
 func pause(ctx context.Context, d time.Duration) bool {
