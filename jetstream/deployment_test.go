@@ -61,6 +61,16 @@ func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 		t.Parallel()
 		test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL}))
 	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		test(t, sharedCluster(t))
+	})
+}
+
+// conformAlone is conform for tests that use what a deployment has one of, the queue of requests.
+func conformAlone(t *testing.T, test func(t *testing.T, d *deployment)) {
+	t.Helper()
+	t.Run("server", func(t *testing.T) { test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL})) })
 	t.Run("cluster", func(t *testing.T) { test(t, sharedCluster(t)) })
 }
 
@@ -142,7 +152,9 @@ func (d *deployment) connTo(t testing.TB, url string) *jetstream.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	c, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Logger: quiet})
+	c, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Logger: quiet, Options: func(o *nats.Options) {
+		o.IgnoreDiscoveredServers = true // past a proxy
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,4 +328,3 @@ func same(t testing.TB, what string, got, want any) {
 		t.Fatalf("%s differ:\n got %.2000s\nwant %.2000s", what, g, w)
 	}
 }
-

@@ -1,0 +1,144 @@
+package jetstream_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		readySandbox(t, c, d.tenant, "s1")
+		writer := journal(c, d.tenant, "s1", "k1")
+		for _, id := range []string{"x1", "x2"} {
+			_, err := writer.Do(t.Context(), acceptExec(id))
+			must(t, err)
+		}
+		_, batches := judge(t, c, d.tenant, "s1")
+		var applied []uint64
+		j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2",
+			OnApply: func(s *protocol.State, b *protocol.Batch) { applied = append(applied, b.Last(), s.Sandbox.Sequence) }})
+		if !j.Observe(batches[1]) {
+			t.Fatal("a gap is not reported")
+		}
+		for _, b := range []*protocol.Batch{batches[0], batches[0], batches[1]} {
+			if j.Observe(b) {
+				t.Fatalf("a gap before %d", b.First())
+			}
+		}
+		must(t, j.Refresh(t.Context()))
+		same(t, "applied", applied, []uint64{3, 3, 4, 4, 5, 5})
+		_, record := j.State()
+		if record != batches[2].Record {
+			t.Fatalf("folded up to %d of %d", record, batches[2].Record)
+		}
+	})
+}
+
+func TestASnapshotAndTheRestOfTheLogAreTheWholeFold(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		readySandbox(t, c, d.tenant, "s1")
+		first := journal(c, d.tenant, "s1", "k1")
+		must(t, first.Refresh(t.Context()))
+		snapshot, record := first.State()
+		must(t, c.WriteSnapshot(t.Context(), snapshot, record))
+		must(t, c.WriteCheckpoint(t.Context(), record))
+		_, err := first.Do(t.Context(), acceptExec("x1"))
+		must(t, err)
+
+		restored := journal(c, d.tenant, "s1", "k2")
+		from, err := c.ReadSnapshots(t.Context(), func(s *protocol.State, record uint64) {
+			if s.Sandbox.Tenant == d.tenant {
+				restored.Restore(s, record)
+			}
+		})
+		must(t, err)
+		if from != record+1 {
+			t.Fatalf("follow from %d, want %d", from, record+1)
+		}
+		must(t, restored.Refresh(t.Context()))
+		got, _ := restored.State()
+		want, _ := judge(t, c, d.tenant, "s1")
+		same(t, "the restored state and the fold", got, want)
+	})
+}
+
+func TestWithoutSnapshotsTheLogIsFollowedFromItsBeginning(t *testing.T) {
+	t.Parallel()
+	from, err := startServer(t, jetstream.Assets{}).opened(t).ReadSnapshots(t.Context(), nil)
+	if from != 1 || err != nil {
+		t.Fatal(from, err)
+	}
+}
+
+func deleteSandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string) {
+	t.Helper()
+	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		var events []protocol.Event
+		for _, x := range s.Active() {
+			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: x.ID}})
+		}
+		return append(events, protocol.Event{Kind: protocol.SandboxDeleteRequested}, protocol.Event{Kind: protocol.SandboxDeleted}), nil
+	})
+	must(t, err)
+}
+
+func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		_, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r1"})
+		must(t, err)
+		_, err = c.ReserveExec(ctx, d.tenant, "s1", "x1", protocol.Reservation{Request: "r2"})
+		must(t, err)
+		readySandbox(t, c, d.tenant, "s1")
+		behind := journal(c, d.tenant, "s1", "k2")
+		must(t, behind.Refresh(ctx))
+		snapshot, record := behind.State()
+		must(t, c.WriteSnapshot(ctx, snapshot, record))
+		must(t, publishChunks(t, c, d.tenant, "s1", "x1", 10, 2))
+		_, err = journal(c, d.tenant, "s1", "k1").Do(ctx, acceptExec("x1"))
+		must(t, err)
+		deleteSandbox(t, c, d.tenant, "s1")
+		before, _ := judge(t, c, d.tenant, "s1")
+		for range 2 { // again is harmless
+			must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+		}
+
+		// One that starts now, and one that knew the sandbox before, see the tombstone.
+		for _, j := range []*jetstream.Journal{journal(c, d.tenant, "s1", "k3"), behind} {
+			must(t, j.Refresh(ctx))
+			s, _ := j.State()
+			if s.Sandbox.State != protocol.StateDeleted || !s.Sandbox.HistoryPurged || s.Sandbox.Sequence != before.Sandbox.Sequence {
+				t.Fatalf("after the purge: %+v", s.Sandbox)
+			}
+			refused := errors.New("deleted")
+			_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return nil, refused })
+			if err != refused {
+				t.Fatal(err)
+			}
+		}
+		if taken, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r9"}); err != nil || taken == nil || taken.Request != "r1" {
+			t.Fatalf("the id is %+v, %v", taken, err)
+		}
+		if _, err := c.Append(ctx, accepted(d.tenant, "s1", "k1"), 0); err != jetstream.ErrConflict {
+			t.Fatalf("a new history over the tombstone: %v", err)
+		}
+		if out, errs, err := c.OutputEnd(ctx, d.tenant, "s1", "x1"); out != 0 || errs != 0 || err != nil {
+			t.Fatalf("output up to %d and %d, %v", out, errs, err)
+		}
+		if again, err := c.ReserveExec(ctx, d.tenant, "s1", "x1", protocol.Reservation{Request: "r2"}); again != nil || err != nil {
+			t.Fatalf("the exec id is %+v, %v", again, err)
+		}
+		_, err = c.ReadSnapshots(ctx, func(s *protocol.State, _ uint64) {
+			if s.Sandbox.Tenant == d.tenant {
+				t.Errorf("the snapshot is there: %+v", s.Sandbox)
+			}
+		})
+		must(t, err)
+	})
+}

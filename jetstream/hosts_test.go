@@ -1,0 +1,107 @@
+package jetstream_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestTheTableOfHostsIsFollowedAndANameIsOneHosts(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		name := d.tenant + "-w"
+		heard := make(chan *protocol.Host, 10)
+		must(t, c.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h1", Slots: 1}))
+		caughtUp := make(chan struct{})
+		other := d.opened(t)
+		background(t, func(ctx context.Context) error {
+			return other.FollowHosts(ctx, func(worker string, h *protocol.Host) {
+				if worker == name {
+					heard <- h
+				}
+			}, func() { close(caughtUp) })
+		})
+		receive(t, 5*time.Second, "the end of what was there", caughtUp)
+		if h := receive(t, time.Second, "the entry before", heard); h.Slots != 1 {
+			t.Fatalf("%+v", h)
+		}
+		must(t, c.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h1", Slots: 2}))
+		if h := receive(t, 5*time.Second, "the change", heard); h.Slots != 2 {
+			t.Fatalf("%+v", h)
+		}
+		wantError(t, other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"}), protocol.AlreadyExists, protocol.ReasonHostHeld)
+		must(t, c.ForgetHost(ctx, name))
+		if h := receive(t, 5*time.Second, "the removal", heard); h != nil {
+			t.Fatalf("%+v", h)
+		}
+		must(t, other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"}))
+	})
+}
+
+func TestAHeartbeatUnderAnotherWorkersSubjectIsNotHeard(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, name := d.opened(t), d.tenant+"-w"
+		heard := make(chan *protocol.Heartbeat, 10)
+		stop, err := d.opened(t).Heartbeats(func(h *protocol.Heartbeat) {
+			if h.Worker == name {
+				heard <- h
+			}
+		})
+		must(t, err)
+		defer stop()
+		nc := d.raw(t)
+		eventually(t, 5*time.Second, "a heartbeat", func() bool {
+			must(t, nc.Publish(protocol.HeartbeatSubject("other"), protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Running: 666})))
+			must(t, nc.Flush())
+			must(t, c.Beat(&protocol.Heartbeat{Worker: name, Running: 3}))
+			select {
+			case h := <-heard:
+				if h.Running != 3 {
+					t.Fatalf("%+v", h)
+				}
+				return true
+			default:
+				return false
+			}
+		})
+	})
+}
+
+func TestABlobComesBackAsItWasPut(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		content := make([]byte, 20<<20)
+		_, _ = rand.Read(content) // never fails
+		sum := sha256.Sum256(content)
+		digest := "sha256-" + hex.EncodeToString(sum[:])
+		if there, err := c.HasBlob(ctx, digest); there || err != nil {
+			t.Fatal(there, err)
+		}
+		_, err := c.Blob(ctx, digest)
+		wantError(t, err, protocol.NotFound, "")
+		must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
+		if there, err := c.HasBlob(ctx, digest); !there || err != nil {
+			t.Fatal(there, err)
+		}
+		r, err := d.opened(t).Blob(ctx, digest)
+		must(t, err)
+		defer r.Close()
+		first := make([]byte, 1<<20)
+		_, err = io.ReadFull(r, first)
+		must(t, err)
+		// Somebody uploads the same tree while it is read.
+		must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
+		rest, err := io.ReadAll(r)
+		must(t, err)
+		if !bytes.Equal(append(first, rest...), content) {
+			t.Fatalf("%d bytes came back of %d, or others", len(first)+len(rest), len(content))
+		}
+	})
+}

@@ -1,0 +1,159 @@
+package jetstream_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// publishChunks sends n chunks of stdout, one of stderr after each, and waits for them.
+func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string, size, n int) error {
+	t.Helper()
+	var acks []<-chan error
+	k := jetstream.Chunk{}
+	send := func(stream string, data []byte) error {
+		k.Stream, k.Data, k.Offset = stream, data, k.NextStdout
+		if stream == jetstream.Stderr {
+			k.Offset = k.NextStderr
+			k.NextStderr += int64(len(data))
+		} else {
+			k.NextStdout += int64(len(data))
+		}
+		ack, err := c.PublishOutput(tenant, sandbox, exec, k)
+		acks = append(acks, ack)
+		return err
+	}
+	for i := range n {
+		if err := send(jetstream.Stdout, bytes.Repeat([]byte{byte('a' + i%26)}, size)); err != nil {
+			return err
+		}
+		if err := send(jetstream.Stderr, []byte{byte(i)}); err != nil {
+			return err
+		}
+	}
+	for _, ack := range acks {
+		if err := receive(t, 15*time.Second, "the acknowledgement", ack); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reader puts chunks together, and says where one does not follow the one before.
+type reader struct {
+	stdout, stderr bytes.Buffer
+	chunks         int
+}
+
+func (r *reader) add(k jetstream.Chunk) error {
+	buf := &r.stdout
+	if k.Stream == jetstream.Stderr {
+		buf = &r.stderr
+	}
+	if k.Offset != int64(buf.Len()) {
+		return fmt.Errorf("chunk %d of %s begins at %d, want %d", r.chunks, k.Stream, k.Offset, buf.Len())
+	}
+	buf.Write(k.Data)
+	r.chunks++
+	return nil
+}
+
+func TestOutputIsReadAsItWasWritten(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		const chunks, size = 25, 200 << 10 // 5 MB
+		var live reader
+		heard := make(chan error, 2*chunks)
+		stop, err := d.opened(t).LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
+		must(t, err)
+		defer stop()
+		other := d.opened(t)
+		must(t, other.Flush(ctx))
+		must(t, publishChunks(t, c, d.tenant, "s1", "x1", size, chunks))
+		must(t, publishChunks(t, c, d.tenant, "s1", "x2", 1, 1)) // somebody else's
+		stdout, stderr, err := other.OutputEnd(ctx, d.tenant, "s1", "x1")
+		if stdout != chunks*size || stderr != chunks || err != nil {
+			t.Fatalf("the output ends at %d and %d, %v", stdout, stderr, err)
+		}
+		var read reader
+		eventually(t, 5*time.Second, "all of the output", func() bool { // a replica may be behind
+			read = reader{}
+			_, err := other.ReadOutput(ctx, d.tenant, "s1", "x1", 0, read.add)
+			must(t, err)
+			return read.chunks == 2*chunks
+		})
+		for range 2 * chunks {
+			must(t, receive(t, 5*time.Second, "the live output", heard))
+		}
+		if !bytes.Equal(read.stdout.Bytes(), live.stdout.Bytes()) || read.stdout.Len() != chunks*size || read.stderr.Len() != chunks {
+			t.Fatalf("%d and %d bytes read, %d live", read.stdout.Len(), read.stderr.Len(), live.stdout.Len())
+		}
+		// Who stopped after a chunk goes on behind it.
+		var rest reader
+		next := uint64(0)
+		seen := 0
+		stopped := fmt.Errorf("enough")
+		next, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", 0, func(k jetstream.Chunk) error {
+			if seen++; seen > 10 {
+				return stopped
+			}
+			return rest.add(k)
+		})
+		if err != stopped {
+			t.Fatal(err)
+		}
+		// The record after the last chunk that was delivered, which is the one that was refused.
+		_, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", next-1, rest.add)
+		must(t, err)
+		if rest.chunks != 2*chunks {
+			t.Fatalf("%d chunks in two reads", rest.chunks)
+		}
+	})
+}
+
+func TestAnExecWithoutOutputEndsAtZero(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		if stdout, stderr, err := c.OutputEnd(t.Context(), d.tenant, "s1", "none"); stdout != 0 || stderr != 0 || err != nil {
+			t.Fatal(stdout, stderr, err)
+		}
+		if next, err := c.ReadOutput(t.Context(), d.tenant, "s1", "none", 7, nil); next != 7 || err != nil {
+			t.Fatal(next, err)
+		}
+	})
+}
+
+// A batched read of it is more than a subscription lets wait.
+func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	const chunks = 320 // of 256 KiB: 80 MiB
+	must(t, publishChunks(t, c, d.tenant, "s1", "x1", jetstream.ChunkSize, chunks))
+	var total int
+	_, err := c.ReadOutput(t.Context(), d.tenant, "s1", "x1", 0, func(k jetstream.Chunk) error {
+		if total == 0 {
+			// All of the first batch arrives while nothing is read.
+			must(t, c.Flush(t.Context()))
+		}
+		total += len(k.Data)
+		return nil
+	})
+	must(t, err)
+	if total != chunks*(jetstream.ChunkSize+1) {
+		t.Fatalf("%d bytes", total)
+	}
+}
+
+func TestAChunkWithoutItsOffsetsIsRefused(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	_, err := d.raw(t).Request(protocol.LogSubject(d.tenant, "s1", "x1"), []byte("x"), 5*time.Second)
+	must(t, err)
+	_, err = d.opened(t).ReadOutput(t.Context(), d.tenant, "s1", "x1", 0, func(jetstream.Chunk) error { return nil })
+	wantError(t, err, protocol.Internal, protocol.ReasonUndecodable)
+}

@@ -1,0 +1,143 @@
+package jetstream_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestOfEightThatReserveAnIDExactlyOneHasIt(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		const rounds, callers = 50, 8
+		conns := make([]*jetstream.Conn, callers)
+		for i := range conns {
+			conns[i] = d.opened(t)
+		}
+		for round := range rounds {
+			id := fmt.Sprintf("s%d", round)
+			type result struct {
+				mine   string
+				before *protocol.Reservation
+				err    error
+			}
+			results := make(chan result, callers)
+			for i, c := range conns {
+				mine := fmt.Sprintf("r%d", i)
+				go func() {
+					before, err := c.ReserveSandbox(context.WithoutCancel(t.Context()), d.tenant, id, protocol.Reservation{Request: mine})
+					results <- result{mine, before, err}
+				}()
+			}
+			winner, others := "", map[string]bool{}
+			for range conns {
+				r := <-results
+				must(t, r.err)
+				if r.before == nil {
+					if winner != "" {
+						t.Fatalf("%s and %s both have %s", winner, r.mine, id)
+					}
+					winner = r.mine
+				} else {
+					others[r.before.Request] = true
+				}
+			}
+			if len(others) != 1 || !others[winner] {
+				t.Fatalf("%s has %s, the others were told %v", winner, id, others)
+			}
+		}
+	})
+}
+
+func TestAReservationSurvivesARestartAndTellsWhoseItIs(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	mine := protocol.Reservation{Request: "r1", Fingerprint: "f"}
+	if before, err := c.ReserveSandbox(ctx, d.tenant, "s1", mine); before != nil || err != nil {
+		t.Fatal(before, err)
+	}
+	d.restart(t)
+	var before *protocol.Reservation
+	var err error
+	eventually(t, 5*time.Second, "an answer", func() bool {
+		before, err = c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r2"})
+		return protocol.CodeOf(err) != protocol.Unavailable
+	})
+	if err != nil || before == nil || before.Request != "r1" || before.Fingerprint != "f" {
+		t.Fatal(before, err)
+	}
+	_, err = c.SandboxReservation(ctx, d.tenant, "never")
+	wantError(t, err, protocol.NotFound, "")
+}
+
+func TestAReservationWhoseAnswerWasLostIsFoundAsOnesOwn(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		p := throughProxy(t, d)
+		c, other := d.connTo(t, p.url()), d.opened(t)
+		p.mute.Store(true)
+		errs := make(chan error, 1)
+		go func() {
+			_, err := c.ReserveExec(t.Context(), d.tenant, "s1", "x1", protocol.Reservation{Request: "r1"})
+			errs <- err
+		}()
+		eventually(t, 5*time.Second, "the reservation", func() bool {
+			before, err := other.ReserveExec(t.Context(), d.tenant, "s1", "x1", protocol.Reservation{Request: "r1"})
+			return err == nil && before != nil
+		})
+		p.cut()
+		p.heal()
+		_ = receive(t, 10*time.Second, "the end of the first try", errs) // its outcome is open
+		eventually(t, 5*time.Second, "the connection", c.Connected)
+		before, err := c.ReserveExec(t.Context(), d.tenant, "s1", "x1", protocol.Reservation{Request: "r1"})
+		if err != nil || before == nil || before.Request != "r1" {
+			t.Fatal(before, err)
+		}
+	})
+}
+
+func TestAReleasedExecIDCanBeTakenAgain(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		for _, id := range []string{"x1", "x2"} {
+			_, err := c.ReserveExec(ctx, d.tenant, "s1", id, protocol.Reservation{Request: "r1"})
+			must(t, err)
+		}
+		must(t, c.ReleaseExec(ctx, d.tenant, "s1", "x1"))
+		if before, err := c.ReserveExec(ctx, d.tenant, "s1", "x1", protocol.Reservation{Request: "r2"}); before != nil || err != nil {
+			t.Fatal(before, err)
+		}
+		if before, err := c.ReserveExec(ctx, d.tenant, "s1", "x2", protocol.Reservation{Request: "r2"}); err != nil || before == nil {
+			t.Fatal(before, err)
+		}
+	})
+}
+
+func TestEveryReservationIsFollowed(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		heard := make(chan string, 10)
+		reserve := func(id string) {
+			_, err := c.ReserveSandbox(t.Context(), d.tenant, id, protocol.Reservation{Request: "r-" + id})
+			must(t, err)
+		}
+		reserve("before")
+		background(t, func(ctx context.Context) error {
+			return c.FollowReservations(ctx, func(tenant, sandbox string, r *protocol.Reservation) {
+				if tenant == d.tenant {
+					heard <- sandbox + " " + r.Request
+				}
+			})
+		})
+		if got := receive(t, 5*time.Second, "the one before", heard); got != "before r-before" {
+			t.Fatal(got)
+		}
+		reserve("after")
+		if got := receive(t, 5*time.Second, "the one after", heard); got != "after r-after" {
+			t.Fatal(got)
+		}
+	})
+}

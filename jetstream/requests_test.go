@@ -1,0 +1,222 @@
+package jetstream_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func submit(t testing.TB, c *jetstream.Conn, tenant, id, inbox string) {
+	t.Helper()
+	must(t, c.Submit(t.Context(), tenant, protocol.VerbCreate, "s-"+id, id, inbox, []byte("payload of "+id)))
+}
+
+func TestARequestIsDeliveredAnsweredAndGone(t *testing.T) {
+	conformAlone(t, func(t *testing.T, d *deployment) {
+		client, k := d.opened(t), d.opened(t)
+		answers, err := client.Answers()
+		must(t, err)
+		defer answers.Close()
+		seen := make(chan *jetstream.Delivery, 10)
+		background(t, func(ctx context.Context) error {
+			return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+				seen <- r
+				k.Answer(r, &protocol.Reply{Version: 1, Sequence: 7})
+				return nil
+			})
+		})
+		id := d.tenant[:1] + "r1"
+		inbox, answer, stop := answers.Expect(id)
+		defer stop()
+		submit(t, client, d.tenant, id, inbox)
+		if r := receive(t, 5*time.Second, "the answer", answer); r.Sequence != 7 {
+			t.Fatalf("%+v", r)
+		}
+		r := receive(t, time.Second, "the request", seen)
+		if r.Tenant != d.tenant || r.Verb != protocol.VerbCreate || r.Sandbox != "s-"+id || r.ID != id || r.Attempt != 1 || string(r.Payload) != "payload of "+id {
+			t.Fatalf("%+v", r)
+		}
+		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+	})
+}
+
+// waiting is how many requests are in the queue.
+func waiting(t testing.TB, d *deployment) uint64 {
+	t.Helper()
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), protocol.StreamRequests)
+	must(t, err)
+	return stream.CachedInfo().State.Msgs
+}
+
+func TestARequestThatCannotBeDecidedNowComesAgain(t *testing.T) {
+	conformAlone(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		attempts := make(chan int, 10)
+		background(t, func(ctx context.Context) error {
+			return c.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+				attempts <- r.Attempt
+				if r.Attempt < 3 {
+					return errors.New("not now")
+				}
+				return nil
+			})
+		})
+		submit(t, c, d.tenant, "again", "")
+		for want := 1; want <= 3; want++ {
+			if got := receive(t, 5*time.Second, "the next attempt", attempts); got != want {
+				t.Fatalf("attempt %d, want %d", got, want)
+			}
+		}
+		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+	})
+}
+
+func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
+	conformAlone(t, func(t *testing.T, d *deployment) {
+		dying, next := d.opened(t), d.opened(t)
+		taken := make(chan *jetstream.Delivery, 1)
+		release := make(chan struct{})
+		defer close(release)
+		background(t, func(ctx context.Context) error {
+			err := dying.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+				taken <- r
+				<-release
+				return errors.New("dead")
+			})
+			if ctx.Err() == nil {
+				return err
+			}
+			return nil
+		})
+		submit(t, next, d.tenant, "orphan", "")
+		receive(t, 5*time.Second, "the first delivery", taken)
+		dying.Close() // it settles nothing any more
+		died := time.Now()
+		again := make(chan *jetstream.Delivery, 1)
+		background(t, func(ctx context.Context) error {
+			return next.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { again <- r; return nil })
+		})
+		r := receive(t, 6*time.Second, "the second delivery", again)
+		t.Logf("delivered again after %s, attempt %d", time.Since(died), r.Attempt)
+		if r.ID != "orphan" || r.Attempt != 2 {
+			t.Fatalf("%+v", r)
+		}
+	})
+}
+
+func TestARequestPublishedTwiceIsStoredOnce(t *testing.T) {
+	conformAlone(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		for range 3 {
+			submit(t, c, d.tenant, "twice", "")
+		}
+		if n := waiting(t, d); n != 1 {
+			t.Fatalf("%d are stored", n)
+		}
+		var handled atomic.Int64
+		background(t, func(ctx context.Context) error {
+			return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { handled.Add(1); return nil })
+		})
+		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+		if n := handled.Load(); n != 1 {
+			t.Fatalf("%d are handled", n)
+		}
+	})
+}
+
+func TestAFullQueueRefusesAndTakesAgainWhenThereIsRoom(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{Requests: 3})
+	c := d.opened(t)
+	for i := range 3 {
+		submit(t, c, d.tenant, fmt.Sprintf("r%d", i), "")
+	}
+	over := func() error {
+		return c.Submit(t.Context(), d.tenant, protocol.VerbCreate, "s", "over", "", nil)
+	}
+	wantError(t, over(), protocol.ResourceExhausted, protocol.ReasonQueueFull)
+	background(t, func(ctx context.Context) error {
+		return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { return nil })
+	})
+	eventually(t, 5*time.Second, "room", func() bool { return over() == nil })
+}
+
+func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	for _, size := range []int{protocol.MaxSpecBytes + 65<<10, 2 << 20} {
+		err := c.Submit(t.Context(), d.tenant, protocol.VerbCreate, "s", fmt.Sprint(size), "", make([]byte, size))
+		wantError(t, err, protocol.InvalidArgument, protocol.ReasonTooLarge)
+	}
+}
+
+// A client must not make a coordinator publish where only a coordinator may.
+func TestAnAnswerGoesToInboxesOnly(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, nc := d.opened(t), d.raw(t)
+	all, err := nc.SubscribeSync(">")
+	must(t, err)
+	must(t, nc.Flush())
+	background(t, func(ctx context.Context) error {
+		return c.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error {
+			c.Answer(r, &protocol.Reply{Version: 1, Sequence: 4242})
+			return nil
+		})
+	})
+	bad := []string{"", "_INBOX", "_INBOXx.a", protocol.EventSubject("t", "s"), "$JS.API.STREAM.DELETE.X", "_INBOX.*", "_INBOX.>", "_INBOX.a b"}
+	for i, inbox := range bad {
+		submit(t, c, d.tenant, fmt.Sprintf("bad%d", i), inbox)
+	}
+	eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+	submit(t, c, d.tenant, "good", "_INBOX.good")
+	for {
+		m, err := all.NextMsg(5 * time.Second)
+		must(t, err)
+		reply := &protocol.Reply{}
+		if protocol.Decode(m.Data, reply) == nil && reply.Sequence == 4242 {
+			if m.Subject != "_INBOX.good" {
+				t.Fatalf("an answer went to %q", m.Subject)
+			}
+			return
+		}
+	}
+}
+
+func TestADeadRequestIsFiledWithItsReason(t *testing.T) {
+	conformAlone(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		r := &jetstream.Delivery{Tenant: d.tenant, Verb: protocol.VerbExec, Sandbox: "s1", ID: "r1", ContentType: protocol.ContentJSON, Payload: []byte("{}")}
+		must(t, c.FileDead(t.Context(), r, protocol.Errorf(protocol.Internal, "", "two\r\nlines")))
+		js, err := natsjs.New(d.raw(t))
+		must(t, err)
+		stream, err := js.Stream(t.Context(), protocol.StreamDead)
+		must(t, err)
+		var m *natsjs.RawStreamMsg
+		eventually(t, 5*time.Second, "the dead request", func() bool {
+			m, err = stream.GetLastMsgForSubject(t.Context(), protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1"))
+			return err == nil
+		})
+		same(t, "headers", nats.Header{
+			protocol.HeaderContentType: m.Header[protocol.HeaderContentType], protocol.HeaderRequest: m.Header[protocol.HeaderRequest],
+			protocol.HeaderReason: m.Header[protocol.HeaderReason],
+		}, nats.Header{
+			protocol.HeaderContentType: {protocol.ContentJSON}, protocol.HeaderRequest: {"r1"}, protocol.HeaderReason: {"internal: two  lines"},
+		})
+		if string(m.Data) != "{}" {
+			t.Fatalf("%q", m.Data)
+		}
+	})
+}
