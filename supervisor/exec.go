@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
@@ -35,12 +33,13 @@ type exec struct {
 	group uint32
 	keep  int64 // the inline limit
 
-	begun chan struct{} // closed once it was started, refused, or has failed to start
+	begun chan struct{} // closed once it was started, or has failed to start
 	ended chan struct{} // closed with the result
 	halt  chan struct{} // closed when it is to be brought down before its time
 
+	disk disk // its directory and its record
+
 	mu             sync.Mutex
-	refused        *protocol.Error // it never was: another boot's exec has the id
 	started        time.Time
 	stdout, stderr *stream
 	result         *control.Result
@@ -80,14 +79,9 @@ func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
 	}
 }
 
-// run carries the exec from its directory to its result. reply is called once, before the result
+// run carries the exec to its result. reply is called once, before the result
 // is told.
 func (e *exec) run(start *control.Start, reply func()) {
-	if err := e.claim(); err != nil {
-		e.refuse(err)
-		reply()
-		return
-	}
 	began := time.Now()
 	p, err := e.s.launcher.start(command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin})
 	if err != nil {
@@ -107,36 +101,10 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.s.tell(&control.Notice{Result: e.finish(e.resultOf(p.child, began))})
 }
 
-// claim takes the id for good: the directory outlives this boot, so that an exec that was
-// interrupted by the end of PID 1 is never started a second time.
-func (e *exec) claim() *protocol.Error {
-	e.s.files.acquire()
-	err := unix.Mkdirat(e.s.execsFD, e.id, 0o700)
-	e.s.files.release()
-	switch err {
-	case nil:
-		return nil
-	case unix.EEXIST:
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
-			"exec %s was started before the sandbox's last restart", e.id)
-	default:
-		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonStartFailed, "make the exec's directory: %v", err)
-	}
-}
-
-func (e *exec) refuse(err *protocol.Error) {
-	e.s.drop(e)
-	e.mu.Lock()
-	e.refused = err
-	e.mu.Unlock()
-	close(e.begun)
-	close(e.ended)
-}
-
 // follow takes the process's pipes.
 func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 	file := func(name string) *sink {
-		return &sink{dir: e.s.execsFD, path: e.id + "/" + name, limit: start.OutputLimit}
+		return &sink{dir: e.s.execsFD, path: e.id + "/" + name, limit: start.OutputLimit, prepare: e.makeDirectory}
 	}
 	e.mu.Lock()
 	e.started = began
@@ -189,7 +157,7 @@ func (e *exec) stop(why ending, grace time.Duration) bool {
 	defer e.mu.Unlock()
 	deadline := time.Now().Add(grace)
 	switch {
-	case e.result != nil || e.refused != nil:
+	case e.result != nil:
 		return false
 	case e.why == notYet:
 		e.why, e.deadline = why, deadline
@@ -239,7 +207,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 		return
 	}
 	text := []byte("boxfleet: " + u.message + "\n")
-	k := &sink{dir: e.s.execsFD, path: e.id + "/" + control.StderrName, limit: start.OutputLimit}
+	k := &sink{dir: e.s.execsFD, path: e.id + "/" + control.StderrName, limit: start.OutputLimit, prepare: e.makeDirectory}
 	e.s.files.acquire()
 	k.write(text)
 	k.close()
@@ -249,12 +217,11 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	e.mu.Unlock()
 }
 
-// finish writes the record, then sets the result. What it returns carries the output if it may.
+// finish sets the result, and sees to it that its record comes to disk. What it returns carries the output if it may.
 func (e *exec) finish(r *control.Result) *control.Result {
 	r.ID = e.id
 	e.collect(r)
 	r.Ended = time.Now()
-	e.s.writeRecord(e.id, r)
 
 	kept := r.WithoutOutput()
 	e.mu.Lock()
@@ -262,6 +229,7 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	e.stdout, e.stderr = nil, nil
 	e.mu.Unlock()
 	close(e.ended)
+	e.s.recordLater(e)
 	e.s.quiet.Reset(quietAfter)
 	return r
 }

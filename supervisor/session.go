@@ -127,13 +127,6 @@ func (s *supervisor) handleStart(start *control.Start, reply func(control.Reply)
 	}
 	answer := func() {
 		<-e.begun
-		e.mu.Lock()
-		refused := e.refused
-		e.mu.Unlock()
-		if refused != nil {
-			reply(control.Reply{Error: refused})
-			return
-		}
 		status, _ := e.status()
 		reply(control.Reply{Status: &status})
 	}

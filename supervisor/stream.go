@@ -22,6 +22,8 @@ type sink struct {
 	limit int64
 	again bool // the file may be there already: it is continued
 
+	prepare func() error // called before the file is made; may be nil
+
 	fd        int // 0: not made yet, or closed
 	size      int64
 	truncated bool
@@ -41,7 +43,7 @@ func (k *sink) write(p []byte) {
 		if k.again {
 			flags = flags&^unix.O_EXCL | unix.O_APPEND
 		}
-		fd, err := unix.Openat(k.dir, k.path, flags, 0o600)
+		fd, err := k.open(flags)
 		if err != nil {
 			k.limit, k.truncated = k.size, true
 			return
@@ -60,6 +62,15 @@ func (k *sink) write(p []byte) {
 		k.size += int64(n)
 		p = p[n:]
 	}
+}
+
+func (k *sink) open(flags int) (int, error) {
+	if k.prepare != nil {
+		if err := k.prepare(); err != nil {
+			return 0, err
+		}
+	}
+	return unix.Openat(k.dir, k.path, flags, 0o600)
 }
 
 func (k *sink) close() {

@@ -192,9 +192,13 @@ const execsPerHello = 256
 
 func (s *supervisor) detach(box *outbox) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.outbox == box {
+	gone := s.outbox == box
+	if gone {
 		s.outbox = nil
+	}
+	s.mu.Unlock()
+	if gone {
+		s.recordAll() // what it did not take must be found by the next
 	}
 }
 
@@ -229,6 +233,8 @@ func (s *supervisor) accept(start *control.Start) (e *exec, created bool, refuse
 		return e, false, nil
 	}
 	switch {
+	case start.Boot != "" && start.Boot != s.boot:
+		return nil, false, anotherBoot(start.ID)
 	case s.stopping:
 		return nil, false, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is stopping")
 	case len(s.execs) >= control.MaxExecs:
@@ -262,7 +268,7 @@ func (s *supervisor) forget(ids []string) {
 			continue
 		}
 		s.files.acquire()
-		s.removeExec(id)
+		s.forgetDisk(e)
 		s.files.release()
 		s.drop(e)
 	}
@@ -309,6 +315,7 @@ func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 			func() time.Time { return deadline }, nil)
 	})
 	ending.Wait()
+	s.recordAll()
 }
 
 // shutdown ends everything at once, but for a primary command, which has its grace.

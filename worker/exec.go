@@ -184,7 +184,7 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p 
 	starting, cancel := a.during(ctx)
 	defer cancel()
 	status, err := a.link.Start(starting, control.Start{
-		ID: r.id, Argv: x.Spec.Command, Env: x.Spec.Env, Cwd: x.Spec.Cwd, User: x.Spec.User, Stdin: x.Spec.Stdin,
+		ID: r.id, Boot: a.boot, Argv: x.Spec.Command, Env: x.Spec.Env, Cwd: x.Spec.Cwd, User: x.Spec.User, Stdin: x.Spec.Stdin,
 		Timeout: x.Spec.Timeout.Std(), Grace: x.Spec.Grace.Std(), OutputLimit: int64(x.Spec.OutputLimit), InlineLimit: protocol.MaxInlineOutput,
 	})
 	r.s.w.cfg.Probe("after-exec-start")

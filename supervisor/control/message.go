@@ -75,6 +75,7 @@ type Welcome struct {
 // Start starts an exec, once: the same id again answers with its present status.
 type Start struct {
 	ID          string            `json:"id"`
+	Boot        string            `json:"boot,omitempty"` // of the supervisor that may start it; another one refuses. Empty: any
 	Argv        []string          `json:"argv"`
 	Env         map[string]string `json:"env,omitempty"`  // over the supervisor's own, which is the image's and the sandbox's
 	Cwd         string            `json:"cwd,omitempty"`  // default: Welcome.DefaultCwd, else /

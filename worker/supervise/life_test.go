@@ -39,6 +39,7 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 	s := newSandbox(t, option{})
 	ended := s.exec(control.Start{Argv: []string{"sh", "-c", "exit 5"}})
 	running := s.start(control.Start{Argv: []string{"sh", "-c", "trap '' TERM; sleep 1000"}})
+	s.waitForRecord(ended.ID) // it is on disk a moment after the result was told
 	if _, err := docker("kill", s.container); err != nil { // PID 1 dies with everything in it
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 		t.Errorf("the second boot says %+v", s.hellos[1])
 	}
 	for _, id := range []string{ended.ID, running} {
-		_, err := s.link.Start(t.Context(), control.Start{ID: id, Argv: []string{"true"}})
+		_, err := s.link.Start(t.Context(), control.Start{ID: id, Boot: s.hellos[0].Boot, Argv: []string{"true"}})
 		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonInterrupted {
 			t.Errorf("start %s again: %v, want interrupted", id, err)
 		}

@@ -13,7 +13,7 @@ import (
 
 // Start starts an exec, once: the same id again answers with the exec as it is then. A command that
 // cannot be started is not an error but a result, in the status and in OnEnd. Errors:
-// failed_precondition with "interrupted" when an earlier boot of the supervisor had the id, with
+// failed_precondition with "interrupted" when it was meant for an earlier boot of the supervisor, with
 // "sandbox_stopping" after StopAll; resource_exhausted; unavailable.
 //
 // OnEnd may be called before Start returns.
