@@ -26,12 +26,14 @@ type Role struct {
 	StateDir    string             `json:"state_dir,omitempty"`
 	CrashAt     string             `json:"crash_at,omitempty"`    // kills itself with SIGKILL at this probe
 	CrashAfter  int                `json:"crash_after,omitempty"` // ... when it passes there for the n-th time; default 1
+	PanicAt     string             `json:"panic_at,omitempty"`    // panics each time that it passes this probe
 	Slots       int                `json:"slots,omitempty"`
 	AllowMounts []string           `json:"allow_mounts,omitempty"`
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
 	Timing      coordinator.Timing `json:"timing,omitzero"`     // of a coordinator
+	NATS        string             `json:"-"`                   // where it connects; default: the fleet\'s servers
 	NoWait      bool               `json:"-"`                   // do not wait until it is ready: it is expected to fail or crash
 
 	// Filled in by the fleet.
@@ -99,6 +101,9 @@ func (f *Fleet) Processes(role string) []*Process {
 func (f *Fleet) start(kind, name string, r Role) *Process {
 	f.TB.Helper()
 	r.Kind, r.Name, r.URL, r.Replicas = kind, name, f.URL(), len(f.Servers)
+	if r.NATS != "" {
+		r.URL = r.NATS
+	}
 	r.LockTTL, r.CleanupTTL, r.Duplicates = f.options.LockTTL, f.options.CleanupTTL, f.options.Duplicates
 	encoded, err := json.Marshal(r)
 	if err != nil {
@@ -217,7 +222,7 @@ func (p *Process) Restart() *Process {
 	p.f.TB.Helper()
 	<-p.exited
 	r := p.Role
-	r.CrashAt, r.NoWait = "", false
+	r.CrashAt, r.PanicAt, r.NoWait = "", "", false
 	return p.f.start(p.role, p.Name, r)
 }
 
