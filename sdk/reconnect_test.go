@@ -2,10 +2,14 @@ package sdk_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -79,54 +83,102 @@ func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
 		t.Fatal(err)
 	}
 	defer far.Close()
-	var out bytes.Buffer
+	box := far.Sandbox(s.ID())
+	// A feed that is new reads the history by itself after a while; this one is not new any more.
+	if _, err := box.Exec(ctx, command("sleep", "0.8")); err != nil {
+		t.Fatal(err)
+	}
 	type end struct {
 		r   *sdk.Result
 		err error
 	}
-	plain, streamed := make(chan end, 1), make(chan end, 1)
-	box := far.Sandbox(s.ID())
-	script := shell("echo begin; while ! test -e /tmp/go; do sleep 0.05; done; echo end; exit 6")
-	go func() {
-		r, err := box.Exec(ctx, script, sdk.WithID("plain"))
-		plain <- end{r, err}
-	}()
-	go func() {
-		r, err := box.Exec(ctx, script, sdk.WithID("streamed"), sdk.WithStdout(&out))
-		streamed <- end{r, err}
-	}()
-	inState := func(want protocol.ExecState) func() error {
-		return func() error {
-			for _, id := range []string{"plain", "streamed"} {
-				x, err := s.GetExec(ctx, id)
-				if err != nil {
-					return err
-				}
-				if x.Info().State != want {
-					return fmt.Errorf("exec %s is %s", id, x.Info().State)
-				}
-			}
-			return nil
-		}
+	var out output
+	ends := map[string]chan end{"plain": make(chan end, 1), "streamed": make(chan end, 1)}
+	start := func(id, script string, opts ...sdk.Option) {
+		go func() {
+			r, err := box.Exec(ctx, shell(script), append(opts, sdk.WithID(id))...)
+			ends[id] <- end{r, err}
+		}()
 	}
-	f.Eventually(10*time.Second, "the execs run", inState(protocol.ExecStateRunning))
-	w.setCut(true)
-	if _, err := s.Exec(ctx, command("touch", "/tmp/go")); err != nil {
-		t.Fatal(err)
-	}
-	f.Eventually(10*time.Second, "the execs end", inState(protocol.ExecStateFinished))
-	w.setCut(false)
-	for name, ch := range map[string]chan end{"plain": plain, "streamed": streamed} {
+	await := func(file string) string { return "while ! test -e /tmp/" + file + "; do sleep 0.02; done; " }
+	start("plain", await("one")+"exit 6")
+	start("streamed", "echo begin; "+await("one")+"echo middle; "+await("two")+"echo end; exit 7", sdk.WithStdout(&out))
+	expectEnd := func(id string, code int) {
+		t.Helper()
 		select {
-		case e := <-ch:
-			if e.err != nil || *e.r.ExitCode != 6 {
-				t.Errorf("%s: %+v, %v", name, e.r, e.err)
+		case e := <-ends[id]:
+			if e.err != nil || *e.r.ExitCode != code {
+				t.Errorf("%s: %+v, %v", id, e.r, e.err)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatalf("the end of exec %s is not heard of", name)
+			t.Fatalf("the end of exec %s is not heard of", id)
 		}
 	}
-	if out.String() != "begin\nend\n" {
-		t.Errorf("streamed %q", out.String())
+	touch := func(file string) {
+		t.Helper()
+		if _, err := s.Exec(ctx, command("touch", "/tmp/"+file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Eventually(10*time.Second, "output comes", out.is("begin\n"))
+	f.Eventually(10*time.Second, "the execs run", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateRunning) })
+	w.setCut(true)
+	touch("one")
+	f.Eventually(10*time.Second, "one ends", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateFinished) })
+	f.Eventually(10*time.Second, "the other prints", func() error {
+		for k, err := range streamedLogs(ctx, s) {
+			if err != nil || strings.Contains(string(k.Data), "middle") {
+				return err
+			}
+		}
+		return errors.New("not yet")
+	})
+	w.setCut(false)
+	expectEnd("plain", 6)
+	f.Eventually(10*time.Second, "what was missed is read again", out.is("begin\nmiddle\n"))
+	touch("two")
+	expectEnd("streamed", 7)
+	if err := out.is("begin\nmiddle\nend\n")(); err != nil {
+		t.Error(err)
+	}
+}
+
+func stateIs(ctx context.Context, s *sdk.Sandbox, exec string, want protocol.ExecState) error {
+	x, err := s.GetExec(ctx, exec)
+	if err == nil && x.Info().State != want {
+		err = fmt.Errorf("exec %s is %s", exec, x.Info().State)
+	}
+	return err
+}
+
+// streamedLogs reads what the exec "streamed" has printed so far.
+func streamedLogs(ctx context.Context, s *sdk.Sandbox) iter.Seq2[sdk.Chunk, error] {
+	x, err := s.GetExec(ctx, "streamed")
+	if err != nil {
+		return func(yield func(sdk.Chunk, error) bool) { yield(sdk.Chunk{}, err) }
+	}
+	return x.Logs(ctx, sdk.LogsOptions{})
+}
+
+// output is a writer that can be looked into while it is written to.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(data []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(data)
+}
+
+func (o *output) is(want string) func() error {
+	return func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if got := o.buf.String(); got != want {
+			return fmt.Errorf("want %q, got %q", want, got)
+		}
+		return nil
 	}
 }

@@ -95,7 +95,7 @@ func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
 	var want []string
 	for i := range 5 {
 		id := fmt.Sprintf("list-%d", i)
-		if _, err := f.Client.Create(ctx, spec, sdk.WithID(id)); err != nil {
+		if _, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false)); err != nil {
 			t.Fatal(err)
 		}
 		want = append(want, id)
