@@ -138,6 +138,17 @@ func (e *hostEntry) state(t Timing) protocol.HostState {
 	return protocol.HostReady
 }
 
+// states returns the state of every host that is known.
+func (h *hosts) states() map[string]protocol.HostState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	states := make(map[string]protocol.HostState, len(h.known))
+	for worker, e := range h.known {
+		states[worker] = e.state(h.timing)
+	}
+	return states
+}
+
 // takeChanged returns the workers that registered anew since the last call.
 func (h *hosts) takeChanged() []string {
 	h.mu.Lock()

@@ -78,7 +78,7 @@ func (c *coordinator) get(ctx context.Context, tenant string, q *protocol.Query)
 		return nil, err
 	}
 	r := sandboxReply(j, false)
-	c.conditions(r.Sandbox, c.hostStates())
+	c.conditions(r.Sandbox, c.hosts.states())
 	return r, nil
 }
 
@@ -89,14 +89,6 @@ func (c *coordinator) conditions(b *protocol.Sandbox, hosts map[string]protocol.
 		return
 	}
 	b.Unreachable = b.Worker != "" && hosts[b.Worker] != protocol.HostReady
-}
-
-func (c *coordinator) hostStates() map[string]protocol.HostState {
-	states := map[string]protocol.HostState{}
-	for _, h := range c.hosts.list() {
-		states[h.Worker] = h.State
-	}
-	return states
 }
 
 func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
@@ -122,7 +114,7 @@ func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) 
 		return nil, err
 	}
 	r := &protocol.Reply{Next: next}
-	hosts := c.hostStates()
+	hosts := c.hosts.states()
 	for _, b := range page {
 		handle := *b
 		c.conditions(&handle, hosts)

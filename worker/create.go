@@ -298,6 +298,9 @@ const maxRevivals = 5
 // the machine did is started again; one that ended by itself has failed.
 func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	c := s.container
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil { // they read how they ended
+		return err
+	}
 	switch {
 	case c.ID == "":
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container is gone"))
@@ -315,9 +318,6 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	if s.revived++; s.revived > maxRevivals {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
-	}
-	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
-		return err
 	}
 	a, err := s.startAgain(ctx, b)
 	if err != nil {

@@ -21,8 +21,7 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 		}
 		s.w.cfg.Probe("after-container-stop")
 	}
-	s.detach()
-	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+	if err := s.lastWords(ctx, b); err != nil {
 		return err
 	}
 	s.w.cfg.Probe("before-stopped")
@@ -34,6 +33,20 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 	})
 	s.w.cfg.Probe("after-stopped")
 	return err
+}
+
+// lastWords lets go of a container that has ended, and waits until the ends of its execs are
+// appended; of those too that nobody followed to their end, because the worker was restarted while
+// the sandbox was being stopped: their records are on disk.
+func (s *sandbox) lastWords(ctx context.Context, b *protocol.Sandbox) error {
+	s.detach()
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+		return err
+	}
+	s.seen.container = containerExited
+	st, _ := s.journal.State()
+	s.startExecs(ctx, st)
+	return s.runsEnded(ctx, b.Spec.Grace.Std())
 }
 
 // endAll ends the execs and the primary command through the supervisor, TERM, grace, KILL. One
@@ -78,8 +91,7 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 		}
 		s.w.cfg.Probe("after-container-remove")
 	}
-	s.detach()
-	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+	if err := s.lastWords(ctx, b); err != nil {
 		return err
 	}
 	if err := s.removeRest(ctx); err != nil {

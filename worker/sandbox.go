@@ -229,7 +229,7 @@ func (s *sandbox) retired() bool {
 
 // settle does one operation after another, until the host shows what the log says.
 func (s *sandbox) settle(ctx context.Context) error {
-	for {
+	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
 			return err
 		}
@@ -246,7 +246,11 @@ func (s *sandbox) settle(ctx context.Context) error {
 			return err
 		}
 	}
+	return protocol.Errorf(protocol.Internal, "", "the sandbox does not settle")
 }
+
+// maxSteps is how many operations follow one another without a pause.
+const maxSteps = 32
 
 func (s *sandbox) refresh(ctx context.Context) error {
 	s.mu.Lock()
@@ -441,6 +445,9 @@ func (s *sandbox) checkPrimary(ctx context.Context) error {
 	st, _ := s.journal.State()
 	if st.Sandbox.State != protocol.StateReady {
 		return nil
+	}
+	if err := s.endAll(ctx, &st.Sandbox); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	s.crash = crashLoop{window: s.crash.window, guard: s.crash.guard}

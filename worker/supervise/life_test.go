@@ -39,7 +39,7 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 	s := newSandbox(t, option{})
 	ended := s.exec(control.Start{Argv: []string{"sh", "-c", "exit 5"}})
 	running := s.start(control.Start{Argv: []string{"sh", "-c", "trap '' TERM; sleep 1000"}})
-	s.waitForRecord(ended.ID) // it is on disk a moment after the result was told
+	s.waitForRecord(ended.ID)                              // it is on disk a moment after the result was told
 	if _, err := docker("kill", s.container); err != nil { // PID 1 dies with everything in it
 		t.Fatal(err)
 	}
