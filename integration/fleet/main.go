@@ -89,14 +89,17 @@ func play(encoded string) error {
 	})
 }
 
-// probe kills the process, as kill -9 does, when it passes the point that it is told.
+// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics there.
 func (r Role) probe() func(string) {
-	if r.CrashAt == "" {
+	if r.CrashAt == "" && r.PanicAt == "" {
 		return nil
 	}
 	var mu sync.Mutex
 	left := max(r.CrashAfter, 1)
 	return func(point string) {
+		if point == r.PanicAt {
+			panic("injected at " + point)
+		}
 		if point != r.CrashAt {
 			return
 		}

@@ -1,0 +1,273 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// request is what a plain client publishes.
+type request struct {
+	subject, contentType string
+	data                 []byte
+}
+
+func asJSON(verb, sandbox, text string) request {
+	return request{protocol.RequestSubject("default", verb, sandbox), protocol.ContentJSON, []byte(text)}
+}
+
+func asMsgpack(verb, sandbox string, v any) request {
+	return request{protocol.RequestSubject("default", verb, sandbox), protocol.ContentMsgpack, protocol.Encode(v)}
+}
+
+// replyTo publishes a request and returns the answer, which must be in the request's own form.
+func replyTo(ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, r request) *protocol.Reply {
+	f.TB.Helper()
+	m := &nats.Msg{Subject: r.subject, Data: r.data, Header: nats.Header{}}
+	if r.contentType != "" {
+		m.Header.Set(protocol.HeaderContentType, r.contentType)
+	}
+	answer, duplicate := ask(ctx, f, nc, js, m, "r-"+nats.NewInbox()[7:])
+	if duplicate {
+		f.TB.Fatal("a new request id is a duplicate")
+	}
+	reply := &protocol.Reply{}
+	var err error
+	if r.contentType == protocol.ContentJSON {
+		err = json.Unmarshal(answer.Data, reply)
+	} else {
+		err = protocol.Decode(answer.Data, reply)
+	}
+	if err != nil {
+		f.TB.Fatalf("the answer to %s cannot be read: %v: %q", r.subject, err, answer.Data)
+	}
+	if reply.Version != protocol.Version {
+		f.TB.Errorf("the answer to %s has version %d", r.subject, reply.Version)
+	}
+	return reply
+}
+
+func TestBadRequestsAreAnsweredWithTheFieldNamed(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("good")
+	nc, js := bus(f)
+	good := f.Spec()
+	run := script("true")
+	bad := func(change func(*protocol.SandboxSpec)) protocol.Request {
+		spec := good
+		change(&spec)
+		return protocol.Request{Version: 1, Sandbox: &spec}
+	}
+	badExec := func(change func(*protocol.ExecSpec)) protocol.Request {
+		spec := run
+		change(&spec)
+		return protocol.Request{Version: 1, ExecID: "x", Exec: &spec}
+	}
+	type c struct {
+		request
+		code   protocol.Code
+		reason string
+		field  string
+	}
+	const invalid = protocol.InvalidArgument
+	cases := map[string]c{
+		"nothing":                       {asJSON("create", "b", ""), invalid, protocol.ReasonUndecodable, ""},
+		"no JSON":                       {asJSON("create", "b", "{"), invalid, protocol.ReasonUndecodable, ""},
+		"JSON and more":                 {asJSON("stop", "good", `{"v":1} {}`), invalid, protocol.ReasonUndecodable, ""},
+		"JSON of another type":          {asJSON("create", "b", `{"v":1,"sandbox":{"image":7}}`), invalid, protocol.ReasonUndecodable, "sandbox.image"},
+		"an unknown field":              {asJSON("create", "b", `{"v":1,"sandbox":{"image":"a","privileged":true}}`), invalid, protocol.ReasonUnknownField, "privileged"},
+		"an unknown field in the frame": {asJSON("stop", "good", `{"v":1,"tenant":"other"}`), invalid, protocol.ReasonUnknownField, "tenant"},
+		"no msgpack":                    {request{protocol.RequestSubject("default", "create", "b"), "", []byte("\xc1\xff")}, invalid, protocol.ReasonUndecodable, ""},
+		"msgpack cut off":               {request{protocol.RequestSubject("default", "stop", "good"), "", protocol.Encode(&protocol.Request{Version: 1})[:2]}, invalid, protocol.ReasonUndecodable, ""},
+		"a bomb":                        {request{protocol.RequestSubject("default", "create", "b"), "", []byte(strings.Repeat("\xdd\xff\xff\xff\xff", 1000))}, invalid, protocol.ReasonUndecodable, ""},
+		"an unknown field in msgpack":   {asMsgpack("stop", "good", map[string]any{"v": 1, "force": true}), invalid, protocol.ReasonUnknownField, "force"},
+		"another content type":          {request{protocol.RequestSubject("default", "stop", "good"), "text/yaml", []byte("v: 1")}, invalid, protocol.ReasonUndecodable, protocol.HeaderContentType},
+		"no version":                    {asJSON("stop", "good", `{}`), protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion, "v"},
+		"a later version":               {asJSON("stop", "good", `{"v":99}`), protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion, "v"},
+		"an unknown verb":               {asJSON("explode", "good", `{"v":1}`), invalid, "", "verb"},
+		"a sandbox id that is none":     {request{protocol.RequestSubject("default", "stop", "a:b"), protocol.ContentJSON, []byte(`{"v":1}`)}, invalid, "", "sandbox"},
+		"a sandbox id that is too long": {asJSON("stop", strings.Repeat("x", 65), `{"v":1}`), invalid, "", "sandbox"},
+		"a tenant that is none":         {request{protocol.RequestSubject("ä", "stop", "good"), protocol.ContentJSON, []byte(`{"v":1}`)}, invalid, "", "tenant"},
+		"no spec":                       {asJSON("create", "b", `{"v":1}`), invalid, "", "sandbox"},
+		"an exec without an id":         {asMsgpack("exec", "good", &protocol.Request{Version: 1, Exec: &run}), invalid, "", "exec_id"},
+		"an exec id that is none":       {asMsgpack("exec", "good", &protocol.Request{Version: 1, Exec: &run, ExecID: "a/b"}), invalid, "", "exec_id"},
+		"a field of another verb":       {asJSON("stop", "good", `{"v":1,"exec_id":"x"}`), invalid, "", "exec_id"},
+		"no image":                      {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Image = "" })), invalid, "", "spec.image"},
+		"an image that is none":         {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Image = "--privileged" })), invalid, "", "spec.image"},
+		"a bad variable":                {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Env = map[string]string{"1X": ""} })), invalid, "", "spec.env.1X"},
+		"a bad label":                   {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Labels = map[string]string{"-x": ""} })), invalid, "", "spec.labels.-x"},
+		"no memory to speak of":         {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Memory = 1 })), invalid, "", "spec.memory"},
+		"a grace without end":           {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Grace = 1 << 60 })), invalid, "", "spec.grace"},
+		"a user that is none":           {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.User = "a b" })), invalid, "", "spec.user"},
+		"two things in one place": {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) {
+			s.Mounts = []protocol.Mount{{Source: "/a", Target: "/m"}, {Source: "/b", Target: "/m/"}}
+		})), invalid, "", "spec.mounts[1].target"},
+		"a mount over the supervisor": {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) {
+			s.Mounts = []protocol.Mount{{Source: "/a", Target: "/x/../.boxfleet/supervisor"}}
+		})), invalid, "", "spec.mounts[0].target"},
+		"a digest that is none":  {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Copies = []protocol.Copy{{Digest: "../x", Target: "/x"}} })), invalid, "", "spec.copies[0].digest"},
+		"an oversized spec":      {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Cwd = "/" + strings.Repeat("x", protocol.MaxSpecBytes) })), invalid, protocol.ReasonTooLarge, "payload"},
+		"too many variables":     {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Env = map[string]string{"A": strings.Repeat("x", protocol.MaxEnvBytes)} })), invalid, "", "spec.env"},
+		"no command":             {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Command = nil })), invalid, "", "spec.command"},
+		"a relative directory":   {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Cwd = "tmp" })), invalid, "", "spec.cwd"},
+		"a timeout before now":   {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Timeout = -1 })), invalid, "", "spec.timeout"},
+		"an exec in no sandbox":  {asMsgpack("exec", "b", &protocol.Request{Version: 1, ExecID: "x", Exec: &run}), protocol.NotFound, "", ""},
+		"a stop of no sandbox":   {asJSON("stop", "b", `{"v":1}`), protocol.NotFound, "", ""},
+		"a cancel of no exec":    {asJSON("cancel", "good", `{"v":1,"exec_id":"never-was"}`), protocol.NotFound, "", ""},
+		"a duration that is not": {asJSON("create", "b", `{"v":1,"sandbox":{"image":"a","grace":"soon"}}`), invalid, protocol.ReasonUndecodable, ""},
+	}
+	for what, c := range cases {
+		reply := replyTo(ctx, f, nc, js, c.request)
+		if reply.Error == nil {
+			t.Errorf("%s: accepted", what)
+			continue
+		}
+		wantError(t, what, reply.Error, c.code, c.reason, c.field)
+	}
+	// What could not be read is on file, with the reason.
+	if dead := messagesOf(f, protocol.StreamDead); dead < 8 {
+		t.Errorf("%d requests are filed as dead", dead)
+	}
+	mustExec(ctx, t, s, run)
+	if _, err := f.Client.Create(ctx, good, sdk.WithID("b")); err != nil {
+		t.Errorf("the id of all the refused creates: %v", err)
+	}
+	f.Judge()
+}
+
+func TestAPlainClientDrivesASandboxInJSON(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	nc, js := bus(f)
+	reply := replyTo(ctx, f, nc, js, asJSON("create", "plain", `{"v":1,"sandbox":{"image":"`+fleet.Image+`","memory":"64m","grace":"1s"}}`))
+	if reply.Error != nil || reply.Sandbox == nil || reply.Sandbox.Spec.Memory != 64<<20 || !reply.Changed {
+		t.Fatalf("create: %v, %+v", reply.Error, reply.Sandbox)
+	}
+	if err := f.Client.Sandbox("plain").WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	reply = replyTo(ctx, f, nc, js, asJSON("exec", "plain", `{"v":1,"exec_id":"x","exec":{"command":["echo","it works"]}}`))
+	if reply.Error != nil || reply.Exec == nil || reply.Exec.ID != "x" {
+		t.Fatalf("exec: %v", reply.Error)
+	}
+	x, err := f.Client.Sandbox("plain").GetExec(ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := x.Wait(ctx); err != nil || string(r.Stdout) != "it works\n" {
+		t.Errorf("exec: %v, %q", err, r.Stdout)
+	}
+	read := &nats.Msg{Subject: protocol.APISubject("default", protocol.EndpointExec), Header: nats.Header{}, Data: []byte(`{"v":1,"sandbox":"plain","exec":"x"}`)}
+	read.Header.Set(protocol.HeaderContentType, protocol.ContentJSON)
+	answer, err := nc.RequestMsgWithContext(ctx, read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Exec struct {
+			State    string `json:"state"`
+			ExitCode *int   `json:"exit_code"`
+		} `json:"exec"`
+	}
+	if err := json.Unmarshal(answer.Data, &got); err != nil || got.Exec.State != "finished" || got.Exec.ExitCode == nil || *got.Exec.ExitCode != 0 {
+		t.Errorf("read: %v, %s", err, answer.Data)
+	}
+}
+
+func TestAnImageThatIsNotThereFailsTheSandboxQuickly(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{})
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.Image = "boxfleet/there-is-no-such-image:x"
+	begin := time.Now()
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("noimage"))
+	wantNoImage(t, err)
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if s == nil || s.Info().State != protocol.StateFailed || s.Info().Error == nil {
+		t.Fatalf("the sandbox is %+v", s)
+	}
+	becomesEmpty(f, w)
+	if _, err := s.Exec(ctx, script("true")); !errors.Is(err, protocol.ErrFailedPrecondition) {
+		t.Errorf("an exec in a failed sandbox: %v", err)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Errorf("a failed sandbox can be deleted: %v", err)
+	}
+	mustExec(ctx, t, f.Create("next"), script("true"))
+	f.Judge()
+}
+
+func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Coordinators: -1, Duplicates: time.Second})
+	c := f.Coordinator("c1", fleet.Role{PanicAt: "exec-before-append"}) // a defect, which each try meets again
+	f.Connect()
+	f.Worker("w1", fleet.Role{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("poison")
+	_, js := bus(f)
+	begin := time.Now()
+	_, err := s.Exec(ctx, script("echo x >> /tmp/runs"), sdk.WithID("x"), sdk.WithRequestID("r-dead"))
+	wantError(t, "a request that always fails", err, protocol.Internal, protocol.ReasonDeadLettered, "")
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("it was answered after %s", took)
+	}
+	stream, err := js.Stream(ctx, protocol.StreamDead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead, err := stream.GetLastMsgForSubject(ctx, protocol.DeadSubject("default", protocol.VerbExec, "poison"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dead.Header.Get(protocol.HeaderReason) == "" || dead.Header.Get(protocol.HeaderRequest) != "r-dead" {
+		t.Errorf("it is on file without its reason or its id: %v", dead.Header)
+	}
+	f.Eventually(10*time.Second, "it is no longer in the queue", func() error {
+		if n := messagesOf(f, protocol.StreamRequests); n > 0 {
+			return fmt.Errorf("%d messages are", n)
+		}
+		return nil
+	})
+
+	// It can be sent again, once the reason is gone.
+	c.Stop()
+	c.Restart()
+	again := &protocol.Request{}
+	if err := protocol.Decode(dead.Data, again); err != nil {
+		t.Fatal(err)
+	}
+	reply, err := f.Client.Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: "poison", ID: "r-dead", Payload: *again})
+	if err != nil || reply.Exec == nil {
+		t.Fatalf("sent again: %v", err)
+	}
+	x, err := s.GetExec(ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat /tmp/runs")); got != "x\n" {
+		t.Errorf("it ran %q", got)
+	}
+	f.Judge()
+}
