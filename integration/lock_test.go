@@ -1,0 +1,326 @@
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/engines"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
+)
+
+// refusedBy checks that a second worker gives up, and names who holds the host.
+func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder string) {
+	t.Helper()
+	if err := second.AwaitExit(within); err == nil {
+		t.Error("the second worker ended without an error")
+	}
+	log := second.Log()
+	last := log[strings.LastIndex(strings.TrimSpace(log), "\n")+1:]
+	if !strings.Contains(last, "held by") || !strings.Contains(last, holder) {
+		t.Errorf("the second worker says %q, which does not name %q", last, holder)
+	}
+}
+
+// TestS11_ASecondWorkerOnAnEngineIsRefused, whatever its directories are.
+func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	first := f.Worker("first", fleet.Role{})
+	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
+	refusedBy(t, same, 5*time.Second, "first (process ")
+	other := f.Worker("third", fleet.Role{NoWait: true})
+	refusedBy(t, other, 15*time.Second, "first (machine ")
+
+	// The first one never noticed, and when it is killed, its successor has the host at once.
+	f.Create("a")
+	first.Kill()
+	started := time.Now()
+	f.Worker("first", fleet.Role{})
+	if took := time.Since(started); took > 2*time.Second {
+		t.Errorf("the successor needed %s", took)
+	} else {
+		t.Logf("a killed worker's successor is ready after %s, with locks of 30 s", took.Round(time.Millisecond))
+	}
+	f.Judge()
+}
+
+// TestAStrangerTakesAHostOnlyAfterTheLease starts a worker with other directories, perhaps on
+// another machine, which cannot know that the one before it is gone.
+func TestAStrangerTakesAHostOnlyAfterTheLease(t *testing.T) {
+	t.Parallel()
+	const ttl = 4 * time.Second
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl})
+	locks := f.WatchLocks()
+	first := f.Worker("first", fleet.Role{})
+	first.Kill()
+	f.Worker("second", fleet.Role{})
+	renewals := locks.Of("first")
+	last := renewals[len(renewals)-1].Time
+	taken := locks.Of("second")[0].Time
+	if taken.Sub(last) < ttl {
+		t.Errorf("the host was taken %s after the last renewal, within a lease of %s", taken.Sub(last), ttl)
+	}
+	if taken.Sub(last) > ttl+4*time.Second {
+		t.Errorf("the host was taken only %s after the last renewal", taken.Sub(last))
+	}
+	t.Logf("taken %s after the last renewal, lease %s", taken.Sub(last).Round(time.Millisecond), ttl)
+	f.Judge()
+}
+
+// hostFleet is a worker behind a recording proxy, with work in hand that never ends: sandboxes whose
+// containers cannot be made, so that it tries again and again to change something on the engine.
+type hostFleet struct {
+	*fleet.Fleet
+	t      *testing.T
+	ttl    time.Duration
+	locks  *fleet.Locks
+	engine *dockertest.Proxy
+	w      *fleet.Process
+	ready  *sdk.Sandbox // one that runs
+}
+
+func startHost(t *testing.T, ttl time.Duration, role fleet.Role, link bool) (*hostFleet, *fleet.Link) {
+	t.Helper()
+	proxy, address := dockertest.StartProxy(t, dockertest.Socket(t))
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	h := &hostFleet{Fleet: f, t: t, ttl: ttl, locks: f.WatchLocks(), engine: proxy}
+	role.Engine = address
+	var l *fleet.Link
+	if link {
+		l = f.Link()
+		role.NATS = l.URL()
+	}
+	h.w = f.Worker("w1", role)
+	h.ready = f.Create("ready")
+	return h, l
+}
+
+// obstruct makes the engine refuse new containers.
+func (h *hostFleet) obstruct() {
+	h.engine.Inject(func(r *http.Request) dockertest.Fault {
+		return dockertest.Fault{Drop: strings.HasSuffix(r.URL.Path, "/containers/create")}
+	})
+}
+
+// submit asks for sandboxes, and waits until the worker has tried to make each.
+func (h *hostFleet) submit(prefix string, n int) (ids []string) {
+	h.t.Helper()
+	h.engine.Reset()
+	for i := range n {
+		id := fmt.Sprintf("%s%d", prefix, i)
+		if _, err := h.Client.Create(h.Context(time.Minute), h.Spec(), sdk.WithID(id), sdk.WithWait(false)); err != nil {
+			h.t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	h.Eventually(20*time.Second, "the worker tries", func() error {
+		for _, id := range ids {
+			if len(h.about(id, time.Time{})) == 0 {
+				return fmt.Errorf("nothing about %s yet", id)
+			}
+		}
+		return nil
+	})
+	return ids
+}
+
+// about lists the changing requests that name a sandbox's container or network, from a moment on.
+func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request) {
+	for _, r := range h.engine.Mutations() {
+		if r.Time.After(from) && strings.Contains(r.Path+"?"+r.Query, "default."+id) {
+			found = append(found, r)
+		}
+	}
+	return found
+}
+
+// judge checks that each changing request came while the lock could be trusted.
+func (h *hostFleet) judge() {
+	h.t.Helper()
+	trusted := 0
+	for _, r := range h.engine.Mutations() {
+		if !h.locks.Trusted("w1", r.Time, h.ttl) {
+			h.t.Errorf("%s: %s %s without a trusted lock", r.Time.Format(time.StampMilli), r.Method, r.Path)
+			continue
+		}
+		trusted++
+	}
+	if trusted < 5 {
+		h.t.Errorf("only %d changing requests: the test shows nothing", trusted)
+	}
+	if h.t.Failed() {
+		for _, l := range h.locks.Of("w1") {
+			h.t.Logf("%s: lock %d of %s", l.Time.Format(time.StampMilli), l.Revision, l.Holder.Instance)
+		}
+	}
+}
+
+// TestP4_APausedWorkerChangesNothingWithAStaleLock stops the worker's process for half of its
+// lease, all of it, and three times as long, with work in hand and an exec on its way.
+func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
+	t.Parallel()
+	h, _ := startHost(t, 4*time.Second, fleet.Role{}, false)
+	for i, times := range []float64{0.5, 1, 3} {
+		h.Run(t, fmt.Sprintf("%gTimesTheLease", times), func(t *testing.T) {
+			h.t = t
+			h.obstruct()
+			ids := h.submit(fmt.Sprintf("p%d-", i), 3)
+			h.w.Signal(syscall.SIGSTOP)
+			x, err := h.ready.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "echo x >> /tmp/runs"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pause := time.NewTimer(time.Duration(times * float64(h.ttl)))
+			<-pause.C
+			h.w.Signal(syscall.SIGCONT)
+			if _, err := x.Wait(h.Context(20 * time.Second)); err != nil {
+				t.Errorf("the exec: %v", err)
+			}
+			h.engine.Inject(nil)
+			for _, id := range ids {
+				s := h.Client.Sandbox(id)
+				h.Eventually(30*time.Second, "the work goes on", func() error {
+					if err := s.Refresh(h.Context(5 * time.Second)); err != nil {
+						return err
+					}
+					if got := s.Info().State; got != protocol.StateReady {
+						return fmt.Errorf("%s is %s", id, got)
+					}
+					return nil
+				})
+				if err := s.Delete(h.Context(20 * time.Second)); err != nil {
+					t.Error(err)
+				}
+			}
+			h.judge()
+		})
+	}
+	runs, err := h.ready.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"cat", "/tmp/runs"}})
+	if err != nil || string(runs.Stdout) != "x\nx\nx\n" {
+		t.Errorf("three execs ran like this: %q, %v", runs.Stdout, err)
+	}
+	h.startedUnderTheLock()
+	h.Judge()
+}
+
+// startedUnderTheLock checks that each exec was started by who held the lock then.
+func (h *hostFleet) startedUnderTheLock() {
+	h.t.Helper()
+	for _, e := range h.History("ready").Events {
+		if e.Kind == protocol.ExecStarted && !h.locks.Trusted("w1", e.Time, h.ttl) {
+			h.t.Errorf("event %d: %s at %s, without a trusted lock", e.Sequence, e.Kind, e.Time.Format(time.StampMilli))
+		}
+	}
+}
+
+// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only way between a worker and the log, until
+// the worker's pending sandbox was given to another host.
+func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
+	t.Parallel()
+	other := engines.Start(t, "other")
+	engines.LoadImage(t, other, fleet.Image)
+	h, link := startHost(t, 4*time.Second, fleet.Role{}, true)
+	h.obstruct()
+	ids := h.submit("p", 3)
+	x, err := h.ready.Start(h.Context(2*time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); sleep 0.1; done"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Eventually(10*time.Second, "the exec runs", func() error {
+		n := 0
+		for range x.Logs(h.Context(5*time.Second), sdk.LogsOptions{}) {
+			n++
+		}
+		if n == 0 {
+			return fmt.Errorf("no output")
+		}
+		return nil
+	})
+	cut := time.Now()
+	link.Cut()
+	during, err := h.ready.Start(h.Context(2*time.Minute), protocol.ExecSpec{Command: []string{"true"}})
+	if err != nil {
+		t.Fatalf("an exec is accepted, whether or not its worker can be reached: %v", err)
+	}
+	h.Worker("w2", fleet.Role{Engine: other.Host})
+	reassigned := map[string]time.Time{}
+	for _, id := range ids {
+		s := h.Client.Sandbox(id)
+		h.Eventually(30*time.Second, "the other host takes what was pending", func() error {
+			err := s.Refresh(h.Context(5 * time.Second))
+			if err == nil && (s.Info().State != protocol.StateReady || s.Info().Worker != "w2" || s.Info().Generation != 2) {
+				err = fmt.Errorf("%s is %s on %s, generation %d", id, s.Info().State, s.Info().Worker, s.Info().Generation)
+			}
+			return err
+		})
+		for _, e := range h.History(id).Events {
+			if e.Kind == protocol.SandboxAssigned && e.Phase.Worker == "w2" {
+				reassigned[id] = e.Time
+			}
+		}
+	}
+	renewals := h.locks.Of("w1")
+	last := renewals[len(renewals)-1].Time
+	for id, at := range reassigned {
+		if at.Sub(last) < h.ttl {
+			t.Errorf("%s was given away %s after the last renewal, within the lease of %s", id, at.Sub(last), h.ttl)
+		}
+	}
+	t.Logf("pending sandboxes were given away %s after the cut", reassigned[ids[0]].Sub(cut).Round(time.Millisecond))
+	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || !h.ready.Info().Unreachable || h.ready.Info().State != protocol.StateReady {
+		t.Errorf("what was ready is shown as %+v, %v; want ready, unreachable", h.ready.Info(), err)
+	}
+	h.engine.Inject(nil) // from now on, only the lock keeps the worker from making containers
+
+	mended := time.Now()
+	link.Mend()
+	if _, err := during.Wait(h.Context(40 * time.Second)); err != nil {
+		t.Errorf("the exec that was accepted during the cut: %v", err)
+	}
+	t.Logf("the worker serves again %s after the end of the cut", time.Since(mended).Round(time.Millisecond))
+	h.Eventually(20*time.Second, "what was given away is gone from the first host", func() error {
+		for _, o := range h.Objects("") {
+			if !strings.HasSuffix(o, ".ready") {
+				return fmt.Errorf("left: %s", o)
+			}
+		}
+		return nil
+	})
+	for _, id := range ids {
+		for _, r := range h.about(id, reassigned[id]) {
+			if r.Method != http.MethodDelete {
+				t.Errorf("%s %s after %s was given to another worker", r.Method, r.Path, id)
+			}
+		}
+		if err := h.Client.Sandbox(id).Delete(h.Context(20 * time.Second)); err != nil {
+			t.Error(err)
+		}
+	}
+	h.judge()
+	h.startedUnderTheLock()
+	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || h.ready.Info().Unreachable {
+		t.Errorf("after the cut the sandbox is %+v, %v", h.ready.Info(), err)
+	}
+	if _, err := h.ready.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := x.Wait(h.Context(20 * time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exitsWith(t, r, 0)
+	var want strings.Builder
+	for i := 0; want.Len() < len(r.Stdout); i++ {
+		fmt.Fprintln(&want, i)
+	}
+	same(t, "the output of the exec that ran all the time", r.Stdout, []byte(want.String()))
+	h.Judge()
+}
