@@ -141,7 +141,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// takes checks that a command gets these arguments and nothing more.
+// takes checks that a command gets these arguments, each an id, and nothing more.
 func takes(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < len(names) {
@@ -149,6 +149,11 @@ func takes(names ...string) cobra.PositionalArgs {
 		}
 		if len(args) > len(names) {
 			return usage("unexpected argument %q; see %s --help", args[len(names)], cmd.CommandPath())
+		}
+		for i, name := range names {
+			if err := protocol.ValidateID(name, args[i]); err != nil {
+				return err
+			}
 		}
 		return nil
 	}

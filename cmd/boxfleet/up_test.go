@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const image = demoImage
+
+// screen is stdout of a program that runs beside the test.
+type screen struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *screen) Write(data []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(data)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// startUp runs `boxfleet up` and returns when it is ready. stop ends it as SIGTERM does.
+func startUp(t *testing.T) (stop func() int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var stdout, stderr screen
+	ended := make(chan int, 1)
+	go func() { ended <- run(ctx, []string{"up"}, strings.NewReader(""), &stdout, &stderr) }()
+	eventually(t, "up is ready", func() bool {
+		if len(ended) > 0 {
+			t.Fatalf("up ended with %d: %s", <-ended, stderr.String())
+		}
+		return strings.Contains(stdout.String(), "ready: nats://")
+	})
+	return func() int { cancel(); return <-ended }
+}
+
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !check(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 30 s", what)
+		}
+	}
+}
+
+// fleetOfOne prepares `up` on a machine of its own, and removes what it made on the engine.
+func fleetOfOne(t *testing.T) {
+	t.Helper()
+	clean(t)
+	supervisor := filepath.Join(t.TempDir(), "boxfleet-supervisor")
+	build := exec.Command("go", "build", "-o", supervisor, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", supervisor)
+	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
+}
+
+func removeHostMark(t *testing.T) {
+	t.Helper()
+	_, stdout, stderr := call(t.Context(), "", "ping", "-o", "json")
+	var ping protocol.Ping
+	if err := json.Unmarshal([]byte(stdout), &ping); err != nil {
+		t.Fatalf("%v: %s %s", err, stdout, stderr)
+	}
+	t.Cleanup(func() {
+		out, err := exec.Command("docker", "volume", "rm", "boxfleet-host-"+ping.Deployment).CombinedOutput()
+		if err != nil {
+			t.Errorf("remove the host's mark: %v %s", err, out)
+		}
+	})
+}
+
+func expect(t *testing.T, line string, wantCode int, wantStdout string) {
+	t.Helper()
+	expectOf(t, strings.Fields(line), wantCode, wantStdout)
+}
+
+func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
+	t.Helper()
+	code, stdout, stderr := call(t.Context(), "", args...)
+	if code != wantCode || !strings.Contains(stdout, wantStdout) {
+		t.Errorf("%q: want %d and %q\ngot %d, stdout %q, stderr %q", args, wantCode, wantStdout, code, stdout, stderr)
+	}
+}
+
+func TestAFleetOfOneMachine(t *testing.T) {
+	fleetOfOne(t)
+	stop := startUp(t)
+	removeHostMark(t)
+	expect(t, "up", exitFailure, "")
+	expect(t, "host list", 0, "ready")
+	expect(t, "sandbox create --image "+image+" --id web --memory 64m --label team=a --env GREETING=hello", 0, "web\n")
+	expect(t, "sandbox create --image "+image+" --id web", exitFailure, "")
+	expect(t, "sandbox get web", 0, "GREETING=hello")
+	expect(t, "sandbox list --label team=b -o json", 0, "[]\n")
+	expectOf(t, []string{"exec", "web", "--", "sh", "-c", "echo $GREETING; exit 7"}, 7, "hello\n")
+	expectOf(t, []string{"exec", "web", "-o", "json", "--", "false"}, 1, `"exit_code":1`)
+	expect(t, "exec web --timeout 200ms -- sleep 60", 143, "")
+	expect(t, "exec web --user nobody-here -- true", exitNotRun, "")
+	expect(t, "exec nothing -- true", exitNotRun, "")
+	expectOf(t, []string{"exec", "web", "--id", "x", "--detach", "--", "sh", "-c", "echo one; echo two"}, 0, "x\n")
+	expect(t, "exec logs web x --follow --from-offset 4", 0, "two\n")
+	expect(t, "exec logs web x --from-offset 100", exitFailure, "")
+	expect(t, "exec get web x", 0, "finished")
+	expect(t, "exec cancel web x", 0, "x\n")
+	expect(t, "exec list web --state finished", 0, "echo two")
+	code, stdout, stderr := call(t.Context(), "echo from stdin", "exec", "web", "-i", "--", "sh", "-")
+	if code != 0 || stdout != "from stdin\n" {
+		t.Errorf("stdin: %d, %q, %q", code, stdout, stderr)
+	}
+	if stop() != 0 {
+		t.Error("up ends cleanly")
+	}
+	expect(t, "ping", exitFailure, "")
+	stop = startUp(t)
+	expectOf(t, []string{"exec", "web", "--", "echo", "still there"}, 0, "still there\n")
+	expect(t, "sandbox stop web", 0, "web")
+	expect(t, "sandbox resume web", 0, "web")
+	expect(t, "sandbox explain web", 0, "ready")
+	expect(t, "sandbox events web --from 2", 0, "sandbox.stopped")
+	expect(t, "sandbox events web --from 999", exitFailure, "")
+	interruptedExecIsCancelled(t)
+	interruptedRunLeavesNothing(t)
+	expect(t, "sandbox delete --label team=a", 0, "web\n")
+	if code := stop(); code != 0 {
+		t.Errorf("up ended with %d", code)
+	}
+}
+
+// interrupted runs the program, and ends its context, as Ctrl-C does, when it has printed text.
+func interrupted(t *testing.T, text string, args ...string) (code int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var stdout, stderr screen
+	ended := make(chan int, 1)
+	go func() { ended <- run(ctx, args, strings.NewReader(""), &stdout, &stderr) }()
+	eventually(t, "it prints "+text, func() bool { return strings.Contains(stdout.String(), text) || len(ended) > 0 })
+	cancel()
+	select {
+	case code = <-ended:
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%q does not end: %s", args, stderr.String())
+	}
+	return code
+}
+
+func interruptedExecIsCancelled(t *testing.T) {
+	t.Helper()
+	if code := interrupted(t, "begin", "exec", "web", "--id", "i", "--", "sh", "-c", "echo begin; sleep 60"); code != 143 {
+		t.Errorf("want 143, got %d", code)
+	}
+	expect(t, "exec get web i", 0, "cancelled")
+}
+
+func interruptedRunLeavesNothing(t *testing.T) {
+	t.Helper()
+	interrupted(t, "begin", "run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "1s", "--", "sh", "-c", "echo begin; sleep 60")
+	expect(t, "sandbox list --label team=run -o json", 0, "[]\n")
+	expectOf(t, []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--", "sh", "-c", "exit 9"}, 9, "")
+	expectOf(t, []string{"run", "--image", image, "--label", "team=run", "--mount", "/etc:/data", "--", "true"}, exitNotRun, "")
+	expect(t, "sandbox list --label team=run -o json", 0, "[]\n")
+}

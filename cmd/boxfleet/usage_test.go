@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// call runs the whole program.
+func call(ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = run(ctx, args, strings.NewReader(stdin), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
+	clean(t)
+	spec := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, spec, "image: x\nenv:\n  A: 1\nmemroy: 512m\n")
+	for line, want := range map[string]string{
+		"nonsense":                                         "nonsense",
+		"sandbox":                                          "sandbox --help",
+		"sandbox nonsense":                                 "nonsense",
+		"sandbox get":                                      "SANDBOX",
+		"sandbox get a b":                                  `"b"`,
+		"sandbox get a.b":                                  "a.b",
+		"sandbox create":                                   "spec.image",
+		"sandbox create --image x --cpu many":              "--cpu",
+		"sandbox create --image x --memory 1q":             "--memory",
+		"sandbox create --image x --env A":                 "--env",
+		"sandbox create --image x --env 1A=b":              "spec.env.1A",
+		"sandbox create --image x --mount /a":              "--mount",
+		"sandbox create --image x --mount /a:/b:rw":        "--mount",
+		"sandbox create --image x --id a.b":                "--id",
+		"sandbox create --image x --nonsense":              "--nonsense",
+		"sandbox create -f " + spec:                        "line 4: memroy",
+		"sandbox create -f /nonexistent":                   "/nonexistent",
+		"sandbox delete":                                   "SANDBOX",
+		"sandbox delete a --label k=v":                     `"a"`,
+		"exec a":                                           "behind --",
+		"exec a ls":                                        `"ls"`,
+		"exec -- ls":                                       "SANDBOX",
+		"exec a --timeout soon -- ls":                      "--timeout",
+		"exec a --cwd relative -- ls":                      "spec.cwd",
+		"run -- ls":                                        "spec.image",
+		"ping -o xml":                                      "output",
+		"ping --config /nonexistent":                       "/nonexistent",
+		"coordinator":                                      "--nats",
+		"worker --nats nats://127.0.0.1:1 --slots several": "worker.slots",
+		"up --listen 127.0.0.1:99999":                      "up.listen",
+	} {
+		t.Run(line, func(t *testing.T) {
+			code, stdout, stderr := call(t.Context(), "", strings.Fields(line)...)
+			if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {
+				t.Errorf("want exit code 2 and %q on stderr\ngot %d, stdout %q, stderr %q", want, code, stdout, stderr)
+			}
+		})
+	}
+}
+
+func TestStdinOfAnExecIsBounded(t *testing.T) {
+	clean(t)
+	code, _, stderr := call(t.Context(), strings.Repeat("x", protocol.MaxStdin+1), "exec", "a", "-i", "--", "cat")
+	if code != exitUsage || !strings.Contains(stderr, "stdin") {
+		t.Errorf("got %d, %q", code, stderr)
+	}
+}
+
+func TestWithoutAFleetClientsEndWithAnError(t *testing.T) {
+	clean(t)
+	for line, want := range map[string]int{
+		"ping --nats nats://127.0.0.1:1":         exitFailure,
+		"exec a --nats nats://127.0.0.1:1 -- ls": exitNotRun,
+	} {
+		code, _, stderr := call(t.Context(), "", strings.Fields(line)...)
+		if code != want || !strings.Contains(stderr, "unavailable") {
+			t.Errorf("%s: want %d, got %d, %q", line, want, code, stderr)
+		}
+		code, _, stderr = call(t.Context(), "", append([]string{"-o", "json"}, strings.Fields(line)...)...)
+		if code != want || !strings.HasPrefix(stderr, `{"error":{"code":"unavailable"`) {
+			t.Errorf("%s as JSON: want %d, got %d, %q", line, want, code, stderr)
+		}
+	}
+}
+
+func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		if c.Short == "" || !c.HasSubCommands() && c.Example == "" {
+			t.Errorf("%s: short help %q, example %q", c.CommandPath(), c.Short, c.Example)
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(new(program).root())
+	code, stdout, _ := call(t.Context(), "", "exec", "--help")
+	if code != 0 || !strings.Contains(stdout, "Examples:") {
+		t.Errorf("got %d, %q", code, stdout)
+	}
+}
+
+func TestSpecFromYAMLAndFlags(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, "image: one\ncommand: [sleep, \"1\"]\nenv: {A: 1, B: yes}\nmemory: 512m\ncpu: 0.5\nidle_ttl: 10m\nmounts:\n- {source: /srv, target: /data}\n")
+	var flags specFlags
+	cmd := &cobra.Command{}
+	flags.add(cmd)
+	if err := cmd.ParseFlags([]string{"-f", file, "--image", "two", "--env", "B=2", "--cpu", "2", "--mount", "/x:/y:ro"}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := flags.spec(cmd, os.Stdin, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Image != "two" || s.Env["A"] != "1" || s.Env["B"] != "2" || s.Memory != 512<<20 || s.CPU != 2 || s.IdleTTL.String() != "10m0s" ||
+		len(s.Mounts) != 2 || s.Mounts[0].Source != "/srv" || s.Mounts[1].Target != "/y" || len(s.Command) != 2 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"image: x\nimagee: y":           "line 2: imagee",
+		"image: x\nimage: y":            "line 2: image is there twice",
+		"image: x\nmounts:\n- sauce: /": "line 3: mounts[0].sauce",
+		"image: x\ncpu: many":           "line 2: cpu",
+		"image: x\nmemory: 1q":          "line 2: memory",
+		"image: x\ngrace: 5":            "line 2: grace",
+		"image: x\ncommand: ls":         "line 2: command",
+		"image: x\nenv: [a]":            "line 2: env",
+		"image: x\n---\nimage: y":       "more than one",
+		"- image":                       "line 1",
+		"image: [x":                     "spec.yaml",
+	} {
+		file := filepath.Join(t.TempDir(), "spec.yaml")
+		write(t, file, text)
+		err := readSpec(file, nil, &protocol.SandboxSpec{})
+		if err == nil || !strings.Contains(err.Error(), want) || codeOf(err) != exitUsage {
+			t.Errorf("%q: want %q, got %v", text, want, err)
+		}
+	}
+}
