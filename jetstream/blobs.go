@@ -2,6 +2,8 @@ package jetstream
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io"
 
@@ -26,15 +28,20 @@ func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 
 // HasBlob says whether content with this digest is stored.
 func (c *Conn) HasBlob(ctx context.Context, digest string) (bool, error) {
-	store, err := c.blobs(ctx)
+	// From the leader: the object store's own reads may be answered by a replica that is behind.
+	subject := "$O." + protocol.BucketBlobs + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
+	m, err := c.lastOnSubject(ctx, "OBJ_"+protocol.BucketBlobs, subject)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
-	_, err = store.GetInfo(ctx, digest)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return false, nil
+	var info jetstream.ObjectInfo
+	if err := json.Unmarshal(m.data, &info); err != nil {
+		return false, protocol.Errorf(protocol.Internal, "", "look for %s: %v", digest, err)
 	}
-	return err == nil, translate(err, "look for "+digest)
+	return !info.Deleted, nil
 }
 
 // Blob opens stored content; the caller closes it. The store checks the content against its own
@@ -44,11 +51,23 @@ func (c *Conn) Blob(ctx context.Context, digest string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := store.Get(ctx, digest)
-	if err != nil {
-		return nil, translate(err, "read "+digest)
+	for {
+		r, err := store.Get(ctx, digest)
+		if err == nil {
+			return r, nil
+		}
+		if !errors.Is(err, jetstream.ErrObjectNotFound) {
+			return nil, translate(err, "read "+digest)
+		}
+		// It may only not be on the replica yet that answered.
+		there, hasErr := c.HasBlob(ctx, digest)
+		if hasErr != nil {
+			return nil, hasErr
+		}
+		if !there || !sleep(ctx, retryPause) {
+			return nil, translate(err, "read "+digest)
+		}
 	}
-	return r, nil
 }
 
 func (c *Conn) blobs(ctx context.Context) (jetstream.ObjectStore, error) {
