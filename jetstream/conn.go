@@ -37,6 +37,7 @@ type Conn struct {
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
 	meta        *assets
+	work        *jetstream.StreamConfig // of the work queue, where this connection provisioned it
 	onReconnect map[int]func()
 	nextID      int
 }
@@ -171,10 +172,21 @@ func (c *Conn) reconnected() {
 	for _, f := range c.onReconnect {
 		fs = append(fs, f)
 	}
+	work := c.work
 	c.mu.Unlock()
-	for _, f := range fs {
-		f()
+	tell := func() {
+		for _, f := range fs {
+			f()
+		}
 	}
+	if work == nil {
+		tell()
+		return
+	}
+	go func() {
+		c.restoreWork(*work)
+		tell()
+	}()
 }
 
 // errCutOff is why a call ended whose connection was lost: its answer cannot come any more.

@@ -76,12 +76,32 @@ func (c *Conn) Provision(ctx context.Context, a Assets) error {
 		if err := c.provisionStream(ctx, cfg); err != nil {
 			return err
 		}
+		if cfg.Name == protocol.StreamWork {
+			c.mu.Lock()
+			c.work = &cfg
+			c.mu.Unlock()
+		}
 	}
 	if err := c.provisionBlobs(ctx, a); err != nil {
 		return err
 	}
 	_, err := c.assets(ctx)
 	return err
+}
+
+// restoreWork makes the work queue again: a single server that was restarted forgets not only what
+// was in its memory, but the stream too. Those who tell anew after a reconnect find it there.
+func (c *Conn) restoreWork(cfg jetstream.StreamConfig) {
+	for c.Connected() {
+		ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
+		err := c.provisionStream(ctx, cfg)
+		cancel()
+		if err == nil {
+			return
+		}
+		c.log.Warn("the work queue is not made again", "error", err)
+		sleep(context.Background(), retryPause)
+	}
 }
 
 // deploymentID is the id in the events stream, or a new one where there is no such stream.

@@ -248,6 +248,9 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, slots chan struct
 	stop := context.AfterFunc(ctx, messages.Stop)
 	defer stop()
 	defer messages.Stop()
+	// A server that was restarted has lost the consumer, and the client would find out only by the
+	// heartbeats that do not come. What is at hand already is still handed out.
+	defer c.OnReconnect(messages.Drain)()
 	for {
 		m, err := messages.Next()
 		if err != nil {
