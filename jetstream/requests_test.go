@@ -112,6 +112,7 @@ func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
 		if r.ID != "orphan" || r.Attempt != 2 {
 			t.Fatalf("%+v", r)
 		}
+		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
 	})
 }
 

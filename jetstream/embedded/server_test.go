@@ -1,0 +1,115 @@
+package embedded_test
+
+import (
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func start(t *testing.T, cfg embedded.Config) *embedded.Server {
+	t.Helper()
+	s, err := embedded.Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+func open(t *testing.T, s *embedded.Server) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func TestARestartKeepsPortAndData(t *testing.T) {
+	t.Parallel()
+	s := start(t, embedded.Config{Dir: t.TempDir()})
+	js, url := open(t, s), s.ClientURL()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), "s", []byte("kept")); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	again, err := s.Restart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Stop)
+	if again.ClientURL() != url {
+		t.Fatalf("it was at %s and is at %s", url, again.ClientURL())
+	}
+	stream, err := open(t, again).Stream(t.Context(), "S")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := stream.GetMsg(t.Context(), 1); err != nil || string(m.Data) != "kept" {
+		t.Fatalf("%v, %v", m, err)
+	}
+}
+
+func TestEachWriteIsOnDiskUnlessToldOtherwise(t *testing.T) {
+	t.Parallel()
+	for _, lazily := range []bool{false, true} {
+		s := start(t, embedded.Config{Dir: t.TempDir(), SyncLazily: lazily})
+		if got := s.JetStreamConfig().SyncAlways; got == lazily {
+			t.Errorf("SyncLazily %v: sync always is %v", lazily, got)
+		}
+	}
+}
+
+func TestAPortInUseIsSaidAtOnce(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	began := time.Now()
+	_, err = embedded.Start(embedded.Config{Dir: t.TempDir(), Port: l.Addr().(*net.TCPAddr).Port})
+	var typed *protocol.Error
+	if !errors.As(err, &typed) || typed.Code != protocol.Unavailable {
+		t.Fatalf("%T %v", err, err)
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Fatalf("after %s", took)
+	}
+}
+
+func TestAStoreMustBeNamed(t *testing.T) {
+	t.Parallel()
+	_, err := embedded.Start(embedded.Config{})
+	if protocol.CodeOf(err) != protocol.InvalidArgument {
+		t.Fatal(err)
+	}
+}
+
+func TestAClientWithoutTheTokenIsRefused(t *testing.T) {
+	t.Parallel()
+	s := start(t, embedded.Config{Dir: t.TempDir(), Token: "secret"})
+	if _, err := nats.Connect(s.ClientURL()); !errors.Is(err, nats.ErrAuthorization) {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(s.ClientURL(), nats.Token("secret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+}

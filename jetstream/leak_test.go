@@ -1,0 +1,38 @@
+package jetstream_test
+
+import (
+	"context"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// It runs alone, before the parallel tests do: what other tests run would look like its leaks.
+func TestNothingRunsAfterClose(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	t.Run("use", func(t *testing.T) {
+		ctx := context.Background()
+		c := startServer(t, jetstream.Assets{}).opened(t)
+		readySandbox(t, c, "t1", "s1")
+		background(t, func(ctx context.Context) error { return c.FollowEvents(ctx, 0, func(*protocol.Batch) {}, nil) })
+		background(t, func(ctx context.Context) error {
+			return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { return nil })
+		})
+		consumeWork(t, c, "w1")
+		background(t, func(ctx context.Context) error { return c.ServeReads(ctx, "1.2.3", nil) })
+		l, err := c.AcquireHost(ctx, "h1", holder("w1"), 0)
+		must(t, err)
+		renewed(t, l)
+		_, err = c.Live("*", "*", func(*protocol.Batch) {})
+		must(t, err)
+		_, err = c.Answers()
+		must(t, err)
+		must(t, publishChunks(t, c, "t1", "s1", "x1", 10, 3))
+		_, err = c.ReadOutput(ctx, "t1", "s1", "x1", 0, func(jetstream.Chunk) error { return nil })
+		must(t, err)
+	})
+	goleak.VerifyNone(t, before)
+}

@@ -1,0 +1,163 @@
+package jetstream_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Whoever follows something hears what is new within three seconds of the server's return, and
+// nothing of what it followed is left out or, from the log, comes twice.
+func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, k := d.opened(t), d.opened(t)
+	ctx := context.WithoutCancel(t.Context())
+	readySandbox(t, c, d.tenant, "s1")
+	writer := journal(c, d.tenant, "s1", "k1")
+
+	heard := map[string]chan string{}
+	for _, name := range []string{"events", "hosts", "reservations", "requests", "work", "live", "reconnect"} {
+		heard[name] = make(chan string, 1000)
+	}
+	followed, twice := map[uint64]bool{}, make(chan uint64, 100)
+	background(t, func(ctx context.Context) error {
+		return k.FollowEvents(ctx, 0, func(b *protocol.Batch) {
+			if followed[b.Record] {
+				twice <- b.Record
+			}
+			followed[b.Record] = true
+			for _, e := range b.Events {
+				if e.Exec != nil {
+					heard["events"] <- e.Exec.ID
+				}
+			}
+		}, nil)
+	})
+	background(t, func(ctx context.Context) error {
+		return k.FollowHosts(ctx, func(worker string, h *protocol.Host) { heard["hosts"] <- worker }, nil)
+	})
+	background(t, func(ctx context.Context) error {
+		return k.FollowReservations(ctx, func(_, sandbox string, _ *protocol.Reservation) { heard["reservations"] <- sandbox })
+	})
+	background(t, func(ctx context.Context) error {
+		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { heard["requests"] <- r.ID; return nil })
+	})
+	background(t, func(ctx context.Context) error {
+		return k.ConsumeWork(ctx, "w1", func(_, sandbox string, _ *protocol.Batch) { heard["work"] <- sandbox })
+	})
+	stop, err := k.Live(d.tenant, "s1", func(b *protocol.Batch) {
+		for _, e := range b.Events {
+			if e.Exec != nil {
+				heard["live"] <- e.Exec.ID
+			}
+		}
+	})
+	must(t, err)
+	defer stop()
+	defer k.OnReconnect(func() { heard["reconnect"] <- "back" })()
+	// Work may be lost with the server: who provisioned tells it anew after a reconnect.
+	must(t, c.Provision(ctx, d.assets))
+	newest := make(chan string, 1)
+	tell := func() {
+		id := <-newest
+		newest <- id
+		if err := c.TellAbout("w1", d.tenant, id); err != nil {
+			t.Error(err)
+		}
+	}
+	defer c.OnReconnect(tell)()
+	must(t, k.Flush(ctx))
+
+	// write makes something new for each follower, as soon as the server takes it.
+	write := func(id string) {
+		for what, f := range map[string]func() error{
+			"event": func() error { _, err := writer.Do(ctx, acceptExec(id)); return err },
+			"host":  func() error { return c.RegisterHost(ctx, &protocol.Host{Worker: id, HostID: id}) },
+			"reservation": func() error {
+				_, err := c.ReserveSandbox(ctx, d.tenant, id, protocol.Reservation{Request: id})
+				return err
+			},
+			"request": func() error { return c.Submit(ctx, d.tenant, protocol.VerbStop, id, id, "", nil) },
+		} {
+			eventually(t, 3*time.Second, what+" written", func() bool { return f() == nil })
+		}
+	}
+	newest <- "first"
+	tell()
+	write("first")
+	for name, ch := range heard {
+		if name != "reconnect" {
+			if got := receive(t, 5*time.Second, name, ch); got != "first" {
+				t.Fatalf("%s: %s", name, got)
+			}
+		}
+	}
+	for round := range 2 {
+		id := fmt.Sprintf("after%d", round)
+		<-newest
+		newest <- id
+		back := d.restart(t)
+		// Core messages are heard by who is there: their follower is told that it was away.
+		receive(t, 3*time.Second, "reconnect", heard["reconnect"])
+		write(id)
+		for name, ch := range heard {
+			if name == "reconnect" {
+				continue
+			}
+			for got := ""; got != id; { // a queue may deliver again what was not settled
+				got = receive(t, 3*time.Second-time.Since(back), name+" after the restart", ch)
+			}
+		}
+		t.Logf("everybody heard %s after the server's return", time.Since(back))
+	}
+	select {
+	case record := <-twice:
+		t.Errorf("record %d was followed twice", record)
+	default:
+	}
+}
+
+func TestEveryFollowerOnAClusterHearsAfterTheLossOfAServer(t *testing.T) {
+	t.Parallel()
+	d := startCluster(t)
+	c, k := d.opened(t), d.opened(t)
+	ctx := context.WithoutCancel(t.Context())
+	readySandbox(t, c, d.tenant, "s1")
+	writer := journal(c, d.tenant, "s1", "k1")
+	events, requests := make(chan string, 1000), make(chan string, 1000)
+	background(t, func(ctx context.Context) error {
+		return k.FollowEvents(ctx, 0, func(b *protocol.Batch) {
+			if x := b.Events[0].Exec; x != nil {
+				events <- x.ID
+			}
+		}, nil)
+	})
+	background(t, func(ctx context.Context) error {
+		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { requests <- r.ID; return nil })
+	})
+	for round := range 2 {
+		id := fmt.Sprintf("x%d", round)
+		_, err := writer.Do(ctx, acceptExec(id))
+		must(t, err)
+		lost := time.Now()
+		eventually(t, 15*time.Second, "the request stored", func() bool {
+			bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			return c.Submit(bounded, d.tenant, protocol.VerbStop, id, id, "", nil) == nil
+		})
+		for what, ch := range map[string]chan string{"event": events, "request": requests} {
+			for got := ""; got != id; {
+				got = receive(t, 15*time.Second, what, ch)
+			}
+		}
+		t.Logf("round %d heard after %s", round, time.Since(lost))
+		if round == 0 {
+			d.servers[0].Stop()
+		}
+	}
+}
