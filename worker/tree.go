@@ -45,10 +45,14 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		source := io.TeeReader(blob, sum)
+		stored := &storedTree{r: blob}
+		source := io.TeeReader(stored, sum)
 		err := rewriteTree(source, w, c.Target)
 		if err == nil {
 			_, err = io.Copy(io.Discard, source) // padding belongs to the digest
+		}
+		if stored.err != nil { // which says nothing of the tree
+			err = protocol.Errorf(protocol.Unavailable, "", "read the uploaded tree: %v", stored.err)
 		}
 		if err == nil && "sha256-"+hex.EncodeToString(sum.Sum(nil)) != c.Digest {
 			err = copyFailed("what was uploaded does not match its digest %s", c.Digest)
@@ -62,6 +66,20 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 		return err
 	}
 	return copyErr
+}
+
+// storedTree reads an upload, and remembers whether the store failed.
+type storedTree struct {
+	r   io.Reader
+	err error
+}
+
+func (t *storedTree) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		t.err = err
+	}
+	return n, err
 }
 
 func copyFailed(format string, args ...any) *protocol.Error {
@@ -93,7 +111,9 @@ func rewriteTree(in io.Reader, out io.Writer, target string) error {
 		if err := w.WriteHeader(entry); err != nil {
 			return copyFailed("%s: %v", h.Name, err)
 		}
-		if _, err := io.Copy(w, r); err != nil {
+		if _, err := io.Copy(w, r); errors.Is(err, io.ErrUnexpectedEOF) {
+			return copyFailed("the tree ends in the middle of %.200q", h.Name)
+		} else if err != nil {
 			return err
 		}
 	}
