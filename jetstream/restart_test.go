@@ -104,6 +104,7 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 		back := d.restart(t)
 		// Core messages are heard by who is there: their follower is told that it was away.
 		receive(t, 3*time.Second, "reconnect", heard["reconnect"])
+		must(t, k.Flush(ctx)) // what it asks the server next comes after its subscriptions
 		write(id)
 		for name, ch := range heard {
 			if name == "reconnect" {
