@@ -1,0 +1,300 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
+)
+
+// The requirements on queue and hosts, each named by its line.
+
+// impatient makes the watchdog's margins short.
+var impatient = coordinator.Timing{Scan: 200 * time.Millisecond, Abandon: time.Second, Overdue: time.Second}
+
+// ends waits until a sandbox has failed, and returns why.
+func ends(ctx context.Context, f *fleet.Fleet, id string) *protocol.Error {
+	f.TB.Helper()
+	var info protocol.Sandbox
+	f.Eventually(15*time.Second, "sandbox "+id+" has an end", func() error {
+		s, err := f.Client.Get(ctx, id)
+		if err != nil {
+			return err
+		}
+		if info = s.Info(); info.State != protocol.StateFailed {
+			return fmt.Errorf("it is %s", info.State)
+		}
+		return nil
+	})
+	return info.Error
+}
+
+func TestQ1_AReservationWithoutAHistoryIsEnded(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: impatient})
+	ctx := f.Context(time.Minute)
+	if _, err := f.Conn.ReserveSandbox(ctx, "default", "ghost", protocol.Reservation{Request: "gone", Fingerprint: "x", Time: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, "a reservation that nobody carried out", ends(ctx, f, "ghost"), protocol.Internal, protocol.ReasonAbandoned, "")
+	_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("ghost"))
+	wantError(t, "its id", err, protocol.AlreadyExists, "", "")
+	if err := f.Client.Sandbox("ghost").Delete(ctx); err != nil {
+		t.Errorf("it cannot be deleted: %v", err)
+	}
+	f.Judge()
+}
+
+func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: impatient})
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.QueueTimeout = protocol.Duration(time.Second)
+	if _, err := f.Client.Create(ctx, spec, sdk.WithID("queued"), sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, "a sandbox that no host takes", ends(ctx, f, "queued"), protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "")
+
+	w := f.Worker("w1", fleet.Role{})
+	// The worker hangs just when it was given something; its heart was heard a moment ago.
+	f.Eventually(5*time.Second, "the host is ready", func() error {
+		hosts, err := f.Client.Hosts(ctx)
+		if err == nil && (len(hosts) != 1 || hosts[0].State != protocol.HostReady) {
+			err = fmt.Errorf("%+v", hosts)
+		}
+		return err
+	})
+	w.Signal(syscall.SIGSTOP)
+	spec = f.Spec()
+	spec.CreateTimeout = protocol.Duration(500 * time.Millisecond)
+	if _, err := f.Client.Create(ctx, spec, sdk.WithID("hung"), sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, "a sandbox that its worker never took up", ends(ctx, f, "hung"), protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "")
+	if n := count(history(ctx, t, f.Client, "hung"), protocol.SandboxAssigned); n != 1 {
+		t.Errorf("it was assigned %d times", n)
+	}
+	w.Signal(syscall.SIGCONT)
+	mustExec(ctx, t, f.Create("next"), script("true"))
+	if err := f.Client.Sandbox("next").Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	becomesEmpty(f, w)
+	f.Judge()
+}
+
+func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: impatient})
+	w := f.Worker("w1", fleet.Role{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("q1")
+	spec := script("echo x >> /tmp/runs; echo started; sleep 2; echo ended >> /tmp/runs")
+	spec.Timeout, spec.Grace = protocol.Duration(500*time.Millisecond), protocol.Duration(100*time.Millisecond)
+	x, err := s.Start(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		break // it runs
+	}
+	w.Kill()
+	begin := time.Now()
+	r, err := x.Wait(ctx)
+	if r == nil || r.State != protocol.ExecStateFailed || r.ExitCode != nil || r.Reason == "" {
+		t.Errorf("an exec long after its timeout: %v, %+v", err, r)
+	}
+	if took := time.Since(begin); took > 6*time.Second {
+		t.Errorf("it ended after %s, its limits are 1.6 s", took)
+	}
+	w.Restart() // it finds what really became of it, and adds nothing
+	if got := mustExec(ctx, t, s, script("cat /tmp/runs")); got != "x\n" {
+		t.Errorf("the timeout was kept without the worker, so the file should have one line: %q", got)
+	}
+	f.Judge()
+}
+
+func TestQ10_RemovalIsTriedUntilItSucceeds(t *testing.T) {
+	t.Parallel()
+	proxy, host := dockertest.StartProxy(t, dockertest.Socket(t))
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Engine: host, Reconcile: time.Second})
+	ctx := f.Context(time.Minute)
+	s := f.Create("q10")
+	var refused atomic.Int32
+	broken := atomic.Bool{}
+	broken.Store(true)
+	proxy.Inject(func(r *http.Request) dockertest.Fault {
+		if r.Method == http.MethodDelete && broken.Load() {
+			refused.Add(1)
+			return dockertest.Fault{Status: 500, Message: "driver failed to remove root filesystem"}
+		}
+		return dockertest.Fault{}
+	})
+	if err := s.Delete(ctx, sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(15*time.Second, "the removal was tried three times", func() error {
+		if n := refused.Load(); n < 3 {
+			return fmt.Errorf("%d times", n)
+		}
+		return nil
+	})
+	// Its age can be seen, and it is not called gone.
+	if err := s.Refresh(ctx); err != nil {
+		t.Fatal(err)
+	}
+	asked := find(t, history(ctx, t, f.Client, "q10"), protocol.SandboxDeleteRequested)
+	if i := s.Info(); i.State != protocol.StateDeleting || !i.StateChangedAt.Equal(asked.Time) {
+		t.Errorf("while the engine refuses it is %s since %s", i.State, i.StateChangedAt)
+	}
+	if why, err := s.Explain(ctx); err != nil || why.Waiting == "" {
+		t.Errorf("nobody says what it waits for: %v", err)
+	}
+	broken.Store(false)
+	if err := s.WaitDeleted(ctx); err != nil {
+		t.Fatal(err)
+	}
+	becomesEmpty(f, w)
+	f.Judge()
+}
+
+func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Reconcile: time.Second})
+	ctx := f.Context(time.Minute)
+	kept := f.Create("kept")
+	if err := f.Create("gone").Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	deployment := f.Conn.Deployment()
+	docker := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command("docker", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("docker %q: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	labels := func(deployment, sandbox string) []string {
+		return []string{"--label", "boxfleet.deployment=" + deployment, "--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
+	}
+	name := func(deployment, sandbox string) string { return "boxfleet." + deployment + ".default." + sandbox }
+	foreign := "other" + deployment // whose label and whose names begin differently
+	make := func(deployment, sandbox string) {
+		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox), []string{name(deployment, sandbox)})...)
+		docker(slices.Concat([]string{"create", "--name", name(deployment, sandbox)}, labels(deployment, sandbox), []string{fleet.Image, "true"})...)
+	}
+	make(foreign, "gone") // another deployment's
+	t.Cleanup(func() { docker("rm", name(foreign, "gone")); docker("network", "rm", name(foreign, "gone")) })
+	make(deployment, "gone")    // the log says that it is deleted
+	make(deployment, "unheard") // the log does not know it
+	lost := filepath.Join(filepath.Dir(f.Directories(w)[0]), "default.gone.1")
+	if err := os.MkdirAll(filepath.Join(lost, "run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(10*time.Second, "the orphan is gone", func() error {
+		for _, o := range f.Objects("") {
+			if strings.HasSuffix(o, name(deployment, "gone")) {
+				return errors.New("there is " + o)
+			}
+		}
+		if _, err := os.Stat(lost); err == nil {
+			return errors.New("there is " + lost)
+		}
+		return nil
+	})
+	mustExec(ctx, t, kept, script("true"))
+	for _, n := range []string{name(foreign, "gone"), name(deployment, "unheard")} {
+		docker("inspect", n)
+		docker("network", "inspect", n)
+	}
+	f.Judge()
+}
+
+func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := make(chan error, 1)
+	waiting, cancel := context.WithCancel(ctx)
+	go func() {
+		_, err := client.Create(waiting, f.Spec(), sdk.WithID("q18"), sdk.WithRequestID("r-q18"))
+		lost <- err
+	}()
+	f.Eventually(10*time.Second, "the request is accepted", func() error {
+		_, err := f.Client.Get(ctx, "q18")
+		return err
+	})
+	cancel()
+	client.Close()
+	if err := <-lost; !errors.Is(err, context.Canceled) {
+		t.Errorf("the client that went away: %v", err)
+	}
+	f.Worker("w1", fleet.Role{})
+
+	client, err = sdk.Connect(ctx, sdk.Options{URL: f.URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s, err := client.Get(ctx, "q18")
+	if err != nil || s.Info().Request != "r-q18" {
+		t.Fatalf("the sandbox by its id: %v", err)
+	}
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	again, err := client.Create(ctx, f.Spec(), sdk.WithID("q18"), sdk.WithRequestID("r-q18"))
+	if err != nil || again.Info().Container != s.Info().Container {
+		t.Errorf("the same request: %v", err)
+	}
+	// The same for an exec: its result is there for who comes back.
+	gone, leave := context.WithCancel(ctx)
+	spec := script("echo x >> /tmp/runs; cat /tmp/runs; sleep 1; exit 5")
+	go func() {
+		f.Eventually(10*time.Second, "the exec is accepted", func() error { _, err := s.GetExec(ctx, "x"); return err })
+		leave()
+	}()
+	if _, err := s.Exec(gone, spec, sdk.WithID("x"), sdk.WithRequestID("r-x")); !errors.Is(err, context.Canceled) {
+		t.Errorf("the exec of a client that went away: %v", err)
+	}
+	r, err := s.Exec(ctx, spec, sdk.WithID("x"), sdk.WithRequestID("r-x"))
+	if err != nil || code(r) != "5" || string(r.Stdout) != "x\n" {
+		t.Errorf("the same exec: %v, exit code %s, %q", err, code(r), r.Stdout)
+	}
+	// A client has deadlines of its own, where nobody answers.
+	alone := fleet.Start(t, fleet.Options{Coordinators: -1})
+	silent, err := sdk.Connect(ctx, sdk.Options{URL: alone.URL(), RequestTimeout: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	begin := time.Now()
+	_, err = silent.Create(context.Background(), f.Spec(), sdk.WithWait(false))
+	if err == nil || time.Since(begin) > 10*time.Second {
+		t.Errorf("without a coordinator and without a deadline: %v after %s", err, time.Since(begin))
+	}
+	f.Judge()
+}
