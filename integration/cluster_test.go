@@ -1,0 +1,322 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/engines"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// Two hosts, each a real engine in a network namespace of its own, two coordinators, and a cluster
+// of three NATS servers.
+func TestAClusterOfHosts(t *testing.T) {
+	var hosts [2]*engines.Engine
+	for i := range hosts {
+		hosts[i] = engines.Start(t, fmt.Sprintf("host%d", i+1))
+		engines.LoadImage(t, hosts[i], fleet.Image)
+	}
+	t.Run("a worker is killed for good", func(t *testing.T) { workerLost(t, hosts) })
+	t.Run("the scheduling coordinator is killed", func(t *testing.T) { schedulerLost(t, hosts) })
+	t.Run("NATS servers are killed under load", func(t *testing.T) { serversLost(t, hosts) })
+}
+
+// onHost waits until a sandbox is ready, and fails the test unless it is on the worker.
+func onHost(ctx context.Context, t *testing.T, s *sdk.Sandbox, worker string) {
+	t.Helper()
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Info().Worker; got != worker {
+		t.Errorf("%s is on %s, want %s", s.ID(), got, worker)
+	}
+}
+
+func workerLost(t *testing.T, hosts [2]*engines.Engine) {
+	const lockTTL = 6 * time.Second
+	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1, LockTTL: lockTTL})
+	ctx := f.Context(2 * time.Minute)
+	w1 := f.Worker("w1", fleet.Role{Engine: hosts[0].Host, CrashAt: "after-container-create", CrashAfter: 3, Reconcile: time.Second})
+	one, two := f.Create("one"), f.Create("two")
+	onHost(ctx, t, one, "w1")
+	onHost(ctx, t, two, "w1")
+	w2 := f.Worker("w2", fleet.Role{Engine: hosts[1].Host})
+	onHost(ctx, t, f.Create("three"), "w2")
+	onHost(ctx, t, f.Create("four"), "w2")
+	x, err := one.Start(ctx, script("i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); usleep 100000; done; exit 6"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		break // it runs
+	}
+	// Both hosts are equally full: the first one takes the next, and dies over it.
+	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("five"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-awaitExit(w1)
+	died := time.Now()
+	f.Eventually(15*time.Second, "what was ready is shown unreachable, and ready", func() error {
+		for _, id := range []string{"one", "two"} {
+			s, err := f.Client.Get(ctx, id)
+			if err != nil {
+				return err
+			}
+			if i := s.Info(); !i.Unreachable || i.State != protocol.StateReady {
+				return fmt.Errorf("%s is %s, unreachable %v", id, i.State, i.Unreachable)
+			}
+		}
+		return nil
+	})
+	shown := time.Since(died)
+	onHost(ctx, t, s, "w2")
+	var assigned []protocol.Event
+	for _, e := range history(ctx, t, f.Client, "five") {
+		if e.Kind == protocol.SandboxAssigned {
+			assigned = append(assigned, e)
+		}
+	}
+	if len(assigned) != 2 {
+		t.Fatalf("it was assigned %d times", len(assigned))
+	}
+	after := assigned[1].Time.Sub(died)
+	t.Logf("lease %s: shown unreachable after %s, assigned elsewhere %s after the death", lockTTL, shown.Round(time.Millisecond), after.Round(time.Millisecond))
+	if after < lockTTL*2/3 || after > lockTTL+10*time.Second {
+		t.Errorf("it was assigned elsewhere %s after the death: before the lease was over, or long after", after)
+	}
+	if made := f.Objects(hosts[0].Host); !strings.Contains(strings.Join(made, " "), ".five") {
+		t.Errorf("the dead worker had made nothing, so there is nothing to remove: %q", made)
+	}
+
+	w1.Restart()
+	for _, s := range []*sdk.Sandbox{one, two} {
+		f.Eventually(10*time.Second, s.ID()+" comes back with its host", func() error {
+			if err := s.Refresh(ctx); err != nil || s.Info().Unreachable {
+				return fmt.Errorf("unreachable %v: %v", s.Info().Unreachable, err)
+			}
+			return nil
+		})
+		mustExec(ctx, t, s, script("touch /tmp/enough"))
+	}
+	r, err := x.Wait(ctx)
+	if err != nil || code(r) != "6" {
+		t.Errorf("the exec that ran on: %v, exit code %s", err, code(r))
+	}
+	for i, line := range strings.Fields(string(r.Stdout)) {
+		if line != fmt.Sprint(i) {
+			t.Fatalf("line %d of its output is %s", i, line)
+		}
+	}
+	f.Eventually(10*time.Second, "the half-made container is gone", func() error {
+		for _, o := range f.Objects(hosts[0].Host) {
+			if strings.HasSuffix(o, ".five") {
+				return errors.New("there is " + o)
+			}
+		}
+		return nil
+	})
+	mustExec(ctx, t, s, script("true"))
+	if n := len(f.Directories(w2)); n != 3 {
+		t.Errorf("host 2 has %d sandbox directories, want 3", n)
+	}
+	f.Judge()
+}
+
+// scheduler is the coordinator, of those that run, which took the scheduler's lock last.
+func scheduler(f *fleet.Fleet, coordinators ...*fleet.Process) (leader *fleet.Process) {
+	f.TB.Helper()
+	f.Eventually(20*time.Second, "a coordinator schedules", func() error {
+		for _, c := range coordinators {
+			if !c.Exited() && strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(), "no longer schedules") {
+				leader = c
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	return leader
+}
+
+func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
+	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: -1, Workers: -1})
+	c1 := f.Coordinator("c1", fleet.Role{})
+	c2 := f.Coordinator("c2", fleet.Role{})
+	f.Connect()
+	ctx := f.Context(2 * time.Minute)
+	f.Worker("w1", fleet.Role{Engine: hosts[0].Host})
+	f.Worker("w2", fleet.Role{Engine: hosts[1].Host})
+	mustExec(ctx, t, f.Create("before"), script("true"))
+	scheduler(f, c1, c2).Kill()
+	died := time.Now()
+	s := f.Create("after") // it waits for the other
+	took := time.Since(died)
+	t.Logf("the next sandbox was ready %s after the scheduling coordinator was killed", took.Round(time.Millisecond))
+	assigned := find(t, history(ctx, t, f.Client, "after"), protocol.SandboxAssigned)
+	if after := assigned.Time.Sub(died); after > 10*time.Second {
+		t.Errorf("the other coordinator scheduled %s after the death", after)
+	}
+	mustExec(ctx, t, s, script("true"))
+	f.Judge()
+}
+
+// serversLost kills a follower, and then the leader of the event log, while eight clients work.
+func serversLost(t *testing.T, hosts [2]*engines.Engine) {
+	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // the product's leases: 30 s
+	ctx := f.Context(3 * time.Minute)
+	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}), f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
+	boxes := []*sdk.Sandbox{f.Create("s1"), f.Create("s2")}
+	tokens := leases(ctx, t, f)
+
+	working, enough := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	var done, creates atomic.Int64
+	var stall stalls
+	ran := make([]atomic.Int64, len(boxes))
+	for client := range 8 {
+		wg.Go(func() {
+			c, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Name: fmt.Sprintf("client %d", client)})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			for n := 0; working.Err() == nil; n++ {
+				begin := time.Now()
+				box := client % len(boxes)
+				if client >= 6 { // two of them make sandboxes and delete them
+					id := fmt.Sprintf("c%d-%d", client, n)
+					s, err := c.Create(ctx, f.Spec(), sdk.WithID(id))
+					if err == nil {
+						err = s.Delete(ctx)
+					}
+					if err != nil {
+						t.Errorf("create and delete of %s: %v", id, err)
+						return
+					}
+					creates.Add(1)
+				} else {
+					r, err := c.Sandbox(boxes[box].ID()).Exec(ctx, script("echo x >> /tmp/runs; echo out"))
+					if err != nil || code(r) != "0" || string(r.Stdout) != "out\n" {
+						t.Errorf("an exec of client %d: %v, exit code %s", client, err, code(r))
+						return
+					}
+					ran[box].Add(1)
+				}
+				stall.ended(begin)
+				done.Add(1)
+			}
+		})
+	}
+	work := func(n int64) {
+		t.Helper()
+		from := done.Load()
+		f.Eventually(60*time.Second, "the clients go on", func() error {
+			if more := done.Load() - from; more < n {
+				return fmt.Errorf("%d of %d calls", more, n)
+			}
+			return nil
+		})
+	}
+	work(100)
+	calm := stall.worst()
+	for _, which := range []string{"follower", "leader"} {
+		stall.reset()
+		i := serverOf(f, which == "leader")
+		f.Servers[i].Stop()
+		work(200)
+		server, err := f.Servers[i].Restart()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Servers[i] = server
+		work(100)
+		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which, stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
+		if worst := stall.worst(); worst > 20*time.Second {
+			t.Errorf("a call took %s over the loss of a %s", worst, which)
+		}
+	}
+	enough()
+	wg.Wait()
+	t.Logf("%d calls in all, %d of them a create and a delete", done.Load(), creates.Load())
+
+	for i, s := range boxes {
+		if got := strings.Count(mustExec(ctx, t, s, script("cat /tmp/runs")), "x"); int64(got) != ran[i].Load() {
+			t.Errorf("in %s %d execs ran, %d were answered", s.ID(), got, ran[i].Load())
+		}
+	}
+	if now := leases(ctx, t, f); now != tokens {
+		t.Errorf("leases were lost: %s before, %s now", tokens, now)
+	}
+	for i, w := range workers {
+		if left := f.Objects(hosts[i].Host); len(left) != 2 {
+			t.Errorf("left on the engine of %s: %q", w.Name, left)
+		}
+	}
+	f.Judge()
+}
+
+// leases says who holds which host by which token.
+func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
+	t.Helper()
+	hosts, err := f.Client.Hosts(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range hosts {
+		text += fmt.Sprintf("%s %s %d; ", h.Worker, h.Instance, h.Token)
+	}
+	return text
+}
+
+// serverOf is the server that leads the event log, or one that follows.
+func serverOf(f *fleet.Fleet, leader bool) (index int) {
+	f.TB.Helper()
+	f.Eventually(20*time.Second, "the event log has a leader", func() error {
+		led := false
+		for i, s := range f.Servers {
+			leads := s.JetStreamIsStreamLeader("$G", protocol.StreamEvents)
+			led = led || leads
+			if leads == leader {
+				index = i
+			}
+		}
+		if !led {
+			return errors.New("none")
+		}
+		return nil
+	})
+	return index
+}
+
+// stalls is how long the longest call took.
+type stalls struct {
+	mu      sync.Mutex
+	longest time.Duration
+}
+
+func (s *stalls) ended(begin time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.longest = max(s.longest, time.Since(begin))
+}
+
+func (s *stalls) worst() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.longest
+}
+
+func (s *stalls) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.longest = 0
+}
