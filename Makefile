@@ -8,14 +8,13 @@ SHELL := bash
 GO        ?= go
 IMAGE     := boxfleet/demo:busybox
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-DURATION  ?= 1h
 FUZZTIME  ?= 5s
 # Two packages at once: they share one engine, and the machine may be small.
 PARALLEL  ?= 2
 TESTFLAGS ?=
 
-# Packages without processes or engines; the race detector needs a C compiler.
-PURE = $(shell $(GO) list ./protocol/... ./jetstream/... ./coordinator/... ./sdk/... 2>/dev/null)
+# Packages whose tests need no engine; the race detector needs a C compiler.
+PURE = ./protocol/... ./jetstream/... ./coordinator/... ./supervisor/... ./worker
 
 .PHONY: help
 help: ## list the targets
@@ -65,14 +64,6 @@ bench: image build ## measure Boxfleet beside the bare engine: a table, and raw 
 .PHONY: bench-short
 bench-short: image build ## the same with few samples: shows that it works, not how fast
 	$(GO) run ./integration/bench -short
-
-.PHONY: faults
-faults: image build ## the fault campaign
-	BOXFLEET_FAULTS=1 $(GO) test -p 1 -count 1 -timeout 2h -v ./integration/faults $(TESTFLAGS)
-
-.PHONY: soak
-soak: image build ## random faults for DURATION (1h)
-	BOXFLEET_SOAK=$(DURATION) $(GO) test -p 1 -count 1 -timeout 0 -v ./integration/soak $(TESTFLAGS)
 
 .PHONY: clean
 clean: ## what builds made, and what killed test runs left

@@ -41,9 +41,18 @@ func TestTargetsAreJudged(t *testing.T) {
 		{"ratio to nothing", measurement{Ours: samples, Target: target{ofRatio, 1.5}}, 3, 10, true},
 		{"no samples", measurement{Target: target{ofP50, 3}}, 0, 0, true},
 	} {
-		c.m.judge()
+		c.m.judge(1)
 		if c.m.P50 != c.p50 || c.m.P90 != c.p90 || c.m.Missed != c.wantsMissed {
 			t.Errorf("%s: p50 %v, p90 %v, missed %v; want %v, %v, %v", c.name, c.m.P50, c.m.P90, c.m.Missed, c.p50, c.p90, c.wantsMissed)
+		}
+	}
+}
+
+func TestAShortRunFindsWhatBecameSeveralTimesSlower(t *testing.T) {
+	for figure, missed := range map[float64]bool{399: false, 401: true} {
+		m := measurement{Ours: []float64{figure}, Target: target{ofP50, 100}}
+		if m.judge(options{short: true}.slack()); m.Missed != missed {
+			t.Errorf("%v against a target of 100: missed %v", figure, m.Missed)
 		}
 	}
 }
@@ -51,8 +60,8 @@ func TestTargetsAreJudged(t *testing.T) {
 func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
 	good := &measurement{Ours: []float64{1}, Target: target{ofP50, 1}}
 	bad := &measurement{Ours: []float64{2}, Target: target{ofP50, 1}}
-	good.judge()
-	bad.judge()
+	good.judge(1)
+	bad.judge(1)
 	for _, c := range []struct {
 		name string
 		r    report

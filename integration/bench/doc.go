@@ -13,6 +13,6 @@
 // needs, on kept connections: a network, and a container from the same image under the same
 // hardening; an exec as create, start with the stream attached, and inspect.
 //
-// It ends with 1 when a target is missed or a phase failed, and with 2 for wrong use. Everything
+// It ends with 1 when a target is missed (with -short: by a factor of four) or a phase failed, and with 2 for wrong use. Everything
 // that it made is removed at the end, also on Ctrl-C.
 package main

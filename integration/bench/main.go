@@ -34,6 +34,17 @@ type options struct {
 	cpuProfile string   // path; of the deployment while execs are counted
 }
 
+// shortSlack is how far a short run may be off a target: with few samples, on a machine that does
+// other things too, it finds what became several times slower, and no less.
+const shortSlack = 4
+
+func (o options) slack() float64 {
+	if o.short {
+		return shortSlack
+	}
+	return 1
+}
+
 // pick returns full or, with -short, short.
 func (o options) pick(full, short int) int {
 	if o.short {

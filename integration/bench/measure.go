@@ -75,7 +75,7 @@ func measure(ctx context.Context, o options, stderr io.Writer) (_ *report, err e
 		}
 	}
 	for _, m := range b.report.Measurements {
-		m.judge()
+		m.judge(b.options.slack())
 	}
 	b.report.Seconds = time.Since(b.report.Started).Seconds()
 	return b.report, nil
