@@ -18,6 +18,7 @@ var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "wr
 const (
 	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a limit of the stream, with discard new
 	codeInsufficientStorage jetstream.ErrorCode = 10047
+	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // a cluster that is just starting, too
 )
 
 // translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set
@@ -44,7 +45,7 @@ func translate(err error, doing string) error {
 		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
 			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
 		}
-		if api.Code == 503 {
+		if api.Code == 503 || api.ErrorCode == codeNoSuitablePeers {
 			return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
 		}
 		return protocol.Errorf(protocol.Internal, "", "%s: %s (%d)", doing, api.Description, api.ErrorCode)
