@@ -26,9 +26,9 @@ func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox stri
 		m.Header.Set(protocol.HeaderReply, inbox)
 	}
 	m.Data = payload
-	// The id is the stream's for deduplication, and deduplication knows no subjects: the id given
-	// carries the subject.
-	_, err := c.js.PublishMsg(ctx, m, jetstream.WithMsgID(id))
+	m.Header.Set(protocol.HeaderRequest, id)
+	// Deduplication knows no subjects, so the message's id carries what the request is about.
+	_, err := c.js.PublishMsg(ctx, m, jetstream.WithMsgID(strings.Join([]string{tenant, verb, sandbox, id}, ".")))
 	return translate(err, "submit "+verb)
 }
 
@@ -152,7 +152,7 @@ func (c *Conn) ConsumeRequests(ctx context.Context, handle func(ctx context.Cont
 			}
 			return handle(ctx, &Delivery{
 				Tenant: tenant, Verb: verb, Sandbox: sandbox,
-				ID: m.Headers().Get(jetstream.MsgIDHeader), ContentType: m.Headers().Get(protocol.HeaderContentType),
+				ID: requestID(m.Headers()), ContentType: m.Headers().Get(protocol.HeaderContentType),
 				Payload: m.Data(), Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
 				StoredAt: meta.Timestamp, inbox: m.Headers().Get(protocol.HeaderReply),
 			})
@@ -194,6 +194,15 @@ func (c *Conn) trimRequestsOnce(ctx context.Context) error {
 		return nil
 	}
 	return translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "trim requests")
+}
+
+// requestID is the id that a request was given: its own header, or, of a simple client, the
+// message's id.
+func requestID(h nats.Header) string {
+	if id := h.Get(protocol.HeaderRequest); id != "" {
+		return id
+	}
+	return h.Get(jetstream.MsgIDHeader)
 }
 
 // FileDead records a request that cannot be processed, with the reason.
