@@ -47,6 +47,7 @@ type Config struct {
 type Engine struct {
 	client       *client.Client
 	transport    *http.Transport
+	pinger       *client.Client // a new connection for each request
 	deployment   string
 	callTimeout  time.Duration
 	stallTimeout time.Duration
@@ -103,25 +104,37 @@ func (e *Engine) dial(cfg Config) error {
 			return client.WithHostFromEnv()(c)
 		}
 	}
+	var err error
+	if e.client, e.transport, err = newClient(address, cfg.Fence); err != nil {
+		return err
+	}
+	e.transport.MaxIdleConnsPerHost = 16
+	e.transport.MaxIdleConns = 16
+	pinging := (*http.Transport)(nil)
+	e.pinger, pinging, err = newClient(address, cfg.Fence)
+	if err == nil {
+		pinging.DisableKeepAlives = true
+	}
+	return err
+}
+
+// newClient makes a client with the fence below it, and the transport below that.
+func newClient(address client.Opt, check func() error) (made *client.Client, transport *http.Transport, err error) {
 	fenced := func(c *client.Client) error {
-		plain := c.HTTPClient()
-		e.transport = plain.Transport.(*http.Transport)
-		e.transport.MaxIdleConnsPerHost = 16
-		e.transport.MaxIdleConns = 16
-		if e.transport.TLSClientConfig != nil {
+		transport = c.HTTPClient().Transport.(*http.Transport)
+		if transport.TLSClientConfig != nil {
 			// The client derives the scheme from a transport that it can see into.
 			if err := client.WithScheme("https")(c); err != nil {
 				return err
 			}
 		}
 		return client.WithHTTPClient(&http.Client{
-			Transport:     &fence{check: cfg.Fence, next: e.transport},
+			Transport:     &fence{check: check, next: transport},
 			CheckRedirect: client.CheckRedirect,
 		})(c)
 	}
-	var err error
-	e.client, err = client.NewClientWithOpts(address, fenced, client.WithAPIVersionNegotiation())
-	return err
+	made, err = client.NewClientWithOpts(address, fenced, client.WithAPIVersionNegotiation())
+	return made, transport, err
 }
 
 // Close closes idle connections. Calls that run are not ended.
@@ -129,10 +142,11 @@ func (e *Engine) Close() {
 	e.transport.CloseIdleConnections()
 }
 
-// Ping asks whether the engine answers.
+// Ping asks whether the engine answers, on a new connection: one that is about to end takes none
+// any more, while it still answers on those that it has, and stops its containers.
 func (e *Engine) Ping(ctx context.Context) error {
 	return e.do(ctx, call{verb: "ping", kind: kindEngine, limit: e.readLimit()}, func(ctx context.Context) error {
-		_, err := e.client.Ping(ctx)
+		_, err := e.pinger.Ping(ctx)
 		return err
 	})
 }
