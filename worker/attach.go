@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -19,6 +20,8 @@ type attachment struct {
 	key  []byte
 	pid  int    // of the supervisor, on the host
 	boot string // of the supervisor
+
+	ending atomic.Bool // the supervisor was told to end everything
 
 	once sync.Once
 	over chan struct{} // closed when the container has ended, or the worker lets go

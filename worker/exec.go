@@ -276,7 +276,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 		if now == nil || now.State != protocol.ExecStateRunning {
 			return nil
 		}
-		return []protocol.Event{endEvent(&st.Sandbox, now, result, details)}
+		return []protocol.Event{endEvent(&st.Sandbox, now, result, details, a != nil && a.ending.Load())}
 	})
 	r.s.w.cfg.Probe("after-exec-end")
 	if err == nil || errors.Is(err, errSuperseded) {
@@ -285,8 +285,8 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 	return err
 }
 
-// endEvent says how an exec ended.
-func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, details *protocol.ExecDetails) protocol.Event {
+// endEvent says how an exec ended. ending says that this worker had everything in the sandbox ended.
+func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, details *protocol.ExecDetails, ending bool) protocol.Event {
 	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}
 	switch {
 	case result.Failed:
@@ -299,15 +299,17 @@ func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, deta
 		e.Kind, e.Reason = protocol.ExecTimedOut, protocol.ReasonTimeout
 	case result.Cancelled:
 		e.Kind, e.Reason = protocol.ExecCancelled, protocol.ReasonCancelRequested
-		if !x.Cancelling {
-			switch b.Desired {
-			case protocol.StateStopped:
-				e.Reason = protocol.ReasonSandboxStopped
-			case protocol.StateDeleted:
-				e.Reason = protocol.ReasonSandboxDeleted
-			default:
-				e.Reason = protocol.ReasonSandboxFailed
-			}
+		switch {
+		case x.Cancelling:
+		case b.Desired == protocol.StateStopped:
+			e.Reason = protocol.ReasonSandboxStopped
+		case b.Desired == protocol.StateDeleted:
+			e.Reason = protocol.ReasonSandboxDeleted
+		case ending:
+			e.Reason = protocol.ReasonSandboxFailed
+		default: // nobody asked for it: the engine, or somebody on the host, ended the container
+			e.Kind, e.Reason = protocol.ExecFailed, protocol.ReasonInterrupted
+			e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted: its container was stopped from outside")
 		}
 	}
 	return e

@@ -171,11 +171,7 @@ func (w *worker) reconcile(ctx context.Context) {
 // there; it is asked after the list was made, so that nothing that was just being made looks
 // foreign.
 func (w *worker) adopt(ctx context.Context) error {
-	containers, err := w.engine.Containers(ctx)
-	if err != nil {
-		return err
-	}
-	networks, err := w.engine.Networks(ctx)
+	objects, err := w.labelledObjects(ctx)
 	if err != nil {
 		return err
 	}
@@ -183,28 +179,23 @@ func (w *worker) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	keys := map[key]bool{}
-	for _, c := range containers {
-		if k, ok := labelledKey(c.Labels); ok {
-			keys[k] = true
-		}
-	}
-	for _, n := range networks {
-		if k, ok := labelledKey(n.Labels); ok {
-			w.reach(ctx, k, (*sandbox).lookAtNetwork)
-			w.subnets.use(n.Subnet)
+	for _, found := range objects {
+		for _, o := range found {
+			if o.network {
+				w.subnets.use(o.subnet)
+			}
 		}
 	}
 	for _, d := range dirs {
-		keys[d.key] = true
+		objects[d.key] = objects[d.key] // to be looked at, also where there is nothing else
 	}
 	w.mu.Lock()
 	for k := range w.sandboxes {
-		keys[k] = true
+		objects[k] = objects[k]
 	}
 	w.mu.Unlock()
-	for k := range keys {
-		w.reach(ctx, k, (*sandbox).look)
+	for k, found := range objects {
+		w.reach(ctx, k, func(s *sandbox) bool { return s.found(found) })
 	}
 	return nil
 }

@@ -61,6 +61,7 @@ func (s *sandbox) endAll(ctx context.Context, b *protocol.Sandbox) error {
 	grace := b.Spec.Grace.Std()
 	bounded, cancel := context.WithTimeout(ctx, grace+3*time.Second)
 	defer cancel()
+	a.ending.Store(true)
 	err := a.link.StopAll(bounded, grace)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -114,15 +115,14 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.w.engine.RemoveNetwork(ctx, s.name()); err != nil {
-		return err
-	}
-	s.w.cfg.Probe("after-network-remove")
 	for _, n := range networks {
-		if n.Name == s.name() {
-			s.w.subnets.give(n.Subnet)
+		if k, ok := labelledKey(n.Labels); ok && k == s.key {
+			if err := s.removeLabelled(ctx, networkObject(n)); err != nil {
+				return err
+			}
 		}
 	}
+	s.w.cfg.Probe("after-network-remove")
 	s.mu.Lock()
 	s.networkSeen = false
 	s.mu.Unlock()

@@ -33,6 +33,7 @@ type sandbox struct {
 	runs        map[string]*execRun
 	attached    *attachment
 	attaching   chan struct{} // closed and made anew when attached changes
+	labelled    []labelled    // what carries its labels on the host, when that was last listed
 
 	// Only the goroutine's own.
 	seen      observed
@@ -116,14 +117,6 @@ func (s *sandbox) look() bool {
 	s.dirty = true
 	s.wakeUp()
 	return !s.gone
-}
-
-// lookAtNetwork has the host looked at again, where a network of the sandbox was seen.
-func (s *sandbox) lookAtNetwork() bool {
-	s.mu.Lock()
-	s.networkSeen = true
-	s.mu.Unlock()
-	return s.look()
 }
 
 func (s *sandbox) wakeUp() {
@@ -240,6 +233,9 @@ func (s *sandbox) settle(ctx context.Context) error {
 		s.startExecs(ctx, st)
 		op := next(&st.Sandbox, s.w.hostID, s.seen)
 		if op == opNothing {
+			if err := s.removeStrays(ctx); err != nil {
+				return err
+			}
 			return s.checkPrimary(ctx)
 		}
 		if err := s.do(ctx, op, st); err != nil && !errors.Is(err, errSuperseded) {
@@ -312,7 +308,8 @@ func (s *sandbox) observe(ctx context.Context) error {
 	return nil
 }
 
-// inspect returns the sandbox's container, the zero value when there is none.
+// inspect returns the sandbox's container, the zero value when there is none. What somebody else
+// gave the sandbox's name is none; it is only in the way of making one.
 func (s *sandbox) inspect(ctx context.Context) (docker.Container, error) {
 	c, err := s.w.engine.Inspect(ctx, s.name())
 	if docker.IsNotFound(err) {
@@ -322,7 +319,7 @@ func (s *sandbox) inspect(ctx context.Context) (docker.Container, error) {
 		return c, err
 	}
 	if k, ok := labelledKey(c.Labels); !ok || k != s.key || c.Labels[docker.LabelDeployment] != s.w.conn.Deployment() {
-		return docker.Container{}, protocol.Errorf(protocol.FailedPrecondition, "", "container %s is not ours, and is in the way", c.Name)
+		return docker.Container{}, nil
 	}
 	return c, nil
 }

@@ -1,0 +1,107 @@
+package worker
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// labelled is a container or a network on the host that carries a sandbox's labels. Most are what
+// the sandbox consists of. A stray is one that the log knows to be over: of a sandbox that is
+// deleted, or on another host, or of a generation before its present one.
+type labelled struct {
+	id, name   string
+	network    bool
+	subnet     netip.Prefix
+	generation uint64
+}
+
+// stray says whether an object is one, by the log. What the log does not know at all is none; nor is
+// what has the name that its sandbox uses here: the sandbox's own steps see to that.
+func (o labelled) stray(b *protocol.Sandbox, hostID, name string) bool {
+	if b.State == protocol.StateNone {
+		return false
+	}
+	return b.State == protocol.StateDeleted || b.HostID != hostID || o.generation != b.Generation && o.name != name
+}
+
+// found takes what was seen on the host of the sandbox, and has the host looked at again. It reports
+// false when the mailbox has ended.
+func (s *sandbox) found(objects []labelled) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.labelled = objects
+	s.networkSeen = s.networkSeen || slices.ContainsFunc(objects, func(o labelled) bool { return o.network })
+	s.dirty = true
+	s.wakeUp()
+	return !s.gone
+}
+
+// removeStrays removes the strays among what was found, by their ids, whatever their names are. The
+// log is read once more before, since it was known to be so only when the host was looked at.
+func (s *sandbox) removeStrays(ctx context.Context) error {
+	s.mu.Lock()
+	objects := s.labelled
+	s.labelled = nil
+	s.mu.Unlock()
+	keep := func(o labelled) (keep bool) {
+		s.journal.View(func(st *protocol.State, _ uint64) { keep = !o.stray(&st.Sandbox, s.w.hostID, s.name()) })
+		return keep
+	}
+	objects = slices.DeleteFunc(objects, keep)
+	if len(objects) == 0 {
+		return nil
+	}
+	if err := s.journal.Refresh(ctx); err != nil {
+		return err
+	}
+	for _, o := range slices.DeleteFunc(objects, keep) {
+		s.log.Info("removing a stray", "id", o.id, "name", o.name, "network", o.network, "generation", o.generation)
+		if err := s.removeLabelled(ctx, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
+	if !o.network {
+		return s.w.engine.RemoveContainer(ctx, o.id)
+	}
+	err := s.w.engine.RemoveNetwork(ctx, o.id)
+	if err == nil {
+		s.w.subnets.give(o.subnet)
+	}
+	return err
+}
+
+// labelledObjects lists what carries the labels of this deployment's sandboxes, containers first.
+func (w *worker) labelledObjects(ctx context.Context) (map[key][]labelled, error) {
+	containers, err := w.engine.Containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	networks, err := w.engine.Networks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	objects := map[key][]labelled{}
+	for _, c := range containers {
+		if k, ok := labelledKey(c.Labels); ok {
+			objects[k] = append(objects[k], labelled{id: c.ID, name: c.Name, generation: labelledGeneration(c.Labels)})
+		}
+	}
+	for _, n := range networks {
+		if k, ok := labelledKey(n.Labels); ok {
+			objects[k] = append(objects[k], networkObject(n))
+		}
+	}
+	return objects, nil
+}
+
+func networkObject(n docker.Network) labelled {
+	return labelled{id: n.ID, name: n.Name, network: true, subnet: n.Subnet, generation: labelledGeneration(n.Labels)}
+}
