@@ -1,0 +1,220 @@
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/engines"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// hostile is a sandbox in which a root process works against the worker that reads its run
+// directory.
+type hostile struct {
+	*fleet.Fleet
+	t      *testing.T
+	w      *fleet.Process
+	s      *sdk.Sandbox
+	secret string // a directory of the host, with a file "marker"
+	marker []byte
+}
+
+func startHostile(t *testing.T) *hostile {
+	t.Helper()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	h := &hostile{Fleet: f, t: t, w: f.Worker("w1", fleet.Role{}), secret: t.TempDir()}
+	h.s = f.Create("hostile")
+	// Longer than anything the victims print, so that a worker that reads it from an offset finds some.
+	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
+	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// attack runs a script as root in the directory of an exec.
+func (h *hostile) attack(exec, script string, stdin []byte) {
+	h.t.Helper()
+	r, err := h.s.Exec(h.Context(30*time.Second), protocol.ExecSpec{
+		Command: []string{"sh", "-ec", script}, User: "0", Cwd: filepath.Join(control.ContainerAt, "run", control.ExecsDir, exec), Stdin: stdin,
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if r.ExitCode == nil || *r.ExitCode != 0 {
+		h.t.Fatalf("the attack %q itself failed: %+v", script, r)
+	}
+}
+
+const victimLines = 30_000
+
+// victim prints more than goes with its result, waits until it is told, prints as much again, and
+// exits with 5. It returns when the first half is published.
+func (h *hostile) victim(id string) *sdk.Exec {
+	h.t.Helper()
+	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id, victimLines)
+	x, err := h.s.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", script}}, sdk.WithID(id))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.Eventually(20*time.Second, "the first half of the output is published", func() error {
+		if got := h.output(x); len(got) < len(half()) {
+			return fmt.Errorf("%d bytes of %d", len(got), len(half()))
+		}
+		return nil
+	})
+	return x
+}
+
+func half() []byte {
+	var b bytes.Buffer
+	for i := 1; i <= victimLines; i++ {
+		fmt.Fprintln(&b, i)
+	}
+	return b.Bytes()
+}
+
+// output is what can be read of an exec's output now, both streams.
+func (h *hostile) output(x *sdk.Exec) []byte {
+	h.t.Helper()
+	var b []byte
+	for k, err := range x.Logs(h.Context(20*time.Second), sdk.LogsOptions{}) {
+		if err != nil {
+			h.t.Fatalf("read the output of %s: %v", x.ID(), err)
+		}
+		b = append(b, k.Data...)
+	}
+	return b
+}
+
+// unharmed checks that the host is as it was, and that the worker is the one that it was and works.
+func (h *hostile) unharmed(outputs ...[]byte) {
+	h.t.Helper()
+	for i, out := range outputs {
+		if bytes.Contains(out, []byte("OF-THE-HOST")) {
+			h.t.Errorf("output %d holds what is on the host only", i)
+		}
+	}
+	entries, err := os.ReadDir(h.secret)
+	if err != nil || len(entries) != 1 {
+		h.t.Errorf("the host's directory holds %v, %v", entries, err)
+	}
+	if data, err := os.ReadFile(filepath.Join(h.secret, "marker")); err != nil || !bytes.Equal(data, h.marker) {
+		h.t.Errorf("the host's file was changed: %v", err)
+	}
+	if h.w.Exited() {
+		h.t.Fatal("the worker has ended")
+	}
+}
+
+// TestAHostileRunDirectoryIsNotFollowed replaces the output file of a running exec. The worker
+// publishes nothing of the host's, does not hang, and says where the output ends before its time.
+func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
+	t.Parallel()
+	h := startHostile(t)
+	for _, k := range []struct {
+		name, script string
+		sandboxs     bool // what is in the file's place is the sandbox's own, and may be read as far as it goes
+	}{
+		{"symlink", "rm stdout; ln -s " + h.secret + "/marker stdout", false},
+		{"symlinked-directory", "cd ..; mv symlinked-directory away; ln -s " + h.secret + " symlinked-directory", false},
+		{"hardlink-to-nothing", "rm stdout", false},
+		{"fifo", "rm stdout; mkfifo stdout", false},
+		{"directory", "rm stdout; mkdir stdout; touch stdout/a", false},
+		{"sparse", "rm stdout; truncate -s 10G stdout", true},
+		{"truncated", "truncate -s 100 stdout", true},
+	} {
+		h.Run(t, k.name, func(t *testing.T) {
+			h.t = t
+			x := h.victim(k.name)
+			before := h.output(x)
+			h.attack(k.name, k.script+"; touch /tmp/go-"+k.name, nil)
+			r, err := x.Wait(h.Context(20*time.Second), sdk.WithCollect(64<<20))
+			if err != nil {
+				t.Fatal(err)
+			}
+			exitsWith(t, r, 5)
+			after := h.output(x)
+			h.unharmed(before, after, r.Stdout, r.Stderr)
+			if !bytes.HasPrefix(after, before) || !bytes.HasPrefix(after, half()) {
+				t.Error("what was published before the attack is not there any more")
+			}
+			if int64(len(after)) != r.StdoutBytes || len(after) > 2*len(half()) {
+				t.Errorf("%d bytes of output, the exec says %d and wrote %d", len(after), r.StdoutBytes, 2*len(half()))
+			}
+			if !k.sandboxs && !r.Truncated && !bytes.Equal(after, append(half(), half()...)) {
+				t.Errorf("%d bytes are not all, and the exec does not say so", len(after))
+			}
+		})
+	}
+	// The next exec works, and so does the removal, which follows no link out of the directory.
+	if _, err := h.s.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"ln", "-s", h.secret, "/.boxfleet/run/link"}, User: "0"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.s.Delete(h.Context(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	h.t = t
+	h.unharmed()
+	nothingLeft(t, h.Fleet, h.w)
+	h.Judge()
+}
+
+// TestAHostileExitRecordIsNotBelieved writes exit records of all kinds for execs that run, and has
+// them read, because the container ends before anything better is known.
+func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	h := startHostile(t)
+	other := h.Create("other")
+	lie := func(id string) []byte {
+		code := 0
+		return control.Seal(bytes.Repeat([]byte("k"), 32), control.Record{Result: control.Result{ID: id, ExitCode: &code}})
+	}
+	kinds := []struct{ name, script string }{
+		{"lie", "cat > exit"},
+		{"garbage", "head -c 4000 /dev/urandom > exit"},
+		{"empty", ": > exit"},
+		{"huge", "truncate -s 10G exit"},
+		{"symlink", "ln -s " + h.secret + "/marker exit"},
+		{"fifo", "mkfifo exit"},
+		{"directory", "mkdir exit"},
+		{"none", "true"},
+	}
+	victims := map[string]*sdk.Exec{}
+	for _, k := range kinds {
+		victims[k.name] = h.victim(k.name)
+		h.attack(k.name, k.script, lie(k.name))
+	}
+	// The supervisor's own end would seal true records; KILL leaves it no time.
+	docker(t, engines.Default(t).Host, "kill", containerOf(h.Fleet, "", "hostile"))
+	for _, k := range kinds {
+		r, err := victims[k.name].Wait(h.Context(20*time.Second), sdk.WithCollect(64<<20))
+		if r == nil {
+			t.Errorf("%s: %v", k.name, err)
+			continue
+		}
+		if r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || r.ExitCode != nil {
+			t.Errorf("%s: the exec is %s, reason %q, exit code %v; want failed, interrupted, not known", k.name, r.State, r.Reason, r.ExitCode)
+		}
+		h.unharmed(r.Stdout, r.Stderr)
+	}
+	inState(h.Fleet, "hostile", protocol.StateFailed, 10*time.Second)
+	if _, err := other.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"true"}}); err != nil {
+		t.Errorf("the next exec: %v", err)
+	}
+	for _, s := range []*sdk.Sandbox{h.s, other} {
+		if err := s.Delete(h.Context(20 * time.Second)); err != nil {
+			t.Error(err)
+		}
+	}
+	h.unharmed()
+	nothingLeft(t, h.Fleet, h.w)
+	h.Judge()
+}
