@@ -27,6 +27,10 @@ func (c *Conn) TellAbout(worker, tenant, sandbox string) error {
 	return translate(c.nc.PublishMsg(m), "tell "+worker)
 }
 
+// workAckWait is after how long an item is told again that went to a worker just as it died. To be
+// told twice costs a look.
+const workAckWait = 4 * time.Second
+
 // ConsumeWork hands each work item of a worker to handle, until ctx ends. Batch is nil where the
 // item says only that there is something to look at.
 func (c *Conn) ConsumeWork(ctx context.Context, worker string, handle func(tenant, sandbox string, b *protocol.Batch)) error {
@@ -36,7 +40,7 @@ func (c *Conn) ConsumeWork(ctx context.Context, worker string, handle func(tenan
 		stream: protocol.StreamWork,
 		config: jetstream.ConsumerConfig{
 			Durable: "worker-" + worker, FilterSubject: protocol.WorkSubject(worker, "*", "*"),
-			AckPolicy: jetstream.AckExplicitPolicy, AckWait: 30 * time.Second, MaxDeliver: -1,
+			AckPolicy: jetstream.AckExplicitPolicy, AckWait: workAckWait, MaxDeliver: -1,
 			MaxAckPending: 1024, MemoryStorage: true, InactiveThreshold: 24 * time.Hour,
 		},
 		inFlight: 256,

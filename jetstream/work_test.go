@@ -83,7 +83,7 @@ func TestWorkToldWhileAWorkerWasAwayIsHeardWhenItIsBack(t *testing.T) {
 		must(t, c.TellAbout(worker, d.tenant, "s2"))
 		must(t, c.Flush(t.Context()))
 		back := time.Now()
-		if w := receive(t, 3*time.Second, "the second", consumeWork(t, d.opened(t), worker)); w.sandbox != "s2" {
+		if w := receive(t, 6*time.Second, "the second", consumeWork(t, d.opened(t), worker)); w.sandbox != "s2" {
 			t.Fatalf("%+v", w)
 		}
 		t.Logf("heard %s after the worker's return", time.Since(back))
