@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +37,7 @@ var (
 		dir     string
 		servers []*embedded.Server
 		err     error
+		tests   atomic.Int64
 	}
 )
 
@@ -97,13 +99,7 @@ func sharedCluster(t testing.TB) *deployment {
 		t.Fatal(cluster.err)
 	}
 	d := &deployment{servers: cluster.servers, assets: jetstream.Assets{Replicas: 3, LockTTL: lockTTL}}
-	d.tenant = strings.Map(func(r rune) rune {
-		if r == '/' || r == '#' {
-			return '-'
-		}
-		return r
-	}, t.Name())
-	d.tenant = d.tenant[max(0, len(d.tenant)-50):]
+	d.tenant = fmt.Sprintf("t%d", cluster.tests.Add(1))
 	d.provision(t)
 	return d
 }

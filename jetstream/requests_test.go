@@ -34,7 +34,7 @@ func TestARequestIsDeliveredAnsweredAndGone(t *testing.T) {
 				return nil
 			})
 		})
-		id := d.tenant[:1] + "r1"
+		id := "r1"
 		inbox, answer, stop := answers.Expect(id)
 		defer stop()
 		submit(t, client, d.tenant, id, inbox)
