@@ -76,6 +76,23 @@ func (c *Conn) historyTail(ctx context.Context, tenant, sandbox string, after ui
 	}
 }
 
+// historyNext reads the one message of a history that follows a record, from the stream's leader.
+// last is its record, or after where there is none.
+func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, last uint64, err error) {
+	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil, after, nil
+	}
+	if err != nil {
+		return nil, after, err
+	}
+	b, err := c.batchOf(m)
+	if err != nil || b == nil {
+		return nil, m.sequence, err
+	}
+	return []*protocol.Batch{b}, m.sequence, nil
+}
+
 // batchOf reads a message of the event log, stored or republished. The subject is what permissions
 // vouch for: a batch that names another sandbox than its subject is nobody's, and comes back nil.
 func (c *Conn) batchOf(m *stored) (*protocol.Batch, error) {
