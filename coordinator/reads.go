@@ -244,7 +244,7 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 	case b.Error != nil:
 		e.Waiting = "nothing: it failed: " + b.Error.Error()
 	default:
-		e.Waiting = "nothing: it is " + string(b.State)
+		e.Waiting = "nothing"
 	}
 	if b.Unreachable {
 		e.Waiting += "; its host does not answer"
