@@ -181,8 +181,10 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{Reconcile: time.Second})
 	ctx := f.Context(time.Minute)
 	kept := f.Create("kept")
-	if err := f.Create("gone").Delete(ctx); err != nil {
-		t.Fatal(err)
+	for _, id := range []string{"gone", "network"} {
+		if err := f.Create(id).Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
 	}
 	deployment := f.Conn.Deployment()
 	docker := func(args ...string) string {
@@ -204,15 +206,16 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	}
 	make(foreign, "gone") // another deployment's
 	t.Cleanup(func() { docker("rm", name(foreign, "gone")); docker("network", "rm", name(foreign, "gone")) })
-	make(deployment, "gone")    // the log says that it is deleted
-	make(deployment, "unheard") // the log does not know it
+	make(deployment, "gone")                                                                                                      // the log says that it is deleted
+	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"), []string{name(deployment, "network")})...) // nothing but a network
+	make(deployment, "unheard")                                                                                                   // the log does not know it
 	lost := filepath.Join(filepath.Dir(f.Directories(w)[0]), "default.gone.1")
 	if err := os.MkdirAll(filepath.Join(lost, "run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the orphan is gone", func() error {
+	f.Eventually(10*time.Second, "the orphans are gone", func() error {
 		for _, o := range f.Objects("") {
-			if strings.HasSuffix(o, name(deployment, "gone")) {
+			if strings.HasSuffix(o, name(deployment, "gone")) || strings.HasSuffix(o, name(deployment, "network")) {
 				return errors.New("there is " + o)
 			}
 		}
