@@ -118,7 +118,15 @@ func (c *coordinator) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return group.Wait()
 	}
-	group.Go(func() error { return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints()) })
+	serving := make(chan struct{})
+	group.Go(func() error {
+		return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints(), func() { close(serving) })
+	})
+	select {
+	case <-serving:
+	case <-ctx.Done():
+		return group.Wait()
+	}
 	group.Go(func() error { return c.conn.ConsumeRequests(ctx, c.handle) })
 	group.Go(func() error { return c.campaign(ctx) })
 	c.log.Info("coordinator is ready", "deployment", c.conn.Deployment())

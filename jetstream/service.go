@@ -15,8 +15,8 @@ import (
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
 // ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query
-// goes to one of them.
-func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint) error {
+// goes to one of them. serving is called once queries are heard; it may be nil.
+func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
 	service, err := micro.AddService(c.nc, micro.Config{
 		Name: protocol.ServiceName, Version: version, Description: "Boxfleet: reads",
 	})
@@ -29,6 +29,13 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 			_ = service.Stop() // the first error counts
 			return translate(err, "serve "+name)
 		}
+	}
+	if err := c.Flush(ctx); err != nil && ctx.Err() == nil {
+		_ = service.Stop() // the first error counts
+		return err
+	}
+	if serving != nil {
+		serving()
 	}
 	<-ctx.Done()
 	if err := service.Stop(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {

@@ -30,7 +30,7 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 					}
 					return &protocol.Reply{Sandbox: &protocol.Sandbox{Tenant: tenant, ID: q.Sandbox}}, nil
 				},
-			})
+			}, nil)
 		})
 		var r *protocol.Reply
 		eventually(t, 5*time.Second, "the service", func() bool {

@@ -1,0 +1,220 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// deployment is a NATS server and the test's connection to it.
+type deployment struct {
+	t      *testing.T
+	server *embedded.Server
+	conn   *jetstream.Conn
+}
+
+func newDeployment(t *testing.T) *deployment {
+	t.Helper()
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	d := &deployment{t: t, server: server}
+	d.conn = d.connect("test")
+	return d
+}
+
+func (d *deployment) connect(name string) *jetstream.Conn {
+	d.t.Helper()
+	conn, err := jetstream.Connect(d.t.Context(), jetstream.Config{InProcess: d.server, Name: name})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(conn.Close)
+	return conn
+}
+
+// coordinator runs one until stop is called.
+func (d *deployment) coordinator(name string, timing Timing) (stop func()) {
+	d.t.Helper()
+	ctx, cancel := context.WithCancel(d.t.Context())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- Run(ctx, Config{Conn: d.connect(name), Name: name, Timing: timing, OnReady: func() { close(ready) }})
+	}()
+	select {
+	case <-ready:
+	case err := <-done:
+		d.t.Fatalf("coordinator %s: %v", name, err)
+	}
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			d.t.Errorf("coordinator %s: %v", name, err)
+		}
+	}
+}
+
+// request submits a request and waits for the answer.
+func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *protocol.Reply {
+	d.t.Helper()
+	answers, err := d.conn.Answers()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer answers.Close()
+	inbox, answer, stop := answers.Expect(id)
+	defer stop()
+	r.Version = protocol.Version
+	if err := d.conn.Submit(d.t.Context(), "default", verb, sandbox, id, inbox, protocol.Encode(&r)); err != nil {
+		d.t.Fatal(err)
+	}
+	select {
+	case reply := <-answer:
+		return reply
+	case <-time.After(10 * time.Second):
+		d.t.Fatalf("%s %s is not answered", verb, sandbox)
+		return nil
+	}
+}
+
+func (d *deployment) list(states ...string) map[string]*protocol.Sandbox {
+	d.t.Helper()
+	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointList, &protocol.Query{States: states, Limit: 1000})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	all := map[string]*protocol.Sandbox{}
+	for _, b := range reply.Sandboxes {
+		all[b.ID] = b
+	}
+	return all
+}
+
+// eventually waits until check holds.
+func (d *deployment) eventually(what string, check func() bool) {
+	d.t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); !check(); {
+		if time.Now().After(deadline) {
+			d.t.Fatalf("not so in time: %s", what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
+	d := newDeployment(t)
+	timing := Timing{Snapshot: 50 * time.Millisecond}
+	stop := d.coordinator("c1", timing)
+	for i := range 20 {
+		id := fmt.Sprint("s", i)
+		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": id}}}); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+		if i%4 == 0 {
+			d.request(protocol.VerbDelete, id, "delete-"+id, protocol.Request{})
+		}
+	}
+	states := []string{"pending", "deleted"}
+	before := d.list(states...)
+	if len(before) != 20 {
+		t.Fatalf("%d sandboxes are listed", len(before))
+	}
+	var snapshots int
+	d.eventually("every event is in a snapshot", func() bool {
+		snapshots = 0
+		from, err := d.conn.ReadSnapshots(t.Context(), func(*protocol.State, uint64) { snapshots++ })
+		return err == nil && from > 25 && snapshots == 20
+	})
+	stop()
+
+	// What was written after the last snapshot is read from the log.
+	stop = d.coordinator("c2", Timing{Snapshot: time.Hour})
+	if r := d.request(protocol.VerbDelete, "s1", "delete-s1", protocol.Request{}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	stop()
+	stop = d.coordinator("c3", Timing{})
+	defer stop()
+	after := d.list(states...)
+	for id, b := range before {
+		got := after[id]
+		if got == nil {
+			t.Errorf("%s is gone", id)
+			continue
+		}
+		if id == "s1" {
+			if got.State != protocol.StateDeleted || got.Sequence <= b.Sequence {
+				t.Errorf("s1 is %s at %d", got.State, got.Sequence)
+			}
+			continue
+		}
+		if got.State != b.State || got.Sequence != b.Sequence || got.Spec.Labels["n"] != id || !got.CreatedAt.Equal(b.CreatedAt) {
+			t.Errorf("%s was %+v, is %+v", id, b, got)
+		}
+	}
+	// A repeated request still finds its own reservation, and somebody else's is refused.
+	again := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": "s2"}}}
+	if r := d.request(protocol.VerbCreate, "s2", "create-s2-other", again); !r.Error.Is(protocol.ErrAlreadyExists) {
+		t.Errorf("another request for s2: %+v", r)
+	}
+}
+
+func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 50 * time.Millisecond})()
+	spec := &protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(300 * time.Millisecond)}
+	if r := d.request(protocol.VerbCreate, "a", "r1", protocol.Request{Sandbox: spec}); r.Error != nil || r.Sandbox.State != protocol.StatePending {
+		t.Fatalf("%+v", r)
+	}
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := reply.Explain; e.Waiting != "there is no host" || e.Position != 1 || e.Deadline.IsZero() {
+		t.Errorf("explained as %+v", e)
+	}
+	d.eventually("the queue timeout fails the sandbox", func() bool {
+		b := d.list("failed")["a"]
+		return b != nil && b.Reason == protocol.ReasonQueueTimeout
+	})
+}
+
+func TestQ1_AnIDThatWasReservedAndNeverUsedIsEnded(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Abandon: 200 * time.Millisecond})()
+	r := protocol.Reservation{Request: "gone", Fingerprint: "f", Time: time.Now()}
+	if before, err := d.conn.ReserveSandbox(t.Context(), "default", "a", r); err != nil || before != nil {
+		t.Fatal(before, err)
+	}
+	d.eventually("the id has an end", func() bool {
+		b := d.list("failed")["a"]
+		return b != nil && b.Reason == protocol.ReasonAbandoned && b.Sequence == 1
+	})
+}
+
+func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
+	d := newDeployment(t)
+	leads := func(conn *jetstream.Conn, name string) bool {
+		reply, err := conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+		return err == nil && reply.Ping.Coordinator == name && reply.Ping.Leader
+	}
+	stopFirst := d.coordinator("c1", Timing{})
+	d.eventually("c1 leads", func() bool { return leads(d.conn, "c1") })
+	defer d.coordinator("c2", Timing{})()
+	if leads(d.conn, "c2") {
+		t.Error("c2 leads beside c1")
+	}
+	began := time.Now()
+	stopFirst()
+	d.eventually("c2 leads", func() bool { return leads(d.conn, "c2") })
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("taking over took %s", took)
+	}
+}
