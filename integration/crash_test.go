@@ -35,6 +35,13 @@ func begin(call func() error) <-chan error {
 	return done
 }
 
+// killAll ends what a part of a test left running, so that a part that fails spoils no other.
+func killAll(f *fleet.Fleet, role string) {
+	for _, p := range f.Processes(role) {
+		p.Kill()
+	}
+}
+
 // nothingLeft says what is left of sandboxes that were deleted.
 func nothingLeft(t *testing.T, f *fleet.Fleet, w *fleet.Process) {
 	t.Helper()
@@ -67,6 +74,7 @@ func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 	} {
 		id, deleteAt := fmt.Sprintf("s%d", i), deletes[i%len(deletes)]
 		f.Run(t, at, func(t *testing.T) {
+			defer killAll(f, "worker")
 			w := f.Worker("w1", fleet.Role{CrashAt: at})
 			ctx := f.Context(time.Minute)
 			created := begin(func() error {
@@ -97,7 +105,6 @@ func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 				t.Fatalf("delete: %v", err)
 			}
 			nothingLeft(t, f, w)
-			w.Kill()
 		})
 	}
 	f.Judge()
@@ -168,6 +175,7 @@ func TestAWorkerKilledDuringAnExec(t *testing.T) {
 		{"after-exec-end", 1, 10, false},
 	} {
 		f.Run(t, fmt.Sprintf("%s-%d-%d", k.at, k.after, k.lines), func(t *testing.T) {
+			defer killAll(f, "worker")
 			id := fmt.Sprintf("x%d", i)
 			command, want := counting(id, k.lines, k.pause)
 			w := f.Worker("w1", fleet.Role{CrashAt: k.at, CrashAfter: k.after})
@@ -179,14 +187,13 @@ func TestAWorkerKilledDuringAnExec(t *testing.T) {
 			})
 			w.AwaitKilled(20 * time.Second)
 			restarted := time.Now()
-			w = w.Restart()
+			w.Restart()
 			if err := doneWithin(t, restarted, "ended", ended); err != nil {
 				t.Fatal(err)
 			}
 			exitsWith(t, result, 7)
 			same(t, "output", result.Stdout, want)
 			ranOnce(t, f, s, id)
-			w.Kill()
 		})
 	}
 	f.Judge()
@@ -205,6 +212,7 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 	} {
 		stopAt := stops[i%len(stops)]
 		f.Run(t, stopAt+"-"+resumeAt, func(t *testing.T) {
+			defer killAll(f, "worker")
 			ctx := f.Context(time.Minute)
 			w := f.Worker("w1", fleet.Role{CrashAt: stopAt})
 			x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}})
@@ -225,14 +233,13 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 			resumed := begin(func() error { return s.Resume(ctx) })
 			w.AwaitKilled(20 * time.Second)
 			restarted = time.Now()
-			w = w.Restart()
+			w.Restart()
 			if err := doneWithin(t, restarted, "resumed", resumed); err != nil {
 				t.Fatalf("resume: %v", err)
 			}
 			if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 				t.Errorf("exec after the resume: %v", err)
 			}
-			w.Kill()
 		})
 	}
 	f.Judge()
@@ -284,6 +291,7 @@ func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	f, w := fleetWithoutCoordinator(t)
 	for i, at := range []string{"create-before-reserve", "create-before-append", "create-before-answer", "create-before-ack"} {
 		f.Run(t, at, func(t *testing.T) {
+			defer killAll(f, "coordinator")
 			id, request := fmt.Sprintf("s%d", i), fmt.Sprintf("request-%d", i)
 			ctx := f.Context(time.Minute)
 			var s *sdk.Sandbox
@@ -310,7 +318,6 @@ func TestACoordinatorKilledDuringACreate(t *testing.T) {
 			if err := s.Delete(ctx); err != nil {
 				t.Error(err)
 			}
-			f.Processes("coordinator")[0].Kill()
 		})
 	}
 	f.Coordinator("c1", fleet.Role{})
@@ -327,6 +334,7 @@ func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 	c.Kill()
 	for i, at := range []string{"exec-before-reserve", "exec-before-append", "exec-before-answer", "exec-before-ack"} {
 		f.Run(t, at, func(t *testing.T) {
+			defer killAll(f, "coordinator")
 			id := fmt.Sprintf("x%d", i)
 			command, want := counting(id, 10, false)
 			var result *sdk.Result
@@ -340,7 +348,6 @@ func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 			exitsWith(t, result, 7)
 			same(t, "output", result.Stdout, want)
 			ranOnce(t, f, s, id)
-			f.Processes("coordinator")[0].Kill()
 		})
 	}
 	f.Coordinator("c1", fleet.Role{})
@@ -353,6 +360,7 @@ func TestACoordinatorKilledDuringAChange(t *testing.T) {
 	f, w := fleetWithoutCoordinator(t)
 	for i, at := range []string{"before-answer", "before-ack"} {
 		f.Run(t, at, func(t *testing.T) {
+			defer killAll(f, "coordinator")
 			ctx := f.Context(2 * time.Minute)
 			c := f.Coordinator("c1", fleet.Role{})
 			id := fmt.Sprintf("s%d", i)
@@ -381,7 +389,7 @@ func TestACoordinatorKilledDuringAChange(t *testing.T) {
 			} {
 				killedCoordinator(t, f, step.verb+"-"+at, step.call)
 				onlyOnce(t, f, id, step.kind)
-				f.Processes("coordinator")[0].Kill()
+				killAll(f, "coordinator")
 			}
 		})
 	}
