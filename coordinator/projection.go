@@ -148,8 +148,8 @@ func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Jo
 			}
 		})
 	}
-	if err != nil && !known {
-		p.forget(k, nil) // ids that somebody guessed take no memory
+	if !known && p.get(k) == nil {
+		p.forget(k, nil) // ids that somebody guessed, and purged ones, take no memory
 	}
 	return j, err
 }
