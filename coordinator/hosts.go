@@ -28,7 +28,29 @@ type hostEntry struct {
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	return &hosts{timing: t, projection: p, known: map[string]*hostEntry{}}
+	h := &hosts{timing: t, projection: p, known: map[string]*hostEntry{}}
+	p.route = h.workerOf
+	return h
+}
+
+// workerOf is the name of the worker that has a host now: the one that placed a sandbox there may
+// have been renamed since.
+func (h *hosts) workerOf(hostID, worker string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.workerOfLocked(hostID, worker)
+}
+
+func (h *hosts) workerOfLocked(hostID, worker string) string {
+	if e := h.known[worker]; e != nil && e.host.HostID == hostID {
+		return worker
+	}
+	for name, e := range h.known {
+		if e.host.HostID == hostID {
+			return name
+		}
+	}
+	return worker
 }
 
 // register takes over an entry of the table of hosts. An entry that ended is not forgotten: its
@@ -42,6 +64,11 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 			e.heard = time.Time{}
 		}
 		return
+	}
+	for other, e := range h.known {
+		if other != worker && e.host.HostID == entry.HostID && e.host.Token < entry.Token {
+			delete(h.known, other) // the host has another name now
+		}
 	}
 	e := h.entry(worker)
 	e.changed = e.changed || e.host.Instance != entry.Instance || e.host.Token != entry.Token
@@ -93,31 +120,30 @@ func (h *hosts) list() []*protocol.Host {
 		mem protocol.Bytes
 	}
 	used := map[string]usage{}
-	orphans := map[string]string{} // workers that only sandboxes know of
+	orphans := map[string]string{} // hosts that only sandboxes know of, and their workers
 	for _, b := range h.projection.all() {
 		if b.Worker == "" || b.State == protocol.StateDeleted {
 			continue
 		}
-		orphans[b.Worker] = b.HostID
+		orphans[b.HostID] = b.Worker
 		// A sandbox that is being deleted holds its place until it is gone.
 		if b.Assigned || b.State == protocol.StateDeleting {
-			u := used[b.Worker]
-			used[b.Worker] = usage{u.n + 1, u.cpu + b.Spec.CPU, u.mem + b.Spec.Memory}
+			u := used[b.HostID]
+			used[b.HostID] = usage{u.n + 1, u.cpu + b.Spec.CPU, u.mem + b.Spec.Memory}
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for worker, hostID := range orphans {
-		if h.known[worker] == nil {
-			e := h.entry(worker)
-			e.host = protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
+	for hostID, worker := range orphans {
+		if e := h.known[h.workerOfLocked(hostID, worker)]; e == nil {
+			h.entry(worker).host = protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
 		}
 	}
 	list := make([]*protocol.Host, 0, len(h.known))
-	for worker, e := range h.known {
+	for _, e := range h.known {
 		host := e.host
 		host.State = e.state(h.timing)
-		host.Sandboxes, host.UsedCPU, host.UsedMem = used[worker].n, used[worker].cpu, used[worker].mem
+		host.Sandboxes, host.UsedCPU, host.UsedMem = used[host.HostID].n, used[host.HostID].cpu, used[host.HostID].mem
 		if !e.heard.IsZero() {
 			host.SeenAt = time.Now().Add(-time.Since(e.heard)).UTC()
 		}
@@ -138,13 +164,13 @@ func (e *hostEntry) state(t Timing) protocol.HostState {
 	return protocol.HostReady
 }
 
-// states returns the state of every host that is known.
+// states returns the state of every host that is known, by the host's id.
 func (h *hosts) states() map[string]protocol.HostState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	states := make(map[string]protocol.HostState, len(h.known))
-	for worker, e := range h.known {
-		states[worker] = e.state(h.timing)
+	for _, e := range h.known {
+		states[e.host.HostID] = e.state(h.timing)
 	}
 	return states
 }

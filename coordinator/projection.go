@@ -23,6 +23,7 @@ type projection struct {
 	conn   *jetstream.Conn
 	log    *slog.Logger
 	writer string
+	route  func(hostID, worker string) string // who has the host now
 
 	mu        sync.RWMutex
 	journals  map[key]*jetstream.Journal
@@ -33,7 +34,7 @@ type projection struct {
 
 func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string) *projection {
 	return &projection{
-		conn: conn, log: log, writer: writer, wake: make(chan struct{}, 1),
+		conn: conn, log: log, writer: writer, route: func(_, worker string) string { return worker }, wake: make(chan struct{}, 1),
 		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{},
 	}
 }
@@ -60,8 +61,9 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	p.sandboxes[k] = &handle
 	p.mu.Unlock()
 	if b.Writer == p.writer && handle.Worker != "" {
-		if err := p.conn.Tell(handle.Worker, b); err != nil {
-			p.log.Warn("a worker is not told, and will be later", "worker", handle.Worker, "sandbox", b.Sandbox, "error", err)
+		worker := p.route(handle.HostID, handle.Worker)
+		if err := p.conn.Tell(worker, b); err != nil {
+			p.log.Warn("a worker is not told, and will be later", "worker", worker, "sandbox", b.Sandbox, "error", err)
 		}
 	}
 	for i := range b.Events {

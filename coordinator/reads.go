@@ -88,7 +88,7 @@ func (c *coordinator) conditions(b *protocol.Sandbox, hosts map[string]protocol.
 	case protocol.StateDeleted, protocol.StateFailed:
 		return
 	}
-	b.Unreachable = b.Worker != "" && hosts[b.Worker] != protocol.HostReady
+	b.Unreachable = b.Worker != "" && hosts[b.HostID] != protocol.HostReady
 }
 
 func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {

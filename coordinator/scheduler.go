@@ -84,11 +84,11 @@ func (c *coordinator) schedule(ctx context.Context, lease *jetstream.Lease) erro
 func (c *coordinator) waiting(hosts []*protocol.Host) []*protocol.Sandbox {
 	lost := map[string]bool{}
 	for _, h := range hosts {
-		lost[h.Worker] = h.State == protocol.HostLost
+		lost[h.HostID] = h.State == protocol.HostLost
 	}
 	var list []*protocol.Sandbox
 	for _, b := range c.projection.all() {
-		if b.State == protocol.StatePending && (!b.Assigned || lost[b.Worker] && !b.Resuming) {
+		if b.State == protocol.StatePending && (!b.Assigned || lost[b.HostID] && !b.Resuming) {
 			list = append(list, b)
 		}
 	}

@@ -23,7 +23,7 @@ func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
 		if lease.Check() == nil {
 			hosts := map[string]*protocol.Host{}
 			for _, h := range c.hosts.list() {
-				hosts[h.Worker] = h
+				hosts[h.HostID] = h
 			}
 			c.seizeSilent(ctx, hosts, seized)
 			c.tellChanged()
@@ -32,7 +32,7 @@ func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
 				if ctx.Err() != nil {
 					break
 				}
-				if err := c.watchSandbox(ctx, b, hosts[b.Worker], now, told); err != nil {
+				if err := c.watchSandbox(ctx, b, hosts[b.HostID], now, told); err != nil {
 					c.log.Warn("the watchdog will look again", "sandbox", b.ID, "error", err)
 				}
 			}
@@ -70,7 +70,7 @@ func (c *coordinator) watchSandbox(ctx context.Context, b *protocol.Sandbox, hos
 	}
 	if host != nil && host.State == protocol.HostReady && owes(b) && now.Sub(told[k]) > c.cfg.Timing.Retell {
 		if _, before := told[k]; before { // what was just decided is told already
-			if err := c.conn.TellAbout(b.Worker, b.Tenant, b.ID); err != nil {
+			if err := c.conn.TellAbout(host.Worker, b.Tenant, b.ID); err != nil {
 				return err
 			}
 		}
@@ -154,7 +154,8 @@ func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox
 // seizeSilent takes the lock of hosts that are not heard of. Only when that succeeds is a host
 // lost: its lease was over, so its worker changes nothing any more.
 func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protocol.Host, tried map[string]time.Time) {
-	for worker, h := range hosts {
+	for _, h := range hosts {
+		worker := h.Worker
 		if h.State != protocol.HostSuspect || h.HostID == "" || time.Since(tried[worker]) < c.cfg.Timing.Seize {
 			continue
 		}
@@ -179,7 +180,7 @@ func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protoco
 func (c *coordinator) tellChanged() {
 	for _, worker := range c.hosts.takeChanged() {
 		for _, b := range c.projection.all() {
-			if b.Worker != worker || b.State == protocol.StateDeleted {
+			if c.hosts.workerOf(b.HostID, b.Worker) != worker || b.State == protocol.StateDeleted {
 				continue
 			}
 			if err := c.conn.TellAbout(worker, b.Tenant, b.ID); err != nil {

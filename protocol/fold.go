@@ -164,7 +164,7 @@ func (s *State) applySandbox(e *Event) error {
 		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, Request: e.Request,
 			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
 	case SandboxAssigned:
-		if d.Worker == "" || b.Resuming && (d.Worker != b.Worker || d.Generation != b.Generation) ||
+		if d.Worker == "" || b.Resuming && (d.HostID != b.HostID || d.Generation != b.Generation) ||
 			!b.Resuming && d.Generation != b.Generation+1 {
 			return Errorf(FailedPrecondition, ReasonInvalidState, "%s to %q generation %d after %q generation %d",
 				e.Kind, d.Worker, d.Generation, b.Worker, b.Generation)

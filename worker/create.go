@@ -196,6 +196,7 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 			{Source: d.run(), Target: at("run")},
 		}, binds...),
 	}
+	spec.Labels[docker.LabelDirectory] = d.path
 	for name, value := range b.Spec.Env {
 		spec.Env = append(spec.Env, name+"="+value)
 	}
@@ -261,7 +262,7 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 // startAgain starts a container that was made, and ran, before. What is missing is not repaired in
 // secret.
 func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachment, error) {
-	d := s.w.directory(s.key, b.Generation)
+	d := s.directory(b.Generation)
 	secret, err := d.secret()
 	if s.container.ID == "" || err != nil {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")

@@ -56,6 +56,18 @@ func (w *worker) sandboxDirs() ([]directory, error) {
 	return dirs, nil
 }
 
+// directory is where a generation of the sandbox lives: where its container says, which a worker with
+// another state directory made, or where this worker makes it.
+func (s *sandbox) directory(generation uint64) directory {
+	d := s.w.directory(s.key, generation)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if filepath.IsAbs(s.home) && filepath.Base(s.home) == filepath.Base(d.path) {
+		d.path = filepath.Clean(s.home)
+	}
+	return d
+}
+
 // hasDirectory says whether anything of a sandbox is in the worker's directory. A directory is made
 // before anything else of its sandbox, and removed last.
 func (w *worker) hasDirectory(k key) (bool, error) {

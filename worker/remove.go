@@ -126,8 +126,9 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 	s.mu.Lock()
 	s.networkSeen = false
 	s.mu.Unlock()
+	st, _ := s.journal.State()
 	dirs, err := s.w.sandboxDirs()
-	for _, d := range dirs {
+	for _, d := range append(dirs, s.directory(st.Sandbox.Generation)) {
 		if d.key == s.key {
 			err = errors.Join(err, d.remove())
 		}

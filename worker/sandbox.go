@@ -32,6 +32,7 @@ type sandbox struct {
 	op          operation
 	runs        map[string]*execRun
 	attached    *attachment
+	home        string        // directory that the container says it uses; "": there is no container
 	attaching   chan struct{} // closed and made anew when attached changes
 	labelled    []labelled    // what carries its labels on the host, when that was last listed
 
@@ -289,6 +290,9 @@ func (s *sandbox) observe(ctx context.Context) error {
 		return err
 	}
 	s.container = c
+	s.mu.Lock()
+	s.home = c.Labels[docker.LabelDirectory]
+	s.mu.Unlock()
 	s.seen.generation = labelledGeneration(c.Labels)
 	switch {
 	case c.ID == "":

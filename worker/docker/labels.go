@@ -9,6 +9,7 @@ const (
 	LabelGeneration = "boxfleet.generation"
 	LabelRole       = "boxfleet.role"
 	LabelHost       = "boxfleet.host"
+	LabelDirectory  = "boxfleet.directory" // of the sandbox, on the host
 )
 
 // labelled returns labels with the deployment's label added.
