@@ -1,9 +1,11 @@
 package coordinator
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -136,71 +138,33 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 	return sandboxReply(j, len(events) > 0), nil
 }
 
-// exec accepts an exec: look whether the sandbox takes one, reserve the id, append, answer.
+// exec accepts an exec: append, answer. The history itself says whether the id was used before.
 func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
 	j, err := c.projection.find(ctx, k, 0)
 	if err != nil {
 		return nil, err
 	}
 	r.Exec.Resolve()
-	mine := reservation(d, r.Exec)
-	j.View(func(s *protocol.State, _ uint64) { err = mayExec(s) })
-	if err != nil {
-		if x, err := c.refusedExec(ctx, j, k, d.ID, r.ExecID); err != nil || x != nil {
-			return &protocol.Reply{Exec: x}, err
-		}
-	}
-	c.cfg.Probe("exec-before-reserve")
-	before, err := c.conn.ReserveExec(ctx, k.tenant, k.id, r.ExecID, mine)
-	if err != nil {
-		return nil, err
-	}
 	c.cfg.Probe("exec-before-append")
-	if before != nil {
-		if before.Request != mine.Request || before.Fingerprint != mine.Fingerprint {
-			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
-		}
-		if x, sequence, err := c.pastExec(ctx, j, k, r.ExecID); err != nil || x != nil {
-			return &protocol.Reply{Exec: x, Sequence: sequence}, err
-		}
-	}
-	var x *protocol.Exec
-	var sequence uint64
-	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decideExec(s, d.ID, r.ExecID, r.Exec)
+	_, err = j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideExec(s, d.ID, r.ExecID, r.Exec, c.projection.usedExec(k, r.ExecID))
 	})
-	if err != nil {
-		if !mayBeRetried(err) { // refused, so the id was never used
-			if err := c.conn.ReleaseExec(ctx, k.tenant, k.id, r.ExecID); err != nil {
-				return nil, err
-			}
-		}
+	repeated := errors.Is(err, errExecUsed)
+	if err != nil && !repeated {
 		return nil, err
 	}
-	j.View(func(s *protocol.State, _ uint64) { x, sequence = s.Execs[r.ExecID], s.Sandbox.Sequence })
-	if x == nil { // so many have ended since that it is no longer kept in memory
-		x, sequence, err = c.pastExec(ctx, j, k, r.ExecID)
+	x, sequence, err := c.pastExec(ctx, j, k, r.ExecID)
+	if err == nil && repeated && (x == nil || x.Request != d.ID || !sameExec(&x.Spec, r.Exec)) {
+		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
 	}
-	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: len(events) > 0}, err
+	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
 }
 
-// refusedExec looks again at a sandbox that seemed to take no exec. What is in memory may be
-// behind: then it returns nothing. The same request may have been accepted before: then it returns
-// that exec. Otherwise it returns the refusal, before an id is reserved for it.
-func (c *coordinator) refusedExec(ctx context.Context, j *jetstream.Journal, k key, request, id string) (*protocol.Exec, error) {
-	if err := j.Refresh(ctx); err != nil {
-		return nil, err
-	}
-	var refusal error
-	j.View(func(s *protocol.State, _ uint64) { refusal = mayExec(s) })
-	if refusal == nil {
-		return nil, nil
-	}
-	x, _, err := c.pastExec(ctx, j, k, id)
-	if err == nil && (x == nil || x.Request != request) {
-		x, err = nil, refusal
-	}
-	return x, err
+// sameExec compares specs, but for stdin, which is not kept once an exec has ended.
+func sameExec(a, b *protocol.ExecSpec) bool {
+	x, y := *a, *b
+	x.Stdin, y.Stdin = nil, nil
+	return bytes.Equal(protocol.Encode(&x), protocol.Encode(&y))
 }
 
 // control decides a stop, resume, delete or cancel: one append at most.

@@ -72,21 +72,22 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	return events, nil
 }
 
-// decideExec accepts an exec. known says that the id was reserved by an earlier try of the same
-// request.
-func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec) ([]protocol.Event, error) {
-	if err := mayExec(s); err != nil {
-		if s.Execs[id] == nil {
-			return nil, err
-		}
+// decideExec accepts an exec. used says that an exec of the sandbox had the id, perhaps so long ago
+// that the state no longer has it.
+func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool) ([]protocol.Event, error) {
+	if used || s.Execs[id] != nil {
+		return nil, errExecUsed
 	}
-	if s.Execs[id] != nil {
-		return nil, nil // the reservation says that it is this request's own
+	if err := mayExec(s); err != nil {
+		return nil, err
 	}
 	return []protocol.Event{{
 		Kind: protocol.ExecAccepted, Request: request, Exec: &protocol.ExecDetails{ID: id, Spec: spec},
 	}}, nil
 }
+
+// errExecUsed says that an exec id was used before: by the same request, if that comes again.
+var errExecUsed = protocol.Errorf(protocol.AlreadyExists, "exec_id_used", "the exec id was used before in this sandbox")
 
 // mayExec says why a sandbox takes no exec now.
 func mayExec(s *protocol.State) error {

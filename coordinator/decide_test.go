@@ -59,7 +59,7 @@ func TestS8_TwoStopsGiveOneHistoryOfOneStop(t *testing.T) {
 		t.Errorf("the second stop appended %v", h.kinds[before:])
 	}
 	spec := protocol.ExecSpec{Command: []string{"true"}}
-	if err := h.do(decideExec(&h.state, "x1", "x1", &spec)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
+	if err := h.do(decideExec(&h.state, "x1", "x1", &spec, false)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
 		t.Errorf("an exec while stopping: %v", err)
 	}
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
@@ -102,7 +102,7 @@ func TestAResumeStaysOnItsHost(t *testing.T) {
 func TestACancelBeforeTheStartEndsTheExecAtOnce(t *testing.T) {
 	h := ready(t)
 	spec := protocol.ExecSpec{Command: []string{"true"}}
-	h.must(decideExec(&h.state, "x1", "x1", &spec))
+	h.must(decideExec(&h.state, "x1", "x1", &spec, false))
 	h.must(decideCancel(&h.state, "k1", "x1"))
 	if got := h.state.Execs["x1"].State; got != protocol.ExecStateCancelled {
 		t.Errorf("the exec is %s", got)
@@ -133,7 +133,7 @@ func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
 func TestFailingASandboxEndsItsExecsFirst(t *testing.T) {
 	h := ready(t)
 	for i := range 3 {
-		h.must(decideExec(&h.state, "r", fmt.Sprint("x", i), &protocol.ExecSpec{Command: []string{"true"}}))
+		h.must(decideExec(&h.state, "r", fmt.Sprint("x", i), &protocol.ExecSpec{Command: []string{"true"}}, false))
 	}
 	h.must(decideFail(&h.state, protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "gone")))
 	if h.state.Sandbox.State != protocol.StateFailed || h.state.Sandbox.ActiveExecs != 0 {
@@ -165,7 +165,7 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 					events, err = decideDelete(&h.state, request, protocol.ReasonDeleteRequested)
 				}
 			case 4:
-				events, err = decideExec(&h.state, request, x, &exec)
+				events, err = decideExec(&h.state, request, x, &exec, false)
 			case 5:
 				events, err = decideCancel(&h.state, request, x)
 			case 6:

@@ -28,14 +28,15 @@ type projection struct {
 	mu        sync.RWMutex
 	journals  map[key]*jetstream.Journal
 	sandboxes map[key]*protocol.Sandbox // copies, replaced on each change
-	followed  uint64                    // record that the log was followed up to
-	wake      chan struct{}             // something changed that the scheduler may care for
+	execIDs   map[key]*execIDs
+	followed  uint64        // record that the log was followed up to
+	wake      chan struct{} // something changed that the scheduler may care for
 }
 
 func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string) *projection {
 	return &projection{
 		conn: conn, log: log, writer: writer, route: func(_, worker string) string { return worker }, wake: make(chan struct{}, 1),
-		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{},
+		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execIDs: map[key]*execIDs{},
 	}
 }
 
@@ -59,6 +60,11 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	k := key{b.Tenant, b.Sandbox}
 	p.mu.Lock()
 	p.sandboxes[k] = &handle
+	for i := range b.Events {
+		if e := &b.Events[i]; e.Kind == protocol.ExecAccepted && e.Exec != nil {
+			p.useExec(k, e.Exec.ID)
+		}
+	}
 	p.mu.Unlock()
 	if b.Writer == p.writer && handle.Worker != "" {
 		worker := p.route(handle.HostID, handle.Worker)
@@ -85,6 +91,9 @@ func (p *projection) wakeUp() {
 
 // restore loads the snapshots and returns the record to follow the log from.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
+	if err := p.restoreExecIDs(ctx); err != nil {
+		return 0, err
+	}
 	return p.conn.ReadSnapshots(ctx, func(s *protocol.State, record uint64) {
 		k := key{s.Sandbox.Tenant, s.Sandbox.ID}
 		p.journal(k).Restore(s, record)
@@ -174,5 +183,6 @@ func (p *projection) forget(k key, handle *protocol.Sandbox) {
 	if p.sandboxes[k] == handle {
 		delete(p.sandboxes, k)
 		delete(p.journals, k)
+		delete(p.execIDs, k)
 	}
 }

@@ -47,7 +47,7 @@ func (c *coordinator) lead(ctx context.Context, lease *jetstream.Lease) {
 	group.Go(func() error { return c.schedule(leading, lease) })
 	group.Go(func() error { return c.watch(leading, lease) })
 	group.Go(func() error { return c.watchReservations(leading) })
-	group.Go(func() error { return c.snapshots(leading) })
+	group.Go(func() error { return c.snapshots(leading, lease) })
 	c.elected.Store(true)
 	err := group.Wait()
 	c.elected.Store(false)

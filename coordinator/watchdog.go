@@ -251,17 +251,17 @@ func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) b
 }
 
 // snapshots writes what changed since the last round, and then how far the log is covered.
-func (c *coordinator) snapshots(ctx context.Context) error {
+func (c *coordinator) snapshots(ctx context.Context, lease *jetstream.Lease) error {
 	ticker := time.NewTicker(c.cfg.Timing.Snapshot)
 	defer ticker.Stop()
-	written := map[key]uint64{}
+	written, stored := map[key]uint64{}, map[key]int{}
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ticker.C:
 		}
-		if err := c.snapshot(ctx, written); err != nil {
+		if err := c.snapshot(ctx, lease, written, stored); err != nil {
 			c.log.Warn("snapshots are written later", "error", err)
 		}
 	}
@@ -270,7 +270,7 @@ func (c *coordinator) snapshots(ctx context.Context) error {
 // maxSnapshot keeps a snapshot below the server's maximum payload.
 const maxSnapshot = 512 << 10
 
-func (c *coordinator) snapshot(ctx context.Context, written map[key]uint64) error {
+func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, written map[key]uint64, stored map[key]int) error {
 	c.projection.mu.RLock()
 	covered := c.projection.followed
 	c.projection.mu.RUnlock()
@@ -279,10 +279,18 @@ func (c *coordinator) snapshot(ctx context.Context, written map[key]uint64) erro
 		if written[k] == b.Sequence {
 			continue
 		}
+		if err := lease.Check(); err != nil { // the next leader writes newer ones
+			return err
+		}
 		s, record := c.projection.journal(k).State()
 		if !s.Exists() {
 			continue
 		}
+		n, err := c.projection.storeExecIDs(ctx, k, stored[k])
+		if err != nil {
+			return err
+		}
+		stored[k] = n
 		if len(protocol.Encode(s)) > maxSnapshot {
 			s.Trim(0)
 		}

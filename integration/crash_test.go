@@ -332,7 +332,7 @@ func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 	c := f.Coordinator("c1", fleet.Role{})
 	s := f.Create("s")
 	c.Kill()
-	for i, at := range []string{"exec-before-reserve", "exec-before-append", "exec-before-answer", "exec-before-ack"} {
+	for i, at := range []string{"exec-before-append", "exec-before-answer", "exec-before-ack"} {
 		f.Run(t, at, func(t *testing.T) {
 			defer killAll(f, "coordinator")
 			id := fmt.Sprintf("x%d", i)

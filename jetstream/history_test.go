@@ -93,8 +93,7 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		c, ctx := d.opened(t), t.Context()
 		_, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		must(t, err)
-		_, err = c.ReserveExec(ctx, d.tenant, "s1", "x1", protocol.Reservation{Request: "r2"})
-		must(t, err)
+		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 0, []uint64{7}))
 		readySandbox(t, c, d.tenant, "s1")
 		behind := journal(c, d.tenant, "s1", "k2")
 		must(t, behind.Refresh(ctx))
@@ -131,9 +130,11 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		if out, errs, err := c.OutputEnd(ctx, d.tenant, "s1", "x1"); out != 0 || errs != 0 || err != nil {
 			t.Fatalf("output up to %d and %d, %v", out, errs, err)
 		}
-		if again, err := c.ReserveExec(ctx, d.tenant, "s1", "x1", protocol.Reservation{Request: "r2"}); again != nil || err != nil {
-			t.Fatalf("the exec id is %+v, %v", again, err)
-		}
+		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, _ int, hashes []uint64) {
+			if tenant == d.tenant && sandbox == "s1" {
+				t.Errorf("exec ids are there: %v", hashes)
+			}
+		}))
 		_, err = c.ReadSnapshots(ctx, func(s *protocol.State, _ uint64) {
 			if s.Sandbox.Tenant == d.tenant {
 				t.Errorf("the snapshot is there: %+v", s.Sandbox)

@@ -186,7 +186,7 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 		must(t, behind.Refresh(t.Context()))
 		_, err = one.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
 			return []protocol.Event{{Kind: protocol.SandboxResumeRequested},
-				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", Generation: 1}}, {Kind: protocol.SandboxReady}}, nil
+				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}, {Kind: protocol.SandboxReady}}, nil
 		})
 		must(t, err)
 		events, err := behind.Do(t.Context(), stop)

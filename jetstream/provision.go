@@ -172,8 +172,8 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 			Name: protocol.StreamDead, Subjects: []string{protocol.DeadFilter}, MaxAge: 30 * 24 * time.Hour,
 			MaxBytes: 1 << 30, AllowDirect: true,
 		},
-		writeOnce(protocol.BucketIDs, true),
-		writeOnce(protocol.BucketExecIDs, false),
+		writeOnce(protocol.BucketIDs),
+		bucket(protocol.BucketExecIDs, 0),
 		bucket(protocol.BucketSandboxes, 0),
 		bucket(protocol.BucketWorkers, hostTTL),
 		bucket(protocol.BucketLocks, a.LockTTL),
@@ -197,13 +197,12 @@ func bucket(name string, ttl time.Duration) jetstream.StreamConfig {
 }
 
 // writeOnce is a bucket whose keys can be made once: one message per key, the newer refused, no
-// deletes, no age. Only a purge by the coordinator takes exec ids away, together with the history
-// of their sandbox, whose own id never returns.
-func writeOnce(name string, forEver bool) jetstream.StreamConfig {
+// deletes, no purges, no age.
+func writeOnce(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
 		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true,
-		DenyDelete: true, DenyPurge: forEver,
+		DenyDelete: true, DenyPurge: true,
 	}
 }
 

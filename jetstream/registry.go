@@ -14,19 +14,6 @@ func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r pro
 	return c.reserve(ctx, c.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
 }
 
-// ReserveExec takes an exec id within its sandbox, for as long as the sandbox's history is kept;
-// the sandbox's own id never returns. Otherwise like ReserveSandbox.
-func (c *Conn) ReserveExec(ctx context.Context, tenant, sandbox, exec string, r protocol.Reservation) (before *protocol.Reservation, err error) {
-	return c.reserve(ctx, c.kv(protocol.BucketExecIDs), tenant+"."+sandbox+"."+exec, r)
-}
-
-// ReleaseExec gives an exec id back that was reserved by a request which was then refused: it was
-// never used. An id that is in the history must never be given back.
-func (c *Conn) ReleaseExec(ctx context.Context, tenant, sandbox, exec string) error {
-	b := c.kv(protocol.BucketExecIDs)
-	return c.purge(ctx, b.stream(), b.subject(tenant+"."+sandbox+"."+exec), 0)
-}
-
 func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reservation) (*protocol.Reservation, error) {
 	ctx, cancel := b.conn.bound(ctx)
 	defer cancel()

@@ -3,6 +3,7 @@ package jetstream_test
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -81,37 +82,40 @@ func TestAReservationWhoseAnswerWasLostIsFoundAsOnesOwn(t *testing.T) {
 		p.mute.Store(true)
 		errs := make(chan error, 1)
 		go func() {
-			_, err := c.ReserveExec(t.Context(), d.tenant, "s1", "x1", protocol.Reservation{Request: "r1"})
+			_, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 			errs <- err
 		}()
 		eventually(t, 5*time.Second, "the reservation", func() bool {
-			before, err := other.ReserveExec(t.Context(), d.tenant, "s1", "x1", protocol.Reservation{Request: "r1"})
+			before, err := other.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 			return err == nil && before != nil
 		})
 		p.cut()
 		p.heal()
 		_ = receive(t, 10*time.Second, "the end of the first try", errs) // its outcome is open
 		eventually(t, 5*time.Second, "the connection", c.Connected)
-		before, err := c.ReserveExec(t.Context(), d.tenant, "s1", "x1", protocol.Reservation{Request: "r1"})
+		before, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		if err != nil || before == nil || before.Request != "r1" {
 			t.Fatal(before, err)
 		}
 	})
 }
 
-func TestAReleasedExecIDCanBeTakenAgain(t *testing.T) {
+func TestPagesOfExecIDsAreReadBack(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
-		for _, id := range []string{"x1", "x2"} {
-			_, err := c.ReserveExec(ctx, d.tenant, "s1", id, protocol.Reservation{Request: "r1"})
-			must(t, err)
-		}
-		must(t, c.ReleaseExec(ctx, d.tenant, "s1", "x1"))
-		if before, err := c.ReserveExec(ctx, d.tenant, "s1", "x1", protocol.Reservation{Request: "r2"}); before != nil || err != nil {
-			t.Fatal(before, err)
-		}
-		if before, err := c.ReserveExec(ctx, d.tenant, "s1", "x2", protocol.Reservation{Request: "r2"}); err != nil || before == nil {
-			t.Fatal(before, err)
+		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 0, []uint64{1, 1 << 63}))
+		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 1, []uint64{3}))
+		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 1, []uint64{3, 4})) // grown
+		must(t, c.WriteExecIDs(ctx, d.tenant, "s2", 0, nil))
+		got := map[string][]uint64{}
+		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, page int, hashes []uint64) {
+			if tenant == d.tenant {
+				got[fmt.Sprint(sandbox, "/", page)] = hashes
+			}
+		}))
+		want := map[string][]uint64{"s1/0": {1, 1 << 63}, "s1/1": {3, 4}, "s2/0": {}}
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("got %v, want %v", got, want)
 		}
 	})
 }

@@ -2,6 +2,9 @@ package jetstream
 
 import (
 	"context"
+	"encoding/binary"
+	"strconv"
+	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -46,11 +49,8 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(s *protocol.State, 
 		return 1, nil
 	}
 	from = checkpoint.Record + 1
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := false
-	err = b.follow(ctx, func(key string, value []byte, _ uint64) {
-		if key == checkpointKey || value == nil {
+	err = c.readAll(ctx, b, func(key string, value []byte) {
+		if key == checkpointKey {
 			return
 		}
 		s := &Snapshot{}
@@ -59,9 +59,62 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(s *protocol.State, 
 			return
 		}
 		visit(s.State, s.Record)
+	})
+	return from, err
+}
+
+// execIDPage is the value of a key in the registry of exec ids: the hashes of so many ids, in the
+// order of the sandbox's history, eight bytes each.
+type execIDPage struct {
+	Version int    `json:"v"`
+	Hashes  []byte `json:"hashes"`
+}
+
+// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes.
+func (c *Conn) WriteExecIDs(ctx context.Context, tenant, sandbox string, page int, hashes []uint64) error {
+	p := execIDPage{Version: protocol.Version, Hashes: make([]byte, 0, 8*len(hashes))}
+	for _, h := range hashes {
+		p.Hashes = binary.BigEndian.AppendUint64(p.Hashes, h)
+	}
+	key := tenant + "." + sandbox + "." + strconv.Itoa(page)
+	_, err := c.kv(protocol.BucketExecIDs).put(ctx, key, protocol.Encode(&p), anySequence)
+	return err
+}
+
+// ReadExecIDs reads every page of exec ids, in no order.
+func (c *Conn) ReadExecIDs(ctx context.Context, visit func(tenant, sandbox string, page int, hashes []uint64)) error {
+	return c.readAll(ctx, c.kv(protocol.BucketExecIDs), func(key string, value []byte) {
+		var p execIDPage
+		parts := strings.Split(key, ".")
+		if len(parts) != 3 || protocol.Decode(value, &p) != nil || protocol.CheckVersion(p.Version) != nil {
+			c.log.Error("a page of exec ids cannot be read", "key", key)
+			return
+		}
+		page, err := strconv.Atoi(parts[2])
+		if err != nil || page < 0 {
+			c.log.Error("a page of exec ids cannot be read", "key", key)
+			return
+		}
+		hashes := make([]uint64, 0, len(p.Hashes)/8)
+		for b := p.Hashes; len(b) >= 8; b = b[8:] {
+			hashes = append(hashes, binary.BigEndian.Uint64(b))
+		}
+		visit(parts[0], parts[1], page, hashes)
+	})
+}
+
+// readAll reads every key that has a value now.
+func (c *Conn) readAll(ctx context.Context, b kv, visit func(key string, value []byte)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := false
+	err := b.follow(ctx, func(key string, value []byte, _ uint64) {
+		if value != nil {
+			visit(key, value)
+		}
 	}, func() { done = true; cancel() })
 	if done {
-		err = nil
+		return nil
 	}
-	return from, err
+	return err
 }

@@ -1,0 +1,88 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// work plays the worker's part of a history: the sandbox becomes ready, execs end as they come.
+func (d *deployment) work(sandbox string, decide func(s *protocol.State) []protocol.Event) {
+	d.t.Helper()
+	j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
+	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return decide(s), nil }); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
+	d := newDeployment(t)
+	stop := d.coordinator("c1", Timing{Snapshot: 50 * time.Millisecond})
+	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	d.work("a", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{
+			{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+		}
+	})
+	exec := func(request, id string, command ...string) *protocol.Reply {
+		t.Helper()
+		return d.request(protocol.VerbExec, "a", request, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: command}})
+	}
+	zero := 0
+	const execs = keptExecs + 40 // so many that the first are not kept in memory
+	for i := range execs {
+		if r := exec(fmt.Sprint("r", i), fmt.Sprint("x", i), "true"); r.Error != nil || !r.Changed {
+			t.Fatalf("exec %d: %+v", i, r)
+		}
+		d.work("a", func(s *protocol.State) (events []protocol.Event) {
+			for _, x := range s.Active() {
+				events = append(events,
+					protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: x.ID, Boot: "b"}},
+					protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: x.ID, ExitCode: &zero, Inline: true}})
+			}
+			return events
+		})
+	}
+	check := func(when string) {
+		t.Helper()
+		for _, i := range []int{0, 1, execs - 1} {
+			id := fmt.Sprint("x", i)
+			if r := exec(fmt.Sprint("other", i, when), id, "true"); !refused(r) {
+				t.Errorf("%s: another request for %s: %+v", when, id, r)
+			}
+		}
+		for _, i := range []int{0, 1} {
+			id := fmt.Sprint("x", i)
+			if r := exec(fmt.Sprint("r", i), id, "true"); r.Error != nil || r.Changed || r.Exec.State != protocol.ExecStateFinished {
+				t.Errorf("%s: the same request for %s: %+v", when, id, r)
+			}
+		}
+		if r := exec("r2", "x2", "false"+when); !refused(r) {
+			t.Errorf("%s: the same request with another command: %+v", when, r)
+		}
+	}
+	check("at-once")
+	d.eventually("the ids are stored", func() bool {
+		n := 0
+		err := d.conn.ReadExecIDs(t.Context(), func(_, _ string, _ int, hashes []uint64) { n += len(hashes) })
+		from, snapshotErr := d.conn.ReadSnapshots(t.Context(), func(*protocol.State, uint64) {})
+		return err == nil && snapshotErr == nil && n == execs && from > execs
+	})
+	stop()
+	stop = d.coordinator("c2", Timing{Snapshot: time.Hour})
+	defer stop()
+	check("after-a-restart")
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs, &protocol.Query{Sandbox: "a", Limit: 1000})
+	if err != nil || len(reply.Execs) != execs {
+		t.Errorf("%d execs are listed, %v", len(reply.Execs), err)
+	}
+}
