@@ -34,7 +34,7 @@ type exec struct {
 	keep  int64 // the inline limit
 
 	begun chan struct{} // closed once it was started, or has failed to start
-	ended chan struct{} // closed with the result
+	ended chan struct{} // closed when the worker was told of the result
 	halt  chan struct{} // closed when it is to be brought down before its time
 
 	disk disk // its directory and its record
@@ -89,7 +89,7 @@ func (e *exec) run(start *control.Start, reply func()) {
 		result := e.finish(notStarted(err, began))
 		close(e.begun)
 		reply()
-		e.s.tell(&control.Notice{Result: result})
+		e.tellEnd(result)
 		return
 	}
 	e.follow(p, start, began)
@@ -98,7 +98,7 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.await(p.child, start, began)
 	e.stdout.settle()
 	e.stderr.settle()
-	e.s.tell(&control.Notice{Result: e.finish(e.resultOf(p.child, began))})
+	e.tellEnd(e.finish(e.resultOf(p.child, began)))
 }
 
 // follow takes the process's pipes.
@@ -217,7 +217,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	e.mu.Unlock()
 }
 
-// finish sets the result, and sees to it that its record comes to disk. What it returns carries the output if it may.
+// finish sets the result. What it returns carries the output if it may.
 func (e *exec) finish(r *control.Result) *control.Result {
 	r.ID = e.id
 	e.collect(r)
@@ -228,10 +228,16 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	e.started, e.result = r.Started, &kept
 	e.stdout, e.stderr = nil, nil
 	e.mu.Unlock()
+	return r
+}
+
+// tellEnd tells the worker of the result, and then everybody who waits for it here: who waits to end
+// PID 1 must find the worker told. It also sees to it that the record comes to disk.
+func (e *exec) tellEnd(result *control.Result) {
+	e.s.tell(&control.Notice{Result: result})
 	close(e.ended)
 	e.s.recordLater(e)
 	e.s.quiet.Reset(quietAfter)
-	return r
 }
 
 // collect takes the output into the result, whole or not at all.
@@ -252,12 +258,9 @@ func (e *exec) collect(r *control.Result) {
 }
 
 func (e *exec) hasEnded() bool {
-	select {
-	case <-e.ended:
-		return true
-	default:
-		return false
-	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.result != nil
 }
 
 // status is the exec as it is now; begun is false before its start has been tried.
