@@ -45,7 +45,7 @@ lint: ## go vet and formatting
 
 .PHONY: test
 test: image build lint ## all tests
-	$(GO) test -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./...
+	$(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./...
 
 .PHONY: test-race
 test-race: ## tests of the packages without an engine, under the race detector

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -163,6 +164,23 @@ func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Jo
 		p.forget(k, nil) // ids that somebody guessed, and purged ones, take no memory
 	}
 	return j, err
+}
+
+// freshWithin bounds the look at the log before a read. When the log does not answer, memory does.
+const freshWithin = time.Second
+
+// findFresh is find, with everything that is in the log now.
+func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
+	j, err := p.find(ctx, k, min)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, freshWithin)
+	defer cancel()
+	if err := j.Refresh(ctx); err != nil {
+		p.log.Warn("a read is answered from memory", "sandbox", k.id, "error", err)
+	}
+	return j, nil
 }
 
 // all returns every handle in memory.

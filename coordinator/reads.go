@@ -17,7 +17,9 @@ const (
 	maxLimit     = 1000
 )
 
-// endpoints are the reads. Each answers from memory, so that a hung host freezes none of them.
+// endpoints are the reads. Each answers from memory, so that a hung host freezes none of them; those
+// of one sandbox look first whether the log has more, so that who has just seen an event, here or in
+// another process, reads no older state. Lists may be behind by what is under way.
 func (c *coordinator) endpoints() map[string]jetstream.Endpoint {
 	return map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(c.ping),
@@ -73,7 +75,7 @@ func (c *coordinator) ping(ctx context.Context, _ string, _ *protocol.Query) (*p
 }
 
 func (c *coordinator) get(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	j, err := c.projection.find(ctx, key{tenant, q.Sandbox}, q.MinSequence)
+	j, err := c.projection.findFresh(ctx, key{tenant, q.Sandbox}, q.MinSequence)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +162,7 @@ func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, q *
 
 func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	k := key{tenant, q.Sandbox}
-	j, err := c.projection.find(ctx, k, q.MinSequence)
+	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +187,7 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 		}
 	}
 	k := key{tenant, q.Sandbox}
-	j, err := c.projection.find(ctx, k, q.MinSequence)
+	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
 	if err != nil {
 		return nil, err
 	}
