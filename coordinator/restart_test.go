@@ -228,3 +228,22 @@ func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
 		t.Errorf("taking over took %s", took)
 	}
 }
+
+func TestAReadIsNoOlderThanTheLog(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	for i := range 200 {
+		sequence := uint64(0)
+		d.work("a", func(s *protocol.State) []protocol.Event { // another process writes
+			sequence = s.Sandbox.Sequence + 1
+			return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: s.Sandbox.Generation + 1}}}
+		})
+		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
+		if err != nil || reply.Sandbox.Sequence < sequence {
+			t.Fatalf("read %d: event %d was written, the read shows %+v, %v", i, sequence, reply, err)
+		}
+	}
+}
