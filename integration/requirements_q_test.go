@@ -232,6 +232,40 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	f.Judge()
 }
 
+func TestQ9_ADryRunReportsAndRemovesNothing(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Reconcile: 300 * time.Millisecond, ReapDryRun: true})
+	if err := f.Create("gone").Delete(f.Context(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	deployment := f.Conn.Deployment()
+	name := "boxfleet." + deployment + ".default.gone"
+	out, err := exec.Command("docker", "create", "--name", name, "--label", "boxfleet.deployment="+deployment, "--label", "boxfleet.tenant=default",
+		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	f.Eventually(10*time.Second, "the report", func() error {
+		if strings.Count(w.Log(), "would remove what is over") < 2 { // at two looks
+			return errors.New("it is not reported")
+		}
+		return nil
+	})
+	if left := f.Objects(""); len(left) != 1 {
+		t.Fatalf("on the host: %q", left)
+	}
+	w.Stop()
+	f.Worker("w1", fleet.Role{Reconcile: 300 * time.Millisecond})
+	f.Eventually(10*time.Second, "the orphan is gone", func() error {
+		if left := f.Objects(""); len(left) > 0 {
+			return errors.New(left[0])
+		}
+		return nil
+	})
+	f.Judge()
+}
+
 func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -233,6 +233,10 @@ func (s *sandbox) settle(ctx context.Context) error {
 		st, _ := s.journal.State()
 		s.startExecs(ctx, st)
 		op := next(&st.Sandbox, s.w.hostID, s.seen)
+		if op == opDiscard && s.w.cfg.ReapDryRun {
+			s.log.Warn("would remove what is over", "container", s.container.Name, "generation", s.seen.generation, "state", st.Sandbox.State)
+			return nil
+		}
 		if op == opNothing {
 			if err := s.removeStrays(ctx); err != nil {
 				return err

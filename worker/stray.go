@@ -59,6 +59,10 @@ func (s *sandbox) removeStrays(ctx context.Context) error {
 		return err
 	}
 	for _, o := range slices.DeleteFunc(objects, keep) {
+		if s.w.cfg.ReapDryRun {
+			s.log.Warn("would remove a stray", "id", o.id, "name", o.name, "network", o.network, "generation", o.generation)
+			continue
+		}
 		s.log.Info("removing a stray", "id", o.id, "name", o.name, "network", o.network, "generation", o.generation)
 		if err := s.removeLabelled(ctx, o); err != nil {
 			return err

@@ -37,6 +37,7 @@ type Config struct {
 	AllowMounts []string     // directories of the host that may be mounted read-only; default none
 	NetworkPool string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
 	Ephemeral   bool         // remove the engine's mark at the end: for a deployment that does not come back
+	ReapDryRun  bool         // report what the log says is over, and remove nothing of it
 	OnReady     func()       // called once, when work is taken; may be nil
 	Logger      *slog.Logger // default slog.Default
 

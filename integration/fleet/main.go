@@ -84,8 +84,8 @@ func play(encoded string) error {
 	return worker.Run(ctx, worker.Config{
 		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
 		Slots: r.Slots, AllowMounts: r.AllowMounts, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
-		Reconcile: r.Reconcile,
-		OnReady:   ready, Logger: log, Probe: r.probe(),
+		Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
+		OnReady: ready, Logger: log, Probe: r.probe(),
 	})
 }
 

@@ -32,9 +32,10 @@ type Role struct {
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
-	Timing      coordinator.Timing `json:"timing,omitzero"`     // of a coordinator
-	NATS        string             `json:"-"`                   // where it connects; default: the fleet\'s servers
-	NoWait      bool               `json:"-"`                   // do not wait until it is ready: it is expected to fail or crash
+	ReapDryRun  bool               `json:"reap_dry_run,omitempty"`
+	Timing      coordinator.Timing `json:"timing,omitzero"` // of a coordinator
+	NATS        string             `json:"-"`               // where it connects; default: the fleet\'s servers
+	NoWait      bool               `json:"-"`               // do not wait until it is ready: it is expected to fail or crash
 
 	// Filled in by the fleet.
 	Kind       string        `json:"kind"`
