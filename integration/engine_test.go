@@ -45,6 +45,18 @@ func running(f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	})
 }
 
+// printed waits for the first output of an exec: from then on it is known to have run.
+func printed(t *testing.T, ctx context.Context, x *sdk.Exec) {
+	t.Helper()
+	for _, err := range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatalf("exec %s ended without output", x.ID())
+}
+
 // docker runs the docker command, as somebody else on the host does.
 func docker(t *testing.T, host string, args ...string) string {
 	t.Helper()
@@ -85,7 +97,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running(f, busy, x.ID())
+	printed(t, ctx, x)
 
 	e.Stop()
 	f.Eventually(20*time.Second, "the host is shown unhealthy", unhealthy(f))
@@ -126,7 +138,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running(f, busy, y.ID())
+	printed(t, ctx, y)
 	e.Kill()
 	e.Restart()
 	r, err = y.Wait(ctx)
