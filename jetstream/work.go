@@ -32,10 +32,28 @@ func (c *Conn) TellAbout(worker, tenant, sandbox string) error {
 const workAckWait = 4 * time.Second
 
 // ConsumeWork hands each work item of a worker to handle, until ctx ends. Batch is nil where the
-// item says only that there is something to look at.
+// item says only that there is something to look at. An item may come twice.
 func (c *Conn) ConsumeWork(ctx context.Context, worker string, handle func(tenant, sandbox string, b *protocol.Batch)) error {
 	prefix := protocol.WorkSubject(worker, "", "")
 	prefix = strings.TrimSuffix(prefix, ".")
+	take := func(subject string, data []byte) {
+		tenant, sandbox, ok := strings.Cut(strings.TrimPrefix(subject, prefix), ".")
+		if !ok {
+			return // the filter lets nothing else in
+		}
+		b, err := newestOf(data, tenant, sandbox)
+		if err != nil {
+			c.log.Error("a work item cannot be read; the log tells the rest", "subject", subject, "error", err)
+		}
+		handle(tenant, sandbox, b)
+	}
+	// Items are heard as they are published too, beside the queue that keeps them while nobody
+	// listens: after a fail-over of its leader the queue was seen to deliver nothing any more.
+	direct, err := c.nc.Subscribe(protocol.WorkSubject(worker, "*", "*"), func(m *nats.Msg) { take(m.Subject, m.Data) })
+	if err != nil {
+		return translate(err, "listen for work")
+	}
+	defer func() { _ = direct.Unsubscribe() }() // fails only when the connection is closed
 	return c.consume(ctx, consumption{
 		stream: protocol.StreamWork,
 		config: jetstream.ConsumerConfig{
@@ -45,15 +63,7 @@ func (c *Conn) ConsumeWork(ctx context.Context, worker string, handle func(tenan
 		},
 		inFlight: 256,
 		handle: func(_ context.Context, m jetstream.Msg, _ *jetstream.MsgMetadata) error {
-			tenant, sandbox, ok := strings.Cut(strings.TrimPrefix(m.Subject(), prefix), ".")
-			if !ok {
-				return nil // the consumer's filter lets nothing else in
-			}
-			b, err := newestOf(m.Data(), tenant, sandbox)
-			if err != nil {
-				c.log.Error("a work item cannot be read; the log tells the rest", "subject", m.Subject(), "error", err)
-			}
-			handle(tenant, sandbox, b)
+			take(m.Subject(), m.Data())
 			return nil
 		},
 	})

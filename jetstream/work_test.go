@@ -119,7 +119,11 @@ func TestAWorkItemThatIsNotOfItsSandboxOnlyWakesIt(t *testing.T) {
 	}
 	_, err := nc.Request(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9}), 5*time.Second)
 	must(t, err)
-	if w := receive(t, 5*time.Second, "the good item", heard); w.batch == nil || w.batch.Record != 9 {
+	w := receive(t, 5*time.Second, "the good item", heard)
+	for w.batch == nil { // the others come twice: as they are published, and from the queue
+		w = receive(t, 5*time.Second, "the good item", heard)
+	}
+	if w.batch.Record != 9 {
 		t.Fatalf("%+v", w)
 	}
 }
