@@ -25,6 +25,8 @@ type hostEntry struct {
 	heard   time.Time // last heartbeat or registration, by the monotonic clock
 	lost    bool      // its lock was taken from it, or was free
 	changed bool      // tell it everything that it owns: its process is new, or work items were lost
+
+	listening uint64 // of its last heartbeat
 }
 
 func newHosts(t Timing, p *projection) *hosts {
@@ -108,6 +110,8 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.lost {
 		defer h.projection.wakeUp()
 	}
+	e.changed = e.changed || e.listening != b.Listening
+	e.listening = b.Listening
 	e.heard, e.lost = time.Now(), false
 	e.host.Healthy, e.host.Problem = b.Healthy, b.Problem
 }

@@ -229,6 +229,50 @@ func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
 	}
 }
 
+// Work items are core messages, lost while their worker does not listen.
+func TestAWorkerThatBeginsToListenIsToldWhatItOwes(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Retell: time.Hour})()
+	ctx, host := t.Context(), &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 1 << 30, Healthy: true, SeenAt: time.Now()}
+	if err := d.conn.RegisterHost(ctx, host); err != nil {
+		t.Fatal(err)
+	}
+	beat := func(listening uint64) {
+		t.Helper()
+		if err := d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Listening: listening}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	d.eventually("it is assigned", func() bool { beat(1); return d.list("pending")["a"].Assigned })
+	heard := make(chan string, 100)
+	stop, err := d.conn.Work("w1", func(_, sandbox string, _ *protocol.Batch) { heard <- sandbox })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for n := uint64(2); n < 4; n++ { // as after a reconnect
+		beat(n)
+		select {
+		case got := <-heard:
+			if got != "a" {
+				t.Errorf("told about %s", got)
+			}
+		case <-time.After(3 * time.Second):
+			t.Fatalf("it is not told after beginning to listen for the %d. time", n)
+		}
+	}
+	for range 5 {
+		beat(3)
+		time.Sleep(40 * time.Millisecond)
+	}
+	if len(heard) > 0 {
+		t.Errorf("it is told %d times more, with nothing new", len(heard))
+	}
+}
+
 func TestAReadIsNoOlderThanTheLog(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()

@@ -37,7 +37,6 @@ type Conn struct {
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
 	meta        *assets
-	work        *jetstream.StreamConfig // of the work queue, where this connection provisioned it
 	onReconnect map[int]func()
 	nextID      int
 }
@@ -172,21 +171,10 @@ func (c *Conn) reconnected() {
 	for _, f := range c.onReconnect {
 		fs = append(fs, f)
 	}
-	work := c.work
 	c.mu.Unlock()
-	tell := func() {
-		for _, f := range fs {
-			f()
-		}
+	for _, f := range fs {
+		f()
 	}
-	if work == nil {
-		tell()
-		return
-	}
-	go func() {
-		c.restoreWork(*work)
-		tell()
-	}()
 }
 
 // errCutOff is why a call ended whose connection was lost: its answer cannot come any more.
@@ -233,12 +221,46 @@ func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 // Close closes the connection. What is in flight fails.
 func (c *Conn) Close() { c.nc.Close() }
 
-// bound gives ctx the connection's timeout where it has no deadline.
+// bound ends what waits for one answer after the connection's timeout, however much time the caller
+// has: an answer that was lost never comes.
 func (c *Conn) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
-	}
 	return context.WithTimeout(ctx, c.timeout)
+}
+
+// askAgain is after how long a question is asked again that was not answered.
+const askAgain = 2 * time.Second
+
+// ask sends a question that may be asked twice, and waits for the answer. Question and answer are
+// core messages, and either is lost where a connection or a server breaks: it is asked again, on
+// the next connection where this one is away, until the connection's timeout is over.
+func (c *Conn) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	for {
+		try, end := c.awaitOnce(ctx)
+		answer, err := c.nc.RequestMsgWithContext(try, m)
+		again := err != nil && c.mayAskAgain(ctx, try)
+		end()
+		if !again {
+			return answer, err
+		}
+	}
+}
+
+// awaitOnce is await for one of several tries.
+func (c *Conn) awaitOnce(ctx context.Context) (try context.Context, end func()) {
+	try, cancel := c.await(ctx)
+	again := time.AfterFunc(askAgain, cancel)
+	return try, func() { again.Stop(); cancel() }
+}
+
+// mayAskAgain says whether a try failed because no answer came, or because there is no connection
+// just now, and ctx leaves time for another.
+func (c *Conn) mayAskAgain(ctx, try context.Context) bool {
+	if try.Err() != nil {
+		return ctx.Err() == nil
+	}
+	return c.nc.IsReconnecting() && sleep(ctx, firstPause)
 }
 
 // Open reads what the deployment is: its id and its replicas. Error: failed_precondition with

@@ -137,9 +137,9 @@ func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*proto
 }
 
 // Live hears what is appended to one sandbox's history from now on, over core NATS, until stop is
-// called. Nothing is replayed, and messages are lost while the connection is away: the caller reads
-// the history after [Conn.OnReconnect], and where a number is missing. tenant and sandbox may be
-// "*".
+// called. Nothing is replayed, and messages are lost while the connection is away, and where the
+// leader of the log dies between storing a batch and telling it: the caller reads the history after
+// [Conn.OnReconnect], where a number is missing, and after a silence. tenant and sandbox may be "*".
 func (c *Conn) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	sub, err := c.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
 		record, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)

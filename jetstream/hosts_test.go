@@ -58,12 +58,12 @@ func TestAHeartbeatUnderAnotherWorkersSubjectIsNotHeard(t *testing.T) {
 		defer stop()
 		nc := d.raw(t)
 		eventually(t, 5*time.Second, "a heartbeat", func() bool {
-			must(t, nc.Publish(protocol.HeartbeatSubject("other"), protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Running: 666})))
+			must(t, nc.Publish(protocol.HeartbeatSubject("other"), protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Listening: 666})))
 			must(t, nc.Flush())
-			must(t, c.Beat(&protocol.Heartbeat{Worker: name, Running: 3}))
+			must(t, c.Beat(&protocol.Heartbeat{Worker: name, Listening: 3}))
 			select {
 			case h := <-heard:
-				if h.Running != 3 {
+				if h.Listening != 3 {
 					t.Fatalf("%+v", h)
 				}
 				return true

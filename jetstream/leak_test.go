@@ -21,7 +21,7 @@ func TestNothingRunsAfterClose(t *testing.T) {
 		background(t, func(ctx context.Context) error {
 			return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { return nil })
 		})
-		consumeWork(t, c, "w1")
+		listenForWork(t, c, "w1")
 		background(t, func(ctx context.Context) error { return c.ServeReads(ctx, "1.2.3", nil, nil) })
 		l, err := c.AcquireHost(ctx, "h1", holder("w1"), 0)
 		must(t, err)

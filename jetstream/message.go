@@ -52,15 +52,13 @@ func (c *Conn) nextOnSubject(ctx context.Context, stream, subject string, from u
 }
 
 func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]any) (*stored, error) {
-	ctx, cancel := c.await(ctx)
-	defer cancel()
 	body, err := json.Marshal(query)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
-	reply, err := c.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, body)
+	reply, err := c.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: body})
 	if err != nil {
-		return nil, translate(causeOf(ctx, err), "read "+stream)
+		return nil, translate(err, "read "+stream)
 	}
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
@@ -97,59 +95,73 @@ const (
 // gets: no consumer is made. On a cluster a replica that is behind may answer, so the newest
 // messages may be missing. It ends when visit returns false.
 func (c *Conn) scan(ctx context.Context, stream, subject string, from uint64, visit func(*stored) (bool, error)) error {
-	if from == 0 {
-		from = 1
-	}
+	from = max(from, 1)
+	heard := time.Now()
 	for {
-		last, more, err := c.scanBatch(ctx, stream, subject, from, visit)
+		next, more, err := c.scanBatch(ctx, stream, subject, from, visit)
+		if next > from {
+			from, heard = next, time.Now()
+		}
+		// The answer, or its rest, was lost: ask for it again.
+		if err == errUnanswered && ctx.Err() == nil && time.Since(heard) < c.timeout {
+			continue
+		}
 		if err != nil || !more {
 			return err
 		}
-		from = last + 1
 	}
 }
 
-func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint64, visit func(*stored) (bool, error)) (last uint64, more bool, err error) {
+var errUnanswered = protocol.Errorf(protocol.DeadlineExceeded, "", "no answer in time")
+
+// scanBatch asks once. next is the sequence after the last message that was visited.
+func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint64, visit func(*stored) (bool, error)) (next uint64, more bool, err error) {
+	next = from
 	inbox := c.nc.NewRespInbox()
 	sub, err := c.nc.SubscribeSync(inbox)
 	if err != nil {
-		return 0, false, translate(err, "read "+stream)
+		return next, false, translate(err, "read "+stream)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // the connection is closing when this fails
 	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject, "batch": directBatch, "max_bytes": directBytes})
 	if err != nil {
-		return 0, false, protocol.Errorf(protocol.Internal, "", "%v", err)
+		return next, false, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
 	if err := c.nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, body); err != nil {
-		return 0, false, translate(err, "read "+stream)
+		if c.mayAskAgain(ctx, ctx) {
+			err = errUnanswered
+		}
+		return next, false, translate(err, "read "+stream)
 	}
 	for {
-		bounded, cancel := c.await(ctx) // each message: how long all of it takes is the visitor's affair
-		msg, err := sub.NextMsgWithContext(bounded)
-		err = causeOf(bounded, err)
-		cancel()
+		try, end := c.awaitOnce(ctx) // each message: how long all of it takes is the visitor's affair
+		msg, err := sub.NextMsgWithContext(try)
+		if err != nil && c.mayAskAgain(ctx, try) {
+			err = errUnanswered
+		}
+		end()
 		if err != nil {
-			return 0, false, translate(err, "read "+stream)
+			return next, false, translate(err, "read "+stream)
 		}
 		switch status := msg.Header.Get("Status"); status {
 		case "":
 		case "204": // end of batch
 			pending, _ := strconv.Atoi(msg.Header.Get("Nats-Num-Pending"))
-			return last, pending > 0 && last > 0, nil
+			return next, pending > 0 && next > from, nil
 		case "404":
-			return last, false, nil
+			return next, false, nil
 		case "503":
-			return 0, false, translate(nats.ErrNoResponders, "read "+stream)
+			return next, false, translate(nats.ErrNoResponders, "read "+stream)
 		default:
-			return 0, false, protocol.Errorf(protocol.Internal, "", "read %s: status %s %s", stream, status, msg.Header.Get("Description"))
+			return next, false, protocol.Errorf(protocol.Internal, "", "read %s: status %s %s", stream, status, msg.Header.Get("Description"))
 		}
 		m := &stored{subject: msg.Header.Get("Nats-Subject"), header: msg.Header, data: msg.Data}
 		if m.sequence, err = strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64); err != nil {
-			return 0, false, protocol.Errorf(protocol.Internal, "", "read %s: a message without a sequence", stream)
+			return next, false, protocol.Errorf(protocol.Internal, "", "read %s: a message without a sequence", stream)
 		}
-		last = m.sequence
+		next = m.sequence + 1
 		if goOn, err := visit(m); err != nil || !goOn {
-			return last, false, err
+			return next, false, err
 		}
 	}
 }

@@ -35,6 +35,8 @@ const (
 
 	hostTTL      = 60 * time.Second // of an entry in the table of hosts
 	maxConsumers = 100_000          // the server's own default is 1,000
+
+	provisionWithin = 30 * time.Second
 )
 
 func (a *Assets) setDefaults() {
@@ -61,47 +63,35 @@ func (a *Assets) setDefaults() {
 
 // Provision makes every stream and bucket that is missing and brings the others up to date. It may
 // run at the same time in several coordinators, and any number of times.
+//
+// It waits for a cluster that is just starting, until ctx ends, or for 30 s where ctx has no deadline.
 func (c *Conn) Provision(ctx context.Context, a Assets) error {
 	a.setDefaults()
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, provisionWithin)
+		defer cancel()
+	}
 	for _, cfg := range a.streams() {
-		if cfg.Name == protocol.StreamEvents {
-			deployment, err := c.deploymentID(ctx)
-			if err != nil {
-				return err
+		err := c.provisioned(ctx, cfg.Name, func(ctx context.Context) error {
+			if cfg.Name == protocol.StreamEvents {
+				deployment, err := c.deploymentID(ctx)
+				if err != nil {
+					return err
+				}
+				cfg.Metadata = map[string]string{metadataDeployment: deployment}
 			}
-			cfg.Metadata = map[string]string{metadataDeployment: deployment}
-		}
-		if err := c.provisionStream(ctx, cfg); err != nil {
+			return c.makeStream(ctx, cfg)
+		})
+		if err != nil {
 			return err
 		}
-		if cfg.Name == protocol.StreamWork {
-			c.mu.Lock()
-			c.work = &cfg
-			c.mu.Unlock()
-		}
 	}
-	if err := c.provisionBlobs(ctx, a); err != nil {
-		return err
+	err := c.provisioned(ctx, protocol.BucketBlobs, func(ctx context.Context) error { return c.makeBlobs(ctx, a) })
+	if err == nil {
+		_, err = c.assets(ctx)
 	}
-	_, err := c.assets(ctx)
 	return err
-}
-
-// restoreWork makes the work queue again: a single server that was restarted forgets not only what
-// was in its memory, but the stream too. Those who tell anew after a reconnect find it there.
-func (c *Conn) restoreWork(cfg jetstream.StreamConfig) {
-	for c.Connected() {
-		ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
-		err := c.provisionStream(ctx, cfg)
-		cancel()
-		if err == nil {
-			return
-		}
-		c.log.Warn("the work queue is not made again", "error", err)
-		sleep(context.Background(), retryPause)
-	}
 }
 
 // deploymentID is the id in the events stream, or a new one where there is no such stream.
@@ -116,31 +106,34 @@ func (c *Conn) deploymentID(ctx context.Context) (string, error) {
 	return "", translate(err, "read stream "+protocol.StreamEvents)
 }
 
-// provisionStream makes the stream, or updates it. Two coordinators that make the events stream at
-// the same time have different deployment ids: the second finds the first one's and keeps it.
-func (c *Conn) provisionStream(ctx context.Context, cfg jetstream.StreamConfig) error {
-	var err error
+// provisioned makes something, and tries again where the cluster has no leader for it yet.
+func (c *Conn) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
-		if _, err = c.js.CreateStream(ctx, cfg); err == nil {
-			return nil
-		}
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			if cfg.Name == protocol.StreamEvents {
-				id, idErr := c.deploymentID(ctx)
-				if idErr != nil {
-					return idErr
-				}
-				cfg.Metadata = map[string]string{metadataDeployment: id}
-			}
-			if _, err = c.js.UpdateStream(ctx, cfg); err == nil {
-				return nil
-			}
-		}
-		// A cluster without a leader yet answers so for a few seconds.
-		if !isOneOf(translate(err, ""), protocol.Unavailable, protocol.DeadlineExceeded) || !sleep(ctx, 100*time.Millisecond) {
-			return translate(err, "provision "+cfg.Name)
+		try, cancel := c.bound(ctx)
+		err := translate(make(try), "provision "+name)
+		cancel()
+		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !sleep(ctx, 100*time.Millisecond) {
+			return err
 		}
 	}
+}
+
+// makeStream makes the stream, or updates it. Two coordinators that make the events stream at the
+// same time have different deployment ids: the second finds the first one's and keeps it.
+func (c *Conn) makeStream(ctx context.Context, cfg jetstream.StreamConfig) error {
+	_, err := c.js.CreateStream(ctx, cfg)
+	if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return err
+	}
+	if cfg.Name == protocol.StreamEvents {
+		id, err := c.deploymentID(ctx)
+		if err != nil {
+			return err
+		}
+		cfg.Metadata = map[string]string{metadataDeployment: id}
+	}
+	_, err = c.js.UpdateStream(ctx, cfg)
+	return err
 }
 
 func (a *Assets) streams() []jetstream.StreamConfig {
@@ -159,10 +152,6 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 			SubjectTransform: &jetstream.SubjectTransformConfig{Source: protocol.AppendFilter, Destination: protocol.AppendTransform},
 			RePublish:        &jetstream.RePublish{Source: protocol.EventAll, Destination: protocol.LiveAll},
 			AllowDirect:      true, DenyDelete: true,
-		},
-		{
-			Name: protocol.StreamWork, Subjects: []string{protocol.WorkFilter},
-			Retention: jetstream.WorkQueuePolicy, MaxMsgsPerSubject: 1, Storage: jetstream.MemoryStorage,
 		},
 		{
 			Name: protocol.StreamLogs, Subjects: []string{protocol.LogFilter}, AllowDirect: true,
@@ -206,11 +195,11 @@ func writeOnce(name string) jetstream.StreamConfig {
 	}
 }
 
-func (c *Conn) provisionBlobs(ctx context.Context, a Assets) error {
+func (c *Conn) makeBlobs(ctx context.Context, a Assets) error {
 	_, err := c.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: protocol.BucketBlobs, TTL: a.BlobMaxAge, Storage: jetstream.FileStorage, Replicas: a.Replicas,
 	})
-	return translate(err, "provision "+protocol.BucketBlobs)
+	return err
 }
 
 // Durability says in words what an acknowledged write survives, as far as this side can see.

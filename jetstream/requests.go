@@ -18,7 +18,7 @@ import (
 // id. Publishing the same id again is harmless. Errors: resource_exhausted with reason queue_full;
 // invalid_argument with reason too_large; unavailable and deadline_exceeded leave the outcome open.
 func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
-	ctx, cancel := c.bound(ctx)
+	ctx, cancel := c.await(ctx)
 	defer cancel()
 	m := nats.NewMsg(protocol.RequestSubject(tenant, verb, sandbox))
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
@@ -29,7 +29,7 @@ func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox stri
 	m.Header.Set(protocol.HeaderRequest, id)
 	// Deduplication knows no subjects, so the message's id carries what the request is about.
 	_, err := c.js.PublishMsg(ctx, m, jetstream.WithMsgID(strings.Join([]string{tenant, verb, sandbox, id}, ".")))
-	return translate(err, "submit "+verb)
+	return translate(causeOf(ctx, err), "submit "+verb)
 }
 
 // Answers is one inbox for the answers to many requests.

@@ -47,10 +47,10 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 	background(t, func(ctx context.Context) error {
 		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { heard["requests"] <- r.ID; return nil })
 	})
-	background(t, func(ctx context.Context) error {
-		return k.ConsumeWork(ctx, "w1", func(_, sandbox string, _ *protocol.Batch) { heard["work"] <- sandbox })
-	})
-	stop, err := k.Live(d.tenant, "s1", func(b *protocol.Batch) {
+	stop, err := k.Work("w1", func(_, sandbox string, _ *protocol.Batch) { heard["work"] <- sandbox })
+	must(t, err)
+	defer stop()
+	stop, err = k.Live(d.tenant, "s1", func(b *protocol.Batch) {
 		for _, e := range b.Events {
 			if e.Exec != nil {
 				heard["live"] <- e.Exec.ID
@@ -60,17 +60,6 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 	must(t, err)
 	defer stop()
 	defer k.OnReconnect(func() { heard["reconnect"] <- "back" })()
-	// Work may be lost with the server: who provisioned tells it anew after a reconnect.
-	must(t, c.Provision(ctx, d.assets))
-	newest := make(chan string, 1)
-	tell := func() {
-		id := <-newest
-		newest <- id
-		if err := c.TellAbout("w1", d.tenant, id); err != nil {
-			t.Error(err)
-		}
-	}
-	defer c.OnReconnect(tell)()
 	must(t, k.Flush(ctx))
 
 	// write makes something new for each follower, as soon as the server takes it.
@@ -83,12 +72,11 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 				return err
 			},
 			"request": func() error { return c.Submit(ctx, d.tenant, protocol.VerbStop, id, id, "", nil) },
+			"work":    func() error { return c.TellAbout("w1", d.tenant, id) },
 		} {
 			eventually(t, 3*time.Second, what+" written", func() bool { return f() == nil })
 		}
 	}
-	newest <- "first"
-	tell()
 	write("first")
 	for name, ch := range heard {
 		if name != "reconnect" {
@@ -99,8 +87,6 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 	}
 	for round := range 2 {
 		id := fmt.Sprintf("after%d", round)
-		<-newest
-		newest <- id
 		back := d.restart(t)
 		// Core messages are heard by who is there: their follower is told that it was away.
 		receive(t, 3*time.Second, "reconnect", heard["reconnect"])

@@ -82,13 +82,11 @@ func tenantOf(subject string) string {
 
 // Query asks the read service. Errors: the service's own; unavailable where no coordinator runs.
 func (c *Conn) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
 	q.Version = protocol.Version
 	m := nats.NewMsg(protocol.APISubject(tenant, endpoint))
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	m.Data = protocol.Encode(q)
-	answer, err := c.nc.RequestMsgWithContext(ctx, m)
+	answer, err := c.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}

@@ -1,19 +1,17 @@
 package jetstream
 
 import (
-	"context"
 	"strings"
-	"time"
+	"sync"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Tell puts a sandbox into a worker's queue: "look at it, here is its newest event". It does not
-// wait, and may be lost: whoever decides tells again what stays owed. The queue is in the servers'
-// memory, since the log has everything that is in it.
+// Tell says to a worker: "look at this sandbox, here is its newest event". It does not wait, and
+// may be lost: the log has everything that is in it, and whoever decides tells again what stays
+// owed, when the worker or the teller was away, and after a while.
 func (c *Conn) Tell(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
@@ -27,46 +25,39 @@ func (c *Conn) TellAbout(worker, tenant, sandbox string) error {
 	return translate(c.nc.PublishMsg(m), "tell "+worker)
 }
 
-// workAckWait is after how long an item is told again that went to a worker just as it died. To be
-// told twice costs a look.
-const workAckWait = 4 * time.Second
-
-// ConsumeWork hands each work item of a worker to handle, until ctx ends. Batch is nil where the
-// item says only that there is something to look at. An item may come twice.
-func (c *Conn) ConsumeWork(ctx context.Context, worker string, handle func(tenant, sandbox string, b *protocol.Batch)) error {
-	prefix := protocol.WorkSubject(worker, "", "")
-	prefix = strings.TrimSuffix(prefix, ".")
-	take := func(subject string, data []byte) {
-		tenant, sandbox, ok := strings.Cut(strings.TrimPrefix(subject, prefix), ".")
-		if !ok {
-			return // the filter lets nothing else in
+// Work hands each work item of a worker to handle, in the order of each teller, until stop has
+// returned. Batch is nil where the item says only that there is something to look at. Items are lost
+// while nobody listens: who begins to listen, and who was told by [Conn.OnReconnect] that something
+// may have been missed, says so in its heartbeats. handle must not block.
+func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protocol.Batch)) (stop func(), err error) {
+	prefix := strings.TrimSuffix(protocol.WorkSubject(worker, "", ""), ".")
+	var mu sync.Mutex
+	stopped := false
+	sub, err := c.nc.Subscribe(protocol.WorkSubject(worker, "*", "*"), func(m *nats.Msg) {
+		mu.Lock()
+		defer mu.Unlock()
+		if stopped {
+			return
 		}
-		b, err := newestOf(data, tenant, sandbox)
+		tenant, sandbox, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
+		b, err := newestOf(m.Data, tenant, sandbox)
 		if err != nil {
-			c.log.Error("a work item cannot be read; the log tells the rest", "subject", subject, "error", err)
+			c.log.Error("a work item cannot be read; the log tells the rest", "subject", m.Subject, "error", err)
 		}
 		handle(tenant, sandbox, b)
-	}
-	// Items are heard as they are published too, beside the queue that keeps them while nobody
-	// listens: after a fail-over of its leader the queue was seen to deliver nothing any more.
-	direct, err := c.nc.Subscribe(protocol.WorkSubject(worker, "*", "*"), func(m *nats.Msg) { take(m.Subject, m.Data) })
-	if err != nil {
-		return translate(err, "listen for work")
-	}
-	defer func() { _ = direct.Unsubscribe() }() // fails only when the connection is closed
-	return c.consume(ctx, consumption{
-		stream: protocol.StreamWork,
-		config: jetstream.ConsumerConfig{
-			Durable: "worker-" + worker, FilterSubject: protocol.WorkSubject(worker, "*", "*"),
-			AckPolicy: jetstream.AckExplicitPolicy, AckWait: workAckWait, MaxDeliver: -1,
-			MaxAckPending: 1024, MemoryStorage: true, InactiveThreshold: 24 * time.Hour,
-		},
-		inFlight: 256,
-		handle: func(_ context.Context, m jetstream.Msg, _ *jetstream.MsgMetadata) error {
-			take(m.Subject(), m.Data())
-			return nil
-		},
 	})
+	if err != nil {
+		return nil, translate(err, "listen for work")
+	}
+	if err := sub.SetPendingLimits(1<<20, 256<<20); err != nil {
+		return nil, translate(err, "listen for work")
+	}
+	return func() {
+		_ = sub.Unsubscribe() // fails only when the connection is closed
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+	}, nil
 }
 
 // newestOf reads the batch that a work item carries, nil where it carries none. The subject says

@@ -1,11 +1,8 @@
 package jetstream_test
 
 import (
-	"context"
 	"testing"
 	"time"
-
-	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -17,42 +14,47 @@ type told struct {
 	batch           *protocol.Batch
 }
 
-func consumeWork(t testing.TB, c *jetstream.Conn, worker string) <-chan told {
+func listenForWork(t testing.TB, c *jetstream.Conn, worker string) <-chan told {
 	t.Helper()
 	heard := make(chan told, 100)
-	background(t, func(ctx context.Context) error {
-		return c.ConsumeWork(ctx, worker, func(tenant, sandbox string, b *protocol.Batch) { heard <- told{tenant, sandbox, b} })
-	})
+	stop, err := c.Work(worker, func(tenant, sandbox string, b *protocol.Batch) { heard <- told{tenant, sandbox, b} })
+	must(t, err)
+	t.Cleanup(stop)
+	must(t, c.Flush(t.Context()))
 	return heard
 }
 
-func TestWorkIsCoalescedPerSandboxAndHeardByItsWorkerOnly(t *testing.T) {
+func TestWorkIsHeardByItsWorkerOnlyAndInOrder(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
-		c, ctx := d.opened(t), t.Context()
+		c := d.opened(t)
 		one, two := d.tenant+"-1", d.tenant+"-2"
 		readySandbox(t, c, d.tenant, "s1")
 		_, batches := judge(t, c, d.tenant, "s1")
-		for range 5 {
-			must(t, c.TellAbout(one, d.tenant, "s1"))
-		}
-		must(t, c.Tell(one, batches[0])) // the newest says the most
-		must(t, c.TellAbout(two, d.tenant, "s2"))
-		must(t, c.Flush(ctx))
-		js, err := natsjs.New(d.raw(t))
-		must(t, err)
-		eventually(t, 5*time.Second, "one message per sandbox", func() bool {
-			stream, err := js.Stream(ctx, protocol.StreamWork)
-			must(t, err)
-			info, err := stream.Info(ctx, natsjs.WithSubjectFilter(protocol.WorkSubject(one, "*", "*")))
-			must(t, err)
-			return info.State.Subjects[protocol.WorkSubject(one, d.tenant, "s1")] == 1
+		heardOne, heardTwo := listenForWork(t, d.opened(t), one), listenForWork(t, d.opened(t), two)
+		eventually(t, 5*time.Second, "every server knows who listens", func() bool {
+			must(t, c.TellAbout(one, d.tenant, "first"))
+			must(t, c.TellAbout(two, d.tenant, "first"))
+			must(t, c.Flush(t.Context()))
+			time.Sleep(10 * time.Millisecond)
+			return len(heardOne) > 0 && len(heardTwo) > 0
 		})
-		heardOne, heardTwo := consumeWork(t, d.opened(t), one), consumeWork(t, d.opened(t), two)
-		w := receive(t, 5*time.Second, "the first worker's", heardOne)
+		must(t, c.TellAbout(one, d.tenant, "s0"))
+		must(t, c.Tell(one, batches[0]))
+		must(t, c.TellAbout(two, d.tenant, "s2"))
+		next := func(what string, heard <-chan told) (w told) {
+			for w.sandbox == "" || w.sandbox == "first" {
+				w = receive(t, 5*time.Second, what, heard)
+			}
+			return w
+		}
+		if w := next("the first worker's", heardOne); w.sandbox != "s0" || w.batch != nil {
+			t.Fatalf("%+v", w)
+		}
+		w := next("the first worker's second", heardOne)
 		if w.tenant != d.tenant || w.sandbox != "s1" || w.batch == nil || w.batch.Record != batches[0].Record || w.batch.Events[0].Record != batches[0].Record {
 			t.Fatalf("%+v", w)
 		}
-		if w := receive(t, 5*time.Second, "the second worker's", heardTwo); w.sandbox != "s2" || w.batch != nil {
+		if w := next("the second worker's", heardTwo); w.sandbox != "s2" || w.batch != nil {
 			t.Fatalf("%+v", w)
 		}
 		select {
@@ -65,29 +67,35 @@ func TestWorkIsCoalescedPerSandboxAndHeardByItsWorkerOnly(t *testing.T) {
 	})
 }
 
-func TestWorkToldWhileAWorkerWasAwayIsHeardWhenItIsBack(t *testing.T) {
-	conform(t, func(t *testing.T, d *deployment) {
-		c, worker := d.opened(t), d.tenant+"-w"
-		first := d.opened(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		heard := make(chan string, 1)
-		go func() {
-			done <- first.ConsumeWork(ctx, worker, func(_, sandbox string, _ *protocol.Batch) { heard <- sandbox })
-		}()
-		must(t, c.TellAbout(worker, d.tenant, "s1"))
-		receive(t, 5*time.Second, "the first", heard)
-		cancel()
-		<-done
-		first.Close()
-		must(t, c.TellAbout(worker, d.tenant, "s2"))
-		must(t, c.Flush(t.Context()))
-		back := time.Now()
-		if w := receive(t, 6*time.Second, "the second", consumeWork(t, d.opened(t), worker)); w.sandbox != "s2" {
-			t.Fatalf("%+v", w)
-		}
-		t.Logf("heard %s after the worker's return", time.Since(back))
+func TestNoWorkIsHeardAfterStop(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	inHand, goOn, stopped := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	heard := 0
+	stop, err := c.Work("w1", func(string, string, *protocol.Batch) {
+		heard++
+		close(inHand)
+		<-goOn
 	})
+	must(t, err)
+	must(t, c.TellAbout("w1", d.tenant, "s1"))
+	must(t, c.TellAbout("w1", d.tenant, "s2"))
+	receive(t, 5*time.Second, "the first", inHand)
+	go func() {
+		stop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+		t.Error("stop returned while an item was in hand")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(goOn)
+	receive(t, 5*time.Second, "stop", stopped)
+	if heard != 1 {
+		t.Errorf("%d items were heard", heard)
+	}
 }
 
 func TestAWorkItemThatIsNotOfItsSandboxOnlyWakesIt(t *testing.T) {
@@ -102,7 +110,7 @@ func TestAWorkItemThatIsNotOfItsSandboxOnlyWakesIt(t *testing.T) {
 	newer.Version = protocol.Version + 1
 	gap := accepted(d.tenant, "s1", "k1")
 	gap.Events = append(gap.Events, protocol.Event{Sequence: 3, Kind: protocol.SandboxDeleteRequested})
-	heard := consumeWork(t, c, "w1")
+	heard := listenForWork(t, c, "w1")
 	for name, item := range map[string]any{
 		"of another sandbox":     &protocol.WorkItem{Version: protocol.Version, Batch: other},
 		"without events":         &protocol.WorkItem{Version: protocol.Version, Batch: empty},
@@ -111,19 +119,13 @@ func TestAWorkItemThatIsNotOfItsSandboxOnlyWakesIt(t *testing.T) {
 		"with a gap":             &protocol.WorkItem{Version: protocol.Version, Batch: gap},
 		"that is something else": "x",
 	} {
-		_, err := nc.Request(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(item), 5*time.Second)
-		must(t, err)
+		must(t, nc.Publish(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(item)))
 		if w := receive(t, 5*time.Second, "the item "+name, heard); w.sandbox != "s1" || w.batch != nil {
 			t.Errorf("an item %s: %+v", name, w)
 		}
 	}
-	_, err := nc.Request(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9}), 5*time.Second)
-	must(t, err)
-	w := receive(t, 5*time.Second, "the good item", heard)
-	for w.batch == nil { // the others come twice: as they are published, and from the queue
-		w = receive(t, 5*time.Second, "the good item", heard)
-	}
-	if w.batch.Record != 9 {
+	must(t, nc.Publish(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9})))
+	if w := receive(t, 5*time.Second, "the good item", heard); w.batch == nil || w.batch.Record != 9 {
 		t.Fatalf("%+v", w)
 	}
 }

@@ -71,7 +71,7 @@ func goldenValues() map[string]any {
 		"batch":       batch,
 		"workitem":    &WorkItem{Version: 1, Batch: batch, Record: 77},
 		"host":        host,
-		"heartbeat":   &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Problem: "p", Running: 4},
+		"heartbeat":   &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Problem: "p", Listening: 4},
 		"reservation": &Reservation{Version: 1, Request: "rq-1", Fingerprint: "ab12", Time: at},
 		"state": &State{Sandbox: *sandbox, Execs: map[string]*Exec{"ex-1": exec}, Ended: []string{"ex-1"},
 			Requests: []string{"rq-3"}},

@@ -138,7 +138,10 @@ type Heartbeat struct {
 	Instance string `json:"instance"`
 	Healthy  bool   `json:"healthy"`
 	Problem  string `json:"problem,omitempty"`
-	Running  int    `json:"running"` // execs
+
+	// Listening grows each time that work items may have been lost on the way to the worker. It is
+	// told everything that it owes then.
+	Listening uint64 `json:"listening,omitempty"`
 }
 
 // Reservation is the value of an id in the registry.

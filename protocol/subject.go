@@ -6,7 +6,6 @@ import "strings"
 const (
 	StreamRequests = "BOXFLEET_REQUESTS"
 	StreamEvents   = "BOXFLEET_EVENTS"
-	StreamWork     = "BOXFLEET_WORK"
 	StreamLogs     = "BOXFLEET_LOGS"
 	StreamDead     = "BOXFLEET_DEAD"
 
@@ -98,7 +97,6 @@ const (
 	EventFilter   = root + "event.*.*"
 	EventAll      = root + "event.>"
 	LiveAll       = root + "live.>"
-	WorkFilter    = root + "work.*.*.*"
 	LogFilter     = root + "log.*.*.*"
 	DeadFilter    = root + "dead.*.*.*"
 )

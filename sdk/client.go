@@ -27,14 +27,14 @@ type Options struct {
 
 	// RequestTimeout is how long an answer to a request is waited for before the request is sent
 	// again with the same id, which is harmless; default 10 s. Calls that only wait for the
-	// acceptance give up after [RequestTries] of them when their context has no deadline.
+	// acceptance give up after [RequestTries] times that when their context has no deadline.
 	RequestTimeout time.Duration
 
 	Conn   *jetstream.Conn // an open connection to use instead; Close leaves it open
 	Logger *slog.Logger    // of the connection's changes; default slog.Default
 }
 
-// RequestTries is how often a request is sent when its context has no deadline.
+// RequestTries times the request timeout is how long an answer is waited for without a deadline.
 const RequestTries = 3
 
 // Client drives a fleet. Its methods may be called at once from many goroutines. It reconnects by

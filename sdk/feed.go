@@ -13,11 +13,15 @@ const (
 	// settleFeed is after how long a new feed reads the history once: on a cluster the servers may
 	// hear of a subscription later than of the request that followed it.
 	settleFeed = 500 * time.Millisecond
+	// recheckFeed is after how much silence the history is read, as long as somebody waits: the
+	// leader of the log republishes what it stored, and where it dies between the two nobody is told.
+	recheckFeed = 3 * time.Second
 )
 
 // feed is a client's one live subscription to a sandbox's history, shared by all that wait for
 // something in it. From its first batch, or from the first answer, on it delivers every batch
-// in order at least once: where a number is missing, and after a reconnect, it reads the history.
+// in order at least once: where a number is missing, after a reconnect and after a silence, it reads
+// the history.
 type feed struct {
 	client  *Client
 	sandbox string
@@ -25,7 +29,10 @@ type feed struct {
 	mu          sync.Mutex
 	users       int
 	idle        *time.Timer // runs while there are no users
-	settle      *time.Timer
+	check       *time.Timer
+	settled     bool   // it was checked once
+	checked     uint64 // heard, at the last check
+	closed      bool
 	unsubscribe func()
 	execs       map[string][]chan protocol.Event // who waits for the end of an exec
 	followers   map[*follower]struct{}
@@ -50,12 +57,14 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.settle = time.AfterFunc(settleFeed, f.mayHaveMissed)
-		f.unsubscribe = func() { stop(); f.settle.Stop() }
+		f.unsubscribe = stop
 		c.feeds[sandbox] = f
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.check == nil {
+		f.check = time.AfterFunc(settleFeed, f.recheck)
+	}
 	f.users++
 	if f.idle != nil {
 		f.idle.Stop()
@@ -80,8 +89,10 @@ func (f *feed) closeIdle() {
 	defer c.mu.Unlock()
 	f.mu.Lock()
 	unused := f.users == 0 && c.feeds[f.sandbox] == f
+	f.closed = unused
 	f.mu.Unlock()
 	if unused {
+		f.check.Stop()
 		delete(c.feeds, f.sandbox)
 		f.unsubscribe()
 	}
@@ -184,6 +195,21 @@ func (f *feed) rewind(sequence, record uint64) {
 		f.last, f.record = sequence, record
 	}
 	f.repair()
+}
+
+// recheck reads the history once when the feed has settled, and then where somebody waits and
+// nothing was heard since the last time.
+func (f *feed) recheck() {
+	f.mu.Lock()
+	due := !f.settled || f.users > 0 && f.heard == f.checked
+	f.settled, f.checked = true, f.heard
+	if !f.closed && f.client.ctx.Err() == nil {
+		f.check.Reset(recheckFeed)
+	}
+	f.mu.Unlock()
+	if due {
+		f.mayHaveMissed()
+	}
 }
 
 // mayHaveMissed is called when live batches may have been lost.

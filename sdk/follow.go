@@ -59,8 +59,9 @@ func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 		if len(w.backlog) > 0 {
 			b := w.backlog[0]
 			w.backlog = w.backlog[1:]
+			w.record = max(w.record, b.Record)
 			if b.Last() > w.last {
-				w.last, w.record = b.Last(), b.Record
+				w.last = b.Last()
 				return b, nil
 			}
 			continue
@@ -69,6 +70,7 @@ func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 		case b := <-w.live:
 			switch {
 			case b.Last() <= w.last:
+				w.record = max(w.record, b.Record)
 			case b.First() > w.last+1:
 				w.mayHaveMissed()
 			default:

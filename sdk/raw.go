@@ -68,8 +68,9 @@ func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*
 
 // Live hears the batches that are appended to a sandbox's history from now on, on a subscription
 // of its own, until stop is called. Nothing is replayed, and batches are missed while the
-// connection is away: a number that does not follow tells, and [Client.History] has what is
-// missing. handle must not block for long.
+// connection is away, and where a server of a cluster dies between storing and telling: a number
+// that does not follow tells, or nothing does, and [Client.History] has what is missing. Who waits
+// for something reads it from time to time. handle must not block for long.
 func (c *Client) Live(sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err

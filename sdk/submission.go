@@ -12,7 +12,7 @@ import (
 type submitMode int
 
 const (
-	submitBounded submitMode = iota // after RequestTries, when the context has no deadline
+	submitBounded submitMode = iota // after RequestTries times the timeout, when the context has no deadline
 	submitForever                   // with the context only
 )
 
@@ -83,7 +83,9 @@ func (s *submission) check(reply *protocol.Reply) error {
 // run publishes until the request is answered, found, refused or given up.
 func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	c := s.client
-	for try := 1; ; try++ {
+	within := RequestTries * c.requestTimeout
+	giveUp := time.Now().Add(within)
+	for {
 		ends := time.Now().Add(c.requestTimeout)
 		bounded, cancel := context.WithDeadline(ctx, ends)
 		err := c.conn.Submit(bounded, c.tenant, s.request.Verb, s.request.Sandbox, s.request.ID, inbox, payload)
@@ -101,10 +103,10 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 		case s.lookUntil(ctx, ends):
 			return
 		}
-		if s.mode == submitBounded && try >= RequestTries {
+		if s.mode == submitBounded && !time.Now().Before(giveUp) {
 			s.failed <- protocol.Errorf(protocol.DeadlineExceeded, "",
-				"%s %s: no answer after %d tries of %s; the outcome of request %s is open",
-				s.request.Verb, s.request.Sandbox, try, c.requestTimeout, s.request.ID)
+				"%s %s: no answer within %s; the outcome of request %s is open",
+				s.request.Verb, s.request.Sandbox, within, s.request.ID)
 			return
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -67,6 +68,23 @@ func (w *worker) register(ctx context.Context) error {
 	}
 }
 
+// listening counts the times that the worker began to hear work items, each after some may have been
+// lost.
+type listening struct {
+	times atomic.Uint64
+	fresh chan struct{} // has room for one
+}
+
+func newListening() *listening { return &listening{fresh: make(chan struct{}, 1)} }
+
+func (l *listening) again() {
+	l.times.Add(1)
+	select {
+	case l.fresh <- struct{}{}:
+	default:
+	}
+}
+
 // beat says that the worker is alive, and keeps its entry in the table of hosts.
 func (w *worker) beat(ctx context.Context) error {
 	ticker := time.NewTicker(beatPeriod)
@@ -74,7 +92,8 @@ func (w *worker) beat(ctx context.Context) error {
 	registered := time.Now()
 	for {
 		problem := w.health.get()
-		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: problem == "", Problem: problem}
+		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: problem == "", Problem: problem,
+			Listening: w.listening.times.Load()}
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("a heartbeat is not sent", "error", err)
 		}
@@ -87,6 +106,7 @@ func (w *worker) beat(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-w.listening.fresh:
 		case <-ticker.C:
 		}
 	}

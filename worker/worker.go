@@ -109,9 +109,10 @@ type worker struct {
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time
 
-	health health
-	epoch  atomic.Int64 // counts the times that the engine went away
-	once   sync.Once
+	health    health
+	listening *listening
+	epoch     atomic.Int64 // counts the times that the engine went away
+	once      sync.Once
 
 	mu        sync.Mutex
 	sandboxes map[key]*sandbox
@@ -131,7 +132,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	w := &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
-		sandboxes: map[key]*sandbox{}, started: time.Now(),
+		sandboxes: map[key]*sandbox{}, started: time.Now(), listening: newListening(),
 	}
 	err := w.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled) {
@@ -284,16 +285,22 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	if err := w.adopt(ctx); err != nil && ctx.Err() == nil {
 		w.log.Warn("what is on the host is not known yet, and will be looked at again", "error", err)
 	}
+	// The coordinator is asked by registering and by heartbeats to tell everything; the worker must
+	// be listening then.
+	stop, err := w.conn.Work(w.cfg.Name, func(tenant, id string, b *protocol.Batch) {
+		w.reach(ctx, key{tenant, id}, func(s *sandbox) bool { return s.told(b) })
+	})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	w.listening.again()
+	defer w.conn.OnReconnect(w.listening.again)()
 	if err := w.register(ctx); err != nil {
 		return err
 	}
 	group.Go(func() error { return w.beat(ctx) })
 	group.Go(func() error { return w.watchEngine(ctx) })
-	group.Go(func() error {
-		return w.conn.ConsumeWork(ctx, w.cfg.Name, func(tenant, id string, b *protocol.Batch) {
-			w.reach(ctx, key{tenant, id}, func(s *sandbox) bool { return s.told(b) })
-		})
-	})
 	w.once.Do(func() {
 		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", lease.Token())
 		if w.cfg.OnReady != nil {

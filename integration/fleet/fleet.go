@@ -161,6 +161,9 @@ func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 }
 
 func (f *Fleet) cleanUp() {
+	if f.TB.Failed() && f.Conn != nil {
+		f.logHistories()
+	}
 	if f.Client != nil {
 		f.Client.Close()
 	}
