@@ -45,7 +45,10 @@ lint: ## go vet and formatting
 
 .PHONY: test
 test: image build lint ## all tests
-	$(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./...
+	@mkdir -p bin
+	$(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
+		echo; echo "what failed (all of it: bin/test.log):"; \
+		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 
 .PHONY: test-race
 test-race: ## tests of the packages without an engine, under the race detector
