@@ -67,7 +67,9 @@ type SandboxDetails struct {
 	Isolation  string       `json:"isolation,omitempty"` // OCI runtime: runc, runsc, …
 	Container  string       `json:"container,omitempty"` // Engine's id
 	Subnet     string       `json:"subnet,omitempty"`
-	Boot       string       `json:"boot,omitempty"` // one per start of the supervisor
+	Boot       string       `json:"boot,omitempty"`   // one per start of the supervisor
+	Digest     string       `json:"digest,omitempty"` // of the image, as its registry has it
+	Ports      []Port       `json:"ports,omitempty"`  // as they were given
 }
 
 // ExecDetails is what an exec event adds to the state.

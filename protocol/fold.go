@@ -2,7 +2,9 @@ package protocol
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 )
 
 // Owner is who may write an event.
@@ -163,6 +165,7 @@ func (s *State) applySandbox(e *Event) error {
 		}
 		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, Request: e.Request,
 			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
+		b.servicesStart(e.Time)
 	case SandboxAssigned:
 		if d.Worker == "" || b.Resuming && (d.HostID != b.HostID || d.Generation != b.Generation) ||
 			!b.Resuming && d.Generation != b.Generation+1 {
@@ -184,6 +187,10 @@ func (s *State) applySandbox(e *Event) error {
 		setIf(&b.Container, d.Container)
 		setIf(&b.Subnet, d.Subnet)
 		setIf(&b.Boot, d.Boot)
+		setIf(&b.Digest, d.Digest)
+		if d.Ports != nil {
+			b.Ports = d.Ports
+		}
 		b.Phase, b.Reason, b.Resuming = "", e.Reason, false
 		b.ActiveAt = e.Time
 		if e.Kind == SandboxReady {
@@ -206,6 +213,7 @@ func (s *State) applySandbox(e *Event) error {
 		setIf(&b.Reason, e.Reason)
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
+		b.servicesStart(e.Time)
 		s.remember(e.Request)
 	case SandboxFailed:
 		if err := s.noActive(e); err != nil {
@@ -227,7 +235,42 @@ func (s *State) applySandbox(e *Event) error {
 		}
 		b.Assigned, b.Boot = false, ""
 		setIf(&b.Reason, e.Reason)
+	case ServiceReady, ServiceFailed:
+		return s.applyService(e)
 	}
+	return nil
+}
+
+// servicesStart shows every service of the spec as starting.
+func (b *Sandbox) servicesStart(at time.Time) {
+	names, required := b.Spec.Services()
+	b.Services = nil
+	for _, name := range names {
+		b.setService(name, ServiceStatus{State: ServiceStateStarting, Required: required[name], Since: at})
+	}
+}
+
+// setService replaces the map, which a clone of the state shares.
+func (b *Sandbox) setService(name string, status ServiceStatus) {
+	services := maps.Clone(b.Services)
+	if services == nil {
+		services = map[string]ServiceStatus{}
+	}
+	services[name] = status
+	b.Services = services
+}
+
+func (s *State) applyService(e *Event) error {
+	b := &s.Sandbox
+	if e.Service == nil || e.Service.Name == "" {
+		return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a service", e.Kind)
+	}
+	status := b.Services[e.Service.Name]
+	status.State, status.Reason, status.Error, status.Since = ServiceStateReady, e.Reason, e.Error, e.Time
+	if e.Kind == ServiceFailed {
+		status.State = ServiceStateFailed
+	}
+	b.setService(e.Service.Name, status)
 	return nil
 }
 

@@ -56,7 +56,24 @@ func goldenValues() map[string]any {
 	host := &Host{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Token: 5, Build: "dev", Labels: map[string]string{"zone": "a"},
 		Slots: 20, CPU: 8, Memory: 16 << 30, Engine: "28.5.2", Runtime: "runc", Mounts: []string{"/opt"}, Healthy: true, Problem: "p",
 		StartedAt: at, State: HostReady, Sandboxes: 3, UsedCPU: 2.5, UsedMem: 3 << 30, SeenAt: at}
+	service := Service{Image: "postgres:16", Command: []string{"postgres"}, Env: map[string]string{"A": "1"}, User: "70", CPU: 0.5,
+		Memory: 1 << 30, PIDs: 100, Disk: 1 << 30, PostStart: []Hook{{Command: []string{"true"}, Timeout: DefaultHookTimeout, OnResume: true}},
+		Healthcheck: &Healthcheck{Test: []string{"CMD", "pg_isready"}, Interval: DefaultHealthInterval, Timeout: DefaultHealthTimeout,
+			Retries: 3, StartPeriod: Duration(time.Minute), StartInterval: DefaultStartInterval}}
+	parts := SandboxSpec{Image: "i", Disk: 1 << 30, ShmSize: 64 << 20, GPUs: "all", Hostname: "h", ReadOnly: true,
+		Tmpfs: []Tmpfs{{Target: "/tmp", Size: 1 << 20}}, Profile: ProfileStandard, Runtime: "runsc", Pull: PullAlways,
+		Network: &Network{Mode: NetworkAllow, Allow: []string{"10.1.0.0/16"}}, Ports: []Port{{Container: 80, Host: 8080, Protocol: ProtocolTCP}},
+		Tools: []string{"git"}, TTL: Duration(time.Hour), OnDelete: &Hook{Command: []string{"sync"}},
+		RequiredServices: map[string]Service{"db": service}, OptionalServices: map[string]Service{"cache": {Image: "redis"}}}
+	made := &Sandbox{Tenant: "default", ID: "sb-2", Spec: parts, State: StateReady, Digest: "sha256:cd", Ports: parts.Ports,
+		Services:  map[string]ServiceStatus{"db": {State: ServiceStateFailed, Required: true, Reason: ReasonOOMKilled, Error: failure, Since: at}},
+		CreatedAt: at, StateChangedAt: at}
+	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
+		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, GPUs: 2, DiskQuota: true, Firewall: "iptables"}
 	return map[string]any{
+		"reply-parts": &Reply{Version: 1, Sandbox: made, Hosts: []*Host{able}},
+		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
+			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports}}}},
 		"request-create": &Request{Version: 1, Sandbox: &sandboxSpec},
 		"request-exec":   &Request{Version: 1, ExecID: "ex-1", Exec: &execSpec},
 		"request-bare":   &Request{Version: 1},

@@ -106,8 +106,15 @@ type Host struct {
 	Memory    Bytes             `json:"memory"`
 	Engine    string            `json:"engine"` // Engine version
 	Runtime   string            `json:"runtime"`
-	Mounts    []string          `json:"mounts,omitempty"` // allow-list for read-only mounts
-	Healthy   bool              `json:"healthy"`          // the Engine answers
+	Mounts    []string          `json:"mounts,omitempty"`          // allow-list for mounts
+	Writable  []string          `json:"writable_mounts,omitempty"` // what of it may be mounted writable
+	Tools     []string          `json:"tools,omitempty"`           // builtin tools that it has
+	Runtimes  []string          `json:"runtimes,omitempty"`        // OCI runtimes that a sandbox may choose
+	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that a sandbox may choose
+	GPUs      int               `json:"gpus,omitempty"`
+	DiskQuota bool              `json:"disk_quota,omitempty"` // spec.disk can be kept
+	Firewall  string            `json:"firewall,omitempty"`   // what isolates the networks of sandboxes
+	Healthy   bool              `json:"healthy"`              // the Engine answers
 	Problem   string            `json:"problem,omitempty"`
 	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -165,7 +166,7 @@ func parseEvent(line string, next uint64) (*Event, error) {
 			return nil, fmt.Errorf("unknown word %q", word)
 		}
 	}
-	if box != (SandboxDetails{}) {
+	if !reflect.DeepEqual(box, SandboxDetails{}) {
 		e.Phase = &box
 	}
 	e.Time = epoch.Add(time.Duration(e.Sequence) * time.Second)

@@ -59,13 +59,30 @@ type SandboxSpec struct {
 	CPU           float64           `json:"cpu,omitempty"`            // cores, 0.01 or more; default 1
 	Memory        Bytes             `json:"memory,omitempty"`         // bytes, 16 MiB or more; default 512 MiB
 	PIDs          int64             `json:"pids,omitempty"`           // processes and threads; default 4096
-	Mounts        []Mount           `json:"mounts,omitempty"`         // directories of the host, read-only
+	Disk          Bytes             `json:"disk,omitempty"`           // bytes that the container's own layer may hold; 0: no limit
+	ShmSize       Bytes             `json:"shm_size,omitempty"`       // of /dev/shm; default: the Engine's, 64 MiB
+	GPUs          string            `json:"gpus,omitempty"`           // "all", or how many
+	Hostname      string            `json:"hostname,omitempty"`       // default: the sandbox's id
+	ReadOnly      bool              `json:"read_only,omitempty"`      // the root file system cannot be written
+	Tmpfs         []Tmpfs           `json:"tmpfs,omitempty"`          // file systems in memory
+	Profile       string            `json:"profile,omitempty"`        // hardened (default) or standard
+	Runtime       string            `json:"runtime,omitempty"`        // OCI runtime; default: the Engine's
+	Pull          string            `json:"pull,omitempty"`           // missing (default), always or never: when images are pulled
+	Network       *Network          `json:"network,omitempty"`        // what it may connect to; default: public addresses
+	Ports         []Port            `json:"ports,omitempty"`          // published on the host's loopback
+	Mounts        []Mount           `json:"mounts,omitempty"`         // files and directories of the host
 	Copies        []Copy            `json:"copies,omitempty"`         // trees uploaded by the caller
+	Tools         []string          `json:"tools,omitempty"`          // names of builtin tools, whose files the worker's host has
+	TTL           Duration          `json:"ttl,omitempty"`            // delete so long after the create; 0: never
 	IdleTTL       Duration          `json:"idle_ttl,omitempty"`       // stop after so long without an exec; 0: never
 	QueueTimeout  Duration          `json:"queue_timeout,omitempty"`  // fail when no host was found by then; default 24h
 	CreateTimeout Duration          `json:"create_timeout,omitempty"` // from assignment to ready; default 5m
 	Grace         Duration          `json:"grace,omitempty"`          // TERM to KILL for execs and command when the sandbox stops; default 5s
 	OnHostLoss    string            `json:"on_host_loss,omitempty"`   // wait (default) or fail
+	OnDelete      *Hook             `json:"on_delete,omitempty"`      // run before a ready sandbox is deleted
+
+	RequiredServices map[string]Service `json:"required_services,omitempty"` // by name; must be ready for the sandbox to be
+	OptionalServices map[string]Service `json:"optional_services,omitempty"` // by name; block nothing
 }
 
 // Mount binds a file or directory of the host into the sandbox, read-only. Source must be below
@@ -121,6 +138,7 @@ func (s *SandboxSpec) Resolve() {
 	setDefault(&s.CreateTimeout, DefaultCreateTimeout)
 	setDefault(&s.Grace, DefaultGrace)
 	setDefault(&s.OnHostLoss, OnHostLossWait)
+	s.resolveParts()
 }
 
 // Resolve fills in every default.
@@ -139,11 +157,8 @@ func setDefault[T comparable](field *T, value T) {
 // Validate checks everything that can be known without a host. The error names the field, below
 // "spec".
 func (s *SandboxSpec) Validate() error {
-	if s.Image == "" {
-		return Invalid("spec.image", "must not be empty")
-	}
-	if len(s.Image) > 512 || !imagePattern.MatchString(s.Image) {
-		return Invalid("spec.image", "is not an image reference: %.80q", s.Image)
+	if err := validateImage("spec.image", s.Image); err != nil {
+		return err
 	}
 	if len(s.Command) > 0 {
 		if err := validateCommand("spec.command", s.Command); err != nil {
@@ -162,14 +177,8 @@ func (s *SandboxSpec) Validate() error {
 	if err := validateCwd("spec.cwd", s.Cwd); err != nil {
 		return err
 	}
-	if math.IsNaN(s.CPU) || s.CPU != 0 && (s.CPU < 0.01 || s.CPU > 4096) {
-		return Invalid("spec.cpu", "must be 0.01 to 4096 cores, got %v", s.CPU)
-	}
-	if s.Memory != 0 && s.Memory < MinMemory {
-		return Invalid("spec.memory", "must be at least %s, got %s", MinMemory, s.Memory)
-	}
-	if s.PIDs != 0 && (s.PIDs < 8 || s.PIDs > MaxPIDs) {
-		return Invalid("spec.pids", "must be 8 to %d, got %d", MaxPIDs, s.PIDs)
+	if err := validateLimits("spec", s.CPU, s.Memory, s.PIDs); err != nil {
+		return err
 	}
 	for _, ttl := range []struct {
 		field string
@@ -189,7 +198,57 @@ func (s *SandboxSpec) Validate() error {
 	default:
 		return Invalid("spec.on_host_loss", "must be %q or %q, got %.40q", OnHostLossWait, OnHostLossFail, s.OnHostLoss)
 	}
-	return s.validateFiles()
+	if err := s.validateFiles(); err != nil {
+		return err
+	}
+	if err := s.validateParts(); err != nil {
+		return err
+	}
+	return s.unsupported()
+}
+
+// unsupported refuses what the types have and no worker does yet.
+func (s *SandboxSpec) unsupported() error {
+	for _, f := range []struct {
+		field string
+		used  bool
+	}{
+		{"spec.disk", s.Disk != 0}, {"spec.shm_size", s.ShmSize != 0}, {"spec.gpus", s.GPUs != ""},
+		{"spec.hostname", s.Hostname != ""}, {"spec.read_only", s.ReadOnly}, {"spec.tmpfs", len(s.Tmpfs) > 0},
+		{"spec.profile", s.Profile == ProfileStandard}, {"spec.runtime", s.Runtime != ""},
+		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
+		{"spec.network", s.Network != nil && s.Network.Mode != NetworkInternet}, {"spec.ports", len(s.Ports) > 0},
+		{"spec.tools", len(s.Tools) > 0}, {"spec.ttl", s.TTL != 0}, {"spec.on_delete", s.OnDelete != nil},
+		{"spec.required_services", len(s.RequiredServices) > 0}, {"spec.optional_services", len(s.OptionalServices) > 0},
+	} {
+		if f.used {
+			return Invalid(f.field, "is not supported yet")
+		}
+	}
+	return nil
+}
+
+func validateImage(field, image string) error {
+	if image == "" {
+		return Invalid(field, "must not be empty")
+	}
+	if len(image) > 512 || !imagePattern.MatchString(image) {
+		return Invalid(field, "is not an image reference: %.80q", image)
+	}
+	return nil
+}
+
+func validateLimits(field string, cpu float64, memory Bytes, pids int64) error {
+	if math.IsNaN(cpu) || cpu != 0 && (cpu < 0.01 || cpu > 4096) {
+		return Invalid(field+".cpu", "must be 0.01 to 4096 cores, got %v", cpu)
+	}
+	if memory != 0 && memory < MinMemory {
+		return Invalid(field+".memory", "must be at least %s, got %s", MinMemory, memory)
+	}
+	if pids != 0 && (pids < 8 || pids > MaxPIDs) {
+		return Invalid(field+".pids", "must be 8 to %d, got %d", MaxPIDs, pids)
+	}
+	return nil
 }
 
 func (s *SandboxSpec) validateFiles() error {
@@ -199,21 +258,10 @@ func (s *SandboxSpec) validateFiles() error {
 	if len(s.Copies) > MaxCopies {
 		return Invalid("spec.copies", "has %d entries, at most %d are allowed", len(s.Copies), MaxCopies)
 	}
-	targets := map[string]string{}
-	unique := func(field, target string) error {
-		if err := validatePath(field, target); err != nil {
-			return err
-		}
-		clean := path.Clean(target)
-		if clean == "/" || isBelow("/.boxfleet", clean) || isBelow("/proc", clean) || isBelow("/sys", clean) || isBelow("/dev", clean) {
-			return Invalid(field, "must not be %s", clean)
-		}
-		if other, taken := targets[clean]; taken {
-			return Invalid(field, "is the same target as %s: %s", other, clean)
-		}
-		targets[clean] = field
-		return nil
+	if len(s.Tmpfs) > MaxTmpfs {
+		return Invalid("spec.tmpfs", "has %d entries, at most %d are allowed", len(s.Tmpfs), MaxTmpfs)
 	}
+	targets := targetGuard{}
 	for i, m := range s.Mounts {
 		field := fmt.Sprintf("spec.mounts[%d]", i)
 		if err := validatePath(field+".source", m.Source); err != nil {
@@ -225,7 +273,7 @@ func (s *SandboxSpec) validateFiles() error {
 		if m.Writable {
 			return Invalid(field+".writable", "writable mounts are not supported")
 		}
-		if err := unique(field+".target", m.Target); err != nil {
+		if err := targets.add(field+".target", m.Target); err != nil {
 			return err
 		}
 	}
@@ -237,15 +285,21 @@ func (s *SandboxSpec) validateFiles() error {
 		if c.Size < 0 {
 			return Invalid(field+".size", "must not be negative")
 		}
-		if err := unique(field+".target", c.Target); err != nil {
+		if err := targets.add(field+".target", c.Target); err != nil {
+			return err
+		}
+	}
+	for i, m := range s.Tmpfs {
+		field := fmt.Sprintf("spec.tmpfs[%d]", i)
+		if m.Size < 0 || m.Size > 0 && m.Size < MinShm {
+			return Invalid(field+".size", "must be at least %s, got %s", MinShm, m.Size)
+		}
+		if err := targets.add(field+".target", m.Target); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// isBelow says whether p, a clean path, is dir or below it.
-func isBelow(dir, p string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
 // Validate checks everything that can be known without the sandbox. The error names the field,
 // below "spec".
@@ -372,7 +426,7 @@ func validateGrace(field string, d Duration) error {
 	return nil
 }
 
-func sortedKeys(m map[string]string) []string {
+func sortedKeys[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {
 		keys = append(keys, k)

@@ -44,35 +44,38 @@ func (s ExecState) Terminal() bool {
 
 // Sandbox is the handle: everything there is to know about a sandbox, folded from its history.
 type Sandbox struct {
-	Tenant         string       `json:"tenant"`
-	ID             string       `json:"id"`
-	Spec           SandboxSpec  `json:"spec"` // resolved
-	State          SandboxState `json:"state"`
-	Desired        SandboxState `json:"desired"`  // ready, stopped or deleted: what it is on its way to; failed: nothing
-	Sequence       uint64       `json:"sequence"` // of its last event
-	Request        string       `json:"request"`  // id of the create request
-	Reason         string       `json:"reason,omitempty"`
-	Error          *Error       `json:"error,omitempty"`
-	Phase          string       `json:"phase,omitempty"` // of the create, while pending
-	Worker         string       `json:"worker,omitempty"`
-	HostID         string       `json:"host_id,omitempty"`
-	Generation     uint64       `json:"generation,omitempty"` // 1 for the first host, +1 per reassignment
-	Assigned       bool         `json:"assigned,omitempty"`   // holds its host's capacity
-	Resuming       bool         `json:"resuming,omitempty"`   // pending after a stop: bound to its host
-	Image          string       `json:"image,omitempty"`
-	Isolation      string       `json:"isolation,omitempty"`
-	Container      string       `json:"container,omitempty"`
-	Subnet         string       `json:"subnet,omitempty"`
-	Boot           string       `json:"boot,omitempty"`
-	CreatedAt      time.Time    `json:"created_at"`
-	StateChangedAt time.Time    `json:"state_changed_at"`
-	AssignedAt     time.Time    `json:"assigned_at,omitempty,omitzero"`
-	ReadyAt        time.Time    `json:"ready_at,omitempty,omitzero"`
-	ActiveAt       time.Time    `json:"active_at,omitempty,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
-	ActiveExecs    int          `json:"active_execs,omitempty"`
-	TotalExecs     int          `json:"total_execs,omitempty"`
-	HistoryPurged  bool         `json:"history_purged,omitempty"` // deleted so long ago that only this is kept
-	Unreachable    bool         `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
+	Tenant         string                   `json:"tenant"`
+	ID             string                   `json:"id"`
+	Spec           SandboxSpec              `json:"spec"` // resolved
+	State          SandboxState             `json:"state"`
+	Desired        SandboxState             `json:"desired"`  // ready, stopped or deleted: what it is on its way to; failed: nothing
+	Sequence       uint64                   `json:"sequence"` // of its last event
+	Request        string                   `json:"request"`  // id of the create request
+	Reason         string                   `json:"reason,omitempty"`
+	Error          *Error                   `json:"error,omitempty"`
+	Phase          string                   `json:"phase,omitempty"` // of the create, while pending
+	Worker         string                   `json:"worker,omitempty"`
+	HostID         string                   `json:"host_id,omitempty"`
+	Generation     uint64                   `json:"generation,omitempty"` // 1 for the first host, +1 per reassignment
+	Assigned       bool                     `json:"assigned,omitempty"`   // holds its host's capacity
+	Resuming       bool                     `json:"resuming,omitempty"`   // pending after a stop: bound to its host
+	Image          string                   `json:"image,omitempty"`
+	Isolation      string                   `json:"isolation,omitempty"`
+	Container      string                   `json:"container,omitempty"`
+	Subnet         string                   `json:"subnet,omitempty"`
+	Boot           string                   `json:"boot,omitempty"`
+	Digest         string                   `json:"digest,omitempty"` // of the image, as its registry has it
+	Ports          []Port                   `json:"ports,omitempty"`  // as they were given
+	Services       map[string]ServiceStatus `json:"services,omitempty"`
+	CreatedAt      time.Time                `json:"created_at"`
+	StateChangedAt time.Time                `json:"state_changed_at"`
+	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
+	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
+	ActiveAt       time.Time                `json:"active_at,omitempty,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
+	ActiveExecs    int                      `json:"active_execs,omitempty"`
+	TotalExecs     int                      `json:"total_execs,omitempty"`
+	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted so long ago that only this is kept
+	Unreachable    bool                     `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
 }
 
 // Exec is the handle of an exec.

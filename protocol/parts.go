@@ -1,0 +1,486 @@
+package protocol
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds of the parts of a sandbox.
+const (
+	MaxPorts    = 64
+	MaxServices = 16
+	MaxHooks    = 16
+	MaxTmpfs    = 16
+	MaxTools    = 32
+	MaxAllow    = 64
+	MaxHostname = 63
+	MinDisk     = Bytes(16 << 20)
+	MinShm      = Bytes(64 << 10)
+)
+
+// Modes of a sandbox's network. In none of them does a sandbox reach its host, other sandboxes,
+// private ranges that it is not allowed, or cloud metadata addresses.
+const (
+	NetworkInternet = "internet" // public addresses; the default
+	NetworkNone     = "none"     // nothing but its own services
+	NetworkAllow    = "allow"    // the listed ranges, and nothing else
+)
+
+// Network says what a sandbox may connect to.
+type Network struct {
+	Mode  string   `json:"mode,omitempty"`  // internet (default), none or allow
+	Allow []string `json:"allow,omitempty"` // CIDR ranges, of mode allow
+}
+
+// Protocols of a port.
+const (
+	ProtocolTCP  = "tcp"
+	ProtocolUDP  = "udp"
+	ProtocolSCTP = "sctp"
+)
+
+// Port publishes a port of the sandbox on its host's loopback.
+type Port struct {
+	Container int    `json:"container"`          // 1 to 65535
+	Host      int    `json:"host,omitempty"`     // on 127.0.0.1; 0: Docker chooses
+	Protocol  string `json:"protocol,omitempty"` // tcp (default), udp or sctp
+}
+
+// Tmpfs is a file system in memory, which counts against the sandbox's memory.
+type Tmpfs struct {
+	Target string `json:"target"`         // absolute path in the sandbox
+	Size   Bytes  `json:"size,omitempty"` // default: half of the sandbox's memory
+}
+
+// Capability profiles of a sandbox.
+const (
+	ProfileHardened = "hardened" // execs have no capability, root's among them; the default
+	ProfileStandard = "standard" // execs as root have Docker's default capabilities without NET_RAW and MKNOD
+)
+
+// When an image is pulled.
+const (
+	PullMissing = "missing" // where the host has none; the default
+	PullAlways  = "always"
+	PullNever   = "never"
+)
+
+// Hook is a command that is run in the primary container, as the sandbox's user.
+type Hook struct {
+	Command  []string `json:"command"`
+	Timeout  Duration `json:"timeout,omitempty"`   // default 1m
+	OnResume bool     `json:"on_resume,omitempty"` // run it again after a resume; not of on_delete
+}
+
+// Service is a container beside the primary one, on the sandbox's network under its name.
+type Service struct {
+	Image       string            `json:"image"`
+	Command     []string          `json:"command,omitempty"` // replaces the image's command
+	Env         map[string]string `json:"env,omitempty"`
+	User        string            `json:"user,omitempty"` // default: the image's
+	CPU         float64           `json:"cpu,omitempty"`
+	Memory      Bytes             `json:"memory,omitempty"`
+	PIDs        int64             `json:"pids,omitempty"`
+	Disk        Bytes             `json:"disk,omitempty"`
+	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // none: it is ready when it runs
+	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is ready
+}
+
+// Healthcheck says how to find out whether a service is healthy, as Docker's does.
+type Healthcheck struct {
+	Test          []string `json:"test"`                     // CMD and arguments, or CMD-SHELL and one line
+	Interval      Duration `json:"interval,omitempty"`       // default 30s
+	Timeout       Duration `json:"timeout,omitempty"`        // of one test; default 30s
+	Retries       int      `json:"retries,omitempty"`        // failures in a row until it is unhealthy; default 3
+	StartPeriod   Duration `json:"start_period,omitempty"`   // failures in it do not count
+	StartInterval Duration `json:"start_interval,omitempty"` // between tests in the start period; default 5s
+}
+
+// ServiceState is the state of a service.
+type ServiceState string
+
+// The states of a service.
+const (
+	ServiceStateStarting ServiceState = "starting"
+	ServiceStateReady    ServiceState = "ready"
+	ServiceStateFailed   ServiceState = "failed"
+)
+
+// ServiceStatus is what the handle shows of a service.
+type ServiceStatus struct {
+	State    ServiceState `json:"state"`
+	Required bool         `json:"required,omitempty"`
+	Reason   string       `json:"reason,omitempty"`
+	Error    *Error       `json:"error,omitempty"`
+	Since    time.Time    `json:"since,omitempty,omitzero"`
+}
+
+// Defaults of parts.
+const (
+	DefaultHookTimeout    = Duration(time.Minute)
+	DefaultHealthInterval = Duration(30 * time.Second)
+	DefaultHealthTimeout  = Duration(30 * time.Second)
+	DefaultHealthRetries  = 3
+	DefaultStartInterval  = Duration(5 * time.Second)
+	MaxHookTimeout        = Duration(time.Hour)
+)
+
+var (
+	// A service's name is its host name on the sandbox's network.
+	servicePattern  = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\z`)
+	hostnamePattern = regexp.MustCompile(`\A[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\z`)
+	runtimePattern  = regexp.MustCompile(`\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z`)
+	toolPattern     = regexp.MustCompile(`\A[a-z0-9][a-z0-9-]{0,31}\z`)
+)
+
+func (s *SandboxSpec) resolveParts() {
+	network := Network{}
+	if s.Network != nil {
+		network = *s.Network
+	}
+	setDefault(&network.Mode, NetworkInternet)
+	s.Network = &network
+	setDefault(&s.Profile, ProfileHardened)
+	setDefault(&s.Pull, PullMissing)
+	s.Ports = slices.Clone(s.Ports)
+	for i := range s.Ports {
+		setDefault(&s.Ports[i].Protocol, ProtocolTCP)
+	}
+	if s.OnDelete != nil {
+		hook := *s.OnDelete
+		setDefault(&hook.Timeout, DefaultHookTimeout)
+		s.OnDelete = &hook
+	}
+	s.RequiredServices, s.OptionalServices = resolveServices(s.RequiredServices), resolveServices(s.OptionalServices)
+}
+
+// resolveServices leaves what it is given as it is: the caller of Resolve may share it.
+func resolveServices(services map[string]Service) map[string]Service {
+	resolved := maps.Clone(services)
+	for name, v := range resolved {
+		v.resolve()
+		resolved[name] = v
+	}
+	return resolved
+}
+
+func (v *Service) resolve() {
+	setDefault(&v.CPU, DefaultCPU)
+	setDefault(&v.Memory, DefaultMemory)
+	setDefault(&v.PIDs, DefaultPIDs)
+	v.PostStart = slices.Clone(v.PostStart)
+	for i := range v.PostStart {
+		setDefault(&v.PostStart[i].Timeout, DefaultHookTimeout)
+	}
+	if v.Healthcheck != nil {
+		h := *v.Healthcheck
+		v.Healthcheck = &h
+		setDefault(&h.Interval, DefaultHealthInterval)
+		setDefault(&h.Timeout, DefaultHealthTimeout)
+		setDefault(&h.Retries, DefaultHealthRetries)
+		setDefault(&h.StartInterval, DefaultStartInterval)
+	}
+}
+
+// Services lists the names of all services, sorted, and says which gate readiness.
+func (s *SandboxSpec) Services() (names []string, required map[string]bool) {
+	required = map[string]bool{}
+	for name := range s.RequiredServices {
+		required[name] = true
+	}
+	for name := range s.OptionalServices {
+		required[name] = false
+	}
+	return sortedKeys(required), required
+}
+
+// Service returns the service of a name.
+func (s *SandboxSpec) Service(name string) (Service, bool) {
+	v, ok := s.RequiredServices[name]
+	if !ok {
+		v, ok = s.OptionalServices[name]
+	}
+	return v, ok
+}
+
+// Totals sums what the primary container and all services reserve.
+func (s *SandboxSpec) Totals() (cpu float64, memory, disk Bytes) {
+	cpu, memory, disk = s.CPU, s.Memory, s.Disk
+	for _, services := range []map[string]Service{s.RequiredServices, s.OptionalServices} {
+		for _, v := range services {
+			cpu, memory, disk = cpu+v.CPU, memory+v.Memory, disk+v.Disk
+		}
+	}
+	return cpu, memory, disk
+}
+
+// GPUCount says how many GPUs a spec asks for: -1 for all of the host's.
+func (s *SandboxSpec) GPUCount() int {
+	if s.GPUs == "all" {
+		return -1
+	}
+	n, _ := strconv.Atoi(s.GPUs) // validated
+	return n
+}
+
+func (s *SandboxSpec) validateParts() error {
+	for _, check := range []func() error{s.validateNetwork, s.validatePorts, s.validateContainer, s.validateTools, s.validateServices} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	if s.TTL < 0 {
+		return Invalid("spec.ttl", "must not be negative, got %s", s.TTL)
+	}
+	if h := s.OnDelete; h != nil {
+		if h.OnResume {
+			return Invalid("spec.on_delete.on_resume", "is of hooks that run at a start")
+		}
+		return validateHook("spec.on_delete", h)
+	}
+	return nil
+}
+
+func (s *SandboxSpec) validateNetwork() error {
+	n := s.Network
+	if n == nil {
+		return nil
+	}
+	switch n.Mode {
+	case "", NetworkInternet, NetworkNone:
+		if len(n.Allow) > 0 {
+			return Invalid("spec.network.allow", "is of mode %s", NetworkAllow)
+		}
+	case NetworkAllow:
+		if len(n.Allow) == 0 || len(n.Allow) > MaxAllow {
+			return Invalid("spec.network.allow", "must have 1 to %d ranges, got %d", MaxAllow, len(n.Allow))
+		}
+	default:
+		return Invalid("spec.network.mode", "must be %q, %q or %q, got %.40q", NetworkInternet, NetworkNone, NetworkAllow, n.Mode)
+	}
+	for i, r := range n.Allow {
+		p, err := netip.ParsePrefix(r)
+		if err != nil || p != p.Masked() {
+			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i), "must be a range such as 10.1.0.0/16 without host bits, got %.60q", r)
+		}
+	}
+	return nil
+}
+
+func (s *SandboxSpec) validatePorts() error {
+	if len(s.Ports) > MaxPorts {
+		return Invalid("spec.ports", "has %d entries, at most %d are allowed", len(s.Ports), MaxPorts)
+	}
+	taken, published := map[string]string{}, map[string]string{}
+	for i, p := range s.Ports {
+		field := fmt.Sprintf("spec.ports[%d]", i)
+		if p.Container < 1 || p.Container > 65535 {
+			return Invalid(field+".container", "must be 1 to 65535, got %d", p.Container)
+		}
+		if p.Host < 0 || p.Host > 65535 {
+			return Invalid(field+".host", "must be 1 to 65535, or 0 to let Docker choose, got %d", p.Host)
+		}
+		switch p.Protocol {
+		case "", ProtocolTCP, ProtocolUDP, ProtocolSCTP:
+		default:
+			return Invalid(field+".protocol", "must be tcp, udp or sctp, got %.20q", p.Protocol)
+		}
+		protocol := p.Protocol
+		setDefault(&protocol, ProtocolTCP)
+		if p.Host != 0 {
+			key := fmt.Sprintf("%d/%s", p.Host, protocol)
+			if other := taken[key]; other != "" {
+				return Invalid(field+".host", "is the same as of %s: %s", other, key)
+			}
+			taken[key] = field
+		}
+		key := fmt.Sprintf("%d/%s", p.Container, protocol)
+		if other := published[key]; other != "" && p.Host == 0 {
+			return Invalid(field+".container", "is the same as of %s: %s", other, key)
+		}
+		published[key] = field
+	}
+	return nil
+}
+
+func (s *SandboxSpec) validateContainer() error {
+	if s.Hostname != "" && !hostnamePattern.MatchString(s.Hostname) {
+		return Invalid("spec.hostname", "must be 1 to %d characters of [A-Za-z0-9-], not beginning or ending with -, got %.80q", MaxHostname, s.Hostname)
+	}
+	if s.Runtime != "" && !runtimePattern.MatchString(s.Runtime) {
+		return Invalid("spec.runtime", "is not a name of an OCI runtime: %.80q", s.Runtime)
+	}
+	switch s.Profile {
+	case "", ProfileHardened, ProfileStandard:
+	default:
+		return Invalid("spec.profile", "must be %q or %q, got %.40q", ProfileHardened, ProfileStandard, s.Profile)
+	}
+	switch s.Pull {
+	case "", PullMissing, PullAlways, PullNever:
+	default:
+		return Invalid("spec.pull", "must be %q, %q or %q, got %.40q", PullMissing, PullAlways, PullNever, s.Pull)
+	}
+	if s.Disk != 0 && s.Disk < MinDisk {
+		return Invalid("spec.disk", "must be at least %s, got %s", MinDisk, s.Disk)
+	}
+	if s.ShmSize != 0 && s.ShmSize < MinShm {
+		return Invalid("spec.shm_size", "must be at least %s, got %s", MinShm, s.ShmSize)
+	}
+	if s.GPUs != "" && s.GPUs != "all" {
+		if n, err := strconv.Atoi(s.GPUs); err != nil || n < 1 || n > 64 || strconv.Itoa(n) != s.GPUs {
+			return Invalid("spec.gpus", "must be \"all\" or a number from 1 to 64, got %.20q", s.GPUs)
+		}
+	}
+	return nil
+}
+
+func (s *SandboxSpec) validateTools() error {
+	if len(s.Tools) > MaxTools {
+		return Invalid("spec.tools", "has %d entries, at most %d are allowed", len(s.Tools), MaxTools)
+	}
+	seen := map[string]bool{}
+	for i, name := range s.Tools {
+		field := fmt.Sprintf("spec.tools[%d]", i)
+		if !toolPattern.MatchString(name) {
+			return Invalid(field, "is not the name of a tool: %.60q", name)
+		}
+		if seen[name] {
+			return Invalid(field, "is there twice: %s", name)
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+func (s *SandboxSpec) validateServices() error {
+	if n := len(s.RequiredServices) + len(s.OptionalServices); n > MaxServices {
+		return Invalid("spec.required_services", "there are %d services, at most %d are allowed", n, MaxServices)
+	}
+	for name := range s.RequiredServices {
+		if _, both := s.OptionalServices[name]; both {
+			return Invalid("spec.optional_services."+name, "is a required service too")
+		}
+	}
+	for _, group := range []struct {
+		field    string
+		services map[string]Service
+	}{{"spec.required_services", s.RequiredServices}, {"spec.optional_services", s.OptionalServices}} {
+		for _, name := range sortedKeys(group.services) {
+			v := group.services[name]
+			if !servicePattern.MatchString(name) || name == "localhost" {
+				return Invalid(fmt.Sprintf("%s.%.80s", group.field, name), "the name must be 1 to 63 characters of [a-z0-9-], and not localhost, got %.80q", name)
+			}
+			if err := v.validate(group.field + "." + name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (v *Service) validate(field string) error {
+	if err := validateImage(field+".image", v.Image); err != nil {
+		return err
+	}
+	if len(v.Command) > 0 {
+		if err := validateCommand(field+".command", v.Command); err != nil {
+			return err
+		}
+	}
+	if err := validateEnv(field+".env", v.Env); err != nil {
+		return err
+	}
+	if err := validateUser(field+".user", v.User); err != nil {
+		return err
+	}
+	if err := validateLimits(field, v.CPU, v.Memory, v.PIDs); err != nil {
+		return err
+	}
+	if v.Disk != 0 && v.Disk < MinDisk {
+		return Invalid(field+".disk", "must be at least %s, got %s", MinDisk, v.Disk)
+	}
+	if err := v.Healthcheck.validate(field + ".healthcheck"); err != nil {
+		return err
+	}
+	if len(v.PostStart) > MaxHooks {
+		return Invalid(field+".post_start", "has %d entries, at most %d are allowed", len(v.PostStart), MaxHooks)
+	}
+	for i := range v.PostStart {
+		if err := validateHook(fmt.Sprintf("%s.post_start[%d]", field, i), &v.PostStart[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Healthcheck) validate(field string) error {
+	if h == nil {
+		return nil
+	}
+	switch {
+	case len(h.Test) < 2 || h.Test[0] != "CMD" && h.Test[0] != "CMD-SHELL":
+		return Invalid(field+".test", "must be CMD and a command, or CMD-SHELL and one line, got %.80q", h.Test)
+	case h.Test[0] == "CMD-SHELL" && len(h.Test) != 2:
+		return Invalid(field+".test", "CMD-SHELL takes one line, got %d", len(h.Test)-1)
+	}
+	if err := validateCommand(field+".test", h.Test); err != nil {
+		return err
+	}
+	for _, d := range []struct {
+		name  string
+		value Duration
+	}{{"interval", h.Interval}, {"timeout", h.Timeout}, {"start_period", h.StartPeriod}, {"start_interval", h.StartInterval}} {
+		if d.value < 0 || d.value > 0 && d.value < Duration(time.Millisecond) {
+			return Invalid(field+"."+d.name, "must be 1ms or more, got %s", d.value)
+		}
+	}
+	if h.Retries < 0 || h.Retries > 1000 {
+		return Invalid(field+".retries", "must be 0 to 1000, got %d", h.Retries)
+	}
+	return nil
+}
+
+func validateHook(field string, h *Hook) error {
+	if len(h.Command) == 0 {
+		return Invalid(field+".command", "must not be empty")
+	}
+	if err := validateCommand(field+".command", h.Command); err != nil {
+		return err
+	}
+	if h.Timeout < 0 || h.Timeout > MaxHookTimeout {
+		return Invalid(field+".timeout", "must be 0 to %s, got %s", MaxHookTimeout, h.Timeout)
+	}
+	return nil
+}
+
+// targetGuard refuses targets of mounts, copies and file systems that are reserved, or taken.
+type targetGuard map[string]string
+
+func (g targetGuard) add(field, target string) error {
+	if err := validatePath(field, target); err != nil {
+		return err
+	}
+	clean := path.Clean(target)
+	reserved := clean == "/"
+	for _, dir := range []string{"/.boxfleet", "/proc", "/sys", "/dev"} {
+		reserved = reserved || isBelow(dir, clean)
+	}
+	if reserved {
+		return Invalid(field, "must not be %s", clean)
+	}
+	if other, taken := g[clean]; taken {
+		return Invalid(field, "is the same target as %s: %s", other, clean)
+	}
+	g[clean] = field
+	return nil
+}
+
+// isBelow says whether p, a clean path, is dir or below it.
+func isBelow(dir, p string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
