@@ -116,12 +116,16 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	e.host.Healthy, e.host.Problem = b.Healthy, b.Problem
 }
 
+// everyGPU is what a sandbox with all of its host's GPUs uses: more than any host has.
+const everyGPU = 1 << 10
+
 // list returns every host with its state and what is placed on it.
 func (h *hosts) list() []*protocol.Host {
 	type usage struct {
 		n   int
 		cpu float64
 		mem protocol.Bytes
+		gpu int
 	}
 	used := map[string]usage{}
 	orphans := map[string]string{} // hosts that only sandboxes know of, and their workers
@@ -133,7 +137,12 @@ func (h *hosts) list() []*protocol.Host {
 		// A sandbox that is being deleted holds its place until it is gone.
 		if b.Assigned || b.State == protocol.StateDeleting {
 			u := used[b.HostID]
-			used[b.HostID] = usage{u.n + 1, u.cpu + b.Spec.CPU, u.mem + b.Spec.Memory}
+			cpu, memory, _ := b.Spec.Totals()
+			gpus := b.Spec.GPUCount()
+			if gpus < 0 {
+				gpus = everyGPU
+			}
+			used[b.HostID] = usage{u.n + 1, u.cpu + cpu, u.mem + memory, u.gpu + gpus}
 		}
 	}
 	h.mu.Lock()
@@ -147,7 +156,8 @@ func (h *hosts) list() []*protocol.Host {
 	for _, e := range h.known {
 		host := e.host
 		host.State = e.state(h.timing)
-		host.Sandboxes, host.UsedCPU, host.UsedMem = used[host.HostID].n, used[host.HostID].cpu, used[host.HostID].mem
+		u := used[host.HostID]
+		host.Sandboxes, host.UsedCPU, host.UsedMem, host.UsedGPUs = u.n, u.cpu, u.mem, min(u.gpu, host.GPUs)
 		if !e.heard.IsZero() {
 			host.SeenAt = time.Now().Add(-time.Since(e.heard)).UTC()
 		}

@@ -31,6 +31,7 @@ func place(b *protocol.Sandbox, hosts []*protocol.Host) (chosen *protocol.Host, 
 // refuse says why a host does not take a sandbox, "" when it does. Memory is reserved; cpu is a
 // limit that hosts may promise several times over.
 func refuse(b *protocol.Sandbox, h *protocol.Host) string {
+	_, memory, _ := b.Spec.Totals()
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
 		return "the stopped sandbox is on another host, " + b.Worker
@@ -41,8 +42,13 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 		return fmt.Sprintf("the host is %s", h.State)
 	case h.Sandboxes >= h.Slots:
 		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
-	case h.UsedMem+b.Spec.Memory > h.Memory:
-		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", b.Spec.Memory, max(h.Memory-h.UsedMem, 0), h.Memory)
+	case h.UsedMem+memory > h.Memory:
+		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", memory, max(h.Memory-h.UsedMem, 0), h.Memory)
+	case b.Spec.GPUs != "" && h.GPUs-h.UsedGPUs < max(b.Spec.GPUCount(), 1), b.Spec.GPUs == "all" && h.UsedGPUs > 0:
+		return fmt.Sprintf("spec.gpus: %s wanted, %d of %d are free", b.Spec.GPUs, max(h.GPUs-h.UsedGPUs, 0), h.GPUs)
+	}
+	if e := unable(&b.Spec, h); e != nil {
+		return e.Field + ": " + e.Message
 	}
 	for i, m := range b.Spec.Mounts {
 		if !mountAllowed(m.Source, h.Mounts) {
@@ -50,6 +56,24 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 		}
 	}
 	return ""
+}
+
+// unable says what of a spec a host could not do, or its operator does not allow, even if it were
+// empty; nil where it could. The worker checks again.
+func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
+	fail := func(code protocol.Code, reason, field, format string, args ...any) *protocol.Error {
+		return &protocol.Error{Code: code, Reason: reason, Field: field, Message: fmt.Sprintf(format, args...)}
+	}
+	denied, unsupported := protocol.ReasonPolicyDenied, protocol.ReasonUnsupported
+	switch {
+	case s.Profile != "" && s.Profile != protocol.ProfileHardened && !slices.Contains(h.Profiles, s.Profile):
+		return fail(protocol.PermissionDenied, denied, "spec.profile", "%s does not allow %s", h.Worker, s.Profile)
+	case s.Runtime != "" && !slices.Contains(h.Runtimes, s.Runtime):
+		return fail(protocol.PermissionDenied, denied, "spec.runtime", "%s does not allow to choose %s", h.Worker, s.Runtime)
+	case s.GPUs != "" && h.GPUs < max(s.GPUCount(), 1):
+		return fail(protocol.FailedPrecondition, unsupported, "spec.gpus", "%s wanted, %s has %d", s.GPUs, h.Worker, h.GPUs)
+	}
+	return nil
 }
 
 // mountAllowed says whether a path is below an entry of an allow-list. The worker checks again,
@@ -72,7 +96,16 @@ func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 				Field: fmt.Sprintf("spec.mounts[%d].source", i), Message: m.Source + " is not below any host's allow-list"}
 		}
 	}
-	return nil
+	if len(hosts) == 0 {
+		return nil
+	}
+	var last *protocol.Error
+	for _, h := range hosts {
+		if last = unable(&b.Spec, h); last == nil {
+			return nil
+		}
+	}
+	return last
 }
 
 // room says how empty a host is, from 0 to 1: the scarcer of slots and memory counts.

@@ -53,6 +53,7 @@ const (
 	ReasonUserUnknown         = "user_unknown"
 	ReasonCwdInvalid          = "cwd_invalid"
 	ReasonMountDenied         = "mount_denied"
+	ReasonPolicyDenied        = "policy_denied"
 	ReasonCopyFailed          = "copy_failed"
 	ReasonSandboxStopped      = "sandbox_stopped"
 	ReasonSandboxDeleted      = "sandbox_deleted"

@@ -84,6 +84,7 @@ type ExecDetails struct {
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // kept, after the cap
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`
 	Truncated   bool      `json:"truncated,omitempty"` // the command wrote more than was kept
+	OOMKills    int       `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
 	Inline      bool      `json:"inline,omitempty"`    // Stdout and Stderr are all of the output; the log stream has none
 	Stdout      []byte    `json:"stdout,omitempty"`
 	Stderr      []byte    `json:"stderr,omitempty"`

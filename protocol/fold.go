@@ -339,6 +339,7 @@ func (s *State) applyExec(e *Event) error {
 	case x.State.Terminal():
 		x.ExitCode, x.Reason, x.Error, x.EndedAt = d.ExitCode, e.Reason, e.Error, e.Time
 		x.StdoutBytes, x.StderrBytes, x.Truncated, x.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
+		x.OOMKills = d.OOMKills
 		if !d.Started.IsZero() {
 			x.StartedAt = d.Started
 		}

@@ -333,6 +333,9 @@ func (s *SandboxSpec) validateContainer() error {
 	if s.ShmSize != 0 && s.ShmSize < MinShm {
 		return Invalid("spec.shm_size", "must be at least %s, got %s", MinShm, s.ShmSize)
 	}
+	if s.ReadOnly && len(s.Copies) > 0 {
+		return Invalid("spec.read_only", "copies cannot be placed on a root file system that cannot be written")
+	}
 	if s.GPUs != "" && s.GPUs != "all" {
 		if n, err := strconv.Atoi(s.GPUs); err != nil || n < 1 || n > 64 || strconv.Itoa(n) != s.GPUs {
 			return Invalid("spec.gpus", "must be \"all\" or a number from 1 to 64, got %.20q", s.GPUs)

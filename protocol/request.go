@@ -123,6 +123,7 @@ type Host struct {
 	Sandboxes int       `json:"sandboxes,omitempty"`
 	UsedCPU   float64   `json:"used_cpu,omitempty"`
 	UsedMem   Bytes     `json:"used_memory,omitempty"`
+	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 }
 

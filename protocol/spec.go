@@ -213,9 +213,6 @@ func (s *SandboxSpec) unsupported() error {
 		field string
 		used  bool
 	}{
-		{"spec.disk", s.Disk != 0}, {"spec.shm_size", s.ShmSize != 0}, {"spec.gpus", s.GPUs != ""},
-		{"spec.hostname", s.Hostname != ""}, {"spec.read_only", s.ReadOnly}, {"spec.tmpfs", len(s.Tmpfs) > 0},
-		{"spec.profile", s.Profile == ProfileStandard}, {"spec.runtime", s.Runtime != ""},
 		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
 		{"spec.network", s.Network != nil && s.Network.Mode != NetworkInternet}, {"spec.ports", len(s.Ports) > 0},
 		{"spec.tools", len(s.Tools) > 0}, {"spec.ttl", s.TTL != 0}, {"spec.on_delete", s.OnDelete != nil},

@@ -99,7 +99,8 @@ type Exec struct {
 	StdoutBytes int64     `json:"stdout_bytes"`
 	StderrBytes int64     `json:"stderr_bytes"`
 	Truncated   bool      `json:"truncated,omitempty"`
-	Inline      bool      `json:"inline,omitempty"` // the output is in the event at Record, not in the log stream
+	OOMKills    int       `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
+	Inline      bool      `json:"inline,omitempty"`    // the output is in the event at Record, not in the log stream
 }
 
 // State is the fold of a sandbox's history: the handle, its execs that have not ended, and the

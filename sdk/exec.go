@@ -39,6 +39,7 @@ type Result struct {
 	StdoutBytes int64  `json:"stdout_bytes"`         // that were kept in all
 	StderrBytes int64  `json:"stderr_bytes"`         //
 	Truncated   bool   `json:"truncated,omitempty"`  // the command wrote more than was kept
+	OOMKills    int    `json:"oom_kills,omitempty"`  // processes of the sandbox that the kernel killed for want of memory while it ran
 	Incomplete  bool   `json:"incomplete,omitempty"` // more was kept than is in Stdout and Stderr, because of the cap
 	Sequence    uint64 `json:"sequence"`             // of the event that ended it
 	Record      uint64 `json:"-"`                    // of that event's message
@@ -66,7 +67,7 @@ func resultOf(e *protocol.Event) *Result {
 	d := e.Exec
 	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
 		Started: d.Started, Ended: d.Ended, StdoutBytes: d.StdoutBytes, StderrBytes: d.StderrBytes,
-		Truncated: d.Truncated, Sequence: e.Sequence, Record: e.Record}
+		Truncated: d.Truncated, OOMKills: d.OOMKills, Sequence: e.Sequence, Record: e.Record}
 	if r.Ended.IsZero() {
 		r.Ended = e.Time
 	}

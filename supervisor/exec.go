@@ -82,7 +82,7 @@ func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
 // run carries the exec to its result. reply is called once, before the result
 // is told.
 func (e *exec) run(start *control.Start, reply func()) {
-	began := time.Now()
+	began, kills := time.Now(), e.s.oom.kills()
 	p, err := e.s.launcher.start(command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin})
 	if err != nil {
 		e.sayNotStarted(start, err)
@@ -98,7 +98,9 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.await(p.child, start, began)
 	e.stdout.settle()
 	e.stderr.settle()
-	e.tellEnd(e.finish(e.resultOf(p.child, began)))
+	result := e.resultOf(p.child, began)
+	result.OOMKills = e.s.oom.kills() - kills
+	e.tellEnd(e.finish(result))
 }
 
 // follow takes the process's pipes.

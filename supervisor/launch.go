@@ -103,7 +103,7 @@ func (l *launcher) fork(c command, path string, env []string, acct account) (*pr
 			Setsid:     true,
 			Credential: &syscall.Credential{Uid: acct.uid, Gid: acct.gid, Groups: append(slices.Clip(acct.groups), c.group)},
 		},
-	})
+	}, c.group)
 	if err != nil {
 		pipes.closeOurEnds()
 		return nil, execFailure(path, err)

@@ -13,6 +13,7 @@ import (
 // child is a process that was started here. code is valid once exited is closed.
 type child struct {
 	pid    int
+	group  uint32 // by which its tree is found
 	exited chan struct{}
 	code   int // exit code, 128+n for a death by signal n
 }
@@ -36,19 +37,30 @@ func newReaper() *reaper {
 	return r
 }
 
-// start forks and registers the child.
-func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (*child, error) {
+// start forks and registers the child, whose tree is found by group.
+func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, group uint32) (*child, error) {
 	r.forking.Lock()
 	defer r.forking.Unlock()
 	pid, err := syscall.ForkExec(path, argv, attr)
 	if err != nil {
 		return nil, err
 	}
-	c := &child{pid: pid, exited: make(chan struct{})}
+	c := &child{pid: pid, group: group, exited: make(chan struct{})}
 	r.mu.Lock()
 	r.children[pid] = c
 	r.mu.Unlock()
 	return c, nil
+}
+
+// groups lists the living children that were started here, by pid.
+func (r *reaper) groups() map[int]uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	groups := make(map[int]uint32, len(r.children))
+	for pid, c := range r.children {
+		groups[pid] = c.group
+	}
+	return groups
 }
 
 // run reaps for the life of the process. It blocks in the kernel, and in wake while there is no

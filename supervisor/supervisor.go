@@ -29,6 +29,7 @@ type Config struct {
 	ControlDir string // holds the worker's socket
 	RunDir     string // exec directories
 	GroupBase  uint32 // default DefaultGroupBase; differs only where several share a process table
+	Privileged bool   // root execs keep the container's capabilities
 	Logger     *slog.Logger
 }
 
@@ -55,6 +56,7 @@ type supervisor struct {
 	primaryFD int
 	reaper    *reaper
 	trees     *trees
+	oom       *oomCounter
 	launcher  *launcher
 	primary   *primary
 	files     slots
@@ -80,7 +82,7 @@ func Run(ctx context.Context, config Config) error {
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(64 << 20)
 	reserveThreads(reservedThreads)
-	if err := confine(); err != nil {
+	if err := confine(config.Privileged); err != nil {
 		return err
 	}
 	s, err := newSupervisor(config)
@@ -106,8 +108,12 @@ func newSupervisor(config Config) (*supervisor, error) {
 		started: time.Now(),
 		reaper:  newReaper(),
 		trees:   &trees{base: config.GroupBase, self: os.Getpid()},
+		oom:     openOOMCounter(),
 		files:   make(slots, fileSlots),
 		execs:   map[string]*exec{},
+	}
+	if config.Privileged {
+		s.trees.mains = s.reaper.groups
 	}
 	s.quiet = time.AfterFunc(quietAfter, debug.FreeOSMemory)
 	var err error

@@ -19,6 +19,10 @@ type trees struct {
 	base uint32 // the first group of this boot; every group from here on is one of ours
 	self int
 
+	// mains lists the commands that were started here. Privileged ones can drop their group; such a
+	// process counts to its nearest ancestor that has one, or was started here. nil: none can.
+	mains func() map[int]uint32
+
 	mu      sync.Mutex
 	started time.Time // of the scan that made members
 	members map[uint32][]int
@@ -51,6 +55,10 @@ func (t *trees) scan() map[uint32][]int {
 
 func (t *trees) read() map[uint32][]int {
 	members := map[uint32][]int{}
+	groups, parents := map[int]uint32{}, map[int]int{}
+	if t.mains != nil {
+		groups = t.mains()
+	}
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return members
@@ -63,32 +71,58 @@ func (t *trees) read() map[uint32][]int {
 		if err != nil || pid == 1 || pid == t.self {
 			continue
 		}
-		if group, alive := t.groupOf(name, buf[:]); alive {
+		group, parent, alive := t.groupOf(name, buf[:])
+		switch {
+		case !alive:
+		case group != 0:
+			members[group] = append(members[group], pid)
+			groups[pid] = group
+		case groups[pid] != 0:
+			members[groups[pid]] = append(members[groups[pid]], pid)
+		case t.mains != nil:
+			parents[pid] = parent
+		}
+	}
+	for pid := range parents {
+		if group := kinOf(pid, groups, parents); group != 0 {
 			members[group] = append(members[group], pid)
 		}
 	}
 	return members
 }
 
-// groupOf reads the exec group of one process. alive is false for what has ended, and for what was
-// not started here.
-func (t *trees) groupOf(pid string, buf []byte) (group uint32, alive bool) {
+// kinOf is the group of the nearest ancestor that has one, 0 for none.
+func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
+	for range len(parents) + 1 { // parents may change between two reads: never round in circles
+		parent, known := parents[pid]
+		if !known {
+			return groups[pid]
+		}
+		pid = parent
+	}
+	return 0
+}
+
+// groupOf reads the exec group of one process, 0 for none, and its parent. alive is false for what
+// has ended.
+func (t *trees) groupOf(pid string, buf []byte) (group uint32, parent int, alive bool) {
 	fd, err := unix.Open("/proc/"+pid+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
 	n, _ := unix.Read(fd, buf)
 	unix.Close(fd)
 	if n <= 0 {
-		return 0, false
+		return 0, 0, false
 	}
 	status := buf[:n]
+	parent, _ = strconv.Atoi(string(bytes.TrimSpace(statusLine(status, "\nPPid:"))))
 	for _, field := range bytes.Fields(statusLine(status, "\nGroups:")) {
 		if g, err := strconv.ParseUint(string(field), 10, 32); err == nil && uint32(g) >= t.base {
-			return uint32(g), !ended(status)
+			return uint32(g), parent, !ended(status)
 		}
 	}
-	return 0, false
+	return 0, parent, !ended(status)
 }
 
 // ended says whether a status is a zombie's. A process whose first thread has ended while others

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"path"
+	"slices"
 	"sort"
 	"strconv"
 	"time"
@@ -48,6 +49,9 @@ func passing(err error) bool {
 }
 
 func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
+	if err := s.w.abilities.check(&b.Spec); err != nil {
+		return err
+	}
 	binds, err := s.w.mounts.binds(b.Spec.Mounts)
 	if err != nil {
 		return err
@@ -89,7 +93,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		s.w.cfg.Probe("before-container-create")
 		err := s.whole(func() error {
 			id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, binds))
-			return err
+			return naming(err, docker.ReasonNoDiskQuota, "spec.disk")
 		})
 		if err != nil {
 			return err
@@ -118,6 +122,17 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		}}}
 	})
 	s.w.cfg.Probe("after-ready")
+	return err
+}
+
+// naming sets the field of an error with this reason.
+func naming(err error, reason, field string) error {
+	var e *protocol.Error
+	if errors.As(err, &e) && e.Reason == reason {
+		named := *e
+		named.Field = field
+		return &named
+	}
 	return err
 }
 
@@ -197,11 +212,34 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 		}, binds...),
 	}
 	spec.Labels[docker.LabelDirectory] = d.path
+	if b.Spec.Hostname != "" {
+		spec.Hostname = b.Spec.Hostname
+	}
+	if b.Spec.Profile == protocol.ProfileStandard {
+		spec.Entrypoint = append(spec.Entrypoint, "-privileged")
+		spec.CapAdd = append(slices.Clone(standardCapabilities), control.OwnCapability)
+	}
+	spec.ReadOnlyRoot, spec.Runtime, spec.GPUs = b.Spec.ReadOnly, b.Spec.Runtime, b.Spec.GPUCount()
+	spec.ShmSize, spec.Disk = int64(b.Spec.ShmSize), int64(b.Spec.Disk)
+	spec.Tmpfs = map[string]int64{}
+	for _, m := range b.Spec.Tmpfs {
+		spec.Tmpfs[m.Target] = int64(m.Size)
+		if m.Size == 0 {
+			spec.Tmpfs[m.Target] = int64(b.Spec.Memory / 2)
+		}
+	}
 	for name, value := range b.Spec.Env {
 		spec.Env = append(spec.Env, name+"="+value)
 	}
 	sort.Strings(spec.Env)
 	return spec
+}
+
+// standardCapabilities are Docker's default ones without NET_RAW, which forges packets, and MKNOD,
+// which makes device files.
+var standardCapabilities = []string{
+	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE",
+	"SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 }
 
 // start starts the container, where it does not run, and waits for its supervisor.

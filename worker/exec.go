@@ -250,6 +250,7 @@ func (r *execRun) leftBehind(x *protocol.Exec, a *attachment) (control.Result, e
 func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p *publisher, result control.Result) error {
 	details := &protocol.ExecDetails{
 		ID: r.id, ExitCode: result.ExitCode, Started: result.Started.UTC(), Ended: result.Ended.UTC(), Truncated: result.Truncated,
+		OOMKills: result.OOMKills,
 	}
 	if result.Started.IsZero() {
 		details.Started = time.Time{}
@@ -285,6 +286,9 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 	return err
 }
 
+// killedExit is the exit code of a command that KILL ended.
+const killedExit = 128 + 9
+
 // endEvent says how an exec ended. ending says that this worker had everything in the sandbox ended.
 func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, details *protocol.ExecDetails, ending bool) protocol.Event {
 	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}
@@ -311,6 +315,8 @@ func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, deta
 			e.Kind, e.Reason = protocol.ExecFailed, protocol.ReasonInterrupted
 			e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted: its container was stopped from outside")
 		}
+	case result.OOMKills > 0 && result.ExitCode != nil && *result.ExitCode == killedExit:
+		e.Reason = protocol.ReasonOOMKilled
 	}
 	return e
 }

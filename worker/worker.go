@@ -35,6 +35,8 @@ type Config struct {
 	Memory      protocol.Bytes  // to offer; default: nine tenths of the host's
 	Labels      map[string]string
 	AllowMounts []string     // directories of the host that may be mounted read-only; default none
+	Profiles    []string     // capability profiles that sandboxes may choose; default hardened only
+	Runtimes    []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
 	NetworkPool string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
 	Ephemeral   bool         // remove the engine's mark at the end: for a deployment that does not come back
 	ReapDryRun  bool         // report what the log says is over, and remove nothing of it
@@ -106,6 +108,7 @@ type worker struct {
 	supervisor string // path of this worker's copy of the supervisor
 	subnets    *subnets
 	mounts     *mountPolicy
+	abilities  *abilities
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time
 
@@ -230,6 +233,9 @@ func (w *worker) token() uint64 {
 func (w *worker) preparePolicy(ctx context.Context) error {
 	var err error
 	if w.mounts, err = newMountPolicy(w.cfg.AllowMounts, []string{"/var/run/docker.sock", strings.TrimPrefix(w.engineAddress(), "unix://"), w.cfg.StateDir}); err != nil {
+		return err
+	}
+	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {
 		return err
 	}
 	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {

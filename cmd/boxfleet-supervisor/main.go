@@ -18,6 +18,7 @@ func main() {
 	groups := flag.Uint("groups", supervisor.DefaultGroupBase, "first group id by which execs are found")
 	flag.StringVar(&config.ControlDir, "control", control.ContainerAt+"/ctl", "directory of the worker's socket")
 	flag.StringVar(&config.RunDir, "run", control.ContainerAt+"/run", "directory for output and exit records")
+	flag.BoolVar(&config.Privileged, "privileged", false, "commands run as root keep the container's capabilities")
 	flag.Parse()
 	config.GroupBase = uint32(*groups)
 	if err := supervisor.Run(context.Background(), config); err != nil {

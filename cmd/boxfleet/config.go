@@ -49,7 +49,7 @@ type workerConfig struct {
 	Slots                                           int
 	CPU                                             float64
 	Memory                                          protocol.Bytes
-	Labels, AllowMounts                             []string
+	Labels, AllowMounts, Profiles, Runtimes         []string
 }
 
 const (
@@ -114,6 +114,8 @@ func (c *config) settings() []setting {
 		{"worker.memory", "0B", "memory to offer, such as 4GiB; 0: nine tenths of the host's", upAndW, "", parsed(&w.Memory, protocol.ParseBytes)},
 		{"worker.labels", "", "labels of the host, K=V", roleW, "", list(&w.Labels)},
 		{"worker.allow_mounts", "", "directories of the host that sandboxes may mount read-only; none by default", upAndW, "", list(&w.AllowMounts)},
+		{"worker.profiles", "hardened", "capability profiles that sandboxes may choose: hardened, standard", upAndW, "", list(&w.Profiles)},
+		{"worker.runtimes", "", "OCI runtimes of the engine that sandboxes may choose; none by default: they get the engine's", upAndW, "", list(&w.Runtimes)},
 		{"worker.reap_dry_run", "false", "true: report what the log says is over on the host, and remove nothing of it", roleW, "", parsed(&w.ReapDryRun, strconv.ParseBool)},
 		{"worker.network_pool", "10.201.0.0/16", "IPv4 prefix that the networks of sandboxes come from", upAndW, "", text(&w.NetworkPool)},
 	}

@@ -271,6 +271,9 @@ func printExec(w io.Writer, x *protocol.Exec) {
 	if x.Truncated {
 		rows = append(rows, []any{"", "it wrote more than was kept"})
 	}
+	if x.OOMKills > 0 {
+		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox for want of memory", x.OOMKills)})
+	}
 	if x.Reason != "" {
 		rows = append(rows, []any{"reason", x.Reason})
 	}

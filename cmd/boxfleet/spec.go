@@ -23,6 +23,8 @@ type specFlags struct {
 	cpu                                                 float64
 	pids                                                int64
 	env, labels, mounts, copies                         []string
+
+	container containerFlags
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -32,10 +34,11 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.env, "env", nil, "environment variable `K=V`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label `K=V`; may be repeated")
 	flags.Float64Var(&f.cpu, "cpu", 0, "cores (default 1)")
-	flags.StringVar(&f.memory, "memory", "", "memory, such as 512m or 4GiB (default 1GiB)")
+	flags.StringVar(&f.memory, "memory", "", "memory, such as 512m or 4GiB (default 512MiB)")
 	flags.Int64Var(&f.pids, "pids", 0, "processes and threads (default 4096)")
 	flags.StringVar(&f.user, "user", "", "user, uid, or either with :group (default: the image's)")
 	flags.StringVar(&f.cwd, "cwd", "", "working directory (default: the image's)")
+	f.container.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET` of the host that runs the sandbox, read-only; may be repeated")
@@ -83,6 +86,9 @@ func (f *specFlags) spec(cmd *cobra.Command, stdin io.Reader, command []string) 
 		return nil, err
 	}
 	if err := addPairs("--label", &spec.Labels, f.labels); err != nil {
+		return nil, err
+	}
+	if err := f.container.apply(spec); err != nil {
 		return nil, err
 	}
 	for _, m := range f.mounts {

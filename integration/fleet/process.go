@@ -29,6 +29,8 @@ type Role struct {
 	PanicAt     string             `json:"panic_at,omitempty"`    // panics each time that it passes this probe
 	Slots       int                `json:"slots,omitempty"`
 	AllowMounts []string           `json:"allow_mounts,omitempty"`
+	Profiles    []string           `json:"profiles,omitempty"`
+	Runtimes    []string           `json:"runtimes,omitempty"`
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker

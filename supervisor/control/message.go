@@ -18,6 +18,11 @@ const (
 	StderrName  = "stderr"
 	RecordName  = "exit" // in an exec's directory
 	ContainerAt = "/.boxfleet"
+
+	// OwnCapability is what a container of privileged commands gives its supervisor on top of their
+	// capabilities, so that they cannot trace it. It allows waking a machine by a timer, which
+	// nothing here does.
+	OwnCapability = "WAKE_ALARM"
 )
 
 // MaxExecs is how many execs a supervisor remembers, running and ended, until they are forgotten.
@@ -140,6 +145,7 @@ type Result struct {
 	StdoutBytes int64           `json:"stdout_bytes,omitempty"` // in its file
 	StderrBytes int64           `json:"stderr_bytes,omitempty"`
 	Truncated   bool            `json:"truncated,omitempty"` // it wrote more than was kept
+	OOMKills    int             `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
 	Inline      bool            `json:"inline,omitempty"`    // Stdout and Stderr are all of the output
 	Stdout      []byte          `json:"stdout,omitempty"`
 	Stderr      []byte          `json:"stderr,omitempty"`

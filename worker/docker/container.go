@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -36,6 +37,12 @@ type ContainerSpec struct {
 	CapDrop         []string
 	CapAdd          []string
 	NoNewPrivileges bool
+	ReadOnlyRoot    bool
+	Tmpfs           map[string]int64 // bytes of each file system in memory, by target
+	ShmSize         int64            // bytes of /dev/shm; 0: the engine's default
+	Disk            int64            // bytes of the container's own layer; 0: no limit
+	Runtime         string           // OCI runtime; "": the engine's default
+	GPUs            int              // 0: none; -1: all
 }
 
 // Bind mounts a path of the engine's host, which must exist, with private propagation.
@@ -104,6 +111,20 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 			Memory:     spec.Memory,
 			MemorySwap: spec.Memory, // memory and swap together: none beyond the memory
 		},
+	}
+	host.ReadonlyRootfs, host.ShmSize, host.Runtime = spec.ReadOnlyRoot, spec.ShmSize, spec.Runtime
+	for target, size := range spec.Tmpfs {
+		if host.Tmpfs == nil {
+			host.Tmpfs = map[string]string{}
+		}
+		// Builds run what they make below /tmp, which the engine's own default would forbid.
+		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
+	}
+	if spec.Disk > 0 {
+		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
+	}
+	if spec.GPUs != 0 {
+		host.DeviceRequests = []container.DeviceRequest{{Count: spec.GPUs, Capabilities: [][]string{{"gpu"}}}}
 	}
 	if spec.PIDs > 0 {
 		host.PidsLimit = &spec.PIDs

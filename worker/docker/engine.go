@@ -165,11 +165,24 @@ type Info struct {
 	Architecture  string
 	CgroupVersion string // "1" or "2"
 	StorageDriver string
+	DiskQuota     bool   // the storage driver may be able to bound a container's own layer
 	RootDir       string // where images and containers are, on the engine's host
 	Rootless      bool
 
 	// Which limits the host's kernel can enforce. The engine drops the others with a warning.
 	CanLimitCPU, CanLimitMemory, CanLimitSwap, CanLimitPIDs bool
+}
+
+// mayLimitDisk says whether a storage driver can bound a container's own layer, as far as it says:
+// overlay2 can on xfs that is mounted with project quotas, which only a try tells.
+func mayLimitDisk(driver string, status [][2]string) bool {
+	switch driver {
+	case "btrfs", "zfs", "devicemapper":
+		return true
+	case "overlay2":
+		return slices.Contains(status, [2]string{"Backing Filesystem", "xfs"})
+	}
+	return false
 }
 
 // Info asks the engine what it is.
@@ -192,6 +205,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 			info.Runtimes = append(info.Runtimes, name)
 		}
 		slices.Sort(info.Runtimes)
+		info.DiskQuota = mayLimitDisk(got.Driver, got.DriverStatus)
 		info.Rootless = slices.Contains(got.SecurityOptions, "name=rootless")
 		return nil
 	})

@@ -22,6 +22,8 @@ const (
 	ReasonEngineError = "engine_error"
 	// ReasonSubnetOverlap is a subnet that another network on the engine's host uses.
 	ReasonSubnetOverlap = "subnet_overlap"
+	// ReasonNoDiskQuota is a storage driver that cannot bound what a container writes.
+	ReasonNoDiskQuota = "no_disk_quota"
 )
 
 // Sentinels for errors.Is.
@@ -85,6 +87,8 @@ func translate(ctx context.Context, c call, err error) error {
 			return fail(protocol.AlreadyExists, "")
 		}
 		return fail(protocol.FailedPrecondition, "")
+	case c.verb == "create" && strings.Contains(message, "storage-opt"):
+		return fail(protocol.FailedPrecondition, ReasonNoDiskQuota)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	case cerrdefs.IsPermissionDenied(err):

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// containerFlags are the flags that say what the container of a sandbox is like.
+type containerFlags struct {
+	disk, shmSize, gpus, hostname, profile, runtime string
+	readOnly                                        bool
+	tmpfs                                           []string
+}
+
+func (f *containerFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.disk, "disk", "", "size of what the sandbox may write in its own file system, such as 10GiB (default: no limit)")
+	flags.StringVar(&f.shmSize, "shm-size", "", "size of /dev/shm, such as 1GiB (default: the engine's)")
+	flags.StringArrayVar(&f.tmpfs, "tmpfs", nil, "file system in memory at `TARGET[:SIZE]`; may be repeated")
+	flags.BoolVar(&f.readOnly, "read-only", false, "the root file system cannot be written")
+	flags.StringVar(&f.gpus, "gpus", "", "how many GPUs, or all")
+	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the sandbox's id)")
+	flags.StringVar(&f.profile, "profile", "", "capabilities of commands run as root: hardened (default) or standard")
+	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
+}
+
+// apply sets what was given.
+func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
+	for _, text := range []struct {
+		field *string
+		value string
+	}{{&spec.GPUs, f.gpus}, {&spec.Hostname, f.hostname}, {&spec.Profile, f.profile}, {&spec.Runtime, f.runtime}} {
+		if text.value != "" {
+			*text.field = text.value
+		}
+	}
+	spec.ReadOnly = spec.ReadOnly || f.readOnly
+	if err := size("--disk", &spec.Disk, f.disk); err != nil {
+		return err
+	}
+	if err := size("--shm-size", &spec.ShmSize, f.shmSize); err != nil {
+		return err
+	}
+	for _, arg := range f.tmpfs {
+		target, bytes, _ := strings.Cut(arg, ":")
+		m := protocol.Tmpfs{Target: target}
+		if err := size("--tmpfs", &m.Size, bytes); err != nil {
+			return err
+		}
+		spec.Tmpfs = append(spec.Tmpfs, m)
+	}
+	return nil
+}
+
+// size reads a size, where one was given.
+func size(flag string, field *protocol.Bytes, value string) error {
+	if value == "" {
+		return nil
+	}
+	n, err := protocol.ParseBytes(value)
+	if err != nil {
+		return usage("%s: %v", flag, err)
+	}
+	*field = n
+	return nil
+}

@@ -1,0 +1,166 @@
+package integration
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// mustPrint runs a script and returns what it printed, without the last newline.
+func mustPrint(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, text string) string {
+	t.Helper()
+	return strings.TrimSpace(mustExec(f.Context(30*time.Second), t, s, script(text)))
+}
+
+// TestTheContainerIsAsTheSpecSays runs sandboxes with each field of the container, and looks from
+// the inside, and at what is read back.
+func TestTheContainerIsAsTheSpecSays(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}, Runtimes: []string{"runc"}})
+	ctx := f.Context(2 * time.Minute)
+	spec := f.Spec()
+	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, "runc", 200, 0.5
+	spec.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 2 << 20}, {Target: "/tmp"}}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("shaped"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct{ script, want string }{
+		"hostname":            {"hostname", "build-7"},
+		"shm_size":            {"df -k /dev/shm | tail -1 | awk '{print $2}'", "1024"},
+		"tmpfs size":          {"df -k /scratch | tail -1 | awk '{print $2}'", "2048"},
+		"tmpfs default size":  {"df -k /tmp | tail -1 | awk '{print $2}'", "32768"},
+		"tmpfs runs programs": {"cp /bin/busybox /tmp/echo && /tmp/echo yes", "yes"},
+		"tmpfs is bounded":    {"head -c 3000000 /dev/zero > /scratch/x 2>/dev/null || echo full", "full"},
+		"read_only":           {"touch /x 2>/dev/null || echo cannot", "cannot"},
+		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
+		"memory":              {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true", "67108864"},
+		"no capability":       {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
+	} {
+		if got := mustPrint(t, f, s, c.script); got != c.want {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+	got := s.Info().Spec
+	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != "runc" || len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
+		t.Errorf("read back: %+v", got)
+	}
+	f.Judge()
+}
+
+// TestAStandardSandboxRunsPackageManagers shows what root may do there, and what not.
+func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}})
+	ctx := f.Context(2 * time.Minute)
+	spec := f.Spec()
+	spec.Profile = protocol.ProfileStandard
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("standard"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dockerDefaults, without = 0xa80425fb, 1<<13 | 1<<27 // NET_RAW, MKNOD
+	for what, c := range map[string]struct{ script, want string }{
+		"capabilities of root":   {"grep CapEff /proc/self/status | cut -f2", "00000000a00405fb"},
+		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2", "0000000000000000"},
+		"no new privileges":      {"grep NoNewPrivs /proc/self/status | cut -f2", "1"},
+		"change an owner":        {"touch /tmp/x && chown 1000:1000 /tmp/x && stat -c %u /tmp/x", "1000"},
+		"read others' files":     {"chmod 000 /tmp/x && cat /tmp/x && echo may", "may"},
+		"no device files":        {"mknod /tmp/null c 1 3 2>/dev/null || echo cannot", "cannot"},
+		"no mounts":              {"mount -t tmpfs none /mnt 2>/dev/null || echo cannot", "cannot"},
+		"not into its guardian":  {"cat /proc/1/environ 2>/dev/null || echo cannot", "cannot"},
+		"nor its memory":         {"head -c 1 /proc/1/mem 2>/dev/null || echo cannot", "cannot"},
+		"nor its files":          {"readlink /proc/1/fd/3 || ls /proc/1/root 2>/dev/null || echo cannot", "cannot"},
+	} {
+		if got := mustPrint(t, f, s, c.script); got != c.want {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+	if want := uint64(dockerDefaults) &^ without; want != 0xa00405fb {
+		t.Errorf("the table above is wrong: %x", want)
+	}
+	// Who gave up the exec's group is found by its parents.
+	x, err := s.Start(ctx, script("su -s /bin/sh nobody -c 'echo here; sleep 600'"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		break
+	}
+	if err := x.Cancel(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Wait(ctx); protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("cancelled: %v", err)
+	}
+	if got := mustPrint(t, f, s, "pidof sleep || echo none"); got != "none" {
+		t.Errorf("after the cancel there is a sleep: %s", got)
+	}
+	f.Judge()
+}
+
+// TestWhatNoHostCanGiveIsRefusedAtOnce names the field, and makes nothing.
+func TestWhatNoHostCanGiveIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	for field, change := range map[string]func(*protocol.SandboxSpec){
+		"spec.profile": func(s *protocol.SandboxSpec) { s.Profile = protocol.ProfileStandard },
+		"spec.runtime": func(s *protocol.SandboxSpec) { s.Runtime = "runsc" },
+		"spec.gpus":    func(s *protocol.SandboxSpec) { s.GPUs = "all" },
+		"spec.disk":    func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 },
+	} {
+		spec := f.Spec()
+		change(&spec)
+		_, err := f.Client.Create(ctx, spec)
+		e := protocol.AsError(err)
+		if err == nil || e.Field != field || e.Code != protocol.PermissionDenied && e.Code != protocol.FailedPrecondition {
+			t.Errorf("%s: %v", field, err)
+		}
+		if field == "spec.disk" && (e == nil || !strings.Contains(e.Message, "pquota")) {
+			t.Errorf("%s is not refused in the Engine's own words: %v", field, err)
+		}
+	}
+	if made := f.Objects(""); len(made) != 0 {
+		t.Errorf("left: %q", made)
+	}
+	f.Judge()
+}
+
+// TestAnOutOfMemoryKillIsVisible has a command, and then a child of one, killed by the kernel.
+func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s := f.Create("hungry")
+	const eat = "tail /dev/zero"
+	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"tail", "/dev/zero"}})
+	if err != nil || code(r) != "137" || r.Reason != protocol.ReasonOOMKilled || r.OOMKills != 1 {
+		t.Errorf("a command that ate all memory: %+v, %v", r, err)
+	}
+	e := find(t, history(ctx, t, f.Client, "hungry"), protocol.ExecFinished)
+	if e.Reason != protocol.ReasonOOMKilled || e.Exec.OOMKills != 1 {
+		t.Errorf("in the history: %+v", e)
+	}
+	r, err = s.Exec(ctx, script(eat+"; exit 3"))
+	if err != nil || code(r) != "3" || r.Reason != "" || r.OOMKills != 1 {
+		t.Errorf("a command whose child ate all memory: %+v, %v", r, err)
+	}
+	if x, err := s.GetExec(ctx, r.ID); err != nil || x.Info().OOMKills != 1 {
+		t.Errorf("read back: %+v, %v", x, err)
+	}
+	if r, err = s.Exec(ctx, script("true")); err != nil || r.OOMKills != 0 {
+		t.Errorf("the next one: %+v, %v", r, err)
+	}
+	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateReady {
+		t.Error(errors.Join(err, errors.New("the sandbox is "+string(s.Info().State))))
+	}
+	f.Judge()
+}

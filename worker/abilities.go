@@ -1,0 +1,80 @@
+package worker
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// abilities is what this host can do and its operator allows, beyond what every host does.
+type abilities struct {
+	profiles []string // capability profiles
+	runtimes []string // OCI runtimes that a sandbox may choose
+	gpus     int
+	engine   docker.Info
+}
+
+// newAbilities checks what the operator allows against what the engine has.
+func newAbilities(cfg *Config, info docker.Info) (*abilities, error) {
+	a := &abilities{profiles: cfg.Profiles, runtimes: cfg.Runtimes, gpus: countGPUs("/dev"), engine: info}
+	if len(a.profiles) == 0 {
+		a.profiles = []string{protocol.ProfileHardened}
+	}
+	for _, p := range a.profiles {
+		if p != protocol.ProfileHardened && p != protocol.ProfileStandard {
+			return nil, protocol.Invalid("profiles", "must be of %q and %q, got %.40q", protocol.ProfileHardened, protocol.ProfileStandard, p)
+		}
+	}
+	for _, r := range a.runtimes {
+		if !slices.Contains(info.Runtimes, r) {
+			return nil, protocol.Invalid("runtimes", "the engine has no runtime %.60q, it has %s", r, strings.Join(info.Runtimes, ", "))
+		}
+	}
+	return a, nil
+}
+
+// countGPUs counts the device files of NVIDIA's driver, /dev/nvidia0 and so on.
+func countGPUs(dev string) int {
+	n := 0
+	found, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*")) // the pattern is well-formed
+	for _, path := range found {
+		if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// check refuses what the host cannot do or its operator does not allow, whatever the coordinator
+// let through.
+func (a *abilities) check(s *protocol.SandboxSpec) error {
+	denied := func(field, format string, args ...any) error {
+		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, format, args...)
+		e.Field = field
+		return e
+	}
+	unable := func(field, format string, args ...any) error {
+		e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported, format, args...)
+		e.Field = field
+		return e
+	}
+	switch {
+	case s.Profile != "" && !slices.Contains(a.profiles, s.Profile):
+		return denied("spec.profile", "the host's operator allows %s", strings.Join(a.profiles, ", "))
+	case s.Runtime != "" && !slices.Contains(a.runtimes, s.Runtime):
+		return denied("spec.runtime", "the host's operator does not allow to choose %s", s.Runtime)
+	case s.GPUs != "" && a.gpus == 0, s.GPUCount() > a.gpus:
+		return unable("spec.gpus", "%s wanted, the host has %d", s.GPUs, a.gpus)
+	case !a.engine.CanLimitMemory:
+		return unable("spec.memory", "the host's kernel cannot limit memory")
+	case !a.engine.CanLimitCPU:
+		return unable("spec.cpu", "the host's kernel cannot limit cpu")
+	case !a.engine.CanLimitPIDs:
+		return unable("spec.pids", "the host's kernel cannot limit processes")
+	}
+	return nil
+}

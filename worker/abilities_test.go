@@ -1,0 +1,65 @@
+package worker
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+func TestAbilities_RefuseWhatTheHostCannotOrItsOperatorForbids(t *testing.T) {
+	info := docker.Info{Runtimes: []string{"runc", "runsc"}, CanLimitCPU: true, CanLimitMemory: true, CanLimitPIDs: true}
+	strict, err := newAbilities(&Config{}, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loose, err := newAbilities(&Config{Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runsc"}}, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loose.gpus = 2
+	blind, err := newAbilities(&Config{}, docker.Info{CanLimitCPU: true, CanLimitPIDs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		a     *abilities
+		spec  protocol.SandboxSpec
+		field string
+		code  protocol.Code
+	}{
+		"nothing special":       {strict, protocol.SandboxSpec{Profile: "hardened"}, "", ""},
+		"profile":               {strict, protocol.SandboxSpec{Profile: "standard"}, "spec.profile", protocol.PermissionDenied},
+		"allowed profile":       {loose, protocol.SandboxSpec{Profile: "standard"}, "", ""},
+		"runtime":               {strict, protocol.SandboxSpec{Runtime: "runc"}, "spec.runtime", protocol.PermissionDenied},
+		"allowed runtime":       {loose, protocol.SandboxSpec{Runtime: "runsc"}, "", ""},
+		"gpus without any":      {strict, protocol.SandboxSpec{GPUs: "all"}, "spec.gpus", protocol.FailedPrecondition},
+		"more gpus than it has": {loose, protocol.SandboxSpec{GPUs: "3"}, "spec.gpus", protocol.FailedPrecondition},
+		"gpus":                  {loose, protocol.SandboxSpec{GPUs: "2"}, "", ""},
+		"memory without limits": {blind, protocol.SandboxSpec{}, "spec.memory", protocol.FailedPrecondition},
+	} {
+		err := c.a.check(&c.spec)
+		if e := protocol.AsError(err); err == nil && c.field != "" || err != nil && (e.Field != c.field || e.Code != c.code) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, cfg := range map[string]Config{"profile": {Profiles: []string{"root"}}, "runtime": {Runtimes: []string{"kata"}}} {
+		if _, err := newAbilities(&cfg, info); protocol.CodeOf(err) != protocol.InvalidArgument {
+			t.Errorf("an unknown %s in the configuration: %v", name, err)
+		}
+	}
+}
+
+func TestGPUsAreCountedByTheirDeviceFiles(t *testing.T) {
+	dev := t.TempDir()
+	for name, target := range map[string]string{"nvidia0": "/dev/null", "nvidia1": "/dev/zero", "nvidiactl": "/dev/null", "nvidia9": "/etc/hostname"} {
+		if err := os.Symlink(target, filepath.Join(dev, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := countGPUs(dev); n != 2 {
+		t.Errorf("counted %d", n)
+	}
+}
