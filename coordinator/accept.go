@@ -167,14 +167,16 @@ func sameExec(a, b *protocol.ExecSpec) bool {
 	return bytes.Equal(protocol.Encode(&x), protocol.Encode(&y))
 }
 
-// control decides a stop, resume, delete or cancel: one append at most.
+// control decides a stop, resume, extend, delete or cancel: one append at most.
 func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
 	j, err := c.projection.find(ctx, k, 0)
 	if err != nil {
 		return nil, err
 	}
-	decide := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+	decide := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 		switch d.Verb {
+		case protocol.VerbExtend:
+			return decideExtend(s, d.ID, r.TTL, now)
 		case protocol.VerbStop:
 			return decideStop(s, d.ID, protocol.ReasonStopRequested)
 		case protocol.VerbResume:

@@ -1,6 +1,8 @@
 package coordinator
 
 import (
+	"time"
+
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -53,6 +55,22 @@ func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 		return nil, errState("resume", b)
 	}
 	return []protocol.Event{{Kind: protocol.SandboxResumeRequested, Request: request}}, nil
+}
+
+// decideExtend sets when a sandbox's life is over, earlier or later than before.
+func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now time.Time) ([]protocol.Event, error) {
+	b := &s.Sandbox
+	switch {
+	case !s.Exists():
+		return nil, errNoSandbox()
+	case s.SawRequest(request):
+		return nil, nil
+	case b.State != protocol.StatePending && b.State != protocol.StateReady && b.State != protocol.StateStopped:
+		return nil, errState("extend", b)
+	}
+	return []protocol.Event{{
+		Kind: protocol.SandboxExtended, Request: request, Phase: &protocol.SandboxDetails{ExpiresAt: now.Add(ttl.Std())},
+	}}, nil
 }
 
 // decideDelete asks for the removal, in any state. A sandbox that no host ever held is deleted at

@@ -102,6 +102,8 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 	since := now.Sub(b.StateChangedAt)
 	lost := host == nil || host.State == protocol.HostLost
 	switch {
+	case !b.ExpiresAt.IsZero() && now.After(b.ExpiresAt) && b.Desired != protocol.StateDeleted:
+		return func(s *protocol.State) ([]protocol.Event, error) { return decideDelete(s, "", protocol.ReasonTTL) }
 	case b.State == protocol.StatePending && !b.Assigned && since > b.Spec.QueueTimeout.Std():
 		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s", b.Spec.QueueTimeout)
 	case b.State == protocol.StatePending && b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue:

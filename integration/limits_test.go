@@ -164,3 +164,63 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	}
 	f.Judge()
 }
+
+// TestASandboxIsDeletedWhenItsTimeIsOver shows the life limit in every state, and its extension.
+func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	create := func(id string, ttl time.Duration) *sdk.Sandbox {
+		t.Helper()
+		spec := f.Spec()
+		spec.TTL = protocol.Duration(ttl)
+		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	busy, stopped, longer, shorter := create("busy", 4*time.Second), create("stopped", 4*time.Second), create("longer", 4*time.Second), create("shorter", 0)
+	if at := busy.Info().ExpiresAt; at.Sub(busy.Info().CreatedAt) != 4*time.Second {
+		t.Errorf("made at %s, ends at %s", busy.Info().CreatedAt, at)
+	}
+	x, err := busy.Start(ctx, script("sleep 600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stopped.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := longer.Extend(ctx, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := shorter.Extend(ctx, 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if left := time.Until(longer.Info().ExpiresAt); left < 59*time.Minute || left > time.Hour {
+		t.Errorf("extended by an hour, %s are left", left)
+	}
+	for _, s := range []*sdk.Sandbox{busy, stopped, shorter} {
+		if err := s.WaitDeleted(ctx); err != nil {
+			t.Fatal(err)
+		}
+		i := s.Info()
+		late := i.StateChangedAt.Sub(i.ExpiresAt)
+		if i.Reason != protocol.ReasonTTL || late < 0 || late > 5*time.Second {
+			t.Errorf("%s was deleted %s after its end, reason %s", s.ID(), late, i.Reason)
+		}
+	}
+	if r, err := x.Wait(ctx); protocol.CodeOf(err) != protocol.Cancelled || r.Reason != protocol.ReasonSandboxDeleted {
+		t.Errorf("the exec of the busy one: %+v, %v", r, err)
+	}
+	if err := longer.Refresh(ctx); err != nil || longer.Info().State != protocol.StateReady {
+		t.Errorf("the extended one is %s, %v", longer.Info().State, err)
+	}
+	if err := busy.Extend(ctx, time.Hour); protocol.CodeOf(err) != protocol.FailedPrecondition {
+		t.Errorf("extend a deleted one: %v", err)
+	}
+	if err := longer.Extend(ctx, -time.Hour); protocol.AsError(err).Field != "ttl" {
+		t.Errorf("extend by nothing: %v", err)
+	}
+	f.Judge()
+}

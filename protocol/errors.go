@@ -60,6 +60,7 @@ const (
 	ReasonSandboxFailed       = "sandbox_failed"
 	ReasonStopRequested       = "stop_requested"
 	ReasonIdleTTL             = "idle_ttl"
+	ReasonTTL                 = "ttl"
 	ReasonDeleteRequested     = "delete_requested"
 	ReasonCleanupTTL          = "cleanup_ttl"
 	ReasonCancelRequested     = "cancel_requested"

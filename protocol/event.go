@@ -20,6 +20,7 @@ const (
 	SandboxStopped         Kind = "sandbox.stopped"          // Reason
 	SandboxResumeRequested Kind = "sandbox.resume_requested" //
 	SandboxFailed          Kind = "sandbox.failed"           // Error
+	SandboxExtended        Kind = "sandbox.extended"         // Sandbox.ExpiresAt
 	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
 	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
 	ExecAccepted           Kind = "exec.accepted"            // Exec.Spec
@@ -67,9 +68,10 @@ type SandboxDetails struct {
 	Isolation  string       `json:"isolation,omitempty"` // OCI runtime: runc, runsc, …
 	Container  string       `json:"container,omitempty"` // Engine's id
 	Subnet     string       `json:"subnet,omitempty"`
-	Boot       string       `json:"boot,omitempty"`   // one per start of the supervisor
-	Digest     string       `json:"digest,omitempty"` // of the image, as its registry has it
-	Ports      []Port       `json:"ports,omitempty"`  // as they were given
+	Boot       string       `json:"boot,omitempty"`                // one per start of the supervisor
+	ExpiresAt  time.Time    `json:"expires_at,omitempty,omitzero"` // when its ttl is over
+	Digest     string       `json:"digest,omitempty"`              // of the image, as its registry has it
+	Ports      []Port       `json:"ports,omitempty"`               // as they were given
 }
 
 // ExecDetails is what an exec event adds to the state.

@@ -42,6 +42,7 @@ var Transitions = []Transition{
 	{SandboxStopped, []SandboxState{StateReady}, StateStopped, OwnerWorker},
 	{SandboxResumeRequested, []SandboxState{StateStopped}, StatePending, OwnerCoordinator},
 	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady}, StateFailed, OwnerEither},
+	{SandboxExtended, []SandboxState{StatePending, StateReady, StateStopped}, StateNone, OwnerCoordinator},
 	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed}, StateDeleting, OwnerCoordinator},
 	{SandboxDeleted, []SandboxState{StateDeleting}, StateDeleted, OwnerEither},
 	{ExecAccepted, []SandboxState{StateReady}, StateNone, OwnerCoordinator},
@@ -165,6 +166,9 @@ func (s *State) applySandbox(e *Event) error {
 		}
 		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, Request: e.Request,
 			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
+		if ttl := b.Spec.TTL; ttl > 0 {
+			b.ExpiresAt = e.Time.Add(ttl.Std())
+		}
 		b.servicesStart(e.Time)
 	case SandboxAssigned:
 		if d.Worker == "" || b.Resuming && (d.HostID != b.HostID || d.Generation != b.Generation) ||
@@ -214,6 +218,12 @@ func (s *State) applySandbox(e *Event) error {
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
 		b.servicesStart(e.Time)
+		s.remember(e.Request)
+	case SandboxExtended:
+		if d.ExpiresAt.IsZero() {
+			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a time", e.Kind)
+		}
+		b.ExpiresAt = d.ExpiresAt
 		s.remember(e.Request)
 	case SandboxFailed:
 		if err := s.noActive(e); err != nil {

@@ -81,6 +81,9 @@ func eventFor(s *State, kind Kind) *Event {
 	if err != nil {
 		panic(err)
 	}
+	if kind == SandboxExtended {
+		e.Phase = &SandboxDetails{ExpiresAt: e.Time.Add(time.Hour)}
+	}
 	return e
 }
 

@@ -65,15 +65,16 @@ func goldenValues() map[string]any {
 		Network: &Network{Mode: NetworkAllow, Allow: []string{"10.1.0.0/16"}}, Ports: []Port{{Container: 80, Host: 8080, Protocol: ProtocolTCP}},
 		Tools: []string{"git"}, TTL: Duration(time.Hour), OnDelete: &Hook{Command: []string{"sync"}},
 		RequiredServices: map[string]Service{"db": service}, OptionalServices: map[string]Service{"cache": {Image: "redis"}}}
-	made := &Sandbox{Tenant: "default", ID: "sb-2", Spec: parts, State: StateReady, Digest: "sha256:cd", Ports: parts.Ports,
+	made := &Sandbox{Tenant: "default", ID: "sb-2", Spec: parts, State: StateReady, Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
 		Services:  map[string]ServiceStatus{"db": {State: ServiceStateFailed, Required: true, Reason: ReasonOOMKilled, Error: failure, Since: at}},
 		CreatedAt: at, StateChangedAt: at}
 	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
 		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1}
 	return map[string]any{
-		"reply-parts": &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}},
+		"request-extend": &Request{Version: 1, TTL: Duration(time.Hour)},
+		"reply-parts":    &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
-			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports}},
+			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at}},
 			{Sequence: 2, Kind: ExecFinished, Time: at, State: StateReady, Exec: &ExecDetails{ID: "ex-9", State: ExecStateFinished, OOMKills: 2}}}},
 		"request-create": &Request{Version: 1, Sandbox: &sandboxSpec},
 		"request-exec":   &Request{Version: 1, ExecID: "ex-1", Exec: &execSpec},

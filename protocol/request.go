@@ -8,12 +8,14 @@ import "time"
 //	create  Sandbox (required)
 //	exec    ExecID, Exec (required)
 //	cancel  ExecID (required)
+//	extend  TTL (required)
 //	stop, resume, delete  nothing more
 type Request struct {
 	Version int          `json:"v"`
 	Sandbox *SandboxSpec `json:"sandbox,omitempty"`
 	ExecID  string       `json:"exec_id,omitempty"`
 	Exec    *ExecSpec    `json:"exec,omitempty"`
+	TTL     Duration     `json:"ttl,omitempty"` // the sandbox is deleted so long from now
 }
 
 // Reply answers a request, and every call of the read service.
@@ -172,7 +174,7 @@ func (r *Request) Validate(verb string) error {
 		}
 		return nil
 	}
-	var sandbox, execID, exec bool
+	var sandbox, execID, exec, ttl bool
 	switch verb {
 	case VerbCreate:
 		sandbox = true
@@ -180,16 +182,22 @@ func (r *Request) Validate(verb string) error {
 		execID, exec = true, true
 	case VerbCancel:
 		execID = true
+	case VerbExtend:
+		ttl = true
 	case VerbStop, VerbResume, VerbDelete:
 	default:
-		return Invalid("verb", "must be create, exec, cancel, stop, resume or delete, got %.40q", verb)
+		return Invalid("verb", "must be create, exec, cancel, stop, resume, delete or extend, got %.40q", verb)
 	}
 	for _, err := range []error{
 		uses("sandbox", r.Sandbox != nil, sandbox), uses("exec_id", r.ExecID != "", execID), uses("exec", r.Exec != nil, exec),
+		uses("ttl", r.TTL != 0, ttl),
 	} {
 		if err != nil {
 			return err
 		}
+	}
+	if r.TTL < 0 {
+		return Invalid("ttl", "must be positive, got %s", r.TTL)
 	}
 	if execID {
 		if err := ValidateID("exec_id", r.ExecID); err != nil {

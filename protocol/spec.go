@@ -215,7 +215,7 @@ func (s *SandboxSpec) unsupported() error {
 	}{
 		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
 		{"spec.network", s.Network != nil && s.Network.Mode != NetworkInternet}, {"spec.ports", len(s.Ports) > 0},
-		{"spec.tools", len(s.Tools) > 0}, {"spec.ttl", s.TTL != 0}, {"spec.on_delete", s.OnDelete != nil},
+		{"spec.tools", len(s.Tools) > 0}, {"spec.on_delete", s.OnDelete != nil},
 		{"spec.required_services", len(s.RequiredServices) > 0}, {"spec.optional_services", len(s.OptionalServices) > 0},
 	} {
 		if f.used {

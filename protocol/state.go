@@ -71,7 +71,8 @@ type Sandbox struct {
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
 	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
-	ActiveAt       time.Time                `json:"active_at,omitempty,omitzero"` // last start or end of an exec, or ready: idle_ttl counts from here
+	ActiveAt       time.Time                `json:"active_at,omitempty,omitzero"`  // last start or end of an exec, or ready: idle_ttl counts from here
+	ExpiresAt      time.Time                `json:"expires_at,omitempty,omitzero"` // when its ttl is over: it is deleted then
 	ActiveExecs    int                      `json:"active_execs,omitempty"`
 	TotalExecs     int                      `json:"total_execs,omitempty"`
 	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted so long ago that only this is kept

@@ -48,6 +48,7 @@ const (
 	VerbStop   = "stop"
 	VerbResume = "resume"
 	VerbDelete = "delete"
+	VerbExtend = "extend"
 )
 
 // Subjects. Every argument must have passed [ValidateID].

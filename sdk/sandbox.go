@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -183,6 +184,22 @@ func (s *Sandbox) Stop(ctx context.Context, opts ...Option) error {
 // Resume starts a stopped sandbox again, and waits until it is ready. See [Sandbox.Stop].
 func (s *Sandbox) Resume(ctx context.Context, opts ...Option) error {
 	return s.control(ctx, protocol.VerbResume, opts, untilReady)
+}
+
+// Extend sets that the sandbox is deleted so long from now, earlier or later than before; see
+// [protocol.SandboxSpec.TTL]. It returns when that is accepted. Option: [WithRequestID]. Errors:
+// not_found; invalid_argument for a ttl that is not positive; failed_precondition where the sandbox
+// failed, or is deleted.
+func (s *Sandbox) Extend(ctx context.Context, ttl time.Duration, opts ...Option) error {
+	call, err := newCall("Extend", opts, "WithRequestID")
+	if err != nil {
+		return err
+	}
+	if ttl <= 0 {
+		return protocol.Invalid("ttl", "must be positive, got %s", ttl)
+	}
+	call.accepted = true
+	return s.change(ctx, protocol.VerbExtend, call, protocol.Request{TTL: protocol.Duration(ttl)}, nil)
 }
 
 // Delete ends the running execs and removes everything of the sandbox but its history, and waits

@@ -169,6 +169,8 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 		if reply.Sandbox.Desired == protocol.StateReady {
 			return reply
 		}
+	case protocol.VerbExtend:
+		return nil // the handle does not show whose extension it has; asking again is harmless
 	case protocol.VerbDelete:
 		if reply.Sandbox.Desired == protocol.StateDeleted {
 			return reply

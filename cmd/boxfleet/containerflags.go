@@ -10,7 +10,7 @@ import (
 
 // containerFlags are the flags that say what the container of a sandbox is like.
 type containerFlags struct {
-	disk, shmSize, gpus, hostname, profile, runtime string
+	disk, shmSize, gpus, hostname, profile, runtime, ttl string
 	readOnly                                        bool
 	tmpfs                                           []string
 }
@@ -23,6 +23,7 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.gpus, "gpus", "", "how many GPUs, or all")
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the sandbox's id)")
 	flags.StringVar(&f.profile, "profile", "", "capabilities of commands run as root: hardened (default) or standard")
+	flags.StringVar(&f.ttl, "ttl", "", "delete so `long` after the create, whatever its state (default: never)")
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
@@ -37,6 +38,11 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
 		}
 	}
 	spec.ReadOnly = spec.ReadOnly || f.readOnly
+	if f.ttl != "" {
+		if err := spec.TTL.UnmarshalText([]byte(f.ttl)); err != nil {
+			return usage("--ttl: %v", err)
+		}
+	}
 	if err := size("--disk", &spec.Disk, f.disk); err != nil {
 		return err
 	}
@@ -65,4 +71,28 @@ func size(flag string, field *protocol.Bytes, value string) error {
 	}
 	*field = n
 	return nil
+}
+
+// containerRows describes the container of a sandbox, as far as it was asked for.
+func containerRows(s *protocol.SandboxSpec) (rows [][]any) {
+	add := func(name string, value any, set bool) {
+		if set {
+			rows = append(rows, []any{name, value})
+		}
+	}
+	add("disk", s.Disk, s.Disk != 0)
+	add("shm size", s.ShmSize, s.ShmSize != 0)
+	add("gpus", s.GPUs, s.GPUs != "")
+	add("hostname", s.Hostname, s.Hostname != "")
+	add("profile", s.Profile, s.Profile != "" && s.Profile != protocol.ProfileHardened)
+	add("runtime", s.Runtime, s.Runtime != "")
+	add("read-only", "the root file system", s.ReadOnly)
+	for _, m := range s.Tmpfs {
+		size := "half of the memory"
+		if m.Size != 0 {
+			size = m.Size.String()
+		}
+		add("tmpfs", m.Target+", "+size, true)
+	}
+	return rows
 }

@@ -20,7 +20,7 @@ func (p *program) sandboxCommand() *cobra.Command {
 		p.sandboxCreate(), p.sandboxGet(), p.sandboxList(),
 		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
 		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
-		p.sandboxDelete(), p.sandboxEvents(), p.sandboxExplain())
+		p.sandboxExtend(), p.sandboxDelete(), p.sandboxEvents(), p.sandboxExplain())
 }
 
 func (p *program) sandboxCreate() *cobra.Command {
@@ -108,6 +108,10 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 		if value != "" {
 			rows = append(rows, []any{name, value})
 		}
+	}
+	rows = append(rows, containerRows(&s.Spec)...)
+	if !s.ExpiresAt.IsZero() {
+		add("deleted at", s.ExpiresAt.Format(time.RFC3339))
 	}
 	add("worker", s.Worker)
 	add("isolation", s.Isolation)
@@ -220,6 +224,26 @@ func (p *program) control(ctx context.Context, c *sdk.Client, verb, id string, w
 	}
 	done()
 	return p.show(s.Info(), func(w io.Writer) { fmt.Fprintln(w, id) })
+}
+
+func (p *program) sandboxExtend() *cobra.Command {
+	return &cobra.Command{
+		Use: "extend SANDBOX DURATION", Short: "Set that a sandbox is deleted so long from now", Args: takes("SANDBOX", "DURATION"),
+		ValidArgsFunction: p.completeSandbox, Example: "  boxfleet sandbox extend web 2h",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ttl, err := time.ParseDuration(args[1])
+			if err != nil {
+				return usage("DURATION: %v", err)
+			}
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				s := c.Sandbox(args[0])
+				if err := s.Extend(ctx, ttl); err != nil {
+					return err
+				}
+				return p.show(s.Info(), func(w io.Writer) { fmt.Fprintln(w, args[0]) })
+			})
+		},
+	}
 }
 
 func (p *program) sandboxDelete() *cobra.Command {
