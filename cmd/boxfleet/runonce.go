@@ -25,9 +25,12 @@ func (p *program) runCommand() *cobra.Command {
   boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src -- ls -l`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
-			boxSpec, err := box.spec(cmd, p.stdin, nil)
+			d, err := box.document(cmd, p.stdin, nil)
 			if err != nil {
 				return err
+			}
+			if d.ID != "" {
+				return usage("%s: id is of sandbox create and apply; the sandbox of run has a new one", box.file)
 			}
 			execSpec, err := flags.spec(p.stdin, command)
 			if err != nil {
@@ -37,10 +40,10 @@ func (p *program) runCommand() *cobra.Command {
 				return err
 			}
 			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if err := box.upload(ctx, c, boxSpec); err != nil {
+				if err := upload(ctx, c, d); err != nil {
 					return err
 				}
-				return p.runOnce(ctx, c, boxSpec, execSpec)
+				return p.runOnce(ctx, c, &d.Spec, execSpec)
 			}))
 		},
 	}

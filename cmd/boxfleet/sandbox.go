@@ -24,7 +24,7 @@ func (p *program) sandboxCommand() *cobra.Command {
 }
 
 func (p *program) sandboxCreate() *cobra.Command {
-	var spec specFlags
+	var flags specFlags
 	var id, request string
 	var wait bool
 	cmd := &cobra.Command{
@@ -35,9 +35,12 @@ func (p *program) sandboxCreate() *cobra.Command {
   boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
-			s, err := spec.spec(cmd, p.stdin, command)
+			d, err := flags.document(cmd, p.stdin, command)
 			if err != nil {
 				return err
+			}
+			if d.ID != "" && !cmd.Flags().Changed("id") {
+				_ = cmd.Flags().Set("id", d.ID) // any text is taken
 			}
 			opts, err := requestOptions(cmd, id, request)
 			if err != nil {
@@ -46,10 +49,10 @@ func (p *program) sandboxCreate() *cobra.Command {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				done := p.progress("creating the sandbox")
 				defer done()
-				if err := spec.upload(ctx, c, s); err != nil {
+				if err := upload(ctx, c, d); err != nil {
 					return err
 				}
-				box, err := c.Create(ctx, *s, append(opts, sdk.WithWait(wait))...)
+				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithWait(wait))...)
 				done()
 				if err != nil {
 					return err
@@ -58,8 +61,8 @@ func (p *program) sandboxCreate() *cobra.Command {
 			})
 		},
 	}
-	spec.add(cmd)
-	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox (default: a new one)")
+	flags.add(cmd)
+	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox (default: the file's, else a new one)")
 	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same sandbox")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not only accepted")
 	return cmd

@@ -1,20 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"io"
-	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
+	"github.com/spf13/pflag"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // specFlags are the flags that say what a sandbox is made of.
@@ -45,47 +42,49 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:TARGET` in; may be repeated")
 }
 
-// spec puts the spec together: the file, and the flags over it. Nothing is uploaded yet.
-func (f *specFlags) spec(cmd *cobra.Command, stdin io.Reader, command []string) (*protocol.SandboxSpec, error) {
-	spec := &protocol.SandboxSpec{}
+// document puts the spec together: the file, and the flags over it. Nothing is uploaded yet.
+func (f *specFlags) document(cmd *cobra.Command, stdin io.Reader, command []string) (*spec.Document, error) {
+	d := &spec.Document{}
 	if f.file != "" {
-		if err := readSpec(f.file, stdin, spec); err != nil {
+		var err error
+		if d, err = readSpec(f.file, stdin); err != nil {
 			return nil, err
 		}
 	}
-	set := func(field *string, value string) {
-		if value != "" {
-			*field = value
+	given, err := f.given(command)
+	if err != nil {
+		return nil, err
+	}
+	cmd.Flags().Visit(func(flag *pflag.Flag) { d.Clear(strings.ReplaceAll(flag.Name, "-", "_")) })
+	d.Override(*given)
+	for _, arg := range f.copies {
+		source, target, ok := strings.Cut(arg, ":")
+		if !ok || source == "" || target == "" {
+			return nil, usage("--copy: want PATH:TARGET, got %.200q", arg)
 		}
+		d.AddCopy(source, target)
 	}
-	set(&spec.Image, f.image)
-	set(&spec.User, f.user)
-	set(&spec.Cwd, f.cwd)
-	set(&spec.OnHostLoss, f.onHostLoss)
-	if cmd.Flags().Changed("cpu") {
-		spec.CPU = f.cpu
-	}
-	if cmd.Flags().Changed("pids") {
-		spec.PIDs = f.pids
-	}
-	if len(command) > 0 {
-		spec.Command = command
-	}
+	return d, d.Validate()
+}
+
+// given is what the flags say of a sandbox.
+func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
+	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command}
 	var err error
 	if f.memory != "" {
-		if spec.Memory, err = protocol.ParseBytes(f.memory); err != nil {
+		if s.Memory, err = protocol.ParseBytes(f.memory); err != nil {
 			return nil, usage("--memory: %v", err)
 		}
 	}
 	if f.idleTTL != "" {
-		if err := spec.IdleTTL.UnmarshalText([]byte(f.idleTTL)); err != nil {
+		if err := s.IdleTTL.UnmarshalText([]byte(f.idleTTL)); err != nil {
 			return nil, usage("--idle-ttl: %v", err)
 		}
 	}
-	if err := addPairs("--env", &spec.Env, f.env); err != nil {
+	if err := addPairs("--env", &s.Env, f.env); err != nil {
 		return nil, err
 	}
-	if err := addPairs("--label", &spec.Labels, f.labels); err != nil {
+	if err := addPairs("--label", &s.Labels, f.labels); err != nil {
 		return nil, err
 	}
 	if err := f.container.apply(spec); err != nil {
@@ -96,23 +95,19 @@ func (f *specFlags) spec(cmd *cobra.Command, stdin io.Reader, command []string) 
 		if err != nil {
 			return nil, err
 		}
-		spec.Mounts = append(spec.Mounts, mount)
+		s.Mounts = append(s.Mounts, mount)
 	}
-	return spec, spec.Validate()
+	return s, nil
 }
 
-// upload uploads the trees of --copy and adds them to the spec.
-func (f *specFlags) upload(ctx context.Context, c *sdk.Client, spec *protocol.SandboxSpec) error {
-	for _, arg := range f.copies {
-		source, target, ok := strings.Cut(arg, ":")
-		if !ok || source == "" || target == "" {
-			return usage("--copy: want PATH:TARGET, got %.200q", arg)
-		}
-		copied, err := c.CopyTree(ctx, source, target)
+// upload uploads what the spec has of this machine.
+func upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
+	for _, l := range d.Copies {
+		copied, err := c.CopyTree(ctx, l.Source, d.Spec.Copies[l.Index].Target, l.Exclude...)
 		if err != nil {
 			return err
 		}
-		spec.Copies = append(spec.Copies, copied)
+		d.Spec.Copies[l.Index] = copied
 	}
 	return nil
 }
@@ -143,42 +138,4 @@ func addPairs(flag string, into *map[string]string, args []string) error {
 		(*into)[k] = v
 	}
 	return nil
-}
-
-// readSpec reads one YAML document. A field that is not known is refused by name and line.
-func readSpec(file string, stdin io.Reader, spec *protocol.SandboxSpec) error {
-	data, err := readAll(file, stdin)
-	if err != nil {
-		return usage("read the spec: %v", err)
-	}
-	if len(data) > protocol.MaxSpecBytes {
-		return usage("%s: has more than %d bytes", file, protocol.MaxSpecBytes)
-	}
-	var document yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	if err := dec.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
-		return usage("%s: %v", file, err)
-	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return usage("%s: holds more than one document", file)
-	}
-	if len(document.Content) == 0 {
-		return nil
-	}
-	if err := fill(document.Content[0], reflect.ValueOf(spec).Elem(), ""); err != nil {
-		return usage("%s: %v", file, err)
-	}
-	return nil
-}
-
-func readAll(file string, stdin io.Reader) ([]byte, error) {
-	if file == "-" {
-		return io.ReadAll(io.LimitReader(stdin, protocol.MaxSpecBytes+1))
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, protocol.MaxSpecBytes+1))
 }

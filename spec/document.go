@@ -1,0 +1,228 @@
+package spec
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Bounds of what is read.
+const (
+	MaxBytes     = protocol.MaxSpecBytes // of one document, and of its text once variables are filled in
+	MaxFileBytes = 4 << 20               // of several documents
+	MaxDocuments = 256
+	maxNodes     = 20_000 // values of a document, those that aliases repeat counted each time
+	maxDepth     = 32
+)
+
+// Options says how YAML is read.
+type Options struct {
+	Name string            // of the text, such as its file, for errors; may be empty
+	Env  map[string]string // the variables for $VAR; nil: none is set
+}
+
+// Document is one sandbox, as YAML describes it.
+type Document struct {
+	ID     string // of the sandbox; empty where the document has none
+	Spec   protocol.SandboxSpec
+	Copies []LocalCopy // entries of Spec.Copies that the caller has yet to upload
+
+	name string
+	at   map[string]position // of each value, by its path
+}
+
+// LocalCopy is a file or tree of the caller's machine. Until it is uploaded, its entry of
+// Spec.Copies has a target and no digest.
+type LocalCopy struct {
+	Index   int    // of its entry in Spec.Copies
+	Source  string // path on the caller's machine
+	Exclude []string
+}
+
+// position is a place in a text, counted from 1.
+type position struct{ line, column int }
+
+// Parse reads a text of one document. An empty text is an empty document. Errors: invalid_argument
+// that names line, column and field. What a spec may say is checked by [Document.Validate].
+func Parse(data []byte, o Options) (*Document, error) {
+	if len(data) > MaxBytes {
+		return nil, fault(o.Name, "spec", "has more than %d bytes", MaxBytes)
+	}
+	documents, err := parse(data, o, 2)
+	if err != nil {
+		return nil, err
+	}
+	switch len(documents) {
+	case 0:
+		return &Document{name: o.Name}, nil
+	case 1:
+		return documents[0], nil
+	}
+	return nil, fault(o.Name, "spec", "holds more than one document; those are for apply")
+}
+
+// ParseAll reads a text of one or more documents. Empty ones are passed over.
+func ParseAll(data []byte, o Options) ([]*Document, error) {
+	if len(data) > MaxFileBytes {
+		return nil, fault(o.Name, "spec", "has more than %d bytes", MaxFileBytes)
+	}
+	documents, err := parse(data, o, MaxDocuments+1)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(documents) == 0:
+		return nil, fault(o.Name, "spec", "holds no document")
+	case len(documents) > MaxDocuments:
+		return nil, fault(o.Name, "spec", "holds more than %d documents", MaxDocuments)
+	}
+	return documents, nil
+}
+
+// parse reads at most so many documents.
+func parse(data []byte, o Options, most int) ([]*Document, error) {
+	var documents []*Document
+	reader := yaml.NewDecoder(bytes.NewReader(data))
+	for len(documents) < most {
+		var node yaml.Node
+		if err := reader.Decode(&node); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, fault(o.Name, "spec", "%.300s", strings.TrimPrefix(err.Error(), "yaml: "))
+		}
+		if empty(&node) {
+			continue
+		}
+		d := &Document{name: o.Name, at: map[string]position{}}
+		whole := struct {
+			ID string `json:"id"`
+			protocol.SandboxSpec
+		}{}
+		if err := (&decoder{document: d, options: o}).value(node.Content[0], reflect.ValueOf(&whole).Elem(), ""); err != nil {
+			return nil, err
+		}
+		d.ID, d.Spec = whole.ID, whole.SandboxSpec
+		documents = append(documents, d)
+	}
+	return documents, nil
+}
+
+func empty(document *yaml.Node) bool {
+	return len(document.Content) == 0 || document.Content[0].ShortTag() == "!!null" && document.Content[0].Kind == yaml.ScalarNode
+}
+
+// Override puts explicit parameters over the document, as [Merge] does.
+func (d *Document) Override(parameters protocol.SandboxSpec) {
+	d.forget(reflect.ValueOf(parameters))
+	d.Spec = Merge(d.Spec, parameters)
+}
+
+// Clear takes a value away that the document gives, so that a parameter that was given empty says
+// something. Maps and lists stay.
+func (d *Document) Clear(field string) {
+	s := reflect.ValueOf(&d.Spec).Elem()
+	for i := range s.NumField() {
+		if k := s.Field(i).Kind(); jsonName(s.Type().Field(i)) == field && k != reflect.Map && k != reflect.Slice {
+			s.Field(i).SetZero()
+			d.forgetBelow(field)
+		}
+	}
+}
+
+// forget forgets the positions of what parameters replace: an error in a parameter is in no line.
+func (d *Document) forget(parameters reflect.Value) {
+	for i := range parameters.NumField() {
+		value, name := parameters.Field(i), jsonName(parameters.Type().Field(i))
+		switch {
+		case value.IsZero():
+		case value.Kind() == reflect.Map:
+			for _, key := range value.MapKeys() {
+				d.forgetBelow(join(name, key.String()))
+			}
+		case value.Kind() != reflect.Slice || replaced(parameters.Type().Field(i)):
+			d.forgetBelow(name)
+		}
+	}
+}
+
+func (d *Document) forgetBelow(path string) {
+	for p := range d.at {
+		if p == path || strings.HasPrefix(p, path+".") || strings.HasPrefix(p, path+"[") {
+			delete(d.at, p)
+		}
+	}
+}
+
+// AddCopy adds a file or tree of the caller's machine, to be uploaded.
+func (d *Document) AddCopy(source, target string, exclude ...string) {
+	d.Copies = append(d.Copies, LocalCopy{len(d.Spec.Copies), source, exclude})
+	d.Spec.Copies = append(d.Spec.Copies, protocol.Copy{Target: target})
+}
+
+// noDigest stands for the digest of a tree that is not uploaded yet.
+var noDigest = "sha256-" + strings.Repeat("0", 64)
+
+// Validate checks everything that can be known without a host and before an upload. The error names
+// the field and, where the YAML says it, line and column.
+func (d *Document) Validate() error {
+	if d.ID != "" {
+		if err := protocol.ValidateID("id", d.ID); err != nil {
+			return d.locate(err)
+		}
+	}
+	s := Merge(protocol.SandboxSpec{}, d.Spec)
+	for _, c := range d.Copies {
+		s.Copies[c.Index].Digest = noDigest
+	}
+	return d.locate(s.Validate())
+}
+
+// locate adds the place in the text to an error that names a field.
+func (d *Document) locate(err error) error {
+	if err == nil {
+		return nil
+	}
+	e := *protocol.AsError(err)
+	path := strings.TrimPrefix(e.Field, "spec.")
+	at, ok := d.at[path]
+	if parent := path[:max(strings.LastIndexByte(path, '.'), 0)]; !ok && !isMap(parent) {
+		at, ok = d.at[parent] // of a short form, or of an entry that lacks the field
+	}
+	if ok && path != "" {
+		e.Message = place(d.name, at) + e.Message
+	}
+	return &e
+}
+
+// isMap says whether a field is a map with names that anybody may add, so that the map's place is
+// not the place of an entry.
+func isMap(path string) bool {
+	switch path[strings.LastIndexByte(path, '.')+1:] {
+	case "", "env", "labels", "required_services", "optional_services":
+		return true
+	}
+	return false
+}
+
+// fault is an error about a whole text.
+func fault(name, field, format string, args ...any) error {
+	message := fmt.Sprintf(format, args...)
+	if name != "" {
+		message = name + ": " + message
+	}
+	return &protocol.Error{Code: protocol.InvalidArgument, Field: field, Message: message}
+}
+
+func place(name string, at position) string {
+	text := fmt.Sprintf("line %d, column %d: ", at.line, at.column)
+	if name != "" {
+		text = name + ": " + text
+	}
+	return text
+}

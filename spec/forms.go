@@ -1,0 +1,221 @@
+package spec
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// shortForm reads the forms that YAML has beside those of the wire. done is false where the node is
+// in the wire's form.
+func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, err error) {
+	scalar, list := node.Kind == yaml.ScalarNode, node.Kind == yaml.SequenceNode
+	switch v := into.(type) {
+	case *map[string]string:
+		return true, d.pairs(node, v, path)
+	case *[]protocol.Copy:
+		return true, d.copies(node, v, path)
+	case *protocol.Network:
+		if scalar {
+			return true, short(d, node, path, v, readNetwork)
+		}
+		defer func() {
+			if len(v.Allow) > 0 && v.Mode == "" {
+				v.Mode = protocol.NetworkAllow
+			}
+		}()
+		return true, d.structure(node, reflect.ValueOf(v).Elem(), path)
+	case *protocol.Port:
+		if scalar {
+			return true, short(d, node, path, v, readPort)
+		}
+	case *protocol.Mount:
+		if scalar {
+			return true, short(d, node, path, v, readMount)
+		}
+	case *protocol.Tmpfs:
+		if scalar {
+			return true, short(d, node, path, v, readTmpfs)
+		}
+	case *protocol.Hook:
+		if list {
+			return true, d.value(node, reflect.ValueOf(&v.Command).Elem(), join(path, "command"))
+		}
+		if scalar {
+			return true, d.wrong(node, path, `must be a list or a map; for a line of shell write ["sh", "-c", "..."]`)
+		}
+	case *[]string:
+		if scalar && strings.HasSuffix(path, "healthcheck.test") {
+			line, err := d.text(node, path)
+			*v = []string{"CMD-SHELL", line}
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// short reads a value that is written as one text.
+func short[T any](d *decoder, node *yaml.Node, path string, into *T, read func(string) (T, error)) error {
+	text, err := d.text(node, path)
+	if err != nil {
+		return err
+	}
+	if *into, err = read(text); err != nil {
+		return d.wrong(node, path, "%v", err)
+	}
+	return nil
+}
+
+func readNetwork(text string) (n protocol.Network, err error) {
+	switch text {
+	case protocol.NetworkInternet, protocol.NetworkNone:
+		return protocol.Network{Mode: text}, nil
+	}
+	return n, fmt.Errorf("must be internet, none, or a map with allow: [RANGE, ...], got %.40q", text)
+}
+
+// readPort reads [HOST:]CONTAINER[/PROTOCOL]. Ports are on the host's loopback only.
+func readPort(text string) (p protocol.Port, err error) {
+	wrong := fmt.Errorf("must be [HOST:]CONTAINER[/PROTOCOL] such as \"8080:80/udp\" or \"80\", got %.40q", text)
+	ports, proto, named := strings.Cut(text, "/")
+	if named && proto == "" {
+		return p, wrong
+	}
+	p.Protocol = proto
+	host, container, two := strings.Cut(ports, ":")
+	if !two {
+		host, container = "0", host
+	}
+	if address, rest, three := strings.Cut(container, ":"); three {
+		if ip, err := netip.ParseAddr(host); err != nil || ip != netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
+			return p, fmt.Errorf("ports are published on 127.0.0.1 only: write HOST:CONTAINER, got %.40q", text)
+		}
+		host, container = address, rest
+	}
+	if p.Host, err = strconv.Atoi(host); err == nil {
+		p.Container, err = strconv.Atoi(container)
+	}
+	if err != nil {
+		return protocol.Port{}, wrong
+	}
+	return p, nil
+}
+
+// readMount reads SOURCE:TARGET[:ro|rw].
+func readMount(text string) (m protocol.Mount, err error) {
+	parts := strings.Split(text, ":")
+	if len(parts) == 3 && (parts[2] == "ro" || parts[2] == "rw") {
+		m.Writable = parts[2] == "rw"
+		parts = parts[:2]
+	}
+	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
+		return m, fmt.Errorf("must be SOURCE:TARGET, with :ro or :rw behind it, got %.200q", text)
+	}
+	m.Source, m.Target = parts[0], parts[1]
+	return m, nil
+}
+
+// readTmpfs reads TARGET[:SIZE].
+func readTmpfs(text string) (t protocol.Tmpfs, err error) {
+	target, size, sized := strings.Cut(text, ":")
+	t.Target = target
+	if sized {
+		if t.Size, err = protocol.ParseBytes(size); err != nil {
+			return t, fmt.Errorf("must be TARGET or TARGET:SIZE: %w", err)
+		}
+	}
+	return t, nil
+}
+
+// pairs reads a map of texts, or a list of K=V. Any scalar is taken as it is written.
+func (d *decoder) pairs(node *yaml.Node, into *map[string]string, path string) error {
+	*into = map[string]string{}
+	switch node.Kind {
+	case yaml.MappingNode:
+		return d.entries(node, path, func(key, value *yaml.Node) error {
+			text, err := d.pair(value, join(path, key.Value))
+			(*into)[key.Value] = text
+			return err
+		})
+	case yaml.SequenceNode:
+		for i, item := range node.Content {
+			at := fmt.Sprintf("%s[%d]", path, i)
+			text, err := d.pair(item, at)
+			if err != nil {
+				return err
+			}
+			key, value, ok := strings.Cut(text, "=")
+			if !ok {
+				return d.wrong(item, at, "must be K=V, got %.80q", text)
+			}
+			if _, twice := (*into)[key]; twice {
+				return d.wrong(item, join(path, key), "is there twice")
+			}
+			(*into)[key] = value
+			d.mark(item, join(path, key))
+		}
+		return nil
+	}
+	return d.wrong(node, path, "must be a map, or a list of K=V, got %s", describe(node))
+}
+
+func (d *decoder) pair(node *yaml.Node, path string) (string, error) {
+	node, err := d.enter(node, path)
+	if err != nil {
+		return "", err
+	}
+	if node.ShortTag() == "!!null" {
+		return "", d.wrong(node, path, "has no value; write \"\" for empty text")
+	}
+	return d.scalar(node, path, "text")
+}
+
+// copies reads copies: those of trees that are uploaded already have a digest, and those of the
+// caller's machine a source.
+func (d *decoder) copies(node *yaml.Node, into *[]protocol.Copy, path string) error {
+	if node.Kind != yaml.SequenceNode {
+		return d.wrong(node, path, "must be a list, got %s", describe(node))
+	}
+	for i, item := range node.Content {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		item, err := d.enter(item, at)
+		if err != nil {
+			return err
+		}
+		entry := struct {
+			Source  string   `json:"source"`
+			Exclude []string `json:"exclude"`
+			protocol.Copy
+		}{}
+		if item.Kind == yaml.ScalarNode {
+			err = short(d, item, at, &entry.Source, func(s string) (string, error) { return s, nil })
+			var ok bool
+			if entry.Source, entry.Target, ok = strings.Cut(entry.Source, ":"); err == nil && (!ok || entry.Source == "") {
+				err = d.wrong(item, at, "must be SOURCE:TARGET, or a map")
+			}
+		} else {
+			err = d.structure(item, reflect.ValueOf(&entry).Elem(), at)
+		}
+		switch {
+		case err != nil:
+			return err
+		case (entry.Source == "") == (entry.Digest == ""):
+			return d.wrong(item, at, "must have either source, a path of this machine, or digest, of a tree that is uploaded")
+		case entry.Source == "" && len(entry.Exclude) > 0:
+			return d.wrong(item, join(at, "exclude"), "is of copies with a source")
+		case entry.Source != "" && entry.Size != 0:
+			return d.wrong(item, join(at, "size"), "is of copies with a digest")
+		}
+		if entry.Source != "" {
+			d.document.Copies = append(d.document.Copies, LocalCopy{i, entry.Source, entry.Exclude})
+		}
+		*into = append(*into, entry.Copy)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// maxNesting is how deep variables may stand in the defaults of variables.
+const maxNesting = 16
+
+var errTooLong = errors.New("is too long with its variables")
+
+// interpolate fills in variables as Compose does, in texts that are parsed already, so that no
+// value of a variable can change what the document is:
+//
+//	$VAR ${VAR}        its value; an error where it is not set
+//	${VAR:-x} ${VAR-x} x where it is empty or not set; where it is not set
+//	${VAR:+x} ${VAR+x} x where it is set and not empty; where it is set; else nothing
+//	${VAR:?x} ${VAR?x} an error that says x where it is empty or not set; where it is not set
+//	$$                 a dollar sign
+//
+// x may have variables itself. A dollar sign before anything else stays as it is. The result has at
+// most limit bytes.
+func interpolate(text string, env map[string]string, limit, depth int) (string, error) {
+	if !strings.Contains(text, "$") {
+		return text, nil
+	}
+	if depth > maxNesting {
+		return "", fmt.Errorf("has variables nested more than %d deep", maxNesting)
+	}
+	var out strings.Builder
+	for text != "" {
+		before, rest, found := strings.Cut(text, "$")
+		out.WriteString(before)
+		if !found {
+			break
+		}
+		name := leadingName(rest)
+		var value string
+		switch {
+		case strings.HasPrefix(rest, "$"):
+			value, rest = "$", rest[1:]
+		case strings.HasPrefix(rest, "{"):
+			inner, after, ok := closing(rest[1:])
+			if !ok {
+				return "", fmt.Errorf("has ${ without its }: %.40q; write $$ for a dollar sign", "$"+rest)
+			}
+			var err error
+			if value, err = expand(inner, env, limit, depth); err != nil {
+				return "", err
+			}
+			rest = after
+		case name != "":
+			var set bool
+			if value, set = env[name]; !set {
+				return "", notSet(name)
+			}
+			rest = rest[len(name):]
+		default:
+			value = "$"
+		}
+		out.WriteString(value)
+		if out.Len() > limit {
+			return "", errTooLong
+		}
+		text = rest
+	}
+	return out.String(), nil
+}
+
+// expand is the value of what stands between ${ and }.
+func expand(inner string, env map[string]string, limit, depth int) (string, error) {
+	name := leadingName(inner)
+	operator := inner[len(name):]
+	value, set := env[name]
+	if name == "" {
+		return "", fmt.Errorf("${%.40s} does not begin with the name of a variable; write $$ for a dollar sign", inner)
+	}
+	if operator == "" {
+		if !set {
+			return "", notSet(name)
+		}
+		return value, nil
+	}
+	if strings.HasPrefix(operator, ":") {
+		set, operator = set && value != "", operator[1:]
+	}
+	if operator == "" || !strings.Contains("-+?", operator[:1]) {
+		return "", fmt.Errorf("${%.40s} is not understood; after the name come :- - :+ + :? or ?", inner)
+	}
+	operand := func() (string, error) { return interpolate(operator[1:], env, limit, depth+1) }
+	switch {
+	case operator[0] == '+' && set, operator[0] == '-' && !set:
+		return operand()
+	case operator[0] == '+':
+		return "", nil
+	case operator[0] == '?' && !set:
+		message, err := operand()
+		if err == nil {
+			err = fmt.Errorf("variable %s is required: %.200s", name, message)
+		}
+		return "", err
+	}
+	return value, nil
+}
+
+func notSet(name string) error {
+	return fmt.Errorf("variable %.80s is not set; give a default as ${%.80s:-default}, or write $$ for a dollar sign", name, name)
+}
+
+// closing splits behind the } that belongs to a ${ which has just been read.
+func closing(text string) (inner, after string, ok bool) {
+	open := 0
+	for i := 0; i < len(text); i++ {
+		switch {
+		case strings.HasPrefix(text[i:], "$$"):
+			i++
+		case strings.HasPrefix(text[i:], "${"):
+			open++
+			i++
+		case text[i] == '}' && open == 0:
+			return text[:i], text[i+1:], true
+		case text[i] == '}':
+			open--
+		}
+	}
+	return "", "", false
+}
+
+// leadingName is the name of a variable that a text begins with.
+func leadingName(text string) string {
+	for i := range len(text) {
+		c := text[i]
+		if c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || i > 0 && c >= '0' && c <= '9' {
+			continue
+		}
+		return text[:i]
+	}
+	return text
+}
