@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // Bounds of the parts of a sandbox.
@@ -91,6 +93,24 @@ type Service struct {
 	Disk        Bytes             `json:"disk,omitempty"`
 	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // none: it is ready when it runs
 	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is ready
+}
+
+// Services are services by name.
+type Services map[string]Service
+
+// EncodeMsgpack writes the services sorted by name, so that one spec has one encoding.
+func (s Services) EncodeMsgpack(enc *msgpack.Encoder) error {
+	err := enc.EncodeMapLen(len(s))
+	for _, name := range sortedKeys(s) {
+		service := s[name]
+		if err == nil {
+			err = enc.EncodeString(name)
+		}
+		if err == nil {
+			err = enc.Encode(&service)
+		}
+	}
+	return err
 }
 
 // Healthcheck says how to find out whether a service is healthy, as Docker's does.

@@ -81,8 +81,8 @@ type SandboxSpec struct {
 	OnHostLoss    string            `json:"on_host_loss,omitempty"`   // wait (default) or fail
 	OnDelete      *Hook             `json:"on_delete,omitempty"`      // run before a ready sandbox is deleted
 
-	RequiredServices map[string]Service `json:"required_services,omitempty"` // by name; must be ready for the sandbox to be
-	OptionalServices map[string]Service `json:"optional_services,omitempty"` // by name; block nothing
+	RequiredServices Services `json:"required_services,omitempty"` // by name; must be ready for the sandbox to be
+	OptionalServices Services `json:"optional_services,omitempty"` // by name; block nothing
 }
 
 // Mount binds a file or directory of the host into the sandbox, read-only. Source must be below

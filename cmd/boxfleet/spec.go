@@ -69,22 +69,22 @@ func (f *specFlags) document(cmd *cobra.Command, stdin io.Reader, command []stri
 
 // given is what the flags say of a sandbox.
 func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
-	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command}
+	spec := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command}
 	var err error
 	if f.memory != "" {
-		if s.Memory, err = protocol.ParseBytes(f.memory); err != nil {
+		if spec.Memory, err = protocol.ParseBytes(f.memory); err != nil {
 			return nil, usage("--memory: %v", err)
 		}
 	}
 	if f.idleTTL != "" {
-		if err := s.IdleTTL.UnmarshalText([]byte(f.idleTTL)); err != nil {
+		if err := spec.IdleTTL.UnmarshalText([]byte(f.idleTTL)); err != nil {
 			return nil, usage("--idle-ttl: %v", err)
 		}
 	}
-	if err := addPairs("--env", &s.Env, f.env); err != nil {
+	if err := addPairs("--env", &spec.Env, f.env); err != nil {
 		return nil, err
 	}
-	if err := addPairs("--label", &s.Labels, f.labels); err != nil {
+	if err := addPairs("--label", &spec.Labels, f.labels); err != nil {
 		return nil, err
 	}
 	if err := f.container.apply(spec); err != nil {
@@ -95,9 +95,9 @@ func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.Mounts = append(s.Mounts, mount)
+		spec.Mounts = append(spec.Mounts, mount)
 	}
-	return s, nil
+	return spec, nil
 }
 
 // upload uploads what the spec has of this machine.
