@@ -10,7 +10,8 @@ import (
 
 // containerFlags are the flags that say what the container of a sandbox is like.
 type containerFlags struct {
-	disk, shmSize, gpus, hostname, profile, runtime, ttl string
+	disk, shmSize, gpus, hostname, profile, runtime string
+	ttl, queueTimeout, createTimeout, grace         string
 	readOnly                                        bool
 	tmpfs                                           []string
 }
@@ -24,6 +25,9 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the sandbox's id)")
 	flags.StringVar(&f.profile, "profile", "", "capabilities of commands run as root: hardened (default) or standard")
 	flags.StringVar(&f.ttl, "ttl", "", "delete so `long` after the create, whatever its state (default: never)")
+	flags.StringVar(&f.queueTimeout, "queue-timeout", "", "fail when no host took it for so `long` (default 24h)")
+	flags.StringVar(&f.createTimeout, "create-timeout", "", "fail when it is not ready so `long` after a host took it (default 5m)")
+	flags.StringVar(&f.grace, "stop-grace", "", "`time` from TERM to KILL when it stops (default 5s)")
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
@@ -38,9 +42,19 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
 		}
 	}
 	spec.ReadOnly = spec.ReadOnly || f.readOnly
-	if f.ttl != "" {
-		if err := spec.TTL.UnmarshalText([]byte(f.ttl)); err != nil {
-			return usage("--ttl: %v", err)
+	for _, d := range []struct {
+		flag  string
+		field *protocol.Duration
+		value string
+	}{
+		{"--ttl", &spec.TTL, f.ttl}, {"--queue-timeout", &spec.QueueTimeout, f.queueTimeout},
+		{"--create-timeout", &spec.CreateTimeout, f.createTimeout}, {"--stop-grace", &spec.Grace, f.grace},
+	} {
+		if d.value == "" {
+			continue
+		}
+		if err := d.field.UnmarshalText([]byte(d.value)); err != nil {
+			return usage("%s: %v", d.flag, err)
 		}
 	}
 	if err := size("--disk", &spec.Disk, f.disk); err != nil {

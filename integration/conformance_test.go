@@ -1,0 +1,325 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+var updateDocs = flag.Bool("update-docs", false, "write docs/conformance.md as the tests find it")
+
+const conformanceFile = "../docs/conformance.md"
+
+// part is one field of a sandbox's spec: how it is given in each way, and how its work is seen.
+type part struct {
+	field string
+	set   func(*protocol.SandboxSpec) // through the SDK
+	flags []string                    // through the CLI
+	yaml  string                      // through a file
+
+	probe, want string // run in the sandbox, and what it prints; or
+	shown       string // the test that shows it
+
+	read func(*protocol.Sandbox) any // of what is read back: the same in every way, and set
+}
+
+// parts are all fields. Those of one group are given to one sandbox together.
+func parts(dirs conformanceDirs) map[string][]part {
+	spec := func(read func(*protocol.SandboxSpec) any) func(*protocol.Sandbox) any {
+		return func(b *protocol.Sandbox) any { return read(&b.Spec) }
+	}
+	return map[string][]part{
+		"plain": {
+			{field: "image", set: func(s *protocol.SandboxSpec) { s.Image = fleet.Image }, flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
+				probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }},
+			{field: "command", set: func(s *protocol.SandboxSpec) { s.Command = []string{"sh", "-c", "echo ran > /tmp/primary; sleep 1000"} },
+				flags: []string{"--", "sh", "-c", "echo ran > /tmp/primary; sleep 1000"}, yaml: `command: [sh, -c, "echo ran > /tmp/primary; sleep 1000"]`,
+				probe: "while ! test -s /tmp/primary; do usleep 10000; done; cat /tmp/primary", want: "ran", read: spec(func(s *protocol.SandboxSpec) any { return s.Command })},
+			{field: "env", set: func(s *protocol.SandboxSpec) { s.Env = map[string]string{"COLOUR": "red"} }, flags: []string{"--env", "COLOUR=red"}, yaml: "env: {COLOUR: red}",
+				probe: "echo $COLOUR", want: "red", read: spec(func(s *protocol.SandboxSpec) any { return s.Env })},
+			{field: "labels", set: func(s *protocol.SandboxSpec) { s.Labels = map[string]string{"team": "a"} }, flags: []string{"--label", "team=a"}, yaml: "labels: {team: a}",
+				shown: "TestS18_WhatIsReadBackIsWhole", read: spec(func(s *protocol.SandboxSpec) any { return s.Labels })},
+			{field: "user", set: func(s *protocol.SandboxSpec) { s.User = "1000:1000" }, flags: []string{"--user", "1000:1000"}, yaml: `user: "1000:1000"`,
+				probe: "id -u", want: "1000", read: spec(func(s *protocol.SandboxSpec) any { return s.User })},
+			{field: "cwd", set: func(s *protocol.SandboxSpec) { s.Cwd = "/tmp" }, flags: []string{"--cwd", "/tmp"}, yaml: "cwd: /tmp",
+				probe: "pwd", want: "/tmp", read: spec(func(s *protocol.SandboxSpec) any { return s.Cwd })},
+			{field: "cpu", set: func(s *protocol.SandboxSpec) { s.CPU = 0.5 }, flags: []string{"--cpu", "0.5"}, yaml: "cpu: 0.5",
+				probe: "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max", want: "50000", read: spec(func(s *protocol.SandboxSpec) any { return s.CPU })},
+			{field: "memory", set: func(s *protocol.SandboxSpec) { s.Memory = 64 << 20 }, flags: []string{"--memory", "64m"}, yaml: "memory: 64m",
+				probe: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max", want: "67108864", read: spec(func(s *protocol.SandboxSpec) any { return s.Memory })},
+			{field: "pids", set: func(s *protocol.SandboxSpec) { s.PIDs = 300 }, flags: []string{"--pids", "300"}, yaml: "pids: 300",
+				probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300", read: spec(func(s *protocol.SandboxSpec) any { return s.PIDs })},
+			{field: "shm_size", set: func(s *protocol.SandboxSpec) { s.ShmSize = 1 << 20 }, flags: []string{"--shm-size", "1m"}, yaml: "shm_size: 1m",
+				probe: "df -k /dev/shm | tail -1 | awk '{print $2}'", want: "1024", read: spec(func(s *protocol.SandboxSpec) any { return s.ShmSize })},
+			{field: "hostname", set: func(s *protocol.SandboxSpec) { s.Hostname = "box-7" }, flags: []string{"--hostname", "box-7"}, yaml: "hostname: box-7",
+				probe: "hostname", want: "box-7", read: spec(func(s *protocol.SandboxSpec) any { return s.Hostname })},
+			{field: "tmpfs", set: func(s *protocol.SandboxSpec) { s.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 2 << 20}} }, flags: []string{"--tmpfs", "/scratch:2m"}, yaml: "tmpfs: [{target: /scratch, size: 2m}]",
+				probe: "df -k /scratch | tail -1 | awk '{print $2}'", want: "2048", read: spec(func(s *protocol.SandboxSpec) any { return s.Tmpfs })},
+			{field: "runtime", set: func(s *protocol.SandboxSpec) { s.Runtime = "runc" }, flags: []string{"--runtime", "runc"}, yaml: "runtime: runc",
+				shown: "TestTheContainerIsAsTheSpecSays", read: func(b *protocol.Sandbox) any { return b.Isolation }},
+			{field: "profile", set: func(s *protocol.SandboxSpec) { s.Profile = "standard" }, flags: []string{"--profile", "standard"}, yaml: "profile: standard",
+				probe: "grep CapBnd /proc/self/status | cut -f2", want: "00000000a00405fb", read: spec(func(s *protocol.SandboxSpec) any { return s.Profile })},
+			{field: "mounts", set: func(s *protocol.SandboxSpec) {
+				s.Mounts = []protocol.Mount{{Source: dirs.mount, Target: "/mnt/m"}}
+			}, flags: []string{"--mount", dirs.mount + ":/mnt/m"}, yaml: "mounts: [{source: " + dirs.mount + ", target: /mnt/m}]",
+				probe: "cat /mnt/m/file; touch /mnt/m/x 2>/dev/null || echo cannot", want: "mounted\ncannot", read: spec(func(s *protocol.SandboxSpec) any { return s.Mounts })},
+			{field: "idle_ttl", set: func(s *protocol.SandboxSpec) { s.IdleTTL = protocol.Duration(time.Hour) }, flags: []string{"--idle-ttl", "1h"}, yaml: "idle_ttl: 1h",
+				shown: "TestS9_IdleStopIsPunctualAndResumeResetsIt", read: spec(func(s *protocol.SandboxSpec) any { return s.IdleTTL })},
+			{field: "ttl", set: func(s *protocol.SandboxSpec) { s.TTL = protocol.Duration(time.Hour) }, flags: []string{"--ttl", "1h"}, yaml: "ttl: 1h",
+				shown: "TestASandboxIsDeletedWhenItsTimeIsOver", read: func(b *protocol.Sandbox) any { return b.ExpiresAt.Sub(b.CreatedAt) }},
+			{field: "queue_timeout", set: func(s *protocol.SandboxSpec) { s.QueueTimeout = protocol.Duration(time.Hour) }, flags: []string{"--queue-timeout", "1h"}, yaml: "queue_timeout: 1h",
+				shown: "TestWithoutAHostASandboxWaitsAndThenFails", read: spec(func(s *protocol.SandboxSpec) any { return s.QueueTimeout })},
+			{field: "create_timeout", set: func(s *protocol.SandboxSpec) { s.CreateTimeout = protocol.Duration(time.Minute) }, flags: []string{"--create-timeout", "1m"}, yaml: "create_timeout: 1m",
+				shown: "TestQ1_WhatNobodyTakesUpIsEnded", read: spec(func(s *protocol.SandboxSpec) any { return s.CreateTimeout })},
+			{field: "grace", set: func(s *protocol.SandboxSpec) { s.Grace = protocol.Duration(time.Second) }, flags: []string{"--stop-grace", "1s"}, yaml: "grace: 1s",
+				shown: "TestAStopGivesItsGrace", read: spec(func(s *protocol.SandboxSpec) any { return s.Grace })},
+			{field: "on_host_loss", set: func(s *protocol.SandboxSpec) { s.OnHostLoss = "fail" }, flags: []string{"--on-host-loss", "fail"}, yaml: "on_host_loss: fail",
+				shown: "TestASandboxNeedNotWaitForALostHost", read: spec(func(s *protocol.SandboxSpec) any { return s.OnHostLoss })},
+		},
+		"read-only": {
+			{field: "image", set: func(s *protocol.SandboxSpec) { s.Image = fleet.Image }, flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
+				probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }},
+			{field: "read_only", set: func(s *protocol.SandboxSpec) { s.ReadOnly = true }, flags: []string{"--read-only"}, yaml: "read_only: true",
+				probe: "touch /x 2>/dev/null || echo cannot", want: "cannot", read: spec(func(s *protocol.SandboxSpec) any { return s.ReadOnly })},
+		},
+	}
+}
+
+// refused are the fields that the hosts of these tests cannot give: they must be refused, by name.
+func refused() []part {
+	return []part{
+		{field: "disk", set: func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 }, flags: []string{"--disk", "1g"}, yaml: "disk: 1g"},
+		{field: "gpus", set: func(s *protocol.SandboxSpec) { s.GPUs = "all" }, flags: []string{"--gpus", "all"}, yaml: "gpus: all"},
+	}
+}
+
+// elsewhere are the fields that are not tried here, and the test that does.
+var elsewhere = map[string]string{
+	"copies":            "TestACopiedTreeArrivesAsItIs",
+	"pull":              "",
+	"network":           "",
+	"ports":             "",
+	"tools":             "",
+	"on_delete":         "",
+	"required_services": "",
+	"optional_services": "",
+}
+
+type conformanceDirs struct{ mount string }
+
+// ways are how a sandbox is asked for.
+var ways = []string{"SDK", "CLI", "YAML"}
+
+// TestEveryFieldWorksInEveryWay gives each field of a spec through the SDK, the CLI and a file, looks
+// whether it works and what is read back, and compares what it found with the table in the
+// documentation.
+func TestEveryFieldWorksInEveryWay(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	dirs := conformanceDirs{mount: t.TempDir()}
+	if err := os.WriteFile(filepath.Join(dirs.mount, "file"), []byte("mounted\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f.Worker("w1", fleet.Role{AllowMounts: []string{dirs.mount}, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}})
+	cli := buildCLI(t)
+	found := map[string]map[string]string{}
+	for group, fields := range parts(dirs) {
+		read := map[string]string{}
+		for _, way := range ways {
+			s, err := createIn(t, f, cli, way, way+"-"+group, fields)
+			if err != nil {
+				t.Fatalf("create %s-%s: %v", way, group, err)
+			}
+			for _, p := range fields {
+				if found[p.field] == nil {
+					found[p.field] = map[string]string{}
+				}
+				works := p.probe == "" || mustPrint(t, f, s, p.probe) == p.want
+				info := s.Info()
+				back := asText(p.read(&info))
+				if first, ok := read[p.field]; ok && first != back || back == asText(nil) || back == "0" || back == `""` {
+					t.Errorf("%s: read back through the %s: %s, otherwise %s", p.field, way, back, first)
+					works = false
+				}
+				read[p.field] = back
+				if !works {
+					t.Errorf("%s does not work through the %s", p.field, way)
+				}
+				found[p.field][way] = map[bool]string{true: "yes", false: "NO"}[works]
+			}
+		}
+	}
+	for _, p := range refused() {
+		found[p.field] = map[string]string{}
+		for _, way := range ways {
+			_, err := createIn(t, f, cli, way, way+"-"+p.field, []part{parts(dirs)["plain"][0], p})
+			if err == nil || !strings.Contains(err.Error(), "spec."+p.field) {
+				t.Errorf("%s through the %s: %v", p.field, way, err)
+			}
+			found[p.field][way] = "refused"
+		}
+	}
+	compareTable(t, found, parts(dirs))
+}
+
+func asText(v any) string {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// buildCLI builds the command line.
+func buildCLI(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "boxfleet")
+	if out, err := exec.Command("go", "build", "-o", path, "github.com/boxfleet/boxfleet/cmd/boxfleet").CombinedOutput(); err != nil {
+		t.Fatalf("build the CLI: %v\n%s", err, out)
+	}
+	return path
+}
+
+// createIn makes a sandbox with all of the fields in one of the ways.
+func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) (*sdk.Sandbox, error) {
+	t.Helper()
+	ctx := f.Context(time.Minute)
+	if way == "SDK" {
+		spec := protocol.SandboxSpec{}
+		for _, p := range fields {
+			p.set(&spec)
+		}
+		return f.Client.Create(ctx, spec, sdk.WithID(id))
+	}
+	args := []string{"sandbox", "create", "--nats", f.URL(), "--id", id}
+	var command, lines []string
+	for _, p := range fields {
+		lines = append(lines, p.yaml)
+		if p.flags[0] == "--" {
+			command = p.flags
+		} else if way == "CLI" {
+			args = append(args, p.flags...)
+		}
+	}
+	if way == "CLI" {
+		args = append(args, command...)
+	} else {
+		args = append(args, "-f", "-")
+	}
+	cmd := exec.CommandContext(ctx, cli, args...)
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%v: %w\n%s", args, err, out)
+	}
+	return f.Client.Get(ctx, id)
+}
+
+// compareTable fails where a field of the spec is in no group, or the documentation says something
+// else than was found.
+func compareTable(t *testing.T, found map[string]map[string]string, groups map[string][]part) {
+	t.Helper()
+	shown := map[string]string{}
+	for _, fields := range groups {
+		for _, p := range fields {
+			shown[p.field] = p.shown
+		}
+	}
+	tests := testNames(t)
+	var rows []string
+	for _, field := range wireFields(reflect.TypeFor[protocol.SandboxSpec]()) {
+		cells, here := found[field]
+		by, there := elsewhere[field]
+		switch {
+		case here && there:
+			t.Errorf("%s is in a group and elsewhere", field)
+		case here:
+			by = shown[field]
+		case there:
+		default:
+			t.Errorf("%s is in no group", field)
+			continue
+		}
+		enforced := "probed here"
+		if cells["SDK"] == "refused" {
+			enforced = "the hosts of the tests cannot give it, and say so"
+		} else if by != "" {
+			if !slices.ContainsFunc(tests, func(name string) bool { return strings.HasPrefix(name, by) }) {
+				t.Errorf("%s is shown by %s, which does not exist", field, by)
+			}
+			enforced = "`" + by + "`"
+		} else if !here {
+			enforced = "not shown by a test of its own"
+		}
+		row := "| `" + field + "` |"
+		for _, way := range ways {
+			row += " " + cells[way] + " |"
+		}
+		back := ""
+		if cells["SDK"] == "yes" {
+			back = "yes"
+		}
+		rows = append(rows, row+" "+enforced+" | "+back+" |")
+	}
+	var table bytes.Buffer
+	fmt.Fprintln(&table, "# What works in which way")
+	fmt.Fprintln(&table)
+	fmt.Fprintln(&table, "Each field of a sandbox's spec, given through the SDK, the CLI and a YAML file, whether a worker")
+	fmt.Fprintln(&table, "does it, and whether it is read back. `TestEveryFieldWorksInEveryWay` finds this by trying, and fails")
+	fmt.Fprintln(&table, "where it is not what stands here. An empty cell: not tried by that test, but by the one that is named.")
+	fmt.Fprintln(&table)
+	fmt.Fprintln(&table, "| field | SDK | CLI | YAML | enforced | read back |\n|---|---|---|---|---|---|")
+	for _, row := range rows {
+		fmt.Fprintln(&table, row)
+	}
+	if *updateDocs {
+		if err := os.WriteFile(conformanceFile, table.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if stored, err := os.ReadFile(conformanceFile); err != nil || !bytes.Equal(stored, table.Bytes()) {
+		t.Errorf("docs/conformance.md is not what was found (%v); found:\n%s", err, table.String())
+	}
+}
+
+// wireFields lists the names of a struct's fields on the wire.
+func wireFields(t reflect.Type) (names []string) {
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		names = append(names, name)
+	}
+	return names
+}
+
+// testNames lists every test of the repository.
+func testNames(t *testing.T) (names []string) {
+	t.Helper()
+	pattern := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		for _, m := range pattern.FindAllSubmatch(data, -1) {
+			names = append(names, string(m[1]))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}

@@ -1,0 +1,93 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// TestASandboxNeedNotWaitForALostHost kills the only worker: of two sandboxes on its host one waits,
+// shown unreachable, and the other fails once the host's lock lease is over, and not before.
+func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
+	t.Parallel()
+	const ttl = 4 * time.Second
+	f := fleet.Start(t, fleet.Options{LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	ctx := f.Context(time.Minute)
+	waits := f.Create("waits")
+	spec := f.Spec()
+	spec.OnHostLoss = protocol.OnHostLossFail
+	fails, err := f.Client.Create(ctx, spec, sdk.WithID("fails"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := fails.Start(ctx, script("sleep 600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Processes("worker")[0].Kill()
+	killed := time.Now()
+	_, err = x.Wait(ctx)
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonHostLost {
+		t.Errorf("its exec: %v", err)
+	}
+	f.Eventually(ttl+10*time.Second, "it has failed", func() error {
+		if err := fails.Refresh(ctx); err != nil || fails.Info().State != protocol.StateFailed {
+			return protocol.Errorf(protocol.Internal, "", "%s, %v", fails.Info().State, err)
+		}
+		return nil
+	})
+	i := fails.Info()
+	after := i.StateChangedAt.Sub(killed)
+	t.Logf("failed %s after the worker's death, lease %s", after.Round(time.Millisecond), ttl)
+	if i.Reason != protocol.ReasonHostLost || after < ttl*5/6 {
+		t.Errorf("failed with reason %s %s after the death: its lease was not over", i.Reason, after)
+	}
+	if err := waits.Refresh(ctx); err != nil || waits.Info().State != protocol.StateReady || !waits.Info().Unreachable {
+		t.Errorf("the one that waits is %s, unreachable %v, %v", waits.Info().State, waits.Info().Unreachable, err)
+	}
+	f.Judge()
+}
+
+// TestAStopGivesItsGrace stops a sandbox whose exec needs a while to end, and one whose exec never
+// would.
+func TestAStopGivesItsGrace(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	run := func(id string, grace time.Duration, text string) (took time.Duration, r *sdk.Result) {
+		t.Helper()
+		spec := f.Spec()
+		spec.Grace = protocol.Duration(grace)
+		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := s.Start(ctx, script(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+			break // its trap is set
+		}
+		began := time.Now()
+		if err := s.Stop(ctx); err != nil {
+			t.Fatal(err)
+		}
+		took = time.Since(began)
+		r, _ = x.Wait(ctx) // cancelled is an error
+		return took, r
+	}
+	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")
+	if took > 5*time.Second || string(r.Stdout) != "ready\nbye\n" {
+		t.Errorf("what ends on TERM: after %s, %q", took, r.Stdout)
+	}
+	took, r = run("deaf", time.Second, "trap 'echo no' TERM; echo ready; while :; do usleep 50000; done")
+	if took < time.Second || took > 4*time.Second || code(r) != "137" {
+		t.Errorf("what does not end on TERM: after %s, exit code %s", took, code(r))
+	}
+	f.Judge()
+}
