@@ -51,8 +51,8 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 		return e.Field + ": " + e.Message
 	}
 	for i, m := range b.Spec.Mounts {
-		if !mountAllowed(m.Source, h.Mounts) {
-			return fmt.Sprintf("spec.mounts[%d].source: %s is not below the host's allow-list", i, m.Source)
+		if field, why := mountRefusal(m, h); why != "" {
+			return fmt.Sprintf("spec.mounts[%d].%s: %s %s of the host", i, field, m.Source, why)
 		}
 	}
 	return ""
@@ -76,24 +76,51 @@ func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
 	return nil
 }
 
-// mountAllowed says whether a path is below an entry of an allow-list. The worker checks again,
-// with links resolved.
-func mountAllowed(source string, allowed []string) bool {
-	source = path.Clean(source)
-	return slices.ContainsFunc(allowed, func(dir string) bool {
-		dir = path.Clean(dir)
-		return source == dir || strings.HasPrefix(source, strings.TrimSuffix(dir, "/")+"/")
-	})
+// mountRefusal says why a host does not let a path be mounted, and which field of the mount is in
+// the way; "" when it does. The narrowest entry of its allow-list decides whether the path may be
+// written. The worker judges again, with links resolved.
+func mountRefusal(m protocol.Mount, h *protocol.Host) (field, why string) {
+	source, narrowest := path.Clean(m.Source), ""
+	for _, dir := range h.Mounts {
+		if isBelow(source, dir) && len(dir) > len(narrowest) {
+			narrowest = dir
+		}
+	}
+	if narrowest == "" {
+		return "source", "is not below the allow-list"
+	}
+	if !m.Writable {
+		return "", ""
+	}
+	for _, dir := range h.Mounts {
+		if (dir == narrowest || isBelow(dir, source)) && !slices.Contains(h.Writable, dir) {
+			return "writable", "may be mounted read-only by the allow-list"
+		}
+	}
+	return "", ""
+}
+
+func isBelow(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // impossible returns the error for a sandbox that no host, whatever its load, would ever take
 // because of the operators' policy; nil where waiting may help.
 func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	for i, m := range b.Spec.Mounts {
-		allows := func(h *protocol.Host) bool { return mountAllowed(m.Source, h.Mounts) }
+		refused := ""
+		allows := func(h *protocol.Host) bool {
+			field, why := mountRefusal(m, h)
+			refused = max(refused, field) // a host that allows to read it says more than one that does not
+			return why == ""
+		}
 		if len(hosts) > 0 && !slices.ContainsFunc(hosts, allows) {
+			why := " is not below any host's allow-list"
+			if refused == "writable" {
+				why = " may be mounted read-only at most, by every host's allow-list"
+			}
 			return &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonMountDenied,
-				Field: fmt.Sprintf("spec.mounts[%d].source", i), Message: m.Source + " is not below any host's allow-list"}
+				Field: fmt.Sprintf("spec.mounts[%d].%s", i, refused), Message: m.Source + why}
 		}
 	}
 	if len(hosts) == 0 {

@@ -68,6 +68,35 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 	}
 }
 
+func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
+	reader, writer := host("reader", 0), host("writer", 5)
+	writer.Mounts, writer.Writable = []string{"/srv/cache", "/srv/cache/fixed"}, []string{"/srv/cache"}
+	hosts := []*protocol.Host{reader, writer}
+	b := wants(1 << 30)
+	for source, want := range map[string]string{"/srv/cache/go": "writer", "/srv/cache/fixed": "", "/srv/cache": "", "/srv": "", "/srv/cachet": ""} {
+		b.Spec.Mounts = []protocol.Mount{{Source: source, Target: "/t", Writable: true}}
+		chosen, refusals := place(b, hosts)
+		got := ""
+		if chosen != nil {
+			got = chosen.Worker
+		}
+		if got != want {
+			t.Errorf("%s is placed on %q, want %q: %v", source, got, want, refusals)
+		}
+		field := "writable"
+		if !strings.HasPrefix(source, "/srv/cache/") && source != "/srv/cache" {
+			field = "source"
+		}
+		if why := impossible(b, hosts); (why == nil) != (want != "") || why != nil && (why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0]."+field) {
+			t.Errorf("%s: %v", source, why)
+		}
+	}
+	b.Spec.Mounts = []protocol.Mount{{Source: "/srv/cache/go", Target: "/t"}}
+	if chosen, _ := place(b, hosts); chosen != reader {
+		t.Errorf("what is only read is placed on %s", chosen.Worker)
+	}
+}
+
 func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	type row struct {
 		at time.Time

@@ -415,7 +415,7 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 	}
 	for _, all := range []string{"/", filepath.Join(f.Dir, "all")} {
 		p := f.Worker("w2", fleet.Role{AllowMounts: []string{all}, NoWait: true})
-		if err := p.AwaitExit(10 * time.Second); err == nil || !strings.Contains(p.Log()+err.Error(), "allow_mounts[0]") {
+		if err := p.AwaitExit(10 * time.Second); err == nil || !strings.Contains(p.Log()+err.Error(), "mounts.allow[0]") {
 			t.Errorf("a worker that allows %s: %v", all, err)
 		}
 	}

@@ -85,19 +85,20 @@ type SandboxSpec struct {
 	OptionalServices Services `json:"optional_services,omitempty"` // by name; block nothing
 }
 
-// Mount binds a file or directory of the host into the sandbox, read-only. Source must be below
-// an entry of the worker's allow-list.
+// Mount binds a file or directory of the host into the sandbox, without what is mounted below it.
+// Source must be below an entry of the worker's allow-list, and one that says rw for Writable.
 type Mount struct {
 	Source   string `json:"source"`             // absolute path on the host
 	Target   string `json:"target"`             // absolute path in the sandbox
-	Writable bool   `json:"writable,omitempty"` // refused: only read-only mounts are supported
+	Writable bool   `json:"writable,omitempty"` // default: read-only
 }
 
 // Copy places a tree that the caller uploaded, a tar stream in the object store, into the sandbox.
 type Copy struct {
-	Digest string `json:"digest"`         // "sha256-" and 64 hex digits, of the tar stream
-	Size   Bytes  `json:"size,omitempty"` // of the tar stream, for progress only
-	Target string `json:"target"`         // absolute directory in the sandbox, made where missing
+	Digest string `json:"digest"`          // "sha256-" and 64 hex digits, of the tar stream
+	Size   Bytes  `json:"size,omitempty"`  // of the tar stream, for progress only
+	Target string `json:"target"`          // absolute directory in the sandbox, made where missing
+	Owner  string `json:"owner,omitempty"` // uid or uid:gid that everything belongs to; default: the ids in the tar stream
 }
 
 // ExecSpec says what an exec runs. Execs are stateless: cwd and env are per call.
@@ -267,9 +268,6 @@ func (s *SandboxSpec) validateFiles() error {
 		if path.Clean(m.Source) == "/" {
 			return Invalid(field+".source", "must not be the root of the host")
 		}
-		if m.Writable {
-			return Invalid(field+".writable", "writable mounts are not supported")
-		}
 		if err := targets.add(field+".target", m.Target); err != nil {
 			return err
 		}
@@ -282,6 +280,9 @@ func (s *SandboxSpec) validateFiles() error {
 		if c.Size < 0 {
 			return Invalid(field+".size", "must not be negative")
 		}
+		if _, _, ok := c.Owners(); !ok {
+			return Invalid(field+".owner", "must be a uid, or uid:gid, as numbers, got %.40q", c.Owner)
+		}
 		if err := targets.add(field+".target", c.Target); err != nil {
 			return err
 		}
@@ -293,6 +294,18 @@ func (s *SandboxSpec) validateFiles() error {
 		}
 		if err := targets.add(field+".target", m.Target); err != nil {
 			return err
+		}
+	}
+	for i, c := range s.Copies {
+		for _, m := range s.Mounts {
+			if isBelow(path.Clean(m.Target), path.Clean(c.Target)) {
+				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the mount at %s would hide it", path.Clean(m.Target))
+			}
+		}
+		for _, m := range s.Tmpfs {
+			if isBelow(path.Clean(m.Target), path.Clean(c.Target)) {
+				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the file system in memory at %s would hide it", path.Clean(m.Target))
+			}
 		}
 	}
 	return nil

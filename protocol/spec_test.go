@@ -121,7 +121,6 @@ func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
 		{"target empty", mount("/opt", ""), "spec.mounts[0].target"},
 		{"target relative", mount("/opt", "a"), "spec.mounts[0].target"},
 		{"target with NUL", mount("/opt", "/a\x00b"), "spec.mounts[0].target"},
-		{"writable", func(s *S) { s.Mounts = []Mount{{Source: "/opt", Target: "/a", Writable: true}} }, "spec.mounts[0].writable"},
 		{"too many mounts", func(s *S) { s.Mounts = make([]Mount, MaxMounts+1) }, "spec.mounts"},
 		{"too many copies", func(s *S) { s.Copies = make([]Copy, MaxCopies+1) }, "spec.copies"},
 		{"same target", func(s *S) { s.Mounts = []Mount{{Source: "/x", Target: "/a"}, {Source: "/y", Target: "/a"}} }, "spec.mounts[1].target"},
@@ -130,6 +129,14 @@ func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
 		{"mount and copy to one target", func(s *S) {
 			s.Mounts = []Mount{{Source: "/x", Target: "/a"}}
 			s.Copies = []Copy{{Digest: someDigest, Target: "/a/"}}
+		}, "spec.copies[0].target"},
+		{"copy below a mount", func(s *S) {
+			s.Mounts = []Mount{{Source: "/x", Target: "/a"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/b"}, {Digest: someDigest, Target: "/c/../a/b"}}
+		}, "spec.copies[1].target"},
+		{"copy below a file system in memory", func(s *S) {
+			s.Tmpfs = []Tmpfs{{Target: "/a"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/a/b"}}
 		}, "spec.copies[0].target"},
 		{"copy target relative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "src"}} }, "spec.copies[0].target"},
 		{"copy size negative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "/src", Size: -1}} }, "spec.copies[0].size"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"path"
 	"slices"
 	"sort"
@@ -52,7 +53,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.w.abilities.check(&b.Spec); err != nil {
 		return err
 	}
-	binds, err := s.w.mounts.binds(b.Spec.Mounts)
+	bindings, err := s.w.planBindings(&b.Spec)
 	if err != nil {
 		return err
 	}
@@ -78,6 +79,9 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := d.saveDefaults(defaults{User: user, Cwd: cwd}); err != nil {
 		return err
 	}
+	if bindings, err = s.keepBindings(d, bindings); err != nil {
+		return err
+	}
 	if err := s.phase(ctx, b, "network"); err != nil {
 		return err
 	}
@@ -92,7 +96,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		}
 		s.w.cfg.Probe("before-container-create")
 		err := s.whole(func() error {
-			id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, binds))
+			id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, d.binds(bindings)))
 			return naming(err, docker.ReasonNoDiskQuota, "spec.disk")
 		})
 		if err != nil {
@@ -248,17 +252,25 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	if err != nil {
 		return nil, err
 	}
+	var mounted *shown
+	defer func() { mounted.close() }()
 	if s.seen.container != containerRunning {
-		s.w.cfg.Probe("before-container-start")
-		if err := s.whole(func() error { return s.w.engine.StartContainer(ctx, id) }); err != nil {
-			a.close()
-			return nil, err
-		}
-		s.w.cfg.Probe("after-container-start")
+		mounted, err = s.startMounted(ctx, d, id)
+	} else if _, unverified := os.Stat(d.unverified()); unverified == nil { // a worker that started it came no further
+		mounted, err = s.w.openBindings(d)
+	}
+	if err != nil {
+		a.close()
+		return nil, err
 	}
 	c, err := s.w.engine.Inspect(ctx, id)
 	if err == nil && !c.Running {
 		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
+	}
+	if err == nil && mounted != nil {
+		if err = mounted.verify(c.Pid); err != nil {
+			err = errors.Join(err, s.w.engine.KillContainer(ctx, id))
+		}
 	}
 	if err != nil {
 		a.close()
@@ -272,6 +284,25 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	s.w.cfg.Probe("after-hello")
 	s.attach(a)
 	return a, nil
+}
+
+// startMounted starts a container while the links of its mounts lead to their sources.
+func (s *sandbox) startMounted(ctx context.Context, d directory, id string) (*shown, error) {
+	mounted, err := s.w.openBindings(d)
+	if err != nil {
+		return nil, err
+	}
+	if err = mounted.show(); err == nil {
+		s.w.cfg.Probe("before-container-start")
+		err = s.whole(func() error { return s.w.engine.StartContainer(ctx, id) })
+	}
+	if hideErr := mounted.hide(); err == nil {
+		err = hideErr
+	}
+	if err == nil {
+		s.w.cfg.Probe("after-container-start")
+	}
+	return mounted, err
 }
 
 // resume starts a stopped sandbox's container again.

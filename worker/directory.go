@@ -19,6 +19,8 @@ import (
 //	<tenant>.<sandbox>.<generation>/
 //	    key       authenticates the supervisor's exit records; the container never sees it
 //	    defaults  user and directory of execs that name none, from the spec and the image
+//	    bindings  what of the host is mounted; see binding
+//	    mounts/   the names by which the Engine knows it
 //	    ctl/      bind-mounted read-only; holds the worker's socket
 //	    run/      bind-mounted; what is in it is the container's word, and hostile
 type directory struct {

@@ -45,10 +45,11 @@ func (h *health) get() string {
 func (w *worker) register(ctx context.Context) error {
 	for {
 		problem := w.health.get()
+		mounts, writable := w.mounts.advertised()
 		h := &protocol.Host{
 			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Memory: w.cfg.Memory,
-			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: w.cfg.AllowMounts,
+			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable,
 			Profiles: w.abilities.profiles, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota,
 			Healthy: problem == "", Problem: problem, StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
 		}

@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -53,7 +56,10 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 		"/dev/null":                            protocol.PermissionDenied,
 		filepath.Join(allowed, "not-existing"): protocol.InvalidArgument,
 	} {
-		binds, err := policy.binds([]protocol.Mount{{Source: source, Target: "/t"}})
+		f, real, err := policy.open("spec.mounts[0]", source, false)
+		if f != nil {
+			f.Close()
+		}
 		if protocol.CodeOf(err) != code {
 			t.Errorf("mount of %s: %v, want %q", source, err, code)
 			continue
@@ -64,21 +70,155 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 			}
 			continue
 		}
-		if b := binds[0]; !b.ReadOnly || !b.NonRecursive || b.Source != filepath.Join(allowed, "sub") {
-			t.Errorf("mount of %s: %+v", source, b)
+		if real != filepath.Join(allowed, "sub") {
+			t.Errorf("mount of %s leads to %s", source, real)
 		}
 	}
 	none, err := newMountPolicy(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := none.binds([]protocol.Mount{{Source: outside, Target: "/t"}}); protocol.CodeOf(err) != protocol.PermissionDenied {
+	if _, _, err := none.open("m", outside, false); protocol.CodeOf(err) != protocol.PermissionDenied {
 		t.Errorf("an empty allow-list lets %s through: %v", outside, err)
 	}
-	for _, bad := range []string{"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root")} {
+	for _, bad := range []string{"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root"), allowed + ":rx"} {
 		if _, err := newMountPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("allow-list with %s: %v", bad, err)
 		}
+	}
+}
+
+func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
+	dir := t.TempDir()
+	hidden, shared := filepath.Join(dir, "hidden"), filepath.Join(dir, "shared")
+	for _, d := range []string{hidden, filepath.Join(shared, "deep", "down"), filepath.Join(shared, "fine"), filepath.Join(shared, "bound")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(hidden, "engine.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	policy, err := newMountPolicy([]string{shared}, []string{socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what, source string, code protocol.Code) {
+		t.Helper()
+		f, _, err := policy.open("m", source, false)
+		if f != nil {
+			f.Close()
+		}
+		if protocol.CodeOf(err) != code {
+			t.Errorf("%s: %v, want %q", what, err, code)
+		}
+	}
+	check("a directory", shared, "")
+	link := filepath.Join(shared, "deep", "down", "harmless")
+	if err := os.Link(socket, link); err != nil {
+		t.Fatal(err)
+	}
+	check("a hard link to the socket", link, protocol.PermissionDenied)
+	check("a directory that holds one", shared, protocol.PermissionDenied)
+	check("a directory beside it", filepath.Join(shared, "fine"), "")
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	check("the directory without it", shared, "")
+	if os.Geteuid() != 0 {
+		return
+	}
+	bound := filepath.Join(shared, "bound")
+	if err := unix.Mount(hidden, bound, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(bound, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	check("the socket's directory, seen through another mount", bound, protocol.PermissionDenied)
+	if err := unix.Mount(dir, bound, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(bound, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	check("a directory above it, seen through another mount", bound, protocol.PermissionDenied)
+	check("one beside it, seen through another mount", filepath.Join(bound, "shared", "fine"), "")
+	if err := unix.Mount("proc", filepath.Join(shared, "fine"), "proc", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(filepath.Join(shared, "fine"), unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	check("a file system of the kernel", filepath.Join(shared, "fine"), protocol.PermissionDenied)
+}
+
+func TestTheNarrowestEntrySaysWhatMayBeWritten(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may offer what can be written")
+	}
+	dir := t.TempDir()
+	fixed := filepath.Join(dir, "fixed")
+	for _, d := range []string{filepath.Join(fixed, "open", "x"), filepath.Join(dir, "x")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(fixed, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	policy, err := newMountPolicy([]string{fixed + ":ro", dir + ":rw", filepath.Join(fixed, "open") + ":rw"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for source, mayWrite := range map[string]bool{
+		dir: false, filepath.Join(dir, "x"): true, fixed: false, filepath.Join(dir, "link"): false, filepath.Join(dir, "link", "open"): true,
+		filepath.Join(fixed, "open", "x"): true,
+	} {
+		for _, writable := range []bool{false, true} {
+			f, _, err := policy.open("m", source, writable)
+			if f != nil {
+				f.Close()
+			}
+			if want := mayWrite || !writable; (err == nil) != want || err != nil && protocol.AsError(err).Field != "m.writable" {
+				t.Errorf("%s, writable %v: %v", source, writable, err)
+			}
+		}
+	}
+	all, writable := policy.advertised()
+	if len(all) != 3 || len(writable) != 2 || all[0] != fixed {
+		t.Errorf("advertised: %q, of it %q", all, writable)
+	}
+}
+
+func TestALinkThatComesWhileASourceIsResolvedIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"allowed/a/b", "outside/b"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := filepath.Join(dir, "allowed", "a")
+	if err := errors.Join(os.Rename(a, a+"2"), os.Symlink(filepath.Join(dir, "outside"), a)); err != nil {
+		t.Fatal(err)
+	}
+	// The path as it was resolved a moment ago.
+	if f, err := openBelow(filepath.Join(dir, "allowed"), filepath.Join(a, "b")); err == nil {
+		f.Close()
+		t.Error("a link was followed")
+	}
+	if f, err := openBelow(a, filepath.Join(a, "b")); err == nil {
+		f.Close()
+		t.Error("an entry of the allow-list that has become a link was followed")
 	}
 }
 

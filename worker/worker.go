@@ -34,7 +34,7 @@ type Config struct {
 	CPU         float64         // cores to offer; default: the host's
 	Memory      protocol.Bytes  // to offer; default: nine tenths of the host's
 	Labels      map[string]string
-	AllowMounts []string     // directories of the host that may be mounted read-only; default none
+	AllowMounts []string     // directories of the host that may be mounted, PATH[:ro] read-only or PATH:rw; default none
 	Profiles    []string     // capability profiles that sandboxes may choose; default hardened only
 	Runtimes    []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
 	NetworkPool string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
@@ -232,7 +232,7 @@ func (w *worker) token() uint64 {
 
 func (w *worker) preparePolicy(ctx context.Context) error {
 	var err error
-	if w.mounts, err = newMountPolicy(w.cfg.AllowMounts, []string{"/var/run/docker.sock", strings.TrimPrefix(w.engineAddress(), "unix://"), w.cfg.StateDir}); err != nil {
+	if w.mounts, err = newMountPolicy(w.cfg.AllowMounts, w.hidden()); err != nil {
 		return err
 	}
 	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {
@@ -249,6 +249,17 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 		w.subnets.use(p)
 	}
 	return nil
+}
+
+// hidden is what no sandbox may see of this host, beside what is so on every host.
+func (w *worker) hidden() []string {
+	hidden := []string{w.cfg.StateDir}
+	for _, path := range []string{w.info.RootDir, strings.TrimPrefix(w.engineAddress(), "unix://")} {
+		if filepath.IsAbs(path) {
+			hidden = append(hidden, path)
+		}
+	}
+	return hidden
 }
 
 func (w *worker) engineAddress() string {

@@ -76,7 +76,7 @@ func (s *setting) flag() string {
 	if !found {
 		name = s.key
 	}
-	return strings.ReplaceAll(name, "_", "-")
+	return strings.NewReplacer("_", "-", ".", "-").Replace(name)
 }
 
 // env is the name of the setting's environment variable.
@@ -113,7 +113,7 @@ func (c *config) settings() []setting {
 		{"worker.cpu", "0", "cores to offer; 0: the host's", upAndW, "", parsed(&w.CPU, parseFloat)},
 		{"worker.memory", "0B", "memory to offer, such as 4GiB; 0: nine tenths of the host's", upAndW, "", parsed(&w.Memory, protocol.ParseBytes)},
 		{"worker.labels", "", "labels of the host, K=V", roleW, "", list(&w.Labels)},
-		{"worker.allow_mounts", "", "directories of the host that sandboxes may mount read-only; none by default", upAndW, "", list(&w.AllowMounts)},
+		{"worker.mounts.allow", "", "directories of the host that sandboxes may mount: PATH or PATH:ro read-only, PATH:rw also writable; none by default", upAndW, "", list(&w.AllowMounts)},
 		{"worker.profiles", "hardened", "capability profiles that sandboxes may choose: hardened, standard", upAndW, "", list(&w.Profiles)},
 		{"worker.runtimes", "", "OCI runtimes of the engine that sandboxes may choose; none by default: they get the engine's", upAndW, "", list(&w.Runtimes)},
 		{"worker.reap_dry_run", "false", "true: report what the log says is over on the host, and remove nothing of it", roleW, "", parsed(&w.ReapDryRun, strconv.ParseBool)},

@@ -56,7 +56,7 @@ func TestFlagsGoOverEnvironmentOverFileOverDefaults(t *testing.T) {
 	if got := read(); got != 100 {
 		t.Errorf("default: want 100, got %d", got)
 	}
-	write(t, file, "worker:\n  slots: 3\n  allow_mounts: [/a, /b]\n")
+	write(t, file, "worker:\n  slots: 3\n  mounts:\n    allow: [/a, /b]\n")
 	if got := read(); got != 3 {
 		t.Errorf("file: want 3, got %d", got)
 	}
@@ -71,7 +71,7 @@ func TestFlagsGoOverEnvironmentOverFileOverDefaults(t *testing.T) {
 	if err != nil || strings.Join(c.Worker.AllowMounts, " ") != "/a /b" {
 		t.Errorf("a list in the file: %q, %v", c.Worker.AllowMounts, err)
 	}
-	t.Setenv("BOXFLEET_WORKER_ALLOW_MOUNTS", "/c,/d")
+	t.Setenv("BOXFLEET_WORKER_MOUNTS_ALLOW", "/c,/d")
 	if c, err = configured(t, "worker"); err != nil || strings.Join(c.Worker.AllowMounts, " ") != "/c /d" {
 		t.Errorf("a list in the environment: %q, %v", c.Worker.AllowMounts, err)
 	}

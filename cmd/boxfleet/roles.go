@@ -39,7 +39,7 @@ func (p *program) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "worker --nats URL", Short: "Run the worker of a Docker host", Args: takes(),
 		Long:    "Run the worker of a Docker host. Sandboxes and execs go on without it; the next one adopts them.",
-		Example: "  boxfleet worker --nats nats://n1:4222 --allow-mounts /srv/cache --labels zone=a",
+		Example: "  boxfleet worker --nats nats://n1:4222 --mounts-allow /srv/cache --labels zone=a",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.role(cmd.Context(), "worker", func(ctx context.Context, conn *jetstream.Conn) error {
 				cfg, err := p.worker(conn)

@@ -131,7 +131,11 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 		add("label", k+"="+s.Spec.Labels[k])
 	}
 	for _, m := range s.Spec.Mounts {
-		add("mount", m.Source+" at "+m.Target+", read-only")
+		mode := ", read-only"
+		if m.Writable {
+			mode = ", writable"
+		}
+		add("mount", m.Source+" at "+m.Target+mode)
 	}
 	for _, c := range s.Spec.Copies {
 		add("copy", c.Digest+" at "+c.Target)

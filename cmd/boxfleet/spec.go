@@ -38,7 +38,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	f.container.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
-	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET` of the host that runs the sandbox, read-only; may be repeated")
+	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:TARGET` in; may be repeated")
 }
 
@@ -112,17 +112,21 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
 	return nil
 }
 
-// parseMount reads HOST:TARGET, with an optional :ro. Only read-only mounts are supported.
+// parseMount reads HOST:TARGET, with an optional :ro or :rw.
 func parseMount(arg string) (protocol.Mount, error) {
-	parts := strings.Split(strings.TrimSuffix(arg, ":ro"), ":")
+	paths, writable := strings.CutSuffix(arg, ":rw")
+	if !writable {
+		paths = strings.TrimSuffix(arg, ":ro")
+	}
+	parts := strings.Split(paths, ":")
 	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
-		return protocol.Mount{}, usage("--mount: want HOST:TARGET or HOST:TARGET:ro, got %.200q", arg)
+		return protocol.Mount{}, usage("--mount: want HOST:TARGET, HOST:TARGET:ro or HOST:TARGET:rw, got %.200q", arg)
 	}
 	source, err := filepath.Abs(parts[0])
 	if err != nil {
 		return protocol.Mount{}, usage("--mount: %v", err)
 	}
-	return protocol.Mount{Source: source, Target: parts[1]}, nil
+	return protocol.Mount{Source: source, Target: parts[1], Writable: writable}, nil
 }
 
 // addPairs adds K=V arguments to a map.

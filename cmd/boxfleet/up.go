@@ -17,7 +17,7 @@ func (p *program) upCommand() *cobra.Command {
 		Long: `Run a whole fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
 Docker engine. What it keeps is in the data directory, and is found again on the next start. The
 client's commands find it by themselves. Ctrl-C ends it; sandboxes and execs go on without it.`,
-		Example: "  boxfleet up\n  boxfleet up --listen 127.0.0.1:4333 --allow-mounts /srv/cache",
+		Example: "  boxfleet up\n  boxfleet up --listen 127.0.0.1:4333 --mounts-allow /srv/cache,/srv/shared:rw",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, err := filepath.Abs(p.config.DataDir)
 			if err != nil {

@@ -37,7 +37,7 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 		"sandbox create --image x --env A":                 "--env",
 		"sandbox create --image x --env 1A=b":              "spec.env.1A",
 		"sandbox create --image x --mount /a":              "--mount",
-		"sandbox create --image x --mount /a:/b:rw":        "--mount",
+		"sandbox create --image x --mount /a:/b:rx":        "--mount",
 		"sandbox create --image x --id a.b":                "--id",
 		"sandbox create --image x --nonsense":              "--nonsense",
 		"sandbox create -f " + spec:                        "spec.memroy: " + spec + ": line 4, column 1",
