@@ -157,6 +157,21 @@ func (p *Process) Log() string {
 	return p.log.String()
 }
 
+// PeakMemory reads how many bytes the process had resident at most.
+func (p *Process) PeakMemory() int64 {
+	p.f.TB.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		p.f.TB.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	if _, err := fmt.Sscanf(rest, "%d kB", &kib); err != nil {
+		p.f.TB.Fatalf("read the peak memory of %s: %v", p.Name, err)
+	}
+	return kib << 10
+}
+
 // AwaitReady waits until the process takes work.
 func (p *Process) AwaitReady(d time.Duration) {
 	p.f.TB.Helper()
