@@ -323,3 +323,22 @@ func testNames(t *testing.T) (names []string) {
 	}
 	return names
 }
+
+// TestTheSecurityPageNamesTestsThatExist keeps the page from promising what nothing tries.
+func TestTheSecurityPageNamesTestsThatExist(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(page, -1)
+	tests := testNames(t)
+	for _, m := range named {
+		if !slices.Contains(tests, string(m[1])) {
+			t.Errorf("there is no %s", m[1])
+		}
+	}
+	if len(named) < 10 {
+		t.Errorf("the page names %d tests", len(named))
+	}
+}
