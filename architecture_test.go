@@ -27,6 +27,7 @@ var rules = []struct{ from, to, why string }{
 	{"worker", module + "/coordinator", "siblings meet in the log, never in imports"},
 	{"worker", module + "/sdk", "siblings meet in the log, never in imports"},
 	{"worker", "github.com/nats-io/nats-server/...", "a worker connects to NATS; cmd decides whether it is embedded"},
+	{"worker", module + "/spec", "a worker does what the log says; how people write it is not its business"},
 	{"sdk", module + "/coordinator", "siblings meet in the log, never in imports"},
 	{"sdk", module + "/worker/...", "callers do not link the worker"},
 	{"sdk", "github.com/docker/docker/...", "callers do not link the Docker client"},

@@ -112,8 +112,18 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 
 // create accepts a sandbox: reserve the id, append the first event, answer.
 func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, spec *protocol.SandboxSpec) (*protocol.Reply, error) {
-	spec.Resolve()
-	mine := reservation(d, spec)
+	own := *spec // what identifies the request: the defaults below it may change before it is repeated
+	own.Resolve()
+	mine := reservation(d, &own)
+	whole, refused := c.cfg.Defaults.Over(k.tenant, *spec)
+	if refused != nil {
+		if _, err := c.conn.SandboxReservation(ctx, k.tenant, k.id); protocol.CodeOf(err) == protocol.NotFound {
+			return nil, refused
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	whole.Resolve()
 	c.cfg.Probe("create-before-reserve")
 	before, err := c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
 	if err != nil {
@@ -130,7 +140,10 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 		return nil, err
 	}
 	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decideAccept(s, d.ID, spec)
+		if !s.Exists() && refused != nil {
+			return nil, refused
+		}
+		return decideAccept(s, d.ID, &whole)
 	})
 	if err != nil {
 		return nil, err

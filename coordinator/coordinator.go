@@ -10,6 +10,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // Config says how a coordinator works.
@@ -20,6 +21,7 @@ type Config struct {
 	SyncAlways bool             // the server is embedded and writes to disk before it acknowledges
 	CleanupTTL time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
 	Assets     jetstream.Assets // how the streams are made
+	Defaults   spec.Defaults    // by tenant, below what its requests say
 	OnReady    func()           // called once, when requests are taken; may be nil
 	Logger     *slog.Logger     // default slog.Default
 
@@ -72,6 +74,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return protocol.Invalid("conn", "must be set")
 	}
 	if err := protocol.ValidateID("name", cfg.Name); err != nil {
+		return err
+	}
+	if err := cfg.Defaults.Validate(); err != nil {
 		return err
 	}
 	if cfg.CleanupTTL == 0 {

@@ -29,6 +29,8 @@ func (c *coordinator) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointExecs:   uses(c.listExecs, "sandbox", "states", "limit", "page", "min_sequence"),
 		protocol.EndpointExplain: uses(c.explain, "sandbox"),
 		protocol.EndpointHosts:   uses(c.listHosts),
+
+		protocol.EndpointDefaults: uses(c.defaults),
 	}
 }
 
@@ -72,6 +74,11 @@ func (c *coordinator) ping(ctx context.Context, _ string, _ *protocol.Query) (*p
 		Version: c.cfg.Build, Coordinator: c.cfg.Name, Deployment: c.conn.Deployment(), Durability: durability,
 		Leader: c.elected.Load(), Hosts: len(c.hosts.list()), Time: time.Now().UTC(),
 	}}, nil
+}
+
+func (c *coordinator) defaults(_ context.Context, tenant string, _ *protocol.Query) (*protocol.Reply, error) {
+	defaults := c.cfg.Defaults.For(tenant)
+	return &protocol.Reply{Defaults: &defaults}, nil
 }
 
 func (c *coordinator) get(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {

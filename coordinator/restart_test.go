@@ -46,20 +46,25 @@ const duplicates = 150 * time.Millisecond
 // coordinator runs one until stop is called.
 func (d *deployment) coordinator(name string, timing Timing) (stop func()) {
 	d.t.Helper()
+	return d.run(Config{Name: name, Timing: timing})
+}
+
+// run runs a coordinator until stop is called.
+func (d *deployment) run(cfg Config) (stop func()) {
+	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	ready, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		done <- Run(ctx, Config{Conn: d.connect(name), Name: name, Timing: timing, Assets: jetstream.Assets{Duplicates: duplicates}, OnReady: func() { close(ready) }})
-	}()
+	cfg.Conn, cfg.Assets, cfg.OnReady = d.connect(cfg.Name), jetstream.Assets{Duplicates: duplicates}, func() { close(ready) }
+	go func() { done <- Run(ctx, cfg) }()
 	select {
 	case <-ready:
 	case err := <-done:
-		d.t.Fatalf("coordinator %s: %v", name, err)
+		d.t.Fatalf("coordinator %s: %v", cfg.Name, err)
 	}
 	return func() {
 		cancel()
 		if err := <-done; err != nil {
-			d.t.Errorf("coordinator %s: %v", name, err)
+			d.t.Errorf("coordinator %s: %v", cfg.Name, err)
 		}
 	}
 }

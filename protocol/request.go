@@ -33,6 +33,7 @@ type Reply struct {
 	Next      string       `json:"next,omitempty"` // page token; empty on the last page
 	Explain   *Explanation `json:"explain,omitempty"`
 	Ping      *Ping        `json:"ping,omitempty"`
+	Defaults  *SandboxSpec `json:"defaults,omitempty"` // what lies below the specs of the tenant's creates
 }
 
 // Query is the request of every endpoint of the read service. Fields that an endpoint does not
@@ -57,6 +58,8 @@ const (
 	EndpointExecs   = "execs"   // Sandbox, States, Limit, Page
 	EndpointExplain = "explain" // Sandbox
 	EndpointHosts   = "hosts"
+
+	EndpointDefaults = "defaults"
 )
 
 // Ping tells who answered, and what the deployment promises.

@@ -136,5 +136,18 @@ func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
 	return reply.Hosts, nil
 }
 
+// Defaults reads what lies below the specs of this tenant's creates, as the operator configured it
+// for the coordinator that answers.
+func (c *Client) Defaults(ctx context.Context) (*protocol.SandboxSpec, error) {
+	reply, err := c.Query(ctx, protocol.EndpointDefaults, protocol.Query{})
+	if err != nil {
+		return nil, err
+	}
+	if reply.Defaults == nil {
+		return &protocol.SandboxSpec{}, nil
+	}
+	return reply.Defaults, nil
+}
+
 // NewID makes an id that nobody has used: a ULID in lower case.
 func NewID() string { return strings.ToLower(ulid.Make().String()) }

@@ -17,6 +17,8 @@ type call struct {
 	stdout, stderr  io.Writer
 	collect         int64
 	explicitRequest bool
+	yaml            []byte
+	env             map[string]string
 	given           []string // names of the options
 }
 
@@ -43,6 +45,18 @@ func WithRequestID(id string) Option {
 // until a coordinator has accepted it, which is then durable and will be done.
 func WithWait(wait bool) Option {
 	return func(c *call) { c.accepted = !wait; c.given = append(c.given, "WithWait") }
+}
+
+// WithYAML gives Create a spec as YAML, in the form of docs/spec.md: one document. The spec that is
+// given to Create goes over it, as [spec.Merge] does: what it says replaces, maps are merged, lists
+// are appended. env are the variables for $VAR in the text; nil: none is set. The document's id is
+// the sandbox's, unless [WithID] says another. Its copies that have a source are uploaded, with
+// paths as seen from the working directory.
+func WithYAML(document []byte, env map[string]string) Option {
+	return func(c *call) {
+		c.yaml, c.env = document, env
+		c.given = append(c.given, "WithYAML")
+	}
 }
 
 // WithStdout streams the exec's stdout into w as it comes, byte for byte. Writes are made one

@@ -72,13 +72,18 @@ func (s *Sandbox) newest() uint64 {
 // Create makes a sandbox and waits until it is ready, or, with WithWait(false), only until it is
 // accepted. The handle is returned beside an error where the sandbox was accepted and failed.
 //
-// Options: [WithID], [WithRequestID], [WithWait]. Errors: invalid_argument naming the field;
+// Options: [WithID], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
 // already_exists for an id that was ever used; the sandbox's own error where it failed. When ctx
 // ends the sandbox remains: delete it, or ask again with the same request id.
 func (c *Client) Create(ctx context.Context, spec protocol.SandboxSpec, opts ...Option) (*Sandbox, error) {
-	call, err := newCall("Create", opts, "WithID", "WithRequestID", "WithWait")
+	call, err := newCall("Create", opts, "WithID", "WithRequestID", "WithWait", "WithYAML")
 	if err != nil {
 		return nil, err
+	}
+	if call.yaml != nil {
+		if spec, err = c.fromYAML(ctx, call, spec); err != nil {
+			return nil, err
+		}
 	}
 	if err := spec.Validate(); err != nil {
 		return nil, err

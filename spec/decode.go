@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"encoding"
 	"fmt"
 	"reflect"
@@ -17,14 +18,15 @@ import (
 type decoder struct {
 	document *Document
 	options  Options
-	nodes    int // seen so far
-	bytes    int // of text, seen so far
+	field    string // that errors are about; default: spec
+	nodes    int    // seen so far
+	bytes    int    // of text, seen so far
 	depth    int
 }
 
 // wrong is the error of a value.
 func (d *decoder) wrong(node *yaml.Node, path, format string, args ...any) error {
-	field := "spec"
+	field := cmp.Or(d.field, "spec")
 	if path != "" {
 		field = join(field, path)
 	}

@@ -36,6 +36,7 @@ type config struct {
 type coordinatorConfig struct {
 	Name        string
 	CleanupTTL  time.Duration
+	Defaults    string
 	Replicas    int
 	LogMaxAge   time.Duration
 	LogMaxBytes protocol.Bytes
@@ -100,6 +101,7 @@ func (c *config) settings() []setting {
 		{"up.listen", defaultListen, "where up's NATS listens; without a port, or where the default port is taken, on a free one", up, "", text(&c.Listen)},
 		{"coordinator.name", "", "an id, its own for each coordinator; default: the machine's name and a random part", roleK, "", text(&k.Name)},
 		{"coordinator.cleanup_ttl", "360h0m0s", "stopped and failed sandboxes are deleted, and the histories of deleted ones purged, after so long", roleK, "", parsed(&k.CleanupTTL, positive)},
+		{"coordinator.defaults", "", "YAML file: by tenant, or * for every tenant, the defaults of its sandboxes; see docs/spec.md", []string{"up", "coordinator"}, "", text(&k.Defaults)},
 		{"coordinator.replicas", "1", "copies of each stream: 1 on one NATS server, 3 on a cluster", roleK, "", parsed(&k.Replicas, strconv.Atoi)},
 		{"coordinator.log_max_age", "360h0m0s", "output of execs is kept so long", nil, "", parsed(&k.LogMaxAge, positive)},
 		{"coordinator.log_max_bytes", "8GiB", "and so much of it", nil, "", parsed(&k.LogMaxBytes, protocol.ParseBytes)},

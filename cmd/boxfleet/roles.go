@@ -78,8 +78,12 @@ func (p *program) coordinator(conn *jetstream.Conn) (coordinator.Config, error) 
 	if k.Name == "" {
 		k.Name = machineName() + "-" + strings.ToLower(rand.Text()[:6])
 	}
+	defaults, err := readDefaults(k.Defaults)
+	if err != nil {
+		return coordinator.Config{}, err
+	}
 	return coordinator.Config{
-		Conn: conn, Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL,
+		Conn: conn, Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, Defaults: defaults,
 		Assets: jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),
 			BlobMaxAge: k.BlobMaxAge, Requests: int64(k.Requests)},
 	}, nil

@@ -25,7 +25,7 @@ func (p *program) runCommand() *cobra.Command {
   boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src -- ls -l`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
-			d, err := box.document(cmd, p.stdin, nil)
+			d, err := box.document(p.stdin, nil)
 			if err != nil {
 				return err
 			}

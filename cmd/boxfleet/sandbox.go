@@ -35,7 +35,7 @@ func (p *program) sandboxCreate() *cobra.Command {
   boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
-			d, err := flags.document(cmd, p.stdin, command)
+			d, err := flags.document(p.stdin, command)
 			if err != nil {
 				return err
 			}

@@ -22,10 +22,12 @@ type specFlags struct {
 	env, labels, mounts, copies                         []string
 
 	container containerFlags
+
+	all *pflag.FlagSet
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
-	flags := cmd.Flags()
+	flags := pflag.NewFlagSet("spec", pflag.ContinueOnError)
 	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags go over it")
 	flags.StringVar(&f.image, "image", "", "image to run")
 	flags.StringArrayVar(&f.env, "env", nil, "environment variable `K=V`; may be repeated")
@@ -40,10 +42,12 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:TARGET` in; may be repeated")
+	f.all = flags
+	cmd.Flags().AddFlagSet(flags)
 }
 
 // document puts the spec together: the file, and the flags over it. Nothing is uploaded yet.
-func (f *specFlags) document(cmd *cobra.Command, stdin io.Reader, command []string) (*spec.Document, error) {
+func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document, error) {
 	d := &spec.Document{}
 	if f.file != "" {
 		var err error
@@ -55,7 +59,11 @@ func (f *specFlags) document(cmd *cobra.Command, stdin io.Reader, command []stri
 	if err != nil {
 		return nil, err
 	}
-	cmd.Flags().Visit(func(flag *pflag.Flag) { d.Clear(strings.ReplaceAll(flag.Name, "-", "_")) })
+	f.all.VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed {
+			d.Clear(strings.TrimPrefix(strings.ReplaceAll(flag.Name, "-", "_"), "stop_"))
+		}
+	})
 	d.Override(*given)
 	for _, arg := range f.copies {
 		source, target, ok := strings.Cut(arg, ":")

@@ -116,7 +116,7 @@ func TestSpecFromYAMLAndFlags(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"-f", file, "--image", "two", "--env", "B=2", "--cpu", "2", "--mount", "/x:/y:ro"}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := flags.document(cmd, os.Stdin, nil)
+	d, err := flags.document(os.Stdin, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

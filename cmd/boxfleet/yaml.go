@@ -39,6 +39,18 @@ func readSpecs(file string, stdin io.Reader) ([]*spec.Document, error) {
 	return documents, nil
 }
 
+// readDefaults reads the file of the tenants' defaults, where one is configured.
+func readDefaults(file string) (spec.Defaults, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := readAll(file, nil)
+	if err != nil {
+		return nil, err
+	}
+	return spec.ParseDefaults(data, specOptions(file))
+}
+
 func specOptions(file string) spec.Options {
 	if file == "-" {
 		file = "stdin"

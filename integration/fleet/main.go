@@ -78,7 +78,7 @@ func play(encoded string) error {
 		return coordinator.Run(ctx, coordinator.Config{
 			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
 			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates},
-			Timing: r.Timing, OnReady: ready, Logger: log, Probe: r.probe(),
+			Timing: r.Timing, Defaults: r.Defaults, OnReady: ready, Logger: log, Probe: r.probe(),
 		})
 	}
 	return worker.Run(ctx, worker.Config{

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // Role says how a process of the fleet runs.
@@ -36,8 +37,9 @@ type Role struct {
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
 	ReapDryRun  bool               `json:"reap_dry_run,omitempty"`
 	Timing      coordinator.Timing `json:"timing,omitzero"` // of a coordinator
-	NATS        string             `json:"-"`               // where it connects; default: the fleet\'s servers
-	NoWait      bool               `json:"-"`               // do not wait until it is ready: it is expected to fail or crash
+	Defaults    spec.Defaults      `json:"defaults,omitempty"`
+	NATS        string             `json:"-"` // where it connects; default: the fleet\'s servers
+	NoWait      bool               `json:"-"` // do not wait until it is ready: it is expected to fail or crash
 
 	// Filled in by the fleet.
 	Kind       string        `json:"kind"`

@@ -1,0 +1,33 @@
+package sdk
+
+import (
+	"context"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
+)
+
+// fromYAML is the spec of a call that gives YAML, with parameters over it. What it has of this
+// machine is uploaded; the document's id goes to the call.
+func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.SandboxSpec) (protocol.SandboxSpec, error) {
+	d, err := spec.Parse(call.yaml, spec.Options{Env: call.env})
+	if err != nil {
+		return parameters, err
+	}
+	d.Override(parameters)
+	if err := d.Validate(); err != nil {
+		return parameters, err
+	}
+	if d.ID != "" && !slices.Contains(call.given, "WithID") {
+		call.id = d.ID
+	}
+	for _, l := range d.Copies {
+		copied, err := c.CopyTree(ctx, l.Source, d.Spec.Copies[l.Index].Target, l.Exclude...)
+		if err != nil {
+			return parameters, err
+		}
+		d.Spec.Copies[l.Index] = copied
+	}
+	return d.Spec, nil
+}

@@ -1,0 +1,110 @@
+package spec
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// EveryTenant is the name below which [Defaults] has what holds for every tenant.
+const EveryTenant = "*"
+
+// maxDefaults bounds the defaults of a tenant, encoded: they are put into the history of each of its
+// sandboxes.
+const maxDefaults = 64 << 10
+
+// Defaults are specs by tenant, which lie below what requests say.
+type Defaults map[string]protocol.SandboxSpec
+
+// For is what lies below the requests of a tenant: what holds for all, and over it what holds for
+// this one.
+func (d Defaults) For(tenant string) protocol.SandboxSpec { return Merge(d[EveryTenant], d[tenant]) }
+
+// ParseDefaults reads a map of tenants, or [EveryTenant], and the fields of their defaults. Errors:
+// invalid_argument that names line, column and field.
+func ParseDefaults(data []byte, o Options) (Defaults, error) {
+	if len(data) > MaxFileBytes {
+		return nil, fault(o.Name, "defaults", "has more than %d bytes", MaxFileBytes)
+	}
+	var root yaml.Node
+	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&root); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fault(o.Name, "defaults", "%.300s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	defaults := Defaults{}
+	if empty(&root) {
+		return defaults, nil
+	}
+	d := &Document{name: o.Name, at: map[string]position{}}
+	if err := (&decoder{document: d, options: o, field: "defaults"}).value(root.Content[0], reflect.ValueOf(&defaults).Elem(), ""); err != nil {
+		return nil, err
+	}
+	err := defaults.Validate()
+	if err == nil {
+		return defaults, nil
+	}
+	e := *protocol.AsError(err)
+	if at, ok := d.at[strings.TrimPrefix(e.Field, "defaults.")]; ok {
+		e.Message = place(o.Name, at) + e.Message
+	}
+	return nil, &e
+}
+
+// Validate checks that the defaults can be below any request. The error names the field.
+func (d Defaults) Validate() error {
+	for _, tenant := range slices.Sorted(maps.Keys(d)) {
+		if err := d.validate(tenant); err != nil {
+			e := *protocol.AsError(err)
+			e.Field = strings.Replace(e.Field, "spec", "defaults."+tenant, 1)
+			return &e
+		}
+	}
+	return nil
+}
+
+func (d Defaults) validate(tenant string) error {
+	s := d[tenant]
+	switch {
+	case tenant != EveryTenant && protocol.ValidateID("spec", tenant) != nil:
+		return protocol.Invalid("spec", "is not the name of a tenant, or %q for every tenant", EveryTenant)
+	case s.Image != "":
+		return protocol.Invalid("spec.image", "cannot have a default: each request says its image")
+	case len(s.Command) > 0:
+		return protocol.Invalid("spec.command", "cannot have a default: a request without a command asks for none")
+	case len(s.Copies) > 0:
+		return protocol.Invalid("spec.copies", "cannot have a default: uploaded trees are not kept for ever")
+	}
+	whole := s
+	if tenant != EveryTenant {
+		whole = d.For(tenant)
+	}
+	if n := len(protocol.Encode(&whole)); n > maxDefaults {
+		return protocol.Invalid("spec", "has %d bytes, at most %d are allowed", n, maxDefaults)
+	}
+	whole.Image = "any"
+	return whole.Validate()
+}
+
+// Over puts what a tenant's request says over its defaults. What contradicts itself only then is
+// refused with the field.
+func (d Defaults) Over(tenant string, request protocol.SandboxSpec) (protocol.SandboxSpec, error) {
+	below := d.For(tenant)
+	if isEmpty(reflect.ValueOf(below)) {
+		return request, nil
+	}
+	merged := Merge(below, request)
+	err := merged.Validate()
+	if err != nil {
+		e := *protocol.AsError(err)
+		e.Message = "with the defaults of tenant " + tenant + ": " + e.Message
+		err = &e
+	}
+	return merged, err
+}
