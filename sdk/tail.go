@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
@@ -42,6 +43,8 @@ type tail struct {
 	sink    sink
 	live    chan jetstream.Chunk // nil: output is not streamed
 	missing chan struct{}        // has room for one: read the log
+	heard   atomic.Bool          // something came since the last recheck
+	deafen  func()               // ends hearing output live
 	done    chan struct{}
 	offset  map[string]int64 // of the next byte wanted of each stream
 	next    uint64           // record of the log to read on from
@@ -75,7 +78,8 @@ func (c *Client) tail(sandbox, exec string, s sink, stream bool) (*tail, error) 
 		return t, nil
 	}
 	t.live, t.missing, t.done = make(chan jetstream.Chunk, liveRoom), make(chan struct{}, 1), make(chan struct{})
-	stop, err := c.conn.LiveOutput(c.tenant, sandbox, exec, func(k jetstream.Chunk) {
+	t.deafen, err = c.conn.LiveOutput(c.tenant, sandbox, exec, func(k jetstream.Chunk) {
+		t.heard.Store(true)
 		select {
 		case t.live <- k:
 		case <-t.done:
@@ -85,8 +89,27 @@ func (c *Client) tail(sandbox, exec string, s sink, stream bool) (*tail, error) 
 		t.close()
 		return nil, err
 	}
-	t.closers = append(t.closers, stop, c.conn.OnReconnect(t.mayHaveMissed), func() { close(t.done) })
+	t.closers = append(t.closers, t.deafen, t.recheck(), c.conn.OnReconnect(t.mayHaveMissed), func() { close(t.done) })
 	return t, nil
+}
+
+// recheck has the log read after each silence: a server that dies takes along what it was about to
+// pass on, and the last chunk before a silence has none behind it that would show the gap.
+func (t *tail) recheck() (stop func()) {
+	ticker := time.NewTicker(recheckFeed)
+	go func() {
+		for {
+			select {
+			case <-ticker.C:
+				if !t.heard.Swap(false) {
+					t.mayHaveMissed()
+				}
+			case <-t.done:
+				return
+			}
+		}
+	}()
+	return ticker.Stop
 }
 
 func (t *tail) close() {
