@@ -99,6 +99,9 @@ func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, 
 	if err := mayExec(s); err != nil {
 		return nil, err
 	}
+	if _, known := s.Sandbox.Spec.Service(spec.Service); spec.Service != "" && !known {
+		return nil, protocol.Invalid("spec.service", "the sandbox has no service %.80q", spec.Service)
+	}
 	return []protocol.Event{{
 		Kind: protocol.ExecAccepted, Request: request, Exec: &protocol.ExecDetails{ID: id, Spec: spec},
 	}}, nil

@@ -32,6 +32,7 @@ const (
 	ExecTimedOut           Kind = "exec.timed_out"           // ExitCode where it is known
 	ServiceReady           Kind = "service.ready"            // Service.Name
 	ServiceFailed          Kind = "service.failed"           // Service.Name, Error
+	ServiceHook            Kind = "service.hook"             // a post_start command has ended: Service.Name, Hook, ExitCode, Output; Error where it failed
 )
 
 // Event is one numbered entry of a sandbox's history. At most one of Phase, Exec and Service is
@@ -94,7 +95,10 @@ type ExecDetails struct {
 
 // ServiceDetails is what a service event says.
 type ServiceDetails struct {
-	Name string `json:"name"`
+	Name     string `json:"name"`
+	Hook     int    `json:"hook,omitempty"`      // which of post_start, from 1
+	ExitCode *int   `json:"exit_code,omitempty"` // of the hook; nil: not known
+	Output   []byte `json:"output,omitempty"`    // end of what the hook printed, at most MaxLastOutput bytes
 }
 
 // Batch is the payload of one message of the event log: one append, one commit point. Its events

@@ -54,6 +54,7 @@ var Transitions = []Transition{
 	{ExecTimedOut, anyLive, StateNone, OwnerWorker},
 	{ServiceReady, anyLive, StateNone, OwnerWorker},
 	{ServiceFailed, anyLive, StateNone, OwnerWorker},
+	{ServiceHook, anyLive, StateNone, OwnerWorker},
 }
 
 var anyLive = []SandboxState{StatePending, StateReady, StateStopped, StateFailed, StateDeleting}
@@ -169,7 +170,7 @@ func (s *State) applySandbox(e *Event) error {
 		if ttl := b.Spec.TTL; ttl > 0 {
 			b.ExpiresAt = e.Time.Add(ttl.Std())
 		}
-		b.servicesStart(e.Time)
+		b.servicesStart(e.Time, false)
 	case SandboxAssigned:
 		if d.Worker == "" || b.Resuming && (d.HostID != b.HostID || d.Generation != b.Generation) ||
 			!b.Resuming && d.Generation != b.Generation+1 {
@@ -217,7 +218,7 @@ func (s *State) applySandbox(e *Event) error {
 		setIf(&b.Reason, e.Reason)
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
-		b.servicesStart(e.Time)
+		b.servicesStart(e.Time, true)
 		s.remember(e.Request)
 	case SandboxExtended:
 		if d.ExpiresAt.IsZero() {
@@ -245,18 +246,18 @@ func (s *State) applySandbox(e *Event) error {
 		}
 		b.Assigned, b.Boot = false, ""
 		setIf(&b.Reason, e.Reason)
-	case ServiceReady, ServiceFailed:
+	case ServiceReady, ServiceFailed, ServiceHook:
 		return s.applyService(e)
 	}
 	return nil
 }
 
 // servicesStart shows every service of the spec as starting.
-func (b *Sandbox) servicesStart(at time.Time) {
+func (b *Sandbox) servicesStart(at time.Time, resumed bool) {
 	names, required := b.Spec.Services()
 	b.Services = nil
 	for _, name := range names {
-		b.setService(name, ServiceStatus{State: ServiceStateStarting, Required: required[name], Since: at})
+		b.setService(name, ServiceStatus{State: ServiceStateStarting, Required: required[name], Resumed: resumed, Since: at})
 	}
 }
 
@@ -276,6 +277,11 @@ func (s *State) applyService(e *Event) error {
 		return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a service", e.Kind)
 	}
 	status := b.Services[e.Service.Name]
+	if e.Kind == ServiceHook {
+		status.Hooks = e.Service.Hook
+		b.setService(e.Service.Name, status)
+		return nil
+	}
 	status.State, status.Reason, status.Error, status.Since = ServiceStateReady, e.Reason, e.Error, e.Time
 	if e.Kind == ServiceFailed {
 		status.State = ServiceStateFailed

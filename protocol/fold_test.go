@@ -74,7 +74,7 @@ func eventFor(s *State, kind Kind) *Event {
 		line += fmt.Sprintf(" worker=w9 gen=%d", s.Sandbox.Generation+1)
 	case execTransitionOf[kind].Kind != "":
 		line += " x1"
-	case kind == ServiceReady || kind == ServiceFailed:
+	case kind == ServiceReady || kind == ServiceFailed || kind == ServiceHook:
 		line += " db"
 	}
 	e, err := parseEvent(line, s.Sandbox.Sequence+1)

@@ -77,6 +77,12 @@ func goldenValues() map[string]any {
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at}},
 			{Sequence: 2, Kind: ExecFinished, Time: at, State: StateReady, Exec: &ExecDetails{ID: "ex-9", State: ExecStateFinished, OOMKills: 2}}}},
+		"batch-services-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-3", Writer: "w1", Events: []Event{
+			{Sequence: 3, Kind: ServiceHook, Time: at, State: StateReady, Service: &ServiceDetails{Name: "db", Hook: 1, ExitCode: &code, Output: []byte("o")}},
+			{Sequence: 4, Kind: ExecAccepted, Time: at, State: StateReady,
+				Exec: &ExecDetails{ID: "ex-9", State: ExecStateAccepted, Spec: &ExecSpec{Command: []string{"ps"}, Service: "db"}}}}},
+		"state-services-parts": &State{Sandbox: Sandbox{ID: "sb-2", CreatedAt: at, StateChangedAt: at,
+			Services: map[string]ServiceStatus{"db": {State: ServiceStateReady, Resumed: true, Hooks: 2, Since: at}}}},
 		"request-create": &Request{Version: 1, Sandbox: &sandboxSpec},
 		"request-exec":   &Request{Version: 1, ExecID: "ex-1", Exec: &execSpec},
 		"request-bare":   &Request{Version: 1},

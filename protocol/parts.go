@@ -25,6 +25,8 @@ const (
 	MaxHostname = 63
 	MinDisk     = Bytes(16 << 20)
 	MinShm      = Bytes(64 << 10)
+
+	MaxLastOutput = 2 << 10 // bytes of a service's or a hook's output that an event carries
 )
 
 // Modes of a sandbox's network. In none of them does a sandbox reach its host, other sandboxes,
@@ -139,6 +141,8 @@ type ServiceStatus struct {
 	Required bool         `json:"required,omitempty"`
 	Reason   string       `json:"reason,omitempty"`
 	Error    *Error       `json:"error,omitempty"`
+	Resumed  bool         `json:"resumed,omitempty"` // it was started by the sandbox's resume, not its create
+	Hooks    int          `json:"hooks,omitempty"`   // so many of its post_start commands have ended, since it was started
 	Since    time.Time    `json:"since,omitempty,omitzero"`
 }
 
@@ -228,6 +232,14 @@ func (s *SandboxSpec) Service(name string) (Service, bool) {
 		v, ok = s.OptionalServices[name]
 	}
 	return v, ok
+}
+
+// ServiceField names a service in an error, below "spec".
+func (s *SandboxSpec) ServiceField(name string) string {
+	if _, required := s.RequiredServices[name]; required {
+		return "spec.required_services." + name
+	}
+	return "spec.optional_services." + name
 }
 
 // Totals sums what the primary container and all services reserve.

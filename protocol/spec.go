@@ -107,6 +107,7 @@ type ExecSpec struct {
 	Env         map[string]string `json:"env,omitempty"`          // over the sandbox's environment
 	Cwd         string            `json:"cwd,omitempty"`          // absolute; default: the sandbox's
 	User        string            `json:"user,omitempty"`         // default: the sandbox's
+	Service     string            `json:"service,omitempty"`      // run it in this service's container; default: the primary one
 	Stdin       []byte            `json:"stdin,omitempty"`        // at most 128 KiB; then end of file
 	Timeout     Duration          `json:"timeout,omitempty"`      // wall clock from start; 0: none
 	Grace       Duration          `json:"grace,omitempty"`        // TERM to KILL on cancel and timeout; default 5s
@@ -217,7 +218,6 @@ func (s *SandboxSpec) unsupported() error {
 		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
 		{"spec.network", s.Network != nil && s.Network.Mode != NetworkInternet}, {"spec.ports", len(s.Ports) > 0},
 		{"spec.tools", len(s.Tools) > 0}, {"spec.on_delete", s.OnDelete != nil},
-		{"spec.required_services", len(s.RequiredServices) > 0}, {"spec.optional_services", len(s.OptionalServices) > 0},
 	} {
 		if f.used {
 			return Invalid(f.field, "is not supported yet")
@@ -328,6 +328,9 @@ func (s *ExecSpec) Validate() error {
 	}
 	if err := validateUser("spec.user", s.User); err != nil {
 		return err
+	}
+	if s.Service != "" && !servicePattern.MatchString(s.Service) {
+		return Invalid("spec.service", "is not the name of a service: %.80q", s.Service)
 	}
 	if len(s.Stdin) > MaxStdin {
 		return Invalid("spec.stdin", "has %d bytes, at most %d are allowed", len(s.Stdin), MaxStdin)

@@ -80,6 +80,9 @@ func LogSubject(tenant, sandbox, exec string) string {
 	return root + "log." + tenant + "." + sandbox + "." + exec
 }
 
+// ServiceLog stands for a service's own output where an exec's id stands for the exec's.
+func ServiceLog(service string) string { return "@" + service }
+
 // DeadSubject is where a request is filed that could not be processed.
 func DeadSubject(tenant, verb, sandbox string) string {
 	return root + "dead." + tenant + "." + verb + "." + sandbox

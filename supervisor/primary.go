@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"errors"
+	"math"
 	"os"
 	"sync"
 	"syscall"
@@ -14,10 +15,11 @@ import (
 )
 
 const (
-	restartFirst  = time.Second
-	restartMost   = 30 * time.Second
-	steadyAfter   = time.Minute // a run this long starts the backoff again
-	primaryOutput = 1 << 20     // kept of each stream, over all restarts of one boot
+	restartFirst = time.Second
+	restartMost  = 30 * time.Second
+	steadyAfter  = time.Minute // a run this long starts the backoff again
+
+	everyPrimaryOutput = 50 * time.Millisecond // between two notices of output
 )
 
 // primary is the sandbox's own command, if its spec has one: started once per boot, restarted with
@@ -35,6 +37,7 @@ type primary struct {
 	deadline time.Time
 	child    *child // while it runs
 	state    control.Primary
+	telling  bool // a notice of output is on its way
 }
 
 func newPrimary(s *supervisor) *primary {
@@ -60,6 +63,9 @@ func (p *primary) run(w *control.Welcome) {
 		c.user = "0"
 	}
 	stdout, stderr := p.sink(control.StdoutName), p.sink(control.StderrName)
+	p.mu.Lock()
+	p.state.Stdout, p.state.Stderr = stdout.size, stderr.size // of earlier boots
+	p.mu.Unlock()
 	wait := restartFirst
 	for runs := 0; ; runs++ {
 		began := time.Now()
@@ -77,11 +83,14 @@ func (p *primary) run(w *control.Welcome) {
 }
 
 func (p *primary) sink(name string) *sink {
-	return &sink{dir: p.s.primaryFD, path: name, limit: primaryOutput, again: true}
+	k := &sink{dir: p.s.primaryFD, path: name, limit: math.MaxInt64, again: true, window: control.PrimaryWindow}
+	k.resume()
+	return k
 }
 
 // once starts the command and returns when nothing of it is left.
 func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
+	kills := p.s.oom.kills()
 	process, err := p.s.launcher.start(c)
 	if err != nil {
 		p.change(nil, func(state *control.Primary) {
@@ -96,8 +105,8 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 		return
 	}
 	streams := []*stream{
-		newStream(process.stdout, stdout, 0, p.s.files, func() {}),
-		newStream(process.stderr, stderr, 0, p.s.files, func() {}),
+		newStream(process.stdout, stdout, 0, p.s.files, func() { p.grew(&p.state.Stdout, stdout.size) }),
+		newStream(process.stderr, stderr, 0, p.s.files, func() { p.grew(&p.state.Stderr, stderr.size) }),
 	}
 	for _, s := range streams {
 		go s.pump()
@@ -110,7 +119,25 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 		s.settle()
 	}
 	p.change(nil, func(state *control.Primary) {
-		state.Running, state.LastExit = false, &process.code
+		state.Running, state.LastExit, state.OOMKills = false, &process.code, p.s.oom.kills()-kills
+	})
+}
+
+// grew notes the size of a stream's file and arranges that the worker is told.
+func (p *primary) grew(known *int64, size int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	*known = size
+	if p.telling {
+		return
+	}
+	p.telling = true
+	time.AfterFunc(everyPrimaryOutput, func() {
+		p.mu.Lock()
+		p.telling = false
+		sizes := control.Output{Stdout: p.state.Stdout, Stderr: p.state.Stderr}
+		p.mu.Unlock()
+		p.s.tell(&control.Notice{Output: &sizes})
 	})
 }
 

@@ -22,6 +22,9 @@ type sink struct {
 	limit int64
 	again bool // the file may be there already: it is continued
 
+	window int64 // so many bytes at the end are kept on disk, a little more at times; 0: all
+	freed  int64 // bytes at the beginning that were given back
+
 	prepare func() error // called before the file is made; may be nil
 
 	fd        int // 0: not made yet, or closed
@@ -41,7 +44,7 @@ func (k *sink) write(p []byte) {
 	if k.fd == 0 {
 		flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 		if k.again {
-			flags = flags&^unix.O_EXCL | unix.O_APPEND
+			flags = flags&^unix.O_EXCL | unix.O_APPEND | unix.O_NONBLOCK // it may be a FIFO by now
 		}
 		fd, err := k.open(flags)
 		if err != nil {
@@ -61,6 +64,29 @@ func (k *sink) write(p []byte) {
 		}
 		k.size += int64(n)
 		p = p[n:]
+	}
+	k.free()
+}
+
+// free gives back to the disk what is before the window. The offsets of what is in it stay.
+func (k *sink) free() {
+	const page = 4096
+	until := (k.size - k.window) &^ (page - 1)
+	if k.window == 0 || until-k.freed < k.window/4 {
+		return
+	}
+	if err := unix.Fallocate(k.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, k.freed, until-k.freed); err != nil {
+		k.limit = k.size // a file system that cannot do it: no more is kept
+		return
+	}
+	k.freed = until
+}
+
+// resume takes the size of a file that an earlier boot left.
+func (k *sink) resume() {
+	var stat unix.Stat_t
+	if err := unix.Fstatat(k.dir, k.path, &stat, unix.AT_SYMLINK_NOFOLLOW); err == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG {
+		k.size = stat.Size
 	}
 }
 

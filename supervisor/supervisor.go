@@ -129,9 +129,6 @@ func newSupervisor(config Config) (*supervisor, error) {
 	if s.primaryFD, err = openDirectory(config.RunDir, control.PrimaryDir); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{control.StdoutName, control.StderrName} {
-		unix.Unlinkat(s.primaryFD, name, 0) // of an earlier boot
-	}
 	s.primary = newPrimary(s)
 	if os.Getpid() != 1 {
 		// Outside a container orphans would fall to another process.

@@ -23,28 +23,36 @@ type attachment struct {
 
 	ending atomic.Bool // the supervisor was told to end everything
 
+	primary func(control.Primary) // hears of the container's own command
+
 	once sync.Once
 	over chan struct{} // closed when the container has ended, or the worker lets go
 }
 
-// listen opens the socket that the supervisor dials.
+// listen opens the socket that the supervisor of the primary container dials.
 func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*attachment, error) {
+	return s.listenIn(d, secret, control.Welcome{Command: b.Spec.Command, Grace: b.Spec.Grace.Std()}, s.output, s.primary)
+}
+
+// listenIn opens the socket that the supervisor with this directory dials. The welcome is completed
+// from the directory.
+func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, output func(control.Output), primary func(control.Primary)) (*attachment, error) {
 	defaults, err := d.defaults()
 	if err != nil {
 		return nil, err
+	}
+	welcome.Key, welcome.DefaultUser, welcome.DefaultCwd = secret, defaults.User, defaults.Cwd
+	if welcome.Command == nil {
+		welcome.Command = defaults.Command
 	}
 	run, err := os.OpenRoot(d.run())
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "open the run directory: %v", err)
 	}
-	a := &attachment{s: s, run: run, key: secret, over: make(chan struct{})}
+	a := &attachment{s: s, run: run, key: secret, over: make(chan struct{}), primary: primary}
 	a.link, err = supervise.Listen(supervise.Config{
-		ControlDir: d.ctl(),
-		Welcome: control.Welcome{
-			Key: secret, Command: b.Spec.Command, Grace: b.Spec.Grace.Std(),
-			DefaultUser: defaults.User, DefaultCwd: defaults.Cwd,
-		},
-		OnConnect: s.connected, OnOutput: s.output, OnEnd: s.ended, OnPrimary: s.primary, Logger: s.log,
+		ControlDir: d.ctl(), Welcome: welcome,
+		OnConnect: a.connected, OnOutput: output, OnEnd: s.ended, OnPrimary: primary, Logger: s.log,
 	})
 	if err != nil {
 		run.Close()
@@ -114,15 +122,15 @@ func (s *sandbox) detach() {
 
 // connected takes over what the supervisor says at the start of a connection: execs that ended
 // while the worker was away.
-func (s *sandbox) connected(h control.Hello) {
+func (a *attachment) connected(h control.Hello) {
 	for _, x := range h.Execs {
-		s.output(control.Output{ID: x.ID, Stdout: x.StdoutBytes, Stderr: x.StderrBytes})
+		a.s.output(control.Output{ID: x.ID, Stdout: x.StdoutBytes, Stderr: x.StderrBytes})
 		if x.Result != nil {
-			s.ended(*x.Result)
+			a.s.ended(*x.Result)
 		}
 	}
 	if h.Primary != nil {
-		s.primary(*h.Primary)
+		a.primary(*h.Primary)
 	}
 }
 
@@ -133,6 +141,15 @@ func (s *sandbox) output(o control.Output) {
 }
 
 func (s *sandbox) ended(result control.Result) {
+	s.mu.Lock()
+	command := s.commands[result.ID]
+	s.mu.Unlock()
+	if command != nil {
+		select {
+		case command <- result:
+		default: // it was told before
+		}
+	}
 	if r := s.runOf(result.ID); r != nil {
 		select {
 		case r.result <- result:

@@ -89,6 +89,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	s.letServicesIn()
 	id := s.container.ID
 	if id == "" {
 		if err := s.phase(ctx, b, "container"); err != nil {
@@ -114,6 +115,9 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	a, err := s.start(ctx, b, d, secret, id)
 	if err != nil {
+		return err
+	}
+	if err := s.servicesReady(ctx); err != nil {
 		return err
 	}
 	s.w.cfg.Probe("before-ready")
@@ -310,6 +314,9 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 	starting, cancel := context.WithDeadline(ctx, b.AssignedAt.Add(b.Spec.CreateTimeout.Std()))
 	defer cancel()
 	a, err := s.startAgain(starting, b)
+	if err == nil {
+		err = s.servicesReady(starting)
+	}
 	switch {
 	case err == nil:
 	case errors.Is(err, errSuperseded), ctx.Err() != nil, passing(err) && starting.Err() == nil:
@@ -368,7 +375,7 @@ const maxRevivals = 5
 // the machine did is started again; one that ended by itself has failed.
 func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	c := s.container
-	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil { // they read how they ended
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std(), ofPrimary); err != nil { // they read how they ended
 		return err
 	}
 	switch {
@@ -399,14 +406,20 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
 }
 
-// runsEnded waits until the goroutines of the execs have appended their ends.
-func (s *sandbox) runsEnded(ctx context.Context, within time.Duration) error {
+// Which execs' ends are waited for.
+func ofPrimary(r *execRun) bool { return r.service == "" }
+func ofAll(*execRun) bool       { return true }
+
+// runsEnded waits until the goroutines of the execs that are meant have appended their ends.
+func (s *sandbox) runsEnded(ctx context.Context, within time.Duration, meant func(*execRun) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, within+10*time.Second)
 	defer cancel()
 	s.mu.Lock()
 	runs := make([]*execRun, 0, len(s.runs))
 	for _, r := range s.runs {
-		runs = append(runs, r)
+		if meant(r) {
+			runs = append(runs, r)
+		}
 	}
 	s.mu.Unlock()
 	for _, r := range runs {

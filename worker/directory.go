@@ -23,6 +23,8 @@ import (
 //	    mounts/   the names by which the Engine knows it
 //	    ctl/      bind-mounted read-only; holds the worker's socket
 //	    run/      bind-mounted; what is in it is the container's word, and hostile
+//	    services/<name>/
+//	              the same again for a service's container
 type directory struct {
 	key
 	generation uint64
@@ -77,6 +79,11 @@ func (w *worker) hasDirectory(k key) (bool, error) {
 	return slices.ContainsFunc(dirs, func(d directory) bool { return d.key == k }), err
 }
 
+// service is where a service of the sandbox lives.
+func (d directory) service(name string) directory {
+	return directory{d.key, d.generation, filepath.Join(d.path, "services", name)}
+}
+
 func (d directory) ctl() string { return filepath.Join(d.path, "ctl") }
 func (d directory) run() string { return filepath.Join(d.path, "run") }
 
@@ -111,8 +118,9 @@ func (d directory) secret() ([]byte, error) {
 // defaults are what the image adds to a spec, kept because the image's name may mean another image
 // later.
 type defaults struct {
-	User string `json:"user,omitempty"`
-	Cwd  string `json:"cwd,omitempty"`
+	User    string   `json:"user,omitempty"`
+	Cwd     string   `json:"cwd,omitempty"`
+	Command []string `json:"command,omitempty"` // of a service
 }
 
 func (d directory) saveDefaults(v defaults) error {

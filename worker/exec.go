@@ -15,11 +15,12 @@ import (
 // the supervisor, publish its output, append its end, forget it. Each step can be taken twice, so
 // that a worker which finds the exec half-way goes on from there by the same code.
 type execRun struct {
-	s      *sandbox
-	id     string
-	result chan control.Result
-	done   chan struct{} // closed when the run is over
-	stop   context.CancelFunc
+	s       *sandbox
+	id      string
+	service string // whose container it runs in; "": the primary one
+	result  chan control.Result
+	done    chan struct{} // closed when the run is over
+	stop    context.CancelFunc
 
 	stdout, stderr atomic.Int64  // sizes that the supervisor announced
 	more           chan struct{} // they grew
@@ -40,8 +41,8 @@ func (s *sandbox) startExecs(ctx context.Context, st *protocol.State) {
 	for _, x := range st.Active() {
 		r := s.runs[x.ID]
 		// An exec whose container has ended has a run too: it finds out what became of it.
-		if r == nil && (s.attached != nil || x.State == protocol.ExecStateRunning && s.seen.container != containerUnknown && s.seen.container != containerRunning) {
-			r = s.newRun(ctx, x)
+		if a, ended := s.where(x); r == nil && (a != nil || ended) {
+			r = s.newRun(ctx, x, a)
 		}
 		if r != nil && x.Cancelling && !r.cancelled.Swap(true) {
 			go r.cancel(x.Spec.Grace.Std())
@@ -49,14 +50,27 @@ func (s *sandbox) startExecs(ctx context.Context, st *protocol.State) {
 	}
 }
 
-func (s *sandbox) newRun(ctx context.Context, x *protocol.Exec) *execRun {
+// where is the attachment of the container that an exec is for; ended says that the exec has no more
+// to wait for there. The caller holds the lock.
+func (s *sandbox) where(x *protocol.Exec) (a *attachment, ended bool) {
+	running := x.State == protocol.ExecStateRunning
+	if x.Spec.Service == "" {
+		return s.attached, running && s.seen.container != containerUnknown && s.seen.container != containerRunning
+	}
+	v := s.services[x.Spec.Service]
+	if v == nil {
+		return nil, running && s.allEnded
+	}
+	return v.attached, running && (v.down || s.allEnded) || v.givenUp
+}
+
+func (s *sandbox) newRun(ctx context.Context, x *protocol.Exec, a *attachment) *execRun {
 	ctx, stop := context.WithCancel(ctx)
 	r := &execRun{
-		s: s, id: x.ID, result: make(chan control.Result, 1), done: make(chan struct{}), stop: stop,
+		s: s, id: x.ID, service: x.Spec.Service, result: make(chan control.Result, 1), done: make(chan struct{}), stop: stop,
 		more: make(chan struct{}, 1),
 	}
 	s.runs[x.ID] = r
-	a := s.attached
 	go func() {
 		defer stop()
 		err := r.run(ctx, x, a)
@@ -104,9 +118,7 @@ func (r *execRun) grown(stdout, stderr int64) {
 
 // cancel has the supervisor end the exec's process tree; the result comes by itself.
 func (r *execRun) cancel(grace time.Duration) {
-	r.s.mu.Lock()
-	a := r.s.attached
-	r.s.mu.Unlock()
+	a := r.s.attachedTo(r.service)
 	if a == nil {
 		r.cancelled.Store(false)
 		return
@@ -124,6 +136,9 @@ func (r *execRun) cancel(grace time.Duration) {
 // exec from this host.
 func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) error {
 	adopted := x.State == protocol.ExecStateRunning
+	if !adopted && a == nil {
+		return ignore(r.nowhere(ctx), errSuperseded)
+	}
 	if !adopted {
 		r.s.w.cfg.Probe("before-exec-started")
 		if err := r.started(ctx, a.boot); err != nil {
@@ -143,6 +158,21 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) erro
 		return err
 	}
 	return ignore(r.finish(ctx, x, a, p, result), errSuperseded)
+}
+
+// nowhere appends that the exec's service has no container that runs, and will have none by itself.
+func (r *execRun) nowhere(ctx context.Context) error {
+	generation := uint64(0)
+	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
+	return r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
+		x := st.Execs[r.id]
+		if x == nil || x.State != protocol.ExecStateAccepted {
+			return nil
+		}
+		why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServiceDown, "the service %s does not run", r.service)
+		why.Field = "spec.service"
+		return []protocol.Event{{Kind: protocol.ExecFailed, Reason: why.Reason, Error: why, Exec: &protocol.ExecDetails{ID: r.id, Inline: true}}}
+	})
 }
 
 func ignore(err, that error) error {

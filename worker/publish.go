@@ -130,6 +130,9 @@ func (r *execRun) runDir(a *attachment) (run *os.Root, secret []byte, closeRun f
 	generation := uint64(0)
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
 	d := r.s.directory(generation)
+	if r.service != "" {
+		d = d.service(r.service)
+	}
 	if secret, err = d.secret(); err != nil {
 		return nil, nil, nil, err
 	}

@@ -21,6 +21,9 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 		}
 		s.w.cfg.Probe("after-container-stop")
 	}
+	if err := s.stopServices(ctx, b); err != nil {
+		return err
+	}
 	if err := s.lastWords(ctx, b); err != nil {
 		return err
 	}
@@ -40,13 +43,15 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 // the sandbox was being stopped: their records are on disk.
 func (s *sandbox) lastWords(ctx context.Context, b *protocol.Sandbox) error {
 	s.detach()
-	if err := s.runsEnded(ctx, b.Spec.Grace.Std()); err != nil {
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std(), ofAll); err != nil {
 		return err
 	}
 	s.seen.container = containerExited
 	st, _ := s.journal.State()
+	s.allEnded = true
 	s.startExecs(ctx, st)
-	return s.runsEnded(ctx, b.Spec.Grace.Std())
+	s.allEnded = false
+	return s.runsEnded(ctx, b.Spec.Grace.Std(), ofAll)
 }
 
 // endAll ends the execs and the primary command through the supervisor, TERM, grace, KILL. One
@@ -55,29 +60,40 @@ func (s *sandbox) endAll(ctx context.Context, b *protocol.Sandbox) error {
 	s.mu.Lock()
 	a := s.attached
 	s.mu.Unlock()
+	grace := b.Spec.Grace.Std()
+	if a != nil && !a.end(ctx, grace) {
+		return ctx.Err()
+	}
+	if !s.endInServices(ctx, grace) {
+		return ctx.Err()
+	}
 	if a == nil {
 		return nil
 	}
-	grace := b.Spec.Grace.Std()
+	return s.runsEnded(ctx, grace, ofAll)
+}
+
+// end has the supervisor end everything, and reports whether it did.
+func (a *attachment) end(ctx context.Context, grace time.Duration) bool {
 	bounded, cancel := context.WithTimeout(ctx, grace+3*time.Second)
 	defer cancel()
 	a.ending.Store(true)
 	err := a.link.StopAll(bounded, grace)
-	if ctx.Err() != nil {
-		return ctx.Err()
+	if err != nil && ctx.Err() == nil {
+		a.s.log.Warn("the supervisor does not end its execs; the container is stopped instead", "error", err)
 	}
-	if err != nil {
-		s.log.Warn("the supervisor does not end its execs; the container is stopped instead", "error", err)
-		return nil
-	}
-	return s.runsEnded(ctx, grace)
+	return err == nil
 }
 
 // halt stops a container that should not run, and keeps it.
 func (s *sandbox) halt(ctx context.Context, b *protocol.Sandbox) error {
-	err := s.w.engine.StopContainer(ctx, s.container.ID, b.Spec.Grace.Std())
+	if s.container.ID != "" {
+		if err := s.w.engine.StopContainer(ctx, s.container.ID, b.Spec.Grace.Std()); err != nil {
+			return err
+		}
+	}
 	s.detach()
-	return err
+	return s.stopServices(ctx, b)
 }
 
 // delete ends the execs, removes everything, and appends that nothing is left.
@@ -91,6 +107,9 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 			return err
 		}
 		s.w.cfg.Probe("after-container-remove")
+	}
+	if err := s.removeServices(ctx, b); err != nil {
+		return err
 	}
 	if err := s.lastWords(ctx, b); err != nil {
 		return err
@@ -158,6 +177,9 @@ func (s *sandbox) discard(ctx context.Context) error {
 		if err := s.w.engine.RemoveContainer(ctx, c.ID); err != nil && !docker.IsNotFound(err) {
 			return err
 		}
+	}
+	if err := s.removeServices(ctx, &st.Sandbox); err != nil {
+		return err
 	}
 	s.detach()
 	return s.removeRest(ctx)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -28,6 +29,8 @@ type sandbox struct {
 	gone        bool // the goroutine has ended
 	networkSeen bool // the engine's list had a network of it, since its networks were last removed
 	making      bool // the engine is making something, and must be waited for
+	services    map[string]*service
+	commands    map[string]chan control.Result // by id: what the worker itself runs in the sandbox's containers
 	cancelOp    context.CancelFunc
 	op          operation
 	runs        map[string]*execRun
@@ -41,13 +44,15 @@ type sandbox struct {
 	container docker.Container
 	epoch     int64 // of the engine, when the container was last seen running; -1: never in this tenure
 	revived   int
+	allEnded  bool // every container has ended: execs find out what became of them
 	crash     crashLoop
 }
 
 func newSandbox(w *worker, k key) *sandbox {
 	s := &sandbox{
 		w: w, key: k, log: w.log.With("sandbox", k.id), wake: make(chan struct{}, 1),
-		stale: true, dirty: true, runs: map[string]*execRun{}, attaching: make(chan struct{}), epoch: -1,
+		stale: true, dirty: true, runs: map[string]*execRun{},
+		services: map[string]*service{}, commands: map[string]chan control.Result{}, attaching: make(chan struct{}), epoch: -1,
 		crash: crashLoop{window: w.cfg.CrashWindow, guard: w.cfg.CrashGuard},
 	}
 	s.journal = w.conn.Journal(jetstream.JournalConfig{
@@ -197,6 +202,8 @@ func (s *sandbox) leave() {
 	if a != nil {
 		a.close()
 	}
+	s.endServices()
+	s.dropServices()
 }
 
 // retire ends the mailbox of a sandbox of which nothing is here, unless something came in.
@@ -208,7 +215,7 @@ func (s *sandbox) retire() bool {
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if here || s.stale || s.dirty || len(s.runs) > 0 || s.attached != nil || len(s.wake) > 0 {
+	if here || s.stale || s.dirty || len(s.runs) > 0 || s.attached != nil || len(s.services) > 0 || len(s.wake) > 0 {
 		return false
 	}
 	s.gone = true
@@ -231,8 +238,9 @@ func (s *sandbox) settle(ctx context.Context) error {
 			return err
 		}
 		st, _ := s.journal.State()
-		s.startExecs(ctx, st)
 		op := next(&st.Sandbox, s.w.hostID, s.seen)
+		s.keepServices(ctx, &st.Sandbox, op)
+		s.startExecs(ctx, st)
 		if op == opDiscard && s.w.cfg.ReapDryRun {
 			s.log.Warn("would remove what is over", "container", s.container.Name, "generation", s.seen.generation, "state", st.Sandbox.State)
 			return nil
@@ -281,10 +289,14 @@ func (s *sandbox) observe(ctx context.Context) error {
 	if !dirty {
 		return nil
 	}
+	s.wakeServices()
 	c, err := s.inspect(ctx)
 	if err == nil {
 		s.seen.leftovers, err = s.w.hasDirectory(s.key)
 		s.seen.leftovers = s.seen.leftovers || network
+	}
+	if err == nil {
+		s.seen.services, err = s.servicesRun(ctx)
 	}
 	if err != nil {
 		s.seen.container = containerUnknown
@@ -319,7 +331,11 @@ func (s *sandbox) observe(ctx context.Context) error {
 // inspect returns the sandbox's container, the zero value when there is none. What somebody else
 // gave the sandbox's name is none; it is only in the way of making one.
 func (s *sandbox) inspect(ctx context.Context) (docker.Container, error) {
-	c, err := s.w.engine.Inspect(ctx, s.name())
+	return s.inspectNamed(ctx, s.name())
+}
+
+func (s *sandbox) inspectNamed(ctx context.Context, name string) (docker.Container, error) {
+	c, err := s.w.engine.Inspect(ctx, name)
 	if docker.IsNotFound(err) {
 		return docker.Container{}, nil
 	}

@@ -36,6 +36,7 @@ type observed struct {
 	generation uint64 // of the container
 	leftovers  bool   // a network or a directory is there
 	connected  bool   // the supervisor is
+	services   bool   // a service's container runs; only looked at where none should
 }
 
 // next compares what the log says with what the host shows. It is pure.
@@ -75,14 +76,14 @@ func next(b *protocol.Sandbox, hostID string, o observed) operation {
 			return opAttach
 		}
 	case protocol.StateStopped:
-		if o.container == containerRunning {
+		if o.container == containerRunning || o.services {
 			return opHalt
 		}
 	case protocol.StateFailed:
 		if b.ReadyAt.IsZero() && present {
 			return opDiscard // a create that failed leaves nothing
 		}
-		if o.container == containerRunning {
+		if o.container == containerRunning || o.services {
 			return opHalt // kept for inspection
 		}
 	case protocol.StateDeleting:

@@ -25,6 +25,10 @@ const (
 	OwnCapability = "WAKE_ALARM"
 )
 
+// PrimaryWindow is how many bytes at the end of each output file of the primary command can be read.
+// What is before them was given back to the disk, and reads as zeros; the file's size goes on.
+const PrimaryWindow = 1 << 20
+
 // MaxExecs is how many execs a supervisor remembers, running and ended, until they are forgotten.
 // One more is refused with resource_exhausted.
 const MaxExecs = 16384
@@ -127,7 +131,7 @@ type ExecStatus struct {
 
 // Output says how much of an exec's output is in its files. Sizes never shrink.
 type Output struct {
-	ID     string `json:"id"`
+	ID     string `json:"id"` // "": the primary command
 	Stdout int64  `json:"stdout,omitempty"`
 	Stderr int64  `json:"stderr,omitempty"`
 }
@@ -163,5 +167,8 @@ type Primary struct {
 	Restarts int             `json:"restarts,omitempty"`
 	LastExit *int            `json:"last_exit,omitempty"` // of the run before; 127 and 126 as for an exec
 	Error    *protocol.Error `json:"error,omitempty"`     // why it could not be started
+	OOMKills int             `json:"oom_kills,omitempty"` // processes that the kernel killed for want of memory during the run before
 	Since    time.Time       `json:"since,omitzero"`      // of Running
+	Stdout   int64           `json:"stdout,omitempty"`    // bytes written to its file, over all runs; see [PrimaryWindow]
+	Stderr   int64           `json:"stderr,omitempty"`
 }

@@ -7,7 +7,8 @@ const (
 	LabelTenant     = "boxfleet.tenant"
 	LabelSandbox    = "boxfleet.sandbox"
 	LabelGeneration = "boxfleet.generation"
-	LabelRole       = "boxfleet.role"
+	LabelRole       = "boxfleet.role"    // primary or service
+	LabelService    = "boxfleet.service" // its name
 	LabelHost       = "boxfleet.host"
 	LabelDirectory  = "boxfleet.directory" // of the sandbox, on the host
 )

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -247,15 +248,18 @@ func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
 
 func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	t.Parallel()
-	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "sleep 1000 & head -c 700000 /dev/zero; exit 4"}}})
+	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "sleep 1000 & head -c 3000000 /dev/zero; exit 4"}}})
 	s.await("two restarts", func() bool {
 		return slices.ContainsFunc(s.primary, func(p control.Primary) bool {
 			return p.Restarts == 1 && p.LastExit != nil && *p.LastExit == 4 && !p.Running
 		})
 	})
 	info, err := os.Stat(filepath.Join(s.dir, "run/primary/stdout"))
-	if err != nil || info.Size() != 1<<20 {
-		t.Errorf("its output: %v, %v", info.Size(), err)
+	if err != nil || info.Size() != 6_000_000 {
+		t.Fatalf("its output: %v, %v", info, err)
+	}
+	if kept := info.Sys().(*syscall.Stat_t).Blocks * 512; kept < control.PrimaryWindow || kept > control.PrimaryWindow*3/2 {
+		t.Errorf("%d bytes of its output are on disk, want about %d", kept, control.PrimaryWindow)
 	}
 	if left := s.processes(); len(left) > 0 {
 		t.Errorf("a run left %v", left)

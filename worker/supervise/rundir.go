@@ -22,6 +22,15 @@ func OpenOutput(run *os.Root, execID, stream string) (*os.File, error) {
 	return openExecFile(run, execID, stream)
 }
 
+// OpenPrimary opens the file with the stdout or stderr of the primary command, as [OpenOutput] does
+// an exec's. Only its last [control.PrimaryWindow] bytes can be read.
+func OpenPrimary(run *os.Root, stream string) (*os.File, error) {
+	if stream != control.StdoutName && stream != control.StderrName {
+		return nil, protocol.Invalid("stream", "must be stdout or stderr, got %.20q", stream)
+	}
+	return openFile(run, stream, control.PrimaryDir)
+}
+
 // ReadRecord reads the exit record of an exec and checks that the supervisor sealed it, with the
 // key of the sandbox's Welcome. Errors: not_found when there is none: the exec was not ended by its
 // supervisor; permission_denied when something else is in its place; [control.ErrForged].
@@ -55,22 +64,24 @@ func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return nil, err
 	}
-	dir, err := run.Open(".")
+	return openFile(run, name, control.ExecsDir, execID)
+}
+
+// openFile opens a regular file below directories of the run directory, one after another.
+func openFile(run *os.Root, name string, dirs ...string) (*os.File, error) {
+	root, err := run.Open(".")
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "open the run directory: %v", err)
 	}
-	defer dir.Close()
-	execs, err := openBelow(int(dir.Fd()), control.ExecsDir, unix.O_PATH|unix.O_DIRECTORY)
-	if err != nil {
-		return nil, err
+	defer root.Close()
+	at := int(root.Fd())
+	for _, dir := range dirs {
+		if at, err = openBelow(at, dir, unix.O_PATH|unix.O_DIRECTORY); err != nil {
+			return nil, err
+		}
+		defer unix.Close(at)
 	}
-	defer unix.Close(execs)
-	exec, err := openBelow(execs, execID, unix.O_PATH|unix.O_DIRECTORY)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(exec)
-	fd, err := openBelow(exec, name, unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err := openBelow(at, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, err
 	}

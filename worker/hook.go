@@ -1,0 +1,70 @@
+package worker
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// runHook runs a hook in the primary container, as the sandbox's user and in its directory, and
+// returns its exit code where it has one, and the end of its output. It is run once per boot of the
+// container under a name, also where the worker is restarted meanwhile: its supervisor remembers it.
+// failed says why it failed; err, that it is not known what became of it.
+func (s *sandbox) runHook(ctx context.Context, name string, h *protocol.Hook) (exit *int, output []byte, failed *protocol.Error, err error) {
+	a, err := s.attachment(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	timeout := h.Timeout
+	if timeout == 0 {
+		timeout = protocol.DefaultHookTimeout
+	}
+	id := hookID(a.key, name)
+	result, output, err := s.command(ctx, a, control.Start{ID: id, Argv: h.Command, Timeout: timeout.Std()})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return result.ExitCode, output, hookError(h, timeout, &result, output), nil
+}
+
+// hookID is an exec id that nobody in the sandbox can guess, so that no exec of theirs is taken for
+// the hook.
+func hookID(key []byte, name string) string {
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte("hook " + name))
+	return "hook-" + hex.EncodeToString(mac.Sum(nil)[:16])
+}
+
+// hookError says why a hook failed, nil where it did not.
+func hookError(h *protocol.Hook, timeout protocol.Duration, r *control.Result, output []byte) *protocol.Error {
+	command := fmt.Sprintf("%.200q", h.Command)
+	fail := func(code protocol.Code, format string, args ...any) *protocol.Error {
+		return protocol.Errorf(code, protocol.ReasonHookFailed, "the hook %s %s%s", command, fmt.Sprintf(format, args...), quoted(output))
+	}
+	switch {
+	case r.TimedOut:
+		return fail(protocol.DeadlineExceeded, "ran longer than %s", timeout)
+	case r.Failed:
+		return fail(protocol.FailedPrecondition, "could not be run: %v", r.Error)
+	case r.ExitCode == nil:
+		return fail(protocol.FailedPrecondition, "was interrupted")
+	case *r.ExitCode != 0:
+		return fail(protocol.FailedPrecondition, "ended with exit code %d", *r.ExitCode)
+	}
+	return nil
+}
+
+// quoted adds the end of some output to a message, on lines of its own.
+func quoted(output []byte) string {
+	text := strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD")
+	if text == "" {
+		return ""
+	}
+	return "; its last output:\n" + text
+}

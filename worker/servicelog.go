@@ -1,0 +1,168 @@
+package worker
+
+import (
+	"context"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+// serviceLog publishes a service's own output as that of an exec is, under the service's name. On disk
+// are the last [control.PrimaryWindow] bytes of each stream; what was overrun before it could be
+// published is left out, which the offsets show.
+type serviceLog struct {
+	v    *service
+	more chan struct{} // has room for one
+
+	mu   sync.Mutex
+	size [2]int64 // that the supervisor announced, of stdout and stderr
+
+	published [2]int64 // only run's own
+}
+
+var serviceStreams = [2]string{jetstream.Stdout, jetstream.Stderr}
+
+// Published at most once in so long; longer after a lot, so that a service that prints without end
+// leaves room for everybody else's output.
+const (
+	publishPeriod = 100 * time.Millisecond
+	publishLots   = 256 << 10
+	publishRest   = 2 * time.Second
+)
+
+func newServiceLog(v *service) *serviceLog { return &serviceLog{v: v, more: make(chan struct{}, 1)} }
+
+func (l *serviceLog) grown(stdout, stderr int64) {
+	l.mu.Lock()
+	l.size = [2]int64{max(l.size[0], stdout), max(l.size[1], stderr)}
+	l.mu.Unlock()
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
+}
+
+func (l *serviceLog) sizes() [2]int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.size
+}
+
+// run publishes until ctx ends. What was published before is known from the log.
+func (l *serviceLog) run(ctx context.Context) {
+	known := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.more:
+		}
+		var err error
+		before := l.published
+		if !known {
+			l.published[0], l.published[1], err = l.v.s.w.conn.OutputEnd(ctx, l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name))
+			known, before = err == nil, l.published
+		}
+		if err == nil {
+			err = l.publish(ctx)
+		}
+		pause := publishPeriod
+		if err != nil && ctx.Err() == nil {
+			l.v.s.log.Warn("a service's output is published again later", "service", l.v.name, "error", err)
+			l.grown(0, 0)
+			pause = retryMost
+		} else if l.published[0]-before[0]+l.published[1]-before[1] > publishLots {
+			pause = publishRest
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// publish publishes what is there and was not published yet.
+func (l *serviceLog) publish(ctx context.Context) error {
+	run, err := os.OpenRoot(l.v.directory().run())
+	if err != nil {
+		return nil // the directory is gone
+	}
+	defer run.Close()
+	for i, size := range l.sizes() {
+		for l.published[i] < size && ctx.Err() == nil {
+			data := readPrimary(run, serviceStreams[i], max(l.published[i], size-control.PrimaryWindow), size)
+			if len(data.bytes) == 0 {
+				l.published[i] = size // the container took it away
+				break
+			}
+			k := jetstream.Chunk{Stream: serviceStreams[i], Offset: data.from, Data: data.bytes, NextStdout: l.published[0], NextStderr: l.published[1]}
+			next := data.from + int64(len(data.bytes))
+			if i == 0 {
+				k.NextStdout = next
+			} else {
+				k.NextStderr = next
+			}
+			done, err := l.v.s.w.conn.PublishOutput(l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name), k)
+			if err != nil {
+				return err
+			}
+			if err := <-done; err != nil {
+				return err
+			}
+			l.published[i] = next
+		}
+	}
+	return ctx.Err()
+}
+
+// last is the end of the output.
+func (l *serviceLog) last() []byte {
+	run, err := os.OpenRoot(l.v.directory().run())
+	if err != nil {
+		return nil
+	}
+	defer run.Close()
+	var all []byte
+	for i, size := range l.sizes() {
+		all = append(all, readPrimary(run, serviceStreams[i], max(0, size-protocol.MaxLastOutput), size).bytes...)
+	}
+	return lastOf(all)
+}
+
+// piece is some output and where it begins.
+type piece struct {
+	from  int64
+	bytes []byte
+}
+
+// readPrimary reads a part of a stream of a container's own command, at most a chunk. The file is the
+// container's word: no more is read than the supervisor announced.
+func readPrimary(run *os.Root, stream string, from, until int64) piece {
+	f, err := supervise.OpenPrimary(run, stream)
+	if err != nil || until <= from {
+		return piece{from: from}
+	}
+	defer f.Close()
+	data := make([]byte, min(until-from, jetstream.ChunkSize))
+	n, err := f.ReadAt(data, from)
+	if err != nil && err != io.EOF {
+		n = 0
+	}
+	return piece{from, data[:n]}
+}
+
+// readEnd is the end of a file of this size, as much as an event carries.
+func readEnd(f *os.File, size int64) []byte {
+	from := max(0, size-protocol.MaxLastOutput)
+	data := make([]byte, size-from)
+	n, err := f.ReadAt(data, from)
+	if err != nil && err != io.EOF {
+		return nil
+	}
+	return data[:n]
+}

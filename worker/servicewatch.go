@@ -1,0 +1,318 @@
+package worker
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// How a service becomes ready. Health tests run through the supervisor, as execs that no log has: a
+// timeout then ends the test's whole tree, which the Engine's own health check does not, and all
+// fields work on an Engine of any version (start_interval came with 25).
+const (
+	steadyFor   = 500 * time.Millisecond // a service without a health check is ready when it has run so long
+	endsMost    = 3                      // a command that ended so often before it was ready has failed
+	testFirst   = 100 * time.Millisecond // from the first test to the second; then twice as long, up to the start interval
+	againFirst  = time.Second            // until a container that ended is started again; then twice as long
+	againMost   = 30 * time.Second
+	judgePeriod = time.Second // between two looks at a command that may be looping
+)
+
+// untilHealthy waits until the service is healthy: its test passes, or, without one, it runs and goes
+// on running. What failed before the start period was over, and retries intervals after it, counts
+// only at their end; so tests may come often, and a quick service is ready quickly.
+func (v *service) untilHealthy(ctx context.Context) error {
+	began := time.Now()
+	h := v.spec.Healthcheck
+	for pause := testFirst; ; pause *= 2 {
+		if err := v.look(ctx); err != nil {
+			return err
+		}
+		p := v.process()
+		if err := v.unsteady(&p); err != nil {
+			return err
+		}
+		wait := pause
+		switch {
+		case !p.Running:
+			v.nowWaits("its command does not run")
+			wait = judgePeriod
+		case h == nil:
+			if wait = time.Until(p.Since.Add(steadyFor)); wait <= 0 {
+				return nil
+			}
+			v.nowWaits("its command has just started")
+		default:
+			sick := v.test(ctx, h)
+			if sick == nil {
+				return nil
+			}
+			v.nowWaits("%s", sick.Message)
+			if time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
+				return sick
+			}
+			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())
+		}
+		if !v.wait(ctx, wait) {
+			return ctx.Err()
+		}
+	}
+}
+
+// unsteady says why a command that has not been ready yet never will be.
+func (v *service) unsteady(p *control.Primary) error {
+	ends := p.Restarts
+	if !p.Running && (p.LastExit != nil || p.Error != nil) {
+		ends++
+	}
+	switch {
+	case p.Error != nil: // it cannot be started at all
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "its command cannot be started: %s", p.Error.Message)
+	case ends == 0 || p.LastExit == nil:
+		return nil
+	case p.OOMKills > 0 && *p.LastExit == killedExit:
+		v.oom = true
+		return v.outOfMemory()
+	case ends >= endsMost:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
+			"its command ended %d times before it was ready, at last with exit code %d", ends, *p.LastExit)
+	}
+	return nil
+}
+
+// test runs the health test once and says why the service is not healthy, nil where it is.
+func (v *service) test(ctx context.Context, h *protocol.Healthcheck) *protocol.Error {
+	sick := func(format string, args ...any) *protocol.Error {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnhealthy, format, args...)
+	}
+	a := v.s.attachedTo(v.name)
+	if a == nil {
+		return sick("the service's container does not run")
+	}
+	argv := h.Test[1:]
+	if h.Test[0] == "CMD-SHELL" {
+		argv = []string{"/bin/sh", "-c", h.Test[1]}
+	}
+	id := "health-" + strings.ToLower(ulid.Make().String())
+	r, output, err := v.s.command(ctx, a, control.Start{ID: id, Argv: argv, Timeout: h.Timeout.Std()})
+	v.tested = time.Now()
+	if err != nil {
+		return sick("the health test did not end: %v", err)
+	}
+	go a.forgetCommand(id)
+	switch {
+	case r.TimedOut:
+		return sick("the health test ran longer than %s%s", h.Timeout, said(output))
+	case r.Failed:
+		return sick("the health test could not be run: %v", r.Error)
+	case r.ExitCode == nil:
+		return sick("the health test was interrupted")
+	case *r.ExitCode != 0:
+		return sick("the health test ended with exit code %d%s", *r.ExitCode, said(output))
+	}
+	return nil
+}
+
+// said is the last line of a test's output.
+func said(output []byte) string {
+	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD"), "\n")
+	if last := lines[len(lines)-1]; last != "" {
+		return ", saying " + last
+	}
+	return ""
+}
+
+// watch keeps the container running and says in the log when the service stops to be what the log
+// says it is: ready, or failed.
+func (v *service) watch(ctx context.Context) {
+	again := againFirst
+	for ctx.Err() == nil {
+		wait := v.keepUp(ctx, &again)
+		if v.s.attachedTo(v.name) != nil {
+			again = v.calm(again)
+		}
+		v.judge(ctx)
+		if due := v.due(); wait == 0 || due > 0 && due < wait {
+			wait = due
+		}
+		v.wait(ctx, wait)
+	}
+}
+
+// keepUp starts a container again that has ended, after a pause that grows. It returns when to look
+// again, 0 where nothing is to be done.
+func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duration {
+	err := v.look(ctx)
+	if err != nil {
+		v.s.log.Info("a service's container does not run", "service", v.name, "error", err)
+	}
+	if v.s.attachedTo(v.name) != nil {
+		return 0
+	}
+	v.s.mu.Lock()
+	hopeless := v.givenUp
+	v.s.mu.Unlock()
+	if hopeless {
+		return 0
+	}
+	if err != nil && !passing(err) {
+		v.stumbled()
+		pause := *again
+		*again = min(2*pause, againMost)
+		return pause
+	}
+	if err := v.raise(ctx); err != nil && ctx.Err() == nil {
+		v.s.log.Warn("a service's container is not up", "service", v.name, "error", err)
+		if reason := protocol.AsError(err).Reason; reason == protocol.ReasonContainerMissing {
+			v.giveUp(ctx, err)
+			return 0
+		}
+		if !passing(err) {
+			v.stumbled()
+		}
+		pause := *again
+		*again = min(2*pause, againMost)
+		return pause
+	}
+	return 0
+}
+
+// stumbled counts an end of the container as one of its command.
+func (v *service) stumbled() {
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	v.crash.changed(false, time.Now())
+}
+
+// giveUp says that the container is gone: what the log says was there is not made anew.
+func (v *service) giveUp(ctx context.Context, err error) {
+	v.s.mu.Lock()
+	v.givenUp = true
+	v.s.mu.Unlock()
+	if v.status().State != protocol.ServiceStateFailed {
+		v.fail(ctx, err)
+	}
+	v.s.wakeUp() // execs that wait for it end
+}
+
+// calm begins the pauses anew for a command that has run for the guard.
+func (v *service) calm(again time.Duration) time.Duration {
+	if p := v.process(); p.Running && time.Since(p.Since) >= v.crash.guard {
+		return againFirst
+	}
+	return again
+}
+
+// judge tests the health, where that is due, and appends what has changed: that a ready service
+// loops, or is not healthy any more, or that one which did is well again.
+func (v *service) judge(ctx context.Context) {
+	status := v.status()
+	p := v.process()
+	if !p.Running && p.LastExit != nil {
+		v.oom = p.OOMKills > 0 && *p.LastExit == killedExit
+	}
+	v.s.mu.Lock()
+	looping := v.crash.looping(time.Now())
+	v.s.mu.Unlock()
+	failed := status.State == protocol.ServiceStateFailed
+	if looping && !failed {
+		why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCrashLoop,
+			"the service ends again and again: within %s it never ran for %s", v.crash.window, v.crash.guard)
+		if v.oom {
+			why = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled,
+				"the service runs out of memory (%s) again and again: within %s it never ran for %s", v.spec.Memory, v.crash.window, v.crash.guard)
+		}
+		v.fail(ctx, why)
+		return
+	}
+	if looping || !p.Running || v.s.attachedTo(v.name) == nil {
+		return
+	}
+	h := v.spec.Healthcheck
+	if h == nil {
+		if failed && v.mayRecover(&status) && time.Since(p.Since) >= v.crash.guard {
+			v.recovered(ctx)
+		}
+		return
+	}
+	if time.Since(v.tested) < h.Interval.Std() {
+		return
+	}
+	sick := v.test(ctx, h)
+	switch {
+	case ctx.Err() != nil:
+	case sick == nil:
+		v.failures = 0
+		if failed && v.mayRecover(&status) {
+			v.recovered(ctx)
+		}
+	default:
+		if v.failures++; v.failures >= h.Retries && !failed {
+			v.fail(ctx, sick)
+		}
+	}
+}
+
+// mayRecover says whether a failed service is ready again once it is well: where only that was
+// missing, and no hook.
+func (v *service) mayRecover(status *protocol.ServiceStatus) bool {
+	return status.Hooks >= v.lastHook(status) && slices.Contains([]string{
+		protocol.ReasonCrashLoop, protocol.ReasonOOMKilled, protocol.ReasonUnhealthy, protocol.ReasonContainerExited,
+	}, status.Reason)
+}
+
+// lastHook is the number of the last hook that is to be run after this start, 0 for none.
+func (v *service) lastHook(status *protocol.ServiceStatus) int {
+	for i := len(v.spec.PostStart); i > 0; i-- {
+		if !status.Resumed || v.spec.PostStart[i-1].OnResume {
+			return i
+		}
+	}
+	return 0
+}
+
+func (v *service) recovered(ctx context.Context) {
+	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady}, protocol.ServiceDetails{}); err != nil {
+		v.s.log.Debug("that a service is well again is not appended", "service", v.name, "error", err)
+	}
+}
+
+// due is when judge has to look again, 0 for not by itself.
+func (v *service) due() time.Duration {
+	v.s.mu.Lock()
+	mayLoop := !v.crash.failingSince.IsZero() && (v.crash.runningSince.IsZero() || time.Since(v.crash.runningSince) < v.crash.guard+judgePeriod)
+	running := v.attached != nil && v.proc.Running
+	v.s.mu.Unlock()
+	var due time.Duration
+	if h := v.spec.Healthcheck; h != nil && running {
+		due = max(time.Until(v.tested.Add(h.Interval.Std())), time.Millisecond)
+	}
+	if mayLoop && (due == 0 || due > judgePeriod) {
+		due = judgePeriod
+	}
+	return due
+}
+
+// wait sleeps until something about the service has changed, or for d where it is not 0. It returns
+// false for the end of ctx.
+func (v *service) wait(ctx context.Context, d time.Duration) bool {
+	var after <-chan time.Time
+	if d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		after = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-v.wake:
+	case <-after:
+	}
+	return true
+}
