@@ -40,6 +40,8 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 			return fmt.Sprintf("the host is %s: %s", h.State, h.Problem)
 		}
 		return fmt.Sprintf("the host is %s", h.State)
+	case h.Full != "" && !b.Resuming: // what was stopped has its place
+		return h.Full
 	case h.Sandboxes >= h.Slots:
 		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
 	case h.UsedMem+memory > h.Memory:

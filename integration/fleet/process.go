@@ -19,6 +19,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/spec"
+	"github.com/boxfleet/boxfleet/worker"
 )
 
 // Role says how a process of the fleet runs.
@@ -32,6 +33,8 @@ type Role struct {
 	AllowMounts []string           `json:"allow_mounts,omitempty"`
 	Profiles    []string           `json:"profiles,omitempty"`
 	Runtimes    []string           `json:"runtimes,omitempty"`
+	Watermarks  worker.Watermarks  `json:"watermarks,omitzero"`
+	NetworkPool string             `json:"network_pool,omitempty"`
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
