@@ -28,6 +28,7 @@ var rules = []struct{ from, to, why string }{
 	{"worker", module + "/sdk", "siblings meet in the log, never in imports"},
 	{"worker", "github.com/nats-io/nats-server/...", "a worker connects to NATS; cmd decides whether it is embedded"},
 	{"worker", module + "/spec", "a worker does what the log says; how people write it is not its business"},
+	{"worker/firewall", "github.com/docker/docker/...", "only worker/docker knows the Engine"},
 	{"sdk", module + "/coordinator", "siblings meet in the log, never in imports"},
 	{"sdk", module + "/worker/...", "callers do not link the worker"},
 	{"sdk", "github.com/docker/docker/...", "callers do not link the Docker client"},
@@ -42,6 +43,7 @@ var onlyImporters = []struct{ technology, only, why string }{
 	{"github.com/nats-io/nats.go/...", "jetstream", "a package is named after the technology it wraps, and nothing else knows it"},
 	{"github.com/nats-io/nats-server/...", "jetstream/embedded", "a package is named after the technology it wraps, and nothing else knows it"},
 	{"github.com/docker/docker/...", "worker/docker", "a package is named after the technology it wraps, and nothing else knows it"},
+	{"github.com/google/nftables/...", "worker/firewall", "a package is named after the technology it wraps, and nothing else knows it"},
 	{"github.com/spf13/viper", "cmd/boxfleet", "configuration is read in cmd and nowhere else"},
 }
 

@@ -40,8 +40,8 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 			return fmt.Sprintf("the host is %s: %s", h.State, h.Problem)
 		}
 		return fmt.Sprintf("the host is %s", h.State)
-	case h.Full != "" && !b.Resuming: // what was stopped has its place
-		return h.Full
+	case h.Firewall == "":
+		return "the host does not keep the networks of sandboxes apart: " + cmp.Or(h.Problem, "its worker says nothing of it")
 	case h.Sandboxes >= h.Slots:
 		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
 	case h.UsedMem+memory > h.Memory:
@@ -68,6 +68,8 @@ func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
 	}
 	denied, unsupported := protocol.ReasonPolicyDenied, protocol.ReasonUnsupported
 	switch {
+	case h.Firewall == protocol.FirewallOff && s.Network != nil && s.Network.Mode != "" && s.Network.Mode != protocol.NetworkInternet:
+		return fail(protocol.FailedPrecondition, protocol.ReasonFirewall, "spec.network", "the operator of %s turned its firewall off", h.Worker)
 	case s.Profile != "" && s.Profile != protocol.ProfileHardened && !slices.Contains(h.Profiles, s.Profile):
 		return fail(protocol.PermissionDenied, denied, "spec.profile", "%s does not allow %s", h.Worker, s.Profile)
 	case s.Runtime != "" && !slices.Contains(h.Runtimes, s.Runtime):

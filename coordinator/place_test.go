@@ -15,7 +15,7 @@ import (
 func host(worker string, n int) *protocol.Host {
 	return &protocol.Host{
 		Worker: worker, HostID: "h-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
-		Sandboxes: n, UsedMem: protocol.Bytes(n) << 30, Mounts: []string{"/srv/cache"},
+		Sandboxes: n, UsedMem: protocol.Bytes(n) << 30, Firewall: protocol.FirewallNFTables, Mounts: []string{"/srv/cache"},
 	}
 }
 

@@ -238,7 +238,7 @@ func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
 func TestAWorkerThatBeginsToListenIsToldWhatItOwes(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Retell: time.Hour})()
-	ctx, host := t.Context(), &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 1 << 30, Healthy: true, SeenAt: time.Now()}
+	ctx, host := t.Context(), &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 1 << 30, Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now()}
 	if err := d.conn.RegisterHost(ctx, host); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,6 @@ const (
 	ReasonUnknownField        = "unknown_field"
 	ReasonQueueFull           = "queue_full"
 	ReasonQueueTimeout        = "queue_timeout"
-	ReasonNoNetwork           = "no_network"
 	ReasonNoHost              = "no_host"
 	ReasonHostLost            = "host_lost"
 	ReasonHostHeld            = "host_held"
@@ -78,6 +77,8 @@ const (
 	ReasonUnsupported         = "unsupported"
 	ReasonNotProvisioned      = "not_provisioned"
 	ReasonSupervisorUnhealthy = "supervisor_unhealthy"
+	ReasonFirewall            = "firewall_unavailable"
+	ReasonPortTaken           = "port_taken"
 )
 
 // Error is every error that Boxfleet reports, on the wire and in the SDK. errors.As with a *Error

@@ -40,7 +40,7 @@ const (
 // Network says what a sandbox may connect to.
 type Network struct {
 	Mode  string   `json:"mode,omitempty"`  // internet (default), none or allow
-	Allow []string `json:"allow,omitempty"` // CIDR ranges, of mode allow
+	Allow []string `json:"allow,omitempty"` // IPv4 ranges, of mode allow
 }
 
 // Protocols of a port.
@@ -301,6 +301,9 @@ func (s *SandboxSpec) validateNetwork() error {
 		p, err := netip.ParsePrefix(r)
 		if err != nil || p != p.Masked() {
 			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i), "must be a range such as 10.1.0.0/16 without host bits, got %.60q", r)
+		}
+		if !p.Addr().Is4() {
+			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i), "must be an IPv4 range, since sandboxes have no IPv6, got %.60q", r)
 		}
 	}
 	return nil

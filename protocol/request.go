@@ -118,10 +118,9 @@ type Host struct {
 	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that a sandbox may choose
 	GPUs      int               `json:"gpus,omitempty"`
 	DiskQuota bool              `json:"disk_quota,omitempty"` // spec.disk can be kept
-	Firewall  string            `json:"firewall,omitempty"`   // what isolates the networks of sandboxes
+	Firewall  string            `json:"firewall,omitempty"`   // what isolates the networks of sandboxes: nftables, off, or "": nothing, and no sandbox is taken
 	Healthy   bool              `json:"healthy"`              // the Engine answers
 	Problem   string            `json:"problem,omitempty"`
-	Full      string            `json:"full,omitempty"` // why it takes no new sandboxes: something of it runs short
 	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
 
 	// Filled in by the coordinator.
@@ -132,6 +131,12 @@ type Host struct {
 	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 }
+
+// What a host says of its firewall.
+const (
+	FirewallNFTables = "nftables" // the networks of sandboxes are kept apart
+	FirewallOff      = "off"      // the operator wants none: sandboxes reach what the host reaches
+)
 
 // HostState is what a coordinator makes of a host's heartbeats, health and lease.
 type HostState string
@@ -152,7 +157,6 @@ type Heartbeat struct {
 	Instance string `json:"instance"`
 	Healthy  bool   `json:"healthy"`
 	Problem  string `json:"problem,omitempty"`
-	Full     string `json:"full,omitempty"`
 
 	// Listening grows each time that work items may have been lost on the way to the worker. It is
 	// told everything that it owes then.

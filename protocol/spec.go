@@ -216,7 +216,6 @@ func (s *SandboxSpec) unsupported() error {
 		used  bool
 	}{
 		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
-		{"spec.network", s.Network != nil && s.Network.Mode != NetworkInternet}, {"spec.ports", len(s.Ports) > 0},
 		{"spec.tools", len(s.Tools) > 0}, {"spec.on_delete", s.OnDelete != nil},
 	} {
 		if f.used {

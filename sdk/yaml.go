@@ -27,8 +27,7 @@ func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.S
 		if err != nil {
 			return parameters, err
 		}
-		entry := &d.Spec.Copies[l.Index]
-		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
+		d.Spec.Copies[l.Index] = copied
 	}
 	return d.Spec, nil
 }

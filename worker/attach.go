@@ -21,6 +21,8 @@ type attachment struct {
 	pid  int    // of the supervisor, on the host
 	boot string // of the supervisor
 
+	ports []protocol.Port // as the engine published them
+
 	ending atomic.Bool // the supervisor was told to end everything
 
 	primary func(control.Primary) // hears of the container's own command

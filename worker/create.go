@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"os"
 	"path"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 // helloWithin is how long a supervisor may take to connect once its container runs.
@@ -46,11 +46,14 @@ func passing(err error) bool {
 	case protocol.DeadlineExceeded, protocol.Cancelled:
 		return true
 	}
-	return e.Reason == protocol.ReasonLeaseLost || e.Reason == protocol.ReasonNoNetwork // one may be given back
+	return e.Reason == protocol.ReasonLeaseLost
 }
 
 func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.w.abilities.check(&b.Spec); err != nil {
+		return err
+	}
+	if err := s.w.isolation.check(&b.Spec); err != nil {
 		return err
 	}
 	bindings, err := s.w.planBindings(&b.Spec)
@@ -85,35 +88,36 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.phase(ctx, b, "network"); err != nil {
 		return err
 	}
-	subnet, err := s.network(ctx, b)
+	network, err := s.network(ctx, b)
 	if err != nil {
 		return err
 	}
 	s.letServicesIn()
-	id := s.container.ID
-	if id == "" {
+	create := func(ports []protocol.Port) (id string, err error) {
 		if err := s.phase(ctx, b, "container"); err != nil {
-			return err
+			return "", err
 		}
+		spec := s.containerSpec(b, d, image, d.binds(bindings))
+		spec.Ports, spec.DNS = ports, s.w.isolation.servers(&b.Spec)
 		s.w.cfg.Probe("before-container-create")
-		err := s.whole(func() error {
-			id, err = s.w.engine.CreateContainer(ctx, s.containerSpec(b, d, image, d.binds(bindings)))
+		err = s.whole(func() error {
+			id, err = s.w.engine.CreateContainer(ctx, spec)
 			return naming(err, docker.ReasonNoDiskQuota, "spec.disk")
 		})
-		if err != nil {
-			return err
-		}
 		s.w.cfg.Probe("after-container-create")
+		return id, err
 	}
-	if s.seen.container != containerRunning {
-		if err := s.copyTrees(ctx, id, b.Spec.Copies); err != nil {
-			return err
+	id, a, err := s.launch(ctx, b, create, func(id string) (*attachment, error) {
+		if s.seen.container != containerRunning {
+			if err := s.copyTrees(ctx, id, b.Spec.Copies); err != nil {
+				return nil, err
+			}
+			if err := s.phase(ctx, b, "start"); err != nil {
+				return nil, err
+			}
 		}
-		if err := s.phase(ctx, b, "start"); err != nil {
-			return err
-		}
-	}
-	a, err := s.start(ctx, b, d, secret, id)
+		return s.start(ctx, b, d, secret, id)
+	})
 	if err != nil {
 		return err
 	}
@@ -126,7 +130,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			return nil
 		}
 		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
-			Image: image.ID, Isolation: s.w.info.Runtime, Container: id, Subnet: subnet.String(), Boot: a.boot,
+			Image: image.ID, Isolation: s.w.info.Runtime, Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
 		}}}
 	})
 	s.w.cfg.Probe("after-ready")
@@ -162,36 +166,53 @@ func (s *sandbox) phase(ctx context.Context, b *protocol.Sandbox, phase string) 
 }
 
 // network makes the sandbox's network on a subnet of its own, or finds the one that an earlier try
-// made.
-func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (netip.Prefix, error) {
+// made. Its rules are there before it is.
+func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (firewall.Network, error) {
 	if b.Phase != "" { // an earlier try came so far; it may have made one
-		networks, err := s.w.engine.Networks(ctx)
+		found, ok, err := s.findNetwork(ctx)
 		if err != nil {
-			return netip.Prefix{}, err
+			return firewall.Network{}, err
 		}
-		for _, n := range networks {
-			if n.Name == s.name() {
-				s.w.subnets.use(n.Subnet)
-				return n.Subnet, nil
+		if ok {
+			s.w.subnets.use(found.Subnet)
+			n := protectedNetwork(found)
+			if err := s.w.protect(n); err != nil {
+				return n, err
 			}
+			return n, s.w.protected(n)
 		}
 	}
+	policy, err := firewall.PolicyOf(b.Spec.Network)
+	if err != nil {
+		return firewall.Network{}, err
+	}
+	labels := s.labels(b)
+	labels[docker.LabelNetwork] = policy.String()
 	for {
 		subnet, err := s.w.subnets.take()
 		if err != nil {
-			return subnet, err
+			return firewall.Network{}, err
+		}
+		n := firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: policy}
+		if err := s.w.protect(n); err != nil {
+			s.w.subnets.give(subnet)
+			return n, err
 		}
 		s.w.cfg.Probe("before-network-create")
 		err = s.whole(func() error {
-			return s.w.engine.CreateNetwork(ctx, docker.NetworkSpec{Name: s.name(), Subnet: subnet, Labels: s.labels(b)})
+			return s.w.engine.CreateNetwork(ctx, docker.NetworkSpec{Name: s.name(), Subnet: subnet, Bridge: n.Bridge, Labels: labels})
 		})
 		s.w.cfg.Probe("after-network-create")
 		if err == nil {
-			return subnet, nil
+			return n, s.w.protected(n)
+		}
+		// The engine may have made it nevertheless: what the list of networks has is protected again.
+		if lost := s.w.unprotect(n.Bridge); lost != nil {
+			s.log.Warn("the rules of a network that was not made are left", "error", lost)
 		}
 		if !errors.Is(err, docker.ErrSubnetOverlap) { // what overlaps stays taken
 			s.w.subnets.give(subnet)
-			return subnet, err
+			return n, err
 		}
 	}
 }
@@ -276,6 +297,9 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 			err = errors.Join(err, s.w.engine.KillContainer(ctx, id))
 		}
 	}
+	if err == nil {
+		a.ports, err = givenPorts(b.Spec.Ports, c.Ports)
+	}
 	if err != nil {
 		a.close()
 		return nil, err
@@ -319,7 +343,7 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, errSuperseded), ctx.Err() != nil, passing(err) && starting.Err() == nil:
+	case errors.Is(err, errSuperseded), ctx.Err() != nil, (passing(err) || portBusy(err)) && starting.Err() == nil:
 		return err
 	default:
 		return s.fail(ctx, b, protocol.AsError(err))
@@ -329,7 +353,7 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 		if st.Sandbox.State != protocol.StatePending {
 			return nil
 		}
-		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: a.boot}}}
+		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: a.boot, Ports: a.ports}}}
 	})
 	s.w.cfg.Probe("after-resumed")
 	return err
@@ -343,7 +367,14 @@ func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachm
 	if s.container.ID == "" || err != nil {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")
 	}
-	return s.start(ctx, b, d, secret, s.container.ID)
+	if s.seen.container != containerRunning {
+		if err := s.protectAgain(ctx); err != nil {
+			return nil, err
+		}
+	}
+	a, err := s.start(ctx, b, d, secret, s.container.ID)
+	err, _ = portTaken(err, b.Ports)
+	return a, err
 }
 
 // attachRunning connects to the supervisor of a container that runs, after a restart of the worker.
@@ -364,7 +395,7 @@ func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachm
 		if st.Sandbox.State != protocol.StateReady {
 			return nil
 		}
-		return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: a.boot}}}
+		return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: a.boot, Ports: a.ports}}}
 	})
 }
 
@@ -398,6 +429,10 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	a, err := s.startAgain(ctx, b)
 	if err != nil {
+		if portBusy(err) {
+			s.revived--
+			return err
+		}
 		if passing(err) {
 			return err
 		}

@@ -44,14 +44,14 @@ func (h *health) get() string {
 // register writes the worker's entry in the table of hosts.
 func (w *worker) register(ctx context.Context) error {
 	for {
-		problem := w.health.get()
+		healthy, problem, firewall := w.condition()
 		mounts, writable := w.mounts.advertised()
 		h := &protocol.Host{
 			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Memory: w.cfg.Memory,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable,
 			Profiles: w.abilities.profiles, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota,
-			Healthy: problem == "", Problem: problem, Full: w.full(), StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
+			Firewall: firewall, Healthy: healthy, Problem: problem, StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
 		}
 		if h.CPU == 0 {
 			h.CPU = float64(w.info.CPUs)
@@ -68,6 +68,16 @@ func (w *worker) register(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// condition is what a host says of itself: whether the Engine answers, what is wrong, and what keeps
+// the networks of sandboxes apart.
+func (w *worker) condition() (healthy bool, problem, firewall string) {
+	firewall, unprotected := w.isolation.shown()
+	if problem = w.health.get(); problem != "" {
+		return false, problem, firewall
+	}
+	return true, unprotected, firewall
 }
 
 // listening counts the times that the worker began to hear work items, each after some may have been
@@ -93,8 +103,8 @@ func (w *worker) beat(ctx context.Context) error {
 	defer ticker.Stop()
 	registered := time.Now()
 	for {
-		problem := w.health.get()
-		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: problem == "", Problem: problem, Full: w.full(),
+		healthy, problem, _ := w.condition()
+		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy, Problem: problem,
 			Listening: w.listening.times.Load()}
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("a heartbeat is not sent", "error", err)
@@ -109,6 +119,8 @@ func (w *worker) beat(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.listening.fresh:
+		case <-w.changed:
+			registered = time.Time{}
 		case <-ticker.C:
 		}
 	}

@@ -360,6 +360,9 @@ func (v *service) raise(ctx context.Context) error {
 func (v *service) connect(ctx context.Context, a *attachment, c docker.Container) error {
 	if !c.Running {
 		v.isDown()
+		if err := v.s.protectAgain(ctx); err != nil {
+			return err
+		}
 		v.s.w.cfg.Probe("before-service-start")
 		// The engine's answer is waited for: it goes on with a request that nobody waits for.
 		if err := v.s.w.engine.StartContainer(context.WithoutCancel(ctx), c.ID); err != nil {
@@ -446,7 +449,7 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 			docker.LabelTenant: s.key.tenant, docker.LabelSandbox: s.key.id, docker.LabelRole: "service", docker.LabelService: v.name,
 			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.path,
 		},
-		CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
+		DNS: s.w.isolation.servers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
 		CapDrop: []string{"ALL"}, CapAdd: append(slices.Clone(standardCapabilities), control.OwnCapability), NoNewPrivileges: true,
 		Binds: []docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},

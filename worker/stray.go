@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -16,6 +17,7 @@ type labelled struct {
 	id, name   string
 	network    bool
 	subnet     netip.Prefix
+	bridge     string
 	generation uint64
 }
 
@@ -75,8 +77,18 @@ func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 	if !o.network {
 		return s.w.engine.RemoveContainer(ctx, o.id)
 	}
+	// The kernel takes as long to take rules away as the engine its network. Nothing of the sandbox is in
+	// it any more; if something else is, the engine refuses, and the rules are put back.
+	forgotten := make(chan error, 1)
+	go func() { forgotten <- s.w.unprotect(o.bridge) }()
 	err := s.w.engine.RemoveNetwork(ctx, o.id)
-	if err == nil {
+	lost := <-forgotten
+	if err != nil {
+		if n, found, _ := s.findNetwork(ctx); found {
+			lost = errors.Join(lost, s.w.protect(protectedNetwork(n)))
+		}
+	}
+	if err = errors.Join(err, lost); err == nil {
 		s.w.subnets.give(o.subnet)
 	}
 	return err
@@ -88,10 +100,12 @@ func (w *worker) labelledObjects(ctx context.Context) (map[key][]labelled, error
 	if err != nil {
 		return nil, err
 	}
+	mark := w.mark()
 	networks, err := w.engine.Networks(ctx)
 	if err != nil {
 		return nil, err
 	}
+	w.syncRules(mark, networks)
 	objects := map[key][]labelled{}
 	for _, c := range containers {
 		if k, ok := labelledKey(c.Labels); ok {
@@ -107,5 +121,5 @@ func (w *worker) labelledObjects(ctx context.Context) (map[key][]labelled, error
 }
 
 func networkObject(n docker.Network) labelled {
-	return labelled{id: n.ID, name: n.Name, network: true, subnet: n.Subnet, generation: labelledGeneration(n.Labels)}
+	return labelled{id: n.ID, name: n.Name, network: true, subnet: n.Subnet, bridge: n.Bridge, generation: labelledGeneration(n.Labels)}
 }

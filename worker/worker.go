@@ -24,26 +24,27 @@ import (
 
 // Config says how a worker works.
 type Config struct {
-	Conn        *jetstream.Conn // required; the caller closes it
-	Name        string          // of this worker, an id, unique in the deployment; required
-	Build       string          // version, shown in the table of hosts
-	StateDir    string          // directories of sandboxes; absolute; required
-	Engine      string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
-	Supervisor  string          // path of the boxfleet-supervisor binary; required
-	Slots       int             // sandboxes at most; default 100
-	CPU         float64         // cores to offer; default: the host's
-	Memory      protocol.Bytes  // to offer; default: nine tenths of the host's
-	Labels      map[string]string
-	AllowMounts []string     // directories of the host that may be mounted, PATH[:ro] read-only or PATH:rw; default none
-	Profiles    []string     // capability profiles that sandboxes may choose; default hardened only
-	Runtimes    []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
-	NetworkPool string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
-	Ephemeral   bool         // remove the engine's mark at the end: for a deployment that does not come back
-	ReapDryRun  bool         // report what the log says is over, and remove nothing of it
-	OnReady     func()       // called once, when work is taken; may be nil
-	Logger      *slog.Logger // default slog.Default
-
-	Watermarks Watermarks // how full the host may be and still take sandboxes
+	Conn         *jetstream.Conn // required; the caller closes it
+	Name         string          // of this worker, an id, unique in the deployment; required
+	Build        string          // version, shown in the table of hosts
+	StateDir     string          // directories of sandboxes; absolute; required
+	Engine       string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
+	Supervisor   string          // path of the boxfleet-supervisor binary; required
+	Slots        int             // sandboxes at most; default 100
+	CPU          float64         // cores to offer; default: the host's
+	Memory       protocol.Bytes  // to offer; default: nine tenths of the host's
+	Labels       map[string]string
+	AllowMounts  []string     // directories of the host that may be mounted, PATH[:ro] read-only or PATH:rw; default none
+	Profiles     []string     // capability profiles that sandboxes may choose; default hardened only
+	Runtimes     []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
+	Firewall     string       // required (default): no sandbox without rules around its network; or off
+	DenyNetworks []string     // IPv4 ranges that no sandbox reaches, whatever it is allowed; default none
+	DNS          []string     // name servers of sandboxes; default: those of the engine's host
+	NetworkPool  string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
+	Ephemeral    bool         // remove the engine's mark at the end: for a deployment that does not come back
+	ReapDryRun   bool         // report what the log says is over, and remove nothing of it
+	OnReady      func()       // called once, when work is taken; may be nil
+	Logger       *slog.Logger // default slog.Default
 
 	CrashWindow time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
 	CrashGuard  time.Duration // default 30 s
@@ -83,9 +84,6 @@ func (c *Config) check() error {
 	if c.Slots == 0 {
 		c.Slots = 100
 	}
-	if err := c.Watermarks.check(); err != nil {
-		return err
-	}
 	if c.NetworkPool == "" {
 		c.NetworkPool = DefaultNetworkPool
 	}
@@ -114,6 +112,8 @@ type worker struct {
 	subnets    *subnets
 	mounts     *mountPolicy
 	abilities  *abilities
+	isolation  *isolation
+	changed    chan struct{} // has room for one: the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time
 
@@ -141,6 +141,7 @@ func Run(ctx context.Context, cfg Config) error {
 	w := &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
 		sandboxes: map[key]*sandbox{}, started: time.Now(), listening: newListening(),
+		changed: make(chan struct{}, 1),
 	}
 	err := w.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled) {
@@ -165,6 +166,7 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.preparePolicy(ctx); err != nil {
 		return err
 	}
+	defer w.isolation.close()
 	if err := w.keepSupervisor(); err != nil {
 		return err
 	}
@@ -241,6 +243,9 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 		return err
 	}
 	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {
+		return err
+	}
+	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address()); err != nil {
 		return err
 	}
 	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
@@ -383,6 +388,11 @@ func (w *worker) forgetHost(ctx context.Context) error {
 	}
 	if err := os.RemoveAll(filepath.Join(w.cfg.StateDir, w.conn.Deployment())); err != nil {
 		return err
+	}
+	if w.isolation.wall != nil {
+		if err := w.isolation.wall.Remove(); err != nil {
+			return err
+		}
 	}
 	return w.engine.RemoveHostID(ctx)
 }

@@ -113,6 +113,7 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 		}
 	}
 	rows = append(rows, containerRows(&s.Spec)...)
+	rows = append(rows, networkRows(s)...)
 	if !s.ExpiresAt.IsZero() {
 		add("deleted at", s.ExpiresAt.Format(time.RFC3339))
 	}

@@ -22,6 +22,7 @@ type specFlags struct {
 	env, labels, mounts, copies                         []string
 
 	container containerFlags
+	network   networkFlags
 
 	all *pflag.FlagSet
 }
@@ -38,6 +39,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.user, "user", "", "user, uid, or either with :group (default: the image's)")
 	flags.StringVar(&f.cwd, "cwd", "", "working directory (default: the image's)")
 	f.container.add(flags)
+	f.network.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
@@ -98,6 +100,9 @@ func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
 	if err := f.container.apply(spec); err != nil {
 		return nil, err
 	}
+	if err := f.network.apply(spec); err != nil {
+		return nil, err
+	}
 	for _, m := range f.mounts {
 		mount, err := parseMount(m)
 		if err != nil {
@@ -115,8 +120,7 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
 		if err != nil {
 			return err
 		}
-		entry := &d.Spec.Copies[l.Index]
-		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
+		d.Spec.Copies[l.Index] = copied
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 const image = demoImage
@@ -85,6 +86,11 @@ func removeHostMark(t *testing.T) {
 		out, err := exec.Command("docker", "volume", "rm", "boxfleet-host-"+ping.Deployment).CombinedOutput()
 		if err != nil {
 			t.Errorf("remove the host's mark: %v %s", err, out)
+		}
+		wall := firewall.New(firewall.Config{Deployment: ping.Deployment, Engine: "unix:///var/run/docker.sock"})
+		defer wall.Close()
+		if err := wall.Remove(); err != nil {
+			t.Errorf("remove the host's rules: %v", err)
 		}
 	})
 }

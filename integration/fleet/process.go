@@ -18,8 +18,9 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
-	"github.com/boxfleet/boxfleet/worker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 // Role says how a process of the fleet runs.
@@ -31,10 +32,12 @@ type Role struct {
 	PanicAt     string             `json:"panic_at,omitempty"`    // panics each time that it passes this probe
 	Slots       int                `json:"slots,omitempty"`
 	AllowMounts []string           `json:"allow_mounts,omitempty"`
+	Firewall    string             `json:"firewall,omitempty"`
+	Deny        []string           `json:"deny,omitempty"`
+	DNS         []string           `json:"dns,omitempty"`
+	NetworkPool string             `json:"network_pool,omitempty"`
 	Profiles    []string           `json:"profiles,omitempty"`
 	Runtimes    []string           `json:"runtimes,omitempty"`
-	Watermarks  worker.Watermarks  `json:"watermarks,omitzero"`
-	NetworkPool string             `json:"network_pool,omitempty"`
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
@@ -264,6 +267,14 @@ func removeAll(tb testing.TB, address, deployment string) {
 		if _, err := dockerCLI(address, append(kind.remove, ids...)...); err != nil {
 			tb.Errorf("clean up: %v", err)
 		}
+	}
+	if address == "" {
+		address = "unix:///var/run/docker.sock"
+	}
+	wall := firewall.New(firewall.Config{Deployment: deployment, Engine: address})
+	defer wall.Close()
+	if err := wall.Remove(); err != nil && protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
+		tb.Errorf("clean up: %v", err)
 	}
 }
 

@@ -30,6 +30,8 @@ type ContainerSpec struct {
 	Hostname        string
 	Network         string // "": the engine's default bridge
 	Aliases         []string
+	DNS             []string        // name servers beside the engine's own names; nil: the engine's
+	Ports           []protocol.Port // published on the host's loopback
 	Binds           []Bind
 	CPU             float64 // cores; 0: no limit
 	Memory          int64   // bytes, and no swap beyond it; 0: no limit
@@ -70,6 +72,7 @@ type Container struct {
 	Error      string // why the last start failed
 	StartedAt  time.Time
 	FinishedAt time.Time
+	Ports      []protocol.Port // published on the host, while it runs
 }
 
 // CreateContainer makes a container and returns its id. It fails with already_exists when the name
@@ -138,6 +141,8 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: b.NonRecursive},
 		})
 	}
+	host.DNS = spec.DNS
+	config.ExposedPorts, host.PortBindings = published(spec.Ports)
 	networking := &network.NetworkingConfig{}
 	if spec.Network != "" {
 		host.NetworkMode = container.NetworkMode(spec.Network)
@@ -224,6 +229,9 @@ func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error
 			State: string(got.State.Status), Running: got.State.Running, Created: instant(got.Created),
 			Pid: got.State.Pid, ExitCode: got.State.ExitCode, OOMKilled: got.State.OOMKilled, Error: got.State.Error,
 			StartedAt: instant(got.State.StartedAt), FinishedAt: instant(got.State.FinishedAt),
+		}
+		if got.NetworkSettings != nil {
+			c.Ports = bound(got.NetworkSettings.Ports)
 		}
 		return nil
 	})

@@ -137,6 +137,9 @@ func newClient(address client.Opt, check func() error) (made *client.Client, tra
 	return made, transport, err
 }
 
+// Address is where the engine is reached, such as "unix:///var/run/docker.sock".
+func (e *Engine) Address() string { return e.client.DaemonHost() }
+
 // Close closes idle connections. Calls that run are not ended.
 func (e *Engine) Close() {
 	e.transport.CloseIdleConnections()

@@ -22,6 +22,8 @@ const (
 	ReasonEngineError = "engine_error"
 	// ReasonSubnetOverlap is a subnet that another network on the engine's host uses.
 	ReasonSubnetOverlap = "subnet_overlap"
+	// ReasonPortTaken is a port of the engine's host that somebody else has.
+	ReasonPortTaken = protocol.ReasonPortTaken
 	// ReasonNoDiskQuota is a storage driver that cannot bound what a container writes.
 	ReasonNoDiskQuota = "no_disk_quota"
 )
@@ -89,6 +91,10 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.FailedPrecondition, "")
 	case c.verb == "create" && strings.Contains(message, "storage-opt"):
 		return fail(protocol.FailedPrecondition, ReasonNoDiskQuota)
+	case c.verb == "start" && portRefused.MatchString(message):
+		return fail(protocol.ResourceExhausted, ReasonPortTaken)
+	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // of a port: SCTP, on most kernels
+		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	case cerrdefs.IsPermissionDenied(err):
@@ -121,6 +127,9 @@ func unanswered(err error) bool {
 		errors.Is(err, errStalled) || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, &netErr)
 }
+
+// portRefused is what the engine says of a port that it cannot have.
+var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
 
 // startRefused tells a container that cannot be started as it is (its command is missing, a mount's
 // source is gone) from an engine that failed.

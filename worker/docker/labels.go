@@ -11,6 +11,7 @@ const (
 	LabelService    = "boxfleet.service" // its name
 	LabelHost       = "boxfleet.host"
 	LabelDirectory  = "boxfleet.directory" // of the sandbox, on the host
+	LabelNetwork    = "boxfleet.network"   // of a network: what may be reached from it
 )
 
 // labelled returns labels with the deployment's label added.

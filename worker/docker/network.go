@@ -9,6 +9,9 @@ import (
 	"github.com/docker/docker/api/types/network"
 )
 
+// bridgeOption is the engine's name for the name of a bridge.
+const bridgeOption = "com.docker.network.bridge.name"
+
 // NetworkSpec describes a bridge network.
 type NetworkSpec struct {
 	Name   string
@@ -22,6 +25,7 @@ type Network struct {
 	ID      string
 	Name    string
 	Subnet  netip.Prefix
+	Bridge  string // name of the host's interface
 	Labels  map[string]string
 	Created time.Time
 }
@@ -34,7 +38,7 @@ func (e *Engine) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 		options.IPAM = &network.IPAM{Driver: "default", Config: []network.IPAMConfig{{Subnet: spec.Subnet.Masked().String()}}}
 	}
 	if spec.Bridge != "" {
-		options.Options["com.docker.network.bridge.name"] = spec.Bridge
+		options.Options[bridgeOption] = spec.Bridge
 	}
 	return e.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: e.changeLimit()}, func(ctx context.Context) error {
 		made, err := e.client.NetworkCreate(ctx, spec.Name, options)
@@ -60,7 +64,10 @@ func (e *Engine) Networks(ctx context.Context) ([]Network, error) {
 	}
 	networks := make([]Network, 0, len(found))
 	for _, n := range found {
-		ours := Network{ID: n.ID, Name: n.Name, Labels: n.Labels, Created: n.Created}
+		ours := Network{ID: n.ID, Name: n.Name, Labels: n.Labels, Created: n.Created, Bridge: n.Options[bridgeOption]}
+		if ours.Bridge == "" {
+			ours.Bridge = "br-" + n.ID[:min(12, len(n.ID))] // as the engine calls it
+		}
 		if subnets := subnetsOf(n); len(subnets) > 0 {
 			ours.Subnet = subnets[0]
 		}

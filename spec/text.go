@@ -1,0 +1,19 @@
+package spec
+
+import (
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// ParsePort reads the short form of a port, [HOST:]CONTAINER[/PROTOCOL].
+func ParsePort(text string) (protocol.Port, error) { return readPort(text) }
+
+// ParseNetwork reads the short form of a network: internet, none, or the ranges that are allowed,
+// separated by commas.
+func ParseNetwork(text string) (protocol.Network, error) {
+	if strings.ContainsAny(text, "/,") {
+		return protocol.Network{Mode: protocol.NetworkAllow, Allow: strings.Split(text, ",")}, nil
+	}
+	return readNetwork(text)
+}

@@ -1,0 +1,48 @@
+package docker
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/docker/go-connections/nat"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// loopback is where ports are published: on the host itself, and nowhere else.
+const loopback = "127.0.0.1"
+
+// published says ports in the Engine's words.
+func published(ports []protocol.Port) (nat.PortSet, nat.PortMap) {
+	if len(ports) == 0 {
+		return nil, nil
+	}
+	exposed, bindings := nat.PortSet{}, nat.PortMap{}
+	for _, p := range ports {
+		port := nat.Port(strconv.Itoa(p.Container) + "/" + cmp.Or(p.Protocol, protocol.ProtocolTCP))
+		binding := nat.PortBinding{HostIP: loopback}
+		if p.Host != 0 {
+			binding.HostPort = strconv.Itoa(p.Host)
+		}
+		exposed[port] = struct{}{}
+		bindings[port] = append(bindings[port], binding)
+	}
+	return exposed, bindings
+}
+
+// bound reads the ports that the Engine has published, sorted.
+func bound(bindings nat.PortMap) []protocol.Port {
+	var ports []protocol.Port
+	for port, to := range bindings {
+		for _, b := range to {
+			if host, err := strconv.Atoi(b.HostPort); err == nil {
+				ports = append(ports, protocol.Port{Container: port.Int(), Host: host, Protocol: port.Proto()})
+			}
+		}
+	}
+	slices.SortFunc(ports, func(a, b protocol.Port) int {
+		return cmp.Or(cmp.Compare(a.Container, b.Container), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Host, b.Host))
+	})
+	return ports
+}

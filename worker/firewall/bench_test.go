@@ -1,0 +1,117 @@
+package firewall_test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+// listenVariable has the test binary be an engine's process: it listens on that socket, until it is
+// killed.
+const listenVariable = "BOXFLEET_TEST_LISTEN"
+
+func TestMain(m *testing.M) {
+	path := os.Getenv(listenVariable)
+	if path == "" {
+		os.Exit(m.Run())
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			os.Exit(1)
+		}
+		c.Close()
+	}
+}
+
+// host is a network namespace that stands for a Docker host, with a process that listens in it as an
+// engine does.
+type host struct {
+	t         *testing.T
+	namespace string
+	engine    string
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("network namespaces take root")
+	}
+	dir := t.TempDir()
+	h := &host{t: t, namespace: fmt.Sprintf("boxfleet-wall-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9), engine: "unix://" + filepath.Join(dir, "s")}
+	run(t, "ip", "netns", "add", h.namespace)
+	t.Cleanup(func() { run(t, "ip", "netns", "delete", h.namespace) })
+	h.ip("link", "set", "lo", "up")
+	listener := exec.Command("nsenter", "--net=/run/netns/"+h.namespace, os.Args[0])
+	listener.Env = append(os.Environ(), listenVariable+"="+filepath.Join(dir, "s"))
+	if err := listener.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Process.Kill(); _ = listener.Wait() })
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if c, err := net.Dial("unix", filepath.Join(dir, "s")); err == nil {
+			c.Close()
+			return h
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody listens")
+		}
+	}
+}
+
+func (h *host) ip(args ...string) string {
+	return run(h.t, "ip", append([]string{"-n", h.namespace}, args...)...)
+}
+
+func (h *host) nft(args ...string) string {
+	return run(h.t, "ip", append([]string{"netns", "exec", h.namespace, "nft"}, args...)...)
+}
+
+func (h *host) wall(change func(*firewall.Config)) *firewall.Firewall {
+	cfg := firewall.Config{Deployment: "test-wall", Engine: h.engine}
+	if change != nil {
+		change(&cfg)
+	}
+	f := firewall.New(cfg)
+	h.t.Cleanup(f.Close)
+	return f
+}
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, bytes.TrimSpace(out))
+	}
+	return string(out)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func network(i int, policy string) firewall.Network {
+	p, err := firewall.ParsePolicy(policy)
+	if err != nil {
+		panic(err)
+	}
+	subnet := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(i / 16), byte(i % 16 * 16)}), 28)
+	return firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: p}
+}

@@ -1,0 +1,412 @@
+package firewall
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	// BridgePrefix begins the names of the bridges of all sandboxes, of whichever deployment.
+	BridgePrefix = "bxf-"
+
+	transactionLimit = 10 * time.Second
+	socketBuffer     = 8 << 20 // for the kernel's answers to one transaction
+	atOnce           = 64      // networks in one transaction
+)
+
+// BridgeName is the name of the bridge of a sandbox's network. Subnets are a host's own, so names are.
+func BridgeName(subnet netip.Prefix) string {
+	a := subnet.Addr().As4()
+	return fmt.Sprintf("%s%08x", BridgePrefix, binary.BigEndian.Uint32(a[:]))
+}
+
+// Config is what a [Firewall] is made of.
+type Config struct {
+	Deployment string
+	Engine     string         // address of the Docker Engine
+	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, whatever it is allowed
+	Resolvers  []netip.Addr   // name servers that sandboxes with mode internet may ask; default: those of the engine's host
+	Logger     *slog.Logger
+}
+
+// Network is the network of a sandbox.
+type Network struct {
+	Bridge string // name of its interface on the host
+	Subnet netip.Prefix
+	Policy Policy
+}
+
+// Firewall is the table of a deployment in the network namespace of an engine. Its methods may be
+// called at the same time. They return errors of type *protocol.Error: failed_precondition with reason
+// firewall_unavailable where this host cannot be protected, unavailable where trying again may help.
+type Firewall struct {
+	cfg   Config
+	table string
+
+	mu     sync.Mutex
+	place  *namespace
+	silent bool              // the kernel cannot answer before routing
+	known  map[string]*entry // by bridge
+	clock  uint64
+}
+
+// entry is a network that should be protected.
+type entry struct {
+	Network
+	set    uint64 // when it was told, by the firewall's clock
+	listed bool   // the engine's list had it since
+}
+
+// New makes a firewall. Nothing is looked at or changed yet.
+func New(cfg Config) *Firewall {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, known: map[string]*entry{}}
+}
+
+// Close lets go of the namespace. The rules stay.
+func (f *Firewall) Close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leave()
+}
+
+func (f *Firewall) leave() {
+	if f.place != nil {
+		f.place.close()
+		f.place = nil
+	}
+}
+
+// Protect makes the rules of a network, or makes them anew, with one transaction. The network need not
+// be there yet; from its first packet on it is protected.
+func (f *Firewall) Protect(n Network) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock++
+	f.known[n.Bridge] = &entry{Network: n, set: f.clock}
+	if f.place == nil {
+		return f.writeAll()
+	}
+	err := f.transact(func(s *script) error { return s.network(n) })
+	if errors.Is(err, unix.ENOENT) { // the table is gone
+		return f.writeAll()
+	}
+	return explain(err)
+}
+
+// Check shows that a network is where the rules are: that its bridge is in the namespace which this
+// firewall writes to.
+func (f *Firewall) Check(n Network) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.place != nil && f.place.has(n.Bridge, n.Subnet) {
+		return nil
+	}
+	f.leave() // the engine may have moved
+	if err := f.writeAll(); err != nil {
+		return err
+	}
+	if !f.place.has(n.Bridge, n.Subnet) {
+		return unprotected("the engine's bridge %s is not in the network namespace of the process behind %s", n.Bridge, f.cfg.Engine)
+	}
+	return nil
+}
+
+// Forget takes the rules of a network away, which must be gone or empty. Absent is no error.
+func (f *Firewall) Forget(bridge string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.known, bridge)
+	if f.place == nil {
+		return nil // Sync will
+	}
+	return f.forget([]string{bridge})
+}
+
+// Mark is a moment by the firewall's own clock, for [Firewall.Sync].
+func (f *Firewall) Mark() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.clock
+}
+
+// Sync writes all rules anew, which puts back what is missing, and takes away the rules of networks that
+// are gone. listed is what the engine has, asked for after mark was taken; what was told since is left
+// as it is.
+func (f *Firewall) Sync(mark uint64, listed []Network) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	present := map[string]bool{}
+	for _, n := range listed {
+		present[n.Bridge] = true
+		if e := f.known[n.Bridge]; e == nil {
+			f.known[n.Bridge] = &entry{Network: n, set: mark, listed: true}
+		} else if e.set <= mark {
+			e.listed = true
+		}
+	}
+	for bridge, e := range f.known {
+		if e.listed && e.set <= mark && !present[bridge] {
+			delete(f.known, bridge)
+		}
+	}
+	f.leave() // the engine may have moved
+	return f.writeAll()
+}
+
+// writeAll writes everything that should be there, and removes what should not. It enters the
+// namespace where that was not done. The caller holds the lock.
+func (f *Firewall) writeAll() error {
+	if f.place == nil {
+		place, err := findNamespace(f.cfg.Engine)
+		if err != nil {
+			return err
+		}
+		f.place = place
+	}
+	err := f.transact(f.common)
+	if errors.Is(err, unix.EOPNOTSUPP) && !f.silent {
+		f.silent = true
+		err = f.transact(f.common)
+	}
+	if err != nil {
+		f.leave()
+		return explain(err)
+	}
+	there, err := f.bridges()
+	if err != nil {
+		return explain(err)
+	}
+	networks, missing := make([]Network, 0, len(f.known)), 0
+	for bridge, e := range f.known {
+		networks = append(networks, e.Network)
+		if e.listed && !there[bridge] {
+			missing++
+		}
+		delete(there, bridge)
+	}
+	if missing > 0 {
+		f.cfg.Logger.Warn("rules of networks were missing and are put back", "networks", missing)
+	}
+	for some := range slices.Chunk(networks, atOnce) {
+		err := f.transact(func(s *script) error {
+			for _, n := range some {
+				if err := s.network(n); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return explain(err)
+		}
+	}
+	var gone []string
+	for bridge := range there {
+		gone = append(gone, bridge)
+	}
+	return f.forget(gone)
+}
+
+func (f *Firewall) common(s *script) error {
+	resolvers := f.place.resolvers()
+	if len(f.cfg.Resolvers) > 0 {
+		resolvers = nil
+	}
+	return s.common(resolvers, f.cfg.Resolvers, f.cfg.Deny)
+}
+
+// bridges are those that have a chain in the table.
+func (f *Firewall) bridges() (map[string]bool, error) {
+	conn, err := f.dial()
+	if err != nil {
+		return nil, err
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	for _, c := range chains {
+		if c.Table.Name == f.table && isBridge(c.Name) {
+			there[c.Name] = true
+		}
+	}
+	return there, nil
+}
+
+// isBridge tells the chain of a network from the common ones.
+func isBridge(chain string) bool {
+	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainInternet, chainNone}, chain)
+}
+
+// forget removes the chains of bridges. What is half there is made whole first.
+func (f *Firewall) forget(bridges []string) error {
+	for _, bridge := range bridges {
+		remove := func(s *script) error { return s.forget(bridge) }
+		err := f.transact(remove)
+		if !errors.Is(err, unix.ENOENT) {
+			if err != nil {
+				return explain(err)
+			}
+			continue
+		}
+		there, err := f.bridges()
+		if err != nil {
+			return explain(err)
+		}
+		if !there[bridge] {
+			continue
+		}
+		whole := func(s *script) error {
+			return s.network(Network{Bridge: bridge, Subnet: never[0], Policy: Policy{Mode: protocol.NetworkNone}})
+		}
+		if err := errors.Join(f.transact(whole), f.transact(remove)); err != nil {
+			return explain(err)
+		}
+	}
+	return nil
+}
+
+// Remove takes the deployment's whole table away: for a deployment that does not come back. Absent is
+// no error.
+func (f *Firewall) Remove() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.known)
+	if f.place == nil {
+		place, err := findNamespace(f.cfg.Engine)
+		if err != nil {
+			return err
+		}
+		f.place = place
+	}
+	err := f.transact(func(s *script) error { s.conn.DelTable(s.table); return nil })
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return explain(err)
+}
+
+// transact sends one transaction: all of it is done, or nothing.
+func (f *Firewall) transact(write func(*script) error) error {
+	conn, err := f.dial()
+	if err != nil {
+		return err
+	}
+	if err := write(newScript(conn, f.table, f.silent)); err != nil {
+		return err
+	}
+	return conn.Flush()
+}
+
+// dial makes a connection to the kernel. It is opened for each use, so that an answer that nobody waited
+// for is never taken for another's.
+func (f *Firewall) dial() (*nftables.Conn, error) {
+	return nftables.New(nftables.WithNetNSFd(f.place.fd()), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer), c.SetDeadline(time.Now().Add(transactionLimit)))
+	}))
+}
+
+// DNS is what a container of a network with this policy should be told to ask, beside the engine's own names: nil leaves
+// it to the engine. A network that may not reach the internet asks nobody beyond what it is allowed: the
+// engine would ask on its behalf, from outside of the network, and carry out data in names.
+func (f *Firewall) DNS(p Policy) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	servers := f.cfg.Resolvers
+	if len(servers) == 0 && f.place != nil && p.Mode != protocol.NetworkInternet {
+		servers = f.place.resolvers()
+	}
+	var list []string
+	for _, a := range servers {
+		single := netip.PrefixFrom(a, 32)
+		if p.Mode == protocol.NetworkInternet || p.allows(a) && !within(single, never) && !within(single, f.cfg.Deny) {
+			list = append(list, a.String())
+		}
+	}
+	if len(list) == 0 && p.Mode != protocol.NetworkInternet {
+		list = []string{deadResolver}
+	}
+	return list
+}
+
+// deadResolver is nobody: the engine asks it from inside of the container, where it means the container
+// itself.
+const deadResolver = "0.0.0.0"
+
+// Denied returns the first range of a policy that is never reached, because of what it is or because the
+// operator says so.
+func (f *Firewall) Denied(p Policy) (index int, denied bool) {
+	for i, r := range p.Allow {
+		if within(r, never) || within(r, f.cfg.Deny) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// FreePort asks the kernel for a port that is free on the loopback of the engine's host.
+func (f *Firewall) FreePort(transport string) (port int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.place == nil {
+		return 0, unprotected("the engine's network namespace is not known")
+	}
+	kind, proto := unix.SOCK_STREAM, 0
+	if transport == protocol.ProtocolUDP {
+		kind = unix.SOCK_DGRAM
+	}
+	err = f.place.do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, proto)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			return err
+		}
+		name, err := unix.Getsockname(fd)
+		if bound, ok := name.(*unix.SockaddrInet4); ok {
+			port = bound.Port
+		}
+		return err
+	})
+	if err != nil {
+		return 0, protocol.Errorf(protocol.Unavailable, "", "find a free port: %v", err)
+	}
+	return port, nil
+}
+
+func unprotected(format string, args ...any) error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonFirewall, format, args...)
+}
+
+// explain says an error of the kernel in words.
+func explain(err error) error {
+	var known *protocol.Error
+	switch {
+	case err == nil || errors.As(err, &known):
+		return err
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
+		return unprotected("the worker may not write nftables rules in the engine's network namespace (CAP_NET_ADMIN): %v", err)
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
+		return unprotected("the kernel lacks what nftables needs: %v", err)
+	}
+	return protocol.Errorf(protocol.Unavailable, "", "write nftables rules: %s", strings.TrimSpace(err.Error()))
+}

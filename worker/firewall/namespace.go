@@ -1,0 +1,135 @@
+package firewall
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// namespace is the network namespace that an engine works in. It need not be the worker's.
+type namespace struct {
+	file  *os.File // holds it
+	inode uint64
+	own   bool   // it is the worker's: nothing has to be entered
+	root  string // of the engine's file system, as the worker sees it
+	probe int    // a socket in it, to ask for the addresses of interfaces
+}
+
+// findNamespace finds the namespace of the engine behind a unix socket: the one of the process that
+// listens there. Whether it is the engine's is shown by the bridges in it, see [namespace.has].
+func findNamespace(address string) (*namespace, error) {
+	path, local := strings.CutPrefix(address, "unix://")
+	if !local {
+		return nil, unprotected("the engine at %s is not reached by a unix socket of this machine", address)
+	}
+	pid, err := listener(path)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineUnavailable, "find the process of the engine at %s: %v", path, err)
+	}
+	if pid <= 0 {
+		return nil, unprotected("the process of the engine at %s is not visible to the worker (is it in a container of its own?)", path)
+	}
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	file, err := os.Open(filepath.Join(proc, "ns/net"))
+	if err != nil {
+		return nil, unprotected("open the network namespace of the engine's process %d: %v", pid, err)
+	}
+	n := &namespace{file: file, root: filepath.Join(proc, "root"), probe: -1}
+	mine := uint64(0)
+	if n.inode, err = inodeOf(file.Name()); err == nil {
+		mine, err = inodeOf("/proc/self/ns/net")
+	}
+	n.own = n.inode == mine
+	if err == nil {
+		err = n.do(func() (err error) {
+			n.probe, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+	}
+	if err != nil {
+		n.close()
+		return nil, unprotected("enter the network namespace of the engine's process %d: %v", pid, err)
+	}
+	return n, nil
+}
+
+// listener is the process that listens on a unix socket, 0 where it is not visible.
+func listener(path string) (int, error) {
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var asked error
+	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, asked); err != nil {
+		return 0, err
+	}
+	return int(cred.Pid), nil
+}
+
+func inodeOf(path string) (uint64, error) {
+	var stat unix.Stat_t
+	err := unix.Stat(path, &stat)
+	return stat.Ino, err
+}
+
+func (n *namespace) close() {
+	_ = n.file.Close()
+	if n.probe >= 0 {
+		_ = unix.Close(n.probe)
+	}
+}
+
+// fd is the namespace for who dials in it, 0 for the worker's own.
+func (n *namespace) fd() int {
+	if n.own {
+		return 0
+	}
+	return int(n.file.Fd())
+}
+
+// do runs f in the namespace.
+func (n *namespace) do(f func() error) error {
+	if n.own {
+		return f()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET)
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// has says whether an interface of that name with an address of that subnet is in the namespace.
+func (n *namespace) has(name string, subnet netip.Prefix) bool {
+	request, err := unix.NewIfreq(name)
+	if err != nil || unix.IoctlIfreq(n.probe, unix.SIOCGIFADDR, request) != nil {
+		return false
+	}
+	raw, err := request.Inet4Addr()
+	if err != nil {
+		return false
+	}
+	address, ok := netip.AddrFromSlice(raw)
+	return ok && subnet.Contains(address)
+}

@@ -1,0 +1,47 @@
+package firewall
+
+import "net/netip"
+
+// never are the ranges that no sandbox reaches, whatever it is allowed: addresses that mean the host
+// itself or everybody on its link, and those at which clouds hand out a machine's credentials.
+var never = prefixes(
+	"0.0.0.0/8",          // this network
+	"127.0.0.0/8",        // loopback
+	"169.254.0.0/16",     // link local, and the metadata of most clouds
+	"100.100.100.200/32", // metadata of Alibaba Cloud
+	"168.63.129.16/32",   // Azure's host agent
+	"192.0.0.192/32",     // metadata of Oracle Cloud's older machines
+	"224.0.0.0/4",        // multicast
+	"255.255.255.255/32", // broadcast
+)
+
+// private are the ranges that are not the internet. A sandbox reaches them only where it is allowed.
+var private = prefixes(
+	"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
+	"100.64.0.0/10",   // carrier-grade NAT
+	"192.0.0.0/24",    // protocol assignments
+	"192.88.99.0/24",  // 6to4 relays
+	"198.18.0.0/15",   // benchmarks
+	"192.0.2.0/24",    // documentation
+	"198.51.100.0/24", // documentation
+	"203.0.113.0/24",  // documentation
+	"240.0.0.0/4",     // reserved
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	list := make([]netip.Prefix, len(texts))
+	for i, text := range texts {
+		list[i] = netip.MustParsePrefix(text)
+	}
+	return list
+}
+
+// within says whether a range is wholly inside of one of a list.
+func within(p netip.Prefix, list []netip.Prefix) bool {
+	for _, outer := range list {
+		if outer.Bits() <= p.Bits() && outer.Contains(p.Addr()) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,207 @@
+package worker
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+// isolation keeps the networks of sandboxes apart from everything that they must not reach, where the
+// operator has not turned that off.
+type isolation struct {
+	wall   *firewall.Firewall // nil: turned off
+	deny   []netip.Prefix
+	dns    []netip.Addr
+	health health // why this host cannot be protected
+}
+
+// newIsolation reads what the operator says of networks.
+func newIsolation(cfg *Config, deployment, engine string) (*isolation, error) {
+	i := &isolation{}
+	for _, text := range cfg.DenyNetworks {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || !p.Addr().Is4() {
+			return nil, protocol.Invalid("deny_networks", "must be IPv4 ranges such as 10.0.0.0/8, got %.60q", text)
+		}
+		i.deny = append(i.deny, p.Masked())
+	}
+	for _, text := range cfg.DNS {
+		a, err := netip.ParseAddr(text)
+		if err != nil || !a.Is4() || a.IsLoopback() {
+			return nil, protocol.Invalid("dns", "must be IPv4 addresses, and not of the loopback, got %.60q", text)
+		}
+		i.dns = append(i.dns, a)
+	}
+	switch cfg.Firewall {
+	case protocol.FirewallOff:
+	case "", firewallRequired:
+		i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Resolvers: i.dns, Logger: cfg.Logger})
+		i.health.set(protocol.Errorf(protocol.Unavailable, protocol.ReasonFirewall, "the networks of sandboxes are not protected yet"))
+	default:
+		return nil, protocol.Invalid("firewall", "must be %q or %q, got %.40q", firewallRequired, protocol.FirewallOff, cfg.Firewall)
+	}
+	return i, nil
+}
+
+const firewallRequired = "required"
+
+func (i *isolation) close() {
+	if i.wall != nil {
+		i.wall.Close()
+	}
+}
+
+// shown is what the host says of itself.
+func (i *isolation) shown() (firewall, problem string) {
+	if i.wall == nil {
+		return protocol.FirewallOff, ""
+	}
+	if problem = i.health.get(); problem != "" {
+		return "", problem
+	}
+	return protocol.FirewallNFTables, ""
+}
+
+// check refuses a network that this host cannot give, whatever the coordinator let through.
+func (i *isolation) check(s *protocol.SandboxSpec) error {
+	policy, err := firewall.PolicyOf(s.Network)
+	if err != nil {
+		return err
+	}
+	if i.wall == nil {
+		if policy.Mode != protocol.NetworkInternet {
+			e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonFirewall, "the host's operator turned its firewall off: it cannot keep a network from anything")
+			e.Field = "spec.network"
+			return e
+		}
+		return nil
+	}
+	if n, denied := i.wall.Denied(policy); denied {
+		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "the host's operator lets no sandbox reach %s", policy.Allow[n])
+		e.Field = allowField(n)
+		return e
+	}
+	return nil
+}
+
+// servers are the name servers that a container of a sandbox is told.
+func (i *isolation) servers(s *protocol.SandboxSpec) []string {
+	if policy, err := firewall.PolicyOf(s.Network); i.wall != nil && err == nil { // it was checked
+		return i.wall.DNS(policy)
+	}
+	var list []string
+	for _, a := range i.dns {
+		list = append(list, a.String())
+	}
+	return list
+}
+
+// protect makes the rules of a network, before there is something in it.
+func (w *worker) protect(n firewall.Network) error {
+	if w.isolation.wall == nil {
+		return nil
+	}
+	if err := w.fence(); err != nil {
+		return err
+	}
+	return w.isolation.wall.Protect(n)
+}
+
+// protected shows that the rules are where the network is. Nothing is started in one where they are
+// not.
+func (w *worker) protected(n firewall.Network) error {
+	if w.isolation.wall == nil {
+		return nil
+	}
+	return w.isolation.wall.Check(n)
+}
+
+func (w *worker) unprotect(bridge string) error {
+	if w.isolation.wall == nil || bridge == "" {
+		return nil
+	}
+	if err := w.fence(); err != nil {
+		return err
+	}
+	return w.isolation.wall.Forget(bridge)
+}
+
+// mark is to be taken before the engine's networks are listed for syncRules.
+func (w *worker) mark() uint64 {
+	if w.isolation.wall == nil {
+		return 0
+	}
+	return w.isolation.wall.Mark()
+}
+
+// syncRules puts back what is missing of the rules, and takes away those of networks that are gone.
+func (w *worker) syncRules(mark uint64, networks []docker.Network) {
+	if w.isolation.wall == nil || w.fence() != nil {
+		return
+	}
+	list := make([]firewall.Network, 0, len(networks))
+	for _, n := range networks {
+		if _, ours := labelledKey(n.Labels); ours && n.Subnet.IsValid() {
+			list = append(list, protectedNetwork(n))
+		}
+	}
+	err := w.isolation.wall.Sync(mark, list)
+	if !w.isolation.health.set(err) {
+		return
+	}
+	if err != nil {
+		w.log.Warn("the networks of sandboxes cannot be protected; no sandbox is taken", "error", err)
+	} else {
+		w.log.Info("the networks of sandboxes are protected")
+	}
+	select {
+	case w.changed <- struct{}{}: // let the table of hosts know
+	default:
+	}
+}
+
+// protectedNetwork is what the rules need to know of a network. One that was made before there were
+// policies has the default; what cannot be read is shut.
+func protectedNetwork(n docker.Network) firewall.Network {
+	policy := firewall.Policy{Mode: protocol.NetworkInternet}
+	if text := n.Labels[docker.LabelNetwork]; text != "" {
+		var err error
+		if policy, err = firewall.ParsePolicy(text); err != nil {
+			policy = firewall.Policy{Mode: protocol.NetworkNone}
+		}
+	}
+	return firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
+}
+
+// findNetwork finds the sandbox's network on the host.
+func (s *sandbox) findNetwork(ctx context.Context) (n docker.Network, found bool, err error) {
+	networks, err := s.w.engine.Networks(ctx)
+	i := slices.IndexFunc(networks, func(n docker.Network) bool { return n.Name == s.name() })
+	if err != nil || i < 0 {
+		return n, false, err
+	}
+	return networks[i], true, nil
+}
+
+// protectAgain makes sure of the rules of a sandbox that was made before, before it is started.
+func (s *sandbox) protectAgain(ctx context.Context) error {
+	if s.w.isolation.wall == nil {
+		return nil
+	}
+	n, found, err := s.findNetwork(ctx)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's network is gone")
+	}
+	p := protectedNetwork(n)
+	if err := s.w.protect(p); err != nil {
+		return err
+	}
+	return s.w.protected(p)
+}
