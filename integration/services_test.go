@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +28,9 @@ func withCheck(v protocol.Service, test string) protocol.Service {
 
 // web is a service that is ready after a while, and answers on port 80.
 func web(after string) protocol.Service {
-	return withCheck(small("echo starting; sleep "+after+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
+	v := withCheck(small("echo starting; sleep "+after+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
+	v.Healthcheck.Retries = 100
+	return v
 }
 
 func hook(script string) protocol.Hook {
@@ -46,7 +49,7 @@ type services = map[string]protocol.Service
 // printedBy runs a command and returns what it printed; it must end with exit code 0.
 func printedBy(t *testing.T, ctx context.Context, s *sdk.Sandbox, service string, command ...string) string {
 	t.Helper()
-	r, err := s.Exec(ctx, protocol.ExecSpec{Command: command, Service: service})
+	r, err := s.Exec(ctx, protocol.ExecSpec{Command: command, Service: service, Timeout: protocol.Duration(20 * time.Second)})
 	if err != nil {
 		t.Fatalf("%q: %v", command, err)
 	}
@@ -150,5 +153,404 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 			})
 		})
 	}
+	f.Judge()
+}
+
+func TestAnOptionalServiceBlocksNothing(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	late := web("2")
+	late.PostStart = []protocol.Hook{hook("echo hooked >/tmp/hooked")}
+	s, err := f.Client.Create(ctx, withServices(f, nil, services{"late": late, "bad": small("echo broken; exit 5"), "none": {Image: "127.0.0.1:9/none:1"}}), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status := f.History("s").State.Sandbox.Services["late"]; status.State != protocol.ServiceStateStarting {
+		t.Errorf("the sandbox waited for an optional service, which is %+v", status)
+	}
+	f.Eventually(15*time.Second, "each service has its outcome", func() error {
+		h := f.History("s")
+		late, bad, none := h.State.Sandbox.Services["late"], h.State.Sandbox.Services["bad"], h.State.Sandbox.Services["none"]
+		if late.State != protocol.ServiceStateReady || bad.State != protocol.ServiceStateFailed || none.State != protocol.ServiceStateFailed {
+			return fmt.Errorf("%+v, %+v, %+v", late, bad, none)
+		}
+		if bad.Reason != protocol.ReasonContainerExited || bad.Error == nil || !strings.Contains(bad.Error.Message, "broken") {
+			return fmt.Errorf("the reason is %s, %v", bad.Reason, bad.Error)
+		}
+		return nil
+	})
+	if got := printedBy(t, ctx, s, "", "sh", "-c", "wget -q -O - http://late/; cat /tmp/hooked"); got != "hello\nhooked" {
+		t.Errorf("got %q", got)
+	}
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "none"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
+		t.Errorf("an exec in a service that has no container: %v", err)
+	}
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "unknown"}); protocol.CodeOf(err) != protocol.InvalidArgument || protocol.AsError(err).Field != "spec.service" {
+		t.Errorf("an exec in a service that is not in the spec: %v", err)
+	}
+	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateReady {
+		t.Errorf("the sandbox is %s, %v", s.Info().State, err)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+func TestS10_HooksRunAsTheSandboxsUserAndAgainAfterAResumeWhereAskedFor(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	v := web("0.3")
+	again := hook("echo again >>/tmp/hooks; wget -q -O - http://web/ >>/tmp/hooks")
+	again.OnResume = true
+	v.PostStart = []protocol.Hook{hook("id -un >>/tmp/hooks; pwd >>/tmp/hooks; echo said"), again}
+	opt := small("exec sleep 1000")
+	opt.PostStart = []protocol.Hook{hook("echo no migration; exit 9")}
+	spec := withServices(f, services{"web": v}, services{"opt": opt})
+	spec.User, spec.Cwd = "box", "/home/box"
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := printedBy(t, ctx, s, "", "cat", "/tmp/hooks"); got != "box\n/home/box\nagain\nhello" {
+		t.Errorf("the hooks wrote %q", got)
+	}
+	f.Eventually(10*time.Second, "the failed hook is in the history", func() error {
+		if got := serviceEvents(f.History("s"), "opt"); !slices.Equal(got, []string{"service.hook hook_failed", "service.failed hook_failed"}) {
+			return fmt.Errorf("%q", got)
+		}
+		return nil
+	})
+	h := f.History("s")
+	for _, e := range h.Events {
+		if e.Kind != protocol.ServiceHook {
+			continue
+		}
+		t.Logf("%s hook %d: %v %q %v", e.Service.Name, e.Service.Hook, *e.Service.ExitCode, e.Service.Output, e.Error)
+		if e.Service.Name == "opt" && (*e.Service.ExitCode != 9 || !strings.Contains(string(e.Service.Output), "no migration")) {
+			t.Errorf("the failed hook: %+v", e.Service)
+		}
+	}
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if running, err := dockerRunning(f); err != nil || len(running) > 0 {
+		t.Errorf("running after the stop: %q, %v", running, err)
+	}
+	if err := s.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := printedBy(t, ctx, s, "", "cat", "/tmp/hooks"); got != "box\n/home/box\nagain\nhello\nagain\nhello" {
+		t.Errorf("after the resume the hooks have written %q", got)
+	}
+	if got := serviceEvents(f.History("s"), "web"); !slices.Equal(got, []string{"service.hook", "service.hook", "service.ready", "service.hook", "service.ready"}) {
+		t.Errorf("the history has %q", got)
+	}
+	f.Eventually(10*time.Second, "the service whose hook is not run again is ready", func() error {
+		if status := f.History("s").State.Sandbox.Services["opt"]; status.State != protocol.ServiceStateReady {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+// dockerRunning lists the fleet's containers that run.
+func dockerRunning(f *fleet.Fleet) ([]string, error) {
+	out, err := exec.Command("docker", "ps", "--format", "{{.Names}}", "--filter", "label=boxfleet.deployment="+f.Conn.Deployment()).Output()
+	return strings.Fields(string(out)), err
+}
+
+func TestExecsAndLogsOfAService(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	talker := small("echo first; echo oops >&2; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo second; head -c 3000000 /dev/zero; echo; echo last; exec sleep 1000")
+	talker.Env, talker.User = map[string]string{"WHO": "service"}, "box"
+	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker}, nil), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := printedBy(t, ctx, s, "talker", "sh", "-c", "echo $WHO; id -un; hostname"); got != "service\nbox\ntalker" {
+		t.Errorf("an exec in the service prints %q", got)
+	}
+	slow, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker", Timeout: protocol.Duration(300 * time.Millisecond)})
+	if slow == nil || slow.State != protocol.ExecStateTimedOut {
+		t.Errorf("an exec that runs too long: %+v, %v", slow, err)
+	}
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	var stdout, stderr strings.Builder
+	gaps := int64(0)
+	for k, err := range s.ServiceLogs(following, "talker", true) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		into := &stdout
+		if k.Stream == sdk.Stderr {
+			into = &stderr
+		}
+		if into == &stdout {
+			gaps = k.Offset + int64(len(k.Data))
+		}
+		into.Write(k.Data)
+		if strings.HasSuffix(stdout.String(), "first\n") && stderr.String() == "oops\n" {
+			printedBy(t, ctx, s, "talker", "touch", "/tmp/go")
+		}
+		if strings.HasSuffix(stdout.String(), "last\n") {
+			break
+		}
+	}
+	if total := int64(len("first\nsecond\n") + 3_000_000 + len("\nlast\n")); gaps != total || stderr.String() != "oops\n" {
+		t.Errorf("the output ends at %d of %d, stderr is %q", gaps, total, stderr.String())
+	}
+	t.Logf("%d of %d bytes were kept", stdout.Len(), gaps)
+	for _, err := range s.ServiceLogs(ctx, "nobody", false) {
+		if protocol.CodeOf(err) != protocol.InvalidArgument {
+			t.Errorf("the output of a service that is not there: %v", err)
+		}
+	}
+	// An exec in a service ends with the sandbox's stop, and its record says so.
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(5*time.Second, "it runs", func() error {
+		if x, err := s.GetExec(ctx, x.ID()); err != nil || x.Info().State != protocol.ExecStateRunning {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.GetExec(ctx, x.ID()); err != nil || got.Info().State != protocol.ExecStateCancelled || got.Info().Reason != protocol.ReasonSandboxStopped {
+		t.Errorf("the exec is %+v, %v", got.Info(), err)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+// crashing is a fleet whose services loop within seconds.
+func crashing(t *testing.T) *fleet.Fleet {
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{CrashWindow: 4 * time.Second, CrashGuard: 2 * time.Second})
+	return f
+}
+
+func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
+	t.Parallel()
+	f := crashing(t)
+	ctx := f.Context(time.Minute)
+	// Each runs until it is told to end again and again.
+	fragile := func(end string) protocol.Service {
+		return small("echo up; [ -e /tmp/bad ] || { while ! [ -e /tmp/bad ]; do sleep 0.1; done; }; echo going down; " + end)
+	}
+	greedy := fragile("exec tail /dev/zero")
+	greedy.Memory = 16 << 20
+	s, err := f.Client.Create(ctx, withServices(f, services{"db": fragile("exit 7")}, services{"greedy": greedy}), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(10*time.Second, "both are ready", func() error {
+		if status := f.History("s").State.Sandbox.Services["greedy"]; status.State != protocol.ServiceStateReady {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	for _, name := range []string{"db", "greedy"} {
+		printedBy(t, ctx, s, name, "touch", "/tmp/bad")
+	}
+	f.Eventually(20*time.Second, "both have failed", func() error {
+		b := f.History("s").State.Sandbox
+		db, greedy := b.Services["db"], b.Services["greedy"]
+		if db.State != protocol.ServiceStateFailed || db.Reason != protocol.ReasonCrashLoop || !strings.Contains(db.Error.Message, "going down") {
+			return fmt.Errorf("db is %+v", db)
+		}
+		if greedy.State != protocol.ServiceStateFailed || greedy.Reason != protocol.ReasonOOMKilled {
+			return fmt.Errorf("greedy is %+v", greedy)
+		}
+		if b.State != protocol.StateReady {
+			return fmt.Errorf("the sandbox is %s", b.State)
+		}
+		return nil
+	})
+	// One that runs again for the guard is ready again.
+	f.Eventually(15*time.Second, "its container takes execs", func() error {
+		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"rm", "/tmp/bad"}, Service: "db"})
+		return err
+	})
+	f.Eventually(40*time.Second, "it is ready again", func() error {
+		if status := f.History("s").State.Sandbox.Services["db"]; status.State != protocol.ServiceStateReady {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	t.Logf("%q, %q", serviceEvents(f.History("s"), "db"), serviceEvents(f.History("s"), "greedy"))
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+func TestAServiceThatIsNotHealthyAnyMoreIsSaidToBeSo(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	v := withCheck(small("exec sleep 1000"), "test ! -e /tmp/sick")
+	s, err := f.Client.Create(ctx, withServices(f, services{"v": v}, nil), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printedBy(t, ctx, s, "v", "touch", "/tmp/sick")
+	f.Eventually(10*time.Second, "it has failed", func() error {
+		if status := f.History("s").State.Sandbox.Services["v"]; status.Reason != protocol.ReasonUnhealthy {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	printedBy(t, ctx, s, "v", "rm", "/tmp/sick")
+	f.Eventually(10*time.Second, "it is ready again", func() error {
+		if status := f.History("s").State.Sandbox.Services["v"]; status.State != protocol.ServiceStateReady {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	f.Judge()
+}
+
+func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
+	t.Parallel()
+	f := crashing(t)
+	ctx := f.Context(time.Minute)
+	spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
+	spec.Command = []string{"false"}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(20*time.Second, "it fails, and everything is stopped and kept", func() error {
+		b := f.History("s").State.Sandbox
+		running, err := dockerRunning(f)
+		if b.State != protocol.StateFailed || b.Reason != protocol.ReasonCrashLoop || err != nil || len(running) > 0 {
+			return fmt.Errorf("%s %s, running %q, %v", b.State, b.Reason, running, err)
+		}
+		return nil
+	})
+	if kept := f.Objects(""); len(kept) != 3 {
+		t.Errorf("kept for inspection: %q", kept)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of bringing a service up, of a
+// stop and of a delete. Its successor goes on from there.
+func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	deletes := []string{"after-container-remove", "after-services-remove", "after-network-remove"}
+	for i, at := range []string{
+		"before-service-create", "after-service-create", "before-service-start", "after-service-start", "after-service-hello",
+		"before-service-hook", "after-service-hook", "before-service-ready", "after-service-ready", "before-ready",
+	} {
+		id, deleteAt := fmt.Sprintf("s%d", i), deletes[i%len(deletes)]
+		f.Run(t, at, func(t *testing.T) {
+			defer killAll(f, "worker")
+			w := f.Worker("w1", fleet.Role{CrashAt: at})
+			ctx := f.Context(time.Minute)
+			v := web("0.1")
+			v.PostStart = []protocol.Hook{hook("echo x >>/tmp/hooks")}
+			created := begin(func() error {
+				_, err := f.Client.Create(ctx, withServices(f, services{"web": v}, services{"opt": small("exec sleep 1000")}), sdk.WithID(id))
+				return err
+			})
+			w.AwaitKilled(20 * time.Second)
+			restarted := time.Now()
+			w = f.Worker("w1", fleet.Role{CrashAt: "after-services-stop"})
+			if err := doneWithin(t, restarted, "ready", created); err != nil {
+				t.Fatalf("create: %v", err)
+			}
+			s := f.Client.Sandbox(id)
+			if got := printedBy(t, ctx, s, "", "sh", "-c", "wget -q -O - http://web/; cat /tmp/hooks"); got != "hello\nx" {
+				t.Errorf("the primary reads %q", got)
+			}
+			x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "trap 'exit 3' TERM; echo going; while :; do sleep 0.1; done"}, Service: "web"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stopped := begin(func() error { return s.Stop(ctx) })
+			w.AwaitKilled(20 * time.Second)
+			restarted = time.Now()
+			w = f.Worker("w1", fleet.Role{CrashAt: deleteAt})
+			if err := doneWithin(t, restarted, "stopped", stopped); err != nil {
+				t.Fatalf("stop: %v", err)
+			}
+			if got, err := s.GetExec(ctx, x.ID()); err != nil || !got.Info().State.Terminal() {
+				t.Errorf("the exec is %+v, %v", got, err)
+			}
+			deleted := begin(func() error { return s.Delete(ctx) })
+			w.AwaitKilled(20 * time.Second)
+			restarted = time.Now()
+			w = w.Restart()
+			if err := doneWithin(t, restarted, "deleted, killed "+deleteAt, deleted); err != nil {
+				t.Fatalf("delete: %v", err)
+			}
+			nothingLeft(t, f, w)
+		})
+	}
+	f.Judge()
+}
+
+func TestAWorkersRestartCostsNoService(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("0.1")}, nil), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printedBy(t, ctx, s, "web", "touch", "/tmp/here")
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "sleep 2; cat /proc/1/comm; exit 6"}, Service: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(5*time.Second, "it runs", func() error {
+		if x, err := s.GetExec(ctx, x.ID()); err != nil || x.Info().State != protocol.ExecStateRunning {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+	w := f.Processes("worker")[0]
+	w.Kill()
+	w.Restart()
+	r, err := x.Wait(ctx)
+	if err != nil || r.ExitCode == nil || *r.ExitCode != 6 {
+		t.Errorf("the exec ended with %+v, %v", r, err)
+	}
+	if got := printedBy(t, ctx, s, "web", "ls", "/tmp/here"); got != "/tmp/here" {
+		t.Errorf("got %q", got)
+	}
+	if got := serviceEvents(f.History("s"), "web"); !slices.Equal(got, []string{"service.ready"}) {
+		t.Errorf("the history has %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
 	f.Judge()
 }

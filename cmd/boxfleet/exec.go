@@ -48,7 +48,7 @@ func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec,
 func (p *program) execCommand() *cobra.Command {
 	var flags execFlags
 	var env []string
-	var cwd, user, id, request string
+	var cwd, user, service, id, request string
 	var detach bool
 	cmd := &cobra.Command{
 		Use: "exec SANDBOX [flags] -- COMMAND [ARGUMENT...]", Short: "Run a command in a sandbox",
@@ -57,6 +57,7 @@ func (p *program) execCommand() *cobra.Command {
 		Example: `  boxfleet exec web -- ps
   boxfleet exec web --cwd /src --env CGO_ENABLED=0 --timeout 10m -- go test ./...
   echo 'print(6 * 7)' | boxfleet exec web -i -- python3 -
+  boxfleet exec web --service db -- psql -U postgres
   boxfleet exec web --detach -- make`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			before, command := splitDash(cmd, args)
@@ -64,7 +65,7 @@ func (p *program) execCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			spec.Cwd, spec.User = cwd, user
+			spec.Cwd, spec.User, spec.Service = cwd, user, service
 			if err := addPairs("--env", &spec.Env, env); err != nil {
 				return err
 			}
@@ -93,6 +94,7 @@ func (p *program) execCommand() *cobra.Command {
 	cmd.Flags().StringArrayVar(&env, "env", nil, "environment variable `K=V`, over the sandbox's; may be repeated")
 	cmd.Flags().StringVar(&cwd, "cwd", "", "working directory (default: the sandbox's)")
 	cmd.Flags().StringVar(&user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
+	cmd.Flags().StringVar(&service, "service", "", "run it in the container of this `service` (default: in the sandbox's own)")
 	cmd.Flags().StringVar(&id, "id", "", "id of the exec (default: a new one)")
 	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same exec")
 	cmd.Flags().BoolVar(&detach, "detach", false, "print the exec's id as soon as it is accepted, and do not wait")
@@ -258,6 +260,9 @@ func (p *program) execGet() *cobra.Command {
 
 func printExec(w io.Writer, x *protocol.Exec) {
 	rows := [][]any{{"id", x.ID}, {"state", x.State}, {"command", fmt.Sprintf("%q", x.Spec.Command)}, {"accepted", x.AcceptedAt.Format(time.RFC3339)}}
+	if x.Spec.Service != "" {
+		rows = append(rows, []any{"service", x.Spec.Service})
+	}
 	if !x.StartedAt.IsZero() {
 		rows = append(rows, []any{"started", x.StartedAt.Format(time.RFC3339Nano)})
 	}

@@ -20,7 +20,7 @@ func (p *program) sandboxCommand() *cobra.Command {
 		p.sandboxCreate(), p.sandboxGet(), p.sandboxList(),
 		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
 		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
-		p.sandboxExtend(), p.sandboxDelete(), p.sandboxEvents(), p.sandboxExplain())
+		p.sandboxExtend(), p.sandboxDelete(), p.sandboxEvents(), p.sandboxLogs(), p.sandboxExplain())
 }
 
 func (p *program) sandboxCreate() *cobra.Command {
@@ -114,6 +114,7 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 	}
 	rows = append(rows, containerRows(&s.Spec)...)
 	rows = append(rows, networkRows(s)...)
+	rows = append(rows, serviceRows(s)...)
 	if !s.ExpiresAt.IsZero() {
 		add("deleted at", s.ExpiresAt.Format(time.RFC3339))
 	}
@@ -347,6 +348,15 @@ func printEvent(w io.Writer, e *protocol.Event) {
 		}
 		if n := d.StdoutBytes + d.StderrBytes; n > 0 {
 			note("%d bytes of output", n)
+		}
+	}
+	if d := e.Service; d != nil {
+		note("%s", d.Name)
+		if d.Hook > 0 {
+			note("hook %d", d.Hook)
+		}
+		if d.ExitCode != nil {
+			note("exit code %d", *d.ExitCode)
 		}
 	}
 	if d := e.Phase; d != nil {
