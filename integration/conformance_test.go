@@ -81,6 +81,8 @@ func parts(dirs conformanceDirs) map[string][]part {
 				shown: "TestS9_IdleStopIsPunctualAndResumeResetsIt", read: spec(func(s *protocol.SandboxSpec) any { return s.IdleTTL })},
 			{field: "ttl", set: func(s *protocol.SandboxSpec) { s.TTL = protocol.Duration(time.Hour) }, flags: []string{"--ttl", "1h"}, yaml: "ttl: 1h",
 				shown: "TestASandboxIsDeletedWhenItsTimeIsOver", read: func(b *protocol.Sandbox) any { return b.ExpiresAt.Sub(b.CreatedAt) }},
+			{field: "on_delete", set: func(s *protocol.SandboxSpec) { s.OnDelete = &protocol.Hook{Command: []string{"echo", "bye"}} }, flags: []string{"--on-delete", "echo", "--on-delete", "bye"}, yaml: "on_delete: {command: [echo, bye]}",
+				shown: "TestAHookRunsBeforeTheDelete", read: spec(func(s *protocol.SandboxSpec) any { return s.OnDelete })},
 			{field: "queue_timeout", set: func(s *protocol.SandboxSpec) { s.QueueTimeout = protocol.Duration(time.Hour) }, flags: []string{"--queue-timeout", "1h"}, yaml: "queue_timeout: 1h",
 				shown: "TestWithoutAHostASandboxWaitsAndThenFails", read: spec(func(s *protocol.SandboxSpec) any { return s.QueueTimeout })},
 			{field: "create_timeout", set: func(s *protocol.SandboxSpec) { s.CreateTimeout = protocol.Duration(time.Minute) }, flags: []string{"--create-timeout", "1m"}, yaml: "create_timeout: 1m",
@@ -114,7 +116,6 @@ var elsewhere = map[string]string{
 	"network":           "",
 	"ports":             "",
 	"tools":             "",
-	"on_delete":         "",
 	"required_services": "",
 	"optional_services": "",
 }

@@ -22,6 +22,7 @@ const (
 	SandboxFailed          Kind = "sandbox.failed"           // Error
 	SandboxExtended        Kind = "sandbox.extended"         // Sandbox.ExpiresAt
 	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
+	SandboxHook            Kind = "sandbox.hook"             // the on_delete command has ended: Sandbox.ExitCode, Output; Error where it failed
 	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
 	ExecAccepted           Kind = "exec.accepted"            // Exec.Spec
 	ExecStarted            Kind = "exec.started"             // Exec.Boot
@@ -71,6 +72,8 @@ type SandboxDetails struct {
 	Subnet     string       `json:"subnet,omitempty"`
 	Boot       string       `json:"boot,omitempty"`                // one per start of the supervisor
 	ExpiresAt  time.Time    `json:"expires_at,omitempty,omitzero"` // when its ttl is over
+	ExitCode   *int         `json:"exit_code,omitempty"`           // of a hook; nil: not known
+	Output     []byte       `json:"output,omitempty"`              // end of what a hook printed, at most MaxLastOutput bytes
 	Digest     string       `json:"digest,omitempty"`              // of the image, as its registry has it
 	Ports      []Port       `json:"ports,omitempty"`               // as they were given
 }

@@ -44,6 +44,7 @@ var Transitions = []Transition{
 	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady}, StateFailed, OwnerEither},
 	{SandboxExtended, []SandboxState{StatePending, StateReady, StateStopped}, StateNone, OwnerCoordinator},
 	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed}, StateDeleting, OwnerCoordinator},
+	{SandboxHook, []SandboxState{StateDeleting}, StateNone, OwnerWorker},
 	{SandboxDeleted, []SandboxState{StateDeleting}, StateDeleted, OwnerEither},
 	{ExecAccepted, []SandboxState{StateReady}, StateNone, OwnerCoordinator},
 	{ExecStarted, []SandboxState{StateReady}, StateNone, OwnerWorker},
@@ -240,6 +241,11 @@ func (s *State) applySandbox(e *Event) error {
 	case SandboxDeleteRequested:
 		b.Desired, b.Reason, b.Resuming, b.Phase = StateDeleted, e.Reason, false, ""
 		s.remember(e.Request)
+	case SandboxHook:
+		b.OnDelete = HookDone
+		if e.Error != nil {
+			b.OnDelete = HookFailed
+		}
 	case SandboxDeleted:
 		if err := s.noActive(e); err != nil {
 			return err

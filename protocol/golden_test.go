@@ -66,7 +66,7 @@ func goldenValues() map[string]any {
 		Mounts: []Mount{{Source: "/opt/w", Target: "/w", Writable: true}}, Copies: []Copy{{Digest: sandboxSpec.Copies[0].Digest, Target: "/c", Owner: "1000:1000"}},
 		Tools: []string{"git"}, TTL: Duration(time.Hour), OnDelete: &Hook{Command: []string{"sync"}},
 		RequiredServices: map[string]Service{"db": service}, OptionalServices: map[string]Service{"cache": {Image: "redis"}}}
-	made := &Sandbox{Tenant: "default", ID: "sb-2", Spec: parts, State: StateReady, Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
+	made := &Sandbox{Tenant: "default", ID: "sb-2", Spec: parts, State: StateReady, Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at, OnDelete: HookDone,
 		Services:  map[string]ServiceStatus{"db": {State: ServiceStateFailed, Required: true, Reason: ReasonOOMKilled, Error: failure, Since: at}},
 		CreatedAt: at, StateChangedAt: at}
 	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
@@ -75,7 +75,8 @@ func goldenValues() map[string]any {
 		"request-extend": &Request{Version: 1, TTL: Duration(time.Hour)},
 		"reply-parts":    &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
-			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at}},
+			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
+				ExitCode: &code, Output: []byte("o")}},
 			{Sequence: 2, Kind: ExecFinished, Time: at, State: StateReady, Exec: &ExecDetails{ID: "ex-9", State: ExecStateFinished, OOMKills: 2}}}},
 		"batch-services-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-3", Writer: "w1", Events: []Event{
 			{Sequence: 3, Kind: ServiceHook, Time: at, State: StateReady, Service: &ServiceDetails{Name: "db", Hook: 1, ExitCode: &code, Output: []byte("o")}},

@@ -216,7 +216,7 @@ func (s *SandboxSpec) unsupported() error {
 		used  bool
 	}{
 		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
-		{"spec.tools", len(s.Tools) > 0}, {"spec.on_delete", s.OnDelete != nil},
+		{"spec.tools", len(s.Tools) > 0},
 	} {
 		if f.used {
 			return Invalid(f.field, "is not supported yet")

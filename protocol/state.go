@@ -20,6 +20,12 @@ const (
 	StateDeleted  SandboxState = "deleted"  // nothing is left on the host; the history is kept for a while
 )
 
+// What became of a hook.
+const (
+	HookDone   = "done"
+	HookFailed = "failed"
+)
+
 // ExecState is the state of an exec.
 type ExecState string
 
@@ -73,6 +79,7 @@ type Sandbox struct {
 	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
 	ActiveAt       time.Time                `json:"active_at,omitempty,omitzero"`  // last start or end of an exec, or ready: idle_ttl counts from here
 	ExpiresAt      time.Time                `json:"expires_at,omitempty,omitzero"` // when its ttl is over: it is deleted then
+	OnDelete       string                   `json:"on_delete,omitempty"`           // what became of its on_delete command: done, failed; empty: it was not run
 	ActiveExecs    int                      `json:"active_execs,omitempty"`
 	TotalExecs     int                      `json:"total_execs,omitempty"`
 	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted so long ago that only this is kept

@@ -5,8 +5,10 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
@@ -32,6 +34,50 @@ func (s *sandbox) runHook(ctx context.Context, name string, h *protocol.Hook) (e
 	}
 	return result.ExitCode, output, hookError(h, timeout, &result, output), nil
 }
+
+// farewell runs the on_delete command of a sandbox that runs, once, and appends what became of it.
+// The execs run on meanwhile. Whatever becomes of it, the sandbox is deleted.
+func (s *sandbox) farewell(ctx context.Context, b *protocol.Sandbox) error {
+	h := b.Spec.OnDelete
+	if h == nil || b.OnDelete != "" || b.ReadyAt.IsZero() || s.seen.container != containerRunning {
+		return nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, h.Timeout.Std()+hookMargin)
+	defer cancel()
+	e := protocol.Event{Kind: protocol.SandboxHook, Phase: &protocol.SandboxDetails{Phase: "on_delete"}}
+	s.mu.Lock()
+	attached := s.attached != nil
+	s.mu.Unlock()
+	var err error
+	if !attached { // the worker was restarted meanwhile
+		_, err = s.startAgain(bounded, b)
+	}
+	if err == nil {
+		e.Phase.ExitCode, e.Phase.Output, e.Error, err = s.runHook(bounded, "on_delete", h)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // the next worker runs it, or learns what became of it
+	}
+	if err != nil {
+		e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonHookFailed, "what became of the hook is not known: %v", err)
+	}
+	if e.Error != nil {
+		e.Reason = e.Error.Reason
+	}
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StateDeleting || st.Sandbox.OnDelete != "" {
+			return nil
+		}
+		return []protocol.Event{e}
+	})
+	if errors.Is(err, errSuperseded) {
+		return nil
+	}
+	return err
+}
+
+// hookMargin is how long beyond its timeout a hook may take, with all that is around it.
+const hookMargin = 10 * time.Second
 
 // hookID is an exec id that nobody in the sandbox can guess, so that no exec of theirs is taken for
 // the hook.

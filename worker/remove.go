@@ -98,6 +98,9 @@ func (s *sandbox) halt(ctx context.Context, b *protocol.Sandbox) error {
 
 // delete ends the execs, removes everything, and appends that nothing is left.
 func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
+	if err := s.farewell(ctx, b); err != nil {
+		return err
+	}
 	if err := s.endAll(ctx, b); err != nil {
 		return err
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -13,7 +15,8 @@ type containerFlags struct {
 	disk, shmSize, gpus, hostname, profile, runtime string
 	ttl, queueTimeout, createTimeout, grace         string
 	readOnly                                        bool
-	tmpfs                                           []string
+	tmpfs, onDelete                                 []string
+	onDeleteTimeout                                 time.Duration
 }
 
 func (f *containerFlags) add(flags *pflag.FlagSet) {
@@ -28,6 +31,8 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.queueTimeout, "queue-timeout", "", "fail when no host took it for so `long` (default 24h)")
 	flags.StringVar(&f.createTimeout, "create-timeout", "", "fail when it is not ready so `long` after a host took it (default 5m)")
 	flags.StringVar(&f.grace, "stop-grace", "", "`time` from TERM to KILL when it stops (default 5s)")
+	flags.StringArrayVar(&f.onDelete, "on-delete", nil, "`argument` of a command to run before a running sandbox is deleted; repeated for each argument")
+	flags.DurationVar(&f.onDeleteTimeout, "on-delete-timeout", 0, "end that command after so long (default 1m)")
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
@@ -42,6 +47,15 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
 		}
 	}
 	spec.ReadOnly = spec.ReadOnly || f.readOnly
+	if len(f.onDelete) > 0 {
+		spec.OnDelete = &protocol.Hook{Command: f.onDelete}
+	}
+	if f.onDeleteTimeout != 0 {
+		if spec.OnDelete == nil {
+			return usage("--on-delete-timeout: there is no command, see --on-delete")
+		}
+		spec.OnDelete.Timeout = protocol.Duration(f.onDeleteTimeout)
+	}
 	for _, d := range []struct {
 		flag  string
 		field *protocol.Duration
@@ -100,6 +114,9 @@ func containerRows(s *protocol.SandboxSpec) (rows [][]any) {
 	add("hostname", s.Hostname, s.Hostname != "")
 	add("profile", s.Profile, s.Profile != "" && s.Profile != protocol.ProfileHardened)
 	add("runtime", s.Runtime, s.Runtime != "")
+	if s.OnDelete != nil {
+		add("on delete", fmt.Sprintf("%q, at most %s", s.OnDelete.Command, s.OnDelete.Timeout), true)
+	}
 	add("read-only", "the root file system", s.ReadOnly)
 	for _, m := range s.Tmpfs {
 		size := "half of the memory"
