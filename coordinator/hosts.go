@@ -107,13 +107,13 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	if e == nil || e.host.Instance != b.Instance {
 		return // its registration is on the way
 	}
-	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.lost {
+	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.host.Full != b.Full || e.lost {
 		defer h.projection.wakeUp()
 	}
 	e.changed = e.changed || e.listening != b.Listening
 	e.listening = b.Listening
 	e.heard, e.lost = time.Now(), false
-	e.host.Healthy, e.host.Problem = b.Healthy, b.Problem
+	e.host.Healthy, e.host.Problem, e.host.Full = b.Healthy, b.Problem, b.Full
 }
 
 // everyGPU is what a sandbox with all of its host's GPUs uses: more than any host has.

@@ -42,6 +42,8 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 		return fmt.Sprintf("the host is %s", h.State)
 	case h.Firewall == "":
 		return "the host does not keep the networks of sandboxes apart: " + cmp.Or(h.Problem, "its worker says nothing of it")
+	case h.Full != "" && !b.Resuming: // what was stopped has its place
+		return h.Full
 	case h.Sandboxes >= h.Slots:
 		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
 	case h.UsedMem+memory > h.Memory:

@@ -35,6 +35,7 @@ const (
 	ReasonUnknownField        = "unknown_field"
 	ReasonQueueFull           = "queue_full"
 	ReasonQueueTimeout        = "queue_timeout"
+	ReasonNoNetwork           = "no_network"
 	ReasonNoHost              = "no_host"
 	ReasonHostLost            = "host_lost"
 	ReasonHostHeld            = "host_held"

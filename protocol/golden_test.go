@@ -70,10 +70,11 @@ func goldenValues() map[string]any {
 		Services:  map[string]ServiceStatus{"db": {State: ServiceStateFailed, Required: true, Reason: ReasonOOMKilled, Error: failure, Since: at}},
 		CreatedAt: at, StateChangedAt: at}
 	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
-		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1}
+		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1, Full: "f"}
 	return map[string]any{
-		"request-extend": &Request{Version: 1, TTL: Duration(time.Hour)},
-		"reply-parts":    &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
+		"request-extend":  &Request{Version: 1, TTL: Duration(time.Hour)},
+		"heartbeat-parts": &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
+		"reply-parts":     &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
 				ExitCode: &code, Output: []byte("o")}},

@@ -121,6 +121,7 @@ type Host struct {
 	Firewall  string            `json:"firewall,omitempty"`   // what isolates the networks of sandboxes: nftables, off, or "": nothing, and no sandbox is taken
 	Healthy   bool              `json:"healthy"`              // the Engine answers
 	Problem   string            `json:"problem,omitempty"`
+	Full      string            `json:"full,omitempty"` // why it takes no new sandboxes: something of it runs short
 	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
 
 	// Filled in by the coordinator.
@@ -157,6 +158,7 @@ type Heartbeat struct {
 	Instance string `json:"instance"`
 	Healthy  bool   `json:"healthy"`
 	Problem  string `json:"problem,omitempty"`
+	Full     string `json:"full,omitempty"`
 
 	// Listening grows each time that work items may have been lost on the way to the worker. It is
 	// told everything that it owes then.

@@ -27,7 +27,8 @@ func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.S
 		if err != nil {
 			return parameters, err
 		}
-		d.Spec.Copies[l.Index] = copied
+		entry := &d.Spec.Copies[l.Index]
+		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
 	}
 	return d.Spec, nil
 }

@@ -46,7 +46,7 @@ func passing(err error) bool {
 	case protocol.DeadlineExceeded, protocol.Cancelled:
 		return true
 	}
-	return e.Reason == protocol.ReasonLeaseLost
+	return e.Reason == protocol.ReasonLeaseLost || e.Reason == protocol.ReasonNoNetwork // one may be given back
 }
 
 func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {

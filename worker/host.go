@@ -51,7 +51,7 @@ func (w *worker) register(ctx context.Context) error {
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Memory: w.cfg.Memory,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable,
 			Profiles: w.abilities.profiles, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota,
-			Firewall: firewall, Healthy: healthy, Problem: problem, StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
+			Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
 		}
 		if h.CPU == 0 {
 			h.CPU = float64(w.info.CPUs)
@@ -104,7 +104,7 @@ func (w *worker) beat(ctx context.Context) error {
 	registered := time.Now()
 	for {
 		healthy, problem, _ := w.condition()
-		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy, Problem: problem,
+		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy, Problem: problem, Full: w.full(),
 			Listening: w.listening.times.Load()}
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("a heartbeat is not sent", "error", err)

@@ -68,7 +68,7 @@ func (s *subnets) take() (netip.Prefix, error) {
 			return p, nil
 		}
 	}
-	return netip.Prefix{}, protocol.Errorf(protocol.ResourceExhausted, "", "all %d subnets of %s are taken", s.size(), s.pool)
+	return netip.Prefix{}, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoNetwork, "all %d subnets of %s are taken", s.size(), s.pool)
 }
 
 // give takes a subnet back.

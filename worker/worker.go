@@ -46,6 +46,8 @@ type Config struct {
 	OnReady      func()       // called once, when work is taken; may be nil
 	Logger       *slog.Logger // default slog.Default
 
+	Watermarks Watermarks // how full the host may be and still take sandboxes
+
 	CrashWindow time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
 	CrashGuard  time.Duration // default 30 s
 	Reconcile   time.Duration // between two looks at everything on the host; default 15 s
@@ -83,6 +85,9 @@ func (c *Config) check() error {
 	def(&c.Reconcile, 15*time.Second)
 	if c.Slots == 0 {
 		c.Slots = 100
+	}
+	if err := c.Watermarks.check(); err != nil {
+		return err
 	}
 	if c.NetworkPool == "" {
 		c.NetworkPool = DefaultNetworkPool

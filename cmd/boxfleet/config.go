@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker"
 )
 
 // config is everything that can be configured.
@@ -47,6 +48,7 @@ type coordinatorConfig struct {
 type workerConfig struct {
 	Name, Engine, StateDir, Supervisor, NetworkPool string
 	ReapDryRun                                      bool
+	Watermarks                                      worker.Watermarks
 	Slots                                           int
 	CPU                                             float64
 	Memory                                          protocol.Bytes
@@ -120,6 +122,10 @@ func (c *config) settings() []setting {
 		{"worker.mounts.allow", "", "directories of the host that sandboxes may mount: PATH or PATH:ro read-only, PATH:rw also writable; none by default", upAndW, "", list(&w.AllowMounts)},
 		{"worker.profiles", "hardened", "capability profiles that sandboxes may choose: hardened, standard", upAndW, "", list(&w.Profiles)},
 		{"worker.runtimes", "", "OCI runtimes of the engine that sandboxes may choose; none by default: they get the engine's", upAndW, "", list(&w.Runtimes)},
+		{"worker.max_disk", "95", "percent of the engine's and the worker's disk that may be used; a fuller host takes no new sandboxes", roleW, "", parsed(&w.Watermarks.Disk, strconv.Atoi)},
+		{"worker.max_inodes", "95", "percent of their inodes", roleW, "", parsed(&w.Watermarks.Inodes, strconv.Atoi)},
+		{"worker.max_memory", "97", "percent of the host's memory that may be in use, by the kernel's estimate", roleW, "", parsed(&w.Watermarks.Memory, strconv.Atoi)},
+		{"worker.max_pids", "90", "percent of the host's processes and threads", roleW, "", parsed(&w.Watermarks.PIDs, strconv.Atoi)},
 		{"worker.reap_dry_run", "false", "true: report what the log says is over on the host, and remove nothing of it", roleW, "", parsed(&w.ReapDryRun, strconv.ParseBool)},
 		{"worker.network_pool", "10.201.0.0/16", "IPv4 prefix that the networks of sandboxes come from", upAndW, "", text(&w.NetworkPool)},
 		{"worker.firewall", "required", "required: take no sandbox unless nftables keeps its network apart; off: take them as the host is, and only with network internet", upAndW, "", oneOf(&w.Firewall, "required", protocol.FirewallOff)},

@@ -33,7 +33,15 @@ func printHosts(w io.Writer, hosts []*protocol.Host) {
 	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "SEEN", "PROBLEM"}}
 	for _, h := range hosts {
 		rows = append(rows, []any{h.Worker, h.State, fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
-			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, ago(h.SeenAt), h.Problem})
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, ago(h.SeenAt), trouble(h)})
 	}
 	table(w, rows...)
+}
+
+// trouble is what keeps a host from new sandboxes.
+func trouble(h *protocol.Host) string {
+	if h.Problem != "" {
+		return h.Problem
+	}
+	return h.Full
 }

@@ -120,7 +120,8 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
 		if err != nil {
 			return err
 		}
-		d.Spec.Copies[l.Index] = copied
+		entry := &d.Spec.Copies[l.Index]
+		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
 	}
 	return nil
 }

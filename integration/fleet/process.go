@@ -20,6 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
+	"github.com/boxfleet/boxfleet/worker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
@@ -35,9 +36,10 @@ type Role struct {
 	Firewall    string             `json:"firewall,omitempty"`
 	Deny        []string           `json:"deny,omitempty"`
 	DNS         []string           `json:"dns,omitempty"`
-	NetworkPool string             `json:"network_pool,omitempty"`
 	Profiles    []string           `json:"profiles,omitempty"`
 	Runtimes    []string           `json:"runtimes,omitempty"`
+	Watermarks  worker.Watermarks  `json:"watermarks,omitzero"`
+	NetworkPool string             `json:"network_pool,omitempty"`
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker

@@ -1,0 +1,85 @@
+package integration
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker"
+)
+
+// TestQ13_AHostStopsAdmittingBeforeItIsFull runs workers whose marks are already passed, and one
+// whose networks are used up.
+func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
+	t.Parallel()
+	for what, role := range map[string]fleet.Role{
+		"disk":   {Watermarks: worker.Watermarks{Disk: 1}},
+		"inodes": {Watermarks: worker.Watermarks{Inodes: 1}},
+		"memory": {Watermarks: worker.Watermarks{Memory: 1}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := fleet.Start(t, fleet.Options{Workers: -1})
+			ctx := f.Context(time.Minute)
+			full := f.Worker("w1", role)
+			s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("waits"), sdk.WithWait(false))
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Eventually(10*time.Second, "it waits, and says for what", func() error {
+				e, err := s.Explain(ctx)
+				if err == nil && (len(e.Hosts) != 1 || !strings.Contains(e.Hosts[0].Reason, what)) {
+					err = protocol.Errorf(protocol.Internal, "", "%+v", e)
+				}
+				return err
+			})
+			hosts, err := f.Client.Hosts(ctx)
+			if err != nil || len(hosts) != 1 || !strings.Contains(hosts[0].Full, "watermark is 1%") {
+				t.Errorf("%+v, %v", hosts, err)
+			}
+			full.Stop()
+			f.Worker("w1", fleet.Role{}) // the operator made room
+			if err := s.WaitReady(ctx); err != nil {
+				t.Fatal(err)
+			}
+			f.Judge()
+		})
+	}
+	t.Run("networks", func(t *testing.T) {
+		f := fleet.Start(t, fleet.Options{Workers: -1})
+		ctx := f.Context(time.Minute)
+		f.Worker("w1", fleet.Role{NetworkPool: "10.222.222.0/27"})
+		first := f.Create("first")
+		f.Create("second")
+		third, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("third"), sdk.WithWait(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Eventually(10*time.Second, "the host says that it is full", func() error {
+			hosts, err := f.Client.Hosts(ctx)
+			if err == nil && !strings.Contains(hosts[0].Full, "networks") {
+				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts[0])
+			}
+			return err
+		})
+		// The third was placed before the host had said so, perhaps; it waits all the same.
+		if err := third.Refresh(ctx); err != nil || third.Info().State != protocol.StatePending {
+			t.Fatalf("the third is %s, %v", third.Info().State, err)
+		}
+		if err := first.Stop(ctx); err != nil { // it keeps its network
+			t.Fatal(err)
+		}
+		if err := first.Resume(ctx); err != nil { // and its place
+			t.Fatal(err)
+		}
+		if err := first.Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := third.WaitReady(ctx); err != nil {
+			t.Fatal(err)
+		}
+		f.Judge()
+	})
+}

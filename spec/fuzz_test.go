@@ -1,0 +1,72 @@
+package spec
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// FuzzParse reads any text. Whatever is read can be written and read again; whatever is refused is
+// refused with a typed error; and either costs bounded memory.
+func FuzzParse(f *testing.F) {
+	f.Add(string(Example()), "x")
+	for _, text := range []string{
+		"image: x\nenv: [A=$V, B=${V:-${W-d}}]\nports: [80, \"1:2/udp\"]", "image: &a x\nuser: *a\nlabels: {<<: *a}", "a: &a [*a, *a]",
+		"image: !!binary aGk=\n---\nimage: x\n", "env: {A: ~, ? [b] : c}", "command: [\"\\x00\", |-\n  x\n ]", "cpu: .inf\npids: 0x10\nmemory: 1_0k",
+		"'*': {cpu: 1}\ndefault: {env: {A: $V}}", "image: \"\\r\\n\\t \\u2028\"", "copies: [a:/b, {digest: d, target: /t}]",
+	} {
+		f.Add(text, "a value\nb: $V")
+	}
+	f.Fuzz(func(t *testing.T, text, value string) {
+		env := map[string]string{"V": value, "EMPTY": ""}
+		var documents []*Document
+		var err error
+		used := allocated(func() { documents, err = ParseAll([]byte(text), Options{Name: "f", Env: env}) })
+		if most := uint64(16<<20 + 4000*len(text)); used > most {
+			t.Errorf("%d bytes of text cost %d bytes of memory", len(text), used)
+		}
+		checkTyped(t, err)
+		_, err = ParseDefaults([]byte(text), Options{Env: env})
+		checkTyped(t, err)
+		for _, d := range documents {
+			checkTyped(t, d.Validate())
+			if !printable(d) {
+				continue
+			}
+			again, err := Parse(d.YAML(nil), Options{})
+			if err != nil {
+				t.Fatalf("%v\n%s", err, d.YAML(nil))
+			}
+			if diff := Difference(again.Spec, d.Spec); diff != nil || again.ID != d.ID || len(again.Copies) != len(d.Copies) {
+				t.Fatalf("written and read again it differs in %v\n%s", diff, d.YAML(nil))
+			}
+		}
+	})
+}
+
+// printable says whether YAML can say all texts of a document: it has no form for bytes that are no
+// text, which only variables can bring in.
+func printable(d *Document) bool {
+	text := string(protocol.EncodeAs(protocol.ContentJSON, &d.Spec)) + d.ID
+	return !strings.Contains(text, `\ufffd`) && !strings.Contains(text, "\ufffd")
+}
+
+func checkTyped(t *testing.T, err error) {
+	t.Helper()
+	var e *protocol.Error
+	if err != nil && (!errors.As(err, &e) || e.Code != protocol.InvalidArgument || len(e.Message) > 3000) {
+		t.Fatalf("refused with %T: %.4000v", err, err)
+	}
+}
+
+// allocated is how much memory f takes, freed or not.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}

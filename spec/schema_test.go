@@ -1,0 +1,340 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+var update = flag.Bool("update", false, "write sandbox.schema.json as the types have it now")
+
+// wireTypes are the types that a document is made of.
+var wireTypes = []reflect.Type{
+	reflect.TypeFor[protocol.SandboxSpec](), reflect.TypeFor[protocol.Network](), reflect.TypeFor[protocol.Port](),
+	reflect.TypeFor[protocol.Mount](), reflect.TypeFor[protocol.Copy](), reflect.TypeFor[protocol.Tmpfs](),
+	reflect.TypeFor[protocol.Hook](), reflect.TypeFor[protocol.Service](), reflect.TypeFor[protocol.Healthcheck](),
+}
+
+// variable is a text with a variable, which may become anything.
+func variable() *jsonschema.Schema {
+	return &jsonschema.Schema{Type: "string", Pattern: `\$`}
+}
+
+func anyOf(schemas ...*jsonschema.Schema) *jsonschema.Schema {
+	return &jsonschema.Schema{AnyOf: schemas}
+}
+
+func text(pattern string) *jsonschema.Schema {
+	return &jsonschema.Schema{Type: "string", Pattern: pattern}
+}
+
+func enum(values ...any) *jsonschema.Schema {
+	return anyOf(&jsonschema.Schema{Enum: values}, variable())
+}
+
+// scalarOf is a text that may be written as a value of these types too.
+func scalarOf(types ...string) *jsonschema.Schema {
+	return &jsonschema.Schema{Types: append([]string{"string"}, types...)}
+}
+
+// typeForms are the types that have forms of their own in YAML.
+func typeForms() map[reflect.Type]*jsonschema.Schema {
+	zero := 0.0
+	forms := map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[protocol.Duration](): text(`^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$|^0$|\$`),
+		reflect.TypeFor[protocol.Bytes](): anyOf(&jsonschema.Schema{Type: "integer", Minimum: &zero},
+			text(`^[0-9]*(\.[0-9]+)? *([kKmMgGtT]([iI]?[bB])?|[bB])?$|\$`)),
+		reflect.TypeFor[map[string]string](): anyOf(
+			&jsonschema.Schema{Type: "object", AdditionalProperties: scalarOf("number", "boolean")},
+			&jsonschema.Schema{Type: "array", Items: text(`=|\$`)}),
+	}
+	for _, t := range wireTypes {
+		forms[t] = &jsonschema.Schema{Ref: "#/$defs/" + t.Name()}
+	}
+	return forms
+}
+
+// fieldForms are the fields that have forms of their own.
+func fieldForms() map[string]*jsonschema.Schema {
+	return map[string]*jsonschema.Schema{
+		"SandboxSpec.user":         scalarOf("integer"),
+		"SandboxSpec.gpus":         scalarOf("integer"),
+		"Service.user":             scalarOf("integer"),
+		"Healthcheck.test":         anyOf(&jsonschema.Schema{Type: "string"}, &jsonschema.Schema{Type: "array", Items: scalarOf("number")}),
+		"SandboxSpec.profile":      enum(protocol.ProfileHardened, protocol.ProfileStandard),
+		"SandboxSpec.pull":         enum(protocol.PullMissing, protocol.PullAlways, protocol.PullNever),
+		"SandboxSpec.on_host_loss": enum(protocol.OnHostLossWait, protocol.OnHostLossFail),
+		"Network.mode":             enum(protocol.NetworkInternet, protocol.NetworkNone, protocol.NetworkAllow),
+		"Port.protocol":            enum(protocol.ProtocolTCP, protocol.ProtocolUDP, protocol.ProtocolSCTP),
+	}
+}
+
+// shortForms are the forms that a type has beside its fields.
+func shortForms() map[string]*jsonschema.Schema {
+	return map[string]*jsonschema.Schema{
+		"Network": enum(protocol.NetworkInternet, protocol.NetworkNone),
+		"Port":    anyOf(&jsonschema.Schema{Type: "integer"}, text(`^(127\.0\.0\.1:)?([0-9]+:)?[0-9]+(/(tcp|udp|sctp))?$|\$`)),
+		"Mount":   text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
+		"Copy":    text(`^[^:]+:|\$`),
+		"Tmpfs":   text(`^/|\$`),
+		"Hook":    {Type: "array", Items: scalarOf("number")},
+	}
+}
+
+// generated makes the schema from the types of the wire and their comments.
+func generated(t *testing.T) []byte {
+	t.Helper()
+	comments, defaults := commentsOf(t, "../protocol"), defaultsOf()
+	root := &jsonschema.Schema{Schema: "https://json-schema.org/draft/2020-12/schema", Title: "A Boxfleet sandbox", Ref: "#/$defs/SandboxSpec",
+		Defs: map[string]*jsonschema.Schema{}}
+	forms := typeForms()
+	for _, typ := range wireTypes {
+		others := map[reflect.Type]*jsonschema.Schema{}
+		for other, form := range forms {
+			if other != typ {
+				others[other] = form
+			}
+		}
+		s, err := jsonschema.ForType(typ, &jsonschema.ForOptions{TypeSchemas: others})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Description = comments[typ.Name()]
+		for name, property := range s.Properties {
+			path := typ.Name() + "." + name
+			if form := fieldForms()[path]; form != nil {
+				property = form
+			}
+			property = inYAML(property, name == "command")
+			property.Description, property.Default = comments[path], defaults[path]
+			s.Properties[name] = property
+		}
+		switch typ.Name() {
+		case "SandboxSpec":
+			s.Properties["id"] = &jsonschema.Schema{Type: "string", Pattern: `^[A-Za-z0-9_-]{1,64}$|\$`, Description: "the sandbox's id; default: a new one; required by apply"}
+			s.PropertyOrder = append([]string{"id"}, s.PropertyOrder...)
+		case "Copy":
+			s.Properties["source"] = &jsonschema.Schema{Type: "string", Description: "file or directory of this machine, as seen from the document's file; it is uploaded"}
+			s.Properties["exclude"] = &jsonschema.Schema{Type: "array", Items: &jsonschema.Schema{Type: "string"}, Description: "what is not uploaded of source"}
+			s.Required = []string{"target"}
+			s.OneOf = []*jsonschema.Schema{{Required: []string{"source"}}, {Required: []string{"digest"}}}
+		}
+		if short := shortForms()[typ.Name()]; short != nil {
+			description := s.Description
+			s.Description = ""
+			s = anyOf(s, short)
+			s.Description = description
+		}
+		root.Defs[typ.Name()] = s
+	}
+	data, err := json.MarshalIndent(root, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(data, '\n')
+}
+
+// inYAML takes null away, which documents do not have, and lets variables stand for numbers.
+func inYAML(s *jsonschema.Schema, argv bool) *jsonschema.Schema {
+	switch s.Types = slices.DeleteFunc(s.Types, func(t string) bool { return t == "null" }); len(s.Types) {
+	case 0:
+		s.Types = nil
+	case 1:
+		s.Type, s.Types = s.Types[0], nil
+	}
+	switch {
+	case s.Type == "number" || s.Type == "integer" || s.Type == "boolean":
+		return anyOf(s, variable())
+	case s.Type == "array" && argv:
+		s.Items = scalarOf("number")
+	case s.Type == "array" || s.Type == "object":
+		for _, inner := range []*jsonschema.Schema{s.Items, s.AdditionalProperties} {
+			if inner != nil {
+				inYAML(inner, false)
+			}
+		}
+	}
+	return s
+}
+
+// commentsOf reads the comments of types, as Type, and of their fields, as Type.name.
+func commentsOf(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	comments := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if !strings.HasSuffix(entry.Name(), ".go") || strings.HasSuffix(entry.Name(), "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), dir+"/"+entry.Name(), nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			types, ok := decl.(*ast.GenDecl)
+			if !ok || types.Tok != token.TYPE {
+				continue
+			}
+			for _, spec := range types.Specs {
+				typ := spec.(*ast.TypeSpec)
+				fields, ok := typ.Type.(*ast.StructType)
+				if !ok {
+					continue
+				}
+				comments[typ.Name.Name] = oneLine(types.Doc.Text())
+				for _, f := range fields.Fields.List {
+					if f.Tag != nil {
+						name := jsonName(reflect.StructField{Tag: reflect.StructTag(strings.Trim(f.Tag.Value, "`"))})
+						comments[typ.Name.Name+"."+name] = oneLine(f.Comment.Text())
+					}
+				}
+			}
+		}
+	}
+	return comments
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// defaultsOf are the values that Resolve fills in.
+func defaultsOf() map[string]json.RawMessage {
+	s := protocol.SandboxSpec{OnDelete: &protocol.Hook{}, Ports: []protocol.Port{{}},
+		RequiredServices: map[string]protocol.Service{"s": {Healthcheck: &protocol.Healthcheck{}}}}
+	s.Resolve()
+	service := s.RequiredServices["s"]
+	defaults := map[string]json.RawMessage{}
+	for name, v := range map[string]any{"SandboxSpec": s, "Network": *s.Network, "Hook": *s.OnDelete, "Port": s.Ports[0], "Service": service, "Healthcheck": *service.Healthcheck} {
+		fields := reflect.ValueOf(v)
+		for i := range fields.NumField() {
+			switch f := fields.Field(i); f.Kind() {
+			case reflect.Pointer, reflect.Slice, reflect.Map:
+			default:
+				if !f.IsZero() {
+					data, _ := json.Marshal(f.Interface())
+					if size, ok := f.Interface().(protocol.Bytes); ok {
+						data, _ = json.Marshal(exactSize(size))
+					}
+					defaults[name+"."+jsonName(fields.Type().Field(i))] = data
+				}
+			}
+		}
+	}
+	return defaults
+}
+
+func TestTheSchemaIsTheTypes(t *testing.T) {
+	want := generated(t)
+	if *update {
+		if err := os.WriteFile("sandbox.schema.json", want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if !bytes.Equal(Schema(), want) {
+		t.Error("sandbox.schema.json is not what the types say: go test ./spec -run TestTheSchemaIsTheTypes -update")
+	}
+}
+
+// checker checks documents against the schema as it is checked in.
+func checker(t *testing.T) func(text string) error {
+	t.Helper()
+	var s jsonschema.Schema
+	if err := json.Unmarshal(Schema(), &s); err != nil {
+		t.Fatal(err)
+	}
+	resolved, err := s.Resolve(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(text string) error {
+		var v any
+		if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatal(err)
+		}
+		data, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, &v); err != nil {
+			t.Fatal(err)
+		}
+		return resolved.Validate(v)
+	}
+}
+
+func TestTheExampleHoldsAndHasEveryField(t *testing.T) {
+	d, err := Parse(Example(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Validate(); err != nil && !strings.HasSuffix(err.Error(), "is not supported yet") {
+		t.Error(err)
+	}
+	if err := checker(t)(string(Example())); err != nil {
+		t.Error(err)
+	}
+	s := reflect.TypeOf(d.Spec)
+	for i := range s.NumField() {
+		if _, there := d.at[jsonName(s.Field(i))]; !there {
+			t.Errorf("the example has no %s", jsonName(s.Field(i)))
+		}
+	}
+}
+
+func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
+	check := checker(t)
+	for text, holds := range map[string]bool{
+		"image: x":        true,
+		"image: x\nid: a": true,
+		"image: x\ncpu: ${CPU}\npids: 5\nread_only: $R":                                            true,
+		"image: x\nmemory: 64m\ndisk: 5\ngrace: 1m30s":                                             true,
+		"image: x\nenv: [A=1]\nlabels: {a: 1, b: true}":                                            true,
+		"image: x\nnetwork: none":                                                                  true,
+		"image: x\nnetwork: {allow: [10.0.0.0/8]}":                                                 true,
+		"image: x\nports: [80, \"1:2/udp\", {container: 3}]":                                       true,
+		"image: x\nmounts: [\"/a:/b:rw\", {source: /a, target: /b}]":                               true,
+		"image: x\ncopies: [\"a:/b\", {source: a, target: /b}]":                                    true,
+		"image: x\non_delete: [a, 1]\nuser: 5":                                                     true,
+		"image: x\nrequired_services: {db: {image: y, post_start: [[a]], healthcheck: {test: a}}}": true,
+
+		"image: x\nimagee: y":                          false,
+		"image: 1":                                     false,
+		"user: x":                                      false,
+		"image: x\ncpu: many":                          false,
+		"image: x\ngrace: 5":                           false,
+		"image: x\nmemory: 1q":                         false,
+		"image: x\ncommand: ls":                        false,
+		"image: x\nenv: [a]":                           false,
+		"image: x\nenv: {A: [1]}":                      false,
+		"image: x\nnetwork: host":                      false,
+		"image: x\nports: [a]":                         false,
+		"image: x\nports: 80":                          false,
+		"image: x\nprofile: weak":                      false,
+		"image: x\ncopies: [{target: /a}]":             false,
+		"image: x\nrequired_services: {db: {}}":        false,
+		"image: x\nrequired_services: {db: {imag: y}}": false,
+	} {
+		if err := check(text); (err == nil) != holds {
+			t.Errorf("%q: holds %v, want %v: %v", text, err == nil, holds, err)
+		}
+		if _, err := Parse([]byte(text), Options{Env: map[string]string{"CPU": "1", "R": "true"}}); holds && err != nil {
+			t.Errorf("%q is in the schema and not read: %v", text, err)
+		}
+	}
+}
