@@ -6,13 +6,20 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -106,6 +113,12 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		}
 	}
 	spec := f.Spec()
+	if err := os.Lchown(filepath.Join(tree, "link"), 1234, 4321); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(filepath.Join(tree, "nothing"), 1234, 0); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ source, target string }{
 		{tree, "/not/there/yet"}, {filepath.Join(tree, "script"), "/opt/tool"}, {filepath.Join(tree, "empty"), "/opt/files/"},
 	} {
@@ -121,8 +134,8 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 	}
 	got := mustExec(ctx, t, s, script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
 	for _, want := range []string{
-		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n", "./nothing 711 0 directory\n",
-		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n", "./link 777 0 symbolic link\n",
+		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n", "./nothing 711 1234 directory\n",
+		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n", "./link 777 1234 symbolic link\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in\n%s", want, got)
@@ -287,6 +300,327 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	got := mustExec(ctx, t, s, script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
 	if want := hex.EncodeToString(sums.Sum(nil)); !strings.HasPrefix(got, want) {
 		t.Errorf("the tree has the digest %q, want %s", got, want)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	becomesEmpty(f, w)
+}
+
+func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	at := time.Unix(1_000_000_000, 0)
+	for _, name := range []string{"a", "b"} {
+		writeFile(t, filepath.Join(dir, name), name, 0o644, at)
+	}
+	empty := filepath.Join(dir, "empty")
+	mkdir(t, empty)
+	if err := errors.Join(os.Chmod(empty, fs.ModeSetgid|0o751), os.Chtimes(empty, at, at), os.Chown(filepath.Join(dir, "a"), 1234, 4321)); err != nil {
+		t.Fatal(err)
+	}
+	spec := f.Spec()
+	for _, c := range []sdk.Tree{
+		{Source: filepath.Join(dir, "a"), Target: "/etc/app/one.conf"},
+		{Source: filepath.Join(dir, "b"), Target: "/etc/app/two.conf", Owner: "7:8"}, // beside the other one
+		{Source: filepath.Join(dir, "b"), Target: "/top"},                            // in the root
+		{Source: filepath.Join(dir, "b"), Target: "/bin/busybox.conf"},
+		{Source: empty, Target: "/made/empty"},
+		{Source: empty, Target: "/bin"}, // it is there, and stays as it is
+		{Source: empty, Target: "/owned/empty", Owner: "9"},
+	} {
+		copied, err := f.Client.Upload(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if copied.Target != c.Target || copied.Owner != c.Owner {
+			t.Errorf("%+v gives %+v", c, copied)
+		}
+		spec.Copies = append(spec.Copies, copied)
+	}
+	if spec.Copies[1].Digest != spec.Copies[2].Digest {
+		t.Error("one file for two targets is not one content")
+	}
+	s, err := f.Client.Create(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := mustExec(ctx, t, s, script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
+	want := `abbb
+/etc/app 755 0:0
+/etc/app/one.conf 644 1234:4321
+/etc/app/two.conf 644 7:8
+/made 755 0:0
+/made/empty 2751 0:0
+/bin 755 0:0
+/owned 755 9:9
+/owned/empty 2751 9:9
+1000000000
+1000000000
+`
+	if got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if info := s.Info(); len(info.Spec.Copies) != 7 || info.Spec.Copies[1] != spec.Copies[1] {
+		t.Errorf("read back: %+v", info.Spec.Copies)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for what, target := range map[string]string{"a directory in the place of a file": "/bin/busybox", "a way through a file": "/bin/busybox/x"} {
+		copied, err := f.Client.CopyTree(ctx, dir, target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := f.Spec()
+		spec.Copies = []protocol.Copy{copied}
+		_, err = f.Client.Create(ctx, spec)
+		wantError(t, what, err, protocol.FailedPrecondition, protocol.ReasonCopyFailed, "spec.copies[0]")
+	}
+	copied, err := f.Client.CopyTree(ctx, filepath.Join(dir, "a"), "/bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec = f.Spec()
+	spec.Copies = []protocol.Copy{copied}
+	_, err = f.Client.Create(ctx, spec)
+	wantError(t, "a file in the place of a directory", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed, "spec.copies[0]")
+	becomesEmpty(f, w)
+}
+
+func TestWhatIsExcludedIsNotUploaded(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	dir, plain := t.TempDir(), t.TempDir()
+	at := time.Unix(1_000_000_000, 0)
+	for _, name := range []string{"src/main.go", "README"} {
+		writeFile(t, filepath.Join(dir, name), name, 0o644, at)
+		writeFile(t, filepath.Join(plain, name), name, 0o644, at)
+	}
+	for _, name := range []string{".git/HEAD", "src/deep/x.pyc", "src/deep/node_modules/a/b", "top.log"} {
+		writeFile(t, filepath.Join(dir, name), "excluded", 0o644, at)
+	}
+	// What is left out need not even be fit to be copied.
+	if err := os.Symlink("/etc", filepath.Join(dir, ".git", "out")); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{dir, plain} {
+		mkdir(t, filepath.Join(d, "src", "deep"))
+		for _, name := range []string{"src/deep", "src", "."} {
+			if err := os.Chtimes(filepath.Join(d, name), at, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	patterns := []string{"/.git", "*.pyc", "**/node_modules/", "*.log", "!README"}
+	with, err := f.Client.CopyTree(ctx, dir, "/x", patterns...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	without, err := f.Client.CopyTree(ctx, plain, "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if with != without {
+		t.Errorf("what is left out leaves a trace: %+v, %+v", with, without)
+	}
+	_, err = f.Client.CopyTree(ctx, dir, "/x", "fine", "a[")
+	wantError(t, "a pattern that is none", err, protocol.InvalidArgument, "", "exclude[1]")
+}
+
+// Somebody exchanges directories and files for links and pipes while the tree is read.
+func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	tree, outside := filepath.Join(dir, "tree"), filepath.Join(dir, "outside")
+	writeFile(t, filepath.Join(outside, "d", "f"), "SECRET", 0o644, time.Now())
+	for _, name := range []string{"a/d/f", "b/f", "c"} {
+		writeFile(t, filepath.Join(tree, name), "fine", 0o644, time.Now())
+	}
+	exchange := filepath.Join(dir, "exchange")
+	mkdir(t, exchange)
+	for name, to := range map[string]string{"a": outside, "b": filepath.Join(outside, "d"), "c": filepath.Join(outside, "d", "f")} {
+		if err := os.Symlink(to, filepath.Join(exchange, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			name := []string{"a", "b", "c"}[n%3]
+			for range 2 { // there and back again
+				_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD, filepath.Join(exchange, name), unix.RENAME_EXCHANGE)
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+	}()
+	uploaded, refused := 0, 0
+	for range 500 {
+		copied, err := f.Client.CopyTree(ctx, tree, "/x")
+		if err != nil {
+			refused++
+			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.FailedPrecondition && code != protocol.NotFound && code != protocol.Internal {
+				t.Errorf("refused with %v", err)
+			}
+			continue
+		}
+		uploaded++
+		blob, err := f.Conn.Blob(ctx, copied.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(blob)
+		blob.Close()
+		if err != nil || bytes.Contains(data, []byte("SECRET")) {
+			t.Fatalf("what was uploaded holds what is outside of the tree (%v)", err)
+		}
+	}
+	close(stop)
+	<-stopped
+	t.Logf("%d uploaded, %d refused", uploaded, refused)
+}
+
+func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
+	t.Parallel()
+	const age = 6 * time.Second
+	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "f"), strings.Repeat("x", 300_000), 0o644, time.Now())
+	there := func(digest string) bool {
+		found, err := f.Conn.HasBlob(ctx, digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	first, err := f.Client.CopyTree(ctx, dir, "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := time.Now()
+	writeFile(t, filepath.Join(dir, "f"), "other", 0o644, time.Now())
+	other, err := f.Client.CopyTree(ctx, dir, "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uploads := 0
+	again := func() protocol.Copy {
+		copied, err := f.Client.Upload(ctx, sdk.Tree{Source: dir, Target: "/x", Progress: func(int64, int64) { uploads++ }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return copied
+	}
+	if copied := again(); copied != other || uploads > 0 {
+		t.Errorf("what is stored was sent again, %d times", uploads)
+	}
+	f.Eventually(age, "half of its life is over", func() error {
+		if fresh, err := f.Conn.FreshBlob(ctx, other.Digest); fresh || err != nil {
+			return fmt.Errorf("it is fresh: %w", err)
+		}
+		return nil
+	})
+	if copied := again(); copied != other || uploads == 0 {
+		t.Error("what is old was not sent again")
+	}
+	f.Eventually(2*age, "the old one goes", func() error {
+		if there(first.Digest) {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	if time.Since(stored) < age {
+		t.Errorf("it went after %s", time.Since(stored))
+	}
+	if !there(other.Digest) {
+		t.Error("the one that was sent again went too")
+	}
+	nc, err := nats.Connect(f.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(3*age, "nothing is left of either", func() error {
+		stream, err := js.Stream(ctx, "OBJ_"+protocol.BucketBlobs)
+		if err == nil && stream.CachedInfo().State.Msgs > 0 {
+			err = fmt.Errorf("there are %d messages of %d bytes", stream.CachedInfo().State.Msgs, stream.CachedInfo().State.Bytes)
+		}
+		return err
+	})
+}
+
+// peakMemory is the most that a process has had in memory so far, in bytes.
+func peakMemory(t *testing.T, pid int) int64 {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kib); n == 1 {
+			return kib << 10
+		}
+	}
+	t.Fatal("the kernel does not say how much memory a process had")
+	return 0
+}
+
+func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes three gigabytes")
+	}
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{})
+	ctx := f.Context(4 * time.Minute)
+	dir := t.TempDir()
+	const files, size = 8, 128 << 20
+	for i := range files { // sparse: they take no room here
+		name := filepath.Join(dir, fmt.Sprint(i))
+		writeFile(t, name, fmt.Sprint(i), 0o644, time.Now())
+		if err := os.Truncate(name, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin, before := time.Now(), peakMemory(t, os.Getpid())
+	copied, err := f.Client.CopyTree(ctx, dir, "/large")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uploaded := time.Since(begin)
+	spec := f.Spec()
+	spec.Copies = []protocol.Copy{copied}
+	begin = time.Now()
+	s, err := f.Client.Create(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caller, worker := peakMemory(t, os.Getpid())-before, peakMemory(t, w.Pid())
+	t.Logf("upload %s, create %s; in memory at most: worker %d MiB; caller and NATS server %d MiB more than before", uploaded.Round(time.Millisecond),
+		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
+	if worker > 300<<20 || caller > 500<<20 {
+		t.Errorf("the worker took %d MiB, the caller with its NATS server %d MiB", worker>>20, caller>>20)
+	}
+	if got := mustExec(ctx, t, s, script("cd /large && cat * | wc -c && head -c 1 7")); got != "1073741824\n7" {
+		t.Errorf("got %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)

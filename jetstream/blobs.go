@@ -2,46 +2,185 @@ package jetstream
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PutBlob stores content under its digest, unless it is there already.
+// PutBlob stores content under its digest, unless it is there already and will be for a while.
 func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 	store, err := c.blobs(ctx)
 	if err != nil {
 		return err
 	}
 	// Putting it again would take the chunks away from those who are reading them.
-	if there, err := c.HasBlob(ctx, digest); there || err != nil {
+	if fresh, err := c.FreshBlob(ctx, digest); fresh || err != nil {
 		return err
 	}
-	_, err = store.Put(ctx, jetstream.ObjectMeta{Name: digest}, r)
-	return translate(err, "upload "+digest)
+	bounded, cancel := c.bound(ctx)
+	defer cancel()
+	old, err := store.GetInfo(bounded, digest)
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+		return translate(err, "upload "+digest)
+	}
+	u := &upload{conn: c, subject: "$O." + protocol.BucketBlobs + ".C." + nuid.Next()}
+	if err := u.run(ctx, digest, r); err != nil {
+		return errors.Join(translate(err, "upload "+digest), u.conn.purgeChunks(u.subject))
+	}
+	if old != nil {
+		return c.purgeChunks("$O." + protocol.BucketBlobs + ".C." + old.NUID)
+	}
+	return nil
+}
+
+// upload writes an object as the object store does, but with few chunks on their way at once: the
+// store's own Put sends as fast as it can, and fails when a server stores less fast than that.
+type upload struct {
+	conn    *Conn
+	subject string // of the chunks
+	pending []jetstream.PubAckFuture
+}
+
+const (
+	blobChunk  = 128 << 10
+	blobWindow = 32 // chunks on their way
+)
+
+func (u *upload) run(ctx context.Context, digest string, r io.Reader) error {
+	sum := sha256.New()
+	info := jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: blobChunk}},
+		Bucket:     protocol.BucketBlobs, NUID: u.subject[strings.LastIndexByte(u.subject, '.')+1:],
+	}
+	for {
+		chunk := make([]byte, blobChunk)
+		n, err := io.ReadFull(r, chunk)
+		if n > 0 {
+			sum.Write(chunk[:n])
+			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
+			if err := u.send(ctx, &nats.Msg{Subject: u.subject, Data: chunk[:n]}, blobWindow); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := u.settle(ctx, 0); err != nil { // before anybody finds it
+		return err
+	}
+	info.Digest = "SHA-256=" + base64.URLEncoding.EncodeToString(sum.Sum(nil))
+	data, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	meta := nats.NewMsg(blobMeta(digest))
+	meta.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	meta.Data = data
+	return u.send(ctx, meta, 0)
+}
+
+// send publishes a message, and waits until at most so many are on their way.
+func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
+	ack, err := u.conn.js.PublishMsgAsync(m)
+	if err != nil {
+		return err
+	}
+	u.pending = append(u.pending, ack)
+	return u.settle(ctx, most)
+}
+
+func (u *upload) settle(ctx context.Context, most int) error {
+	for len(u.pending) > most {
+		bounded, cancel := u.conn.bound(ctx)
+		var err error
+		select {
+		case <-u.pending[0].Ok():
+		case err = <-u.pending[0].Err():
+		case <-bounded.Done():
+			err = bounded.Err()
+		}
+		cancel()
+		if err != nil {
+			return err
+		}
+		u.pending = u.pending[1:]
+	}
+	return nil
+}
+
+// purgeChunks removes what was stored of an object. What stays goes by age.
+func (c *Conn) purgeChunks(subject string) error {
+	ctx, cancel := c.bound(context.Background())
+	defer cancel()
+	stream, err := c.js.Stream(ctx, "OBJ_"+protocol.BucketBlobs)
+	if err == nil {
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
+	}
+	return translate(err, "remove what was uploaded")
+}
+
+func blobMeta(digest string) string {
+	return "$O." + protocol.BucketBlobs + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
+}
+
+// FreshBlob says whether content with this digest is stored, and not so old that it may be removed
+// before somebody who has just found it has used it: its life is less than half over.
+func (c *Conn) FreshBlob(ctx context.Context, digest string) (bool, error) {
+	stored, err := c.blobStored(ctx, digest)
+	if err != nil || stored.IsZero() {
+		return false, err
+	}
+	store, err := c.blobs(ctx)
+	if err != nil {
+		return false, err
+	}
+	bounded, cancel := c.bound(ctx)
+	defer cancel()
+	status, err := store.Status(bounded)
+	if err != nil {
+		return false, translate(err, "look for "+digest)
+	}
+	return status.TTL() == 0 || time.Since(stored) < status.TTL()/2, nil
 }
 
 // HasBlob says whether content with this digest is stored.
 func (c *Conn) HasBlob(ctx context.Context, digest string) (bool, error) {
+	stored, err := c.blobStored(ctx, digest)
+	return !stored.IsZero(), err
+}
+
+// blobStored says when content was stored, by the server's clock; the zero time for what is not there.
+func (c *Conn) blobStored(ctx context.Context, digest string) (time.Time, error) {
 	// From the leader: the object store's own reads may be answered by a replica that is behind.
-	subject := "$O." + protocol.BucketBlobs + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
-	m, err := c.lastOnSubject(ctx, "OBJ_"+protocol.BucketBlobs, subject)
+	m, err := c.lastOnSubject(ctx, "OBJ_"+protocol.BucketBlobs, blobMeta(digest))
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return false, nil
+		return time.Time{}, nil
 	}
 	if err != nil {
-		return false, err
+		return time.Time{}, err
 	}
 	var info jetstream.ObjectInfo
 	if err := json.Unmarshal(m.data, &info); err != nil {
-		return false, protocol.Errorf(protocol.Internal, "", "look for %s: %v", digest, err)
+		return time.Time{}, protocol.Errorf(protocol.Internal, "", "look for %s: %v", digest, err)
 	}
-	return !info.Deleted, nil
+	if info.Deleted {
+		return time.Time{}, nil
+	}
+	return m.time, nil
 }
 
 // Blob opens stored content; the caller closes it. The store checks the content against its own

@@ -19,6 +19,7 @@ type stored struct {
 	sequence uint64
 	header   nats.Header
 	data     []byte
+	time     time.Time // when it was stored; set where one message is read
 }
 
 // publish stores a message and waits for the acknowledgement. expected is the sequence of the last
@@ -63,10 +64,11 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
-			Subject  string `json:"subject"`
-			Sequence uint64 `json:"seq"`
-			Header   []byte `json:"hdrs"`
-			Data     []byte `json:"data"`
+			Subject  string    `json:"subject"`
+			Sequence uint64    `json:"seq"`
+			Header   []byte    `json:"hdrs"`
+			Data     []byte    `json:"data"`
+			Time     time.Time `json:"time"`
 		} `json:"message"`
 	}
 	if err := json.Unmarshal(reply.Data, &answer); err != nil {
@@ -75,7 +77,7 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	if answer.Error != nil {
 		return nil, translate(answer.Error, "read "+stream)
 	}
-	m := &stored{subject: answer.Message.Subject, sequence: answer.Message.Sequence, data: answer.Message.Data}
+	m := &stored{subject: answer.Message.Subject, sequence: answer.Message.Sequence, data: answer.Message.Data, time: answer.Message.Time}
 	if len(answer.Message.Header) > 0 {
 		if m.header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
 			return nil, protocol.Errorf(protocol.Internal, "", "read %s: %v", stream, err)

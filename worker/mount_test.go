@@ -1,15 +1,10 @@
 package worker
 
 import (
-	"archive/tar"
-	"bytes"
 	"errors"
-	"io"
 	"net"
 	"os"
-	"path"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -220,95 +215,4 @@ func TestALinkThatComesWhileASourceIsResolvedIsRefused(t *testing.T) {
 		f.Close()
 		t.Error("an entry of the allow-list that has become a link was followed")
 	}
-}
-
-func TestTreesKeepOnlyWhatStaysInside(t *testing.T) {
-	good := tree(t,
-		tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o750},
-		tar.Header{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4755, Size: 3, Uid: 1000},
-		tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "../d/f"},
-	)
-	var out bytes.Buffer
-	if err := rewriteTree(bytes.NewReader(good), &out, "/work/src"); err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for r := tar.NewReader(&out); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if h.Uid != 0 {
-			t.Errorf("%s belongs to %d", h.Name, h.Uid)
-		}
-		names = append(names, h.Name)
-	}
-	if got := strings.Join(names, " "); got != "work/src/d/ work/src/d/f work/src/d/l" {
-		t.Errorf("entries %q", got)
-	}
-	for name, bad := range map[string]tar.Header{
-		"absolute":      {Typeflag: tar.TypeReg, Name: "/etc/passwd"},
-		"up":            {Typeflag: tar.TypeReg, Name: "../x"},
-		"up inside":     {Typeflag: tar.TypeReg, Name: "a/../../x"},
-		"link out":      {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "../../etc"},
-		"link absolute": {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/etc"},
-		"hard link":     {Typeflag: tar.TypeLink, Name: "l", Linkname: "d/f"},
-		"device":        {Typeflag: tar.TypeChar, Name: "c"},
-		"block device":  {Typeflag: tar.TypeBlock, Name: "b"},
-		"fifo":          {Typeflag: tar.TypeFifo, Name: "p"},
-	} {
-		err := rewriteTree(bytes.NewReader(tree(t, bad)), io.Discard, "/t")
-		if protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonCopyFailed {
-			t.Errorf("%s: %v, want copy_failed", name, err)
-		}
-	}
-}
-
-func FuzzRewriteTree(f *testing.F) {
-	f.Add(tree(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b", Size: 2}))
-	f.Add(tree(f, tar.Header{Typeflag: tar.TypeSymlink, Name: "a", Linkname: "b"}))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var out bytes.Buffer
-		if rewriteTree(bytes.NewReader(data), &out, "/in/here") != nil {
-			return
-		}
-		for r := tar.NewReader(&out); ; {
-			h, err := r.Next()
-			if err != nil {
-				if !errors.Is(err, io.EOF) {
-					t.Fatalf("what was written is not a tar stream: %v", err)
-				}
-				return
-			}
-			if clean := path.Clean(h.Name); clean != "in/here" && !strings.HasPrefix(clean, "in/here/") {
-				t.Fatalf("entry %q is outside", h.Name)
-			}
-			if h.Typeflag == tar.TypeSymlink {
-				if leads := path.Join(path.Dir(path.Clean(h.Name)), h.Linkname); path.IsAbs(h.Linkname) || leads != "in/here" && !strings.HasPrefix(leads, "in/here/") {
-					t.Fatalf("link %q leads out, to %q", h.Name, h.Linkname)
-				}
-			}
-		}
-	})
-}
-
-func tree(tb testing.TB, headers ...tar.Header) []byte {
-	tb.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, h := range headers {
-		if err := w.WriteHeader(&h); err != nil {
-			tb.Fatal(err)
-		}
-		if _, err := w.Write(make([]byte, h.Size)); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		tb.Fatal(err)
-	}
-	return b.Bytes()
 }

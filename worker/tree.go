@@ -10,14 +10,9 @@ import (
 	"io"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
-)
-
-// Bounds of an uploaded tree.
-const (
-	maxTreeEntries = 1_000_000
-	maxTreeBytes   = 64 << 30
 )
 
 // copyTrees places the uploaded trees of a spec into a container that has not started yet.
@@ -36,6 +31,10 @@ func (s *sandbox) copyTrees(ctx context.Context, container string, copies []prot
 }
 
 func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Copy) error {
+	tree, err := s.newTree(ctx, container, c)
+	if err != nil {
+		return err
+	}
 	blob, err := s.w.conn.Blob(ctx, c.Digest)
 	if err != nil {
 		return err
@@ -47,7 +46,7 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 	go func() {
 		stored := &storedTree{r: blob}
 		source := io.TeeReader(stored, sum)
-		err := rewriteTree(source, w, c.Target)
+		err := tree.rewrite(source, w)
 		if err == nil {
 			_, err = io.Copy(io.Discard, source) // padding belongs to the digest
 		}
@@ -86,30 +85,98 @@ func copyFailed(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonCopyFailed, format, args...)
 }
 
-// rewriteTree reads a tar stream that somebody uploaded and writes it again below target, letting
-// through only what a plain tree is made of: directories, regular files, and symbolic links that
-// stay inside. Owner becomes root; mode and time are kept.
-func rewriteTree(in io.Reader, out io.Writer, target string) error {
+// tree is an uploaded tree on its way into a container.
+type tree struct {
+	root    string   // where it goes, without the first slash
+	missing []string // directories that are to be made for it, the outer ones first; the last may be root
+	uid     int      // that everything belongs to; -1: who it belongs to in the stream
+	gid     int
+	entries int   // at most
+	bytes   int64 // at most
+
+	links     map[string]bool // its symbolic links so far, by name
+	linkBytes int             // of their names
+	single    bool            // it is one file, which root names
+}
+
+// maxLinkBytes bounds what is remembered of a tree's links.
+const maxLinkBytes = 32 << 20
+
+// newTree looks what is missing of a copy's target.
+func (s *sandbox) newTree(ctx context.Context, container string, c protocol.Copy) (*tree, error) {
+	uid, gid, ok := c.Owners()
+	if !ok {
+		return nil, copyFailed("%.40q is no owner", c.Owner) // validated
+	}
+	t := &tree{uid: uid, gid: gid, entries: protocol.MaxTreeEntries, bytes: int64(protocol.MaxTreeBytes)}
+	t.root = strings.TrimPrefix(path.Clean(c.Target), "/")
+	var outerFirst []string
+	for dir := t.root; dir != "."; dir = path.Dir(dir) {
+		outerFirst = append([]string{dir}, outerFirst...)
+	}
+	for i, dir := range outerFirst {
+		mode, there, err := s.w.engine.PathMode(ctx, container, "/"+dir)
+		if err != nil {
+			return nil, err
+		}
+		if !there {
+			t.missing = outerFirst[i:]
+			break
+		}
+		if mode.IsRegular() && dir != t.root {
+			return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCopyFailed, "/%s is a file, and the target /%s below it", dir, t.root)
+		}
+	}
+	return t, nil
+}
+
+// rewrite reads a tar stream that somebody uploaded and writes it again below root, letting through
+// only what a plain tree is made of: directories, regular files, and symbolic links that stay
+// inside. Ids, mode and time are kept; what else an archive can say of a file is not.
+//
+// An entry "." is the tree itself: its directory, used where root is to be made and left as it is
+// where it is there; or, as the only entry, the file that root names.
+func (t *tree) rewrite(in io.Reader, out io.Writer) error {
+	t.links = map[string]bool{}
 	r, w := tar.NewReader(in), tar.NewWriter(out)
-	root := strings.TrimPrefix(path.Clean(target), "/")
 	var total int64
 	for n := 0; ; n++ {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return w.Close()
+			if n == 0 {
+				err = t.makeMissing(w, nil)
+			} else {
+				err = nil
+			}
+			return errors.Join(err, w.Close())
 		}
 		if err != nil {
 			return copyFailed("the tree is not a tar stream: %v", err)
 		}
-		if total += h.Size; n >= maxTreeEntries || total > maxTreeBytes {
-			return copyFailed("the tree has more than %d entries or %d bytes", maxTreeEntries, int64(maxTreeBytes))
+		if h.Size < 0 || n >= t.entries || h.Size > t.bytes-total {
+			return copyFailed("the tree has more than %d entries or %d bytes", t.entries, t.bytes)
 		}
-		entry, err := plainEntry(h, root)
+		total += h.Size
+		if h.Typeflag == tar.TypeXGlobalHeader { // says nothing of a file
+			continue
+		}
+		if n == 0 {
+			if err := t.makeMissing(w, h); err != nil {
+				return err
+			}
+		}
+		if t.single {
+			return copyFailed("the tree is a file, and has the entry %.200q besides", h.Name)
+		}
+		entry, err := t.plainEntry(h, n)
 		if err != nil {
 			return err
 		}
+		if entry == nil {
+			continue
+		}
 		if err := w.WriteHeader(entry); err != nil {
-			return copyFailed("%s: %v", h.Name, err)
+			return copyFailed("%.200q: %v", h.Name, err)
 		}
 		if _, err := io.Copy(w, r); errors.Is(err, io.ErrUnexpectedEOF) {
 			return copyFailed("the tree ends in the middle of %.200q", h.Name)
@@ -119,28 +186,86 @@ func rewriteTree(in io.Reader, out io.Writer, target string) error {
 	}
 }
 
-// plainEntry is the header that an entry gets below root.
-func plainEntry(h *tar.Header, root string) (*tar.Header, error) {
+// makeMissing writes the directories that are missing. first is the tree's first entry.
+func (t *tree) makeMissing(w *tar.Writer, first *tar.Header) error {
+	for _, dir := range t.missing {
+		h := &tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, Uid: max(t.uid, 0), Gid: max(t.gid, 0), ModTime: time.Now(), Format: tar.FormatPAX}
+		if dir == t.root && first != nil && path.Clean(first.Name) == "." {
+			if first.Typeflag != tar.TypeDir {
+				break
+			}
+			t.describe(h, first)
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return copyFailed("%s: %v", dir, err)
+		}
+	}
+	return nil
+}
+
+// describe gives an entry the ids, the mode and the time of the one that was uploaded.
+func (t *tree) describe(e, h *tar.Header) {
+	e.Uid, e.Gid, e.Mode, e.ModTime = h.Uid, h.Gid, h.Mode&0o7777, h.ModTime
+	if t.uid >= 0 {
+		e.Uid, e.Gid = t.uid, t.gid
+	}
+}
+
+// plainEntry is the header that the n-th entry gets below root; nil for one that is not used.
+func (t *tree) plainEntry(h *tar.Header, n int) (*tar.Header, error) {
 	name := path.Clean(h.Name)
-	if path.IsAbs(h.Name) || name == ".." || strings.HasPrefix(name, "../") || strings.ContainsRune(h.Name, 0) {
-		return nil, copyFailed("entry %.200q leads out of the tree", h.Name)
+	if why := protocol.TreePathError(h.Name); why != "" {
+		return nil, copyFailed("entry %.200q %s", h.Name, why)
 	}
-	e := &tar.Header{
-		Typeflag: h.Typeflag, Name: path.Join(root, name), Mode: h.Mode & 0o7777, ModTime: h.ModTime, Format: tar.FormatPAX,
+	if link := t.linkAbove(name); link != "" {
+		return nil, copyFailed("entry %.200q goes through the link %.200q", h.Name, link)
 	}
+	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) >= 1<<32-1 || int64(h.Gid) >= 1<<32-1 {
+		return nil, copyFailed("entry %.200q belongs to %d:%d", h.Name, h.Uid, h.Gid)
+	}
+	for record := range h.PAXRecords {
+		if strings.HasPrefix(record, "GNU.sparse.") {
+			return nil, copyFailed("entry %.200q has holes", h.Name)
+		}
+	}
+	e := &tar.Header{Typeflag: h.Typeflag, Name: path.Join(t.root, name), Format: tar.FormatPAX}
+	t.describe(e, h)
+	delete(t.links, name) // a later entry takes the place of an earlier one
 	switch h.Typeflag {
 	case tar.TypeReg:
+		if t.single = name == "."; t.single && n > 0 {
+			return nil, copyFailed("entry %.200q is a file, where a directory was", h.Name)
+		}
 		e.Size = h.Size
 	case tar.TypeDir:
+		if name == "." {
+			return nil, nil // made, or there
+		}
 		e.Name += "/"
 	case tar.TypeSymlink:
-		leads := path.Join(path.Dir(name), h.Linkname)
-		if path.IsAbs(h.Linkname) || leads == ".." || strings.HasPrefix(leads, "../") {
+		if name == "." || !protocol.TreeLinkStays(name, h.Linkname) {
 			return nil, copyFailed("link %.200q leads out of the tree, to %.200q", h.Name, h.Linkname)
 		}
-		e.Linkname = h.Linkname
+		if t.linkBytes += len(name); t.linkBytes > maxLinkBytes {
+			return nil, copyFailed("the tree has too many links")
+		}
+		t.links[name], e.Linkname = true, h.Linkname
 	default:
 		return nil, copyFailed("entry %.200q is neither a directory, a file nor a symbolic link", h.Name)
 	}
 	return e, nil
+}
+
+// linkAbove is the link of the tree through which a name would go: where it leads, and what ".."
+// means below it, is not to be seen from the names.
+func (t *tree) linkAbove(name string) string {
+	if len(t.links) == 0 {
+		return ""
+	}
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if t.links[dir] {
+			return dir
+		}
+	}
+	return ""
 }

@@ -132,7 +132,7 @@ func (d *demo) goCommand(ctx context.Context, args ...string) (string, error) {
 func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 	var source protocol.Copy
 	if err := d.step("upload the source", func() (err error) {
-		source, err = c.CopyTree(ctx, d.source, "/src", ".git", "bin")
+		source, err = c.CopyTree(ctx, d.source, "/src", "/.git", "/bin")
 		return err
 	}); err != nil {
 		return err

@@ -4,11 +4,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // json says whether output is for programs.
@@ -58,10 +62,18 @@ func ago(t time.Time) string {
 // progress shows on a terminal that something takes a while, until done is called. Elsewhere it is
 // silent.
 func (p *program) progress(what string) (done func()) {
+	_, done = p.progressing(what)
+	return done
+}
+
+// progressing is a progress whose text can be changed, by tell.
+func (p *program) progressing(what string) (tell func(what string), done func()) {
 	f, ok := p.stderr.(interface{ Fd() uintptr })
 	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return func() {}
+		return func(string) {}, func() {}
 	}
+	var text atomic.Value
+	text.Store(what)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -73,10 +85,17 @@ func (p *program) progress(what string) (done func()) {
 				fmt.Fprint(p.stderr, "\r\x1b[K")
 				return
 			case <-tick.C:
-				fmt.Fprintf(p.stderr, "\r\x1b[K%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], what, time.Since(started).Seconds())
+				fmt.Fprintf(p.stderr, "\r\x1b[K%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], text.Load(), time.Since(started).Seconds())
 			}
 		}
 	})
 	var once sync.Once
-	return func() { once.Do(func() { close(stop); wg.Wait() }) }
+	return func(what string) { text.Store(what) }, func() { once.Do(func() { close(stop); wg.Wait() }) }
+}
+
+// bar shows how much of something is done.
+func bar(done, total int64) string {
+	const width = 24
+	full := int(width * done / max(total, 1))
+	return fmt.Sprintf("[%s%s] %d%% of %s", strings.Repeat("█", full), strings.Repeat("░", width-full), 100*done/max(total, 1), protocol.Bytes(total))
 }

@@ -40,7 +40,7 @@ func (p *program) runCommand() *cobra.Command {
 				return err
 			}
 			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if err := upload(ctx, c, d); err != nil {
+				if err := p.upload(ctx, c, d); err != nil {
 					return err
 				}
 				return p.runOnce(ctx, c, &d.Spec, execSpec)

@@ -47,11 +47,11 @@ func (p *program) sandboxCreate() *cobra.Command {
 				return err
 			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				done := p.progress("creating the sandbox")
-				defer done()
-				if err := upload(ctx, c, d); err != nil {
+				if err := p.upload(ctx, c, d); err != nil {
 					return err
 				}
+				done := p.progress("creating the sandbox")
+				defer done()
 				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithWait(wait))...)
 				done()
 				if err != nil {

@@ -19,7 +19,8 @@ type specFlags struct {
 	file, image, user, cwd, memory, idleTTL, onHostLoss string
 	cpu                                                 float64
 	pids                                                int64
-	env, labels, mounts, copies                         []string
+	env, labels, mounts, copies, copyExclude            []string
+	copyOwner                                           string
 
 	container containerFlags
 	network   networkFlags
@@ -44,6 +45,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:TARGET` in; may be repeated")
+	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil, "`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
+	flags.StringVar(&f.copyOwner, "copy-owner", "", "`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
 	f.all = flags
 	cmd.Flags().AddFlagSet(flags)
 }
@@ -72,7 +75,8 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 		if !ok || source == "" || target == "" {
 			return nil, usage("--copy: want PATH:TARGET, got %.200q", arg)
 		}
-		d.AddCopy(source, target)
+		d.AddCopy(source, target, f.copyExclude...)
+		d.Spec.Copies[len(d.Spec.Copies)-1].Owner = f.copyOwner
 	}
 	return d, d.Validate()
 }
@@ -113,10 +117,17 @@ func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
 	return spec, nil
 }
 
-// upload uploads what the spec has of this machine.
-func upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
+// upload uploads what the spec has of this machine, and shows how far it is.
+func (p *program) upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
+	tell, done := p.progressing("uploading")
+	defer done()
 	for _, l := range d.Copies {
-		copied, err := c.CopyTree(ctx, l.Source, d.Spec.Copies[l.Index].Target, l.Exclude...)
+		tell("reading " + l.Source)
+		to := d.Spec.Copies[l.Index]
+		copied, err := c.Upload(ctx, sdk.Tree{
+			Source: l.Source, Target: to.Target, Exclude: l.Exclude, Owner: to.Owner,
+			Progress: func(sent, total int64) { tell("uploading " + l.Source + " " + bar(sent, total)) },
+		})
 		if err != nil {
 			return err
 		}

@@ -29,6 +29,7 @@ type Options struct {
 	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
 	LockTTL      time.Duration      // of host locks; default: the product's
 	CleanupTTL   time.Duration      // default: the product's
+	BlobMaxAge   time.Duration      // uploaded trees are kept so long; default: the product's
 	Duplicates   time.Duration      // window in which the request queue drops repeats; default: the product's
 	Timing       coordinator.Timing // of the coordinators that are started at once
 	Coordinators int                // started at once, named c1, c2, …; default 1; -1 for none

@@ -57,6 +57,7 @@ type Role struct {
 	Replicas   int           `json:"replicas,omitempty"`
 	LockTTL    time.Duration `json:"lock_ttl,omitempty"`
 	CleanupTTL time.Duration `json:"cleanup_ttl,omitempty"`
+	BlobMaxAge time.Duration `json:"blob_max_age,omitempty"`
 	Duplicates time.Duration `json:"duplicates,omitempty"`
 }
 
@@ -118,6 +119,7 @@ func (f *Fleet) start(kind, name string, r Role) *Process {
 		r.URL = r.NATS
 	}
 	r.LockTTL, r.CleanupTTL, r.Duplicates = f.options.LockTTL, f.options.CleanupTTL, f.options.Duplicates
+	r.BlobMaxAge = f.options.BlobMaxAge
 	encoded, err := json.Marshal(r)
 	if err != nil {
 		f.TB.Fatal(err)
@@ -225,6 +227,9 @@ func (p *Process) Exited() bool {
 		return false
 	}
 }
+
+// Pid is the process's.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal.
 func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails when it has ended

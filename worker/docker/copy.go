@@ -3,7 +3,10 @@ package docker
 import (
 	"context"
 	"io"
+	"io/fs"
+	"regexp"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 )
 
@@ -25,3 +28,20 @@ func (e *Engine) CopyTo(ctx context.Context, id, dir string, tar io.Reader) erro
 	}
 	return err
 }
+
+// PathMode says what is at a path of a container, which need not have been started; a link is a
+// link. there is false where nothing is. What is above the path must be directories.
+func (e *Engine) PathMode(ctx context.Context, id, path string) (mode fs.FileMode, there bool, err error) {
+	err = e.do(ctx, call{verb: "look into", kind: kindContainer, name: id, limit: e.readLimit()}, func(ctx context.Context) error {
+		stat, err := e.client.ContainerStatPath(ctx, id, path)
+		mode, there = stat.Mode, err == nil
+		if cerrdefs.IsNotFound(err) && !denials[kindContainer].MatchString(err.Error()) {
+			return nil
+		}
+		return err
+	})
+	return mode, there, err
+}
+
+// copyRefused are the engine's words for a stream that cannot be unpacked where it should be.
+var copyRefused = regexp.MustCompile(`(?i)cannot overwrite|not a directory|is a directory|file exists|read-only|no space left|quota exceeded|too many levels|file name too long`)

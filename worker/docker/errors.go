@@ -97,6 +97,8 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
+	case c.verb == "copy to" && copyRefused.MatchString(message):
+		return fail(protocol.FailedPrecondition, protocol.ReasonCopyFailed)
 	case cerrdefs.IsPermissionDenied(err):
 		return fail(protocol.FailedPrecondition, "")
 	case cerrdefs.IsInvalidArgument(err):

@@ -1,0 +1,16 @@
+//go:build unix
+
+package sdk
+
+import (
+	"io/fs"
+	"syscall"
+)
+
+// owner is who a file belongs to.
+func owner(info fs.FileInfo) (uid, gid int) {
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		return int(stat.Uid), int(stat.Gid)
+	}
+	return 0, 0
+}

@@ -1,0 +1,236 @@
+package worker
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// into is a tree on its way to a target that is not there.
+func into(root string) *tree {
+	t := &tree{root: root, uid: -1, gid: -1, entries: 1000, bytes: 1 << 20}
+	for dir := root; dir != "."; dir = path.Dir(dir) {
+		t.missing = append([]string{dir}, t.missing...)
+	}
+	return t
+}
+
+func entries(t *testing.T, data []byte) (list []string) {
+	t.Helper()
+	for r := tar.NewReader(bytes.NewReader(data)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return list
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, fmt.Sprintf("%s %o %d:%d %d", h.Name, h.Mode, h.Uid, h.Gid, h.Size))
+	}
+}
+
+func TestTreesKeepWhatAPlainTreeHas(t *testing.T) {
+	at := time.Unix(1_000_000_000, 0)
+	root := tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o750, Uid: 7, Gid: 8, ModTime: at}
+	rest := []tar.Header{
+		{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}},
+		{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o750},
+		{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4755, Size: 3, Uid: 1000, Gid: 1001, Uname: "root", ModTime: at},
+		{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "../d/f"},
+	}
+	for name, c := range map[string]struct {
+		t    *tree
+		in   []tar.Header
+		want string
+	}{
+		"a new target":       {into("work/src"), append([]tar.Header{root}, rest...), "work/ 755 0:0 0, work/src/ 750 7:8 0, work/src/d/ 750 0:0 0, work/src/d/f 4755 1000:1001 3, work/src/d/l 0 0:0 0"},
+		"without its root":   {into("work"), rest[1:], "work/ 755 0:0 0, work/d/ 750 0:0 0, work/d/f 4755 1000:1001 3, work/d/l 0 0:0 0"},
+		"a target that is":   {&tree{root: "tmp", uid: -1, entries: 9, bytes: 9}, append([]tar.Header{root}, rest...), "tmp/d/ 750 0:0 0, tmp/d/f 4755 1000:1001 3, tmp/d/l 0 0:0 0"},
+		"for another owner":  {&tree{root: "a", missing: []string{"a"}, uid: 5, gid: 6, entries: 9, bytes: 9}, append([]tar.Header{root}, rest[1:3]...), "a/ 750 5:6 0, a/d/ 750 5:6 0, a/d/f 4755 5:6 3"},
+		"nothing":            {into("a/b"), nil, "a/ 755 0:0 0, a/b/ 755 0:0 0"},
+		"an empty directory": {into("a"), []tar.Header{root}, "a/ 750 7:8 0"},
+		"a file":             {into("etc/x/conf"), []tar.Header{{Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}}, "etc/ 755 0:0 0, etc/x/ 755 0:0 0, etc/x/conf 600 0:0 2"},
+		"a link made a dir":  {into("a"), []tar.Header{rest[3], {Typeflag: tar.TypeDir, Name: "d/l/"}, {Typeflag: tar.TypeReg, Name: "d/l/f"}}, "a/ 755 0:0 0, a/d/l 0 0:0 0, a/d/l/ 0 0:0 0, a/d/l/f 0 0:0 0"},
+	} {
+		var out bytes.Buffer
+		if err := c.t.rewrite(bytes.NewReader(tarOf(t, c.in...)), &out); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if got := strings.Join(entries(t, out.Bytes()), ", "); got != c.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, c.want)
+		}
+	}
+}
+
+func TestHostileTreesAreRefusedByTheEntry(t *testing.T) {
+	dot := tar.Header{Typeflag: tar.TypeDir, Name: "./"}
+	many := make([]tar.Header, 1001)
+	for i := range many {
+		many[i] = tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprint(i)}
+	}
+	for name, bad := range map[string][]tar.Header{
+		"absolute":                 {{Typeflag: tar.TypeReg, Name: "/etc/passwd"}},
+		"up":                       {{Typeflag: tar.TypeReg, Name: "../x"}},
+		"up inside":                {{Typeflag: tar.TypeReg, Name: "a/../../x"}},
+		"up as a directory":        {{Typeflag: tar.TypeDir, Name: "../"}},
+		"link out":                 {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "../../etc"}},
+		"link absolute":            {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/etc"}},
+		"link that turns":          {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "x/../../y"}},
+		"link for the root":        {{Typeflag: tar.TypeSymlink, Name: ".", Linkname: "x"}},
+		"entry through a link":     {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeReg, Name: "d/l/f"}},
+		"link through a link":      {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeSymlink, Name: "d/l/m", Linkname: "../x"}},
+		"hard link":                {{Typeflag: tar.TypeLink, Name: "l", Linkname: "d/f"}},
+		"hard link out":            {{Typeflag: tar.TypeLink, Name: "l", Linkname: "/etc/shadow"}},
+		"device":                   {{Typeflag: tar.TypeChar, Name: "c"}},
+		"block device":             {{Typeflag: tar.TypeBlock, Name: "b"}},
+		"fifo":                     {{Typeflag: tar.TypeFifo, Name: "p"}},
+		"too many entries":         many,
+		"too many bytes":           {{Typeflag: tar.TypeReg, Name: "a", Size: 1 << 19}, {Typeflag: tar.TypeReg, Name: "b", Size: 1<<19 + 1}},
+		"too deep":                 {{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", protocol.MaxTreeDepth) + "f"}},
+		"too long a path":          {{Typeflag: tar.TypeReg, Name: strings.Repeat("dddddddddddddddddddddddddddddddd/", 130) + "f"}},
+		"too long a name":          {{Typeflag: tar.TypeReg, Name: strings.Repeat("n", 256)}},
+		"an owner that is none":    {{Typeflag: tar.TypeReg, Name: "f", Uid: 1<<32 - 1}},
+		"a file and more":          {{Typeflag: tar.TypeReg, Name: "."}, {Typeflag: tar.TypeReg, Name: "x"}},
+		"a file after its root":    {dot, {Typeflag: tar.TypeReg, Name: "."}},
+		"a directory after a file": {{Typeflag: tar.TypeReg, Name: "."}, dot},
+	} {
+		err := into("t").rewrite(bytes.NewReader(tarOf(t, bad...)), io.Discard)
+		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonCopyFailed || e.Code != protocol.InvalidArgument {
+			t.Errorf("%s: %v, want copy_failed", name, err)
+		}
+	}
+}
+
+// A sparse file says in a few bytes that it is as large as it likes.
+func TestAFileWithHolesIsRefused(t *testing.T) {
+	huge := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "f", Size: 512, Format: tar.FormatPAX, PAXRecords: map[string]string{"BOX.sparse.major": "1",
+		"BOX.sparse.minor": "0", "BOX.sparse.name": "f", "BOX.sparse.realsize": "1000000000"}})
+	huge = bytes.ReplaceAll(huge, []byte("BOX.sparse"), []byte("GNU.sparse"))
+	for n := 0; n+512 <= len(huge); n += 512 { // the map of its parts is the file's first block: there are none
+		if block := huge[n : n+512]; bytes.Equal(block, make([]byte, 512)) {
+			copy(block, "0\n")
+			break
+		}
+	}
+	var out counting
+	tree := into("t")
+	tree.bytes = 1 << 40
+	err := tree.rewrite(bytes.NewReader(huge), &out)
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonCopyFailed || !strings.Contains(e.Message, "holes") {
+		t.Errorf("%v, want that it has holes", err)
+	}
+	if out > 1<<20 {
+		t.Errorf("%d bytes were written", out)
+	}
+}
+
+type counting int64
+
+func (c *counting) Write(p []byte) (int, error) { *c += counting(len(p)); return len(p), nil }
+
+// What is read and written at once does not grow with the tree.
+func TestATreeOfAGigabyteIsRewrittenInBoundedMemory(t *testing.T) {
+	const size, files = 1 << 30, 64
+	r, w := io.Pipe()
+	go func() {
+		out := tar.NewWriter(w)
+		zeros := make([]byte, 1<<20)
+		for i := range files {
+			if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprint(i), Size: size / files}); err != nil {
+				w.CloseWithError(err)
+				return
+			}
+			for range size / files / len(zeros) {
+				_, _ = out.Write(zeros) // an error is seen at the end
+			}
+		}
+		w.CloseWithError(out.Close())
+	}()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	peak := uint64(0)
+	var out counting
+	tree := into("t")
+	tree.bytes = size
+	err := tree.rewrite(r, writerFunc(func(p []byte) (int, error) {
+		if int64(out)>>26 != (int64(out)+int64(len(p)))>>26 {
+			runtime.ReadMemStats(&now)
+			peak = max(peak, now.HeapAlloc)
+		}
+		return out.Write(p)
+	}))
+	if err != nil || out < size {
+		t.Fatalf("%d bytes, %v", out, err)
+	}
+	if grown := int64(peak) - int64(before.HeapAlloc); grown > 16<<20 {
+		t.Errorf("the heap grew by %d MiB", grown>>20)
+	} else {
+		t.Logf("the heap grew by %d KiB", grown>>10)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func FuzzRewriteTree(f *testing.F) {
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b", Size: 2}))
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeSymlink, Name: "a", Linkname: "b"}))
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeDir, Name: "./"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, tar.Header{Typeflag: tar.TypeReg, Name: "d/l/x"}))
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: ".", Uid: 1 << 20, PAXRecords: map[string]string{"BOX.a": "b"}}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var out bytes.Buffer
+		if into("in/here").rewrite(bytes.NewReader(data), &out) != nil {
+			return
+		}
+		for r := tar.NewReader(&out); ; {
+			h, err := r.Next()
+			if err != nil {
+				if !errors.Is(err, io.EOF) {
+					t.Fatalf("what was written is not a tar stream: %v", err)
+				}
+				return
+			}
+			if clean := path.Clean(h.Name); clean != "in" && clean != "in/here" && !strings.HasPrefix(clean, "in/here/") {
+				t.Fatalf("entry %q is outside", h.Name)
+			}
+			if h.Typeflag != tar.TypeSymlink && h.Typeflag != tar.TypeDir && h.Typeflag != tar.TypeReg {
+				t.Fatalf("entry %q is of type %q", h.Name, h.Typeflag)
+			}
+			if h.Typeflag == tar.TypeSymlink {
+				if leads := path.Join(path.Dir(path.Clean(h.Name)), h.Linkname); path.IsAbs(h.Linkname) || leads != "in/here" && !strings.HasPrefix(leads, "in/here/") {
+					t.Fatalf("link %q leads out, to %q", h.Name, h.Linkname)
+				}
+			}
+		}
+	})
+}
+
+func tarOf(tb testing.TB, headers ...tar.Header) []byte {
+	tb.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		if err := w.WriteHeader(&h); err != nil {
+			tb.Fatal(err)
+		}
+		if h.Typeflag != tar.TypeReg {
+			continue
+		}
+		if _, err := w.Write(make([]byte, h.Size)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	return b.Bytes()
+}
