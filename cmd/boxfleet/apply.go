@@ -79,7 +79,7 @@ func checkApplied(documents []*spec.Document) error {
 
 // apply looks at all sandboxes before it makes any.
 func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Document, wait bool) error {
-	done := p.progress("applying")
+	tell, done := p.progressing("applying")
 	defer done()
 	defaults, err := c.Defaults(ctx)
 	if err != nil {
@@ -88,7 +88,7 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	results, refusals := make([]applied, len(documents)), []string{}
 	for i, d := range documents {
 		var refusal string
-		if err := upload(ctx, c, d); err != nil {
+		if err := upload(ctx, c, d, tell); err != nil {
 			return err
 		}
 		if results[i], refusal, err = compare(ctx, c, d, *defaults); err != nil {

@@ -121,6 +121,10 @@ func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
 func (p *program) upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
 	tell, done := p.progressing("uploading")
 	defer done()
+	return upload(ctx, c, d, tell)
+}
+
+func upload(ctx context.Context, c *sdk.Client, d *spec.Document, tell func(what string)) error {
 	for _, l := range d.Copies {
 		tell("reading " + l.Source)
 		to := d.Spec.Copies[l.Index]
