@@ -23,11 +23,11 @@ func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.S
 		call.id = d.ID
 	}
 	for _, l := range d.Copies {
-		copied, err := c.CopyTree(ctx, l.Source, d.Spec.Copies[l.Index].Target, l.Exclude...)
+		entry := &d.Spec.Copies[l.Index]
+		copied, err := c.Upload(ctx, Tree{Source: l.Source, Target: entry.Target, Exclude: l.Exclude, Owner: entry.Owner})
 		if err != nil {
 			return parameters, err
 		}
-		entry := &d.Spec.Copies[l.Index]
 		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
 	}
 	return d.Spec, nil

@@ -41,9 +41,9 @@ type Document struct {
 // LocalCopy is a file or tree of the caller's machine. Until it is uploaded, its entry of
 // Spec.Copies has a target and no digest.
 type LocalCopy struct {
-	Index   int    // of its entry in Spec.Copies
-	Source  string // path on the caller's machine
-	Exclude []string
+	Index   int      `json:"index"`  // of its entry in Spec.Copies
+	Source  string   `json:"source"` // path on the caller's machine
+	Exclude []string `json:"exclude,omitempty"`
 }
 
 // position is a place in a text, counted from 1.

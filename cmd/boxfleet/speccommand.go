@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -95,13 +96,19 @@ func (p *program) specRender() *cobra.Command {
 
 // origin is what people call what the file and the flags say.
 func (f *specFlags) origin() string {
-	switch f.file {
-	case "":
+	flags := 0
+	f.all.VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed && flag.Name != "file" {
+			flags++
+		}
+	})
+	switch {
+	case f.file == "":
 		return "flags"
-	case "-":
-		return "stdin and flags"
+	case flags == 0:
+		return specOptions(f.file).Name
 	}
-	return f.file + " and flags"
+	return specOptions(f.file).Name + " and flags"
 }
 
 func (p *program) render(d *spec.Document, origin string, defaults protocol.SandboxSpec) error {
