@@ -76,6 +76,8 @@ type SandboxDetails struct {
 	Output     []byte       `json:"output,omitempty"`              // end of what a hook printed, at most MaxLastOutput bytes
 	Digest     string       `json:"digest,omitempty"`              // of the image, as its registry has it
 	Ports      []Port       `json:"ports,omitempty"`               // as they were given
+
+	Pull *PullProgress `json:"pull,omitempty"` // of an image, in phase image
 }
 
 // ExecDetails is what an exec event adds to the state.

@@ -178,12 +178,12 @@ func (s *State) applySandbox(e *Event) error {
 			return Errorf(FailedPrecondition, ReasonInvalidState, "%s to %q generation %d after %q generation %d",
 				e.Kind, d.Worker, d.Generation, b.Worker, b.Generation)
 		}
-		b.Worker, b.HostID, b.Generation, b.Assigned, b.AssignedAt, b.Phase = d.Worker, d.HostID, d.Generation, true, e.Time, ""
+		b.Worker, b.HostID, b.Generation, b.Assigned, b.AssignedAt, b.Phase, b.Pull = d.Worker, d.HostID, d.Generation, true, e.Time, "", nil
 	case SandboxPreparing:
 		if !b.Assigned {
 			return s.illegal(e)
 		}
-		b.Phase = d.Phase
+		b.Phase, b.Pull = d.Phase, d.Pull
 	case SandboxReady, SandboxRestarted:
 		if !b.Assigned {
 			return s.illegal(e)
@@ -197,7 +197,7 @@ func (s *State) applySandbox(e *Event) error {
 		if d.Ports != nil {
 			b.Ports = d.Ports
 		}
-		b.Phase, b.Reason, b.Resuming = "", e.Reason, false
+		b.Phase, b.Pull, b.Reason, b.Resuming = "", nil, e.Reason, false
 		b.ActiveAt = e.Time
 		if e.Kind == SandboxReady {
 			b.ReadyAt = e.Time
@@ -234,12 +234,12 @@ func (s *State) applySandbox(e *Event) error {
 		if b.State == StateNone {
 			b.Tenant, b.ID, b.Request, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Time
 		}
-		b.Error, b.Reason, b.Assigned, b.Resuming, b.Phase, b.Desired = e.Error, e.Reason, false, false, "", StateFailed
+		b.Error, b.Reason, b.Assigned, b.Resuming, b.Phase, b.Pull, b.Desired = e.Error, e.Reason, false, false, "", nil, StateFailed
 		if b.Reason == "" && e.Error != nil {
 			b.Reason = e.Error.Reason
 		}
 	case SandboxDeleteRequested:
-		b.Desired, b.Reason, b.Resuming, b.Phase = StateDeleted, e.Reason, false, ""
+		b.Desired, b.Reason, b.Resuming, b.Phase, b.Pull = StateDeleted, e.Reason, false, "", nil
 		s.remember(e.Request)
 	case SandboxHook:
 		b.OnDelete = HookDone

@@ -71,10 +71,18 @@ func goldenValues() map[string]any {
 		CreatedAt: at, StateChangedAt: at}
 	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
 		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1, Full: "f"}
+	pull := &PullProgress{Image: "docker.io/library/busybox:latest", Done: 5, Total: 9, Layers: 3, LayersDone: 1, Try: 2, Complete: true}
 	return map[string]any{
-		"request-extend":  &Request{Version: 1, TTL: Duration(time.Hour)},
-		"heartbeat-parts": &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
-		"reply-parts":     &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
+		"wantedimage-parts": &WantedImage{Version: 1, Ref: "docker.io/library/tools:1", Digest: "sha256-00ff", Size: 10240, Format: ImageRootFS,
+			Changes: []string{"ENV A=1"}, Workers: []string{"w1"}, Time: at},
+		"hostimages-parts": &HostImages{Version: 1, Worker: "w1", HostID: "h1", Time: at, Images: []HostImage{{Ref: "docker.io/library/tools:1",
+			Origin: ImageImported, State: ImageFailed, ID: "sha256:ab", Size: 77, File: "sha256-00ff", Error: failure, UsedAt: at}}},
+		"batch-pull-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-4", Writer: "w1", Events: []Event{
+			{Sequence: 1, Kind: SandboxPreparing, Time: at, State: StatePending, Phase: &SandboxDetails{Phase: "image", Pull: pull}}}},
+		"state-pull-parts": &State{Sandbox: Sandbox{ID: "sb-2", Phase: "image", Pull: pull, CreatedAt: at, StateChangedAt: at}},
+		"request-extend":   &Request{Version: 1, TTL: Duration(time.Hour)},
+		"heartbeat-parts":  &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
+		"reply-parts":      &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
 				ExitCode: &code, Output: []byte("o")}},

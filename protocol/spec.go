@@ -215,7 +215,6 @@ func (s *SandboxSpec) unsupported() error {
 		field string
 		used  bool
 	}{
-		{"spec.pull", s.Pull != "" && s.Pull != PullMissing},
 		{"spec.tools", len(s.Tools) > 0},
 	} {
 		if f.used {

@@ -60,6 +60,7 @@ type Sandbox struct {
 	Reason         string                   `json:"reason,omitempty"`
 	Error          *Error                   `json:"error,omitempty"`
 	Phase          string                   `json:"phase,omitempty"` // of the create, while pending
+	Pull           *PullProgress            `json:"pull,omitempty"`  // of an image, while in phase image
 	Worker         string                   `json:"worker,omitempty"`
 	HostID         string                   `json:"host_id,omitempty"`
 	Generation     uint64                   `json:"generation,omitempty"` // 1 for the first host, +1 per reassignment

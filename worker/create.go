@@ -42,7 +42,11 @@ func passing(err error) bool {
 	e := protocol.AsError(err)
 	switch e.Code {
 	case protocol.Unavailable:
-		return e.Reason != protocol.ReasonImagePullFailed
+		switch e.Reason {
+		case protocol.ReasonImagePullFailed, protocol.ReasonImagePullStalled, protocol.ReasonRegistryUnreachable:
+			return false // it was tried long enough
+		}
+		return true
 	case protocol.DeadlineExceeded, protocol.Cancelled:
 		return true
 	}
@@ -63,10 +67,15 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.phase(ctx, b, "image"); err != nil {
 		return err
 	}
-	image, err := s.w.engine.Image(ctx, b.Spec.Image)
+	pull := b.Spec.Pull
+	if pull == protocol.PullAlways && s.container.ID != "" { // an earlier try came so far
+		pull = protocol.PullMissing
+	}
+	image, release, err := s.image(ctx, b.Generation, b.Spec.Image, pull)
 	if err != nil {
 		return err
 	}
+	defer release()
 	d := s.w.directory(s.key, b.Generation)
 	secret, err := d.make()
 	if err != nil {
@@ -130,7 +139,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			return nil
 		}
 		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
-			Image: image.ID, Isolation: s.w.info.Runtime, Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
+			Image: image.ID, Digest: image.Digest, Isolation: s.w.info.Runtime, Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
 		}}}
 	})
 	s.w.cfg.Probe("after-ready")

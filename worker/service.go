@@ -405,10 +405,11 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
 		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's container is gone")
 	}
-	image, err := v.s.w.engine.Image(ctx, v.spec.Image)
+	image, release, err := v.s.image(ctx, v.generation, v.spec.Image, v.sandbox.Pull)
 	if err != nil {
 		return "", err
 	}
+	defer release()
 	command := v.spec.Command
 	if len(command) == 0 {
 		command = image.Cmd

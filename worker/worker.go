@@ -47,6 +47,7 @@ type Config struct {
 	Logger       *slog.Logger // default slog.Default
 
 	Watermarks Watermarks // how full the host may be and still take sandboxes
+	Images     Images     // what becomes of the images on the host
 
 	CrashWindow time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
 	CrashGuard  time.Duration // default 30 s
@@ -74,6 +75,9 @@ func (c *Config) check() error {
 	}
 	if c.Slots < 0 || c.CPU < 0 || c.Memory < 0 {
 		return protocol.Invalid("slots, cpu, memory", "must not be negative")
+	}
+	if err := c.Images.check(); err != nil {
+		return err
 	}
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
@@ -116,6 +120,7 @@ type worker struct {
 	supervisor string // path of this worker's copy of the supervisor
 	subnets    *subnets
 	mounts     *mountPolicy
+	images     *images
 	abilities  *abilities
 	isolation  *isolation
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
@@ -175,6 +180,7 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.keepSupervisor(); err != nil {
 		return err
 	}
+	w.images.load()
 	for {
 		lease, err := w.takeLock(ctx)
 		if err != nil {
@@ -206,7 +212,8 @@ func (w *worker) awaitDeployment(ctx context.Context) error {
 
 // identify connects to the Engine and learns which host it is.
 func (w *worker) identify(ctx context.Context) error {
-	cfg := docker.Config{Host: w.cfg.Engine, Deployment: w.conn.Deployment(), Fence: docker.Unfenced, Logger: w.log}
+	cfg := docker.Config{Host: w.cfg.Engine, Deployment: w.conn.Deployment(), Fence: docker.Unfenced, Logger: w.log,
+		PullStall: w.cfg.Images.PullStall, DockerConfig: w.cfg.Images.DockerConfig}
 	marker, err := docker.Connect(ctx, cfg)
 	if err != nil {
 		return err
@@ -223,6 +230,7 @@ func (w *worker) identify(ctx context.Context) error {
 		return err
 	}
 	w.dir = filepath.Join(w.cfg.StateDir, w.conn.Deployment(), w.hostID)
+	w.images = newImages(w)
 	return nil
 }
 
@@ -333,6 +341,7 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	}
 	group.Go(func() error { return w.beat(ctx) })
 	group.Go(func() error { return w.watchEngine(ctx) })
+	group.Go(func() error { return w.images.run(ctx) })
 	w.once.Do(func() {
 		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", lease.Token())
 		if w.cfg.OnReady != nil {

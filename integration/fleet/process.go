@@ -44,6 +44,7 @@ type Role struct {
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
 	ReapDryRun  bool               `json:"reap_dry_run,omitempty"`
+	Images      worker.Images      `json:"images,omitzero"`
 	Timing      coordinator.Timing `json:"timing,omitzero"` // of a coordinator
 	Defaults    spec.Defaults      `json:"defaults,omitempty"`
 	NATS        string             `json:"-"` // where it connects; default: the fleet\'s servers

@@ -33,7 +33,7 @@ func BenchmarkRead(b *testing.B) {
 		"Containers":  func() error { _, err := e.Containers(b.Context()); return err },
 		"Networks":    func() error { _, err := e.Networks(b.Context()); return err },
 		"UsedSubnets": func() error { _, err := e.UsedSubnets(b.Context()); return err },
-		"Image":       func() error { _, err := e.Image(b.Context(), dockertest.Image); return err },
+		"Image":       func() error { _, err := e.FindImage(b.Context(), dockertest.Image); return err },
 	} {
 		b.Run(name, func(b *testing.B) { measure(b, call) })
 	}

@@ -35,8 +35,19 @@ type Config struct {
 	// as long, stopping its grace besides. 0 is [DefaultCallTimeout].
 	CallTimeout time.Duration
 
-	// StallTimeout bounds how long a pull or a copy may stand still. 0 is [DefaultStallTimeout].
+	// StallTimeout bounds how long a copy may stand still. 0 is [DefaultStallTimeout].
 	StallTimeout time.Duration
+
+	// PullStall bounds how long a pull may go on without progress. 0 is [DefaultPullStall].
+	PullStall time.Duration
+
+	// RetryPause is how long to wait before a registry that was not reached is tried once more. 0 is
+	// a second.
+	RetryPause time.Duration
+
+	// DockerConfig is the directory of the Docker configuration with credentials for registries. ""
+	// is DOCKER_CONFIG, or .docker in the user's home.
+	DockerConfig string
 
 	// Logger gets the engine's warnings. nil discards them.
 	Logger *slog.Logger
@@ -51,6 +62,9 @@ type Engine struct {
 	deployment   string
 	callTimeout  time.Duration
 	stallTimeout time.Duration
+	pullStall    time.Duration
+	retryPause   time.Duration
+	dockerConfig string
 	log          *slog.Logger
 
 	mu    sync.Mutex
@@ -66,13 +80,16 @@ func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.Fence == nil {
 		return nil, protocol.Invalid("fence", "must be set")
 	}
-	if cfg.CallTimeout < 0 || cfg.StallTimeout < 0 {
+	if cfg.CallTimeout < 0 || cfg.StallTimeout < 0 || cfg.PullStall < 0 || cfg.RetryPause < 0 {
 		return nil, protocol.Invalid("call_timeout", "timeouts must not be negative")
 	}
 	e := &Engine{
 		deployment:   cfg.Deployment,
 		callTimeout:  cmp.Or(cfg.CallTimeout, DefaultCallTimeout),
 		stallTimeout: cmp.Or(cfg.StallTimeout, DefaultStallTimeout),
+		pullStall:    cmp.Or(cfg.PullStall, DefaultPullStall),
+		retryPause:   cmp.Or(cfg.RetryPause, defaultRetryPause),
+		dockerConfig: cfg.DockerConfig,
 		log:          cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		pulls:        map[string]*pull{},
 	}

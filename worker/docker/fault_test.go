@@ -33,7 +33,7 @@ func calls() map[string]func(context.Context, *bench, string) error {
 func TestAHungEngineIsUnavailableInTime(t *testing.T) {
 	t.Parallel()
 	const timeout = 150 * time.Millisecond
-	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout = timeout, timeout })
+	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout, c.PullStall = timeout, timeout, timeout })
 	b.proxy.Pause()
 	for _, name := range slices.Sorted(maps.Keys(calls())) {
 		t.Run(name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestNoFaultLooksLikeGone(t *testing.T) {
 			b := newBench(t, func(c *docker.Config) { c.CallTimeout = 6 * time.Second })
 			b.proxy.Inject(func(r *http.Request) dockertest.Fault { return c.fault })
 			for method, call := range calls() {
-				if method == "Image" || method == "Ping" || method == "Events" || method == "Info" {
+				if method == "PullImage" || method == "Ping" || method == "Events" || method == "Info" {
 					continue // below, or nothing can be gone
 				}
 				err := call(t.Context(), b, "absent")
@@ -96,7 +96,7 @@ func TestNoFaultLooksLikeGone(t *testing.T) {
 					t.Errorf("%s: got %v, want %v", method, err, c.want)
 				}
 			}
-			for _, method := range []string{"Image", "Events"} {
+			for _, method := range []string{"PullImage", "Events"} {
 				if err := calls()[method](t.Context(), b, "absent"); protocol.CodeOf(err) != protocol.Unavailable {
 					t.Errorf("%s: got %v", method, err)
 				}

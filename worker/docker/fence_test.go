@@ -15,15 +15,22 @@ import (
 // reading are the methods that change nothing, and therefore work without the host's lock.
 var reading = map[string]bool{
 	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
-	"Events": true, "Close": true, "PathMode": true,
+	"Events": true, "Close": true, "PathMode": true, "FindImage": true, "ImagesInUse": true,
 }
 
 // changing calls every other method so that it would change something.
 var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	"HostID":       func(ctx context.Context, b *bench, _ string) error { _, err := b.HostID(ctx); return err },
 	"RemoveHostID": func(ctx context.Context, b *bench, _ string) error { return b.RemoveHostID(ctx) },
-	"Image": func(ctx context.Context, b *bench, _ string) error {
-		_, err := b.Image(ctx, "boxfleet/absent:none")
+	"LoadImage": func(ctx context.Context, b *bench, _ string) error {
+		return b.LoadImage(ctx, strings.NewReader("not a tar"))
+	},
+	"ImportImage": func(ctx context.Context, b *bench, _ string) error {
+		return b.ImportImage(ctx, strings.NewReader("not a tar"), "boxfleet/absent:none", nil)
+	},
+	"RemoveImage": func(ctx context.Context, b *bench, _ string) error { return b.RemoveImage(ctx, "boxfleet/absent:none") },
+	"PullImage": func(ctx context.Context, b *bench, _ string) error {
+		_, err := b.PullImage(ctx, "boxfleet/absent:none", nil)
 		return err
 	},
 	"CreateNetwork": func(ctx context.Context, b *bench, _ string) error {

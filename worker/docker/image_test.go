@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +15,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-var errPullFailed = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}
+var (
+	errPullFailed  = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}
+	errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable}
+	errStalled     = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullStalled}
+	errDenied      = &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonImageDenied}
+)
 
 // unreachable names an image in a registry that refuses the connection at once.
 const unreachable = "127.0.0.1:1/boxfleet/absent:none"
@@ -22,7 +28,7 @@ const unreachable = "127.0.0.1:1/boxfleet/absent:none"
 func TestAnImageThatIsThereIsReadWithoutAPull(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return errors.New("lost") } })
-	img, err := b.Image(t.Context(), dockertest.Image)
+	img, err := b.FindImage(t.Context(), dockertest.Image)
 	check(t, err)
 	if !strings.HasPrefix(img.ID, "sha256:") || img.OS != "linux" || img.Size == 0 {
 		t.Errorf("got %+v", img)
@@ -31,23 +37,27 @@ func TestAnImageThatIsThereIsReadWithoutAPull(t *testing.T) {
 
 func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
 	t.Parallel()
-	b, ctx := newBench(t), t.Context()
+	b, ctx := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond }), t.Context()
 	start := time.Now()
-	if _, err := b.Image(ctx, unreachable); !errors.Is(err, errPullFailed) {
+	if _, err := b.PullImage(ctx, unreachable, nil); !errors.Is(err, errUnreachable) {
 		t.Errorf("unreachable registry: %v", err)
 	}
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("an unreachable registry took %s", took)
 	}
-	if _, err := b.Image(ctx, "NOT AN IMAGE"); protocol.CodeOf(err) != protocol.InvalidArgument {
+	if _, err := b.PullImage(ctx, "NOT AN IMAGE", nil); protocol.CodeOf(err) != protocol.InvalidArgument {
 		t.Errorf("bad reference: %v", err)
 	}
 	for message, want := range map[string]error{
 		"pull access denied for x, repository does not exist or may require 'docker login'": docker.ErrImageNotFound,
 		"manifest for x:none not found: manifest unknown: manifest unknown":                 docker.ErrImageNotFound,
 		"toomanyrequests: You have reached your pull rate limit":                            errPullFailed,
-		"Get https://registry.invalid/v2/: dial tcp: lookup registry.invalid: no such host": errPullFailed,
-		"Get https://registry.invalid/v2/: net/http: request canceled (Client.Timeout)":     errPullFailed,
+		"Get https://registry.invalid/v2/: dial tcp: lookup registry.invalid: no such host": errUnreachable,
+		"Get https://registry.invalid/v2/: net/http: request canceled (Client.Timeout)":     errUnreachable,
+		"received unexpected HTTP status: 503 Service Unavailable":                          errUnreachable,
+		"Head https://registry.invalid/v2/x/manifests/1: no basic auth credentials":         errDenied,
+		"unauthorized: authentication required":                                             errDenied,
+		"Get https://registry.invalid/v2/: x509: certificate signed by unknown authority":   errPullFailed,
 	} {
 		for _, status := range []int{http.StatusNotFound, http.StatusInternalServerError} {
 			b.proxy.Inject(func(r *http.Request) dockertest.Fault {
@@ -56,7 +66,7 @@ func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
 				}
 				return dockertest.Fault{}
 			})
-			if _, err := b.Image(ctx, unreachable); !errors.Is(err, want) || docker.IsNotFound(err) {
+			if _, err := b.PullImage(ctx, unreachable, nil); !errors.Is(err, want) || docker.IsNotFound(err) {
 				t.Errorf("%d %s: got %v", status, message, err)
 			}
 		}
@@ -65,9 +75,9 @@ func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
 
 func TestAPullThatStandsStillEnds(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, func(c *docker.Config) { c.StallTimeout = 100 * time.Millisecond })
+	b := newBench(t, func(c *docker.Config) { c.PullStall = 100 * time.Millisecond })
 	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
-	if _, err := b.Image(t.Context(), unreachable); !errors.Is(err, docker.ErrEngineUnavailable) {
+	if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, errStalled) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -76,32 +86,69 @@ func TestAReferenceIsPulledOnceAtATime(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	const callers = 8
-	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
+	release := make(chan struct{})
+	b.proxy.Inject(func(r *http.Request) dockertest.Fault {
+		if strings.HasSuffix(r.URL.Path, "/images/create") {
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+			return dockertest.Fault{Status: http.StatusInternalServerError, Message: "it broke"}
+		}
+		return dockertest.Fault{}
+	})
 	leading, abandon := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := b.Image(leading, unreachable); protocol.CodeOf(err) != protocol.Cancelled {
+	var wg, first sync.WaitGroup
+	first.Go(func() {
+		if _, err := b.PullImage(leading, unreachable, nil); protocol.CodeOf(err) != protocol.Cancelled {
 			t.Errorf("the one who gave up: %v", err)
 		}
 	})
 	eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+	var joined atomic.Int64
 	for range callers {
 		wg.Go(func() {
-			if _, err := b.Image(t.Context(), unreachable); !errors.Is(err, errPullFailed) {
+			_, err := b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) { joined.Add(1) })
+			if !errors.Is(err, errPullFailed) {
 				t.Errorf("a waiting one: %v", err)
 			}
 		})
 	}
-	eventually(t, "all have looked for the image", func() bool { return len(b.proxy.Requests()) >= callers+2 })
+	eventually(t, "all wait for the pull", func() bool { return joined.Load() == callers })
+	// The first one gives up; the others neither fail with it nor begin again.
+	abandon()
+	first.Wait()
+	close(release)
+	wg.Wait()
 	if n := len(b.proxy.Mutations()); n != 1 {
-		t.Errorf("%d pulls at once", n)
+		t.Errorf("%d pulls in all, want 1", n)
 	}
-	// The first one gives up; the others must neither fail with it nor all pull.
-	b.proxy.Inject(onPull(dockertest.Fault{Delay: 200 * time.Millisecond, Status: http.StatusInternalServerError}))
+}
+
+func TestAPullThatNobodyWaitsForEnds(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ended := make(chan struct{})
+	b.proxy.Inject(func(r *http.Request) dockertest.Fault {
+		if strings.HasSuffix(r.URL.Path, "/images/create") {
+			<-r.Context().Done()
+			close(ended)
+			return dockertest.Fault{Drop: true}
+		}
+		return dockertest.Fault{}
+	})
+	ctx, abandon := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() { _, _ = b.PullImage(ctx, unreachable, nil) })
+	}
+	eventually(t, "the pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 	abandon()
 	wg.Wait()
-	if n := len(b.proxy.Mutations()); n != 2 {
-		t.Errorf("%d pulls in all, want 2", n)
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		t.Error("the engine still pulls")
 	}
 }
 

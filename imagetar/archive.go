@@ -1,0 +1,235 @@
+package imagetar
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Files of an archive that say what is in it.
+const (
+	manifestFile = "manifest.json" // of docker save
+	indexFile    = "index.json"    // of an OCI image layout
+	layoutFile   = "oci-layout"
+	oldNamesFile = "repositories" // of docker save, before it had a manifest
+)
+
+// Bounds of what is kept in memory of an archive.
+const (
+	maxDocument  = 4 << 20
+	maxDocuments = 64 << 20
+)
+
+// Info says what a file is.
+type Info struct {
+	Format string   // protocol.ImageArchive or protocol.ImageRootFS
+	Names  []string // that the images of an archive have in it
+}
+
+// saved is an entry of the manifest of docker save.
+type saved struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// descriptor and document are what matters of an OCI image layout.
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Annotations map[string]string `json:"annotations"`
+	Platform    *struct {
+		Architecture string `json:"architecture"`
+		OS           string `json:"os"`
+	} `json:"platform"`
+}
+
+type document struct {
+	Manifests []descriptor `json:"manifests"` // of an index
+	Config    *descriptor  `json:"config"`    // of a manifest
+	Layers    []descriptor `json:"layers"`
+}
+
+// Inspect reads a file to its end and says what it is. It fails with invalid_argument for what is no
+// tar, and for an archive that does not hold exactly one image.
+func Inspect(r io.Reader) (Info, error) {
+	a := archive{documents: map[string][]byte{}}
+	if err := a.read(r, nil); err != nil {
+		return Info{}, err
+	}
+	if !a.isArchive() {
+		if a.entries == 0 {
+			return Info{}, protocol.Invalid("file", "has no entries")
+		}
+		return Info{Format: protocol.ImageRootFS}, nil
+	}
+	image, err := a.image("")
+	return Info{Format: protocol.ImageArchive, Names: image.RepoTags}, err
+}
+
+// Rename copies an archive with one image, plain or compressed, as one that any engine takes: plain,
+// with a manifest as docker save writes it, and with no other name than ref, a full reference. Of an
+// image for several platforms the one for linux and the architecture is taken.
+func Rename(w io.Writer, r io.Reader, ref, architecture string) error {
+	a := archive{documents: map[string][]byte{}}
+	out := tar.NewWriter(w)
+	if err := a.read(r, out); err != nil {
+		return err
+	}
+	image, err := a.image(architecture)
+	if err != nil {
+		return err
+	}
+	image.RepoTags = []string{ref}
+	manifest, err := json.Marshal([]saved{image})
+	if err != nil {
+		return err
+	}
+	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: manifestFile, Mode: 0o644, Size: int64(len(manifest))})
+	if err == nil {
+		_, err = out.Write(manifest)
+	}
+	return errors.Join(err, out.Close())
+}
+
+// archive is what is known of one while it is read.
+type archive struct {
+	entries   int
+	kept      int64
+	documents map[string][]byte // small JSON files, by their names
+}
+
+// read reads a file to its end. What describes an archive is kept; all else is written to out, where
+// that is not nil.
+func (a *archive) read(r io.Reader, out *tar.Writer) error {
+	plain, err := Open(r)
+	if err != nil {
+		return invalid(err)
+	}
+	in := tar.NewReader(plain)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return invalid(err)
+		}
+		a.entries++
+		if err := a.entry(h, in, out); err != nil {
+			return err
+		}
+	}
+	_, err = io.Copy(io.Discard, plain) // padding
+	return invalid(err)
+}
+
+func (a *archive) entry(h *tar.Header, in io.Reader, out *tar.Writer) error {
+	name := path.Clean(h.Name)
+	var content []byte
+	if h.Typeflag == tar.TypeReg && h.Size <= maxDocument && couldDescribe(name) && a.kept < maxDocuments {
+		var err error
+		if content, err = io.ReadAll(in); err != nil {
+			return invalid(err)
+		}
+		if len(content) > 0 && (content[0] == '{' || content[0] == '[') {
+			a.kept += int64(len(content))
+			a.documents[name] = content
+		}
+	}
+	switch {
+	case out == nil, name == manifestFile, name == indexFile, name == layoutFile, name == oldNamesFile:
+		return nil // an engine reads the new manifest, and nothing beside it
+	}
+	if err := out.WriteHeader(h); err != nil {
+		return err
+	}
+	if content != nil {
+		_, err := out.Write(content)
+		return err
+	}
+	_, err := io.Copy(out, in)
+	return err
+}
+
+// couldDescribe says whether a file of this name may describe an archive: index and manifests of an
+// OCI layout are among its blobs.
+func couldDescribe(name string) bool {
+	return name == manifestFile || name == indexFile || strings.HasPrefix(name, "blobs/")
+}
+
+func (a *archive) isArchive() bool { return a.documents[manifestFile] != nil || a.documents[indexFile] != nil }
+
+// image is the one image of the archive.
+func (a *archive) image(architecture string) (saved, error) {
+	if data := a.documents[manifestFile]; data != nil {
+		var all []saved
+		if err := json.Unmarshal(data, &all); err != nil || len(all) == 0 || all[0].Config == "" {
+			return saved{}, protocol.Invalid("file", "its %s cannot be read: %v", manifestFile, err)
+		}
+		if len(all) > 1 {
+			return saved{}, several(len(all))
+		}
+		return all[0], nil
+	}
+	var index document
+	if err := json.Unmarshal(a.documents[indexFile], &index); err != nil {
+		return saved{}, protocol.Invalid("file", "its %s cannot be read: %v", indexFile, err)
+	}
+	if len(index.Manifests) != 1 {
+		return saved{}, several(len(index.Manifests))
+	}
+	return a.resolve(index.Manifests[0], architecture, 0)
+}
+
+func several(n int) error {
+	return protocol.Invalid("file", "has %d images, and one is imported at a time", n)
+}
+
+// resolve follows an OCI descriptor to a manifest, through the indexes of images for several
+// platforms. Without an architecture any platform will do.
+func (a *archive) resolve(d descriptor, architecture string, depth int) (saved, error) {
+	var doc document
+	data := a.documents[blob(d.Digest)]
+	if data == nil || json.Unmarshal(data, &doc) != nil || depth > 3 {
+		return saved{}, protocol.Invalid("file", "the manifest %.80q is not in it", d.Digest)
+	}
+	if doc.Config != nil {
+		image := saved{Config: blob(doc.Config.Digest)}
+		for _, l := range doc.Layers {
+			image.Layers = append(image.Layers, blob(l.Digest))
+		}
+		if name := d.Annotations["io.containerd.image.name"]; name != "" {
+			image.RepoTags = []string{name}
+		}
+		return image, nil
+	}
+	for _, m := range doc.Manifests {
+		if p := m.Platform; architecture == "" || p == nil || p.OS == "linux" && p.Architecture == architecture {
+			return a.resolve(m, architecture, depth+1)
+		}
+	}
+	return saved{}, protocol.Invalid("file", "has no image for linux/%s", architecture)
+}
+
+// blob is where an OCI layout has the content of a digest.
+func blob(digest string) string {
+	algorithm, sum, _ := strings.Cut(digest, ":")
+	return fmt.Sprintf("blobs/%s/%s", algorithm, sum)
+}
+
+// invalid types what is wrong with a file. What is typed already, as a failing source's error may
+// be, stays.
+func invalid(err error) error {
+	var typed *protocol.Error
+	if err == nil || errors.As(err, &typed) {
+		return err
+	}
+	return protocol.Invalid("file", "is not a tar archive, or is cut off: %v", err)
+}

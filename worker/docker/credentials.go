@@ -1,0 +1,45 @@
+package docker
+
+import (
+	"context"
+	"time"
+
+	"github.com/docker/cli/cli/config"
+	"github.com/docker/docker/api/types/registry"
+)
+
+// helperTimeout is the longest that a credential helper may take.
+const helperTimeout = 20 * time.Second
+
+// loginFor reads what `docker login` left for a registry in the configuration directory dir ("":
+// Docker's default), credential helpers included. It is read each time, so that a login counts at
+// once. Nothing found is the zero value.
+func loginFor(ctx context.Context, dir, host string) (registry.AuthConfig, error) {
+	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
+	defer cancel()
+	type answer struct {
+		login registry.AuthConfig
+		err   error
+	}
+	answers := make(chan answer, 1) // a helper is a program of somebody else's, and may hang
+	go func() {
+		file, err := config.Load(dir)
+		if err != nil {
+			answers <- answer{err: err}
+			return
+		}
+		got, err := file.GetAuthConfig(host)
+		login := registry.AuthConfig{Username: got.Username, Password: got.Password, Auth: got.Auth,
+			IdentityToken: got.IdentityToken, RegistryToken: got.RegistryToken}
+		if login != (registry.AuthConfig{}) {
+			login.ServerAddress = host
+		}
+		answers <- answer{login, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.login, a.err
+	case <-ctx.Done():
+		return registry.AuthConfig{}, ctx.Err()
+	}
+}

@@ -1,0 +1,84 @@
+package docker
+
+import (
+	"sync"
+
+	"github.com/docker/docker/pkg/jsonmessage"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// layers follows the layers of a pull by the engine's messages.
+type layers struct {
+	mu    sync.Mutex
+	try   int
+	found map[string]*layer // by the short id in the messages
+}
+
+type layer struct {
+	stage                  int
+	done, total, extracted int64 // bytes
+}
+
+// stages are the states of a layer, in their order. Docker says more, which is no state.
+var stages = map[string]int{
+	"Pulling fs layer": 1, "Waiting": 2, "Downloading": 3, "Verifying Checksum": 4, "Download complete": 5,
+	"Extracting": 6, "Pull complete": complete, "Already exists": complete,
+}
+
+const complete = 7
+
+func newLayers() *layers { return &layers{try: 1, found: map[string]*layer{}} }
+
+// again notes that the pull begins once more.
+func (l *layers) again(try int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.try = try
+}
+
+// heard takes a message, and says whether it is progress: a later stage of a layer, or more bytes of
+// it than ever. An engine that tries a layer again, counts down to that, and begins anew with its
+// first byte says a lot without getting anywhere.
+func (l *layers) heard(m *jsonmessage.JSONMessage) bool {
+	stage := stages[m.Status]
+	if stage == 0 {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	have := l.found[m.ID]
+	if have == nil {
+		have = &layer{}
+		l.found[m.ID] = have
+	}
+	moved := stage > have.stage
+	have.stage = max(have.stage, stage)
+	switch p := m.Progress; {
+	case p == nil:
+	case m.Status == "Downloading":
+		moved = moved || p.Current > have.done
+		have.done, have.total = max(have.done, p.Current), max(have.total, p.Total)
+	case m.Status == "Extracting":
+		moved = moved || p.Current > have.extracted
+		have.extracted = max(have.extracted, p.Current)
+	}
+	if stage > stages["Downloading"] {
+		have.done = have.total
+	}
+	return moved
+}
+
+func (l *layers) progress(ref string) protocol.PullProgress {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := protocol.PullProgress{Image: ref, Try: l.try}
+	for _, have := range l.found {
+		p.Layers++
+		if have.stage == complete {
+			p.LayersDone++
+		}
+		p.Done, p.Total = p.Done+protocol.Bytes(have.done), p.Total+protocol.Bytes(have.total)
+	}
+	return p
+}

@@ -1,0 +1,65 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/client"
+	"github.com/docker/docker/pkg/jsonmessage"
+)
+
+// LoadImage gives the engine the images of an archive, as docker save writes it, under the names that
+// are in it. When reading the archive fails, that error is returned. It fails with unavailable and
+// reason engine_error when the engine does not take the archive, and with [ErrEngineUnavailable] when
+// nothing moved for [Config.PullStall].
+func (e *Engine) LoadImage(ctx context.Context, archive io.Reader) error {
+	return e.take(ctx, "load", "", archive, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
+		answer, err := e.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
+		return answer.Body, err
+	})
+}
+
+// ImportImage makes an image named ref of a root filesystem. Changes are instructions of a
+// Dockerfile, such as `ENV A=1`. Errors as of [Engine.LoadImage].
+func (e *Engine) ImportImage(ctx context.Context, root io.Reader, ref string, changes []string) error {
+	return e.take(ctx, "import", ref, root, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
+		return e.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref, image.ImportOptions{Changes: changes})
+	})
+}
+
+func (e *Engine) take(ctx context.Context, verb, ref string, content io.Reader, send func(context.Context, io.Reader) (io.ReadCloser, error)) error {
+	c := call{verb: verb, kind: kindImage, name: ref, limit: transferLimit}
+	return e.do(ctx, c, func(limited context.Context) error {
+		moving, p := watchProgress(limited, e.pullStall)
+		defer p.done()
+		body := &source{moved: p.moved, r: content}
+		answer, err := send(moving, body)
+		if err == nil {
+			defer answer.Close()
+			err = readLoad(answer, p.moved)
+		}
+		if failed := body.close(); failed != nil {
+			return failed
+		}
+		return cause(moving, err)
+	})
+}
+
+func readLoad(report io.Reader, moved func()) error {
+	decoder := json.NewDecoder(report)
+	for {
+		var message jsonmessage.JSONMessage
+		if err := decoder.Decode(&message); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if message.Error != nil {
+			return message.Error
+		}
+		moved()
+	}
+}
