@@ -33,6 +33,10 @@ engine: ## make sure that a Docker engine answers; as root on Debian, install an
 image: engine ## make the small image of demo, tests and benchmark
 	scripts/image $(IMAGE)
 
+.PHONY: registry
+registry: ## make sure that there is a registry server for tests
+	@scripts/registry >/dev/null
+
 .PHONY: demo
 demo: image build ## run a real build in a sandbox, and show what happened
 	bin/boxfleet demo
@@ -44,7 +48,7 @@ lint: ## go vet and formatting
 	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
 
 .PHONY: test
-test: image build lint ## all tests
+test: image build lint registry ## all tests
 	@mkdir -p bin
 	$(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
 		echo; echo "what failed (all of it: bin/test.log):"; \

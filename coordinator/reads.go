@@ -245,6 +245,9 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 		if b.Phase != "" {
 			e.Waiting += ", phase " + b.Phase
 		}
+		if p := b.Pull; p != nil && !p.Complete {
+			e.Waiting += fmt.Sprintf(": it pulls %s, %s of %s so far", p.Image, p.Done, p.Total)
+		}
 		e.Deadline = b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
 	case b.State == protocol.StateReady && b.Desired == protocol.StateStopped:
 		e.Waiting = "worker " + b.Worker + " stops it"

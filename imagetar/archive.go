@@ -164,7 +164,9 @@ func couldDescribe(name string) bool {
 	return name == manifestFile || name == indexFile || strings.HasPrefix(name, "blobs/")
 }
 
-func (a *archive) isArchive() bool { return a.documents[manifestFile] != nil || a.documents[indexFile] != nil }
+func (a *archive) isArchive() bool {
+	return a.documents[manifestFile] != nil || a.documents[indexFile] != nil
+}
 
 // image is the one image of the archive.
 func (a *archive) image(architecture string) (saved, error) {

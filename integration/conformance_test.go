@@ -77,6 +77,8 @@ func parts(dirs conformanceDirs) map[string][]part {
 				s.Mounts = []protocol.Mount{{Source: dirs.mount, Target: "/mnt/m"}}
 			}, flags: []string{"--mount", dirs.mount + ":/mnt/m"}, yaml: "mounts: [{source: " + dirs.mount + ", target: /mnt/m}]",
 				probe: "cat /mnt/m/file; touch /mnt/m/x 2>/dev/null || echo cannot", want: "mounted\ncannot", read: spec(func(s *protocol.SandboxSpec) any { return s.Mounts })},
+			{field: "pull", set: func(s *protocol.SandboxSpec) { s.Pull = "never" }, flags: []string{"--pull", "never"}, yaml: "pull: never",
+				shown: "TestImagesArePulled", read: spec(func(s *protocol.SandboxSpec) any { return s.Pull })},
 			{field: "idle_ttl", set: func(s *protocol.SandboxSpec) { s.IdleTTL = protocol.Duration(time.Hour) }, flags: []string{"--idle-ttl", "1h"}, yaml: "idle_ttl: 1h",
 				shown: "TestS9_IdleStopIsPunctualAndResumeResetsIt", read: spec(func(s *protocol.SandboxSpec) any { return s.IdleTTL })},
 			{field: "ttl", set: func(s *protocol.SandboxSpec) { s.TTL = protocol.Duration(time.Hour) }, flags: []string{"--ttl", "1h"}, yaml: "ttl: 1h",
@@ -112,7 +114,6 @@ func refused() []part {
 // elsewhere are the fields that are not tried here, and the test that does.
 var elsewhere = map[string]string{
 	"copies":            "TestACopiedTreeArrivesAsItIs",
-	"pull":              "",
 	"network":           "",
 	"ports":             "",
 	"tools":             "",

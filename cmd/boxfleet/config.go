@@ -49,6 +49,7 @@ type workerConfig struct {
 	Name, Engine, StateDir, Supervisor, NetworkPool string
 	ReapDryRun                                      bool
 	Watermarks                                      worker.Watermarks
+	Images                                          worker.Images
 	Slots                                           int
 	CPU                                             float64
 	Memory                                          protocol.Bytes
@@ -119,6 +120,13 @@ func (c *config) settings() []setting {
 		{"worker.cpu", "0", "cores to offer; 0: the host's", upAndW, "", parsed(&w.CPU, parseFloat)},
 		{"worker.memory", "0B", "memory to offer, such as 4GiB; 0: nine tenths of the host's", upAndW, "", parsed(&w.Memory, protocol.ParseBytes)},
 		{"worker.labels", "", "labels of the host, K=V", roleW, "", list(&w.Labels)},
+		{"worker.images.pull_stall", "2m0s", "the pull of an image ends when it makes no progress for so long", roleW, "", parsed(&w.Images.PullStall, positive)},
+		{"worker.images.pre_pull", "", "images that are pulled in the background, before a sandbox wants them, and kept", upAndW, "", list(&w.Images.PrePull)},
+		{"worker.images.high_water", "85", "percent of the engine's file system, bytes or inodes, above which unused images go that the worker pulled; 100: never", roleW, "", parsed(&w.Images.HighWater, strconv.Atoi)},
+		{"worker.images.low_water", "75", "and until which", roleW, "", parsed(&w.Images.LowWater, strconv.Atoi)},
+		{"worker.images.max_bytes", "0B", "what the images that the worker pulled may take, in use or not, before unused ones go, such as 50GiB; 0: no bound", roleW, "", parsed(&w.Images.MaxBytes, protocol.ParseBytes)},
+		{"worker.images.check_cached", "false", "true: ask the registry before each use of an image that came from one, so that what is on the host is no permission to use it", roleW, "", parsed(&w.Images.CheckCached, strconv.ParseBool)},
+		{"worker.images.docker_config", "", "directory of the Docker configuration with credentials for registries; default $DOCKER_CONFIG, else ~/.docker", upAndW, "", text(&w.Images.DockerConfig)},
 		{"worker.mounts.allow", "", "directories of the host that sandboxes may mount: PATH or PATH:ro read-only, PATH:rw also writable; none by default", upAndW, "", list(&w.AllowMounts)},
 		{"worker.profiles", "hardened", "capability profiles that sandboxes may choose: hardened, standard", upAndW, "", list(&w.Profiles)},
 		{"worker.runtimes", "", "OCI runtimes of the engine that sandboxes may choose; none by default: they get the engine's", upAndW, "", list(&w.Runtimes)},

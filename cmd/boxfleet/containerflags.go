@@ -12,7 +12,7 @@ import (
 
 // containerFlags are the flags that say what the container of a sandbox is like.
 type containerFlags struct {
-	disk, shmSize, gpus, hostname, profile, runtime string
+	disk, shmSize, gpus, hostname, profile, runtime, pull string
 	ttl, queueTimeout, createTimeout, grace         string
 	readOnly                                        bool
 	tmpfs, onDelete                                 []string
@@ -33,6 +33,7 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.grace, "stop-grace", "", "`time` from TERM to KILL when it stops (default 5s)")
 	flags.StringArrayVar(&f.onDelete, "on-delete", nil, "`argument` of a command to run before a running sandbox is deleted; repeated for each argument")
 	flags.DurationVar(&f.onDeleteTimeout, "on-delete-timeout", 0, "end that command after so long (default 1m)")
+	flags.StringVar(&f.pull, "pull", "", "when the image is pulled: missing, always or never (default missing)")
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
@@ -41,7 +42,7 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
 	for _, text := range []struct {
 		field *string
 		value string
-	}{{&spec.GPUs, f.gpus}, {&spec.Hostname, f.hostname}, {&spec.Profile, f.profile}, {&spec.Runtime, f.runtime}} {
+	}{{&spec.GPUs, f.gpus}, {&spec.Hostname, f.hostname}, {&spec.Profile, f.profile}, {&spec.Runtime, f.runtime}, {&spec.Pull, f.pull}} {
 		if text.value != "" {
 			*text.field = text.value
 		}
@@ -113,6 +114,7 @@ func containerRows(s *protocol.SandboxSpec) (rows [][]any) {
 	add("gpus", s.GPUs, s.GPUs != "")
 	add("hostname", s.Hostname, s.Hostname != "")
 	add("profile", s.Profile, s.Profile != "" && s.Profile != protocol.ProfileHardened)
+	add("pull", s.Pull, s.Pull != "" && s.Pull != protocol.PullMissing)
 	add("runtime", s.Runtime, s.Runtime != "")
 	if s.OnDelete != nil {
 		add("on delete", fmt.Sprintf("%q, at most %s", s.OnDelete.Command, s.OnDelete.Timeout), true)

@@ -118,6 +118,10 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 	if !s.ExpiresAt.IsZero() {
 		add("deleted at", s.ExpiresAt.Format(time.RFC3339))
 	}
+	add("digest", s.Digest)
+	if p := s.Pull; p != nil {
+		add("pull", fmt.Sprintf("%s, %s of %s, %d of %d layers", p.Image, p.Done, p.Total, p.LayersDone, p.Layers))
+	}
 	add("worker", s.Worker)
 	add("isolation", s.Isolation)
 	add("subnet", s.Subnet)
