@@ -13,10 +13,10 @@ import (
 // containerFlags are the flags that say what the container of a sandbox is like.
 type containerFlags struct {
 	disk, shmSize, gpus, hostname, profile, runtime, pull string
-	ttl, queueTimeout, createTimeout, grace         string
-	readOnly                                        bool
-	tmpfs, onDelete                                 []string
-	onDeleteTimeout                                 time.Duration
+	ttl, queueTimeout, createTimeout, grace               string
+	readOnly                                              bool
+	tmpfs, onDelete                                       []string
+	onDeleteTimeout                                       time.Duration
 }
 
 func (f *containerFlags) add(flags *pflag.FlagSet) {
