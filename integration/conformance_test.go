@@ -117,8 +117,8 @@ var elsewhere = map[string]string{
 	"network":           "",
 	"ports":             "",
 	"tools":             "",
-	"required_services": "",
-	"optional_services": "",
+	"required_services": "TestRequiredServicesGateReadyAndAreReachedByName",
+	"optional_services": "TestAnOptionalServiceBlocksNothing",
 }
 
 type conformanceDirs struct{ mount string }

@@ -554,3 +554,77 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 	nothingLeft(t, f, f.Processes("worker")[0])
 	f.Judge()
 }
+
+// image makes a test image where the engine does not have it.
+func image(t *testing.T, name string) {
+	t.Helper()
+	if out, err := exec.Command("../scripts/image", name).CombinedOutput(); err != nil {
+		t.Fatalf("make the image %s: %v\n%s", name, err, out)
+	}
+}
+
+// postgres is PostgreSQL as Debian has it, set up at its first start. It starts as root and becomes
+// another user, as the images of databases do.
+func postgres() protocol.Service {
+	const bin = "/usr/lib/postgresql/15/bin"
+	script := "set -e; d=/var/lib/postgresql/data; " +
+		"if ! [ -e $d/PG_VERSION ]; then install -d -o postgres -g postgres -m 700 $d; " +
+		"setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/initdb -D $d -A trust; " +
+		"echo 'host all all all trust' >>$d/pg_hba.conf; fi; " +
+		"install -d -o postgres -g postgres /run/postgresql; " +
+		"exec setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/postgres -D $d -c listen_addresses='*' -c fsync=off"
+	return protocol.Service{Image: "boxfleet/test:postgres", Command: []string{"sh", "-c", script}, Memory: 256 << 20,
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"}, Interval: protocol.Duration(time.Second),
+			Retries: 40, StartInterval: protocol.Duration(200 * time.Millisecond)}}
+}
+
+func redis() protocol.Service {
+	return protocol.Service{Image: "boxfleet/test:redis", User: "redis", Memory: 64 << 20,
+		Command:     []string{"redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", "/tmp"},
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "redis-cli ping | grep -q PONG"}, Interval: protocol.Duration(time.Second), Retries: 20}}
+}
+
+func TestPostgreSQLAndRedisAsServices(t *testing.T) {
+	t.Parallel()
+	image(t, "boxfleet/test:postgres")
+	image(t, "boxfleet/test:redis")
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(2 * time.Minute)
+	db := postgres()
+	// The hook runs in the primary container: that one has psql too.
+	psql := []string{"psql", "-h", "db", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-Atc"}
+	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql), "create table t (n int); insert into t values (42)")}}
+	spec := withServices(f, services{"db": db, "cache": redis()}, nil)
+	spec.Image, spec.User = "boxfleet/test:postgres", "box"
+	begun := time.Now()
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("ready after %s", time.Since(begun).Round(time.Millisecond))
+	if got := printedBy(t, ctx, s, "", append(slices.Clone(psql), "select n from t")...); got != "42" {
+		t.Errorf("the primary reads %q from the database", got)
+	}
+	if got := printedBy(t, ctx, s, "db", "sh", "-c", "psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 /var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
+		t.Errorf("an exec in the database's container prints %q", got)
+	}
+	script := `exec 3<>/dev/tcp/cache/6379; printf 'SET k v\r\nGET k\r\nQUIT\r\n' >&3; cat <&3`
+	if got := strings.ReplaceAll(printedBy(t, ctx, s, "", "bash", "-c", script), "\r", ""); got != "+OK\n$1\nv\n+OK" {
+		t.Errorf("the primary reads %q from Redis", got)
+	}
+	// What they hold is there after a stop and a resume.
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := printedBy(t, ctx, s, "", append(slices.Clone(psql), "select n from t")...); got != "42" {
+		t.Errorf("after a resume the primary reads %q from the database", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}

@@ -282,6 +282,7 @@ var standardCapabilities = []string{
 
 // start starts the container, where it does not run, and waits for its supervisor.
 func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, id string) (*attachment, error) {
+	s.detach() // of an earlier try
 	a, err := s.listen(b, d, secret)
 	if err != nil {
 		return nil, err

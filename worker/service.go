@@ -234,15 +234,18 @@ func (v *service) status() (status protocol.ServiceStatus) {
 
 // append appends an event about the service, trying until the log has it or no longer wants the
 // service up here.
-func (v *service) append(ctx context.Context, e protocol.Event, details protocol.ServiceDetails) error {
-	details.Name = v.name
-	e.Service = &details
+func (v *service) append(ctx context.Context, events ...protocol.Event) error {
+	for i := range events {
+		if events[i].Service == nil {
+			events[i].Service = &protocol.ServiceDetails{Name: v.name}
+		}
+	}
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := v.s.append(ctx, v.generation, func(st *protocol.State) []protocol.Event {
 			if !wantsServices(&st.Sandbox, v.s.w.hostID) {
 				return nil
 			}
-			return []protocol.Event{e}
+			return slices.Clone(events)
 		})
 		if err == nil || errors.Is(err, errSuperseded) {
 			return err
@@ -296,7 +299,7 @@ func (v *service) begin(ctx context.Context) error {
 			return err
 		case beginning.Err() != nil:
 			return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", v.sandbox.CreateTimeout, err)
-		case !passing(err):
+		case !passing(err), errors.As(err, new(*hookFailure)):
 			return err
 		}
 		v.s.log.Warn("a service is brought up again", "service", v.name, "error", err)
@@ -317,7 +320,7 @@ func (v *service) tryBegin(ctx context.Context) error {
 		return err
 	}
 	v.s.w.cfg.Probe("before-service-ready")
-	err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady}, protocol.ServiceDetails{})
+	err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady})
 	v.s.w.cfg.Probe("after-service-ready")
 	return err
 }
@@ -562,19 +565,25 @@ func (v *service) hooks(ctx context.Context) error {
 			return err
 		}
 		v.s.w.cfg.Probe("after-service-hook")
-		e := protocol.Event{Kind: protocol.ServiceHook, Error: failed}
-		if failed != nil {
-			e.Reason = failed.Reason
+		events := []protocol.Event{{Kind: protocol.ServiceHook, Service: &protocol.ServiceDetails{Name: v.name, Hook: i + 1, ExitCode: exit, Output: output}}}
+		if failed != nil { // both at once: no restart may take the hook for one that went well
+			events[0].Error, events[0].Reason = failed, failed.Reason
+			events = append(events, protocol.Event{Kind: protocol.ServiceFailed, Reason: failed.Reason, Error: failed})
 		}
-		if err := v.append(ctx, e, protocol.ServiceDetails{Hook: i + 1, ExitCode: exit, Output: output}); err != nil {
+		if err := v.append(ctx, events...); err != nil {
 			return err
 		}
 		if failed != nil {
-			return failed
+			return &hookFailure{failed}
 		}
 	}
 	return nil
 }
+
+// hookFailure says that a hook failed, which is in the log.
+type hookFailure struct{ why *protocol.Error }
+
+func (h *hookFailure) Error() string { return h.why.Error() }
 
 func (v *service) nowWaits(format string, args ...any) {
 	v.s.mu.Lock()
@@ -585,6 +594,9 @@ func (v *service) nowWaits(format string, args ...any) {
 // fail appends that the service failed, with the end of its output where it was its own doing, and
 // returns what its sandbox fails with if it is required.
 func (v *service) fail(ctx context.Context, err error) *protocol.Error {
+	if hook := (*hookFailure)(nil); errors.As(err, &hook) { // it is in the log
+		return v.failure(hook.why)
+	}
 	e := *protocol.AsError(err)
 	switch e.Reason {
 	case protocol.ReasonContainerExited, protocol.ReasonUnhealthy, protocol.ReasonOOMKilled, protocol.ReasonCrashLoop,
@@ -592,7 +604,7 @@ func (v *service) fail(ctx context.Context, err error) *protocol.Error {
 		e.Message += quoted(v.output.last())
 	}
 	v.s.log.Warn("a service fails", "service", v.name, "error", &e)
-	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceFailed, Reason: e.Reason, Error: &e}, protocol.ServiceDetails{}); err != nil {
+	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceFailed, Reason: e.Reason, Error: &e}); err != nil {
 		v.s.log.Debug("the failure of a service is not appended", "service", v.name, "error", err)
 	}
 	return v.failure(&e)
@@ -604,7 +616,7 @@ func (v *service) failure(why *protocol.Error) *protocol.Error {
 	if why != nil {
 		e = *why
 	}
-	if passing(&e) && e.Code != protocol.DeadlineExceeded {
+	if passing(&e) { // it was tried long enough
 		e.Code = protocol.FailedPrecondition
 	}
 	if e.Field == "" {

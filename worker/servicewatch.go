@@ -278,7 +278,7 @@ func (v *service) lastHook(status *protocol.ServiceStatus) int {
 }
 
 func (v *service) recovered(ctx context.Context) {
-	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady}, protocol.ServiceDetails{}); err != nil {
+	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady}); err != nil {
 		v.s.log.Debug("that a service is well again is not appended", "service", v.name, "error", err)
 	}
 }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"sync"
 
@@ -54,6 +55,22 @@ func (s *subnets) use(p netip.Prefix) {
 			s.taken[q] = true
 		}
 	}
+}
+
+// machineSubnets lists the subnets of the machine's own interfaces. An engine lets a network overlap
+// one that it does not know, such as a bridge that another life of it left behind, whose rules then
+// break the traffic in the new one.
+func machineSubnets() (found []netip.Prefix) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			found = append(found, p.Masked())
+		}
+	}
+	return found
 }
 
 // take gives out a free subnet. Error: resource_exhausted.

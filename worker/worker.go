@@ -268,7 +268,7 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range used {
+	for _, p := range append(used, machineSubnets()...) {
 		w.subnets.use(p)
 	}
 	return nil

@@ -48,6 +48,7 @@ type coordinatorConfig struct {
 type workerConfig struct {
 	Name, Engine, StateDir, Supervisor, NetworkPool string
 	ReapDryRun                                      bool
+	CrashWindow, CrashGuard                         time.Duration
 	Watermarks                                      worker.Watermarks
 	Images                                          worker.Images
 	Slots                                           int
@@ -134,6 +135,8 @@ func (c *config) settings() []setting {
 		{"worker.max_inodes", "95", "percent of their inodes", roleW, "", parsed(&w.Watermarks.Inodes, strconv.Atoi)},
 		{"worker.max_memory", "97", "percent of the host's memory that may be in use, by the kernel's estimate", roleW, "", parsed(&w.Watermarks.Memory, strconv.Atoi)},
 		{"worker.max_pids", "90", "percent of the host's processes and threads", roleW, "", parsed(&w.Watermarks.PIDs, strconv.Atoi)},
+		{"worker.crash_window", "5m0s", "a primary command or service that never ran for crash_guard within this loops: its sandbox, or the service, has failed", roleW, "", parsed(&w.CrashWindow, positive)},
+		{"worker.crash_guard", "30s", "a command that has run for so long is not looping", roleW, "", parsed(&w.CrashGuard, positive)},
 		{"worker.reap_dry_run", "false", "true: report what the log says is over on the host, and remove nothing of it", roleW, "", parsed(&w.ReapDryRun, strconv.ParseBool)},
 		{"worker.network_pool", "10.201.0.0/16", "IPv4 prefix that the networks of sandboxes come from", upAndW, "", text(&w.NetworkPool)},
 		{"worker.firewall", "required", "required: take no sandbox unless nftables keeps its network apart; off: take them as the host is, and only with network internet", upAndW, "", oneOf(&w.Firewall, "required", protocol.FirewallOff)},
