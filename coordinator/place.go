@@ -79,6 +79,11 @@ func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
 	case s.GPUs != "" && h.GPUs < max(s.GPUCount(), 1):
 		return fail(protocol.FailedPrecondition, unsupported, "spec.gpus", "%s wanted, %s has %d", s.GPUs, h.Worker, h.GPUs)
 	}
+	for i, name := range s.Tools {
+		if !slices.Contains(h.Tools, name) {
+			return fail(protocol.FailedPrecondition, protocol.ReasonToolUnavailable, fmt.Sprintf("spec.tools[%d]", i), "%s does not offer %s", h.Worker, name)
+		}
+	}
 	return nil
 }
 

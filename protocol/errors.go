@@ -61,6 +61,7 @@ const (
 	ReasonCwdInvalid          = "cwd_invalid"
 	ReasonMountDenied         = "mount_denied"
 	ReasonPolicyDenied        = "policy_denied"
+	ReasonToolUnavailable     = "tool_unavailable"
 	ReasonCopyFailed          = "copy_failed"
 	ReasonSandboxStopped      = "sandbox_stopped"
 	ReasonSandboxDeleted      = "sandbox_deleted"

@@ -502,6 +502,19 @@ func validateHook(field string, h *Hook) error {
 type targetGuard map[string]string
 
 func (g targetGuard) add(field, target string) error {
+	if err := ValidateTarget(field, target); err != nil {
+		return err
+	}
+	clean := path.Clean(target)
+	if other, taken := g[clean]; taken {
+		return Invalid(field, "is the same target as %s: %s", other, clean)
+	}
+	g[clean] = field
+	return nil
+}
+
+// ValidateTarget refuses a path of the sandbox where nothing may be put.
+func ValidateTarget(field, target string) error {
 	if err := validatePath(field, target); err != nil {
 		return err
 	}
@@ -513,10 +526,6 @@ func (g targetGuard) add(field, target string) error {
 	if reserved {
 		return Invalid(field, "must not be %s", clean)
 	}
-	if other, taken := g[clean]; taken {
-		return Invalid(field, "is the same target as %s: %s", other, clean)
-	}
-	g[clean] = field
 	return nil
 }
 

@@ -203,25 +203,7 @@ func (s *SandboxSpec) Validate() error {
 	if err := s.validateFiles(); err != nil {
 		return err
 	}
-	if err := s.validateParts(); err != nil {
-		return err
-	}
-	return s.unsupported()
-}
-
-// unsupported refuses what the types have and no worker does yet.
-func (s *SandboxSpec) unsupported() error {
-	for _, f := range []struct {
-		field string
-		used  bool
-	}{
-		{"spec.tools", len(s.Tools) > 0},
-	} {
-		if f.used {
-			return Invalid(f.field, "is not supported yet")
-		}
-	}
-	return nil
+	return s.validateParts()
 }
 
 func validateImage(field, image string) error {

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,7 +37,8 @@ type binding struct {
 
 // bindingList is what a sandbox's directory keeps of its bindings.
 type bindingList struct {
-	Bindings []binding `json:"bindings,omitempty"`
+	Bindings []binding         `json:"bindings,omitempty"`
+	Env      map[string]string `json:"env,omitempty"` // by which programs find them
 }
 
 func (d directory) links() string        { return filepath.Join(d.path, "mounts") }
@@ -48,29 +50,28 @@ func (d directory) unverified() string { return filepath.Join(d.path, "unverifie
 
 // bindings reads what the create chose. ok is false where it did not come so far, or was done by a
 // worker that kept no list.
-func (d directory) bindings() (list []binding, ok bool, err error) {
+func (d directory) bindings() (kept bindingList, ok bool, err error) {
 	data, err := os.ReadFile(d.bindingsFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, false, nil
+		return kept, false, nil
 	}
-	var kept bindingList
 	if err == nil {
 		err = protocol.Decode(data, &kept)
 	}
 	if err != nil {
-		return nil, false, protocol.Errorf(protocol.Internal, "", "read a sandbox's mounts: %v", err)
+		return kept, false, protocol.Errorf(protocol.Internal, "", "read a sandbox's mounts: %v", err)
 	}
-	return kept.Bindings, true, nil
+	return kept, true, nil
 }
 
 // saveBindings keeps what a create chose, and makes the placeholders.
-func (d directory) saveBindings(list []binding) error {
+func (d directory) saveBindings(list bindingList) error {
 	err := os.MkdirAll(d.links(), 0o700)
-	for i, b := range list {
+	for i, b := range list.Bindings {
 		err = errors.Join(err, d.hide(i, b))
 	}
 	tmp := d.bindingsFile() + ".tmp"
-	err = errors.Join(err, os.WriteFile(tmp, protocol.Encode(&bindingList{list}), 0o600), os.Rename(tmp, d.bindingsFile()))
+	err = errors.Join(err, os.WriteFile(tmp, protocol.Encode(&list), 0o600), os.Rename(tmp, d.bindingsFile()))
 	if err != nil {
 		return protocol.Errorf(protocol.Internal, "", "keep a sandbox's mounts: %v", err)
 	}
@@ -121,12 +122,12 @@ type shown struct {
 
 // openBindings opens every source of a sandbox's bindings anew, and judges it.
 func (w *worker) openBindings(d directory) (*shown, error) {
-	list, _, err := d.bindings()
+	kept, _, err := d.bindings()
 	if err != nil {
 		return nil, err
 	}
-	s := &shown{d: d, list: list}
-	for _, b := range list {
+	s := &shown{d: d, list: kept.Bindings}
+	for _, b := range kept.Bindings {
 		f, real, err := w.openBinding(d, b)
 		if err != nil {
 			s.close()
@@ -229,22 +230,60 @@ func sameMount(root *os.File, b binding, source *os.File) error {
 }
 
 // openBinding opens the source of a binding as it is now.
-func (w *worker) openBinding(_ directory, b binding) (*os.File, string, error) {
+func (w *worker) openBinding(d directory, b binding) (*os.File, string, error) {
+	switch {
+	case b.Shadow:
+		home, err := filepath.EvalSymlinks(d.shadows())
+		var f *os.File
+		if err == nil {
+			f, err = openBelow(home, filepath.Join(home, b.Tool))
+		}
+		if err != nil {
+			return nil, "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's copy of %s is gone: %v", b.Tool, err)
+		}
+		return f, d.shadow(b.Tool), nil
+	case b.Tool != "":
+		f, real, err := w.tools.open(b.Field, b.Tool)
+		if errors.Is(err, errNoTool) {
+			err = toolUnavailable(b.Field, "%s, which the sandbox was made with, is not on the host any more", b.Tool)
+		}
+		return f, real, err
+	}
 	return w.mounts.open(b.Field, b.Source, b.Writable)
 }
 
-// keepBindings keeps what a create chose in the sandbox's directory. What an earlier try chose counts:
-// its container may be there already.
-func (s *sandbox) keepBindings(d directory, list []binding) ([]binding, error) {
+// keepBindings adds those of tools to the bindings of a create, and keeps them in the sandbox's
+// directory. What an earlier try chose counts: its container may be there already.
+func (s *sandbox) keepBindings(ctx context.Context, b *protocol.Sandbox, d directory, image docker.Image, user string, mounts []binding) (bindingList, error) {
 	kept, ok, err := d.bindings()
 	if err != nil || ok {
 		return kept, err
+	}
+	list := bindingList{Bindings: mounts}
+	if len(b.Spec.Tools) > 0 {
+		home, given, err := s.homeOf(ctx, b, image, user)
+		if err != nil {
+			return list, err
+		}
+		ofTools, env, err := s.w.tools.plan(&b.Spec, home, d)
+		if err != nil {
+			return list, err
+		}
+		if given != "" {
+			env["HOME"] = given
+		}
+		list = bindingList{Bindings: append(mounts, ofTools...), Env: env}
 	}
 	return list, d.saveBindings(list)
 }
 
 // planBindings chooses the bindings of a spec, and judges their sources.
 func (w *worker) planBindings(spec *protocol.SandboxSpec) ([]binding, error) {
+	for i, name := range spec.Tools {
+		if err := w.tools.check(fmt.Sprintf("spec.tools[%d]", i), name); err != nil {
+			return nil, err
+		}
+	}
 	var list []binding
 	for i, m := range spec.Mounts {
 		field := fmt.Sprintf("spec.mounts[%d]", i)

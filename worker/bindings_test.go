@@ -65,7 +65,7 @@ func TestLinksOfMountsLeadNowhereButForAStart(t *testing.T) {
 		}
 		return real
 	}
-	if err := d.saveBindings([]binding{{Field: "spec.mounts[0]", Source: source, Target: "/m", Dir: true}}); err != nil {
+	if err := d.saveBindings(bindingList{Bindings: []binding{{Field: "spec.mounts[0]", Source: source, Target: "/m", Dir: true}}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := leads(); got != d.link(0)+".empty" {

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -60,7 +61,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.w.isolation.check(&b.Spec); err != nil {
 		return err
 	}
-	bindings, err := s.w.planBindings(&b.Spec)
+	mounts, err := s.w.planBindings(&b.Spec)
 	if err != nil {
 		return err
 	}
@@ -91,7 +92,8 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := d.saveDefaults(defaults{User: user, Cwd: cwd}); err != nil {
 		return err
 	}
-	if bindings, err = s.keepBindings(d, bindings); err != nil {
+	bound, err := s.keepBindings(ctx, b, d, image, user, mounts)
+	if err != nil {
 		return err
 	}
 	if err := s.phase(ctx, b, "network"); err != nil {
@@ -106,7 +108,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		if err := s.phase(ctx, b, "container"); err != nil {
 			return "", err
 		}
-		spec := s.containerSpec(b, d, image, d.binds(bindings))
+		spec := s.containerSpec(b, d, image, bound)
 		spec.Ports, spec.DNS = ports, s.w.isolation.servers(&b.Spec)
 		s.w.cfg.Probe("before-container-create")
 		err = s.whole(func() error {
@@ -236,7 +238,7 @@ func (s *sandbox) labels(b *protocol.Sandbox) map[string]string {
 // containerSpec is the sandbox's primary container: the supervisor as process 1, as root with the
 // few capabilities that it needs to start execs as others, without these capabilities, and to end
 // them, and nothing else.
-func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, binds []docker.Bind) docker.ContainerSpec {
+func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, bound bindingList) docker.ContainerSpec {
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
 		Name: s.name(), Image: image.ID, Entrypoint: []string{at("supervisor")}, User: "0:0", Cwd: "/",
@@ -247,7 +249,7 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
 			{Source: d.run(), Target: at("run")},
-		}, binds...),
+		}, d.binds(bound.Bindings)...),
 	}
 	spec.Labels[docker.LabelDirectory] = d.path
 	if b.Spec.Hostname != "" {
@@ -266,7 +268,12 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 			spec.Tmpfs[m.Target] = int64(b.Spec.Memory / 2)
 		}
 	}
-	for name, value := range b.Spec.Env {
+	env := maps.Clone(bound.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, b.Spec.Env)
+	for name, value := range env {
 		spec.Env = append(spec.Env, name+"="+value)
 	}
 	sort.Strings(spec.Env)

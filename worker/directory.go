@@ -21,6 +21,7 @@ import (
 //	    defaults  user and directory of execs that name none, from the spec and the image
 //	    bindings  what of the host is mounted; see binding
 //	    mounts/   the names by which the Engine knows it
+//	    shadow/   copies of tools' directories that cannot be mounted as they are
 //	    ctl/      bind-mounted read-only; holds the worker's socket
 //	    run/      bind-mounted; what is in it is the container's word, and hostile
 //	    services/<name>/

@@ -40,6 +40,9 @@ type Config struct {
 	Firewall     string       // required (default): no sandbox without rules around its network; or off
 	DenyNetworks []string     // IPv4 ranges that no sandbox reaches, whatever it is allowed; default none
 	DNS          []string     // name servers of sandboxes; default: those of the engine's host
+	Tools        []string     // builtin tools that are offered to sandboxes, or "all"; default none
+	ToolsHome    string       // home directory whose files those are; absolute where there are any
+	SSHAgent     string       // socket of the ssh agent that the tool git offers; "": none
 	NetworkPool  string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
 	Ephemeral    bool         // remove the engine's mark at the end: for a deployment that does not come back
 	ReapDryRun   bool         // report what the log says is over, and remove nothing of it
@@ -121,6 +124,7 @@ type worker struct {
 	subnets    *subnets
 	mounts     *mountPolicy
 	images     *images
+	tools      *toolbox
 	abilities  *abilities
 	isolation  *isolation
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
@@ -253,6 +257,9 @@ func (w *worker) token() uint64 {
 func (w *worker) preparePolicy(ctx context.Context) error {
 	var err error
 	if w.mounts, err = newMountPolicy(w.cfg.AllowMounts, w.hidden()); err != nil {
+		return err
+	}
+	if w.tools, err = newToolbox(w.cfg.Tools, w.cfg.ToolsHome, w.cfg.SSHAgent, w.mounts); err != nil {
 		return err
 	}
 	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {

@@ -46,17 +46,17 @@ type coordinatorConfig struct {
 }
 
 type workerConfig struct {
-	Name, Engine, StateDir, Supervisor, NetworkPool string
-	ReapDryRun                                      bool
-	CrashWindow, CrashGuard                         time.Duration
-	Watermarks                                      worker.Watermarks
-	Images                                          worker.Images
-	Slots                                           int
-	CPU                                             float64
-	Memory                                          protocol.Bytes
-	Firewall                                        string
-	DenyNetworks, DNS                               []string
-	Labels, AllowMounts, Profiles, Runtimes         []string
+	Name, Engine, StateDir, Supervisor, NetworkPool, ToolsHome string
+	ReapDryRun                                                 bool
+	CrashWindow, CrashGuard                                    time.Duration
+	Watermarks                                                 worker.Watermarks
+	Images                                                     worker.Images
+	Slots                                                      int
+	CPU                                                        float64
+	Memory                                                     protocol.Bytes
+	Firewall                                                   string
+	DenyNetworks, DNS                                          []string
+	Labels, AllowMounts, Tools, Profiles, Runtimes             []string
 }
 
 const (
@@ -129,6 +129,8 @@ func (c *config) settings() []setting {
 		{"worker.images.check_cached", "false", "true: ask the registry before each use of an image that came from one, so that what is on the host is no permission to use it", roleW, "", parsed(&w.Images.CheckCached, strconv.ParseBool)},
 		{"worker.images.docker_config", "", "directory of the Docker configuration with credentials for registries; default $DOCKER_CONFIG, else ~/.docker", upAndW, "", text(&w.Images.DockerConfig)},
 		{"worker.mounts.allow", "", "directories of the host that sandboxes may mount: PATH or PATH:ro read-only, PATH:rw also writable; none by default", upAndW, "", list(&w.AllowMounts)},
+		{"worker.tools", "", "builtin tools that sandboxes may have, with the files of the worker's user, credentials among them: claude, codex, opencode, git, uv, npm, apt, or all; none by default", upAndW, "", list(&w.Tools)},
+		{"worker.tools_home", "", "home directory whose files those are; default: the worker's user's", upAndW, "", text(&w.ToolsHome)},
 		{"worker.profiles", "hardened", "capability profiles that sandboxes may choose: hardened, standard", upAndW, "", list(&w.Profiles)},
 		{"worker.runtimes", "", "OCI runtimes of the engine that sandboxes may choose; none by default: they get the engine's", upAndW, "", list(&w.Runtimes)},
 		{"worker.max_disk", "95", "percent of the engine's and the worker's disk that may be used; a fuller host takes no new sandboxes", roleW, "", parsed(&w.Watermarks.Disk, strconv.Atoi)},

@@ -143,6 +143,9 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 		}
 		add("mount", m.Source+" at "+m.Target+mode)
 	}
+	for _, name := range s.Spec.Tools {
+		add("tool", name)
+	}
 	for _, c := range s.Spec.Copies {
 		add("copy", c.Digest+" at "+c.Target)
 	}

@@ -19,7 +19,7 @@ type specFlags struct {
 	file, image, user, cwd, memory, idleTTL, onHostLoss string
 	cpu                                                 float64
 	pids                                                int64
-	env, labels, mounts, copies, copyExclude            []string
+	env, labels, mounts, copies, copyExclude, tools     []string
 	copyOwner                                           string
 
 	container containerFlags
@@ -45,6 +45,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:TARGET` in; may be repeated")
+	flags.StringSliceVar(&f.tools, "tool", nil, "give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
 	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil, "`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
 	flags.StringVar(&f.copyOwner, "copy-owner", "", "`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
 	f.all = flags
@@ -83,7 +84,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 
 // given is what the flags say of a sandbox.
 func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
-	spec := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command}
+	spec := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
 	var err error
 	if f.memory != "" {
 		if spec.Memory, err = protocol.ParseBytes(f.memory); err != nil {

@@ -2,13 +2,16 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker"
 )
 
 func (p *program) upCommand() *cobra.Command {
@@ -60,6 +63,9 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 	}
 	defer os.Remove(filepath.Join(dir, connectionFile))
 	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
+	if found := worker.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 && len(p.config.Worker.Tools) == 0 {
+		fmt.Fprintf(p.stderr, "tools here, which sandboxes get with --tools, or a part of it: %s\n", strings.Join(found, ","))
+	}
 	select {
 	case <-cmd.Context().Done():
 		defer p.progress("ending")()

@@ -40,6 +40,9 @@ type Role struct {
 	Runtimes    []string           `json:"runtimes,omitempty"`
 	Watermarks  worker.Watermarks  `json:"watermarks,omitzero"`
 	NetworkPool string             `json:"network_pool,omitempty"`
+	Tools       []string           `json:"tools,omitempty"`
+	ToolsHome   string             `json:"tools_home,omitempty"`
+	SSHAgent    string             `json:"ssh_agent,omitempty"`
 	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
 	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
 	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"archive/tar"
 	"context"
 	"io"
 	"io/fs"
@@ -41,6 +42,30 @@ func (e *Engine) PathMode(ctx context.Context, id, path string) (mode fs.FileMod
 		return err
 	})
 	return mode, there, err
+}
+
+// ReadFile reads a small file of a container, which need not have been started: nothing where there is
+// no such file, or it is none.
+func (e *Engine) ReadFile(ctx context.Context, id, path string, most int64) ([]byte, error) {
+	var data []byte
+	err := e.do(ctx, call{verb: "look into", kind: kindContainer, name: id, limit: e.readLimit()}, func(ctx context.Context) error {
+		content, _, err := e.client.CopyFromContainer(ctx, id, path)
+		if cerrdefs.IsNotFound(err) && !denials[kindContainer].MatchString(err.Error()) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		r := tar.NewReader(content)
+		h, err := r.Next()
+		if err != nil || h.Typeflag != tar.TypeReg {
+			return err
+		}
+		data, err = io.ReadAll(io.LimitReader(r, most))
+		return err
+	})
+	return data, err
 }
 
 // copyRefused are the engine's words for a stream that cannot be unpacked where it should be.

@@ -1,0 +1,152 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	home := t.TempDir()
+	for name, content := range map[string]string{
+		".claude/settings": "settings", ".claude.json": "{}", ".ssh/known_hosts": "host key", ".config/gh/hosts.yml": "token",
+		".local/share/uv/python/3.13/bin": "python", ".agents/skills/a": "skill", ".codex/auth": "auth",
+	} {
+		writeFile(t, filepath.Join(home, name), content, 0o666, time.Now())
+	}
+	// Of .codex a link leads out: what the sandbox gets is a copy.
+	writeFile(t, filepath.Join(home, "secret"), "SECRET", 0o644, time.Now())
+	if err := errors.Join(os.Symlink("../secret", filepath.Join(home, ".codex", "link")), os.Chown(filepath.Join(home, ".codex"), 1000, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	agent := filepath.Join(home, "agent.sock")
+	listener, err := net.Listen("unix", agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home, SSHAgent: agent})
+	ctx := f.Context(time.Minute)
+	hosts, err := f.Client.Hosts(ctx)
+	if err != nil || len(hosts) != 1 || strings.Join(hosts[0].Tools, " ") != "claude git uv codex apt opencode" {
+		t.Errorf("the host offers %+v, %v", hosts, err)
+	}
+	spec := f.Spec()
+	spec.Tools = []string{"codex", "claude", "git", "uv", "opencode"}
+	spec.User = "box"
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("tools"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(s.Info().Spec.Tools, " "); got != "codex claude git uv opencode" {
+		t.Errorf("read back: %s", got)
+	}
+	got := mustExec(ctx, t, s, script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml .agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat $UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
+	if want := "/home/box\nsettings{}host keytokenskillauth\nauth\nsocket\npython1\n"; got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	mustExec(ctx, t, s, script(`cd; echo by sandbox > .claude/settings && echo x > .codex/auth && echo new > .codex/new`))
+	for _, attempt := range []string{"echo x > .ssh/known_hosts", "echo x > .config/gh/hosts.yml", "rm .config/gh/hosts.yml", "touch .config/gh/new"} {
+		if r, err := s.Exec(ctx, script("cd; "+attempt)); err != nil || code(r) == "0" {
+			t.Errorf("%s: %v, exit code %s", attempt, err, code(r))
+		}
+	}
+	for name, want := range map[string]string{".claude/settings": "by sandbox\n", ".codex/auth": "auth", ".ssh/known_hosts": "host key", "secret": "SECRET"} {
+		if data, err := os.ReadFile(filepath.Join(home, name)); err != nil || string(data) != want {
+			t.Errorf("the host's %s: %q, %v", name, data, err)
+		}
+	}
+	if err := errors.Join(s.Stop(ctx), s.Resume(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat ~/.codex/new ~/.claude.json")); got != "new\n{}" {
+		t.Errorf("after a resume: %q", got)
+	}
+	// What a sandbox was made with must be there when it starts again.
+	if err := errors.Join(s.Stop(ctx), os.Remove(filepath.Join(home, ".ssh", "known_hosts"))); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, "a resume without a tool's file", s.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[2]")
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	becomesEmpty(f, w)
+	if _, err := os.Stat(filepath.Join(home, ".claude", "settings")); err != nil {
+		t.Errorf("the delete reached the host's files: %v", err)
+	}
+
+	// The home is that of HOME, where the spec has one; a user without a home is refused.
+	spec.Tools, spec.User, spec.Env = []string{"claude"}, "4711", map[string]string{"HOME": "/tmp/me"}
+	s, err = f.Client.Create(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat ~/.claude.json; echo $HOME")); got != "{}/tmp/me\n" {
+		t.Errorf("with HOME: %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	spec.Env = nil
+	_, err = f.Client.Create(ctx, spec)
+	wantError(t, "a user without a home", err, protocol.InvalidArgument, "", "spec.user")
+	for what, tools := range map[string][]string{"a tool that is turned off": {"git", "npm"}, "one that there is not": {"git", "vim"}} {
+		spec := f.Spec()
+		spec.Tools = tools
+		_, err := f.Client.Create(ctx, spec)
+		wantError(t, what, err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
+	}
+	// A required file that goes away after the host said that it has it: the worker refuses.
+	if err := os.Remove(filepath.Join(home, ".claude.json")); err != nil {
+		t.Fatal(err)
+	}
+	spec = f.Spec()
+	spec.Tools = []string{"git", "claude"}
+	_, err = f.Client.Create(ctx, spec)
+	wantError(t, "a required file that is missing", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
+	becomesEmpty(f, w)
+}
+
+func TestS12_NoToolLeadsToTheEnginesSocket(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	home := t.TempDir()
+	link := filepath.Join(home, "agent.sock")
+	if err := os.Symlink("/var/run/docker.sock", link); err != nil {
+		t.Fatal(err)
+	}
+	w := f.Worker("w1", fleet.Role{Tools: []string{"all"}, ToolsHome: home, SSHAgent: link})
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.Tools = []string{"apt", "git"}
+	_, err := f.Client.Create(ctx, spec)
+	wantError(t, "the engine's socket as an ssh agent", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.tools[1]")
+	becomesEmpty(f, w)
+	if bytes.Contains([]byte(w.Log()), []byte("panic")) {
+		t.Error(w.Log())
+	}
+}
+
+func TestWithoutTheOperatorsWordThereAreNoTools(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	home := t.TempDir()
+	mkdir(t, filepath.Join(home, ".npm"))
+	w := f.Worker("w1", fleet.Role{ToolsHome: home})
+	spec := f.Spec()
+	spec.Tools = []string{"npm"}
+	_, err := f.Client.Create(f.Context(time.Minute), spec)
+	wantError(t, "a tool by default", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[0]")
+	becomesEmpty(f, w)
+}

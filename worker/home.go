@@ -1,0 +1,84 @@
+package worker
+
+import (
+	"context"
+	"path"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// maxPasswd bounds what is read of an image's /etc/passwd.
+const maxPasswd = 1 << 20
+
+// homeOf is the home directory of a sandbox's user, as its commands will find it: HOME of the spec or
+// of the image, else what the image's /etc/passwd says. Root without an entry there has /root. given
+// is a HOME that has to be set for that.
+func (s *sandbox) homeOf(ctx context.Context, b *protocol.Sandbox, image docker.Image, user string) (home, given string, err error) {
+	if home, ok := b.Spec.Env["HOME"]; ok {
+		return checkedHome("spec.env.HOME", home)
+	}
+	for _, variable := range image.Env {
+		if home, ok := strings.CutPrefix(variable, "HOME="); ok {
+			return checkedHome("spec.image", home)
+		}
+	}
+	passwd, err := s.passwd(ctx, b, image)
+	if err != nil {
+		return "", "", err
+	}
+	name, _, _ := strings.Cut(user, ":")
+	if name == "" {
+		name = "0"
+	}
+	if home := passwdHome(passwd, name); path.IsAbs(home) {
+		return path.Clean(home), "", nil
+	}
+	if name == "0" || name == "root" {
+		return "/root", "/root", nil
+	}
+	return "", "", protocol.Invalid("spec.user", "%s has no home in the image's /etc/passwd, where tools could go; set HOME in spec.env", name)
+}
+
+func checkedHome(field, home string) (string, string, error) {
+	if !path.IsAbs(home) {
+		return "", "", protocol.Invalid(field, "HOME must be an absolute path for tools to go there, got %.80q", home)
+	}
+	return path.Clean(home), "", nil
+}
+
+// passwdHome finds a user by name or by id: name:password:uid:gid:gecos:home:shell.
+func passwdHome(passwd []byte, user string) string {
+	for line := range strings.Lines(string(passwd)) {
+		fields := strings.Split(strings.TrimRight(line, "\n"), ":")
+		if len(fields) >= 6 && (fields[0] == user || fields[2] == user) {
+			return fields[5]
+		}
+	}
+	return ""
+}
+
+// passwd reads an image's /etc/passwd; nothing where it has none. The Engine shows the files of
+// containers only, so one is made for it, which never starts.
+func (s *sandbox) passwd(ctx context.Context, b *protocol.Sandbox, image docker.Image) ([]byte, error) {
+	name := s.name() + ".passwd"
+	if err := s.w.engine.RemoveContainer(ctx, name); err != nil { // of an earlier try
+		return nil, err
+	}
+	labels := s.labels(b)
+	labels[docker.LabelRole] = "passwd"
+	var id string
+	err := s.whole(func() (err error) {
+		id, err = s.w.engine.CreateContainer(ctx, docker.ContainerSpec{Name: name, Image: image.ID, Entrypoint: []string{"/"}, Labels: labels})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	data, err := s.w.engine.ReadFile(ctx, id, "/etc/passwd", maxPasswd)
+	if removeErr := s.w.engine.RemoveContainer(ctx, id); err == nil {
+		err = removeErr
+	}
+	return data, err
+}

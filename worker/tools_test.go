@@ -1,0 +1,236 @@
+package worker
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestTheTableOfToolsHolds(t *testing.T) {
+	used := map[string]bool{}
+	for _, tool := range tools {
+		for _, use := range tool.uses {
+			used[use.mount] = true
+			if findToolMount(use.mount) == nil {
+				t.Errorf("%s has the mount %s, which there is not", tool.name, use.mount)
+			}
+		}
+	}
+	for i, m := range toolMounts {
+		if !used[m.name] {
+			t.Errorf("no tool has %s", m.name)
+		}
+		if m.mode == toolSocket != (m.source == "") {
+			t.Errorf("%s: only sockets have no source", m.name)
+		}
+		for _, other := range toolMounts[i+1:] {
+			if m.name == other.name {
+				t.Errorf("%s is there twice", m.name)
+			}
+			// What a sandbox can write must not lead the worker to another mount's source.
+			if m.source != "" && other.source != "" && (below(m.source, other.source) || below(other.source, m.source)) {
+				t.Errorf("%s lies in %s, or holds it", m.name, other.name)
+			}
+		}
+	}
+}
+
+// fill makes files below a directory; content that begins with -> is a link's, a name that ends with
+// a slash a directory's.
+func fill(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		p := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(p), 0o755)
+		to, isLink := strings.CutPrefix(content, "->")
+		switch {
+		case err != nil:
+		case strings.HasSuffix(name, "/"):
+			err = os.MkdirAll(p, 0o755)
+		case isLink:
+			err = os.Symlink(to, p)
+		default:
+			err = os.WriteFile(p, []byte(content), 0o640)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func boxOf(t *testing.T, offered []string, home, agent string) *toolbox {
+	t.Helper()
+	policy, err := newMountPolicy(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := newToolbox(offered, home, agent, policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return box
+}
+
+func TestToolsBecomeMountsOnce(t *testing.T) {
+	dir := t.TempDir()
+	home := filepath.Join(dir, "home")
+	fill(t, home, map[string]string{
+		".codex/auth.json": "x", ".agents/a": "x", ".config/opencode/c": "x", ".ssh/known_hosts": "x", ".local/share/uv/python/3/bin": "x",
+		"real/gh/hosts.yml": "x", ".config/gh": "->../real/gh",
+	})
+	agent := filepath.Join(dir, "agent.sock")
+	listener, err := net.Listen("unix", agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	box := boxOf(t, []string{"all"}, home, agent)
+	if got := strings.Join(box.usable(), " "); got != "codex opencode git uv npm apt" {
+		t.Errorf("usable: %s", got)
+	}
+	if got := strings.Join(FoundTools(home, ""), " "); got != "codex opencode git uv" {
+		t.Errorf("found: %s", got)
+	}
+	spec := &protocol.SandboxSpec{Tools: []string{"opencode", "codex", "git", "uv", "npm"}}
+	list, env, err := box.plan(spec, "/home/agent", directory{path: filepath.Join(dir, "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, b := range list {
+		mode := "ro"
+		if b.Writable {
+			mode = "rw"
+		}
+		got = append(got, b.Field+" "+b.Tool+" "+b.Target+" "+mode)
+		if b.Shadow {
+			t.Errorf("%s is copied", b.Tool)
+		}
+	}
+	want := []string{
+		"spec.tools[0] opencode-config /home/agent/.config/opencode rw", "spec.tools[0] .agents /home/agent/.agents rw",
+		"spec.tools[1] .codex /home/agent/.codex rw",
+		"spec.tools[2] ssh-agent /ssh-agent rw", "spec.tools[2] gh-auth /home/agent/.config/gh ro", "spec.tools[2] ssh-known-hosts /home/agent/.ssh/known_hosts ro",
+		"spec.tools[3] uv-python " + home + "/.local/share/uv/python rw",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if env["SSH_AUTH_SOCK"] != "/ssh-agent" || env["UV_PYTHON_INSTALL_DIR"] != home+"/.local/share/uv/python" || len(env) != 2 {
+		t.Errorf("environment: %v", env)
+	}
+}
+
+func TestToolsAreRefusedByTheirField(t *testing.T) {
+	dir := t.TempDir()
+	home := filepath.Join(dir, "home")
+	fill(t, home, map[string]string{".claude/x": "x", ".codex": "->/etc", ".agents/a": "x", ".npm": "a file", ".cache/uv/x": "x"})
+	d := directory{path: filepath.Join(dir, "state")}
+	box := boxOf(t, []string{"claude", "codex", "npm", "uv", "git"}, home, filepath.Join(home, ".claude", "x"))
+	for what, c := range map[string]struct {
+		spec   protocol.SandboxSpec
+		home   string
+		code   protocol.Code
+		reason string
+	}{
+		"a required file is missing": {protocol.SandboxSpec{Tools: []string{"uv", "claude"}}, "/root", protocol.FailedPrecondition, protocol.ReasonToolUnavailable},
+		"a link leads out":           {protocol.SandboxSpec{Tools: []string{"uv", "codex"}}, "/root", protocol.PermissionDenied, protocol.ReasonMountDenied},
+		"a file for a directory":     {protocol.SandboxSpec{Tools: []string{"uv", "npm"}}, "/root", protocol.PermissionDenied, protocol.ReasonMountDenied},
+		"no socket":                  {protocol.SandboxSpec{Tools: []string{"uv", "git"}}, "/root", protocol.PermissionDenied, protocol.ReasonMountDenied},
+		"turned off":                 {protocol.SandboxSpec{Tools: []string{"uv", "opencode"}}, "/root", protocol.FailedPrecondition, protocol.ReasonToolUnavailable},
+		"unknown":                    {protocol.SandboxSpec{Tools: []string{"uv", "vim"}}, "/root", protocol.FailedPrecondition, protocol.ReasonToolUnavailable},
+	} {
+		_, _, err := box.plan(&c.spec, c.home, d)
+		if e := protocol.AsError(err); e == nil || e.Code != c.code || e.Reason != c.reason || e.Field != "spec.tools[1]" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	uv := []string{"uv"}
+	for what, c := range map[string]struct {
+		spec protocol.SandboxSpec
+		home string
+	}{
+		"where a mount goes":    {protocol.SandboxSpec{Tools: uv, Mounts: []protocol.Mount{{Source: "/x", Target: "/root/.cache/uv/"}}}, "/root"},
+		"where memory goes":     {protocol.SandboxSpec{Tools: uv, Tmpfs: []protocol.Tmpfs{{Target: "/root/.cache/uv"}}}, "/root"},
+		"above a copy":          {protocol.SandboxSpec{Tools: uv, Copies: []protocol.Copy{{Target: "/root/.cache/uv/x"}}}, "/root"},
+		"in what is the worker": {protocol.SandboxSpec{Tools: uv}, "/.boxfleet/run"},
+		"in the kernel's":       {protocol.SandboxSpec{Tools: uv}, "/proc/self"},
+	} {
+		_, _, err := box.plan(&c.spec, c.home, d)
+		if e := protocol.AsError(err); e == nil || e.Code != protocol.InvalidArgument || e.Field != "spec.tools[0]" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := newToolbox([]string{"git", "vim"}, home, "", nil); protocol.AsError(err) == nil || protocol.AsError(err).Field != "tools[1]" {
+		t.Errorf("an operator offers vim: %v", err)
+	}
+	if _, _, err := boxOf(t, nil, home, "").plan(&protocol.SandboxSpec{Tools: uv}, "/root", d); protocol.CodeOf(err) != protocol.FailedPrecondition {
+		t.Errorf("by default nothing is offered: %v", err)
+	}
+}
+
+func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "source")
+	fill(t, source, map[string]string{"f": "content", "d/g": "more", "d/in": "->../f", "d/empty/": ""})
+	f, err := os.Open(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	to := filepath.Join(dir, "copies", "it")
+	if copied, err := shadow(f, to); copied || err != nil {
+		t.Fatalf("without such links: %v, %v", copied, err)
+	}
+	if _, err := os.Lstat(to); err == nil {
+		t.Error("something was made")
+	}
+	secret := filepath.Join(dir, "secret")
+	fill(t, dir, map[string]string{"secret": "SECRET"})
+	fill(t, source, map[string]string{"d/out": "->" + secret, "up": "->../secret", "turns": "->d/../../secret"})
+	socket, err := net.Listen("unix", filepath.Join(source, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if err := os.Chmod(filepath.Join(source, "d"), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second is a try after one that was broken off
+		if copied, err := shadow(f, to); !copied || err != nil {
+			t.Fatalf("with such links: %v, %v", copied, err)
+		}
+	}
+	var got []string
+	err = filepath.WalkDir(to, func(p string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(to, p)
+		got = append(got, rel+" "+e.Type().String())
+		return nil
+	})
+	if want := ". d---------,d d---------,d/empty d---------,d/g ----------,d/in L---------,f ----------"; err != nil || strings.Join(got, ",") != want {
+		t.Errorf("the copy has %s, %v", strings.Join(got, ","), err)
+	}
+	if data, err := os.ReadFile(filepath.Join(to, "d", "in")); err != nil || string(data) != "content" {
+		t.Errorf("a link inside: %q, %v", data, err)
+	}
+	if info, err := os.Stat(filepath.Join(to, "d")); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("a directory's mode: %v, %v", info.Mode(), err)
+	}
+}
+
+func TestHomesComeFromPasswd(t *testing.T) {
+	passwd := []byte("root:x:0:0:root:/root:/bin/sh\nbox:x:1000:1000:box:/home/box:/bin/sh\nbroken\nnobody:x:65534:65534::/\n")
+	for user, want := range map[string]string{"root": "/root", "0": "/root", "box": "/home/box", "1000": "/home/box", "nobody": "/", "x": "", "7": "", "": ""} {
+		if got := passwdHome(passwd, user); got != want {
+			t.Errorf("%q: %q, want %q", user, got, want)
+		}
+	}
+}
