@@ -77,6 +77,8 @@ func parts(dirs conformanceDirs) map[string][]part {
 				s.Mounts = []protocol.Mount{{Source: dirs.mount, Target: "/mnt/m"}}
 			}, flags: []string{"--mount", dirs.mount + ":/mnt/m"}, yaml: "mounts: [{source: " + dirs.mount + ", target: /mnt/m}]",
 				probe: "cat /mnt/m/file; touch /mnt/m/x 2>/dev/null || echo cannot", want: "mounted\ncannot", read: spec(func(s *protocol.SandboxSpec) any { return s.Mounts })},
+			{field: "tools", set: func(s *protocol.SandboxSpec) { s.Tools = []string{"npm"} }, flags: []string{"--tool", "npm"}, yaml: "tools: [npm]",
+				probe: "cat ~/.npm/file", want: "cached", read: spec(func(s *protocol.SandboxSpec) any { return s.Tools })},
 			{field: "pull", set: func(s *protocol.SandboxSpec) { s.Pull = "never" }, flags: []string{"--pull", "never"}, yaml: "pull: never",
 				shown: "TestImagesArePulled", read: spec(func(s *protocol.SandboxSpec) any { return s.Pull })},
 			{field: "idle_ttl", set: func(s *protocol.SandboxSpec) { s.IdleTTL = protocol.Duration(time.Hour) }, flags: []string{"--idle-ttl", "1h"}, yaml: "idle_ttl: 1h",
@@ -116,7 +118,6 @@ var elsewhere = map[string]string{
 	"copies":            "TestACopiedTreeArrivesAsItIs",
 	"network":           "",
 	"ports":             "",
-	"tools":             "",
 	"required_services": "TestRequiredServicesGateReadyAndAreReachedByName",
 	"optional_services": "TestAnOptionalServiceBlocksNothing",
 }
@@ -136,7 +137,9 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dirs.mount, "file"), []byte("mounted\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f.Worker("w1", fleet.Role{AllowMounts: []string{dirs.mount}, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}})
+	home := t.TempDir()
+	writeFile(t, filepath.Join(home, ".npm", "file"), "cached\n", 0o644, time.Now())
+	f.Worker("w1", fleet.Role{AllowMounts: []string{dirs.mount}, Tools: []string{"npm"}, ToolsHome: home, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}})
 	cli := buildCLI(t)
 	found := map[string]map[string]string{}
 	for group, fields := range parts(dirs) {
