@@ -128,6 +128,7 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed, []string{"/no/such"}},
 		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"), protocol.ReasonUnhealthy, []string{"not yet", "waiting for godot"}},
 		"hook":      {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")), protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
+		"slow-hook": {withHook(small("exec sleep 1000"), protocol.Hook{Command: []string{"sleep", "1000"}, Timeout: protocol.Duration(time.Second)}, hook("true")), protocol.ReasonHookFailed, []string{"ran longer than 1s"}},
 		"image":     {missing, "", []string{"127.0.0.1:9/none:1"}},
 		"memory":    {protocol.Service{Image: fleet.Image, Memory: 16 << 20, Command: []string{"sh", "-c", "echo growing; exec tail /dev/zero"}}, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
 	} {

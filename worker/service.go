@@ -51,6 +51,8 @@ type service struct {
 	oom      bool  // the last end of its command, or of its container, was for want of memory
 	failures int   // health tests that failed in a row
 	tested   time.Time
+
+	notBefore time.Time // a container that ended is not started again before
 }
 
 // wantsServices says whether the log wants a sandbox's services up on this host.
@@ -363,6 +365,9 @@ func (v *service) raise(ctx context.Context) error {
 func (v *service) connect(ctx context.Context, a *attachment, c docker.Container) error {
 	if !c.Running {
 		v.isDown()
+		if err := v.s.w.engine.Ping(ctx); err != nil { // one that is about to end still answers on connections that it has
+			return err
+		}
 		if err := v.s.protectAgain(ctx); err != nil {
 			return err
 		}

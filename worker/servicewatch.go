@@ -161,11 +161,17 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 	if hopeless {
 		return 0
 	}
+	pause := func() time.Duration {
+		d := *again
+		v.notBefore, *again = time.Now().Add(d), min(2*d, againMost)
+		return d
+	}
 	if err != nil && !passing(err) {
 		v.stumbled()
-		pause := *again
-		*again = min(2*pause, againMost)
-		return pause
+		return pause()
+	}
+	if left := time.Until(v.notBefore); left > 0 { // woken, perhaps by the end of the last try
+		return left
 	}
 	if err := v.raise(ctx); err != nil && ctx.Err() == nil {
 		v.s.log.Warn("a service's container is not up", "service", v.name, "error", err)
@@ -176,9 +182,7 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 		if !passing(err) {
 			v.stumbled()
 		}
-		pause := *again
-		*again = min(2*pause, againMost)
-		return pause
+		return pause()
 	}
 	return 0
 }
