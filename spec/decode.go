@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -210,6 +211,9 @@ func (d *decoder) scalar(node *yaml.Node, path, want string) (string, error) {
 		var err error
 		if text, err = interpolate(node.Value, d.options.Env, MaxBytes, 0); err != nil {
 			return "", d.wrong(node, path, "%v", err)
+		}
+		if !utf8.ValidString(text) {
+			return "", d.wrong(node, path, "has a variable that is not UTF-8")
 		}
 	}
 	if d.bytes += len(text); d.bytes > MaxBytes {

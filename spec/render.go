@@ -148,10 +148,15 @@ func exactSize(size protocol.Bytes) any {
 	return int64(size)
 }
 
-// node is a scalar, quoted where it has to be.
+// node is a scalar, quoted where it has to be. Bytes that are no text have no form in YAML.
 func node(value any) *yaml.Node {
 	n := &yaml.Node{}
-	if text, ok := value.(string); ok && strings.ContainsAny(text, "\n\r\t") {
+	text, ok := value.(string)
+	if ok {
+		text = strings.ToValidUTF8(text, "\ufffd")
+		value = text
+	}
+	if ok && strings.ContainsAny(text, "\n\r\t") {
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Style: yaml.DoubleQuotedStyle}
 	}
 	if err := n.Encode(value); err != nil {

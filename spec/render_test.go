@@ -52,6 +52,7 @@ func TestOriginsNameTheLayers(t *testing.T) {
 			t.Errorf("%s: want %q, got %q", field, want, got[field])
 		}
 	}
+	s.Env = map[string]string{"BYTES": "a\xffb"}
 	d := Document{Spec: s}
 	if text := string(d.YAML(got)); !strings.Contains(text, "env: # tenant, file\n") || !strings.Contains(text, "memory: 512MiB # built in\n") {
 		t.Errorf("got\n%s", text)

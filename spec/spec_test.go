@@ -227,7 +227,7 @@ func TestVariablesAreFilledInAsComposeDoes(t *testing.T) {
 }
 
 func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
-	env := map[string]string{"N": "2", "B": "true", "M": "64m", "P": "80", "EVIL": "x\nuser: root", "LIST": "[a, b]", "WORD": "two"}
+	env := map[string]string{"N": "2", "B": "true", "M": "64m", "P": "80", "EVIL": "x\nuser: root", "LIST": "[a, b]", "WORD": "two", "BYTES": "\xff"}
 	read := func(text string) (*Document, error) { return Parse([]byte(text), Options{Env: env}) }
 	d, err := read("image: ${EVIL}\ncpu: $N\npids: ${X:-100}\nread_only: ${B}\nmemory: $M\nports: [\"${P}\"]\nenv: {$N: $LIST}\ngrace: ${N}s\ncommand: [$LIST]")
 	if err != nil {
@@ -243,6 +243,7 @@ func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
 		"image: x\ncpu: $WORD":         `spec.cpu: line 2, column 6: must be a number, got "two"`,
 		"image: x\ncommand: $LIST":     "must be a list",
 		"image: x\nread_only: ${WORD}": "must be true or false",
+		"image: x\nuser: ${BYTES}":     "spec.user: line 2, column 7: has a variable that is not UTF-8",
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: want %q, got %v", text, want, err)

@@ -23,36 +23,47 @@ func call(ctx context.Context, stdin string, args ...string) (code int, stdout, 
 func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 	clean(t)
 	spec := filepath.Join(t.TempDir(), "spec.yaml")
+	named := filepath.Join(t.TempDir(), "named.yaml")
+	write(t, named, "id: a\nimage: x\n")
 	write(t, spec, "image: x\nenv:\n  A: 1\nmemroy: 512m\n")
 	for line, want := range map[string]string{
-		"nonsense":                                         "nonsense",
-		"sandbox":                                          "sandbox --help",
-		"sandbox nonsense":                                 "nonsense",
-		"sandbox get":                                      "SANDBOX",
-		"sandbox get a b":                                  `"b"`,
-		"sandbox get a.b":                                  "a.b",
-		"sandbox create":                                   "spec.image",
-		"sandbox create --image x --cpu many":              "--cpu",
-		"sandbox create --image x --memory 1q":             "--memory",
-		"sandbox create --image x --env A":                 "--env",
-		"sandbox create --image x --env 1A=b":              "spec.env.1A",
-		"sandbox create --image x --mount /a":              "--mount",
-		"sandbox create --image x --mount /a:/b:rx":        "--mount",
-		"sandbox create --image x --id a.b":                "--id",
-		"sandbox create --image x --nonsense":              "--nonsense",
-		"sandbox create -f " + spec:                        "spec.memroy: " + spec + ": line 4, column 1",
-		"sandbox create -f /nonexistent":                   "/nonexistent",
-		"sandbox delete":                                   "SANDBOX",
-		"sandbox delete a --label k=v":                     `"a"`,
-		"exec a":                                           "behind --",
-		"exec a ls":                                        `"ls"`,
-		"exec -- ls":                                       "SANDBOX",
-		"exec a --timeout soon -- ls":                      "--timeout",
-		"exec a --cwd relative -- ls":                      "spec.cwd",
-		"run -- ls":                                        "spec.image",
-		"ping -o xml":                                      "output",
-		"ping --config /nonexistent":                       "/nonexistent",
-		"coordinator":                                      "--nats",
+		"nonsense":                                  "nonsense",
+		"sandbox":                                   "sandbox --help",
+		"sandbox nonsense":                          "nonsense",
+		"sandbox get":                               "SANDBOX",
+		"sandbox get a b":                           `"b"`,
+		"sandbox get a.b":                           "a.b",
+		"sandbox create":                            "spec.image",
+		"sandbox create --image x --cpu many":       "--cpu",
+		"sandbox create --image x --memory 1q":      "--memory",
+		"sandbox create --image x --env A":          "--env",
+		"sandbox create --image x --env 1A=b":       "spec.env.1A",
+		"sandbox create --image x --mount /a":       "--mount",
+		"sandbox create --image x --mount /a:/b:rx": "--mount",
+		"sandbox create --image x --id a.b":         "--id",
+		"sandbox create --image x --nonsense":       "--nonsense",
+		"sandbox create -f " + spec:                 "spec.memroy: " + spec + ": line 4, column 1",
+		"sandbox create -f /nonexistent":            "/nonexistent",
+		"sandbox delete":                            "SANDBOX",
+		"sandbox delete a --label k=v":              `"a"`,
+		"exec a":                                    "behind --",
+		"exec a ls":                                 `"ls"`,
+		"exec -- ls":                                "SANDBOX",
+		"exec a --timeout soon -- ls":               "--timeout",
+		"exec a --cwd relative -- ls":               "spec.cwd",
+		"run -f " + named + " -- ls":                "id is of sandbox create and apply",
+		"apply":                                     "--file",
+		"apply -f " + spec:                          "spec.memroy",
+		"apply a -f x":                              `"a"`,
+		"spec":                                      "spec --help",
+		"spec validate":                             "--file",
+		"spec validate -f " + spec:                  "spec.memroy",
+		"spec render -f " + spec:                    "spec.memroy",
+		"spec render --offline":                     "spec.image",
+		"run -- ls":                                 "spec.image",
+		"ping -o xml":                               "output",
+		"ping --config /nonexistent":                "/nonexistent",
+		"coordinator":                               "--nats",
 		"worker --nats nats://127.0.0.1:1 --slots several": "worker.slots",
 		"up --listen 127.0.0.1:99999":                      "up.listen",
 	} {
@@ -140,6 +151,54 @@ func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLineAndColumn(t *testing.T) {
 		want = strings.ReplaceAll(want, "FILE", file)
 		if err == nil || !strings.Contains(err.Error(), want) || codeOf(err) != exitUsage {
 			t.Errorf("%q: want %q, got %v", text, want, err)
+		}
+	}
+}
+
+func TestAFlagGoesOverTheFileAlsoWhereItIsEmpty(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, "image: one\nread_only: true\ncpu: 2\nuser: app\ngrace: 1s\npids: 99\n")
+	var flags specFlags
+	cmd := &cobra.Command{}
+	flags.add(cmd)
+	if err := cmd.ParseFlags([]string{"-f", file, "--read-only=false", "--cpu", "0", "--user", "", "--stop-grace", "2s"}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := flags.document(os.Stdin, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := d.Spec; s.ReadOnly || s.CPU != 0 || s.User != "" || s.Grace.String() != "2s" || s.PIDs != 99 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+// The flags of an exec have names that fields of a sandbox have too.
+func TestTheFlagsOfAnExecLeaveTheSandboxsSpec(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, "image: one\ngrace: 7s\n")
+	var box specFlags
+	var exec execFlags
+	cmd := &cobra.Command{}
+	box.add(cmd)
+	exec.add(cmd)
+	if err := cmd.ParseFlags([]string{"-f", file, "--grace", "1s"}); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := box.document(os.Stdin, nil); err != nil || d.Spec.Grace.String() != "7s" {
+		t.Errorf("got %v, %v", d, err)
+	}
+}
+
+func TestPathsToUploadAreSeenFromTheFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "spec.yaml")
+	text := "image: one\ncopies: [a/b:/b, /c:/c]\n"
+	write(t, file, text)
+	for name, want := range map[string]string{file: dir + "/a/b", "-": "a/b"} {
+		d, err := readSpec(name, strings.NewReader(text))
+		if err != nil || d.Copies[0].Source != want || d.Copies[1].Source != "/c" {
+			t.Errorf("%s: got %+v, %v", name, d, err)
 		}
 	}
 }
