@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
@@ -61,6 +62,15 @@ func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T
 	}
 	if r := d.request(protocol.VerbCreate, "b", "r2", mounting); r.Error == nil {
 		t.Error("a new one is not refused")
+	}
+	// One that took its id and came no further, before the defaults were others.
+	own := *mounting.Sandbox
+	own.Resolve()
+	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c", reservation(&jetstream.Delivery{ID: "r3"}, &own)); err != nil {
+		t.Fatal(err)
+	}
+	if r := d.request(protocol.VerbCreate, "c", "r3", mounting); r.Error == nil || r.Error.Code != protocol.InvalidArgument {
+		t.Errorf("one that was never accepted: %v", r.Error)
 	}
 }
 

@@ -22,7 +22,6 @@ type decoder struct {
 	field    string // that errors are about; default: spec
 	nodes    int    // seen so far
 	bytes    int    // of text, seen so far
-	depth    int
 }
 
 // wrong is the error of a value.
@@ -36,7 +35,8 @@ func (d *decoder) wrong(node *yaml.Node, path, format string, args ...any) error
 }
 
 // enter follows an alias, and checks what holds of every value: the text may be somebody else's, and
-// a few lines of aliases can stand for gigabytes.
+// a few lines of aliases can stand for gigabytes. How deep values nest needs no check: the types do
+// not nest without end.
 func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	at := node
 	if node.Kind == yaml.AliasNode {
@@ -46,8 +46,6 @@ func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	switch {
 	case d.nodes > maxNodes:
 		return nil, d.wrong(at, path, "the document has more than %d values", maxNodes)
-	case d.depth > maxDepth:
-		return nil, d.wrong(at, path, "is nested more than %d deep", maxDepth)
 	case node.Style&yaml.TaggedStyle != 0:
 		return nil, d.wrong(at, path, "has the tag %.40s; tags are not supported", node.Tag)
 	}
@@ -62,8 +60,6 @@ func (d *decoder) mark(node *yaml.Node, path string) {
 
 // value reads a node into a value of a wire type.
 func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error {
-	d.depth++
-	defer func() { d.depth-- }()
 	node, err := d.enter(node, path)
 	if err != nil {
 		return err

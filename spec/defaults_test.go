@@ -25,7 +25,7 @@ func TestDefaultsAreReadByTenant(t *testing.T) {
 		"a.b: {cpu: 1}":                        "defaults.a.b: f: line 1, column 6: is not the name of a tenant",
 		"a: {image: x}":                        "defaults.a.image: f: line 1, column 12: cannot have a default",
 		"a: {command: [x]}":                    "defaults.a.command",
-		"a: {copies: [\"a:/b\"]}":              "defaults.a.copies",
+		"a: {copies: [\"a:/b\"]}":              "defaults.a.copies: f: line 1, column 13: cannot have a default",
 		"a: {id: x}":                           "defaults.a.id",
 		"a: x":                                 "defaults.a: f: line 1, column 4",
 		"[a]":                                  "defaults: f: line 1",

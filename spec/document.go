@@ -19,7 +19,6 @@ const (
 	MaxFileBytes = 4 << 20               // of several documents
 	MaxDocuments = 256
 	maxNodes     = 20_000 // values of a document, those that aliases repeat counted each time
-	maxDepth     = 32
 )
 
 // Options says how YAML is read.
