@@ -107,3 +107,19 @@ func ExampleClient_CopyTree() {
 	}
 	fmt.Println(box.Info().State)
 }
+
+func ExampleWithYAML() {
+	ctx := context.Background()
+	client, err := sdk.Connect(ctx, sdk.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	text := []byte("image: boxfleet/demo:busybox\nenv: {GREETING: \"hello ${WHO:-world}\"}\n")
+	// The spec that is given goes over the YAML.
+	box, err := client.Create(ctx, protocol.SandboxSpec{Memory: 1 << 30}, sdk.WithYAML(text, map[string]string{"WHO": "Ada"}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(box.Info().Spec.Env["GREETING"])
+}
