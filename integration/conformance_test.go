@@ -77,6 +77,10 @@ func parts(dirs conformanceDirs) map[string][]part {
 				s.Mounts = []protocol.Mount{{Source: dirs.mount, Target: "/mnt/m"}}
 			}, flags: []string{"--mount", dirs.mount + ":/mnt/m"}, yaml: "mounts: [{source: " + dirs.mount + ", target: /mnt/m}]",
 				probe: "cat /mnt/m/file; touch /mnt/m/x 2>/dev/null || echo cannot", want: "mounted\ncannot", read: spec(func(s *protocol.SandboxSpec) any { return s.Mounts })},
+			{field: "copies", set: func(s *protocol.SandboxSpec) {
+				s.Copies = []protocol.Copy{dirs.copied}
+			}, flags: []string{"--copy", dirs.tree + ":/copied", "--copy-exclude", "*.log", "--copy-owner", "1000:7"}, yaml: "copies: [{source: " + dirs.tree + ", target: /copied, exclude: ['*.log'], owner: '1000:7'}]",
+				probe: "cd /copied; ls -A; cat f; stat -c '%u:%g' f", want: "f\ncopied\n1000:7", read: spec(func(s *protocol.SandboxSpec) any { return s.Copies })},
 			{field: "tools", set: func(s *protocol.SandboxSpec) { s.Tools = []string{"npm"} }, flags: []string{"--tool", "npm"}, yaml: "tools: [npm]",
 				probe: "cat ~/.npm/file", want: "cached", read: spec(func(s *protocol.SandboxSpec) any { return s.Tools })},
 			{field: "pull", set: func(s *protocol.SandboxSpec) { s.Pull = "never" }, flags: []string{"--pull", "never"}, yaml: "pull: never",
@@ -115,14 +119,16 @@ func refused() []part {
 
 // elsewhere are the fields that are not tried here, and the test that does.
 var elsewhere = map[string]string{
-	"copies":            "TestACopiedTreeArrivesAsItIs",
 	"network":           "",
 	"ports":             "",
 	"required_services": "TestRequiredServicesGateReadyAndAreReachedByName",
 	"optional_services": "TestAnOptionalServiceBlocksNothing",
 }
 
-type conformanceDirs struct{ mount string }
+type conformanceDirs struct {
+	mount, tree string
+	copied      protocol.Copy // of tree
+}
 
 // ways are how a sandbox is asked for.
 var ways = []string{"SDK", "CLI", "YAML"}
@@ -135,6 +141,13 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	dirs := conformanceDirs{mount: t.TempDir()}
 	if err := os.WriteFile(filepath.Join(dirs.mount, "file"), []byte("mounted\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dirs.tree = t.TempDir()
+	writeFile(t, filepath.Join(dirs.tree, "f"), "copied\n", 0o644, time.Now())
+	writeFile(t, filepath.Join(dirs.tree, "left.log"), "left out", 0o644, time.Now())
+	var err error
+	if dirs.copied, err = f.Client.Upload(f.Context(time.Minute), sdk.Tree{Source: dirs.tree, Target: "/copied", Exclude: []string{"*.log"}, Owner: "1000:7"}); err != nil {
 		t.Fatal(err)
 	}
 	home := t.TempDir()
