@@ -48,7 +48,13 @@ func (p *program) specValidate() *cobra.Command {
 				ids[i] = d.ID
 			}
 			return p.show(map[string]any{"file": file, "documents": len(documents), "ids": ids}, func(w io.Writer) {
-				fmt.Fprintf(w, "%s: %d specs hold\n", file, len(documents))
+				for i, id := range ids {
+					fmt.Fprintf(w, "%s: document %d holds", specOptions(file).Name, i+1)
+					if id != "" {
+						fmt.Fprintf(w, ": %s", id)
+					}
+					fmt.Fprintln(w)
+				}
 			})
 		},
 	}

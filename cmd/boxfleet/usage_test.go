@@ -190,6 +190,25 @@ func TestTheFlagsOfAnExecLeaveTheSandboxsSpec(t *testing.T) {
 	}
 }
 
+func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
+	clean(t)
+	_, example, _ := call(t.Context(), "", "spec", "example")
+	code, stdout, stderr := call(t.Context(), example, "spec", "validate", "-f", "-")
+	if code != 0 || stdout != "stdin: document 1 holds: web\n" {
+		t.Errorf("validate what example prints: %d, %q, %s", code, stdout, stderr)
+	}
+	code, stdout, stderr = call(t.Context(), example, "spec", "render", "-f", "-", "--offline")
+	if code != 0 || !strings.Contains(stdout, "source: ./src\n") {
+		t.Errorf("render what example prints: %d, %q, %s", code, stdout, stderr)
+	}
+	if code, again, stderr := call(t.Context(), stdout, "spec", "render", "-f", "-", "--offline"); code != 0 || len(again) != len(stdout) {
+		t.Errorf("render what render prints: %d, %q, %s", code, again, stderr)
+	}
+	if code, stdout, _ := call(t.Context(), "", "spec", "schema"); code != 0 || !strings.Contains(stdout, `"$schema"`) {
+		t.Errorf("schema: %d, %.80q", code, stdout)
+	}
+}
+
 func TestPathsToUploadAreSeenFromTheFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "spec.yaml")
