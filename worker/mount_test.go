@@ -123,6 +123,10 @@ func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("the directory without it", shared, "")
+	if policy, err = newMountPolicy([]string{shared}, []string{socket, filepath.Join(shared, "to", "come")}); err != nil {
+		t.Fatal(err)
+	}
+	check("a directory that will hold what no sandbox may see", shared, protocol.PermissionDenied)
 	if os.Geteuid() != 0 {
 		return
 	}
@@ -163,7 +167,7 @@ func TestTheNarrowestEntrySaysWhatMayBeWritten(t *testing.T) {
 	}
 	dir := t.TempDir()
 	fixed := filepath.Join(dir, "fixed")
-	for _, d := range []string{filepath.Join(fixed, "open", "x"), filepath.Join(dir, "x")} {
+	for _, d := range []string{filepath.Join(fixed, "open", "x"), filepath.Join(fixed, "y"), filepath.Join(dir, "x")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +180,7 @@ func TestTheNarrowestEntrySaysWhatMayBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	for source, mayWrite := range map[string]bool{
-		dir: false, filepath.Join(dir, "x"): true, fixed: false, filepath.Join(dir, "link"): false, filepath.Join(dir, "link", "open"): true,
+		dir: false, filepath.Join(dir, "x"): true, fixed: false, filepath.Join(fixed, "y"): false, filepath.Join(dir, "link"): false, filepath.Join(dir, "link", "open"): true,
 		filepath.Join(fixed, "open", "x"): true,
 	} {
 		for _, writable := range []bool{false, true} {

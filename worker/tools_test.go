@@ -234,3 +234,29 @@ func TestHomesComeFromPasswd(t *testing.T) {
 		}
 	}
 }
+
+func TestS12_AnotherNameOfTheEnginesSocketIsNoAgent(t *testing.T) {
+	dir := t.TempDir()
+	socket, agent := filepath.Join(dir, "engine", "engine.sock"), filepath.Join(dir, "agent", "agent.sock")
+	fill(t, dir, map[string]string{"engine/": "", "agent/": ""})
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := os.Link(socket, agent); err != nil {
+		t.Fatal(err)
+	}
+	policy, err := newMountPolicy(nil, []string{socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := newToolbox([]string{"git"}, dir, agent, policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = box.plan(&protocol.SandboxSpec{Tools: []string{"git"}}, "/root", directory{path: filepath.Join(dir, "state")})
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonMountDenied || e.Field != "spec.tools[0]" {
+		t.Errorf("a hard link to the engine's socket: %v", err)
+	}
+}
