@@ -3,7 +3,10 @@ package integration
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -242,5 +245,216 @@ func TestImagesArePulled(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// imagesOf lists the names of images on an engine.
+func imagesOf(t *testing.T, host string) string {
+	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
+}
+
+// TestUnusedImagesGo: above their bound, images that the worker pulled go, those first that are large
+// and long unused; not one that is in use, or to be kept, or somebody else's.
+func TestUnusedImagesGo(t *testing.T) {
+	t.Parallel()
+	h := newWarehouse(t, false)
+	engines.LoadImage(t, h.engine, fleet.Image) // somebody else's
+	kept, _ := h.push("kept:1", 3*mebibyte)
+	used, _ := h.push("used:1", 3*mebibyte)
+	one, _ := h.push("one:1", 3*mebibyte)
+	two, _ := h.push("two:1", 3*mebibyte)
+	foreign, _ := h.push("foreign:1", 3*mebibyte)
+	docker(t, h.engine.Host, "pull", "-q", foreign)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	// Room for three of them; each has the two megabytes of the base besides.
+	role := fleet.Role{Engine: h.engine.Host, Images: worker.Images{MaxBytes: 18 * mebibyte, PrePull: []string{kept}, HighWater: 100, Sweep: 200 * time.Millisecond}}
+	w := f.Worker("w1", role)
+	ctx := f.Context(90 * time.Second)
+	create := func(id, ref string) *sdk.Sandbox {
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
+		if err != nil {
+			t.Fatalf("create %s: %v", id, err)
+		}
+		return s
+	}
+	f.Eventually(20*time.Second, "the image of the configuration is there", func() error {
+		if !strings.Contains(imagesOf(t, h.engine.Host), kept) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	create("used", used)
+	create("foreign", foreign)
+	for id, ref := range map[string]string{"one": one, "foreign": foreign} {
+		s := f.Client.Sandbox(id)
+		if id == "one" {
+			s = create(id, ref)
+		}
+		if err := s.Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(time.Second)
+	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
+		t.Errorf("below the bound, an image went: %s", got)
+	}
+	w.Stop() // a new worker knows what the old one pulled
+	w = f.Worker("w1", role)
+	create("two", two)
+	f.Eventually(10*time.Second, "the unused image goes", func() error {
+		if got := imagesOf(t, h.engine.Host); strings.Contains(got, one) {
+			return errors.New(got)
+		}
+		return nil
+	})
+	time.Sleep(time.Second) // some more sweeps
+	got := imagesOf(t, h.engine.Host)
+	for _, ref := range []string{kept, used, two, foreign, fleet.Image} {
+		if !strings.Contains(got, ref) {
+			t.Errorf("%s went: %s", ref, got)
+		}
+	}
+	_, hosts, err := f.Client.Images(ctx)
+	if err != nil || len(hosts) != 1 {
+		t.Fatalf("%v, %v", hosts, err)
+	}
+	listed := map[string]string{}
+	for _, i := range hosts[0].Images {
+		listed[i.Ref] = i.Origin + " " + i.State
+	}
+	want := map[string]string{kept: "pre_pull ready", used: "pulled ready", two: "pulled ready"}
+	if !maps.Equal(listed, want) {
+		t.Errorf("listed are %v, want %v", listed, want)
+	}
+}
+
+// TestPrivateImagesTakeTheWorkersCredentials: without them, or with wrong ones, a pull is denied; and
+// what is cached is no permission where the registry is asked.
+func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
+	t.Parallel()
+	h := newWarehouse(t, true)
+	ref, digest := h.push("secret:1", 1000)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(90 * time.Second)
+	try := func(id, pull string) (*sdk.Sandbox, error) {
+		return f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id))
+	}
+	role := func(config string, check bool) fleet.Role {
+		return fleet.Role{Engine: h.engine.Host, Images: worker.Images{DockerConfig: config, CheckCached: check}}
+	}
+	none, wrong, right := t.TempDir(), registry.Login(t, h.door.Host, "wrong"), registry.Login(t, h.door.Host, registry.Password)
+
+	w := f.Worker("w1", role(none, false))
+	_, err := try("none", "")
+	hasError(t, "without credentials", err, protocol.PermissionDenied, protocol.ReasonImageDenied)
+	w.Stop()
+	w = f.Worker("w1", role(wrong, false))
+	_, err = try("wrong", "")
+	hasError(t, "with wrong credentials", err, protocol.PermissionDenied, protocol.ReasonImageDenied)
+	w.Stop()
+	w = f.Worker("w1", role(right, false))
+	s, err := try("right", "")
+	if err != nil || s.Info().Digest != digest {
+		t.Fatalf("with right credentials: %+v, %v", s, err)
+	}
+	w.Stop()
+	w = f.Worker("w1", role(none, false))
+	if _, err = try("cached", ""); err != nil {
+		t.Errorf("cached: %v", err)
+	}
+	_, err = try("asked", protocol.PullAlways)
+	hasError(t, "cached, with pull always", err, protocol.PermissionDenied, protocol.ReasonImageDenied)
+	w.Stop()
+	f.Worker("w1", role(none, true))
+	_, err = try("checked", "")
+	hasError(t, "cached, where the worker checks", err, protocol.PermissionDenied, protocol.ReasonImageDenied)
+}
+
+// TestImagesAreImportedWithoutARegistry: an archive and a root filesystem come to every host, also to
+// one that joins later, and go again.
+func TestImagesAreImportedWithoutARegistry(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "imports")
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(120 * time.Second)
+	dir := t.TempDir()
+	archive, root := filepath.Join(dir, "archive.tar"), filepath.Join(dir, "root.tar")
+	main := engines.Default(t).Host
+	docker(t, main, "save", "-o", archive, fleet.Image)
+	container := docker(t, main, "create", fleet.Image)
+	docker(t, main, "export", "-o", root, container)
+	docker(t, main, "rm", container)
+
+	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}} // what is imported stays, however little room there is
+	w := f.Worker("w1", role)
+	cli := buildCLI(t)
+	boxfleet := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, cli, append([]string{"--nats", f.URL()}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("boxfleet %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	out := boxfleet("image", "import", archive, "--ref", "imported:archive")
+	if !strings.Contains(out, "w1") || !strings.Contains(out, "ready") {
+		t.Errorf("import printed %s", out)
+	}
+	boxfleet("image", "import", root, "--ref", "imported:root", "--change", "ENV COLOUR=red", "--change", "USER box")
+	for id, ref := range map[string]string{"archive": "imported:archive", "root": "imported:root"} {
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever), sdk.WithID(id))
+		if err != nil {
+			t.Fatalf("create of %s: %v", ref, err)
+		}
+		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo $COLOUR; id -un"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := map[string]string{"archive": "\nroot\n", "root": "red\nbox\n"}[id]; string(r.Stdout) != want {
+			t.Errorf("in %s: %q, want %q", ref, r.Stdout, want)
+		}
+		if d := s.Info().Digest; d != "" {
+			t.Errorf("%s comes from no registry, and has the digest %s", ref, d)
+		}
+	}
+	if got := imagesOf(t, e.Host); strings.Contains(got, fleet.Image) {
+		t.Errorf("the archive's own name was taken over: %s", got)
+	}
+	if out := boxfleet("image", "list"); strings.Count(out, "imported") < 4 {
+		t.Errorf("list printed %s", out)
+	}
+
+	t.Run("somebody removes it, the worker brings it back; another worker joins and gets it", func(t *testing.T) {
+		w.Stop()
+		for _, id := range []string{"archive", "root"} {
+			docker(t, e.Host, "rm", "-f", containerOf(f, e.Host, id))
+		}
+		docker(t, e.Host, "rmi", "-f", "imported:archive", "imported:root")
+		late := engines.Start(t, "late")
+		f.Worker("w1", role)
+		lateRole := role
+		lateRole.Engine = late.Host
+		f.Worker("w2", lateRole)
+		for _, host := range []string{e.Host, late.Host} {
+			f.Eventually(20*time.Second, "both images are on "+host, func() error {
+				if got := imagesOf(t, host); !strings.Contains(got, "imported:archive") || !strings.Contains(got, "imported:root") {
+					return errors.New(got)
+				}
+				return nil
+			})
+		}
+		if _, err := f.Client.Create(ctx, imageSpec(f, "imported:root", ""), sdk.WithID("again")); err != nil {
+			t.Error(err)
+		}
+		boxfleet("image", "remove", "imported:archive")
+		for _, host := range []string{e.Host, late.Host} {
+			f.Eventually(20*time.Second, "the removed image goes from "+host, func() error {
+				if got := imagesOf(t, host); strings.Contains(got, "imported:archive") || !strings.Contains(got, "imported:root") {
+					return errors.New(got)
+				}
+				return nil
+			})
+		}
 	})
 }

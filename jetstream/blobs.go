@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -33,12 +32,20 @@ func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return translate(err, "upload "+digest)
 	}
-	u := &upload{conn: c, subject: "$O." + protocol.BucketBlobs + ".C." + nuid.Next()}
-	if err := u.run(ctx, digest, r); err != nil {
-		return errors.Join(translate(err, "upload "+digest), u.conn.purgeChunks(u.subject))
+	if err := c.putObject(ctx, protocol.BucketBlobs, digest, r); err != nil {
+		return err
 	}
 	if old != nil {
-		return c.purgeChunks("$O." + protocol.BucketBlobs + ".C." + old.NUID)
+		return c.purgeChunks(protocol.BucketBlobs, old.NUID)
+	}
+	return nil
+}
+
+// putObject stores content in a bucket of the object store.
+func (c *Conn) putObject(ctx context.Context, bucket, digest string, r io.Reader) error {
+	u := &upload{conn: c, bucket: bucket, id: nuid.Next()}
+	if err := u.run(ctx, digest, r); err != nil {
+		return errors.Join(translate(err, "upload "+digest), c.purgeChunks(bucket, u.id))
 	}
 	return nil
 }
@@ -47,7 +54,8 @@ func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 // store's own Put sends as fast as it can, and fails when a server stores less fast than that.
 type upload struct {
 	conn    *Conn
-	subject string // of the chunks
+	bucket  string
+	id      string // of the object: its chunks carry it in their subject
 	pending []jetstream.PubAckFuture
 }
 
@@ -60,7 +68,7 @@ func (u *upload) run(ctx context.Context, digest string, r io.Reader) error {
 	sum := sha256.New()
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: blobChunk}},
-		Bucket:     protocol.BucketBlobs, NUID: u.subject[strings.LastIndexByte(u.subject, '.')+1:],
+		Bucket:     u.bucket, NUID: u.id,
 	}
 	for {
 		chunk := make([]byte, blobChunk)
@@ -68,7 +76,7 @@ func (u *upload) run(ctx context.Context, digest string, r io.Reader) error {
 		if n > 0 {
 			sum.Write(chunk[:n])
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
-			if err := u.send(ctx, &nats.Msg{Subject: u.subject, Data: chunk[:n]}, blobWindow); err != nil {
+			if err := u.send(ctx, &nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]}, blobWindow); err != nil {
 				return err
 			}
 		}
@@ -87,7 +95,7 @@ func (u *upload) run(ctx context.Context, digest string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	meta := nats.NewMsg(blobMeta(digest))
+	meta := nats.NewMsg(metaSubject(u.bucket, digest))
 	meta.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	meta.Data = data
 	return u.send(ctx, meta, 0)
@@ -123,18 +131,20 @@ func (u *upload) settle(ctx context.Context, most int) error {
 }
 
 // purgeChunks removes what was stored of an object. What stays goes by age.
-func (c *Conn) purgeChunks(subject string) error {
+func (c *Conn) purgeChunks(bucket, id string) error {
 	ctx, cancel := c.bound(context.Background())
 	defer cancel()
-	stream, err := c.js.Stream(ctx, "OBJ_"+protocol.BucketBlobs)
+	stream, err := c.js.Stream(ctx, "OBJ_"+bucket)
 	if err == nil {
-		err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(bucket, id)))
 	}
 	return translate(err, "remove what was uploaded")
 }
 
-func blobMeta(digest string) string {
-	return "$O." + protocol.BucketBlobs + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
+func chunkSubject(bucket, id string) string { return "$O." + bucket + ".C." + id }
+
+func metaSubject(bucket, digest string) string {
+	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
 }
 
 // FreshBlob says whether content with this digest is stored, and not so old that it may be removed
@@ -163,10 +173,14 @@ func (c *Conn) HasBlob(ctx context.Context, digest string) (bool, error) {
 	return !stored.IsZero(), err
 }
 
-// blobStored says when content was stored, by the server's clock; the zero time for what is not there.
 func (c *Conn) blobStored(ctx context.Context, digest string) (time.Time, error) {
+	return c.objectStored(ctx, protocol.BucketBlobs, digest)
+}
+
+// objectStored says when content was stored, by the server's clock; the zero time for what is not there.
+func (c *Conn) objectStored(ctx context.Context, bucket, digest string) (time.Time, error) {
 	// From the leader: the object store's own reads may be answered by a replica that is behind.
-	m, err := c.lastOnSubject(ctx, "OBJ_"+protocol.BucketBlobs, blobMeta(digest))
+	m, err := c.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, digest))
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return time.Time{}, nil
 	}
@@ -186,7 +200,11 @@ func (c *Conn) blobStored(ctx context.Context, digest string) (time.Time, error)
 // Blob opens stored content; the caller closes it. The store checks the content against its own
 // digest while it is read. Error: not_found.
 func (c *Conn) Blob(ctx context.Context, digest string) (io.ReadCloser, error) {
-	store, err := c.blobs(ctx)
+	return c.object(ctx, protocol.BucketBlobs, digest)
+}
+
+func (c *Conn) object(ctx context.Context, bucket, digest string) (io.ReadCloser, error) {
+	store, err := c.objects(ctx, bucket)
 	if err != nil {
 		return nil, err
 	}
@@ -199,19 +217,23 @@ func (c *Conn) Blob(ctx context.Context, digest string) (io.ReadCloser, error) {
 			return nil, translate(err, "read "+digest)
 		}
 		// It may only not be on the replica yet that answered.
-		there, hasErr := c.HasBlob(ctx, digest)
+		stored, hasErr := c.objectStored(ctx, bucket, digest)
 		if hasErr != nil {
 			return nil, hasErr
 		}
-		if !there || !sleep(ctx, retryPause) {
+		if stored.IsZero() || !sleep(ctx, retryPause) {
 			return nil, translate(err, "read "+digest)
 		}
 	}
 }
 
 func (c *Conn) blobs(ctx context.Context) (jetstream.ObjectStore, error) {
+	return c.objects(ctx, protocol.BucketBlobs)
+}
+
+func (c *Conn) objects(ctx context.Context, bucket string) (jetstream.ObjectStore, error) {
 	bounded, cancel := c.bound(ctx)
 	defer cancel()
-	store, err := c.js.ObjectStore(bounded, protocol.BucketBlobs)
-	return store, translate(err, "open "+protocol.BucketBlobs)
+	store, err := c.js.ObjectStore(bounded, bucket)
+	return store, translate(err, "open "+bucket)
 }

@@ -79,7 +79,12 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 // follow reads every key and then each change, until ctx ends. A deleted key comes with value nil.
 // An expired one is not announced.
 func (b kv) follow(ctx context.Context, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
-	return b.conn.follow(ctx, b.stream(), b.subject(">"), 0, func(m *stored) {
+	return b.followKeys(ctx, ">", handle, caughtUp)
+}
+
+// followKeys is follow for the keys of a pattern.
+func (b kv) followKeys(ctx context.Context, pattern string, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
+	return b.conn.follow(ctx, b.stream(), b.subject(pattern), 0, func(m *stored) {
 		value := m.data
 		if m.deleted() {
 			value = nil

@@ -89,6 +89,9 @@ func (c *Conn) Provision(ctx context.Context, a Assets) error {
 	}
 	err := c.provisioned(ctx, protocol.BucketBlobs, func(ctx context.Context) error { return c.makeBlobs(ctx, a) })
 	if err == nil {
+		err = c.provisioned(ctx, protocol.BucketImageFiles, func(ctx context.Context) error { return c.makeImageFiles(ctx, a) })
+	}
+	if err == nil {
 		_, err = c.assets(ctx)
 	}
 	return err
@@ -164,6 +167,7 @@ func (a *Assets) streams() []jetstream.StreamConfig {
 		writeOnce(protocol.BucketIDs),
 		bucket(protocol.BucketExecIDs, 0),
 		bucket(protocol.BucketSandboxes, 0),
+		bucket(protocol.BucketImages, 0),
 		bucket(protocol.BucketWorkers, hostTTL),
 		bucket(protocol.BucketLocks, a.LockTTL),
 		bucket(protocol.BucketElections, a.ElectionTTL),
@@ -198,6 +202,15 @@ func writeOnce(name string) jetstream.StreamConfig {
 func (c *Conn) makeBlobs(ctx context.Context, a Assets) error {
 	_, err := c.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: protocol.BucketBlobs, TTL: a.BlobMaxAge, Storage: jetstream.FileStorage, Replicas: a.Replicas,
+	})
+	return err
+}
+
+// makeImageFiles makes the store of imported images' files, which are kept for as long as they are
+// wanted.
+func (c *Conn) makeImageFiles(ctx context.Context, a Assets) error {
+	_, err := c.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+		Bucket: protocol.BucketImageFiles, Storage: jetstream.FileStorage, Replicas: a.Replicas,
 	})
 	return err
 }

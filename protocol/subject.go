@@ -17,6 +17,9 @@ const (
 	BucketElections = "boxfleet_elections"
 	BucketBlobs     = "boxfleet_blobs"
 
+	BucketImages     = "boxfleet_images"      // wanted images, and what hosts have
+	BucketImageFiles = "boxfleet_image_files" // that wanted images come from
+
 	ServiceName = "boxfleet"
 )
 

@@ -47,9 +47,9 @@ func (c *Images) check() error {
 		return protocol.Invalid("images.max_bytes", "must not be negative")
 	}
 	for i, ref := range c.PrePull {
-		full, err := docker.Reference(ref)
+		full, err := protocol.ImageReference("images.pre_pull", ref)
 		if err != nil {
-			return protocol.Invalid("images.pre_pull", "is not an image reference: %.80q", ref)
+			return err
 		}
 		c.PrePull[i] = full
 	}
@@ -115,8 +115,12 @@ func (m *images) load() {
 		return
 	}
 	for ref, r := range records {
-		if r != nil {
-			m.records[ref] = r
+		if r == nil {
+			continue
+		}
+		m.records[ref] = r
+		if r.Origin == protocol.ImageImported { // until it is known that it is not wanted any more
+			m.keep[ref] = protocol.ImageImported
 		}
 	}
 }
@@ -137,7 +141,7 @@ func (m *images) save() {
 // get returns an image, pulled where the policy says so, and keeps it from being removed until
 // release is called, which the caller must. report, which may be nil, hears of a pull's progress.
 func (m *images) get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (_ docker.Image, release func(), err error) {
-	full, err := docker.Reference(ref)
+	full, err := protocol.ImageReference("spec.image", ref)
 	if err != nil {
 		return docker.Image{}, nil, err
 	}
@@ -241,6 +245,8 @@ func (m *images) run(ctx context.Context) error {
 	for _, ref := range m.cfg.PrePull {
 		wg.Go(func() { m.prePull(ctx, ref) })
 	}
+	wg.Go(func() { m.tell(ctx) })
+	wg.Go(func() { m.importWanted(ctx) })
 	tick := time.NewTicker(m.cfg.Sweep)
 	defer tick.Stop()
 	for {
@@ -294,6 +300,9 @@ func (m *images) show(i protocol.HostImage) {
 	signal(m.changed)
 }
 
+// maxTold is how many images a worker tells of, so that they fit into a message.
+const maxTold = 1000
+
 // table is what the worker says of its images.
 func (m *images) table() []protocol.HostImage {
 	m.mu.Lock()
@@ -307,7 +316,30 @@ func (m *images) table() []protocol.HostImage {
 		row.UsedAt = r.UsedAt
 		rows[ref] = row
 	}
-	return slices.SortedFunc(maps.Values(rows), func(a, b protocol.HostImage) int { return cmp.Compare(a.Ref, b.Ref) })
+	all := slices.SortedFunc(maps.Values(rows), func(a, b protocol.HostImage) int { return cmp.Compare(a.Ref, b.Ref) })
+	return all[:min(len(all), maxTold)]
+}
+
+// tellPause is the least time between two tellings.
+const tellPause = 500 * time.Millisecond
+
+// tell says what is on the host, now and at each change, until ctx ends.
+func (m *images) tell(ctx context.Context) {
+	for {
+		told := &protocol.HostImages{Worker: m.w.cfg.Name, HostID: m.w.hostID, Images: m.table(), Time: time.Now().UTC()}
+		if err := m.w.conn.TellImages(ctx, told); err != nil && ctx.Err() == nil {
+			m.w.log.Warn("the host's images are not told", "error", err)
+			signal(m.changed)
+		}
+		if !sleep(ctx, tellPause) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.changed:
+		}
+	}
 }
 
 // sweep removes unused images where they take too much room, until they do not.

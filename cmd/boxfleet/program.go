@@ -115,7 +115,7 @@ func (p *program) root() *cobra.Command {
 	p.config.addFlags(root.PersistentFlags(), "")
 	root.PersistentFlags().StringVar(&p.config.file, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/boxfleet/config.yaml)")
 	root.AddGroup(&cobra.Group{ID: "client", Title: "Client commands:"}, &cobra.Group{ID: "server", Title: "Server commands:"})
-	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.runCommand(), p.hostCommand(), p.pingCommand(), p.versionCommand()} {
+	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.runCommand(), p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
 		c.GroupID = "client"
 		root.AddCommand(c)
 	}

@@ -70,19 +70,6 @@ func registryDigest(ref string, digests []string) string {
 	return found
 }
 
-// Reference is the full form of an image reference, with its registry, and the tag where one is
-// missing: "docker.io/library/busybox:latest". It fails with invalid_argument.
-func Reference(ref string) (string, error) {
-	named, err := reference.ParseNormalizedNamed(ref)
-	if err != nil {
-		return "", protocol.Invalid("spec.image", "is not an image reference: %.80q", ref)
-	}
-	if canonical, ok := named.(reference.Canonical); ok { // beside a digest a tag says nothing
-		return reference.TrimNamed(named).Name() + "@" + canonical.Digest().String(), nil
-	}
-	return reference.TagNameOnly(named).String(), nil
-}
-
 // RemoveImage takes a name from an image, and removes the image with its last name. It fails with
 // failed_precondition, and changes nothing, when a container of any state uses it. Absent is no error.
 func (e *Engine) RemoveImage(ctx context.Context, refOrID string) error {

@@ -35,7 +35,7 @@ var errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protoco
 // registry_unreachable, after some tries; image_pull_stalled, after [Config.PullStall] without
 // progress; image_pull_failed for everything else.
 func (e *Engine) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
-	full, err := Reference(ref)
+	full, err := protocol.ImageReference("spec.image", ref)
 	if err != nil {
 		return Image{}, err
 	}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+func (p *program) imageCommand() *cobra.Command {
+	return group("image", "Look at the images of the hosts, and import some", p.imageImport(), p.imageList(), p.imageRemove())
+}
+
+func (p *program) imageImport() *cobra.Command {
+	var f sdk.ImageFile
+	var noWait bool
+	cmd := &cobra.Command{
+		Use: "import FILE|- --ref NAME[:TAG]", Short: "Put an image on the hosts, without a registry",
+		Long: `Put an image on the hosts, without a registry. The file is what docker save wrote, an OCI image layout
+as a tar, or a root filesystem as a tar; plain, or compressed with gzip, bzip2 or zstd. The hosts keep
+it, and hosts that join later get it too, until it is removed.`,
+		Example: "  docker save tools:1 | boxfleet image import - --ref tools:1\n  boxfleet image import rootfs.tar.gz --ref debian:mine --change 'ENV LANG=C.UTF-8'",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage("say which FILE to import, - for stdin; see %s --help", cmd.CommandPath())
+			}
+			if f.Ref == "" {
+				return usage("--ref is missing: what is the image to be called?")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			content, done, err := p.imageFile(args[0])
+			if err != nil {
+				return err
+			}
+			defer done()
+			f.Content = content
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.importImage(ctx, c, f, noWait) })
+		},
+	}
+	cmd.Flags().StringVar(&f.Ref, "ref", "", "`NAME[:TAG]` of the image")
+	cmd.Flags().StringArrayVar(&f.Workers, "worker", nil, "only the host of this `worker`; may be repeated (default: all hosts)")
+	cmd.Flags().StringArrayVar(&f.Changes, "change", nil, "Dockerfile `instruction` for the image of a root filesystem; may be repeated")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do not wait until the hosts have it")
+	return cmd
+}
+
+// imageFile opens the file of an image. What comes on stdin is read twice, and kept on disk meanwhile.
+func (p *program) imageFile(name string) (content io.ReadSeeker, done func(), err error) {
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, nil, usage("%v", err)
+		}
+		return f, func() { f.Close() }, nil
+	}
+	spool, err := os.CreateTemp("", "boxfleet-image-")
+	if err != nil {
+		return nil, nil, protocol.Errorf(protocol.Internal, "", "keep what comes on stdin: %v", err)
+	}
+	done = func() { spool.Close() }
+	os.Remove(spool.Name()) // it lives until it is closed
+	_, err = io.Copy(spool, p.stdin)
+	if err == nil {
+		_, err = spool.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		done()
+		return nil, nil, protocol.Errorf(protocol.Internal, "", "keep what comes on stdin: %v", err)
+	}
+	return spool, done, nil
+}
+
+// importImage imports an image, and shows how each host gets it.
+func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFile, noWait bool) error {
+	tell, done := p.progressing("reading the image")
+	defer done()
+	f.Progress = func(sent, total int64) { tell("uploading the image " + bar(sent, total)) }
+	want, err := c.ImportImage(ctx, f)
+	if err != nil {
+		return err
+	}
+	if noWait {
+		done()
+		return p.show(want, func(w io.Writer) { fmt.Fprintf(w, "%s is on its way to the hosts\n", want.Ref) })
+	}
+	tell("waiting for the hosts")
+	hosts, err := c.WaitImage(ctx, want, func(worker string, i protocol.HostImage) { tell(worker + ": " + i.State) })
+	done()
+	if err != nil {
+		return err
+	}
+	failed := 0
+	rows := [][]any{{"WORKER", "STATE", "IMAGE", "ERROR"}}
+	for _, worker := range slices.Sorted(maps.Keys(hosts)) {
+		i := hosts[worker]
+		if i.State != protocol.ImageReady {
+			failed++
+		}
+		rows = append(rows, []any{worker, i.State, i.Ref, errorText(i.Error)})
+	}
+	if err := p.show(hosts, func(w io.Writer) { table(w, rows...) }); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; they try again", failed, len(hosts))
+	}
+	return nil
+}
+
+func errorText(err *protocol.Error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func (p *program) imageList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the images that the workers look after, by host", Args: takes(), Example: "  boxfleet image list",
+		Long: "List the images that the workers look after, by host: what they pulled, and what they were told to have.\nImages that others brought to a host are not listed, and not touched.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				imported, hosts, err := c.Images(ctx)
+				if err != nil {
+					return err
+				}
+				all := struct {
+					Imported []*protocol.WantedImage `json:"imported"`
+					Hosts    []*protocol.HostImages  `json:"hosts"`
+				}{imported, hosts}
+				return p.show(all, func(w io.Writer) { printImages(w, imported, hosts) })
+			})
+		},
+	}
+}
+
+func printImages(w io.Writer, imported []*protocol.WantedImage, hosts []*protocol.HostImages) {
+	rows := [][]any{{"WORKER", "IMAGE", "ORIGIN", "STATE", "SIZE", "ID", "USED", "ERROR"}}
+	listed := map[string]bool{}
+	for _, h := range hosts {
+		for _, i := range h.Images {
+			listed[i.Ref] = true
+			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, i.State, i.Size, shortID(i.ID), ago(i.UsedAt), errorText(i.Error)})
+		}
+	}
+	for _, want := range imported {
+		if !listed[want.Ref] { // no host is there for it
+			rows = append(rows, []any{"-", want.Ref, protocol.ImageImported, "wanted", want.Size, "", "-", ""})
+		}
+	}
+	table(w, rows...)
+}
+
+// shortID is an image's id as docker prints it.
+func shortID(id string) string {
+	const prefix = len("sha256:")
+	if len(id) < prefix+12 {
+		return id
+	}
+	return id[prefix : prefix+12]
+}
+
+func (p *program) imageRemove() *cobra.Command {
+	return &cobra.Command{
+		Use: "remove NAME[:TAG]", Short: "Have the hosts forget an imported image, once nothing uses it", Example: "  boxfleet image remove tools:1",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage("say which image; see %s --help", cmd.CommandPath())
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return c.RemoveImage(ctx, args[0]) })
+		},
+	}
+}

@@ -1,0 +1,170 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Keys of the bucket of images: "want.<hash of the reference>" and "host.<worker>". What is wanted
+// is the operator's to write, what a host has its worker's.
+const (
+	wantPrefix = "want."
+	hostPrefix = "host."
+)
+
+func wantKey(ref string) string {
+	sum := sha256.Sum256([]byte(ref))
+	return wantPrefix + hex.EncodeToString(sum[:16])
+}
+
+// orphanAge is how old a file must be that no wanted image names, to be removed: a younger one may
+// only be about to be named.
+const orphanAge = 24 * time.Hour
+
+// PutImageFile stores the file of an image under its digest, unless it is there already.
+func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
+	stored, err := c.objectStored(ctx, protocol.BucketImageFiles, digest)
+	if err != nil || !stored.IsZero() {
+		return err
+	}
+	return c.putObject(ctx, protocol.BucketImageFiles, digest, r)
+}
+
+// ImageFile opens the file of an image; the caller closes it. Error: not_found.
+func (c *Conn) ImageFile(ctx context.Context, digest string) (io.ReadCloser, error) {
+	return c.object(ctx, protocol.BucketImageFiles, digest)
+}
+
+// WantImage has hosts get an image, in place of what was wanted under its name before.
+func (c *Conn) WantImage(ctx context.Context, want *protocol.WantedImage) error {
+	want.Version = protocol.Version
+	_, err := c.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
+	if err != nil {
+		return err
+	}
+	return c.removeOrphans(ctx)
+}
+
+// UnwantImage has hosts get rid of an imported image. Error: not_found.
+func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
+	b := c.kv(protocol.BucketImages)
+	value, revision, err := b.get(ctx, wantKey(ref))
+	if err == nil && value == nil || protocol.CodeOf(err) == protocol.NotFound {
+		return protocol.Errorf(protocol.NotFound, protocol.ReasonImageNotFound, "no image %s was imported", ref)
+	}
+	if err == nil {
+		err = b.remove(ctx, wantKey(ref), int64(revision))
+	}
+	var want protocol.WantedImage
+	if err == nil && protocol.Decode(value, &want) == nil {
+		err = c.removeFile(ctx, want.Digest)
+	}
+	return err
+}
+
+// removeFile removes a file that no other wanted image names.
+func (c *Conn) removeFile(ctx context.Context, digest string) error {
+	wanted, _, err := c.Images(ctx)
+	if err != nil {
+		return err
+	}
+	for _, w := range wanted {
+		if w.Digest == digest {
+			return nil
+		}
+	}
+	store, err := c.objects(ctx, protocol.BucketImageFiles)
+	if err != nil {
+		return err
+	}
+	err = translate(store.Delete(ctx, digest), "remove "+digest)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil
+	}
+	return err
+}
+
+// removeOrphans removes the files of images that were replaced, or whose import broke off.
+func (c *Conn) removeOrphans(ctx context.Context) error {
+	store, err := c.objects(ctx, protocol.BucketImageFiles)
+	if err != nil {
+		return err
+	}
+	files, err := store.List(ctx)
+	if errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil
+	}
+	if err != nil {
+		return translate(err, "list the files of images")
+	}
+	for _, f := range files {
+		if time.Since(f.ModTime) > orphanAge {
+			if err := c.removeFile(ctx, f.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Images reads what is wanted, and what each worker says that its host has.
+func (c *Conn) Images(ctx context.Context) (wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error) {
+	err = c.readAll(ctx, c.kv(protocol.BucketImages), func(key string, value []byte) {
+		switch {
+		case strings.HasPrefix(key, wantPrefix):
+			if w := c.wanted(key, value); w != nil {
+				wanted = append(wanted, w)
+			}
+		case strings.HasPrefix(key, hostPrefix):
+			h := &protocol.HostImages{}
+			if err := protocol.Decode(value, h); err != nil || hostPrefix+h.Worker != key {
+				c.log.Error("what a host says of its images cannot be read", "key", key, "error", err)
+				return
+			}
+			hosts = append(hosts, h)
+		}
+	})
+	return wanted, hosts, err
+}
+
+func (c *Conn) wanted(key string, value []byte) *protocol.WantedImage {
+	w := &protocol.WantedImage{}
+	if err := protocol.Decode(value, w); err != nil || wantKey(w.Ref) != key {
+		c.log.Error("a wanted image cannot be read", "key", key, "error", err)
+		return nil
+	}
+	return w
+}
+
+// FollowWantedImages hears every wanted image and each change, until ctx ends; want is nil for one
+// that is no longer wanted. key tells them apart.
+func (c *Conn) FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage), caughtUp func()) error {
+	return c.kv(protocol.BucketImages).followKeys(ctx, wantPrefix+">", func(key string, value []byte, _ uint64) {
+		if value == nil {
+			handle(key, nil)
+		} else if w := c.wanted(key, value); w != nil {
+			handle(key, w)
+		}
+	}, caughtUp)
+}
+
+// TellImages says what the worker's host has.
+func (c *Conn) TellImages(ctx context.Context, h *protocol.HostImages) error {
+	h.Version = protocol.Version
+	_, err := c.kv(protocol.BucketImages).put(ctx, hostPrefix+h.Worker, protocol.Encode(h), anySequence)
+	return err
+}
+
+// ForgetImages takes back what a worker said of a host that does not come back.
+func (c *Conn) ForgetImages(ctx context.Context, worker string) error {
+	return c.kv(protocol.BucketImages).remove(ctx, hostPrefix+worker, anySequence)
+}

@@ -1,0 +1,143 @@
+package sdk
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/boxfleet/boxfleet/imagetar"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// ImageFile is a file to import an image from.
+type ImageFile struct {
+	Ref     string        // the image's name, NAME or NAME:TAG, in place of those that an archive has
+	Content io.ReadSeeker // an archive of docker save, an OCI image layout, or a root filesystem, as tar, plain or compressed with gzip, bzip2 or zstd
+	Changes []string      // Dockerfile instructions for the image of a root filesystem, such as "ENV A=1"
+	Workers []string      // names of those that should have it; none: all, also those that come later
+
+	Progress func(sent, total int64) // of the upload; may be nil
+}
+
+// ImportImage uploads an image and has the fleet's hosts get it, in place of what was imported under
+// its name before. They keep it until [Client.RemoveImage], so that a fleet needs no registry; a
+// host that joins later gets it too. [Client.WaitImage] waits for them. Images are the fleet's, not
+// the tenant's: importing is for operators.
+//
+// Errors: invalid_argument for a name that is none, and for a file that is no tar, or an archive of
+// more than one image.
+func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.WantedImage, error) {
+	ref, err := protocol.ImageReference("ref", f.Ref)
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(ref, "@") {
+		return nil, protocol.Invalid("ref", "must be a name with a tag, not a digest: %.80q", f.Ref)
+	}
+	for _, w := range f.Workers {
+		if err := protocol.ValidateID("workers", w); err != nil {
+			return nil, err
+		}
+	}
+	want := &protocol.WantedImage{Ref: ref, Changes: f.Changes, Workers: f.Workers, Time: time.Now().UTC()}
+	sum := sha256.New()
+	size := &counter{w: sum}
+	info, err := imagetar.Inspect(io.TeeReader(&cancellable{ctx, f.Content}, size))
+	if err == nil {
+		_, err = io.Copy(size, f.Content) // what a decompressor left
+	}
+	if err != nil {
+		return nil, failed(ctx, err, "read the image")
+	}
+	if info.Format == protocol.ImageArchive && len(f.Changes) > 0 {
+		return nil, protocol.Invalid("changes", "are for root filesystems, and this is an archive with an image")
+	}
+	want.Format, want.Size, want.Digest = info.Format, protocol.Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
+	if _, err := f.Content.Seek(0, io.SeekStart); err != nil {
+		return nil, fileError(err)
+	}
+	var content io.Reader = f.Content
+	if f.Progress != nil {
+		content = &watched{r: f.Content, total: size.n, tell: f.Progress}
+	}
+	if err = c.conn.PutImageFile(ctx, want.Digest, content); err == nil {
+		err = c.conn.WantImage(ctx, want)
+	}
+	return want, failed(ctx, err, "upload the image")
+}
+
+// RemoveImage has the fleet forget an imported image: hosts remove it once nothing uses it. Error:
+// not_found.
+func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+	full, err := protocol.ImageReference("ref", ref)
+	if err != nil {
+		return err
+	}
+	return failed(ctx, c.conn.UnwantImage(ctx, full), "remove the image")
+}
+
+// Images lists what was imported, and, by worker, the images that each looks after: what it pulled,
+// and what it was told to have.
+func (c *Client) Images(ctx context.Context) (imported []*protocol.WantedImage, hosts []*protocol.HostImages, err error) {
+	imported, hosts, err = c.conn.Images(ctx)
+	slices.SortFunc(imported, func(a, b *protocol.WantedImage) int { return strings.Compare(a.Ref, b.Ref) })
+	slices.SortFunc(hosts, func(a, b *protocol.HostImages) int { return strings.Compare(a.Worker, b.Worker) })
+	return imported, hosts, failed(ctx, err, "list images")
+}
+
+const imagePoll = 500 * time.Millisecond
+
+// WaitImage waits until each host that should have an imported image has it, or has failed to get it
+// once, and returns what became of it, by worker. Hosts that do not answer now are not waited for,
+// unless they were named at the import. report hears of each change; it may be nil.
+func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, report func(worker string, i protocol.HostImage)) (map[string]protocol.HostImage, error) {
+	found := map[string]protocol.HostImage{}
+	for {
+		workers, err := c.imageTargets(ctx, want)
+		if err != nil {
+			return found, err
+		}
+		_, hosts, err := c.Images(ctx)
+		if err != nil {
+			return found, err
+		}
+		for _, h := range hosts {
+			for _, i := range h.Images {
+				if i.Ref == want.Ref && i.File == want.Digest && slices.Contains(workers, h.Worker) && found[h.Worker].State != i.State {
+					found[h.Worker] = i
+					if report != nil {
+						report(h.Worker, i)
+					}
+				}
+			}
+		}
+		open := slices.ContainsFunc(workers, func(w string) bool { return found[w].State == "" || found[w].State == protocol.ImageLoading })
+		if !open && len(workers) > 0 {
+			return found, nil
+		}
+		select {
+		case <-ctx.Done():
+			return found, ctxEnded(ctx.Err(), "wait for the image")
+		case <-time.After(imagePoll):
+		}
+	}
+}
+
+// imageTargets are the workers whose hosts an image is waited for on.
+func (c *Client) imageTargets(ctx context.Context, want *protocol.WantedImage) ([]string, error) {
+	if len(want.Workers) > 0 {
+		return want.Workers, nil
+	}
+	hosts, err := c.Hosts(ctx)
+	var workers []string
+	for _, h := range hosts {
+		if h.State == protocol.HostReady {
+			workers = append(workers, h.Worker)
+		}
+	}
+	return workers, err
+}
