@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"runtime"
@@ -12,31 +13,42 @@ import (
 // the test ends.
 func (e *Engine) Listen() net.Listener {
 	e.tb.Helper()
-	type result struct {
-		l   net.Listener
-		err error
+	var l net.Listener
+	err := e.inNamespace(func() (err error) {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
+	if err != nil {
+		e.tb.Fatalf("listen in the namespace of engine %s: %v", e.Name, err)
 	}
-	results := make(chan result, 1)
-	go func() {
-		if e.namespace != "" {
-			runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
-			ns, err := os.Open("/run/netns/" + e.namespace)
-			if err == nil {
-				err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-				ns.Close()
-			}
-			if err != nil {
-				results <- result{err: err}
-				return
-			}
-		}
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		results <- result{l, err}
-	}()
-	r := <-results
-	if r.err != nil {
-		e.tb.Fatalf("listen in the namespace of engine %s: %v", e.Name, r.err)
+	e.tb.Cleanup(func() { _ = l.Close() }) // also closed by who serves on it
+	return l
+}
+
+// inNamespace calls f on a thread in the engine's network namespace. The thread goes back: if it
+// ended, the kernel would kill the processes that it has started with a parent-death signal.
+func (e *Engine) inNamespace(f func() error) error {
+	if e.namespace == "" {
+		return f()
 	}
-	e.tb.Cleanup(func() { _ = r.l.Close() }) // also closed by who serves on it
-	return r.l
+	runtime.LockOSThread()
+	own, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	other, err := os.Open("/run/netns/" + e.namespace)
+	if err != nil {
+		return err
+	}
+	defer other.Close()
+	if err := unix.Setns(int(other.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	err = f()
+	if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
+		panic(back) // the thread is of no use to anybody, and must not end
+	}
+	runtime.UnlockOSThread()
+	return err
 }

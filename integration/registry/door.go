@@ -40,6 +40,12 @@ func (r *Registry) Open(l net.Listener) *Door {
 			p.Out.Host = p.In.Host // the registry's answers lead back to this door
 		},
 		Transport: transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		ErrorHandler: func(w http.ResponseWriter, q *http.Request, err error) {
+			if q.Context().Err() == nil {
+				r.tb.Logf("registry: %s %s: %v", q.Method, q.URL.Path, err)
+			}
+			w.WriteHeader(http.StatusBadGateway)
+		},
 		ModifyResponse: func(resp *http.Response) error {
 			if f := d.faultOf(resp.Request); f.StallAt > 0 || f.PerSecond > 0 {
 				resp.Body = &slowed{ReadCloser: resp.Body, fault: f, request: resp.Request, door: d}

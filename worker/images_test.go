@@ -1,0 +1,85 @@
+package worker
+
+import (
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func testImages(t *testing.T, cfg Images) *images {
+	t.Helper()
+	if err := cfg.check(); err != nil {
+		t.Fatal(err)
+	}
+	return newImages(&worker{cfg: Config{Images: cfg}, dir: t.TempDir(), log: slog.New(slog.DiscardHandler)})
+}
+
+func TestImagesGoBySizeAndTimeWithoutUse(t *testing.T) {
+	m := testImages(t, Images{PrePull: []string{"pre"}})
+	now := time.Now()
+	record := func(id string, size protocol.Bytes, unused time.Duration) *imageRecord {
+		return &imageRecord{ID: id, Size: size, UsedAt: now.Add(-unused)}
+	}
+	const pre = "docker.io/library/pre:latest"
+	m.records = map[string]*imageRecord{
+		"old-small": record("1", 10, 100*time.Hour), "new-large": record("2", 1000, time.Minute), "old-large": record("3", 1000, 2*time.Hour),
+		"in-use": record("4", 5000, 100*time.Hour), "waited-for": record("5", 5000, 100*time.Hour), pre: record("6", 5000, 100*time.Hour),
+	}
+	release := m.hold("waited-for")
+	used := map[string]bool{"4": true}
+	if got, want := m.unused(used, now), []string{"old-large", "old-small", "new-large"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	release()
+	if got := m.unused(used, now); got[len(got)-1] != "waited-for" {
+		t.Errorf("what was just used does not go last: %v", got)
+	}
+}
+
+func TestTheRecordOfImagesOutlivesTheWorker(t *testing.T) {
+	m := testImages(t, Images{})
+	m.mu.Lock()
+	m.own("a", &imageRecord{ID: "1", Size: 5, Origin: protocol.ImagePulled})
+	m.own("b", &imageRecord{ID: "2", Size: 5, Origin: protocol.ImageImported, File: "f"})
+	m.own("a", &imageRecord{ID: "3", Size: 5, Origin: protocol.ImagePulled}) // a later pull moved the name
+	m.mu.Unlock()
+	again := testImages(t, Images{})
+	again.w.dir = m.w.dir
+	again.load()
+	names := slices.Sorted(maps.Keys(again.records))
+	if want := []string{"1", "a", "b"}; !slices.Equal(names, want) || again.records["a"].ID != "3" || again.records["1"].Origin != protocol.ImagePulled {
+		t.Errorf("got %v: %+v", names, again.records)
+	}
+	if again.keep["b"] != protocol.ImageImported || again.keep["a"] != "" {
+		t.Errorf("kept are %v", again.keep)
+	}
+	if err := os.WriteFile(filepath.Join(m.w.dir, "images.json"), []byte("{cut off"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := testImages(t, Images{})
+	broken.w.dir = m.w.dir
+	if broken.load(); len(broken.records) > 0 {
+		t.Errorf("of a broken record: %v", broken.records)
+	}
+}
+
+func TestTheSettingsOfImagesAreChecked(t *testing.T) {
+	for field, cfg := range map[string]Images{
+		"images.high_water": {HighWater: 101}, "images.low_water": {HighWater: 50, LowWater: 60}, "images.max_bytes": {MaxBytes: -1},
+		"images.pull_stall": {PullStall: -1}, "images.pre_pull": {PrePull: []string{"NO IMAGE"}},
+	} {
+		if err := cfg.check(); protocol.CodeOf(err) != protocol.InvalidArgument || protocol.AsError(err).Field != field {
+			t.Errorf("%s: got %v", field, err)
+		}
+	}
+	full := Images{HighWater: 60}
+	if err := full.check(); err != nil || full.LowWater > 60 {
+		t.Errorf("got %+v, %v", full, err)
+	}
+}
