@@ -4,6 +4,9 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -18,7 +21,7 @@ func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
 	}
 	helper("good", `read host; [ "$1 $host" = "get helped.test" ] && echo '{"ServerURL":"helped.test","Username":"u","Secret":"s"}'`)
 	helper("broken", "echo it broke; exit 1")
-	helper("hanging", "exec sleep 60")
+	helper("hanging", "echo $$ >"+filepath.Join(bin, "pid")+"; exec sleep 60")
 	config := `{"auths": {"plain.test": {"auth": "dTpw"}, "https://index.docker.io/v1/": {"auth": "aHViOnB3"}},
 		"credHelpers": {"helped.test": "good", "broken.test": "broken", "hanging.test": "hanging"}}`
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
@@ -37,6 +40,11 @@ func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
 	defer cancel()
 	if _, err := loginFor(short, dir, "hanging.test"); err == nil {
 		t.Error("a helper that hangs is waited for")
+	}
+	data, err := os.ReadFile(filepath.Join(bin, "pid"))
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || pid <= 1 || syscall.Kill(pid, syscall.SIGKILL) != nil {
+		t.Errorf("the helper cannot be ended: %d, %v", pid, err)
 	}
 	if login, err := loginFor(t.Context(), t.TempDir(), "plain.test"); err != nil || login.Username != "" {
 		t.Errorf("without a configuration: %+v, %v", login, err)
