@@ -83,3 +83,29 @@ func TestTheSettingsOfImagesAreChecked(t *testing.T) {
 		t.Errorf("got %+v, %v", full, err)
 	}
 }
+
+func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "")
+	m := testImages(t, Images{HighWater: 99, LowWater: 1})
+	m.w.info.RootDir = t.TempDir()
+	used, ok := filesystemUse(m.w.info.RootDir)
+	if !ok || used < 1 || used > 98 {
+		t.Skipf("%d%% of the file system are used here", used)
+	}
+	if !m.over(used-1) || m.over(used) || m.over(99) || m.over(100) {
+		t.Errorf("%d%% are used, and the marks say otherwise", used)
+	}
+	m.w.cfg.Engine = "tcp://elsewhere:2376" // whose file system is not this one
+	if m.over(1) {
+		t.Error("this machine's file system is taken for the engine's")
+	}
+	m.w.cfg.Engine = ""
+	m.cfg.MaxBytes = 10
+	m.records["a"], m.records["b"] = &imageRecord{ID: "1", Size: 10}, &imageRecord{ID: "1", Size: 10}
+	if m.over(100) {
+		t.Error("an image with two names is counted twice")
+	}
+	if m.records["c"] = (&imageRecord{ID: "2", Size: 1}); !m.over(100) {
+		t.Error("the images' own bound is not kept")
+	}
+}

@@ -392,7 +392,7 @@ func (w *worker) leave(lease *jetstream.Lease) error {
 	defer cancel()
 	var errs []error
 	if w.cfg.Ephemeral {
-		errs = append(errs, w.forgetHost(ctx))
+		errs = append(errs, w.forgetHost(ctx), w.conn.ForgetImages(ctx, w.cfg.Name))
 	}
 	errs = append(errs, w.conn.ForgetHost(ctx, w.cfg.Name), lease.Release(ctx))
 	if err := errors.Join(errs...); err != nil {
