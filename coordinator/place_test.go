@@ -49,12 +49,13 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 		change("c-suspect", func(h *protocol.Host) { h.State = protocol.HostSuspect }),
 		change("d-sick", func(h *protocol.Host) { h.State, h.Problem = protocol.HostUnhealthy, "no answer" }),
 		change("e-mount", func(*protocol.Host) {}),
+		change("f-open", func(h *protocol.Host) { h.Firewall, h.Problem = "", "no right" }),
 	}
 	chosen, refusals := place(b, hosts)
 	if chosen != nil {
 		t.Fatalf("placed on %s", chosen.Worker)
 	}
-	for i, want := range []string{"slots", "memory", "suspect", "no answer", "spec.mounts[0].source"} {
+	for i, want := range []string{"slots", "memory", "suspect", "no answer", "spec.mounts[0].source", "networks of sandboxes apart: no right"} {
 		if r := refusals[i]; r.Worker != hosts[i].Worker || !strings.Contains(r.Reason, want) {
 			t.Errorf("refusal %d is %+v, want one of %s about %q", i, r, hosts[i].Worker, want)
 		}

@@ -65,6 +65,13 @@ func parts(dirs conformanceDirs) map[string][]part {
 				probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300", read: spec(func(s *protocol.SandboxSpec) any { return s.PIDs })},
 			{field: "shm_size", set: func(s *protocol.SandboxSpec) { s.ShmSize = 1 << 20 }, flags: []string{"--shm-size", "1m"}, yaml: "shm_size: 1m",
 				probe: "df -k /dev/shm | tail -1 | awk '{print $2}'", want: "1024", read: spec(func(s *protocol.SandboxSpec) any { return s.ShmSize })},
+			{field: "network", set: func(s *protocol.SandboxSpec) {
+				s.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.1.0.0/16"}}
+			},
+				flags: []string{"--network", "10.1.0.0/16"}, yaml: "network: {allow: [10.1.0.0/16]}",
+				shown: "TestNetworksReachWhatTheyMayAndNothingElse", read: spec(func(s *protocol.SandboxSpec) any { return s.Network })},
+			{field: "ports", set: func(s *protocol.SandboxSpec) { s.Ports = []protocol.Port{{Container: 81}} }, flags: []string{"--port", "81"}, yaml: "ports: [\"81\"]",
+				shown: "TestPortsAreAskedForGivenAndRefused", read: spec(func(s *protocol.SandboxSpec) any { return s.Ports })},
 			{field: "hostname", set: func(s *protocol.SandboxSpec) { s.Hostname = "box-7" }, flags: []string{"--hostname", "box-7"}, yaml: "hostname: box-7",
 				probe: "hostname", want: "box-7", read: spec(func(s *protocol.SandboxSpec) any { return s.Hostname })},
 			{field: "tmpfs", set: func(s *protocol.SandboxSpec) { s.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 2 << 20}} }, flags: []string{"--tmpfs", "/scratch:2m"}, yaml: "tmpfs: [{target: /scratch, size: 2m}]",
@@ -119,8 +126,6 @@ func refused() []part {
 
 // elsewhere are the fields that are not tried here, and the test that does.
 var elsewhere = map[string]string{
-	"network":           "",
-	"ports":             "",
 	"required_services": "TestRequiredServicesGateReadyAndAreReachedByName",
 	"optional_services": "TestAnOptionalServiceBlocksNothing",
 }

@@ -139,7 +139,7 @@ func (w *worker) mark() uint64 {
 }
 
 // syncRules puts back what is missing of the rules, and takes away those of networks that are gone.
-func (w *worker) syncRules(mark uint64, networks []docker.Network) {
+func (w *worker) syncRules(ctx context.Context, mark uint64, networks []docker.Network) {
 	if w.isolation.wall == nil || w.fence() != nil {
 		return
 	}
@@ -150,6 +150,9 @@ func (w *worker) syncRules(mark uint64, networks []docker.Network) {
 		}
 	}
 	err := w.isolation.wall.Sync(mark, list)
+	if err == nil {
+		err = w.checkPlace(ctx)
+	}
 	if !w.isolation.health.set(err) {
 		return
 	}
@@ -162,6 +165,20 @@ func (w *worker) syncRules(mark uint64, networks []docker.Network) {
 	case w.changed <- struct{}{}: // let the table of hosts know
 	default:
 	}
+}
+
+// checkPlace shows that the rules are where the engine is, by its bridges. An engine that has none yet
+// shows it with the first network.
+func (w *worker) checkPlace(ctx context.Context) error {
+	networks, err := w.engine.Bridges(ctx)
+	if err != nil || len(networks) == 0 {
+		return err
+	}
+	bridges := make([]firewall.Network, 0, len(networks))
+	for _, n := range networks {
+		bridges = append(bridges, firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet})
+	}
+	return w.isolation.wall.Check(bridges...)
 }
 
 // protectedNetwork is what the rules need to know of a network. One that was made before there were

@@ -77,10 +77,16 @@ var portInMessage = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:(\d+)`)
 // publish. chosen says that the spec left it open, so that another one may do.
 func portTaken(err error, spec []protocol.Port) (named error, chosen bool) {
 	var e *protocol.Error
-	if !errors.As(err, &e) || e.Reason != docker.ReasonPortTaken {
+	if !errors.As(err, &e) || e.Reason != docker.ReasonPortTaken && e.Reason != protocol.ReasonUnsupported {
 		return err, false
 	}
 	n := *e
+	if e.Reason == protocol.ReasonUnsupported {
+		if i := slices.IndexFunc(spec, func(p protocol.Port) bool { return p.Protocol == protocol.ProtocolSCTP }); i >= 0 && e.Field == "" {
+			n.Field = fmt.Sprintf("spec.ports[%d].protocol", i)
+		}
+		return &n, false
+	}
 	if m := portInMessage.FindStringSubmatch(e.Message); m != nil {
 		host, _ := strconv.Atoi(m[1])
 		i := slices.IndexFunc(spec, func(p protocol.Port) bool { return p.Host == host })

@@ -105,7 +105,7 @@ func (w *worker) labelledObjects(ctx context.Context) (map[key][]labelled, error
 	if err != nil {
 		return nil, err
 	}
-	w.syncRules(mark, networks)
+	w.syncRules(ctx, mark, networks)
 	objects := map[key][]labelled{}
 	for _, c := range containers {
 		if k, ok := labelledKey(c.Labels); ok {

@@ -64,16 +64,22 @@ func (e *Engine) Networks(ctx context.Context) ([]Network, error) {
 	}
 	networks := make([]Network, 0, len(found))
 	for _, n := range found {
-		ours := Network{ID: n.ID, Name: n.Name, Labels: n.Labels, Created: n.Created, Bridge: n.Options[bridgeOption]}
-		if ours.Bridge == "" {
-			ours.Bridge = "br-" + n.ID[:min(12, len(n.ID))] // as the engine calls it
-		}
-		if subnets := subnetsOf(n); len(subnets) > 0 {
-			ours.Subnet = subnets[0]
-		}
-		networks = append(networks, ours)
+		networks = append(networks, networkOf(n))
 	}
 	return networks, nil
+}
+
+// Bridges lists the bridge networks of the engine, whosever they are.
+func (e *Engine) Bridges(ctx context.Context) ([]Network, error) {
+	found, err := e.listNetworks(ctx, filters.NewArgs(filters.Arg("driver", "bridge")))
+	if err != nil {
+		return nil, err
+	}
+	bridges := make([]Network, 0, len(found))
+	for _, n := range found {
+		bridges = append(bridges, networkOf(n))
+	}
+	return bridges, nil
 }
 
 // UsedSubnets lists the subnets of all networks of the engine, whosever they are.
@@ -96,6 +102,17 @@ func (e *Engine) listNetworks(ctx context.Context, filter filters.Args) ([]netwo
 		return err
 	})
 	return found, err
+}
+
+func networkOf(n network.Summary) Network {
+	one := Network{ID: n.ID, Name: n.Name, Labels: n.Labels, Created: n.Created, Bridge: n.Options[bridgeOption]}
+	if one.Bridge == "" {
+		one.Bridge = "br-" + n.ID[:min(12, len(n.ID))] // as the engine calls it
+	}
+	if subnets := subnetsOf(n); len(subnets) > 0 {
+		one.Subnet = subnets[0]
+	}
+	return one
 }
 
 func subnetsOf(n network.Summary) []netip.Prefix {

@@ -109,22 +109,37 @@ func (f *Firewall) Protect(n Network) error {
 	return explain(err)
 }
 
-// Check shows that a network is where the rules are: that its bridge is in the namespace which this
-// firewall writes to.
-func (f *Firewall) Check(n Network) error {
+// Check shows that the rules are where the engine works: that a bridge of it, of those given, is in the
+// namespace which this firewall writes to.
+func (f *Firewall) Check(bridges ...Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.place != nil && f.place.has(n.Bridge, n.Subnet) {
+	here := func(n Network) bool { return f.place.has(n.Bridge, n.Subnet) }
+	if f.place != nil && slices.ContainsFunc(bridges, here) {
 		return nil
 	}
 	f.leave() // the engine may have moved
 	if err := f.writeAll(); err != nil {
 		return err
 	}
-	if !f.place.has(n.Bridge, n.Subnet) {
-		return unprotected("the engine's bridge %s is not in the network namespace of the process behind %s", n.Bridge, f.cfg.Engine)
+	if !slices.ContainsFunc(bridges, here) {
+		f.retreat()
+		return unprotected("the engine's bridge %s is not in the network namespace of the process behind %s", bridges[0].Bridge, f.cfg.Engine)
 	}
 	return nil
+}
+
+// retreat takes the table out of a namespace that is not the engine's: that none of the networks is in.
+func (f *Firewall) retreat() {
+	for _, e := range f.known {
+		if f.place.has(e.Bridge, e.Subnet) {
+			return
+		}
+	}
+	if err := f.transact(func(s *script) error { s.conn.DelTable(s.table); return nil }); err != nil {
+		f.cfg.Logger.Warn("rules are left in a network namespace that is not the engine's", "table", f.table, "error", err)
+	}
+	f.leave()
 }
 
 // Forget takes the rules of a network away, which must be gone or empty. Absent is no error.
@@ -252,7 +267,7 @@ func (f *Firewall) bridges() (map[string]bool, error) {
 
 // isBridge tells the chain of a network from the common ones.
 func isBridge(chain string) bool {
-	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainInternet, chainNone}, chain)
+	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainInternet, chainNone, chainRefuse}, chain)
 }
 
 // forget removes the chains of bridges. What is half there is made whole first.

@@ -1,9 +1,15 @@
 package firewall_test
 
 import (
+	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 func TestFiveHundredNetworksAreWrittenAndForgotten(t *testing.T) {
@@ -35,5 +41,91 @@ func TestFiveHundredNetworksAreWrittenAndForgotten(t *testing.T) {
 	check(t, f.Remove())
 	if rules := h.nft("list", "ruleset"); rules != "" {
 		t.Errorf("rules are left:\n%s", rules)
+	}
+}
+
+func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"internet", "none", "allow 10.0.0.0/8", "allow 10.0.0.0/8,192.168.1.0/24"} {
+		p, err := firewall.ParsePolicy(text)
+		if err != nil || p.String() != text {
+			t.Errorf("%q became %q, %v", text, p.String(), err)
+		}
+	}
+	for _, text := range []string{"", "all", "internet 10.0.0.0/8", "allow", "allow x", "allow fd00::/8"} {
+		if p, err := firewall.ParsePolicy(text); err == nil {
+			t.Errorf("%q became %q", text, p)
+		}
+	}
+}
+
+func TestRangesThatAreNeverReachedCannotBeAllowed(t *testing.T) {
+	t.Parallel()
+	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
+	for text, denied := range map[string]bool{
+		"allow 10.0.0.0/8": false, "allow 10.9.1.0/24": true, "allow 1.0.0.0/8,169.254.169.254/32": true,
+		"allow 127.0.0.0/8": true, "allow 0.0.0.0/0": false, "allow 100.100.100.200/32": true,
+	} {
+		p, err := firewall.ParsePolicy(text)
+		check(t, err)
+		if _, got := f.Denied(p); got != denied {
+			t.Errorf("%s: %t", text, got)
+		}
+	}
+}
+
+func TestWhatCannotBeProtectedIsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	for what, engine := range map[string]string{"an engine elsewhere": "tcp://192.0.2.1:2375", "no engine": "unix:///nowhere"} {
+		err := firewall.New(firewall.Config{Deployment: "x", Engine: engine}).Sync(0, nil)
+		if protocol.AsError(err).Reason != protocol.ReasonFirewall && protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	f := h.wall(nil)
+	if err := f.Check(network(1, "none")); protocol.AsError(err).Reason != protocol.ReasonFirewall {
+		t.Errorf("a bridge that is not there: %v", err)
+	}
+	if rules := h.nft("list", "ruleset"); rules != "" {
+		t.Errorf("rules are left where the engine is not:\n%s", rules)
+	}
+	// Without the right.
+	cmd := exec.Command("setpriv", "--inh-caps=-net_admin", "--bounding-set=-net_admin", os.Args[0])
+	cmd.Env = append(os.Environ(), engineVariable+"="+h.engine)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "failed_precondition (firewall_unavailable)") {
+		t.Errorf("without CAP_NET_ADMIN: %v, %s", err, out)
+	}
+}
+
+func TestRulesComeBackAndOthersAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	f, other := h.wall(nil), h.wall(func(c *firewall.Config) { c.Deployment = "test-other" })
+	check(t, f.Protect(network(1, "internet")))
+	check(t, f.Protect(network(2, "none")))
+	check(t, other.Protect(network(3, "allow 10.9.0.0/16")))
+	whole := h.nft("list", "ruleset")
+	h.nft("flush", "ruleset")
+	check(t, f.Sync(f.Mark(), nil))
+	check(t, other.Protect(network(3, "allow 10.9.0.0/16")))
+	if again := h.nft("list", "ruleset"); len(again) != len(whole) {
+		t.Errorf("before:\n%s\nafter:\n%s", whole, again)
+	}
+	// What the engine had and has no more is forgotten; what was told meanwhile is not.
+	check(t, f.Sync(f.Mark(), []firewall.Network{network(1, "internet")}))
+	mark := f.Mark()
+	check(t, f.Protect(network(4, "none")))
+	check(t, f.Sync(mark, nil))
+	rules := h.nft("list", "ruleset")
+	for i, want := range map[int]bool{1: false, 2: true, 3: true, 4: true} {
+		if got := strings.Contains(rules, "chain "+network(i, "none").Bridge); got != want {
+			t.Errorf("network %d is in the rules: %t", i, got)
+		}
+	}
+	check(t, f.Remove())
+	if rules := h.nft("list", "ruleset"); !strings.Contains(rules, network(3, "none").Bridge) {
+		t.Errorf("the other deployment's rules are gone: %s", rules)
 	}
 }

@@ -109,15 +109,28 @@ func (n *namespace) do(f func() error) error {
 		return f()
 	}
 	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET)
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
+	go func() { done <- n.enter(f) }()
 	return <-done
+}
+
+// enter runs f on a thread that is in the namespace meanwhile. One that cannot come back ends with its
+// goroutine.
+func (n *namespace) enter(f func() error) error {
+	runtime.LockOSThread()
+	own, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer own.Close()
+	if err = unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err == nil {
+		err = f()
+		if unix.Setns(int(own.Fd()), unix.CLONE_NEWNET) != nil {
+			return err
+		}
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // has says whether an interface of that name with an address of that subnet is in the namespace.

@@ -20,6 +20,7 @@ const (
 	chainNever      = "never"
 	chainInternet   = "internet"
 	chainNone       = "none"
+	chainRefuse     = "refuse"
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 )
@@ -34,7 +35,8 @@ type script struct {
 	table    *nftables.Table
 	networks *nftables.Set // bridge: its chain
 	bridges  *nftables.Set
-	refuse   expr.Any // refuse by an answer, where the kernel can before routing, else by silence
+	refuse   expr.Any
+	silent   bool // refuse by silence: the kernel cannot answer before routing
 }
 
 func newScript(conn *nftables.Conn, table string, silent bool) *script {
@@ -43,10 +45,7 @@ func newScript(conn *nftables.Conn, table string, silent bool) *script {
 		conn: conn, table: t,
 		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict},
 		bridges:  &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
-		refuse:   &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED},
-	}
-	if silent {
-		s.refuse = verdict(expr.VerdictDrop)
+		refuse:   &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent,
 	}
 	return s
 }
@@ -60,12 +59,18 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 	if err := s.conn.AddSet(s.bridges, nil); err != nil {
 		return err
 	}
-	for _, name := range []string{chainNever, chainInternet, chainNone} {
+	for _, name := range []string{chainRefuse, chainNever, chainInternet, chainNone} {
 		s.chain(name)
 	}
 	s.base(chainPrerouting, nftables.ChainHookPrerouting)
 	s.base(chainInput, nftables.ChainHookInput)
 
+	if !s.silent {
+		// The kernel sends as many resets as are due, and one ICMP message a second.
+		s.rule(chainRefuse, transport(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+		s.rule(chainRefuse, nil, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
+	}
+	s.rule(chainRefuse, nil, verdict(expr.VerdictDrop))
 	for _, r := range slices.Concat(never, deny) {
 		s.rule(chainNever, to(r), s.refuse)
 	}
@@ -98,10 +103,8 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 
 // resolver lets names be asked of a server, and nothing else.
 func (s *script) resolver(a netip.Addr) {
-	for _, transport := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		s.rule(chainInternet, slices.Concat(to(netip.PrefixFrom(a, 32)), []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{transport}},
+	for _, by := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+		s.rule(chainInternet, slices.Concat(to(netip.PrefixFrom(a, 32)), transport(by), []expr.Any{
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(53)},
 		}), verdict(expr.VerdictAccept))
@@ -175,6 +178,14 @@ func (s *script) rule(chain string, when []expr.Any, then expr.Any) {
 
 func verdict(kind expr.VerdictKind) expr.Any { return &expr.Verdict{Kind: kind} }
 func jump(chain string) expr.Any             { return &expr.Verdict{Kind: expr.VerdictJump, Chain: chain} }
+
+// transport matches the packets of a protocol.
+func transport(protocol byte) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
+	}
+}
 
 // incoming loads the name of the interface that a packet came by.
 func incoming() []expr.Any { return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}} }
