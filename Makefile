@@ -64,6 +64,10 @@ fuzz-short: ## each fuzz target for FUZZTIME (5s)
 
 # The long ones are programs and tests below integration.
 
+.PHONY: networks
+networks: image ## five hundred networks with their rules on one engine; takes minutes on a small machine
+	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
+
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine: a table, and raw samples as JSON
 	$(GO) run ./integration/bench
