@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -38,10 +39,13 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	defer listener.Close()
 	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home, SSHAgent: agent})
 	ctx := f.Context(time.Minute)
-	hosts, err := f.Client.Hosts(ctx)
-	if err != nil || len(hosts) != 1 || strings.Join(hosts[0].Tools, " ") != "claude git uv codex apt opencode" {
-		t.Errorf("the host offers %+v, %v", hosts, err)
-	}
+	f.Eventually(10*time.Second, "the host says what it offers", func() error {
+		hosts, err := f.Client.Hosts(ctx)
+		if err == nil && (len(hosts) != 1 || strings.Join(hosts[0].Tools, " ") != "claude git uv codex apt opencode") {
+			err = fmt.Errorf("there are %+v", hosts)
+		}
+		return err
+	})
 	spec := f.Spec()
 	spec.Tools = []string{"codex", "claude", "git", "uv", "opencode"}
 	spec.User = "box"
