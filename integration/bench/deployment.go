@@ -15,6 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 // image is what all sandboxes and containers run; `make image` makes it.
@@ -144,6 +145,11 @@ func sweep(engine, deployment string) error {
 		if err := e.RemoveNetwork(ctx, n.ID); err != nil {
 			return err
 		}
+	}
+	wall := firewall.New(firewall.Config{Deployment: deployment, Engine: e.Address()})
+	defer wall.Close()
+	if err := wall.Remove(); err != nil {
+		return err
 	}
 	return e.RemoveHostID(ctx)
 }
