@@ -28,7 +28,7 @@ const conformanceFile = "../docs/conformance.md"
 type part struct {
 	field string
 	set   func(*protocol.SandboxSpec) // through the SDK
-	flags []string                    // through the CLI
+	flags []string                    // through the CLI; none: through its -f
 	yaml  string                      // through a file
 
 	probe, want string // run in the sandbox, and what it prints; or
@@ -98,6 +98,14 @@ func parts(dirs conformanceDirs) map[string][]part {
 				shown: "TestASandboxIsDeletedWhenItsTimeIsOver", read: func(b *protocol.Sandbox) any { return b.ExpiresAt.Sub(b.CreatedAt) }},
 			{field: "on_delete", set: func(s *protocol.SandboxSpec) { s.OnDelete = &protocol.Hook{Command: []string{"echo", "bye"}} }, flags: []string{"--on-delete", "echo", "--on-delete", "bye"}, yaml: "on_delete: {command: [echo, bye]}",
 				shown: "TestAHookRunsBeforeTheDelete", read: spec(func(s *protocol.SandboxSpec) any { return s.OnDelete })},
+			{field: "required_services", set: func(s *protocol.SandboxSpec) {
+				s.RequiredServices = map[string]protocol.Service{"web": httpd()}
+			}, yaml: "required_services: {web: {image: " + fleet.Image + ", memory: 64m, command: [httpd, -f, -p, \"80\", -h, /etc]}}",
+				probe: "until wget -q -O /dev/null http://web/passwd; do usleep 100000; done; echo reached", want: "reached", read: func(b *protocol.Sandbox) any { return b.Services["web"].State }},
+			{field: "optional_services", set: func(s *protocol.SandboxSpec) {
+				s.OptionalServices = map[string]protocol.Service{"extra": httpd()}
+			}, yaml: "optional_services: {extra: {image: " + fleet.Image + ", memory: 64m, command: [httpd, -f, -p, \"80\", -h, /etc]}}",
+				probe: "until wget -q -O /dev/null http://extra/passwd; do usleep 100000; done; echo reached", want: "reached", read: spec(func(s *protocol.SandboxSpec) any { return s.OptionalServices })},
 			{field: "queue_timeout", set: func(s *protocol.SandboxSpec) { s.QueueTimeout = protocol.Duration(time.Hour) }, flags: []string{"--queue-timeout", "1h"}, yaml: "queue_timeout: 1h",
 				shown: "TestWithoutAHostASandboxWaitsAndThenFails", read: spec(func(s *protocol.SandboxSpec) any { return s.QueueTimeout })},
 			{field: "create_timeout", set: func(s *protocol.SandboxSpec) { s.CreateTimeout = protocol.Duration(time.Minute) }, flags: []string{"--create-timeout", "1m"}, yaml: "create_timeout: 1m",
@@ -125,14 +133,16 @@ func refused() []part {
 }
 
 // elsewhere are the fields that are not tried here, and the test that does.
-var elsewhere = map[string]string{
-	"required_services": "TestRequiredServicesGateReadyAndAreReachedByName",
-	"optional_services": "TestAnOptionalServiceBlocksNothing",
-}
+var elsewhere = map[string]string{}
 
 type conformanceDirs struct {
 	mount, tree string
 	copied      protocol.Copy // of tree
+}
+
+// httpd is a small service.
+func httpd() protocol.Service {
+	return protocol.Service{Image: fleet.Image, Memory: 64 << 20, Command: []string{"httpd", "-f", "-p", "80", "-h", "/etc"}}
 }
 
 // ways are how a sandbox is asked for.
@@ -183,6 +193,9 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 					t.Errorf("%s does not work through the %s", p.field, way)
 				}
 				found[p.field][way] = map[bool]string{true: "yes", false: "NO"}[works]
+				if way == "CLI" && works && len(p.flags) == 0 {
+					found[p.field][way] = "with -f"
+				}
 			}
 		}
 	}
@@ -231,18 +244,19 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 	args := []string{"sandbox", "create", "--nats", f.URL(), "--id", id}
 	var command, lines []string
 	for _, p := range fields {
-		lines = append(lines, p.yaml)
-		if p.flags[0] == "--" {
+		switch {
+		case way == "YAML" || len(p.flags) == 0:
+			lines = append(lines, p.yaml)
+		case p.flags[0] == "--":
 			command = p.flags
-		} else if way == "CLI" {
+		default:
 			args = append(args, p.flags...)
 		}
 	}
-	if way == "CLI" {
-		args = append(args, command...)
-	} else {
+	if len(lines) > 0 {
 		args = append(args, "-f", "-")
 	}
+	args = append(args, command...)
 	cmd := exec.CommandContext(ctx, cli, args...)
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
