@@ -36,6 +36,7 @@ var rules = []struct{ from, to, why string }{
 	{"supervisor", "github.com/nats-io/...", "the supervisor is small, and speaks to its worker only"},
 	{"supervisor", "github.com/docker/docker/...", "the supervisor is small, and speaks to its worker only"},
 	{"cmd/boxfleet-supervisor", "net/http", "the supervisor is small"},
+	{"cmd/boxfleet-supervisor", "github.com/distribution/reference", "its patterns take a megabyte in each sandbox"},
 }
 
 // onlyImporters say which packages alone import a technology directly.

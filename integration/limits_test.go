@@ -72,7 +72,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2", "0000000000000000"},
 		"no new privileges":      {"grep NoNewPrivs /proc/self/status | cut -f2", "1"},
 		"change an owner":        {"touch /tmp/x && chown 1000:1000 /tmp/x && stat -c %u /tmp/x", "1000"},
-		"read others' files":     {"chmod 000 /tmp/x && cat /tmp/x && echo may", "may"},
+		"read others' files":     {"touch /tmp/y && chown 1000 /tmp/y && chmod 000 /tmp/y && cat /tmp/y && echo may", "may"},
 		"no device files":        {"mknod /tmp/null c 1 3 2>/dev/null || echo cannot", "cannot"},
 		"no mounts":              {"mount -t tmpfs none /mnt 2>/dev/null || echo cannot", "cannot"},
 		"not into its guardian":  {"cat /proc/1/environ 2>/dev/null || echo cannot", "cannot"},

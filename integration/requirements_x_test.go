@@ -483,7 +483,7 @@ func TestX15_AbilitiesOfAHostAreToldBeforehand(t *testing.T) {
 	spec := f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/m", Writable: true}}
 	_, err := f.Client.Create(ctx, spec)
-	wantError(t, "a writable mount", err, protocol.InvalidArgument, "", "spec.mounts[0].writable")
+	wantError(t, "a writable mount", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0].writable")
 }
 
 func TestX16_TwoClientsSeeTheSameSandbox(t *testing.T) {

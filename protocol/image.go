@@ -1,23 +1,6 @@
 package protocol
 
-import (
-	"time"
-
-	"github.com/distribution/reference"
-)
-
-// ImageReference is the full form of an image reference, with its registry, and the tag where one is
-// missing: "docker.io/library/busybox:latest". It fails with invalid_argument, naming the field.
-func ImageReference(field, ref string) (string, error) {
-	named, err := reference.ParseNormalizedNamed(ref)
-	if err != nil {
-		return "", Invalid(field, "is not an image reference: %.80q", ref)
-	}
-	if canonical, ok := named.(reference.Canonical); ok { // beside a digest a tag says nothing
-		return named.Name() + "@" + canonical.Digest().String(), nil
-	}
-	return reference.TagNameOnly(named).String(), nil
-}
+import "time"
 
 // PullProgress says how far the pull of an image is. What is not known yet is 0: the sizes of layers
 // become known one by one.

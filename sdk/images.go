@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/imagetar"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -31,7 +32,7 @@ type ImageFile struct {
 // Errors: invalid_argument for a name that is none, and for a file that is no tar, or an archive of
 // more than one image.
 func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.WantedImage, error) {
-	ref, err := protocol.ImageReference("ref", f.Ref)
+	ref, err := imageref.Full("ref", f.Ref)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +74,7 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 // RemoveImage has the fleet forget an imported image: hosts remove it once nothing uses it. Error:
 // not_found.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	full, err := protocol.ImageReference("ref", ref)
+	full, err := imageref.Full("ref", ref)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
@@ -47,7 +48,7 @@ func (c *Images) check() error {
 		return protocol.Invalid("images.max_bytes", "must not be negative")
 	}
 	for i, ref := range c.PrePull {
-		full, err := protocol.ImageReference("images.pre_pull", ref)
+		full, err := imageref.Full("images.pre_pull", ref)
 		if err != nil {
 			return err
 		}
@@ -141,7 +142,7 @@ func (m *images) save() {
 // get returns an image, pulled where the policy says so, and keeps it from being removed until
 // release is called, which the caller must. report, which may be nil, hears of a pull's progress.
 func (m *images) get(ctx context.Context, ref, policy string, report func(protocol.PullProgress)) (_ docker.Image, release func(), err error) {
-	full, err := protocol.ImageReference("spec.image", ref)
+	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return docker.Image{}, nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/imagetar"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -136,7 +137,7 @@ func (m *images) unwanted(wants []*protocol.WantedImage) []string {
 // importOne gets an image from its file, unless it is here. One that somebody removed, or replaced,
 // is got again.
 func (m *images) importOne(ctx context.Context, want *protocol.WantedImage) error {
-	if full, err := protocol.ImageReference("ref", want.Ref); err != nil || full != want.Ref {
+	if full, err := imageref.Full("ref", want.Ref); err != nil || full != want.Ref {
 		return protocol.Invalid("ref", "is not a full image reference: %.80q", want.Ref)
 	}
 	defer m.hold(want.Ref)()

@@ -174,6 +174,9 @@ func (f *Fleet) cleanUp() {
 		f.Conn.Close()
 	}
 	for _, p := range f.processes {
+		if f.TB.Failed() && p.role == "worker" && !p.Exited() {
+			p.dump()
+		}
 		p.Kill()
 	}
 	for _, s := range f.Servers {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/child"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 	"github.com/boxfleet/boxfleet/worker"
@@ -131,13 +132,12 @@ func (f *Fleet) start(kind, name string, r Role) *Process {
 	p := &Process{Name: name, Role: r, role: kind, f: f, ready: make(chan struct{}), exited: make(chan struct{})}
 	p.cmd = exec.Command(os.Args[0])
 	p.cmd.Env = append(os.Environ(), roleVariable+"="+string(encoded))
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		f.TB.Fatal(err)
 	}
 	p.cmd.Stderr = p
-	if err := p.cmd.Start(); err != nil {
+	if err := child.Start(p.cmd); err != nil {
 		f.TB.Fatal(err)
 	}
 	f.processes = append(f.processes, p)
@@ -237,6 +237,16 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal.
 func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails when it has ended
+
+// dump ends the process, which says on its log what each of its goroutines was doing.
+func (p *Process) dump() {
+	p.Signal(syscall.SIGCONT) // a test may have stopped it
+	p.Signal(syscall.SIGQUIT)
+	select {
+	case <-p.exited:
+	case <-time.After(3 * time.Second):
+	}
+}
 
 // Kill ends the process with SIGKILL and waits.
 func (p *Process) Kill() {

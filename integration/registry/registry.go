@@ -15,11 +15,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/boxfleet/boxfleet/integration/child"
 )
 
 // The login of a registry that wants one.
@@ -57,8 +58,7 @@ func Start(tb testing.TB, private bool) *Registry {
 	var log bytes.Buffer
 	server := exec.Command(binary(tb), "serve", filepath.Join(dir, "config.yml"))
 	server.Stdout, server.Stderr = &log, &log
-	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := server.Start(); err != nil {
+	if err := child.Start(server); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {

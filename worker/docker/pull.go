@@ -12,6 +12,7 @@ import (
 	"github.com/docker/docker/api/types/registry"
 	"github.com/docker/docker/pkg/jsonmessage"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -35,7 +36,7 @@ var errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protoco
 // registry_unreachable, after some tries; image_pull_stalled, after [Config.PullStall] without
 // progress; image_pull_failed for everything else.
 func (e *Engine) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
-	full, err := protocol.ImageReference("spec.image", ref)
+	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return Image{}, err
 	}
