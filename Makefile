@@ -9,6 +9,7 @@ GO        ?= go
 IMAGE     := boxfleet/demo:busybox
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME  ?= 5s
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 # Two packages at once: they share one engine, and the machine may be small.
 PARALLEL  ?= 2
 TESTFLAGS ?=
@@ -42,8 +43,10 @@ demo: image build ## run a real build in a sandbox, and show what happened
 	bin/boxfleet demo
 
 .PHONY: lint
-lint: ## go vet and formatting
+lint: ## go vet, staticcheck, formatting, and who may import whom
 	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	$(GO) test -count 1 .
 	@unformatted="$$(gofmt -l $$(find . -name '*.go' -not -path './.*'))"; \
 	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
 

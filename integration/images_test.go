@@ -299,7 +299,7 @@ func TestUnusedImagesGo(t *testing.T) {
 		t.Errorf("below the bound, an image went: %s", got)
 	}
 	w.Stop() // a new worker knows what the old one pulled
-	w = f.Worker("w1", role)
+	f.Worker("w1", role)
 	create("two", two)
 	f.Eventually(10*time.Second, "the unused image goes", func() error {
 		if got := imagesOf(t, h.engine.Host); strings.Contains(got, one) {

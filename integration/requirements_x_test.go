@@ -265,11 +265,11 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	// "ä€😀", cut within each character.
 	text := `printf '\303'; usleep 60000; printf '\244\342\202'; usleep 60000; printf '\254\360\237'; usleep 60000; printf '\230\200'`
 	var live bytes.Buffer
-	r, err := s.Exec(ctx, script(text), sdk.WithStdout(&live))
-	if err != nil || live.String() != "ä€😀" {
+	if _, err := s.Exec(ctx, script(text), sdk.WithStdout(&live)); err != nil || live.String() != "ä€😀" {
 		t.Errorf("cut characters, streamed: %v, %q", err, live.String())
 	}
-	if r, err = s.Exec(ctx, script(text)); err != nil || string(r.Stdout) != "ä€😀" {
+	r, err := s.Exec(ctx, script(text))
+	if err != nil || string(r.Stdout) != "ä€😀" {
 		t.Errorf("cut characters, collected: %v, %q", err, r.Stdout)
 	}
 	garbage := make([]byte, 100<<10)

@@ -104,6 +104,7 @@ func (c *Client) Close() {
 	for _, f := range c.feeds {
 		f.unsubscribe()
 		f.mu.Lock() // a repair that has begun is waited for; no other begins
+		f.closed = true
 		f.mu.Unlock()
 	}
 	c.feeds = map[string]*feed{}

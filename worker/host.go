@@ -220,12 +220,17 @@ func (w *worker) adopt(ctx context.Context) error {
 			}
 		}
 	}
+	named := func(k key) {
+		if _, there := objects[k]; !there {
+			objects[k] = nil
+		}
+	}
 	for _, d := range dirs {
-		objects[d.key] = objects[d.key] // to be looked at, also where there is nothing else
+		named(d.key) // to be looked at, also where there is nothing else
 	}
 	w.mu.Lock()
 	for k := range w.sandboxes {
-		objects[k] = objects[k]
+		named(k)
 	}
 	w.mu.Unlock()
 	for k, found := range objects {

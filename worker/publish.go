@@ -82,8 +82,7 @@ func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, 
 		data := make([]byte, min(size-at, jetstream.ChunkSize))
 		n, err := f.ReadAt(data, at)
 		if n == 0 || err != nil && err != io.EOF {
-			size = at // truncated under our hands
-			break
+			break // truncated under our hands
 		}
 		k := jetstream.Chunk{Stream: name, Offset: at, Data: data[:n], NextStdout: p.out.published, NextStderr: p.err.published}
 		if name == jetstream.Stdout {

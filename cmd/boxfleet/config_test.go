@@ -132,11 +132,10 @@ func reference(s *setting) string {
 	if def != "" {
 		def = "`" + def + "`"
 	}
-	for _, command := range s.commands {
-		if flag = "`--" + s.flag() + "`"; command != "" {
+	if len(s.commands) > 0 {
+		if flag = "`--" + s.flag() + "`"; s.commands[0] != "" {
 			flag += " of " + strings.Join(s.commands, ", ")
 		}
-		break
 	}
 	return strings.Join([]string{"| `" + s.key + "`", "`" + s.env() + "`", flag, def, s.meaning + " |"}, " | ")
 }
