@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"errors"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -98,7 +100,13 @@ func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	if err := s.Delete(ctx, sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(500 * time.Millisecond)
+	f.Eventually(10*time.Second, "the command runs", func() error {
+		out, err := exec.Command("docker", "top", s.Info().Container, "-o", "pid,args").CombinedOutput()
+		if err == nil && !strings.Contains(string(out), "sleep 1.5") {
+			err = errors.New(string(out))
+		}
+		return err
+	})
 	w := f.Processes("worker")[0]
 	w.Kill()
 	w.Restart()

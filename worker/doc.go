@@ -1,7 +1,7 @@
 // Package worker is what is done: it holds one Docker host's lock, and makes the host show what
 // the log says.
 //
-//	work queue, engine events, supervisor ──► sandbox.go  one goroutine per sandbox
+//	work items, engine events, supervisor ──► sandbox.go  one goroutine per sandbox
 //	                                             │  next(state, observed) ─► one operation
 //	                            ┌────────────────┼──────────────┐
 //	                        create.go        exec.go        remove.go

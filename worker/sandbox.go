@@ -163,27 +163,10 @@ func (s *sandbox) run(ctx context.Context) {
 				timer = crashCheck
 			}
 		}
-		if !s.wait(ctx, timer) {
+		if !awaitWake(ctx, s.wake, timer) {
 			return
 		}
 	}
-}
-
-// wait sleeps until the mailbox is woken, or for d where it is not 0.
-func (s *sandbox) wait(ctx context.Context, d time.Duration) bool {
-	var after <-chan time.Time
-	if d > 0 {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		after = t.C
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-s.wake:
-	case <-after:
-	}
-	return true
 }
 
 // leave ends the mailbox at the end of the worker's life or tenure. What runs on the host goes on.

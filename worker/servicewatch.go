@@ -59,7 +59,7 @@ func (v *service) untilHealthy(ctx context.Context) error {
 			}
 			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())
 		}
-		if !v.wait(ctx, wait) {
+		if !awaitWake(ctx, v.wake, wait) {
 			return ctx.Err()
 		}
 	}
@@ -141,7 +141,7 @@ func (v *service) watch(ctx context.Context) {
 		if due := v.due(); wait == 0 || due > 0 && due < wait {
 			wait = due
 		}
-		v.wait(ctx, wait)
+		awaitWake(ctx, v.wake, wait)
 	}
 }
 
@@ -301,22 +301,4 @@ func (v *service) due() time.Duration {
 		due = judgePeriod
 	}
 	return due
-}
-
-// wait sleeps until something about the service has changed, or for d where it is not 0. It returns
-// false for the end of ctx.
-func (v *service) wait(ctx context.Context, d time.Duration) bool {
-	var after <-chan time.Time
-	if d > 0 {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		after = t.C
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-v.wake:
-	case <-after:
-	}
-	return true
 }

@@ -429,3 +429,21 @@ func sleep(ctx context.Context, d time.Duration) bool {
 		return true
 	}
 }
+
+// awaitWake waits until it is woken, or for d where that is not 0, or for the end of ctx, and says
+// which: false for the end of ctx.
+func awaitWake(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
+	var after <-chan time.Time
+	if d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		after = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-wake:
+	case <-after:
+	}
+	return true
+}

@@ -2,8 +2,6 @@ package docker
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"io"
 
 	"github.com/docker/docker/api/types/image"
@@ -39,27 +37,11 @@ func (e *Engine) take(ctx context.Context, verb, ref string, content io.Reader, 
 		answer, err := send(moving, body)
 		if err == nil {
 			defer answer.Close()
-			err = readLoad(answer, p.moved)
+			err = readReport(answer, func(*jsonmessage.JSONMessage) { p.moved() })
 		}
 		if failed := body.close(); failed != nil {
 			return failed
 		}
 		return cause(moving, err)
 	})
-}
-
-func readLoad(report io.Reader, moved func()) error {
-	decoder := json.NewDecoder(report)
-	for {
-		var message jsonmessage.JSONMessage
-		if err := decoder.Decode(&message); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if message.Error != nil {
-			return message.Error
-		}
-		moved()
-	}
 }

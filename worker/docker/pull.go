@@ -164,7 +164,11 @@ func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
 		report, err := e.client.ImagePull(moving, ref, image.PullOptions{RegistryAuth: auth})
 		if err == nil {
 			defer report.Close()
-			err = readPull(report, moved, p.moved)
+			err = readReport(report, func(m *jsonmessage.JSONMessage) {
+				if moved.heard(m) {
+					p.moved()
+				}
+			})
 		}
 		if errors.Is(cause(moving, err), errStalled) {
 			return e.stalled(ctx, ref)
@@ -181,8 +185,9 @@ func (e *Engine) stalled(ctx context.Context, ref string) error {
 	return protocol.Errorf(protocol.Unavailable, protocol.ReasonImagePullStalled, "pull image %s: no progress for %s", ref, e.pullStall)
 }
 
-// readPull reads a pull's report, which says in its midst when the pull failed.
-func readPull(report io.Reader, layers *layers, moved func()) error {
+// readReport reads what an engine reports of something long, which says in its midst when that
+// failed.
+func readReport(report io.Reader, heard func(*jsonmessage.JSONMessage)) error {
 	decoder := json.NewDecoder(report)
 	for {
 		var message jsonmessage.JSONMessage
@@ -194,9 +199,7 @@ func readPull(report io.Reader, layers *layers, moved func()) error {
 		if message.Error != nil {
 			return message.Error
 		}
-		if layers.heard(&message) {
-			moved()
-		}
+		heard(&message)
 	}
 }
 
