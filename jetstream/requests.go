@@ -216,7 +216,7 @@ func (c *Conn) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) e
 	return err
 }
 
-// consumption is how a work queue is consumed.
+// consumption is how a queue is consumed.
 type consumption struct {
 	stream   string
 	config   jetstream.ConsumerConfig
@@ -236,7 +236,7 @@ func (c *Conn) consume(ctx context.Context, k consumption) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		c.log.Warn("a work queue is opened again", "stream", k.stream, "error", err)
+		c.log.Warn("a queue is opened again", "stream", k.stream, "error", err)
 		if !sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
