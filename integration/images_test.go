@@ -73,9 +73,9 @@ func hasError(t *testing.T, what string, err error, code protocol.Code, reason s
 	}
 }
 
-// TestImagesArePulled takes one engine, and a registry with a door, through what a pull may be and
+// TestQ14_ImagesArePulled takes one engine, and a registry with a door, through what a pull may be and
 // may fail with.
-func TestImagesArePulled(t *testing.T) {
+func TestQ14_ImagesArePulled(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -223,8 +223,8 @@ func serving(s *protocol.SandboxSpec) {
 	s.Ports = []protocol.Port{{Container: 8080}}
 }
 
-// TestNetworksReachWhatTheyMayAndNothingElse sends real packets from sandboxes of each mode.
-func TestNetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
+// TestS22_NetworksReachWhatTheyMayAndNothingElse sends real packets from sandboxes of each mode.
+func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	e := engines.Start(t, "net")
 	engines.LoadImage(t, e, fleet.Image)
 	w := newWorld(t, e)
@@ -435,8 +435,8 @@ func greeted(address string) error {
 	return nil
 }
 
-// TestPortsAreAskedForGivenAndRefused publishes ports of each kind.
-func TestPortsAreAskedForGivenAndRefused(t *testing.T) {
+// TestX18_PortsAreAskedForGivenAndRefused publishes ports of each kind.
+func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
