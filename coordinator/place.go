@@ -79,6 +79,17 @@ func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
 	case s.GPUs != "" && h.GPUs < max(s.GPUCount(), 1):
 		return fail(protocol.FailedPrecondition, unsupported, "spec.gpus", "%s wanted, %s has %d", s.GPUs, h.Worker, h.GPUs)
 	}
+	names, _ := s.Services()
+	for _, name := range names {
+		v, _ := s.Service(name)
+		allowed := h.ServiceProfiles
+		if len(allowed) == 0 {
+			allowed = []string{protocol.ProfileStandard} // an older worker: it would take a hardened one, and not make it so
+		}
+		if profile := v.Capabilities(); !slices.Contains(allowed, profile) {
+			return fail(protocol.PermissionDenied, denied, s.ServiceField(name)+".profile", "%s allows services %s, and not %s", h.Worker, strings.Join(allowed, ", "), profile)
+		}
+	}
 	for i, name := range s.Tools {
 		if !slices.Contains(h.Tools, name) {
 			return fail(protocol.FailedPrecondition, protocol.ReasonToolUnavailable, fmt.Sprintf("spec.tools[%d]", i), "%s does not offer %s", h.Worker, name)

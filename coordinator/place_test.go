@@ -98,6 +98,32 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 	}
 }
 
+func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
+	older, strict, loose := host("older", 0), host("strict", 3), host("loose", 5)
+	strict.ServiceProfiles = []string{protocol.ProfileHardened}
+	loose.ServiceProfiles = []string{protocol.ProfileHardened, protocol.ProfileStandard}
+	for profile, want := range map[string]string{
+		protocol.ProfileHardened: "strict", // the older worker would not harden it
+		protocol.ProfileStandard: "older",
+		"":                       "older", // of a request from before there was a choice
+	} {
+		b := wants(1 << 30)
+		b.Spec.OptionalServices = protocol.Services{"db": {Profile: profile}}
+		if chosen, refusals := place(b, []*protocol.Host{older, strict, loose}); chosen == nil || chosen.Worker != want {
+			t.Errorf("%q is placed on %+v, want %s: %v", profile, chosen, want, refusals)
+		}
+	}
+	b := wants(1 << 30)
+	b.Spec.RequiredServices = protocol.Services{"db": {Profile: protocol.ProfileStandard}}
+	chosen, refusals := place(b, []*protocol.Host{strict})
+	if chosen != nil || !strings.HasPrefix(refusals[0].Reason, "spec.required_services.db.profile: ") {
+		t.Errorf("placed on %+v: %v", chosen, refusals)
+	}
+	if why := impossible(b, []*protocol.Host{strict}); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.required_services.db.profile" {
+		t.Errorf("a profile that no host allows: %v", why)
+	}
+}
+
 func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	type row struct {
 		at time.Time

@@ -70,6 +70,14 @@ func serviceEvents(h *fleet.History, name string) []string {
 	return found
 }
 
+// serviceIs says what is wrong where a service of a sandbox is not in a state.
+func serviceIs(f *fleet.Fleet, id, name string, state protocol.ServiceState) error {
+	if status := f.History(id).State.Sandbox.Services[name]; status.State != state {
+		return fmt.Errorf("%s is %+v", name, status)
+	}
+	return nil
+}
+
 func TestRequiredServicesGateReadyAndAreReachedByName(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

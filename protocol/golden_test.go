@@ -57,7 +57,7 @@ func goldenValues() map[string]any {
 		Slots: 20, CPU: 8, Memory: 16 << 30, Engine: "28.5.2", Runtime: "runc", Mounts: []string{"/opt"}, Healthy: true, Problem: "p",
 		StartedAt: at, State: HostReady, Sandboxes: 3, UsedCPU: 2.5, UsedMem: 3 << 30, SeenAt: at}
 	service := Service{Image: "postgres:16", Command: []string{"postgres"}, Env: map[string]string{"A": "1"}, User: "70", CPU: 0.5,
-		Memory: 1 << 30, PIDs: 100, Disk: 1 << 30, PostStart: []Hook{{Command: []string{"true"}, Timeout: DefaultHookTimeout, OnResume: true}},
+		Memory: 1 << 30, PIDs: 100, Disk: 1 << 30, Profile: ProfileHardened, PostStart: []Hook{{Command: []string{"true"}, Timeout: DefaultHookTimeout, OnResume: true}},
 		Healthcheck: &Healthcheck{Test: []string{"CMD", "pg_isready"}, Interval: DefaultHealthInterval, Timeout: DefaultHealthTimeout,
 			Retries: 3, StartPeriod: Duration(time.Minute), StartInterval: DefaultStartInterval}}
 	parts := SandboxSpec{Image: "i", Disk: 1 << 30, ShmSize: 64 << 20, GPUs: "all", Hostname: "h", ReadOnly: true,
@@ -70,7 +70,7 @@ func goldenValues() map[string]any {
 		Services:  map[string]ServiceStatus{"db": {State: ServiceStateFailed, Required: true, Reason: ReasonOOMKilled, Error: failure, Since: at}},
 		CreatedAt: at, StateChangedAt: at}
 	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
-		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1, Full: "f"}
+		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, ServiceProfiles: []string{ProfileHardened}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1, Full: "f"}
 	pull := &PullProgress{Image: "docker.io/library/busybox:latest", Done: 5, Total: 9, Layers: 3, LayersDone: 1, Try: 2, Complete: true}
 	return map[string]any{
 		"wantedimage-parts": &WantedImage{Version: 1, Ref: "docker.io/library/tools:1", Digest: "sha256-00ff", Size: 10240, Format: ImageRootFS,

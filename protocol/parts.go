@@ -63,10 +63,10 @@ type Tmpfs struct {
 	Size   Bytes  `json:"size,omitempty"` // default: half of the sandbox's memory
 }
 
-// Capability profiles of a sandbox.
+// Capability profiles of a sandbox and of a service.
 const (
-	ProfileHardened = "hardened" // execs have no capability, root's among them; the default
-	ProfileStandard = "standard" // execs as root have Docker's default capabilities without NET_RAW and MKNOD
+	ProfileHardened = "hardened" // execs have no capability, root's among them; the default of sandboxes
+	ProfileStandard = "standard" // execs as root have Docker's default capabilities without NET_RAW and MKNOD; the default of services
 )
 
 // When an image is pulled.
@@ -93,6 +93,7 @@ type Service struct {
 	Memory      Bytes             `json:"memory,omitempty"`
 	PIDs        int64             `json:"pids,omitempty"`
 	Disk        Bytes             `json:"disk,omitempty"`
+	Profile     string            `json:"profile,omitempty"`     // hardened or standard (default): images of services commonly start as root and become another user
 	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // none: it is ready when it runs
 	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is ready
 }
@@ -199,6 +200,7 @@ func (v *Service) resolve() {
 	setDefault(&v.CPU, DefaultCPU)
 	setDefault(&v.Memory, DefaultMemory)
 	setDefault(&v.PIDs, DefaultPIDs)
+	setDefault(&v.Profile, ProfileStandard)
 	v.PostStart = slices.Clone(v.PostStart)
 	for i := range v.PostStart {
 		setDefault(&v.PostStart[i].Timeout, DefaultHookTimeout)
@@ -211,6 +213,14 @@ func (v *Service) resolve() {
 		setDefault(&h.Retries, DefaultHealthRetries)
 		setDefault(&h.StartInterval, DefaultStartInterval)
 	}
+}
+
+// Capabilities is the profile of the service's commands. Specs that were accepted before there was
+// one to choose have none.
+func (v *Service) Capabilities() string {
+	profile := v.Profile
+	setDefault(&profile, ProfileStandard)
+	return profile
 }
 
 // Services lists the names of all services, sorted, and says which gate readiness.
@@ -352,10 +362,8 @@ func (s *SandboxSpec) validateContainer() error {
 	if s.Runtime != "" && !runtimePattern.MatchString(s.Runtime) {
 		return Invalid("spec.runtime", "is not a name of an OCI runtime: %.80q", s.Runtime)
 	}
-	switch s.Profile {
-	case "", ProfileHardened, ProfileStandard:
-	default:
-		return Invalid("spec.profile", "must be %q or %q, got %.40q", ProfileHardened, ProfileStandard, s.Profile)
+	if err := validateProfile("spec.profile", s.Profile); err != nil {
+		return err
 	}
 	switch s.Pull {
 	case "", PullMissing, PullAlways, PullNever:
@@ -377,6 +385,14 @@ func (s *SandboxSpec) validateContainer() error {
 		}
 	}
 	return nil
+}
+
+func validateProfile(field, profile string) error {
+	switch profile {
+	case "", ProfileHardened, ProfileStandard:
+		return nil
+	}
+	return Invalid(field, "must be %q or %q, got %.40q", ProfileHardened, ProfileStandard, profile)
 }
 
 func (s *SandboxSpec) validateTools() error {
@@ -443,6 +459,9 @@ func (v *Service) validate(field string) error {
 	}
 	if v.Disk != 0 && v.Disk < MinDisk {
 		return Invalid(field+".disk", "must be at least %s, got %s", MinDisk, v.Disk)
+	}
+	if err := validateProfile(field+".profile", v.Profile); err != nil {
+		return err
 	}
 	if err := v.Healthcheck.validate(field + ".healthcheck"); err != nil {
 		return err

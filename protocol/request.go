@@ -124,6 +124,10 @@ type Host struct {
 	Full      string            `json:"full,omitempty"` // why it takes no new sandboxes: something of it runs short
 	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
 
+	// Capability profiles that a service may choose. None: the worker is an older one, whose services
+	// all have the standard profile.
+	ServiceProfiles []string `json:"service_profiles,omitempty"`
+
 	// Filled in by the coordinator.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 )
 
@@ -21,4 +22,45 @@ func TestServicesAreEncodedTheSameEachTime(t *testing.T) {
 	if err := Decode(first, &again); err != nil || len(again.RequiredServices) != 6 || again.RequiredServices["c"].Image != "c" {
 		t.Errorf("read back: %+v, %v", again.RequiredServices, err)
 	}
+}
+
+func TestServicesAreRefusedByField(t *testing.T) {
+	type S = SandboxSpec
+	db := func(change func(*Service)) func(*S) {
+		return func(s *S) {
+			v := Service{Image: "postgres"}
+			change(&v)
+			s.RequiredServices = Services{"db": v}
+		}
+	}
+	named := func(name string) func(*S) {
+		return func(s *S) { s.OptionalServices = Services{name: {Image: "postgres"}} }
+	}
+	many := Services{}
+	for i := range MaxServices + 1 {
+		many[fmt.Sprint("s", i)] = Service{Image: "postgres"}
+	}
+	const field = "spec.required_services.db."
+	checkRefused(t, goodSandbox, (*S).Validate, []refused[S]{
+		{"without an image", db(func(v *Service) { v.Image = "" }), field + "image"},
+		{"a command that is empty", db(func(v *Service) { v.Command = []string{""} }), field + "command[0]"},
+		{"a name of the environment", db(func(v *Service) { v.Env = map[string]string{"A B": ""} }), field + "env.A B"},
+		{"a user", db(func(v *Service) { v.User = "a b" }), field + "user"},
+		{"cpu", db(func(v *Service) { v.CPU = -1 }), field + "cpu"},
+		{"memory", db(func(v *Service) { v.Memory = 1 }), field + "memory"},
+		{"pids", db(func(v *Service) { v.PIDs = 1 }), field + "pids"},
+		{"disk", db(func(v *Service) { v.Disk = 1 }), field + "disk"},
+		{"profile", db(func(v *Service) { v.Profile = "root" }), field + "profile"},
+		{"a test that is empty", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }), field + "healthcheck.test"},
+		{"a hook that is empty", db(func(v *Service) { v.PostStart = []Hook{{}} }), field + "post_start[0].command"},
+		{"a hook's timeout", db(func(v *Service) { v.PostStart = []Hook{{Command: []string{"true"}, Timeout: MaxHookTimeout + 1}} }), field + "post_start[0].timeout"},
+		{"many hooks", db(func(v *Service) { v.PostStart = make([]Hook, MaxHooks+1) }), field + "post_start"},
+		{"a name in capitals", named("DB"), "spec.optional_services.DB"},
+		{"a name with a dot", named("a.b"), "spec.optional_services.a.b"},
+		{"a name of the host", named("localhost"), "spec.optional_services.localhost"},
+		{"one that is both", func(s *S) {
+			s.RequiredServices, s.OptionalServices = Services{"db": {Image: "postgres"}}, Services{"db": {Image: "postgres"}}
+		}, "spec.optional_services.db"},
+		{"many", func(s *S) { s.RequiredServices = many }, "spec.required_services"},
+	})
 }

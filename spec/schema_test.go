@@ -75,6 +75,7 @@ func fieldForms() map[string]*jsonschema.Schema {
 		"Service.user":             scalarOf("integer"),
 		"Healthcheck.test":         anyOf(&jsonschema.Schema{Type: "string"}, &jsonschema.Schema{Type: "array", Items: scalarOf("number")}),
 		"SandboxSpec.profile":      enum(protocol.ProfileHardened, protocol.ProfileStandard),
+		"Service.profile":          enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"SandboxSpec.pull":         enum(protocol.PullMissing, protocol.PullAlways, protocol.PullNever),
 		"SandboxSpec.on_host_loss": enum(protocol.OnHostLossWait, protocol.OnHostLossFail),
 		"Network.mode":             enum(protocol.NetworkInternet, protocol.NetworkNone, protocol.NetworkAllow),

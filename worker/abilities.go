@@ -12,7 +12,8 @@ import (
 
 // abilities is what this host can do and its operator allows, beyond what every host does.
 type abilities struct {
-	profiles []string // capability profiles
+	profiles []string // capability profiles of sandboxes
+	services []string // capability profiles of services
 	runtimes []string // OCI runtimes that a sandbox may choose
 	gpus     int
 	engine   docker.Info
@@ -20,13 +21,18 @@ type abilities struct {
 
 // newAbilities checks what the operator allows against what the engine has.
 func newAbilities(cfg *Config, info docker.Info) (*abilities, error) {
-	a := &abilities{profiles: cfg.Profiles, runtimes: cfg.Runtimes, gpus: countGPUs("/dev"), engine: info}
+	a := &abilities{profiles: cfg.Profiles, services: cfg.ServiceProfiles, runtimes: cfg.Runtimes, gpus: countGPUs("/dev"), engine: info}
 	if len(a.profiles) == 0 {
 		a.profiles = []string{protocol.ProfileHardened}
 	}
-	for _, p := range a.profiles {
-		if p != protocol.ProfileHardened && p != protocol.ProfileStandard {
-			return nil, protocol.Invalid("profiles", "must be of %q and %q, got %.40q", protocol.ProfileHardened, protocol.ProfileStandard, p)
+	if len(a.services) == 0 {
+		a.services = []string{protocol.ProfileHardened, protocol.ProfileStandard}
+	}
+	for field, allowed := range map[string][]string{"profiles": a.profiles, "service_profiles": a.services} {
+		for _, p := range allowed {
+			if p != protocol.ProfileHardened && p != protocol.ProfileStandard {
+				return nil, protocol.Invalid(field, "must be of %q and %q, got %.40q", protocol.ProfileHardened, protocol.ProfileStandard, p)
+			}
 		}
 	}
 	for _, r := range a.runtimes {
@@ -52,11 +58,6 @@ func countGPUs(dev string) int {
 // check refuses what the host cannot do or its operator does not allow, whatever the coordinator
 // let through.
 func (a *abilities) check(s *protocol.SandboxSpec) error {
-	denied := func(field, format string, args ...any) error {
-		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, format, args...)
-		e.Field = field
-		return e
-	}
 	unable := func(field, format string, args ...any) error {
 		e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported, format, args...)
 		e.Field = field
@@ -76,5 +77,26 @@ func (a *abilities) check(s *protocol.SandboxSpec) error {
 	case !a.engine.CanLimitPIDs:
 		return unable("spec.pids", "the host's kernel cannot limit processes")
 	}
+	names, _ := s.Services()
+	for _, name := range names {
+		if err := a.checkService(s, name); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// checkService refuses a service that the host's operator does not allow.
+func (a *abilities) checkService(s *protocol.SandboxSpec, name string) error {
+	v, _ := s.Service(name)
+	if profile := v.Capabilities(); !slices.Contains(a.services, profile) {
+		return denied(s.ServiceField(name)+".profile", "the host's operator allows services %s, and not %s", strings.Join(a.services, ", "), profile)
+	}
+	return nil
+}
+
+func denied(field, format string, args ...any) error {
+	e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, format, args...)
+	e.Field = field
+	return e
 }

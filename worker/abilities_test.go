@@ -20,6 +20,14 @@ func TestAbilities_RefuseWhatTheHostCannotOrItsOperatorForbids(t *testing.T) {
 		t.Fatal(err)
 	}
 	loose.gpus = 2
+	noServices, err := newAbilities(&Config{ServiceProfiles: []string{"hardened"}}, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := func(required, optional protocol.Service) protocol.SandboxSpec {
+		return protocol.SandboxSpec{RequiredServices: protocol.Services{"db": required}, OptionalServices: protocol.Services{"cache": optional}}
+	}
+	hardened, standard := protocol.Service{Profile: "hardened"}, protocol.Service{Profile: "standard"}
 	blind, err := newAbilities(&Config{}, docker.Info{CanLimitCPU: true, CanLimitPIDs: true})
 	if err != nil {
 		t.Fatal(err)
@@ -38,6 +46,11 @@ func TestAbilities_RefuseWhatTheHostCannotOrItsOperatorForbids(t *testing.T) {
 		"gpus without any":      {strict, protocol.SandboxSpec{GPUs: "all"}, "spec.gpus", protocol.FailedPrecondition},
 		"more gpus than it has": {loose, protocol.SandboxSpec{GPUs: "3"}, "spec.gpus", protocol.FailedPrecondition},
 		"gpus":                  {loose, protocol.SandboxSpec{GPUs: "2"}, "", ""},
+		"services":              {strict, services(standard, hardened), "", ""},
+		"a service":             {noServices, services(standard, hardened), "spec.required_services.db.profile", protocol.PermissionDenied},
+		"an optional service":   {noServices, services(hardened, standard), "spec.optional_services.cache.profile", protocol.PermissionDenied},
+		"of an older request":   {noServices, services(protocol.Service{}, hardened), "spec.required_services.db.profile", protocol.PermissionDenied},
+		"hardened services":     {noServices, services(hardened, hardened), "", ""},
 		"memory without limits": {blind, protocol.SandboxSpec{}, "spec.memory", protocol.FailedPrecondition},
 	} {
 		err := c.a.check(&c.spec)
@@ -45,7 +58,7 @@ func TestAbilities_RefuseWhatTheHostCannotOrItsOperatorForbids(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for name, cfg := range map[string]Config{"profile": {Profiles: []string{"root"}}, "runtime": {Runtimes: []string{"kata"}}} {
+	for name, cfg := range map[string]Config{"profile": {Profiles: []string{"root"}}, "runtime": {Runtimes: []string{"kata"}}, "profile of services": {ServiceProfiles: []string{"root"}}} {
 		if _, err := newAbilities(&cfg, info); protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("an unknown %s in the configuration: %v", name, err)
 		}

@@ -235,16 +235,13 @@ func (s *sandbox) labels(b *protocol.Sandbox) map[string]string {
 	}
 }
 
-// containerSpec is the sandbox's primary container: the supervisor as process 1, as root with the
-// few capabilities that it needs to start execs as others, without these capabilities, and to end
-// them, and nothing else.
+// containerSpec is the sandbox's primary container.
 func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, bound bindingList) docker.ContainerSpec {
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
-		Name: s.name(), Image: image.ID, Entrypoint: []string{at("supervisor")}, User: "0:0", Cwd: "/",
+		Name: s.name(), Image: image.ID,
 		Hostname: s.key.id, Network: s.name(), Labels: s.labels(b),
 		CPU: b.Spec.CPU, Memory: int64(b.Spec.Memory), PIDs: b.Spec.PIDs,
-		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL", "SETPCAP"}, NoNewPrivileges: true,
 		Binds: append([]docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
@@ -255,10 +252,7 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 	if b.Spec.Hostname != "" {
 		spec.Hostname = b.Spec.Hostname
 	}
-	if b.Spec.Profile == protocol.ProfileStandard {
-		spec.Entrypoint = append(spec.Entrypoint, "-privileged")
-		spec.CapAdd = append(slices.Clone(standardCapabilities), control.OwnCapability)
-	}
+	setProfile(&spec, b.Spec.Profile)
 	spec.ReadOnlyRoot, spec.Runtime, spec.GPUs = b.Spec.ReadOnly, b.Spec.Runtime, b.Spec.GPUCount()
 	spec.ShmSize, spec.Disk = int64(b.Spec.ShmSize), int64(b.Spec.Disk)
 	spec.Tmpfs = map[string]int64{}
@@ -278,6 +272,19 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 	}
 	sort.Strings(spec.Env)
 	return spec
+}
+
+// setProfile makes the supervisor process 1 of a container, as root. With the hardened profile it has
+// the few capabilities that it needs to start commands as others, without these capabilities, and to
+// end them; with the standard one, those that commands run as root are to have.
+func setProfile(spec *docker.ContainerSpec, profile string) {
+	spec.User, spec.Cwd, spec.NoNewPrivileges = "0:0", "/", true
+	spec.Entrypoint = []string{path.Join(control.ContainerAt, "supervisor")}
+	spec.CapDrop, spec.CapAdd = []string{"ALL"}, []string{"SETUID", "SETGID", "KILL", "SETPCAP"}
+	if profile == protocol.ProfileStandard {
+		spec.Entrypoint = append(spec.Entrypoint, "-privileged")
+		spec.CapAdd = append(slices.Clone(standardCapabilities), control.OwnCapability)
+	}
 }
 
 // standardCapabilities are Docker's default ones without NET_RAW, which forges packets, and MKNOD,

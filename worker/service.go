@@ -413,6 +413,9 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
 		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's container is gone")
 	}
+	if err := v.s.w.abilities.checkService(&v.sandbox, v.name); err != nil {
+		return "", err
+	}
 	image, release, err := v.s.image(ctx, v.generation, v.spec.Image, v.sandbox.Pull)
 	if err != nil {
 		return "", err
@@ -446,26 +449,25 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	return id, naming(err, docker.ReasonNoDiskQuota, v.sandbox.ServiceField(v.name)+".disk")
 }
 
-// containerSpec is the service's container. Images of services commonly start as root and become
-// another user themselves, so their commands keep the capabilities of the standard profile.
+// containerSpec is the service's container.
 func (v *service) containerSpec(d directory, image docker.Image) docker.ContainerSpec {
 	s := v.s
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
-		Name: s.serviceName(v.name), Image: image.ID, Entrypoint: []string{at("supervisor"), "-privileged"}, User: "0:0", Cwd: "/",
+		Name: s.serviceName(v.name), Image: image.ID,
 		Hostname: v.name, Network: s.name(), Aliases: []string{v.name},
 		Labels: map[string]string{
 			docker.LabelTenant: s.key.tenant, docker.LabelSandbox: s.key.id, docker.LabelRole: "service", docker.LabelService: v.name,
 			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.path,
 		},
 		DNS: s.w.isolation.servers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
-		CapDrop: []string{"ALL"}, CapAdd: append(slices.Clone(standardCapabilities), control.OwnCapability), NoNewPrivileges: true,
 		Binds: []docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
 			{Source: d.run(), Target: at("run")},
 		},
 	}
+	setProfile(&spec, v.spec.Capabilities())
 	for name, value := range v.spec.Env {
 		spec.Env = append(spec.Env, name+"="+value)
 	}

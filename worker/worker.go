@@ -49,6 +49,8 @@ type Config struct {
 	OnReady      func()       // called once, when work is taken; may be nil
 	Logger       *slog.Logger // default slog.Default
 
+	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
+
 	Watermarks Watermarks // how full the host may be and still take sandboxes
 	Images     Images     // what becomes of the images on the host
 

@@ -55,7 +55,7 @@ type workerConfig struct {
 	CPU                                                        float64
 	Memory                                                     protocol.Bytes
 	Firewall                                                   string
-	DenyNetworks, DNS                                          []string
+	DenyNetworks, DNS, ServiceProfiles                         []string
 	Labels, AllowMounts, Tools, Profiles, Runtimes             []string
 }
 
@@ -132,6 +132,7 @@ func (c *config) settings() []setting {
 		{"worker.tools", "", "builtin tools that sandboxes may have, with the files of the worker's user, credentials among them: claude, codex, opencode, git, uv, npm, apt, or all; none by default", upAndW, "", list(&w.Tools)},
 		{"worker.tools_home", "", "home directory whose files those are; default: the worker's user's", upAndW, "", text(&w.ToolsHome)},
 		{"worker.profiles", "hardened", "capability profiles that sandboxes may choose: hardened, standard", upAndW, "", list(&w.Profiles)},
+		{"worker.service_profiles", "hardened,standard", "capability profiles that services may choose; where standard is not among them, a service that names none is refused", upAndW, "", someOf(&w.ServiceProfiles, protocol.ProfileHardened, protocol.ProfileStandard)},
 		{"worker.runtimes", "", "OCI runtimes of the engine that sandboxes may choose; none by default: they get the engine's", upAndW, "", list(&w.Runtimes)},
 		{"worker.max_disk", "95", "percent of the engine's and the worker's disk that may be used; a fuller host takes no new sandboxes", roleW, "", parsed(&w.Watermarks.Disk, strconv.Atoi)},
 		{"worker.max_inodes", "95", "percent of their inodes", roleW, "", parsed(&w.Watermarks.Inodes, strconv.Atoi)},
@@ -172,6 +173,22 @@ func list(into *[]string) func(string) error {
 			if item = strings.TrimSpace(item); item != "" {
 				*into = append(*into, item)
 			}
+		}
+		return nil
+	}
+}
+
+// someOf is a list of these values, with one at least.
+func someOf(into *[]string, values ...string) func(string) error {
+	return func(v string) error {
+		_ = list(into)(v)
+		for _, item := range *into {
+			if !slices.Contains(values, item) {
+				return fmt.Errorf("must be of %s, got %.40q", strings.Join(values, ", "), item)
+			}
+		}
+		if len(*into) == 0 {
+			return fmt.Errorf("must be one or more of %s", strings.Join(values, ", "))
 		}
 		return nil
 	}

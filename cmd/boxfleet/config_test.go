@@ -85,6 +85,8 @@ func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
 		"a map for a value":  {"worker:\n  slots:\n    x: 1\n", "", "worker.slots"},
 		"not a duration":     {"", "BOXFLEET_COORDINATOR_CLEANUP_TTL=7", "coordinator.cleanup_ttl"},
 		"not an output":      {"", "BOXFLEET_OUTPUT=xml", "output"},
+		"no such profile":    {"worker:\n  service_profiles: [root]\n", "", "worker.service_profiles"},
+		"no profile":         {"worker:\n  service_profiles: []\n", "", "worker.service_profiles"},
 		"not yaml":           {"{", "", "config.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,6 +52,9 @@ func serviceRows(s *protocol.Sandbox) [][]any {
 		if required[name] {
 			text += ", required"
 		}
+		if v.Profile == protocol.ProfileHardened {
+			text += ", hardened"
+		}
 		if status.Reason != "" {
 			text += ", " + status.Reason
 		}
