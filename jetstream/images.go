@@ -125,12 +125,9 @@ func (c *Conn) Images(ctx context.Context) (wanted []*protocol.WantedImage, host
 				wanted = append(wanted, w)
 			}
 		case strings.HasPrefix(key, hostPrefix):
-			h := &protocol.HostImages{}
-			if err := protocol.Decode(value, h); err != nil || hostPrefix+h.Worker != key {
-				c.log.Error("what a host says of its images cannot be read", "key", key, "error", err)
-				return
+			if h := c.hostImages(key, value); h != nil {
+				hosts = append(hosts, h)
 			}
-			hosts = append(hosts, h)
 		}
 	})
 	return wanted, hosts, err
@@ -143,6 +140,27 @@ func (c *Conn) wanted(key string, value []byte) *protocol.WantedImage {
 		return nil
 	}
 	return w
+}
+
+func (c *Conn) hostImages(key string, value []byte) *protocol.HostImages {
+	h := &protocol.HostImages{}
+	if err := protocol.Decode(value, h); err != nil || hostPrefix+h.Worker != key {
+		c.log.Error("what a host says of its images cannot be read", "key", key, "error", err)
+		return nil
+	}
+	return h
+}
+
+// FollowHostImages hears what each worker says of its host's images, and each change, until ctx ends;
+// told is nil for a worker that does not come back.
+func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, told *protocol.HostImages)) error {
+	return c.kv(protocol.BucketImages).followKeys(ctx, hostPrefix+">", func(key string, value []byte, _ uint64) {
+		if value == nil {
+			handle(strings.TrimPrefix(key, hostPrefix), nil)
+		} else if h := c.hostImages(key, value); h != nil {
+			handle(h.Worker, h)
+		}
+	}, nil)
 }
 
 // FollowWantedImages hears every wanted image and each change, until ctx ends; want is nil for one

@@ -80,9 +80,12 @@ func goldenValues() map[string]any {
 		"batch-pull-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-4", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxPreparing, Time: at, State: StatePending, Phase: &SandboxDetails{Phase: "image", Pull: pull}}}},
 		"state-pull-parts": &State{Sandbox: Sandbox{ID: "sb-2", Phase: "image", Pull: pull, CreatedAt: at, StateChangedAt: at}},
-		"request-extend":   &Request{Version: 1, TTL: Duration(time.Hour)},
-		"heartbeat-parts":  &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
-		"reply-parts":      &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
+		"hostimages-names-parts": &HostImages{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Listed: true, Cut: true, Time: at,
+			Names: []string{"docker.io/library/tools:1"}},
+		"host-images-parts": &Host{Version: 1, Worker: "w1", Images: true},
+		"request-extend":    &Request{Version: 1, TTL: Duration(time.Hour)},
+		"heartbeat-parts":   &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
+		"reply-parts":       &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
 				ExitCode: &code, Output: []byte("o")}},

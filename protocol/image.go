@@ -47,14 +47,18 @@ const (
 	ImageFailed  = "failed" // and is tried again
 )
 
-// HostImages is what a worker says of the images that it looks after. Those that others brought to
-// the host are not among them.
+// HostImages is what a worker says of the images of its host. Images are those that it looks after;
+// Names are of all, whoever brought them.
 type HostImages struct {
-	Version int         `json:"v"`
-	Worker  string      `json:"worker"`
-	HostID  string      `json:"host_id"`
-	Images  []HostImage `json:"images,omitempty"`
-	Time    time.Time   `json:"time"`
+	Version  int         `json:"v"`
+	Worker   string      `json:"worker"`
+	HostID   string      `json:"host_id"`
+	Instance string      `json:"instance,omitempty"` // of the worker that says it, one per process
+	Images   []HostImage `json:"images,omitempty"`
+	Listed   bool        `json:"listed,omitempty"`    // Names are known
+	Names    []string    `json:"names,omitempty"`     // full references: with tags, with digests, and of ids; sorted
+	Cut      bool        `json:"names_cut,omitempty"` // there are more names than these
+	Time     time.Time   `json:"time"`
 }
 
 // HostImage is an image on a host.

@@ -117,9 +117,10 @@ type Host struct {
 	Runtimes  []string          `json:"runtimes,omitempty"`        // OCI runtimes that a sandbox may choose
 	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that a sandbox may choose
 	GPUs      int               `json:"gpus,omitempty"`
-	DiskQuota bool              `json:"disk_quota,omitempty"` // spec.disk can be kept
-	Firewall  string            `json:"firewall,omitempty"`   // what isolates the networks of sandboxes: nftables, off, or "": nothing, and no sandbox is taken
-	Healthy   bool              `json:"healthy"`              // the Engine answers
+	DiskQuota bool              `json:"disk_quota,omitempty"`   // spec.disk can be kept
+	Firewall  string            `json:"firewall,omitempty"`     // what isolates the networks of sandboxes: nftables, off, or "": nothing, and no sandbox is taken
+	Images    bool              `json:"tells_images,omitempty"` // it says in [HostImages] which images it has
+	Healthy   bool              `json:"healthy"`                // the Engine answers
 	Problem   string            `json:"problem,omitempty"`
 	Full      string            `json:"full,omitempty"` // why it takes no new sandboxes: something of it runs short
 	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`

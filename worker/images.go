@@ -247,6 +247,7 @@ func (m *images) run(ctx context.Context) error {
 		wg.Go(func() { m.prePull(ctx, ref) })
 	}
 	wg.Go(func() { m.tell(ctx) })
+	wg.Go(func() { m.watchNames(ctx) })
 	wg.Go(func() { m.importWanted(ctx) })
 	tick := time.NewTicker(m.cfg.Sweep)
 	defer tick.Stop()
@@ -299,48 +300,6 @@ func (m *images) show(i protocol.HostImage) {
 	defer m.mu.Unlock()
 	m.status[i.Ref] = i
 	signal(m.changed)
-}
-
-// maxTold is how many images a worker tells of, so that they fit into a message.
-const maxTold = 1000
-
-// table is what the worker says of its images.
-func (m *images) table() []protocol.HostImage {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	rows := maps.Clone(m.status)
-	for ref, r := range m.records {
-		row, shown := rows[ref]
-		if !shown {
-			row = protocol.HostImage{Ref: ref, Origin: r.Origin, State: protocol.ImageReady, ID: r.ID, Size: r.Size, File: r.File}
-		}
-		row.UsedAt = r.UsedAt
-		rows[ref] = row
-	}
-	all := slices.SortedFunc(maps.Values(rows), func(a, b protocol.HostImage) int { return cmp.Compare(a.Ref, b.Ref) })
-	return all[:min(len(all), maxTold)]
-}
-
-// tellPause is the least time between two tellings.
-const tellPause = 500 * time.Millisecond
-
-// tell says what is on the host, now and at each change, until ctx ends.
-func (m *images) tell(ctx context.Context) {
-	for {
-		told := &protocol.HostImages{Worker: m.w.cfg.Name, HostID: m.w.hostID, Images: m.table(), Time: time.Now().UTC()}
-		if err := m.w.conn.TellImages(ctx, told); err != nil && ctx.Err() == nil {
-			m.w.log.Warn("the host's images are not told", "error", err)
-			signal(m.changed)
-		}
-		if !sleep(ctx, tellPause) {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.changed:
-		}
-	}
 }
 
 // sweep removes unused images where they take too much room, until they do not.

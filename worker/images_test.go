@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -107,5 +108,28 @@ func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
 	}
 	if m.records["c"] = (&imageRecord{ID: "2", Size: 1}); !m.over(100) {
 		t.Error("the images' own bound is not kept")
+	}
+}
+
+func TestTheNamesThatAreToldAreBounded(t *testing.T) {
+	names := func(n, size int) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf("%0*d", size, n-i))
+		}
+		return all
+	}
+	for _, c := range []struct {
+		names []string
+		told  int
+		cut   bool
+	}{{nil, 0, false}, {names(3, 10), 3, false}, {names(maxTold, 10), maxTold, false}, {names(maxTold+1, 10), maxTold, true},
+		{names(900, 300), maxNameBytes / 300, true}} {
+		told, cut := boundedNames(c.names)
+		if len(told) != c.told || cut != c.cut || !slices.IsSorted(told) {
+			t.Errorf("of %d names %d are told, sorted %t, cut %t", len(c.names), len(told), slices.IsSorted(told), cut)
+		}
+		if c.cut && slices.Contains(told, c.names[len(c.names)-1]) {
+			t.Error("the last one is told, the first are to be")
+		}
 	}
 }

@@ -52,6 +52,29 @@ func (e *Engine) Events(ctx context.Context) (<-chan Event, <-chan error) {
 	return out, failed
 }
 
+// FollowImages calls changed each time that an image may have come, gone or got another name, whoever
+// did it, until ctx ends or the engine stops telling, and returns why: cancelled or unavailable. What
+// happened before it was called, or between two calls, is for the caller to look at.
+func (e *Engine) FollowImages(ctx context.Context, changed func()) error {
+	c := call{verb: "follow", kind: kindImage, limit: e.readLimit()}
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	late := time.AfterFunc(c.limit, stop)
+	messages, errs := e.client.Events(following, events.ListOptions{
+		Since:   strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),
+		Filters: filters.NewArgs(filters.Arg("type", string(events.ImageEventType))),
+	})
+	late.Stop()
+	for {
+		select {
+		case <-messages:
+			changed()
+		case err := <-errs:
+			return translate(ctx, c, err)
+		}
+	}
+}
+
 // forward passes events on until the stream fails, and returns why.
 func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event) error {
 	for {

@@ -2,12 +2,14 @@ package docker
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/distribution/reference"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -68,6 +70,33 @@ func registryDigest(ref string, digests []string) string {
 		}
 	}
 	return found
+}
+
+// ImageNames lists the full references that the engine finds its images by: first those with tags,
+// then those with digests, then ids; each part sorted.
+func (e *Engine) ImageNames(ctx context.Context) ([]string, error) {
+	var tags, digests, ids []string
+	err := e.do(ctx, call{verb: "list", kind: kindImage, limit: e.readLimit()}, func(ctx context.Context) error {
+		found, err := e.client.ImageList(ctx, image.ListOptions{})
+		for _, img := range found {
+			tags, digests, ids = fullNames(tags, img.RepoTags), fullNames(digests, img.RepoDigests), fullNames(ids, []string{img.ID})
+		}
+		return err
+	})
+	slices.Sort(tags)
+	slices.Sort(digests)
+	slices.Sort(ids)
+	return slices.Concat(tags, digests, ids), err
+}
+
+// fullNames appends the full forms of names, without those that are none, such as "<none>:<none>".
+func fullNames(to, names []string) []string {
+	for _, name := range names {
+		if full, err := imageref.Full("", name); err == nil {
+			to = append(to, full)
+		}
+	}
+	return to
 }
 
 // RemoveImage takes a name from an image, and removes the image with its last name. It fails with

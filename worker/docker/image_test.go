@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -158,5 +159,48 @@ func onPull(fault dockertest.Fault) func(*http.Request) dockertest.Fault {
 			return fault
 		}
 		return dockertest.Fault{}
+	}
+}
+
+func TestImagesAreListedByTheirFullNames(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	names, err := b.ImageNames(t.Context())
+	check(t, err)
+	img, err := b.FindImage(t.Context(), dockertest.Image)
+	check(t, err)
+	for _, want := range []string{"docker.io/" + dockertest.Image, "docker.io/library/" + img.ID} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no %s among %v", want, names)
+		}
+	}
+	isID := func(name string) bool { return strings.HasPrefix(name, "docker.io/library/sha256:") }
+	if i := slices.IndexFunc(names, isID); slices.ContainsFunc(names[i:], func(name string) bool { return !isID(name) }) {
+		t.Errorf("ids are not last: %v", names)
+	}
+}
+
+func TestFollowingImagesEndsWithItsContextAndWithTheEngine(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- b.FollowImages(ctx, func() {}) }()
+	cancel()
+	if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("after the end: %v", err)
+	}
+	go func() { ended <- b.FollowImages(t.Context(), func() {}) }()
+	eventually(t, "it follows", func() bool {
+		for _, r := range b.proxy.Requests() {
+			if strings.HasSuffix(r.Path, "/events") {
+				return true
+			}
+		}
+		return false
+	})
+	check(t, b.proxy.Close())
+	if err := <-ended; !errors.Is(err, docker.ErrEngineUnavailable) {
+		t.Errorf("after the engine's: %v", err)
 	}
 }
