@@ -63,6 +63,7 @@ type coordinator struct {
 	log        *slog.Logger
 	projection *projection
 	hosts      *hosts
+	images     *hostImages
 	elected    elected
 	started    time.Time
 }
@@ -95,6 +96,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	c.projection = newProjection(c.conn, c.log, cfg.Name)
 	c.hosts = newHosts(cfg.Timing, c.projection)
+	c.images = newHostImages(c.projection.wakeUp)
 	err := c.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		return nil
@@ -117,6 +119,9 @@ func (c *coordinator) run(ctx context.Context) error {
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
 	group.Go(func() error {
 		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.register, nil) })
+	})
+	group.Go(func() error {
+		return c.again(ctx, "follow what hosts say of images", func() error { return c.images.follow(ctx, c.conn) })
 	})
 	select {
 	case <-caughtUp:

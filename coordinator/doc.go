@@ -10,5 +10,5 @@
 // holds the scheduler's lock, and runs scheduler.go and watchdog.go. Nothing depends on there being
 // only one: deciding is appending, and of two that decide the same the log takes one.
 //
-// decide.go and place.go are pure. The package imports protocol and jetstream, never worker.
+// decide.go and place.go are pure. The package imports protocol, spec, jetstream and imageref, never worker.
 package coordinator

@@ -10,18 +10,23 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// place chooses the host for a sandbox: of those that would take it the one with the most room. It
-// is pure. When no host takes it, worker is empty and the refusals say why, one per host, in the
+// imageWorth is how much room a sandbox's images are worth that a host has already. It is little: a
+// host that lacks them gets the sandbox once it is emptier by more than a tenth, so that one that was
+// first to pull an image does not get all that use it, and a burst does not pull everywhere at once.
+const imageWorth = 0.1
+
+// place chooses the host for a sandbox: of those that would take it the one with the most room, or
+// with nearly as much and the images there. It is pure. When no host takes it, worker is empty and the refusals say why, one per host, in the
 // order of the hosts' names.
-func place(b *protocol.Sandbox, hosts []*protocol.Host) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
+func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
 	sorted := slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
 	best := -1.0
 	for _, h := range sorted {
-		reason := refuse(b, h)
+		reason := refuse(b, h, images)
 		refusals = append(refusals, protocol.HostRefusal{Worker: h.Worker, Reason: reason})
 		if reason == "" {
-			if room := room(h); room > best {
-				best, chosen = room, h
+			if fit := room(h) + imageWorth*imagesThere(&b.Spec, h, images); fit > best {
+				best, chosen = fit, h
 			}
 		}
 	}
@@ -30,7 +35,7 @@ func place(b *protocol.Sandbox, hosts []*protocol.Host) (chosen *protocol.Host, 
 
 // refuse says why a host does not take a sandbox, "" when it does. Memory is reserved; cpu is a
 // limit that hosts may promise several times over.
-func refuse(b *protocol.Sandbox, h *protocol.Host) string {
+func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable) string {
 	_, memory, _ := b.Spec.Totals()
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
@@ -59,7 +64,10 @@ func refuse(b *protocol.Sandbox, h *protocol.Host) string {
 			return fmt.Sprintf("spec.mounts[%d].%s: %s %s of the host", i, field, m.Source, why)
 		}
 	}
-	return ""
+	if b.Resuming { // its containers are there, and keep their images
+		return ""
+	}
+	return imageRefusal(&b.Spec, h, images)
 }
 
 // unable says what of a spec a host could not do, or its operator does not allow, even if it were

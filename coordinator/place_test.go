@@ -24,13 +24,13 @@ func wants(memory protocol.Bytes) *protocol.Sandbox {
 }
 
 func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
-	chosen, _ := place(wants(1<<30), []*protocol.Host{host("w1", 3), host("w2", 1), host("w3", 2)})
+	chosen, _ := place(wants(1<<30), []*protocol.Host{host("w1", 3), host("w2", 1), host("w3", 2)}, nil)
 	if chosen == nil || chosen.Worker != "w2" {
 		t.Errorf("placed on %+v, want w2", chosen)
 	}
 	fewSlots := host("w1", 0)
 	fewSlots.Sandboxes = 9
-	if chosen, _ := place(wants(1<<30), []*protocol.Host{fewSlots, host("w2", 5)}); chosen.Worker != "w2" {
+	if chosen, _ := place(wants(1<<30), []*protocol.Host{fewSlots, host("w2", 5)}, nil); chosen.Worker != "w2" {
 		t.Errorf("placed on %s, which has one slot left", chosen.Worker)
 	}
 }
@@ -51,7 +51,7 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 		change("e-mount", func(*protocol.Host) {}),
 		change("f-open", func(h *protocol.Host) { h.Firewall, h.Problem = "", "no right" }),
 	}
-	chosen, refusals := place(b, hosts)
+	chosen, refusals := place(b, hosts, nil)
 	if chosen != nil {
 		t.Fatalf("placed on %s", chosen.Worker)
 	}
@@ -76,7 +76,7 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 	b := wants(1 << 30)
 	for source, want := range map[string]string{"/srv/cache/go": "writer", "/srv/cache/fixed": "", "/srv/cache": "", "/srv": "", "/srv/cachet": ""} {
 		b.Spec.Mounts = []protocol.Mount{{Source: source, Target: "/t", Writable: true}}
-		chosen, refusals := place(b, hosts)
+		chosen, refusals := place(b, hosts, nil)
 		got := ""
 		if chosen != nil {
 			got = chosen.Worker
@@ -93,7 +93,7 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 		}
 	}
 	b.Spec.Mounts = []protocol.Mount{{Source: "/srv/cache/go", Target: "/t"}}
-	if chosen, _ := place(b, hosts); chosen != reader {
+	if chosen, _ := place(b, hosts, nil); chosen != reader {
 		t.Errorf("what is only read is placed on %s", chosen.Worker)
 	}
 }
@@ -109,13 +109,13 @@ func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		b.Spec.OptionalServices = protocol.Services{"db": {Profile: profile}}
-		if chosen, refusals := place(b, []*protocol.Host{older, strict, loose}); chosen == nil || chosen.Worker != want {
+		if chosen, refusals := place(b, []*protocol.Host{older, strict, loose}, nil); chosen == nil || chosen.Worker != want {
 			t.Errorf("%q is placed on %+v, want %s: %v", profile, chosen, want, refusals)
 		}
 	}
 	b := wants(1 << 30)
 	b.Spec.RequiredServices = protocol.Services{"db": {Profile: protocol.ProfileStandard}}
-	chosen, refusals := place(b, []*protocol.Host{strict})
+	chosen, refusals := place(b, []*protocol.Host{strict}, nil)
 	if chosen != nil || !strings.HasPrefix(refusals[0].Reason, "spec.required_services.db.profile: ") {
 		t.Errorf("placed on %+v: %v", chosen, refusals)
 	}

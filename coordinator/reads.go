@@ -234,7 +234,7 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 	switch {
 	case b.State == protocol.StatePending && !b.Assigned:
 		hosts := c.hosts.list()
-		_, e.Hosts = place(b, hosts)
+		_, e.Hosts = place(b, hosts, c.images.list())
 		e.Waiting, e.Deadline = "no host takes it now", b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
 		if len(hosts) == 0 {
 			e.Waiting = "there is no host"

@@ -99,25 +99,25 @@ func (c *coordinator) waiting(hosts []*protocol.Host) []*protocol.Sandbox {
 }
 
 func (c *coordinator) assignPending(ctx context.Context) {
-	hosts := c.hosts.list()
+	hosts, images := c.hosts.list(), c.images.list()
 	for _, b := range c.waiting(hosts) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err := c.assign(ctx, b, hosts); err != nil {
+		if err := c.assign(ctx, b, hosts, images); err != nil {
 			c.log.Warn("a sandbox is not placed, and will be later", "sandbox", b.ID, "error", err)
 		}
 	}
 }
 
 // assign places one sandbox, and counts it on its host for the next.
-func (c *coordinator) assign(ctx context.Context, b *protocol.Sandbox, hosts []*protocol.Host) error {
+func (c *coordinator) assign(ctx context.Context, b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) error {
 	j := c.projection.journal(key{b.Tenant, b.ID})
 	if why := impossible(b, hosts); why != nil {
 		_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return decideFail(s, why) })
 		return err
 	}
-	chosen, _ := place(b, hosts)
+	chosen, _ := place(b, hosts, images)
 	if chosen == nil {
 		return nil
 	}

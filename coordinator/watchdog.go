@@ -3,6 +3,7 @@ package coordinator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -105,7 +106,7 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 	case !b.ExpiresAt.IsZero() && now.After(b.ExpiresAt) && b.Desired != protocol.StateDeleted:
 		return func(s *protocol.State) ([]protocol.Event, error) { return decideDelete(s, "", protocol.ReasonTTL) }
 	case b.State == protocol.StatePending && !b.Assigned && since > b.Spec.QueueTimeout.Std():
-		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s", b.Spec.QueueTimeout)
+		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s%s", b.Spec.QueueTimeout, c.whyNot(b))
 	case b.State == protocol.StatePending && b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue:
 		// The worker has a deadline of its own, and reports it better; this is for one that hangs.
 		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s", b.Spec.CreateTimeout)
@@ -120,6 +121,22 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 		}
 	}
 	return nil
+}
+
+// whyNot says why hosts do not take a sandbox, of the first few of them.
+func (c *coordinator) whyNot(b *protocol.Sandbox) string {
+	_, refusals := place(b, c.hosts.list(), c.images.list())
+	const most = 5
+	why := ""
+	for i, r := range refusals {
+		if i == most {
+			return fmt.Sprintf("%s; and %d more", why, len(refusals)-most)
+		}
+		if r.Reason != "" {
+			why += fmt.Sprintf("; %s: %s", r.Worker, r.Reason)
+		}
+	}
+	return why
 }
 
 // watchExecs ends execs whose end can no longer be learnt in time: their own timeout is over, and

@@ -128,8 +128,13 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 
 	f.Run(t, "what is on the host is not pulled, unless always is said; never pulls nothing", func(t *testing.T) {
 		ref, one := h.push("moving:1", 1000)
-		_, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever), sdk.WithID("never-1"))
-		hasError(t, "never, and not there", err, protocol.NotFound, protocol.ReasonImageNotFound)
+		never := imageSpec(f, ref, protocol.PullNever)
+		never.QueueTimeout = protocol.Duration(time.Second)
+		_, err := f.Client.Create(ctx, never, sdk.WithID("never-1"))
+		hasError(t, "never, and not there", err, protocol.DeadlineExceeded, protocol.ReasonQueueTimeout)
+		if n := h.door.Passed("/v2/moving/"); n != 0 {
+			t.Errorf("never, and not there: the registry was asked %d times", n)
+		}
 		digestOf := func(id, pull string) string {
 			s, err := f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id))
 			if err != nil {

@@ -1,0 +1,124 @@
+package integration
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/engines"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
+)
+
+// TestPlacementLooksAtTheImagesOfHosts: two hosts, of which one has an image, that no registry has.
+func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
+	t.Parallel()
+	empty, stocked := engines.Start(t, "empty"), engines.Start(t, "stocked")
+	engines.LoadImage(t, stocked, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("a-empty", fleet.Role{Engine: empty.Host})
+	f.Worker("b-stocked", fleet.Role{Engine: stocked.Host})
+	ctx := f.Context(time.Minute)
+	start := func(id, ref, pull string) *sdk.Sandbox {
+		t.Helper()
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id), sdk.WithWait(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	waitsFor := func(s *sdk.Sandbox, ref string) {
+		t.Helper()
+		f.Eventually(10*time.Second, "it waits, and says for what", func() error {
+			e, err := s.Explain(ctx)
+			if err != nil {
+				return err
+			}
+			if len(e.Hosts) != 2 {
+				return fmt.Errorf("%+v", e)
+			}
+			for _, h := range e.Hosts {
+				if h.Reason != "spec.image: the host has no image "+ref+", and spec.pull is never" {
+					return fmt.Errorf("%+v", h)
+				}
+			}
+			return nil
+		})
+	}
+
+	f.Run(t, "never: it waits until somebody brings the image to a host", func(t *testing.T) {
+		s := start("waiting", "later:1", protocol.PullNever)
+		waitsFor(s, "later:1")
+		docker(t, stocked.Host, "tag", fleet.Image, "later:1")
+		if err := s.WaitReady(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if s.Info().Worker != "b-stocked" {
+			t.Errorf("it is on %s", s.Info().Worker)
+		}
+		docker(t, stocked.Host, "rmi", "later:1")
+		f.Eventually(10*time.Second, "the host no longer says that it has it", func() error {
+			_, hosts, err := f.Client.Images(ctx)
+			if err == nil && strings.Contains(fmt.Sprint(hosts[0].Names, hosts[1].Names), "later") {
+				err = errors.New("it does")
+			}
+			return err
+		})
+		waitsFor(start("waiting-again", "later:1", protocol.PullNever), "later:1")
+	})
+
+	f.Run(t, "never: the emptier host is passed over; missing: it is, where it is not much emptier", func(t *testing.T) {
+		for i, pull := range []string{protocol.PullNever, protocol.PullNever, protocol.PullMissing, protocol.PullNever} {
+			s := start(fmt.Sprint("placed-", i), fleet.Image, pull)
+			if err := s.WaitReady(ctx); err != nil || s.Info().Worker != "b-stocked" {
+				t.Errorf("%s: on %q, %v", pull, s.Info().Worker, err)
+			}
+		}
+	})
+
+	f.Run(t, "never: the end of the wait says what each host lacks", func(t *testing.T) {
+		spec := imageSpec(f, "absent:1", protocol.PullNever)
+		spec.QueueTimeout = protocol.Duration(time.Second)
+		_, err := f.Client.Create(ctx, spec, sdk.WithID("absent"))
+		hasError(t, "absent", err, protocol.DeadlineExceeded, protocol.ReasonQueueTimeout)
+		for _, worker := range []string{"a-empty", "b-stocked"} {
+			if !strings.Contains(err.Error(), worker+": spec.image: the host has no image absent:1") {
+				t.Errorf("nothing of %s in %v", worker, err)
+			}
+		}
+	})
+	f.Judge()
+}
+
+// TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt: what the Engine says of images is a hint.
+func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
+	t.Parallel()
+	main := engines.Default(t)
+	proxy, host := dockertest.StartProxy(t, main.Socket)
+	proxy.Inject(func(q *http.Request) dockertest.Fault {
+		if strings.HasSuffix(q.URL.Path, "/events") && strings.Contains(q.URL.RawQuery, "image") {
+			return dockertest.Fault{Hang: true}
+		}
+		return dockertest.Fault{}
+	})
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: 300 * time.Millisecond}})
+	ref := "boxfleet/unheard:" + strings.ToLower(rand.Text()[:10])
+	s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, protocol.PullNever), sdk.WithID("unheard"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second)
+	docker(t, main.Host, "tag", fleet.Image, ref)
+	t.Cleanup(func() { docker(t, main.Host, "rmi", ref) })
+	if err := s.WaitReady(f.Context(5 * time.Second)); err != nil {
+		t.Error(err)
+	}
+}
