@@ -12,6 +12,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // handle decides one request. A refusal is an answer too. It returns an error only where the
@@ -111,11 +112,11 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 }
 
 // create accepts a sandbox: reserve the id, append the first event, answer.
-func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, spec *protocol.SandboxSpec) (*protocol.Reply, error) {
-	own := *spec // what identifies the request: the defaults below it may change before it is repeated
+func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, asked *protocol.SandboxSpec) (*protocol.Reply, error) {
+	own := *asked // what identifies the request: the defaults below it may change before it is repeated
 	own.Resolve()
 	mine := reservation(d, &own)
-	whole, refused := c.cfg.Defaults.Over(k.tenant, *spec)
+	whole, refused := c.cfg.Defaults.Over(k.tenant, *asked)
 	if refused != nil {
 		if _, err := c.conn.SandboxReservation(ctx, k.tenant, k.id); protocol.CodeOf(err) == protocol.NotFound {
 			return nil, refused
@@ -123,7 +124,7 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 			return nil, err
 		}
 	}
-	whole.Resolve()
+	whole, builtIn := spec.Resolve(whole)
 	c.cfg.Probe("create-before-reserve")
 	before, err := c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
 	if err != nil {
@@ -143,7 +144,7 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 		if !s.Exists() && refused != nil {
 			return nil, refused
 		}
-		return decideAccept(s, d.ID, &whole)
+		return decideAccept(s, d.ID, &whole, builtIn)
 	})
 	if err != nil {
 		return nil, err

@@ -4,19 +4,20 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // The decisions on requests. Each looks at a state and returns the events that follow from the
 // request; none where the history already has them. A request that is delivered twice therefore
 // decides nothing the second time.
 
-// decideAccept begins a history.
-func decideAccept(s *protocol.State, request string, spec *protocol.SandboxSpec) ([]protocol.Event, error) {
+// decideAccept begins a history. builtIn are the fields of the spec that nobody said.
+func decideAccept(s *protocol.State, request string, whole *protocol.SandboxSpec, builtIn []string) ([]protocol.Event, error) {
 	if s.Exists() {
 		return nil, nil // the reservation says that it is this request's own
 	}
 	return []protocol.Event{{
-		Kind: protocol.SandboxAccepted, Request: request, Phase: &protocol.SandboxDetails{Spec: spec},
+		Kind: protocol.SandboxAccepted, Request: request, Phase: &protocol.SandboxDetails{Spec: whole, BuiltIn: builtIn},
 	}}, nil
 }
 
@@ -147,19 +148,21 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 }
 
 // decideAssign places a sandbox on a host. from is the generation that the placement was made for:
-// when the sandbox was assigned in the meantime, or is no longer pending, nothing follows.
-func decideAssign(s *protocol.State, from uint64, worker, hostID string) ([]protocol.Event, error) {
+// when the sandbox was assigned in the meantime, or is no longer pending, nothing follows. there is
+// the spec as it is on that host.
+func decideAssign(s *protocol.State, from uint64, worker, hostID string, there *protocol.SandboxSpec) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	if b.State != protocol.StatePending || b.Generation != from || b.Resuming && b.Assigned {
 		return nil, nil
 	}
 	generation := b.Generation + 1
+	d := &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: generation}
 	if b.Resuming {
-		generation = b.Generation
+		d.Generation = b.Generation
+	} else if !spec.Equal(*there, *b.AcceptedSpec()) {
+		d.Spec = there
 	}
-	return []protocol.Event{{
-		Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: generation},
-	}}, nil
+	return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: d}}, nil
 }
 
 // decideFail ends a sandbox that did not get where it should, and before it its execs.

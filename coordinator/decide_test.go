@@ -44,8 +44,8 @@ func ready(t *testing.T) *history {
 	h := &history{t: t}
 	spec := protocol.SandboxSpec{Image: "i"}
 	spec.Resolve()
-	h.must(decideAccept(&h.state, "r1", &spec))
-	h.must(decideAssign(&h.state, 0, "w1", "h1"))
+	h.must(decideAccept(&h.state, "r1", &spec, nil))
+	h.must(decideAssign(&h.state, 0, "w1", "h1", h.state.Sandbox.AcceptedSpec()))
 	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
 	return h
 }
@@ -73,7 +73,7 @@ func TestARedeliveredRequestDecidesNothingTwice(t *testing.T) {
 	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
 	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
 	h.must(decideResume(&h.state, "u1"))
-	h.must(decideAssign(&h.state, 1, "w1", "h1"))
+	h.must(decideAssign(&h.state, 1, "w1", "h1", &h.state.Sandbox.Spec))
 	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
 	before := len(h.kinds)
 	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested)) // its answer was lost; since then it was resumed
@@ -117,14 +117,14 @@ func TestACancelBeforeTheStartEndsTheExecAtOnce(t *testing.T) {
 
 func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
 	h := &history{t: t}
-	h.must(decideAccept(&h.state, "r1", &protocol.SandboxSpec{Image: "i"}))
+	h.must(decideAccept(&h.state, "r1", &protocol.SandboxSpec{Image: "i"}, nil))
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
 	if h.state.Sandbox.State != protocol.StateDeleted {
 		t.Errorf("the sandbox is %s", h.state.Sandbox.State)
 	}
 	before := len(h.kinds)
 	h.must(decideDelete(&h.state, "d2", protocol.ReasonDeleteRequested))
-	h.must(decideAssign(&h.state, 0, "w1", "h1")) // of a scheduler that looked before
+	h.must(decideAssign(&h.state, 0, "w1", "h1", h.state.Sandbox.AcceptedSpec())) // of a scheduler that looked before
 	if len(h.kinds) != before {
 		t.Errorf("a deleted sandbox went on: %v", h.kinds[before:])
 	}
@@ -155,7 +155,7 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 			var err error
 			switch rapid.IntRange(0, 11).Draw(rt, "decision") {
 			case 0:
-				events, err = decideAccept(&h.state, request, &spec)
+				events, err = decideAccept(&h.state, request, &spec, nil)
 			case 1:
 				events, err = decideStop(&h.state, request, protocol.ReasonStopRequested)
 			case 2:
@@ -173,7 +173,11 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 				if worker == "" || !h.state.Sandbox.Resuming {
 					worker = rapid.SampledFrom([]string{"w1", "w2"}).Draw(rt, "worker")
 				}
-				events, err = decideAssign(&h.state, h.state.Sandbox.Generation, worker, "h-"+worker)
+				there := *h.state.Sandbox.AcceptedSpec()
+				if rapid.Bool().Draw(rt, "with defaults") {
+					there.User = worker
+				}
+				events, err = decideAssign(&h.state, h.state.Sandbox.Generation, worker, "h-"+worker, &there)
 			case 7:
 				if rapid.IntRange(0, 5).Draw(rt, "rarely") == 0 {
 					events, err = decideFail(&h.state, protocol.Errorf(protocol.Unavailable, "", "x"))

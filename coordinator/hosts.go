@@ -119,14 +119,25 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 // everyGPU is what a sandbox with all of its host's GPUs uses: more than any host has.
 const everyGPU = 1 << 10
 
+// usage is what sandboxes take of a host.
+type usage struct {
+	n   int
+	cpu float64
+	mem protocol.Bytes
+	gpu int
+}
+
+func usageOf(s *protocol.SandboxSpec) usage {
+	u := usage{n: 1, gpu: s.GPUCount()}
+	u.cpu, u.mem, _ = s.Totals()
+	if u.gpu < 0 {
+		u.gpu = everyGPU
+	}
+	return u
+}
+
 // list returns every host with its state and what is placed on it.
 func (h *hosts) list() []*protocol.Host {
-	type usage struct {
-		n   int
-		cpu float64
-		mem protocol.Bytes
-		gpu int
-	}
 	used := map[string]usage{}
 	orphans := map[string]string{} // hosts that only sandboxes know of, and their workers
 	for _, b := range h.projection.all() {
@@ -136,13 +147,8 @@ func (h *hosts) list() []*protocol.Host {
 		orphans[b.HostID] = b.Worker
 		// A sandbox that is being deleted holds its place until it is gone.
 		if b.Assigned || b.State == protocol.StateDeleting {
-			u := used[b.HostID]
-			cpu, memory, _ := b.Spec.Totals()
-			gpus := b.Spec.GPUCount()
-			if gpus < 0 {
-				gpus = everyGPU
-			}
-			used[b.HostID] = usage{u.n + 1, u.cpu + cpu, u.mem + memory, u.gpu + gpus}
+			u, more := used[b.HostID], usageOf(&b.Spec)
+			used[b.HostID] = usage{u.n + 1, u.cpu + more.cpu, u.mem + more.mem, u.gpu + more.gpu}
 		}
 	}
 	h.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // imageWorth is how much room a sandbox's images are worth that a host has already. It is little: a
@@ -16,8 +17,8 @@ import (
 const imageWorth = 0.1
 
 // place chooses the host for a sandbox: of those that would take it the one with the most room, or
-// with nearly as much and the images there. It is pure. When no host takes it, worker is empty and the refusals say why, one per host, in the
-// order of the hosts' names.
+// with nearly as much and the images there. It is pure. When no host takes it, worker is empty and the
+// refusals say why, one per host, in the order of the hosts' names.
 func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
 	sorted := slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
 	best := -1.0
@@ -33,10 +34,67 @@ func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chos
 	return chosen, refusals
 }
 
+// specOn is the spec of a sandbox as it would be on a host, with the defaults of the host's worker. A
+// sandbox that is resumed keeps what it was made with.
+func specOn(b *protocol.Sandbox, h *protocol.Host) (*protocol.SandboxSpec, error) {
+	switch {
+	case b.Resuming:
+		return &b.Spec, nil
+	case h.Defaults == nil:
+		return b.AcceptedSpec(), nil
+	}
+	there := spec.OnWorker(*b.AcceptedSpec(), b.BuiltIn, h.Defaults)
+	err := there.Validate()
+	if err != nil {
+		e := *protocol.AsError(err)
+		e.Message = "with the defaults of worker " + h.Worker + ": " + e.Message
+		err = &e
+	}
+	return &there, err
+}
+
 // refuse says why a host does not take a sandbox, "" when it does. Memory is reserved; cpu is a
 // limit that hosts may promise several times over.
 func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable) string {
-	_, memory, _ := b.Spec.Totals()
+	if why := closed(b, h); why != "" {
+		return why
+	}
+	s, err := specOn(b, h)
+	if err != nil {
+		e := protocol.AsError(err)
+		return e.Field + ": " + e.Message
+	}
+	_, memory, _ := s.Totals()
+	switch {
+	case h.UsedMem+memory > h.Memory:
+		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", memory, max(h.Memory-h.UsedMem, 0), h.Memory)
+	case s.GPUs != "" && h.GPUs-h.UsedGPUs < max(s.GPUCount(), 1), s.GPUs == "all" && h.UsedGPUs > 0:
+		return fmt.Sprintf("spec.gpus: %s wanted, %d of %d are free", s.GPUs, max(h.GPUs-h.UsedGPUs, 0), h.GPUs)
+	}
+	if e := unable(s, h); e != nil {
+		return e.Field + ": " + e.Message
+	}
+	for i, m := range asked(b).Mounts {
+		if field, why := mountRefusal(m, h); why != "" {
+			return fmt.Sprintf("spec.mounts[%d].%s: %s %s of the host", i, field, m.Source, why)
+		}
+	}
+	if b.Resuming { // its containers are there, and keep their images
+		return ""
+	}
+	return imageRefusal(s, h, images)
+}
+
+// asked is the spec whose mounts are judged. Those of a worker's defaults it has judged itself.
+func asked(b *protocol.Sandbox) *protocol.SandboxSpec {
+	if b.Resuming {
+		return &b.Spec
+	}
+	return b.AcceptedSpec()
+}
+
+// closed says why a host takes no sandbox now, or not this one, whatever its spec.
+func closed(b *protocol.Sandbox, h *protocol.Host) string {
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
 		return "the stopped sandbox is on another host, " + b.Worker
@@ -51,23 +109,8 @@ func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable) string {
 		return h.Full
 	case h.Sandboxes >= h.Slots:
 		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
-	case h.UsedMem+memory > h.Memory:
-		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", memory, max(h.Memory-h.UsedMem, 0), h.Memory)
-	case b.Spec.GPUs != "" && h.GPUs-h.UsedGPUs < max(b.Spec.GPUCount(), 1), b.Spec.GPUs == "all" && h.UsedGPUs > 0:
-		return fmt.Sprintf("spec.gpus: %s wanted, %d of %d are free", b.Spec.GPUs, max(h.GPUs-h.UsedGPUs, 0), h.GPUs)
 	}
-	if e := unable(&b.Spec, h); e != nil {
-		return e.Field + ": " + e.Message
-	}
-	for i, m := range b.Spec.Mounts {
-		if field, why := mountRefusal(m, h); why != "" {
-			return fmt.Sprintf("spec.mounts[%d].%s: %s %s of the host", i, field, m.Source, why)
-		}
-	}
-	if b.Resuming { // its containers are there, and keep their images
-		return ""
-	}
-	return imageRefusal(&b.Spec, h, images)
+	return ""
 }
 
 // unable says what of a spec a host could not do, or its operator does not allow, even if it were
@@ -137,7 +180,7 @@ func isBelow(p, dir string) bool {
 // impossible returns the error for a sandbox that no host, whatever its load, would ever take
 // because of the operators' policy; nil where waiting may help.
 func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
-	for i, m := range b.Spec.Mounts {
+	for i, m := range asked(b).Mounts {
 		refused := ""
 		allows := func(h *protocol.Host) bool {
 			field, why := mountRefusal(m, h)
@@ -158,7 +201,11 @@ func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	}
 	var last *protocol.Error
 	for _, h := range hosts {
-		if last = unable(&b.Spec, h); last == nil {
+		s, err := specOn(b, h)
+		if last = protocol.AsError(err); err == nil {
+			last = unable(s, h)
+		}
+		if last == nil {
 			return nil
 		}
 	}

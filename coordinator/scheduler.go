@@ -121,14 +121,20 @@ func (c *coordinator) assign(ctx context.Context, b *protocol.Sandbox, hosts []*
 	if chosen == nil {
 		return nil
 	}
+	there, err := specOn(b, chosen)
+	if err != nil {
+		return err
+	}
 	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decideAssign(s, b.Generation, chosen.Worker, chosen.HostID)
+		return decideAssign(s, b.Generation, chosen.Worker, chosen.HostID, there)
 	})
 	if err != nil || len(events) == 0 {
 		return err
 	}
+	u := usageOf(there)
 	chosen.Sandboxes++
-	chosen.UsedMem += b.Spec.Memory
-	chosen.UsedCPU += b.Spec.CPU
+	chosen.UsedMem += u.mem
+	chosen.UsedCPU += u.cpu
+	chosen.UsedGPUs = min(chosen.UsedGPUs+u.gpu, chosen.GPUs)
 	return nil
 }

@@ -11,8 +11,8 @@ type Kind string
 
 // The kinds. [Transitions] says which is legal when, and who may write it.
 const (
-	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec
-	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation
+	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec, BuiltIn
+	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation; Spec, where the worker's defaults change it
 	SandboxPreparing       Kind = "sandbox.preparing"        // Sandbox.Phase
 	SandboxReady           Kind = "sandbox.ready"            // Sandbox.Image, Isolation, Boot, …
 	SandboxRestarted       Kind = "sandbox.restarted"        // its container was started again after the engine lost it; Sandbox.Boot
@@ -62,7 +62,7 @@ type Event struct {
 // SandboxDetails is what a sandbox event adds to the state.
 type SandboxDetails struct {
 	Phase      string       `json:"phase,omitempty"` // image, network, container, start
-	Spec       *SandboxSpec `json:"spec,omitempty"`
+	Spec       *SandboxSpec `json:"spec,omitempty"`  // as accepted; of an assignment: what the worker's defaults make of it, where that is something else
 	Worker     string       `json:"worker,omitempty"`
 	HostID     string       `json:"host_id,omitempty"`
 	Generation uint64       `json:"generation,omitempty"`
@@ -77,7 +77,8 @@ type SandboxDetails struct {
 	Digest     string       `json:"digest,omitempty"`              // of the image, as its registry has it
 	Ports      []Port       `json:"ports,omitempty"`               // as they were given
 
-	Pull *PullProgress `json:"pull,omitempty"` // of an image, in phase image
+	Pull    *PullProgress `json:"pull,omitempty"`     // of an image, in phase image
+	BuiltIn []string      `json:"built_in,omitempty"` // fields of the accepted spec that nobody said: they have the built-in values
 }
 
 // ExecDetails is what an exec event adds to the state.

@@ -166,7 +166,7 @@ func (s *State) applySandbox(e *Event) error {
 		if d.Spec == nil {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
 		}
-		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, Request: e.Request,
+		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, BuiltIn: d.BuiltIn, Request: e.Request,
 			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
 		if ttl := b.Spec.TTL; ttl > 0 {
 			b.ExpiresAt = e.Time.Add(ttl.Std())
@@ -179,6 +179,9 @@ func (s *State) applySandbox(e *Event) error {
 				e.Kind, d.Worker, d.Generation, b.Worker, b.Generation)
 		}
 		b.Worker, b.HostID, b.Generation, b.Assigned, b.AssignedAt, b.Phase, b.Pull = d.Worker, d.HostID, d.Generation, true, e.Time, "", nil
+		if !b.Resuming { // which keeps what it was made with
+			b.specOnWorker(d.Spec)
+		}
 	case SandboxPreparing:
 		if !b.Assigned {
 			return s.illegal(e)
@@ -256,6 +259,18 @@ func (s *State) applySandbox(e *Event) error {
 		return s.applyService(e)
 	}
 	return nil
+}
+
+// specOnWorker sets the spec as it is on the worker that a sandbox is assigned to: nil for what was
+// accepted. Nothing of a worker that it was assigned to before stays.
+func (b *Sandbox) specOnWorker(there *SandboxSpec) {
+	accepted := b.AcceptedSpec()
+	if there == nil {
+		b.Spec, b.Accepted = *accepted, nil
+		return
+	}
+	kept := *accepted
+	b.Spec, b.Accepted = *there, &kept
 }
 
 // servicesStart shows every service of the spec as starting.

@@ -72,7 +72,14 @@ func goldenValues() map[string]any {
 	able := &Host{Version: 1, Worker: "w2", Mounts: []string{"/opt"}, Writable: []string{"/opt/w"}, Tools: []string{"git"},
 		Runtimes: []string{"runc"}, Profiles: []string{ProfileStandard}, ServiceProfiles: []string{ProfileHardened}, GPUs: 2, DiskQuota: true, Firewall: "iptables", UsedGPUs: 1, Full: "f"}
 	pull := &PullProgress{Image: "docker.io/library/busybox:latest", Done: 5, Total: 9, Layers: 3, LayersDone: 1, Try: 2, Complete: true}
+	below := &SandboxSpec{Memory: 1 << 30, Env: map[string]string{"A": "1"}}
 	return map[string]any{
+		"host-defaults-parts": &Host{Version: 1, Worker: "w1", Defaults: below},
+		"batch-defaults-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-5", Writer: "c1", Events: []Event{
+			{Sequence: 1, Kind: SandboxAccepted, Time: at, State: StatePending, Phase: &SandboxDetails{Spec: &sandboxSpec, BuiltIn: []string{"cpu", "pids"}}},
+			{Sequence: 2, Kind: SandboxAssigned, Time: at, State: StatePending, Phase: &SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1, Spec: below}}}},
+		"state-defaults-parts": &State{Sandbox: Sandbox{ID: "sb-2", Spec: *below, Accepted: &sandboxSpec, BuiltIn: []string{"cpu", "pids"},
+			CreatedAt: at, StateChangedAt: at}},
 		"wantedimage-parts": &WantedImage{Version: 1, Ref: "docker.io/library/tools:1", Digest: "sha256-00ff", Size: 10240, Format: ImageRootFS,
 			Changes: []string{"ENV A=1"}, Workers: []string{"w1"}, Time: at},
 		"hostimages-parts": &HostImages{Version: 1, Worker: "w1", HostID: "h1", Time: at, Images: []HostImage{{Ref: "docker.io/library/tools:1",

@@ -122,7 +122,8 @@ type Host struct {
 	Images    bool              `json:"tells_images,omitempty"` // it says in [HostImages] which images it has
 	Healthy   bool              `json:"healthy"`                // the Engine answers
 	Problem   string            `json:"problem,omitempty"`
-	Full      string            `json:"full,omitempty"` // why it takes no new sandboxes: something of it runs short
+	Full      string            `json:"full,omitempty"`     // why it takes no new sandboxes: something of it runs short
+	Defaults  *SandboxSpec      `json:"defaults,omitempty"` // what its operator wants below the specs of the sandboxes here
 	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
 
 	// Capability profiles that a service may choose. None: the worker is an older one, whose services

@@ -52,7 +52,7 @@ func (s ExecState) Terminal() bool {
 type Sandbox struct {
 	Tenant         string                   `json:"tenant"`
 	ID             string                   `json:"id"`
-	Spec           SandboxSpec              `json:"spec"` // resolved
+	Spec           SandboxSpec              `json:"spec"` // resolved, with the defaults of its worker
 	State          SandboxState             `json:"state"`
 	Desired        SandboxState             `json:"desired"`  // ready, stopped or deleted: what it is on its way to; failed: nothing
 	Sequence       uint64                   `json:"sequence"` // of its last event
@@ -85,6 +85,17 @@ type Sandbox struct {
 	TotalExecs     int                      `json:"total_execs,omitempty"`
 	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted so long ago that only this is kept
 	Unreachable    bool                     `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
+	Accepted       *SandboxSpec             `json:"accepted,omitempty"`       // Spec as it was accepted, where the defaults of its worker changed it
+	BuiltIn        []string                 `json:"built_in,omitempty"`       // fields of the accepted spec that nobody said
+}
+
+// AcceptedSpec is the spec that was accepted, before a worker's defaults went below it. The caller
+// must not change it.
+func (b *Sandbox) AcceptedSpec() *SandboxSpec {
+	if b.Accepted != nil {
+		return b.Accepted
+	}
+	return &b.Spec
 }
 
 // Exec is the handle of an exec.

@@ -31,30 +31,41 @@ func (d Defaults) For(tenant string) protocol.SandboxSpec { return Merge(d[Every
 // ParseDefaults reads a map of tenants, or [EveryTenant], and the fields of their defaults. Errors:
 // invalid_argument that names line, column and field.
 func ParseDefaults(data []byte, o Options) (Defaults, error) {
-	if len(data) > MaxFileBytes {
-		return nil, fault(o.Name, "defaults", "has more than %d bytes", MaxFileBytes)
-	}
-	var root yaml.Node
-	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&root); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fault(o.Name, "defaults", "%.300s", strings.TrimPrefix(err.Error(), "yaml: "))
-	}
 	defaults := Defaults{}
-	if empty(&root) {
-		return defaults, nil
-	}
-	d := &Document{name: o.Name, at: map[string]position{}}
-	if err := (&decoder{document: d, options: o, field: "defaults"}).value(root.Content[0], reflect.ValueOf(&defaults).Elem(), ""); err != nil {
+	d, err := parseInto(data, o, "defaults", reflect.ValueOf(&defaults).Elem())
+	if err != nil {
 		return nil, err
 	}
-	err := defaults.Validate()
-	if err == nil {
-		return defaults, nil
+	if err := d.locateBelow("defaults", defaults.Validate()); err != nil {
+		return nil, err
 	}
-	e := *protocol.AsError(err)
-	if at, ok := d.at[strings.TrimPrefix(e.Field, "defaults.")]; ok {
-		e.Message = place(o.Name, at) + e.Message
+	return defaults, nil
+}
+
+// parseInto reads a text of at most one document into a value, whose fields errors name below field.
+func parseInto(data []byte, o Options, field string, into reflect.Value) (*Document, error) {
+	if len(data) > MaxFileBytes {
+		return nil, fault(o.Name, field, "has more than %d bytes", MaxFileBytes)
 	}
-	return nil, &e
+	d := &Document{name: o.Name, at: map[string]position{}}
+	reader, seen := yaml.NewDecoder(bytes.NewReader(data)), false
+	for {
+		var root yaml.Node
+		switch err := reader.Decode(&root); {
+		case errors.Is(err, io.EOF):
+			return d, nil
+		case err != nil:
+			return nil, fault(o.Name, field, "%.300s", strings.TrimPrefix(err.Error(), "yaml: "))
+		case empty(&root):
+			continue
+		case seen:
+			return nil, fault(o.Name, field, "holds more than one document")
+		}
+		seen = true
+		if err := (&decoder{document: d, options: o, field: field}).value(root.Content[0], into, ""); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // Validate checks that the defaults can be below any request. The error names the field.

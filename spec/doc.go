@@ -3,7 +3,8 @@
 //	YAML ── Parse ──> Document ── Override ──> Spec ── Validate, Resolve (protocol)
 //	           │                      │
 //	           └ interpolation        └ Merge, the one rule for layers:
-//	                                    tenant's defaults < YAML < explicit parameters
+//	                                    tenant's defaults < YAML < explicit parameters;
+//	                                    OnWorker puts a worker's defaults below them all
 //
 // The fields are those of protocol.SandboxSpec under their names on the wire, with short forms where
 // Compose has them. Everything else is refused with its line, its column and its field. Whatever the

@@ -183,12 +183,15 @@ func (d *Document) Validate() error {
 }
 
 // locate adds the place in the text to an error that names a field.
-func (d *Document) locate(err error) error {
+func (d *Document) locate(err error) error { return d.locateBelow("spec", err) }
+
+// locateBelow is locate for errors whose fields are named below another one.
+func (d *Document) locateBelow(field string, err error) error {
 	if err == nil {
 		return nil
 	}
 	e := *protocol.AsError(err)
-	path := strings.TrimPrefix(e.Field, "spec.")
+	path := strings.TrimPrefix(e.Field, field+".")
 	at, ok := d.at[path]
 	if parent := path[:max(strings.LastIndexByte(path, '.'), 0)]; !ok && !isMap(parent) {
 		at, ok = d.at[parent] // of a short form, or of an entry that lacks the field

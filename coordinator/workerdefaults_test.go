@@ -1,0 +1,150 @@
+package coordinator
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
+)
+
+// accepted is the history of a request that was accepted.
+func accepted(t *testing.T, request protocol.SandboxSpec) *history {
+	h := &history{t: t}
+	whole, builtIn := spec.Resolve(request)
+	h.must(decideAccept(&h.state, "r1", &whole, builtIn))
+	return h
+}
+
+// assign places a sandbox on a host as the scheduler does.
+func (h *history) assign(to *protocol.Host) {
+	h.t.Helper()
+	there, err := specOn(&h.state.Sandbox, to)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.must(decideAssign(&h.state, h.state.Sandbox.Generation, to.Worker, to.HostID, there))
+}
+
+func withDefaults(worker string, defaults protocol.SandboxSpec) *protocol.Host {
+	h := host(worker, 0)
+	h.Defaults = &defaults
+	return h
+}
+
+func TestEachAssignmentBeginsFromWhatWasAccepted(t *testing.T) {
+	h := accepted(t, protocol.SandboxSpec{Image: "i", CPU: 1, Env: map[string]string{"OWN": "request", "A": "request"}})
+	before := h.state.Sandbox.Spec
+	h.assign(withDefaults("w1", protocol.SandboxSpec{CPU: 3, Memory: 1 << 30, User: "one", Env: map[string]string{"A": "w1", "B": "w1"}, Tools: []string{"git"}}))
+	b := &h.state.Sandbox
+	if s := b.Spec; s.CPU != 1 || s.Memory != 1<<30 || s.User != "one" || s.Env["OWN"] != "request" || s.Env["A"] != "request" || s.Env["B"] != "w1" || len(s.Tools) != 1 {
+		t.Errorf("on w1: %+v", s)
+	}
+	if b.Accepted == nil || !spec.Equal(*b.Accepted, before) {
+		t.Errorf("what was accepted: %+v", b.Accepted)
+	}
+	h.assign(withDefaults("w2", protocol.SandboxSpec{Env: map[string]string{"B": "w2"}, PIDs: 99}))
+	if s := b.Spec; s.Memory != protocol.DefaultMemory || s.PIDs != 99 || s.User != "" || s.Env["B"] != "w2" || len(s.Tools) != 0 {
+		t.Errorf("something of w1 is left on w2: %+v", s)
+	}
+	h.assign(host("w3", 0))
+	if !spec.Equal(b.Spec, before) || b.Accepted != nil {
+		t.Errorf("on a worker without defaults: %+v, accepted %+v", b.Spec, b.Accepted)
+	}
+}
+
+func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
+	h := accepted(t, protocol.SandboxSpec{Image: "i"})
+	w1 := withDefaults("w1", protocol.SandboxSpec{Memory: 1 << 30})
+	h.assign(w1)
+	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
+	h.must(decideStop(&h.state, "s1", ""))
+	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
+	h.must(decideResume(&h.state, "u1"))
+	w1.Defaults = &protocol.SandboxSpec{Memory: 9 << 30, User: "other"} // the operator changed them
+	w1.Memory = 2 << 30
+	if chosen, refusals := place(&h.state.Sandbox, []*protocol.Host{w1}, nil); chosen == nil {
+		t.Fatalf("it does not fit where it was: %v", refusals)
+	}
+	h.assign(w1)
+	if s := h.state.Sandbox.Spec; s.Memory != 1<<30 || s.User != "" {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestPlacementLooksAtTheSpecAsItWouldBeThere(t *testing.T) {
+	for name, c := range map[string]struct {
+		request  protocol.SandboxSpec
+		defaults protocol.SandboxSpec
+		want     string // in the refusal; "": it is taken
+	}{
+		"its memory is too much":       {protocol.SandboxSpec{}, protocol.SandboxSpec{Memory: 11 << 30}, "11GiB of memory are wanted"},
+		"unless the request says less": {protocol.SandboxSpec{Memory: 1 << 30}, protocol.SandboxSpec{Memory: 11 << 30}, ""},
+		"a target that is taken": {protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/t"}}},
+			protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}}, "spec.tmpfs[0].target: with the defaults of worker w1: is the same target"},
+		"copies on what cannot be written": {protocol.SandboxSpec{Copies: []protocol.Copy{{Digest: "sha256-" + strings.Repeat("0", 64), Target: "/c"}}},
+			protocol.SandboxSpec{ReadOnly: true}, "spec.read_only: with the defaults of worker w1"},
+		"a tool that is gone":        {protocol.SandboxSpec{}, protocol.SandboxSpec{Tools: []string{"git"}}, "spec.tools[0]: w1 does not offer git"},
+		"its own mounts are allowed": {protocol.SandboxSpec{}, protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/t"}}}, ""},
+		"the request's are not": {protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/x"}}},
+			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/t"}}}, "spec.mounts[0].source: /elsewhere"},
+	} {
+		c.request.Image = "i"
+		b := &accepted(t, c.request).state.Sandbox
+		chosen, refusals := place(b, []*protocol.Host{withDefaults("w1", c.defaults)}, nil)
+		if (chosen != nil) != (c.want == "") || !strings.Contains(refusals[0].Reason, c.want) {
+			t.Errorf("%s: want %q, got %v", name, c.want, refusals)
+		}
+	}
+}
+
+func TestAWorkersWordThatNothingIsPulledCountsInPlacement(t *testing.T) {
+	told := imageTable{}
+	lacks, has := stocked("w1", 0, told), stocked("w2", 5, told, appImage)
+	lacks.Defaults, has.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}, &protocol.SandboxSpec{Pull: protocol.PullNever}
+	b := &accepted(t, protocol.SandboxSpec{Image: "app"}).state.Sandbox
+	if chosen, refusals := place(b, []*protocol.Host{lacks, has}, told); chosen != has {
+		t.Errorf("got %v", refusals)
+	}
+	b = &accepted(t, protocol.SandboxSpec{Image: "app", Pull: protocol.PullAlways}).state.Sandbox
+	if _, refusals := place(b, []*protocol.Host{lacks, has}, told); refusals[0].Reason != "" {
+		t.Errorf("one that says otherwise: %v", refusals)
+	}
+}
+
+func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
+	b := &accepted(t, protocol.SandboxSpec{Image: "i", Tmpfs: []protocol.Tmpfs{{Target: "/t"}}}).state.Sandbox
+	conflict := withDefaults("w1", protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}})
+	if why := impossible(b, []*protocol.Host{conflict}); why == nil || why.Field != "spec.tmpfs[1].target" || !strings.Contains(why.Message, "worker w1") {
+		t.Errorf("got %v", why)
+	}
+	if why := impossible(b, []*protocol.Host{conflict, host("w2", 10)}); why != nil {
+		t.Errorf("another host could: %v", why)
+	}
+}
+
+func TestASandboxOfAnOlderCoordinatorKeepsWhatItWasAcceptedWith(t *testing.T) {
+	h := &history{t: t}
+	whole := protocol.SandboxSpec{Image: "i"}
+	whole.Resolve()
+	h.must(decideAccept(&h.state, "r1", &whole, nil)) // which did not say what nobody said
+	h.assign(withDefaults("w1", protocol.SandboxSpec{Memory: 1 << 30, Runtime: "runsc"}))
+	if s := h.state.Sandbox.Spec; s.Memory != protocol.DefaultMemory || s.Runtime != "runsc" {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func BenchmarkPlaceOnHostsWithDefaults(b *testing.B) {
+	var hosts []*protocol.Host
+	for i := range 100 {
+		hosts = append(hosts, withDefaults(fmt.Sprint("w", i), protocol.SandboxSpec{Env: map[string]string{"A": "a"}, Memory: 1 << 30, Tmpfs: []protocol.Tmpfs{{Target: "/tmp"}}}))
+	}
+	whole, builtIn := spec.Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"B": "b", "C": "c"}})
+	box := &protocol.Sandbox{State: protocol.StatePending, Spec: whole, BuiltIn: builtIn}
+	for b.Loop() {
+		if chosen, _ := place(box, hosts, nil); chosen == nil {
+			b.Fatal("not placed")
+		}
+	}
+}
