@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // submitMode says when a submission without an answer gives up.
@@ -149,9 +150,8 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	}
 	switch r.Verb {
 	case protocol.VerbCreate:
-		spec := *r.Payload.Sandbox
-		spec.Resolve()
-		return theirsOrOurs(reply, reply.Sandbox.Request == r.ID && sameSpec(&spec, &reply.Sandbox.Spec), r)
+		// Defaults may lie below what was asked for.
+		return theirsOrOurs(reply, reply.Sandbox.Request == r.ID && spec.Says(*reply.Sandbox.AcceptedSpec(), *r.Payload.Sandbox), r)
 	case protocol.VerbExec:
 		spec, found := *r.Payload.Exec, reply.Exec.Spec
 		spec.Resolve()
