@@ -58,6 +58,22 @@ func countGPUs(dev string) int {
 // check refuses what the host cannot do or its operator does not allow, whatever the coordinator
 // let through.
 func (a *abilities) check(s *protocol.SandboxSpec) error {
+	unable := func(field, what string) error {
+		return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonUnsupported, Field: field, Message: "the host's kernel cannot limit " + what}
+	}
+	switch {
+	case !a.engine.CanLimitMemory:
+		return unable("spec.memory", "memory")
+	case !a.engine.CanLimitCPU:
+		return unable("spec.cpu", "cpu")
+	case !a.engine.CanLimitPIDs:
+		return unable("spec.pids", "processes")
+	}
+	return a.allows(s)
+}
+
+// allows refuses what a spec may not choose here.
+func (a *abilities) allows(s *protocol.SandboxSpec) error {
 	unable := func(field, format string, args ...any) error {
 		e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported, format, args...)
 		e.Field = field
@@ -70,12 +86,6 @@ func (a *abilities) check(s *protocol.SandboxSpec) error {
 		return denied("spec.runtime", "the host's operator does not allow to choose %s", s.Runtime)
 	case s.GPUs != "" && a.gpus == 0, s.GPUCount() > a.gpus:
 		return unable("spec.gpus", "%s wanted, the host has %d", s.GPUs, a.gpus)
-	case !a.engine.CanLimitMemory:
-		return unable("spec.memory", "the host's kernel cannot limit memory")
-	case !a.engine.CanLimitCPU:
-		return unable("spec.cpu", "the host's kernel cannot limit cpu")
-	case !a.engine.CanLimitPIDs:
-		return unable("spec.pids", "the host's kernel cannot limit processes")
 	}
 	names, _ := s.Services()
 	for _, name := range names {

@@ -51,6 +51,10 @@ type Config struct {
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 
+	// Defaults lies below the specs of the sandboxes here; of the fields in protocol.WorkerDefaults. May
+	// be nil.
+	Defaults *protocol.SandboxSpec
+
 	Watermarks Watermarks // how full the host may be and still take sandboxes
 	Images     Images     // what becomes of the images on the host
 
@@ -268,6 +272,9 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 		return err
 	}
 	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address()); err != nil {
+		return err
+	}
+	if err = w.checkDefaults(); err != nil {
 		return err
 	}
 	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {

@@ -128,7 +128,7 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	}
 	whole := spec.Merge(defaults, d.Spec)
 	whole.Resolve()
-	if differs := spec.Difference(info.Spec, whole); len(differs) > 0 {
+	if differs := spec.Difference(*info.AcceptedSpec(), whole); len(differs) > 0 {
 		return r, fmt.Sprintf("sandbox %s is there with another %s", d.ID, strings.Join(differs, ", ")), nil
 	}
 	return r, "", nil

@@ -47,6 +47,7 @@ type coordinatorConfig struct {
 
 type workerConfig struct {
 	Name, Engine, StateDir, Supervisor, NetworkPool, ToolsHome string
+	Defaults                                                   string
 	ReapDryRun                                                 bool
 	CrashWindow, CrashGuard                                    time.Duration
 	Watermarks                                                 worker.Watermarks
@@ -121,6 +122,7 @@ func (c *config) settings() []setting {
 		{"worker.cpu", "0", "cores to offer; 0: the host's", upAndW, "", parsed(&w.CPU, parseFloat)},
 		{"worker.memory", "0B", "memory to offer, such as 4GiB; 0: nine tenths of the host's", upAndW, "", parsed(&w.Memory, protocol.ParseBytes)},
 		{"worker.labels", "", "labels of the host, K=V", roleW, "", list(&w.Labels)},
+		{"worker.defaults", "", "YAML file: what lies below the specs of the sandboxes of this worker; see docs/spec.md", roleW, "", text(&w.Defaults)},
 		{"worker.images.pull_stall", "2m0s", "the pull of an image ends when it makes no progress for so long", roleW, "", parsed(&w.Images.PullStall, positive)},
 		{"worker.images.pre_pull", "", "images that are pulled in the background, before a sandbox wants them, and kept", upAndW, "", list(&w.Images.PrePull)},
 		{"worker.images.high_water", "85", "percent of the engine's file system, bytes or inodes, above which unused images go that the worker pulled; 100: never", roleW, "", parsed(&w.Images.HighWater, strconv.Atoi)},

@@ -112,8 +112,12 @@ func (p *program) worker(conn *jetstream.Conn) (worker.Config, error) {
 	if err := addPairs("worker.labels", &labels, w.Labels); err != nil {
 		return worker.Config{}, err
 	}
+	defaults, err := readWorkerDefaults(w.Defaults)
+	if err != nil {
+		return worker.Config{}, err
+	}
 	return worker.Config{
-		Conn: conn, Name: w.Name, Build: version, StateDir: w.StateDir, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
+		Conn: conn, Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
 		CPU: w.CPU, Memory: w.Memory, Labels: labels, AllowMounts: w.AllowMounts, Tools: w.Tools, ToolsHome: w.ToolsHome, SSHAgent: os.Getenv("SSH_AUTH_SOCK"), Profiles: w.Profiles, ServiceProfiles: w.ServiceProfiles, Runtimes: w.Runtimes, Watermarks: w.Watermarks, NetworkPool: w.NetworkPool,
 		Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, DNS: w.DNS, ReapDryRun: w.ReapDryRun, CrashWindow: w.CrashWindow, CrashGuard: w.CrashGuard,
 	}, nil

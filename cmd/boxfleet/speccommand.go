@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -73,30 +74,47 @@ type rendered struct {
 func (p *program) specRender() *cobra.Command {
 	var flags specFlags
 	var offline bool
+	var worker string
 	cmd := &cobra.Command{
 		Use: "render [-f FILE] [flags]", Short: "Print a spec with every default, and where each field comes from", Args: takes(),
-		Long: "Print a spec as a create would keep it: the file, the flags over it, the defaults of the tenant and the\nbuilt-in ones below, and behind each field where it comes from. Nothing is made or uploaded.",
+		Long: `Print a spec as a create would keep it: the file, the flags over it, the defaults of the tenant and the
+built-in ones below, and behind each field where it comes from. With --worker as it would be there, with
+the worker's defaults. Nothing is made or uploaded.`,
 		Example: `  boxfleet spec render -f spec.yaml --memory 1GiB
+  boxfleet spec render -f spec.yaml --worker build-7
   boxfleet spec render --image boxfleet/demo:busybox --offline -o json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := flags.document(p.stdin, nil)
 			if err != nil {
 				return err
 			}
+			own := spec.Layer{Name: flags.origin(), Spec: d.Spec}
+			if offline && worker != "" {
+				return usage("--offline asks no fleet, and --worker needs one")
+			}
 			if offline {
-				return p.render(d, flags.origin(), protocol.SandboxSpec{})
+				return p.render(d, nil, own)
 			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				defaults, err := c.Defaults(ctx)
 				if err != nil {
 					return err
 				}
-				return p.render(d, flags.origin(), *defaults)
+				tenant := spec.Layer{Name: "tenant " + p.config.Tenant, Spec: *defaults}
+				if worker == "" {
+					return p.render(d, nil, tenant, own)
+				}
+				below, err := workerLayer(ctx, c, worker)
+				if err != nil {
+					return err
+				}
+				return p.render(d, &below, tenant, own)
 			})
 		},
 	}
 	flags.add(cmd)
 	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask a fleet for the defaults of the tenant")
+	cmd.Flags().StringVar(&worker, "worker", "", "print it as it would be on this worker")
 	return cmd
 }
 
@@ -117,12 +135,44 @@ func (f *specFlags) origin() string {
 	return specOptions(f.file).Name + " and flags"
 }
 
-func (p *program) render(d *spec.Document, origin string, defaults protocol.SandboxSpec) error {
-	whole := spec.Document{ID: d.ID, Spec: spec.Merge(defaults, d.Spec), Copies: d.Copies}
+// workerLayer is what a worker of the fleet has as defaults.
+func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, error) {
+	layer := spec.Layer{Name: "worker " + name}
+	hosts, err := c.Hosts(ctx)
+	if err != nil {
+		return layer, err
+	}
+	i := slices.IndexFunc(hosts, func(h *protocol.Host) bool { return h.Worker == name })
+	if i < 0 {
+		return layer, &protocol.Error{Code: protocol.NotFound, Field: "--worker", Message: fmt.Sprintf("there is no worker %.80s", name)}
+	}
+	if hosts[i].Defaults != nil {
+		layer.Spec = *hosts[i].Defaults
+	}
+	return layer, nil
+}
+
+// render prints what a document and the layers, the lowest first, come to: as it is accepted, or on a
+// worker.
+func (p *program) render(d *spec.Document, worker *spec.Layer, layers ...spec.Layer) error {
+	whole := spec.Document{ID: d.ID, Copies: d.Copies}
+	for _, layer := range layers {
+		whole.Spec = spec.Merge(whole.Spec, layer.Spec)
+	}
 	if err := whole.Validate(); err != nil {
 		return err
 	}
-	whole.Spec.Resolve()
-	origins := spec.Origins(whole.Spec, spec.Layer{Name: "tenant " + p.config.Tenant, Spec: defaults}, spec.Layer{Name: origin, Spec: d.Spec})
+	accepted, builtIn := spec.Resolve(whole.Spec)
+	whole.Spec = accepted
+	if worker != nil {
+		whole.Spec = spec.OnWorker(accepted, builtIn, &worker.Spec)
+		if err := whole.Validate(); err != nil {
+			e := *protocol.AsError(err)
+			e.Message = "with the defaults of " + worker.Name + ": " + e.Message
+			return &e
+		}
+		layers = append([]spec.Layer{*worker}, layers...)
+	}
+	origins := spec.Origins(whole.Spec, layers...)
 	return p.show(rendered{whole.ID, whole.Spec, whole.Copies, origins}, func(w io.Writer) { fmt.Fprintf(w, "%s", whole.YAML(origins)) })
 }

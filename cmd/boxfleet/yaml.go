@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
 
@@ -49,6 +50,18 @@ func readDefaults(file string) (spec.Defaults, error) {
 		return nil, err
 	}
 	return spec.ParseDefaults(data, specOptions(file))
+}
+
+// readWorkerDefaults reads the file of a worker's defaults, where one is configured.
+func readWorkerDefaults(file string) (*protocol.SandboxSpec, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := readAll(file, nil)
+	if err != nil {
+		return nil, err
+	}
+	return spec.ParseWorkerDefaults(data, specOptions(file))
 }
 
 func specOptions(file string) spec.Options {

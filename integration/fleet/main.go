@@ -85,7 +85,7 @@ func play(encoded string) error {
 		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
 		Slots: r.Slots, Images: r.Images, AllowMounts: r.AllowMounts, Tools: r.Tools, ToolsHome: r.ToolsHome, SSHAgent: r.SSHAgent, Profiles: r.Profiles, ServiceProfiles: r.ServiceProfiles, Runtimes: r.Runtimes, Watermarks: r.Watermarks, NetworkPool: r.NetworkPool, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
 		Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
-		Firewall: r.Firewall, DenyNetworks: r.Deny, DNS: r.DNS,
+		Defaults: r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, DNS: r.DNS,
 		OnReady: ready, Logger: log, Probe: r.probe(),
 	})
 }

@@ -54,7 +54,8 @@ type Role struct {
 	NATS        string             `json:"-"` // where it connects; default: the fleet\'s servers
 	NoWait      bool               `json:"-"` // do not wait until it is ready: it is expected to fail or crash
 
-	ServiceProfiles []string `json:"service_profiles,omitempty"`
+	ServiceProfiles []string              `json:"service_profiles,omitempty"`
+	WorkerDefaults  *protocol.SandboxSpec `json:"worker_defaults,omitempty"`
 
 	// Filled in by the fleet.
 	Kind       string        `json:"kind"`
