@@ -244,8 +244,11 @@ func (w *worker) openBinding(d directory, b binding) (*os.File, string, error) {
 		return f, d.shadow(b.Tool), nil
 	case b.Tool != "":
 		f, real, err := w.tools.open(b.Field, b.Tool)
-		if errors.Is(err, errNoTool) {
+		switch {
+		case errors.Is(err, errNoTool):
 			err = toolUnavailable(b.Field, "%s, which the sandbox was made with, is not on the host any more", b.Tool)
+		case errors.Is(err, errUnverified):
+			err = toolUnavailable(b.Field, "the sandbox was made with %s, which %v", b.Tool, err)
 		}
 		return f, real, err
 	}

@@ -21,13 +21,15 @@ type toolbox struct {
 	home    string // of the worker's user
 	agent   string // address of its ssh agent's socket
 	policy  *mountPolicy
+
+	verifies bool // what was mounted in the end can be seen
 }
 
 // allTools stands for every tool in the operator's list.
 const allTools = "all"
 
 func newToolbox(offered []string, home, agent string, policy *mountPolicy) (*toolbox, error) {
-	t := &toolbox{home: home, agent: agent, policy: policy}
+	t := &toolbox{home: home, agent: agent, policy: policy, verifies: canVerify()}
 	for i, name := range offered {
 		if name == allTools {
 			t.offered = ToolNames()
@@ -86,12 +88,12 @@ func findToolMount(name string) *toolMount {
 	return nil
 }
 
-// usable lists the offered tools of which everything that is required is there.
+// usable lists the offered tools that work here, and of which everything that is required is there.
 func (t *toolbox) usable() []string {
 	var names []string
 	for _, name := range t.offered {
 		missing := slices.ContainsFunc(findTool(name).uses, func(u toolUse) bool { return u.required && !t.has(u.mount) })
-		if !missing {
+		if !missing && t.works(name) {
 			names = append(names, name)
 		}
 	}
@@ -106,15 +108,37 @@ func (t *toolbox) has(mount string) bool {
 	return err == nil
 }
 
-// errNoTool says that the host has nothing of a tool's mount.
-var errNoTool = errors.New("is not there")
+// works says whether the worker may mount what a tool needs, and anything of it at all.
+func (t *toolbox) works(name string) bool {
+	any, all := false, true
+	for _, u := range findTool(name).uses {
+		trusted := t.trusts(findToolMount(u.mount))
+		any, all = any || trusted, all && (trusted || !u.required)
+	}
+	return any && all
+}
 
-// open opens the source of a tool's mount as it is now. errNoTool is for one that is not there;
-// one that is there and cannot be mounted is an error that names field.
+// trusts says whether a mount may be made here. A worker that cannot see what was mounted in the end
+// makes none that can be written, or connected to: as with those of the allow-list, a source that was
+// exchanged would be somebody else's.
+func (t *toolbox) trusts(m *toolMount) bool { return t.verifies || m.mode == toolReadOnly }
+
+// Why a mount is left out.
+var (
+	errNoTool     = errors.New("is not there")
+	errUnverified = errors.New("only a worker that runs as root mounts writable, or as a socket")
+)
+
+// open opens the source of a tool's mount as it is now. errNoTool is for one that is not there,
+// errUnverified for one that is not mounted here; one that is there and cannot be mounted is an error
+// that names field.
 func (t *toolbox) open(field, name string) (*os.File, string, error) {
 	m := findToolMount(name)
 	if m == nil {
 		return nil, "", toolUnavailable(field, "%.40q is the mount of no tool", name)
+	}
+	if !t.trusts(m) {
+		return nil, "", errUnverified
 	}
 	f, real, err := t.find(m)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -196,7 +220,7 @@ func (t *toolbox) plan(spec *protocol.SandboxSpec, home string, d directory) (li
 				continue
 			}
 			b, err := t.bind(field, findToolMount(use.mount), home, d)
-			if errors.Is(err, errNoTool) {
+			if errors.Is(err, errNoTool) || errors.Is(err, errUnverified) {
 				if use.required {
 					return nil, nil, toolUnavailable(field, "%s needs %s, which the host does not have", name, use.mount)
 				}
@@ -224,6 +248,8 @@ func (t *toolbox) check(field, name string) error {
 		return toolUnavailable(field, "there is no tool %.40q; there are %s", name, strings.Join(ToolNames(), ", "))
 	case !slices.Contains(t.offered, name):
 		return toolUnavailable(field, "the host does not offer %s", name)
+	case !t.works(name):
+		return toolUnavailable(field, "%s needs files that %v", name, errUnverified)
 	}
 	return nil
 }
