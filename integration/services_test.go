@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -472,9 +473,15 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
+	tree := t.TempDir()
+	writeFile(t, filepath.Join(tree, "f"), "copied", 0o644, time.Now())
+	copied, err := f.Client.Upload(f.Context(time.Minute), sdk.Tree{Source: tree, Target: "/tree", Service: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	deletes := []string{"after-container-remove", "after-services-remove", "after-network-remove"}
 	for i, at := range []string{
-		"before-service-create", "after-service-create", "before-service-start", "after-service-start", "after-service-hello",
+		"before-service-create", "after-service-create", "after-service-copy", "before-service-start", "after-service-start", "after-service-hello",
 		"before-service-hook", "after-service-hook", "before-service-ready", "after-service-ready", "before-ready",
 	} {
 		id, deleteAt := fmt.Sprintf("s%d", i), deletes[i%len(deletes)]
@@ -485,7 +492,9 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 			v := web("0.1")
 			v.PostStart = []protocol.Hook{hook("echo x >>/tmp/hooks")}
 			created := begin(func() error {
-				_, err := f.Client.Create(ctx, withServices(f, services{"web": v}, services{"opt": small("exec sleep 1000")}), sdk.WithID(id))
+				spec := withServices(f, services{"web": v}, services{"opt": small("exec sleep 1000")})
+				spec.Copies = []protocol.Copy{copied}
+				_, err := f.Client.Create(ctx, spec, sdk.WithID(id))
 				return err
 			})
 			w.AwaitKilled(20 * time.Second)
@@ -497,6 +506,9 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 			s := f.Client.Sandbox(id)
 			if got := printedBy(t, ctx, s, "", "sh", "-c", "wget -q -O - http://web/; cat /tmp/hooks"); got != "hello\nx" {
 				t.Errorf("the primary reads %q", got)
+			}
+			if got := printedBy(t, ctx, s, "web", "cat", "/tree/f"); got != "copied" {
+				t.Errorf("the service has a copy that reads %q", got)
 			}
 			x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "trap 'exit 3' TERM; echo going; while :; do sleep 0.1; done"}, Service: "web"})
 			if err != nil {

@@ -63,7 +63,7 @@ func goldenValues() map[string]any {
 	parts := SandboxSpec{Image: "i", Disk: 1 << 30, ShmSize: 64 << 20, GPUs: "all", Hostname: "h", ReadOnly: true,
 		Tmpfs: []Tmpfs{{Target: "/tmp", Size: 1 << 20}}, Profile: ProfileStandard, Runtime: "runsc", Pull: PullAlways,
 		Network: &Network{Mode: NetworkAllow, Allow: []string{"10.1.0.0/16"}}, Ports: []Port{{Container: 80, Host: 8080, Protocol: ProtocolTCP}},
-		Mounts: []Mount{{Source: "/opt/w", Target: "/w", Writable: true}}, Copies: []Copy{{Digest: sandboxSpec.Copies[0].Digest, Target: "/c", Owner: "1000:1000"}},
+		Mounts: []Mount{{Source: "/opt/w", Target: "/w", Writable: true}}, Copies: []Copy{{Digest: sandboxSpec.Copies[0].Digest, Target: "/c", Owner: "1000:1000", Service: "db"}},
 		Tools: []string{"git"}, TTL: Duration(time.Hour), OnDelete: &Hook{Command: []string{"sync"}},
 		RequiredServices: map[string]Service{"db": service}, OptionalServices: map[string]Service{"cache": {Image: "redis"}}}
 	made := &Sandbox{Tenant: "default", ID: "sb-2", Spec: parts, State: StateReady, Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at, OnDelete: HookDone,

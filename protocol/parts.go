@@ -376,7 +376,7 @@ func (s *SandboxSpec) validateContainer() error {
 	if s.ShmSize != 0 && s.ShmSize < MinShm {
 		return Invalid("spec.shm_size", "must be at least %s, got %s", MinShm, s.ShmSize)
 	}
-	if s.ReadOnly && len(s.Copies) > 0 {
+	if s.ReadOnly && slices.ContainsFunc(s.Copies, func(c Copy) bool { return c.Service == "" }) {
 		return Invalid("spec.read_only", "copies cannot be placed on a root file system that cannot be written")
 	}
 	if s.GPUs != "" && s.GPUs != "all" {

@@ -93,12 +93,14 @@ type Mount struct {
 	Writable bool   `json:"writable,omitempty"` // default: read-only
 }
 
-// Copy places a tree that the caller uploaded, a tar stream in the object store, into the sandbox.
+// Copy places a tree that the caller uploaded, a tar stream in the object store, into a container of
+// the sandbox, before that one starts for the first time.
 type Copy struct {
-	Digest string `json:"digest"`          // "sha256-" and 64 hex digits, of the tar stream
-	Size   Bytes  `json:"size,omitempty"`  // of the tar stream, for progress only
-	Target string `json:"target"`          // absolute directory in the sandbox, made where missing
-	Owner  string `json:"owner,omitempty"` // uid or uid:gid that everything belongs to; default: the ids in the tar stream
+	Digest  string `json:"digest"`            // "sha256-" and 64 hex digits, of the tar stream
+	Size    Bytes  `json:"size,omitempty"`    // of the tar stream, for progress only
+	Target  string `json:"target"`            // absolute directory in the container, made where missing
+	Owner   string `json:"owner,omitempty"`   // uid or uid:gid that everything belongs to; default: the ids in the tar stream
+	Service string `json:"service,omitempty"` // the service whose container gets it; default: the primary one
 }
 
 // ExecSpec says what an exec runs. Execs are stateless: cwd and env are per call.
@@ -240,6 +242,7 @@ func (s *SandboxSpec) validateFiles() error {
 		return Invalid("spec.tmpfs", "has %d entries, at most %d are allowed", len(s.Tmpfs), MaxTmpfs)
 	}
 	targets := targetGuard{}
+	ofServices := map[string]targetGuard{}
 	for i, m := range s.Mounts {
 		field := fmt.Sprintf("spec.mounts[%d]", i)
 		if err := validatePath(field+".source", m.Source); err != nil {
@@ -263,7 +266,17 @@ func (s *SandboxSpec) validateFiles() error {
 		if _, _, ok := c.Owners(); !ok {
 			return Invalid(field+".owner", "must be a uid, or uid:gid, as numbers, got %.40q", c.Owner)
 		}
-		if err := targets.add(field+".target", c.Target); err != nil {
+		guard := targets
+		if c.Service != "" {
+			if _, there := s.Service(c.Service); !there {
+				return Invalid(field+".service", "the spec has no service %.80q", c.Service)
+			}
+			if ofServices[c.Service] == nil {
+				ofServices[c.Service] = targetGuard{}
+			}
+			guard = ofServices[c.Service]
+		}
+		if err := guard.add(field+".target", c.Target); err != nil {
 			return err
 		}
 	}
@@ -277,6 +290,9 @@ func (s *SandboxSpec) validateFiles() error {
 		}
 	}
 	for i, c := range s.Copies {
+		if c.Service != "" {
+			continue
+		}
 		for _, m := range s.Mounts {
 			if isBelow(path.Clean(m.Target), path.Clean(c.Target)) {
 				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the mount at %s would hide it", path.Clean(m.Target))

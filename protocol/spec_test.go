@@ -138,6 +138,21 @@ func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
 			s.Tmpfs = []Tmpfs{{Target: "/a"}}
 			s.Copies = []Copy{{Digest: someDigest, Target: "/a/b"}}
 		}, "spec.copies[0].target"},
+		{"copy into a service that is not there", func(s *S) {
+			s.RequiredServices = Services{"db": {Image: "postgres"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"}, {Digest: someDigest, Target: "/a", Service: "cache"}}
+		}, "spec.copies[1].service"},
+		{"two copies to one target of a service", func(s *S) {
+			s.OptionalServices = Services{"db": {Image: "postgres"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/a", Service: "db"}, {Digest: someDigest, Target: "/b/../a", Service: "db"}}
+		}, "spec.copies[1].target"},
+		{"copy into a reserved place of a service", func(s *S) {
+			s.OptionalServices = Services{"db": {Image: "postgres"}}
+			s.Copies = []Copy{{Digest: someDigest, Target: "/.boxfleet/run", Service: "db"}}
+		}, "spec.copies[0].target"},
+		{"copy onto a root that cannot be written", func(s *S) {
+			s.ReadOnly, s.Copies = true, []Copy{{Digest: someDigest, Target: "/a"}}
+		}, "spec.read_only"},
 		{"copy target relative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "src"}} }, "spec.copies[0].target"},
 		{"copy size negative", func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: "/src", Size: -1}} }, "spec.copies[0].size"},
 		{"digest empty", digest(""), "spec.copies[0].digest"},
@@ -155,6 +170,20 @@ func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
 			refused[S]{"copy to " + target, func(s *S) { s.Copies = []Copy{{Digest: someDigest, Target: target}} }, "spec.copies[0].target"})
 	}
 	checkRefused(t, goodSandbox, (*S).Validate, cases)
+}
+
+func TestACopyIntoAServiceIsInNobodyElsesWay(t *testing.T) {
+	spec := goodSandbox()
+	spec.ReadOnly, spec.RequiredServices, spec.OptionalServices = true, Services{"db": {Image: "postgres"}}, Services{"cache": {Image: "redis"}}
+	spec.Mounts, spec.Tmpfs = []Mount{{Source: "/opt", Target: "/a"}}, []Tmpfs{{Target: "/b"}}
+	for _, target := range []string{"/a", "/a/x", "/b", "/b/x"} {
+		for _, service := range []string{"db", "cache"} {
+			spec.Copies = append(spec.Copies, Copy{Digest: someDigest, Target: target, Service: service})
+		}
+	}
+	if err := spec.Validate(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestTargetsThatOnlyLookReservedPass(t *testing.T) {

@@ -31,6 +31,8 @@ type Tree struct {
 	// Owner is the uid, or uid:gid, that everything belongs to in the sandbox; default: the ids that
 	// it belongs to here.
 	Owner string
+	// Service is the service whose container it is for; default: the sandbox's own.
+	Service string
 	// Progress is called from time to time while the tree is uploaded, from the goroutine of the
 	// call, with the bytes that were sent and that there are. It is not called for a tree that is
 	// stored already.
@@ -56,7 +58,7 @@ func (c *Client) CopyTree(ctx context.Context, source, target string, exclude ..
 // permission_denied; failed_precondition for what changes while it is read. What was uploaded is
 // kept for 24 hours unless the operator says otherwise, which is the time to create the sandbox in.
 func (c *Client) Upload(ctx context.Context, t Tree) (protocol.Copy, error) {
-	copied := protocol.Copy{Target: path.Clean(t.Target), Owner: t.Owner}
+	copied := protocol.Copy{Target: path.Clean(t.Target), Owner: t.Owner, Service: t.Service}
 	if !path.IsAbs(t.Target) {
 		return copied, protocol.Invalid("target", "must be an absolute path, got %.80q", t.Target)
 	}

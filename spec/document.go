@@ -158,10 +158,11 @@ func (d *Document) forgetBelow(path string) {
 	}
 }
 
-// AddCopy adds a file or tree of the caller's machine, to be uploaded.
-func (d *Document) AddCopy(source, target string, exclude ...string) {
+// AddCopy adds a file or tree of the caller's machine, to be uploaded; to is its entry without a
+// digest.
+func (d *Document) AddCopy(source string, to protocol.Copy, exclude ...string) {
 	d.Copies = append(d.Copies, LocalCopy{len(d.Spec.Copies), source, exclude})
-	d.Spec.Copies = append(d.Spec.Copies, protocol.Copy{Target: target})
+	d.Spec.Copies = append(d.Spec.Copies, to)
 }
 
 // noDigest stands for the digest of a tree that is not uploaded yet.

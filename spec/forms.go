@@ -121,6 +121,22 @@ func readMount(text string) (m protocol.Mount, err error) {
 	return m, nil
 }
 
+// ReadCopy reads SOURCE:[SERVICE:]TARGET. A target is absolute, so that what does not begin with a
+// slash is the name of a service.
+func ReadCopy(text string) (source string, to protocol.Copy, err error) {
+	source, target, ok := strings.Cut(text, ":")
+	if service, rest, named := strings.Cut(target, ":"); named && !strings.HasPrefix(target, "/") {
+		if ok = service != ""; ok {
+			to.Service, target = service, rest
+		}
+	}
+	if !ok || source == "" || target == "" {
+		return "", protocol.Copy{}, fmt.Errorf("must be SOURCE:TARGET or SOURCE:SERVICE:TARGET, got %.200q", text)
+	}
+	to.Target = target
+	return source, to, nil
+}
+
 // readTmpfs reads TARGET[:SIZE].
 func readTmpfs(text string) (t protocol.Tmpfs, err error) {
 	target, size, sized := strings.Cut(text, ":")
@@ -194,11 +210,10 @@ func (d *decoder) copies(node *yaml.Node, into *[]protocol.Copy, path string) er
 			protocol.Copy
 		}{}
 		if item.Kind == yaml.ScalarNode {
-			err = short(d, item, at, &entry.Source, func(s string) (string, error) { return s, nil })
-			var ok bool
-			if entry.Source, entry.Target, ok = strings.Cut(entry.Source, ":"); err == nil && (!ok || entry.Source == "") {
-				err = d.wrong(item, at, "must be SOURCE:TARGET, or a map")
-			}
+			err = short(d, item, at, &entry.Copy, func(text string) (to protocol.Copy, err error) {
+				entry.Source, to, err = ReadCopy(text)
+				return to, err
+			})
 		} else {
 			err = d.structure(item, reflect.ValueOf(&entry).Elem(), at)
 		}

@@ -89,7 +89,7 @@ func shortForms() map[string]*jsonschema.Schema {
 		"Network": enum(protocol.NetworkInternet, protocol.NetworkNone),
 		"Port":    anyOf(&jsonschema.Schema{Type: "integer"}, text(`^(127\.0\.0\.1:)?([0-9]+:)?[0-9]+(/(tcp|udp|sctp))?$|\$`)),
 		"Mount":   text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
-		"Copy":    text(`^[^:]+:|\$`),
+		"Copy":    text(`^[^:]+:([^/:]+:)?.|\$`),
 		"Tmpfs":   text(`^/|\$`),
 		"Hook":    {Type: "array", Items: scalarOf("number")},
 	}
@@ -311,6 +311,7 @@ func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
 		"image: x\nports: [80, \"1:2/udp\", {container: 3}]":                                       true,
 		"image: x\nmounts: [\"/a:/b:rw\", {source: /a, target: /b}]":                               true,
 		"image: x\ncopies: [\"a:/b\", {source: a, target: /b}]":                                    true,
+		"image: x\ncopies: [\"a:db:/b\", {source: a, target: /b, service: db}]":                    true,
 		"image: x\non_delete: [a, 1]\nuser: 5":                                                     true,
 		"image: x\nrequired_services: {db: {image: y, post_start: [[a]], healthcheck: {test: a}}}": true,
 

@@ -31,6 +31,9 @@ copies:
 - ./src:/src
 - {digest: sha256-00, size: 10k, target: /up}
 - {source: /etc/x, target: /y, exclude: [.git, b]}
+- ./seed:db:/seed
+- {source: a, target: /src, service: cache}
+- /with/colon:/a:b
 tools: [git, uv]
 on_delete: [sync]
 required_services:
@@ -56,8 +59,9 @@ optional_services:
 			{Container: 83, Host: 84, Protocol: "sctp"}},
 		Mounts: []protocol.Mount{{Source: "/a", Target: "/b"}, {Source: "/c", Target: "/d", Writable: true}, {Source: "/e", Target: "/f"},
 			{Source: "/g", Target: "/h", Writable: true}},
-		Tmpfs:            []protocol.Tmpfs{{Target: "/run"}, {Target: "/tmp", Size: 64 << 20}, {Target: "/x", Size: 1 << 20}},
-		Copies:           []protocol.Copy{{Target: "/src"}, {Digest: "sha256-00", Size: 10 << 10, Target: "/up"}, {Target: "/y"}},
+		Tmpfs: []protocol.Tmpfs{{Target: "/run"}, {Target: "/tmp", Size: 64 << 20}, {Target: "/x", Size: 1 << 20}},
+		Copies: []protocol.Copy{{Target: "/src"}, {Digest: "sha256-00", Size: 10 << 10, Target: "/up"}, {Target: "/y"},
+			{Target: "/seed", Service: "db"}, {Target: "/src", Service: "cache"}, {Target: "/a:b"}},
 		Tools:            []string{"git", "uv"},
 		OnDelete:         &protocol.Hook{Command: []string{"sync"}},
 		RequiredServices: map[string]protocol.Service{"db": service}, OptionalServices: map[string]protocol.Service{"cache": service},
@@ -65,7 +69,7 @@ optional_services:
 	if d.ID != "web" || !reflect.DeepEqual(d.Spec, want) {
 		t.Errorf("differs in %v\ngot  %+v\nwant %+v", Difference(d.Spec, want), d.Spec, want)
 	}
-	local := []LocalCopy{{0, "./src", nil}, {2, "/etc/x", []string{".git", "b"}}}
+	local := []LocalCopy{{0, "./src", nil}, {2, "/etc/x", []string{".git", "b"}}, {3, "./seed", nil}, {4, "a", nil}, {5, "/with/colon", nil}}
 	if !reflect.DeepEqual(d.Copies, local) {
 		t.Errorf("to be uploaded: got %+v, want %+v", d.Copies, local)
 	}
@@ -116,6 +120,8 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 		"image: x\ntmpfs: [\"/a:z\"]":                          "spec.tmpfs[0]",
 		"image: x\ncopies: [{target: /a}]":                     "either source",
 		"image: x\ncopies: [/a]":                               "spec.copies[0]",
+		"image: x\ncopies: [\"a::/b\"]":                        "spec.copies[0]: line 2, column 10: must be SOURCE:TARGET or SOURCE:SERVICE:TARGET",
+		"image: x\ncopies: [\"a:db:\"]":                        "spec.copies[0]: line 2, column 10: must be SOURCE:TARGET",
 		"image: x\ncopies: a":                                  "spec.copies: line 2",
 		"image: x\ncopies: [{source: a, digest: b}]":           "either source",
 		"image: x\ncopies: [{digest: b, exclude: [c]}]":        "spec.copies[0].exclude",
@@ -137,6 +143,7 @@ func TestWhatASpecMayNotSayIsRefusedWithItsPlace(t *testing.T) {
 		"image: x\nuser: 1000\nnetwork: {mode: foo}": "spec.network.mode: f: line 3, column 17",
 		"image: x\nmounts:\n- /a:/b\n- /c:/b":        "spec.mounts[1].target: f: line 4, column 3: is the same target as spec.mounts[0].target",
 		"image: x\nenv:\n- 1A=x":                     "spec.env.1A: f: line 3, column 3",
+		"image: x\ncopies: [a:db:/b]":                "spec.copies[0].service: f: line 2, column 10: the spec has no service",
 		"image: x\ncopies: [{source: a, target: b}]": "spec.copies[0].target: f: line 2, column 30",
 		"user: x": "spec.image: must not be empty",
 		"image: x\nrequired_services: {db: {user: x}}": "spec.required_services.db.image: f: line 2, column 25",

@@ -120,7 +120,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	id, a, err := s.launch(ctx, b, create, func(id string) (*attachment, error) {
 		if s.seen.container != containerRunning {
-			if err := s.copyTrees(ctx, id, b.Spec.Copies); err != nil {
+			if err := s.copyTrees(ctx, id, "", b.Spec.Copies); err != nil {
 				return nil, err
 			}
 			if err := s.phase(ctx, b, "start"); err != nil {

@@ -327,8 +327,8 @@ func (v *service) tryBegin(ctx context.Context) error {
 	return err
 }
 
-// raise makes the container, where that was not done, starts it, where it does not run, and connects
-// to its supervisor.
+// raise makes the container and places the trees that are for it, where that was not done, starts it,
+// where it does not run, and connects to its supervisor.
 func (v *service) raise(ctx context.Context) error {
 	c, err := v.inspect(ctx)
 	if err != nil {
@@ -349,6 +349,13 @@ func (v *service) raise(ctx context.Context) error {
 	secret, err := d.secret()
 	if err != nil {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's directory is gone")
+	}
+	// Also where an earlier try came so far; one that ran before has changed what was copied.
+	if !c.Running && c.StartedAt.IsZero() {
+		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies); err != nil {
+			return err
+		}
+		v.s.w.cfg.Probe("after-service-copy")
 	}
 	a, err := v.s.listenIn(d, secret, control.Welcome{Grace: v.sandbox.Grace.Std()}, v.heard, v.primary)
 	if err != nil {

@@ -175,7 +175,7 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 	}
 	if err := v.raise(ctx); err != nil && ctx.Err() == nil {
 		v.s.log.Warn("a service's container is not up", "service", v.name, "error", err)
-		if reason := protocol.AsError(err).Reason; reason == protocol.ReasonContainerMissing {
+		if reason := protocol.AsError(err).Reason; reason == protocol.ReasonContainerMissing || reason == protocol.ReasonCopyFailed {
 			v.giveUp(ctx, err)
 			return 0
 		}
@@ -194,7 +194,8 @@ func (v *service) stumbled() {
 	v.crash.changed(false, time.Now())
 }
 
-// giveUp says that the container is gone: what the log says was there is not made anew.
+// giveUp says that there will be no container: one that the log says was there is not made anew, and
+// one without what is to be copied into it is not started.
 func (v *service) giveUp(ctx context.Context, err error) {
 	v.s.mu.Lock()
 	v.givenUp = true

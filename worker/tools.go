@@ -293,7 +293,7 @@ func vacant(spec *protocol.SandboxSpec, b *binding) error {
 		}
 	}
 	for i, c := range spec.Copies {
-		if below(path.Clean(c.Target), b.Target) {
+		if c.Service == "" && below(path.Clean(c.Target), b.Target) {
 			return protocol.Invalid(b.Field, "%s at %s would hide spec.copies[%d]", b.Tool, b.Target, i)
 		}
 	}

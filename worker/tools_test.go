@@ -166,6 +166,10 @@ func TestToolsAreRefusedByTheirField(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	elsewhere := protocol.SandboxSpec{Tools: uv, Copies: []protocol.Copy{{Target: "/root/.cache/uv/x", Service: "db"}}}
+	if _, _, err := box.plan(&elsewhere, "/root", d); err != nil {
+		t.Errorf("a copy into a service's container: %v", err)
+	}
 	if _, err := newToolbox([]string{"git", "vim"}, home, "", nil); protocol.AsError(err) == nil || protocol.AsError(err).Field != "tools[1]" {
 		t.Errorf("an operator offers vim: %v", err)
 	}

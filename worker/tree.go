@@ -15,9 +15,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// copyTrees places the uploaded trees of a spec into a container that has not started yet.
-func (s *sandbox) copyTrees(ctx context.Context, container string, copies []protocol.Copy) error {
+// copyTrees places the uploaded trees of a spec that are for a service, or for the primary container
+// for "", into its container, which has not started yet.
+func (s *sandbox) copyTrees(ctx context.Context, container, service string, copies []protocol.Copy) error {
 	for i, c := range copies {
+		if c.Service != service {
+			continue
+		}
 		if err := s.copyTree(ctx, container, c); err != nil {
 			e := *protocol.AsError(err)
 			e.Field = fmt.Sprintf("spec.copies[%d]", i)

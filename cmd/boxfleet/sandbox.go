@@ -147,6 +147,9 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 		add("tool", name)
 	}
 	for _, c := range s.Spec.Copies {
+		if c.Service != "" {
+			c.Target += " in " + c.Service
+		}
 		add("copy", c.Digest+" at "+c.Target)
 	}
 	add("reason", s.Reason)

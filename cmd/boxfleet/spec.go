@@ -44,7 +44,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
-	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:TARGET` in; may be repeated")
+	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; may be repeated")
 	flags.StringSliceVar(&f.tools, "tool", nil, "give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
 	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil, "`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
 	flags.StringVar(&f.copyOwner, "copy-owner", "", "`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
@@ -72,12 +72,12 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 	})
 	d.Override(*given)
 	for _, arg := range f.copies {
-		source, target, ok := strings.Cut(arg, ":")
-		if !ok || source == "" || target == "" {
-			return nil, usage("--copy: want PATH:TARGET, got %.200q", arg)
+		source, to, err := spec.ReadCopy(arg)
+		if err != nil {
+			return nil, usage("--copy: %v", err)
 		}
-		d.AddCopy(source, target, f.copyExclude...)
-		d.Spec.Copies[len(d.Spec.Copies)-1].Owner = f.copyOwner
+		to.Owner = f.copyOwner
+		d.AddCopy(source, to, f.copyExclude...)
 	}
 	return d, d.Validate()
 }
@@ -130,7 +130,7 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document, tell func(what
 		tell("reading " + l.Source)
 		to := d.Spec.Copies[l.Index]
 		copied, err := c.Upload(ctx, sdk.Tree{
-			Source: l.Source, Target: to.Target, Exclude: l.Exclude, Owner: to.Owner,
+			Source: l.Source, Target: to.Target, Exclude: l.Exclude, Owner: to.Owner, Service: to.Service,
 			Progress: func(sent, total int64) { tell("uploading " + l.Source + " " + bar(sent, total)) },
 		})
 		if err != nil {

@@ -1,0 +1,150 @@
+package integration
+
+import (
+	"archive/tar"
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// TestATreeIsCopiedIntoAService shows that it is there before the service's command starts, once, and
+// in no other container.
+func TestATreeIsCopiedIntoAService(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	for _, name := range []string{"primary", "db", "cache"} {
+		writeFile(t, filepath.Join(dir, name, "f"), name, 0o640, time.Unix(1_000_000_000, 0))
+	}
+	spec := withServices(f, services{"db": small("cat /seed/f >/tmp/seen; exec sleep 1000")}, services{"cache": small("cat /seed/f >/tmp/seen; exec sleep 1000")})
+	for _, c := range []sdk.Tree{
+		{Source: filepath.Join(dir, "primary"), Target: "/seed"},
+		{Source: filepath.Join(dir, "db"), Target: "/seed", Service: "db", Owner: "70:71"},
+		{Source: filepath.Join(dir, "db", "f"), Target: "/etc/db.conf", Service: "db"},
+		{Source: filepath.Join(dir, "cache"), Target: "/seed", Service: "cache"},
+	} {
+		copied, err := f.Client.Upload(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Copies = append(spec.Copies, copied)
+	}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(10*time.Second, "the optional service is ready", func() error { return serviceIs(f, "s", "cache", protocol.ServiceStateReady) })
+	for _, name := range []string{"db", "cache"} {
+		if got := printedBy(t, ctx, s, name, "cat", "/tmp/seen"); got != name {
+			t.Errorf("when its command started, %s read %q", name, got)
+		}
+	}
+	if got := printedBy(t, ctx, s, "db", "sh", "-c", "stat -c '%a %u:%g %Y' /seed/f; cat /etc/db.conf"); got != "640 70:71 1000000000\ndb" {
+		t.Errorf("the tree is %q", got)
+	}
+	if got := printedBy(t, ctx, s, "", "sh", "-c", "cat /seed/f; ls /etc/db.conf 2>/dev/null || echo none"); got != "primarynone" {
+		t.Errorf("the primary container has %q", got)
+	}
+	if got := printedBy(t, ctx, s, "cache", "sh", "-c", "ls /etc/db.conf 2>/dev/null || echo none"); got != "none" {
+		t.Errorf("another service has %q", got)
+	}
+	if info := s.Info(); info.Spec.Copies[1] != spec.Copies[1] || info.Spec.Copies[1].Service != "db" {
+		t.Errorf("read back: %+v", info.Spec.Copies)
+	}
+	// What a service made of its copy stays.
+	printedBy(t, ctx, s, "db", "sh", "-c", "echo changed >/seed/f; rm /etc/db.conf")
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := printedBy(t, ctx, s, "db", "sh", "-c", "cat /seed/f /tmp/seen; ls /etc/db.conf 2>/dev/null || echo none"); got != "changed\nchanged\nnone" {
+		t.Errorf("after a resume there is %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+// TestASandboxThatCannotBeWrittenHasCopiesInItsServices has a primary container with a read-only root.
+func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "f"), "copied", 0o644, time.Now())
+	copied, err := f.Client.Upload(ctx, sdk.Tree{Source: dir, Target: "/seed", Service: "db"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
+	spec.ReadOnly, spec.Copies = true, []protocol.Copy{copied}
+	s, err := f.Client.Create(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := printedBy(t, ctx, s, "db", "cat", "/seed/f"); got != "copied" {
+		t.Errorf("got %q", got)
+	}
+	f.Judge()
+}
+
+// TestATreeThatCannotBeCopiedFailsItsService has the guards of trees hold for services, too.
+func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	data, hostile := tarOf(t, tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink})
+	if err := f.Conn.PutBlob(ctx, hostile, bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	w := f.Processes("worker")[0]
+	for what, c := range map[string]struct {
+		digest string
+		code   protocol.Code
+	}{
+		"a hard link":             {hostile, protocol.InvalidArgument},
+		"what was never uploaded": {sha("never"), protocol.FailedPrecondition},
+	} {
+		spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
+		spec.Copies = []protocol.Copy{{Digest: c.digest, Target: "/x", Service: "db"}}
+		_, err := f.Client.Create(ctx, spec)
+		wantError(t, what, err, c.code, protocol.ReasonCopyFailed, "spec.copies[0]")
+		if err != nil && !strings.Contains(err.Error(), "the required service db") {
+			t.Errorf("%s: the error does not name the service: %v", what, err)
+		}
+		becomesEmpty(f, w)
+	}
+	// An optional one has failed, and is not started without its tree.
+	spec := withServices(f, nil, services{"db": small("exec sleep 1000")})
+	spec.Copies = []protocol.Copy{{Digest: hostile, Target: "/x", Service: "db"}}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(10*time.Second, "the service has failed", func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
+	if status := f.History("s").State.Sandbox.Services["db"]; status.Reason != protocol.ReasonCopyFailed || status.Error.Field != "spec.copies[0]" {
+		t.Errorf("it has failed with %+v", status)
+	}
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "db"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
+		t.Errorf("an exec in it: %v", err)
+	}
+	if got := serviceEvents(f.History("s"), "db"); len(got) != 1 {
+		t.Errorf("the history has %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, w)
+	f.Judge()
+}
