@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -11,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
 func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
@@ -153,4 +156,61 @@ func TestWithoutTheOperatorsWordThereAreNoTools(t *testing.T) {
 	_, err := f.Client.Create(f.Context(time.Minute), spec)
 	wantError(t, "a tool by default", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[0]")
 	becomesEmpty(f, w)
+}
+
+// TestTheHomeOfAUserIsLookedUpOncePerImage: it takes a container that never starts, before the
+// sandbox's own can be made.
+func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
+	t.Parallel()
+	main := engines.Default(t)
+	proxy, host := dockertest.StartProxy(t, main.Socket)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	home := t.TempDir()
+	mkdir(t, filepath.Join(home, ".npm"))
+	f.Worker("w1", fleet.Role{Engine: host, Tools: []string{"npm"}, ToolsHome: home})
+	lookups := func() (n int) {
+		for _, r := range proxy.Mutations() {
+			if strings.HasSuffix(r.Path, "/containers/create") && strings.Contains(r.Query, ".passwd") {
+				n++
+			}
+		}
+		return n
+	}
+	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
+	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
+	for i, c := range []struct {
+		image, user, home string
+		lookups           int // so far
+	}{
+		{fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box:100", "/home/box", 1},
+		{fleet.Image, "", "/root", 2}, {fleet.Image, "0", "/root", 2}, {other, "box", "/elsewhere", 3}, {fleet.Image, "box", "/home/box", 3},
+	} {
+		spec := f.Spec()
+		spec.Image, spec.User, spec.Tools = c.image, c.user, []string{"npm"}
+		started := time.Now()
+		s, err := f.Client.Create(f.Context(time.Minute), spec, sdk.WithID(fmt.Sprint("home-", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%+v: created in %s", c, time.Since(started).Round(time.Millisecond))
+		if got := mustExec(f.Context(time.Minute), t, s, script("grep -c ' "+c.home+"/.npm ' /proc/self/mountinfo")); got != "1\n" {
+			t.Errorf("%+v: %q", c, got)
+		}
+		if n := lookups(); n != c.lookups {
+			t.Errorf("%+v: %d lookups so far", c, n)
+		}
+	}
+}
+
+// importWith makes an image whose only difference from the tests' own is its /etc/passwd.
+func importWith(t *testing.T, host, ref, passwd string) {
+	t.Helper()
+	name := "boxfleet-homes-" + strings.ToLower(rand.Text()[:10])
+	file := filepath.Join(t.TempDir(), "passwd")
+	writeFile(t, file, passwd, 0o644, time.Now())
+	docker(t, host, "create", "--name", name, fleet.Image)
+	defer docker(t, host, "rm", name)
+	docker(t, host, "cp", file, name+":/etc/passwd")
+	docker(t, host, "commit", name, ref)
+	t.Cleanup(func() { docker(t, host, "rmi", "-f", ref) })
 }

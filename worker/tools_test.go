@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -236,6 +237,23 @@ func TestHomesComeFromPasswd(t *testing.T) {
 		if got := passwdHome(passwd, user); got != want {
 			t.Errorf("%q: %q, want %q", user, got, want)
 		}
+	}
+}
+
+func TestHomesThatAreKeptAreBounded(t *testing.T) {
+	var h homes
+	if _, known := h.find(imageUser{"1", "box"}); known {
+		t.Error("something is known at the start")
+	}
+	for i := range 3 * maxHomes {
+		of := imageUser{strconv.Itoa(i), "box"}
+		h.keep(of, "/home")
+		if home, known := h.find(of); home != "/home" || !known || len(h.known) > maxHomes {
+			t.Fatalf("after %d: %q, %t, %d are kept", i, home, known, len(h.known))
+		}
+	}
+	if _, known := h.find(imageUser{strconv.Itoa(3*maxHomes - 1), "root"}); known {
+		t.Error("another user's is known")
 	}
 }
 

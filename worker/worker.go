@@ -131,6 +131,7 @@ type worker struct {
 	mounts     *mountPolicy
 	images     *images
 	tools      *toolbox
+	homes      homes
 	abilities  *abilities
 	isolation  *isolation
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
