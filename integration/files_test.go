@@ -566,6 +566,40 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 	})
 }
 
+// An upload outlives its age for as long as a sandbox waits with it.
+func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
+	t.Parallel()
+	const age = 4 * time.Second
+	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
+	ctx := f.Context(time.Minute)
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "f"), "content", 0o644, time.Now())
+	copied, err := f.Client.CopyTree(ctx, dir, "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := f.Spec()
+	spec.Copies = []protocol.Copy{copied}
+	s, err := f.Client.Create(ctx, spec, sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * age)
+	f.Worker("w1", fleet.Role{})
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat /x/f")); got != "content" {
+		t.Errorf("the sandbox has %q", got)
+	}
+	f.Eventually(3*age, "what nobody waits with goes", func() error {
+		if there, err := f.Conn.HasBlob(ctx, copied.Digest); err != nil || there {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		return nil
+	})
+}
+
 // peakMemory is the most that a process has had in memory so far, in bytes.
 func peakMemory(t *testing.T, pid int) int64 {
 	t.Helper()

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -334,4 +336,40 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 		t.Errorf("without a coordinator and without a deadline: %v after %s", err, time.Since(begin))
 	}
 	f.Judge()
+}
+
+// Those that are placed at one look count for each other, with their services.
+func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	var machine unix.Sysinfo_t
+	if err := unix.Sysinfo(&machine); err != nil {
+		t.Fatal(err)
+	}
+	half := protocol.Bytes(machine.Totalram*uint64(machine.Unit)) * 6 / 10
+	for _, id := range []string{"one", "two"} {
+		spec := f.Spec()
+		spec.OptionalServices = protocol.Services{"large": {Image: fleet.Image, Command: []string{"sleep", "1000"}, Memory: half}}
+		if _, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Worker("w1", fleet.Role{})
+	one, two := f.Client.Sandbox("one"), f.Client.Sandbox("two")
+	if err := one.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := f.Client.Get(ctx, "two"); err != nil || info.Info().Assigned {
+		t.Fatalf("the second one is on the host, too (%v)", err)
+	}
+	if err := one.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -154,17 +154,40 @@ func (c *Conn) FreshBlob(ctx context.Context, digest string) (bool, error) {
 	if err != nil || stored.IsZero() {
 		return false, err
 	}
+	life, err := c.BlobLife(ctx)
+	return life == 0 || time.Since(stored) < life/2, err
+}
+
+// BlobLife is how long content is kept after it was stored; 0: for ever.
+func (c *Conn) BlobLife(ctx context.Context) (time.Duration, error) {
 	store, err := c.blobs(ctx)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	bounded, cancel := c.bound(ctx)
 	defer cancel()
 	status, err := store.Status(bounded)
 	if err != nil {
-		return false, translate(err, "look for "+digest)
+		return 0, translate(err, "ask how long uploads are kept")
 	}
-	return status.TTL() == 0 || time.Since(stored) < status.TTL()/2, nil
+	return status.TTL(), nil
+}
+
+// RenewBlob stores content anew that is there and not fresh any more, so that its life begins again.
+func (c *Conn) RenewBlob(ctx context.Context, digest string) error {
+	fresh, err := c.FreshBlob(ctx, digest)
+	if err != nil || fresh {
+		return err
+	}
+	content, err := c.Blob(ctx, digest)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil // it was never stored, or is over
+	}
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	return c.PutBlob(ctx, digest, content)
 }
 
 // HasBlob says whether content with this digest is stored.

@@ -214,6 +214,25 @@ func TestTheSameInstanceThatTakesItsOldLeaseAgainMayTrustItFromNow(t *testing.T)
 	}
 }
 
+// A renewal that finds its own value in the way knows that an earlier one had worked, and not when.
+func TestARenewalThatFindsItsOwnValueGivesNoTrust(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{LockTTL: lockTTL})
+	c := d.opened(t)
+	l, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
+	must(t, err)
+	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
+	must(t, err)
+	time.Sleep(lockTTL * 6 / 10)
+	begin := time.Now()
+	renewed(t, l)
+	eventually(t, lockTTL, "the end of the trust", func() bool { return l.Check() != nil })
+	eventually(t, lockTTL, "the trust", func() bool { return l.Check() == nil })
+	if after := time.Since(begin); after < lockTTL*3/10 { // renewals come each sixth of it: this one is the second
+		t.Errorf("trusted %s after the first renewal was tried", after-lockTTL/6)
+	}
+}
+
 func TestTheSchedulersLockPassesOnWhenItsHolderIsGone(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{ElectionTTL: 2 * time.Second})

@@ -1,8 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestABarShowsHowMuchIsDone(t *testing.T) {
@@ -15,5 +21,64 @@ func TestABarShowsHowMuchIsDone(t *testing.T) {
 		if strings.Count(got, "█") != c.full || strings.Count(got, "░") != 24-c.full || !strings.HasSuffix(got, c.text) {
 			t.Errorf("%d of %d: %q", c.done, c.total, got)
 		}
+	}
+}
+
+// terminal opens a terminal: what is written to one side is read from the other.
+func terminal(t *testing.T) (screen, tty *os.File) {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { screen.Close() })
+	if err := unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	return screen, tty
+}
+
+func TestProgressIsShownOnATerminalOnly(t *testing.T) {
+	screen, tty := terminal(t)
+	tell, done := (&program{stderr: tty}).progressing("reading")
+	var shown []byte
+	until := func(text string) {
+		for buf := make([]byte, 1024); !bytes.Contains(shown, []byte(text)); {
+			n, err := screen.Read(buf)
+			if err != nil {
+				t.Fatalf("%q is not shown after %q: %v", text, shown, err)
+			}
+			shown = append(shown, buf[:n]...)
+		}
+	}
+	until("reading")
+	tell("uploading")
+	until("uploading")
+	shown = nil
+	done()
+	fmt.Fprintln(tty, "end")
+	until("\r\x1b[Kend") // the line is taken away
+	done()               // again is once
+
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	_, done = (&program{stderr: w}).progressing("reading")
+	time.Sleep(300 * time.Millisecond) // twice as long as it takes to be shown
+	done()
+	w.Close()
+	var silent bytes.Buffer
+	if _, err := silent.ReadFrom(r); err != nil || silent.Len() > 0 {
+		t.Errorf("where there is no terminal: %q (%v)", silent.String(), err)
 	}
 }

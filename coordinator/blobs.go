@@ -1,0 +1,51 @@
+package coordinator
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// keepBlobs keeps the uploaded trees of sandboxes that are still to be made. Uploads go by age, and
+// a sandbox may wait for a host longer than that.
+func (c *coordinator) keepBlobs(ctx context.Context, lease *jetstream.Lease) error {
+	for {
+		life, err := c.conn.BlobLife(ctx)
+		if err == nil && life == 0 {
+			return nil
+		}
+		if err != nil {
+			c.log.Warn("how long uploads are kept is asked again", "error", err)
+			life = time.Minute
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(max(life/8, c.cfg.Timing.Scan)): // they are renewed from half of their life on
+		}
+		for digest := range neededBlobs(c.projection.all()) {
+			if lease.Check() != nil {
+				break
+			}
+			if err := c.conn.RenewBlob(ctx, digest); err != nil && ctx.Err() == nil {
+				c.log.Warn("an upload that a sandbox waits with is renewed later", "digest", digest, "error", err)
+			}
+		}
+	}
+}
+
+// neededBlobs are the digests of the trees that sandboxes will have copied into them.
+func neededBlobs(sandboxes []*protocol.Sandbox) map[string]bool {
+	needed := map[string]bool{}
+	for _, b := range sandboxes {
+		if b.State != protocol.StatePending || b.Resuming {
+			continue
+		}
+		for _, tree := range b.Spec.Copies {
+			needed[tree.Digest] = true
+		}
+	}
+	return needed
+}
