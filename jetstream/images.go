@@ -32,8 +32,8 @@ const orphanAge = 24 * time.Hour
 
 // PutImageFile stores the file of an image under its digest, unless it is there already.
 func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
-	stored, err := c.objectStored(ctx, protocol.BucketImageFiles, digest)
-	if err != nil || !stored.IsZero() {
+	info, err := c.objectInfo(ctx, protocol.BucketImageFiles, digest)
+	if err != nil || info != nil {
 		return err
 	}
 	return c.putObject(ctx, protocol.BucketImageFiles, digest, r)
@@ -41,7 +41,7 @@ func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) err
 
 // ImageFile opens the file of an image; the caller closes it. Error: not_found.
 func (c *Conn) ImageFile(ctx context.Context, digest string) (io.ReadCloser, error) {
-	return c.object(ctx, protocol.BucketImageFiles, digest)
+	return c.openObject(ctx, protocol.BucketImageFiles, digest)
 }
 
 // WantImage has hosts get an image, in place of what was wanted under its name before.
@@ -82,7 +82,7 @@ func (c *Conn) removeFile(ctx context.Context, digest string) error {
 			return nil
 		}
 	}
-	store, err := c.objects(ctx, protocol.BucketImageFiles)
+	store, err := c.imageFiles(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,27 +93,34 @@ func (c *Conn) removeFile(ctx context.Context, digest string) error {
 	return err
 }
 
-// removeOrphans removes the files of images that were replaced, or whose import broke off.
+func (c *Conn) imageFiles(ctx context.Context) (jetstream.ObjectStore, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	store, err := c.js.ObjectStore(ctx, protocol.BucketImageFiles)
+	return store, translate(err, "open "+protocol.BucketImageFiles)
+}
+
+// removeOrphans removes the files of images that were replaced, and what was stored of those whose
+// import broke off.
 func (c *Conn) removeOrphans(ctx context.Context) error {
-	store, err := c.objects(ctx, protocol.BucketImageFiles)
+	store, err := c.imageFiles(ctx)
 	if err != nil {
 		return err
 	}
 	files, err := store.List(ctx)
-	if errors.Is(err, jetstream.ErrNoObjectsFound) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
 		return translate(err, "list the files of images")
 	}
+	whole := map[string]bool{}
 	for _, f := range files {
+		whole[f.NUID] = true
 		if time.Since(f.ModTime) > orphanAge {
 			if err := c.removeFile(ctx, f.Name); err != nil {
 				return err
 			}
 		}
 	}
-	return nil
+	return c.removeParts(ctx, protocol.BucketImageFiles, whole, orphanAge)
 }
 
 // Images reads what is wanted, and what each worker says that its host has.

@@ -57,7 +57,19 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
-	reply, err := c.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: body})
+	bounded, cancel := c.bound(ctx)
+	defer cancel()
+	for {
+		m, err := c.leaderGetOnce(bounded, stream, body)
+		// A stream has no leader while one is elected.
+		if protocol.CodeOf(err) != protocol.Unavailable || !sleep(bounded, retryPause) {
+			return m, err
+		}
+	}
+}
+
+func (c *Conn) leaderGetOnce(ctx context.Context, stream string, query []byte) (*stored, error) {
+	reply, err := c.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: query})
 	if err != nil {
 		return nil, translate(err, "read "+stream)
 	}

@@ -14,14 +14,19 @@ import (
 // ChunkSize is how many bytes of output one message carries at most.
 const ChunkSize = 256 << 10
 
+// OutputWindow is how many chunks of one stream may be on their way at once. One that is not taken,
+// while a leader is elected, is sent again: it is then stored behind some that follow it, by so many
+// at most.
+const OutputWindow = 16
+
 // Chunk is a piece of an exec's output.
 type Chunk struct {
 	Stream string // "stdout" or "stderr"
 	Offset int64  // of the first byte in its stream
 	Data   []byte
 
-	// NextStdout and NextStderr are the offsets after this chunk in both streams, so that who
-	// publishes can go on from the last chunk alone.
+	// NextStdout and NextStderr are the offsets up to which everything is stored once this chunk is,
+	// so that who publishes can go on from the last chunk alone.
 	NextStdout, NextStderr int64
 }
 
@@ -32,7 +37,7 @@ const (
 )
 
 // PublishOutput sends a chunk and returns before it is acknowledged; the channel gives the result.
-// Chunks of one exec that are sent one after another are stored in that order.
+// Chunks of one exec that are sent one after another are stored in that order, but see [OutputWindow].
 func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan error, error) {
 	m := nats.NewMsg(protocol.LogSubject(tenant, sandbox, exec))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
@@ -60,7 +65,8 @@ func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan erro
 	return done, nil
 }
 
-// OutputEnd reads how far the output of an exec was published: the offsets after its last chunk.
+// OutputEnd reads how far the output of an exec was published without a gap. Some of what follows may
+// be stored, too.
 func (c *Conn) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
 	m, err := c.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -73,8 +79,9 @@ func (c *Conn) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (std
 	return k.NextStdout, k.NextStderr, err
 }
 
-// ReadOutput reads the stored chunks of an exec in order, from a record of the output stream on.
-// It returns the record after the last one. A chunk may come twice; its offset tells.
+// ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record
+// of the output stream on. It returns the record after the last one. A chunk may come twice, and
+// behind some that follow it; its offset tells.
 func (c *Conn) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64, visit func(Chunk) error) (next uint64, err error) {
 	next = from
 	err = c.scan(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec), from, func(m *stored) (bool, error) {

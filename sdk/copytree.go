@@ -90,9 +90,22 @@ func (c *Client) Upload(ctx context.Context, t Tree) (protocol.Copy, error) {
 	copied.Digest, copied.Size = digest, protocol.Bytes(size)
 	there, err := c.conn.FreshBlob(ctx, digest)
 	if err == nil && !there {
-		err = c.send(ctx, t, digest, size, read)
+		err = tryUpload(ctx, func() error { return c.send(ctx, t, digest, size, read) })
 	}
 	return copied, failed(ctx, err, "upload "+t.Source)
+}
+
+// uploadTries is how often an upload is begun. A change of the store's leader breaks one off.
+const uploadTries = 3
+
+func tryUpload(ctx context.Context, upload func() error) (err error) {
+	for range uploadTries {
+		err = upload()
+		if code := protocol.CodeOf(err); ctx.Err() != nil || code != protocol.Unavailable && code != protocol.DeadlineExceeded {
+			break
+		}
+	}
+	return err
 }
 
 // send reads the tree again, into the store. What has changed since its digest was taken is not

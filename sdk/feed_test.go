@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,28 +98,30 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 	return c, server, ctx
 }
 
-// A server that dies takes along a chunk of output that it stored and had not passed on. Here the
-// reader does not hear it.
-func TestOutputThatNobodyWasToldOfIsFound(t *testing.T) {
-	t.Parallel()
-	c, _, ctx := connectedToItsOwnServer(t)
-	out := &yielder{}
-	got := make(chan string, 10)
-	out.yield = func(k Chunk, _ error) bool { got <- string(k.Data); return true }
+// outputOf follows an exec that somebody else publishes the output of. got hears each piece, and the
+// error that ends it.
+func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish func(text string, offset int64), got chan string) {
+	t.Helper()
+	got = make(chan string, 10)
+	out := &yielder{yield: func(k Chunk, _ error) bool { got <- string(k.Data); return true }}
 	tail, err := c.tail("s", "x", out, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tail.close()
 	reading, stop := context.WithCancel(ctx)
-	defer stop()
+	done := make(chan struct{})
+	t.Cleanup(func() { stop(); <-done; tail.close() })
 	go func() {
+		defer close(done)
 		// It is running, says this caller; the log has no such sandbox to say otherwise.
-		_, _ = tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning, Sequence: 1})
+		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning, Sequence: 1})
+		if reading.Err() == nil {
+			got <- err.Error()
+		}
 	}()
-	publish := func(text string, offset int64) {
+	publish = func(text string, offset int64) {
 		t.Helper()
-		done, err := c.conn.PublishOutput(c.tenant, "s", "x", jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text), NextStdout: offset + int64(len(text))})
+		done, err := c.conn.PublishOutput(c.tenant, "s", "x", jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,22 +129,55 @@ func TestOutputThatNobodyWasToldOfIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	expect := func(want string) {
-		t.Helper()
-		select {
-		case text := <-got:
-			if text != want {
-				t.Errorf("got %q, want %q", text, want)
-			}
-		case <-time.After(2*recheckFeed + time.Second):
-			t.Fatalf("%q is not found", want)
+	return tail, publish, got
+}
+
+func heard(t *testing.T, got chan string, want string) {
+	t.Helper()
+	select {
+	case text := <-got:
+		if !strings.Contains(text, want) {
+			t.Errorf("got %q, want %q", text, want)
 		}
+	case <-time.After(2*recheckFeed + time.Second):
+		t.Fatalf("%q is not found", want)
 	}
+}
+
+// A server that dies takes along a chunk of output that it stored and had not passed on. Here the
+// reader does not hear it.
+func TestOutputThatNobodyWasToldOfIsFound(t *testing.T) {
+	t.Parallel()
+	c, _, ctx := connectedToItsOwnServer(t)
+	tail, publish, got := outputOf(t, c, ctx)
 	publish("one", 0)
-	expect("one")
+	heard(t, got, "one")
 	tail.deafen()
 	publish("two", 3)
-	expect("two")
+	heard(t, got, "two")
+}
+
+// A chunk that nobody was there to take is sent again, and stored behind those that follow it.
+func TestOutputThatWasStoredAheadComesInItsOrder(t *testing.T) {
+	t.Parallel()
+	c, _, ctx := connectedToItsOwnServer(t)
+	_, publish, got := outputOf(t, c, ctx)
+	publish("3", 2)
+	publish("45", 3)
+	publish("45", 3) // again, since the worker does not know
+	publish("2", 1)
+	select {
+	case text := <-got:
+		t.Fatalf("%q came before what is missing", text)
+	case <-time.After(recheckFeed + 500*time.Millisecond): // the log was read meanwhile
+	}
+	publish("1", 0)
+	for _, want := range []string{"1", "2", "3", "45"} {
+		heard(t, got, want)
+	}
+	// No publisher is so far ahead: what is missing is not there any more.
+	publish("lost", 5+outputReach+1)
+	heard(t, got, protocol.ReasonOutputNotKept)
 }
 
 // silence has the event log republish nothing any more.

@@ -58,14 +58,17 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 		return nil, protocol.Invalid("changes", "are for root filesystems, and this is an archive with an image")
 	}
 	want.Format, want.Size, want.Digest = info.Format, protocol.Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
-	if _, err := f.Content.Seek(0, io.SeekStart); err != nil {
-		return nil, fileError(err)
-	}
-	var content io.Reader = f.Content
-	if f.Progress != nil {
-		content = &watched{r: f.Content, total: size.n, tell: f.Progress}
-	}
-	if err = c.conn.PutImageFile(ctx, want.Digest, content); err == nil {
+	err = tryUpload(ctx, func() error {
+		if _, err := f.Content.Seek(0, io.SeekStart); err != nil {
+			return fileError(err)
+		}
+		var content io.Reader = f.Content
+		if f.Progress != nil {
+			content = &watched{r: f.Content, total: size.n, tell: f.Progress}
+		}
+		return c.conn.PutImageFile(ctx, want.Digest, content)
+	})
+	if err == nil {
 		err = c.conn.WantImage(ctx, want)
 	}
 	return want, failed(ctx, err, "upload the image")

@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,11 @@ const (
 	// logPatience is how long the log may lag behind the event that ended an exec: a replica of a
 	// cluster that is behind may answer.
 	logPatience = 5 * time.Second
+	// gapPatience is how long a chunk is waited for that others were stored ahead of. The election
+	// of a leader takes up to 10 s.
+	gapPatience = 30 * time.Second
+	// outputReach is how far ahead of a missing byte output may be stored.
+	outputReach = jetstream.OutputWindow * jetstream.ChunkSize
 )
 
 // errEnough ends reading output that nobody wants more of.
@@ -46,9 +52,11 @@ type tail struct {
 	heard   atomic.Bool          // something came since the last recheck
 	deafen  func()               // ends hearing output live
 	done    chan struct{}
-	offset  map[string]int64 // of the next byte wanted of each stream
-	next    uint64           // record of the log to read on from
-	total   map[string]int64 // bytes of each stream, once the exec has ended
+	offset  map[string]int64  // of the next byte wanted of each stream
+	ahead   []jetstream.Chunk // that were stored ahead of what is still missing
+	gap     time.Time         // since when something is missing; zero: nothing is
+	next    uint64            // record of the log to read on from
+	total   map[string]int64  // bytes of each stream, once the exec has ended
 }
 
 // satisfied says whether the sink has all that it wants and that there is.
@@ -236,15 +244,33 @@ func (t *tail) take(k jetstream.Chunk) error {
 		return nil
 	}
 	t.offset[k.Stream] = end
-	return t.sink.write(k.Stream, at, k.Data[at-k.Offset:])
+	if err := t.sink.write(k.Stream, at, k.Data[at-k.Offset:]); err != nil {
+		return err
+	}
+	return t.takeAhead()
+}
+
+// takeAhead hands on what follows now of what was stored ahead.
+func (t *tail) takeAhead() error {
+	for i, k := range t.ahead {
+		if k.Offset <= t.offset[k.Stream] {
+			t.ahead = slices.Delete(t.ahead, i, i+1)
+			return errors.Join(t.take(k), t.takeAhead())
+		}
+	}
+	return nil
 }
 
 // readLog hands on what the log has and the sink has not.
 func (t *tail) readLog(ctx context.Context) error {
 	var err error
 	t.next, err = t.client.conn.ReadOutput(ctx, t.client.tenant, t.sandbox, t.exec, t.next, func(k jetstream.Chunk) error {
-		if at := t.offset[k.Stream]; k.Offset > at {
+		switch at := t.offset[k.Stream]; {
+		case k.Offset > at+outputReach:
 			return outputNotKept(t.exec, k.Stream, at, k.Offset)
+		case k.Offset > at:
+			t.keepAhead(k)
+			return nil
 		}
 		if err := t.take(k); err != nil {
 			return err
@@ -257,7 +283,35 @@ func (t *tail) readLog(ctx context.Context) error {
 	if errors.Is(err, errEnough) {
 		return nil
 	}
+	if err == nil {
+		err = t.watchGap()
+	}
 	return err
+}
+
+// keepAhead keeps a chunk until what is before it comes. They are few: none reaches further than
+// outputReach.
+func (t *tail) keepAhead(k jetstream.Chunk) {
+	known := func(a jetstream.Chunk) bool {
+		return a.Stream == k.Stream && a.Offset == k.Offset && len(a.Data) >= len(k.Data)
+	}
+	if !slices.ContainsFunc(t.ahead, known) {
+		t.ahead = append(t.ahead, k)
+	}
+}
+
+// watchGap gives up what is missing for too long: it was stored once, and is no longer kept.
+func (t *tail) watchGap() error {
+	switch {
+	case len(t.ahead) == 0:
+		t.gap = time.Time{}
+	case t.gap.IsZero():
+		t.gap = time.Now()
+	case time.Since(t.gap) > gapPatience:
+		k := t.ahead[0]
+		return outputNotKept(t.exec, k.Stream, t.offset[k.Stream], k.Offset)
+	}
+	return nil
 }
 
 // catchUp reads the log, and again later where it cannot be read now.

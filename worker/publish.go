@@ -25,9 +25,6 @@ type outputStream struct {
 	ended     bool  // the file has no more, whatever was announced
 }
 
-// window is how many chunks may be on their way at once.
-const window = 16
-
 // publish brings both streams up to the sizes given.
 func (p *publisher) publish(ctx context.Context, stdout, stderr int64) error {
 	if stdout <= p.out.published && stderr <= p.err.published {
@@ -78,19 +75,13 @@ func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, 
 	}
 	var onWay []sent
 	at := stream.published
-	for len(onWay) < window && at < size {
+	for len(onWay) < jetstream.OutputWindow && at < size {
 		data := make([]byte, min(size-at, jetstream.ChunkSize))
 		n, err := f.ReadAt(data, at)
 		if n == 0 || err != nil && err != io.EOF {
 			break // truncated under our hands
 		}
-		k := jetstream.Chunk{Stream: name, Offset: at, Data: data[:n], NextStdout: p.out.published, NextStderr: p.err.published}
-		if name == jetstream.Stdout {
-			k.NextStdout = at + int64(n)
-		} else {
-			k.NextStderr = at + int64(n)
-		}
-		done, err := p.r.s.w.conn.PublishOutput(p.r.s.key.tenant, p.r.s.key.id, p.r.id, k)
+		done, err := p.r.s.w.conn.PublishOutput(p.r.s.key.tenant, p.r.s.key.id, p.r.id, p.chunk(name, at, data[:n]))
 		if err != nil {
 			return p.later(ctx, err)
 		}
@@ -109,6 +100,20 @@ func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, 
 		stream.published = c.end
 	}
 	return nil
+}
+
+// chunk is a piece of a stream. Chunks before it may still be on their way, and not be stored in the
+// end: only who follows what is acknowledged vouches for itself.
+func (p *publisher) chunk(name string, at int64, data []byte) jetstream.Chunk {
+	k := jetstream.Chunk{Stream: name, Offset: at, Data: data, NextStdout: p.out.published, NextStderr: p.err.published}
+	next := &k.NextStdout
+	if name == jetstream.Stderr {
+		next = &k.NextStderr
+	}
+	if at == *next {
+		*next += int64(len(data))
+	}
+	return k
 }
 
 // later waits before output is published again: it is safe on disk until NATS is back.

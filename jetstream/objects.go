@@ -1,0 +1,261 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Objects are written and read here in the format of NATS's object store, whose own tools can look
+// at them, but not by its client: that one sends chunks as fast as it can, and fails when a server
+// stores less fast; and it ends reading where a replica that is behind has no more.
+
+// objectInfo reads what is stored of an object, from the leader: a replica may be behind. nil: there
+// is none. Its ModTime is when it was stored, by the server's clock.
+func (c *Conn) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
+	m, err := c.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	info := &jetstream.ObjectInfo{}
+	if err := json.Unmarshal(m.data, info); err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "look for %s: %v", name, err)
+	}
+	if info.Deleted {
+		return nil, nil
+	}
+	info.ModTime = m.time
+	return info, nil
+}
+
+// putObject stores content in a bucket of the object store.
+func (c *Conn) putObject(ctx context.Context, bucket, name string, r io.Reader) error {
+	u := &upload{conn: c, bucket: bucket, id: nuid.Next()}
+	if err := u.run(ctx, name, r); err != nil {
+		return errors.Join(translate(err, "upload "+name), c.purgeChunks(bucket, u.id))
+	}
+	return nil
+}
+
+// upload writes one object, with few chunks on their way at once.
+type upload struct {
+	conn    *Conn
+	bucket  string
+	id      string // of the object: its chunks carry it in their subject
+	pending []jetstream.PubAckFuture
+	stored  uint64 // sequence of the last chunk that was acknowledged
+}
+
+const (
+	blobChunk  = 128 << 10
+	blobWindow = 32 // chunks on their way
+)
+
+func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
+	sum := sha256.New()
+	info := jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: blobChunk}},
+		Bucket:     u.bucket, NUID: u.id,
+	}
+	for {
+		chunk := make([]byte, blobChunk)
+		n, err := io.ReadFull(r, chunk)
+		if n > 0 {
+			sum.Write(chunk[:n])
+			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
+			if err := u.send(ctx, &nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]}, blobWindow); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := u.settle(ctx, 0); err != nil { // before anybody finds it
+		return err
+	}
+	info.Digest = storeDigest(sum.Sum(nil))
+	data, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	meta := nats.NewMsg(metaSubject(u.bucket, name))
+	meta.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	meta.Data = data
+	return u.send(ctx, meta, 0)
+}
+
+// send publishes a message, and waits until at most so many are on their way.
+func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
+	ack, err := u.conn.js.PublishMsgAsync(m)
+	if err != nil {
+		return err
+	}
+	u.pending = append(u.pending, ack)
+	return u.settle(ctx, most)
+}
+
+func (u *upload) settle(ctx context.Context, most int) error {
+	for len(u.pending) > most {
+		bounded, cancel := u.conn.bound(ctx)
+		var err error
+		select {
+		case ack := <-u.pending[0].Ok():
+			// The client sends one again that nobody was there to take, behind those that follow it.
+			if ack.Sequence <= u.stored {
+				err = protocol.Errorf(protocol.Unavailable, "", "chunks were not stored in their order")
+			}
+			u.stored = ack.Sequence
+		case err = <-u.pending[0].Err():
+		case <-bounded.Done():
+			err = bounded.Err()
+		}
+		cancel()
+		if err != nil {
+			return err
+		}
+		u.pending = u.pending[1:]
+	}
+	return nil
+}
+
+// openObject opens a stored object. Error: not_found.
+func (c *Conn) openObject(ctx context.Context, bucket, name string) (io.ReadCloser, error) {
+	info, err := c.objectInfo(ctx, bucket, name)
+	if err == nil && info == nil {
+		err = protocol.Errorf(protocol.NotFound, "", "%s is not stored", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	r, w := io.Pipe()
+	o := &object{PipeReader: r, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
+		w.CloseWithError(c.copyObject(ctx, bucket, info, w))
+	}()
+	return o, nil
+}
+
+// object is a stored object that is being read.
+type object struct {
+	*io.PipeReader
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// Close ends reading.
+func (o *object) Close() error {
+	o.cancel()
+	err := o.PipeReader.Close()
+	<-o.done
+	return err
+}
+
+// copyObject writes the content of an object to w, and checks it.
+func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.ObjectInfo, w io.Writer) error {
+	stream, subject, sum := "OBJ_"+bucket, chunkSubject(bucket, info.NUID), sha256.New()
+	copied, next := uint32(0), uint64(1)
+	visit := func(m *stored) (bool, error) {
+		copied, next = copied+1, m.sequence+1
+		sum.Write(m.data)
+		_, err := w.Write(m.data)
+		return copied < info.Chunks, err
+	}
+	for copied < info.Chunks {
+		before := copied
+		if err := c.scan(ctx, stream, subject, next, visit); err != nil {
+			return err
+		}
+		if copied > before {
+			continue
+		}
+		// A replica answered that is behind. The leader is not.
+		m, err := c.nextOnSubject(ctx, stream, subject, next)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			err = protocol.Errorf(protocol.Unavailable, "", "%s was removed while it was read", info.Name)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := visit(m); err != nil {
+			return err
+		}
+	}
+	if digest := storeDigest(sum.Sum(nil)); info.Chunks > 0 && digest != info.Digest {
+		return protocol.Errorf(protocol.Unavailable, "", "what is stored as %s has another digest than when it was stored", info.Name)
+	}
+	return nil
+}
+
+// purgeChunks removes the chunks of an object. What stays of blobs goes by age, what stays of files
+// of images by [Conn.removeOrphans].
+func (c *Conn) purgeChunks(bucket, id string) error {
+	ctx, cancel := c.bound(context.Background())
+	defer cancel()
+	stream, err := c.js.Stream(ctx, "OBJ_"+bucket)
+	if err == nil {
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(bucket, id)))
+	}
+	return translate(err, "remove what was uploaded")
+}
+
+// removeParts removes chunks that belong to no object of those given, by their ids, and to which none
+// was added for so long: who wrote them has died.
+func (c *Conn) removeParts(ctx context.Context, bucket string, whole map[string]bool, age time.Duration) error {
+	bounded, cancel := c.bound(ctx)
+	defer cancel()
+	name := "OBJ_" + bucket
+	stream, err := c.js.Stream(bounded, name)
+	var parts *jetstream.StreamInfo
+	if err == nil {
+		parts, err = stream.Info(bounded, jetstream.WithSubjectFilter(chunkSubject(bucket, "*")))
+	}
+	if err != nil {
+		return translate(err, "look for what uploads left")
+	}
+	for subject := range parts.State.Subjects {
+		id := strings.TrimPrefix(subject, chunkSubject(bucket, ""))
+		if whole[id] {
+			continue
+		}
+		last, err := c.lastOnSubject(ctx, name, subject)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			continue
+		}
+		if err == nil && time.Since(last.time) > age {
+			err = c.purgeChunks(bucket, id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func chunkSubject(bucket, id string) string { return "$O." + bucket + ".C." + id }
+
+func metaSubject(bucket, name string) string {
+	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
+}
+
+// storeDigest writes a digest as the object store does.
+func storeDigest(sum []byte) string { return "SHA-256=" + base64.URLEncoding.EncodeToString(sum) }
