@@ -38,6 +38,10 @@ image: engine ## make the small image of demo, tests and benchmark
 registry: ## make sure that there is a registry server for tests
 	@scripts/registry >/dev/null
 
+.PHONY: tools
+tools: ## make sure that the programs are there that tests use
+	@scripts/tools
+
 .PHONY: demo
 demo: image build ## run a real build in a sandbox, and show what happened
 	bin/boxfleet demo
@@ -51,7 +55,7 @@ lint: ## go vet, staticcheck, formatting, and who may import whom
 	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
 
 .PHONY: test
-test: image build lint registry ## all tests
+test: image build tools lint registry ## all tests
 	@mkdir -p bin
 	$(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
 		echo; echo "what failed (all of it: bin/test.log):"; \
@@ -68,7 +72,7 @@ fuzz-short: ## each fuzz target for FUZZTIME (5s)
 # The long ones are programs and tests below integration.
 
 .PHONY: networks
-networks: image ## five hundred networks with their rules on one engine; takes minutes on a small machine
+networks: image tools ## five hundred networks with their rules on one engine; takes minutes on a small machine
 	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
 
 .PHONY: bench
