@@ -379,7 +379,7 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 // one that joins later, and go again.
 func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	t.Parallel()
-	e := engines.Start(t, "imports")
+	e, late := engines.Start(t, "imports"), engines.Start(t, "late")
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(120 * time.Second)
 	dir := t.TempDir()
@@ -436,7 +436,6 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 			docker(t, e.Host, "rm", "-f", containerOf(f, e.Host, id))
 		}
 		docker(t, e.Host, "rmi", "-f", "imported:archive", "imported:root")
-		late := engines.Start(t, "late")
 		f.Worker("w1", role)
 		lateRole := role
 		lateRole.Engine = late.Host

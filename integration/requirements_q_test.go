@@ -231,6 +231,8 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		docker("inspect", n)
 		docker("network", "inspect", n)
 	}
+	docker("rm", name(deployment, "unheard")) // nobody else will
+	docker("network", "rm", name(deployment, "unheard"))
 	f.Judge()
 }
 

@@ -357,9 +357,9 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 
 func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 	t.Parallel()
+	allowed := t.TempDir()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
-	allowed := t.TempDir()
 	link := func(name, to string) string {
 		path := filepath.Join(allowed, name)
 		if err := os.Symlink(to, path); err != nil {

@@ -47,17 +47,22 @@ type Fleet struct {
 
 	processes []*Process
 	engines   map[string]bool // addresses of engines that workers used
+	began     time.Time
+	mayLeave  string        // why nothing is checked at the end
+	patience  time.Duration // how long what is left may take to go
 }
 
-// Start starts a fleet and waits until it is ready. Everything it made is gone when the test ends.
+// Start starts a fleet and waits until it is ready. When the test ends, Boxfleet must have left nothing
+// behind, see [Fleet.MayLeave].
 func Start(tb testing.TB, o Options) *Fleet {
 	tb.Helper()
-	f := &Fleet{TB: tb, options: o, engines: map[string]bool{}}
+	f := &Fleet{TB: tb, options: o, engines: map[string]bool{}, began: time.Now(), patience: emptyWithin}
 	var err error
 	if f.Dir, err = os.MkdirTemp("", "boxfleet-fleet-"); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(f.cleanUp)
+	tb.Cleanup(f.checkLeaks)
 	if o.Servers > 1 {
 		f.Servers, err = embedded.StartCluster(f.Dir, o.Servers)
 	} else {
@@ -158,43 +163,5 @@ func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 			f.TB.Fatalf("%s: not within %s: %v", what, d, err)
 		}
 		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-func (f *Fleet) cleanUp() {
-	if f.TB.Failed() && f.Conn != nil {
-		f.logHistories()
-	}
-	if f.Client != nil {
-		f.Client.Close()
-	}
-	deployment := ""
-	if f.Conn != nil {
-		deployment = f.Conn.Deployment()
-		f.Conn.Close()
-	}
-	for _, p := range f.processes {
-		if f.TB.Failed() && p.role == "worker" && !p.Exited() {
-			p.dump()
-		}
-		p.Kill()
-	}
-	for _, s := range f.Servers {
-		if s != nil {
-			s.Stop()
-		}
-	}
-	if f.TB.Failed() {
-		for _, p := range f.processes {
-			f.TB.Logf("---- %s %s\n%s", p.role, p.Name, p.Log())
-		}
-	}
-	if deployment != "" {
-		for address := range f.engines {
-			removeAll(f.TB, address, deployment)
-		}
-	}
-	if err := os.RemoveAll(f.Dir); err != nil {
-		f.TB.Errorf("remove the fleet's directory: %v", err)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
@@ -22,7 +21,6 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 	"github.com/boxfleet/boxfleet/worker"
-	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 // Role says how a process of the fleet runs.
@@ -274,32 +272,6 @@ func (p *Process) Restart() *Process {
 	r := p.Role
 	r.CrashAt, r.PanicAt, r.NoWait = "", "", false
 	return p.f.start(p.role, p.Name, r)
-}
-
-// removeAll removes every container, network and volume of a deployment from an engine.
-func removeAll(tb testing.TB, address, deployment string) {
-	label := "label=boxfleet.deployment=" + deployment
-	for _, kind := range []struct{ list, remove []string }{
-		{[]string{"ps", "-aq", "--no-trunc"}, []string{"rm", "-f", "-v"}},
-		{[]string{"network", "ls", "-q"}, []string{"network", "rm"}},
-		{[]string{"volume", "ls", "-q"}, []string{"volume", "rm"}},
-	} {
-		ids, err := dockerCLI(address, append(kind.list, "--filter", label)...)
-		if err != nil || len(ids) == 0 {
-			continue // the engine may be gone with its test
-		}
-		if _, err := dockerCLI(address, append(kind.remove, ids...)...); err != nil {
-			tb.Errorf("clean up: %v", err)
-		}
-	}
-	if address == "" {
-		address = "unix:///var/run/docker.sock"
-	}
-	wall := firewall.New(firewall.Config{Deployment: deployment, Engine: address})
-	defer wall.Close()
-	if err := wall.Remove(); err != nil && protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
-		tb.Errorf("clean up: %v", err)
-	}
 }
 
 // dockerCLI runs the docker command against an engine and returns the words that it prints.

@@ -1,0 +1,190 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+const (
+	deletedWithin = 40 * time.Second // all sandboxes, at the end of a test
+	emptyWithin   = 20 * time.Second // a worker looks at everything every 15 s
+	deletesAtOnce = 8
+)
+
+// MayLeave spares the fleet the check that nothing of it is left when the test ends. It is for tests
+// that take away what Boxfleet cleans up with, for good; the reason is printed.
+func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
+
+// checkLeaks has Boxfleet delete every sandbox that there still is, with processes that it starts
+// again where the test ended them, and fails the test where something of the fleet is left then.
+func (f *Fleet) checkLeaks() {
+	f.TB.Helper()
+	if f.mayLeave != "" {
+		f.TB.Logf("what is left is not checked: %s", f.mayLeave)
+	}
+	if f.mayLeave != "" || f.TB.Failed() || f.Conn == nil {
+		return
+	}
+	began := time.Now()
+	before := f.noteTraces()
+	if open := f.undeleted(); len(open) > 0 {
+		f.revive()
+		f.deleteAll(open)
+	}
+	deleted := time.Now()
+	left := f.left(before)
+	late := left
+	if len(left) > 0 {
+		f.revive()
+	}
+	for len(left) > 0 && time.Since(deleted) < f.patience {
+		time.Sleep(50 * time.Millisecond)
+		left = f.left(before)
+	}
+	took := time.Since(deleted).Round(time.Millisecond)
+	for _, p := range f.processes {
+		p.Kill()
+	}
+	left = append(left, f.leftRunning()...)
+	if len(left) > 0 {
+		f.TB.Errorf("left behind %s after everything was deleted:\n    %s", took, strings.Join(left, "\n    "))
+		return
+	}
+	if len(late) > 0 {
+		f.TB.Logf("gone late: %q", late)
+	}
+	f.TB.Logf("nothing is left: deleting took %s, until it was all gone %s more", deleted.Sub(began).Round(time.Millisecond), took)
+}
+
+// undeleted lists the sandboxes that are not deleted, by tenant.
+func (f *Fleet) undeleted() map[string][]string {
+	f.TB.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	states := map[[2]string]protocol.SandboxState{}
+	caughtUp := false
+	err := f.Conn.FollowEvents(ctx, 1, func(b *protocol.Batch) {
+		states[[2]string{b.Tenant, b.Sandbox}] = b.Events[len(b.Events)-1].State
+	}, func() { caughtUp = true; cancel() })
+	if !caughtUp {
+		f.TB.Fatalf("read which sandboxes there are: %v", err)
+	}
+	open := map[string][]string{}
+	for name, state := range states {
+		if state != protocol.StateDeleted {
+			open[name[0]] = append(open[name[0]], name[1])
+		}
+	}
+	return open
+}
+
+// revive makes sure that a coordinator runs, and a worker on each engine that one was ready on.
+func (f *Fleet) revive() {
+	f.TB.Helper()
+	for _, p := range f.processes {
+		p.Signal(syscall.SIGCONT) // a test may have stopped it
+	}
+	if len(f.Processes("coordinator")) == 0 {
+		f.Coordinator("last", Role{Timing: f.options.Timing})
+	}
+	newest := map[string]*Process{}
+	for _, p := range f.processes {
+		if p.role == "worker" && p.wasReady() {
+			newest[p.Role.Engine] = p
+		}
+	}
+	for _, p := range newest {
+		if p.Role.NATS != "" && !p.Exited() { // its way to NATS ended with the test
+			p.Kill()
+		}
+		p.Role.NATS = ""
+		if p.Exited() {
+			p.Restart()
+		}
+	}
+}
+
+func (p *Process) wasReady() bool {
+	select {
+	case <-p.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// deleteAll deletes sandboxes as a user would.
+func (f *Fleet) deleteAll(sandboxes map[string][]string) {
+	f.TB.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), deletedWithin)
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(deletesAtOnce)
+	for tenant, ids := range sandboxes {
+		client, err := sdk.Connect(ctx, sdk.Options{Conn: f.Conn, Tenant: tenant})
+		if err != nil {
+			f.TB.Errorf("connect as tenant %s: %v", tenant, err)
+			continue
+		}
+		defer client.Close()
+		for _, id := range ids {
+			group.Go(func() error {
+				if err := client.Sandbox(id).Delete(ctx); err != nil {
+					return fmt.Errorf("delete %s/%s: %w", tenant, id, err)
+				}
+				return nil
+			})
+		}
+	}
+	if err := group.Wait(); err != nil {
+		f.TB.Errorf("at the end of the test: %v", err)
+	}
+}
+
+// cleanUp ends the fleet, and removes by force what is left of it.
+func (f *Fleet) cleanUp() {
+	if f.TB.Failed() && f.Conn != nil {
+		f.logHistories()
+	}
+	if f.Client != nil {
+		f.Client.Close()
+	}
+	deployment := ""
+	if f.Conn != nil {
+		deployment = f.Conn.Deployment()
+		f.Conn.Close()
+	}
+	for _, p := range f.processes {
+		if f.TB.Failed() && p.role == "worker" && !p.Exited() {
+			p.dump()
+		}
+		p.Kill()
+	}
+	for _, s := range f.Servers {
+		if s != nil {
+			s.Stop()
+		}
+	}
+	if f.TB.Failed() {
+		for _, p := range f.processes {
+			f.TB.Logf("---- %s %s\n%s", p.role, p.Name, p.Log())
+		}
+	}
+	if deployment != "" {
+		for address := range f.engines {
+			f.removeAll(address, deployment)
+		}
+	}
+	if err := os.RemoveAll(f.Dir); err != nil {
+		f.TB.Errorf("remove the fleet's directory: %v", err)
+	}
+}

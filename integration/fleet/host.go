@@ -1,0 +1,272 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+// host is an engine as the fleet sees it that judges it: with eyes of its own, not the worker's.
+type host struct {
+	*client.Client
+	deployment string
+	ours       filters.Args
+	namespace  string // of the process behind the engine's socket: /proc/<pid>
+}
+
+const hostCallTimeout = 20 * time.Second
+
+// openHost connects to an engine that answers.
+func openHost(address, deployment string) (*host, error) {
+	where := client.FromEnv
+	if address != "" {
+		where = client.WithHost(address)
+	}
+	c, err := client.NewClientWithOpts(where, client.WithAPIVersionNegotiation(), client.WithTimeout(hostCallTimeout))
+	if err != nil {
+		return nil, err
+	}
+	pid, err := listener(strings.TrimPrefix(c.DaemonHost(), "unix://"))
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return &host{
+		Client: c, deployment: deployment, namespace: fmt.Sprintf("/proc/%d", pid),
+		ours: filters.NewArgs(filters.Arg("label", "boxfleet.deployment="+deployment)),
+	}, nil
+}
+
+// listener is the process that listens on a unix socket.
+func listener(path string) (int, error) {
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var asked error
+	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, asked); err != nil {
+		return 0, err
+	}
+	return int(cred.Pid), nil
+}
+
+// traces are what containers of the fleet have that carries no label of it.
+type traces struct {
+	namespaces []string // files of the engine
+	bridges    map[string]bool
+}
+
+// note looks at what the deployment's containers and networks have.
+func (h *host) note(ctx context.Context) (traces, error) {
+	t := traces{bridges: map[string]bool{}}
+	containers, err := h.ContainerList(ctx, container.ListOptions{All: true, Filters: h.ours})
+	if err != nil {
+		return t, err
+	}
+	for _, c := range containers {
+		got, err := h.ContainerInspect(ctx, c.ID)
+		if err == nil && got.NetworkSettings != nil && got.NetworkSettings.SandboxKey != "" {
+			t.namespaces = append(t.namespaces, got.NetworkSettings.SandboxKey)
+		}
+	}
+	networks, err := h.NetworkList(ctx, network.ListOptions{Filters: h.ours})
+	for _, n := range networks {
+		t.bridges[n.Options["com.docker.network.bridge.name"]] = true
+	}
+	rules, ruleErr := h.rules()
+	for _, r := range rules {
+		t.bridges[r] = true
+	}
+	return t, errors.Join(err, ruleErr)
+}
+
+// anonymous are volumes that the engine makes for a container whose image wants them.
+var anonymous = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// left says what the engine, and its network namespace, has of the deployment, whose test began then.
+func (h *host) left(ctx context.Context, began time.Time, before traces) []string {
+	var left []string
+	say := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
+	failed := func(err error) {
+		if err != nil {
+			say("not known: %v", err)
+		}
+	}
+	containers, err := h.ContainerList(ctx, container.ListOptions{All: true, Filters: h.ours})
+	failed(err)
+	for _, c := range containers {
+		say("container %s (%s)", strings.Join(c.Names, " "), c.Status)
+	}
+	networks, err := h.NetworkList(ctx, network.ListOptions{Filters: h.ours})
+	failed(err)
+	for _, n := range networks {
+		say("network %s", n.Name)
+	}
+	volumes, err := h.VolumeList(ctx, volume.ListOptions{Filters: h.ours})
+	failed(err)
+	for _, v := range volumes.Volumes {
+		if v.Name != "boxfleet-host-"+h.deployment { // the engine's mark is there as long as the deployment is
+			say("volume %s", v.Name)
+		}
+	}
+	unused, err := h.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("dangling", "true"))})
+	failed(err)
+	for _, v := range unused.Volumes {
+		if made, err := time.Parse(time.RFC3339, v.CreatedAt); err == nil && anonymous.MatchString(v.Name) && !made.Before(began.Truncate(time.Second)) {
+			say("volume %s, without a name and of no container, made at %s", v.Name, v.CreatedAt)
+		}
+	}
+	for _, file := range before.namespaces {
+		// The engine unmounts a namespace, and removes the empty file a minute later.
+		var stat unix.Statfs_t
+		if err := unix.Statfs(file, &stat); err == nil && stat.Type == unix.NSFS_MAGIC {
+			say("network namespace %s", file)
+		}
+	}
+	rules, err := h.rules()
+	failed(err)
+	for _, r := range rules {
+		say("rules of bridge %s", r)
+	}
+	bridges, err := h.orphanBridges(ctx, before.bridges)
+	failed(err)
+	for _, b := range bridges {
+		say("bridge %s, of no network", b)
+	}
+	return left
+}
+
+// rules lists the bridges that the deployment's table has something of.
+func (h *host) rules() ([]string, error) {
+	file, err := os.Open(h.namespace + "/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(file.Fd())))
+	if err != nil {
+		return nil, err
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, err
+	}
+	var named []string
+	there := false
+	for _, c := range chains {
+		if c.Table.Name == h.table() {
+			there = true
+			if strings.HasPrefix(c.Name, firewall.BridgePrefix) {
+				named = append(named, c.Name)
+			}
+		}
+	}
+	if !there {
+		return nil, nil
+	}
+	sets, err := conn.GetSets(&nftables.Table{Family: nftables.TableFamilyINet, Name: h.table()})
+	if err != nil {
+		return nil, err
+	}
+	for _, set := range sets {
+		elements, err := conn.GetSetElements(set)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range elements {
+			named = append(named, unix.ByteSliceToString(e.Key))
+		}
+	}
+	return named, nil
+}
+
+func (h *host) table() string { return "boxfleet-" + h.deployment }
+
+// orphanBridges lists those of the bridges that are there without a network of the engine.
+func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]string, error) {
+	interfaces, err := os.ReadFile(h.namespace + "/net/dev")
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	for line := range strings.Lines(string(interfaces)) {
+		if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && bridges[name] {
+			there[name] = true
+		}
+	}
+	if len(there) == 0 {
+		return nil, nil
+	}
+	// Other deployments may have taken the subnet, and the name with it, in the meantime.
+	networks, err := h.NetworkList(ctx, network.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range networks {
+		delete(there, n.Options["com.docker.network.bridge.name"])
+	}
+	var orphans []string
+	for name := range there {
+		orphans = append(orphans, name)
+	}
+	return orphans, nil
+}
+
+// removeAll removes everything of a deployment from an engine.
+func (f *Fleet) removeAll(address, deployment string) {
+	h, err := openHost(address, deployment)
+	if err != nil {
+		return // the engine may be gone with its test
+	}
+	defer h.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	containers, err := h.ContainerList(ctx, container.ListOptions{All: true, Filters: h.ours})
+	if err != nil {
+		return
+	}
+	for _, c := range containers {
+		errs = append(errs, h.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
+	}
+	networks, err := h.NetworkList(ctx, network.ListOptions{Filters: h.ours})
+	errs = append(errs, err)
+	for _, n := range networks {
+		errs = append(errs, h.NetworkRemove(ctx, n.ID))
+	}
+	volumes, err := h.VolumeList(ctx, volume.ListOptions{Filters: h.ours})
+	errs = append(errs, err)
+	for _, v := range volumes.Volumes {
+		errs = append(errs, h.VolumeRemove(ctx, v.Name, false))
+	}
+	wall := firewall.New(firewall.Config{Deployment: deployment, Engine: h.DaemonHost()})
+	defer wall.Close()
+	errs = append(errs, wall.Remove())
+	for _, err := range errs {
+		if err != nil && !client.IsErrNotFound(err) {
+			f.TB.Errorf("clean up: %v", err)
+		}
+	}
+}

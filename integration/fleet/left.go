@@ -1,0 +1,177 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// noteTraces looks, before anything is deleted, for what will be looked for afterwards.
+func (f *Fleet) noteTraces() map[string]traces {
+	f.TB.Helper()
+	before := map[string]traces{}
+	f.eachHost(func(ctx context.Context, h *host, address string) (err error) {
+		before[address], err = h.note(ctx)
+		return err
+	}, func(err error) { f.TB.Fatalf("look at what will have to go: %v", err) })
+	return before
+}
+
+// left says what is left of the fleet but its processes.
+func (f *Fleet) left(before map[string]traces) []string {
+	var left []string
+	f.eachHost(func(ctx context.Context, h *host, address string) error {
+		left = append(left, h.left(ctx, f.began, before[address])...)
+		return nil
+	}, func(err error) { left = append(left, "not known: "+err.Error()) })
+	left = append(left, f.leftInDirectories()...)
+	return append(left, f.leftInStore()...)
+}
+
+func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) error, failed func(error)) {
+	ctx, cancel := context.WithTimeout(context.Background(), hostCallTimeout)
+	defer cancel()
+	for address := range f.engines {
+		h, err := openHost(address, f.Conn.Deployment())
+		if err == nil {
+			err = do(ctx, h, address)
+			h.Close()
+		}
+		if err != nil {
+			failed(fmt.Errorf("engine %q: %w", address, err))
+		}
+	}
+}
+
+// stays matches what a worker keeps in its state directory, below <deployment>/<host>: it is the
+// host's, not a sandbox's.
+var stays = regexp.MustCompile(`^[^/]+/[^/]+/(lock|images\.json|supervisor-[0-9a-f]{16})$`)
+
+// leftInDirectories lists the files of workers that belong to no host any more.
+func (f *Fleet) leftInDirectories() []string {
+	var left []string
+	seen := map[string]bool{}
+	for _, p := range f.processes {
+		dir := p.Role.StateDir
+		if dir == "" || seen[dir] {
+			continue
+		}
+		seen[dir] = true
+		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				if os.IsNotExist(err) { // it went meanwhile
+					return nil
+				}
+				return err
+			}
+			name, _ := filepath.Rel(dir, path)
+			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 && filepath.Base(name) == "sandboxes"; entry.IsDir() && kept {
+				return nil
+			}
+			if !entry.IsDir() && stays.MatchString(name) {
+				return nil
+			}
+			left = append(left, fmt.Sprintf("%s of worker %s", name, p.Name))
+			if entry.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
+		})
+		if err != nil {
+			left = append(left, fmt.Sprintf("not known: %v", err))
+		}
+	}
+	return left
+}
+
+// leftInStore says whether an uploaded tree is kept for longer than the deployment promises. A sandbox
+// may be made of it until then, so it does not go with the sandboxes that were.
+func (f *Fleet) leftInStore() []string {
+	if f.options.BlobMaxAge == 0 {
+		return nil // the product's: longer than a test
+	}
+	conn, err := nats.Connect(f.URL())
+	if err != nil {
+		return []string{"not known: " + err.Error()}
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), hostCallTimeout)
+	defer cancel()
+	js, err := natsjs.New(conn)
+	if err != nil {
+		return []string{"not known: " + err.Error()}
+	}
+	stream, err := js.Stream(ctx, "OBJ_"+protocol.BucketBlobs)
+	if err != nil {
+		return []string{"not known: " + err.Error()}
+	}
+	state := stream.CachedInfo().State
+	if age := time.Since(state.FirstTime); state.Msgs > 0 && age > f.options.BlobMaxAge+expirySlack {
+		return []string{fmt.Sprintf("%d messages of uploaded trees, the oldest stored %s ago", state.Msgs, age.Round(time.Millisecond))}
+	}
+	return nil
+}
+
+// expirySlack is how late the NATS server may be to remove what is too old.
+const expirySlack = 2 * time.Second
+
+// leftRunning lists processes that have to do with the fleet: that name its directory in their
+// arguments or in their environment, or see a mount of something in it. All mount namespaces of the
+// machine are looked at, so a supervisor is found by what its container mounts.
+func (f *Fleet) leftRunning() []string {
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		left := processesOf([]byte(f.Dir))
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func processesOf(dir []byte) []string {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return []string{"not known: " + err.Error()}
+	}
+	var left []string
+	looked := map[string]bool{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		// What cannot be read has ended.
+		proc := filepath.Join("/proc", entry.Name())
+		arguments, _ := os.ReadFile(proc + "/cmdline")
+		environment, _ := os.ReadFile(proc + "/environ")
+		command := string(bytes.TrimSpace(bytes.ReplaceAll(arguments, []byte{0}, []byte{' '})))
+		if pid != os.Getpid() && (bytes.Contains(arguments, dir) || bytes.Contains(environment, dir)) {
+			left = append(left, fmt.Sprintf("process %d: %.200s", pid, command))
+		}
+		namespace, err := os.Readlink(proc + "/ns/mnt")
+		if err != nil || looked[namespace] {
+			continue
+		}
+		looked[namespace] = true
+		mounts, _ := os.ReadFile(proc + "/mountinfo")
+		for line := range bytes.Lines(mounts) {
+			if bytes.Contains(line, dir) {
+				left = append(left, fmt.Sprintf("mount seen by process %d (%.100s): %s", pid, command, bytes.TrimSpace(line)))
+			}
+		}
+	}
+	return left
+}
