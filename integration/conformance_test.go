@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -29,9 +30,10 @@ type part struct {
 	field string
 	set   func(*protocol.SandboxSpec) // through the SDK
 	flags []string                    // through the CLI; none: through its -f
-	yaml  string                      // through a file
+	yaml  string                      // through a file; of services.*, in the service db
 
-	probe, want string // run in the sandbox, and what it prints; or
+	in          string // the service that the probe is run in; default: the primary container
+	probe, want string // run there, and what it prints; or
 	shown       string // the test that shows it
 
 	read func(*protocol.Sandbox) any // of what is read back: the same in every way, and set
@@ -99,12 +101,12 @@ func parts(dirs conformanceDirs) map[string][]part {
 			{field: "on_delete", set: func(s *protocol.SandboxSpec) { s.OnDelete = &protocol.Hook{Command: []string{"echo", "bye"}} }, flags: []string{"--on-delete", "echo", "--on-delete", "bye"}, yaml: "on_delete: {command: [echo, bye]}",
 				shown: "TestAHookRunsBeforeTheDelete", read: spec(func(s *protocol.SandboxSpec) any { return s.OnDelete })},
 			{field: "required_services", set: func(s *protocol.SandboxSpec) {
-				s.RequiredServices = map[string]protocol.Service{"web": httpd()}
-			}, yaml: "required_services: {web: {image: " + fleet.Image + ", memory: 64m, command: [httpd, -f, -p, \"80\", -h, /etc]}}",
+				s.RequiredServices = protocol.Services{"web": {Image: dirs.httpd}}
+			}, flags: []string{"--service", "web=" + dirs.httpd}, yaml: "required_services: {web: {image: " + dirs.httpd + "}}",
 				probe: "until wget -q -O /dev/null http://web/passwd; do usleep 100000; done; echo reached", want: "reached", read: func(b *protocol.Sandbox) any { return b.Services["web"].State }},
 			{field: "optional_services", set: func(s *protocol.SandboxSpec) {
-				s.OptionalServices = map[string]protocol.Service{"extra": httpd()}
-			}, yaml: "optional_services: {extra: {image: " + fleet.Image + ", memory: 64m, command: [httpd, -f, -p, \"80\", -h, /etc]}}",
+				s.OptionalServices = protocol.Services{"extra": {Image: dirs.httpd}}
+			}, flags: []string{"--optional-service", "extra=" + dirs.httpd}, yaml: "optional_services: {extra: {image: " + dirs.httpd + "}}",
 				probe: "until wget -q -O /dev/null http://extra/passwd; do usleep 100000; done; echo reached", want: "reached", read: spec(func(s *protocol.SandboxSpec) any { return s.OptionalServices })},
 			{field: "queue_timeout", set: func(s *protocol.SandboxSpec) { s.QueueTimeout = protocol.Duration(time.Hour) }, flags: []string{"--queue-timeout", "1h"}, yaml: "queue_timeout: 1h",
 				shown: "TestWithoutAHostASandboxWaitsAndThenFails", read: spec(func(s *protocol.SandboxSpec) any { return s.QueueTimeout })},
@@ -115,6 +117,7 @@ func parts(dirs conformanceDirs) map[string][]part {
 			{field: "on_host_loss", set: func(s *protocol.SandboxSpec) { s.OnHostLoss = "fail" }, flags: []string{"--on-host-loss", "fail"}, yaml: "on_host_loss: fail",
 				shown: "TestASandboxNeedNotWaitForALostHost", read: spec(func(s *protocol.SandboxSpec) any { return s.OnHostLoss })},
 		},
+		"service": serviceParts(dirs),
 		"read-only": {
 			{field: "image", set: func(s *protocol.SandboxSpec) { s.Image = fleet.Image }, flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
 				probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }},
@@ -124,11 +127,62 @@ func parts(dirs conformanceDirs) map[string][]part {
 	}
 }
 
+// serviceParts are the fields of services, and of copies into them.
+func serviceParts(dirs conformanceDirs) []part {
+	of := func(read func(protocol.Service) any) func(*protocol.Sandbox) any {
+		return func(b *protocol.Sandbox) any { return read(b.Spec.RequiredServices["db"]) }
+	}
+	return []part{
+		{field: "image", set: func(s *protocol.SandboxSpec) { s.Image = fleet.Image }, flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
+			probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }},
+		{field: "services.image", set: inDB(func(v *protocol.Service) { v.Image = dirs.httpd }), yaml: "image: " + dirs.httpd,
+			probe: "wget -q -O - http://db/tmp/ran", want: "ran", read: of(func(v protocol.Service) any { return v.Image })},
+		{field: "services.command", set: inDB(func(v *protocol.Service) {
+			v.Command = []string{"sh", "-c", "echo ran >/tmp/ran; exec httpd -f -p 80 -h /"}
+		}), yaml: `command: [sh, -c, "echo ran >/tmp/ran; exec httpd -f -p 80 -h /"]`,
+			in: "db", probe: "cat /tmp/ran", want: "ran", read: of(func(v protocol.Service) any { return v.Command })},
+		{field: "services.env", set: inDB(func(v *protocol.Service) { v.Env = map[string]string{"COLOUR": "red"} }), flags: []string{"--service-env", "db.COLOUR=red"}, yaml: "env: {COLOUR: red}",
+			in: "db", probe: "echo $COLOUR", want: "red", read: of(func(v protocol.Service) any { return v.Env })},
+		{field: "services.user", set: inDB(func(v *protocol.Service) { v.User = "1000:7" }), yaml: `user: "1000:7"`,
+			in: "db", probe: "stat -c %u:%g /tmp/ran; id -u", want: "1000:7\n1000", read: of(func(v protocol.Service) any { return v.User })},
+		{field: "services.cpu", set: inDB(func(v *protocol.Service) { v.CPU = 0.5 }), yaml: "cpu: 0.5",
+			in: "db", probe: "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max", want: "50000", read: of(func(v protocol.Service) any { return v.CPU })},
+		{field: "services.memory", set: inDB(func(v *protocol.Service) { v.Memory = 64 << 20 }), yaml: "memory: 64m",
+			in: "db", probe: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max", want: "67108864", read: of(func(v protocol.Service) any { return v.Memory })},
+		{field: "services.pids", set: inDB(func(v *protocol.Service) { v.PIDs = 300 }), yaml: "pids: 300",
+			in: "db", probe: "cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max", want: "300", read: of(func(v protocol.Service) any { return v.PIDs })},
+		{field: "services.profile", set: inDB(func(v *protocol.Service) { v.Profile = "hardened" }), yaml: "profile: hardened",
+			in: "db", probe: "grep CapBnd /proc/self/status | cut -f2", want: "0000000000000000", read: of(func(v protocol.Service) any { return v.Profile })},
+		{field: "services.healthcheck", set: inDB(func(v *protocol.Service) {
+			v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD", "cp", "/tmp/ran", "/tmp/tested"}}
+		}), yaml: "healthcheck: {test: [CMD, cp, /tmp/ran, /tmp/tested]}",
+			in: "db", probe: "cat /tmp/tested", want: "ran", read: of(func(v protocol.Service) any { return v.Healthcheck })},
+		{field: "services.post_start", set: inDB(func(v *protocol.Service) { v.PostStart = []protocol.Hook{{Command: []string{"touch", "/tmp/hooked"}}} }), yaml: "post_start: [[touch, /tmp/hooked]]",
+			probe: "ls /tmp/hooked", want: "/tmp/hooked", read: of(func(v protocol.Service) any { return v.PostStart })},
+		{field: "copies.service", set: func(s *protocol.SandboxSpec) {
+			copied := dirs.copied
+			copied.Service = "db"
+			s.Copies = []protocol.Copy{copied}
+		}, flags: []string{"--copy", dirs.tree + ":db:/copied", "--copy-exclude", "*.log", "--copy-owner", "1000:7"}, yaml: "copies: [{source: " + dirs.tree + ", target: /copied, service: db, exclude: ['*.log'], owner: '1000:7'}]",
+			in: "db", probe: "cat /copied/f", want: "copied", read: func(b *protocol.Sandbox) any { return b.Spec.Copies }},
+	}
+}
+
+// inDB changes the required service db of a spec.
+func inDB(change func(*protocol.Service)) func(*protocol.SandboxSpec) {
+	return func(s *protocol.SandboxSpec) {
+		v := s.RequiredServices["db"]
+		change(&v)
+		s.RequiredServices = protocol.Services{"db": v}
+	}
+}
+
 // refused are the fields that the hosts of these tests cannot give: they must be refused, by name.
 func refused() []part {
 	return []part{
 		{field: "disk", set: func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 }, flags: []string{"--disk", "1g"}, yaml: "disk: 1g"},
 		{field: "gpus", set: func(s *protocol.SandboxSpec) { s.GPUs = "all" }, flags: []string{"--gpus", "all"}, yaml: "gpus: all"},
+		{field: "services.disk", set: inDB(func(v *protocol.Service) { v.Image, v.Disk = fleet.Image, 1<<30 }), yaml: "image: " + fleet.Image + ", disk: 1g"},
 	}
 }
 
@@ -138,11 +192,7 @@ var elsewhere = map[string]string{}
 type conformanceDirs struct {
 	mount, tree string
 	copied      protocol.Copy // of tree
-}
-
-// httpd is a small service.
-func httpd() protocol.Service {
-	return protocol.Service{Image: fleet.Image, Memory: 64 << 20, Command: []string{"httpd", "-f", "-p", "80", "-h", "/etc"}}
+	httpd       string        // an image with a command that serves /etc
 }
 
 // ways are how a sandbox is asked for.
@@ -153,8 +203,8 @@ var ways = []string{"SDK", "CLI", "YAML"}
 // documentation.
 func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	t.Parallel()
+	dirs := conformanceDirs{mount: t.TempDir(), httpd: imageWith(t, "httpd", `CMD ["httpd", "-f", "-p", "80", "-h", "/etc"]`)}
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	dirs := conformanceDirs{mount: t.TempDir()}
 	if err := os.WriteFile(filepath.Join(dirs.mount, "file"), []byte("mounted\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +231,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 				if found[p.field] == nil {
 					found[p.field] = map[string]string{}
 				}
-				works := p.probe == "" || mustPrint(t, f, s, p.probe) == p.want
+				works := p.probe == "" || printedBy(t, f.Context(30*time.Second), s, p.in, "sh", "-c", p.probe) == p.want
 				info := s.Info()
 				back := asText(p.read(&info))
 				if first, ok := read[p.field]; ok && first != back || back == asText(nil) || back == "0" || back == `""` {
@@ -202,13 +252,21 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	for _, p := range refused() {
 		found[p.field] = map[string]string{}
 		for _, way := range ways {
-			_, err := createIn(t, f, cli, way, way+"-"+p.field, []part{parts(dirs)["plain"][0], p})
-			if err == nil || !strings.Contains(err.Error(), "spec."+p.field) {
+			_, err := createIn(t, f, cli, way, way+"-"+strings.ReplaceAll(p.field, ".", "-"), []part{parts(dirs)["plain"][0], p})
+			if err == nil || !strings.Contains(err.Error(), "spec."+strings.Replace(p.field, "services.", "required_services.db.", 1)) {
 				t.Errorf("%s through the %s: %v", p.field, way, err)
 			}
 			found[p.field][way] = "refused"
 		}
 	}
+	f.Eventually(10*time.Second, "nothing is left of what was refused", func() error {
+		for _, o := range f.Objects("") {
+			if strings.Contains(o, "disk") || strings.Contains(o, "gpus") {
+				return errors.New(o)
+			}
+		}
+		return nil
+	})
 	compareTable(t, found, parts(dirs))
 }
 
@@ -242,9 +300,11 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 		return f.Client.Create(ctx, spec, sdk.WithID(id))
 	}
 	args := []string{"sandbox", "create", "--nats", f.URL(), "--id", id}
-	var command, lines []string
+	var command, lines, service []string
 	for _, p := range fields {
 		switch {
+		case (way == "YAML" || len(p.flags) == 0) && strings.HasPrefix(p.field, "services."):
+			service = append(service, p.yaml)
 		case way == "YAML" || len(p.flags) == 0:
 			lines = append(lines, p.yaml)
 		case p.flags[0] == "--":
@@ -252,6 +312,9 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 		default:
 			args = append(args, p.flags...)
 		}
+	}
+	if len(service) > 0 {
+		lines = append(lines, "required_services: {db: {"+strings.Join(service, ", ")+"}}")
 	}
 	if len(lines) > 0 {
 		args = append(args, "-f", "-")
@@ -277,7 +340,11 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 	}
 	tests := testNames(t)
 	var rows []string
-	for _, field := range wireFields(reflect.TypeFor[protocol.SandboxSpec]()) {
+	names := append(wireFields(reflect.TypeFor[protocol.SandboxSpec]()), "copies.service")
+	for _, name := range wireFields(reflect.TypeFor[protocol.Service]()) {
+		names = append(names, "services."+name)
+	}
+	for _, field := range names {
 		cells, here := found[field]
 		by, there := elsewhere[field]
 		switch {
@@ -316,7 +383,8 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 	fmt.Fprintln(&table)
 	fmt.Fprintln(&table, "Each field of a sandbox's spec, given through the SDK, the CLI and a YAML file, whether a worker")
 	fmt.Fprintln(&table, "does it, and whether it is read back. `TestEveryFieldWorksInEveryWay` finds this by trying, and fails")
-	fmt.Fprintln(&table, "where it is not what stands here. An empty cell: not tried by that test, but by the one that is named.")
+	fmt.Fprintln(&table, "where it is not what stands here. Services are tried as required ones. An empty cell: not tried by that")
+	fmt.Fprintln(&table, "test, but by the one that is named.")
 	fmt.Fprintln(&table)
 	fmt.Fprintln(&table, "| field | SDK | CLI | YAML | enforced | read back |\n|---|---|---|---|---|---|")
 	for _, row := range rows {

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -574,6 +575,33 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 	}
 	nothingLeft(t, f, f.Processes("worker")[0])
 	f.Judge()
+}
+
+// imageWith makes an image of the small one and instructions of a Dockerfile, for as long as the test runs. What
+// uses it must end before: make it first.
+func imageWith(t *testing.T, name string, changes ...string) string {
+	t.Helper()
+	run := func(args ...string) string {
+		out, err := exec.Command("docker", args...).Output()
+		if err != nil {
+			t.Fatalf("docker %q: %v", args, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	ref := fmt.Sprintf("boxfleet/test:%s-%d", name, os.Getpid())
+	container := run("create", "--entrypoint", "", fleet.Image, "true")
+	defer run("rm", container)
+	args := []string{"commit"}
+	for _, change := range changes {
+		args = append(args, "--change", change)
+	}
+	run(append(args, container, ref)...)
+	t.Cleanup(func() {
+		if out, err := exec.Command("docker", "rmi", ref).CombinedOutput(); err != nil {
+			t.Errorf("remove %s: %v\n%s", ref, err, out)
+		}
+	})
+	return ref
 }
 
 // image makes a test image where the engine does not have it.

@@ -32,6 +32,7 @@ func (p *program) sandboxCreate() *cobra.Command {
 		Args: takesCommand(false),
 		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --id web --env PORT=80 --memory 512m
   boxfleet sandbox create -f spec.yaml --label team=build --wait=false
+  boxfleet sandbox create --image boxfleet/demo:busybox --service db=postgres:17 --service-env db.POSTGRES_PASSWORD=secret
   boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)

@@ -24,6 +24,7 @@ type specFlags struct {
 
 	container containerFlags
 	network   networkFlags
+	services  serviceFlags
 
 	all *pflag.FlagSet
 }
@@ -41,6 +42,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.cwd, "cwd", "", "working directory (default: the image's)")
 	f.container.add(flags)
 	f.network.add(flags)
+	f.services.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
@@ -71,6 +73,9 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 		}
 	})
 	d.Override(*given)
+	if err := f.services.addEnv(d); err != nil {
+		return nil, err
+	}
 	for _, arg := range f.copies {
 		source, to, err := spec.ReadCopy(arg)
 		if err != nil {
@@ -106,6 +111,9 @@ func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
 		return nil, err
 	}
 	if err := f.network.apply(spec); err != nil {
+		return nil, err
+	}
+	if err := f.services.apply(spec); err != nil {
 		return nil, err
 	}
 	for _, m := range f.mounts {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // call runs the whole program.
@@ -170,6 +171,50 @@ func TestAFlagGoesOverTheFileAlsoWhereItIsEmpty(t *testing.T) {
 	}
 	if s := d.Spec; s.ReadOnly || s.CPU != 0 || s.User != "" || s.Grace.String() != "2s" || s.PIDs != 99 {
 		t.Errorf("got %+v", s)
+	}
+}
+
+func TestServicesFromFlagsGoOverThoseOfTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, `image: one
+required_services: {db: {image: postgres, memory: 1g, env: {A: 1, B: 1}}, web: {image: httpd, user: app}}
+optional_services: {cache: {image: redis}}
+`)
+	document := func(args ...string) (*spec.Document, error) {
+		var flags specFlags
+		cmd := &cobra.Command{}
+		flags.add(cmd)
+		if err := cmd.ParseFlags(append([]string{"-f", file}, args...)); err != nil {
+			t.Fatal(err)
+		}
+		return flags.document(os.Stdin, nil)
+	}
+	d, err := document("--service", "web=nginx:1=x", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
+		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
+	if err == nil || protocol.AsError(err).Field != "spec.required_services.web.image" {
+		t.Errorf("an image that is none: %v", err)
+	}
+	d, err = document("--service", "web=nginx:1", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
+		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := protocol.SandboxSpec{Image: "one",
+		RequiredServices: protocol.Services{"db": {Image: "postgres", Memory: 1 << 30, Env: map[string]string{"A": "1", "B": "2", "C": "x.y=z"}},
+			"web": {Image: "nginx:1"}, "new": {Image: "n", Env: map[string]string{"E": "5"}}},
+		OptionalServices: protocol.Services{"cache": {Image: "redis", Env: map[string]string{"D": ""}}, "extra": {Image: "e"}},
+		Copies:           []protocol.Copy{{Target: "/b", Service: "new"}}}
+	if diff := spec.Difference(d.Spec, want); diff != nil {
+		t.Errorf("differs in %v: %+v", diff, d.Spec)
+	}
+	for _, wrong := range [][]string{
+		{"--service", "db"}, {"--service", "=x"}, {"--service", "db="}, {"--service", "a=b", "--service", "a=c"}, {"--optional-service", "x"},
+		{"--service-env", "db=x"}, {"--service-env", "db.A"}, {"--service-env", "nobody.A=1"}, {"--service-env", ".A=1"}, {"--service-env", "db.=1"},
+		{"--service", "cache=x"}, {"--copy", "/a:nobody:/b"}, {"--copy", "/a:"}, {"--copy", "/a::/b"},
+	} {
+		if _, err := document(wrong...); codeOf(err) != exitUsage {
+			t.Errorf("%q: %v", wrong, err)
+		}
 	}
 }
 
