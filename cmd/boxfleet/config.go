@@ -112,7 +112,7 @@ func (c *config) settings() []setting {
 		{"coordinator.replicas", "1", "copies of each stream: 1 on one NATS server, 3 on a cluster", roleK, "", parsed(&k.Replicas, strconv.Atoi)},
 		{"coordinator.log_max_age", "360h0m0s", "output of execs is kept so long", nil, "", parsed(&k.LogMaxAge, positive)},
 		{"coordinator.log_max_bytes", "8GiB", "and so much of it", nil, "", parsed(&k.LogMaxBytes, protocol.ParseBytes)},
-		{"coordinator.blob_max_age", "24h0m0s", "uploaded trees are kept so long", nil, "", parsed(&k.BlobMaxAge, positive)},
+		{"coordinator.blob_max_age", "24h0m0s", "uploaded trees are kept so long, and while a sandbox that is to have them waits", nil, "", parsed(&k.BlobMaxAge, positive)},
 		{"coordinator.requests", "100000", "requests that may wait; one more is refused with resource_exhausted", nil, "", parsed(&k.Requests, strconv.Atoi)},
 		{"worker.name", "", "an id, unique in the fleet and always the same for a host; default: the machine's name", roleW, "", text(&w.Name)},
 		{"worker.engine", "", "address of the Docker Engine; default $DOCKER_HOST, else the local socket", upAndW, "", text(&w.Engine)},
