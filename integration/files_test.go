@@ -232,6 +232,7 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		"a link that climbs":       {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}), protocol.InvalidArgument},
 		"a link to the root":       {hostile(tar.Header{Name: "l", Linkname: "/", Typeflag: tar.TypeSymlink}, tar.Header{Name: "l" + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
 		"a hard link":              {hostile(tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink}), protocol.InvalidArgument},
+		"a hard link to nothing":   {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}), protocol.FailedPrecondition},
 		"a device":                 {hostile(tar.Header{Name: "d", Typeflag: tar.TypeBlock, Devmajor: 8}), protocol.InvalidArgument},
 		"no tar stream":            {upload([]byte("this is no tar stream"), sha("this is no tar stream")), protocol.InvalidArgument},
 		"what has another digest":  {upload(append(fine, 0), sha("something else")), protocol.InvalidArgument},
@@ -248,12 +249,13 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		t.Errorf("%s was written", outside)
 	}
 	spec := f.Spec()
-	spec.Copies = []protocol.Copy{{Digest: fineDigest, Target: "/fine"}}
+	twoNames := hostile(tar.Header{Name: "f", Typeflag: tar.TypeReg}, tar.Header{Name: "d/g", Linkname: "f", Typeflag: tar.TypeLink})
+	spec.Copies = []protocol.Copy{{Digest: fineDigest, Target: "/fine"}, {Digest: twoNames, Target: "/two"}}
 	s, err := f.Client.Create(ctx, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /fine/fine")); got != "hostile" {
+	if got := mustExec(ctx, t, s, script("cat /fine/fine; stat -c ' %h' /two/f; [ /two/f -ef /two/d/g ] && echo one")); got != "hostile 2\none\n" {
 		t.Errorf("got %q", got)
 	}
 }

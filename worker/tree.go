@@ -135,7 +135,7 @@ func (s *sandbox) newTree(ctx context.Context, container string, c protocol.Copy
 }
 
 // rewrite reads a tar stream that somebody uploaded and writes it again below root, letting through
-// only what a plain tree is made of: directories, regular files, and symbolic links that stay
+// only what a plain tree is made of: directories, regular files, and links of both kinds that stay
 // inside. Ids, mode and time are kept; what else an archive can say of a file is not.
 //
 // An entry "." is the tree itself: its directory, used where root is to be made and left as it is
@@ -254,8 +254,17 @@ func (t *tree) plainEntry(h *tar.Header, n int) (*tar.Header, error) {
 			return nil, copyFailed("the tree has too many links")
 		}
 		t.links[name], e.Linkname = true, h.Linkname
+	case tar.TypeLink:
+		to := path.Clean(h.Linkname)
+		if why := protocol.TreePathError(h.Linkname); why != "" || to == "." || name == "." {
+			return nil, copyFailed("hard link %.200q leads out of the tree, to %.200q", h.Name, h.Linkname)
+		}
+		if t.links[to] || t.linkAbove(to) != "" {
+			return nil, copyFailed("hard link %.200q goes through a link, to %.200q", h.Name, h.Linkname)
+		}
+		e.Linkname = path.Join(t.root, to)
 	default:
-		return nil, copyFailed("entry %.200q is neither a directory, a file nor a symbolic link", h.Name)
+		return nil, copyFailed("entry %.200q is neither a directory, a file nor a link", h.Name)
 	}
 	return e, nil
 }

@@ -34,7 +34,11 @@ func entries(t *testing.T, data []byte) (list []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list = append(list, fmt.Sprintf("%s %o %d:%d %d", h.Name, h.Mode, h.Uid, h.Gid, h.Size))
+		entry := fmt.Sprintf("%s %o %d:%d %d", h.Name, h.Mode, h.Uid, h.Gid, h.Size)
+		if h.Typeflag == tar.TypeLink {
+			entry += " = " + h.Linkname
+		}
+		list = append(list, entry)
 	}
 }
 
@@ -59,6 +63,7 @@ func TestTreesKeepWhatAPlainTreeHas(t *testing.T) {
 		"nothing":            {into("a/b"), nil, "a/ 755 0:0 0, a/b/ 755 0:0 0"},
 		"an empty directory": {into("a"), []tar.Header{root}, "a/ 750 7:8 0"},
 		"a file":             {into("etc/x/conf"), []tar.Header{{Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}}, "etc/ 755 0:0 0, etc/x/ 755 0:0 0, etc/x/conf 600 0:0 2"},
+		"a file's 2nd name":  {into("a/b"), []tar.Header{{Typeflag: tar.TypeReg, Name: "f", Size: 1}, {Typeflag: tar.TypeLink, Name: "d/g", Linkname: "./f"}}, "a/ 755 0:0 0, a/b/ 755 0:0 0, a/b/f 0 0:0 1, a/b/d/g 0 0:0 0 = a/b/f"},
 		"a link made a dir":  {into("a"), []tar.Header{rest[3], {Typeflag: tar.TypeDir, Name: "d/l/"}, {Typeflag: tar.TypeReg, Name: "d/l/f"}}, "a/ 755 0:0 0, a/d/l 0 0:0 0, a/d/l/ 0 0:0 0, a/d/l/f 0 0:0 0"},
 	} {
 		var out bytes.Buffer
@@ -87,8 +92,11 @@ func TestHostileTreesAreRefusedByTheEntry(t *testing.T) {
 		"link for the root":        {{Typeflag: tar.TypeSymlink, Name: ".", Linkname: "x"}},
 		"entry through a link":     {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeReg, Name: "d/l/f"}},
 		"link through a link":      {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeSymlink, Name: "d/l/m", Linkname: "../x"}},
-		"hard link":                {{Typeflag: tar.TypeLink, Name: "l", Linkname: "d/f"}},
-		"hard link out":            {{Typeflag: tar.TypeLink, Name: "l", Linkname: "/etc/shadow"}},
+		"hard link absolute":       {{Typeflag: tar.TypeLink, Name: "l", Linkname: "/etc/shadow"}},
+		"hard link out":            {{Typeflag: tar.TypeLink, Name: "d/l", Linkname: "d/../../etc/shadow"}},
+		"hard link to the root":    {{Typeflag: tar.TypeLink, Name: "l", Linkname: "./"}},
+		"hard link to a link":      {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "m", Linkname: "d/./l"}},
+		"hard link through a link": {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "m", Linkname: "d/l/f"}},
 		"device":                   {{Typeflag: tar.TypeChar, Name: "c"}},
 		"block device":             {{Typeflag: tar.TypeBlock, Name: "b"}},
 		"fifo":                     {{Typeflag: tar.TypeFifo, Name: "p"}},
@@ -185,6 +193,7 @@ func FuzzRewriteTree(f *testing.F) {
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b", Size: 2}))
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeSymlink, Name: "a", Linkname: "b"}))
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeDir, Name: "./"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, tar.Header{Typeflag: tar.TypeReg, Name: "d/l/x"}))
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a"}, tar.Header{Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}))
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: ".", Uid: 1 << 20, PAXRecords: map[string]string{"BOX.a": "b"}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var out bytes.Buffer
@@ -202,7 +211,13 @@ func FuzzRewriteTree(f *testing.F) {
 			if clean := path.Clean(h.Name); clean != "in" && clean != "in/here" && !strings.HasPrefix(clean, "in/here/") {
 				t.Fatalf("entry %q is outside", h.Name)
 			}
-			if h.Typeflag != tar.TypeSymlink && h.Typeflag != tar.TypeDir && h.Typeflag != tar.TypeReg {
+			switch h.Typeflag {
+			case tar.TypeSymlink, tar.TypeDir, tar.TypeReg:
+			case tar.TypeLink:
+				if !strings.HasPrefix(path.Clean(h.Linkname), "in/here/") {
+					t.Fatalf("hard link %q leads out, to %q", h.Name, h.Linkname)
+				}
+			default:
 				t.Fatalf("entry %q is of type %q", h.Name, h.Typeflag)
 			}
 			if h.Typeflag == tar.TypeSymlink {
