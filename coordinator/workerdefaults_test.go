@@ -2,8 +2,10 @@ package coordinator
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
@@ -67,6 +69,11 @@ func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
 	if chosen, refusals := place(&h.state.Sandbox, []*protocol.Host{w1}, nil); chosen == nil {
 		t.Fatalf("it does not fit where it was: %v", refusals)
 	}
+	changed := h.state.Sandbox.Spec
+	changed.User = "other"
+	if events, err := decideAssign(&h.state, h.state.Sandbox.Generation, "w1", w1.HostID, &changed); err != nil || len(events) != 1 || events[0].Phase.Spec != nil {
+		t.Errorf("its assignment says another spec: %+v, %v", events, err)
+	}
 	h.assign(w1)
 	if s := h.state.Sandbox.Spec; s.Memory != 1<<30 || s.User != "" {
 		t.Errorf("got %+v", s)
@@ -122,6 +129,63 @@ func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
 	if why := impossible(b, []*protocol.Host{conflict, host("w2", 10)}); why != nil {
 		t.Errorf("another host could: %v", why)
 	}
+}
+
+// The defaults of a host that is lost do not count against the others.
+func TestWhatALostHostGaveIsNoRefusalOfTheOthers(t *testing.T) {
+	h := accepted(t, protocol.SandboxSpec{Image: "i"})
+	h.assign(withDefaults("w1", protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/only/there", Target: "/t"}}, Runtime: "runsc"}))
+	hosts := []*protocol.Host{host("w2", 0)}
+	if why := impossible(&h.state.Sandbox, hosts); why != nil {
+		t.Errorf("it fails: %v", why)
+	}
+	if chosen, refusals := place(&h.state.Sandbox, hosts, nil); chosen == nil {
+		t.Errorf("it does not fit: %v", refusals)
+	}
+}
+
+func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
+	d := newDeployment(t)
+	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 50 * time.Millisecond, Suspect: time.Minute}
+	stop := d.run(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})
+	service := protocol.Services{"db": {Image: "i", Memory: 1 << 30}}
+	for _, id := range []string{"a", "b"} {
+		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", RequiredServices: service}}); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+	}
+	// There is room for one with this memory, for both with what is built in.
+	host := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 4 << 30, Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now(),
+		Defaults: &protocol.SandboxSpec{Memory: 1200 << 20, PIDs: 99, User: "one"}}
+	if err := d.conn.RegisterHost(t.Context(), host); err != nil {
+		t.Fatal(err)
+	}
+	d.eventually("the first one is assigned", func() bool { return d.list("pending")["a"].Assigned })
+	check := func(when string) {
+		t.Helper()
+		if a := d.list()["a"]; a.Spec.Memory != 1200<<20 || a.Spec.PIDs != 77 || a.Spec.User != "one" || a.Accepted == nil || a.Accepted.Memory != protocol.DefaultMemory {
+			t.Errorf("%s: %+v", when, a)
+		}
+	}
+	check("assigned")
+	for range 5 {
+		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "b"})
+		if err != nil || len(reply.Explain.Hosts) != 1 || !strings.Contains(reply.Explain.Hosts[0].Reason, "of memory are wanted") {
+			t.Fatalf("the second one: %+v, %v", reply, err)
+		}
+		time.Sleep(2 * timing.Scan)
+	}
+	history, err := d.conn.History(t.Context(), "default", "a", 0)
+	if err != nil || len(history) != 2 {
+		t.Fatalf("%d batches, %v", len(history), err)
+	}
+	first, second := history[0].Events[0].Phase, history[1].Events[0].Phase
+	if !slices.Contains(first.BuiltIn, "memory") || slices.Contains(first.BuiltIn, "pids") || first.Spec.Memory != protocol.DefaultMemory || second.Spec == nil || second.Spec.User != "one" {
+		t.Errorf("accepted %+v, assigned %+v", first, second)
+	}
+	stop()
+	defer d.run(Config{Name: "c1", Timing: timing})()
+	check("after a restart of the coordinator")
 }
 
 func TestASandboxOfAnOlderCoordinatorKeepsWhatItWasAcceptedWith(t *testing.T) {

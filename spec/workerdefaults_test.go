@@ -88,6 +88,14 @@ func TestAWorkerAddsNothingThatItsOperatorMayNot(t *testing.T) {
 	}
 }
 
+func TestAToolOfBothIsThereOnce(t *testing.T) {
+	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i", Tools: []string{"uv", "git"}})
+	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Tools: []string{"git", "npm"}})
+	if !slices.Equal(got.Tools, []string{"git", "npm", "uv"}) {
+		t.Errorf("got %q", got.Tools)
+	}
+}
+
 // What was accepted stays, also where another version has other built-in values.
 func TestABuiltInValueIsThatOfWhoAccepted(t *testing.T) {
 	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
