@@ -131,6 +131,7 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	}
 	order := func(a, b row) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) }
 	token := func(r row) string { return pageToken(r.at, r.id) }
+	small := func(row) int { return 1 }
 	var rows []row
 	for i := range 25 {
 		rows = append(rows, row{time.Unix(int64(i/3), 5), fmt.Sprintf("s%02d", i)}) // some at the same time
@@ -139,7 +140,7 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	var got []row
 	q := &protocol.Query{Limit: 4}
 	for pages := 0; ; pages++ {
-		page, next, err := paginate(slices.Clone(rows), order, token, q)
+		page, next, err := paginate(slices.Clone(rows), order, token, small, q)
 		if err != nil || pages > 10 {
 			t.Fatal(pages, err)
 		}
@@ -153,7 +154,7 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
-	if _, _, err := paginate(rows, order, token, &protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
+	if _, _, err := paginate(rows, order, token, small, &protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
 		t.Errorf("a bad page token: %v", err)
 	}
 }

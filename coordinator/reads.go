@@ -118,7 +118,7 @@ func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) 
 	order := func(a, b *protocol.Sandbox) int { // the newest first
 		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
 	}
-	page, next, err := paginate(found, order, func(b *protocol.Sandbox) string { return pageToken(b.CreatedAt, b.ID) }, q)
+	page, next, err := paginate(found, order, func(b *protocol.Sandbox) string { return pageToken(b.CreatedAt, b.ID) }, encoded, q)
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +147,11 @@ func pageToken(t time.Time, id string) string {
 	return fmt.Sprintf("%020d.%s", uint64(1<<63-1)-uint64(t.UnixNano()), id)
 }
 
-// paginate sorts rows and cuts the page that the query asks for.
-func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, q *protocol.Query) (page []T, next string, err error) {
+// maxPage bounds a page, encoded, beyond its first row: an answer has to fit into one message.
+const maxPage = 512 << 10
+
+// paginate sorts rows and cuts the page that the query asks for, a shorter one where rows are large.
+func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, size func(T) int, q *protocol.Query) (page []T, next string, err error) {
 	slices.SortFunc(rows, order)
 	if q.Page != "" {
 		if at, _, ok := strings.Cut(q.Page, "."); !ok || len(at) != 20 {
@@ -160,12 +163,16 @@ func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, q *
 		}
 		rows = rows[i:]
 	}
-	if len(rows) > q.Limit {
-		rows = rows[:q.Limit]
-		next = token(rows[len(rows)-1])
+	total := 0
+	for i, row := range rows {
+		if total += size(row); i == q.Limit || i > 0 && total > maxPage {
+			return rows[:i], token(rows[i-1]), nil
+		}
 	}
-	return rows, next, nil
+	return rows, "", nil
 }
+
+func encoded[T any](row T) int { return len(protocol.Encode(row)) }
 
 func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	k := key{tenant, q.Sandbox}
@@ -213,7 +220,7 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 	order := func(a, b *protocol.Exec) int {
 		return cmp.Or(b.AcceptedAt.Compare(a.AcceptedAt), cmp.Compare(a.ID, b.ID))
 	}
-	page, next, err := paginate(found, order, func(x *protocol.Exec) string { return pageToken(x.AcceptedAt, x.ID) }, q)
+	page, next, err := paginate(found, order, func(x *protocol.Exec) string { return pageToken(x.AcceptedAt, x.ID) }, encoded, q)
 	return &protocol.Reply{Execs: page, Next: next, Sequence: s.Sandbox.Sequence}, err
 }
 
