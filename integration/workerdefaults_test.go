@@ -118,6 +118,9 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 		if err := json.Unmarshal([]byte(stdout), &listed); code != 0 || err != nil || len(listed) != 1 || listed[0].Defaults == nil || listed[0].Defaults.Memory != 48<<20 {
 			t.Errorf("host list: %d, %s", code, stdout)
 		}
+		if _, stdout, _ = c.run("", "host", "list"); !strings.Contains(stdout, "env.OVER,env.WHERE,user,memory,pids") {
+			t.Errorf("host list: %s", stdout)
+		}
 		if code, stdout, stderr = c.run("id: silent\nimage: "+fleet.Image+"\n", "apply", "-f", "-"); code != 0 || stdout != "silent unchanged\n" {
 			t.Errorf("apply: %d, %s, %s", code, stdout, stderr)
 		}

@@ -7,8 +7,8 @@ import (
 )
 
 // MaxWorkerDefaults bounds the defaults of a worker, encoded: they are in its entry of the table of
-// hosts, and in the history of each sandbox that is placed there.
-const MaxWorkerDefaults = 16 << 10
+// hosts, which is written every few seconds and listed with all others in one message.
+const MaxWorkerDefaults = 4 << 10
 
 // WorkerDefaults are the fields of a sandbox for which the operator of a worker may set a default:
 // what a sandbox is given or bounded by on its host.

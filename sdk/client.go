@@ -138,7 +138,8 @@ func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
 }
 
 // Defaults reads what lies below the specs of this tenant's creates, as the operator configured it
-// for the coordinator that answers.
+// for the coordinator that answers. Those of the worker that a sandbox is placed on lie below them;
+// each of [Client.Hosts] has its own.
 func (c *Client) Defaults(ctx context.Context) (*protocol.SandboxSpec, error) {
 	reply, err := c.Query(ctx, protocol.EndpointDefaults, protocol.Query{})
 	if err != nil {

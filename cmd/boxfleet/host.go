@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 func (p *program) hostCommand() *cobra.Command {
@@ -30,12 +32,20 @@ func (p *program) hostCommand() *cobra.Command {
 }
 
 func printHosts(w io.Writer, hosts []*protocol.Host) {
-	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "SEEN", "PROBLEM"}}
+	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "DEFAULTS", "SEEN", "PROBLEM"}}
 	for _, h := range hosts {
 		rows = append(rows, []any{h.Worker, h.State, fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
-			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, ago(h.SeenAt), trouble(h)})
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, defaultsOf(h), ago(h.SeenAt), trouble(h)})
 	}
 	table(w, rows...)
+}
+
+// defaultsOf names the fields for which a worker has defaults; the JSON output has their values.
+func defaultsOf(h *protocol.Host) string {
+	if h.Defaults == nil {
+		return "-"
+	}
+	return strings.Join(spec.Difference(protocol.SandboxSpec{}, *h.Defaults), ",")
 }
 
 // trouble is what keeps a host from new sandboxes.
