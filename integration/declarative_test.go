@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -27,7 +28,9 @@ type commandLine struct {
 // run returns the exit code, and what is printed.
 func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
-	cmd := exec.Command(c.path, append(args, "--nats", c.f.URL())...)
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // also what should have ended with an error
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.path, append(args, "--nats", c.f.URL())...)
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+c.dir, "XDG_DATA_HOME="+c.dir, "WHO=world", "CODE=7")
 	cmd.Dir, cmd.Stdin = c.dir, strings.NewReader(stdin)
 	var out, errs bytes.Buffer
