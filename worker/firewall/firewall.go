@@ -67,7 +67,7 @@ type Firewall struct {
 type entry struct {
 	Network
 	set    uint64 // when it was told, by the firewall's clock
-	listed bool   // the engine's list had it since
+	listed bool   // the engine has had it since
 }
 
 // New makes a firewall. Nothing is looked at or changed yet.
@@ -114,7 +114,15 @@ func (f *Firewall) Protect(n Network) error {
 func (f *Firewall) Check(bridges ...Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	here := func(n Network) bool { return f.place.has(n.Bridge, n.Subnet) }
+	here := func(n Network) bool {
+		if !f.place.has(n.Bridge, n.Subnet) {
+			return false
+		}
+		if e := f.known[n.Bridge]; e != nil {
+			e.listed = true
+		}
+		return true
+	}
 	if f.place != nil && slices.ContainsFunc(bridges, here) {
 		return nil
 	}
