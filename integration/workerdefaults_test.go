@@ -113,6 +113,9 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 		if code, _, stderr = c.run(text+"mounts: [/x:/w1]\n", "spec", "render", "-f", "-", "--worker", "w1"); code != 2 || !strings.Contains(stderr, "with the defaults of worker w1") {
 			t.Errorf("what contradicts them: %d, %s", code, stderr)
 		}
+		if _, stdout, _ = c.run("", "sandbox", "events", "silent"); !strings.Contains(stdout, "to w1  with its defaults\n") {
+			t.Errorf("events: %s", stdout)
+		}
 		code, stdout, _ = c.run("", "host", "list", "-o", "json")
 		var listed []protocol.Host
 		if err := json.Unmarshal([]byte(stdout), &listed); code != 0 || err != nil || len(listed) != 1 || listed[0].Defaults == nil || listed[0].Defaults.Memory != 48<<20 {

@@ -374,11 +374,14 @@ func printEvent(w io.Writer, e *protocol.Event) {
 		if d.Phase != "" {
 			note("%s", d.Phase)
 		}
-		if d.Spec != nil {
+		if d.Spec != nil && e.Kind == protocol.SandboxAccepted {
 			note("%s", d.Spec.Image)
 		}
 		if d.Worker != "" {
 			note("to %s", d.Worker)
+		}
+		if d.Spec != nil && e.Kind == protocol.SandboxAssigned {
+			note("with its defaults")
 		}
 		if d.Subnet != "" {
 			note("%s, %s", d.Isolation, d.Subnet)
