@@ -579,28 +579,28 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 
 // imageWith makes an image of the small one and instructions of a Dockerfile, for as long as the test runs. What
 // uses it must end before: make it first.
-func imageWith(t *testing.T, name string, changes ...string) string {
+func imageWith(t *testing.T, name string, instructions ...string) string {
 	t.Helper()
 	run := func(args ...string) string {
-		out, err := exec.Command("docker", args...).Output()
+		out, err := exec.Command("docker", args...).CombinedOutput()
 		if err != nil {
-			t.Fatalf("docker %q: %v", args, err)
+			t.Fatalf("docker %q: %v\n%s", args, err, out)
 		}
 		return strings.TrimSpace(string(out))
 	}
 	ref := fmt.Sprintf("boxfleet/test:%s-%d", name, os.Getpid())
-	container := run("create", "--entrypoint", "", fleet.Image, "true")
-	defer run("rm", container)
-	args := []string{"commit"}
-	for _, change := range changes {
-		args = append(args, "--change", change)
-	}
-	run(append(args, container, ref)...)
-	t.Cleanup(func() {
-		if out, err := exec.Command("docker", "rmi", ref).CombinedOutput(); err != nil {
-			t.Errorf("remove %s: %v\n%s", ref, err, out)
+	create, commit := []string{"create", "--entrypoint", ""}, []string{"commit"}
+	for _, line := range instructions {
+		if signal, ok := strings.CutPrefix(line, "STOPSIGNAL "); ok { // which a commit takes from the container
+			create = append(create, "--stop-signal", signal)
+		} else {
+			commit = append(commit, "--change", line)
 		}
-	})
+	}
+	container := run(append(create, fleet.Image, "true")...)
+	defer run("rm", container)
+	run(append(commit, container, ref)...)
+	t.Cleanup(func() { run("rmi", ref) })
 	return ref
 }
 

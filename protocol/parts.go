@@ -94,7 +94,7 @@ type Service struct {
 	PIDs        int64             `json:"pids,omitempty"`
 	Disk        Bytes             `json:"disk,omitempty"`
 	Profile     string            `json:"profile,omitempty"`     // hardened or standard (default): images of services commonly start as root and become another user
-	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // none: it is ready when it runs
+	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // default: the image's; where that has none either, it is ready when it runs
 	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is ready
 }
 
@@ -118,7 +118,7 @@ func (s Services) EncodeMsgpack(enc *msgpack.Encoder) error {
 
 // Healthcheck says how to find out whether a service is healthy, as Docker's does.
 type Healthcheck struct {
-	Test          []string `json:"test"`                     // CMD and arguments, or CMD-SHELL and one line
+	Test          []string `json:"test"`                     // CMD and arguments, or CMD-SHELL and one line; NONE, alone, turns the image's off
 	Interval      Duration `json:"interval,omitempty"`       // default 30s
 	Timeout       Duration `json:"timeout,omitempty"`        // of one test; default 30s
 	Retries       int      `json:"retries,omitempty"`        // failures in a row until it is unhealthy; default 3
@@ -207,12 +207,23 @@ func (v *Service) resolve() {
 	}
 	if v.Healthcheck != nil {
 		h := *v.Healthcheck
+		h.Resolve()
 		v.Healthcheck = &h
-		setDefault(&h.Interval, DefaultHealthInterval)
-		setDefault(&h.Timeout, DefaultHealthTimeout)
-		setDefault(&h.Retries, DefaultHealthRetries)
-		setDefault(&h.StartInterval, DefaultStartInterval)
 	}
+}
+
+// Off says whether there is to be no test, whatever the image has.
+func (h *Healthcheck) Off() bool { return len(h.Test) == 1 && h.Test[0] == "NONE" }
+
+// Resolve fills in every default.
+func (h *Healthcheck) Resolve() {
+	if h.Off() {
+		return
+	}
+	setDefault(&h.Interval, DefaultHealthInterval)
+	setDefault(&h.Timeout, DefaultHealthTimeout)
+	setDefault(&h.Retries, DefaultHealthRetries)
+	setDefault(&h.StartInterval, DefaultStartInterval)
 }
 
 // Capabilities is the profile of the service's commands. Specs that were accepted before there was
@@ -482,8 +493,10 @@ func (h *Healthcheck) validate(field string) error {
 		return nil
 	}
 	switch {
+	case h.Off():
+		return h.validateOff(field)
 	case len(h.Test) < 2 || h.Test[0] != "CMD" && h.Test[0] != "CMD-SHELL":
-		return Invalid(field+".test", "must be CMD and a command, or CMD-SHELL and one line, got %.80q", h.Test)
+		return Invalid(field+".test", "must be CMD and a command, CMD-SHELL and one line, or NONE, got %.80q", h.Test)
 	case h.Test[0] == "CMD-SHELL" && len(h.Test) != 2:
 		return Invalid(field+".test", "CMD-SHELL takes one line, got %d", len(h.Test)-1)
 	}
@@ -500,6 +513,19 @@ func (h *Healthcheck) validate(field string) error {
 	}
 	if h.Retries < 0 || h.Retries > 1000 {
 		return Invalid(field+".retries", "must be 0 to 1000, got %d", h.Retries)
+	}
+	return nil
+}
+
+// validateOff refuses to say how often there is to be no test.
+func (h *Healthcheck) validateOff(field string) error {
+	for _, d := range []struct {
+		name  string
+		given bool
+	}{{"interval", h.Interval != 0}, {"timeout", h.Timeout != 0}, {"retries", h.Retries != 0}, {"start_period", h.StartPeriod != 0}, {"start_interval", h.StartInterval != 0}} {
+		if d.given {
+			return Invalid(field+"."+d.name, "is of a test, and test is NONE")
+		}
 	}
 	return nil
 }

@@ -52,6 +52,11 @@ func TestServicesAreRefusedByField(t *testing.T) {
 		{"disk", db(func(v *Service) { v.Disk = 1 }), field + "disk"},
 		{"profile", db(func(v *Service) { v.Profile = "root" }), field + "profile"},
 		{"a test that is empty", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }), field + "healthcheck.test"},
+		{"a test that is NONE and more", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE", "x"}} }), field + "healthcheck.test"},
+		{"an interval of no test", db(func(v *Service) {
+			v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Interval: DefaultHealthInterval}
+		}), field + "healthcheck.interval"},
+		{"retries of no test", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Retries: 1} }), field + "healthcheck.retries"},
 		{"a hook that is empty", db(func(v *Service) { v.PostStart = []Hook{{}} }), field + "post_start[0].command"},
 		{"a hook's timeout", db(func(v *Service) { v.PostStart = []Hook{{Command: []string{"true"}, Timeout: MaxHookTimeout + 1}} }), field + "post_start[0].timeout"},
 		{"many hooks", db(func(v *Service) { v.PostStart = make([]Hook, MaxHooks+1) }), field + "post_start"},
@@ -63,4 +68,16 @@ func TestServicesAreRefusedByField(t *testing.T) {
 		}, "spec.optional_services.db"},
 		{"many", func(s *S) { s.RequiredServices = many }, "spec.required_services"},
 	})
+}
+
+func TestNoHealthTestHasNoDefaults(t *testing.T) {
+	spec := goodSandbox()
+	spec.RequiredServices = Services{"db": {Image: "postgres", Healthcheck: &Healthcheck{Test: []string{"NONE"}}}}
+	spec.Resolve()
+	if err := spec.Validate(); err != nil {
+		t.Error(err)
+	}
+	if h := spec.RequiredServices["db"].Healthcheck; h.Interval != 0 || h.Retries != 0 {
+		t.Errorf("got %+v", h)
+	}
 }

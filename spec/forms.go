@@ -54,6 +54,9 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 		if scalar && strings.HasSuffix(path, "healthcheck.test") {
 			line, err := d.text(node, path)
 			*v = []string{"CMD-SHELL", line}
+			if line == "NONE" { // which no command is called
+				*v = []string{line}
+			}
 			return true, err
 		}
 	}

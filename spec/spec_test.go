@@ -334,3 +334,12 @@ func TestAFlagThatIsGivenEmptyTakesAway(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 }
+
+func TestAHealthTestCanBeTurnedOff(t *testing.T) {
+	for _, test := range []string{"NONE", "[NONE]"} {
+		d, err := Parse([]byte("image: x\nrequired_services: {db: {image: y, healthcheck: {test: "+test+"}}}"), Options{})
+		if err != nil || d.Validate() != nil || !d.Spec.RequiredServices["db"].Healthcheck.Off() {
+			t.Errorf("%s: %+v, %v, %v", test, d, err, d.Validate())
+		}
+	}
+}

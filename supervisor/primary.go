@@ -19,6 +19,8 @@ const (
 	restartMost  = 30 * time.Second
 	steadyAfter  = time.Minute // a run this long starts the backoff again
 
+	graceLooks = 25 * time.Millisecond // between two looks at the end of the grace
+
 	everyPrimaryOutput = 50 * time.Millisecond // between two notices of output
 )
 
@@ -30,6 +32,8 @@ type primary struct {
 
 	stopping chan struct{} // closed by stop
 	done     chan struct{} // closed when run returns, or when it never will
+
+	stopSignal syscall.Signal // that asks the command to end; 0: TERM, to its whole tree
 
 	mu       sync.Mutex
 	begun    bool
@@ -49,6 +53,7 @@ func (p *primary) begin(w *control.Welcome) {
 	defer p.mu.Unlock()
 	if !p.stopped {
 		p.begun = true
+		p.stopSignal = syscall.Signal(w.StopSignal)
 		go p.run(w)
 	}
 }
@@ -148,16 +153,46 @@ func (p *primary) await(c *child) {
 	case <-c.exited:
 		p.s.trees.kill(mine)
 	case <-p.stopping:
-		p.s.trees.end(mine, func() time.Time {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return p.deadline
-		}, c.exited)
+		p.askToEnd(c)
+		p.s.trees.end(mine, p.graceEnds, c.exited)
 		select {
 		case <-c.exited:
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// askToEnd sends the command its own stop signal, if it has one, and returns when it has ended, or its
+// grace is over. The signal means something to the command itself, so its children get none yet:
+// nginx, say, ends them once they have answered.
+func (p *primary) askToEnd(c *child) {
+	if p.stopSignal == 0 || p.stopSignal == unix.SIGTERM {
+		return
+	}
+	select {
+	case <-c.exited:
+		return
+	default:
+	}
+	p.signal(p.stopSignal)
+	p.signal(unix.SIGCONT) // a stopped process takes it only when it goes on
+	for {
+		left := time.Until(p.graceEnds())
+		if left <= 0 {
+			return
+		}
+		select {
+		case <-c.exited:
+			return
+		case <-time.After(min(left, graceLooks)): // it may have been shortened
+		}
+	}
+}
+
+func (p *primary) graceEnds() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.deadline
 }
 
 // change sets the state and tells the worker.

@@ -44,6 +44,7 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 		return nil, err
 	}
 	welcome.Key, welcome.DefaultUser, welcome.DefaultCwd = secret, defaults.User, defaults.Cwd
+	welcome.StopSignal = defaults.StopSignal
 	if welcome.Command == nil {
 		welcome.Command = defaults.Command
 	}

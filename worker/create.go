@@ -89,7 +89,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if cwd == "" {
 		cwd = image.Cwd
 	}
-	if err := d.saveDefaults(defaults{User: user, Cwd: cwd}); err != nil {
+	if err := d.saveDefaults(defaults{User: user, Cwd: cwd, StopSignal: image.StopSignal}); err != nil {
 		return err
 	}
 	bound, err := s.keepBindings(ctx, b, d, image, user, mounts)

@@ -122,6 +122,9 @@ type defaults struct {
 	User    string   `json:"user,omitempty"`
 	Cwd     string   `json:"cwd,omitempty"`
 	Command []string `json:"command,omitempty"` // of a service
+
+	StopSignal  int                   `json:"stop_signal,omitempty"` // that the container's own command ends by; 0: TERM
+	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // of a service
 }
 
 func (d directory) saveDefaults(v defaults) error {

@@ -47,9 +47,10 @@ type service struct {
 	problem  string // why it is not ready yet
 
 	// Only the goroutine's own.
-	epoch    int64 // of the engine, when the container was last seen running
-	oom      bool  // the last end of its command, or of its container, was for want of memory
-	failures int   // health tests that failed in a row
+	health   *protocol.Healthcheck // nil: it is ready when it runs
+	epoch    int64                 // of the engine, when the container was last seen running
+	oom      bool                  // the last end of its command, or of its container, was for want of memory
+	failures int                   // health tests that failed in a row
 	tested   time.Time
 
 	notBefore time.Time // a container that ended is not started again before
@@ -350,6 +351,9 @@ func (v *service) raise(ctx context.Context) error {
 	if err != nil {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's directory is gone")
 	}
+	if v.health, err = v.healthcheck(d); err != nil {
+		return err
+	}
 	// Also where an earlier try came so far; one that ran before has changed what was copied.
 	if !c.Running && c.StartedAt.IsZero() {
 		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies); err != nil {
@@ -432,7 +436,10 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if len(command) == 0 {
 		command = image.Cmd
 	}
-	defaults := defaults{User: v.spec.User, Cwd: image.Cwd, Command: append(slices.Clone(image.Entrypoint), command...)}
+	defaults := defaults{
+		User: v.spec.User, Cwd: image.Cwd, Command: append(slices.Clone(image.Entrypoint), command...),
+		StopSignal: image.StopSignal, Healthcheck: image.Healthcheck,
+	}
 	if len(defaults.Command) == 0 {
 		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "the image has no command, and the spec neither")
 	}
@@ -454,6 +461,21 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	id, err := v.s.w.engine.CreateContainer(context.WithoutCancel(ctx), v.containerSpec(d, image))
 	v.s.w.cfg.Probe("after-service-create")
 	return id, naming(err, docker.ReasonNoDiskQuota, v.sandbox.ServiceField(v.name)+".disk")
+}
+
+// healthcheck is the spec's, else the image's, nil for none.
+func (v *service) healthcheck(d directory) (*protocol.Healthcheck, error) {
+	defaults, err := d.defaults()
+	h := v.spec.Healthcheck
+	if h == nil {
+		h = defaults.Healthcheck
+	}
+	if h == nil || h.Off() {
+		return nil, err
+	}
+	resolved := *h
+	resolved.Resolve()
+	return &resolved, err
 }
 
 // containerSpec is the service's container.

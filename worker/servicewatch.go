@@ -29,7 +29,7 @@ const (
 // only at their end; so tests may come often, and a quick service is ready quickly.
 func (v *service) untilHealthy(ctx context.Context) error {
 	began := time.Now()
-	h := v.spec.Healthcheck
+	h := v.health
 	for pause := testFirst; ; pause *= 2 {
 		if err := v.look(ctx); err != nil {
 			return err
@@ -239,7 +239,7 @@ func (v *service) judge(ctx context.Context) {
 	if looping || !p.Running || v.s.attachedTo(v.name) == nil {
 		return
 	}
-	h := v.spec.Healthcheck
+	h := v.health
 	if h == nil {
 		if failed && v.mayRecover(&status) && time.Since(p.Since) >= v.crash.guard {
 			v.recovered(ctx)
@@ -295,7 +295,7 @@ func (v *service) due() time.Duration {
 	running := v.attached != nil && v.proc.Running
 	v.s.mu.Unlock()
 	var due time.Duration
-	if h := v.spec.Healthcheck; h != nil && running {
+	if h := v.health; h != nil && running {
 		due = max(time.Until(v.tested.Add(h.Interval.Std())), time.Millisecond)
 	}
 	if mayLoop && (due == 0 || due > judgePeriod) {

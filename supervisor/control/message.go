@@ -73,10 +73,11 @@ type Hello struct {
 // primary command.
 type Welcome struct {
 	Version     int               `json:"v"`
-	Key         []byte            `json:"key"`               // 32 bytes; authenticates exit records
-	Command     []string          `json:"command,omitempty"` // the primary command, if there is one
-	Env         map[string]string `json:"env,omitempty"`     // for the primary command, over the supervisor's own environment
-	Grace       time.Duration     `json:"grace,omitempty"`   // TERM to KILL for the primary command, when the supervisor gets TERM
+	Key         []byte            `json:"key"`                   // 32 bytes; authenticates exit records
+	Command     []string          `json:"command,omitempty"`     // the primary command, if there is one
+	Env         map[string]string `json:"env,omitempty"`         // for the primary command, over the supervisor's own environment
+	Grace       time.Duration     `json:"grace,omitempty"`       // TERM to KILL for the primary command, when the supervisor gets TERM
+	StopSignal  int               `json:"stop_signal,omitempty"` // that the primary command ends by; default TERM, to its whole tree
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
 }

@@ -17,7 +17,8 @@ import (
 
 // ContainerSpec describes a container. What it does not name is the engine's default, but for the
 // restart policy (none), the log (none: a supervisor writes nothing to it), the image's health check
-// (off) and the stop signal (TERM, whatever the image says).
+// (off) and the stop signal (TERM, whatever the image says): what runs in it is the supervisor, which
+// has both for the image's command.
 type ContainerSpec struct {
 	Name            string
 	Image           string

@@ -23,7 +23,9 @@ type Image struct {
 	Cwd          string
 	Entrypoint   []string
 	Cmd          []string
-	Size         int64 // bytes
+	StopSignal   int                   // that its command ends by; 0: TERM
+	Healthcheck  *protocol.Healthcheck // nil: none; without the defaults that are not the image's
+	Size         int64                 // bytes
 	OS           string
 	Architecture string
 }
@@ -41,6 +43,7 @@ func (e *Engine) FindImage(ctx context.Context, ref string) (Image, error) {
 			Size: got.Size, OS: got.Os, Architecture: got.Architecture}
 		if c := got.Config; c != nil {
 			img.User, img.Env, img.Cwd, img.Entrypoint, img.Cmd = c.User, c.Env, c.WorkingDir, c.Entrypoint, c.Cmd
+			img.StopSignal, img.Healthcheck = signalOf(c.StopSignal), healthcheckOf(c.Healthcheck, c.Shell)
 		}
 		return nil
 	})

@@ -246,6 +246,43 @@ func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
 	}
 }
 
+func TestPrimary_EndsByItsStopSignal(t *testing.T) {
+	t.Parallel()
+	script := `(trap 'echo child usr1' USR1; trap 'echo child term; exit 0' TERM; echo up; while :; do sleep 0.02; done) &
+		trap 'echo asked; sleep 0.3; echo done; exit 0' USR1; trap 'echo term' TERM; while :; do sleep 0.02; done`
+	welcome := control.Welcome{Command: []string{"sh", "-c", script}, StopSignal: int(syscall.SIGUSR1), Grace: time.Minute}
+	for how, end := range map[string]func(*sandbox) error{
+		"by the worker":      func(s *sandbox) error { return s.link.StopAll(t.Context(), time.Minute) },
+		"with its container": func(s *sandbox) error { s.stop(10 * time.Second); return nil },
+	} {
+		s := newSandbox(t, option{welcome: welcome})
+		out := func() string {
+			data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
+			return string(data)
+		}
+		s.poll("its start", func() bool { return out() == "up\n" })
+		if err := end(s); err != nil {
+			t.Fatal(err)
+		}
+		// What it left behind is asked in the way that everything is.
+		if want := "up\nasked\ndone\nchild term\n"; out() != want {
+			t.Errorf("ended %s, its output is %q, want %q", how, out(), want)
+		}
+	}
+	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "trap '' USR1; echo up; while :; do sleep 0.02; done"}, StopSignal: int(syscall.SIGUSR1)}})
+	s.await("its start", func() bool { return len(s.primary) > 0 })
+	began := time.Now()
+	if err := s.link.StopAll(t.Context(), 300*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < 300*time.Millisecond || took > 5*time.Second {
+		t.Errorf("one that does not heed it ended after %s, its grace is 300ms", took)
+	}
+	if left := s.processes(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "sleep 1000 & head -c 3000000 /dev/zero; exit 4"}}})

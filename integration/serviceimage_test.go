@@ -1,0 +1,101 @@
+package integration
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// TestAnImagesOwnHealthcheckAndStopSignalAreUsed has services of an image with both, and the sandbox's
+// own command in it.
+func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
+	t.Parallel()
+	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term >>/tmp/end' TERM; `
+	ref := imageWith(t, "health",
+		`HEALTHCHECK --interval=200ms --timeout=2s --retries=5 --start-period=20s CMD id -u >>/tmp/tests; test -e /tmp/well`,
+		`STOPSIGNAL SIGUSR1`, `USER box`,
+		fmt.Sprintf(`CMD ["sh", "-c", "%ssleep 1; touch /tmp/well; while :; do sleep 0.05; done"]`, ends))
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	v := protocol.Service{Image: ref, Memory: 32 << 20}
+	off, own := v, v
+	off.Healthcheck = &protocol.Healthcheck{Test: []string{"NONE"}}
+	own = withCheck(own, "touch /tmp/own")
+	spec := withServices(f, services{"image": v, "off": off, "own": own}, nil)
+	spec.Image, spec.Command, spec.Grace = ref, []string{"sh", "-c", ends + "while :; do sleep 0.05; done"}, protocol.Duration(10*time.Second)
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for _, e := range f.History("s").Events {
+		if e.Kind == protocol.ServiceReady {
+			order = append(order, e.Service.Name)
+		}
+	}
+	if len(order) != 3 || order[2] != "image" {
+		t.Errorf("ready in the order %q; the image's own test passes last", order)
+	}
+	for name, script := range map[string]string{
+		"image": "sort -u /tmp/tests", // of the service's user
+		"own":   "ls /tmp/own; cat /tmp/tests 2>/dev/null || echo not the image\\'s",
+		"off":   "cat /tmp/tests 2>/dev/null || echo none",
+	} {
+		want := map[string]string{"image": "1000", "own": "/tmp/own\nnot the image's", "off": "none"}[name]
+		if got := printedBy(t, ctx, s, name, "sh", "-c", script); got != want {
+			t.Errorf("the tests of %s: %q, want %q", name, got, want)
+		}
+	}
+	// The Engine tests nothing beside, and sends nothing else to the supervisor than TERM.
+	running, err := dockerRunning(f)
+	if err != nil || len(running) != 4 {
+		t.Fatalf("running: %q, %v", running, err)
+	}
+	out, err := exec.Command("docker", append([]string{"inspect", "--format", "{{json .Config.Healthcheck.Test}} {{json .State.Health}} {{.Config.StopSignal}}"}, running...)...).Output()
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		if err != nil || line != `["NONE"] null SIGTERM` {
+			t.Errorf("the engine has %s, %v", line, err)
+		}
+	}
+	// A worker that was started anew knows them, too.
+	w := f.Processes("worker")[0]
+	w.Kill()
+	w = w.Restart()
+	printedBy(t, ctx, s, "image", "rm", "/tmp/well")
+	f.Eventually(10*time.Second, "the service has failed", func() error { return serviceIs(f, "s", "image", protocol.ServiceStateFailed) })
+	if status := f.History("s").State.Sandbox.Services["image"]; status.Reason != protocol.ReasonUnhealthy {
+		t.Errorf("it has failed with %+v", status)
+	}
+	printedBy(t, ctx, s, "image", "touch", "/tmp/well")
+	f.Eventually(10*time.Second, "it is ready again", func() error { return serviceIs(f, "s", "image", protocol.ServiceStateReady) })
+	begun := time.Now()
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begun); took > 8*time.Second {
+		t.Errorf("the stop took %s: who was asked by its own signal has been waited for until the grace was over", took)
+	}
+	if err := s.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"", "image", "off", "own"} {
+		if got := printedBy(t, ctx, s, name, "cat", "/tmp/end"); got != "asked\ndone" {
+			t.Errorf("the command of %q was ended so: %q", name, got)
+		}
+	}
+	if got := serviceEvents(f.History("s"), "off"); !slices.Equal(got, []string{"service.ready", "service.ready"}) {
+		t.Errorf("the history of the one without a test has %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, w)
+	f.Judge()
+}

@@ -1,0 +1,41 @@
+package docker
+
+import (
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Real-time signals, as the C library numbers them for programs.
+const (
+	firstRealTime = 34
+	lastRealTime  = 64
+)
+
+// signalOf reads the signal that an image's command ends by, as the Engine does: a number, or a name
+// with or without SIG. It is 0 for none, and for what is not one.
+func signalOf(text string) int {
+	name := strings.TrimPrefix(strings.ToUpper(text), "SIG")
+	if n, err := strconv.Atoi(name); err == nil {
+		if n < 1 || n > lastRealTime {
+			return 0
+		}
+		return n
+	}
+	for _, base := range []struct {
+		name   string
+		number int
+	}{{"RTMIN", firstRealTime}, {"RTMAX", lastRealTime}} {
+		offset, of := strings.CutPrefix(name, base.name)
+		if !of {
+			continue
+		}
+		n, err := strconv.Atoi(offset) // with its sign
+		if n += base.number; offset == "" || err == nil && n >= firstRealTime && n <= lastRealTime {
+			return n
+		}
+		return 0
+	}
+	return int(unix.SignalNum("SIG" + name))
+}
