@@ -3,6 +3,7 @@ package coordinator
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"path"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ const imageWorth = 0.1
 // refusals say why, one per host, in the order of the hosts' names.
 func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
 	sorted := slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
-	best := -1.0
+	best := math.Inf(-1)
 	for _, h := range sorted {
 		reason := refuse(b, h, images)
 		refusals = append(refusals, protocol.HostRefusal{Worker: h.Worker, Reason: reason})
@@ -212,9 +213,11 @@ func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	return last
 }
 
-// room says how empty a host is, from 0 to 1: the scarcer of slots and memory counts.
+// room says how empty a host is: the scarcest of slots, memory and cores counts. 1: it is empty; 0: all
+// is promised; less: its cores are promised several times over.
 func room(h *protocol.Host) float64 {
 	slots := 1 - float64(h.Sandboxes)/float64(max(h.Slots, 1))
 	memory := 1 - float64(h.UsedMem)/float64(max(h.Memory, 1))
-	return min(slots, memory)
+	cores := 1 - h.UsedCPU/max(h.CPU, 1)
+	return min(slots, memory, cores)
 }

@@ -35,6 +35,17 @@ func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
 	}
 }
 
+// Cores are not reserved, but counted: a host that has promised fewer of them is chosen, also where all
+// have promised more than they have.
+func TestPlaceCountsCores(t *testing.T) {
+	busy, idle := host("busy", 1), host("idle", 1)
+	for busy.UsedCPU, idle.UsedCPU = 2, 1; busy.UsedCPU < 20; busy.UsedCPU, idle.UsedCPU = busy.UsedCPU+4, idle.UsedCPU+4 {
+		if chosen, refusals := place(wants(1<<30), []*protocol.Host{busy, idle}, nil); chosen != idle {
+			t.Errorf("with %v and %v of %v cores promised: %+v", busy.UsedCPU, idle.UsedCPU, idle.CPU, refusals)
+		}
+	}
+}
+
 func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 	change := func(worker string, f func(*protocol.Host)) *protocol.Host {
 		h := host(worker, 0)
