@@ -164,6 +164,8 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
+	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
+	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n") // before the fleet, so that it goes after it
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()
 	mkdir(t, filepath.Join(home, ".npm"))
@@ -176,8 +178,6 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 		}
 		return n
 	}
-	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
-	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
 	for i, c := range []struct {
 		image, user, home string
 		lookups           int // so far
@@ -212,5 +212,5 @@ func importWith(t *testing.T, host, ref, passwd string) {
 	defer docker(t, host, "rm", name)
 	docker(t, host, "cp", file, name+":/etc/passwd")
 	docker(t, host, "commit", name, ref)
-	t.Cleanup(func() { docker(t, host, "rmi", "-f", ref) })
+	t.Cleanup(func() { docker(t, host, "rmi", ref) })
 }

@@ -3,6 +3,7 @@ package engines
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -47,6 +48,17 @@ func Default(tb testing.TB) *Engine {
 // unique.
 func Start(tb testing.TB, name string) *Engine {
 	tb.Helper()
+	return start(tb, name, 0)
+}
+
+// StartSmall is [Start] with the engine's data on a file system of its own, of so many bytes, in memory.
+func StartSmall(tb testing.TB, name string, size int64) *Engine {
+	tb.Helper()
+	return start(tb, name, size)
+}
+
+func start(tb testing.TB, name string, size int64) *Engine {
+	tb.Helper()
 	if os.Geteuid() != 0 {
 		tb.Fatal("starting Docker engines takes root")
 	}
@@ -65,6 +77,11 @@ func Start(tb testing.TB, name string) *Engine {
 	tb.Cleanup(e.remove)
 	run(tb, "ip", "netns", "add", e.namespace)
 	run(tb, "ip", "-n", e.namespace, "link", "set", "lo", "up")
+	if size > 0 {
+		if err := errors.Join(os.Mkdir(e.Data(), 0o710), syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
+			tb.Fatal(err)
+		}
+	}
 	e.Restart()
 	return e
 }
@@ -83,7 +100,7 @@ func (e *Engine) Restart() {
 	// machine's engine.
 	e.daemon = exec.Command("nsenter", "--net=/run/netns/"+e.namespace, "dockerd",
 		"--host", e.Host,
-		"--data-root", filepath.Join(e.dir, "data"),
+		"--data-root", e.Data(),
 		"--exec-root", filepath.Join(e.dir, "exec"),
 		"--pidfile", filepath.Join(e.dir, "pid"))
 	e.daemon.Stdout, e.daemon.Stderr = log, log
@@ -178,6 +195,9 @@ func (e *Engine) signal(signal syscall.Signal) {
 
 // Namespace is the name of the engine's network namespace, for `ip -n`, "" for the machine's own.
 func (e *Engine) Namespace() string { return e.namespace }
+
+// Data is the directory of the engine's data.
+func (e *Engine) Data() string { return filepath.Join(e.dir, "data") }
 
 func (e *Engine) log() string { return filepath.Join(e.dir, "dockerd.log") }
 

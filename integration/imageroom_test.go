@@ -1,0 +1,154 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/engines"
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/integration/registry"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker"
+)
+
+// TestQ13_UnusedImagesGoWhenTheFileSystemFills: an engine's file system of 128 MiB passes the high
+// mark, and images go until the low one: not one that is in use, to be kept, or waited for.
+func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
+	t.Parallel()
+	const size, high, low = 128 * mebibyte, 50, 45 // 64 and 57.6 MiB
+	e, main := engines.StartSmall(t, "small", size), engines.Default(t)
+	r := registry.Start(t, false)
+	door, back := r.Open(e.Listen()), r.Open(main.Listen())
+	push := func(name string, size int) string {
+		r.Push(main.Host, back, fleet.Image, name, size)
+		return door.Host + "/" + name
+	}
+	kept, used, large, waited, small := push("kept:1", mebibyte), push("used:1", 10*mebibyte), push("large:1", 20*mebibyte),
+		push("waited:1", 6*mebibyte), push("small:1", mebibyte)
+	huge := push("huge:1", 47*mebibyte)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: high, LowWater: low, PrePull: []string{kept}, Sweep: 200 * time.Millisecond}})
+	ctx := f.Context(90 * time.Second)
+	create := func(id, ref string) *sdk.Sandbox {
+		t.Helper()
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
+		if err != nil {
+			t.Fatalf("create %s: %v", id, err)
+		}
+		return s
+	}
+	// fill has so many bytes of the file system used in all, by a file of somebody else's.
+	filler := filepath.Join(e.Data(), "filler")
+	fill := func(bytes int64) {
+		t.Helper()
+		if err := os.RemoveAll(filler); err != nil {
+			t.Fatal(err)
+		}
+		if more := bytes - usedBytes(t, e.Data()); more > 0 {
+			if err := os.WriteFile(filler, make([]byte, more), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	stay := func(when string, refs ...string) {
+		t.Helper()
+		time.Sleep(time.Second) // some sweeps
+		got := imagesOf(t, e.Host)
+		for _, ref := range refs {
+			if !strings.Contains(got, ref) {
+				t.Errorf("%s: %s went: %s", when, ref, got)
+			}
+		}
+	}
+	goes := func(ref string) {
+		t.Helper()
+		f.Eventually(10*time.Second, ref+" goes", func() error {
+			if got := imagesOf(t, e.Host); strings.Contains(got, ref) {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+
+	create("used", used)
+	for id, ref := range map[string]string{"large": large, "waited": waited, "small": small} {
+		if err := create(id, ref).Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Eventually(20*time.Second, "the image of the configuration is there", func() error {
+		if got := imagesOf(t, e.Host); !strings.Contains(got, kept) {
+			return errors.New(got)
+		}
+		return nil
+	})
+	if n := usedBytes(t, e.Data()); n > size/100*low {
+		t.Fatalf("%d bytes are used before anything is to go", n)
+	}
+	stay("below the marks", kept, used, large, waited, small)
+
+	// The large one makes room enough.
+	fill(size / 100 * (high + 3))
+	goes(large)
+	stay("below the low mark", kept, used, waited, small)
+
+	// Somebody waits for one: the registry is asked whether it is still the same, and takes its time.
+	door.Fault(func(q *http.Request) registry.Fault {
+		if strings.Contains(q.URL.Path, "/waited/manifests/") {
+			return registry.Fault{Delay: 4 * time.Second}
+		}
+		return registry.Fault{}
+	})
+	blobs := door.Passed("/v2/waited/blobs/")
+	s, err := f.Client.Create(ctx, imageSpec(f, waited, protocol.PullAlways), sdk.WithID("waits"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(10*time.Second, "it waits for the registry", func() error {
+		if err := s.Refresh(ctx); err != nil || s.Info().Pull == nil {
+			return fmt.Errorf("%+v, %w", s.Info(), err)
+		}
+		return nil
+	})
+	fill(size / 100 * (high + 20))
+	goes(small)
+	stay("above the high mark", kept, used, waited)
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := door.Passed("/v2/waited/blobs/"); n != blobs {
+		t.Errorf("the image that was waited for was pulled again, in %d requests", n-blobs)
+	}
+	stay("above the high mark, in use", kept, used, waited)
+
+	// A pull that fills the file system makes room by itself.
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := create("small-again", small).Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	stay("below the marks again", small)
+	create("huge", huge)
+	goes(small)
+	stay("after a large pull", kept, used, waited, huge)
+	f.Judge()
+}
+
+// usedBytes is how much of a file system is used.
+func usedBytes(t *testing.T, dir string) int64 {
+	t.Helper()
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(dir, &s); err != nil {
+		t.Fatal(err)
+	}
+	return int64(s.Blocks-s.Bfree) * s.Bsize
+}
