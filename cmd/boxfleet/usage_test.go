@@ -189,12 +189,12 @@ optional_services: {cache: {image: redis}}
 		}
 		return flags.document(os.Stdin, nil)
 	}
-	d, err := document("--service", "web=nginx:1=x", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
+	_, err := document("--service", "web=nginx:1=x", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
 		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
 	if err == nil || protocol.AsError(err).Field != "spec.required_services.web.image" {
 		t.Errorf("an image that is none: %v", err)
 	}
-	d, err = document("--service", "web=nginx:1", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
+	d, err := document("--service", "web=nginx:1", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
 		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
 	if err != nil {
 		t.Fatal(err)

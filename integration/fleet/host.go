@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/network"
@@ -265,7 +266,7 @@ func (f *Fleet) removeAll(address, deployment string) {
 	defer wall.Close()
 	errs = append(errs, wall.Remove())
 	for _, err := range errs {
-		if err != nil && !client.IsErrNotFound(err) {
+		if err != nil && !cerrdefs.IsNotFound(err) {
 			f.TB.Errorf("clean up: %v", err)
 		}
 	}
