@@ -205,6 +205,10 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (firewall.Ne
 			return firewall.Network{}, err
 		}
 		n := firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: policy}
+		if s.w.bridgeExists(n.Bridge) { // somebody else's, or an orphan: the engine would take it for its own
+			s.w.subnets.passOver(subnet)
+			continue
+		}
 		if err := s.w.protect(n); err != nil {
 			s.w.subnets.give(subnet)
 			return n, err

@@ -130,6 +130,11 @@ func (w *worker) unprotect(bridge string) error {
 	return w.isolation.wall.Forget(bridge)
 }
 
+// bridgeExists says whether a network would find an interface that has its bridge's name.
+func (w *worker) bridgeExists(bridge string) bool {
+	return w.isolation.wall != nil && w.isolation.wall.Exists(bridge)
+}
+
 // mark is to be taken before the engine's networks are listed for syncRules.
 func (w *worker) mark() uint64 {
 	if w.isolation.wall == nil {
@@ -152,6 +157,11 @@ func (w *worker) syncRules(ctx context.Context, mark uint64, networks []docker.N
 	err := w.isolation.wall.Sync(mark, list)
 	if err == nil {
 		err = w.checkPlace(ctx)
+	}
+	if err == nil {
+		if err := w.removeOrphanBridges(ctx); err != nil && ctx.Err() == nil {
+			w.log.Warn("bridges without a network are looked at again later", "error", err)
+		}
 	}
 	if !w.isolation.health.set(err) {
 		return

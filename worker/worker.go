@@ -45,7 +45,7 @@ type Config struct {
 	SSHAgent     string       // socket of the ssh agent that the tool git offers; "": none
 	NetworkPool  string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
 	Ephemeral    bool         // remove the engine's mark at the end: for a deployment that does not come back
-	ReapDryRun   bool         // report what the log says is over, and remove nothing of it
+	ReapDryRun   bool         // report what the log says is over, and bridges without a network, and remove nothing of it
 	OnReady      func()       // called once, when work is taken; may be nil
 	Logger       *slog.Logger // default slog.Default
 
@@ -134,6 +134,7 @@ type worker struct {
 	homes      homes
 	abilities  *abilities
 	isolation  *isolation
+	orphans    orphans
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time
@@ -285,8 +286,11 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range append(used, machineSubnets()...) {
+	for _, p := range used {
 		w.subnets.use(p)
+	}
+	for _, p := range machineSubnets() {
+		w.subnets.avoid(p)
 	}
 	return nil
 }

@@ -142,7 +142,7 @@ func (c *config) settings() []setting {
 		{"worker.max_pids", "90", "percent of the host's processes and threads", roleW, "", parsed(&w.Watermarks.PIDs, strconv.Atoi)},
 		{"worker.crash_window", "5m0s", "a primary command or service that never ran for crash_guard within this loops: its sandbox, or the service, has failed", roleW, "", parsed(&w.CrashWindow, positive)},
 		{"worker.crash_guard", "30s", "a command that has run for so long is not looping", roleW, "", parsed(&w.CrashGuard, positive)},
-		{"worker.reap_dry_run", "false", "true: report what the log says is over on the host, and remove nothing of it", roleW, "", parsed(&w.ReapDryRun, strconv.ParseBool)},
+		{"worker.reap_dry_run", "false", "true: report what is over on the host, sandboxes by the log and bridges without a network, and remove nothing of it", roleW, "", parsed(&w.ReapDryRun, strconv.ParseBool)},
 		{"worker.network_pool", "10.201.0.0/16", "IPv4 prefix that the networks of sandboxes come from", upAndW, "", text(&w.NetworkPool)},
 		{"worker.firewall", "required", "required: take no sandbox unless nftables keeps its network apart; off: take them as the host is, and only with network internet", upAndW, "", oneOf(&w.Firewall, "required", protocol.FirewallOff)},
 		{"worker.deny_networks", "", "IPv4 ranges that no sandbox reaches, whatever its spec allows", upAndW, "", list(&w.DenyNetworks)},

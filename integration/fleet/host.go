@@ -96,8 +96,8 @@ func (h *host) note(ctx context.Context) (traces, error) {
 	for _, n := range networks {
 		t.bridges[n.Options["com.docker.network.bridge.name"]] = true
 	}
-	rules, ruleErr := h.rules()
-	for _, r := range rules {
+	named, recorded, ruleErr := h.rules()
+	for _, r := range append(named, recorded...) {
 		t.bridges[r] = true
 	}
 	return t, errors.Join(err, ruleErr)
@@ -146,10 +146,13 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 			say("network namespace %s", file)
 		}
 	}
-	rules, err := h.rules()
+	rules, recorded, err := h.rules()
 	failed(err)
 	for _, r := range rules {
 		say("rules of bridge %s", r)
+	}
+	for _, r := range recorded {
+		before.bridges[r] = true
 	}
 	bridges, err := h.orphanBridges(ctx, before.bridges)
 	failed(err)
@@ -159,22 +162,25 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	return left
 }
 
-// rules lists the bridges that the deployment's table has something of.
-func (h *host) rules() ([]string, error) {
+// recordedBridges is the set of the deployment's table that keeps the bridges which were made, from one
+// look of a worker at its host to the next also those that are gone.
+const recordedBridges = "made"
+
+// rules lists the bridges that the deployment's table has something of, and those on its record.
+func (h *host) rules() (named, recorded []string, err error) {
 	file, err := os.Open(h.namespace + "/ns/net")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer file.Close()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(file.Fd())))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var named []string
 	there := false
 	for _, c := range chains {
 		if c.Table.Name == h.table() {
@@ -185,22 +191,26 @@ func (h *host) rules() ([]string, error) {
 		}
 	}
 	if !there {
-		return nil, nil
+		return nil, nil, nil
 	}
 	sets, err := conn.GetSets(&nftables.Table{Family: nftables.TableFamilyINet, Name: h.table()})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, set := range sets {
 		elements, err := conn.GetSetElements(set)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, e := range elements {
-			named = append(named, unix.ByteSliceToString(e.Key))
+			if name := unix.ByteSliceToString(e.Key); set.Name == recordedBridges {
+				recorded = append(recorded, name)
+			} else {
+				named = append(named, name)
+			}
 		}
 	}
-	return named, nil
+	return named, recorded, nil
 }
 
 func (h *host) table() string { return "boxfleet-" + h.deployment }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +83,15 @@ func newHost(t *testing.T) *host {
 
 func (h *host) ip(args ...string) string {
 	return run(h.t, "ip", append([]string{"-n", h.namespace}, args...)...)
+}
+
+// index is the number of an interface.
+func (h *host) index(name string) (index int) {
+	h.t.Helper()
+	number, _, _ := strings.Cut(h.ip("-o", "link", "show", name), ":")
+	index, err := strconv.Atoi(number)
+	check(h.t, err)
+	return index
 }
 
 func (h *host) nft(args ...string) string {

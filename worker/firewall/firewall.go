@@ -21,6 +21,8 @@ import (
 const (
 	// BridgePrefix begins the names of the bridges of all sandboxes, of whichever deployment.
 	BridgePrefix = "bxf-"
+	// SubnetBits is the size of a sandbox's network: 16 addresses, of which Docker uses four.
+	SubnetBits = 28
 
 	transactionLimit = 10 * time.Second
 	socketBuffer     = 8 << 20 // for the kernel's answers to one transaction

@@ -23,6 +23,7 @@ const (
 	chainRefuse     = "refuse"
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
+	setMade         = "made"
 )
 
 // The chains come after connections are looked up (-200) and before addresses are translated (-100):
@@ -35,6 +36,7 @@ type script struct {
 	table    *nftables.Table
 	networks *nftables.Set // bridge: its chain
 	bridges  *nftables.Set
+	made     *nftables.Set // record of bridges that were asked for
 	refuse   expr.Any
 	silent   bool // refuse by silence: the kernel cannot answer before routing
 }
@@ -45,6 +47,7 @@ func newScript(conn *nftables.Conn, table string, silent bool) *script {
 		conn: conn, table: t,
 		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict},
 		bridges:  &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
+		made:     &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}, // so that `nft` can print it
 		refuse:   &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent,
 	}
 	return s
@@ -57,6 +60,9 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 		return err
 	}
 	if err := s.conn.AddSet(s.bridges, nil); err != nil {
+		return err
+	}
+	if err := s.conn.AddSet(s.made, nil); err != nil {
 		return err
 	}
 	for _, name := range []string{chainRefuse, chainNever, chainInternet, chainNone} {
@@ -138,13 +144,15 @@ func (s *script) network(n Network) error {
 	}
 	s.rule(n.Bridge, nil, jump(chainNone))
 	key := ifname(n.Bridge)
-	if err := s.conn.SetAddElements(s.bridges, []nftables.SetElement{{Key: key}}); err != nil {
-		return err
+	for _, set := range []*nftables.Set{s.made, s.bridges} {
+		if err := s.conn.SetAddElements(set, []nftables.SetElement{{Key: key}}); err != nil {
+			return err
+		}
 	}
 	return s.conn.SetAddElements(s.networks, []nftables.SetElement{{Key: key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
 }
 
-// forget takes a network away. The transaction fails where something of it is not there.
+// forget takes the rules of a network away, and keeps the record of its bridge. The transaction fails where something of it is not there.
 func (s *script) forget(bridge string) error {
 	key := []nftables.SetElement{{Key: ifname(bridge)}}
 	if err := s.conn.SetDeleteElements(s.networks, key); err != nil {

@@ -1,0 +1,84 @@
+package worker
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+func TestABridgeIsAnOrphanSinceItWasFirstSeenWithoutANetwork(t *testing.T) {
+	bridge := func(subnet string, index int) firewall.Bridge {
+		p := netip.MustParsePrefix(subnet)
+		return firewall.Bridge{Name: firewall.BridgeName(p), Subnet: p, Index: index}
+	}
+	one, two := bridge("10.201.0.0/28", 1), bridge("10.201.0.16/28", 2)
+	first, second, third := time.Unix(1, 0), time.Unix(2, 0), time.Unix(3, 0)
+
+	pool := netip.MustParsePrefix("10.201.0.0/16")
+	o := orphans(nil).look([]firewall.Bridge{one, two}, pool, nil, nil, first)
+	if len(o) != 2 || !o[one].Equal(first) {
+		t.Fatalf("first look: %v", o)
+	}
+	used := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/24")} // by whichever network
+	if got := o.look([]firewall.Bridge{one, two}, pool, used, nil, second); len(got) != 0 {
+		t.Errorf("their subnet is used: %v", got)
+	}
+	if got := o.look([]firewall.Bridge{one}, pool, nil, []docker.Network{{Bridge: one.Name}}, second); len(got) != 0 {
+		t.Errorf("a network has it: %v", got)
+	}
+	if got := o.look([]firewall.Bridge{one}, netip.MustParsePrefix("10.202.0.0/16"), nil, nil, second); len(got) != 0 {
+		t.Errorf("it is not of this worker's pool: %v", got)
+	}
+	o = o.look([]firewall.Bridge{one}, pool, nil, nil, second) // the other was seen with a network
+	if len(o) != 1 || !o[one].Equal(first) {
+		t.Errorf("second look: %v", o)
+	}
+	again := one
+	again.Index++ // made anew
+	o = o.look([]firewall.Bridge{again, two}, pool, nil, nil, third)
+	if len(o) != 2 || !o[again].Equal(third) || !o[two].Equal(third) {
+		t.Errorf("third look: %v", o)
+	}
+}
+
+func TestASubnetThatAnInterfaceHasIsNotGivenOutUntilItIsGone(t *testing.T) {
+	s, err := newSubnets("10.201.0.0/26") // four
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := func() (list []string) {
+		for {
+			p, err := s.take()
+			if err != nil {
+				slices.Sort(list)
+				return list
+			}
+			list = append(list, p.Addr().String())
+		}
+	}
+	network := netip.MustParsePrefix("10.201.0.0/28")
+	s.use(network)
+	s.avoid(network) // the network's own bridge
+	s.avoid(netip.MustParsePrefix("10.201.0.32/27"))
+	if got := taken(); !slices.Equal(got, []string{"10.201.0.16"}) {
+		t.Errorf("given out: %q", got)
+	}
+	s.regain(netip.MustParsePrefix("10.201.0.48/28"))
+	s.give(network)
+	s.regain(netip.MustParsePrefix("10.201.0.16/28")) // which is used
+	if got := taken(); !slices.Equal(got, []string{"10.201.0.0", "10.201.0.48"}) {
+		t.Errorf("given out: %q", got)
+	}
+	s.passOver(network)
+	if got := taken(); len(got) != 0 {
+		t.Errorf("given out: %q", got)
+	}
+	s.regain(network)
+	if got := taken(); !slices.Equal(got, []string{"10.201.0.0"}) {
+		t.Errorf("given out: %q", got)
+	}
+}
