@@ -12,6 +12,10 @@
 // one operation, until nothing is left to do. A restart asks the same question and goes on; there
 // is no second path for recovery. step.go, subnet.go, crashloop.go are pure.
 //
+// The services of a sandbox have a goroutine each, which services.go keeps: service.go is one of them,
+// servicestart.go brings it up, servicecontainer.go makes and starts its container, servicehealth.go
+// says when it is ready, servicewatch.go whether it stays so.
+//
 // Nothing on the host is changed without the lock: every request that changes something passes the
 // fence in worker/docker, and starting an exec passes it here.
 //

@@ -85,6 +85,32 @@ func (a *attachment) end(ctx context.Context, grace time.Duration) bool {
 	return err == nil
 }
 
+// Which execs' ends are waited for.
+func ofPrimary(r *execRun) bool { return r.service == "" }
+func ofAll(*execRun) bool       { return true }
+
+// runsEnded waits until the goroutines of the execs that are meant have appended their ends.
+func (s *sandbox) runsEnded(ctx context.Context, within time.Duration, meant func(*execRun) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, within+10*time.Second)
+	defer cancel()
+	s.mu.Lock()
+	runs := make([]*execRun, 0, len(s.runs))
+	for _, r := range s.runs {
+		if meant(r) {
+			runs = append(runs, r)
+		}
+	}
+	s.mu.Unlock()
+	for _, r := range runs {
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return protocol.Errorf(protocol.DeadlineExceeded, "", "exec %s does not end", r.id)
+		}
+	}
+	return nil
+}
+
 // halt stops a container that should not run, and keeps it.
 func (s *sandbox) halt(ctx context.Context, b *protocol.Sandbox) error {
 	if s.container.ID != "" {

@@ -3,130 +3,16 @@ package worker
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/oklog/ulid/v2"
-
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// How a service becomes ready. Health tests run through the supervisor, as execs that no log has: a
-// timeout then ends the test's whole tree, which the Engine's own health check does not, and all
-// fields work on an Engine of any version (start_interval came with 25).
 const (
-	steadyFor   = 500 * time.Millisecond // a service without a health check is ready when it has run so long
-	endsMost    = 3                      // a command that ended so often before it was ready has failed
-	testFirst   = 100 * time.Millisecond // from the first test to the second; then twice as long, up to the start interval
-	againFirst  = time.Second            // until a container that ended is started again; then twice as long
+	againFirst  = time.Second // until a container that ended is started again; then twice as long
 	againMost   = 30 * time.Second
 	judgePeriod = time.Second // between two looks at a command that may be looping
 )
-
-// untilHealthy waits until the service is healthy: its test passes, or, without one, it runs and goes
-// on running. What failed before the start period was over, and retries intervals after it, counts
-// only at their end; so tests may come often, and a quick service is ready quickly.
-func (v *service) untilHealthy(ctx context.Context) error {
-	began := time.Now()
-	h := v.health
-	for pause := testFirst; ; pause *= 2 {
-		if err := v.look(ctx); err != nil {
-			return err
-		}
-		p := v.process()
-		if err := v.unsteady(&p); err != nil {
-			return err
-		}
-		wait := pause
-		switch {
-		case !p.Running:
-			v.nowWaits("its command does not run")
-			wait = judgePeriod
-		case h == nil:
-			if wait = time.Until(p.Since.Add(steadyFor)); wait <= 0 {
-				return nil
-			}
-			v.nowWaits("its command has just started")
-		default:
-			sick := v.test(ctx, h)
-			if sick == nil {
-				return nil
-			}
-			v.nowWaits("%s", sick.Message)
-			if time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
-				return sick
-			}
-			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())
-		}
-		if !awaitWake(ctx, v.wake, wait) {
-			return ctx.Err()
-		}
-	}
-}
-
-// unsteady says why a command that has not been ready yet never will be.
-func (v *service) unsteady(p *control.Primary) error {
-	ends := p.Restarts
-	if !p.Running && (p.LastExit != nil || p.Error != nil) {
-		ends++
-	}
-	switch {
-	case p.Error != nil: // it cannot be started at all
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "its command cannot be started: %s", p.Error.Message)
-	case ends == 0 || p.LastExit == nil:
-		return nil
-	case p.OOMKills > 0 && *p.LastExit == killedExit:
-		v.oom = true
-		return v.outOfMemory()
-	case ends >= endsMost:
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
-			"its command ended %d times before it was ready, at last with exit code %d", ends, *p.LastExit)
-	}
-	return nil
-}
-
-// test runs the health test once and says why the service is not healthy, nil where it is.
-func (v *service) test(ctx context.Context, h *protocol.Healthcheck) *protocol.Error {
-	sick := func(format string, args ...any) *protocol.Error {
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnhealthy, format, args...)
-	}
-	a := v.s.attachedTo(v.name)
-	if a == nil {
-		return sick("the service's container does not run")
-	}
-	argv := h.Test[1:]
-	if h.Test[0] == "CMD-SHELL" {
-		argv = []string{"/bin/sh", "-c", h.Test[1]}
-	}
-	id := "health-" + strings.ToLower(ulid.Make().String())
-	r, output, err := v.s.command(ctx, a, control.Start{ID: id, Argv: argv, Timeout: h.Timeout.Std()})
-	v.tested = time.Now()
-	if err != nil {
-		return sick("the health test did not end: %v", err)
-	}
-	go a.forgetCommand(id)
-	switch {
-	case r.TimedOut:
-		return sick("the health test ran longer than %s%s", h.Timeout, said(output))
-	case r.Failed:
-		return sick("the health test could not be run: %v", r.Error)
-	case r.ExitCode == nil:
-		return sick("the health test was interrupted")
-	case *r.ExitCode != 0:
-		return sick("the health test ended with exit code %d%s", *r.ExitCode, said(output))
-	}
-	return nil
-}
-
-// said is the last line of a test's output.
-func said(output []byte) string {
-	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD"), "\n")
-	if last := lines[len(lines)-1]; last != "" {
-		return ", saying " + last
-	}
-	return ""
-}
 
 // watch keeps the container running and says in the log when the service stops to be what the log
 // says it is: ready, or failed.

@@ -1,0 +1,94 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// begin brings the service up: container, supervisor, health, hooks. Each step can be taken again.
+func (v *service) begin(ctx context.Context) error {
+	deadline := time.Now().Add(v.sandbox.CreateTimeout.Std())
+	if v.required {
+		v.s.journal.View(func(st *protocol.State, _ uint64) {
+			deadline = st.Sandbox.AssignedAt.Add(v.sandbox.CreateTimeout.Std())
+		})
+	}
+	beginning, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
+		err := v.tryBegin(beginning)
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return err
+		case beginning.Err() != nil:
+			return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", v.sandbox.CreateTimeout, err)
+		case !passing(err), errors.As(err, new(*hookFailure)):
+			return err
+		}
+		v.s.log.Warn("a service is brought up again", "service", v.name, "error", err)
+		sleep(beginning, pause)
+	}
+}
+
+func (v *service) tryBegin(ctx context.Context) error {
+	if v.s.attachedTo(v.name) == nil {
+		if err := v.raise(ctx); err != nil {
+			return err
+		}
+	}
+	if err := v.untilHealthy(ctx); err != nil {
+		return err
+	}
+	if err := v.hooks(ctx); err != nil {
+		return err
+	}
+	v.s.w.cfg.Probe("before-service-ready")
+	err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady})
+	v.s.w.cfg.Probe("after-service-ready")
+	return err
+}
+
+// hooks runs the service's hooks that were not run since it was started.
+func (v *service) hooks(ctx context.Context) error {
+	status := v.status()
+	for i := status.Hooks; i < len(v.spec.PostStart); i++ {
+		h := &v.spec.PostStart[i]
+		if status.Resumed && !h.OnResume {
+			continue
+		}
+		v.nowWaits("its hook %.200q has not ended", h.Command)
+		v.s.w.cfg.Probe("before-service-hook")
+		exit, output, failed, err := v.s.runHook(ctx, fmt.Sprintf("%s %d", v.name, i), h)
+		if err != nil {
+			return err
+		}
+		v.s.w.cfg.Probe("after-service-hook")
+		events := []protocol.Event{{Kind: protocol.ServiceHook, Service: &protocol.ServiceDetails{Name: v.name, Hook: i + 1, ExitCode: exit, Output: output}}}
+		if failed != nil { // both at once: no restart may take the hook for one that went well
+			events[0].Error, events[0].Reason = failed, failed.Reason
+			events = append(events, protocol.Event{Kind: protocol.ServiceFailed, Reason: failed.Reason, Error: failed})
+		}
+		if err := v.append(ctx, events...); err != nil {
+			return err
+		}
+		if failed != nil {
+			return &hookFailure{failed}
+		}
+	}
+	return nil
+}
+
+// hookFailure says that a hook failed, which is in the log.
+type hookFailure struct{ why *protocol.Error }
+
+func (h *hookFailure) Error() string { return h.why.Error() }
+
+func (v *service) nowWaits(format string, args ...any) {
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	v.problem = fmt.Sprintf(format, args...)
+}

@@ -1,0 +1,184 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// helloWithin is how long a supervisor may take to connect once its container runs.
+const helloWithin = 20 * time.Second
+
+// start starts the container, where it does not run, and waits for its supervisor.
+func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, id string) (*attachment, error) {
+	s.detach() // of an earlier try
+	a, err := s.listen(b, d, secret)
+	if err != nil {
+		return nil, err
+	}
+	var mounted *shown
+	defer func() { mounted.close() }()
+	if s.seen.container != containerRunning {
+		mounted, err = s.startMounted(ctx, d, id)
+	} else if _, unverified := os.Stat(d.unverified()); unverified == nil { // a worker that started it came no further
+		mounted, err = s.w.openBindings(d)
+	}
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	c, err := s.w.engine.Inspect(ctx, id)
+	if err == nil && !c.Running {
+		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
+	}
+	if err == nil && mounted != nil {
+		if err = mounted.verify(c.Pid); err != nil {
+			err = errors.Join(err, s.w.engine.KillContainer(ctx, id))
+		}
+	}
+	if err == nil {
+		a.ports, err = givenPorts(b.Spec.Ports, c.Ports)
+	}
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	s.w.cfg.Probe("before-hello")
+	if err := a.greet(ctx, c.Pid); err != nil {
+		a.close()
+		return nil, err
+	}
+	s.w.cfg.Probe("after-hello")
+	s.attach(a)
+	return a, nil
+}
+
+// startMounted starts a container while the links of its mounts lead to their sources.
+func (s *sandbox) startMounted(ctx context.Context, d directory, id string) (*shown, error) {
+	mounted, err := s.w.openBindings(d)
+	if err != nil {
+		return nil, err
+	}
+	if err = mounted.show(); err == nil {
+		s.w.cfg.Probe("before-container-start")
+		err = s.whole(func() error { return s.w.engine.StartContainer(ctx, id) })
+	}
+	if hideErr := mounted.hide(); err == nil {
+		err = hideErr
+	}
+	if err == nil {
+		s.w.cfg.Probe("after-container-start")
+	}
+	return mounted, err
+}
+
+// startAgain starts a container that was made, and ran, before. What is missing is not repaired in
+// secret.
+func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachment, error) {
+	d := s.directory(b.Generation)
+	secret, err := d.secret()
+	if s.container.ID == "" || err != nil {
+		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")
+	}
+	if s.seen.container != containerRunning {
+		if err := s.protectAgain(ctx); err != nil {
+			return nil, err
+		}
+	}
+	a, err := s.start(ctx, b, d, secret, s.container.ID)
+	err, _ = portTaken(err, b.Ports)
+	return a, err
+}
+
+// attachRunning connects to the supervisor of a container that runs, after a restart of the worker.
+func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error {
+	a, err := s.startAgain(ctx, b)
+	if err != nil && !passing(err) {
+		return s.fail(ctx, b, protocol.AsError(err))
+	}
+	if err != nil || a.boot == b.Boot {
+		return err
+	}
+	return s.restarted(ctx, b, a, protocol.ReasonContainerExited)
+}
+
+// resume starts a stopped sandbox's container again.
+func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
+	starting, cancel := context.WithDeadline(ctx, b.AssignedAt.Add(b.Spec.CreateTimeout.Std()))
+	defer cancel()
+	a, err := s.startAgain(starting, b)
+	if err == nil {
+		err = s.servicesReady(starting)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, errSuperseded), ctx.Err() != nil, (passing(err) || portBusy(err)) && starting.Err() == nil:
+		return err
+	default:
+		return s.fail(ctx, b, protocol.AsError(err))
+	}
+	s.w.cfg.Probe("before-resumed")
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StatePending {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: a.boot, Ports: a.ports}}}
+	})
+	s.w.cfg.Probe("after-resumed")
+	return err
+}
+
+// restarted appends that the container was started again.
+func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachment, reason string) error {
+	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StateReady {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: a.boot, Ports: a.ports}}}
+	})
+}
+
+// maxRevivals is how often a container is started again in one tenure.
+const maxRevivals = 5
+
+// revive deals with a container that should run and does not. One that ended because the engine or
+// the machine did is started again; one that ended by itself has failed.
+func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
+	c := s.container
+	if err := s.runsEnded(ctx, b.Spec.Grace.Std(), ofPrimary); err != nil { // they read how they ended
+		return err
+	}
+	switch {
+	case c.ID == "":
+		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container is gone"))
+	case c.OOMKilled:
+		return s.fail(ctx, b, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "the sandbox ran out of memory (%s)", b.Spec.Memory))
+	}
+	if s.epoch >= 0 { // it ran when it was last seen
+		if err := s.w.engine.Ping(ctx); err != nil {
+			return err
+		}
+		if s.epoch == s.w.epoch.Load() {
+			return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the sandbox's container ended with exit code %d", c.ExitCode))
+		}
+	}
+	if s.revived++; s.revived > maxRevivals {
+		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
+			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
+	}
+	a, err := s.startAgain(ctx, b)
+	if err != nil {
+		if portBusy(err) {
+			s.revived--
+			return err
+		}
+		if passing(err) {
+			return err
+		}
+		return s.fail(ctx, b, protocol.AsError(err))
+	}
+	return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
+}
