@@ -207,6 +207,18 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		}
 	})
 
+	f.Run(t, "a pull that only says that it tries again stands still", func(t *testing.T) {
+		ref, _ := h.push("refused:1", mebibyte)
+		h.door.Fault(registry.Layers(registry.Fault{Status: http.StatusInternalServerError}))
+		defer h.door.Fault(nil)
+		started := time.Now()
+		_, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID("refused"))
+		hasError(t, "refused layers", err, protocol.Unavailable, protocol.ReasonImagePullStalled)
+		if took := time.Since(started); took < stall || took > 4*stall {
+			t.Errorf("it took %s", took)
+		}
+	})
+
 	f.Run(t, "delete ends the pull of a sandbox that is being created, if nobody else waits for it", func(t *testing.T) {
 		ref, _ := h.push("deleted:1", 20*mebibyte)
 		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte}))
@@ -251,6 +263,35 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// TestQ14_AlwaysAsksTheRegistryOncePerCreate: a worker that dies after it made the container does
+// not pull again when it goes on, and the sandbox keeps the image that it was made of.
+func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
+	t.Parallel()
+	h := newWarehouse(t, false)
+	ref, digest := h.push("always:1", 1000)
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 2 * time.Second})
+	ctx := f.Context(60 * time.Second)
+	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create"})
+	s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullAlways), sdk.WithID("always"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.AwaitKilled(30 * time.Second)
+	asked := h.door.Passed("/v2/always/manifests/")
+	h.push("always:1", 1000) // the name moves meanwhile
+	f.Worker("w1", fleet.Role{Engine: h.engine.Host})
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := h.door.Passed("/v2/always/manifests/"); n != asked || asked == 0 {
+		t.Errorf("the registry was asked %d times before the crash, and %d times after it", asked, n-asked)
+	}
+	if got := s.Info().Digest; got != digest {
+		t.Errorf("the digest is %s, it was made of %s", got, digest)
+	}
+	f.Judge()
 }
 
 // imagesOf lists the names of images on an engine.

@@ -46,6 +46,9 @@ func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("an unreachable registry took %s", took)
 	}
+	if n := len(b.proxy.Mutations()); n != 3 {
+		t.Errorf("an unreachable registry was tried %d times, want 3", n)
+	}
 	if _, err := b.PullImage(ctx, "NOT AN IMAGE", nil); protocol.CodeOf(err) != protocol.InvalidArgument {
 		t.Errorf("bad reference: %v", err)
 	}
@@ -151,6 +154,76 @@ func TestAPullThatNobodyWaitsForEnds(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Error("the engine still pulls")
 	}
+}
+
+func TestAPullInAnEngineThatHangsIsNotOneThatStandsStill(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *docker.Config) { c.PullStall, c.CallTimeout = 100*time.Millisecond, 300*time.Millisecond })
+	b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{Hang: true} })
+	if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, docker.ErrEngineUnavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhoComesAfterAnAbandonedPullBeginsAnewAndIsJoined(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
+	for i := range 20 {
+		b.proxy.Reset()
+		first, abandonFirst := context.WithCancel(t.Context())
+		second, abandonSecond := context.WithCancel(t.Context())
+		ended, joined := make(chan error, 3), make(chan bool, 3)
+		wait := func(ctx context.Context) {
+			_, err := b.PullImage(ctx, unreachable, func(protocol.PullProgress) { joined <- true })
+			ended <- err
+		}
+		go func() {
+			wait(first)
+			wait(second) // at once: the engine may not have heard yet that the first is given up
+		}()
+		eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
+		abandonFirst()
+		if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
+			t.Errorf("try %d: the first: %v", i, err)
+		}
+		eventually(t, "the second pull has begun", func() bool { return len(b.proxy.Mutations()) == 2 })
+		go wait(second)
+		for range 3 {
+			<-joined
+		}
+		time.Sleep(10 * time.Millisecond)
+		if n := len(b.proxy.Mutations()); n != 2 || len(ended) > 0 {
+			t.Errorf("try %d: %d pulls, want the abandoned one and one more; %d have ended", i, n, len(ended))
+		}
+		abandonSecond()
+		<-ended
+		<-ended
+	}
+}
+
+func TestAPullThatHasEndedIsNotJoined(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.proxy.Inject(onPull(dockertest.Fault{Status: http.StatusInternalServerError, Message: "it broke"}))
+	reporting, slow := make(chan bool), make(chan bool)
+	var first sync.WaitGroup
+	first.Go(func() {
+		_, _ = b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) {
+			close(reporting)
+			<-slow // it takes its time over what it hears, and is there still when the pull has ended
+		})
+	})
+	<-reporting
+	eventually(t, "a later pull is one of its own", func() bool {
+		_, err := b.PullImage(t.Context(), unreachable, nil)
+		if !errors.Is(err, errPullFailed) {
+			t.Errorf("got %v", err)
+		}
+		return len(b.proxy.Mutations()) > 1
+	})
+	close(slow)
+	first.Wait()
 }
 
 func onPull(fault dockertest.Fault) func(*http.Request) dockertest.Fault {
