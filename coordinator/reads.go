@@ -28,7 +28,7 @@ func (c *coordinator) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointExec:    uses(c.getExec, "sandbox", "exec", "min_sequence"),
 		protocol.EndpointExecs:   uses(c.listExecs, "sandbox", "states", "limit", "page", "min_sequence"),
 		protocol.EndpointExplain: uses(c.explain, "sandbox"),
-		protocol.EndpointHosts:   uses(c.listHosts),
+		protocol.EndpointHosts:   manyAtOnce(uses(c.listHosts, "limit", "page")),
 
 		protocol.EndpointDefaults: uses(c.defaults),
 	}
@@ -60,6 +60,16 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 		}
 		if q.Limit == 0 {
 			q.Limit = defaultLimit
+		}
+		return endpoint(ctx, tenant, q)
+	}
+}
+
+// manyAtOnce makes pages as long as they may be where the query does not say.
+func manyAtOnce(endpoint jetstream.Endpoint) jetstream.Endpoint {
+	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+		if q.Limit == 0 {
+			q.Limit = maxLimit
 		}
 		return endpoint(ctx, tenant, q)
 	}
@@ -224,10 +234,11 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 	return &protocol.Reply{Execs: page, Next: next, Sequence: s.Sandbox.Sequence}, err
 }
 
-func (c *coordinator) listHosts(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
-	hosts := c.hosts.list()
-	slices.SortFunc(hosts, func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
-	return &protocol.Reply{Hosts: hosts}, nil
+func (c *coordinator) listHosts(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
+	order := func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) }
+	token := func(h *protocol.Host) string { return fmt.Sprintf("%020d.%s", 0, h.Worker) }
+	page, next, err := paginate(c.hosts.list(), order, token, encoded, q)
+	return &protocol.Reply{Hosts: page, Next: next}, err
 }
 
 // explain says what a sandbox waits for.

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,5 +39,35 @@ func TestAPageOfLargeSandboxesFitsIntoOneMessage(t *testing.T) {
 	}
 	if len(want) > 0 {
 		t.Errorf("%v are missing", want)
+	}
+}
+
+func TestAFleetOfManyHostsIsListed(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	const n = 40
+	for i := range n { // 1.2 MB in all
+		host := &protocol.Host{Worker: fmt.Sprintf("w%02d", i), HostID: fmt.Sprint("h", i), Labels: map[string]string{"notes": strings.Repeat("x", 30<<10)}}
+		if err := d.conn.RegisterHost(t.Context(), host); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := func() (workers []string) {
+		for q := (protocol.Query{}); ; {
+			reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointHosts, &q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, h := range reply.Hosts {
+				workers = append(workers, h.Worker)
+			}
+			if q.Page = reply.Next; q.Page == "" {
+				return workers
+			}
+		}
+	}
+	d.eventually("every host is listed", func() bool { return len(list()) >= n })
+	if workers := list(); !slices.IsSorted(workers) || len(slices.Compact(workers)) != n {
+		t.Errorf("the hosts are %q", workers)
 	}
 }

@@ -130,11 +130,17 @@ func (c *Client) Ping(ctx context.Context) (*protocol.Ping, error) {
 
 // Hosts lists the hosts of the fleet, as a coordinator sees them now.
 func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
-	reply, err := c.Query(ctx, protocol.EndpointHosts, protocol.Query{})
-	if err != nil {
-		return nil, err
+	var hosts []*protocol.Host
+	for q := (protocol.Query{}); ; {
+		reply, err := c.Query(ctx, protocol.EndpointHosts, q)
+		if err != nil {
+			return nil, err
+		}
+		hosts = append(hosts, reply.Hosts...)
+		if q.Page = reply.Next; q.Page == "" {
+			return hosts, nil
+		}
 	}
-	return reply.Hosts, nil
 }
 
 // Defaults reads what lies below the specs of this tenant's creates, as the operator configured it
