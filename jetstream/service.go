@@ -64,6 +64,11 @@ func (c *Conn) answer(ctx context.Context, r micro.Request, endpoint Endpoint) {
 	}
 	headers := micro.Headers{protocol.HeaderContentType: []string{contentType}}
 	data := protocol.EncodeAs(contentType, reply)
+	if int64(len(data)) > c.nc.MaxPayload()-headerRoom {
+		reply = &protocol.Reply{Version: protocol.Version, Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooLarge,
+			"the answer has %d bytes, more than a message may have: ask for a smaller limit", len(data))}
+		data = protocol.EncodeAs(contentType, reply)
+	}
 	if reply.Error != nil {
 		err = r.Error(string(reply.Error.Code), reply.Error.Error(), data, micro.WithHeaders(headers))
 	} else {
@@ -73,6 +78,9 @@ func (c *Conn) answer(ctx context.Context, r micro.Request, endpoint Endpoint) {
 		c.log.Warn("an answer is not sent", "subject", r.Subject(), "error", err)
 	}
 }
+
+// headerRoom is what the headers of an answer have at most.
+const headerRoom = 4 << 10
 
 // tenantOf is the token after "boxfleet.v1.api.": permissions vouch for it.
 func tenantOf(subject string) string {

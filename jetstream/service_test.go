@@ -3,6 +3,7 @@ package jetstream_test
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +29,11 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 					if q.Sandbox == "none" {
 						return nil, protocol.Errorf(protocol.NotFound, "", "no sandbox %s", q.Sandbox)
 					}
-					return &protocol.Reply{Sandbox: &protocol.Sandbox{Tenant: tenant, ID: q.Sandbox}}, nil
+					reply := &protocol.Reply{Sandbox: &protocol.Sandbox{Tenant: tenant, ID: q.Sandbox}}
+					if q.Sandbox == "large" {
+						reply.Sandbox.Reason = strings.Repeat("x", 1<<20)
+					}
+					return reply, nil
 				},
 			}, nil)
 		})
@@ -43,6 +48,8 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 		}
 		_, err := c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "none"})
 		wantError(t, err, protocol.NotFound, "")
+		_, err = c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "large"})
+		wantError(t, err, protocol.ResourceExhausted, protocol.ReasonTooLarge)
 
 		nc := d.raw(t)
 		ask := func(body string) (reply map[string]any, m *nats.Msg) {
