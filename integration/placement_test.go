@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,12 +103,7 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
-	proxy.Inject(func(q *http.Request) dockertest.Fault {
-		if strings.HasSuffix(q.URL.Path, "/events") && strings.Contains(q.URL.RawQuery, "image") {
-			return dockertest.Fault{Hang: true}
-		}
-		return dockertest.Fault{}
-	})
+	proxy.Inject(deafToImages)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: 300 * time.Millisecond}})
 	ref := "boxfleet/unheard:" + strings.ToLower(rand.Text()[:10])
@@ -121,4 +117,37 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	if err := s.WaitReady(f.Context(5 * time.Second)); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestNeverPullsThoughTheImageWentMeanwhile: placement trusts what the host said last.
+func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
+	t.Parallel()
+	main := engines.Default(t)
+	proxy, host := dockertest.StartProxy(t, main.Socket)
+	proxy.Inject(deafToImages)
+	ref := "boxfleet/unheard:" + strings.ToLower(rand.Text()[:10])
+	docker(t, main.Host, "tag", fleet.Image, ref)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: time.Hour}})
+	ctx := f.Context(time.Minute)
+	f.Eventually(10*time.Second, "the host says that it has it", func() error {
+		_, hosts, err := f.Client.Images(ctx)
+		if err == nil && (len(hosts) != 1 || !slices.Contains(hosts[0].Names, "docker.io/"+ref)) {
+			err = fmt.Errorf("%+v", hosts)
+		}
+		return err
+	})
+	docker(t, main.Host, "rmi", ref)
+	_, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever), sdk.WithID("gone"))
+	hasError(t, "never, and gone", err, protocol.NotFound, protocol.ReasonImageNotFound)
+	for _, r := range proxy.Mutations() {
+		if strings.HasSuffix(r.Path, "/images/create") {
+			t.Error("it was pulled")
+		}
+	}
+}
+
+// deafToImages has an engine not tell what becomes of images.
+func deafToImages(q *http.Request) dockertest.Fault {
+	return dockertest.Fault{Hang: strings.HasSuffix(q.URL.Path, "/events") && strings.Contains(q.URL.RawQuery, "image")}
 }
