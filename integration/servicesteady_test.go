@@ -1,0 +1,60 @@
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// TestAServiceThatStumblesNowAndThenHasNotFailed has services end and be unhealthy less often than is a
+// failure: the window, the guard and the retries each hold.
+func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{CrashWindow: 6 * time.Second, CrashGuard: 2 * time.Second})
+	ctx := f.Context(time.Minute)
+	spec := withServices(f, services{
+		// Ends again and again, and each time ran for longer than the guard.
+		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
+		// Ends once, at once, and is started again within the window.
+		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),
+		// Fails one test of those that may fail in a row.
+		"sick": withCheck(small("exec sleep 1000"), "! rm /tmp/sick 2>/dev/null"),
+	}, nil)
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printedBy(t, ctx, s, "once", "touch", "/tmp/end")
+	for range 3 {
+		printedBy(t, ctx, s, "sick", "touch", "/tmp/sick")
+		time.Sleep(600 * time.Millisecond) // its test passes in between
+	}
+	for name, runs := range map[string]int{"once": 2, "slow": 4} {
+		f.Eventually(30*time.Second, name+" was started again", func() error {
+			n, _ := strconv.Atoi(printedBy(t, ctx, s, name, "sh", "-c", "wc -l </tmp/runs"))
+			if n < runs {
+				time.Sleep(200 * time.Millisecond) // do not fill the history
+				return fmt.Errorf("%d times", n)
+			}
+			return nil
+		})
+	}
+	h := f.History("s")
+	for _, name := range []string{"slow", "once", "sick"} {
+		if got := serviceEvents(h, name); !slices.Equal(got, []string{string(protocol.ServiceReady)}) {
+			t.Errorf("the history of %s has %q", name, got)
+		}
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, w)
+	f.Judge()
+}
