@@ -13,27 +13,28 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// How long to wait before the worker's socket is tried again.
+// How long to wait before the worker's socket is tried again: a part of the time that the worker has been
+// away, so that what was waited for in vain is never much beside what had to be.
 const (
-	redialFirst = 20 * time.Millisecond
+	redialFirst = 10 * time.Millisecond
 	redialMost  = 200 * time.Millisecond
+	redialPart  = 8
 )
 
 // serve keeps a connection to the worker until ctx ends.
 func (s *supervisor) serve(ctx context.Context) {
 	socket := filepath.Join(s.config.ControlDir, control.SocketName)
-	wait := redialFirst
+	away := time.Now()
 	for ctx.Err() == nil {
 		if conn, err := net.Dial("unix", socket); err == nil {
 			if welcomed := s.session(ctx, conn); welcomed {
-				wait = redialFirst
+				away = time.Now()
 			}
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
+		case <-time.After(min(max(time.Since(away)/redialPart, redialFirst), redialMost)):
 		}
-		wait = min(2*wait, redialMost)
 	}
 }
 
