@@ -34,6 +34,9 @@ func TestFiveHundredNetworksAreWrittenAndForgotten(t *testing.T) {
 		check(t, f.Forget(network(i, "internet").Bridge))
 	}
 	t.Logf("forgetting one: %s", time.Since(start)/n)
+	if found, err := f.Abandoned(); len(found) > 0 || err != nil { // the record of them goes, too
+		t.Errorf("abandoned: %v, %v", found, err)
+	}
 	if rules := h.nft("list", "ruleset"); strings.Contains(rules, "bxf-0") {
 		t.Errorf("rules are left:\n%s", rules)
 	}
@@ -115,11 +118,13 @@ func TestRulesComeBackAndOthersAreLeftAlone(t *testing.T) {
 	}
 	// What the engine had and has no more is forgotten; what was told meanwhile is not.
 	check(t, f.Sync(f.Mark(), []firewall.Network{network(1, "internet")}))
+	check(t, f.Protect(network(5, "none")))
 	mark := f.Mark()
 	check(t, f.Protect(network(4, "none")))
-	check(t, f.Sync(mark, nil))
+	check(t, f.Forget(network(5, "none").Bridge))
+	check(t, f.Sync(mark, []firewall.Network{network(5, "none")}))
 	rules := h.nft("list", "ruleset")
-	for i, want := range map[int]bool{1: false, 2: true, 3: true, 4: true} {
+	for i, want := range map[int]bool{1: false, 2: true, 3: true, 4: true, 5: false} {
 		if got := strings.Contains(rules, "chain "+network(i, "none").Bridge); got != want {
 			t.Errorf("network %d is in the rules: %t", i, got)
 		}
