@@ -116,7 +116,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 				return nil, err
 			}
 		}
-		return s.start(ctx, b, d, secret, id)
+		return s.start(ctx, b, d, secret, docker.Container{ID: id})
 	})
 	if err != nil {
 		return err

@@ -197,19 +197,32 @@ func (w *worker) reconcile(ctx context.Context) {
 	}
 }
 
-// adopt lists what is on the host and has each sandbox looked at. What carries another deployment's
-// label, or none, is not in the list. Of what is in the list, the log says whether it should be
-// there; it is asked after the list was made, so that nothing that was just being made looks
-// foreign.
+// adopt lists what is on the host and has each sandbox looked at, while the rules of their networks are
+// written anew: those that run need not wait for that, and what is started makes sure of its own. What
+// carries another deployment's label, or none, is not in the list. Of what is in the list, the log says
+// whether it should be there; it is asked after the list was made, so that nothing that was just being
+// made looks foreign.
 func (w *worker) adopt(ctx context.Context) error {
-	objects, err := w.labelledObjects(ctx)
+	containers, err := w.engine.Containers(ctx)
 	if err != nil {
 		return err
 	}
+	mark := w.mark()
+	networks, err := w.engine.Networks(ctx)
+	if err != nil {
+		return err
+	}
+	ruled := make(chan struct{})
+	go func() {
+		defer close(ruled)
+		w.syncRules(ctx, mark, networks)
+	}()
+	defer func() { <-ruled }()
 	dirs, err := w.sandboxDirs()
 	if err != nil {
 		return err
 	}
+	objects := labelledObjects(containers, networks)
 	for _, found := range objects {
 		for _, o := range found {
 			if o.network {

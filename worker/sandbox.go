@@ -42,6 +42,7 @@ type sandbox struct {
 	// Only the goroutine's own.
 	seen      observed
 	container docker.Container
+	fresh     bool  // container was looked at in this step
 	epoch     int64 // of the engine, when the container was last seen running; -1: never in this tenure
 	revived   int
 	allEnded  bool // every container has ended: execs find out what became of them
@@ -237,6 +238,8 @@ func (s *sandbox) settle(ctx context.Context) error {
 		if err := s.do(ctx, op, st); err != nil && !errors.Is(err, errSuperseded) {
 			return err
 		}
+		st, _ = s.journal.State()
+		s.startExecs(ctx, st) // those that waited for the supervisor, before the host is looked at again
 	}
 	return protocol.Errorf(protocol.Internal, "", "the sandbox does not settle")
 }
@@ -268,7 +271,7 @@ func (s *sandbox) observe(ctx context.Context) error {
 	s.dirty = false
 	connected, network := s.attached != nil, s.networkSeen
 	s.mu.Unlock()
-	s.seen.connected = connected
+	s.seen.connected, s.fresh = connected, dirty
 	if !dirty {
 		return nil
 	}

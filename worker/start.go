@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
 // helloWithin is how long a supervisor may take to connect once its container runs.
 const helloWithin = 20 * time.Second
 
-// start starts the container, where it does not run, and waits for its supervisor.
-func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, id string) (*attachment, error) {
+// start starts the container, where it does not run, and waits for its supervisor. Of the container its
+// id must be known.
+func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, c docker.Container) (*attachment, error) {
 	s.detach() // of an earlier try
 	a, err := s.listen(b, d, secret)
 	if err != nil {
@@ -22,7 +24,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	var mounted *shown
 	defer func() { mounted.close() }()
 	if s.seen.container != containerRunning {
-		mounted, err = s.startMounted(ctx, d, id)
+		mounted, err = s.startMounted(ctx, d, c.ID)
 	} else if _, unverified := os.Stat(d.unverified()); unverified == nil { // a worker that started it came no further
 		mounted, err = s.w.openBindings(d)
 	}
@@ -30,13 +32,15 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 		a.close()
 		return nil, err
 	}
-	c, err := s.w.engine.Inspect(ctx, id)
+	if c.Pid == 0 || s.seen.container != containerRunning || !s.fresh {
+		c, err = s.w.engine.Inspect(ctx, c.ID)
+	}
 	if err == nil && !c.Running {
 		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
 	}
 	if err == nil && mounted != nil {
 		if err = mounted.verify(c.Pid); err != nil {
-			err = errors.Join(err, s.w.engine.KillContainer(ctx, id))
+			err = errors.Join(err, s.w.engine.KillContainer(ctx, c.ID))
 		}
 	}
 	if err == nil {
@@ -88,7 +92,7 @@ func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachm
 			return nil, err
 		}
 	}
-	a, err := s.start(ctx, b, d, secret, s.container.ID)
+	a, err := s.start(ctx, b, d, secret, s.container)
 	err, _ = portTaken(err, b.Ports)
 	return a, err
 }

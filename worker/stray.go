@@ -94,18 +94,8 @@ func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 	return err
 }
 
-// labelledObjects lists what carries the labels of this deployment's sandboxes, containers first.
-func (w *worker) labelledObjects(ctx context.Context) (map[key][]labelled, error) {
-	containers, err := w.engine.Containers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	mark := w.mark()
-	networks, err := w.engine.Networks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	w.syncRules(ctx, mark, networks)
+// labelledObjects sorts what carries the labels of this deployment's sandboxes, containers first.
+func labelledObjects(containers []docker.Container, networks []docker.Network) map[key][]labelled {
 	objects := map[key][]labelled{}
 	for _, c := range containers {
 		if k, ok := labelledKey(c.Labels); ok {
@@ -117,7 +107,7 @@ func (w *worker) labelledObjects(ctx context.Context) (map[key][]labelled, error
 			objects[k] = append(objects[k], networkObject(n))
 		}
 	}
-	return objects, nil
+	return objects
 }
 
 func networkObject(n docker.Network) labelled {

@@ -30,7 +30,7 @@ type Bridge struct {
 func (f *Firewall) Exists(bridge string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.place != nil && f.place.exists(bridge)
+	return f.enter() == nil && f.place.exists(bridge)
 }
 
 // Abandoned lists the bridges that were made for this deployment and that no network is known to have:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -62,6 +63,7 @@ type Firewall struct {
 	place  *namespace
 	silent bool              // the kernel cannot answer before routing
 	known  map[string]*entry // by bridge
+	gone   map[string]uint64 // by bridge: when it was forgotten, until a list is younger
 	clock  uint64
 }
 
@@ -77,7 +79,19 @@ func New(cfg Config) *Firewall {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, known: map[string]*entry{}}
+	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, known: map[string]*entry{}, gone: map[string]uint64{}}
+}
+
+// enter finds the namespace of the engine, where that was not done. The caller holds the lock.
+func (f *Firewall) enter() error {
+	if f.place != nil {
+		return nil
+	}
+	place, err := findNamespace(f.cfg.Engine)
+	if err == nil {
+		f.place = place
+	}
+	return err
 }
 
 // Close lets go of the namespace. The rules stay.
@@ -101,6 +115,7 @@ func (f *Firewall) Protect(n Network) error {
 	defer f.mu.Unlock()
 	f.clock++
 	f.known[n.Bridge] = &entry{Network: n, set: f.clock}
+	delete(f.gone, n.Bridge)
 	if f.place == nil {
 		return f.writeAll()
 	}
@@ -157,6 +172,8 @@ func (f *Firewall) Forget(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.known, bridge)
+	f.clock++
+	f.gone[bridge] = f.clock
 	if f.place == nil {
 		return nil // Sync will
 	}
@@ -178,6 +195,9 @@ func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	defer f.mu.Unlock()
 	present := map[string]bool{}
 	for _, n := range listed {
+		if f.gone[n.Bridge] > mark {
+			continue
+		}
 		present[n.Bridge] = true
 		if e := f.known[n.Bridge]; e == nil {
 			f.known[n.Bridge] = &entry{Network: n, set: mark, listed: true}
@@ -190,6 +210,7 @@ func (f *Firewall) Sync(mark uint64, listed []Network) error {
 			delete(f.known, bridge)
 		}
 	}
+	maps.DeleteFunc(f.gone, func(_ string, at uint64) bool { return at <= mark })
 	f.leave() // the engine may have moved
 	return f.writeAll()
 }
@@ -197,12 +218,8 @@ func (f *Firewall) Sync(mark uint64, listed []Network) error {
 // writeAll writes everything that should be there, and removes what should not. It enters the
 // namespace where that was not done. The caller holds the lock.
 func (f *Firewall) writeAll() error {
-	if f.place == nil {
-		place, err := findNamespace(f.cfg.Engine)
-		if err != nil {
-			return err
-		}
-		f.place = place
+	if err := f.enter(); err != nil {
+		return err
 	}
 	err := f.transact(f.common)
 	if errors.Is(err, unix.EOPNOTSUPP) && !f.silent {
@@ -314,12 +331,8 @@ func (f *Firewall) Remove() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	clear(f.known)
-	if f.place == nil {
-		place, err := findNamespace(f.cfg.Engine)
-		if err != nil {
-			return err
-		}
-		f.place = place
+	if err := f.enter(); err != nil {
+		return err
 	}
 	err := f.transact(func(s *script) error { s.conn.DelTable(s.table); return nil })
 	if errors.Is(err, unix.ENOENT) {
@@ -355,7 +368,7 @@ func (f *Firewall) DNS(p Policy) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	servers := f.cfg.Resolvers
-	if len(servers) == 0 && f.place != nil && p.Mode != protocol.NetworkInternet {
+	if len(servers) == 0 && p.Mode != protocol.NetworkInternet && f.enter() == nil {
 		servers = f.place.resolvers()
 	}
 	var list []string
@@ -390,8 +403,8 @@ func (f *Firewall) Denied(p Policy) (index int, denied bool) {
 func (f *Firewall) FreePort(transport string) (port int, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.place == nil {
-		return 0, unprotected("the engine's network namespace is not known")
+	if err := f.enter(); err != nil {
+		return 0, err
 	}
 	kind, proto := unix.SOCK_STREAM, 0
 	if transport == protocol.ProtocolUDP {
