@@ -44,7 +44,7 @@ type sandbox struct {
 	container docker.Container
 	fresh     bool  // container was looked at in this step
 	epoch     int64 // of the engine, when the container was last seen running; -1: never in this tenure
-	revived   int
+	revived   revivals
 	allEnded  bool // every container has ended: execs find out what became of them
 	crash     crashLoop
 }

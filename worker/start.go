@@ -145,8 +145,27 @@ func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachm
 	})
 }
 
-// maxRevivals is how often a container is started again in one tenure.
+// revivals are the times a container was started again because its engine or machine had ended it, as
+// far as they came soon after one another: a container that never stays up is given up.
+type revivals struct {
+	n    int
+	last time.Time
+}
+
+// maxRevivals is how often a container is started again that ends within the crash window each time.
 const maxRevivals = 5
+
+// another says whether the container may be started once more.
+func (r *revivals) another(now time.Time, window time.Duration) bool {
+	if now.Sub(r.last) > window {
+		r.n = 0
+	}
+	r.n, r.last = r.n+1, now
+	return r.n <= maxRevivals
+}
+
+// undo takes the last one back: it was not for the container that it failed.
+func (r *revivals) undo() { r.n-- }
 
 // revive deals with a container that should run and does not. One that ended because the engine or
 // the machine did is started again; one that ended by itself has failed.
@@ -169,14 +188,14 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 			return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the sandbox's container ended with exit code %d", c.ExitCode))
 		}
 	}
-	if s.revived++; s.revived > maxRevivals {
+	if !s.revived.another(time.Now(), s.w.cfg.CrashWindow) {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
 	}
 	a, err := s.startAgain(ctx, b)
 	if err != nil {
 		if portBusy(err) {
-			s.revived--
+			s.revived.undo()
 			return err
 		}
 		if passing(err) {
