@@ -124,7 +124,7 @@ func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
 	switch {
 	case h.Firewall == protocol.FirewallOff && s.Network != nil && s.Network.Mode != "" && s.Network.Mode != protocol.NetworkInternet:
 		return fail(protocol.FailedPrecondition, protocol.ReasonFirewall, "spec.network", "the operator of %s turned its firewall off", h.Worker)
-	case s.Profile != "" && s.Profile != protocol.ProfileHardened && !slices.Contains(h.Profiles, s.Profile):
+	case s.Profile != "" && !slices.Contains(h.Profiles, s.Profile) && (s.Profile != protocol.ProfileHardened || len(h.Profiles) > 0): // an older worker names none
 		return fail(protocol.PermissionDenied, denied, "spec.profile", "%s does not allow %s", h.Worker, s.Profile)
 	case s.Runtime != "" && !slices.Contains(h.Runtimes, s.Runtime):
 		return fail(protocol.PermissionDenied, denied, "spec.runtime", "%s does not allow to choose %s", h.Worker, s.Runtime)

@@ -46,6 +46,30 @@ func TestPlaceCountsCores(t *testing.T) {
 	}
 }
 
+func TestASandboxGoesToAHostThatAllowsItsProfile(t *testing.T) {
+	older, strict, loose := host("older", 0), host("strict", 1), host("loose", 2)
+	strict.Profiles, loose.Profiles = []string{protocol.ProfileHardened}, []string{protocol.ProfileStandard}
+	for _, c := range []struct {
+		profile string
+		hosts   []*protocol.Host
+		want    *protocol.Host
+	}{
+		{protocol.ProfileHardened, []*protocol.Host{loose, strict}, strict}, {protocol.ProfileStandard, []*protocol.Host{strict, loose}, loose},
+		{protocol.ProfileHardened, []*protocol.Host{older, loose}, older}, {protocol.ProfileStandard, []*protocol.Host{older, loose}, loose},
+	} {
+		b := wants(1 << 30)
+		b.Spec.Profile = c.profile
+		if chosen, refusals := place(b, c.hosts, nil); chosen != c.want {
+			t.Errorf("%s: %+v", c.profile, refusals)
+		}
+	}
+	b := wants(1 << 30)
+	b.Spec.Profile = protocol.ProfileHardened
+	if e := impossible(b, []*protocol.Host{loose}); e == nil || e.Field != "spec.profile" || e.Code != protocol.PermissionDenied {
+		t.Errorf("where no host allows it: %v", e)
+	}
+}
+
 func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 	change := func(worker string, f func(*protocol.Host)) *protocol.Host {
 		h := host(worker, 0)
