@@ -72,7 +72,7 @@ fuzz-short: ## each fuzz target for FUZZTIME (5s)
 # The long ones are programs and tests below integration.
 
 .PHONY: networks
-networks: image tools ## five hundred networks with their rules on one engine; takes minutes on a small machine
+networks: image tools ## five hundred networks with their rules on one engine, made and removed; takes minutes on a small machine
 	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
 
 .PHONY: bench

@@ -4,7 +4,9 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ11_ManyNetworksOnOneHost makes networks as a worker does, with their rules, all there at once:
+// TestQ11_ManyNetworksOnOneHost makes networks as a worker does, with their rules, all there at once, and
+// removes them, which leaves nothing:
 // 24, or as many as BOXFLEET_NETWORKS says (`make networks`: five hundred).
 func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 	n := 24
@@ -68,4 +71,19 @@ func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 		}
 		return wall.Forget(n.Bridge)
 	})
+	networks, err = engine.Networks(ctx)
+	check(t, err)
+	if len(networks) != 0 {
+		t.Errorf("%d networks are left", len(networks))
+	}
+	if abandoned, err := wall.Abandoned(); len(abandoned) > 0 || err != nil {
+		t.Errorf("bridges are left: %v, %v", abandoned, err)
+	}
+	for what, args := range map[string][]string{"bridges": {"ip", "link"}, "rules": {"nft", "list", "ruleset"}} {
+		out, err := exec.Command("ip", append([]string{"netns", "exec", e.Namespace()}, args...)...).CombinedOutput()
+		check(t, err)
+		if n := strings.Count(string(out), firewall.BridgePrefix+"0"); n > 0 {
+			t.Errorf("%s are left, with %d names of bridges:\n%.2000s", what, n, out)
+		}
+	}
 }
