@@ -39,6 +39,7 @@ type Timing struct {
 	Seize    time.Duration // between two tries to take a silent host's lock; default 3 s
 	Snapshot time.Duration // between two rounds of snapshots; default 30 s
 	Abandon  time.Duration // a reservation without a history is ended; default 60 s
+	Image    time.Duration // an image that may not be pulled, and nobody has or brings, is waited for; default 30 s
 	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
 }
 
@@ -48,7 +49,7 @@ func (t *Timing) setDefaults() {
 		def   time.Duration
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
-		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Overdue, time.Minute},
+		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
@@ -122,6 +123,9 @@ func (c *coordinator) run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		return c.again(ctx, "follow what hosts say of images", func() error { return c.images.follow(ctx, c.conn) })
+	})
+	group.Go(func() error {
+		return c.again(ctx, "follow what is imported", func() error { return c.images.followImports(ctx, c.conn) })
 	})
 	select {
 	case <-caughtUp:

@@ -61,6 +61,44 @@ func imageRefusal(s *protocol.SandboxSpec, h *protocol.Host, t imageTable) strin
 	return ""
 }
 
+// nowhere returns the error for a sandbox whose images may not be pulled and no host has, and which
+// nothing that is known brings to one: no import, and no worker's configuration. nil where waiting may
+// help.
+func nowhere(b *protocol.Sandbox, hosts []*protocol.Host, t imageTable, imports []*protocol.WantedImage) *protocol.Error {
+	var lacking *protocol.Error
+	for _, h := range hosts {
+		s, err := specOn(b, h)
+		if err != nil {
+			continue
+		}
+		told := t.names(h)
+		if b.Resuming || s.Pull != protocol.PullNever || !h.Images || told == nil {
+			return nil
+		}
+		i := slices.IndexFunc(wantedImages(s), func(w wantedImage) bool {
+			return !w.optional && !mayHave(told, w.ref) && !isBrought(w.ref, h, told, imports)
+		})
+		if i < 0 {
+			return nil
+		}
+		w := wantedImages(s)[i]
+		lacking = &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Field: w.field,
+			Message: fmt.Sprintf("no host has an image %s, and spec.pull is never", w.ref)}
+	}
+	return lacking
+}
+
+// isBrought says whether a host is to get an image, by an import or by its worker's configuration.
+func isBrought(ref string, h *protocol.Host, told *protocol.HostImages, imports []*protocol.WantedImage) bool {
+	full, err := imageref.Full("", ref)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(imports, func(w *protocol.WantedImage) bool {
+		return w.Ref == full && (len(w.Workers) == 0 || slices.Contains(w.Workers, h.Worker))
+	}) || slices.ContainsFunc(told.Images, func(i protocol.HostImage) bool { return i.Ref == full })
+}
+
 // imagesThere is which part of a sandbox's images a host has, from 0 to 1. Of a host that says
 // nothing of them, nothing is held against it.
 func imagesThere(s *protocol.SandboxSpec, h *protocol.Host, t imageTable) float64 {
@@ -95,14 +133,35 @@ func mayHave(told *protocol.HostImages, ref string) bool {
 	return i < len(told.Names) && strings.HasPrefix(told.Names[i], id)
 }
 
-// hostImages follows what workers say of the images of their hosts.
+// hostImages follows what workers say of the images of their hosts, and what is imported.
 type hostImages struct {
-	mu    sync.Mutex
-	table imageTable
-	wake  func() // when something changed
+	mu      sync.Mutex
+	table   imageTable
+	imports map[string]*protocol.WantedImage
+	wake    func() // when something changed
 }
 
-func newHostImages(wake func()) *hostImages { return &hostImages{table: imageTable{}, wake: wake} }
+func newHostImages(wake func()) *hostImages {
+	return &hostImages{table: imageTable{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
+}
+
+func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn) error {
+	return conn.FollowWantedImages(ctx, func(key string, want *protocol.WantedImage) {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if want == nil {
+			delete(i.imports, key)
+		} else {
+			i.imports[key] = want
+		}
+	}, nil)
+}
+
+func (i *hostImages) imported() []*protocol.WantedImage {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Collect(maps.Values(i.imports))
+}
 
 func (i *hostImages) follow(ctx context.Context, conn *jetstream.Conn) error {
 	return conn.FollowHostImages(ctx, func(worker string, told *protocol.HostImages) {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -95,6 +96,79 @@ func TestAHostThatDoesNotTellItsImagesIsTriedAndOneThatHasNotYetIsNot(t *testing
 	b.Resuming, b.HostID = true, h.HostID
 	if chosen, refusals := place(b, []*protocol.Host{h}, nil); chosen == nil {
 		t.Errorf("a resume, whose containers are there: %+v", refusals)
+	}
+}
+
+// Nobody waits for a name that was misspelt.
+func TestAnImageThatNobodyHasOrBringsIsNotWaitedForLong(t *testing.T) {
+	app := func(pull string) *protocol.Sandbox {
+		return &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: "app", Pull: pull,
+			OptionalServices: map[string]protocol.Service{"x": {Image: "misspelt"}}}}
+	}
+	for what, c := range map[string]struct {
+		b       *protocol.Sandbox
+		change  func(*protocol.Host, *protocol.HostImages)
+		imports []*protocol.WantedImage
+		fails   bool
+	}{
+		"nobody has it":    {b: app(protocol.PullNever), fails: true},
+		"it may be pulled": {b: app(protocol.PullMissing)},
+		"a resume":         {b: &protocol.Sandbox{Resuming: true, HostID: "h-w1", Spec: app(protocol.PullNever).Spec}},
+		"a host has it":    {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Names = []string{appImage} }},
+		"a host that is lost has it": {b: app(protocol.PullNever), change: func(h *protocol.Host, i *protocol.HostImages) {
+			h.State, i.Names = protocol.HostLost, []string{appImage}
+		}},
+		"a host has not said yet":     {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Listed = false }},
+		"a host does not say":         {b: app(protocol.PullNever), change: func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }},
+		"it is in a configuration":    {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Images = []protocol.HostImage{{Ref: appImage}} }},
+		"it is imported":              {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage}}},
+		"it is imported for the host": {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w1"}}}},
+		"it is imported for another":  {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w3"}}}, fails: true},
+	} {
+		told := imageTable{}
+		hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 0, told)}
+		if c.change != nil {
+			c.change(hosts[0], told["w1"])
+		}
+		e := nowhere(c.b, hosts, told, c.imports)
+		if (e != nil) != c.fails || e != nil && (e.Reason != protocol.ReasonImageNotFound || e.Field != "spec.image") {
+			t.Errorf("%s: %v", what, e)
+		}
+	}
+	if e := nowhere(app(protocol.PullNever), nil, nil, nil); e != nil {
+		t.Errorf("without a host: %v", e)
+	}
+}
+
+func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Image: 300 * time.Millisecond})()
+	h := stocked("w1", 0, imageTable{})
+	h.Healthy, h.SeenAt = true, time.Now()
+	if err := d.conn.RegisterHost(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.conn.TellImages(t.Context(), &protocol.HostImages{Worker: "w1", Instance: h.Instance, Listed: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.conn.WantImage(t.Context(), &protocol.WantedImage{Ref: appImage}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for _, image := range []string{"app", "misspelt"} {
+		if r := d.request(protocol.VerbCreate, image, image, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: image, Pull: protocol.PullNever}}); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+	}
+	d.eventually("the sandbox has failed", func() bool {
+		b := d.list("failed")["misspelt"]
+		return b != nil && b.Error.Reason == protocol.ReasonImageNotFound
+	})
+	if took := time.Since(began); took < 300*time.Millisecond {
+		t.Errorf("after %s", took)
+	}
+	if d.list("pending")["app"] == nil {
+		t.Error("what is imported is not waited for")
 	}
 }
 

@@ -114,7 +114,11 @@ func (c *coordinator) assignPending(ctx context.Context) {
 // assign places one sandbox, and counts it on its host for the next.
 func (c *coordinator) assign(ctx context.Context, b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) error {
 	j := c.projection.journal(key{b.Tenant, b.ID})
-	if why := impossible(b, hosts); why != nil {
+	why := impossible(b, hosts)
+	if why == nil && time.Since(b.StateChangedAt) > c.cfg.Timing.Image {
+		why = nowhere(b, hosts, images, c.images.imported())
+	}
+	if why != nil {
 		_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return decideFail(s, why) })
 		return err
 	}
