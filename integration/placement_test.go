@@ -29,7 +29,9 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	start := func(id, ref, pull string) *sdk.Sandbox {
 		t.Helper()
-		s, err := f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id), sdk.WithWait(false))
+		spec := imageSpec(f, ref, pull)
+		spec.CPU = 0.01 // so that one more makes no host much fuller
+		s, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false))
 		if err != nil {
 			t.Fatal(err)
 		}
