@@ -391,7 +391,8 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, none, some, web} {
 			check(t, s.Delete(f.Context(time.Minute)))
 		}
-		if left := rules(); strings.Contains(left, `bxf-0`) {
+		// The record of bridges may still have their names, until the next look at the host.
+		if left := rules(); strings.Contains(left, "chain bxf-") || strings.Contains(left, "goto bxf-") {
 			t.Errorf("left:\n%s", left)
 		}
 		if left := w.run("ip", "-n", w.host, "link"); strings.Contains(left, "bxf-") {
