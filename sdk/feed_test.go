@@ -100,7 +100,7 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 
 // outputOf follows an exec that somebody else publishes the output of. got hears each piece, and the
 // error that ends it.
-func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish func(text string, offset int64), got chan string) {
+func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish func(text string, offset, stored int64), got chan string) {
 	t.Helper()
 	got = make(chan string, 10)
 	out := &yielder{yield: func(k Chunk, _ error) bool { got <- string(k.Data); return true }}
@@ -119,9 +119,9 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish
 			got <- err.Error()
 		}
 	}()
-	publish = func(text string, offset int64) {
+	publish = func(text string, offset, stored int64) {
 		t.Helper()
-		done, err := c.conn.PublishOutput(c.tenant, "s", "x", jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text)})
+		done, err := c.conn.PublishOutput(c.tenant, "s", "x", jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text), NextStdout: stored})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,10 +150,10 @@ func TestOutputThatNobodyWasToldOfIsFound(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
 	tail, publish, got := outputOf(t, c, ctx)
-	publish("one", 0)
+	publish("one", 0, 3)
 	heard(t, got, "one")
 	tail.deafen()
-	publish("two", 3)
+	publish("two", 3, 6)
 	heard(t, got, "two")
 }
 
@@ -162,22 +162,36 @@ func TestOutputThatWasStoredAheadComesInItsOrder(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
 	_, publish, got := outputOf(t, c, ctx)
-	publish("3", 2)
-	publish("45", 3)
-	publish("45", 3) // again, since the worker does not know
-	publish("2", 1)
+	publish("3", 2, 0)
+	publish("45", 3, 0)
+	publish("45", 3, 0) // again, since the worker does not know
+	publish("2", 1, 0)
 	select {
 	case text := <-got:
 		t.Fatalf("%q came before what is missing", text)
 	case <-time.After(recheckFeed + 500*time.Millisecond): // the log was read meanwhile
 	}
-	publish("1", 0)
+	publish("1", 0, 1)
 	for _, want := range []string{"1", "2", "3", "45"} {
 		heard(t, got, want)
 	}
-	// No publisher is so far ahead: what is missing is not there any more.
-	publish("lost", 5+outputReach+1)
-	heard(t, got, protocol.ReasonOutputNotKept)
+}
+
+func TestOutputThatIsNotKeptIsToldFromOutputThatIsOnItsWay(t *testing.T) {
+	t.Parallel()
+	for what, chunk := range map[string]struct{ offset, stored int64 }{
+		"what is missing was stored":            {2, 1},
+		"a chunk that follows all that was":     {2, 3},
+		"further ahead than any publisher gets": {outputReach + 1, 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c, _, ctx := connectedToItsOwnServer(t)
+			_, publish, got := outputOf(t, c, ctx)
+			publish("x", chunk.offset, chunk.stored)
+			heard(t, got, protocol.ReasonOutputNotKept)
+		})
+	}
 }
 
 // silence has the event log republish nothing any more.

@@ -21,9 +21,6 @@ const (
 	// logPatience is how long the log may lag behind the event that ended an exec: a replica of a
 	// cluster that is behind may answer.
 	logPatience = 5 * time.Second
-	// gapPatience is how long a chunk is waited for that others were stored ahead of. The election
-	// of a leader takes up to 10 s.
-	gapPatience = 30 * time.Second
 	// outputReach is how far ahead of a missing byte output may be stored.
 	outputReach = jetstream.OutputWindow * jetstream.ChunkSize
 )
@@ -54,7 +51,6 @@ type tail struct {
 	done    chan struct{}
 	offset  map[string]int64  // of the next byte wanted of each stream
 	ahead   []jetstream.Chunk // that were stored ahead of what is still missing
-	gap     time.Time         // since when something is missing; zero: nothing is
 	next    uint64            // record of the log to read on from
 	total   map[string]int64  // bytes of each stream, once the exec has ended
 }
@@ -265,10 +261,11 @@ func (t *tail) takeAhead() error {
 func (t *tail) readLog(ctx context.Context) error {
 	var err error
 	t.next, err = t.client.conn.ReadOutput(ctx, t.client.tenant, t.sandbox, t.exec, t.next, func(k jetstream.Chunk) error {
-		switch at := t.offset[k.Stream]; {
-		case k.Offset > at+outputReach:
-			return outputNotKept(t.exec, k.Stream, at, k.Offset)
-		case k.Offset > at:
+		if at := t.offset[k.Stream]; k.Offset > at {
+			stored := map[string]int64{Stdout: k.NextStdout, Stderr: k.NextStderr}[k.Stream]
+			if stored > at || k.Offset > at+outputReach { // what is missing was there
+				return outputNotKept(t.exec, k.Stream, at, k.Offset)
+			}
 			t.keepAhead(k)
 			return nil
 		}
@@ -283,9 +280,6 @@ func (t *tail) readLog(ctx context.Context) error {
 	if errors.Is(err, errEnough) {
 		return nil
 	}
-	if err == nil {
-		err = t.watchGap()
-	}
 	return err
 }
 
@@ -298,20 +292,6 @@ func (t *tail) keepAhead(k jetstream.Chunk) {
 	if !slices.ContainsFunc(t.ahead, known) {
 		t.ahead = append(t.ahead, k)
 	}
-}
-
-// watchGap gives up what is missing for too long: it was stored once, and is no longer kept.
-func (t *tail) watchGap() error {
-	switch {
-	case len(t.ahead) == 0:
-		t.gap = time.Time{}
-	case t.gap.IsZero():
-		t.gap = time.Now()
-	case time.Since(t.gap) > gapPatience:
-		k := t.ahead[0]
-		return outputNotKept(t.exec, k.Stream, t.offset[k.Stream], k.Offset)
-	}
-	return nil
 }
 
 // catchUp reads the log, and again later where it cannot be read now.
