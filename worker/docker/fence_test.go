@@ -15,7 +15,7 @@ import (
 // reading are the methods that change nothing, and therefore work without the host's lock.
 var reading = map[string]bool{
 	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
-	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true, "ImagesInUse": true, "Bridges": true,
+	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true, "ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true,
 }
 
 // changing calls every other method so that it would change something.

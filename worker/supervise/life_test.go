@@ -249,7 +249,7 @@ func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
 func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 	t.Parallel()
 	script := `(trap 'echo child usr1' USR1; trap 'echo child term; exit 0' TERM; echo up; while :; do sleep 0.02; done) &
-		trap 'echo asked; sleep 0.3; echo done; exit 0' USR1; trap 'echo term' TERM; while :; do sleep 0.02; done`
+		trap 'echo asked; sleep 0.3; echo done; exit 0' USR1; trap 'echo term' TERM; echo up; while :; do sleep 0.02; done`
 	welcome := control.Welcome{Command: []string{"sh", "-c", script}, StopSignal: int(syscall.SIGUSR1), Grace: time.Minute}
 	for how, end := range map[string]func(*sandbox) error{
 		"by the worker":      func(s *sandbox) error { return s.link.StopAll(t.Context(), time.Minute) },
@@ -260,17 +260,20 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 			data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
 			return string(data)
 		}
-		s.poll("its start", func() bool { return out() == "up\n" })
+		s.poll("their start", func() bool { return out() == "up\nup\n" })
 		if err := end(s); err != nil {
 			t.Fatal(err)
 		}
 		// What it left behind is asked in the way that everything is.
-		if want := "up\nasked\ndone\nchild term\n"; out() != want {
+		if want := "up\nup\nasked\ndone\nchild term\n"; out() != want {
 			t.Errorf("ended %s, its output is %q, want %q", how, out(), want)
 		}
 	}
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "trap '' USR1; echo up; while :; do sleep 0.02; done"}, StopSignal: int(syscall.SIGUSR1)}})
-	s.await("its start", func() bool { return len(s.primary) > 0 })
+	s.poll("its start", func() bool {
+		data, _ := os.ReadFile(filepath.Join(s.dir, "run/primary/stdout"))
+		return string(data) == "up\n"
+	})
 	began := time.Now()
 	if err := s.link.StopAll(t.Context(), 300*time.Millisecond); err != nil {
 		t.Fatal(err)
