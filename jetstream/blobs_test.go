@@ -2,7 +2,6 @@ package jetstream_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -40,34 +39,28 @@ func TestABlobIsWholeAsSoonAsItIsStored(t *testing.T) {
 	})
 }
 
-// While leaders change, an upload is stored whole and in order, or fails.
+// An upload during which the leader of the store changes is stored whole and in order, or fails, and
+// then succeeds when it is tried again.
 func TestABlobIsWholeOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
-	c, ctx := d.opened(t), t.Context()
-	nc := d.raw(t)
-	changing, stop := context.WithCancel(ctx)
-	changed := make(chan struct{})
-	go func() {
-		defer close(changed)
-		for changing.Err() == nil {
-			_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second) // refused while one is elected
-			time.Sleep(700 * time.Millisecond)
-		}
-	}()
-	defer func() { stop(); <-changed }()
+	c, ctx, nc := d.opened(t), t.Context(), d.raw(t)
 	whole, refused := 0, 0
-	for deadline := time.Now().Add(time.Minute); whole < 3; {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d were stored, %d were refused", whole, refused)
+	for range 5 {
+		content, digest := randomBlob(8 << 20)
+		change := func() { // refused while one is elected
+			_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
 		}
-		content, digest := randomBlob(16 << 20)
-		if err := c.PutBlob(ctx, digest, bytes.NewReader(content)); err != nil {
-			if code := protocol.CodeOf(err); code != protocol.Unavailable && code != protocol.DeadlineExceeded {
-				t.Errorf("refused with %v", err)
+		for deadline := time.Now().Add(time.Minute); ; {
+			err := c.PutBlob(ctx, digest, &halfway{Reader: bytes.NewReader(content), left: len(content) / 2, then: change})
+			if err == nil {
+				break
+			}
+			if code := protocol.CodeOf(err); code != protocol.Unavailable && code != protocol.DeadlineExceeded || time.Now().After(deadline) {
+				t.Fatalf("refused with %v", err)
 			}
 			refused++
-			continue
+			change = func() {}
 		}
 		r, err := d.opened(t).Blob(ctx, digest)
 		must(t, err)
@@ -80,4 +73,20 @@ func TestABlobIsWholeOrRefusedWhileLeadersChange(t *testing.T) {
 		whole++
 	}
 	t.Logf("%d were stored, %d were refused", whole, refused)
+}
+
+// halfway calls then once so much was read.
+type halfway struct {
+	io.Reader
+	left int
+	then func()
+}
+
+func (h *halfway) Read(p []byte) (int, error) {
+	n, err := h.Reader.Read(p)
+	if h.left -= n; h.left <= 0 && h.then != nil {
+		go h.then() // chunks are on their way meanwhile
+		h.then = nil
+	}
+	return n, err
 }
