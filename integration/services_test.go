@@ -129,6 +129,8 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		return v
 	}
 	missing := protocol.Service{Image: "127.0.0.1:9/none:1"}
+	growing := withCheck(small("echo growing; exec tail /dev/zero"), "false") // on a slow host it grows for long: it is not to be ready before
+	growing.Memory, growing.Healthcheck.Retries = 16<<20, 100
 	for name, k := range map[string]struct {
 		service protocol.Service
 		reason  string
@@ -140,7 +142,7 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		"hook":      {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")), protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
 		"slow-hook": {withHook(small("exec sleep 1000"), protocol.Hook{Command: []string{"sleep", "1000"}, Timeout: protocol.Duration(time.Second)}, hook("true")), protocol.ReasonHookFailed, []string{"ran longer than 1s"}},
 		"image":     {missing, "", []string{"127.0.0.1:9/none:1"}},
-		"memory":    {protocol.Service{Image: fleet.Image, Memory: 16 << 20, Command: []string{"sh", "-c", "echo growing; exec tail /dev/zero"}}, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
+		"memory":    {growing, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
 	} {
 		f.Run(t, name, func(t *testing.T) {
 			_, err := f.Client.Create(ctx, withServices(f, services{"db": k.service}, services{"opt": small("exec sleep 1000")}), sdk.WithID(name))

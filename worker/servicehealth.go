@@ -55,10 +55,14 @@ func (v *service) untilHealthy(ctx context.Context) error {
 			v.nowWaits("its command does not run")
 			wait = judgePeriod
 		case h == nil:
-			if wait = time.Until(p.Since.Add(steadyFor)); wait <= 0 {
+			if wait = time.Until(p.Since.Add(steadyFor)); wait > 0 {
+				v.nowWaits("its command has just started")
+			} else if v.connected() {
 				return nil
+			} else { // the container may have ended, and the engine not have said so yet
+				v.nowWaits("its supervisor is not connected")
+				wait = judgePeriod
 			}
-			v.nowWaits("its command has just started")
 		default:
 			sick := v.test(ctx, h)
 			if sick == nil {
@@ -74,6 +78,12 @@ func (v *service) untilHealthy(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// connected says whether the service's supervisor is heard, so that what it last said is so now.
+func (v *service) connected() bool {
+	a := v.s.attachedTo(v.name)
+	return a != nil && a.link.Up()
 }
 
 // unsteady says why a command that has not been ready yet never will be.

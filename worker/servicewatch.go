@@ -122,7 +122,7 @@ func (v *service) judge(ctx context.Context) {
 		v.fail(ctx, why)
 		return
 	}
-	if looping || !p.Running || v.s.attachedTo(v.name) == nil {
+	if looping || !p.Running || !v.connected() {
 		return
 	}
 	h := v.health

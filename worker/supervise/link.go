@@ -247,6 +247,13 @@ func (l *Link) Connected(ctx context.Context) (control.Hello, error) {
 	return hello, err
 }
 
+// Up says whether the supervisor is connected now.
+func (l *Link) Up() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.current != nil
+}
+
 func (l *Link) session(ctx context.Context) (*session, control.Hello, error) {
 	for {
 		l.mu.Lock()
