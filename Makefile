@@ -58,9 +58,9 @@ lint: ## go vet, staticcheck, formatting, and who may import whom
 
 .PHONY: test
 test: image build tools lint registry ## all tests
-	@mkdir -p bin
-	$(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
-		echo; echo "what failed (all of it: bin/test.log):"; \
+	@rm -rf bin/reports && mkdir -p bin
+	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
+		echo; echo "what failed (all of it: bin/test.log; what each fleet did: bin/reports):"; \
 		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 
 .PHONY: test-race

@@ -152,8 +152,8 @@ func (f *Fleet) deleteAll(sandboxes map[string][]string) {
 
 // cleanUp ends the fleet, and removes by force what is left of it.
 func (f *Fleet) cleanUp() {
-	if f.TB.Failed() && f.Conn != nil {
-		f.logHistories()
+	if f.TB.Failed() {
+		f.report()
 	}
 	if f.Client != nil {
 		f.Client.Close()
@@ -164,19 +164,11 @@ func (f *Fleet) cleanUp() {
 		f.Conn.Close()
 	}
 	for _, p := range f.processes {
-		if f.TB.Failed() && p.role == "worker" && !p.Exited() {
-			p.dump()
-		}
 		p.Kill()
 	}
 	for _, s := range f.Servers {
 		if s != nil {
 			s.Stop()
-		}
-	}
-	if f.TB.Failed() {
-		for _, p := range f.processes {
-			f.TB.Logf("---- %s %s\n%s", p.role, p.Name, p.Log())
 		}
 	}
 	if deployment != "" {

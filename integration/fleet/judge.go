@@ -5,9 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -88,27 +85,6 @@ func (f *Fleet) histories() []*History {
 		f.TB.Fatalf("read the whole log: %v", err)
 	}
 	return all
-}
-
-// logHistories prints how each history ends, for a test that failed.
-func (f *Fleet) logHistories() {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	newest := map[string][]string{}
-	err := f.Conn.FollowEvents(ctx, 1, func(b *protocol.Batch) {
-		for _, e := range b.Events {
-			line := fmt.Sprintf("%4d %s %s %s", e.Sequence, e.Time.Format("15:04:05.000"), e.Kind, e.Writer)
-			if e.Exec != nil {
-				line += " " + e.Exec.ID
-			}
-			lines := append(newest[b.Sandbox], line)
-			newest[b.Sandbox] = lines[max(0, len(lines)-10):]
-		}
-	}, cancel)
-	f.TB.Logf("---- how the histories end (%v)", err)
-	for _, sandbox := range slices.Sorted(maps.Keys(newest)) {
-		f.TB.Logf("%s\n    %s", sandbox, strings.Join(newest[sandbox], "\n    "))
-	}
 }
 
 func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {

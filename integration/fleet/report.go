@@ -1,0 +1,75 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	// reportsVariable names the directory of reports; default: one below the system's for temporary files.
+	reportsVariable = "BOXFLEET_TEST_REPORTS"
+	reportEvents    = 30 // of each sandbox
+	printedLines    = 12 // of each process, by the test itself
+)
+
+// report writes a file with what became of the fleet of a test that failed: how each history ends, what
+// each process logged, and what the goroutines of those that run are doing, which ends them. The test
+// itself prints where that is, and the last lines of each process, so that why it failed stays in sight.
+func (f *Fleet) report() {
+	var all bytes.Buffer
+	f.writeHistories(&all)
+	for _, p := range f.processes {
+		lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
+		f.TB.Logf("%s %s at last:\n%s", p.role, p.Name, strings.Join(lines[max(0, len(lines)-printedLines):], "\n"))
+		if !p.Exited() {
+			p.dump()
+		}
+		fmt.Fprintf(&all, "---- %s %s\n%s\n", p.role, p.Name, p.Log())
+	}
+	dir := os.Getenv(reportsVariable)
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), "boxfleet-reports")
+	}
+	path := filepath.Join(dir, strings.ReplaceAll(f.TB.Name(), "/", "_")+".log")
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = os.WriteFile(path, all.Bytes(), 0o644)
+	}
+	if err != nil {
+		f.TB.Logf("%v\n%s", err, all.String())
+		return
+	}
+	f.TB.Logf("all of it is in %s", path)
+}
+
+func (f *Fleet) writeHistories(into *bytes.Buffer) {
+	if f.Conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	newest := map[string][]string{}
+	err := f.Conn.FollowEvents(ctx, 1, func(b *protocol.Batch) {
+		for _, e := range b.Events {
+			line := fmt.Sprintf("%4d %s %s %s", e.Sequence, e.Time.Format("15:04:05.000"), e.Kind, e.Writer)
+			if e.Exec != nil {
+				line += " " + e.Exec.ID
+			}
+			lines := append(newest[b.Sandbox], line)
+			newest[b.Sandbox] = lines[max(0, len(lines)-reportEvents):]
+		}
+	}, cancel)
+	fmt.Fprintf(into, "---- how the histories end (%v)\n", err)
+	for _, sandbox := range slices.Sorted(maps.Keys(newest)) {
+		fmt.Fprintf(into, "%s\n    %s\n", sandbox, strings.Join(newest[sandbox], "\n    "))
+	}
+}
