@@ -3,6 +3,7 @@ package integration
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -568,6 +569,21 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 	})
 }
 
+// blobStore opens the store of uploads by the client of NATS itself.
+func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.ObjectStore, error) {
+	t.Helper()
+	nc, err := nats.Connect(f.URL())
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	return js.ObjectStore(ctx, protocol.BucketBlobs)
+}
+
 // An upload outlives its age for as long as a sandbox waits with it.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
@@ -586,7 +602,18 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(3 * age)
+	store, err := blobStore(ctx, t, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := time.Now()
+	f.Eventually(4*age, "the tree is stored anew, later than its life would have been", func() error {
+		info, err := store.GetInfo(ctx, copied.Digest)
+		if err == nil && info.ModTime.Before(stored.Add(age)) {
+			err = fmt.Errorf("it was stored at %s", info.ModTime)
+		}
+		return err
+	})
 	f.Worker("w1", fleet.Role{})
 	if err := s.WaitReady(ctx); err != nil {
 		t.Fatal(err)

@@ -183,7 +183,9 @@ func list(into *[]string) func(string) error {
 // someOf is a list of these values, with one at least.
 func someOf(into *[]string, values ...string) func(string) error {
 	return func(v string) error {
-		_ = list(into)(v)
+		if err := list(into)(v); err != nil {
+			return err
+		}
 		for _, item := range *into {
 			if !slices.Contains(values, item) {
 				return fmt.Errorf("must be of %s, got %.40q", strings.Join(values, ", "), item)

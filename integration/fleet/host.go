@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"regexp"
 	"strings"
@@ -42,7 +41,7 @@ func openHost(address, deployment string) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	pid, err := listener(strings.TrimPrefix(c.DaemonHost(), "unix://"))
+	pid, err := firewall.Listener(strings.TrimPrefix(c.DaemonHost(), "unix://"))
 	if err != nil {
 		c.Close()
 		return nil, err
@@ -51,26 +50,6 @@ func openHost(address, deployment string) (*host, error) {
 		Client: c, deployment: deployment, namespace: fmt.Sprintf("/proc/%d", pid),
 		ours: filters.NewArgs(filters.Arg("label", "boxfleet.deployment="+deployment)),
 	}, nil
-}
-
-// listener is the process that listens on a unix socket.
-func listener(path string) (int, error) {
-	conn, err := net.Dial("unix", path)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var asked error
-	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, asked); err != nil {
-		return 0, err
-	}
-	return int(cred.Pid), nil
 }
 
 // traces are what containers of the fleet have that carries no label of it.

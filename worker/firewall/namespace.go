@@ -31,7 +31,7 @@ func findNamespace(address string) (*namespace, error) {
 	if !local {
 		return nil, unprotected("the engine at %s is not reached by a unix socket of this machine", address)
 	}
-	pid, err := listener(path)
+	pid, err := Listener(path)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineUnavailable, "find the process of the engine at %s: %v", path, err)
 	}
@@ -62,8 +62,8 @@ func findNamespace(address string) (*namespace, error) {
 	return n, nil
 }
 
-// listener is the process that listens on a unix socket, 0 where it is not visible.
-func listener(path string) (int, error) {
+// Listener is the process that listens on a unix socket, 0 where it is not visible from here.
+func Listener(path string) (int, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		return 0, err
