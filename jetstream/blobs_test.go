@@ -75,6 +75,25 @@ func TestABlobIsWholeOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Logf("%d were stored, %d were refused", whole, refused)
 }
 
+// A read of the leader that finds none waits for the next one.
+func TestReadsOfTheLeaderWaitForOne(t *testing.T) {
+	t.Parallel()
+	d := startCluster(t)
+	c, ctx, nc := d.opened(t), t.Context(), d.raw(t)
+	content, digest := randomBlob(1)
+	must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
+	for range 20 {
+		_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second) // refused while one is elected
+		for range 50 {
+			there, err := c.HasBlob(ctx, digest)
+			must(t, err)
+			if !there {
+				t.Fatal("what was stored is not there")
+			}
+		}
+	}
+}
+
 // halfway calls then once so much was read.
 type halfway struct {
 	io.Reader

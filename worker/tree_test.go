@@ -95,6 +95,7 @@ func TestHostileTreesAreRefusedByTheEntry(t *testing.T) {
 		"hard link absolute":       {{Typeflag: tar.TypeLink, Name: "l", Linkname: "/etc/shadow"}},
 		"hard link out":            {{Typeflag: tar.TypeLink, Name: "d/l", Linkname: "d/../../etc/shadow"}},
 		"hard link to the root":    {{Typeflag: tar.TypeLink, Name: "l", Linkname: "./"}},
+		"hard link for the root":   {{Typeflag: tar.TypeReg, Name: "f"}, {Typeflag: tar.TypeLink, Name: ".", Linkname: "f"}},
 		"hard link to a link":      {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "m", Linkname: "d/./l"}},
 		"hard link through a link": {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "m", Linkname: "d/l/f"}},
 		"device":                   {{Typeflag: tar.TypeChar, Name: "c"}},

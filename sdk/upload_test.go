@@ -1,0 +1,42 @@
+package sdk
+
+import (
+	"context"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestAnUploadThatBreaksOffIsBegunAnew(t *testing.T) {
+	broken := protocol.Errorf(protocol.Unavailable, "", "chunks were not stored in their order")
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, c := range map[string]struct {
+		ctx   context.Context
+		fails []error // of its tries, nil once they are over
+		tries int
+		want  protocol.Code
+	}{
+		"it goes well":              {t.Context(), nil, 1, ""},
+		"it breaks off once":        {t.Context(), []error{broken}, 2, ""},
+		"it takes too long once":    {t.Context(), []error{protocol.Errorf(protocol.DeadlineExceeded, "", "no answer")}, 2, ""},
+		"it breaks off every time":  {t.Context(), []error{broken, broken, broken, broken}, uploadTries, protocol.Unavailable},
+		"the tree changed":          {t.Context(), []error{protocol.Errorf(protocol.FailedPrecondition, "", "it changed"), broken}, 1, protocol.FailedPrecondition},
+		"the caller wants no more":  {canceled, []error{broken, broken}, 1, protocol.Unavailable},
+		"what cannot be read stays": {t.Context(), []error{broken, protocol.Invalid("source", "is gone")}, 2, protocol.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tries := 0
+			err := tryUpload(c.ctx, func() error {
+				tries++
+				if tries <= len(c.fails) {
+					return c.fails[tries-1]
+				}
+				return nil
+			})
+			if tries != c.tries || (err != nil) != (c.want != "") || err != nil && protocol.CodeOf(err) != c.want {
+				t.Errorf("%d tries, then %v; want %d, %q", tries, err, c.tries, c.want)
+			}
+		})
+	}
+}
