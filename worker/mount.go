@@ -84,6 +84,9 @@ func (p *mountPolicy) advertised() (all, writable []string) {
 // is that of the mount. Errors: permission_denied with reason mount_denied, or invalid_argument.
 func (p *mountPolicy) open(field, source string, writable bool) (*os.File, string, error) {
 	real, err := filepath.EvalSymlinks(source)
+	if errors.Is(err, unix.EINVAL) { // what was a link is none
+		return nil, "", mountDenied(field+".source", "%s: a link of its path was exchanged while it was looked at", source)
+	}
 	if err != nil {
 		return nil, "", &protocol.Error{Code: protocol.InvalidArgument, Field: field + ".source", Message: fmt.Sprintf("%s: %v", source, err)}
 	}

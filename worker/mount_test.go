@@ -220,3 +220,55 @@ func TestALinkThatComesWhileASourceIsResolvedIsRefused(t *testing.T) {
 		t.Error("an entry of the allow-list that has become a link was followed")
 	}
 }
+
+// However a directory and a link are exchanged, what is opened is the directory, and what is refused is
+// denied.
+func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
+	dir := t.TempDir()
+	allowed, outside := filepath.Join(dir, "allowed"), filepath.Join(dir, "outside")
+	a, b := filepath.Join(allowed, "a"), filepath.Join(allowed, "b")
+	if err := errors.Join(os.MkdirAll(a, 0o755), os.Mkdir(outside, 0o755), os.Symlink(outside, b)); err != nil {
+		t.Fatal(err)
+	}
+	inside, err := os.Stat(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := newMountPolicy([]string{allowed}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	opened, refused := 0, 0
+	for range 5000 {
+		f, _, err := policy.open("spec.mounts[0]", a, false)
+		if err != nil {
+			refused++
+			if e := protocol.AsError(err); e.Reason != protocol.ReasonMountDenied || e.Field != "spec.mounts[0].source" {
+				t.Errorf("refused with %v", err)
+			}
+			continue
+		}
+		opened++
+		if info, err := f.Stat(); err != nil || !os.SameFile(info, inside) {
+			t.Errorf("something else was opened, %v", err)
+		}
+		f.Close()
+	}
+	close(stop)
+	<-stopped
+	if opened == 0 || refused == 0 {
+		t.Errorf("%d were opened, %d refused: they were not exchanged meanwhile", opened, refused)
+	}
+}
