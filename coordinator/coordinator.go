@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -113,41 +114,67 @@ func (c *coordinator) run(ctx context.Context) error {
 	// Work items may have been lost with the servers that were away.
 	defer c.conn.OnReconnect(c.hosts.changeAll)()
 	group, ctx := errgroup.WithContext(ctx)
-	caughtUp := make(chan struct{})
+	log, hosts, imports := newSignal(), newSignal(), newSignal()
 	group.Go(func() error {
-		return c.again(ctx, "follow the log", func() error { return c.projection.follow(ctx, &from, caughtUp) })
+		return c.again(ctx, "follow the log", func() error { return c.projection.follow(ctx, &from, log.give) })
 	})
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
 	group.Go(func() error {
-		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.register, nil) })
+		c.cfg.Probe("before-hosts")
+		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.register, hosts.give) })
 	})
 	group.Go(func() error {
 		return c.again(ctx, "follow what hosts say of images", func() error { return c.images.follow(ctx, c.conn) })
 	})
 	group.Go(func() error {
-		return c.again(ctx, "follow what is imported", func() error { return c.images.followImports(ctx, c.conn) })
+		return c.again(ctx, "follow what is imported", func() error { return c.images.followImports(ctx, c.conn, imports.give) })
 	})
-	select {
-	case <-caughtUp:
-	case <-ctx.Done():
+	if !await(ctx, log) {
 		return group.Wait()
 	}
-	serving := make(chan struct{})
+	serving := newSignal()
 	group.Go(func() error {
-		return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints(), func() { close(serving) })
+		return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints(), serving.give)
 	})
-	select {
-	case <-serving:
-	case <-ctx.Done():
+	if !await(ctx, serving) {
 		return group.Wait()
 	}
 	group.Go(func() error { return c.conn.ConsumeRequests(ctx, c.handle) })
-	group.Go(func() error { return c.campaign(ctx) })
+	group.Go(func() error {
+		// Half a table of hosts may lack the only one that would take a sandbox, which is then failed.
+		if !await(ctx, hosts, imports) {
+			return ctx.Err()
+		}
+		return c.campaign(ctx)
+	})
 	c.log.Info("coordinator is ready", "deployment", c.conn.Deployment())
 	if c.cfg.OnReady != nil {
 		c.cfg.OnReady()
 	}
 	return group.Wait()
+}
+
+// signal is something that happens once, and may be said again.
+type signal struct {
+	given chan struct{}
+	give  func()
+}
+
+func newSignal() signal {
+	given := make(chan struct{})
+	return signal{given, sync.OnceFunc(func() { close(given) })}
+}
+
+// await waits until all signals were given; false for the end of ctx.
+func await(ctx context.Context, signals ...signal) bool {
+	for _, s := range signals {
+		select {
+		case <-s.given:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // again runs something that should run until ctx ends, and runs it again when it fails.

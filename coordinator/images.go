@@ -145,7 +145,7 @@ func newHostImages(wake func()) *hostImages {
 	return &hostImages{table: imageTable{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
 }
 
-func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn) error {
+func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn, caughtUp func()) error {
 	return conn.FollowWantedImages(ctx, func(key string, want *protocol.WantedImage) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -154,7 +154,7 @@ func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn) er
 		} else {
 			i.imports[key] = want
 		}
-	}, nil)
+	}, caughtUp)
 }
 
 func (i *hostImages) imported() []*protocol.WantedImage {

@@ -178,9 +178,15 @@ func isBelow(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
+// unregistered says that only sandboxes know of a host: its worker, which is away, may offer anything.
+func unregistered(h *protocol.Host) bool { return h.Instance == "" }
+
 // impossible returns the error for a sandbox that no host, whatever its load, would ever take
-// because of the operators' policy; nil where waiting may help.
+// because of the operators' policy; nil where waiting may help, and while one of them is not heard of.
 func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
+	if slices.ContainsFunc(hosts, unregistered) {
+		return nil
+	}
 	for i, m := range asked(b).Mounts {
 		refused := ""
 		allows := func(h *protocol.Host) bool {

@@ -14,7 +14,7 @@ import (
 // host is one with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
 func host(worker string, n int) *protocol.Host {
 	return &protocol.Host{
-		Worker: worker, HostID: "h-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
+		Worker: worker, HostID: "h-" + worker, Instance: "i-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
 		Sandboxes: n, UsedMem: protocol.Bytes(n) << 30, Firewall: protocol.FirewallNFTables, Mounts: []string{"/srv/cache"},
 	}
 }

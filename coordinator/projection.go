@@ -106,20 +106,14 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 }
 
 // follow keeps the projection current. from moves on, so that it can be called again.
-func (p *projection) follow(ctx context.Context, from *uint64, caughtUp chan struct{}) error {
+func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) error {
 	return p.conn.FollowEvents(ctx, *from, func(b *protocol.Batch) {
 		p.observe(ctx, b)
 		*from = b.Record + 1
 		p.mu.Lock()
 		p.followed = b.Record
 		p.mu.Unlock()
-	}, func() {
-		select {
-		case <-caughtUp:
-		default:
-			close(caughtUp)
-		}
-	})
+	}, caughtUp)
 }
 
 func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
