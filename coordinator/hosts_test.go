@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -98,4 +99,85 @@ func TestNothingIsScheduledBeforeTheHostsAreKnown(t *testing.T) {
 	}
 	tell()
 	d.eventually("it schedules", leads)
+}
+
+func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
+	timing := Timing{Overdue: time.Minute}
+	c := &coordinator{cfg: Config{Timing: timing}, images: newHostImages(nil)}
+	c.hosts = newHosts(timing, newProjection(nil, nil, "c1"))
+	for name, x := range map[string]struct {
+		queue, create, after time.Duration
+		host                 protocol.HostState
+		resuming             bool
+		want                 string
+	}{
+		"the queue's time is not over":                 {queue: time.Hour, create: time.Minute, after: 59 * time.Minute, host: protocol.HostLost},
+		"the queue's time is over":                     {queue: time.Hour, create: time.Minute, after: 61 * time.Minute, host: protocol.HostLost, want: protocol.ReasonHostLost},
+		"the host may still come back":                 {queue: time.Second, create: 5 * time.Minute, after: 359 * time.Second, host: protocol.HostLost},
+		"the host had the time of a create":            {queue: time.Second, create: 5 * time.Minute, after: 361 * time.Second, host: protocol.HostLost, want: protocol.ReasonHostLost},
+		"a resume whose host does not come back":       {queue: time.Hour, create: time.Minute, after: 61 * time.Minute, host: protocol.HostLost, resuming: true, want: protocol.ReasonHostLost},
+		"a host that is there has its own time":        {queue: time.Hour, create: time.Minute, after: 121 * time.Second, host: protocol.HostReady, want: protocol.ReasonCreateTimeout},
+		"a host that is there has all of its own time": {queue: time.Second, create: time.Minute, after: 119 * time.Second, host: protocol.HostReady},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := ready(t)
+			b := h.state.Sandbox
+			b.State, b.Resuming, b.AssignedAt = protocol.StatePending, x.resuming, time.Unix(1000, 0)
+			b.Spec.QueueTimeout, b.Spec.CreateTimeout = protocol.Duration(x.queue), protocol.Duration(x.create)
+			got := ""
+			if decide := c.due(&b, &protocol.Host{HostID: b.HostID, State: x.host}, b.AssignedAt.Add(x.after)); decide != nil {
+				events, err := decide(&protocol.State{Sandbox: b})
+				if err != nil || len(events) != 1 {
+					t.Fatal(events, err)
+				}
+				got = events[0].Reason
+			}
+			if got != x.want {
+				t.Errorf("got %q, want %q", got, x.want)
+			}
+		})
+	}
+}
+
+// A create's host is lost for good, nobody else takes the sandbox, and the host comes back afterwards:
+// the sandbox stays failed, and the worker, which then discards what it made, is told.
+func TestALostHostThatComesBackTooLateIsTold(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Overdue: 100 * time.Millisecond})()
+	h := host("w1", 0)
+	d.register(h)
+	short := protocol.Duration(100 * time.Millisecond)
+	d.create("a", protocol.SandboxSpec{Image: "i", QueueTimeout: 10 * short, CreateTimeout: 10 * short})
+	d.eventually("it is assigned", func() bool { return d.list()["a"].Assigned })
+	d.leave("w1")
+	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := reply.Explain; e.Sandbox.State == protocol.StatePending &&
+		(e.Position != 1 || len(e.Hosts) != 1 || !e.Deadline.Equal(e.Sandbox.AssignedAt.Add(1100*time.Millisecond))) {
+		t.Errorf("explained as %+v", e)
+	}
+	d.eventually("it fails", func() bool { return d.list("failed")["a"] != nil })
+	b := d.list("failed")["a"]
+	if b.Reason != protocol.ReasonHostLost || !strings.Contains(b.Error.Message, "host h-w1 (worker w1) was lost") {
+		t.Errorf("it fails with %v", b.Error)
+	}
+	told := make(chan string, 100)
+	stop, err := d.conn.Work("w1", func(_, sandbox string, _ *protocol.Batch) { told <- sandbox })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	h.Instance = "i2"
+	d.register(h)
+	select {
+	case <-told:
+	case <-time.After(5 * time.Second):
+		t.Error("the worker is not told")
+	}
+	if b := d.list()["a"]; b.State != protocol.StateFailed {
+		t.Errorf("it is %s", b.State)
+	}
 }

@@ -250,10 +250,10 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 	b := r.Sandbox
 	e := &protocol.Explanation{Sandbox: b, Since: b.StateChangedAt}
 	switch {
-	case b.State == protocol.StatePending && !b.Assigned:
+	case b.State == protocol.StatePending && (!b.Assigned || c.hosts.states()[b.HostID] == protocol.HostLost):
 		hosts := c.hosts.list()
 		_, e.Hosts = place(b, hosts, c.images.list())
-		e.Waiting, e.Deadline = "no host takes it now", b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
+		e.Waiting, e.Deadline = "no host takes it now", c.queueDeadline(b)
 		if len(hosts) == 0 {
 			e.Waiting = "there is no host"
 		}

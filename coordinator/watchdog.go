@@ -105,11 +105,15 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 	switch {
 	case !b.ExpiresAt.IsZero() && now.After(b.ExpiresAt) && b.Desired != protocol.StateDeleted:
 		return func(s *protocol.State) ([]protocol.Event, error) { return decideDelete(s, "", protocol.ReasonTTL) }
-	case b.State == protocol.StatePending && !b.Assigned && since > b.Spec.QueueTimeout.Std():
+	case b.State == protocol.StatePending && !b.Assigned && now.After(c.queueDeadline(b)):
 		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s%s", b.Spec.QueueTimeout, c.whyNot(b))
 	case b.State == protocol.StatePending && b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue:
 		// The worker has a deadline of its own, and reports it better; this is for one that hangs.
 		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s", b.Spec.CreateTimeout)
+	case b.State == protocol.StatePending && b.Assigned && lost && now.After(c.queueDeadline(b)):
+		// When the host comes back, its worker discards what it made, and halts what was resumed.
+		return fail(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost before the sandbox was ready, and none took it within %s%s",
+			b.HostID, b.Worker, c.queueDeadline(b).Sub(b.AssignedAt), c.whyNot(b))
 	case b.State == protocol.StateReady && lost && host != nil && b.Spec.OnHostLoss == protocol.OnHostLossFail:
 		return fail(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost", b.HostID, b.Worker)
 	case b.State == protocol.StateReady && b.Desired == protocol.StateReady && b.ActiveExecs == 0 &&
@@ -121,6 +125,16 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 		}
 	}
 	return nil
+}
+
+// queueDeadline is until when a host must take a sandbox that is pending: its own one, or another,
+// where the one that it was assigned to is lost. A lost host has at least as long to come back as it
+// had for the sandbox.
+func (c *coordinator) queueDeadline(b *protocol.Sandbox) time.Time {
+	if !b.Assigned {
+		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
+	}
+	return b.AssignedAt.Add(max(b.Spec.QueueTimeout.Std(), b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue))
 }
 
 // whyNot says why hosts do not take a sandbox, of the first few of them.
