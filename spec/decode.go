@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -30,8 +30,7 @@ func (d *decoder) wrong(node *yaml.Node, path, format string, args ...any) error
 	if path != "" {
 		field = join(field, path)
 	}
-	return &protocol.Error{Code: protocol.InvalidArgument, Field: field,
-		Message: place(d.options.Name, position{node.Line, node.Column}) + fmt.Sprintf(format, args...)}
+	return faultAt(d.options.Name, field, position{node.Line, node.Column}, format, args...)
 }
 
 // enter follows an alias, and checks what holds of every value: the text may be somebody else's, and

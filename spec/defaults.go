@@ -1,15 +1,10 @@
 package spec
 
 import (
-	"bytes"
-	"errors"
-	"io"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -48,24 +43,20 @@ func parseInto(data []byte, o Options, field string, into reflect.Value) (*Docum
 		return nil, fault(o.Name, field, "has more than %d bytes", MaxFileBytes)
 	}
 	d := &Document{name: o.Name, at: map[string]position{}}
-	reader, seen := yaml.NewDecoder(bytes.NewReader(data)), false
-	for {
-		var root yaml.Node
-		switch err := reader.Decode(&root); {
-		case errors.Is(err, io.EOF):
-			return d, nil
-		case err != nil:
-			return nil, fault(o.Name, field, "%.300s", strings.TrimPrefix(err.Error(), "yaml: "))
-		case empty(&root):
-			continue
-		case seen:
-			return nil, fault(o.Name, field, "holds more than one document")
+	seen := false
+	for root, err := range roots(data, o.Name, field) {
+		if err != nil {
+			return nil, err
+		}
+		if seen {
+			return nil, faultAt(o.Name, field, position{root.Line, root.Column}, "there is more than one document")
 		}
 		seen = true
-		if err := (&decoder{document: d, options: o, field: field}).value(root.Content[0], into, ""); err != nil {
+		if err := (&decoder{document: d, options: o, field: field}).value(root, into, ""); err != nil {
 			return nil, err
 		}
 	}
+	return d, nil
 }
 
 // Validate checks that the defaults can be below any request. The error names the field.

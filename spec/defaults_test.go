@@ -29,7 +29,7 @@ func TestDefaultsAreReadByTenant(t *testing.T) {
 		"a: {id: x}":                           "defaults.a.id",
 		"a: x":                                 "defaults.a: f: line 1, column 4",
 		"[a]":                                  "defaults: f: line 1",
-		"a: {b":                                "defaults: f: line 1",
+		"a: {b":                                "defaults: f: line 1, column 4",
 		"'*': {tmpfs: [/x]}\na: {tmpfs: [/x]}": "defaults.a.tmpfs[1].target",
 		"a: {env: {A: " + strings.Repeat("x", maxDefaults) + "}}": "at most 65536",
 	} {

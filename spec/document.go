@@ -1,14 +1,9 @@
 package spec
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -45,9 +40,6 @@ type LocalCopy struct {
 	Exclude []string `json:"exclude,omitempty"`
 }
 
-// position is a place in a text, counted from 1.
-type position struct{ line, column int }
-
 // Parse reads a text of one document. An empty text is an empty document. Errors: invalid_argument
 // that names line, column and field. What a spec may say is checked by [Document.Validate].
 func Parse(data []byte, o Options) (*Document, error) {
@@ -64,7 +56,7 @@ func Parse(data []byte, o Options) (*Document, error) {
 	case 1:
 		return documents[0], nil
 	}
-	return nil, fault(o.Name, "spec", "holds more than one document; those are for apply")
+	return nil, faultAt(o.Name, "spec", documents[1].at[""], "there is more than one document; those are for apply")
 }
 
 // ParseAll reads a text of one or more documents. Empty ones are passed over.
@@ -79,41 +71,35 @@ func ParseAll(data []byte, o Options) ([]*Document, error) {
 	case len(documents) == 0:
 		return nil, fault(o.Name, "spec", "holds no document")
 	case len(documents) > MaxDocuments:
-		return nil, fault(o.Name, "spec", "holds more than %d documents", MaxDocuments)
+		return nil, faultAt(o.Name, "spec", documents[MaxDocuments].at[""], "there are more than %d documents", MaxDocuments)
 	}
 	return documents, nil
 }
 
 // parse reads at most so many documents.
 func parse(data []byte, o Options, most int) ([]*Document, error) {
+	if at, found := overlong(data); found {
+		return nil, faultAt(o.Name, "spec", at, "the document has more than %d bytes", MaxBytes)
+	}
 	var documents []*Document
-	reader := yaml.NewDecoder(bytes.NewReader(data))
-	for len(documents) < most {
-		var node yaml.Node
-		if err := reader.Decode(&node); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, fault(o.Name, "spec", "%.300s", strings.TrimPrefix(err.Error(), "yaml: "))
-		}
-		if empty(&node) {
-			continue
+	for root, err := range roots(data, o.Name, "spec") {
+		if err != nil {
+			return nil, err
 		}
 		d := &Document{name: o.Name, at: map[string]position{}}
 		whole := struct {
 			ID string `json:"id"`
 			protocol.SandboxSpec
 		}{}
-		if err := (&decoder{document: d, options: o}).value(node.Content[0], reflect.ValueOf(&whole).Elem(), ""); err != nil {
+		if err := (&decoder{document: d, options: o}).value(root, reflect.ValueOf(&whole).Elem(), ""); err != nil {
 			return nil, err
 		}
 		d.ID, d.Spec = whole.ID, whole.SandboxSpec
-		documents = append(documents, d)
+		if documents = append(documents, d); len(documents) == most {
+			break
+		}
 	}
 	return documents, nil
-}
-
-func empty(document *yaml.Node) bool {
-	return len(document.Content) == 0 || document.Content[0].ShortTag() == "!!null" && document.Content[0].Kind == yaml.ScalarNode
 }
 
 // Override puts explicit parameters over the document, as [Merge] does.
@@ -220,6 +206,11 @@ func fault(name, field, format string, args ...any) error {
 		message = name + ": " + message
 	}
 	return &protocol.Error{Code: protocol.InvalidArgument, Field: field, Message: message}
+}
+
+// faultAt is an error about a place in a text.
+func faultAt(name, field string, at position, format string, args ...any) error {
+	return &protocol.Error{Code: protocol.InvalidArgument, Field: field, Message: place(name, at) + fmt.Sprintf(format, args...)}
 }
 
 func place(name string, at position) string {

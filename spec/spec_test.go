@@ -101,11 +101,11 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 		"image: !mine x":                                       "tags are not supported",
 		"- image":                                              "spec: line 1, column 1: must be a map of fields",
 		"x":                                                    "spec: line 1, column 1: must be a map of fields",
-		"image: [x":                                            "spec: line 1",
-		"image: *nowhere":                                      "unknown anchor",
+		"image: [x":                                            "spec: line 1, column 8: did not find expected ',' or ']', while parsing a flow sequence",
+		"image: *nowhere":                                      "spec: line 1, column 8: unknown anchor",
 		"image: x\n? [a]\n: y":                                 "a key must be a name",
 		"image: x\n<<: {user: y}":                              "merge keys are not supported",
-		"image: x\n---\nimage: y":                              "more than one document",
+		"image: x\n---\nimage: y":                              "spec: line 3, column 1: there is more than one document",
 		"image: x\nread_only: yes":                             "spec.read_only: line 2, column 12: must be true or false",
 		"image: x\nnetwork: host":                              "spec.network: line 2, column 10",
 		"image: x\nnetwork: {deny: []}":                        "spec.network.deny",
@@ -134,6 +134,42 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 		var e *protocol.Error
 		if !errors.As(err, &e) || e.Code != protocol.InvalidArgument || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q\nwant %q\ngot  %v", text, want, err)
+		}
+	}
+}
+
+func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
+	const head = "# one\nimage: x\ncpu: 2\n"
+	for text, want := range map[string]string{
+		head + "env:\n  A: 1\n B: 2":                     "line 6, column 2: did not find expected key, while parsing a block mapping that begins in line 2, column 1",
+		head + "\ncommand: [sh, -c":                      "line 5, column 10: did not find expected ',' or ']', while parsing a flow sequence",
+		head + "command: [sh, -c\n\n# end\n":             "line 4, column 10: did not find expected ',' or ']'",
+		head + "command: [sh, -c\nuser: y\n":             "line 5, column 5: did not find expected ',' or ']', while parsing a flow sequence that begins in line 4, column 10",
+		head + "command: [":                              "line 4, column 11: did not find expected node content",
+		head + "user: 'ada\nids: 5\n":                    "line 4, column 7: found unexpected end of stream, while scanning a quoted scalar",
+		head + "user: \"\\q\"":                           "line 4, column 8: found unknown escape character",
+		head + "env: *nope\n":                            "line 4, column 6: unknown anchor 'nope' referenced",
+		head + "env:\n\tA: 1":                            "line 5, column 1: found character that cannot start any token",
+		head + "user: x: y":                              "line 4, column 8: mapping values are not allowed in this context",
+		head + "user: \"a\x01\"\n":                       "line 4, column 9: control characters are not allowed",
+		head + "user: é\xff\n":                           "line 4, column 8: invalid leading UTF-8 octet",
+		head + "user: \xe2\x82":                          "line 4, column 7: incomplete UTF-8 octet sequence",
+		head + "user: " + strings.Repeat("[", 20_000):    "line 4, column 10007: exceeded max depth",
+		head + "user: " + strings.Repeat("{a: ", 20_000): "line 4, column 40007: exceeded max depth",
+		head + "user: !e!x y":                            "line 4, column 7: found undefined tag handle",
+		"%YAML 9.9\n---\nimage: x":                       "line 1, column 1: found incompatible YAML document",
+		"image: x\n---\nimage: y\n---\nimage: {":         "line 5, column 9: did not find expected node content",
+		"\xff\xfei":                                      "line 1, column ",
+	} {
+		_, inRequest := ParseAll([]byte(text), Options{Name: "f"})
+		_, inDefaults := ParseDefaults([]byte(text), Options{Name: "f"})
+		for field, err := range map[string]error{"spec": inRequest, "defaults": inDefaults} {
+			if field == "defaults" && strings.Count(text, "---") > 1 {
+				continue // which are one document
+			}
+			if err == nil || !strings.HasPrefix(err.Error(), "invalid_argument: "+field+": f: "+want) {
+				t.Errorf("%.60q\nwant %q\ngot  %v", text, want, err)
+			}
 		}
 	}
 }
@@ -271,7 +307,7 @@ func TestSeveralDocumentsAreForParseAll(t *testing.T) {
 		"":          "no document",
 		"# nothing": "no document",
 		"a: 1":      "spec.a: line 1",
-		strings.Repeat("---\nimage: x\n", MaxDocuments+1): "more than 256 documents",
+		strings.Repeat("---\nimage: x\n", MaxDocuments+1): "line 514, column 1: there are more than 256",
 		strings.Repeat(" ", MaxFileBytes+1):               "more than 4194304 bytes",
 	} {
 		if _, err := ParseAll([]byte(text), Options{}); err == nil || !strings.Contains(err.Error(), want) {
@@ -281,6 +317,22 @@ func TestSeveralDocumentsAreForParseAll(t *testing.T) {
 	d, err := Parse(nil, Options{})
 	if err != nil || d.Spec.Image != "" {
 		t.Errorf("an empty text: %+v, %v", d, err)
+	}
+}
+
+func TestADocumentIsNoLongerAmongOthersThanAlone(t *testing.T) {
+	long := "---\nimage: x\n" + strings.Repeat("#", MaxBytes-14) + "\n"
+	for text, want := range map[string]string{
+		long:                     "",
+		"image: x\n" + long:      "",
+		long + "---\nimage: x\n": "",
+		long + "#":               "spec: line 1, column 1: the document has more than 262144 bytes",
+		long + "---x":            "spec: line 1, column 1: the document has more than",
+		"image: x\n---\n\n" + long + "---\n" + long + "#": "spec: line 8, column 1: the document has more than",
+	} {
+		if _, err := ParseAll([]byte(text), Options{}); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d bytes: want %q, got %v", len(text), want, err)
+		}
 	}
 }
 

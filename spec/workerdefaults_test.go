@@ -37,7 +37,7 @@ func TestDefaultsOfAWorkerAreReadStrictly(t *testing.T) {
 		"id: x":                      "worker.defaults.id: f: line 1, column 1: is not a known field",
 		"[a]":                        "worker.defaults: f: line 1, column 1: must be a map of fields",
 		"a: {b":                      "worker.defaults: f: line 1",
-		"cpu: 1\n---\ncpu: 2":        "worker.defaults: f: holds more than one document",
+		"cpu: 1\n---\ncpu: 2":        "worker.defaults: f: line 3, column 1: there is more than one document",
 		"default: {cpu: 1}":          "worker.defaults.default: f: line 1, column 1: is not a known field",
 		strings.Repeat("#", 5<<20):   "worker.defaults: f: has more than",
 		"read_only: true\ngpus: all": "worker.defaults.gpus: f: line 2, column 7: cannot",

@@ -143,7 +143,7 @@ func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLineAndColumn(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nimagee: y":           "spec.imagee: FILE: line 2, column 1: is not a known field",
 		"image: x\nmounts:\n- sauce: /": "spec.mounts[0].sauce: FILE: line 3, column 3",
-		"image: x\n---\nimage: y":       "FILE: holds more than one document",
+		"image: x\n---\nimage: y":       "FILE: line 3, column 1: there is more than one document",
 		"image: [x":                     "FILE: line 1",
 	} {
 		file := filepath.Join(t.TempDir(), "spec.yaml")
