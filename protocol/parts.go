@@ -306,14 +306,14 @@ func (s *SandboxSpec) validateNetwork() error {
 	if n == nil {
 		return nil
 	}
-	switch n.Mode {
-	case "", NetworkInternet, NetworkNone:
-		if len(n.Allow) > 0 {
-			return Invalid("spec.network.allow", "is of mode %s", NetworkAllow)
-		}
-	case NetworkAllow:
+	switch {
+	case n.Mode == NetworkAllow, n.Mode == "" && n.Allow != nil && len(n.Allow) == 0: // a list of nothing is not none
 		if len(n.Allow) == 0 || len(n.Allow) > MaxAllow {
 			return Invalid("spec.network.allow", "must have 1 to %d ranges, got %d", MaxAllow, len(n.Allow))
+		}
+	case n.Mode == "", n.Mode == NetworkInternet, n.Mode == NetworkNone:
+		if len(n.Allow) > 0 {
+			return Invalid("spec.network.allow", "is of mode %s", NetworkAllow)
 		}
 	default:
 		return Invalid("spec.network.mode", "must be %q, %q or %q, got %.40q", NetworkInternet, NetworkNone, NetworkAllow, n.Mode)
@@ -334,7 +334,7 @@ func (s *SandboxSpec) validatePorts() error {
 	if len(s.Ports) > MaxPorts {
 		return Invalid("spec.ports", "has %d entries, at most %d are allowed", len(s.Ports), MaxPorts)
 	}
-	taken, published := map[string]string{}, map[string]string{}
+	taken, chosen := map[string]string{}, map[string]string{}
 	for i, p := range s.Ports {
 		field := fmt.Sprintf("spec.ports[%d]", i)
 		if p.Container < 1 || p.Container > 65535 {
@@ -350,18 +350,15 @@ func (s *SandboxSpec) validatePorts() error {
 		}
 		protocol := p.Protocol
 		setDefault(&protocol, ProtocolTCP)
-		if p.Host != 0 {
-			key := fmt.Sprintf("%d/%s", p.Host, protocol)
-			if other := taken[key]; other != "" {
-				return Invalid(field+".host", "is the same as of %s: %s", other, key)
-			}
-			taken[key] = field
+		port, ports, part := p.Host, taken, ".host"
+		if p.Host == 0 {
+			port, ports, part = p.Container, chosen, ".container"
 		}
-		key := fmt.Sprintf("%d/%s", p.Container, protocol)
-		if other := published[key]; other != "" && p.Host == 0 {
-			return Invalid(field+".container", "is the same as of %s: %s", other, key)
+		key := fmt.Sprintf("%d/%s", port, protocol)
+		if other := ports[key]; other != "" {
+			return Invalid(field+part, "is the same as of %s: %s", other, key)
 		}
-		published[key] = field
+		ports[key] = field
 	}
 	return nil
 }
@@ -499,6 +496,8 @@ func (h *Healthcheck) validate(field string) error {
 		return Invalid(field+".test", "must be CMD and a command, CMD-SHELL and one line, or NONE, got %.80q", h.Test)
 	case h.Test[0] == "CMD-SHELL" && len(h.Test) != 2:
 		return Invalid(field+".test", "CMD-SHELL takes one line, got %d", len(h.Test)-1)
+	case strings.TrimSpace(h.Test[1]) == "": // an empty line always passes
+		return Invalid(field+".test", "has an empty command")
 	}
 	if err := validateCommand(field+".test", h.Test); err != nil {
 		return err

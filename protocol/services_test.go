@@ -52,6 +52,9 @@ func TestServicesAreRefusedByField(t *testing.T) {
 		{"disk", db(func(v *Service) { v.Disk = 1 }), field + "disk"},
 		{"profile", db(func(v *Service) { v.Profile = "root" }), field + "profile"},
 		{"a test that is empty", db(func(v *Service) { v.Healthcheck = &Healthcheck{} }), field + "healthcheck.test"},
+		{"a test of an empty line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", ""}} }), field + "healthcheck.test"},
+		{"a test of a blank line", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD-SHELL", " \n"}} }), field + "healthcheck.test"},
+		{"a test of no program", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"CMD", "", "a"}} }), field + "healthcheck.test"},
 		{"a test that is NONE and more", db(func(v *Service) { v.Healthcheck = &Healthcheck{Test: []string{"NONE", "x"}} }), field + "healthcheck.test"},
 		{"an interval of no test", db(func(v *Service) {
 			v.Healthcheck = &Healthcheck{Test: []string{"NONE"}, Interval: DefaultHealthInterval}

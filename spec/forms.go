@@ -26,7 +26,7 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 			return true, short(d, node, path, v, readNetwork)
 		}
 		defer func() {
-			if len(v.Allow) > 0 && v.Mode == "" {
+			if v.Allow != nil && v.Mode == "" { // also a list of nothing, which is then refused
 				v.Mode = protocol.NetworkAllow
 			}
 		}()

@@ -181,9 +181,13 @@ func TestWhatASpecMayNotSayIsRefusedWithItsPlace(t *testing.T) {
 		"image: x\nenv:\n- 1A=x":                     "spec.env.1A: f: line 3, column 3",
 		"image: x\ncopies: [a:db:/b]":                "spec.copies[0].service: f: line 2, column 10: the spec has no service",
 		"image: x\ncopies: [{source: a, target: b}]": "spec.copies[0].target: f: line 2, column 30",
-		"user: x": "spec.image: must not be empty",
-		"image: x\nrequired_services: {db: {user: x}}": "spec.required_services.db.image: f: line 2, column 25",
-		"image: x\nid: a.b":                            "id: f: line 2, column 5",
+		"user: x":                        "spec.image: must not be empty",
+		"image: x\nnetwork: {allow: []}": "spec.network.allow: f: line 2, column 18: must have 1 to 64 ranges, got 0",
+		"image: x\nnetwork: {allow: [], mode: \"${UNSET:-}\"}":                               "spec.network.allow: f: line 2, column 18: must have 1 to 64 ranges, got 0",
+		"image: x\nrequired_services: {db: {image: x, healthcheck: {test: \"\"}}}":           "spec.required_services.db.healthcheck.test: f: line 2, column 56: has an empty command",
+		"image: x\nrequired_services: {db: {image: x, healthcheck: {test: \"${UNSET:-}\"}}}": "spec.required_services.db.healthcheck.test: f: line 2, column 56: has an empty command",
+		"image: x\nrequired_services: {db: {user: x}}":                                       "spec.required_services.db.image: f: line 2, column 25",
+		"image: x\nid: a.b": "id: f: line 2, column 5",
 		"image: x\nrequired_services: {a: {image: x}}\noptional_services: {a: {image: x}}": "spec.optional_services.a: f: line 3, column 24: is a required service too",
 	} {
 		d, err := Parse([]byte(text), Options{Name: "f"})
