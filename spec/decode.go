@@ -5,6 +5,7 @@ import (
 	"encoding"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -45,7 +46,7 @@ func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	switch {
 	case d.nodes > maxNodes:
 		return nil, d.wrong(at, path, "the document has more than %d values", maxNodes)
-	case node.Style&yaml.TaggedStyle != 0:
+	case tagged(node):
 		return nil, d.wrong(at, path, "has the tag %.40s; tags are not supported", node.Tag)
 	}
 	d.mark(at, path)
@@ -136,6 +137,8 @@ func (d *decoder) entries(node *yaml.Node, path string, f func(key, value *yaml.
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key := node.Content[i]
 		switch {
+		case tagged(key):
+			return d.wrong(key, path, "a key has the tag %.40s; tags are not supported", key.Tag)
 		case key.Kind != yaml.ScalarNode || key.ShortTag() == "!!null":
 			return d.wrong(key, path, "a key must be a name")
 		case key.ShortTag() == "!!merge":
@@ -163,9 +166,14 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 	}
 	into.Set(reflect.MakeSlice(into.Type(), 0, min(len(node.Content), 64)))
 	for i, item := range node.Content {
+		at := fmt.Sprintf("%s[%d]", path, i)
 		v := reflect.New(into.Type().Elem()).Elem()
-		if err := d.value(item, v, fmt.Sprintf("%s[%d]", path, i)); err != nil {
+		if err := d.value(item, v, at); err != nil {
 			return err
+		}
+		// Merge takes repeats away, and the errors that come after it would name another entry.
+		if names, ok := into.Interface().([]string); ok && strings.HasSuffix(path, "tools") && slices.Contains(names, v.String()) {
+			return d.wrong(item, at, "is there twice: %.60s", v.String())
 		}
 		into.Set(reflect.Append(into, v))
 	}
@@ -178,6 +186,7 @@ func (d *decoder) table(node *yaml.Node, into reflect.Value, path string) error 
 		return d.wrong(node, path, "must be a map by name, got %s", describe(node))
 	}
 	into.Set(reflect.MakeMap(into.Type()))
+	d.document.open[path] = true
 	return d.entries(node, path, func(key, value *yaml.Node) error {
 		v := reflect.New(into.Type().Elem()).Elem()
 		if err := d.value(value, v, join(path, key.Value)); err != nil {

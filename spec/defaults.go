@@ -42,7 +42,7 @@ func parseInto(data []byte, o Options, field string, into reflect.Value) (*Docum
 	if len(data) > MaxFileBytes {
 		return nil, fault(o.Name, field, "has more than %d bytes", MaxFileBytes)
 	}
-	d := &Document{name: o.Name, at: map[string]position{}}
+	d := newDocument(o.Name)
 	seen := false
 	for root, err := range roots(data, o.Name, field) {
 		if err != nil {

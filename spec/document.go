@@ -30,6 +30,11 @@ type Document struct {
 
 	name string
 	at   map[string]position // of each value, by its path
+	open map[string]bool     // the paths of maps to which anybody may add names: their place is not that of an entry
+}
+
+func newDocument(name string) *Document {
+	return &Document{name: name, at: map[string]position{}, open: map[string]bool{}}
 }
 
 // LocalCopy is a file or tree of the caller's machine. Until it is uploaded, its entry of
@@ -86,7 +91,7 @@ func parse(data []byte, o Options, most int) ([]*Document, error) {
 		if err != nil {
 			return nil, err
 		}
-		d := &Document{name: o.Name, at: map[string]position{}}
+		d := newDocument(o.Name)
 		whole := struct {
 			ID string `json:"id"`
 			protocol.SandboxSpec
@@ -180,23 +185,13 @@ func (d *Document) locateBelow(field string, err error) error {
 	e := *protocol.AsError(err)
 	path := strings.TrimPrefix(e.Field, field+".")
 	at, ok := d.at[path]
-	if parent := path[:max(strings.LastIndexByte(path, '.'), 0)]; !ok && !isMap(parent) {
+	if parent := path[:max(strings.LastIndexByte(path, '.'), 0)]; !ok && parent != "" && !d.open[parent] {
 		at, ok = d.at[parent] // of a short form, or of an entry that lacks the field
 	}
 	if ok && path != "" {
 		e.Message = place(d.name, at) + e.Message
 	}
 	return &e
-}
-
-// isMap says whether a field is a map with names that anybody may add, so that the map's place is
-// not the place of an entry.
-func isMap(path string) bool {
-	switch path[strings.LastIndexByte(path, '.')+1:] {
-	case "", "env", "labels", "required_services", "optional_services":
-		return true
-	}
-	return false
 }
 
 // fault is an error about a whole text.

@@ -155,6 +155,7 @@ func readTmpfs(text string) (t protocol.Tmpfs, err error) {
 // pairs reads a map of texts, or a list of K=V. Any scalar is taken as it is written.
 func (d *decoder) pairs(node *yaml.Node, into *map[string]string, path string) error {
 	*into = map[string]string{}
+	d.document.open[path] = true
 	switch node.Kind {
 	case yaml.MappingNode:
 		return d.entries(node, path, func(key, value *yaml.Node) error {

@@ -34,8 +34,15 @@ func roots(data []byte, name, field string) iter.Seq2[*yaml.Node, error] {
 }
 
 func empty(document *yaml.Node) bool {
-	return len(document.Content) == 0 || document.Content[0].ShortTag() == "!!null" && document.Content[0].Kind == yaml.ScalarNode
+	if len(document.Content) == 0 {
+		return true
+	}
+	root := document.Content[0]
+	return root.Kind == yaml.ScalarNode && root.ShortTag() == "!!null" && !tagged(root)
 }
+
+// tagged says whether somebody wrote a tag; that of ! alone is no style of its own.
+func tagged(node *yaml.Node) bool { return node.Style&yaml.TaggedStyle != 0 || node.Tag == "!" }
 
 // unparsed is the error of a text that is no YAML. Where the text ends too early, the mistake is where
 // that begins which has no end.
