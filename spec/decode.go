@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -73,7 +74,7 @@ func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error 
 	if t, ok := into.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		text, err := d.scalar(node, path, "a value")
 		if err == nil {
-			if err := t.UnmarshalText([]byte(text)); err != nil {
+			if err := t.UnmarshalText([]byte(whole(node, text))); err != nil {
 				return d.wrong(node, path, "%v", err)
 			}
 		}
@@ -98,7 +99,7 @@ func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error 
 		into.SetBool(v)
 		return err
 	case reflect.Int, reflect.Int64:
-		v, err := parsed(d, node, path, "a whole number", func(s string) (int64, error) { return strconv.ParseInt(s, 10, into.Type().Bits()) }, "!!int")
+		v, err := parsed(d, node, path, "a whole number", func(s string) (int64, error) { return strconv.ParseInt(whole(node, s), 10, into.Type().Bits()) }, "!!int", "!!float")
 		into.SetInt(v)
 		return err
 	case reflect.Float64:
@@ -245,6 +246,15 @@ func parsed[T any](d *decoder, node *yaml.Node, path, want string, parse func(st
 		return zero, d.wrong(node, path, "must be %s, got %.40q", want, text)
 	}
 	return v, nil
+}
+
+// whole writes a number such as 50.0 or 5e1 as the whole number that it is; a JSON Schema cannot tell
+// them apart.
+func whole(node *yaml.Node, text string) string {
+	if v, err := strconv.ParseFloat(text, 64); err == nil && node.ShortTag() == "!!float" && v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+		return strconv.FormatInt(int64(v), 10)
+	}
+	return text
 }
 
 func describe(node *yaml.Node) string {

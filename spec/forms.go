@@ -69,7 +69,7 @@ func short[T any](d *decoder, node *yaml.Node, path string, into *T, read func(s
 	if err != nil {
 		return err
 	}
-	if *into, err = read(text); err != nil {
+	if *into, err = read(whole(node, text)); err != nil {
 		return d.wrong(node, path, "%v", err)
 	}
 	return nil

@@ -41,8 +41,9 @@ func text(pattern string) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: pattern}
 }
 
+// enum is one of the values, or nothing.
 func enum(values ...any) *jsonschema.Schema {
-	return anyOf(&jsonschema.Schema{Enum: values}, variable())
+	return anyOf(&jsonschema.Schema{Enum: values}, text(`^$|\$`))
 }
 
 // scalarOf is a text that may be written as a value of these types too.
@@ -50,13 +51,19 @@ func scalarOf(types ...string) *jsonschema.Schema {
 	return &jsonschema.Schema{Types: append([]string{"string"}, types...)}
 }
 
+// said is a text that is not empty.
+func said() *jsonschema.Schema { return anyOf(text(`\S`), &jsonschema.Schema{Type: "number"}) }
+
+// sizeForm is what a size may be written as, a pattern.
+const sizeForm = `\s*([0-9]+ *[bB]?|([0-9]+|[0-9]*\.[0-9]+) *[kKmMgGtT]([iI]?[bB])?)\s*`
+
 // typeForms are the types that have forms of their own in YAML.
 func typeForms() map[reflect.Type]*jsonschema.Schema {
 	zero := 0.0
 	forms := map[reflect.Type]*jsonschema.Schema{
-		reflect.TypeFor[protocol.Duration](): text(`^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$|^0$|\$`),
-		reflect.TypeFor[protocol.Bytes](): anyOf(&jsonschema.Schema{Type: "integer", Minimum: &zero},
-			text(`^[0-9]*(\.[0-9]+)? *([kKmMgGtT]([iI]?[bB])?|[bB])?$|\$`)),
+		reflect.TypeFor[protocol.Duration](): anyOf(&jsonschema.Schema{Enum: []any{0}},
+			text(`^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^0$|\$`)),
+		reflect.TypeFor[protocol.Bytes](): anyOf(&jsonschema.Schema{Type: "integer", Minimum: &zero}, text("^"+sizeForm+`$|\$`)),
 		reflect.TypeFor[map[string]string](): anyOf(
 			&jsonschema.Schema{Type: "object", AdditionalProperties: scalarOf("number", "boolean")},
 			&jsonschema.Schema{Type: "array", Items: text(`=|\$`)}),
@@ -70,10 +77,16 @@ func typeForms() map[reflect.Type]*jsonschema.Schema {
 // fieldForms are the fields that have forms of their own.
 func fieldForms() map[string]*jsonschema.Schema {
 	return map[string]*jsonschema.Schema{
-		"SandboxSpec.user":         scalarOf("integer"),
-		"SandboxSpec.gpus":         scalarOf("integer"),
-		"Service.user":             scalarOf("integer"),
-		"Healthcheck.test":         anyOf(&jsonschema.Schema{Type: "string"}, &jsonschema.Schema{Type: "array", Items: scalarOf("number")}),
+		"SandboxSpec.image":        said(),
+		"SandboxSpec.cwd":          text(`^/|^$|\$`),
+		"Mount.source":             text(`^/|\$`),
+		"Mount.target":             text(`^/|\$`),
+		"Copy.target":              text(`^/|\$`),
+		"Copy.digest":              text(`^sha256-[0-9a-f]{64}$|\$`),
+		"Tmpfs.target":             text(`^/|\$`),
+		"Network.allow":            {Type: "array", Items: text(`/|\$`)},
+		"Service.image":            said(),
+		"Healthcheck.test":         anyOf(said(), &jsonschema.Schema{Type: "array", Items: scalarOf("number")}),
 		"SandboxSpec.profile":      enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"Service.profile":          enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"SandboxSpec.pull":         enum(protocol.PullMissing, protocol.PullAlways, protocol.PullNever),
@@ -86,11 +99,11 @@ func fieldForms() map[string]*jsonschema.Schema {
 // shortForms are the forms that a type has beside its fields.
 func shortForms() map[string]*jsonschema.Schema {
 	return map[string]*jsonschema.Schema{
-		"Network": enum(protocol.NetworkInternet, protocol.NetworkNone),
+		"Network": anyOf(&jsonschema.Schema{Enum: []any{protocol.NetworkInternet, protocol.NetworkNone}}, variable()),
 		"Port":    anyOf(&jsonschema.Schema{Type: "integer"}, text(`^(127\.0\.0\.1:)?([0-9]+:)?[0-9]+(/(tcp|udp|sctp))?$|\$`)),
 		"Mount":   text(`^[^:]+:[^:]+(:ro|:rw)?$|\$`),
-		"Copy":    text(`^[^:]+:([^/:]+:)?.|\$`),
-		"Tmpfs":   text(`^/|\$`),
+		"Copy":    text(`^[^:]+:([^/:]+:)?/|\$`),
+		"Tmpfs":   text("^/[^:]*(:" + sizeForm + `)?$|\$`),
 		"Hook":    {Type: "array", Items: scalarOf("number")},
 	}
 }
@@ -119,17 +132,18 @@ func generated(t *testing.T) []byte {
 			if form := fieldForms()[path]; form != nil {
 				property = form
 			}
-			property = inYAML(property, name == "command")
+			property = inYAML(property)
 			property.Description, property.Default = comments[path], defaults[path]
 			s.Properties[name] = property
 		}
 		switch typ.Name() {
 		case "SandboxSpec":
-			s.Properties["id"] = &jsonschema.Schema{Type: "string", Pattern: `^[A-Za-z0-9_-]{1,64}$|\$`, Description: "the sandbox's id; default: a new one; required by apply"}
+			s.Properties["id"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)}, text(`^[A-Za-z0-9_-]{0,64}$|\$`))
+			s.Properties["id"].Description = "the sandbox's id; default: a new one; required by apply"
 			s.PropertyOrder = append([]string{"id"}, s.PropertyOrder...)
 		case "Copy":
-			s.Properties["source"] = &jsonschema.Schema{Type: "string", Description: "file or directory of this machine, as seen from the document's file; it is uploaded"}
-			s.Properties["exclude"] = &jsonschema.Schema{Type: "array", Items: &jsonschema.Schema{Type: "string"}, Description: "what is not uploaded of source"}
+			s.Properties["source"] = &jsonschema.Schema{Types: []string{"string", "number"}, Description: "file or directory of this machine, as seen from the document's file; it is uploaded"}
+			s.Properties["exclude"] = &jsonschema.Schema{Type: "array", Items: scalarOf("number"), Description: "what is not uploaded of source"}
 			s.Required = []string{"target"}
 			s.OneOf = []*jsonschema.Schema{{Required: []string{"source"}}, {Required: []string{"digest"}}}
 		}
@@ -148,8 +162,9 @@ func generated(t *testing.T) []byte {
 	return append(data, '\n')
 }
 
-// inYAML takes null away, which documents do not have, and lets variables stand for numbers.
-func inYAML(s *jsonschema.Schema, argv bool) *jsonschema.Schema {
+// inYAML takes null away, which documents do not have, and lets variables stand for numbers, and
+// numbers for text.
+func inYAML(s *jsonschema.Schema) *jsonschema.Schema {
 	switch s.Types = slices.DeleteFunc(s.Types, func(t string) bool { return t == "null" }); len(s.Types) {
 	case 0:
 		s.Types = nil
@@ -159,12 +174,12 @@ func inYAML(s *jsonschema.Schema, argv bool) *jsonschema.Schema {
 	switch {
 	case s.Type == "number" || s.Type == "integer" || s.Type == "boolean":
 		return anyOf(s, variable())
-	case s.Type == "array" && argv:
-		s.Items = scalarOf("number")
+	case s.Type == "string" && s.Pattern == "":
+		s.Type, s.Types = "", []string{"string", "number"}
 	case s.Type == "array" || s.Type == "object":
 		for _, inner := range []*jsonschema.Schema{s.Items, s.AdditionalProperties} {
 			if inner != nil {
-				inYAML(inner, false)
+				inYAML(inner)
 			}
 		}
 	}
@@ -303,20 +318,63 @@ func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
 	for text, holds := range map[string]bool{
 		"image: x":        true,
 		"image: x\nid: a": true,
-		"image: x\ncpu: ${CPU}\npids: 5\nread_only: $R":                                            true,
-		"image: x\nmemory: 64m\ndisk: 5\ngrace: 1m30s":                                             true,
-		"image: x\nenv: [A=1]\nlabels: {a: 1, b: true}":                                            true,
-		"image: x\nnetwork: none":                                                                  true,
-		"image: x\nnetwork: {allow: [10.0.0.0/8]}":                                                 true,
-		"image: x\nports: [80, \"1:2/udp\", {container: 3}]":                                       true,
-		"image: x\nmounts: [\"/a:/b:rw\", {source: /a, target: /b}]":                               true,
-		"image: x\ncopies: [\"a:/b\", {source: a, target: /b}]":                                    true,
-		"image: x\ncopies: [\"a:db:/b\", {source: a, target: /b, service: db}]":                    true,
-		"image: x\non_delete: [a, 1]\nuser: 5":                                                     true,
-		"image: x\nrequired_services: {db: {image: y, post_start: [[a]], healthcheck: {test: a}}}": true,
+		"image: x\ncpu: ${CPU}\npids: 50\nread_only: $R":                                                             true,
+		"image: x\nmemory: 64m\ndisk: 67108864\ngrace: 1m30s":                                                        true,
+		"image: x\nenv: [A=1]\nlabels: {a: 1, b: true}":                                                              true,
+		"image: x\nnetwork: none":                                                                                    true,
+		"image: x\nnetwork: {allow: [10.0.0.0/8]}":                                                                   true,
+		"image: x\nports: [80, \"1:2/udp\", {container: 3}]":                                                         true,
+		"image: x\nmounts: [\"/a:/b:rw\", {source: /a, target: /c}]":                                                 true,
+		"image: x\ncopies: [\"a:/b\", {source: a, target: /c}]":                                                      true,
+		"image: x\non_delete: [a, 1]\nuser: 5":                                                                       true,
+		"image: x\nrequired_services: {db: {image: y, post_start: [[a]], healthcheck: {test: a}}}":                   true,
+		"image: x\ncopies: [\"a:db:/b\", {source: a, target: /c, service: db}]\noptional_services: {db: {image: y}}": true,
+
+		"image: 1":  true,
+		"image: ''": false,
+		"image: x\ncopies: [{source: 5, exclude: [5], target: /a, owner: 70}]": true,
+		"image: x\nid: 5":                                            true,
+		"image: x\nid: 5.5":                                          false,
+		"image: x\nid: a.b":                                          false,
+		"image: x\nid: ''\nprofile: ''\nhostname: ''":                true,
+		"image: x\nhostname: 5\nuser: 1.5\ngpus: 1":                  true,
+		"image: x\nhostname: true":                                   false,
+		"image: x\ntools: [5]":                                       true,
+		"image: x\ntools: [true]":                                    false,
+		"image: x\nttl: 0\nidle_ttl: '0'\ngrace: +.5s":               true,
+		"image: x\nttl: 1":                                           false,
+		"image: x\nttl: 1.5":                                         false,
+		"image: x\nttl: ''":                                          false,
+		"image: x\nttl: -1s":                                         false,
+		"image: x\nmemory: m":                                        false,
+		"image: x\nmemory: ''":                                       false,
+		"image: x\nmemory: 1.5":                                      false,
+		"image: x\nmemory: '64000000.5'":                             false,
+		"image: x\nmemory: ' .5 GiB '":                               true,
+		"image: x\nmemory: 67108864.0\npids: 50.0\nports: [80.0]":    true,
+		"image: x\npids: 1e2":                                        true,
+		"image: x\npids: 50.5":                                       false,
+		"image: x\npids: '50'":                                       false,
+		"image: x\ntmpfs: [/a, \"/b:64m\", {target: /c, size: 64k}]": true,
+		"image: x\ntmpfs: [\"/a:\"]":                                 false,
+		"image: x\ntmpfs: [\"/a:m\"]":                                false,
+		"image: x\ntmpfs: [a]":                                       false,
+		"image: x\ncopies: [\"a:b\"]":                                false,
+		"image: x\ncopies: [\"a::/b\"]":                              false,
+		"image: x\ncopies: [\"a:db:\"]":                              false,
+		"image: x\nmounts: [\"/a:/b:z\"]":                            false,
+		"image: x\nports: [\"80/\"]":                                 false,
+		"image: x\ncwd: ''":                                          true,
+		"image: x\ncwd: 5":                                           false,
+		"image: x\nmounts: [{source: 5, target: /a}]":                false,
+		"image: x\nmounts: [{source: /a, target: 5}]":                false,
+		"image: x\ncopies: [{digest: 5, target: /a}]":                false,
+		"image: x\nnetwork: {allow: [5]}":                            false,
+		"image: x\nnetwork: ''":                                      false,
+		"image: x\nrequired_services: {db: {image: y, healthcheck: {test: 5}}}":  true,
+		"image: x\nrequired_services: {db: {image: y, healthcheck: {test: ''}}}": false,
 
 		"image: x\nimagee: y":                          false,
-		"image: 1":                                     false,
 		"user: x":                                      false,
 		"image: x\ncpu: many":                          false,
 		"image: x\ngrace: 5":                           false,
@@ -333,10 +391,14 @@ func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
 		"image: x\nrequired_services: {db: {imag: y}}": false,
 	} {
 		if err := check(text); (err == nil) != holds {
-			t.Errorf("%q: holds %v, want %v: %v", text, err == nil, holds, err)
+			t.Errorf("%q: the schema has it %v, want %v: %v", text, err == nil, holds, err)
 		}
-		if _, err := Parse([]byte(text), Options{Env: map[string]string{"CPU": "1", "R": "true"}}); holds && err != nil {
-			t.Errorf("%q is in the schema and not read: %v", text, err)
+		d, err := Parse([]byte(text), Options{Env: map[string]string{"CPU": "1", "R": "true"}})
+		if err == nil {
+			err = d.Validate()
+		}
+		if (err == nil) != holds {
+			t.Errorf("%q: read %v, want %v: %v", text, err == nil, holds, err)
 		}
 	}
 }
