@@ -82,6 +82,10 @@ func (d Defaults) validate(tenant string) error {
 		return protocol.Invalid("spec.command", "cannot have a default: a request without a command asks for none")
 	case len(s.Copies) > 0:
 		return protocol.Invalid("spec.copies", "cannot have a default: uploaded trees are not kept for ever")
+	case s.GPUs != "":
+		return protocol.Invalid("spec.gpus", "cannot have a default: a request could not say that it wants none")
+	case s.ReadOnly:
+		return protocol.Invalid("spec.read_only", "cannot have a default: a request could not say that it wants to write, nor have copies")
 	}
 	whole := s
 	if tenant != EveryTenant {

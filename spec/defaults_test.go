@@ -3,9 +3,24 @@ package spec
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
+
+// What a default says can be said otherwise; docs/spec.md says how where there is no word for none.
+func TestARequestCanSayOtherwiseThanADefault(t *testing.T) {
+	hook := func(command string) *protocol.Hook { return &protocol.Hook{Command: []string{command}} }
+	defaults := Defaults{EveryTenant: {TTL: 1, IdleTTL: 1, OnDelete: hook("sync"), Network: &protocol.Network{Mode: protocol.NetworkNone}, Profile: protocol.ProfileStandard}}
+	if err := defaults.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	const years = protocol.Duration(87600 * time.Hour)
+	want := protocol.SandboxSpec{Image: "x", TTL: years, IdleTTL: years, OnDelete: hook("true"), Network: &protocol.Network{Mode: protocol.NetworkInternet}, Profile: protocol.ProfileHardened}
+	if got, err := defaults.Over("a", want); err != nil || !Equal(got, want) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
 
 func TestDefaultsAreReadByTenant(t *testing.T) {
 	d, err := ParseDefaults([]byte("'*':\n  cpu: 2\n  labels: {A: x, b: '${WHO}'}\nTeam-1:\n  profile: standard\n  labels: {A: y}\n"), Options{Env: map[string]string{"WHO": "me"}})
@@ -26,6 +41,8 @@ func TestDefaultsAreReadByTenant(t *testing.T) {
 		"a: {image: x}":                        "defaults.a.image: f: line 1, column 12: cannot have a default",
 		"a: {command: [x]}":                    "defaults.a.command",
 		"a: {copies: [\"a:/b\"]}":              "defaults.a.copies: f: line 1, column 13: cannot have a default",
+		"a: {gpus: 1}":                         "defaults.a.gpus: f: line 1, column 11: cannot have a default: a request could not say that it wants none",
+		"'*': {read_only: true}":               "defaults.*.read_only: f: line 1, column 18: cannot have a default: a request could not say",
 		"a: {id: x}":                           "defaults.a.id",
 		"a: x":                                 "defaults.a: f: line 1, column 4",
 		"[a]":                                  "defaults: f: line 1",
