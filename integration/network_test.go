@@ -455,16 +455,19 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	t.Run("given", func(t *testing.T) {
 		spec := f.Spec()
 		serving(&spec)
-		spec.Ports = []protocol.Port{{Container: 8080, Host: free}, {Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81, Protocol: protocol.ProtocolUDP}}
+		spec.Ports = []protocol.Port{{Container: 8080, Host: free}, {Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81, Protocol: protocol.ProtocolUDP},
+			{Container: 8080}} // also at a port that is chosen
 		s, err := f.Client.Create(ctx, spec)
 		check(t, err)
 		got := s.Info().Ports
-		if len(got) != 4 || got[0].Host != free || got[1].Host != free || got[2].Host == 0 || got[3].Host == 0 || got[3].Protocol != protocol.ProtocolUDP {
-			t.Errorf("got %+v", got)
+		if len(got) != 5 || got[0].Host != free || got[1].Host != free || got[2].Host == 0 || got[3].Host == 0 || got[3].Protocol != protocol.ProtocolUDP || got[4].Host == 0 || got[4].Host == free {
+			t.Fatalf("got %+v", got)
 		}
-		f.Eventually(5*time.Second, "the port answers", func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", free)) })
+		for _, host := range []int{free, got[4].Host} {
+			f.Eventually(5*time.Second, "the port answers", func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", host)) })
+		}
 		listed := docker(t, "unix:///var/run/docker.sock", "port", containerOf(f, "", s.ID()))
-		if strings.Count(listed, "-> 127.0.0.1:") != 4 || strings.Contains(listed, "0.0.0.0") {
+		if strings.Count(listed, "-> 127.0.0.1:") != 5 || strings.Contains(listed, "0.0.0.0") {
 			t.Errorf("published: %s", listed)
 		}
 		second := f.Spec()
