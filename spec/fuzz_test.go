@@ -3,13 +3,14 @@ package spec
 import (
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // FuzzParse reads any text. Whatever is read can be written and read again; whatever is refused is
-// refused with a typed error; and either costs bounded memory.
+// refused with a typed error that names a line; and either costs bounded memory.
 func FuzzParse(f *testing.F) {
 	f.Add(string(Example()), "x")
 	for _, text := range []string{
@@ -28,6 +29,9 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%d bytes of text cost %d bytes of memory", len(text), used)
 		}
 		checkTyped(t, err)
+		if err != nil && !strings.Contains(err.Error(), "f: line ") && !strings.Contains(err.Error(), "holds no document") {
+			t.Errorf("refused without a line: %v", err)
+		}
 		_, err = ParseDefaults([]byte(text), Options{Env: env})
 		checkTyped(t, err)
 		for _, d := range documents {
