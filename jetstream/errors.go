@@ -19,6 +19,7 @@ const (
 	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a limit of the stream, with discard new
 	codeInsufficientStorage jetstream.ErrorCode = 10047
 	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // a cluster that is just starting, too
+	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of the message waits for a majority
 )
 
 // translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set
@@ -45,7 +46,7 @@ func translate(err error, doing string) error {
 		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
 			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
 		}
-		if api.Code == 503 || api.ErrorCode == codeNoSuitablePeers {
+		if api.Code == 503 || api.ErrorCode == codeNoSuitablePeers || api.ErrorCode == codeDuplicateInProcess {
 			return protocol.Errorf(protocol.Unavailable, "", "%s: %s", doing, api.Description)
 		}
 		return protocol.Errorf(protocol.Internal, "", "%s: %s (%d)", doing, api.Description, api.ErrorCode)

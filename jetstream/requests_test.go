@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,6 +135,33 @@ func TestARequestPublishedTwiceIsStoredOnce(t *testing.T) {
 			t.Fatalf("%d are handled", n)
 		}
 	})
+}
+
+// Of two who submit the same request at once, one may be told to come again.
+func TestARequestPublishedTwiceAtOnceIsStoredOnce(t *testing.T) {
+	t.Parallel()
+	d := startCluster(t)
+	a, b := d.opened(t), d.opened(t)
+	const requests = 50
+	for n := range requests {
+		id := fmt.Sprintf("r%d", n)
+		var both sync.WaitGroup
+		for _, c := range []*jetstream.Conn{a, b} {
+			both.Go(func() {
+				err := c.Submit(t.Context(), d.tenant, protocol.VerbStop, "s", id, "", nil)
+				for protocol.CodeOf(err) == protocol.Unavailable {
+					err = c.Submit(t.Context(), d.tenant, protocol.VerbStop, "s", id, "", nil)
+				}
+				if err != nil {
+					t.Errorf("%s: %v", id, err)
+				}
+			})
+		}
+		both.Wait()
+	}
+	if n := waiting(t, d); n != requests {
+		t.Errorf("%d are stored, want %d", n, requests)
+	}
 }
 
 func TestAFullQueueRefusesAndTakesAgainWhenThereIsRoom(t *testing.T) {

@@ -216,6 +216,9 @@ func (t *tail) newest(ctx context.Context, info *protocol.Exec) (*protocol.Exec,
 // endOf reads the event that ended an exec.
 func (c *Client) endOf(ctx context.Context, info *protocol.Exec) (*protocol.Event, error) {
 	b, err := c.conn.Record(ctx, info.Record)
+	for isTransient(err) && pause(ctx, retryPause) { // while a leader is elected
+		b, err = c.conn.Record(ctx, info.Record)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -338,10 +341,13 @@ func (t *tail) drainLog(ctx context.Context) error {
 		switch {
 		case err != nil && !isTransient(err):
 			return err
+		case err != nil: // while a leader is elected; that is not the log's lag
+			if !pause(ctx, retryPause) {
+				return ctx.Err()
+			}
+			deadline = time.Now().Add(logPatience)
 		case t.next != before:
 			deadline = time.Now().Add(logPatience)
-		case time.Now().After(deadline) && err != nil:
-			return err
 		case time.Now().After(deadline):
 			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
 				"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept", t.exec, t.offset[Stdout], t.offset[Stderr])
