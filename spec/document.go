@@ -110,6 +110,9 @@ func parse(data []byte, o Options, most int) ([]*Document, error) {
 // Override puts explicit parameters over the document, as [Merge] does.
 func (d *Document) Override(parameters protocol.SandboxSpec) {
 	d.forget(reflect.ValueOf(parameters))
+	if n := parameters.Network; n != nil && n.Mode == "" && n.Allow != nil && len(n.Allow) == 0 {
+		parameters.Network = &protocol.Network{Mode: protocol.NetworkAllow} // Merge knows no list of nothing, and Validate must refuse it
+	}
 	d.Spec = Merge(d.Spec, parameters)
 }
 

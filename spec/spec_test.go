@@ -218,6 +218,7 @@ func TestAnErrorInAParameterIsInNoLine(t *testing.T) {
 	for want, parameters := range map[string]protocol.SandboxSpec{
 		"invalid_argument: spec.cpu: must":              {CPU: 9999},
 		"invalid_argument: spec.env.A: must":            {Env: map[string]string{"A": "\x00"}},
+		"invalid_argument: spec.network.allow: must":    {Network: &protocol.Network{Allow: []string{}}},
 		"invalid_argument: spec.env.1A: name":           {Env: map[string]string{"1A": ""}},
 		"invalid_argument: spec.mounts[1].source: must": {Mounts: []protocol.Mount{{Source: "a", Target: "/c"}}},
 	} {
