@@ -3,6 +3,8 @@ package sdk
 import (
 	"fmt"
 	"path"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/bmatcuk/doublestar/v4"
@@ -14,9 +16,9 @@ import (
 type exclusion []excludePattern
 
 type excludePattern struct {
-	glob    string
-	include bool // begins with "!"
-	dirs    bool // ends with "/": directories only
+	glob    []string // of each name on the path; "**" is any number of directories
+	include bool     // begins with "!"
+	dirs    bool     // ends with "/": directories only
 }
 
 // CheckExclude says whether patterns are well-formed: invalid_argument naming "exclude[i]". They are
@@ -24,12 +26,16 @@ type excludePattern struct {
 //
 //   - a pattern without a slash, or with one only at its end, matches a name at any depth: *.pyc, .venv
 //   - any other matches a path from the root of the tree on: /bin, docs/*.pdf
-//   - * and ? match within a name, [a-z] one character, ** any number of directories
+//   - * and ? match within a name, [a-z] one character, ** any number of directories; a /** at the end
+//     matches everything in a directory, but not the directory itself
 //   - a slash at the end matches directories only; what is in them is left out too
 //   - ! at the beginning takes back what an earlier pattern left out, but for what is in a directory
 //     that is left out
-//   - a backslash takes the next character as it is; empty patterns, and those that begin with #,
-//     say nothing
+//   - a backslash takes the next character as it is; spaces at the end, empty patterns, and those that
+//     begin with #, say nothing
+//
+// Beyond that, ./ at the beginning and doubled slashes say nothing, and names of classes, such as
+// [[:alpha:]], are refused.
 func CheckExclude(patterns []string) error {
 	_, err := parseExclude(patterns)
 	return err
@@ -38,18 +44,11 @@ func CheckExclude(patterns []string) error {
 func parseExclude(patterns []string) (exclusion, error) {
 	var e exclusion
 	for i, text := range patterns {
-		if text == "" || strings.HasPrefix(text, "#") {
+		if text = trimSpaces(text); text == "" || strings.HasPrefix(text, "#") {
 			continue
 		}
-		var p excludePattern
-		p.glob, p.include = strings.CutPrefix(text, "!")
-		p.glob, p.dirs = strings.CutSuffix(p.glob, "/")
-		if strings.Contains(p.glob, "/") {
-			p.glob = path.Clean(strings.TrimPrefix(p.glob, "/"))
-		} else {
-			p.glob = "**/" + p.glob
-		}
-		if strings.HasSuffix(p.glob, "/") || p.glob == "." || strings.ContainsRune(text, 0) || !doublestar.ValidatePattern(p.glob) {
+		p, ok := parsePattern(text)
+		if !ok {
 			return nil, protocol.Invalid(fmt.Sprintf("exclude[%d]", i), "is not a pattern: %.80q", text)
 		}
 		e = append(e, p)
@@ -57,13 +56,76 @@ func parseExclude(patterns []string) (exclusion, error) {
 	return e, nil
 }
 
+// trimSpaces takes spaces away from the end, unless a backslash keeps them.
+func trimSpaces(text string) string {
+	trimmed := strings.TrimRight(text, " ")
+	if strings.HasSuffix(trimmed, `\`) {
+		return text
+	}
+	return trimmed
+}
+
+// classNames matches the beginning of a name of a class, which the glob does not know.
+var classNames = regexp.MustCompile(`\[[^]]*\[:`)
+
+func parsePattern(text string) (p excludePattern, ok bool) {
+	glob, include := strings.CutPrefix(text, "!")
+	glob, dirs := strings.CutSuffix(glob, "/")
+	if strings.Contains(glob, "/") {
+		glob = path.Clean(strings.TrimPrefix(glob, "/"))
+	} else {
+		glob = "**/" + glob
+	}
+	if strings.HasSuffix(glob, "/") || glob == "." || strings.ContainsRune(glob, 0) || classNames.MatchString(glob) {
+		return p, false
+	}
+	p = excludePattern{strings.Split(glob, "/"), include, dirs}
+	for i, name := range p.glob {
+		p.glob[i] = nameGlob(name)
+	}
+	return p, !slices.ContainsFunc(p.glob, func(name string) bool { return !doublestar.ValidatePattern(name) })
+}
+
+// nameGlob is the glob for one name. { and } mean themselves, and several stars one, unless they are
+// the whole name.
+func nameGlob(name string) string {
+	if len(name) > 1 && strings.Trim(name, "*") == "" {
+		return "**"
+	}
+	var b strings.Builder
+	escaped, star := false, false
+	for _, r := range name {
+		if star && r == '*' {
+			continue
+		}
+		if !escaped && (r == '{' || r == '}') {
+			b.WriteByte('\\')
+		}
+		b.WriteRune(r)
+		escaped, star = r == '\\' && !escaped, r == '*' && !escaped
+	}
+	return b.String()
+}
+
 // matches says whether an entry is left out. name is its path in the tree.
 func (e exclusion) matches(name string, dir bool) bool {
 	out := false
+	names := strings.Split(name, "/")
 	for _, p := range e {
-		if p.include == out && (dir || !p.dirs) && doublestar.MatchUnvalidated(p.glob, name) {
+		if p.include == out && (dir || !p.dirs) && matchNames(p.glob, names) {
 			out = !p.include
 		}
 	}
 	return out
+}
+
+// matchNames matches name by name, so that nothing but ** reaches over a slash.
+func matchNames(glob, names []string) bool {
+	if len(glob) == 0 || len(names) == 0 {
+		return len(glob) == len(names)
+	}
+	if glob[0] == "**" {
+		return len(glob) == 1 || matchNames(glob[1:], names) || matchNames(glob, names[1:])
+	}
+	return doublestar.MatchUnvalidated(glob[0], names[0]) && matchNames(glob[1:], names[1:])
 }
