@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // Tree is a directory or a file of the caller's machine that is to be copied into a sandbox.
@@ -73,9 +74,7 @@ func (c *Client) Upload(ctx context.Context, t Tree) (protocol.Copy, error) {
 	if err != nil {
 		return copied, fileError(err)
 	}
-	if !info.IsDir() && strings.HasSuffix(t.Target, "/") {
-		copied.Target = path.Join(t.Target, filepath.Base(t.Source))
-	}
+	copied.Target = path.Clean(placed(t.Source, info, t.Target))
 	read := func(w io.Writer) (digest string, size int64, err error) {
 		sum := sha256.New()
 		counted := &counter{w: io.MultiWriter(w, sum)}
@@ -93,6 +92,28 @@ func (c *Client) Upload(ctx context.Context, t Tree) (protocol.Copy, error) {
 		err = tryUpload(ctx, func() error { return c.send(ctx, t, digest, size, read) })
 	}
 	return copied, failed(ctx, err, "upload "+t.Source)
+}
+
+// placed is where in a sandbox a source goes: below a target that ends with a slash, where the source
+// is a file.
+func placed(source string, info fs.FileInfo, target string) string {
+	if !info.IsDir() && strings.HasSuffix(target, "/") {
+		return path.Join(target, filepath.Base(source))
+	}
+	return target
+}
+
+// PlaceCopies gives each copy of a document that is still to be uploaded the target that it has once
+// it is: see [Tree.Target]. It belongs before [spec.Document.Validate], which reads no file, and for
+// which two files that go into one directory would have the same target. A copy whose source cannot be
+// looked at stays as it is; [Client.Upload] says why.
+func PlaceCopies(d *spec.Document) {
+	for _, l := range d.Copies {
+		if info, err := os.Stat(l.Source); err == nil {
+			entry := &d.Spec.Copies[l.Index]
+			entry.Target = placed(l.Source, info, entry.Target)
+		}
+	}
 }
 
 // uploadTries is how often an upload is begun. A change of the store's leader breaks one off.

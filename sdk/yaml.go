@@ -16,6 +16,7 @@ func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.S
 		return parameters, err
 	}
 	d.Override(parameters)
+	PlaceCopies(d)
 	if err := d.Validate(); err != nil {
 		return parameters, err
 	}

@@ -70,7 +70,7 @@ func checkApplied(documents []*spec.Document) error {
 			return protocol.Invalid("id", "documents %d and %d have the same: %s", before, i+1, d.ID)
 		}
 		seen[d.ID] = i + 1
-		if err := d.Validate(); err != nil {
+		if err := check(d); err != nil {
 			return err
 		}
 	}

@@ -46,7 +46,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
-	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; may be repeated")
+	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; a file goes into a TARGET that ends with a slash; may be repeated")
 	flags.StringSliceVar(&f.tools, "tool", nil, "give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
 	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil, "`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
 	flags.StringVar(&f.copyOwner, "copy-owner", "", "`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
@@ -84,7 +84,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 		to.Owner = f.copyOwner
 		d.AddCopy(source, to, f.copyExclude...)
 	}
-	return d, d.Validate()
+	return d, check(d)
 }
 
 // given is what the flags say of a sandbox.

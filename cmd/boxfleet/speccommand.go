@@ -43,7 +43,7 @@ func (p *program) specValidate() *cobra.Command {
 			}
 			ids := make([]string, len(documents))
 			for i, d := range documents {
-				if err := d.Validate(); err != nil {
+				if err := check(d); err != nil {
 					return err
 				}
 				ids[i] = d.ID

@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -119,16 +120,22 @@ func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 	}
 }
 
-func TestSpecFromYAMLAndFlags(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "spec.yaml")
-	write(t, file, "image: one\ncommand: [sleep, \"1\"]\nenv: {A: 1, B: yes}\nmemory: 512m\ncpu: 0.5\nidle_ttl: 10m\nmounts:\n- {source: /srv, target: /data}\n")
+// documentOf is the document that flags make.
+func documentOf(t *testing.T, args ...string) (*spec.Document, error) {
+	t.Helper()
 	var flags specFlags
 	cmd := &cobra.Command{}
 	flags.add(cmd)
-	if err := cmd.ParseFlags([]string{"-f", file, "--image", "two", "--env", "B=2", "--cpu", "2", "--mount", "/x:/y:ro"}); err != nil {
+	if err := cmd.ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
-	d, err := flags.document(os.Stdin, nil)
+	return flags.document(os.Stdin, nil)
+}
+
+func TestSpecFromYAMLAndFlags(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, "image: one\ncommand: [sleep, \"1\"]\nenv: {A: 1, B: yes}\nmemory: 512m\ncpu: 0.5\nidle_ttl: 10m\nmounts:\n- {source: /srv, target: /data}\n")
+	d, err := documentOf(t, "-f", file, "--image", "two", "--env", "B=2", "--cpu", "2", "--mount", "/x:/y:ro")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,13 +166,7 @@ func TestP9_SpecsThatAreNotUnderstoodAreRefusedByLineAndColumn(t *testing.T) {
 func TestAFlagGoesOverTheFileAlsoWhereItIsEmpty(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\nread_only: true\ncpu: 2\nuser: app\ngrace: 1s\npids: 99\n")
-	var flags specFlags
-	cmd := &cobra.Command{}
-	flags.add(cmd)
-	if err := cmd.ParseFlags([]string{"-f", file, "--read-only=false", "--cpu", "0", "--user", "", "--stop-grace", "2s"}); err != nil {
-		t.Fatal(err)
-	}
-	d, err := flags.document(os.Stdin, nil)
+	d, err := documentOf(t, "-f", file, "--read-only=false", "--cpu", "0", "--user", "", "--stop-grace", "2s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,13 +182,7 @@ required_services: {db: {image: postgres, memory: 1g, env: {A: 1, B: 1}}, web: {
 optional_services: {cache: {image: redis}}
 `)
 	document := func(args ...string) (*spec.Document, error) {
-		var flags specFlags
-		cmd := &cobra.Command{}
-		flags.add(cmd)
-		if err := cmd.ParseFlags(append([]string{"-f", file}, args...)); err != nil {
-			t.Fatal(err)
-		}
-		return flags.document(os.Stdin, nil)
+		return documentOf(t, append([]string{"-f", file}, args...)...)
 	}
 	_, err := document("--service", "web=nginx:1=x", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
 		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
@@ -263,6 +258,44 @@ func TestPathsToUploadAreSeenFromTheFile(t *testing.T) {
 		d, err := readSpec(name, strings.NewReader(text))
 		if err != nil || d.Copies[0].Source != want || d.Copies[1].Source != "/c" {
 			t.Errorf("%s: got %+v, %v", name, d, err)
+		}
+	}
+}
+
+func TestFilesGoIntoOneDirectoryEachUnderItsName(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a"), "")
+	write(t, filepath.Join(dir, "b"), "")
+	if err := os.Mkdir(filepath.Join(dir, "c"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "spec.yaml")
+	for copies, want := range map[string][]string{
+		"a:/x/, b:/x/, c:/x/":  {"/x/a", "/x/b", "/x/"},
+		"a:/, b:/":             {"/a", "/b"},
+		"a:/x, c:/y, gone:/z/": {"/x", "/y", "/z/"},
+	} {
+		write(t, file, "image: one\ncopies: ["+copies+"]\n")
+		args := []string{"--image", "one"}
+		for _, c := range strings.Split(copies, ", ") {
+			args = append(args, "--copy", dir+"/"+c)
+		}
+		for _, args := range [][]string{{"-f", file}, args} {
+			d, err := documentOf(t, args...)
+			if err != nil {
+				t.Errorf("%q: %v", args, err)
+				continue
+			}
+			var got []string
+			for _, c := range d.Spec.Copies {
+				got = append(got, c.Target)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%q: want %q, got %q", args, want, got)
+			}
+		}
+		if code, _, stderr := call(t.Context(), "", "spec", "validate", "-f", file); code != 0 {
+			t.Errorf("validate %s: %d, %s", copies, code, stderr)
 		}
 	}
 }

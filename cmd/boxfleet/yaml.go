@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/spec"
 )
 
@@ -90,6 +91,12 @@ func besideFile(file string, d *spec.Document) {
 			*source = filepath.Join(filepath.Dir(file), *source)
 		}
 	}
+}
+
+// check checks a document as far as that needs no fleet.
+func check(d *spec.Document) error {
+	sdk.PlaceCopies(d)
+	return d.Validate()
 }
 
 func readAll(file string, stdin io.Reader) ([]byte, error) {
