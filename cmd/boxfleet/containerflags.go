@@ -37,8 +37,8 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
-// apply sets what was given.
-func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
+// apply sets what was given. onDelete is what the file has as the command of --on-delete-timeout.
+func (f *containerFlags) apply(spec *protocol.SandboxSpec, onDelete *protocol.Hook) error {
 	for _, text := range []struct {
 		field *string
 		value string
@@ -53,7 +53,10 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
 	}
 	if f.onDeleteTimeout != 0 {
 		if spec.OnDelete == nil {
-			return usage("--on-delete-timeout: there is no command, see --on-delete")
+			if onDelete == nil {
+				return usage("--on-delete-timeout: there is no command, see --on-delete")
+			}
+			spec.OnDelete = &protocol.Hook{Command: onDelete.Command}
 		}
 		spec.OnDelete.Timeout = protocol.Duration(f.onDeleteTimeout)
 	}
@@ -79,7 +82,10 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec) error {
 		return err
 	}
 	for _, arg := range f.tmpfs {
-		target, bytes, _ := strings.Cut(arg, ":")
+		target, bytes, sized := strings.Cut(arg, ":")
+		if sized && bytes == "" {
+			return usage("--tmpfs: want TARGET or TARGET:SIZE, got %.200q", arg)
+		}
 		m := protocol.Tmpfs{Target: target}
 		if err := size("--tmpfs", &m.Size, bytes); err != nil {
 			return err

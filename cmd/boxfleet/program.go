@@ -141,14 +141,22 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// takes checks that a command gets these arguments, each an id, and nothing more.
+// counts checks that a command gets these arguments and nothing more.
+func counts(cmd *cobra.Command, args []string, names ...string) error {
+	if len(args) < len(names) {
+		return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
+	}
+	if len(args) > len(names) {
+		return usage("unexpected argument %q; see %s --help", args[len(names)], cmd.CommandPath())
+	}
+	return nil
+}
+
+// takes is counts where each argument is an id.
 func takes(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < len(names) {
-			return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
-		}
-		if len(args) > len(names) {
-			return usage("unexpected argument %q; see %s --help", args[len(names)], cmd.CommandPath())
+		if err := counts(cmd, args, names...); err != nil {
+			return err
 		}
 		for i, name := range names {
 			if err := protocol.ValidateID(name, args[i]); err != nil {

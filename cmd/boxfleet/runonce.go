@@ -25,6 +25,9 @@ func (p *program) runCommand() *cobra.Command {
   boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src -- ls -l`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
+			if box.file == "-" && flags.stdin {
+				return usage("--file - and --stdin both read stdin")
+			}
 			d, err := box.document(p.stdin, nil)
 			if err != nil {
 				return err

@@ -248,7 +248,13 @@ func (p *program) control(ctx context.Context, c *sdk.Client, verb, id string, w
 
 func (p *program) sandboxExtend() *cobra.Command {
 	return &cobra.Command{
-		Use: "extend SANDBOX DURATION", Short: "Set that a sandbox is deleted so long from now", Args: takes("SANDBOX", "DURATION"),
+		Use: "extend SANDBOX DURATION", Short: "Set that a sandbox is deleted so long from now",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := counts(cmd, args, "SANDBOX", "DURATION"); err != nil {
+				return err
+			}
+			return protocol.ValidateID("SANDBOX", args[0])
+		},
 		ValidArgsFunction: p.completeSandbox, Example: "  boxfleet sandbox extend web 2h",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ttl, err := time.ParseDuration(args[1])

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"io"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -63,7 +62,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 			return nil, err
 		}
 	}
-	given, err := f.given(command)
+	given, err := f.given(command, d.Spec.OnDelete)
 	if err != nil {
 		return nil, err
 	}
@@ -76,19 +75,32 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 	if err := f.services.addEnv(d); err != nil {
 		return nil, err
 	}
-	for _, arg := range f.copies {
-		source, to, err := spec.ReadCopy(arg)
-		if err != nil {
-			return nil, usage("--copy: %v", err)
-		}
-		to.Owner = f.copyOwner
-		d.AddCopy(source, to, f.copyExclude...)
+	if err := f.addCopies(d); err != nil {
+		return nil, err
 	}
 	return d, check(d)
 }
 
-// given is what the flags say of a sandbox.
-func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
+// addCopies adds what --copy brings to a document.
+func (f *specFlags) addCopies(d *spec.Document) error {
+	for _, name := range []string{"copy-exclude", "copy-owner"} {
+		if f.all.Changed(name) && len(f.copies) == 0 {
+			return usage("--%s: there is no --copy that it says something of", name)
+		}
+	}
+	for _, arg := range f.copies {
+		source, to, err := spec.ReadCopy(arg)
+		if err != nil {
+			return usage("--copy: %v", err)
+		}
+		to.Owner = f.copyOwner
+		d.AddCopy(source, to, f.copyExclude...)
+	}
+	return nil
+}
+
+// given is what the flags say of a sandbox; onDelete is what the file has as such a command.
+func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
 	spec := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
 	var err error
 	if f.memory != "" {
@@ -107,7 +119,7 @@ func (f *specFlags) given(command []string) (*protocol.SandboxSpec, error) {
 	if err := addPairs("--label", &spec.Labels, f.labels); err != nil {
 		return nil, err
 	}
-	if err := f.container.apply(spec); err != nil {
+	if err := f.container.apply(spec, onDelete); err != nil {
 		return nil, err
 	}
 	if err := f.network.apply(spec); err != nil {
@@ -160,11 +172,7 @@ func parseMount(arg string) (protocol.Mount, error) {
 	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
 		return protocol.Mount{}, usage("--mount: want HOST:TARGET, HOST:TARGET:ro or HOST:TARGET:rw, got %.200q", arg)
 	}
-	source, err := filepath.Abs(parts[0])
-	if err != nil {
-		return protocol.Mount{}, usage("--mount: %v", err)
-	}
-	return protocol.Mount{Source: source, Target: parts[1], Writable: writable}, nil
+	return protocol.Mount{Source: parts[0], Target: parts[1], Writable: writable}, nil
 }
 
 // addPairs adds K=V arguments to a map.

@@ -29,43 +29,53 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 	write(t, named, "id: a\nimage: x\n")
 	write(t, spec, "image: x\nenv:\n  A: 1\nmemroy: 512m\n")
 	for line, want := range map[string]string{
-		"nonsense":                                  "nonsense",
-		"sandbox":                                   "sandbox --help",
-		"sandbox nonsense":                          "nonsense",
-		"sandbox get":                               "SANDBOX",
-		"sandbox get a b":                           `"b"`,
-		"sandbox get a.b":                           "a.b",
-		"sandbox create":                            "spec.image",
-		"sandbox create --image x --cpu many":       "--cpu",
-		"sandbox create --image x --memory 1q":      "--memory",
-		"sandbox create --image x --env A":          "--env",
-		"sandbox create --image x --env 1A=b":       "spec.env.1A",
-		"sandbox create --image x --mount /a":       "--mount",
-		"sandbox create --image x --mount /a:/b:rx": "--mount",
-		"sandbox create --image x --id a.b":         "--id",
-		"sandbox create --image x --nonsense":       "--nonsense",
-		"sandbox create -f " + spec:                 "spec.memroy: " + spec + ": line 4, column 1",
-		"sandbox create -f /nonexistent":            "/nonexistent",
-		"sandbox delete":                            "SANDBOX",
-		"sandbox delete a --label k=v":              `"a"`,
-		"exec a":                                    "behind --",
-		"exec a ls":                                 `"ls"`,
-		"exec -- ls":                                "SANDBOX",
-		"exec a --timeout soon -- ls":               "--timeout",
-		"exec a --cwd relative -- ls":               "spec.cwd",
-		"run -f " + named + " -- ls":                "id is of sandbox create and apply",
-		"apply":                                     "--file",
-		"apply -f " + spec:                          "spec.memroy",
-		"apply a -f x":                              `"a"`,
-		"spec":                                      "spec --help",
-		"spec validate":                             "--file",
-		"spec validate -f " + spec:                  "spec.memroy",
-		"spec render -f " + spec:                    "spec.memroy",
-		"spec render --offline":                     "spec.image",
-		"run -- ls":                                 "spec.image",
-		"ping -o xml":                               "output",
-		"ping --config /nonexistent":                "/nonexistent",
-		"coordinator":                               "--nats",
+		"nonsense":                                         "nonsense",
+		"sandbox":                                          "sandbox --help",
+		"sandbox nonsense":                                 "nonsense",
+		"sandbox get":                                      "SANDBOX",
+		"sandbox get a b":                                  `"b"`,
+		"sandbox get a.b":                                  "a.b",
+		"sandbox create":                                   "spec.image",
+		"sandbox create --image x --cpu many":              "--cpu",
+		"sandbox create --image x --memory 1q":             "--memory",
+		"sandbox create --image x --env A":                 "--env",
+		"sandbox create --image x --env 1A=b":              "spec.env.1A",
+		"sandbox create --image x --mount /a":              "--mount",
+		"sandbox create --image x --mount /a:/b:rx":        "--mount",
+		"sandbox create --image x --id a.b":                "--id",
+		"sandbox create --image x --nonsense":              "--nonsense",
+		"sandbox create -f " + spec:                        "spec.memroy: " + spec + ": line 4, column 1",
+		"sandbox create -f /nonexistent":                   "/nonexistent",
+		"sandbox create --image x --mount cache:/x":        "spec.mounts[0].source",
+		"sandbox create --image x --tmpfs /x:":             "--tmpfs",
+		"sandbox create --image x --copy-exclude *.o":      "--copy-exclude",
+		"sandbox create --image x --copy-owner 1000":       "--copy-owner",
+		"sandbox create --image x --on-delete-timeout 5m":  "--on-delete-timeout",
+		"run --image x -f - -i -- cat":                     "--file - and --stdin",
+		"sandbox extend web":                               "DURATION is missing",
+		"sandbox extend web 1.5x":                          "DURATION: time: unknown unit",
+		"sandbox extend we.b 1h":                           "we.b",
+		"sandbox extend web 1h 2h":                         `"2h"`,
+		"sandbox delete":                                   "SANDBOX",
+		"sandbox delete a --label k=v":                     `"a"`,
+		"exec a":                                           "behind --",
+		"exec a ls":                                        `"ls"`,
+		"exec -- ls":                                       "SANDBOX",
+		"exec a --timeout soon -- ls":                      "--timeout",
+		"exec a --cwd relative -- ls":                      "spec.cwd",
+		"run -f " + named + " -- ls":                       "id is of sandbox create and apply",
+		"apply":                                            "--file",
+		"apply -f " + spec:                                 "spec.memroy",
+		"apply a -f x":                                     `"a"`,
+		"spec":                                             "spec --help",
+		"spec validate":                                    "--file",
+		"spec validate -f " + spec:                         "spec.memroy",
+		"spec render -f " + spec:                           "spec.memroy",
+		"spec render --offline":                            "spec.image",
+		"run -- ls":                                        "spec.image",
+		"ping -o xml":                                      "output",
+		"ping --config /nonexistent":                       "/nonexistent",
+		"coordinator":                                      "--nats",
 		"worker --nats nats://127.0.0.1:1 --slots several": "worker.slots",
 		"up --listen 127.0.0.1:99999":                      "up.listen",
 	} {
@@ -89,8 +99,9 @@ func TestStdinOfAnExecIsBounded(t *testing.T) {
 func TestWithoutAFleetClientsEndWithAnError(t *testing.T) {
 	clean(t)
 	for line, want := range map[string]int{
-		"ping --nats nats://127.0.0.1:1":         exitFailure,
-		"exec a --nats nats://127.0.0.1:1 -- ls": exitNotRun,
+		"ping --nats nats://127.0.0.1:1":                  exitFailure,
+		"exec a --nats nats://127.0.0.1:1 -- ls":          exitNotRun,
+		"sandbox extend a 1.5h --nats nats://127.0.0.1:1": exitFailure,
 	} {
 		code, _, stderr := call(t.Context(), "", strings.Fields(line)...)
 		if code != want || !strings.Contains(stderr, "unavailable") {
@@ -172,6 +183,18 @@ func TestAFlagGoesOverTheFileAlsoWhereItIsEmpty(t *testing.T) {
 	}
 	if s := d.Spec; s.ReadOnly || s.CPU != 0 || s.User != "" || s.Grace.String() != "2s" || s.PIDs != 99 {
 		t.Errorf("got %+v", s)
+	}
+}
+
+func TestAFlagSetsTheTimeoutOfTheFilesCommand(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, "image: one\non_delete: {command: [sync, now], timeout: 1m}\n")
+	d, err := documentOf(t, "-f", file, "--on-delete-timeout", "5m")
+	if err != nil || d.Spec.OnDelete.Timeout.String() != "5m0s" || !slices.Equal(d.Spec.OnDelete.Command, []string{"sync", "now"}) {
+		t.Errorf("got %+v, %v", d, err)
+	}
+	if _, err = documentOf(t, "-f", file, "--on-delete-timeout", "5h"); err == nil || strings.Contains(err.Error(), file) {
+		t.Errorf("a timeout that is wrong, which is not the file's: %v", err)
 	}
 }
 
