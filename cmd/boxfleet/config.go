@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker"
@@ -234,6 +236,7 @@ func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 // flags, each over the ones before.
 func (p *program) configure(cmd *cobra.Command) error {
 	v := viper.New()
+	v.AllowEmptyEnv(true)
 	settings := p.config.settings()
 	for _, s := range settings {
 		v.SetDefault(s.key, s.def)
@@ -251,7 +254,11 @@ func (p *program) configure(cmd *cobra.Command) error {
 	}
 	for _, s := range settings {
 		value, err := plain(v.Get(s.key))
-		if err == nil {
+		switch {
+		case err != nil:
+		case value == "" && s.def != "":
+			err = errors.New("must not be empty")
+		default:
 			err = s.set(value)
 		}
 		if err != nil {
@@ -280,18 +287,40 @@ func readFile(v *viper.Viper, settings []setting, file string) error {
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) && !named {
 		return nil
 	}
-	inFile := viper.New()
-	inFile.SetConfigFile(file)
-	inFile.SetConfigType("yaml")
-	if err := inFile.ReadInConfig(); err != nil {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return usage("configuration file: %v", err)
+	}
+	inFile := map[string]any{}
+	if err = yaml.Unmarshal(data, &inFile); err == nil {
+		err = known(settings, "", inFile)
+	}
+	if err != nil {
 		return usage("configuration file %s: %v", file, err)
 	}
-	for _, key := range inFile.AllKeys() {
-		if !slices.ContainsFunc(settings, func(s setting) bool { return s.key == key }) {
-			return usage("configuration file %s: unknown key %s", file, key)
+	return v.MergeConfigMap(inFile)
+}
+
+// known says whether everything of a section of the configuration file, which has a prefix or is the
+// whole, is a setting or a section with settings.
+func known(settings []setting, prefix string, section map[string]any) error {
+	for _, name := range slices.Sorted(maps.Keys(section)) {
+		key, value := prefix+strings.ToLower(name), section[name]
+		if slices.ContainsFunc(settings, func(s setting) bool { return s.key == key }) {
+			continue
+		}
+		if !slices.ContainsFunc(settings, func(s setting) bool { return strings.HasPrefix(s.key, key+".") }) {
+			return fmt.Errorf("unknown key %s", key)
+		}
+		below, isMap := value.(map[string]any)
+		if !isMap && value != nil {
+			return fmt.Errorf("%s must be a map of keys", key)
+		}
+		if err := known(settings, key+".", below); err != nil {
+			return err
 		}
 	}
-	return v.MergeConfigMap(inFile.AllSettings())
+	return nil
 }
 
 // plain is a value of the configuration as text.

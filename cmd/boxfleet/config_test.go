@@ -81,6 +81,16 @@ func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
 	for name, tc := range map[string]struct{ file, env, want string }{
 		"unknown key":        {"natz: nats://x\n", "", "natz"},
 		"unknown nested key": {"worker:\n  slotz: 3\n", "", "worker.slotz"},
+		"unknown empty key":  {"nonsense: {}\n", "", "unknown key nonsense"},
+		"unknown empty keys": {"nonsense: {a: {}}\n", "", "unknown key nonsense"},
+		"unknown null key":   {"worker: {images: {nonsense: }}\n", "", "unknown key worker.images.nonsense"},
+		"a value for a map":  {"worker: 3\n", "", "worker must be a map"},
+		"an empty number":    {"", "BOXFLEET_WORKER_SLOTS=", "worker.slots"},
+		"an empty duration":  {"", "BOXFLEET_DEADLINE=", "deadline"},
+		"an empty choice":    {"", "BOXFLEET_OUTPUT=", "output"},
+		"an empty switch":    {"", "BOXFLEET_WORKER_REAP_DRY_RUN=", "worker.reap_dry_run"},
+		"an empty address":   {"", "BOXFLEET_UP_LISTEN=", "up.listen"},
+		"an empty tenant":    {"tenant: \"\"\n", "", "tenant"},
 		"not a number":       {"worker:\n  slots: many\n", "", "worker.slots"},
 		"a map for a value":  {"worker:\n  slots:\n    x: 1\n", "", "worker.slots"},
 		"not a duration":     {"", "BOXFLEET_COORDINATOR_CLEANUP_TTL=7", "coordinator.cleanup_ttl"},
@@ -102,6 +112,23 @@ func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
 				t.Errorf("want a usage error that names %s, got %v", tc.want, err)
 			}
 		})
+	}
+}
+
+func TestAnEmptyVariableGoesOverTheFile(t *testing.T) {
+	write(t, clean(t), "token: secret\nworker: {tools: [git], deny_networks: [10.0.0.0/8]}\n")
+	t.Setenv("BOXFLEET_TOKEN", "")
+	t.Setenv("BOXFLEET_WORKER_TOOLS", "")
+	c, err := configured(t, "worker")
+	if err != nil || c.Token != "" || len(c.Worker.Tools) != 0 || len(c.Worker.DenyNetworks) != 1 {
+		t.Errorf("got token %q, tools %q, denied %q, %v", c.Token, c.Worker.Tools, c.Worker.DenyNetworks, err)
+	}
+}
+
+func TestAKeyWithNothingBehindItSaysNothing(t *testing.T) {
+	write(t, clean(t), "Worker:\n  images:\n  slots:\ncoordinator:\n")
+	if c, err := configured(t, "worker"); err != nil || c.Worker.Slots != 100 {
+		t.Errorf("got %d slots, %v", c.Worker.Slots, err)
 	}
 }
 
