@@ -179,7 +179,15 @@ func (p *program) imageRemove() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return c.RemoveImage(ctx, args[0]) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if err := c.RemoveImage(ctx, args[0]); err != nil {
+					return err
+				}
+				removed := struct {
+					Ref string `json:"ref"`
+				}{args[0]}
+				return p.show(removed, func(w io.Writer) { fmt.Fprintln(w, removed.Ref) })
+			})
 		},
 	}
 }

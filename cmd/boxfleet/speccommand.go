@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -24,8 +25,11 @@ func (p *program) specText(name, short string, text func() []byte) *cobra.Comman
 		Use: name, Short: short, Args: takes(),
 		Example: "  boxfleet spec " + name,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := p.stdout.Write(text())
-			return err
+			var value any
+			if err := yaml.Unmarshal(text(), &value); err != nil {
+				return protocol.Errorf(protocol.Internal, "", "read what is to be printed: %v", err)
+			}
+			return p.show(value, func(w io.Writer) { fmt.Fprintf(w, "%s", text()) })
 		},
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,6 +102,7 @@ func TestWithoutAFleetClientsEndWithAnError(t *testing.T) {
 	for line, want := range map[string]int{
 		"ping --nats nats://127.0.0.1:1":                  exitFailure,
 		"exec a --nats nats://127.0.0.1:1 -- ls":          exitNotRun,
+		"ping --wait 300ms --nats nats://127.0.0.1:1":     exitFailure,
 		"sandbox extend a 1.5h --nats nats://127.0.0.1:1": exitFailure,
 	} {
 		code, _, stderr := call(t.Context(), "", strings.Fields(line)...)
@@ -266,6 +268,13 @@ func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
 	}
 	if code, again, stderr := call(t.Context(), stdout, "spec", "render", "-f", "-", "--offline"); code != 0 || len(again) != len(stdout) {
 		t.Errorf("render what render prints: %d, %q, %s", code, again, stderr)
+	}
+	code, stdout, stderr = call(t.Context(), "", "spec", "example", "-o", "json")
+	if !json.Valid([]byte(stdout)) {
+		t.Errorf("the example as JSON: %d, %q, %s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := call(t.Context(), stdout, "spec", "validate", "-f", "-"); code != 0 || stdout != "stdin: document 1 holds: web\n" {
+		t.Errorf("validate what example prints as JSON: %d, %q, %s", code, stdout, stderr)
 	}
 	if code, stdout, _ := call(t.Context(), "", "spec", "schema"); code != 0 || !strings.Contains(stdout, `"$schema"`) {
 		t.Errorf("schema: %d, %.80q", code, stdout)
