@@ -40,7 +40,7 @@ func (p *program) applyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the sandboxes of a file that are not there yet", Args: takes(),
 		Long: `Make the sandboxes of a file, which holds one or more documents, each with an id. Those that are there
-with the same spec are left as they are. A sandbox cannot be changed: where one is there with another
+with the same spec are left as they are, and waited for where they are not ready yet. A sandbox cannot be changed: where one is there with another
 spec, or has failed or been deleted, apply names it, makes nothing, and ends with an error.`,
 		Example: "  boxfleet apply -f sandboxes.yaml\n  boxfleet apply -f - -o json <sandboxes.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -101,7 +101,7 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	if len(refusals) > 0 {
 		return protocol.Errorf(protocol.AlreadyExists, "", "nothing is changed: %s", strings.Join(refusals, "; "))
 	}
-	err = create(ctx, c, documents, results, wait)
+	err = carryOut(ctx, c, documents, results, wait)
 	done()
 	return errors.Join(err, p.show(results, func(w io.Writer) {
 		for _, r := range results {
@@ -134,27 +134,22 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	return r, "", nil
 }
 
-// create makes what is not there. Several fail independently; the error is that of the first
-// document which has one.
-func create(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool) error {
+// carryOut makes what is not there, and waits for all, where it is to. Several fail independently;
+// the error is that of the first document which has one.
+func carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool) error {
 	var group errgroup.Group
 	group.SetLimit(createsAtOnce)
 	failures := make([]error, len(documents))
 	for i, d := range documents {
-		if results[i].Result != "" {
-			continue
+		do := create
+		if r := &results[i]; r.Result == resultUnchanged {
+			if !wait || r.Sandbox.State != protocol.StatePending {
+				continue
+			}
+			do = await
 		}
 		group.Go(func() error {
-			box, err := c.Create(ctx, d.Spec, sdk.WithID(d.ID), sdk.WithRequestID(applyRequest(d)), sdk.WithWait(wait))
-			r := &results[i]
-			r.Result = resultCreated
-			if box != nil {
-				info := box.Info()
-				r.Sandbox = &info
-			}
-			if err != nil {
-				r.Result, r.Error, failures[i] = resultFailed, protocol.AsError(err), err
-			}
+			failures[i] = do(ctx, c, d, &results[i], wait)
 			return nil
 		})
 	}
@@ -167,6 +162,31 @@ func create(ctx context.Context, c *sdk.Client, documents []*spec.Document, resu
 		}
 	}
 	return nil
+}
+
+// create makes the sandbox of a document.
+func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wait bool) error {
+	r.Result = resultCreated
+	box, err := c.Create(ctx, d.Spec, sdk.WithID(d.ID), sdk.WithRequestID(applyRequest(d)), sdk.WithWait(wait))
+	return r.ended(box, err)
+}
+
+// await waits for a sandbox that somebody made, maybe an apply that was interrupted.
+func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ bool) error {
+	box := c.Sandbox(d.ID)
+	return r.ended(box, box.WaitReady(ctx))
+}
+
+// ended notes what became of a sandbox, which is nil where nothing is known of it.
+func (r *applied) ended(box *sdk.Sandbox, err error) error {
+	if box != nil {
+		info := box.Info()
+		r.Sandbox = &info
+	}
+	if err != nil {
+		r.Result, r.Error = resultFailed, protocol.AsError(err)
+	}
+	return err
 }
 
 // applyRequest is the id of the request for a document, so that two who apply the same at once ask
