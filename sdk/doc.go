@@ -23,6 +23,6 @@
 // context.Canceled or context.DeadlineExceeded with errors.Is. A command that exited non-zero is a
 // result and no error.
 //
-// The package imports protocol, spec and jetstream of this module, and so neither the Docker client nor
-// the NATS server.
+// The package imports protocol, spec, jetstream, imageref and imagetar of this module, and so neither the
+// Docker client nor the NATS server.
 package sdk

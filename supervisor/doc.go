@@ -14,7 +14,8 @@
 //
 //   - A process is found by its group. Each exec has one supplementary group of its own, which an
 //     unprivileged process cannot drop, whatever else it does (setsid, double fork). That is why
-//     no exec may have a capability, and why [Run] empties the bounding set before anything else.
+//     [Run] empties the bounding set before anything else, so that no exec has a capability. Root
+//     execs of a privileged supervisor do; one that dropped its group is found by its parents.
 //   - The Go runtime ends the program when it cannot make a thread, and a fork bomb that fills the
 //     pids limit makes sure of that. So [Run] makes the threads first and bounds blocking calls.
 //   - Processes in the sandbox are hostile to one another. A root process may even write in the

@@ -19,5 +19,6 @@
 // Nothing on the host is changed without the lock: every request that changes something passes the
 // fence in worker/docker, and starting an exec passes it here.
 //
-// The package imports protocol, jetstream and its own sub-packages, never coordinator.
+// The package imports protocol, jetstream, imageref, imagetar, supervisor/control and its own
+// sub-packages, never coordinator.
 package worker

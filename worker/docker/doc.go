@@ -12,5 +12,5 @@
 //   - An error is translated once, completely (errors.go). "It is gone" is said only where the
 //     engine itself named the object and denied it; everything unclear is "unavailable".
 //
-// It imports protocol and the Docker client.
+// It imports protocol, imageref and the Docker client.
 package docker
