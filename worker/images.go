@@ -80,12 +80,13 @@ type images struct {
 	full    chan struct{} // has room for one: look at the room now
 }
 
-// imageRecord is a name of an image that the worker gave. It is kept in a file.
+// imageRecord is a name of an image that the worker gave, or moved for an import. It is kept in a file.
 type imageRecord struct {
 	ID     string         `json:"id"`
 	Size   protocol.Bytes `json:"size"`
 	Origin string         `json:"origin"`
-	File   string         `json:"file,omitempty"` // digest of the imported file
+	File   string         `json:"file,omitempty"`   // digest of the imported file
+	Others bool           `json:"others,omitempty"` // the name was somebody else's before the import: it is shown, and never removed
 	UsedAt time.Time      `json:"used_at"`
 }
 
@@ -217,13 +218,14 @@ func (m *images) pulled(full string, before, now docker.Image) {
 		return
 	}
 	origin := cmp.Or(m.keep[full], protocol.ImagePulled)
-	m.own(full, &imageRecord{ID: now.ID, Size: protocol.Bytes(now.Size), Origin: origin, UsedAt: time.Now().UTC()})
+	others := old != nil && old.Others && before.ID != ""
+	m.own(full, &imageRecord{ID: now.ID, Size: protocol.Bytes(now.Size), Origin: origin, Others: others, UsedAt: time.Now().UTC()})
 	signal(m.full)
 }
 
 // own records a name. What it named before goes by its id. The caller holds the lock.
 func (m *images) own(full string, r *imageRecord) {
-	if old := m.records[full]; old != nil && old.ID != r.ID {
+	if old := m.records[full]; old != nil && old.ID != r.ID && !old.Others {
 		old.Origin = protocol.ImagePulled
 		m.records[old.ID] = old
 	}
@@ -386,7 +388,9 @@ func (m *images) bytes() protocol.Bytes {
 	defer m.mu.Unlock()
 	sizes := map[string]protocol.Bytes{}
 	for _, r := range m.records {
-		sizes[r.ID] = r.Size
+		if !r.Others {
+			sizes[r.ID] = r.Size
+		}
 	}
 	var sum protocol.Bytes
 	for _, size := range sizes {
@@ -417,7 +421,7 @@ func (m *images) unused(used map[string]bool, now time.Time) []string {
 	var refs []string
 	weight := map[string]float64{}
 	for ref, r := range m.records {
-		if used[r.ID] || m.kept(ref) {
+		if r.Others || used[r.ID] || m.kept(ref) {
 			continue
 		}
 		refs = append(refs, ref)
@@ -447,7 +451,7 @@ func (m *images) remove(ctx context.Context, ref string) error {
 	case errors.Is(err, docker.ErrImageNotFound):
 	case err != nil:
 		return err
-	case found.ID != r.ID, ref == r.ID && len(found.Tags) > 0: // it is not the worker's any more
+	case r.Others, found.ID != r.ID, ref == r.ID && len(found.Tags) > 0: // it is not the worker's, or not any more
 	default:
 		err := m.w.engine.RemoveImage(ctx, ref)
 		if protocol.CodeOf(err) == protocol.FailedPrecondition { // a container came in between

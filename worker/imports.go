@@ -134,8 +134,9 @@ func (m *images) unwanted(wants []*protocol.WantedImage) []string {
 	return refs
 }
 
-// importOne gets an image from its file, unless it is here. One that somebody removed, or replaced,
-// is got again.
+// importOne gets an image from its file, unless it is here. One that somebody removed is got again. A
+// name that somebody else has given to an image is theirs: an import moves it, once, and it is never
+// removed; where they give it to another image after that, it stays so.
 func (m *images) importOne(ctx context.Context, want *protocol.WantedImage) error {
 	if full, err := imageref.Full("ref", want.Ref); err != nil || full != want.Ref {
 		return protocol.Invalid("ref", "is not a full image reference: %.80q", want.Ref)
@@ -147,15 +148,17 @@ func (m *images) importOne(ctx context.Context, want *protocol.WantedImage) erro
 	}
 	r := m.records[want.Ref]
 	m.mu.Unlock()
-	if r != nil && r.File == want.Digest {
-		found, err := m.w.engine.FindImage(ctx, want.Ref)
-		if err != nil && !errors.Is(err, docker.ErrImageNotFound) {
-			return err
+	before, err := m.w.engine.FindImage(ctx, want.Ref)
+	if err != nil && !errors.Is(err, docker.ErrImageNotFound) {
+		return err
+	}
+	others := before.ID != "" && (r == nil || r.Others || r.ID != before.ID)
+	if before.ID != "" && r != nil && r.File == want.Digest {
+		if r.ID != before.ID {
+			return protocol.Errorf(protocol.AlreadyExists, "", "somebody gave the name to another image on the host, %s; it is imported again once the name is removed there", before.ID)
 		}
-		if found.ID == r.ID {
-			m.imported(want, found)
-			return nil
-		}
+		m.imported(want, before, others)
+		return nil
 	}
 	m.show(protocol.HostImage{Ref: want.Ref, Origin: protocol.ImageImported, State: protocol.ImageLoading, File: want.Digest})
 	if err := m.takeFile(ctx, want); err != nil {
@@ -165,17 +168,17 @@ func (m *images) importOne(ctx context.Context, want *protocol.WantedImage) erro
 	if err != nil {
 		return err
 	}
-	m.imported(want, found)
-	m.w.log.Info("imported an image", "image", want.Ref, "id", found.ID)
+	m.imported(want, found, others)
+	m.w.log.Info("imported an image", "image", want.Ref, "id", found.ID, "others", others)
 	return nil
 }
 
-// imported records that an image is here, and shows it.
-func (m *images) imported(want *protocol.WantedImage, found docker.Image) {
+// imported records that an image is here, and shows it. others says that its name is somebody else's.
+func (m *images) imported(want *protocol.WantedImage, found docker.Image, others bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r := m.records[want.Ref]; r == nil || r.ID != found.ID || r.File != want.Digest {
-		m.own(want.Ref, &imageRecord{ID: found.ID, Size: protocol.Bytes(found.Size), Origin: protocol.ImageImported, File: want.Digest, UsedAt: time.Now().UTC()})
+		m.own(want.Ref, &imageRecord{ID: found.ID, Size: protocol.Bytes(found.Size), Origin: protocol.ImageImported, File: want.Digest, Others: others, UsedAt: time.Now().UTC()})
 	}
 	if _, shown := m.status[want.Ref]; shown {
 		delete(m.status, want.Ref)
