@@ -12,6 +12,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -22,6 +23,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -391,6 +393,89 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	spec.Copies = []protocol.Copy{copied}
 	_, err = f.Client.Create(ctx, spec)
 	wantError(t, "a file in the place of a directory", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed, "spec.copies[0]")
+	becomesEmpty(f, w)
+}
+
+// What a tree has where something else is mounted stays out of the container, and out of the host's files.
+func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	dir := t.TempDir()
+	host, home, tree := filepath.Join(dir, "host"), filepath.Join(dir, "home"), filepath.Join(dir, "tree")
+	for _, name := range []string{"one file", "fixed/f", "shared/f"} {
+		writeFile(t, filepath.Join(host, name), "host", 0o666, time.Now())
+	}
+	writeFile(t, filepath.Join(home, ".ssh", "known_hosts"), "host key", 0o644, time.Now())
+	for _, name := range []string{"sub/one file", "sub/beside", "fixed/f", "fixed/g", "shared/f", "shared/g", "memory/f", ".ssh/known_hosts", ".ssh/config"} {
+		writeFile(t, filepath.Join(tree, name), "copy", 0o644, time.Now())
+	}
+	w := f.Worker("w1", fleet.Role{AllowMounts: []string{host + ":rw"}, Tools: []string{"git"}, ToolsHome: home})
+	ctx := f.Context(time.Minute)
+	copied, err := f.Client.CopyTree(ctx, tree, "/work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := f.Spec()
+	spec.Copies, spec.Tools, spec.Env = []protocol.Copy{copied}, []string{"git"}, map[string]string{"HOME": "/work"}
+	spec.Mounts = []protocol.Mount{{Source: filepath.Join(host, "one file"), Target: "/work/sub/one file"}, {Source: filepath.Join(host, "fixed"), Target: "/work/fixed"},
+		{Source: filepath.Join(host, "shared"), Target: "/work/shared", Writable: true}}
+	spec.Tmpfs = []protocol.Tmpfs{{Target: "/work/memory"}}
+	s, err := f.Client.Create(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := mustExec(ctx, t, s, script(`cd /work; find . -type f | sort | while read p; do echo $p $(cat "$p"); done`))
+	want := "./.ssh/config copy\n./.ssh/known_hosts host key\n./fixed/f host\n./shared/f host\n./sub/beside copy\n./sub/one file host\n"
+	if got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	becomesEmpty(f, w)
+	for name, want := range map[string]int{"fixed": 1, "shared": 1} {
+		if found, err := os.ReadDir(filepath.Join(host, name)); err != nil || len(found) != want {
+			t.Errorf("the host's %s has %v, %v", name, found, err)
+		}
+	}
+}
+
+// A create that goes on after the container has run leaves alone what its command made of its copies.
+func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{CrashAt: "before-ready"})
+	ctx, host := f.Context(time.Minute), engines.Default(t).Host
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "f"), "copied", 0o666, time.Now())
+	copied, err := f.Client.CopyTree(ctx, dir, "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := f.Spec()
+	spec.Copies = []protocol.Copy{copied}
+	spec.Command = []string{"sh", "-c", "[ -e /ran ] || echo changed > /x/f; touch /ran; sleep 1000"}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("goes-on"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.AwaitKilled(20 * time.Second)
+	container := containerOf(f, host, "goes-on")
+	f.Eventually(10*time.Second, "its command has run", func() error {
+		_, err := exec.Command("docker", "-H", host, "exec", container, "ls", "/ran").Output()
+		return err
+	})
+	docker(t, host, "kill", container)
+	w = w.Restart()
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat /x/f")); got != "changed\n" {
+		t.Errorf("its file has %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
 	becomesEmpty(f, w)
 }
 

@@ -51,6 +51,18 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 	return spec
 }
 
+// mountTargets are the paths of the primary container at which something is mounted.
+func mountTargets(spec *protocol.SandboxSpec, bound bindingList) []string {
+	var targets []string
+	for _, b := range bound.Bindings {
+		targets = append(targets, path.Clean(b.Target))
+	}
+	for _, m := range spec.Tmpfs {
+		targets = append(targets, path.Clean(m.Target))
+	}
+	return targets
+}
+
 // setProfile makes the supervisor process 1 of a container, as root. With the hardened profile it has
 // the few capabilities that it needs to start commands as others, without these capabilities, and to
 // end them; with the standard one, those that commands run as root are to have.

@@ -108,10 +108,12 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		return id, err
 	}
 	id, a, err := s.launch(ctx, b, create, func(id string) (*attachment, error) {
-		if s.seen.container != containerRunning {
-			if err := s.copyTrees(ctx, id, "", b.Spec.Copies); err != nil {
+		if s.seen.container == containerAbsent || s.seen.container == containerMade { // one that ran has changed what was copied
+			if err := s.copyTrees(ctx, id, "", b.Spec.Copies, mountTargets(&b.Spec, bound)); err != nil {
 				return nil, err
 			}
+		}
+		if s.seen.container != containerRunning {
 			if err := s.phase(ctx, b, "start"); err != nil {
 				return nil, err
 			}

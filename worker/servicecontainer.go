@@ -40,7 +40,7 @@ func (v *service) raise(ctx context.Context) error {
 	}
 	// Also where an earlier try came so far; one that ran before has changed what was copied.
 	if !c.Running && c.StartedAt.IsZero() {
-		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies); err != nil {
+		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies, nil); err != nil {
 			return err
 		}
 		v.s.w.cfg.Probe("after-service-copy")

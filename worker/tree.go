@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,13 +17,14 @@ import (
 )
 
 // copyTrees places the uploaded trees of a spec that are for a service, or for the primary container
-// for "", into its container, which has not started yet.
-func (s *sandbox) copyTrees(ctx context.Context, container, service string, copies []protocol.Copy) error {
+// for "", into its container, which has not started yet. What they have at or below the paths in hidden
+// is left out: something else is mounted there.
+func (s *sandbox) copyTrees(ctx context.Context, container, service string, copies []protocol.Copy, hidden []string) error {
 	for i, c := range copies {
 		if c.Service != service {
 			continue
 		}
-		if err := s.copyTree(ctx, container, c); err != nil {
+		if err := s.copyTree(ctx, container, c, hidden); err != nil {
 			e := *protocol.AsError(err)
 			e.Field = fmt.Sprintf("spec.copies[%d]", i)
 			if e.Code == protocol.NotFound {
@@ -34,11 +36,12 @@ func (s *sandbox) copyTrees(ctx context.Context, container, service string, copi
 	return nil
 }
 
-func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Copy) error {
+func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Copy, hidden []string) error {
 	tree, err := s.newTree(ctx, container, c)
 	if err != nil {
 		return err
 	}
+	tree.hidden = hidden
 	blob, err := s.w.conn.Blob(ctx, c.Digest)
 	if err != nil {
 		return err
@@ -95,9 +98,11 @@ type tree struct {
 	missing []string // directories that are to be made for it, the outer ones first; the last may be root
 	uid     int      // that everything belongs to; -1: who it belongs to in the stream
 	gid     int
-	entries int   // at most
-	bytes   int64 // at most
+	entries int      // at most
+	bytes   int64    // at most
+	hidden  []string // paths in the container at which something is mounted
 
+	begun     bool            // an entry was read
 	links     map[string]bool // its symbolic links so far, by name
 	linkBytes int             // of their names
 	single    bool            // it is one file, which root names
@@ -139,7 +144,8 @@ func (s *sandbox) newTree(ctx context.Context, container string, c protocol.Copy
 // inside. Ids, mode and time are kept; what else an archive can say of a file is not.
 //
 // An entry "." is the tree itself: its directory, used where root is to be made and left as it is
-// where it is there; or, as the only entry, the file that root names.
+// where it is there; or, as the only entry, the file that root names. An entry that a mount hides is
+// left out, once it was judged like the others.
 func (t *tree) rewrite(in io.Reader, out io.Writer) error {
 	t.links = map[string]bool{}
 	r, w := tar.NewReader(in), tar.NewWriter(out)
@@ -147,7 +153,7 @@ func (t *tree) rewrite(in io.Reader, out io.Writer) error {
 	for n := 0; ; n++ {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			if n == 0 {
+			if !t.begun {
 				err = t.makeMissing(w, nil)
 			} else {
 				err = nil
@@ -164,7 +170,7 @@ func (t *tree) rewrite(in io.Reader, out io.Writer) error {
 		if h.Typeflag == tar.TypeXGlobalHeader { // says nothing of a file
 			continue
 		}
-		if n == 0 {
+		if !t.begun {
 			if err := t.makeMissing(w, h); err != nil {
 				return err
 			}
@@ -172,11 +178,12 @@ func (t *tree) rewrite(in io.Reader, out io.Writer) error {
 		if t.single {
 			return copyFailed("the tree is a file, and has the entry %.200q besides", h.Name)
 		}
-		entry, err := t.plainEntry(h, n)
+		entry, err := t.plainEntry(h)
 		if err != nil {
 			return err
 		}
-		if entry == nil {
+		t.begun = true
+		if entry == nil || t.hides(entry.Name) {
 			continue
 		}
 		if err := w.WriteHeader(entry); err != nil {
@@ -215,8 +222,14 @@ func (t *tree) describe(e, h *tar.Header) {
 	}
 }
 
-// plainEntry is the header that the n-th entry gets below root; nil for one that is not used.
-func (t *tree) plainEntry(h *tar.Header, n int) (*tar.Header, error) {
+// hides says whether something is mounted at a name, or above it.
+func (t *tree) hides(name string) bool {
+	at := "/" + path.Clean(name)
+	return slices.ContainsFunc(t.hidden, func(target string) bool { return below(at, target) })
+}
+
+// plainEntry is the header that an entry gets below root; nil for one that is not used.
+func (t *tree) plainEntry(h *tar.Header) (*tar.Header, error) {
 	name := path.Clean(h.Name)
 	if why := protocol.TreePathError(h.Name); why != "" {
 		return nil, copyFailed("entry %.200q %s", h.Name, why)
@@ -237,7 +250,7 @@ func (t *tree) plainEntry(h *tar.Header, n int) (*tar.Header, error) {
 	delete(t.links, name) // a later entry takes the place of an earlier one
 	switch h.Typeflag {
 	case tar.TypeReg:
-		if t.single = name == "."; t.single && n > 0 {
+		if t.single = name == "."; t.single && t.begun {
 			return nil, copyFailed("entry %.200q is a file, where a directory was", h.Name)
 		}
 		e.Size = h.Size

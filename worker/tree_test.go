@@ -64,6 +64,9 @@ func TestTreesKeepWhatAPlainTreeHas(t *testing.T) {
 		"an empty directory": {into("a"), []tar.Header{root}, "a/ 750 7:8 0"},
 		"a file":             {into("etc/x/conf"), []tar.Header{{Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}}, "etc/ 755 0:0 0, etc/x/ 755 0:0 0, etc/x/conf 600 0:0 2"},
 		"a file's 2nd name":  {into("a/b"), []tar.Header{{Typeflag: tar.TypeReg, Name: "f", Size: 1}, {Typeflag: tar.TypeLink, Name: "d/g", Linkname: "./f"}}, "a/ 755 0:0 0, a/b/ 755 0:0 0, a/b/f 0 0:0 1, a/b/d/g 0 0:0 0 = a/b/f"},
+		"of git archive":     {&tree{root: "work/src", missing: []string{"work", "work/src"}, uid: 5, gid: 6, entries: 9, bytes: 9}, []tar.Header{rest[0], root, rest[1]}, "work/ 755 5:6 0, work/src/ 750 5:6 0, work/src/d/ 750 5:6 0"},
+		"a file after that":  {into("conf"), []tar.Header{rest[0], {Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}}, "conf 600 0:0 2"},
+		"nothing after that": {into("a"), rest[:1], "a/ 755 0:0 0"},
 		"a link made a dir":  {into("a"), []tar.Header{rest[3], {Typeflag: tar.TypeDir, Name: "d/l/"}, {Typeflag: tar.TypeReg, Name: "d/l/f"}}, "a/ 755 0:0 0, a/d/l 0 0:0 0, a/d/l/ 0 0:0 0, a/d/l/f 0 0:0 0"},
 	} {
 		var out bytes.Buffer
@@ -71,6 +74,30 @@ func TestTreesKeepWhatAPlainTreeHas(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		} else if got := strings.Join(entries(t, out.Bytes()), ", "); got != c.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", name, got, c.want)
+		}
+	}
+}
+
+func TestWhatAMountHidesIsLeftOutOfATree(t *testing.T) {
+	in := tarOf(t,
+		tar.Header{Typeflag: tar.TypeDir, Name: "./"}, tar.Header{Typeflag: tar.TypeDir, Name: "a/"}, tar.Header{Typeflag: tar.TypeReg, Name: "a/file", Size: 3},
+		tar.Header{Typeflag: tar.TypeReg, Name: "a/file.too"}, tar.Header{Typeflag: tar.TypeDir, Name: "a/dir/"}, tar.Header{Typeflag: tar.TypeReg, Name: "a/dir/deep/f"},
+		tar.Header{Typeflag: tar.TypeSymlink, Name: "link", Linkname: "a"}, tar.Header{Typeflag: tar.TypeReg, Name: "end", Size: 1})
+	var out bytes.Buffer
+	tree := into("work")
+	tree.hidden = []string{"/work/a/file", "/work/a/dir", "/work/link", "/wor", "/elsewhere"}
+	if err := tree.rewrite(bytes.NewReader(in), &out); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(entries(t, out.Bytes()), ", "), "work/ 0 0:0 0, work/a/ 0 0:0 0, work/a/file.too 0 0:0 0, work/end 0 0:0 1"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	// It is judged nevertheless.
+	for _, bad := range []tar.Header{{Typeflag: tar.TypeSymlink, Name: "a/l", Linkname: "../../x"}, {Typeflag: tar.TypeChar, Name: "a/c"}} {
+		tree := into("work")
+		tree.hidden = []string{"/work/a"}
+		if err := tree.rewrite(bytes.NewReader(tarOf(t, bad)), io.Discard); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonCopyFailed {
+			t.Errorf("%s: %v", bad.Name, err)
 		}
 	}
 }

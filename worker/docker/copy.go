@@ -69,4 +69,4 @@ func (e *Engine) ReadFile(ctx context.Context, id, path string, most int64) ([]b
 }
 
 // copyRefused are the engine's words for a stream that cannot be unpacked where it should be.
-var copyRefused = regexp.MustCompile(`(?i)cannot overwrite|not a directory|is a directory|file exists|read-only|no space left|quota exceeded|too many levels|file name too long|too many links|link .*(no such file or directory|cross-device)`)
+var copyRefused = regexp.MustCompile(`(?i)cannot overwrite|not a directory|is a directory|file exists|read-only|no space left|quota exceeded|too many levels|device or resource busy|file name too long|too many links|link .*(no such file or directory|cross-device)`)
