@@ -269,6 +269,8 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 		e.Deadline = b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
 	case b.State == protocol.StateReady && b.Desired == protocol.StateStopped:
 		e.Waiting = "worker " + b.Worker + " stops it"
+	case b.State == protocol.StateReady && b.Error != nil:
+		e.Waiting = "worker " + b.Worker + " starts it again: " + b.Error.Error()
 	case b.State == protocol.StateDeleting:
 		e.Waiting = "worker " + b.Worker + " removes it"
 	case b.Error != nil:

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -195,6 +197,143 @@ func TestS12_ACrashDoesNotSkipTheLookAtMounts(t *testing.T) {
 	w = w.Restart()
 	s := f.Client.Sandbox("crashed")
 	wantError(t, "the create", s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0]")
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	becomesEmpty(f, w)
+}
+
+// A worker that dies while the links of a container's mounts lead to their sources leaves them so; the
+// next one hides them.
+func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	source := t.TempDir()
+	writeFile(t, filepath.Join(source, "file"), "host", 0o666, time.Now())
+	ctx := f.Context(2 * time.Minute)
+	for _, at := range []string{"before-container-start", "before-mounts-hidden"} {
+		w := f.Worker("w1", fleet.Role{AllowMounts: []string{source + ":rw"}, CrashAt: at})
+		spec := f.Spec()
+		spec.Mounts = []protocol.Mount{{Source: source, Target: "/m", Writable: true}}
+		s, err := f.Client.Create(ctx, spec, sdk.WithWait(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.AwaitKilled(20 * time.Second)
+		link := filepath.Join(f.Directories(w)[0], "mounts", "0")
+		leads := func() string {
+			t.Helper()
+			real, err := filepath.EvalSymlinks(link)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return real
+		}
+		if leads() != source {
+			t.Errorf("%s: after the crash the link leads to %s", at, leads())
+		}
+		w = w.Restart()
+		if err := s.WaitReady(ctx); err != nil {
+			t.Fatalf("%s: %v", at, err)
+		}
+		if leads() != link+".empty" {
+			t.Errorf("%s: the link leads to %s", at, leads())
+		}
+		if got := mustExec(ctx, t, s, script("cat /m/file")); got != "host" {
+			t.Errorf("%s: the mount shows %q", at, got)
+		}
+		if err := s.Stop(ctx); err != nil {
+			t.Fatal(err)
+		}
+		w.Stop()
+		w = f.Worker("w1", fleet.Role{AllowMounts: []string{source + ":rw"}, CrashAt: at})
+		resumed := begin(func() error { return s.Resume(ctx) })
+		w.AwaitKilled(20 * time.Second)
+		restarted := time.Now()
+		w = w.Restart()
+		if err := doneWithin(t, restarted, "resumed", resumed); err != nil {
+			t.Fatalf("%s, at a resume: %v", at, err)
+		}
+		if leads() != link+".empty" {
+			t.Errorf("%s, at a resume: the link leads to %s", at, leads())
+		}
+		if err := s.Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+		becomesEmpty(f, w)
+		w.Stop()
+	}
+}
+
+// After a restart of the machine what is mounted may come later than the engine: a sandbox that was ready
+// waits for it, as long as a create may take, and goes without what it only might have had.
+func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	host, dir := engines.Default(t).Host, t.TempDir()
+	data, away, home := filepath.Join(dir, "allowed", "data"), filepath.Join(dir, "away"), filepath.Join(dir, "home")
+	writeFile(t, filepath.Join(data, "file"), "here", 0o644, time.Now())
+	writeFile(t, filepath.Join(home, ".ssh", "known_hosts"), "host key", 0o644, time.Now())
+	w := f.Worker("w1", fleet.Role{AllowMounts: []string{filepath.Join(dir, "allowed")}, Tools: []string{"git"}, ToolsHome: home})
+	ctx := f.Context(2 * time.Minute)
+	spec := f.Spec()
+	spec.Mounts, spec.Tools = []protocol.Mount{{Source: data, Target: "/data"}}, []string{"git"}
+	const patience = 8 * time.Second
+	spec.CreateTimeout = protocol.Duration(patience)
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("late"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := func() { // as the machine ends it
+		t.Helper()
+		w.Kill()
+		docker(t, host, "kill", containerOf(f, host, "late"))
+		if err := os.Rename(data, away); err != nil {
+			t.Fatal(err)
+		}
+		w = w.Restart()
+	}
+	said := func() protocol.Event { return find(t, history(ctx, t, f.Client, "late"), protocol.SandboxWaiting) }
+	if err := os.Remove(filepath.Join(home, ".ssh", "known_hosts")); err != nil {
+		t.Fatal(err)
+	}
+	ended()
+	f.Eventually(patience, "the history says what is missing", func() error {
+		if n := count(history(ctx, t, f.Client, "late"), protocol.SandboxWaiting); n == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	wantError(t, "what is missing", said().Error, protocol.InvalidArgument, "", "spec.mounts[0].source")
+	if why, err := s.Explain(ctx); err != nil || !strings.Contains(why.Waiting, data) {
+		t.Errorf("it waits for %+v, %v", why, err)
+	}
+	if err := os.Rename(away, data); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustExec(ctx, t, s, script("cat /data/file ~/.ssh/known_hosts")); got != "here" {
+		t.Errorf("once it is back: %q", got)
+	}
+	if info, err := f.Client.Get(ctx, "late"); err != nil || info.Info().Error != nil {
+		t.Errorf("once it is back it waits for %v, %v", info.Info().Error, err)
+	}
+	if events := history(ctx, t, f.Client, "late"); count(events, protocol.SandboxWaiting) != 1 || count(events, protocol.SandboxRestarted) != 1 {
+		t.Errorf("the history is %v", kinds(events))
+	}
+
+	ended()
+	began := time.Now()
+	f.Eventually(patience+15*time.Second, "it gives up", func() error {
+		info, err := f.Client.Get(ctx, "late")
+		if err == nil && info.Info().State != protocol.StateFailed {
+			err = fmt.Errorf("it is %s", info.Info().State)
+		}
+		return err
+	})
+	if took := time.Since(began); took < patience-time.Second {
+		t.Errorf("it gave up after %s", took)
+	}
+	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "late"), protocol.SandboxFailed).Error, protocol.InvalidArgument, "", "spec.mounts[0].source")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ const (
 	SandboxPreparing       Kind = "sandbox.preparing"        // Sandbox.Phase
 	SandboxReady           Kind = "sandbox.ready"            // Sandbox.Image, Isolation, Boot, …
 	SandboxRestarted       Kind = "sandbox.restarted"        // its container was started again after the engine lost it; Sandbox.Boot
+	SandboxWaiting         Kind = "sandbox.waiting"          // its container cannot be started again yet: Error
 	SandboxStopRequested   Kind = "sandbox.stop_requested"   // Reason
 	SandboxStopped         Kind = "sandbox.stopped"          // Reason
 	SandboxResumeRequested Kind = "sandbox.resume_requested" //

@@ -38,6 +38,7 @@ var Transitions = []Transition{
 	{SandboxPreparing, []SandboxState{StatePending}, StatePending, OwnerWorker},
 	{SandboxReady, []SandboxState{StatePending}, StateReady, OwnerWorker},
 	{SandboxRestarted, []SandboxState{StateReady}, StateReady, OwnerWorker},
+	{SandboxWaiting, []SandboxState{StateReady}, StateReady, OwnerWorker},
 	{SandboxStopRequested, []SandboxState{StateReady}, StateReady, OwnerCoordinator},
 	{SandboxStopped, []SandboxState{StateReady}, StateStopped, OwnerWorker},
 	{SandboxResumeRequested, []SandboxState{StateStopped}, StatePending, OwnerCoordinator},
@@ -200,11 +201,13 @@ func (s *State) applySandbox(e *Event) error {
 		if d.Ports != nil {
 			b.Ports = d.Ports
 		}
-		b.Phase, b.Pull, b.Reason, b.Resuming = "", nil, e.Reason, false
+		b.Phase, b.Pull, b.Reason, b.Error, b.Resuming = "", nil, e.Reason, nil, false
 		b.ActiveAt = e.Time
 		if e.Kind == SandboxReady {
 			b.ReadyAt = e.Time
 		}
+	case SandboxWaiting:
+		b.Error, b.Reason = e.Error, e.Reason
 	case SandboxStopRequested:
 		if b.Desired != StateReady {
 			return s.illegal(e)
@@ -218,7 +221,7 @@ func (s *State) applySandbox(e *Event) error {
 		if err := s.noActive(e); err != nil {
 			return err
 		}
-		b.Assigned, b.Boot = false, ""
+		b.Assigned, b.Boot, b.Error = false, "", nil
 		setIf(&b.Reason, e.Reason)
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason

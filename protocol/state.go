@@ -58,7 +58,7 @@ type Sandbox struct {
 	Sequence       uint64                   `json:"sequence"` // of its last event
 	Request        string                   `json:"request"`  // id of the create request
 	Reason         string                   `json:"reason,omitempty"`
-	Error          *Error                   `json:"error,omitempty"`
+	Error          *Error                   `json:"error,omitempty"` // why it failed; while it is ready: what its restart waits for
 	Phase          string                   `json:"phase,omitempty"` // of the create, while pending
 	Pull           *PullProgress            `json:"pull,omitempty"`  // of an image, while in phase image
 	Worker         string                   `json:"worker,omitempty"`

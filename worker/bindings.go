@@ -31,8 +31,9 @@ type binding struct {
 	Tool     string `json:"tool,omitempty"`   // the tool mount that it is; "": the allow-list must hold Source
 	Target   string `json:"target"`
 	Writable bool   `json:"writable,omitempty"`
-	Dir      bool   `json:"dir,omitempty"`    // the source is a directory
-	Shadow   bool   `json:"shadow,omitempty"` // the source is a copy in the sandbox's directory
+	Dir      bool   `json:"dir,omitempty"`      // the source is a directory
+	Shadow   bool   `json:"shadow,omitempty"`   // the source is a copy in the sandbox's directory
+	Optional bool   `json:"optional,omitempty"` // the tool works without it
 }
 
 // bindingList is what a sandbox's directory keeps of its bindings.
@@ -41,9 +42,10 @@ type bindingList struct {
 	Env      map[string]string `json:"env,omitempty"` // by which programs find them
 }
 
-func (d directory) links() string        { return filepath.Join(d.path, "mounts") }
-func (d directory) link(i int) string    { return filepath.Join(d.links(), strconv.Itoa(i)) }
-func (d directory) bindingsFile() string { return filepath.Join(d.path, "bindings") }
+func (d directory) links() string            { return filepath.Join(d.path, "mounts") }
+func (d directory) link(i int) string        { return filepath.Join(d.links(), strconv.Itoa(i)) }
+func (d directory) placeholder(i int) string { return d.link(i) + ".empty" }
+func (d directory) bindingsFile() string     { return filepath.Join(d.path, "bindings") }
 
 // unverified is there from before a start until the container's mounts were compared.
 func (d directory) unverified() string { return filepath.Join(d.path, "unverified") }
@@ -80,7 +82,7 @@ func (d directory) saveBindings(list bindingList) error {
 
 // hide has a link lead to its placeholder, which is made where it is missing.
 func (d directory) hide(i int, b binding) error {
-	placeholder := d.link(i) + ".empty"
+	placeholder := d.placeholder(i)
 	var err error
 	if b.Dir {
 		err = os.MkdirAll(placeholder, 0o555)
@@ -91,6 +93,18 @@ func (d directory) hide(i int, b binding) error {
 		}
 	}
 	return errors.Join(err, d.point(i, filepath.Base(placeholder)))
+}
+
+// hideAll hides every source of a sandbox.
+func (d directory) hideAll(list []binding) error {
+	var errs []error
+	for i, b := range list {
+		errs = append(errs, d.hide(i, b))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return protocol.Errorf(protocol.Internal, "", "hide the sources of mounts: %v", err)
+	}
+	return nil
 }
 
 // point has a link lead somewhere, at once.
@@ -120,15 +134,19 @@ type shown struct {
 	real  []string // their paths
 }
 
-// openBindings opens every source of a sandbox's bindings anew, and judges it.
-func (w *worker) openBindings(d directory) (*shown, error) {
+// openBindings opens every source of a sandbox's bindings anew, and judges it. Where lenient, an optional
+// one that is missing has its placeholder instead.
+func (w *worker) openBindings(d directory, lenient bool) (*shown, error) {
 	kept, _, err := d.bindings()
 	if err != nil {
 		return nil, err
 	}
 	s := &shown{d: d, list: kept.Bindings}
-	for _, b := range kept.Bindings {
+	for i, b := range kept.Bindings {
 		f, real, err := w.openBinding(d, b)
+		if lenient && b.Optional && sourceMissing(err) {
+			f, real, err = d.openPlaceholder(i, b)
+		}
 		if err != nil {
 			s.close()
 			return nil, err
@@ -137,6 +155,27 @@ func (w *worker) openBindings(d directory) (*shown, error) {
 	}
 	return s, nil
 }
+
+// openPlaceholder opens what a link leads to that is hidden.
+func (d directory) openPlaceholder(i int, b binding) (*os.File, string, error) {
+	err := d.hide(i, b)
+	var f *os.File
+	if err == nil {
+		f, err = openPath(unix.AT_FDCWD, d.placeholder(i), 0)
+	}
+	if err != nil {
+		return nil, "", protocol.Errorf(protocol.Internal, "", "mount nothing at %s: %v", b.Target, err)
+	}
+	return f, d.placeholder(i), nil
+}
+
+// missingSource is the error of a binding whose source is not there, and may come back.
+type missingSource struct{ why *protocol.Error }
+
+func (m missingSource) Error() string { return m.why.Error() }
+func (m missingSource) Unwrap() error { return m.why }
+
+func sourceMissing(err error) bool { return errors.As(err, &missingSource{}) }
 
 // show has the links lead to the sources, and notes that nobody has yet seen what the container
 // makes of them.
@@ -155,16 +194,7 @@ func (s *shown) show() error {
 }
 
 // hide has the links lead to nothing again. The sources stay open.
-func (s *shown) hide() error {
-	var errs []error
-	for i := range s.files {
-		errs = append(errs, s.d.hide(i, s.list[i]))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return protocol.Errorf(protocol.Internal, "", "hide the sources of mounts: %v", err)
-	}
-	return nil
-}
+func (s *shown) hide() error { return s.d.hideAll(s.list) }
 
 // close lets go of the sources.
 func (s *shown) close() {
@@ -246,7 +276,7 @@ func (w *worker) openBinding(d directory, b binding) (*os.File, string, error) {
 		f, real, err := w.tools.open(b.Field, b.Tool)
 		switch {
 		case errors.Is(err, errNoTool):
-			err = toolUnavailable(b.Field, "%s, which the sandbox was made with, is not on the host any more", b.Tool)
+			err = missingSource{toolUnavailable(b.Field, "%s, which the sandbox was made with, is not on the host any more", b.Tool)}
 		case errors.Is(err, errUnverified):
 			err = toolUnavailable(b.Field, "the sandbox was made with %s, which %v", b.Tool, err)
 		}
@@ -259,14 +289,19 @@ func (w *worker) openBinding(d directory, b binding) (*os.File, string, error) {
 // directory. What an earlier try chose counts: its container may be there already.
 func (s *sandbox) keepBindings(ctx context.Context, b *protocol.Sandbox, d directory, image docker.Image, user string, mounts []binding) (bindingList, error) {
 	kept, ok, err := d.bindings()
-	if err != nil || ok {
+	if err != nil {
 		return kept, err
+	}
+	if ok {
+		return kept, d.hideAll(kept.Bindings) // a worker that died during a start left the sources in sight
 	}
 	list := bindingList{Bindings: mounts}
 	if len(b.Spec.Tools) > 0 {
-		home, given, err := s.homeOf(ctx, b, image, user)
-		if err != nil {
-			return list, err
+		var home, given string
+		if needHome(b.Spec.Tools) {
+			if home, given, err = s.homeOf(ctx, b, image, user); err != nil {
+				return list, err
+			}
 		}
 		ofTools, env, err := s.w.tools.plan(&b.Spec, home, d)
 		if err != nil {

@@ -88,7 +88,11 @@ func (p *mountPolicy) open(field, source string, writable bool) (*os.File, strin
 		return nil, "", mountDenied(field+".source", "%s: a link of its path was exchanged while it was looked at", source)
 	}
 	if err != nil {
-		return nil, "", &protocol.Error{Code: protocol.InvalidArgument, Field: field + ".source", Message: fmt.Sprintf("%s: %v", source, err)}
+		invalid := &protocol.Error{Code: protocol.InvalidArgument, Field: field + ".source", Message: fmt.Sprintf("%s: %v", source, err)}
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			return nil, "", missingSource{invalid}
+		}
+		return nil, "", invalid
 	}
 	entry, ok := p.entry(real)
 	if !ok {

@@ -47,6 +47,8 @@ type sandbox struct {
 	revived   revivals
 	allEnded  bool // every container has ended: execs find out what became of them
 	crash     crashLoop
+
+	missingSince time.Time // what is to be mounted in the container; zero: nothing is missing
 }
 
 func newSandbox(w *worker, k key) *sandbox {

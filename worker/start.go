@@ -23,10 +23,14 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	}
 	var mounted *shown
 	defer func() { mounted.close() }()
+	// A sandbox that was ready is brought back with what there is.
+	lenient := b.State == protocol.StateReady
 	if s.seen.container != containerRunning {
-		mounted, err = s.startMounted(ctx, d, c.ID)
+		mounted, err = s.startMounted(ctx, d, c.ID, lenient)
 	} else if _, unverified := os.Stat(d.unverified()); unverified == nil { // a worker that started it came no further
-		mounted, err = s.w.openBindings(d)
+		if mounted, err = s.w.openBindings(d, lenient); err == nil {
+			err = mounted.hide()
+		}
 	}
 	if err != nil {
 		a.close()
@@ -61,14 +65,15 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 }
 
 // startMounted starts a container while the links of its mounts lead to their sources.
-func (s *sandbox) startMounted(ctx context.Context, d directory, id string) (*shown, error) {
-	mounted, err := s.w.openBindings(d)
+func (s *sandbox) startMounted(ctx context.Context, d directory, id string, lenient bool) (*shown, error) {
+	mounted, err := s.w.openBindings(d, lenient)
 	if err != nil {
 		return nil, err
 	}
 	if err = mounted.show(); err == nil {
 		s.w.cfg.Probe("before-container-start")
 		err = s.whole(func() error { return s.w.engine.StartContainer(ctx, id) })
+		s.w.cfg.Probe("before-mounts-hidden")
 	}
 	if hideErr := mounted.hide(); err == nil {
 		err = hideErr
@@ -193,15 +198,45 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
 	}
 	a, err := s.startAgain(ctx, b)
-	if err != nil {
-		if portBusy(err) {
-			s.revived.undo()
-			return err
-		}
-		if passing(err) {
-			return err
-		}
-		return s.fail(ctx, b, protocol.AsError(err))
+	if !sourceMissing(err) {
+		s.missingSince = time.Time{}
 	}
-	return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
+	switch {
+	case err == nil:
+		return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
+	case portBusy(err):
+		s.revived.undo()
+		return err
+	case sourceMissing(err):
+		s.revived.undo()
+		return s.awaitSource(ctx, b, err)
+	case passing(err):
+		return err
+	}
+	return s.fail(ctx, b, protocol.AsError(err))
+}
+
+// awaitSource has a sandbox wait for what is to be mounted, for as long as its create might have taken:
+// after a restart of the machine a file system may come later than the engine.
+func (s *sandbox) awaitSource(ctx context.Context, b *protocol.Sandbox, missing error) error {
+	why := protocol.AsError(missing)
+	if s.missingSince.IsZero() {
+		s.missingSince = time.Now()
+	}
+	if time.Since(s.missingSince) > b.Spec.CreateTimeout.Std() {
+		return s.fail(ctx, b, why)
+	}
+	if b.Error != nil && b.Error.Message == why.Message { // said already
+		return missing
+	}
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+		if st.Sandbox.State != protocol.StateReady {
+			return nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxWaiting, Error: why, Reason: why.Reason}}
+	})
+	if err != nil {
+		return err
+	}
+	return missing
 }

@@ -200,8 +200,20 @@ func (t *toolbox) judge(m *toolMount, f *os.File, real string) error {
 	return t.policy.forbids(f, info, real)
 }
 
-func toolUnavailable(field, format string, args ...any) error {
+func toolUnavailable(field, format string, args ...any) *protocol.Error {
 	return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonToolUnavailable, Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// needHome says whether any of the tools has a mount in the home directory of the sandbox's user.
+func needHome(names []string) bool {
+	inHome := func(u toolUse) bool {
+		target := findToolMount(u.mount).target
+		return target != "" && !path.IsAbs(target)
+	}
+	return slices.ContainsFunc(names, func(name string) bool {
+		t := findTool(name)
+		return t != nil && slices.ContainsFunc(t.uses, inHome)
+	})
 }
 
 // plan chooses the bindings for a spec's tools, each mount once however many of them have it, and
@@ -232,7 +244,7 @@ func (t *toolbox) plan(spec *protocol.SandboxSpec, home string, d directory) (li
 			if err := vacant(spec, b); err != nil {
 				return nil, nil, err
 			}
-			planned[use.mount] = true
+			planned[use.mount], b.Optional = true, !use.required
 			list = append(list, *b)
 			if variable := findToolMount(use.mount).env; variable != "" {
 				env[variable] = b.Target
