@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +109,13 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	spec.Env = nil
 	_, err = f.Client.Create(ctx, spec)
 	wantError(t, "a user without a home", err, protocol.InvalidArgument, "", "spec.user")
+	spec.Tools = []string{"apt"} // which goes elsewhere
+	if s, err = f.Client.Create(ctx, spec); err == nil {
+		err = s.Delete(ctx)
+	}
+	if err != nil {
+		t.Errorf("a user without a home, and a tool that needs none: %v", err)
+	}
 	for what, tools := range map[string][]string{"a tool that is turned off": {"git", "npm"}, "one that there is not": {"git", "vim"}} {
 		spec := f.Spec()
 		spec.Tools = tools
@@ -200,6 +208,39 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 			t.Errorf("%+v: %d lookups so far", c, n)
 		}
 	}
+}
+
+// A worker that dies while it looks into an image leaves a container, which goes with the sandbox.
+func TestADeleteRemovesWhatLookedIntoTheImage(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	home := t.TempDir()
+	mkdir(t, filepath.Join(home, ".npm"))
+	w := f.Worker("w1", fleet.Role{Tools: []string{"npm"}, ToolsHome: home, CrashAt: "after-passwd-create"})
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.Tools = []string{"npm"}
+	s, err := f.Client.Create(ctx, spec, sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.AwaitKilled(20 * time.Second)
+	left := func() bool {
+		return slices.ContainsFunc(f.Objects(""), func(o string) bool { return strings.HasSuffix(o, ".passwd") })
+	}
+	if !left() {
+		t.Error("nothing was left: this test shows nothing")
+	}
+	deleted := begin(func() error { return s.Delete(ctx) })
+	restarted := time.Now()
+	w = w.Restart()
+	if err := doneWithin(t, restarted, "deleted", deleted); err != nil {
+		t.Fatal(err)
+	}
+	if left() {
+		t.Error("it is deleted, and its container is there")
+	}
+	becomesEmpty(f, w)
 }
 
 // importWith makes an image whose only difference from the tests' own is its /etc/passwd.

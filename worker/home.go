@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -98,23 +99,34 @@ func passwdHome(passwd []byte, user string) string {
 // passwd reads an image's /etc/passwd; nothing where it has none. The Engine shows the files of
 // containers only, so one is made for it, which never starts.
 func (s *sandbox) passwd(ctx context.Context, b *protocol.Sandbox, image docker.Image) ([]byte, error) {
-	name := s.name() + ".passwd"
-	if err := s.w.engine.RemoveContainer(ctx, name); err != nil { // of an earlier try
+	if err := s.removePasswd(ctx); err != nil { // of an earlier try
 		return nil, err
 	}
 	labels := s.labels(b)
 	labels[docker.LabelRole] = "passwd"
 	var id string
 	err := s.whole(func() (err error) {
-		id, err = s.w.engine.CreateContainer(ctx, docker.ContainerSpec{Name: name, Image: image.ID, Entrypoint: []string{"/"}, Labels: labels})
+		id, err = s.w.engine.CreateContainer(ctx, docker.ContainerSpec{Name: s.passwdName(), Image: image.ID, Entrypoint: []string{"/"}, Labels: labels})
 		return err
 	})
-	if err != nil {
-		return nil, err
+	var data []byte
+	if err == nil {
+		s.w.cfg.Probe("after-passwd-create")
+		data, err = s.w.engine.ReadFile(ctx, id, "/etc/passwd", maxPasswd)
 	}
-	data, err := s.w.engine.ReadFile(ctx, id, "/etc/passwd", maxPasswd)
-	if removeErr := s.w.engine.RemoveContainer(ctx, id); err == nil {
+	// Also where the create was broken off, or the engine did not say whether it made the container.
+	removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), removePasswdWithin)
+	defer cancel()
+	if removeErr := s.removePasswd(removing); err == nil {
 		err = removeErr
 	}
 	return data, err
+}
+
+const removePasswdWithin = 10 * time.Second
+
+func (s *sandbox) passwdName() string { return s.name() + ".passwd" }
+
+func (s *sandbox) removePasswd(ctx context.Context) error {
+	return s.w.engine.RemoveContainer(ctx, s.passwdName())
 }

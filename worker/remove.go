@@ -157,8 +157,15 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 	return err
 }
 
-// removeRest removes the network and the directories of a sandbox whose container is gone.
+// removeRest removes the network and the directories of a sandbox whose container is gone, and what a
+// create that was broken off left.
 func (s *sandbox) removeRest(ctx context.Context) error {
+	st, _ := s.journal.State()
+	if needHome(st.Sandbox.Spec.Tools) {
+		if err := s.removePasswd(ctx); err != nil {
+			return err
+		}
+	}
 	networks, err := s.w.engine.Networks(ctx)
 	if err != nil {
 		return err
@@ -174,7 +181,6 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 	s.mu.Lock()
 	s.networkSeen = false
 	s.mu.Unlock()
-	st, _ := s.journal.State()
 	dirs, err := s.w.sandboxDirs()
 	for _, d := range append(dirs, s.directory(st.Sandbox.Generation)) {
 		if d.key == s.key {
