@@ -30,7 +30,7 @@ type allowedMount struct {
 
 // engineSockets give whoever reaches one of them the whole host.
 var engineSockets = []string{
-	"/run/docker.sock", "/run/containerd/containerd.sock", "/run/docker/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
+	"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/docker/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
 }
 
 // kernelFileSystems lead to other processes, to devices and to the kernel itself.
@@ -155,9 +155,17 @@ func openBelow(dir, real string) (*os.File, error) {
 	return openPath(int(root.Fd()), rel, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS)
 }
 
-// openPath opens a path as such: nothing is done to a socket, a pipe or a device.
+// maxOpenTries is how often a path is opened that the kernel could not follow because of a rename.
+const maxOpenTries = 200
+
+// openPath opens a path as such: nothing is done to a socket, a pipe or a device. The kernel gives up
+// with EAGAIN at "..", where a path must stay below a directory and anything on the machine, of whomever,
+// is renamed at that moment.
 func openPath(at int, name string, resolve uint64) (*os.File, error) {
-	fd, err := unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: resolve})
+	fd, err := -1, error(unix.EAGAIN)
+	for try := 0; try < maxOpenTries && errors.Is(err, unix.EAGAIN); try++ {
+		fd, err = unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: resolve})
+	}
 	switch {
 	case errors.Is(err, unix.ENOSYS):
 		return nil, errors.New("mounts need Linux 5.6 or newer")

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -270,5 +271,66 @@ func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
 	<-stopped
 	if opened == 0 || refused == 0 {
 		t.Errorf("%d were opened, %d refused: they were not exchanged meanwhile", opened, refused)
+	}
+}
+
+// Whatever is renamed on the machine, by whomever, is no attack on a path.
+func TestRenamesElsewhereDoNotKeepAPathFromBeingOpened(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"root/a", "elsewhere"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.Open(filepath.Join(dir, "root"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for from, to := filepath.Join(dir, "elsewhere"), filepath.Join(dir, "moved"); ; from, to = to, from {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = os.Rename(from, to)
+			}
+		}
+	}()
+	name := strings.Repeat("a/../", 50) + "a"
+	for range 2000 {
+		f, err := openPath(int(root.Fd()), name, unix.RESOLVE_IN_ROOT)
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		f.Close()
+	}
+	close(stop)
+	<-stopped
+}
+
+func TestWhatTheOperatorHidesIsNotMounted(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"data/worker", "data/nats", "other"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := &worker{cfg: Config{StateDir: filepath.Join(dir, "data", "worker"), Hidden: []string{filepath.Join(dir, "data"), "", "relative"}}}
+	policy, err := newMountPolicy([]string{dir}, w.hidden())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for source, want := range map[string]protocol.Code{"other": "", "data": protocol.PermissionDenied, "data/nats": protocol.PermissionDenied, "data/worker": protocol.PermissionDenied, "": protocol.PermissionDenied} {
+		f, _, err := policy.open("m", filepath.Join(dir, source), false)
+		if protocol.CodeOf(err) != want {
+			t.Errorf("%q: %v, want %q", source, err, want)
+		}
+		if f != nil {
+			f.Close()
+		}
 	}
 }

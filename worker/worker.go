@@ -29,6 +29,7 @@ type Config struct {
 	Name         string          // of this worker, an id, unique in the deployment; required
 	Build        string          // version, shown in the table of hosts
 	StateDir     string          // directories of sandboxes; absolute; required
+	Hidden       []string        // absolute paths that no sandbox may see either
 	Engine       string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
 	Supervisor   string          // path of the boxfleet-supervisor binary; required
 	Slots        int             // sandboxes at most; default 100
@@ -306,7 +307,7 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 // hidden is what no sandbox may see of this host, beside what is so on every host.
 func (w *worker) hidden() []string {
 	hidden := []string{w.cfg.StateDir}
-	for _, path := range []string{w.info.RootDir, strings.TrimPrefix(w.engineAddress(), "unix://")} {
+	for _, path := range append([]string{w.info.RootDir, strings.TrimPrefix(w.engineAddress(), "unix://")}, w.cfg.Hidden...) {
 		if filepath.IsAbs(path) {
 			hidden = append(hidden, path)
 		}

@@ -117,7 +117,7 @@ func (p *program) worker(conn *jetstream.Conn) (worker.Config, error) {
 		return worker.Config{}, err
 	}
 	return worker.Config{
-		Conn: conn, Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
+		Conn: conn, Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir}, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
 		CPU: w.CPU, Memory: w.Memory, Labels: labels, AllowMounts: w.AllowMounts, Tools: w.Tools, ToolsHome: w.ToolsHome, SSHAgent: os.Getenv("SSH_AUTH_SOCK"), Profiles: w.Profiles, ServiceProfiles: w.ServiceProfiles, Runtimes: w.Runtimes, Watermarks: w.Watermarks, NetworkPool: w.NetworkPool,
 		Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, DNS: w.DNS, ReapDryRun: w.ReapDryRun, CrashWindow: w.CrashWindow, CrashGuard: w.CrashGuard,
 	}, nil
