@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,12 +44,14 @@ func onHost(ctx context.Context, t *testing.T, s *sdk.Sandbox, worker string) {
 func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	const lockTTL = 9 * time.Second // longer than it takes to suspect a silent host
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1, LockTTL: lockTTL})
-	ctx := f.Context(2 * time.Minute)
+	ctx := f.Context(4 * time.Minute)
+	locks := f.WatchLocks()
 	w1 := f.Worker("w1", fleet.Role{Engine: hosts[0].Host, CrashAt: "after-container-create", CrashAfter: 3, Reconcile: time.Second})
 	one, two := f.Create("one"), f.Create("two")
 	onHost(ctx, t, one, "w1")
 	onHost(ctx, t, two, "w1")
 	w2 := f.Worker("w2", fleet.Role{Engine: hosts[1].Host})
+	knownToAll(ctx, f, "w2")
 	onHost(ctx, t, f.Create("three"), "w2")
 	onHost(ctx, t, f.Create("four"), "w2")
 	x, err := one.Start(ctx, script("i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); usleep 100000; done; exit 6"))
@@ -63,7 +66,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-awaitExit(w1)
+	w1.AwaitKilled(time.Minute)
 	died := time.Now()
 	f.Eventually(15*time.Second, "what was ready is shown unreachable, and ready", func() error {
 		for _, id := range []string{"one", "two"} {
@@ -88,10 +91,11 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	if len(assigned) != 2 {
 		t.Fatalf("it was assigned %d times", len(assigned))
 	}
-	after := assigned[1].Time.Sub(died)
-	t.Logf("lease %s: shown unreachable after %s, assigned elsewhere %s after the death", lockTTL, shown.Round(time.Millisecond), after.Round(time.Millisecond))
-	if after < lockTTL*5/6 || after > lockTTL+10*time.Second { // it renewed at most a sixth of it before
-		t.Errorf("it was assigned elsewhere %s after the death: before the lease was over, or long after", after)
+	renewals := locks.Of("w1")
+	after := assigned[1].Time.Sub(renewals[len(renewals)-1].Time)
+	t.Logf("lease %s: shown unreachable %s after the death, assigned elsewhere %s after the last renewal", lockTTL, shown.Round(time.Millisecond), after.Round(time.Millisecond))
+	if after < lockTTL || after > lockTTL+15*time.Second {
+		t.Errorf("it was assigned elsewhere %s after the last renewal: before the lease was over, or long after", after)
 	}
 	if made := f.Objects(hosts[0].Host); !strings.Contains(strings.Join(made, " "), ".five") {
 		t.Errorf("the dead worker had made nothing, so there is nothing to remove: %q", made)
@@ -131,6 +135,24 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
+// knownToAll waits until every coordinator lists a worker's host as ready: any of them answers.
+func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
+	f.TB.Helper()
+	f.Eventually(30*time.Second, "each coordinator knows "+worker, func() error {
+		for range 20 {
+			hosts, err := f.Client.Hosts(ctx)
+			if err != nil {
+				return err
+			}
+			ready := func(h *protocol.Host) bool { return h.Worker == worker && h.State == protocol.HostReady }
+			if !slices.ContainsFunc(hosts, ready) {
+				return errors.New("one does not")
+			}
+		}
+		return nil
+	})
+}
+
 // scheduler is the coordinator, of those that run, which took the scheduler's lock last.
 func scheduler(f *fleet.Fleet, coordinators ...*fleet.Process) (leader *fleet.Process) {
 	f.TB.Helper()
@@ -161,7 +183,7 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 	took := time.Since(died)
 	t.Logf("the next sandbox was ready %s after the scheduling coordinator was killed", took.Round(time.Millisecond))
 	assigned := find(t, history(ctx, t, f.Client, "after"), protocol.SandboxAssigned)
-	if after := assigned.Time.Sub(died); after > 10*time.Second {
+	if after := assigned.Time.Sub(died); after > 15*time.Second { // its lock lasts 6 s
 		t.Errorf("the other coordinator scheduled %s after the death", after)
 	}
 	mustExec(ctx, t, s, script("true"))
@@ -173,6 +195,9 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // the product's leases: 30 s
 	ctx := f.Context(3 * time.Minute)
 	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}), f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
+	for _, w := range workers {
+		knownToAll(ctx, f, w.Name)
+	}
 	boxes := []*sdk.Sandbox{f.Create("s1"), f.Create("s2")}
 	tokens := leases(ctx, t, f)
 
@@ -196,6 +221,8 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 					id := fmt.Sprintf("c%d-%d", client, n)
 					s, err := c.Create(ctx, f.Spec(), sdk.WithID(id))
 					if err == nil {
+						stall.ended(begin)
+						begin = time.Now()
 						err = s.Delete(ctx)
 					}
 					if err != nil {
@@ -240,7 +267,8 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		f.Servers[i] = server
 		work(100)
 		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which, stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
-		if worst := stall.worst(); worst > 20*time.Second {
+		// An election of several seconds, and a request whose answer was lost and is sent again after ten.
+		if worst := stall.worst(); worst > 30*time.Second {
 			t.Errorf("a call took %s over the loss of a %s", worst, which)
 		}
 	}

@@ -231,7 +231,7 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 		}
 		return nil
 	})
-	if slowest > time.Second {
+	if slowest > 3*time.Second { // what waits for the engine waits ten
 		t.Errorf("three reads took %s", slowest)
 	}
 	if shown == 0 || shown > 20*time.Second {

@@ -16,7 +16,8 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
 	f := fleet.Start(t, fleet.Options{LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
-	ctx := f.Context(time.Minute)
+	ctx := f.Context(2 * time.Minute)
+	locks := f.WatchLocks()
 	waits := f.Create("waits")
 	spec := f.Spec()
 	spec.OnHostLoss = protocol.OnHostLossFail
@@ -29,7 +30,6 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Processes("worker")[0].Kill()
-	killed := time.Now()
 	_, err = x.Wait(ctx)
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonHostLost {
 		t.Errorf("its exec: %v", err)
@@ -41,10 +41,11 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 		return nil
 	})
 	i := fails.Info()
-	after := i.StateChangedAt.Sub(killed)
-	t.Logf("failed %s after the worker's death, lease %s", after.Round(time.Millisecond), ttl)
-	if i.Reason != protocol.ReasonHostLost || after < ttl*5/6 {
-		t.Errorf("failed with reason %s %s after the death: its lease was not over", i.Reason, after)
+	renewals := locks.Of("w1")
+	after := i.StateChangedAt.Sub(renewals[len(renewals)-1].Time)
+	t.Logf("failed %s after the worker's last renewal, lease %s", after.Round(time.Millisecond), ttl)
+	if i.Reason != protocol.ReasonHostLost || after < ttl {
+		t.Errorf("failed with reason %s %s after the last renewal: its lease was not over", i.Reason, after)
 	}
 	if err := waits.Refresh(ctx); err != nil || waits.Info().State != protocol.StateReady || !waits.Info().Unreachable {
 		t.Errorf("the one that waits is %s, unreachable %v, %v", waits.Info().State, waits.Info().Unreachable, err)
@@ -82,11 +83,11 @@ func TestAStopGivesItsGrace(t *testing.T) {
 		return took, r
 	}
 	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")
-	if took > 5*time.Second || string(r.Stdout) != "ready\nbye\n" {
+	if took > 15*time.Second || string(r.Stdout) != "ready\nbye\n" {
 		t.Errorf("what ends on TERM: after %s, %q", took, r.Stdout)
 	}
 	took, r = run("deaf", time.Second, "trap 'echo no' TERM; echo ready; while :; do usleep 50000; done")
-	if took < time.Second || took > 4*time.Second || code(r) != "137" {
+	if took < time.Second || took > 15*time.Second || code(r) != "137" {
 		t.Errorf("what does not end on TERM: after %s, exit code %s", took, code(r))
 	}
 	f.Judge()

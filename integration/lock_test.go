@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -44,7 +45,7 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	first.Kill()
 	started := time.Now()
 	f.Worker("first", fleet.Role{})
-	if took := time.Since(started); took > 2*time.Second {
+	if took := time.Since(started); took > 10*time.Second {
 		t.Errorf("the successor needed %s", took)
 	} else {
 		t.Logf("a killed worker's successor is ready after %s, with locks of 30 s", took.Round(time.Millisecond))
@@ -64,11 +65,17 @@ func TestAStrangerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Worker("second", fleet.Role{})
 	renewals := locks.Of("first")
 	last := renewals[len(renewals)-1].Time
+	f.Eventually(10*time.Second, "the judge hears of it", func() error {
+		if len(locks.Of("second")) == 0 {
+			return errors.New("nothing")
+		}
+		return nil
+	})
 	taken := locks.Of("second")[0].Time
 	if taken.Sub(last) < ttl {
 		t.Errorf("the host was taken %s after the last renewal, within a lease of %s", taken.Sub(last), ttl)
 	}
-	if taken.Sub(last) > ttl+4*time.Second {
+	if taken.Sub(last) > ttl+10*time.Second {
 		t.Errorf("the host was taken only %s after the last renewal", taken.Sub(last))
 	}
 	t.Logf("taken %s after the last renewal, lease %s", taken.Sub(last).Round(time.Millisecond), ttl)

@@ -26,7 +26,13 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: 500 * time.Millisecond})
-	ctx := f.Context(2 * time.Minute)
+	ctx := f.Context(5 * time.Minute)
+	bridges := func() int {
+		t.Helper()
+		links, err := exec.Command("ip", "-n", e.Namespace(), "-o", "link", "show", "type", "bridge").Output()
+		check(t, err)
+		return strings.Count(string(links), firewall.BridgePrefix)
+	}
 	orphans := func() []string {
 		t.Helper()
 		bridges, err := exec.Command("ip", "-n", e.Namespace(), "-o", "link", "show", "type", "bridge").Output()
@@ -43,11 +49,17 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	}
 	var left []string
 	for round := 0; round < 10 && len(left) == 0; round++ {
+		before := bridges()
 		for i := range 4 {
 			_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID(fmt.Sprintf("s%d-%d", round, i)), sdk.WithWait(false))
 			check(t, err)
 		}
-		time.Sleep(time.Duration(30+10*round) * time.Millisecond) // into the work of the engine
+		f.Eventually(30*time.Second, "the engine makes networks", func() error {
+			if n := bridges(); n == before {
+				return fmt.Errorf("there are %d bridges", n)
+			}
+			return nil
+		})
 		e.Kill()
 		e.Restart()
 		left = orphans()

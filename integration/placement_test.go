@@ -116,7 +116,7 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	time.Sleep(2 * time.Second)
 	docker(t, main.Host, "tag", fleet.Image, ref)
 	t.Cleanup(func() { docker(t, main.Host, "rmi", ref) })
-	if err := s.WaitReady(f.Context(5 * time.Second)); err != nil {
+	if err := s.WaitReady(f.Context(20 * time.Second)); err != nil {
 		t.Error(err)
 	}
 }

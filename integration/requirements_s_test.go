@@ -238,7 +238,12 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	s := f.Create("s8")
+	patient := f.Spec()
+	patient.Grace = protocol.Duration(5 * time.Second)
+	s, err := f.Client.Create(ctx, patient, sdk.WithID("s8"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done") // a stop lasts as long as the grace
 	start := func() *sdk.Exec {
 		x, err := s.Start(ctx, deaf)
@@ -268,7 +273,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 		}
 		return err
 	})
-	_, err := s.Exec(ctx, script("true"), sdk.WithID("late"))
+	_, err = s.Exec(ctx, script("true"), sdk.WithID("late"))
 	wantError(t, "an exec while stopping", err, protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "")
 	wg.Wait()
 	events := history(ctx, t, f.Client, "s8")
@@ -308,7 +313,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 
 func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
+	const ttl = 4 * time.Second
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()

@@ -548,12 +548,13 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.IdleTTL = protocol.Duration(time.Second)
+	const ttl = 3 * time.Second
+	spec.IdleTTL = protocol.Duration(ttl)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("x17"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := s.Exec(ctx, script("sleep 3")) // three times the idle time, without a word
+	r, err := s.Exec(ctx, script("sleep 7")) // twice the idle time, without a word
 	if err != nil || code(r) != "0" {
 		t.Fatalf("the exec was ended: %v, exit code %s", err, code(r))
 	}
@@ -571,7 +572,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 			continue
 		}
 		// The handle says from when the idle time counts.
-		if idle := e.Time.Sub(s.Info().ActiveAt); idle < time.Second || e.Time.Before(r.Ended.Add(900*time.Millisecond)) {
+		if idle := e.Time.Sub(s.Info().ActiveAt); idle < ttl || e.Time.Before(r.Ended.Add(ttl-100*time.Millisecond)) {
 			t.Errorf("stopped %s after the last activity, %s after the exec", idle, e.Time.Sub(r.Ended))
 		}
 	}

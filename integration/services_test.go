@@ -357,7 +357,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 // crashing is a fleet whose services loop within seconds.
 func crashing(t *testing.T) *fleet.Fleet {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{CrashWindow: 4 * time.Second, CrashGuard: 2 * time.Second})
+	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second}) // what runs out of memory takes a while on a slow host
 	return f
 }
 
@@ -384,7 +384,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	for _, name := range []string{"db", "greedy"} {
 		printedBy(t, ctx, s, name, "touch", "/tmp/bad")
 	}
-	f.Eventually(20*time.Second, "both have failed", func() error {
+	f.Eventually(time.Minute, "both have failed", func() error {
 		b := f.History("s").State.Sandbox
 		db, greedy := b.Services["db"], b.Services["greedy"]
 		if db.State != protocol.ServiceStateFailed || db.Reason != protocol.ReasonCrashLoop || !strings.Contains(db.Error.Message, "going down") {

@@ -17,8 +17,8 @@ import (
 func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	w := f.Worker("w1", fleet.Role{CrashWindow: 6 * time.Second, CrashGuard: 2 * time.Second})
-	ctx := f.Context(time.Minute)
+	w := f.Worker("w1", fleet.Role{CrashWindow: 10 * time.Second, CrashGuard: 2 * time.Second})
+	ctx := f.Context(2 * time.Minute)
 	spec := withServices(f, services{
 		// Ends again and again, and each time ran for longer than the guard.
 		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
@@ -37,7 +37,7 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 		time.Sleep(600 * time.Millisecond) // its test passes in between
 	}
 	for name, runs := range map[string]int{"once": 2, "slow": 4} {
-		f.Eventually(30*time.Second, name+" was started again", func() error {
+		f.Eventually(time.Minute, name+" was started again", func() error {
 			n, _ := strconv.Atoi(printedBy(t, ctx, s, name, "sh", "-c", "wc -l </tmp/runs"))
 			if n < runs {
 				time.Sleep(200 * time.Millisecond) // do not fill the history
