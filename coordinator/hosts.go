@@ -121,19 +121,28 @@ const everyGPU = 1 << 10
 
 // usage is what sandboxes take of a host.
 type usage struct {
-	n   int
-	cpu float64
-	mem protocol.Bytes
-	gpu int
+	protocol.Totals
+	n, gpus int
 }
 
 func usageOf(s *protocol.SandboxSpec) usage {
-	u := usage{n: 1, gpu: s.GPUCount()}
-	u.cpu, u.mem, _ = s.Totals()
-	if u.gpu < 0 {
-		u.gpu = everyGPU
+	u := usage{Totals: s.Totals(), n: 1, gpus: s.GPUCount()}
+	if u.gpus < 0 {
+		u.gpus = everyGPU
 	}
 	return u
+}
+
+func (u usage) plus(v usage) usage { return usage{u.Totals.Plus(v.Totals), u.n + v.n, u.gpus + v.gpus} }
+
+// addTo counts it on a host.
+func (u usage) addTo(h *protocol.Host) {
+	h.Sandboxes += u.n
+	h.UsedCPU += u.CPU
+	h.UsedMem += u.Memory
+	h.UsedDisk += u.Disk
+	h.UsedPIDs += u.PIDs
+	h.UsedGPUs = min(h.UsedGPUs+u.gpus, h.GPUs)
 }
 
 // list returns every host with its state and what is placed on it.
@@ -147,8 +156,7 @@ func (h *hosts) list() []*protocol.Host {
 		orphans[b.HostID] = b.Worker
 		// A sandbox that is being deleted holds its place until it is gone.
 		if b.Assigned || b.State == protocol.StateDeleting {
-			u, more := used[b.HostID], usageOf(&b.Spec)
-			used[b.HostID] = usage{u.n + 1, u.cpu + more.cpu, u.mem + more.mem, u.gpu + more.gpu}
+			used[b.HostID] = used[b.HostID].plus(usageOf(&b.Spec))
 		}
 	}
 	h.mu.Lock()
@@ -162,8 +170,7 @@ func (h *hosts) list() []*protocol.Host {
 	for _, e := range h.known {
 		host := e.host
 		host.State = e.state(h.timing)
-		u := used[host.HostID]
-		host.Sandboxes, host.UsedCPU, host.UsedMem, host.UsedGPUs = u.n, u.cpu, u.mem, min(u.gpu, host.GPUs)
+		used[host.HostID].addTo(&host)
 		if !e.heard.IsZero() {
 			host.SeenAt = time.Now().Add(-time.Since(e.heard)).UTC()
 		}

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
@@ -21,10 +19,9 @@ const imageWorth = 0.1
 // with nearly as much and the images there. It is pure. When no host takes it, worker is empty and the
 // refusals say why, one per host, in the order of the hosts' names.
 func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
-	sorted := slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
-	best := math.Inf(-1)
-	for _, h := range sorted {
-		reason := refuse(b, h, images)
+	best, quotas := math.Inf(-1), mayLimitDisk(hosts)
+	for _, h := range byName(hosts) {
+		reason := refuse(b, h, images, quotas)
 		refusals = append(refusals, protocol.HostRefusal{Worker: h.Worker, Reason: reason})
 		if reason == "" {
 			if fit := room(h) + imageWorth*imagesThere(&b.Spec, h, images); fit > best {
@@ -33,6 +30,10 @@ func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chos
 		}
 	}
 	return chosen, refusals
+}
+
+func byName(hosts []*protocol.Host) []*protocol.Host {
+	return slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
 }
 
 // specOn is the spec of a sandbox as it would be on a host, with the defaults of the host's worker. A
@@ -54,36 +55,42 @@ func specOn(b *protocol.Sandbox, h *protocol.Host) (*protocol.SandboxSpec, error
 	return &there, err
 }
 
-// refuse says why a host does not take a sandbox, "" when it does. Memory is reserved; cpu is a
-// limit that hosts may promise several times over.
-func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable) string {
+// refuse says why a host does not take a sandbox, "" when it does. quotas: some host may limit disk.
+// Memory, disk and GPUs are reserved; cpu and pids are limits that hosts may promise several times over.
+func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable, quotas bool) string {
 	if why := closed(b, h); why != "" {
 		return why
 	}
 	s, err := specOn(b, h)
 	if err != nil {
-		e := protocol.AsError(err)
-		return e.Field + ": " + e.Message
+		return explained(protocol.AsError(err))
 	}
-	_, memory, _ := s.Totals()
-	switch {
-	case h.UsedMem+memory > h.Memory:
-		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", memory, max(h.Memory-h.UsedMem, 0), h.Memory)
-	case s.GPUs != "" && h.GPUs-h.UsedGPUs < max(s.GPUCount(), 1), s.GPUs == "all" && h.UsedGPUs > 0:
-		return fmt.Sprintf("spec.gpus: %s wanted, %d of %d are free", s.GPUs, max(h.GPUs-h.UsedGPUs, 0), h.GPUs)
+	if why := crowded(s, h); why != "" {
+		return why
 	}
-	if e := unable(s, h); e != nil {
-		return e.Field + ": " + e.Message
-	}
-	for i, m := range asked(b).Mounts {
-		if field, why := mountRefusal(m, h); why != "" {
-			return fmt.Sprintf("spec.mounts[%d].%s: %s %s of the host", i, field, m.Source, why)
-		}
+	if all := lacks(b, s, h, quotas); len(all) > 0 {
+		return explained(all[0])
 	}
 	if b.Resuming { // its containers are there, and keep their images
 		return ""
 	}
 	return imageRefusal(s, h, images)
+}
+
+func explained(e *protocol.Error) string { return e.Field + ": " + e.Message }
+
+// crowded says of what a host has too little left, "" where it has enough.
+func crowded(s *protocol.SandboxSpec, h *protocol.Host) string {
+	t := s.Totals()
+	switch {
+	case h.UsedMem+t.Memory > h.Memory:
+		return fmt.Sprintf("%s of memory are wanted, %s of %s are free", t.Memory, max(h.Memory-h.UsedMem, 0), h.Memory)
+	case h.Disk > 0 && t.Disk > 0 && h.UsedDisk+t.Disk > h.Disk:
+		return fmt.Sprintf("%s of disk are wanted, %s of %s are free", t.Disk, max(h.Disk-h.UsedDisk, 0), h.Disk)
+	case s.GPUs != "" && h.GPUs-h.UsedGPUs < max(s.GPUCount(), 1), s.GPUs == "all" && h.UsedGPUs > 0:
+		return fmt.Sprintf("spec.gpus: %s wanted, %d of %d are free", s.GPUs, max(h.GPUs-h.UsedGPUs, 0), h.GPUs)
+	}
+	return ""
 }
 
 // asked is the spec whose mounts are judged. Those of a worker's defaults it has judged itself.
@@ -114,116 +121,17 @@ func closed(b *protocol.Sandbox, h *protocol.Host) string {
 	return ""
 }
 
-// unable says what of a spec a host could not do, or its operator does not allow, even if it were
-// empty; nil where it could. The worker checks again.
-func unable(s *protocol.SandboxSpec, h *protocol.Host) *protocol.Error {
-	fail := func(code protocol.Code, reason, field, format string, args ...any) *protocol.Error {
-		return &protocol.Error{Code: code, Reason: reason, Field: field, Message: fmt.Sprintf(format, args...)}
-	}
-	denied, unsupported := protocol.ReasonPolicyDenied, protocol.ReasonUnsupported
-	switch {
-	case h.Firewall == protocol.FirewallOff && s.Network != nil && s.Network.Mode != "" && s.Network.Mode != protocol.NetworkInternet:
-		return fail(protocol.FailedPrecondition, protocol.ReasonFirewall, "spec.network", "the operator of %s turned its firewall off", h.Worker)
-	case s.Profile != "" && !slices.Contains(h.Profiles, s.Profile) && (s.Profile != protocol.ProfileHardened || len(h.Profiles) > 0): // an older worker names none
-		return fail(protocol.PermissionDenied, denied, "spec.profile", "%s does not allow %s", h.Worker, s.Profile)
-	case s.Runtime != "" && !slices.Contains(h.Runtimes, s.Runtime):
-		return fail(protocol.PermissionDenied, denied, "spec.runtime", "%s does not allow to choose %s", h.Worker, s.Runtime)
-	case s.GPUs != "" && h.GPUs < max(s.GPUCount(), 1):
-		return fail(protocol.FailedPrecondition, unsupported, "spec.gpus", "%s wanted, %s has %d", s.GPUs, h.Worker, h.GPUs)
-	}
-	names, _ := s.Services()
-	for _, name := range names {
-		v, _ := s.Service(name)
-		allowed := h.ServiceProfiles
-		if len(allowed) == 0 {
-			allowed = []string{protocol.ProfileStandard} // an older worker: it would take a hardened one, and not make it so
-		}
-		if profile := v.Capabilities(); !slices.Contains(allowed, profile) {
-			return fail(protocol.PermissionDenied, denied, s.ServiceField(name)+".profile", "%s allows services %s, and not %s", h.Worker, strings.Join(allowed, ", "), profile)
-		}
-	}
-	for i, name := range s.Tools {
-		if !slices.Contains(h.Tools, name) {
-			return fail(protocol.FailedPrecondition, protocol.ReasonToolUnavailable, fmt.Sprintf("spec.tools[%d]", i), "%s does not offer %s", h.Worker, name)
-		}
-	}
-	return nil
-}
-
-// mountRefusal says why a host does not let a path be mounted, and which field of the mount is in
-// the way; "" when it does. The narrowest entry of its allow-list decides whether the path may be
-// written. The worker judges again, with links resolved.
-func mountRefusal(m protocol.Mount, h *protocol.Host) (field, why string) {
-	source, narrowest := path.Clean(m.Source), ""
-	for _, dir := range h.Mounts {
-		if isBelow(source, dir) && len(dir) > len(narrowest) {
-			narrowest = dir
-		}
-	}
-	if narrowest == "" {
-		return "source", "is not below the allow-list"
-	}
-	if !m.Writable {
-		return "", ""
-	}
-	for _, dir := range h.Mounts {
-		if (dir == narrowest || isBelow(dir, source)) && !slices.Contains(h.Writable, dir) {
-			return "writable", "may be mounted read-only by the allow-list"
-		}
-	}
-	return "", ""
-}
-
-func isBelow(p, dir string) bool {
-	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
-}
-
-// unregistered says that only sandboxes know of a host: its worker, which is away, may offer anything.
-func unregistered(h *protocol.Host) bool { return h.Instance == "" }
-
-// impossible returns the error for a sandbox that no host, whatever its load, would ever take
-// because of the operators' policy; nil where waiting may help, and while one of them is not heard of.
-func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
-	if slices.ContainsFunc(hosts, unregistered) {
-		return nil
-	}
-	for i, m := range asked(b).Mounts {
-		refused := ""
-		allows := func(h *protocol.Host) bool {
-			field, why := mountRefusal(m, h)
-			refused = max(refused, field) // a host that allows to read it says more than one that does not
-			return why == ""
-		}
-		if len(hosts) > 0 && !slices.ContainsFunc(hosts, allows) {
-			why := " is not below any host's allow-list"
-			if refused == "writable" {
-				why = " may be mounted read-only at most, by every host's allow-list"
-			}
-			return &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonMountDenied,
-				Field: fmt.Sprintf("spec.mounts[%d].%s", i, refused), Message: m.Source + why}
-		}
-	}
-	if len(hosts) == 0 {
-		return nil
-	}
-	var last *protocol.Error
-	for _, h := range hosts {
-		s, err := specOn(b, h)
-		if last = protocol.AsError(err); err == nil {
-			last = unable(s, h)
-		}
-		if last == nil {
-			return nil
-		}
-	}
-	return last
-}
-
-// room says how empty a host is: the scarcest of slots, memory and cores counts. 1: it is empty; 0: all
-// is promised; less: its cores are promised several times over.
+// room says how empty a host is: the scarcest of slots, memory, disk, cores and pids counts. 1: it is
+// empty; 0: all is promised; less: its cores or pids are promised several times over. What a host does
+// not say is not scarce.
 func room(h *protocol.Host) float64 {
-	slots := 1 - float64(h.Sandboxes)/float64(max(h.Slots, 1))
-	memory := 1 - float64(h.UsedMem)/float64(max(h.Memory, 1))
-	cores := 1 - h.UsedCPU/max(h.CPU, 1)
-	return min(slots, memory, cores)
+	left := func(used, all float64) float64 { return 1 - used/max(all, 1) }
+	least := min(left(float64(h.Sandboxes), float64(h.Slots)), left(float64(h.UsedMem), float64(h.Memory)), left(h.UsedCPU, h.CPU))
+	if h.Disk > 0 {
+		least = min(least, left(float64(h.UsedDisk), float64(h.Disk)))
+	}
+	if h.PIDs > 0 {
+		least = min(least, left(float64(h.UsedPIDs), float64(h.PIDs)))
+	}
+	return least
 }

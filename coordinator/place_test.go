@@ -193,3 +193,112 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 		t.Errorf("a bad page token: %v", err)
 	}
 }
+
+func TestALimitOfDiskGoesWhereItCanBeKept(t *testing.T) {
+	without, with := host("without", 0), host("with", 5)
+	with.DiskQuota, with.Disk = true, 100<<30
+	for field, change := range map[string]func(*protocol.SandboxSpec){
+		"spec.disk": func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 },
+		"spec.optional_services.db.disk": func(s *protocol.SandboxSpec) {
+			s.OptionalServices = protocol.Services{"db": {Disk: 1 << 30}}
+		},
+	} {
+		b := wants(1 << 30)
+		change(&b.Spec)
+		chosen, refusals := place(b, []*protocol.Host{with, without}, nil)
+		if chosen != with || !strings.HasPrefix(refusals[1].Reason, field+": without cannot limit") {
+			t.Errorf("%s is placed on %+v: %v", field, chosen, refusals)
+		}
+		if chosen, _ := place(b, []*protocol.Host{without}, nil); chosen != without {
+			t.Errorf("%s: where no host can keep it, one's Engine is not asked", field)
+		}
+		if why := impossible(b, []*protocol.Host{without}); why != nil {
+			t.Errorf("%s: %v", field, why)
+		}
+		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
+		if chosen, _ := place(b, []*protocol.Host{without, away}, nil); chosen != nil {
+			t.Errorf("%s is placed on %s while a host that may keep it is away", field, chosen.Worker)
+		}
+	}
+	if chosen, _ := place(wants(1<<30), []*protocol.Host{with, without}, nil); chosen != without {
+		t.Errorf("without a limit it is placed on %+v", chosen)
+	}
+}
+
+func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
+	large, small := host("large", 1), host("small", 1)
+	for _, h := range []*protocol.Host{large, small} {
+		h.DiskQuota, h.Disk, h.PIDs = true, 100<<30, 100_000
+	}
+	large.Disk = 200 << 30
+	hosts := []*protocol.Host{large, small}
+	b := wants(0)
+	b.Spec.Disk, b.Spec.PIDs = 30<<30, 10_000
+	b.Spec.RequiredServices = protocol.Services{"db": {Disk: 20 << 30, PIDs: 10_000}}
+	var refusals []protocol.HostRefusal
+	for range 7 {
+		var chosen *protocol.Host
+		if chosen, refusals = place(b, hosts, nil); chosen != nil {
+			usageOf(&b.Spec).addTo(chosen)
+		}
+	}
+	if want := "50GiB of disk are wanted, 0B of 200GiB are free"; refusals[0].Reason != want {
+		t.Errorf("the seventh waits because %q, want %q", refusals[0].Reason, want)
+	}
+	if large.UsedPIDs != 80_000 || small.UsedPIDs != 40_000 || large.UsedDisk != 200<<30 {
+		t.Errorf("%+v, %+v", large, small)
+	}
+	// The host with less promised of what is scarcest is chosen, and pids are promised beyond what there is.
+	emptier := func(change func(a, b *protocol.Host)) {
+		t.Helper()
+		a, b := host("a", 1), host("b", 1)
+		a.Disk, b.Disk, a.PIDs, b.PIDs = 100<<30, 100<<30, 100_000, 100_000
+		change(a, b)
+		if chosen, refusals := place(wants(1<<30), []*protocol.Host{a, b}, nil); chosen != b {
+			t.Errorf("placed on %+v: %v", chosen, refusals)
+		}
+	}
+	emptier(func(a, b *protocol.Host) { a.UsedPIDs, b.UsedPIDs = 130_000, 120_000 })
+	emptier(func(a, b *protocol.Host) { a.UsedDisk, b.UsedDisk = 90<<30, 80<<30 })
+}
+
+func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
+	strict, loose := host("strict", 0), host("loose", 5)
+	strict.DenyNetworks = []string{"10.1.0.0/16"}
+	hosts := []*protocol.Host{strict, loose}
+	for allow, want := range map[string]*protocol.Host{
+		"10.1.2.0/24": loose, "10.1.0.0/16": loose,
+		"10.0.0.0/8":  strict, // the rest of it is reached
+		"10.2.0.0/16": strict,
+	} {
+		b := wants(1 << 30)
+		b.Spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"192.0.2.0/24", allow}}
+		if chosen, refusals := place(b, hosts, nil); chosen != want {
+			t.Errorf("%s: %v", allow, refusals)
+		}
+		why := impossible(b, hosts[:1])
+		if (why == nil) != (want == strict) || why != nil && (why.Field != "spec.network.allow[1]" || why.Code != protocol.PermissionDenied) {
+			t.Errorf("%s where all deny it: %v", allow, why)
+		}
+	}
+}
+
+func TestWhatNoHostAloneGivesIsRefusedAtOnce(t *testing.T) {
+	h1, h2, both := host("h1", 0), host("h2", 0), host("both", 10)
+	h1.Mounts, h2.Mounts, both.Mounts = []string{"/a"}, []string{"/b"}, []string{"/a", "/b"}
+	b := wants(1 << 30)
+	b.Spec.Mounts = []protocol.Mount{{Source: "/a", Target: "/x"}, {Source: "/b", Target: "/y"}}
+	why := impossible(b, []*protocol.Host{h2, h1})
+	if why == nil || why.Reason != protocol.ReasonNoHost || why.Field != "spec" ||
+		why.Message != "no host alone gives all of it; h1: spec.mounts[1].source: /b is not below the allow-list of h1; h2: spec.mounts[0].source: /a is not below the allow-list of h2" {
+		t.Errorf("got %v", why)
+	}
+	if why := impossible(b, []*protocol.Host{h1, h2, both}); why != nil {
+		t.Errorf("a host that gives it all is busy: %v", why)
+	}
+	// What every host lacks is named, though each lacks something else besides.
+	h1.Runtimes, b.Spec.Runtime, b.Spec.Tools = []string{"runsc"}, "runsc", []string{"git"}
+	if why := impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" || why.Reason != protocol.ReasonToolUnavailable {
+		t.Errorf("got %v", why)
+	}
+}

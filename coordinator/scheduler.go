@@ -136,10 +136,6 @@ func (c *coordinator) assign(ctx context.Context, b *protocol.Sandbox, hosts []*
 	if err != nil || len(events) == 0 {
 		return err
 	}
-	u := usageOf(there)
-	chosen.Sandboxes++
-	chosen.UsedMem += u.mem
-	chosen.UsedCPU += u.cpu
-	chosen.UsedGPUs = min(chosen.UsedGPUs+u.gpu, chosen.GPUs)
+	usageOf(there).addTo(chosen)
 	return nil
 }

@@ -140,11 +140,10 @@ func (c *coordinator) queueDeadline(b *protocol.Sandbox) time.Time {
 // whyNot says why hosts do not take a sandbox, of the first few of them.
 func (c *coordinator) whyNot(b *protocol.Sandbox) string {
 	_, refusals := place(b, c.hosts.list(), c.images.list())
-	const most = 5
 	why := ""
 	for i, r := range refusals {
-		if i == most {
-			return fmt.Sprintf("%s; and %d more", why, len(refusals)-most)
+		if i == mostHosts {
+			return fmt.Sprintf("%s; and %d more", why, len(refusals)-mostHosts)
 		}
 		if r.Reason != "" {
 			why += fmt.Sprintf("; %s: %s", r.Worker, r.Reason)

@@ -153,3 +153,28 @@ func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
 func deafToImages(q *http.Request) dockertest.Fault {
 	return dockertest.Fault{Hang: strings.HasSuffix(q.URL.Path, "/events") && strings.Contains(q.URL.RawQuery, "image")}
 }
+
+// TestAHostSaysWhatItDoesNotGive: what its operator denies is refused before a host takes the sandbox.
+func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Deny: []string{"10.1.0.0/16"}})
+	ctx := f.Context(time.Minute)
+	f.Create("ordinary")
+	hosts, err := f.Client.Hosts(ctx)
+	if err != nil || len(hosts) != 1 {
+		t.Fatal(hosts, err)
+	}
+	if h := hosts[0]; !slices.Equal(h.DenyNetworks, []string{"10.1.0.0/16"}) || h.PIDs < h.UsedPIDs || h.UsedPIDs != protocol.DefaultPIDs {
+		t.Errorf("it says %+v", h)
+	}
+	spec := f.Spec()
+	spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.1.2.0/24"}}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("denied"))
+	if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied || e.Field != "spec.network.allow[0]" {
+		t.Fatalf("got %v", err)
+	}
+	if s != nil && s.Info().Worker != "" {
+		t.Errorf("worker %s took it", s.Info().Worker)
+	}
+}

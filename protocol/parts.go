@@ -263,15 +263,28 @@ func (s *SandboxSpec) ServiceField(name string) string {
 	return "spec.optional_services." + name
 }
 
-// Totals sums what the primary container and all services reserve.
-func (s *SandboxSpec) Totals() (cpu float64, memory, disk Bytes) {
-	cpu, memory, disk = s.CPU, s.Memory, s.Disk
+// Totals are the sums over the primary container of a sandbox and all of its services.
+type Totals struct {
+	CPU    float64
+	Memory Bytes
+	Disk   Bytes
+	PIDs   int64
+}
+
+// Totals sums what the primary container and all services may use.
+func (s *SandboxSpec) Totals() Totals {
+	t := Totals{CPU: s.CPU, Memory: s.Memory, Disk: s.Disk, PIDs: s.PIDs}
 	for _, services := range []map[string]Service{s.RequiredServices, s.OptionalServices} {
 		for _, v := range services {
-			cpu, memory, disk = cpu+v.CPU, memory+v.Memory, disk+v.Disk
+			t = t.Plus(Totals{CPU: v.CPU, Memory: v.Memory, Disk: v.Disk, PIDs: v.PIDs})
 		}
 	}
-	return cpu, memory, disk
+	return t
+}
+
+// Plus is what two use together.
+func (t Totals) Plus(u Totals) Totals {
+	return Totals{CPU: t.CPU + u.CPU, Memory: t.Memory + u.Memory, Disk: t.Disk + u.Disk, PIDs: t.PIDs + u.PIDs}
 }
 
 // GPUCount says how many GPUs a spec asks for: -1 for all of the host's.

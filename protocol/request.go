@@ -118,6 +118,8 @@ type Host struct {
 	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that a sandbox may choose
 	GPUs      int               `json:"gpus,omitempty"`
 	DiskQuota bool              `json:"disk_quota,omitempty"`   // spec.disk can be kept
+	Disk      Bytes             `json:"disk,omitempty"`         // that its sandboxes may be promised; 0: not known, or no quota
+	PIDs      int64             `json:"pids,omitempty"`         // processes and threads that its kernel allows; 0: not known
 	Firewall  string            `json:"firewall,omitempty"`     // what isolates the networks of sandboxes: nftables, off, or "": nothing, and no sandbox is taken
 	Images    bool              `json:"tells_images,omitempty"` // it says in [HostImages] which images it has
 	Healthy   bool              `json:"healthy"`                // the Engine answers
@@ -130,11 +132,16 @@ type Host struct {
 	// all have the standard profile.
 	ServiceProfiles []string `json:"service_profiles,omitempty"`
 
+	// IPv4 ranges that its operator lets no sandbox reach, whatever its network allows.
+	DenyNetworks []string `json:"deny_networks,omitempty"`
+
 	// Filled in by the coordinator.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`
 	UsedCPU   float64   `json:"used_cpu,omitempty"`
 	UsedMem   Bytes     `json:"used_memory,omitempty"`
+	UsedDisk  Bytes     `json:"used_disk,omitempty"`
+	UsedPIDs  int64     `json:"used_pids,omitempty"`
 	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 }

@@ -66,6 +66,14 @@ func (i *isolation) shown() (firewall, problem string) {
 	return protocol.FirewallNFTables, ""
 }
 
+// denied are the ranges that the operator lets no sandbox reach.
+func (i *isolation) denied() (ranges []string) {
+	for _, r := range i.deny {
+		ranges = append(ranges, r.String())
+	}
+	return ranges
+}
+
 // check refuses a network that this host cannot give, whatever the coordinator let through.
 func (i *isolation) check(s *protocol.SandboxSpec) error {
 	policy, err := firewall.PolicyOf(s.Network)

@@ -67,6 +67,17 @@ func (w *worker) full() string {
 	return ""
 }
 
+// offeredDisk is what the worker offers for sandboxes with a limit of disk: the file system of the
+// engine's data up to the watermark, where there are quotas on it; 0 where that is not known.
+func (w *worker) offeredDisk() protocol.Bytes {
+	var fs unix.Statfs_t
+	if !w.info.DiskQuota || unix.Statfs(w.info.RootDir, &fs) != nil {
+		return 0
+	}
+	usable := fs.Blocks - fs.Bfree + fs.Bavail // the rest is root's
+	return protocol.Bytes(usable / 100 * uint64(w.cfg.Watermarks.Disk) * uint64(fs.Bsize))
+}
+
 // over says by how much a watermark is passed, "" where it is not.
 func over(what, where string, used, free uint64, percent int) string {
 	if used+free == 0 {

@@ -1,6 +1,13 @@
 package worker
 
-import "testing"
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
 
 func TestQ13_AMarkIsPassedAtItsPercent(t *testing.T) {
 	for _, c := range []struct {
@@ -22,5 +29,25 @@ func TestQ13_AMarkIsPassedAtItsPercent(t *testing.T) {
 		if bad.check() == nil {
 			t.Errorf("%+v is taken", bad)
 		}
+	}
+}
+
+func TestDiskIsOfferedUpToItsWatermarkWhereThereAreQuotas(t *testing.T) {
+	w := &worker{info: docker.Info{DiskQuota: true, RootDir: t.TempDir()}}
+	w.cfg.Watermarks.Disk = 50
+	var fs unix.Statfs_t
+	if err := unix.Statfs(w.info.RootDir, &fs); err != nil {
+		t.Fatal(err)
+	}
+	if got, half := w.offeredDisk(), protocol.Bytes(fs.Blocks*uint64(fs.Bsize)/2); got == 0 || got > half {
+		t.Errorf("offered are %s, half is %s", got, half)
+	}
+	w.info.RootDir = "/not/on/this/machine"
+	if got := w.offeredDisk(); got != 0 {
+		t.Errorf("of another machine's disk %s are offered", got)
+	}
+	w.info = docker.Info{RootDir: t.TempDir()}
+	if got := w.offeredDisk(); got != 0 {
+		t.Errorf("without quotas %s are offered", got)
 	}
 }

@@ -1,0 +1,215 @@
+package coordinator
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// lacks lists what of a sandbox a host could not do, or its operator does not allow, even if it were
+// empty; s is its spec there. quotas: some host may limit disk. The worker checks again.
+func lacks(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, quotas bool) []*protocol.Error {
+	return slices.Concat(lacksNetwork(s, h), lacksAbility(s, h, quotas), lacksServiceProfile(s, h), lacksFiles(b, s, h))
+}
+
+func lack(code protocol.Code, reason, field, format string, args ...any) *protocol.Error {
+	return &protocol.Error{Code: code, Reason: reason, Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+func lacksNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
+	if s.Network == nil {
+		return nil
+	}
+	if h.Firewall == protocol.FirewallOff && s.Network.Mode != "" && s.Network.Mode != protocol.NetworkInternet {
+		all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonFirewall, "spec.network", "the operator of %s turned its firewall off", h.Worker))
+	}
+	if i := deniedRange(s.Network, h); i >= 0 {
+		all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, fmt.Sprintf("spec.network.allow[%d]", i),
+			"the operator of %s lets no sandbox reach %s", h.Worker, s.Network.Allow[i]))
+	}
+	return all
+}
+
+func lacksAbility(s *protocol.SandboxSpec, h *protocol.Host, quotas bool) (all []*protocol.Error) {
+	if s.Profile != "" && !slices.Contains(h.Profiles, s.Profile) && (s.Profile != protocol.ProfileHardened || len(h.Profiles) > 0) { // an older worker names none
+		all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.profile", "%s does not allow %s", h.Worker, s.Profile))
+	}
+	if s.Runtime != "" && !slices.Contains(h.Runtimes, s.Runtime) {
+		all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.runtime", "%s does not allow to choose %s", h.Worker, s.Runtime))
+	}
+	if s.GPUs != "" && h.GPUs < max(s.GPUCount(), 1) {
+		all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, "spec.gpus", "%s wanted, %s has %d", s.GPUs, h.Worker, h.GPUs))
+	}
+	if field := limitedDisk(s); field != "" && quotas && !h.DiskQuota {
+		all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, field, "%s cannot limit what a container writes", h.Worker))
+	}
+	return all
+}
+
+func lacksServiceProfile(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
+	allowed := h.ServiceProfiles
+	if len(allowed) == 0 {
+		allowed = []string{protocol.ProfileStandard} // an older worker: it would take a hardened one, and not make it so
+	}
+	names, _ := s.Services()
+	for _, name := range names {
+		v, _ := s.Service(name)
+		if profile := v.Capabilities(); !slices.Contains(allowed, profile) {
+			all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, s.ServiceField(name)+".profile",
+				"%s allows services %s, and not %s", h.Worker, strings.Join(allowed, ", "), profile))
+		}
+	}
+	return all
+}
+
+func lacksFiles(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
+	for i, name := range s.Tools {
+		if !slices.Contains(h.Tools, name) {
+			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonToolUnavailable, fmt.Sprintf("spec.tools[%d]", i), "%s does not offer %s", h.Worker, name))
+		}
+	}
+	for i, m := range asked(b).Mounts {
+		if field, why := mountRefusal(m, h); why != "" {
+			all = append(all, lack(protocol.PermissionDenied, protocol.ReasonMountDenied, fmt.Sprintf("spec.mounts[%d].%s", i, field), "%s %s of %s", m.Source, why, h.Worker))
+		}
+	}
+	return all
+}
+
+// deniedRange is the index of the first range of a network that a host's operator denies whole, -1
+// where there is none.
+func deniedRange(n *protocol.Network, h *protocol.Host) int {
+	return slices.IndexFunc(n.Allow, func(allowed string) bool {
+		r, err := netip.ParsePrefix(allowed)
+		return err == nil && slices.ContainsFunc(h.DenyNetworks, func(text string) bool {
+			denied, err := netip.ParsePrefix(text)
+			return err == nil && denied.Bits() <= r.Bits() && denied.Contains(r.Addr())
+		})
+	})
+}
+
+// limitedDisk is the first field of a spec that bounds a container's own layer, "" where none does.
+func limitedDisk(s *protocol.SandboxSpec) string {
+	if s.Disk > 0 {
+		return "spec.disk"
+	}
+	names, _ := s.Services()
+	for _, name := range names {
+		if v, _ := s.Service(name); v.Disk > 0 {
+			return s.ServiceField(name) + ".disk"
+		}
+	}
+	return ""
+}
+
+// mayLimitDisk says whether there is a host for sandboxes with a limit of disk. Where there is none,
+// they go to any, whose Engine says why it refuses them.
+func mayLimitDisk(hosts []*protocol.Host) bool {
+	return slices.ContainsFunc(hosts, func(h *protocol.Host) bool { return h.DiskQuota || unregistered(h) })
+}
+
+// unregistered says that only sandboxes know of a host: its worker, which is away, may offer anything.
+func unregistered(h *protocol.Host) bool { return h.Instance == "" }
+
+// mountRefusal says why a host does not let a path be mounted, and which field of the mount is in
+// the way; "" when it does. The narrowest entry of its allow-list decides whether the path may be
+// written. The worker judges again, with links resolved.
+func mountRefusal(m protocol.Mount, h *protocol.Host) (field, why string) {
+	source, narrowest := path.Clean(m.Source), ""
+	for _, dir := range h.Mounts {
+		if isBelow(source, dir) && len(dir) > len(narrowest) {
+			narrowest = dir
+		}
+	}
+	if narrowest == "" {
+		return "source", "is not below the allow-list"
+	}
+	if !m.Writable {
+		return "", ""
+	}
+	for _, dir := range h.Mounts {
+		if (dir == narrowest || isBelow(dir, source)) && !slices.Contains(h.Writable, dir) {
+			return "writable", "may be mounted read-only by the allow-list"
+		}
+	}
+	return "", ""
+}
+
+func isBelow(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// impossible returns the error for a sandbox that no host, whatever its load, would ever take
+// because of the operators' policy; nil where waiting may help, and while one of them is not heard of.
+func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
+	if len(hosts) == 0 || slices.ContainsFunc(hosts, unregistered) {
+		return nil
+	}
+	quotas := mayLimitDisk(hosts)
+	var all [][]*protocol.Error // by host
+	hosts = byName(hosts)
+	for _, h := range hosts {
+		s, err := specOn(b, h)
+		what := []*protocol.Error{protocol.AsError(err)}
+		if err == nil {
+			what = lacks(b, s, h, quotas)
+		}
+		if len(what) == 0 {
+			return nil
+		}
+		all = append(all, what)
+	}
+	if e := mountNowhere(b, hosts); e != nil {
+		return e
+	}
+	for _, e := range all[0] {
+		if !slices.ContainsFunc(all, func(other []*protocol.Error) bool { return !hasField(other, e.Field) }) {
+			return e
+		}
+	}
+	return scattered(hosts, all)
+}
+
+func hasField(all []*protocol.Error, field string) bool {
+	return slices.ContainsFunc(all, func(e *protocol.Error) bool { return e.Field == field })
+}
+
+// mountNowhere returns the error for the first mount that no host allows, nil where there is none.
+func mountNowhere(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
+	for i, m := range asked(b).Mounts {
+		refused := ""
+		allows := func(h *protocol.Host) bool {
+			field, why := mountRefusal(m, h)
+			refused = max(refused, field) // a host that allows to read it says more than one that does not
+			return why == ""
+		}
+		if !slices.ContainsFunc(hosts, allows) {
+			why := " is not below any host's allow-list"
+			if refused == "writable" {
+				why = " may be mounted read-only at most, by every host's allow-list"
+			}
+			return lack(protocol.PermissionDenied, protocol.ReasonMountDenied, fmt.Sprintf("spec.mounts[%d].%s", i, refused), "%s%s", m.Source, why)
+		}
+	}
+	return nil
+}
+
+// mostHosts is of how many hosts a message says why they do not take a sandbox.
+const mostHosts = 5
+
+// scattered is the error where each host lacks something, and none of it is lacking everywhere.
+func scattered(hosts []*protocol.Host, all [][]*protocol.Error) *protocol.Error {
+	why := "no host alone gives all of it"
+	for i, h := range hosts {
+		if i == mostHosts {
+			why += fmt.Sprintf("; and %d more", len(hosts)-mostHosts)
+			break
+		}
+		why += fmt.Sprintf("; %s: %s", h.Worker, explained(all[i][0]))
+	}
+	return lack(protocol.FailedPrecondition, protocol.ReasonNoHost, "spec", "%s", why)
+}
