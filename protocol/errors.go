@@ -36,6 +36,7 @@ const (
 	ReasonQueueFull           = "queue_full"
 	ReasonQueueTimeout        = "queue_timeout"
 	ReasonNoNetwork           = "no_network"
+	ReasonNoGPU               = "no_gpu"
 	ReasonNoHost              = "no_host"
 	ReasonHostLost            = "host_lost"
 	ReasonHostHeld            = "host_held"

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sort"
 	"strconv"
+	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
@@ -13,7 +14,7 @@ import (
 )
 
 // containerSpec is the sandbox's primary container.
-func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, bound bindingList) docker.ContainerSpec {
+func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, bound bindingList, gpus []string) docker.ContainerSpec {
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
 		Name: s.name(), Image: image.ID,
@@ -30,7 +31,10 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 		spec.Hostname = b.Spec.Hostname
 	}
 	setProfile(&spec, b.Spec.Profile)
-	spec.ReadOnlyRoot, spec.Runtime, spec.GPUs = b.Spec.ReadOnly, b.Spec.Runtime, b.Spec.GPUCount()
+	spec.ReadOnlyRoot, spec.Runtime, spec.GPUs = b.Spec.ReadOnly, b.Spec.Runtime, gpus
+	if len(gpus) > 0 {
+		spec.Labels[docker.LabelGPUs] = strings.Join(gpus, ",")
+	}
 	spec.ShmSize, spec.Disk = int64(b.Spec.ShmSize), int64(b.Spec.Disk)
 	spec.Tmpfs = map[string]int64{}
 	for _, m := range b.Spec.Tmpfs {

@@ -40,7 +40,11 @@ func passing(err error) bool {
 	case protocol.DeadlineExceeded, protocol.Cancelled:
 		return true
 	}
-	return e.Reason == protocol.ReasonLeaseLost || e.Reason == protocol.ReasonNoNetwork // one may be given back
+	switch e.Reason {
+	case protocol.ReasonLeaseLost, protocol.ReasonNoNetwork, protocol.ReasonNoGPU: // one may be given back
+		return true
+	}
+	return false
 }
 
 func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
@@ -97,7 +101,11 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		if err := s.phase(ctx, b, "container"); err != nil {
 			return "", err
 		}
-		spec := s.containerSpec(b, d, image, bound)
+		gpus, err := s.w.gpus.take(s.key, b.Spec.GPUCount())
+		if err != nil {
+			return "", err
+		}
+		spec := s.containerSpec(b, d, image, bound, gpus)
 		spec.Ports, spec.DNS = ports, s.w.isolation.servers(&b.Spec)
 		s.w.cfg.Probe("before-container-create")
 		err = s.whole(func() error {

@@ -236,6 +236,7 @@ func (w *worker) adopt(ctx context.Context) error {
 			objects[k] = nil
 		}
 	}
+	w.findGPUs(containers)
 	for _, d := range dirs {
 		named(d.key) // to be looked at, also where there is nothing else
 	}

@@ -225,6 +225,7 @@ func (s *sandbox) settle(ctx context.Context) error {
 		}
 		st, _ := s.journal.State()
 		op := next(&st.Sandbox, s.w.hostID, s.seen)
+		s.w.gpus.settle(s.key, &st.Sandbox, s.w.hostID, s.seen.container)
 		s.keepServices(ctx, &st.Sandbox, op)
 		s.startExecs(ctx, st)
 		if op == opDiscard && s.w.cfg.ReapDryRun {

@@ -26,7 +26,9 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	// A sandbox that was ready is brought back with what there is.
 	lenient := b.State == protocol.StateReady
 	if s.seen.container != containerRunning {
-		mounted, err = s.startMounted(ctx, d, c.ID, lenient)
+		if err = s.w.gpus.claim(s.key, labelledGPUs(s.container.Labels)); err == nil {
+			mounted, err = s.startMounted(ctx, d, c.ID, lenient)
+		}
 	} else if _, unverified := os.Stat(d.unverified()); unverified == nil { // a worker that started it came no further
 		if mounted, err = s.w.openBindings(d, lenient); err == nil {
 			err = mounted.hide()

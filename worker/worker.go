@@ -130,6 +130,7 @@ type worker struct {
 
 	supervisor string // path of this worker's copy of the supervisor
 	subnets    *subnets
+	gpus       *gpus
 	mounts     *mountPolicy
 	images     *images
 	tools      *toolbox
@@ -282,6 +283,7 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {
 		return err
 	}
+	w.gpus = newGPUs(w.abilities.gpus)
 	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address()); err != nil {
 		return err
 	}
@@ -351,6 +353,7 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 		w.mu.Lock()
 		clear(w.sandboxes)
 		w.mu.Unlock()
+		w.gpus.forget()
 	}()
 	if err := w.adopt(ctx); err != nil && ctx.Err() == nil {
 		w.log.Warn("what is on the host is not known yet, and will be looked at again", "error", err)

@@ -45,7 +45,7 @@ type ContainerSpec struct {
 	ShmSize         int64            // bytes of /dev/shm; 0: the engine's default
 	Disk            int64            // bytes of the container's own layer; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
-	GPUs            int              // 0: none; -1: all
+	GPUs            []string         // by the indices or ids that the runtime knows them by; nil: none
 }
 
 // Bind mounts a path of the engine's host, which must exist, with private propagation.
@@ -127,8 +127,8 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 	if spec.Disk > 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
 	}
-	if spec.GPUs != 0 {
-		host.DeviceRequests = []container.DeviceRequest{{Count: spec.GPUs, Capabilities: [][]string{{"gpu"}}}}
+	if len(spec.GPUs) > 0 { // a mere number would be the first ones, for each container
+		host.DeviceRequests = []container.DeviceRequest{{DeviceIDs: spec.GPUs, Capabilities: [][]string{{"gpu"}}}}
 	}
 	if spec.PIDs > 0 {
 		host.PidsLimit = &spec.PIDs

@@ -3,14 +3,20 @@ package docker_test
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/docker/docker/api/types/container"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -222,5 +228,30 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	broken := errors.New("the source broke")
 	if err := b.CopyTo(ctx, id, "/home/box", iotest.ErrReader(broken)); !errors.Is(err, broken) {
 		t.Errorf("broken source: %v", err)
+	}
+}
+
+// A number of GPUs would be the same ones for each container; the request names them.
+func TestAContainerAsksForItsGPUsByName(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var asked container.CreateRequest
+	b.proxy.Inject(func(r *http.Request) dockertest.Fault {
+		if strings.HasSuffix(r.URL.Path, "/containers/create") {
+			body, err := io.ReadAll(r.Body)
+			check(t, errors.Join(err, json.Unmarshal(body, &asked)))
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		return dockertest.Fault{}
+	})
+	spec := b.sleeper()
+	spec.GPUs = []string{"0", "2"}
+	b.create(t, spec, false)
+	b.proxy.Inject(nil)
+	if len(asked.HostConfig.DeviceRequests) != 1 {
+		t.Fatalf("asked for %+v", asked.HostConfig.DeviceRequests)
+	}
+	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 || !slices.Equal(d.Capabilities[0], []string{"gpu"}) {
+		t.Errorf("asked for %+v", d)
 	}
 }

@@ -12,6 +12,7 @@ const (
 	LabelHost       = "boxfleet.host"
 	LabelDirectory  = "boxfleet.directory" // of the sandbox, on the host
 	LabelNetwork    = "boxfleet.network"   // of a network: what may be reached from it
+	LabelGPUs       = "boxfleet.gpus"      // of a container: which GPUs it has
 )
 
 // labelled returns labels with the deployment's label added.
