@@ -25,7 +25,12 @@ type attachment struct {
 
 	ending atomic.Bool // the supervisor was told to end everything
 
-	primary func(control.Primary) // hears of the container's own command
+	primary func(*attachment, control.Primary) // hears of the container's own command
+
+	// Of the primary container's command, guarded by the sandbox's lock. A container that is started
+	// again has another attachment, so nothing that ended with it counts.
+	crash crashLoop
+	loops *protocol.Error // it was found to loop: what the sandbox fails with
 
 	once sync.Once
 	over chan struct{} // closed when the container has ended, or the worker lets go
@@ -38,7 +43,7 @@ func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*atta
 
 // listenIn opens the socket that the supervisor with this directory dials. The welcome is completed
 // from the directory.
-func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, output func(control.Output), primary func(control.Primary)) (*attachment, error) {
+func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, output func(control.Output), primary func(*attachment, control.Primary)) (*attachment, error) {
 	defaults, err := d.defaults()
 	if err != nil {
 		return nil, err
@@ -52,10 +57,13 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "open the run directory: %v", err)
 	}
-	a := &attachment{s: s, run: run, key: secret, over: make(chan struct{}), primary: primary}
+	a := &attachment{
+		s: s, run: run, key: secret, over: make(chan struct{}), primary: primary,
+		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard},
+	}
 	a.link, err = supervise.Listen(supervise.Config{
 		ControlDir: d.ctl(), Welcome: welcome,
-		OnConnect: a.connected, OnOutput: output, OnEnd: s.ended, OnPrimary: primary, Logger: s.log,
+		OnConnect: a.connected, OnOutput: output, OnEnd: s.ended, OnPrimary: func(p control.Primary) { primary(a, p) }, Logger: s.log,
 	})
 	if err != nil {
 		run.Close()
@@ -133,7 +141,7 @@ func (a *attachment) connected(h control.Hello) {
 		}
 	}
 	if h.Primary != nil {
-		a.primary(*h.Primary)
+		a.primary(a, *h.Primary)
 	}
 }
 
@@ -162,15 +170,10 @@ func (s *sandbox) ended(result control.Result) {
 }
 
 // primary notes that the primary command started or ended.
-func (s *sandbox) primary(p control.Primary) {
+func (s *sandbox) primary(a *attachment, p control.Primary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.Restarts > 0 || p.LastExit != nil || p.Error != nil || p.Running {
-		s.crash.changed(p.Running, time.Now())
-	}
-	if p.Running && p.LastExit != nil && s.crash.failingSince.IsZero() {
-		s.crash.failingSince = time.Now() // its exits were while the worker was away
-	}
+	a.crash.heard(&p, time.Now())
 	s.wakeUp()
 }
 

@@ -17,8 +17,11 @@ const commandOutput = 64 << 10
 
 // command runs a command through an attachment and returns its result and the end of its output. An
 // id that the supervisor knows is not run again: its result is returned. The error says that it is
-// not known what became of it.
+// not known what became of it, or, with the reason lease_lost, that it was not asked for.
 func (s *sandbox) command(ctx context.Context, a *attachment, start control.Start) (control.Result, []byte, error) {
+	if err := s.w.fence(); err != nil {
+		return control.Result{}, nil, err
+	}
 	ctx, cancel := a.during(ctx)
 	defer cancel()
 	ended := make(chan control.Result, 1)

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -55,8 +56,8 @@ func (s *sandbox) farewell(ctx context.Context, b *protocol.Sandbox) error {
 	if err == nil {
 		e.Phase.ExitCode, e.Phase.Output, e.Error, err = s.runHook(bounded, "on_delete", h)
 	}
-	if ctx.Err() != nil {
-		return ctx.Err() // the next worker runs it, or learns what became of it
+	if ctx.Err() != nil || err != nil && protocol.AsError(err).Reason == protocol.ReasonLeaseLost {
+		return cmp.Or(ctx.Err(), err) // the next worker runs it, or learns what became of it
 	}
 	if err != nil {
 		e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonHookFailed, "what became of the hook is not known: %v", err)

@@ -46,7 +46,6 @@ type sandbox struct {
 	epoch     int64 // of the engine, when the container was last seen running; -1: never in this tenure
 	revived   revivals
 	allEnded  bool // every container has ended: execs find out what became of them
-	crash     crashLoop
 
 	missingSince time.Time // what is to be mounted in the container; zero: nothing is missing
 }
@@ -56,7 +55,6 @@ func newSandbox(w *worker, k key) *sandbox {
 		w: w, key: k, log: w.log.With("sandbox", k.id), wake: make(chan struct{}, 1),
 		stale: true, dirty: true, runs: map[string]*execRun{},
 		services: map[string]*service{}, commands: map[string]chan control.Result{}, attaching: make(chan struct{}), epoch: -1,
-		crash: crashLoop{window: w.cfg.CrashWindow, guard: w.cfg.CrashGuard},
 	}
 	s.journal = w.conn.Journal(jetstream.JournalConfig{
 		Tenant: k.tenant, Sandbox: k.id, Writer: w.cfg.Name, Token: w.token, KeepEnded: 1,
@@ -441,29 +439,42 @@ func interrupted(reason string) *protocol.Error {
 func (s *sandbox) crashing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.crash.failingSince.IsZero()
+	return s.attached != nil && s.attached.crash.failing(time.Now())
 }
 
 // checkPrimary fails a sandbox whose primary command exits again and again.
 func (s *sandbox) checkPrimary(ctx context.Context) error {
-	s.mu.Lock()
-	looping := s.crash.looping(time.Now())
-	s.mu.Unlock()
-	if !looping {
-		return nil
-	}
 	st, _ := s.journal.State()
 	if st.Sandbox.State != protocol.StateReady {
 		return nil
 	}
+	why := s.loops(st.Sandbox.Spec.Memory)
+	if why == nil {
+		return nil
+	}
+	if err := s.w.fence(); err != nil {
+		return err
+	}
 	if err := s.endAll(ctx, &st.Sandbox); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	s.crash = crashLoop{window: s.crash.window, guard: s.crash.guard}
-	s.mu.Unlock()
-	err := s.fail(ctx, &st.Sandbox, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCrashLoop,
-		"the primary command exits again and again: within %s it never ran for %s", s.w.cfg.CrashWindow, s.w.cfg.CrashGuard))
+	err := s.fail(ctx, &st.Sandbox, why)
 	s.wakeUp()
 	return err
+}
+
+// loops says why a sandbox fails whose primary command exits again and again, nil where it does not. A
+// supervisor that is not connected may have seen the command come to rest. What was found once stays so
+// for this start of the container, since the command is ended before the log has it.
+func (s *sandbox) loops(memory protocol.Bytes) *protocol.Error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.attached
+	if a == nil {
+		return nil
+	}
+	if a.loops == nil && a.crash.looping(time.Now()) && a.link.Up() {
+		a.loops = a.crash.why("the primary command", memory)
+	}
+	return a.loops
 }

@@ -39,12 +39,12 @@ type service struct {
 	givenUp  bool // and will not by itself
 	proc     control.Primary
 	crash    crashLoop
+	crashing int64  // the engine's epoch that crash is of
 	problem  string // why it is not ready yet
 
 	// Only the goroutine's own.
 	health   *protocol.Healthcheck // nil: it is ready when it runs
 	epoch    int64                 // of the engine, when the container was last seen running
-	oom      bool                  // the last end of its command, or of its container, was for want of memory
 	failures int                   // health tests that failed in a row
 	tested   time.Time
 
@@ -120,14 +120,12 @@ func (v *service) heard(o control.Output) {
 }
 
 // primary notes that the service's command started or ended.
-func (v *service) primary(p control.Primary) {
+func (v *service) primary(_ *attachment, p control.Primary) {
 	v.output.grown(p.Stdout, p.Stderr)
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
 	v.proc = p
-	if p.Restarts > 0 || p.LastExit != nil || p.Error != nil || p.Running {
-		v.crash.changed(p.Running, time.Now())
-	}
+	v.crash.heard(&p, time.Now())
 	v.wakeUp()
 }
 

@@ -207,6 +207,9 @@ func (v *service) look(ctx context.Context) error {
 		return err
 	}
 	if c.ID != "" && v.epoch != v.s.w.epoch.Load() {
+		v.s.mu.Lock()
+		v.crash.forget()
+		v.s.mu.Unlock()
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineRestarted, "the service's container ended with the engine")
 	}
 	return v.ended(c)
@@ -217,8 +220,7 @@ func (v *service) ended(c docker.Container) *protocol.Error {
 	switch {
 	case c.ID == "":
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's container is gone")
-	case c.OOMKilled:
-		v.oom = true
+	case endedForMemory(c):
 		return v.outOfMemory()
 	}
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the service's container ended with exit code %d %s", c.ExitCode, c.Error)

@@ -64,6 +64,9 @@ func (v *service) untilHealthy(ctx context.Context) error {
 				wait = judgePeriod
 			}
 		default:
+			if err := v.s.w.fence(); err != nil {
+				return err // a test that may not be run says nothing
+			}
 			sick := v.test(ctx, h)
 			if sick == nil {
 				return nil
@@ -97,8 +100,7 @@ func (v *service) unsteady(p *control.Primary) error {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "its command cannot be started: %s", p.Error.Message)
 	case ends == 0 || p.LastExit == nil:
 		return nil
-	case p.OOMKills > 0 && *p.LastExit == killedExit:
-		v.oom = true
+	case outOfMemory(p):
 		return v.outOfMemory()
 	case ends >= endsMost:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,

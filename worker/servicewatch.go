@@ -53,7 +53,7 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 		return d
 	}
 	if err != nil && !passing(err) {
-		v.stumbled()
+		v.stumbled(err)
 		return pause()
 	}
 	if left := time.Until(v.notBefore); left > 0 { // woken, perhaps by the end of the last try
@@ -66,7 +66,7 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 			return 0
 		}
 		if !passing(err) {
-			v.stumbled()
+			v.stumbled(err)
 		}
 		return pause()
 	}
@@ -74,10 +74,26 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 }
 
 // stumbled counts an end of the container as one of its command.
-func (v *service) stumbled() {
+func (v *service) stumbled(why error) {
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
-	v.crash.changed(false, time.Now())
+	v.crash.ended(time.Now(), protocol.AsError(why).Reason == protocol.ReasonOOMKilled)
+}
+
+// loops says why the service fails that ends again and again, nil where it does not. What ended before
+// an engine went away may have ended with it, and a supervisor that is not connected may have seen the
+// command come to rest.
+func (v *service) loops() *protocol.Error {
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if epoch := v.s.w.epoch.Load(); v.crashing != epoch {
+		v.crash.forget()
+		v.crashing = epoch
+	}
+	if !v.crash.looping(time.Now()) || v.attached != nil && !v.attached.link.Up() {
+		return nil
+	}
+	return v.crash.why("the service", v.spec.Memory)
 }
 
 // giveUp says that there will be no container: one that the log says was there is not made anew, and
@@ -105,24 +121,14 @@ func (v *service) calm(again time.Duration) time.Duration {
 func (v *service) judge(ctx context.Context) {
 	status := v.status()
 	p := v.process()
-	if !p.Running && p.LastExit != nil {
-		v.oom = p.OOMKills > 0 && *p.LastExit == killedExit
-	}
-	v.s.mu.Lock()
-	looping := v.crash.looping(time.Now())
-	v.s.mu.Unlock()
 	failed := status.State == protocol.ServiceStateFailed
-	if looping && !failed {
-		why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCrashLoop,
-			"the service ends again and again: within %s it never ran for %s", v.crash.window, v.crash.guard)
-		if v.oom {
-			why = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled,
-				"the service runs out of memory (%s) again and again: within %s it never ran for %s", v.spec.Memory, v.crash.window, v.crash.guard)
+	if why := v.loops(); why != nil {
+		if !failed {
+			v.fail(ctx, why)
 		}
-		v.fail(ctx, why)
 		return
 	}
-	if looping || !p.Running || !v.connected() {
+	if !p.Running || !v.connected() || v.s.w.fence() != nil {
 		return
 	}
 	h := v.health
@@ -177,7 +183,7 @@ func (v *service) recovered(ctx context.Context) {
 // due is when judge has to look again, 0 for not by itself.
 func (v *service) due() time.Duration {
 	v.s.mu.Lock()
-	mayLoop := !v.crash.failingSince.IsZero() && (v.crash.runningSince.IsZero() || time.Since(v.crash.runningSince) < v.crash.guard+judgePeriod)
+	mayLoop := v.crash.failing(time.Now().Add(-judgePeriod))
 	running := v.attached != nil && v.proc.Running
 	v.s.mu.Unlock()
 	var due time.Duration

@@ -181,18 +181,15 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.runsEnded(ctx, b.Spec.Grace.Std(), ofPrimary); err != nil { // they read how they ended
 		return err
 	}
-	switch {
-	case c.ID == "":
+	if c.ID == "" {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container is gone"))
-	case c.OOMKilled:
-		return s.fail(ctx, b, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "the sandbox ran out of memory (%s)", b.Spec.Memory))
 	}
 	if s.epoch >= 0 { // it ran when it was last seen
 		if err := s.w.engine.Ping(ctx); err != nil {
 			return err
 		}
 		if s.epoch == s.w.epoch.Load() {
-			return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the sandbox's container ended with exit code %d", c.ExitCode))
+			return s.fail(ctx, b, endedByItself(b, c))
 		}
 	}
 	if !s.revived.another(time.Now(), s.w.cfg.CrashWindow) {
@@ -206,13 +203,13 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	switch {
 	case err == nil:
 		return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
-	case portBusy(err):
-		s.revived.undo()
-		return err
 	case sourceMissing(err):
 		s.revived.undo()
 		return s.awaitSource(ctx, b, err)
-	case passing(err):
+	case passing(err) && protocol.AsError(err).Reason == protocol.ReasonSupervisorUnhealthy:
+		return err
+	case portBusy(err), passing(err): // it was not for the container
+		s.revived.undo()
 		return err
 	}
 	return s.fail(ctx, b, protocol.AsError(err))
@@ -242,3 +239,15 @@ func (s *sandbox) awaitSource(ctx context.Context, b *protocol.Sandbox, missing 
 	}
 	return missing
 }
+
+// endedByItself is what a sandbox fails with whose container ended while its engine went on.
+func endedByItself(b *protocol.Sandbox, c docker.Container) *protocol.Error {
+	if endedForMemory(c) {
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "the sandbox ran out of memory (%s)", b.Spec.Memory)
+	}
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the sandbox's container ended with exit code %d", c.ExitCode)
+}
+
+// endedForMemory says whether a container that ended by itself did so for want of memory. An engine notes
+// the end of any process in it for want of memory, and forgets that only when the container is started.
+func endedForMemory(c docker.Container) bool { return c.OOMKilled && c.ExitCode == killedExit }

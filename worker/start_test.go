@@ -3,6 +3,9 @@ package worker
 import (
 	"testing"
 	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
 // An engine may be restarted as often as its operator likes; a container that ends each time soon after
@@ -28,5 +31,21 @@ func TestOnlyRevivalsSoonAfterOneAnotherCount(t *testing.T) {
 	loop.undo()
 	if !loop.another(now, window) {
 		t.Error("one that was taken back counts")
+	}
+}
+
+// That memory ran out in a container once does not say that it ended for that.
+func TestAContainerThatEndedForWantOfMemoryIsToldByItsExitCode(t *testing.T) {
+	for _, is := range []struct {
+		c      docker.Container
+		reason string
+	}{
+		{docker.Container{OOMKilled: true, ExitCode: killedExit}, protocol.ReasonOOMKilled},
+		{docker.Container{OOMKilled: true, ExitCode: 1}, protocol.ReasonContainerExited},
+		{docker.Container{ExitCode: killedExit}, protocol.ReasonContainerExited},
+	} {
+		if why := endedByItself(&protocol.Sandbox{}, is.c); why.Reason != is.reason {
+			t.Errorf("%+v: %v", is.c, why)
+		}
 	}
 }

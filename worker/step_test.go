@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
 func TestNextComparesTheLogWithTheHost(t *testing.T) {
@@ -109,9 +110,18 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 	fresh := func() *crashLoop { return &crashLoop{window: 300 * time.Second, guard: 30 * time.Second} }
 
 	c := fresh()
+	says := func(s float64, running bool, exits int) { // the supervisor, of a command that changed then
+		p := control.Primary{Running: running, Restarts: exits, Since: at(s)}
+		if exits > 0 {
+			p.LastExit = new(int)
+		}
+		c.heard(&p, at(s))
+	}
+	exits := 0
 	for s := 0.0; s < 300; s += 10 { // starts and exits, again and again
-		c.changed(true, at(s))
-		c.changed(false, at(s+1))
+		says(s, true, exits)
+		exits++
+		says(s+1, false, exits)
 		if c.looping(at(s + 5)) {
 			t.Fatalf("looping after %v s, the window is 300 s", s+5)
 		}
@@ -121,13 +131,13 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 	}
 
 	c = fresh()
-	c.changed(true, at(0))
-	c.changed(false, at(1))
-	c.changed(true, at(290))
-	if c.looping(at(321)) {
+	says(0, true, 0)
+	says(1, false, 1)
+	says(290, true, 1)
+	if c.failing(at(321)) || c.looping(at(321)) {
 		t.Error("looping although it has run for the guard")
 	}
-	c.changed(false, at(330))
+	says(330, false, 2)
 	if c.looping(at(340)) {
 		t.Error("an exit after a long run begins a new window")
 	}

@@ -1,0 +1,165 @@
+package worker
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+const (
+	testWindow = 5 * time.Minute
+	testGuard  = 30 * time.Second
+)
+
+// ago is what a supervisor says of a command that has been so for a while, and exited before.
+func ago(d time.Duration, running bool) control.Primary {
+	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-d)}
+}
+
+// A supervisor that connects again says everything once more.
+func TestACommandThatStumbledOnceIsNotLoopingAfterAReconnect(t *testing.T) {
+	now := time.Now()
+	c := crashLoop{window: testWindow, guard: testGuard}
+	stumbled, up := ago(time.Hour, false), ago(time.Hour-time.Second, true)
+	c.heard(&stumbled, stumbled.Since)
+	c.heard(&up, up.Since)
+	c.heard(&up, now)
+	if c.failing(now) || c.looping(now) {
+		t.Errorf("one that has run for an hour: %+v", c)
+	}
+
+	// A worker that was away when it exited takes it for what it is.
+	c.forget()
+	c.heard(&up, now)
+	if c.failing(now) {
+		t.Errorf("to a new worker: %+v", c)
+	}
+	c.forget()
+	just := ago(time.Second, true)
+	c.heard(&just, now)
+	if !c.failing(now) || c.looping(now) {
+		t.Errorf("one that exited a second ago, to a new worker: %+v", c)
+	}
+	down := ago(testWindow+time.Second, false)
+	c.forget()
+	c.heard(&down, now)
+	if !c.looping(now) {
+		t.Errorf("one that has not run for the window: %+v", c)
+	}
+}
+
+// An exit that was not heard, because the supervisor was not connected, counts.
+func TestAnExitThatWasNotHeardIsKnownFromTheNextRun(t *testing.T) {
+	now := time.Now()
+	c := crashLoop{window: testWindow, guard: testGuard}
+	c.heard(&control.Primary{Running: true, Since: now.Add(-time.Hour)}, now)
+	next := ago(time.Second, true)
+	c.heard(&next, now)
+	if !c.failing(now) || c.failingSince != next.Since {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestACrashLoopForWantOfMemoryIsNamedSo(t *testing.T) {
+	killed := killedExit
+	for kills, reason := range map[int]string{0: protocol.ReasonCrashLoop, 1: protocol.ReasonOOMKilled} {
+		c := crashLoop{window: testWindow, guard: testGuard}
+		c.heard(&control.Primary{LastExit: &killed, OOMKills: kills}, time.Now())
+		if why := c.why("it", 1<<20); why.Reason != reason {
+			t.Errorf("%d kills: %v", kills, why)
+		}
+	}
+}
+
+// linked is an attachment whose supervisor can be let connect.
+func linked(t *testing.T, s *sandbox) (a *attachment, connect func() net.Conn) {
+	t.Helper()
+	dir := t.TempDir()
+	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(link.Close)
+	link.Expect(os.Getpid())
+	a = &attachment{s: s, link: link, crash: crashLoop{window: testWindow, guard: testGuard}}
+	return a, func() net.Conn {
+		conn, err := net.Dial("unix", filepath.Join(dir, control.SocketName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version}})); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := link.Connected(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+}
+
+// What is not heard of, because an engine took its container with it, may have come to rest; and a new
+// start of the container begins anew.
+func TestAPrimaryCommandIsJudgedByWhatIsHeardOfThisStartOfItsContainer(t *testing.T) {
+	s := &sandbox{wake: make(chan struct{}, 1)}
+	a, connect := linked(t, s)
+	s.attached = a
+	s.primary(a, ago(testWindow, false))
+	if why := s.loops(0); why != nil {
+		t.Errorf("without a supervisor: %v", why)
+	}
+	connect()
+	if why := s.loops(0); why == nil || why.Reason != protocol.ReasonCrashLoop {
+		t.Errorf("with one: %v", why)
+	}
+	// The worker ends it now. The finding stays until the log has it.
+	a.link.Close()
+	s.primary(a, ago(2*testGuard, true))
+	if s.loops(0) == nil {
+		t.Error("a finding that the log does not have yet is forgotten")
+	}
+
+	b, connect := linked(t, s)
+	connect()
+	s.attached = b
+	s.primary(b, control.Primary{Running: true, Since: time.Now()})
+	s.primary(a, ago(testWindow, false)) // a late word
+	if s.crashing() || s.loops(0) != nil {
+		t.Error("a new start of the container pays for the one before")
+	}
+	s.attached = nil
+	if s.crashing() {
+		t.Error("a sandbox without a container that runs may be looping")
+	}
+}
+
+// A service whose container ended with the engine, or has not been heard of since, has not failed.
+func TestAServiceIsNotJudgedByWhatAnEngineEnded(t *testing.T) {
+	s := &sandbox{w: &worker{}, wake: make(chan struct{}, 1)}
+	a, connect := linked(t, s)
+	v := &service{s: s, wake: make(chan struct{}, 1), attached: a, crash: crashLoop{window: testWindow, guard: testGuard}}
+	v.output = newServiceLog(v)
+	v.primary(a, ago(testWindow, false))
+	if why := v.loops(); why != nil {
+		t.Errorf("without a supervisor: %v", why)
+	}
+	connect()
+	if v.loops() == nil {
+		t.Error("with one it does not loop")
+	}
+	s.w.epoch.Add(1)
+	if why := v.loops(); why != nil {
+		t.Errorf("after the engine went away: %v", why)
+	}
+	v.stumbled(context.Canceled)
+	if v.due() == 0 {
+		t.Error("one that may be looping is not looked at again")
+	}
+}
