@@ -58,3 +58,20 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	nothingLeft(t, f, w)
 	f.Judge()
 }
+
+// TestAServiceMayBeTestedAsOftenAsItTakes has one that is well after some fifty tests.
+func TestAServiceMayBeTestedAsOftenAsItTakes(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	v := withCheck(small("exec sleep 1000"), "echo x >>/tmp/tests; [ $(wc -l </tmp/tests) -ge 50 ]")
+	v.Healthcheck.Retries = 100
+	s, err := f.Client.Create(ctx, withServices(f, services{"slow": v}, nil), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.Judge()
+}

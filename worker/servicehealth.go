@@ -41,7 +41,7 @@ func (v *service) healthcheck(d directory) (*protocol.Healthcheck, error) {
 func (v *service) untilHealthy(ctx context.Context) error {
 	began := time.Now()
 	h := v.health
-	for pause := testFirst; ; pause *= 2 {
+	for pause := testFirst; ; {
 		if err := v.look(ctx); err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ func (v *service) untilHealthy(ctx context.Context) error {
 		if err := v.unsteady(&p); err != nil {
 			return err
 		}
-		wait := pause
+		var wait time.Duration
 		switch {
 		case !p.Running:
 			v.nowWaits("its command does not run")
@@ -76,6 +76,7 @@ func (v *service) untilHealthy(ctx context.Context) error {
 				return sick
 			}
 			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())
+			pause = 2 * wait
 		}
 		if !awaitWake(ctx, v.wake, wait) {
 			return ctx.Err()
