@@ -21,11 +21,12 @@ func mustPrint(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, text string) string
 // the inside, and at what is read back.
 func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	t.Parallel()
+	const runtime = "io.containerd.runc.v2" // another name for the engine's own
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}, Runtimes: []string{"runc"}})
+	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}, Runtimes: []string{runtime}})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
-	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, "runc", 200, 0.5
+	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, runtime, 200, 0.5
 	spec.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 2 << 20}, {Target: "/tmp"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("shaped"))
 	if err != nil {
@@ -48,8 +49,11 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		}
 	}
 	got := s.Info().Spec
-	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != "runc" || len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
+	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != runtime || len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
 		t.Errorf("read back: %+v", got)
+	}
+	if got := s.Info().Isolation; got != spec.Runtime {
+		t.Errorf("its isolation is said to be %q", got)
 	}
 	f.Judge()
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -140,7 +141,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			return nil
 		}
 		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
-			Image: image.ID, Digest: image.Digest, Isolation: s.w.info.Runtime, Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
+			Image: image.ID, Digest: image.Digest, Isolation: cmp.Or(b.Spec.Runtime, s.w.info.Runtime), Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
 		}}}
 	})
 	s.w.cfg.Probe("after-ready")
