@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -67,5 +68,71 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 		}
 	}
 	nothingLeft(t, f, w)
+	f.Judge()
+}
+
+// TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is
+// ready. On the next host nothing is there of either.
+func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
+	t.Parallel()
+	other := engines.Start(t, "another")
+	engines.LoadImage(t, other, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	w1 := f.Worker("w1", fleet.Role{})
+	ctx := f.Context(2 * time.Minute)
+	talker := small("echo up; while ! [ -e /tmp/more ]; do sleep 0.1; done; echo more; exec sleep 1000")
+	talker.PostStart = []protocol.Hook{hook("echo x >>/tmp/hook")}
+	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": web("8")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := func() (all string) {
+		t.Helper()
+		var end int64
+		for k, err := range s.ServiceLogs(ctx, "talker", false) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if k.Offset != end {
+				t.Errorf("after %d bytes the output goes on at %d", end, k.Offset)
+			}
+			end = k.Offset + int64(len(k.Data))
+			all += string(k.Data)
+		}
+		return all
+	}
+	prints := func(want string) {
+		t.Helper()
+		f.Eventually(10*time.Second, "the service's output is stored", func() error {
+			if got := printed(); got != want {
+				return fmt.Errorf("%q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	f.Eventually(10*time.Second, "one is ready", func() error { return serviceIs(f, "s", "talker", protocol.ServiceStateReady) })
+	prints("up\n")
+	w1.Kill()
+
+	w2 := f.Worker("w2", fleet.Role{Engine: other.Host})
+	onHost(ctx, t, s, "w2")
+	if got := printedBy(t, ctx, s, "talker", "cat", "/etc/hostname"); got != "talker" {
+		t.Errorf("its host's name is %q", got)
+	}
+	if got := printedBy(t, ctx, s, "", "cat", "/tmp/hook"); got != "x" {
+		t.Errorf("its hook left %q", got)
+	}
+	prints("up\nup\n")
+	w2.Kill()
+	w2 = w2.Restart()
+	printedBy(t, ctx, s, "talker", "touch", "/tmp/more")
+	prints("up\nup\nmore\n")
+
+	w1 = w1.Restart()
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, f, w2)
+	becomesEmpty(f, w1)
 	f.Judge()
 }

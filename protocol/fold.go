@@ -182,6 +182,7 @@ func (s *State) applySandbox(e *Event) error {
 		b.Worker, b.HostID, b.Generation, b.Assigned, b.AssignedAt, b.Phase, b.Pull = d.Worker, d.HostID, d.Generation, true, e.Time, "", nil
 		if !b.Resuming { // which keeps what it was made with
 			b.specOnWorker(d.Spec)
+			b.servicesStart(e.Time, false) // nothing of them is there
 		}
 	case SandboxPreparing:
 		if !b.Assigned {

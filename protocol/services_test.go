@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+	"time"
 )
 
 // The fingerprint of a request is taken from its encoded spec.
@@ -82,5 +83,46 @@ func TestNoHealthTestHasNoDefaults(t *testing.T) {
 	}
 	if h := spec.RequiredServices["db"].Healthcheck; h.Interval != 0 || h.Retries != 0 {
 		t.Errorf("got %+v", h)
+	}
+}
+
+// What a service was on a host that was lost says nothing of it on the next; on the same host it goes on.
+func TestServicesStartAnewOnAnotherHost(t *testing.T) {
+	spec := goodSandbox()
+	spec.RequiredServices = Services{"db": {Image: "postgres", PostStart: []Hook{{Command: []string{"true"}}}}}
+	spec.OptionalServices = Services{"mail": {Image: "mail"}}
+	s := &State{}
+	apply := func(e Event) {
+		t.Helper()
+		e.Time = time.Unix(int64(s.Sandbox.Sequence)+1, 0)
+		if err := s.Number([]Event{e}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	assigned := func(host string, generation uint64) Event {
+		return Event{Kind: SandboxAssigned, Phase: &SandboxDetails{Worker: host, HostID: host, Generation: generation}}
+	}
+	apply(Event{Kind: SandboxAccepted, Phase: &SandboxDetails{Spec: spec}})
+	apply(assigned("a", 1))
+	apply(Event{Kind: ServiceHook, Service: &ServiceDetails{Name: "db", Hook: 1}})
+	apply(Event{Kind: ServiceReady, Service: &ServiceDetails{Name: "db"}})
+	apply(Event{Kind: ServiceFailed, Service: &ServiceDetails{Name: "mail"}, Error: Errorf(Internal, "", "x")})
+	apply(assigned("b", 2))
+	for name, required := range map[string]bool{"db": true, "mail": false} {
+		want := ServiceStatus{State: ServiceStateStarting, Required: required, Since: time.Unix(6, 0)}
+		if got := s.Sandbox.Services[name]; !same(got, want) {
+			t.Errorf("%s is %s, want %s", name, show(got), show(want))
+		}
+	}
+
+	apply(Event{Kind: ServiceReady, Service: &ServiceDetails{Name: "db"}})
+	apply(Event{Kind: SandboxReady})
+	apply(Event{Kind: SandboxStopRequested})
+	apply(Event{Kind: SandboxStopped})
+	apply(Event{Kind: SandboxResumeRequested})
+	apply(Event{Kind: ServiceReady, Service: &ServiceDetails{Name: "mail"}})
+	apply(assigned("b", 2))
+	if got := s.Sandbox.Services["mail"]; got.State != ServiceStateReady || !got.Resumed {
+		t.Errorf("after a resume mail is %s", show(got))
 	}
 }

@@ -26,6 +26,8 @@ import (
 //	    run/      bind-mounted; what is in it is the container's word, and hostile
 //	    services/<name>/
 //	              the same again for a service's container
+//	        output
+//	              how much it had printed on other hosts
 type directory struct {
 	key
 	generation uint64
@@ -140,6 +142,20 @@ func (d directory) defaults() (v defaults, err error) {
 		return v, protocol.Errorf(protocol.Internal, "", "read a sandbox's defaults: %v", err)
 	}
 	return v, protocol.Decode(data, &v)
+}
+
+// earlierOutput is how much of its two streams a service had printed when it came to this host: as was
+// noted before any of it was published from here, or else so much as is published now.
+func (d directory) earlierOutput(now [2]int64) (noted [2]int64, err error) {
+	file := filepath.Join(d.path, "output")
+	data, err := os.ReadFile(file)
+	if err == nil {
+		return noted, protocol.Decode(data, &noted)
+	}
+	if err := errors.Join(os.WriteFile(file+".tmp", protocol.Encode(&now), 0o600), os.Rename(file+".tmp", file)); err != nil {
+		return noted, protocol.Errorf(protocol.Internal, "", "note how much a service has printed: %v", err)
+	}
+	return now, nil
 }
 
 // remove removes the directory and everything in it, whatever a container put there: os.RemoveAll

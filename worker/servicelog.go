@@ -23,7 +23,9 @@ type serviceLog struct {
 	mu   sync.Mutex
 	size [2]int64 // that the supervisor announced, of stdout and stderr
 
-	published [2]int64 // only run's own
+	// Only run's own.
+	earlier   [2]int64 // what the service had printed on other hosts, before it came to this one
+	published [2]int64 // of what it printed here
 }
 
 var serviceStreams = [2]string{jetstream.Stdout, jetstream.Stderr}
@@ -54,7 +56,7 @@ func (l *serviceLog) sizes() [2]int64 {
 	return l.size
 }
 
-// run publishes until ctx ends. What was published before is known from the log.
+// run publishes until ctx ends.
 func (l *serviceLog) run(ctx context.Context) {
 	known := false
 	for {
@@ -64,11 +66,11 @@ func (l *serviceLog) run(ctx context.Context) {
 		case <-l.more:
 		}
 		var err error
-		before := l.published
 		if !known {
-			l.published[0], l.published[1], err = l.v.s.w.conn.OutputEnd(ctx, l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name))
-			known, before = err == nil, l.published
+			err = l.begin(ctx)
+			known = err == nil
 		}
+		before := l.published
 		if err == nil {
 			err = l.publish(ctx)
 		}
@@ -86,6 +88,21 @@ func (l *serviceLog) run(ctx context.Context) {
 	}
 }
 
+// begin learns from the log what was published before.
+func (l *serviceLog) begin(ctx context.Context) (err error) {
+	var end [2]int64
+	if end[0], end[1], err = l.v.s.w.conn.OutputEnd(ctx, l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name)); err != nil {
+		return err
+	}
+	if l.v.generation > 1 {
+		l.earlier, err = l.v.directory().earlierOutput(end)
+	}
+	for i := range end {
+		l.published[i] = max(0, end[i]-l.earlier[i])
+	}
+	return err
+}
+
 // publish publishes what is there and was not published yet.
 func (l *serviceLog) publish(ctx context.Context) error {
 	run, err := os.OpenRoot(l.v.directory().run())
@@ -100,12 +117,11 @@ func (l *serviceLog) publish(ctx context.Context) error {
 				l.published[i] = size // the container took it away
 				break
 			}
-			k := jetstream.Chunk{Stream: serviceStreams[i], Offset: data.from, Data: data.bytes, NextStdout: l.published[0], NextStderr: l.published[1]}
-			next := data.from + int64(len(data.bytes))
-			if i == 0 {
-				k.NextStdout = next
-			} else {
-				k.NextStderr = next
+			next := l.published
+			next[i] = data.from + int64(len(data.bytes))
+			k := jetstream.Chunk{
+				Stream: serviceStreams[i], Offset: l.earlier[i] + data.from, Data: data.bytes,
+				NextStdout: l.earlier[0] + next[0], NextStderr: l.earlier[1] + next[1],
 			}
 			done, err := l.v.s.w.conn.PublishOutput(l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name), k)
 			if err != nil {
@@ -114,7 +130,7 @@ func (l *serviceLog) publish(ctx context.Context) error {
 			if err := <-done; err != nil {
 				return err
 			}
-			l.published[i] = next
+			l.published = next
 		}
 	}
 	return ctx.Err()
