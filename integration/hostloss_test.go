@@ -92,3 +92,38 @@ func TestAStopGivesItsGrace(t *testing.T) {
 	}
 	f.Judge()
 }
+
+// TestAHostThatComesBackTooLateKeepsNothing kills the only worker in the middle of a create, and brings
+// it back when the sandbox has failed.
+func TestAHostThatComesBackTooLateKeepsNothing(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond, Overdue: time.Second}})
+	ctx := f.Context(2 * time.Minute)
+	w := f.Worker("w1", fleet.Role{CrashAt: "after-container-create"})
+	spec := f.Spec()
+	spec.QueueTimeout, spec.CreateTimeout = protocol.Duration(10*time.Second), protocol.Duration(10*time.Second)
+	_, err := f.Client.Create(ctx, spec, sdk.WithID("late"))
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonHostLost {
+		t.Fatalf("got %v", err)
+	}
+	w.AwaitKilled(time.Second)
+	if len(f.Objects("")) == 0 {
+		t.Error("nothing was made")
+	}
+	w = w.Restart()
+	f.Eventually(10*time.Second, "nothing of it is left", func() error {
+		if left := append(f.Objects(""), f.Directories(w)...); len(left) > 0 {
+			return protocol.Errorf(protocol.Internal, "", "%q", left)
+		}
+		return nil
+	})
+	s := f.Client.Sandbox("late")
+	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed {
+		t.Errorf("it is %s, %v", s.Info().State, err)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Error(err)
+	}
+	f.Judge()
+}
