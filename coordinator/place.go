@@ -121,16 +121,17 @@ func closed(b *protocol.Sandbox, h *protocol.Host) string {
 	return ""
 }
 
-// room says how empty a host is: the scarcest of slots, memory, disk, cores and pids counts. 1: it is
-// empty; 0: all is promised; less: its cores or pids are promised several times over. What a host does
-// not say is not scarce.
+// room says how empty a host is: the scarcest of slots, memory, disk and cores counts. 1: it is empty;
+// 0: all is promised; less: its cores or pids are promised several times over. Of pids everybody is
+// promised far more than they need: they count only where all are promised. What a host does not say is
+// not scarce.
 func room(h *protocol.Host) float64 {
 	left := func(used, all float64) float64 { return 1 - used/max(all, 1) }
 	least := min(left(float64(h.Sandboxes), float64(h.Slots)), left(float64(h.UsedMem), float64(h.Memory)), left(h.UsedCPU, h.CPU))
 	if h.Disk > 0 {
 		least = min(least, left(float64(h.UsedDisk), float64(h.Disk)))
 	}
-	if h.PIDs > 0 {
+	if h.PIDs > 0 && h.UsedPIDs > h.PIDs {
 		least = min(least, left(float64(h.UsedPIDs), float64(h.PIDs)))
 	}
 	return least
