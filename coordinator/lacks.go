@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"path"
 	"slices"
@@ -11,9 +12,9 @@ import (
 )
 
 // lacks lists what of a sandbox a host could not do, or its operator does not allow, even if it were
-// empty; s is its spec there. quotas: some host may limit disk. The worker checks again.
-func lacks(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, quotas bool) []*protocol.Error {
-	return slices.Concat(lacksNetwork(s, h), lacksAbility(s, h, quotas), lacksServiceProfile(s, h), lacksFiles(b, s, h))
+// empty; s is its spec there. The worker checks again.
+func lacks(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, most abilities) []*protocol.Error {
+	return slices.Concat(lacksNetwork(s, h), lacksAbility(s, h), lacksRoom(s, h, most), lacksServiceProfile(s, h), lacksFiles(b, s, h))
 }
 
 func lack(code protocol.Code, reason, field, format string, args ...any) *protocol.Error {
@@ -34,7 +35,7 @@ func lacksNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 	return all
 }
 
-func lacksAbility(s *protocol.SandboxSpec, h *protocol.Host, quotas bool) (all []*protocol.Error) {
+func lacksAbility(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
 	if s.Profile != "" && !slices.Contains(h.Profiles, s.Profile) && (s.Profile != protocol.ProfileHardened || len(h.Profiles) > 0) { // an older worker names none
 		all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.profile", "%s does not allow %s", h.Worker, s.Profile))
 	}
@@ -44,8 +45,42 @@ func lacksAbility(s *protocol.SandboxSpec, h *protocol.Host, quotas bool) (all [
 	if s.GPUs != "" && h.GPUs < max(s.GPUCount(), 1) {
 		all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, "spec.gpus", "%s wanted, %s has %d", s.GPUs, h.Worker, h.GPUs))
 	}
-	if field := limitedDisk(s); field != "" && quotas && !h.DiskQuota {
-		all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, field, "%s cannot limit what a container writes", h.Worker))
+	return all
+}
+
+// abilities is what some host may be able to do. Where none is, a sandbox that asks for it goes to any,
+// whose Engine says why it refuses it.
+type abilities struct {
+	quotas bool    // limit what a container writes
+	cores  float64 // that one container may have
+}
+
+func abilitiesOf(hosts []*protocol.Host) (most abilities) {
+	for _, h := range hosts {
+		most.quotas = most.quotas || h.DiskQuota || unregistered(h)
+		if h.Cores == 0 { // it has not said
+			most.cores = math.Inf(1)
+		}
+		most.cores = max(most.cores, float64(h.Cores))
+	}
+	return most
+}
+
+// lacksRoom lists the limits of containers that a host could not keep, where another may.
+func lacksRoom(s *protocol.SandboxSpec, h *protocol.Host, most abilities) (all []*protocol.Error) {
+	check := func(field string, disk protocol.Bytes, cores float64) {
+		if disk > 0 && most.quotas && !h.DiskQuota {
+			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".disk", "%s cannot limit what a container writes", h.Worker))
+		}
+		if h.Cores > 0 && cores > float64(h.Cores) && cores <= most.cores {
+			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".cpu", "%g wanted, %s has %d", cores, h.Worker, h.Cores))
+		}
+	}
+	check("spec", s.Disk, s.CPU)
+	names, _ := s.Services()
+	for _, name := range names {
+		v, _ := s.Service(name)
+		check(s.ServiceField(name), v.Disk, v.CPU)
 	}
 	return all
 }
@@ -92,26 +127,6 @@ func deniedRange(n *protocol.Network, h *protocol.Host) int {
 	})
 }
 
-// limitedDisk is the first field of a spec that bounds a container's own layer, "" where none does.
-func limitedDisk(s *protocol.SandboxSpec) string {
-	if s.Disk > 0 {
-		return "spec.disk"
-	}
-	names, _ := s.Services()
-	for _, name := range names {
-		if v, _ := s.Service(name); v.Disk > 0 {
-			return s.ServiceField(name) + ".disk"
-		}
-	}
-	return ""
-}
-
-// mayLimitDisk says whether there is a host for sandboxes with a limit of disk. Where there is none,
-// they go to any, whose Engine says why it refuses them.
-func mayLimitDisk(hosts []*protocol.Host) bool {
-	return slices.ContainsFunc(hosts, func(h *protocol.Host) bool { return h.DiskQuota || unregistered(h) })
-}
-
 // unregistered says that only sandboxes know of a host: its worker, which is away, may offer anything.
 func unregistered(h *protocol.Host) bool { return h.Instance == "" }
 
@@ -149,14 +164,14 @@ func impossible(b *protocol.Sandbox, hosts []*protocol.Host) *protocol.Error {
 	if len(hosts) == 0 || slices.ContainsFunc(hosts, unregistered) {
 		return nil
 	}
-	quotas := mayLimitDisk(hosts)
+	most := abilitiesOf(hosts)
 	var all [][]*protocol.Error // by host
 	hosts = byName(hosts)
 	for _, h := range hosts {
 		s, err := specOn(b, h)
 		what := []*protocol.Error{protocol.AsError(err)}
 		if err == nil {
-			what = lacks(b, s, h, quotas)
+			what = lacks(b, s, h, most)
 		}
 		if len(what) == 0 {
 			return nil

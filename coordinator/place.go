@@ -19,9 +19,9 @@ const imageWorth = 0.1
 // with nearly as much and the images there. It is pure. When no host takes it, worker is empty and the
 // refusals say why, one per host, in the order of the hosts' names.
 func place(b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) (chosen *protocol.Host, refusals []protocol.HostRefusal) {
-	best, quotas := math.Inf(-1), mayLimitDisk(hosts)
+	best, most := math.Inf(-1), abilitiesOf(hosts)
 	for _, h := range byName(hosts) {
-		reason := refuse(b, h, images, quotas)
+		reason := refuse(b, h, images, most)
 		refusals = append(refusals, protocol.HostRefusal{Worker: h.Worker, Reason: reason})
 		if reason == "" {
 			if fit := room(h) + imageWorth*imagesThere(&b.Spec, h, images); fit > best {
@@ -55,9 +55,9 @@ func specOn(b *protocol.Sandbox, h *protocol.Host) (*protocol.SandboxSpec, error
 	return &there, err
 }
 
-// refuse says why a host does not take a sandbox, "" when it does. quotas: some host may limit disk.
+// refuse says why a host does not take a sandbox, "" when it does.
 // Memory, disk and GPUs are reserved; cpu and pids are limits that hosts may promise several times over.
-func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable, quotas bool) string {
+func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable, most abilities) string {
 	if why := closed(b, h); why != "" {
 		return why
 	}
@@ -68,7 +68,7 @@ func refuse(b *protocol.Sandbox, h *protocol.Host, images imageTable, quotas boo
 	if why := crowded(s, h); why != "" {
 		return why
 	}
-	if all := lacks(b, s, h, quotas); len(all) > 0 {
+	if all := lacks(b, s, h, most); len(all) > 0 {
 		return explained(all[0])
 	}
 	if b.Resuming { // its containers are there, and keep their images

@@ -225,6 +225,36 @@ func TestALimitOfDiskGoesWhereItCanBeKept(t *testing.T) {
 	}
 }
 
+func TestALimitOfCPUGoesWhereTheCoresAre(t *testing.T) {
+	small, large := host("small", 0), host("large", 5)
+	small.Cores, large.Cores = 2, 16
+	for field, change := range map[string]func(*protocol.SandboxSpec){
+		"spec.cpu": func(s *protocol.SandboxSpec) { s.CPU = 8 },
+		"spec.optional_services.db.cpu": func(s *protocol.SandboxSpec) {
+			s.OptionalServices = protocol.Services{"db": {CPU: 8}}
+		},
+	} {
+		b := wants(1 << 30)
+		change(&b.Spec)
+		chosen, refusals := place(b, []*protocol.Host{large, small}, nil)
+		if chosen != large || refusals[1].Reason != field+": 8 wanted, small has 2" {
+			t.Errorf("%s is placed on %+v: %v", field, chosen, refusals)
+		}
+		if chosen, _ := place(b, []*protocol.Host{small}, nil); chosen != small {
+			t.Errorf("%s: where no host has them, one's Engine is not asked", field)
+		}
+		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
+		if chosen, _ := place(b, []*protocol.Host{small, away}, nil); chosen != nil {
+			t.Errorf("%s is placed on %s while a host that may have them is away", field, chosen.Worker)
+		}
+	}
+	b := wants(1 << 30)
+	b.Spec.CPU = 2
+	if chosen, _ := place(b, []*protocol.Host{large, small}, nil); chosen != small {
+		t.Errorf("what either has is placed on %+v", chosen)
+	}
+}
+
 func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 	large, small := host("large", 1), host("small", 1)
 	for _, h := range []*protocol.Host{large, small} {

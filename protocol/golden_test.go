@@ -89,7 +89,7 @@ func goldenValues() map[string]any {
 		"state-pull-parts": &State{Sandbox: Sandbox{ID: "sb-2", Phase: "image", Pull: pull, CreatedAt: at, StateChangedAt: at}},
 		"hostimages-names-parts": &HostImages{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Listed: true, Cut: true, Time: at,
 			Names: []string{"docker.io/library/tools:1"}},
-		"host-limits-parts": &Host{Version: 1, Worker: "w1", Disk: 900 << 30, PIDs: 32768, DenyNetworks: []string{"10.1.0.0/16"},
+		"host-limits-parts": &Host{Version: 1, Worker: "w1", Cores: 16, Disk: 900 << 30, PIDs: 32768, DenyNetworks: []string{"10.1.0.0/16"},
 			UsedDisk: 5 << 30, UsedPIDs: 8192},
 		"host-images-parts": &Host{Version: 1, Worker: "w1", Images: true},
 		"request-extend":    &Request{Version: 1, TTL: Duration(time.Hour)},

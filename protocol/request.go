@@ -108,6 +108,7 @@ type Host struct {
 	Labels    map[string]string `json:"labels,omitempty"`
 	Slots     int               `json:"slots"` // sandboxes at most
 	CPU       float64           `json:"cpu"`
+	Cores     int               `json:"cores,omitempty"` // that it has, whatever it offers; 0: not known
 	Memory    Bytes             `json:"memory"`
 	Engine    string            `json:"engine"` // Engine version
 	Runtime   string            `json:"runtime"`
