@@ -49,12 +49,12 @@ func TestMain(m *testing.M) {
 // host is a network namespace that stands for a Docker host, with a process that listens in it as an
 // engine does.
 type host struct {
-	t         *testing.T
+	t         testing.TB
 	namespace string
 	engine    string
 }
 
-func newHost(t *testing.T) *host {
+func newHost(t testing.TB) *host {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("network namespaces take root")
@@ -98,6 +98,18 @@ func (h *host) nft(args ...string) string {
 	return run(h.t, "ip", append([]string{"netns", "exec", h.namespace, "nft"}, args...)...)
 }
 
+// bridge makes the bridge of a network, with its gateway's address.
+func (h *host) bridge(n firewall.Network) {
+	h.ip("link", "add", n.Bridge, "type", "bridge")
+	h.ip("address", "add", netip.PrefixFrom(n.Subnet.Addr().Next(), n.Subnet.Bits()).String(), "dev", n.Bridge)
+}
+
+// ruled says whether what comes from a network's bridge is led to its chain.
+func (h *host) ruled(n firewall.Network) bool {
+	rules := h.nft("list", "ruleset")
+	return strings.Contains(rules, "chain "+n.Bridge+" ") && strings.Contains(rules, ": goto "+n.Bridge)
+}
+
 func (h *host) wall(change func(*firewall.Config)) *firewall.Firewall {
 	cfg := firewall.Config{Deployment: "test-wall", Engine: h.engine}
 	if change != nil {
@@ -108,7 +120,7 @@ func (h *host) wall(change func(*firewall.Config)) *firewall.Firewall {
 	return f
 }
 
-func run(t *testing.T, name string, args ...string) string {
+func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
@@ -117,7 +129,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

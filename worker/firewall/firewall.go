@@ -52,6 +52,10 @@ type Network struct {
 	Policy Policy
 }
 
+func (n Network) equal(o Network) bool {
+	return n.Bridge == o.Bridge && n.Subnet == o.Subnet && n.Policy.String() == o.Policy.String()
+}
+
 // Firewall is the table of a deployment in the network namespace of an engine. Its methods may be
 // called at the same time. They return errors of type *protocol.Error: failed_precondition with reason
 // firewall_unavailable where this host cannot be protected, unavailable where trying again may help.
@@ -113,6 +117,21 @@ func (f *Firewall) leave() {
 func (f *Firewall) Protect(n Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.protect(n)
+}
+
+// Restore is [Firewall.Protect] of a network whose rules should be there, as far as they are not: to look
+// costs the kernel much less than to write.
+func (f *Firewall) Restore(n Network) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e := f.known[n.Bridge]; e != nil && e.Network.equal(n) && f.place != nil && f.written(n.Bridge) {
+		return nil
+	}
+	return f.protect(n)
+}
+
+func (f *Firewall) protect(n Network) error {
 	f.clock++
 	f.known[n.Bridge] = &entry{Network: n, set: f.clock}
 	delete(f.gone, n.Bridge)
@@ -135,8 +154,10 @@ func (f *Firewall) Check(bridges ...Network) error {
 		if !f.place.has(n.Bridge, n.Subnet) {
 			return false
 		}
-		if e := f.known[n.Bridge]; e != nil {
-			e.listed = true
+		if e := f.known[n.Bridge]; e != nil && !e.listed {
+			// It is there since now: a list that was asked for before does not say that it is gone.
+			f.clock++
+			e.listed, e.set = true, f.clock
 		}
 		return true
 	}
@@ -154,10 +175,16 @@ func (f *Firewall) Check(bridges ...Network) error {
 	return nil
 }
 
-// retreat takes the table out of a namespace that is not the engine's: that none of the networks is in.
+// retreat takes the table out of a namespace that is not the engine's: that none of the bridges with
+// rules is in, whoever wrote them.
 func (f *Firewall) retreat() {
-	for _, e := range f.known {
-		if f.place.has(e.Bridge, e.Subnet) {
+	ruled, err := f.bridges()
+	if err != nil {
+		f.leave()
+		return
+	}
+	for bridge := range ruled {
+		if subnet, ok := bridgeSubnet(bridge); ok && f.place.has(bridge, subnet) {
 			return
 		}
 	}
@@ -212,11 +239,25 @@ func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	}
 	maps.DeleteFunc(f.gone, func(_ string, at uint64) bool { return at <= mark })
 	f.leave() // the engine may have moved
-	return f.writeAll()
+	if err := f.writeAll(); err != nil {
+		return err
+	}
+	return f.prune()
 }
 
-// writeAll writes everything that should be there, and removes what should not. It enters the
-// namespace where that was not done. The caller holds the lock.
+// prune removes the chains of bridges that no network is known to have. Only who knows what the engine
+// has may: what a worker learnt since its start is not all.
+func (f *Firewall) prune() error {
+	there, err := f.bridges()
+	if err != nil {
+		return explain(err)
+	}
+	maps.DeleteFunc(there, func(bridge string, _ bool) bool { return f.known[bridge] != nil })
+	return f.forget(slices.Collect(maps.Keys(there)))
+}
+
+// writeAll writes everything that should be there, and leaves the rest. It enters the namespace where
+// that was not done. The caller holds the lock.
 func (f *Firewall) writeAll() error {
 	if err := f.enter(); err != nil {
 		return err
@@ -240,7 +281,6 @@ func (f *Firewall) writeAll() error {
 		if e.listed && !there[bridge] {
 			missing++
 		}
-		delete(there, bridge)
 	}
 	if missing > 0 {
 		f.cfg.Logger.Warn("rules of networks were missing and are put back", "networks", missing)
@@ -258,11 +298,7 @@ func (f *Firewall) writeAll() error {
 			return explain(err)
 		}
 	}
-	var gone []string
-	for bridge := range there {
-		gone = append(gone, bridge)
-	}
-	return f.forget(gone)
+	return nil
 }
 
 func (f *Firewall) common(s *script) error {
@@ -290,6 +326,17 @@ func (f *Firewall) bridges() (map[string]bool, error) {
 		}
 	}
 	return there, nil
+}
+
+// written says whether the chain of a bridge is, and has rules.
+func (f *Firewall) written(bridge string) bool {
+	conn, err := f.dial()
+	if err != nil {
+		return false
+	}
+	table := &nftables.Table{Name: f.table, Family: nftables.TableFamilyINet}
+	rules, err := conn.GetRules(table, &nftables.Chain{Name: bridge, Table: table})
+	return err == nil && len(rules) > 0
 }
 
 // isBridge tells the chain of a network from the common ones.

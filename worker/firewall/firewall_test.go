@@ -134,3 +134,92 @@ func TestRulesComeBackAndOthersAreLeftAlone(t *testing.T) {
 		t.Errorf("the other deployment's rules are gone: %s", rules)
 	}
 }
+
+// TestALookFromBeforeANetworkWasThereLeavesItsRules: the engine is asked for its networks while it makes
+// one, whose rules it then does not know.
+func TestALookFromBeforeANetworkWasThereLeavesItsRules(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	f := h.wall(nil)
+	check(t, f.Sync(f.Mark(), nil))
+	n := network(1, "none")
+	check(t, f.Protect(n))
+	mark := f.Mark()
+	h.bridge(n)
+	check(t, f.Check(n))
+	check(t, f.Sync(mark, nil))
+	if !h.ruled(n) {
+		t.Error("a list that is older than the network took its rules away")
+	}
+	check(t, f.Sync(f.Mark(), nil))
+	if h.ruled(n) {
+		t.Error("the rules of a network that is gone are left")
+	}
+}
+
+// TestWhoDoesNotKnowTheOtherNetworksLeavesTheirRules: a worker that was just started may have to do with
+// one sandbox before it could list all.
+func TestWhoDoesNotKnowTheOtherNetworksLeavesTheirRules(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	before := h.wall(nil)
+	one, other, gone := network(1, "internet"), network(2, "none"), network(3, "none")
+	for _, n := range []firewall.Network{one, other} {
+		check(t, before.Protect(n))
+		h.bridge(n)
+	}
+	again := h.wall(nil)
+	check(t, again.Protect(one))
+	if !h.ruled(other) {
+		t.Error("to protect one network took the rules of another away")
+	}
+	if err := h.wall(nil).Check(gone); protocol.AsError(err).Reason != protocol.ReasonFirewall {
+		t.Errorf("a bridge that is not there: %v", err)
+	}
+	if !h.ruled(one) || !h.ruled(other) {
+		t.Error("a bridge that is not there took the rules of those away that are")
+	}
+	check(t, again.Sync(again.Mark(), []firewall.Network{one}))
+	if !h.ruled(one) || h.ruled(other) {
+		t.Error("who knows all networks does not go by that")
+	}
+}
+
+// TestRulesAreRestoredWhereTheyAreMissing takes them away in each way.
+func TestRulesAreRestoredWhereTheyAreMissing(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	f := h.wall(nil)
+	n := network(1, "none")
+	check(t, f.Restore(n)) // it was not told before
+	whole := h.nft("list", "ruleset")
+	for what, args := range map[string][]string{
+		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"}, "its rules": {"flush", "chain", "inet", "boxfleet-test-wall", n.Bridge},
+	} {
+		h.nft(args...)
+		check(t, f.Restore(n))
+		if again := h.nft("list", "ruleset"); again != whole {
+			t.Errorf("%s was gone: there are now\n%s\nand were\n%s", what, again, whole)
+		}
+	}
+	other := network(1, "internet")
+	check(t, f.Restore(other))
+	if rules := h.nft("list", "chain", "inet", "boxfleet-test-wall", n.Bridge); !strings.Contains(rules, "jump internet") {
+		t.Errorf("another policy is not written: %s", rules)
+	}
+}
+
+// BenchmarkRestoreAndCheck is what the start of a sandbox waits for, where its rules are there.
+func BenchmarkRestoreAndCheck(b *testing.B) {
+	h := newHost(b)
+	f := h.wall(nil)
+	for i := range 100 {
+		check(b, f.Protect(network(i, "internet")))
+	}
+	n := network(7, "internet")
+	h.bridge(n)
+	for b.Loop() {
+		check(b, f.Restore(n))
+		check(b, f.Check(n))
+	}
+}
