@@ -47,6 +47,25 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 			f.Judge()
 		})
 	}
+	t.Run("networks of others", func(t *testing.T) {
+		const engine = "unix:///var/run/docker.sock"
+		other := docker(t, engine, "network", "create", "--subnet", "10.222.223.0/24", "boxfleet-test-other")
+		t.Cleanup(func() { docker(t, engine, "network", "rm", "--force", other) })
+		f := fleet.Start(t, fleet.Options{Workers: -1})
+		f.Worker("w1", fleet.Role{NetworkPool: "10.222.223.16/28", Reconcile: 200 * time.Millisecond})
+		s, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("first"), sdk.WithWait(false))
+		check(t, err)
+		f.Eventually(10*time.Second, "the host says that it is full", func() error {
+			hosts, err := f.Client.Hosts(f.Context(time.Minute))
+			if err == nil && !strings.Contains(hosts[0].Full, "networks") {
+				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts[0])
+			}
+			return err
+		})
+		docker(t, engine, "network", "rm", other)
+		check(t, s.WaitReady(f.Context(20*time.Second)))
+		f.Judge()
+	})
 	t.Run("networks", func(t *testing.T) {
 		f := fleet.Start(t, fleet.Options{Workers: -1})
 		ctx := f.Context(time.Minute)

@@ -126,6 +126,9 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			if err := s.phase(ctx, b, "start"); err != nil {
 				return nil, err
 			}
+			if err := s.w.restore(network); err != nil {
+				return nil, err
+			}
 		}
 		return s.start(ctx, b, d, secret, docker.Container{ID: id})
 	})
@@ -205,7 +208,7 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (firewall.Ne
 			return firewall.Network{}, err
 		}
 		n := firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: policy}
-		if s.w.bridgeExists(n.Bridge) { // somebody else's, or an orphan: the engine would take it for its own
+		if s.w.isolation.wall.Exists(n.Bridge) { // somebody else's, or an orphan: the engine would take it for its own
 			s.w.subnets.passOver(subnet)
 			continue
 		}
@@ -219,15 +222,17 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (firewall.Ne
 		})
 		s.w.cfg.Probe("after-network-create")
 		if err == nil {
+			s.w.subnets.use(subnet)
 			return n, s.w.protected(n)
 		}
 		// The engine may have made it nevertheless: what the list of networks has is protected again.
 		if lost := s.w.unprotect(n.Bridge); lost != nil {
 			s.log.Warn("the rules of a network that was not made are left", "error", lost)
 		}
-		if !errors.Is(err, docker.ErrSubnetOverlap) { // what overlaps stays taken
+		if !errors.Is(err, docker.ErrSubnetOverlap) {
 			s.w.subnets.give(subnet)
 			return n, err
 		}
+		s.w.subnets.passOver(subnet)
 	}
 }

@@ -217,6 +217,9 @@ func (w *worker) adopt(ctx context.Context) error {
 	go func() {
 		defer close(ruled)
 		w.syncRules(ctx, mark, networks)
+		if err := w.lookAtSubnets(ctx); err != nil && ctx.Err() == nil {
+			w.log.Warn("what of the pool of networks is free is looked at again later", "error", err)
+		}
 	}()
 	defer func() { <-ruled }()
 	dirs, err := w.sandboxDirs()

@@ -13,10 +13,11 @@ import (
 // isolation keeps the networks of sandboxes apart from everything that they must not reach, where the
 // operator has not turned that off.
 type isolation struct {
-	wall   *firewall.Firewall // nil: turned off
-	deny   []netip.Prefix
-	dns    []netip.Addr
-	health health // why this host cannot be protected
+	wall     *firewall.Firewall
+	required bool // false: the operator turned it off, and rules of before go with their networks
+	deny     []netip.Prefix
+	dns      []netip.Addr
+	health   health // why this host cannot be protected
 }
 
 // newIsolation reads what the operator says of networks.
@@ -36,10 +37,11 @@ func newIsolation(cfg *Config, deployment, engine string) (*isolation, error) {
 		}
 		i.dns = append(i.dns, a)
 	}
+	i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Resolvers: i.dns, Logger: cfg.Logger})
 	switch cfg.Firewall {
 	case protocol.FirewallOff:
 	case "", firewallRequired:
-		i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Resolvers: i.dns, Logger: cfg.Logger})
+		i.required = true
 		i.health.set(protocol.Errorf(protocol.Unavailable, protocol.ReasonFirewall, "the networks of sandboxes are not protected yet"))
 	default:
 		return nil, protocol.Invalid("firewall", "must be %q or %q, got %.40q", firewallRequired, protocol.FirewallOff, cfg.Firewall)
@@ -49,15 +51,9 @@ func newIsolation(cfg *Config, deployment, engine string) (*isolation, error) {
 
 const firewallRequired = "required"
 
-func (i *isolation) close() {
-	if i.wall != nil {
-		i.wall.Close()
-	}
-}
-
 // shown is what the host says of itself.
 func (i *isolation) shown() (firewall, problem string) {
-	if i.wall == nil {
+	if !i.required {
 		return protocol.FirewallOff, ""
 	}
 	if problem = i.health.get(); problem != "" {
@@ -76,17 +72,9 @@ func (i *isolation) denied() (ranges []string) {
 
 // check refuses a network that this host cannot give, whatever the coordinator let through.
 func (i *isolation) check(s *protocol.SandboxSpec) error {
-	policy, err := firewall.PolicyOf(s.Network)
-	if err != nil {
+	policy, err := i.keeps(s)
+	if err != nil || !i.required {
 		return err
-	}
-	if i.wall == nil {
-		if policy.Mode != protocol.NetworkInternet {
-			e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonFirewall, "the host's operator turned its firewall off: it cannot keep a network from anything")
-			e.Field = "spec.network"
-			return e
-		}
-		return nil
 	}
 	if n, denied := i.wall.Denied(policy); denied {
 		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "the host's operator lets no sandbox reach %s", policy.Allow[n])
@@ -96,9 +84,20 @@ func (i *isolation) check(s *protocol.SandboxSpec) error {
 	return nil
 }
 
+// keeps refuses a network that asks for what this host does not do at all.
+func (i *isolation) keeps(s *protocol.SandboxSpec) (firewall.Policy, error) {
+	policy, err := firewall.PolicyOf(s.Network)
+	if err != nil || i.required || policy.Mode == protocol.NetworkInternet {
+		return policy, err
+	}
+	e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonFirewall, "the host's operator turned its firewall off: it cannot keep a network from anything")
+	e.Field = "spec.network"
+	return policy, e
+}
+
 // servers are the name servers that a container of a sandbox is told.
 func (i *isolation) servers(s *protocol.SandboxSpec) []string {
-	if policy, err := firewall.PolicyOf(s.Network); i.wall != nil && err == nil { // it was checked
+	if policy, err := firewall.PolicyOf(s.Network); i.required && err == nil { // it was checked
 		return i.wall.DNS(policy)
 	}
 	var list []string
@@ -110,50 +109,64 @@ func (i *isolation) servers(s *protocol.SandboxSpec) []string {
 
 // protect makes the rules of a network, before there is something in it.
 func (w *worker) protect(n firewall.Network) error {
-	if w.isolation.wall == nil {
-		return nil
-	}
-	if err := w.fence(); err != nil {
+	return w.rule(func() error { return w.isolation.wall.Protect(n) })
+}
+
+// restore makes sure of the rules of a network, directly before something is started in it.
+func (w *worker) restore(n firewall.Network) error {
+	if err := w.rule(func() error { return w.isolation.wall.Restore(n) }); err != nil {
 		return err
 	}
-	return w.isolation.wall.Protect(n)
+	return w.protected(n)
 }
 
 // protected shows that the rules are where the network is. Nothing is started in one where they are
 // not.
 func (w *worker) protected(n firewall.Network) error {
-	if w.isolation.wall == nil {
+	if !w.isolation.required {
 		return nil
 	}
 	return w.isolation.wall.Check(n)
 }
 
 func (w *worker) unprotect(bridge string) error {
-	if w.isolation.wall == nil || bridge == "" {
+	if bridge == "" {
+		return nil
+	}
+	return w.rule(func() error { return w.isolation.wall.Forget(bridge) })
+}
+
+// rule changes rules, where there are to be any, while the host's lock is held.
+func (w *worker) rule(change func() error) error {
+	if !w.isolation.required {
 		return nil
 	}
 	if err := w.fence(); err != nil {
 		return err
 	}
-	return w.isolation.wall.Forget(bridge)
+	return change()
 }
 
-// bridgeExists says whether a network would find an interface that has its bridge's name.
-func (w *worker) bridgeExists(bridge string) bool {
-	return w.isolation.wall != nil && w.isolation.wall.Exists(bridge)
+// withdraw takes away, of what the host has of a time when its firewall was on, the rules whose networks
+// are gone: another sandbox may get such a subnet. Where they cannot be reached they stay.
+func (w *worker) withdraw() {
+	if w.isolation.required || w.fence() != nil {
+		return
+	}
+	if err := w.isolation.wall.Withdraw(); err != nil {
+		w.log.Debug("rules of before the firewall was turned off may be left", "error", err)
+	}
 }
 
 // mark is to be taken before the engine's networks are listed for syncRules.
 func (w *worker) mark() uint64 {
-	if w.isolation.wall == nil {
-		return 0
-	}
 	return w.isolation.wall.Mark()
 }
 
 // syncRules puts back what is missing of the rules, and takes away those of networks that are gone.
 func (w *worker) syncRules(ctx context.Context, mark uint64, networks []docker.Network) {
-	if w.isolation.wall == nil || w.fence() != nil {
+	if !w.isolation.required || w.fence() != nil {
+		w.withdraw()
 		return
 	}
 	list := make([]firewall.Network, 0, len(networks))
@@ -222,10 +235,11 @@ func (s *sandbox) findNetwork(ctx context.Context) (n docker.Network, found bool
 	return networks[i], true, nil
 }
 
-// protectAgain makes sure of the rules of a sandbox that was made before, before it is started.
-func (s *sandbox) protectAgain(ctx context.Context) error {
-	if s.w.isolation.wall == nil {
-		return nil
+// protectAgain makes sure of the rules of a sandbox that was made before, before something in it is
+// started. The operator may have turned the firewall off since.
+func (s *sandbox) protectAgain(ctx context.Context, spec *protocol.SandboxSpec) error {
+	if _, err := s.w.isolation.keeps(spec); err != nil || !s.w.isolation.required {
+		return err
 	}
 	n, found, err := s.findNetwork(ctx)
 	if err != nil {
@@ -234,9 +248,5 @@ func (s *sandbox) protectAgain(ctx context.Context) error {
 	if !found {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's network is gone")
 	}
-	p := protectedNetwork(n)
-	if err := s.w.protect(p); err != nil {
-		return err
-	}
-	return s.w.protected(p)
+	return s.w.restore(protectedNetwork(n))
 }

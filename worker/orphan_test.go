@@ -2,7 +2,6 @@ package worker
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -42,43 +41,5 @@ func TestABridgeIsAnOrphanSinceItWasFirstSeenWithoutANetwork(t *testing.T) {
 	o = o.look([]firewall.Bridge{again, two}, pool, nil, nil, third)
 	if len(o) != 2 || !o[again].Equal(third) || !o[two].Equal(third) {
 		t.Errorf("third look: %v", o)
-	}
-}
-
-func TestASubnetThatAnInterfaceHasIsNotGivenOutUntilItIsGone(t *testing.T) {
-	s, err := newSubnets("10.201.0.0/26") // four
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken := func() (list []string) {
-		for {
-			p, err := s.take()
-			if err != nil {
-				slices.Sort(list)
-				return list
-			}
-			list = append(list, p.Addr().String())
-		}
-	}
-	network := netip.MustParsePrefix("10.201.0.0/28")
-	s.use(network)
-	s.avoid(network) // the network's own bridge
-	s.avoid(netip.MustParsePrefix("10.201.0.32/27"))
-	if got := taken(); !slices.Equal(got, []string{"10.201.0.16"}) {
-		t.Errorf("given out: %q", got)
-	}
-	s.regain(netip.MustParsePrefix("10.201.0.48/28"))
-	s.give(network)
-	s.regain(netip.MustParsePrefix("10.201.0.16/28")) // which is used
-	if got := taken(); !slices.Equal(got, []string{"10.201.0.0", "10.201.0.48"}) {
-		t.Errorf("given out: %q", got)
-	}
-	s.passOver(network)
-	if got := taken(); len(got) != 0 {
-		t.Errorf("given out: %q", got)
-	}
-	s.regain(network)
-	if got := taken(); !slices.Equal(got, []string{"10.201.0.0"}) {
-		t.Errorf("given out: %q", got)
 	}
 }

@@ -18,14 +18,14 @@ const maxPortTries = 5
 // choosePorts fills in the host ports that the spec leaves open. The engine would choose others at each
 // start; a port that is asked for is the same after a stop, a resume and a restart of the engine. What
 // is found free here is only asked for: the engine has the last word at the start. Where the engine's
-// network cannot be looked into, the engine chooses.
+// network cannot be looked into, the engine chooses. Rules around networks have no part in it.
 func (s *sandbox) choosePorts(spec []protocol.Port) []protocol.Port {
 	ports := slices.Clone(spec)
 	taken := func(p protocol.Port) bool {
 		return slices.ContainsFunc(ports, func(q protocol.Port) bool { return q.Host == p.Host && q.Protocol == p.Protocol })
 	}
 	for i := range ports {
-		if ports[i].Host != 0 || s.w.isolation.wall == nil {
+		if ports[i].Host != 0 {
 			continue
 		}
 		for range 16 {

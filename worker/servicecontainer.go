@@ -134,7 +134,7 @@ func (v *service) connect(ctx context.Context, a *attachment, c docker.Container
 		if err := v.s.w.engine.Ping(ctx); err != nil { // one that is about to end still answers on connections that it has
 			return err
 		}
-		if err := v.s.protectAgain(ctx); err != nil {
+		if err := v.s.protectAgain(ctx, &v.sandbox); err != nil {
 			return err
 		}
 		v.s.w.cfg.Probe("before-service-start")

@@ -95,7 +95,7 @@ func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachm
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")
 	}
 	if s.seen.container != containerRunning {
-		if err := s.protectAgain(ctx); err != nil {
+		if err := s.protectAgain(ctx, &b.Spec); err != nil {
 			return nil, err
 		}
 	}

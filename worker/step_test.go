@@ -74,8 +74,10 @@ func TestQ11_SubnetsDoNotRunOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.use(netip.MustParsePrefix("10.201.0.0/24")) // somebody else's network
-	s.use(netip.MustParsePrefix("192.168.0.0/16"))
+	s.look([]netip.Prefix{netip.MustParsePrefix("10.201.0.0/24"), netip.MustParsePrefix("192.168.0.0/16")}) // somebody else's networks
+	if n := s.free(); n != 4096-16 {
+		t.Errorf("%d are free", n)
+	}
 	seen := map[netip.Prefix]bool{}
 	for range 4096 - 16 {
 		p, err := s.take()

@@ -60,7 +60,11 @@ func (s *sandbox) removeStrays(ctx context.Context) error {
 	if err := s.journal.Refresh(ctx); err != nil {
 		return err
 	}
-	for _, o := range slices.DeleteFunc(objects, keep) {
+	objects, err := s.w.present(ctx, slices.DeleteFunc(objects, keep))
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
 		if s.w.cfg.ReapDryRun {
 			s.log.Warn("would remove a stray", "id", o.id, "name", o.name, "network", o.network, "generation", o.generation)
 			continue
@@ -73,6 +77,21 @@ func (s *sandbox) removeStrays(ctx context.Context) error {
 	return nil
 }
 
+// present leaves out the networks that are gone: another sandbox may have their subnets meanwhile.
+func (w *worker) present(ctx context.Context, objects []labelled) ([]labelled, error) {
+	if !slices.ContainsFunc(objects, func(o labelled) bool { return o.network }) {
+		return objects, nil
+	}
+	networks, err := w.engine.Networks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(objects, func(o labelled) bool {
+		return o.network && !slices.ContainsFunc(networks, func(n docker.Network) bool { return n.ID == o.id })
+	}), nil
+}
+
+// removeLabelled removes what is on the host, as far as is known.
 func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 	if !o.network {
 		return s.w.engine.RemoveContainer(ctx, o.id)
@@ -89,6 +108,7 @@ func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 		}
 	}
 	if err = errors.Join(err, lost); err == nil {
+		s.w.withdraw()
 		s.w.subnets.give(o.subnet)
 	}
 	return err

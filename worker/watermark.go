@@ -119,10 +119,3 @@ func processes() (used, allowed uint64) {
 	}
 	return used, allowed
 }
-
-// free is how many subnets of the pool nobody has.
-func (s *subnets) free() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return int(s.size()) - len(s.taken)
-}

@@ -191,7 +191,7 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.prepare(ctx); err != nil {
 		return err
 	}
-	defer w.isolation.close()
+	defer w.isolation.wall.Close()
 	for {
 		lease, err := w.takeLock(ctx)
 		if err != nil {
@@ -293,17 +293,7 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
 		return err
 	}
-	used, err := w.engine.UsedSubnets(ctx)
-	if err != nil {
-		return err
-	}
-	for _, p := range used {
-		w.subnets.use(p)
-	}
-	for _, p := range machineSubnets() {
-		w.subnets.avoid(p)
-	}
-	return nil
+	return w.lookAtSubnets(ctx)
 }
 
 // hidden is what no sandbox may see of this host, beside what is so on every host.
@@ -436,7 +426,7 @@ func (w *worker) forgetHost(ctx context.Context) error {
 	if err := os.RemoveAll(filepath.Join(w.cfg.StateDir, w.conn.Deployment())); err != nil {
 		return err
 	}
-	if w.isolation.wall != nil {
+	if w.isolation.required {
 		if err := w.isolation.wall.Remove(); err != nil {
 			return err
 		}

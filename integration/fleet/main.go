@@ -90,16 +90,21 @@ func play(encoded string) error {
 	})
 }
 
-// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics there.
+// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics or stops
+// there.
 func (r Role) probe() func(string) {
-	if r.CrashAt == "" && r.PanicAt == "" {
+	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" {
 		return nil
 	}
 	var mu sync.Mutex
+	var paused sync.Once
 	left := max(r.CrashAfter, 1)
 	return func(point string) {
 		if point == r.PanicAt {
 			panic("injected at " + point)
+		}
+		if point == r.PauseAt {
+			paused.Do(func() { _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }) // cannot fail
 		}
 		if point != r.CrashAt {
 			return

@@ -30,6 +30,7 @@ type Role struct {
 	CrashAt     string             `json:"crash_at,omitempty"`    // kills itself with SIGKILL at this probe
 	CrashAfter  int                `json:"crash_after,omitempty"` // ... when it passes there for the n-th time; default 1
 	PanicAt     string             `json:"panic_at,omitempty"`    // panics each time that it passes this probe
+	PauseAt     string             `json:"pause_at,omitempty"`    // stops itself with SIGSTOP when it first passes this probe
 	Slots       int                `json:"slots,omitempty"`
 	AllowMounts []string           `json:"allow_mounts,omitempty"`
 	Firewall    string             `json:"firewall,omitempty"`
@@ -221,6 +222,18 @@ func (p *Process) AwaitKilled(d time.Duration) {
 	if !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		p.f.TB.Fatalf("%s %s should have been killed %s, and ended with %v\n%s", p.role, p.Name, p.Role.CrashAt, err, p.Log())
 	}
+}
+
+// AwaitPaused waits until the process has stopped itself where its Role says.
+func (p *Process) AwaitPaused(d time.Duration) {
+	p.f.TB.Helper()
+	p.f.Eventually(d, p.Name+" is paused", func() error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid()))
+		if _, after, _ := bytes.Cut(stat, []byte(") ")); err == nil && !bytes.HasPrefix(after, []byte("T")) {
+			err = errors.New("it runs")
+		}
+		return err
+	})
 }
 
 // Exited says whether the process has ended.

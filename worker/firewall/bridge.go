@@ -33,6 +33,26 @@ func (f *Firewall) Exists(bridge string) bool {
 	return f.enter() == nil && f.place.exists(bridge)
 }
 
+// Subnets are those of all bridges of sandboxes in the namespace, of whichever deployment, as their names
+// say; nil where the namespace cannot be looked into.
+func (f *Firewall) Subnets() (found []netip.Prefix) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.enter() != nil {
+		return nil
+	}
+	links, err := f.place.links()
+	if err != nil {
+		return nil
+	}
+	for _, l := range links {
+		if subnet, ok := bridgeSubnet(l.name); ok {
+			found = append(found, subnet)
+		}
+	}
+	return found
+}
+
 // Abandoned lists the bridges that were made for this deployment and that no network is known to have:
 // not those that somebody else protects too, nor those that have interfaces. What it has on record and
 // is gone it forgets.

@@ -372,6 +372,31 @@ func (f *Firewall) forget(bridges []string) error {
 	return nil
 }
 
+// Withdraw takes away the chains of bridges that are not there, and the table once it has none: for a
+// worker that protects no networks any more. Those whose networks are still there keep their rules.
+func (f *Firewall) Withdraw() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leave() // the engine may have moved
+	if err := f.enter(); err != nil {
+		return err
+	}
+	there, err := f.bridges()
+	if err != nil {
+		return explain(err)
+	}
+	var gone []string
+	for bridge := range there {
+		if !f.place.exists(bridge) {
+			gone = append(gone, bridge)
+		}
+	}
+	if len(gone) < len(there) {
+		return f.forget(gone)
+	}
+	return f.remove()
+}
+
 // Remove takes the deployment's whole table away: for a deployment that does not come back. Absent is
 // no error.
 func (f *Firewall) Remove() error {
@@ -381,6 +406,10 @@ func (f *Firewall) Remove() error {
 	if err := f.enter(); err != nil {
 		return err
 	}
+	return f.remove()
+}
+
+func (f *Firewall) remove() error {
 	err := f.transact(func(s *script) error { s.conn.DelTable(s.table); return nil })
 	if errors.Is(err, unix.ENOENT) {
 		return nil
