@@ -136,3 +136,47 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	becomesEmpty(f, w1)
 	f.Judge()
 }
+
+// TestASandboxMayHaveAsManyServicesAsAreAllowed has each of them on the network with an address, also when
+// all come back at once in whatever order.
+func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "many")
+	engines.LoadImage(t, e, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host})
+	ctx := f.Context(5 * time.Minute)
+	required, optional := services{}, services{}
+	for i := range protocol.MaxServices {
+		group := []services{required, optional}[i%2]
+		group[fmt.Sprint("s", i)] = small("exec sleep 1000")
+	}
+	s, err := f.Client.Create(ctx, withServices(f, required, optional), sdk.WithID("s"))
+	check(t, err)
+	allThere := func(when string) {
+		t.Helper()
+		f.Eventually(2*adoptedWithin, when+" all have an address", func() error {
+			found := map[string]bool{}
+			for _, id := range strings.Fields(docker(t, e.Host, "ps", "--quiet")) {
+				found[docker(t, e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", id)] = true
+			}
+			if delete(found, ""); len(found) != protocol.MaxServices+1 {
+				return fmt.Errorf("there are %d addresses", len(found))
+			}
+			return nil
+		})
+		for name := range optional {
+			f.Eventually(adoptedWithin, name+" is ready", func() error { return serviceIs(f, "s", name, protocol.ServiceStateReady) })
+		}
+	}
+	allThere("after the create")
+	check(t, s.Stop(ctx))
+	check(t, s.Resume(ctx))
+	allThere("after a resume")
+	e.Kill()
+	e.Restart()
+	allThere("after the engine was killed")
+	check(t, s.Delete(ctx))
+	nothingLeft(t, f, w)
+	f.Judge()
+}

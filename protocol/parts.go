@@ -17,7 +17,7 @@ import (
 // Bounds of the parts of a sandbox.
 const (
 	MaxPorts    = 64
-	MaxServices = 16
+	MaxServices = 12 // with the sandbox's own container, as many as its network has addresses for
 	MaxHooks    = 16
 	MaxTmpfs    = 16
 	MaxTools    = 32

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 func newPool(t *testing.T, pool string) *subnets {
@@ -93,5 +95,12 @@ func TestALookDoesNotUndoWhatHappenedMeanwhile(t *testing.T) {
 	s.look(nil) // somebody removed the network at 2 by hand; nobody has what is at 3
 	if got := takeAll(t, s); !slices.Equal(got, []string{"10.201.0.32", "10.201.0.48"}) {
 		t.Errorf("given out: %q", got)
+	}
+}
+
+func TestANetworkHasAnAddressForEachContainer(t *testing.T) {
+	const own = 3 // the network, its gateway, its broadcasts
+	if n := 1<<(32-subnetBits) - own; n < protocol.MaxServices+1 {
+		t.Errorf("a network has addresses for %d containers, a sandbox may have %d", n, protocol.MaxServices+1)
 	}
 }

@@ -22,7 +22,8 @@ import (
 const (
 	// BridgePrefix begins the names of the bridges of all sandboxes, of whichever deployment.
 	BridgePrefix = "bxf-"
-	// SubnetBits is the size of a sandbox's network: 16 addresses, of which Docker uses four.
+	// SubnetBits is the size of a sandbox's network: 16 addresses, of which the network itself, its
+	// gateway and its broadcasts have three.
 	SubnetBits = 28
 
 	transactionLimit = 10 * time.Second
