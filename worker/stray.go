@@ -77,18 +77,21 @@ func (s *sandbox) removeStrays(ctx context.Context) error {
 	return nil
 }
 
-// present leaves out the networks that are gone: another sandbox may have their subnets meanwhile.
+// present leaves out the networks that are gone.
 func (w *worker) present(ctx context.Context, objects []labelled) ([]labelled, error) {
 	if !slices.ContainsFunc(objects, func(o labelled) bool { return o.network }) {
 		return objects, nil
 	}
 	networks, err := w.engine.Networks(ctx)
-	if err != nil {
-		return nil, err
-	}
+	return withoutGone(objects, networks), err
+}
+
+// withoutGone keeps of networks those that the engine still has, by their ids: another sandbox may have
+// the subnet of one that is gone, and with it the name of its bridge.
+func withoutGone(objects []labelled, networks []docker.Network) []labelled {
 	return slices.DeleteFunc(objects, func(o labelled) bool {
 		return o.network && !slices.ContainsFunc(networks, func(n docker.Network) bool { return n.ID == o.id })
-	}), nil
+	})
 }
 
 // removeLabelled removes what is on the host, as far as is known.
