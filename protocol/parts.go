@@ -339,6 +339,11 @@ func (s *SandboxSpec) validateNetwork() error {
 		if !p.Addr().Is4() {
 			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i), "must be an IPv4 range, since sandboxes have no IPv6, got %.60q", r)
 		}
+		if RangeWithin(p, neverReached) {
+			e := Errorf(PermissionDenied, ReasonPolicyDenied, "is a range that no sandbox reaches on any host: %s", r)
+			e.Field = fmt.Sprintf("spec.network.allow[%d]", i)
+			return e
+		}
 	}
 	return nil
 }

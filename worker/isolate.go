@@ -21,7 +21,7 @@ type isolation struct {
 }
 
 // newIsolation reads what the operator says of networks.
-func newIsolation(cfg *Config, deployment, engine string) (*isolation, error) {
+func newIsolation(cfg *Config, deployment, engine string, pool netip.Prefix) (*isolation, error) {
 	i := &isolation{}
 	for _, text := range cfg.DenyNetworks {
 		p, err := netip.ParsePrefix(text)
@@ -37,7 +37,7 @@ func newIsolation(cfg *Config, deployment, engine string) (*isolation, error) {
 		}
 		i.dns = append(i.dns, a)
 	}
-	i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Resolvers: i.dns, Logger: cfg.Logger})
+	i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Pool: pool, Resolvers: i.dns, Logger: cfg.Logger})
 	switch cfg.Firewall {
 	case protocol.FirewallOff:
 	case "", firewallRequired:
@@ -77,7 +77,7 @@ func (i *isolation) check(s *protocol.SandboxSpec) error {
 		return err
 	}
 	if n, denied := i.wall.Denied(policy); denied {
-		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "the host's operator lets no sandbox reach %s", policy.Allow[n])
+		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "no sandbox reaches %s, by what it is or by the word of the host's operator", policy.Allow[n])
 		e.Field = allowField(n)
 		return e
 	}

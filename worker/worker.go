@@ -284,13 +284,13 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 		return err
 	}
 	w.gpus = newGPUs(w.abilities.gpus)
-	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address()); err != nil {
+	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
+		return err
+	}
+	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address(), w.subnets.pool); err != nil {
 		return err
 	}
 	if err = w.checkDefaults(); err != nil {
-		return err
-	}
-	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
 		return err
 	}
 	return w.lookAtSubnets(ctx)

@@ -42,6 +42,7 @@ type Config struct {
 	Deployment string
 	Engine     string         // address of the Docker Engine
 	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, whatever it is allowed
+	Pool       netip.Prefix   // where the networks of sandboxes come from
 	Resolvers  []netip.Addr   // name servers that sandboxes with mode internet may ask; default: those of the engine's host
 	Logger     *slog.Logger
 }
@@ -451,7 +452,7 @@ func (f *Firewall) DNS(p Policy) []string {
 	var list []string
 	for _, a := range servers {
 		single := netip.PrefixFrom(a, 32)
-		if p.Mode == protocol.NetworkInternet || p.allows(a) && !within(single, never) && !within(single, f.cfg.Deny) {
+		if p.Mode == protocol.NetworkInternet || p.allows(a) && !protocol.RangeWithin(single, never) && !protocol.RangeWithin(single, f.cfg.Deny) {
 			list = append(list, a.String())
 		}
 	}
@@ -465,11 +466,15 @@ func (f *Firewall) DNS(p Policy) []string {
 // itself.
 const deadResolver = "0.0.0.0"
 
-// Denied returns the first range of a policy that is never reached, because of what it is or because the
-// operator says so.
-func (f *Firewall) Denied(p Policy) (index int, denied bool) {
+// Denied returns the first range of a policy that is never reached, because of what it is, because only
+// sandboxes are there, or because the operator says so.
+func (f *Firewall) Denied(p Policy) (index int, is bool) {
+	denied := slices.Concat(never, f.cfg.Deny)
+	if f.cfg.Pool.IsValid() {
+		denied = append(denied, f.cfg.Pool)
+	}
 	for i, r := range p.Allow {
-		if within(r, never) || within(r, f.cfg.Deny) {
+		if protocol.RangeWithin(r, denied) {
 			return i, true
 		}
 	}

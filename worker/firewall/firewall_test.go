@@ -64,10 +64,11 @@ func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
 
 func TestRangesThatAreNeverReachedCannotBeAllowed(t *testing.T) {
 	t.Parallel()
-	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
+	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}, Pool: netip.MustParsePrefix("10.201.0.0/16")})
 	for text, denied := range map[string]bool{
 		"allow 10.0.0.0/8": false, "allow 10.9.1.0/24": true, "allow 1.0.0.0/8,169.254.169.254/32": true,
 		"allow 127.0.0.0/8": true, "allow 0.0.0.0/0": false, "allow 100.100.100.200/32": true,
+		"allow 10.201.0.0/16": true, "allow 10.201.7.0/24": true, "allow 10.200.0.0/15": false,
 	} {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)

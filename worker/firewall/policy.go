@@ -55,4 +55,6 @@ func ParsePolicy(text string) (Policy, error) {
 }
 
 // allows says whether the policy's ranges have an address.
-func (p Policy) allows(a netip.Addr) bool { return within(netip.PrefixFrom(a, a.BitLen()), p.Allow) }
+func (p Policy) allows(a netip.Addr) bool {
+	return protocol.RangeWithin(netip.PrefixFrom(a, a.BitLen()), p.Allow)
+}

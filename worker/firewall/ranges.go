@@ -1,19 +1,13 @@
 package firewall
 
-import "net/netip"
+import (
+	"net/netip"
 
-// never are the ranges that no sandbox reaches, whatever it is allowed: addresses that mean the host
-// itself or everybody on its link, and those at which clouds hand out a machine's credentials.
-var never = prefixes(
-	"0.0.0.0/8",          // this network
-	"127.0.0.0/8",        // loopback
-	"169.254.0.0/16",     // link local, and the metadata of most clouds
-	"100.100.100.200/32", // metadata of Alibaba Cloud
-	"168.63.129.16/32",   // Azure's host agent
-	"192.0.0.192/32",     // metadata of Oracle Cloud's older machines
-	"224.0.0.0/4",        // multicast
-	"255.255.255.255/32", // broadcast
+	"github.com/boxfleet/boxfleet/protocol"
 )
+
+// never are the ranges that no sandbox reaches, whatever it is allowed.
+var never = protocol.NeverReached()
 
 // private are the ranges that are not the internet. A sandbox reaches them only where it is allowed.
 var private = prefixes(
@@ -34,14 +28,4 @@ func prefixes(texts ...string) []netip.Prefix {
 		list[i] = netip.MustParsePrefix(text)
 	}
 	return list
-}
-
-// within says whether a range is wholly inside of one of a list.
-func within(p netip.Prefix, list []netip.Prefix) bool {
-	for _, outer := range list {
-		if outer.Bits() <= p.Bits() && outer.Contains(p.Addr()) {
-			return true
-		}
-	}
-	return false
 }

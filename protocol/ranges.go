@@ -1,0 +1,37 @@
+package protocol
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// neverReached are addresses that mean the host itself or everybody on its link, and those at which
+// clouds hand out a machine's credentials.
+var neverReached = prefixes(
+	"0.0.0.0/8",          // this network
+	"127.0.0.0/8",        // loopback
+	"169.254.0.0/16",     // link local, and the metadata of most clouds
+	"100.100.100.200/32", // metadata of Alibaba Cloud
+	"168.63.129.16/32",   // Azure's host agent
+	"192.0.0.192/32",     // metadata of Oracle Cloud's older machines
+	"224.0.0.0/4",        // multicast
+	"255.255.255.255/32", // broadcast
+)
+
+// NeverReached are the ranges that no sandbox reaches on any host, whatever it is allowed.
+func NeverReached() []netip.Prefix { return slices.Clone(neverReached) }
+
+func prefixes(texts ...string) []netip.Prefix {
+	list := make([]netip.Prefix, len(texts))
+	for i, text := range texts {
+		list[i] = netip.MustParsePrefix(text)
+	}
+	return list
+}
+
+// RangeWithin says whether a range is wholly inside of one of a list.
+func RangeWithin(p netip.Prefix, list []netip.Prefix) bool {
+	return slices.ContainsFunc(list, func(outer netip.Prefix) bool {
+		return outer.Bits() <= p.Bits() && outer.Contains(p.Addr())
+	})
+}
