@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"slices"
 
@@ -42,6 +43,10 @@ func newIsolation(cfg *Config, deployment, engine string, pool netip.Prefix) (*i
 	case protocol.FirewallOff:
 	case "", firewallRequired:
 		i.required = true
+		if err := i.checkServers(cfg.Logger); err != nil {
+			i.wall.Close()
+			return nil, err
+		}
 		i.health.set(protocol.Errorf(protocol.Unavailable, protocol.ReasonFirewall, "the networks of sandboxes are not protected yet"))
 	default:
 		return nil, protocol.Invalid("firewall", "must be %q or %q, got %.40q", firewallRequired, protocol.FirewallOff, cfg.Firewall)
@@ -50,6 +55,20 @@ func newIsolation(cfg *Config, deployment, engine string, pool netip.Prefix) (*i
 }
 
 const firewallRequired = "required"
+
+// checkServers looks for name servers that no sandbox could ask, since they are the host itself.
+func (i *isolation) checkServers(log *slog.Logger) error {
+	own := i.wall.Own()
+	for _, a := range i.dns {
+		if slices.Contains(own, a) {
+			return protocol.Invalid("dns", "must not be addresses of the engine's host, which no sandbox reaches, got %s", a)
+		}
+	}
+	if deaf := i.wall.OwnResolvers(); len(deaf) > 0 && len(i.dns) == 0 {
+		log.Warn("sandboxes cannot ask name servers of the host that are the host itself; worker.dns can name others", "servers", deaf)
+	}
+	return nil
+}
 
 // shown is what the host says of itself.
 func (i *isolation) shown() (firewall, problem string) {

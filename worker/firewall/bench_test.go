@@ -46,6 +46,9 @@ func TestMain(m *testing.M) {
 	}
 }
 
+// Name servers of the host, by its file: the first becomes its own address where a test says so.
+const hostServer, otherServer = "10.77.0.1", "10.77.0.2"
+
 // host is a network namespace that stands for a Docker host, with a process that listens in it as an
 // engine does.
 type host struct {
@@ -64,7 +67,10 @@ func newHost(t testing.TB) *host {
 	run(t, "ip", "netns", "add", h.namespace)
 	t.Cleanup(func() { run(t, "ip", "netns", "delete", h.namespace) })
 	h.ip("link", "set", "lo", "up")
-	listener := exec.Command("nsenter", "--net=/run/netns/"+h.namespace, os.Args[0])
+	servers := filepath.Join(dir, "resolv.conf")
+	check(t, os.WriteFile(servers, []byte("nameserver "+hostServer+"\nnameserver 127.0.0.53\nnameserver "+otherServer+"\n"), 0o644))
+	listener := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec nsenter --net="$1" "$2"`,
+		servers, "/run/netns/"+h.namespace, os.Args[0])
 	listener.Env = append(os.Environ(), listenVariable+"="+filepath.Join(dir, "s"))
 	if err := listener.Start(); err != nil {
 		t.Fatal(err)

@@ -467,11 +467,14 @@ func (f *Firewall) DNS(p Policy) []string {
 const deadResolver = "0.0.0.0"
 
 // Denied returns the first range of a policy that is never reached, because of what it is, because only
-// sandboxes are there, or because the operator says so.
+// sandboxes or the host itself are there, or because the operator says so.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)
 	if f.cfg.Pool.IsValid() {
 		denied = append(denied, f.cfg.Pool)
+	}
+	for _, a := range f.Own() {
+		denied = append(denied, netip.PrefixFrom(a, a.BitLen()))
 	}
 	for i, r := range p.Allow {
 		if protocol.RangeWithin(r, denied) {

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,6 +208,31 @@ func TestRulesAreRestoredWhereTheyAreMissing(t *testing.T) {
 	check(t, f.Restore(other))
 	if rules := h.nft("list", "chain", "inet", "boxfleet-test-wall", n.Bridge); !strings.Contains(rules, "jump internet") {
 		t.Errorf("another policy is not written: %s", rules)
+	}
+}
+
+func TestWhatIsTheHostItselfIsKnown(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	f := h.wall(nil)
+	if own := f.Own(); len(own) > 0 {
+		t.Errorf("a host with nothing but a loopback has %v", own)
+	}
+	h.ip("link", "add", "up0", "type", "bridge")
+	h.ip("address", "add", hostServer+"/24", "dev", "up0")
+	address := []netip.Addr{netip.MustParseAddr(hostServer)}
+	if own := f.Own(); !slices.Equal(own, address) {
+		t.Errorf("its own addresses are %v", own)
+	}
+	if own := f.OwnResolvers(); !slices.Equal(own, address) {
+		t.Errorf("its own name servers are %v", own)
+	}
+	for text, denied := range map[string]bool{"allow " + hostServer + "/32": true, "allow " + otherServer + "/32": false} {
+		p, err := firewall.ParsePolicy(text)
+		check(t, err)
+		if _, got := f.Denied(p); got != denied {
+			t.Errorf("%s: %t", text, got)
+		}
 	}
 }
 

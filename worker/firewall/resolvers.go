@@ -2,12 +2,49 @@ package firewall
 
 import (
 	"bufio"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 )
+
+// OwnResolvers are the name servers of the engine's host that are the host itself, which no sandbox
+// reaches; nil where the host cannot be looked into.
+func (f *Firewall) OwnResolvers() []netip.Addr {
+	own := f.Own()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.enter() != nil {
+		return nil
+	}
+	return slices.DeleteFunc(f.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
+}
+
+// Own are the IPv4 addresses of the engine's host that are not of its loopback; nil where it cannot be
+// looked into.
+func (f *Firewall) Own() (own []netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.enter() != nil {
+		return nil
+	}
+	var addresses []net.Addr
+	err := f.place.do(func() (err error) {
+		addresses, err = net.InterfaceAddrs()
+		return err
+	})
+	if err != nil {
+		return nil
+	}
+	for _, a := range addresses {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() && !p.Addr().IsLoopback() {
+			own = append(own, p.Addr())
+		}
+	}
+	return own
+}
 
 // resolvers reads the name servers of the engine's host, which the engine asks on behalf of sandboxes,
 // from inside of their networks. Those on the loopback are not among them: the engine asks these from
