@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
 // world is what lies around a Docker host: a namespace behind a link of it, which has addresses of the
@@ -40,11 +42,20 @@ const (
 	hostLAN  = "10.77.0.1"
 	neighbor = "10.77.0.2"
 	internet = "9.9.9.9"
+
+	deniedPublic  = "8.8.4.4" // by the operator
+	deniedPrivate = "10.99.0.1"
+	named         = "10.99.0.53" // of the name server that the operator names, in a range that is denied
+
+	hostIPv6     = "fd00:77::1"
+	worldIPv6    = "fd00:77::2"
+	metadataIPv6 = "fd00:ec2::254"
+	insideIPv6   = "fd00:66::" // of the network that a sandbox is given by hand
 )
 
 // around are the world's addresses beside its own, all on its loopback.
 var around = []string{
-	internet, "10.88.0.1", "172.30.0.1", "192.168.9.9", "100.64.0.9", "198.18.0.1",
+	internet, deniedPublic, deniedPrivate, named, "10.88.0.1", "172.30.0.1", "192.168.9.9", "100.64.0.9", "198.18.0.1",
 	"169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192",
 }
 
@@ -53,15 +64,20 @@ func newWorld(t *testing.T, e *engines.Engine) *world {
 	w := &world{t: t, host: e.Namespace(), namespace: e.Namespace() + "-w"}
 	w.run("ip", "netns", "add", w.namespace)
 	t.Cleanup(func() { w.run("ip", "netns", "delete", w.namespace) })
-	ip := func(namespace string, args ...string) { w.run("ip", append([]string{"-n", namespace}, args...)...) }
+	ip := func(namespace string, args ...string) { w.ip("/run/netns/"+namespace, args...) }
 	ip(w.host, "link", "add", "up0", "type", "veth", "peer", "name", "up1", "netns", w.namespace)
 	ip(w.host, "address", "add", hostLAN+"/24", "dev", "up0")
-	ip(w.host, "address", "add", "fd00:77::1/64", "dev", "up0", "nodad")
+	ip(w.host, "address", "add", hostIPv6+"/64", "dev", "up0", "nodad")
 	ip(w.host, "link", "set", "up0", "up")
 	ip(w.host, "route", "add", "default", "via", neighbor)
+	ip(w.host, "route", "add", "default", "via", worldIPv6)
+	w.setIPv6("/run/netns/"+w.host, "all/forwarding", "1")
 	ip(w.namespace, "link", "set", "lo", "up")
 	ip(w.namespace, "address", "add", neighbor+"/24", "dev", "up1")
+	ip(w.namespace, "address", "add", worldIPv6+"/64", "dev", "up1", "nodad")
 	ip(w.namespace, "link", "set", "up1", "up")
+	ip(w.namespace, "address", "add", metadataIPv6+"/128", "dev", "lo", "nodad")
+	ip(w.namespace, "route", "add", insideIPv6+"/64", "via", hostIPv6)
 	for _, a := range around {
 		ip(w.namespace, "address", "add", a+"/32", "dev", "lo")
 	}
@@ -82,12 +98,18 @@ func (w *world) run(name string, args ...string) string {
 // in runs f in a network namespace. Sockets that it makes stay there.
 func in(t *testing.T, namespace string, f func() error) {
 	t.Helper()
+	inside(t, "/run/netns/"+namespace, f)
+}
+
+// inside runs f in the network namespace of a file.
+func inside(t *testing.T, path string, f func() error) {
+	t.Helper()
 	done := make(chan error)
 	go func() {
 		// The thread must not end: processes of the fleet die with the thread that started them.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		file, err := os.Open("/run/netns/" + namespace)
+		file, err := os.Open(path)
 		if err != nil {
 			done <- err
 			return
@@ -112,16 +134,33 @@ func in(t *testing.T, namespace string, f func() error) {
 	}
 }
 
-// serve answers on every address of a namespace: TCP on port 80, and a name server on UDP on those
-// given.
+// ip runs the program of that name in the network namespace of a file.
+func (w *world) ip(namespace string, args ...string) {
+	w.t.Helper()
+	w.run("nsenter", append([]string{"--net=" + namespace, "ip"}, args...)...)
+}
+
+// setIPv6 sets a parameter of a network namespace.
+func (w *world) setIPv6(namespace, name, value string) {
+	w.t.Helper()
+	inside(w.t, namespace, func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+name, []byte(value), 0)
+	})
+}
+
+// serve answers on every address of a namespace: TCP on ports 80 and 53, and a name server on UDP on
+// those given.
 func (w *world) serve(namespace string, names ...string) {
 	w.t.Helper()
 	in(w.t, namespace, func() error {
-		tcp, err := net.Listen("tcp", ":80")
-		if err != nil {
-			return err
+		for _, port := range []string{":80", ":53"} {
+			tcp, err := net.Listen("tcp", port)
+			if err != nil {
+				return err
+			}
+			w.t.Cleanup(func() { tcp.Close() })
+			go greet(tcp)
 		}
-		w.t.Cleanup(func() { tcp.Close() })
 		for _, a := range names {
 			udp, err := net.ListenPacket("udp", a+":53")
 			if err != nil {
@@ -130,18 +169,20 @@ func (w *world) serve(namespace string, names ...string) {
 			w.t.Cleanup(func() { udp.Close() })
 			go w.names(udp)
 		}
-		go func() {
-			for {
-				c, err := tcp.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = io.WriteString(c, "reached\n")
-				c.Close()
-			}
-		}()
 		return nil
 	})
+}
+
+// greet says to everybody who connects that they did.
+func greet(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "reached\n")
+		c.Close()
+	}
 }
 
 // names answers every question about a name with one address.
@@ -176,7 +217,7 @@ func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, por
 	t.Helper()
 	before := f.w.asked.Load()
 	script := fmt.Sprintf("nc -w 1 %s %d </dev/null 2>/dev/null", address, port)
-	if port == 80 && !strings.Contains(address, ":") {
+	if port == 80 {
 		script += fmt.Sprintf("; timeout 1 nslookup -type=a udp.test %s >/dev/null 2>&1", address)
 	}
 	result, err := s.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"sh", "-c", script}})
@@ -218,6 +259,35 @@ func gatewayOf(s *sdk.Sandbox) string {
 	return fmt.Sprintf("%s.%d", a[:i], last+1)
 }
 
+// reachesByIPv6 gives a sandbox's network IPv6 by hand, which it never has, and tries from inside of it
+// to open a connection.
+func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address string) error {
+	t.Helper()
+	pid := docker(t, f.e.Host, "inspect", "-f", "{{.State.Pid}}", containerOf(f.Fleet, f.e.Host, s.ID()))
+	namespace := "/proc/" + pid + "/ns/net"
+	subnet, err := netip.ParsePrefix(s.Info().Subnet)
+	check(t, err)
+	type end struct{ namespace, device, address string }
+	ends := []end{{"/run/netns/" + f.w.host, firewall.BridgeName(subnet), insideIPv6 + "1"}, {namespace, "eth0", insideIPv6 + "2"}}
+	for i, e := range ends {
+		f.w.setIPv6(e.namespace, e.device+"/disable_ipv6", "0")
+		f.w.ip(e.namespace, "address", "replace", e.address+"/64", "dev", e.device, "nodad")
+		// Questions for neighbors do not come through either, which alone would stop everything.
+		other, link := ends[1-i], ""
+		inside(t, other.namespace, func() error {
+			device, err := net.InterfaceByName(other.device)
+			if err == nil {
+				link = device.HardwareAddr.String()
+			}
+			return err
+		})
+		f.w.ip(e.namespace, "neighbor", "replace", other.address, "lladdr", link, "dev", e.device, "nud", "permanent")
+	}
+	f.w.ip(namespace, "route", "replace", "default", "via", insideIPv6+"1")
+	inside(t, namespace, func() error { err = greeted(net.JoinHostPort(address, "80")); return nil })
+	return err
+}
+
 func serving(s *protocol.SandboxSpec) {
 	s.Command = []string{"sh", "-c", "while :; do echo reached | nc -l -p 8080 >/dev/null; done"}
 	s.Ports = []protocol.Port{{Container: 8080}}
@@ -229,7 +299,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	engines.LoadImage(t, e, fleet.Image)
 	w := newWorld(t, e)
 	plain := fleet.Start(t, fleet.Options{Workers: -1})
-	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet}, Reconcile: 500 * time.Millisecond})
+	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named}, Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Reconcile: 500 * time.Millisecond})
 	f := &networkFleet{plain, e, w}
 
 	open := f.create("open", nil)
@@ -248,7 +318,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 
 	t.Run("the world is there", func(t *testing.T) {
 		in(t, w.host, func() error {
-			for _, a := range append([]string{neighbor, hostLAN, "fd00:77::1"}, around...) {
+			for _, a := range append([]string{neighbor, hostLAN, hostIPv6, metadataIPv6}, around...) {
 				if err := greeted(net.JoinHostPort(a, "80")); err != nil {
 					t.Errorf("from the host: %v", err)
 				}
@@ -273,7 +343,6 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		{"an allowed range of carrier-grade NAT", "100.64.0.9", 80, false, true, false},
 		{"the host's address", hostLAN, 80, false, false, false},
 		{"the host's own bridge", "172.17.0.1", 80, false, false, false},
-		{"the host's IPv6 address", "fd00:77::1", 80, false, false, false},
 		{"RFC 1918, 172.16/12", "172.30.0.1", 80, false, false, false},
 		{"RFC 1918, 192.168/16", "192.168.9.9", 80, false, false, false},
 		{"benchmarks", "198.18.0.1", 80, false, false, false},
@@ -282,7 +351,8 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		{"metadata in an allowed range", "100.100.100.200", 80, false, false, false},
 		{"metadata on a public address", "168.63.129.16", 80, false, false, false},
 		{"metadata, old", "192.0.0.192", 80, false, false, false},
-		{"IPv6 metadata", "fd00:ec2::254", 80, false, false, false},
+		{"a public range that the operator denies", deniedPublic, 80, false, false, false},
+		{"a range that the operator denies, in an allowed one", deniedPrivate, 80, false, false, false},
 		{"another sandbox", f.addressOf(t, "web"), 8080, false, false, false},
 		{"another sandbox's published port", hostLAN, given[0].Host, false, false, false},
 		{"another sandbox's published port on the bridge", "172.17.0.1", given[0].Host, false, false, false},
@@ -295,9 +365,26 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 				want bool
 			}{{open, g.open}, {some, g.some}, {none, g.none}} {
 				tcp, udp := f.reaches(t, c.s, g.address, g.port)
-				if tcp != c.want || g.port == 80 && udp != c.want && !strings.Contains(g.address, ":") {
+				if tcp != c.want || g.port == 80 && udp != c.want {
 					t.Errorf("from %s: by TCP %t, by UDP %t, want %t", c.s.ID(), tcp, udp, c.want)
 				}
+			}
+		})
+	}
+	t.Run("a name server that the operator names", func(t *testing.T) {
+		for _, s := range []*sdk.Sandbox{open, some, none} {
+			tcp, udp := f.reaches(t, s, named, 80)
+			asked, _ := f.reaches(t, s, named, 53)
+			if want := s == open; tcp || udp != want || asked != want {
+				t.Errorf("from %s: port 80 by TCP %t; port 53 by UDP %t and by TCP %t, want %t", s.ID(), tcp, udp, asked, want)
+			}
+		}
+	})
+	byIPv6 := map[string]string{"the host's IPv6 address": hostIPv6, "IPv6 metadata": metadataIPv6}
+	for what, address := range byIPv6 {
+		t.Run(what, func(t *testing.T) {
+			if err := f.reachesByIPv6(t, open, address); err == nil {
+				t.Errorf("%s is reached", address)
 			}
 		})
 	}
@@ -408,11 +495,16 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		bare := &networkFleet{plain, e, w}
 		s := bare.create("bare", nil)
 		for _, g := range targets {
-			if strings.Contains(g.address, ":") || strings.HasPrefix(g.what, "another sandbox") {
-				continue // sandboxes have no IPv6; and of the other sandboxes none is left
+			if strings.HasPrefix(g.what, "another sandbox") {
+				continue // none is left
 			}
 			if tcp, _ := bare.reaches(t, s, g.address, g.port); !tcp {
 				t.Errorf("%s (%s) is not reached: the test proves nothing", g.what, g.address)
+			}
+		}
+		for what, address := range byIPv6 {
+			if err := bare.reachesByIPv6(t, s, address); err != nil {
+				t.Errorf("%s (%s) is not reached: the test proves nothing: %v", what, address, err)
 			}
 		}
 		spec := bare.Spec()
