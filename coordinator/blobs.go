@@ -20,11 +20,7 @@ func (c *coordinator) keepBlobs(ctx context.Context, lease *jetstream.Lease) err
 			c.log.Warn("how long uploads are kept is asked again", "error", err)
 			life = time.Minute
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(max(life/8, c.cfg.Timing.Scan)): // they are renewed from half of their life on
-		}
+		// At once: whoever led before may have been gone for most of a life.
 		for digest := range neededBlobs(c.projection.all()) {
 			if lease.Check() != nil {
 				break
@@ -32,6 +28,30 @@ func (c *coordinator) keepBlobs(ctx context.Context, lease *jetstream.Lease) err
 			if err := c.conn.RenewBlob(ctx, digest); err != nil && ctx.Err() == nil {
 				c.log.Warn("an upload that a sandbox waits with is renewed later", "digest", digest, "error", err)
 			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(max(life/8, c.cfg.Timing.Scan)): // they are renewed from half of their life on
+		}
+	}
+}
+
+// unwantedLooks is how often the files of images are looked through while one grows old.
+const unwantedLooks = 24
+
+// dropImageFiles removes the files of images that nobody wants any more, now and from time to time.
+func (c *coordinator) dropImageFiles(ctx context.Context, lease *jetstream.Lease) error {
+	for {
+		if lease.Check() == nil {
+			if err := c.conn.RemoveUnwantedFiles(ctx, c.cfg.Timing.Unwanted); err != nil && ctx.Err() == nil {
+				c.log.Warn("the files of images that nobody wants are removed later", "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(c.cfg.Timing.Unwanted / unwantedLooks):
 		}
 	}
 }

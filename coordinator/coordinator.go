@@ -41,6 +41,7 @@ type Timing struct {
 	Snapshot time.Duration // between two rounds of snapshots; default 30 s
 	Abandon  time.Duration // a reservation without a history is ended; default 60 s
 	Image    time.Duration // an image that may not be pulled, and nobody has or brings, is waited for; default 30 s
+	Unwanted time.Duration // the file of an image that nobody wants is kept; default 24 h
 	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
 }
 
@@ -51,6 +52,7 @@ func (t *Timing) setDefaults() {
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
 		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute},
+		{&t.Unwanted, jetstream.UnwantedAge},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def

@@ -54,7 +54,7 @@ func (d *deployment) run(cfg Config) (stop func()) {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	ready, done := make(chan struct{}), make(chan error, 1)
-	cfg.Conn, cfg.Assets, cfg.OnReady = d.connect(cfg.Name), jetstream.Assets{Duplicates: duplicates}, func() { close(ready) }
+	cfg.Conn, cfg.Assets.Duplicates, cfg.OnReady = d.connect(cfg.Name), duplicates, func() { close(ready) }
 	go func() { done <- Run(ctx, cfg) }()
 	select {
 	case <-ready:

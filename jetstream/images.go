@@ -26,9 +26,9 @@ func wantKey(ref string) string {
 	return wantPrefix + hex.EncodeToString(sum[:16])
 }
 
-// orphanAge is how old a file must be that no wanted image names, to be removed: a younger one may
+// UnwantedAge is how old a file must be that no wanted image names, to be removed: a younger one may
 // only be about to be named.
-const orphanAge = 24 * time.Hour
+const UnwantedAge = 24 * time.Hour
 
 // PutImageFile stores the file of an image under its digest, unless it is there already.
 func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
@@ -48,10 +48,7 @@ func (c *Conn) ImageFile(ctx context.Context, digest string) (io.ReadCloser, err
 func (c *Conn) WantImage(ctx context.Context, want *protocol.WantedImage) error {
 	want.Version = protocol.Version
 	_, err := c.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
-	if err != nil {
-		return err
-	}
-	return c.removeOrphans(ctx)
+	return err
 }
 
 // UnwantImage has hosts get rid of an imported image. Error: not_found.
@@ -100,9 +97,9 @@ func (c *Conn) imageFiles(ctx context.Context) (jetstream.ObjectStore, error) {
 	return store, translate(err, "open "+protocol.BucketImageFiles)
 }
 
-// removeOrphans removes the files of images that were replaced, and what was stored of those whose
-// import broke off.
-func (c *Conn) removeOrphans(ctx context.Context) error {
+// RemoveUnwantedFiles removes the files of images that were replaced, and what was stored of those whose
+// import broke off, that are older than age, normally [UnwantedAge].
+func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error {
 	store, err := c.imageFiles(ctx)
 	if err != nil {
 		return err
@@ -114,13 +111,13 @@ func (c *Conn) removeOrphans(ctx context.Context) error {
 	whole := map[string]bool{}
 	for _, f := range files {
 		whole[f.NUID] = true
-		if time.Since(f.ModTime) > orphanAge {
+		if time.Since(f.ModTime) > age {
 			if err := c.removeFile(ctx, f.Name); err != nil {
 				return err
 			}
 		}
 	}
-	return c.removeParts(ctx, protocol.BucketImageFiles, whole, orphanAge)
+	return c.removeParts(ctx, protocol.BucketImageFiles, whole, age)
 }
 
 // Images reads what is wanted, and what each worker says that its host has.

@@ -207,7 +207,7 @@ func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.Ob
 }
 
 // purgeChunks removes the chunks of an object. What stays of blobs goes by age, what stays of files
-// of images by [Conn.removeOrphans].
+// of images by [Conn.RemoveUnwantedFiles].
 func (c *Conn) purgeChunks(bucket, id string) error {
 	ctx, cancel := c.bound(context.Background())
 	defer cancel()

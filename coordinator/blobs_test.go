@@ -1,0 +1,81 @@
+package coordinator
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func digestOf(content string) string {
+	sum := sha256.Sum256([]byte(content))
+	return "sha256-" + hex.EncodeToString(sum[:])
+}
+
+// A coordinator that takes over late still renews what has little of its life left.
+func TestWhoTakesOverLooksAtUploadsAtOnce(t *testing.T) {
+	t.Parallel()
+	const life = 8 * time.Second
+	d := newDeployment(t)
+	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}} // a second look comes too late
+	stop := d.run(cfg)
+	digest := digestOf("tree")
+	if err := d.conn.PutBlob(t.Context(), digest, strings.NewReader("tree")); err != nil {
+		t.Fatal(err)
+	}
+	d.create("waits", protocol.SandboxSpec{Image: "x", Copies: []protocol.Copy{{Digest: digest, Target: "/x"}}})
+	stop()
+	fresh := func() bool {
+		fresh, err := d.conn.FreshBlob(t.Context(), digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fresh
+	}
+	d.eventually("half of its life is over", func() bool { return !fresh() })
+	cfg.Name = "c2"
+	defer d.run(cfg)()
+	d.eventually("it is renewed", fresh)
+}
+
+func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	const age = time.Second
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Unwanted: age})()
+	put := func(content, ref string) (digest string) {
+		t.Helper()
+		digest = digestOf(content)
+		if err := d.conn.PutImageFile(t.Context(), digest, strings.NewReader(content)); err != nil {
+			t.Fatal(err)
+		}
+		if ref == "" {
+			return digest
+		}
+		if err := d.conn.WantImage(t.Context(), &protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
+			t.Fatal(err)
+		}
+		return digest
+	}
+	there := func(digest string) bool {
+		r, err := d.conn.ImageFile(t.Context(), digest)
+		if err == nil {
+			r.Close()
+		}
+		return err == nil
+	}
+	const ref = "docker.io/library/tools:1"
+	began := time.Now()
+	replaced, kept, lost := put("first", ref), put("second", ref), put("never named", "")
+	d.eventually("what was replaced, and what was never named, goes", func() bool { return !there(replaced) && !there(lost) })
+	if took := time.Since(began); took < age {
+		t.Errorf("they went after %s", took)
+	}
+	if !there(kept) {
+		t.Error("the file of a wanted image went too")
+	}
+}
