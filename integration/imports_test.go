@@ -2,6 +2,7 @@ package integration
 
 import (
 	"archive/tar"
+	"bytes"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -120,5 +121,20 @@ func TestAnImportUnderANameOfTheHostsNeverRemovesIt(t *testing.T) {
 	})
 	if id(same) == "" || id(moved) != other {
 		t.Errorf("of the host's names there are %s and %s", id(same), id(moved))
+	}
+}
+
+// An import before the first host: nobody is waited for, and the host that comes gets it.
+func TestAnImportWithoutHostsIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(20 * time.Second)
+	data, _ := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "f"})
+	want, err := f.Client.ImportImage(ctx, sdk.ImageFile{Ref: "early:1", Content: bytes.NewReader(data)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hosts, err := f.Client.WaitImage(ctx, want, nil); err != nil || len(hosts) > 0 {
+		t.Errorf("waited for %v, %v", hosts, err)
 	}
 }

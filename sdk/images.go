@@ -97,7 +97,8 @@ const imagePoll = 500 * time.Millisecond
 
 // WaitImage waits until each host that should have an imported image has it, or has failed to get it
 // once, and returns what became of it, by worker. Hosts that do not answer now are not waited for,
-// unless they were named at the import. report hears of each change; it may be nil.
+// unless they were named at the import: where none does, and none was named, nobody is waited for. report
+// hears of each change; it may be nil.
 func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, report func(worker string, i protocol.HostImage)) (map[string]protocol.HostImage, error) {
 	found := map[string]protocol.HostImage{}
 	for {
@@ -120,7 +121,7 @@ func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, repo
 			}
 		}
 		open := slices.ContainsFunc(workers, func(w string) bool { return found[w].State == "" || found[w].State == protocol.ImageLoading })
-		if !open && len(workers) > 0 {
+		if !open {
 			return found, nil
 		}
 		select {

@@ -98,6 +98,9 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFil
 	if err != nil {
 		return err
 	}
+	if len(hosts) == 0 {
+		return p.show(hosts, func(w io.Writer) { fmt.Fprintf(w, "no host is ready: those that come get %s\n", want.Ref) })
+	}
 	failed := 0
 	rows := [][]any{{"WORKER", "STATE", "IMAGE", "ERROR"}}
 	for _, worker := range slices.Sorted(maps.Keys(hosts)) {
