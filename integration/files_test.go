@@ -584,9 +584,37 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 	t.Parallel()
 	const age = 6 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
+	// A machine that others use too may stand still for so long that a try says nothing of the other blob.
+	for try := 1; !blobsGoByAge(t, f, age, try); try++ {
+		if try == 5 {
+			t.Fatal("in no try was anything looked at in time")
+		}
+	}
+	nc, err := nats.Connect(f.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(3*age, "nothing is left of either", func() error {
+		stream, err := js.Stream(f.Context(time.Minute), "OBJ_"+protocol.BucketBlobs)
+		if err == nil && stream.CachedInfo().State.Msgs > 0 {
+			err = fmt.Errorf("there are %d messages of %d bytes", stream.CachedInfo().State.Msgs, stream.CachedInfo().State.Bytes)
+		}
+		return err
+	})
+}
+
+// blobsGoByAge uploads a tree that nobody uses again, and one that is uploaded again: while it is fresh,
+// when nothing is sent, and when it no longer is. It says whether each was looked at in time.
+func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (conclusive bool) {
+	t.Helper()
 	ctx := f.Context(time.Minute)
 	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, "f"), strings.Repeat("x", 300_000), 0o644, time.Now())
+	writeFile(t, filepath.Join(dir, "f"), strings.Repeat("x", 300_000+try), 0o644, time.Now())
 	there := func(digest string) bool {
 		found, err := f.Conn.HasBlob(ctx, digest)
 		if err != nil {
@@ -594,12 +622,13 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 		}
 		return found
 	}
+	firstStored := time.Now() // or later
 	first, err := f.Client.CopyTree(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
 	}
-	stored := time.Now()
-	writeFile(t, filepath.Join(dir, "f"), "other", 0o644, time.Now())
+	writeFile(t, filepath.Join(dir, "f"), fmt.Sprint("other", try), 0o644, time.Now())
+	otherStored := time.Now()
 	other, err := f.Client.CopyTree(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
@@ -612,15 +641,21 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 		}
 		return copied
 	}
-	if copied := again(); copied != other || uploads > 0 {
+	if copied := again(); copied != other {
+		t.Errorf("the same tree is now %+v", copied)
+	}
+	if uploads > 0 && time.Since(otherStored) < age/2 {
 		t.Errorf("what is stored was sent again, %d times", uploads)
 	}
+	conclusive = uploads == 0
+	uploads = 0
 	f.Eventually(age, "half of its life is over", func() error {
 		if fresh, err := f.Conn.FreshBlob(ctx, other.Digest); fresh || err != nil {
 			return fmt.Errorf("it is fresh: %w", err)
 		}
 		return nil
 	})
+	otherStored = time.Now()
 	if copied := again(); copied != other || uploads == 0 {
 		t.Error("what is old was not sent again")
 	}
@@ -630,28 +665,16 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 		}
 		return nil
 	})
-	if time.Since(stored) < age {
-		t.Errorf("it went after %s", time.Since(stored))
+	if took := time.Since(firstStored); took < age {
+		t.Errorf("it went after %s", took)
 	}
-	if !there(other.Digest) {
+	if there(other.Digest) {
+		return conclusive
+	}
+	if time.Since(otherStored) < age {
 		t.Error("the one that was sent again went too")
 	}
-	nc, err := nats.Connect(f.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Eventually(3*age, "nothing is left of either", func() error {
-		stream, err := js.Stream(ctx, "OBJ_"+protocol.BucketBlobs)
-		if err == nil && stream.CachedInfo().State.Msgs > 0 {
-			err = fmt.Errorf("there are %d messages of %d bytes", stream.CachedInfo().State.Msgs, stream.CachedInfo().State.Bytes)
-		}
-		return err
-	})
+	return false
 }
 
 // blobStore opens the store of uploads by the client of NATS itself.
@@ -714,21 +737,33 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	})
 }
 
-// peakMemory is the most that a process has had in memory so far, in bytes.
-func peakMemory(t *testing.T, pid int) int64 {
+// runMeasured runs a command to its end, and returns how many bytes it had in memory at most, as far as
+// that was seen.
+func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(data)) {
-		var kib int64
-		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kib); n == 1 {
-			return kib << 10
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			if err != nil || peak == 0 {
+				t.Fatalf("%s: %v, %d bytes in memory: %s", cmd, err, peak, out.Bytes())
+			}
+			return peak
+		case <-time.After(20 * time.Millisecond):
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // it may have ended
+			_, rest, _ := strings.Cut(string(status), "VmHWM:")
+			var kib int64
+			if n, _ := fmt.Sscanf(rest, "%d kB", &kib); n == 1 {
+				peak = max(peak, kib<<10)
+			}
 		}
 	}
-	t.Fatal("the kernel does not say how much memory a process had")
-	return 0
 }
 
 func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
@@ -748,25 +783,15 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	begin, before := time.Now(), peakMemory(t, os.Getpid())
-	copied, err := f.Client.CopyTree(ctx, dir, "/large")
-	if err != nil {
-		t.Fatal(err)
+	cli := buildCLI(t)
+	begin := time.Now()
+	caller := runMeasured(t, exec.CommandContext(ctx, cli, "--nats", f.URL(), "sandbox", "create", "--id", "large", "--image", fleet.Image, "--copy", dir+":/large"))
+	worker := w.PeakMemory()
+	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB", time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
+	if worker > 300<<20 || caller > 200<<20 {
+		t.Errorf("the worker took %d MiB, the caller %d MiB", worker>>20, caller>>20)
 	}
-	uploaded := time.Since(begin)
-	spec := f.Spec()
-	spec.Copies = []protocol.Copy{copied}
-	begin = time.Now()
-	s, err := f.Client.Create(ctx, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	caller, worker := peakMemory(t, os.Getpid())-before, peakMemory(t, w.Pid())
-	t.Logf("upload %s, create %s; in memory at most: worker %d MiB; caller and NATS server %d MiB more than before", uploaded.Round(time.Millisecond),
-		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
-	if worker > 300<<20 || caller > 500<<20 {
-		t.Errorf("the worker took %d MiB, the caller with its NATS server %d MiB", worker>>20, caller>>20)
-	}
+	s := f.Client.Sandbox("large")
 	if got := mustExec(ctx, t, s, script("cd /large && cat * | wc -c && head -c 1 7")); got != "1073741824\n7" {
 		t.Errorf("got %q", got)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -122,6 +123,7 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	}
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed + ":rw"}})
 	ctx := f.Context(2 * time.Minute)
+	var exchanges atomic.Int64
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -131,11 +133,13 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 				return
 			case <-time.After(time.Duration(n%7) * time.Millisecond):
 			}
-			_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(allowed, "a"), unix.AT_FDCWD, filepath.Join(allowed, "b"), unix.RENAME_EXCHANGE)
+			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(allowed, "a"), unix.AT_FDCWD, filepath.Join(allowed, "b"), unix.RENAME_EXCHANGE) == nil {
+				exchanges.Add(1)
+			}
 		}
 	}()
 	made, refused, exchanged := 0, 0, 0
-	for range 12 {
+	for n := 0; n < 12 || made == 0 && n < 60; n++ {
 		spec := f.Spec()
 		spec.Mounts = []protocol.Mount{{Source: filepath.Join(allowed, "a"), Target: "/m"}}
 		// Were it seen only after the container's command has begun, it would be too late.
@@ -160,7 +164,10 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d made, %d refused, of these %d when the container had started", made, refused, exchanged)
+	t.Logf("%d made, %d refused, of these %d when the container had started; %d exchanges", made, refused, exchanged, exchanges.Load())
+	if made == 0 || exchanges.Load() < 100 {
+		t.Errorf("%d sandboxes were made during %d exchanges: this shows nothing", made, exchanges.Load())
+	}
 	for s, err := range f.Client.All(ctx, sdk.ListOptions{}) {
 		if err != nil {
 			t.Fatal(err)
