@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -177,6 +178,56 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	e.Restart()
 	allThere("after the engine was killed")
 	check(t, s.Delete(ctx))
+	nothingLeft(t, f, w)
+	f.Judge()
+}
+
+// TestTheEngineIsRestartedWhileServicesStart does so during a create, and during a resume.
+func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "starting")
+	engines.LoadImage(t, e, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host})
+	ctx := f.Context(3 * time.Minute)
+	s, err := f.Client.Create(ctx, withServices(f, services{"quick": small("exec sleep 1000"), "slow": web("5")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	comesUp := func(what string) {
+		t.Helper()
+		f.Eventually(20*time.Second, "one service is ready and the other starts", func() error {
+			if running := docker(t, e.Host, "ps", "-q"); strings.Count(running, "\n") != 2 {
+				return fmt.Errorf("running: %q", running)
+			}
+			return serviceIs(f, "s", "quick", protocol.ServiceStateReady)
+		})
+		if b := f.History("s").State.Sandbox; b.State != protocol.StatePending {
+			t.Fatalf("%s: it is %s already", what, b.State)
+		}
+		e.Restart()
+		restarted := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, 40*time.Second)
+		defer cancel()
+		if err := s.WaitReady(bounded); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		t.Logf("%s: ready %s after the engine's restart", what, time.Since(restarted).Round(time.Millisecond))
+		if got := printedBy(t, ctx, s, "", "wget", "-q", "-O", "-", "http://slow/"); got != "hello" {
+			t.Errorf("%s: the service prints %q", what, got)
+		}
+	}
+	comesUp("create")
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Resume(ctx, sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	comesUp("resume")
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
 	nothingLeft(t, f, w)
 	f.Judge()
 }

@@ -169,6 +169,45 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
+// TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput, at a resume and at a create.
+func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	slow := withCheck(small("echo still loading; exec sleep 1000"), "! [ -e /tmp/slow ]")
+	slow.Healthcheck.Retries = 1000
+	never := slow
+	never.Command = []string{"sh", "-c", "touch /tmp/slow; echo still loading; exec sleep 1000"}
+	overdue := func(id string) {
+		t.Helper()
+		b := inState(f, id, protocol.StateFailed, 20*time.Second)
+		if b.Reason != protocol.ReasonCreateTimeout || b.Error.Field != "spec.required_services.db" ||
+			!strings.Contains(b.Error.Message, "health test") || !strings.Contains(b.Error.Message, "still loading") {
+			t.Errorf("%s failed with %q: %+v", id, b.Reason, b.Error)
+		}
+	}
+	spec := withServices(f, services{"db": slow}, nil)
+	spec.CreateTimeout = protocol.Duration(4 * time.Second)
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("resumed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.RequiredServices = services{"db": never}
+	if _, err := f.Client.Create(ctx, spec, sdk.WithID("created"), sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	printedBy(t, ctx, s, "db", "touch", "/tmp/slow")
+	if err := s.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Resume(ctx, sdk.WithWait(false)); err != nil {
+		t.Fatal(err)
+	}
+	overdue("created")
+	overdue("resumed")
+	f.Judge()
+}
+
 func TestAnOptionalServiceBlocksNothing(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})

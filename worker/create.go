@@ -21,11 +21,18 @@ func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
 	case err == nil, errors.Is(err, errSuperseded), ctx.Err() != nil:
 		return err
 	case making.Err() != nil:
-		return s.fail(ctx, b, protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", b.Spec.CreateTimeout, err))
+		return s.fail(ctx, b, overdue(b, err))
 	case passing(err):
 		return err
 	}
 	return s.fail(ctx, b, protocol.AsError(err))
+}
+
+// overdue is what a sandbox fails with that is not ready in time, because of err.
+func overdue(b *protocol.Sandbox, err error) *protocol.Error {
+	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", b.Spec.CreateTimeout, err)
+	why.Field = protocol.AsError(err).Field
+	return why
 }
 
 // passing says whether an error may go away by itself.
@@ -135,7 +142,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if err := s.servicesReady(ctx); err != nil {
+	if err := s.servicesReady(ctx, a); err != nil {
 		return err
 	}
 	s.w.cfg.Probe("before-ready")

@@ -117,12 +117,17 @@ func (s *sandbox) superseded() bool {
 	return !wanted
 }
 
-// look has the host looked at again. It reports false when the mailbox has ended.
+// look has the host looked at again, by the services too, which the mailbox may be waiting for. It
+// reports false when the mailbox has ended.
 func (s *sandbox) look() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dirty = true
 	s.wakeUp()
+	for _, v := range s.services {
+		v.dirty = true
+		v.wakeUp()
+	}
 	return !s.gone
 }
 
@@ -276,7 +281,6 @@ func (s *sandbox) observe(ctx context.Context) error {
 	if !dirty {
 		return nil
 	}
-	s.wakeServices()
 	c, err := s.inspect(ctx)
 	if err == nil {
 		s.seen.leftovers, err = s.w.hasDirectory(s.key)

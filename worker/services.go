@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -69,34 +70,61 @@ func (s *sandbox) letServicesIn() {
 	}
 }
 
-// wakeServices has the services look at their containers.
-func (s *sandbox) wakeServices() {
-	for _, v := range s.eachService() {
-		s.mu.Lock()
-		v.dirty = true
-		s.mu.Unlock()
-		v.wakeUp()
-	}
-}
-
-// servicesReady waits until every required service is ready, and fails when one has failed.
-func (s *sandbox) servicesReady(ctx context.Context) error {
+// servicesReady waits until every required service is ready, and fails when one has failed, or when the
+// primary container, attached as a, does not run any more.
+func (s *sandbox) servicesReady(ctx context.Context, a *attachment) error {
 	for _, v := range s.eachService() {
 		if !v.required {
 			continue
 		}
-		select {
-		case <-v.settled:
-		case <-ctx.Done():
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return protocol.Errorf(protocol.DeadlineExceeded, "", "the required service %s is not ready: %s", v.name, v.problem)
+		if err := v.awaitSettled(ctx, a); err != nil {
+			return err
 		}
 		if v.err != nil {
 			return v.err
 		}
 	}
-	return nil
+	return s.stillRuns(ctx, a)
+}
+
+// awaitSettled waits until the service is ready, or has failed.
+func (v *service) awaitSettled(ctx context.Context, primary *attachment) error {
+	look := time.NewTicker(judgePeriod)
+	defer look.Stop()
+	for {
+		select {
+		case <-v.settled:
+			return nil
+		case <-look.C:
+			if err := v.s.stillRuns(ctx, primary); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return v.unready()
+		}
+	}
+}
+
+// unready says why the service is not ready when its time is over.
+func (v *service) unready() *protocol.Error {
+	v.s.mu.Lock()
+	problem := v.problem
+	v.s.mu.Unlock()
+	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "the required service %s is not ready: %s%s", v.name, problem, quoted(v.output.last()))
+	why.Field = v.sandbox.ServiceField(v.name)
+	return why
+}
+
+// stillRuns fails, for now, where the primary container has ended: with its engine, or by itself.
+func (s *sandbox) stillRuns(ctx context.Context, a *attachment) error {
+	if a.link.Up() {
+		return nil
+	}
+	c, err := s.inspect(ctx)
+	if err != nil || c.Running && c.Pid == a.pid {
+		return err
+	}
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonContainerExited, "the sandbox's container ended while its services were starting")
 }
 
 // endServices ends the goroutines. The containers go on, and the connections to their supervisors.

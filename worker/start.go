@@ -17,6 +17,13 @@ const helloWithin = 20 * time.Second
 // id must be known.
 func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, c docker.Container) (*attachment, error) {
 	s.detach() // of an earlier try
+	if s.seen.container == containerExited {
+		// It may have ended with its engine, and one that is about to end still answers on connections that
+		// it has: what it began to start then could never be removed.
+		if err := s.w.engine.Ping(ctx); err != nil {
+			return nil, err
+		}
+	}
 	a, err := s.listen(b, d, secret)
 	if err != nil {
 		return nil, err
@@ -122,12 +129,14 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 	defer cancel()
 	a, err := s.startAgain(starting, b)
 	if err == nil {
-		err = s.servicesReady(starting)
+		err = s.servicesReady(starting, a)
 	}
 	switch {
 	case err == nil:
 	case errors.Is(err, errSuperseded), ctx.Err() != nil, (passing(err) || portBusy(err)) && starting.Err() == nil:
 		return err
+	case passing(err):
+		return s.fail(ctx, b, overdue(b, err))
 	default:
 		return s.fail(ctx, b, protocol.AsError(err))
 	}

@@ -34,12 +34,10 @@ func (o labelled) stray(b *protocol.Sandbox, hostID, name string) bool {
 // false when the mailbox has ended.
 func (s *sandbox) found(objects []labelled) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.labelled = objects
 	s.networkSeen = s.networkSeen || slices.ContainsFunc(objects, func(o labelled) bool { return o.network })
-	s.dirty = true
-	s.wakeUp()
-	return !s.gone
+	s.mu.Unlock()
+	return s.look()
 }
 
 // removeStrays removes the strays among what was found, by their ids, whatever their names are. The
