@@ -30,6 +30,7 @@ func TestAgainstAFleet(t *testing.T) {
 		"EventsOutOfRangeAreTold":                eventsOutOfRangeAreTold,
 		"TreesArriveAsTheyWere":                  treesArriveAsTheyWere,
 		"AnExecThatEndsWhileNATSIsAwayIsHeardOf": anExecThatEndsWhileNATSIsAwayIsHeardOf,
+		"AServiceIsHeardToItsLastWord":           aServiceIsHeardToItsLastWord,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
 	}

@@ -182,3 +182,60 @@ func (o *output) is(want string) func() error {
 		return nil
 	}
 }
+
+func aServiceIsHeardToItsLastWord(t *testing.T, f *fleet.Fleet) {
+	ctx := f.Context(time.Minute)
+	spec := f.Spec()
+	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20, Command: []string{"sh", "-c",
+		"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do sleep 0.1; done"}}}
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("talks"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWire(t, f.URL())
+	far, err := sdk.Connect(ctx, sdk.Options{URL: "nats://" + w.listener.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	var out output
+	over := make(chan error, 1)
+	go func() {
+		for k, err := range far.Sandbox(s.ID()).ServiceLogs(ctx, "db", true) {
+			if err != nil {
+				over <- err
+				return
+			}
+			if k.Stream == sdk.Stdout { // the shell says something of its own on the other
+				_, _ = out.Write(k.Data)
+			}
+		}
+		over <- nil
+	}()
+	f.Eventually(10*time.Second, "output comes", out.is("first\n"))
+	w.setCut(true)
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/go"}, Service: "db"}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-over:
+		t.Fatalf("while NATS is away the output ends: %v", err)
+	case <-time.After(7 * time.Second): // it is read again meanwhile
+	}
+	w.setCut(false)
+	f.Eventually(10*time.Second, "output goes on", out.is("first\nsecond\n"))
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-over:
+		if err != nil {
+			t.Errorf("with the sandbox's delete it ends with %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it does not end with the sandbox's delete")
+	}
+	if err := out.is("first\nsecond\nbye\n")(); err != nil {
+		t.Error(err)
+	}
+}

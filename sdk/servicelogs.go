@@ -39,8 +39,8 @@ func (s *Sandbox) serviceLogs(ctx context.Context, service string, follow bool, 
 		default:
 		}
 	}
-	deleted, watched := make(chan struct{}), make(chan struct{})
-	if follow {
+	deleted, watched := make(chan error, 1), make(chan struct{})
+	if follow = follow && info.State != protocol.StateDeleted; follow {
 		stop, err := c.conn.LiveOutput(c.tenant, s.id, log, func(jetstream.Chunk) { hear() })
 		if err != nil {
 			return err
@@ -51,17 +51,13 @@ func (s *Sandbox) serviceLogs(ctx context.Context, service string, follow bool, 
 		defer func() { cancel(); <-watched }()
 		go func() {
 			defer close(watched)
-			for range c.Events(watching, s.id, info.Sequence, true) {
-			}
-			if watching.Err() == nil {
-				close(deleted)
-			}
+			deleted <- c.untilDeleted(watching, s.id, info.Sequence)
 		}()
 	}
 	recheck := time.NewTicker(recheckFeed) // a server that dies takes along what it was about to pass on
 	defer recheck.Stop()
 	offset := map[string]int64{}
-	for next := uint64(1); ; {
+	for next, over := uint64(1), !follow; ; {
 		var err error
 		next, err = c.conn.ReadOutput(ctx, c.tenant, s.id, log, next, func(k jetstream.Chunk) error {
 			skip := max(0, offset[k.Stream]-k.Offset)
@@ -71,16 +67,37 @@ func (s *Sandbox) serviceLogs(ctx context.Context, service string, follow bool, 
 			offset[k.Stream] = k.Offset + int64(len(k.Data))
 			return y.write(k.Stream, k.Offset+skip, k.Data[skip:])
 		})
-		if err != nil || !follow {
+		if isTransient(err) && pause(ctx, retryPause) {
+			continue
+		}
+		if err != nil || over {
 			return err
 		}
 		select {
 		case <-more:
 		case <-recheck.C:
-		case <-deleted:
-			return nil
+		case err := <-deleted:
+			if err != nil {
+				return err
+			}
+			over = true // what was printed until then is read once more
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+	}
+}
+
+// untilDeleted follows the events of a sandbox from one on until it is deleted.
+func (c *Client) untilDeleted(ctx context.Context, sandbox string, from uint64) error {
+	for {
+		var err error
+		for e, failed := range c.Events(ctx, sandbox, from, true) {
+			if err = failed; err == nil {
+				from = e.Sequence
+			}
+		}
+		if !isTransient(err) || !pause(ctx, retryPause) {
+			return err
 		}
 	}
 }

@@ -111,6 +111,17 @@ func (a *attachment) during(ctx context.Context) (context.Context, context.Cance
 	return ctx, cancel
 }
 
+// whileConnected returns a context that ends with ctx, and soon after the connection to the supervisor.
+func (a *attachment) whileConnected(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		for a.link.Up() && sleep(ctx, judgePeriod) {
+		}
+	}()
+	return ctx, cancel
+}
+
 // attach makes a the sandbox's attachment; execs that waited for one go on.
 func (s *sandbox) attach(a *attachment) {
 	s.mu.Lock()

@@ -54,9 +54,11 @@ func (s *sandbox) lastWords(ctx context.Context, b *protocol.Sandbox) error {
 	return s.runsEnded(ctx, b.Spec.Grace.Std(), ofAll)
 }
 
-// endAll ends the execs and the primary command through the supervisor, TERM, grace, KILL. One
-// that does not answer is passed over: the container's end is theirs too.
+// endAll ends the execs, the primary command and the services through the supervisors, TERM, grace,
+// KILL, and publishes what the services printed until then. A supervisor that does not answer is passed
+// over: the container's end is theirs too.
 func (s *sandbox) endAll(ctx context.Context, b *protocol.Sandbox) error {
+	s.endServices()
 	s.mu.Lock()
 	a := s.attached
 	s.mu.Unlock()

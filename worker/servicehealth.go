@@ -72,7 +72,7 @@ func (v *service) untilHealthy(ctx context.Context) error {
 				return nil
 			}
 			v.nowWaits("%s", sick.Message)
-			if time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
+			if v.connected() && time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
 				return sick
 			}
 			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())
@@ -123,6 +123,9 @@ func (v *service) test(ctx context.Context, h *protocol.Healthcheck) *protocol.E
 	if h.Test[0] == "CMD-SHELL" {
 		argv = []string{"/bin/sh", "-c", h.Test[1]}
 	}
+	// Only who runs this finds that the container has ended, and a supervisor that is gone answers nothing.
+	ctx, cancel := a.whileConnected(ctx)
+	defer cancel()
 	id := "health-" + strings.ToLower(ulid.Make().String())
 	r, output, err := v.s.command(ctx, a, control.Start{ID: id, Argv: argv, Timeout: h.Timeout.Std()})
 	v.tested = time.Now()

@@ -30,3 +30,22 @@ func TestAServiceIsReadyOnlyWhileItsSupervisorIsConnected(t *testing.T) {
 		t.Errorf("with one: %v, want that it is ready", err)
 	}
 }
+
+// A service whose container ends during a health test is not stuck in it: it has to look at the container.
+func TestAHealthTestEndsWithTheConnection(t *testing.T) {
+	a, connect := linked(t, &sandbox{})
+	conn := connect()
+	ctx, cancel := a.whileConnected(t.Context())
+	defer cancel()
+	select {
+	case <-ctx.Done():
+		t.Fatal("it ends while the supervisor is connected")
+	case <-time.After(judgePeriod + judgePeriod/2):
+	}
+	conn.Close()
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * judgePeriod):
+		t.Fatal("it goes on without a supervisor")
+	}
+}

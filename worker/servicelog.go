@@ -23,7 +23,8 @@ type serviceLog struct {
 	mu   sync.Mutex
 	size [2]int64 // that the supervisor announced, of stdout and stderr
 
-	// Only run's own.
+	// Only run's own, and rest's afterwards.
+	known     bool     // what was published before
 	earlier   [2]int64 // what the service had printed on other hosts, before it came to this one
 	published [2]int64 // of what it printed here
 }
@@ -35,7 +36,8 @@ var serviceStreams = [2]string{jetstream.Stdout, jetstream.Stderr}
 const (
 	publishPeriod = 100 * time.Millisecond
 	publishLots   = 256 << 10
-	publishRest   = 2 * time.Second
+	publishRest   = 2 * time.Second // also how long the last of it may take
+	restLooks     = 10 * time.Millisecond
 )
 
 func newServiceLog(v *service) *serviceLog { return &serviceLog{v: v, more: make(chan struct{}, 1)} }
@@ -58,34 +60,50 @@ func (l *serviceLog) sizes() [2]int64 {
 
 // run publishes until ctx ends.
 func (l *serviceLog) run(ctx context.Context) {
-	known := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.more:
 		}
-		var err error
-		if !known {
-			err = l.begin(ctx)
-			known = err == nil
-		}
-		before := l.published
-		if err == nil {
-			err = l.publish(ctx)
-		}
+		n, err := l.catchUp(ctx)
 		pause := publishPeriod
 		if err != nil && ctx.Err() == nil {
 			l.v.s.log.Warn("a service's output is published again later", "service", l.v.name, "error", err)
 			l.grown(0, 0)
 			pause = retryMost
-		} else if l.published[0]-before[0]+l.published[1]-before[1] > publishLots {
+		} else if n > publishLots {
 			pause = publishRest
 		}
 		if !sleep(ctx, pause) {
 			return
 		}
 	}
+}
+
+// rest publishes, for a while, what the service printed until it was ended. Its supervisor says that it
+// was, after how much that is.
+func (l *serviceLog) rest(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, publishRest)
+	defer cancel()
+	for l.v.process().Running && l.v.connected() && sleep(ctx, restLooks) {
+	}
+	if _, err := l.catchUp(ctx); err != nil {
+		l.v.s.log.Warn("the last output of a service is not published", "service", l.v.name, "error", err)
+	}
+}
+
+// catchUp publishes what is there and was not published yet, and says how much that was.
+func (l *serviceLog) catchUp(ctx context.Context) (n int64, err error) {
+	if !l.known {
+		if err := l.begin(ctx); err != nil {
+			return 0, err
+		}
+		l.known = true
+	}
+	before := l.published
+	err = l.publish(ctx)
+	return l.published[0] - before[0] + l.published[1] - before[1], err
 }
 
 // begin learns from the log what was published before.

@@ -55,7 +55,8 @@ func (s *sandbox) removeServices(ctx context.Context, b *protocol.Sandbox) error
 	return err
 }
 
-// endInServices has the services' supervisors end everything, and reports whether all did.
+// endInServices has the services' supervisors end everything, and reports whether all did. The services'
+// goroutines have ended.
 func (s *sandbox) endInServices(ctx context.Context, grace time.Duration) bool {
 	var ending sync.WaitGroup
 	var mu sync.Mutex
@@ -64,6 +65,7 @@ func (s *sandbox) endInServices(ctx context.Context, grace time.Duration) bool {
 		if a := s.attachedTo(v.name); a != nil {
 			ending.Go(func() {
 				ended := a.end(ctx, grace)
+				v.output.rest(ctx)
 				mu.Lock()
 				defer mu.Unlock()
 				all = all && ended

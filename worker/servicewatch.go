@@ -143,7 +143,7 @@ func (v *service) judge(ctx context.Context) {
 	}
 	sick := v.test(ctx, h)
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil || !v.connected(): // it says nothing
 	case sick == nil:
 		v.failures = 0
 		if failed && v.mayRecover(&status) {
