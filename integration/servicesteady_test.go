@@ -75,3 +75,24 @@ func TestAServiceMayBeTestedAsOftenAsItTakes(t *testing.T) {
 	}
 	f.Judge()
 }
+
+// TestAServiceHasItsStartPeriodAtEachStart has one that needs a while when it is started again.
+func TestAServiceHasItsStartPeriodAtEachStart(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	ctx := f.Context(time.Minute)
+	v := withCheck(small("[ -e /tmp/ran ] && sleep 3; touch /tmp/ran /tmp/up; until [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end /tmp/up; exit 1"), "[ -e /tmp/up ]")
+	v.Healthcheck.Retries, v.Healthcheck.StartPeriod = 2, protocol.Duration(20*time.Second)
+	s, err := f.Client.Create(ctx, withServices(f, services{"v": v}, nil), sdk.WithID("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printedBy(t, ctx, s, "v", "sh", "-c", "touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.05; done; until [ -e /tmp/up ]; do sleep 0.1; done")
+	if got := serviceEvents(f.History("s"), "v"); !slices.Equal(got, []string{string(protocol.ServiceReady)}) {
+		t.Errorf("its history has %q", got)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.Judge()
+}

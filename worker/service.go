@@ -47,6 +47,7 @@ type service struct {
 	epoch    int64                 // of the engine, when the container was last seen running
 	failures int                   // health tests that failed in a row
 	tested   time.Time
+	passed   time.Time // the last health test that passed
 
 	notBefore time.Time // a container that ended is not started again before
 }

@@ -143,7 +143,13 @@ func (v *service) test(ctx context.Context, h *protocol.Healthcheck) *protocol.E
 	case *r.ExitCode != 0:
 		return sick("the health test ended with exit code %d%s", *r.ExitCode, said(output))
 	}
+	v.passed = v.tested
 	return nil
+}
+
+// starting says whether a command that runs has its start period still, in which it need not be healthy.
+func (v *service) starting(h *protocol.Healthcheck, p *control.Primary) bool {
+	return v.passed.Before(p.Since) && time.Since(p.Since) < h.StartPeriod.Std()
 }
 
 // said is the last line of a test's output.

@@ -149,6 +149,7 @@ func (v *service) judge(ctx context.Context) {
 		if failed && v.mayRecover(&status) {
 			v.recovered(ctx)
 		}
+	case v.starting(h, &p):
 	default:
 		if v.failures++; v.failures >= h.Retries && !failed {
 			v.fail(ctx, sick)
