@@ -95,7 +95,7 @@ type Service struct {
 	Disk        Bytes             `json:"disk,omitempty"`
 	Profile     string            `json:"profile,omitempty"`     // hardened or standard (default): images of services commonly start as root and become another user
 	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // default: the image's; where that has none either, it is ready when it runs
-	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is ready
+	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is healthy, which is ready after them
 }
 
 // Services are services by name.
