@@ -28,8 +28,9 @@ func TestAnImportUnderANameOfTheHostsNeverRemovesIt(t *testing.T) {
 	ctx := f.Context(2 * time.Minute)
 	word := strings.ToLower(rand.Text()[:10])
 	same, moved, ours := "built-"+word+":1", "moved-"+word+":1", "ours-"+word+":1"
+	var nameless []string // once their name was moved
 	t.Cleanup(func() {
-		for _, ref := range []string{same, moved, ours} {
+		for _, ref := range append(nameless, same, moved, ours) {
 			_ = exec.Command("docker", "-H", host, "rmi", ref).Run() // some are gone
 		}
 	})
@@ -87,6 +88,7 @@ func TestAnImportUnderANameOfTheHostsNeverRemovesIt(t *testing.T) {
 	// Its owner gives a name to another image: it is left alone, and that is said.
 	docker(t, host, "import", root, moved)
 	other := id(moved)
+	nameless = append(nameless, other)
 	want := imports(moved, archive)
 	f.Eventually(10*time.Second, "it is said that the name is somebody else's", func() error {
 		if i := shown(moved); i.State != protocol.ImageFailed || i.Error == nil || i.Error.Code != protocol.AlreadyExists || i.File != want.Digest {
