@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -166,6 +167,21 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 			})
 		})
 	}
+	f.Judge()
+}
+
+// TestACreateThatFailsLeavesNoContainerOfAnyName has one with the sandbox's labels beside its own.
+func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	host := engines.Default(t).Host
+	late := "boxfleet-late-" + f.Conn.Deployment()
+	docker(t, host, append([]string{"create", "--name", late}, append(orphanLabels(f, "s", "1"), fleet.Image, "true")...)...)
+	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": small("exit 3")}, nil), sdk.WithID("s"))
+	if err == nil {
+		t.Error("it does not fail")
+	}
+	gone(t, f, host, late)
 	f.Judge()
 }
 

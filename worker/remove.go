@@ -160,8 +160,20 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 }
 
 // removeRest removes the network and the directories of a sandbox whose container is gone, and what a
-// create that was broken off left.
+// create that was broken off left. An engine may also have made a container after its answer was no longer
+// waited for.
 func (s *sandbox) removeRest(ctx context.Context) error {
+	containers, err := s.w.engine.Containers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range containers {
+		if k, ok := labelledKey(c.Labels); ok && k == s.key {
+			if err := s.w.engine.RemoveContainer(ctx, c.ID); err != nil && !docker.IsNotFound(err) {
+				return err
+			}
+		}
+	}
 	st, _ := s.journal.State()
 	if needHome(st.Sandbox.Spec.Tools) {
 		if err := s.removePasswd(ctx); err != nil {
