@@ -41,8 +41,8 @@ func (e *Engine) do(ctx context.Context, c call, f func(context.Context) error) 
 	defer cancel()
 	limited, refused := withRefusal(limited)
 	err := f(limited)
-	if refused.err != nil {
-		return refused.err
+	if err := refused.get(); err != nil {
+		return err
 	}
 	return translate(ctx, c, err)
 }

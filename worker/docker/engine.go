@@ -139,6 +139,7 @@ func (e *Engine) dial(cfg Config) error {
 func newClient(address client.Opt, check func() error) (made *client.Client, transport *http.Transport, err error) {
 	fenced := func(c *client.Client) error {
 		transport = c.HTTPClient().Transport.(*http.Transport)
+		fenceConns(transport)
 		if transport.TLSClientConfig != nil {
 			// The client derives the scheme from a transport that it can see into.
 			if err := client.WithScheme("https")(c); err != nil {

@@ -2,8 +2,12 @@ package docker
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
 	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
 )
 
 // Unfenced is the fence of somebody who may always change the engine: a tool, a test, or a worker
@@ -11,7 +15,9 @@ import (
 func Unfenced() error { return nil }
 
 // fence lets reading requests pass, and every other one only when the check agrees. It sits between
-// the Docker client and the socket, so no method can go around it.
+// the Docker client and the socket, so no method can go around it. The check is asked again when the
+// first byte of a request is written: until then a connection is dialled and goroutines take turns, and
+// a process that was stopped meanwhile may have lost its right.
 type fence struct {
 	check func() error
 	next  http.RoundTripper
@@ -19,7 +25,15 @@ type fence struct {
 
 // refusal carries the fence's error out of a call. The Docker client rewrites some errors into its
 // own text, so the cause does not travel through it.
-type refusal struct{ err error }
+type refusal struct{ err atomic.Pointer[error] }
+
+// get is the fence's error, nil where it did not refuse.
+func (r *refusal) get() error {
+	if err := r.err.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
 
 type refusalKey struct{}
 
@@ -28,19 +42,72 @@ var errFenced = errors.New("refused by the fence")
 
 // RoundTrip implements [http.RoundTripper].
 func (f *fence) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.Method == http.MethodGet || req.Method == http.MethodHead {
-		return f.next.RoundTrip(req)
-	}
-	if err := f.check(); err != nil {
-		if r, ok := req.Context().Value(refusalKey{}).(*refusal); ok {
-			r.err = err
+	var ask func() error
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		ask = func() error { return f.ask(req.Context()) }
+		if err := ask(); err != nil {
+			if req.Body != nil {
+				_ = req.Body.Close()
+			}
+			return nil, err
 		}
-		if req.Body != nil {
-			_ = req.Body.Close()
-		}
-		return nil, errFenced
 	}
-	return f.next.RoundTrip(req)
+	traced := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { arm(info.Conn, ask) },
+	})
+	return f.next.RoundTrip(req.WithContext(traced))
+}
+
+// ask asks the check, and keeps its error for the caller.
+func (f *fence) ask(ctx context.Context) error {
+	err := f.check()
+	if err == nil {
+		return nil
+	}
+	if r, ok := ctx.Value(refusalKey{}).(*refusal); ok {
+		r.err.Store(&err)
+	}
+	return errFenced
+}
+
+// fencedConn is a connection whose next write is asked for.
+type fencedConn struct {
+	net.Conn
+	ask atomic.Pointer[func() error]
+}
+
+// fenceConns has a transport make connections that can be armed.
+func fenceConns(t *http.Transport) {
+	dial := t.DialContext
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &fencedConn{Conn: c}, nil
+	}
+}
+
+// arm has the first write of the request that a connection was got for ask; nil: it need not.
+func arm(c net.Conn, ask func() error) {
+	if encrypted, ok := c.(*tls.Conn); ok {
+		c = encrypted.NetConn()
+	}
+	if fenced, ok := c.(*fencedConn); ok {
+		if fenced.ask.Store(nil); ask != nil {
+			fenced.ask.Store(&ask)
+		}
+	}
+}
+
+// Write implements [net.Conn].
+func (c *fencedConn) Write(data []byte) (int, error) {
+	if ask := c.ask.Swap(nil); ask != nil {
+		if err := (*ask)(); err != nil {
+			return 0, err
+		}
+	}
+	return c.Conn.Write(data)
 }
 
 func withRefusal(ctx context.Context) (context.Context, *refusal) {

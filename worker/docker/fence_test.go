@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -104,7 +105,35 @@ func TestTheFenceIsAskedForEveryChange(t *testing.T) {
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { asked <- struct{}{}; return nil } })
 	id := b.create(t, b.sleeper(), true)
 	check(t, b.RemoveContainer(t.Context(), id))
-	if len(asked) != 3 || len(b.proxy.Mutations()) != 3 {
-		t.Errorf("asked %d times, %d changes reached the engine, want 3", len(asked), len(b.proxy.Mutations()))
+	if len(asked) != 6 || len(b.proxy.Mutations()) != 3 {
+		t.Errorf("asked %d times, %d changes reached the engine, want 3, and twice for each", len(asked), len(b.proxy.Mutations()))
 	}
+}
+
+// A process may be stopped between the moment that it asks and the one at which it writes.
+func TestTheFenceIsAskedAgainWhenARequestIsWritten(t *testing.T) {
+	t.Parallel()
+	lost, left := errors.New("lost"), new(atomic.Int64)
+	b := newBench(t, func(c *docker.Config) {
+		c.Fence = func() error {
+			if left.Add(-1) < 0 {
+				return lost
+			}
+			return nil
+		}
+	})
+	left.Store(100)
+	id := b.create(t, b.sleeper(), false)
+	b.proxy.Reset()
+	for range 3 { // on a connection that was used before, and on new ones
+		left.Store(1)
+		if err := b.StartContainer(t.Context(), id); !errors.Is(err, lost) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n := len(b.proxy.Mutations()); n != 0 {
+		t.Errorf("%d changes reached the engine", n)
+	}
+	left.Store(100)
+	check(t, b.StartContainer(t.Context(), id))
 }
