@@ -250,7 +250,7 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, slots chan struct
 	if err != nil {
 		return translate(err, "open the queue "+k.stream)
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(k.inFlight), jetstream.PullExpiry(5*time.Second))
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(k.inFlight), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
 		return translate(err, "open the queue "+k.stream)
 	}
