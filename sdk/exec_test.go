@@ -149,6 +149,38 @@ func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
+// Whether output comes live or from the log, who has enough of it need not wait for the exec's end.
+func aLoopOverOutputMayBeLeftAtOnce(t *testing.T, f *fleet.Fleet) {
+	ctx, s := f.Context(time.Minute), f.Create("left")
+	x, err := s.Start(ctx, shell("echo here; sleep 1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := func(follow bool) (text string) {
+		for k, err := range x.Logs(ctx, sdk.LogsOptions{Follow: follow}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(k.Data)
+		}
+		return ""
+	}
+	f.Eventually(20*time.Second, "the log has its output", func() error {
+		if got := first(false); got != "here\n" {
+			return fmt.Errorf("%q", got)
+		}
+		return nil
+	})
+	within(t, 20*time.Second, "leaving the loop", func() {
+		if got := first(true); got != "here\n" {
+			t.Errorf("got %q", got)
+		}
+	})
+	if err := x.Cancel(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 func parallelExecsSeeTheirOwnResults(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("parallel")
 	var wg sync.WaitGroup

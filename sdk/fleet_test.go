@@ -18,6 +18,7 @@ func TestAgainstAFleet(t *testing.T) {
 		"ExecsEndAsTheirCommandsDo":              execsEndAsTheirCommandsDo,
 		"OutputArrivesWholeInEveryWay":           outputArrivesWholeInEveryWay,
 		"AWaitMayEndAndBeginAgain":               aWaitMayEndAndBeginAgain,
+		"ALoopOverOutputMayBeLeftAtOnce":         aLoopOverOutputMayBeLeftAtOnce,
 		"ParallelExecsSeeTheirOwnResults":        parallelExecsSeeTheirOwnResults,
 		"AFailingWriterEndsTheCallNotTheExec":    aFailingWriterEndsTheCallNotTheExec,
 		"CodeRunsFromStdin":                      codeRunsFromStdin,

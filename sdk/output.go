@@ -141,7 +141,7 @@ type yielder struct {
 func (s *yielder) write(stream string, offset int64, data []byte) error {
 	if s.stopped || !s.yield(Chunk{Stream: stream, Offset: offset, Data: data}, nil) {
 		s.stopped = true
-		return errEnough
+		return errStopped
 	}
 	return nil
 }

@@ -28,6 +28,9 @@ const (
 // errEnough ends reading output that nobody wants more of.
 var errEnough = errors.New("enough output")
 
+// errStopped is the sink's, whose caller has stopped ranging.
+var errStopped = errors.New("the caller has stopped")
+
 // sink takes output in order, without gap or repeat. It is called by one goroutine.
 type sink interface {
 	write(stream string, offset int64, data []byte) error
