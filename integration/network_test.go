@@ -295,6 +295,7 @@ func serving(s *protocol.SandboxSpec) {
 
 // TestS22_NetworksReachWhatTheyMayAndNothingElse sends real packets from sandboxes of each mode.
 func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
+	t.Parallel()
 	e := engines.Start(t, "net")
 	engines.LoadImage(t, e, fleet.Image)
 	w := newWorld(t, e)

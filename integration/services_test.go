@@ -191,19 +191,18 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	slow := withCheck(small("echo still loading; exec sleep 1000"), "! [ -e /tmp/slow ]")
-	slow.Healthcheck.Retries = 1000
-	never := slow
-	never.Command = []string{"sh", "-c", "touch /tmp/slow; echo still loading; exec sleep 1000"}
+	never := withCheck(small("echo still loading; exec sleep 1000"), "false")
+	slow.Healthcheck.Retries, never.Healthcheck.Retries = 1000, 1000
 	overdue := func(id string) {
 		t.Helper()
-		b := inState(f, id, protocol.StateFailed, 20*time.Second)
+		b := inState(f, id, protocol.StateFailed, 30*time.Second)
 		if b.Reason != protocol.ReasonCreateTimeout || b.Error.Field != "spec.required_services.db" ||
 			!strings.Contains(b.Error.Message, "health test") || !strings.Contains(b.Error.Message, "still loading") {
 			t.Errorf("%s failed with %q: %+v", id, b.Reason, b.Error)
 		}
 	}
 	spec := withServices(f, services{"db": slow}, nil)
-	spec.CreateTimeout = protocol.Duration(4 * time.Second)
+	spec.CreateTimeout = protocol.Duration(8 * time.Second)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("resumed"))
 	if err != nil {
 		t.Fatal(err)
