@@ -161,9 +161,9 @@ func serviceParts(dirs conformanceDirs) []part {
 		{field: "services.profile", set: inDB(func(v *protocol.Service) { v.Profile = "hardened" }), yaml: "profile: hardened",
 			in: "db", probe: "grep CapBnd /proc/self/status | cut -f2", want: "0000000000000000", read: of(func(v protocol.Service) any { return v.Profile })},
 		{field: "services.healthcheck", set: inDB(func(v *protocol.Service) {
-			v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD", "cp", "/tmp/ran", "/tmp/tested"}}
-		}), yaml: "healthcheck: {test: [CMD, cp, /tmp/ran, /tmp/tested]}",
-			in: "db", probe: "cat /tmp/tested", want: "ran", read: of(func(v protocol.Service) any { return v.Healthcheck })},
+			v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD-SHELL", "wget -q -O /dev/null http://127.0.0.1/tmp/ran && touch /tmp/tested"}}
+		}), yaml: `healthcheck: {test: "wget -q -O /dev/null http://127.0.0.1/tmp/ran && touch /tmp/tested"}`,
+			in: "db", probe: "ls /tmp/tested", want: "/tmp/tested", read: of(func(v protocol.Service) any { return v.Healthcheck })},
 		{field: "services.post_start", set: inDB(func(v *protocol.Service) { v.PostStart = []protocol.Hook{{Command: []string{"touch", "/tmp/hooked"}}} }), yaml: "post_start: [[touch, /tmp/hooked]]",
 			probe: "ls /tmp/hooked", want: "/tmp/hooked", read: of(func(v protocol.Service) any { return v.PostStart })},
 		{field: "copies.service", set: func(s *protocol.SandboxSpec) {
