@@ -118,12 +118,15 @@ func lacksFiles(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host) 
 // deniedRange is the index of the first range of a network that a host's operator denies whole, -1
 // where there is none.
 func deniedRange(n *protocol.Network, h *protocol.Host) int {
+	var denied []netip.Prefix
+	for _, text := range h.DenyNetworks {
+		if r, err := netip.ParsePrefix(text); err == nil {
+			denied = append(denied, r)
+		}
+	}
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
 		r, err := netip.ParsePrefix(allowed)
-		return err == nil && slices.ContainsFunc(h.DenyNetworks, func(text string) bool {
-			denied, err := netip.ParsePrefix(text)
-			return err == nil && denied.Bits() <= r.Bits() && denied.Contains(r.Addr())
-		})
+		return err == nil && protocol.RangeWithin(r, denied)
 	})
 }
 
