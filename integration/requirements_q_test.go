@@ -125,7 +125,7 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("it ended after %s, its limits are 4.1 s", took)
 	}
-	w.Restart() // it finds what really became of it, and adds nothing
+	w.Restart()                                        // it finds what really became of it, and adds nothing
 	time.Sleep(time.Until(begin.Add(6 * time.Second))) // until it would have written the second line
 	if got := mustExec(ctx, t, s, script("cat /tmp/runs")); got != "x\n" {
 		t.Errorf("the timeout was kept without the worker, so the file should have one line: %q", got)
