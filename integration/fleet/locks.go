@@ -82,12 +82,13 @@ func (l *Locks) Of(name string) []Tenure {
 	return own
 }
 
-// Trusted says whether the worker may trust its lock at a moment: less than two thirds of the time
-// to live have passed since the server took its last write. The worker counts from a little
-// earlier, so this is the most that it may be right about.
-func (l *Locks) Trusted(name string, at time.Time, ttl time.Duration) bool {
+// Held says whether the worker surely held the lock at a moment: less than its time to live had
+// passed since the server took the worker's last write. The worker trusts it for two thirds of that
+// only. The last third is for what was sent just before and is still on its way, so it is not the
+// moment of arrival that can be held against the two thirds.
+func (l *Locks) Held(name string, at time.Time, ttl time.Duration) bool {
 	for _, t := range l.Of(name) {
-		if since := at.Sub(t.Time); since >= 0 && since < ttl*2/3 {
+		if since := at.Sub(t.Time); since >= 0 && since < ttl {
 			return true
 		}
 	}
