@@ -115,6 +115,35 @@ func imagesThere(s *protocol.SandboxSpec, h *protocol.Host, t imageTable) float6
 	return float64(there) / float64(len(wanted))
 }
 
+// awaited says which images pending sandboxes wait for, so that no worker removes one. It is of every
+// tenant: a worker's images are.
+func (c *coordinator) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
+	r := &protocol.Reply{}
+	for _, b := range c.projection.all() {
+		if b.State != protocol.StatePending || b.Resuming { // the containers of a stopped one are there
+			continue
+		}
+		for _, w := range wantedImages(&b.Spec) {
+			for _, image := range q.Images {
+				if isNamed(image, w.ref) && !slices.Contains(r.Awaited, image) {
+					r.Awaited = append(r.Awaited, image)
+				}
+			}
+		}
+	}
+	return r, nil
+}
+
+// isNamed says whether a reference of a spec may mean an image, which is given by its full reference or
+// by its id.
+func isNamed(image, ref string) bool {
+	if id, isID := strings.CutPrefix(image, "sha256:"); isID {
+		return strings.HasPrefix(id, strings.TrimPrefix(ref, "sha256:"))
+	}
+	full, err := imageref.Full("", ref)
+	return err == nil && full == image
+}
+
 // idPrefix begins the full form of an image's id.
 const idPrefix = "docker.io/library/sha256:"
 

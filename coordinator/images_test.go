@@ -202,3 +202,29 @@ func TestAHostThatHasTheImageIsPreferredWhileItIsNearlyAsEmpty(t *testing.T) {
 		t.Errorf("a host that does not tell is not taken, though it is emptier: %s", got)
 	}
 }
+
+func TestImagesThatPendingSandboxesWaitForAreTold(t *testing.T) {
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	spec := protocol.SandboxSpec{Image: "app", OptionalServices: map[string]protocol.Service{"db": {Image: dbDigest}, "x": {Image: "cafe01"}}}
+	if r := d.request(protocol.VerbCreate, "a", "a", protocol.Request{Sandbox: &spec}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	ask := func() []string {
+		reply, err := d.conn.Query(t.Context(), "other", protocol.EndpointAwaited,
+			&protocol.Query{Images: []string{appImage, dbDigest, "sha256:cafe0123", "sha256:beef", "docker.io/library/app:2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Sorted(slices.Values(reply.Awaited))
+	}
+	if got, want := ask(), []string{appImage, dbDigest, "sha256:cafe0123"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if r := d.request(protocol.VerbDelete, "a", "d", protocol.Request{}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	if got := ask(); len(got) > 0 {
+		t.Errorf("of a deleted one: %q", got)
+	}
+}

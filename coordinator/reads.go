@@ -31,6 +31,7 @@ func (c *coordinator) endpoints() map[string]jetstream.Endpoint {
 		protocol.EndpointHosts:   manyAtOnce(uses(c.listHosts, "limit", "page")),
 
 		protocol.EndpointDefaults: uses(c.defaults),
+		protocol.EndpointAwaited:  uses(c.awaited, "images"),
 	}
 }
 
@@ -43,6 +44,7 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 		for field, present := range map[string]bool{
 			"sandbox": q.Sandbox != "", "exec": q.Exec != "", "min_sequence": q.MinSequence != 0,
 			"labels": len(q.Labels) > 0, "states": len(q.States) > 0, "limit": q.Limit != 0, "page": q.Page != "",
+			"images": len(q.Images) > 0,
 		} {
 			if present && !slices.Contains(fields, field) {
 				return nil, protocol.Invalid(field, "is not used here")

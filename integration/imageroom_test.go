@@ -143,6 +143,73 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	f.Judge()
 }
 
+// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor, one that has no host yet and could not be made
+// without it; and none goes while no coordinator says whether somebody waits for it.
+func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
+	t.Parallel()
+	h := newWarehouse(t, false)
+	engines.LoadImage(t, h.engine, fleet.Image)
+	awaited, _ := h.push("awaited:1", mebibyte)
+	other, _ := h.push("other:1", mebibyte)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	role := fleet.Role{Engine: h.engine.Host, Slots: 1, Images: worker.Images{HighWater: 100, Sweep: 200 * time.Millisecond}}
+	w := f.Worker("w1", role)
+	ctx := f.Context(90 * time.Second)
+	for id, ref := range map[string]string{"first": awaited, "second": other} {
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	holder := f.Create("holder") // of the only slot
+	s, err := f.Client.Create(ctx, imageSpec(f, awaited, protocol.PullNever), sdk.WithID("waits"), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Stop()
+	f.Processes("coordinator")[0].Stop()
+	role.Images.MaxBytes = 1 // from now on, everything is too much
+	w = f.Worker("w1", role)
+	f.Eventually(10*time.Second, "the worker wants to remove images", func() error {
+		if !strings.Contains(w.Log(), "no coordinator answers") {
+			return errors.New("it has not asked")
+		}
+		return nil
+	})
+	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) || !strings.Contains(got, other) {
+		t.Errorf("without a coordinator, one went: %s", got)
+	}
+	f.Coordinator("c2", fleet.Role{})
+	goes := func(ref string) {
+		t.Helper()
+		f.Eventually(10*time.Second, ref+" goes", func() error {
+			if got := imagesOf(t, h.engine.Host); strings.Contains(got, ref) {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+	goes(other)
+	time.Sleep(time.Second) // some more sweeps
+	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) {
+		t.Errorf("an image went that a sandbox waits for: %s", got)
+	}
+	if err := holder.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	goes(awaited)
+	f.Judge()
+}
+
 // usedBytes is how much of a file system is used.
 func usedBytes(t *testing.T, dir string) int64 {
 	t.Helper()

@@ -34,6 +34,7 @@ type Reply struct {
 	Explain   *Explanation `json:"explain,omitempty"`
 	Ping      *Ping        `json:"ping,omitempty"`
 	Defaults  *SandboxSpec `json:"defaults,omitempty"` // what lies below the specs of the tenant's creates
+	Awaited   []string     `json:"awaited,omitempty"`  // those of Images that pending sandboxes wait for
 }
 
 // Query is the request of every endpoint of the read service. Fields that an endpoint does not
@@ -47,6 +48,7 @@ type Query struct {
 	States      []string          `json:"states,omitempty"`       // any may match; empty: all but deleted
 	Limit       int               `json:"limit,omitempty"`        // 1 to 1000, default 100
 	Page        string            `json:"page,omitempty"`         // the Next of the page before
+	Images      []string          `json:"images,omitempty"`       // full references, and ids
 }
 
 // Endpoints of the read service.
@@ -60,6 +62,7 @@ const (
 	EndpointHosts   = "hosts"
 
 	EndpointDefaults = "defaults"
+	EndpointAwaited  = "awaited" // Images; of every tenant, for workers
 )
 
 // Ping tells who answered, and what the deployment promises.

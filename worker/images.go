@@ -434,9 +434,28 @@ func (m *images) unused(used map[string]bool, now time.Time) []string {
 // kept says whether a name is to stay. The caller holds the lock.
 func (m *images) kept(ref string) bool { return m.keep[ref] != "" || m.holds[ref] > 0 }
 
+// awaited says whether a pending sandbox, on this host, on another, or on none yet, waits for an image.
+func (m *images) awaited(ctx context.Context, ref string) (bool, error) {
+	m.mu.Lock()
+	names := []string{ref}
+	if r := m.records[ref]; r != nil && r.ID != ref {
+		names = append(names, r.ID)
+	}
+	m.mu.Unlock()
+	r, err := m.w.conn.Query(ctx, protocol.DefaultTenant, protocol.EndpointAwaited, &protocol.Query{Images: names})
+	if err != nil {
+		return false, err
+	}
+	return len(r.Awaited) > 0, nil
+}
+
 // remove takes a name of the worker's from its image, and with the last one the image, unless somebody
-// has begun to want it, or uses it, or has given the name to another image.
+// waits for it, has begun to want it, or uses it, or has given the name to another image. Where no
+// coordinator says whether somebody waits for it, it stays.
 func (m *images) remove(ctx context.Context, ref string) error {
+	if awaited, err := m.awaited(ctx, ref); err != nil || awaited {
+		return err
+	}
 	m.gate.Lock()
 	defer m.gate.Unlock()
 	m.mu.Lock()
