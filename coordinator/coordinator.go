@@ -129,6 +129,7 @@ func (c *coordinator) run(ctx context.Context) error {
 		return c.again(ctx, "follow what hosts say of images", func() error { return c.images.follow(ctx, c.conn) })
 	})
 	group.Go(func() error {
+		c.cfg.Probe("before-imports")
 		return c.again(ctx, "follow what is imported", func() error { return c.images.followImports(ctx, c.conn, imports.give) })
 	})
 	if !await(ctx, log) {

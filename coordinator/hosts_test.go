@@ -78,27 +78,31 @@ func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 	}
 }
 
-func TestNothingIsScheduledBeforeTheHostsAreKnown(t *testing.T) {
-	d := newDeployment(t)
-	known := make(chan struct{})
-	tell := sync.OnceFunc(func() { close(known) })
-	defer d.run(Config{Name: "c1", Probe: func(point string) {
-		if point == "before-hosts" {
-			<-known
-		}
-	}})()
-	defer tell()
-	leads := func() bool {
-		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
-		return err == nil && reply.Ping.Leader
+func TestNothingIsScheduledBeforeHostsAndImportsAreKnown(t *testing.T) {
+	for _, what := range []string{"hosts", "imports"} {
+		t.Run(what, func(t *testing.T) {
+			d := newDeployment(t)
+			known := make(chan struct{})
+			tell := sync.OnceFunc(func() { close(known) })
+			defer d.run(Config{Name: "c1", Probe: func(point string) {
+				if point == "before-"+what {
+					<-known
+				}
+			}})()
+			defer tell()
+			leads := func() bool {
+				reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+				return err == nil && reply.Ping.Leader
+			}
+			for began := time.Now(); time.Since(began) < 500*time.Millisecond; {
+				if leads() {
+					t.Fatalf("it schedules without the table of %s", what)
+				}
+			}
+			tell()
+			d.eventually("it schedules", leads)
+		})
 	}
-	for began := time.Now(); time.Since(began) < 500*time.Millisecond; {
-		if leads() {
-			t.Fatal("it schedules without the table of hosts")
-		}
-	}
-	tell()
-	d.eventually("it schedules", leads)
 }
 
 func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
