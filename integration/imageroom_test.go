@@ -79,8 +79,9 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 
 	create("used", used)
-	for id, ref := range map[string]string{"large": large, "waited": waited, "small": small} {
-		if err := create(id, ref).Delete(ctx); err != nil {
+	// The large one is also unused for the longest, so that it is the first to go.
+	for _, image := range []struct{ id, ref string }{{"large", large}, {"waited", waited}, {"small", small}} {
+		if err := create(image.id, image.ref).Delete(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
