@@ -605,6 +605,69 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	})
 }
 
+// A sandbox keeps its ports. After a restart of the machine somebody else may have one: it waits for it, says
+// so, and fails where it does not get it in the time of a create.
+func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{})
+	ctx, host := f.Context(2*time.Minute), engines.Default(t).Host
+	const patience = 8 * time.Second
+	spec := f.Spec()
+	serving(&spec)
+	spec.Ports, spec.CreateTimeout = []protocol.Port{{Container: 8080}}, protocol.Duration(patience)
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("port"))
+	check(t, err)
+	address := fmt.Sprintf("127.0.0.1:%d", s.Info().Ports[0].Host)
+	ended := func() (taken net.Listener) { // as the machine ends it
+		t.Helper()
+		w.Kill()
+		docker(t, host, "kill", containerOf(f, host, "port"))
+		f.Eventually(5*time.Second, "somebody else has the port", func() (err error) {
+			taken, err = net.Listen("tcp", address)
+			return err
+		})
+		w = w.Restart()
+		return taken
+	}
+	waits := func(n int) {
+		t.Helper()
+		f.Eventually(patience, "the history says what it waits for", func() error {
+			if got := count(history(ctx, t, f.Client, "port"), protocol.SandboxWaiting); got != n {
+				return fmt.Errorf("%d times, not %d", got, n)
+			}
+			return nil
+		})
+	}
+	taken := ended()
+	waits(1)
+	wantError(t, "what it waits for", find(t, history(ctx, t, f.Client, "port"), protocol.SandboxWaiting).Error,
+		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
+	check(t, taken.Close())
+	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
+	info, err := f.Client.Get(ctx, "port")
+	if err != nil || info.Info().Error != nil {
+		t.Errorf("once it has the port it waits for %v, %v", info.Info().Error, err)
+	}
+
+	began := time.Now()
+	defer ended().Close()
+	f.Eventually(patience+15*time.Second, "it gives up", func() error {
+		info, err := f.Client.Get(ctx, "port")
+		if err == nil && info.Info().State != protocol.StateFailed {
+			err = fmt.Errorf("it is %s", info.Info().State)
+		}
+		return err
+	})
+	if took := time.Since(began); took < patience {
+		t.Errorf("it gave up after %s", took)
+	}
+	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "port"), protocol.SandboxFailed).Error,
+		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
+	check(t, s.Delete(ctx))
+	f.Judge()
+}
+
 // TestAWorkerThatCannotProtectRefuses: through a proxy the worker finds a process whose network is not
 // the engine's, and its rules would protect nothing.
 func TestAWorkerThatCannotProtectRefuses(t *testing.T) {

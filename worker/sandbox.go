@@ -47,7 +47,7 @@ type sandbox struct {
 	revived   revivals
 	allEnded  bool // every container has ended: execs find out what became of them
 
-	missingSince time.Time // what is to be mounted in the container; zero: nothing is missing
+	waitingSince time.Time // for what the container needs of its host to start again; zero: it does not
 }
 
 func newSandbox(w *worker, k key) *sandbox {

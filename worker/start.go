@@ -206,32 +206,34 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
 	}
 	a, err := s.startAgain(ctx, b)
-	if !sourceMissing(err) {
-		s.missingSince = time.Time{}
+	waits := sourceMissing(err) || portBusy(err)
+	if !waits {
+		s.waitingSince = time.Time{}
 	}
 	switch {
 	case err == nil:
 		return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
-	case sourceMissing(err):
+	case waits:
 		s.revived.undo()
-		return s.awaitSource(ctx, b, err)
+		return s.awaitHost(ctx, b, err)
 	case passing(err) && protocol.AsError(err).Reason == protocol.ReasonSupervisorUnhealthy:
 		return err
-	case portBusy(err), passing(err): // it was not for the container
+	case passing(err): // it was not for the container
 		s.revived.undo()
 		return err
 	}
 	return s.fail(ctx, b, protocol.AsError(err))
 }
 
-// awaitSource has a sandbox wait for what is to be mounted, for as long as its create might have taken:
-// after a restart of the machine a file system may come later than the engine.
-func (s *sandbox) awaitSource(ctx context.Context, b *protocol.Sandbox, missing error) error {
+// awaitHost has a sandbox wait for what is to be mounted, or for a port, for as long as its create might
+// have taken: after a restart of the machine a file system may come later than the engine, and somebody
+// else may have the port for a while.
+func (s *sandbox) awaitHost(ctx context.Context, b *protocol.Sandbox, missing error) error {
 	why := protocol.AsError(missing)
-	if s.missingSince.IsZero() {
-		s.missingSince = time.Now()
+	if s.waitingSince.IsZero() {
+		s.waitingSince = time.Now()
 	}
-	if time.Since(s.missingSince) > b.Spec.CreateTimeout.Std() {
+	if time.Since(s.waitingSince) > b.Spec.CreateTimeout.Std() {
 		return s.fail(ctx, b, why)
 	}
 	if b.Error != nil && b.Error.Message == why.Message { // said already
