@@ -108,8 +108,34 @@ func expectOf(t *testing.T, args []string, wantCode int, wantStdout string) {
 	}
 }
 
+// hidesItsData mounts what up keeps beside what its worker does: whatever the operator allows, no sandbox may
+// see the log.
+func hidesItsData(t *testing.T) {
+	t.Helper()
+	own := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
+	dirs, err := os.ReadDir(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, d := range dirs {
+		if !d.IsDir() || d.Name() == "worker" {
+			continue
+		}
+		code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--mount", filepath.Join(own, d.Name())+":/data")
+		if code == 0 || !strings.Contains(stderr, "spec.mounts[0].source") {
+			t.Errorf("%s is mounted: %d, %s", d.Name(), code, stderr)
+		}
+		tried++
+	}
+	if tried == 0 {
+		t.Errorf("there is nothing to hide in %v", dirs)
+	}
+}
+
 func TestAFleetOfOneMachine(t *testing.T) {
 	fleetOfOne(t)
+	t.Setenv("BOXFLEET_WORKER_MOUNTS_ALLOW", os.Getenv("XDG_DATA_HOME"))
 	stop := startUp(t)
 	removeHostMark(t)
 	expect(t, "up", exitFailure, "")
@@ -144,6 +170,7 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	expect(t, "sandbox explain web", 0, "ready")
 	expect(t, "sandbox events web --from 2", 0, "sandbox.stopped")
 	expect(t, "sandbox events web --from 999", exitFailure, "")
+	hidesItsData(t)
 	interruptedExecIsCancelled(t)
 	interruptedRunLeavesNothing(t)
 	expect(t, "sandbox delete --label team=a", 0, "web\n")
