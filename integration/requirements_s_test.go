@@ -568,7 +568,7 @@ func awaitExit(p *fleet.Process) <-chan struct{} {
 	return ended
 }
 
-func TestS15_FollowingCostsNothingWhileNothingHappens(t *testing.T) {
+func TestS15_FollowingCostsNextToNothingWhileNothingHappens(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -605,16 +605,23 @@ func TestS15_FollowingCostsNothingWhileNothingHappens(t *testing.T) {
 		defer wg.Wait()
 		defer stop()
 		begin := quietConnection(f, id)
-		<-time.After(2 * time.Second) // the measurement
+		<-time.After(6 * time.Second) // the measurement
 		cost[id] = connection(f, id)
-		if in, out := cost[id].InMsgs-begin.InMsgs, cost[id].OutMsgs-begin.OutMsgs; in != 0 || out != 0 {
-			t.Errorf("in 2 s of silence 20 followers of the %s history sent %d messages and got %d", id, in, out)
+		// Followers of a sandbox look together whether a server that died told nobody of something: once or
+		// twice in this time, and with two questions each.
+		in, out := cost[id].InMsgs-begin.InMsgs, cost[id].OutMsgs-begin.OutMsgs
+		if in > 4 || out > 6 {
+			t.Errorf("in 6 s of silence 20 followers of the %s history sent %d messages and got %d", id, in, out)
 		}
+		if bytes := cost[id].OutBytes - begin.OutBytes; bytes > 4096 {
+			t.Errorf("in 6 s of silence 20 followers of the %s history got %d bytes", id, bytes)
+		}
+		t.Logf("in 6 s of silence 20 followers of the %s history sent %d messages and got %d", id, in, out)
 	}
 	if short, long := cost["short"].NumSubs, cost["long"].NumSubs; short != long {
 		t.Errorf("20 followers of a short history hold %d subscriptions, of a long one %d", short, long)
 	}
-	if after := consumersOf(f); after != before {
+	if after := consumersOf(f); after > before { // one that the fleet needed before may have ended
 		t.Errorf("40 followers hold %d consumers", after-before)
 	}
 }

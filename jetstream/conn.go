@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,6 +40,8 @@ type Conn struct {
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
 	meta        *assets
 	onReconnect map[int]func()
+	onLoss      map[int]func()
+	elections   bool // they are heard
 	nextID      int
 }
 
@@ -49,7 +53,7 @@ type assets struct {
 
 // Connect connects, waiting at most until ctx ends. Errors: unavailable, permission_denied.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}}
+	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}}
 	if c.log == nil {
 		c.log = slog.Default()
 	}
@@ -152,29 +156,62 @@ func connectWithin(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 
 // OnReconnect calls f after each reconnect, when messages may have been missed, until stop is
 // called. f must not block.
-func (c *Conn) OnReconnect(f func()) (stop func()) {
+func (c *Conn) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
+
+func (c *Conn) register(calls map[int]func(), f func()) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := c.nextID
 	c.nextID++
-	c.onReconnect[id] = f
+	calls[id] = f
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.onReconnect, id)
+		delete(calls, id)
 	}
 }
 
 func (c *Conn) reconnected() {
+	c.call(c.onReconnect)
+	c.call(c.onLoss)
+}
+
+// call calls what was registered.
+func (c *Conn) call(registered map[int]func()) {
 	c.mu.Lock()
-	fs := make([]func(), 0, len(c.onReconnect))
-	for _, f := range c.onReconnect {
-		fs = append(fs, f)
-	}
+	fs := slices.Collect(maps.Values(registered))
 	c.mu.Unlock()
 	for _, f := range fs {
 		f()
 	}
+}
+
+// OnLoss calls f when messages may have been lost that nobody sends again: after each reconnect, and
+// each time that the event log or the log of output has a new leader, since what the old one stored
+// last it may not have passed on. It does so until stop is called. f must not block. Election notices
+// can be lost themselves: who waits for something also looks from time to time. Errors: unavailable
+// where the connection is closed.
+func (c *Conn) OnLoss(f func()) (stop func(), err error) {
+	if err := c.hearElections(); err != nil {
+		return nil, err
+	}
+	return c.register(c.onLoss, f), nil
+}
+
+// hearElections subscribes once to what a server says when it becomes the leader of a stream.
+func (c *Conn) hearElections() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.elections {
+		return nil
+	}
+	for _, stream := range []string{protocol.StreamEvents, protocol.StreamLogs} {
+		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(*nats.Msg) { c.call(c.onLoss) }); err != nil {
+			return translate(err, "listen for elections")
+		}
+	}
+	c.elections = true
+	return nil
 }
 
 // errCutOff is why a call ended whose connection was lost: its answer cannot come any more.

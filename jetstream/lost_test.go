@@ -2,10 +2,12 @@ package jetstream_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -46,4 +48,53 @@ func TestAQuestionWhoseAnswerIsLostIsAskedAgain(t *testing.T) {
 			t.Errorf("%s: answered after %s, the first answer was thrown away for 300 ms", what, took)
 		}
 	}
+}
+
+// A leader that dies takes along what it stored and did not pass on. Who is connected to another server sees no
+// connection break.
+func TestWhoMayHaveMissedSomethingHearsOfANewLeader(t *testing.T) {
+	t.Parallel()
+	d := startCluster(t)
+	leader := func() int {
+		return slices.IndexFunc(d.servers, func(s *embedded.Server) bool { return s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) })
+	}
+	eventually(t, 10*time.Second, "a leader", func() bool { return leader() >= 0 })
+	first := leader()
+	c := d.connTo(t, d.servers[(first+1)%len(d.servers)].ClientURL())
+	lost, reconnected := make(chan struct{}, 100), make(chan struct{}, 100)
+	stop, err := c.OnLoss(func() { lost <- struct{}{} })
+	must(t, err)
+	defer c.OnReconnect(func() { reconnected <- struct{}{} })()
+	must(t, c.Flush(t.Context()))
+	d.servers[first].Stop()
+	receive(t, 20*time.Second, "a loss", lost)
+	eventually(t, 20*time.Second, "another leader", func() bool { return leader() >= 0 && leader() != first })
+	if len(reconnected) > 0 {
+		t.Fatal("the connection broke: the test shows nothing")
+	}
+	time.Sleep(time.Second) // other streams have leaders too
+	stop()
+	for len(lost) > 0 {
+		<-lost
+	}
+	nc := d.raw(t)
+	must(t, nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil))
+	must(t, nc.Flush())
+	must(t, c.Flush(t.Context()))
+	time.Sleep(100 * time.Millisecond)
+	if len(lost) > 0 {
+		t.Error("called after stop")
+	}
+}
+
+func TestWhoReconnectedMayHaveMissedSomething(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	lost := make(chan struct{}, 100)
+	stop, err := c.OnLoss(func() { lost <- struct{}{} })
+	must(t, err)
+	defer stop()
+	d.restart(t)
+	receive(t, 10*time.Second, "a loss", lost)
 }

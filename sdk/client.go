@@ -45,7 +45,7 @@ type Client struct {
 	tenant         string
 	requestTimeout time.Duration
 	answers        *jetstream.Answers
-	stopReconnect  func()
+	stopOnLoss     func()
 
 	ctx   context.Context // of the repairs of feeds; ended by Close
 	close context.CancelFunc
@@ -90,7 +90,13 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		return nil, failed(ctx, err, "connect")
 	}
 	c.ctx, c.close = context.WithCancel(context.Background())
-	c.stopReconnect = c.conn.OnReconnect(c.reconnected)
+	if c.stopOnLoss, err = c.conn.OnLoss(c.mayHaveMissed); err != nil {
+		c.answers.Close()
+		if c.ownsConn {
+			c.conn.Close()
+		}
+		return nil, failed(ctx, err, "connect")
+	}
 	return c, nil
 }
 
@@ -98,7 +104,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 // that are still waiting end with an error when their context does.
 func (c *Client) Close() {
 	c.close()
-	c.stopReconnect()
+	c.stopOnLoss()
 	c.answers.Close()
 	c.mu.Lock()
 	for _, f := range c.feeds {

@@ -9,7 +9,8 @@ import (
 
 // Events reads a sandbox's numbered history from event number from on (0 and 1 mean the first):
 // what is there, marked Replay, and with follow what comes, in one sequence without gap or repeat.
-// While nothing happens it costs nothing. Without follow it ends with the last event there is; with
+// While nothing happens it costs one small question to the log for each followed sandbox, ever more
+// rarely: once a minute in the end. Without follow it ends with the last event there is; with
 // follow it ends behind the event of the sandbox's deletion, or with ctx. A slow reader costs
 // bounded memory once it follows.
 //
@@ -56,6 +57,7 @@ func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow
 	}
 	end := batches[len(batches)-1]
 	w.last, w.record = end.Last(), end.Record
+	w.feed.knows(w.last, w.record)
 	for {
 		if end.Events[len(end.Events)-1].State == protocol.StateDeleted {
 			return nil

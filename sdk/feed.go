@@ -13,10 +13,25 @@ const (
 	// settleFeed is after how long a new feed reads the history once: on a cluster the servers may
 	// hear of a subscription later than of the request that followed it.
 	settleFeed = 500 * time.Millisecond
-	// recheckFeed is after how much silence the history is read, as long as somebody waits: the
-	// leader of the log republishes what it stored, and where it dies between the two nobody is told.
-	recheckFeed = 3 * time.Second
+	// recheckFirst is after how much silence the history is read, as long as somebody waits: the leader
+	// of the log republishes what it stored, and where it dies between the two nobody is told but by the
+	// next one, or nobody at all. The longer the silence, the longer it is until the next look.
+	recheckFirst = 3 * time.Second
+	recheckMost  = time.Minute
 )
+
+// pace is how long it is until the next look after a silence.
+type pace time.Duration
+
+// next is the pace after one more look; silent says that nothing was heard since the last one.
+func (p *pace) next(silent bool) time.Duration {
+	d := recheckFirst
+	if silent {
+		d = min(2*time.Duration(*p), recheckMost)
+	}
+	*p = pace(d)
+	return d
+}
 
 // feed is a client's one live subscription to a sandbox's history, shared by all that wait for
 // something in it. From its first batch, or from the first answer, on it delivers every batch
@@ -32,6 +47,7 @@ type feed struct {
 	check       *time.Timer
 	settled     bool   // it was checked once
 	checked     uint64 // heard, at the last check
+	pace        pace
 	closed      bool
 	unsubscribe func()
 	execs       map[string][]chan protocol.Event // who waits for the end of an exec
@@ -62,8 +78,11 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.check == nil {
+	switch {
+	case f.check == nil:
 		f.check = time.AfterFunc(settleFeed, f.recheck)
+	case time.Duration(f.pace) > recheckFirst: // who comes now has not waited long
+		f.check.Reset(f.pace.next(false))
 	}
 	f.users++
 	if f.idle != nil {
@@ -163,11 +182,12 @@ func (f *feed) deliver(b *protocol.Batch) {
 }
 
 // knows tells the feed that the caller waits for what follows an event, which is at a record of
-// the log. Where the feed does not reach back so far it reads what is between.
+// the log; 0: it does not know which. Where the feed does not reach back so far it reads what is between.
 func (f *feed) knows(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
+	case sequence == 0: // it knows nothing either
 	case f.last == 0:
 		f.last, f.record, f.first = sequence, record, sequence+1
 		if f.missed {
@@ -201,10 +221,11 @@ func (f *feed) rewind(sequence, record uint64) {
 // nothing was heard since the last time.
 func (f *feed) recheck() {
 	f.mu.Lock()
-	due := !f.settled || f.users > 0 && f.heard == f.checked
+	silent := f.settled && f.heard == f.checked
+	due := !f.settled || f.users > 0 && silent
 	f.settled, f.checked = true, f.heard
-	if !f.closed && f.client.ctx.Err() == nil {
-		f.check.Reset(recheckFeed)
+	if again := f.pace.next(silent); !f.closed && f.client.ctx.Err() == nil {
+		f.check.Reset(again)
 	}
 	f.mu.Unlock()
 	if due {
@@ -212,18 +233,19 @@ func (f *feed) recheck() {
 	}
 }
 
-// mayHaveMissed is called when live batches may have been lost.
+// mayHaveMissed is called when live batches may have been lost. One look is enough for all that follow:
+// what it finds is delivered to them.
 func (f *feed) mayHaveMissed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.last != 0 {
+		f.repair()
+		return
+	}
+	f.missed = true
 	for w := range f.followers {
 		w.mayHaveMissed()
 	}
-	if f.last == 0 {
-		f.missed = true
-		return
-	}
-	f.repair()
 }
 
 // repair reads the history after the newest batch. f.mu is held.
@@ -264,6 +286,7 @@ func (f *feed) repaired() bool {
 		if b.Last() > f.last {
 			f.deliver(b)
 		}
+		f.record = max(f.record, b.Record)
 	}
 	if f.again || f.last < f.heard && len(batches) > 0 {
 		return false
@@ -272,8 +295,8 @@ func (f *feed) repaired() bool {
 	return true
 }
 
-// reconnected is called after each reconnect, and when messages were dropped.
-func (c *Client) reconnected() {
+// mayHaveMissed is called when messages of any feed may have been lost.
+func (c *Client) mayHaveMissed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range c.feeds {

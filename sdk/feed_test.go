@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,7 +54,7 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 
 	write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady, Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
 	write(protocol.Event{Sequence: 3, Kind: protocol.SandboxDeleted, State: protocol.StateDeleted})
-	late, cancel := context.WithTimeout(ctx, 2*recheckFeed+time.Second)
+	late, cancel := context.WithTimeout(ctx, 2*recheckFirst+time.Second)
 	defer cancel()
 	select {
 	case <-ended:
@@ -69,6 +70,77 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 		case <-late.Done():
 			t.Fatalf("event %d is not found", want)
 		}
+	}
+}
+
+// A new leader says that it is one, and who waits need not wait for the next look.
+func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
+	t.Parallel()
+	c, server, ctx := connectedToItsOwnServer(t)
+	b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w",
+		Events: []protocol.Event{{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending}}}
+	record, err := c.conn.Append(ctx, b, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan protocol.Event, 10)
+	go func() {
+		for e, err := range c.Events(ctx, "s", 1, true) {
+			if err != nil {
+				return
+			}
+			told <- e
+		}
+	}()
+	<-told
+	tail, publish, output := outputOf(t, c, ctx)
+	publish("one", 0, 3)
+	heard(t, output, "one")
+	time.Sleep(settleFeed + 200*time.Millisecond)
+	silence(ctx, t, server)
+	b.ID, b.Events = NewID(), []protocol.Event{{Sequence: 2, Kind: protocol.SandboxDeleted, State: protocol.StateDeleted}}
+	if _, err := c.conn.Append(ctx, b, record); err != nil {
+		t.Fatal(err)
+	}
+	tail.deafen()
+	publish("two", 3, 6)
+	nc, err := nats.Connect(server.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	began := time.Now()
+	if err := nc.Publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+protocol.StreamEvents, nil); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case e := <-told:
+		if e.Sequence != 2 {
+			t.Errorf("told of event %d", e.Sequence)
+		}
+	case <-ctx.Done():
+		t.Fatal("the event is not found")
+	}
+	heard(t, output, "two")
+	if took := time.Since(began); took > recheckFirst/2 {
+		t.Errorf("found after %s, by the next look", took)
+	}
+}
+
+func TestLooksAfterASilenceBecomeRare(t *testing.T) {
+	t.Parallel()
+	var p pace
+	p.next(false)
+	var looks []time.Duration
+	for at := time.Duration(0); at < 10*time.Minute; {
+		looks = append(looks, p.next(true))
+		at += looks[len(looks)-1]
+	}
+	if looks[0] != 2*recheckFirst || looks[len(looks)-1] != recheckMost || len(looks) > 15 || !slices.IsSorted(looks) {
+		t.Errorf("the pauses are %v", looks)
+	}
+	if p.next(false) != recheckFirst {
+		t.Error("what is heard does not bring back the first pause")
 	}
 }
 
@@ -139,7 +211,7 @@ func heard(t *testing.T, got chan string, want string) {
 		if !strings.Contains(text, want) {
 			t.Errorf("got %q, want %q", text, want)
 		}
-	case <-time.After(2*recheckFeed + time.Second):
+	case <-time.After(2*recheckFirst + time.Second):
 		t.Fatalf("%q is not found", want)
 	}
 }
@@ -169,7 +241,7 @@ func TestOutputThatWasStoredAheadComesInItsOrder(t *testing.T) {
 	select {
 	case text := <-got:
 		t.Fatalf("%q came before what is missing", text)
-	case <-time.After(recheckFeed + 500*time.Millisecond): // the log was read meanwhile
+	case <-time.After(recheckFirst + 500*time.Millisecond): // the log was read meanwhile
 	}
 	publish("1", 0, 1)
 	for _, want := range []string{"1", "2", "3", "45"} {

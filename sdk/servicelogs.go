@@ -46,7 +46,11 @@ func (s *Sandbox) serviceLogs(ctx context.Context, service string, follow bool, 
 			return err
 		}
 		defer stop()
-		defer c.conn.OnReconnect(hear)()
+		stopOnLoss, err := c.conn.OnLoss(hear)
+		if err != nil {
+			return err
+		}
+		defer stopOnLoss()
 		watching, cancel := context.WithCancel(ctx)
 		defer func() { cancel(); <-watched }()
 		go func() {
@@ -54,7 +58,8 @@ func (s *Sandbox) serviceLogs(ctx context.Context, service string, follow bool, 
 			deleted <- c.untilDeleted(watching, s.id, info.Sequence)
 		}()
 	}
-	recheck := time.NewTicker(recheckFeed) // a server that dies takes along what it was about to pass on
+	var pace pace
+	recheck := time.NewTimer(pace.next(false)) // a server that dies takes along what it was about to pass on
 	defer recheck.Stop()
 	offset := map[string]int64{}
 	for next, over := uint64(1), !follow; ; {
@@ -75,7 +80,9 @@ func (s *Sandbox) serviceLogs(ctx context.Context, service string, follow bool, 
 		}
 		select {
 		case <-more:
+			recheck.Reset(pace.next(false))
 		case <-recheck.C:
+			recheck.Reset(pace.next(true))
 		case err := <-deleted:
 			if err != nil {
 				return err

@@ -96,27 +96,36 @@ func (c *Client) tail(sandbox, exec string, s sink, stream bool) (*tail, error) 
 		t.close()
 		return nil, err
 	}
-	t.closers = append(t.closers, t.deafen, t.recheck(), c.conn.OnReconnect(t.mayHaveMissed), func() { close(t.done) })
+	t.closers = append(t.closers, t.deafen)
+	stopOnLoss, err := c.conn.OnLoss(t.mayHaveMissed)
+	if err != nil {
+		t.close()
+		return nil, err
+	}
+	t.closers = append(t.closers, t.recheck(), stopOnLoss, func() { close(t.done) })
 	return t, nil
 }
 
 // recheck has the log read after each silence: a server that dies takes along what it was about to
 // pass on, and the last chunk before a silence has none behind it that would show the gap.
 func (t *tail) recheck() (stop func()) {
-	ticker := time.NewTicker(recheckFeed)
+	var pace pace
+	timer := time.NewTimer(pace.next(false))
 	go func() {
 		for {
 			select {
-			case <-ticker.C:
-				if !t.heard.Swap(false) {
+			case <-timer.C:
+				silent := !t.heard.Swap(false)
+				if silent {
 					t.mayHaveMissed()
 				}
+				timer.Reset(pace.next(silent))
 			case <-t.done:
 				return
 			}
 		}
 	}()
-	return ticker.Stop
+	return func() { timer.Stop() }
 }
 
 func (t *tail) close() {

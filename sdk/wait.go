@@ -87,6 +87,7 @@ func (s *Sandbox) await(ctx context.Context, w *follower, until condition) error
 		return err
 	}
 	w.last = info.Sequence
+	w.feed.knows(w.last, 0)
 	for {
 		b, err := w.next(ctx)
 		if err != nil {
