@@ -70,12 +70,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	goes := func(ref string) {
 		t.Helper()
-		f.Eventually(10*time.Second, ref+" goes", func() error {
-			if got := imagesOf(t, e.Host); strings.Contains(got, ref) {
-				return errors.New(got)
-			}
-			return nil
-		})
+		imageGoes(t, f, e.Host, ref)
 	}
 
 	create("used", used)
@@ -144,6 +139,17 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	f.Judge()
 }
 
+// imageGoes waits until a host has no such image.
+func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
+	t.Helper()
+	f.Eventually(10*time.Second, ref+" goes", func() error {
+		if got := imagesOf(t, host); strings.Contains(got, ref) {
+			return errors.New(got)
+		}
+		return nil
+	})
+}
+
 // TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor, one that has no host yet and could not be made
 // without it; and none goes while no coordinator says whether somebody waits for it.
 func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
@@ -184,16 +190,7 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 		t.Errorf("without a coordinator, one went: %s", got)
 	}
 	f.Coordinator("c2", fleet.Role{})
-	goes := func(ref string) {
-		t.Helper()
-		f.Eventually(10*time.Second, ref+" goes", func() error {
-			if got := imagesOf(t, h.engine.Host); strings.Contains(got, ref) {
-				return errors.New(got)
-			}
-			return nil
-		})
-	}
-	goes(other)
+	imageGoes(t, f, h.engine.Host, other)
 	time.Sleep(time.Second) // some more sweeps
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) {
 		t.Errorf("an image went that a sandbox waits for: %s", got)
@@ -207,7 +204,7 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
-	goes(awaited)
+	imageGoes(t, f, h.engine.Host, awaited)
 	f.Judge()
 }
 

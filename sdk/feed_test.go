@@ -32,15 +32,7 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 	}
 	write(protocol.Event{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending})
 
-	told := make(chan protocol.Event, 10)
-	go func() {
-		for e, err := range c.Events(ctx, "s", 1, true) {
-			if err != nil {
-				return
-			}
-			told <- e
-		}
-	}()
+	told := eventsOf(ctx, c)
 	f, err := c.feed("s")
 	if err != nil {
 		t.Fatal(err)
@@ -83,15 +75,7 @@ func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan protocol.Event, 10)
-	go func() {
-		for e, err := range c.Events(ctx, "s", 1, true) {
-			if err != nil {
-				return
-			}
-			told <- e
-		}
-	}()
+	told := eventsOf(ctx, c)
 	<-told
 	tail, publish, output := outputOf(t, c, ctx)
 	publish("one", 0, 3)
@@ -142,6 +126,20 @@ func TestLooksAfterASilenceBecomeRare(t *testing.T) {
 	if p.next(false) != recheckFirst {
 		t.Error("what is heard does not bring back the first pause")
 	}
+}
+
+// eventsOf follows the events of s from the first one on.
+func eventsOf(ctx context.Context, c *Client) <-chan protocol.Event {
+	told := make(chan protocol.Event, 10)
+	go func() {
+		for e, err := range c.Events(ctx, "s", 1, true) {
+			if err != nil {
+				return
+			}
+			told <- e
+		}
+	}()
+	return told
 }
 
 // connectedToItsOwnServer is a client of a provisioned server that ends with the test.
