@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // containerFlags are the flags that say what the container of a sandbox is like.
@@ -38,35 +38,35 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 }
 
 // apply sets what was given. onDelete is what the file has as the command of --on-delete-timeout.
-func (f *containerFlags) apply(spec *protocol.SandboxSpec, onDelete *protocol.Hook) error {
+func (f *containerFlags) apply(s *protocol.SandboxSpec, onDelete *protocol.Hook) error {
 	for _, text := range []struct {
 		field *string
 		value string
-	}{{&spec.GPUs, f.gpus}, {&spec.Hostname, f.hostname}, {&spec.Profile, f.profile}, {&spec.Runtime, f.runtime}, {&spec.Pull, f.pull}} {
+	}{{&s.GPUs, f.gpus}, {&s.Hostname, f.hostname}, {&s.Profile, f.profile}, {&s.Runtime, f.runtime}, {&s.Pull, f.pull}} {
 		if text.value != "" {
 			*text.field = text.value
 		}
 	}
-	spec.ReadOnly = spec.ReadOnly || f.readOnly
+	s.ReadOnly = s.ReadOnly || f.readOnly
 	if len(f.onDelete) > 0 {
-		spec.OnDelete = &protocol.Hook{Command: f.onDelete}
+		s.OnDelete = &protocol.Hook{Command: f.onDelete}
 	}
 	if f.onDeleteTimeout != 0 {
-		if spec.OnDelete == nil {
+		if s.OnDelete == nil {
 			if onDelete == nil {
 				return usage("--on-delete-timeout: there is no command, see --on-delete")
 			}
-			spec.OnDelete = &protocol.Hook{Command: onDelete.Command}
+			s.OnDelete = &protocol.Hook{Command: onDelete.Command}
 		}
-		spec.OnDelete.Timeout = protocol.Duration(f.onDeleteTimeout)
+		s.OnDelete.Timeout = protocol.Duration(f.onDeleteTimeout)
 	}
 	for _, d := range []struct {
 		flag  string
 		field *protocol.Duration
 		value string
 	}{
-		{"--ttl", &spec.TTL, f.ttl}, {"--queue-timeout", &spec.QueueTimeout, f.queueTimeout},
-		{"--create-timeout", &spec.CreateTimeout, f.createTimeout}, {"--stop-grace", &spec.Grace, f.grace},
+		{"--ttl", &s.TTL, f.ttl}, {"--queue-timeout", &s.QueueTimeout, f.queueTimeout},
+		{"--create-timeout", &s.CreateTimeout, f.createTimeout}, {"--stop-grace", &s.Grace, f.grace},
 	} {
 		if d.value == "" {
 			continue
@@ -75,22 +75,18 @@ func (f *containerFlags) apply(spec *protocol.SandboxSpec, onDelete *protocol.Ho
 			return usage("%s: %v", d.flag, err)
 		}
 	}
-	if err := size("--disk", &spec.Disk, f.disk); err != nil {
+	if err := size("--disk", &s.Disk, f.disk); err != nil {
 		return err
 	}
-	if err := size("--shm-size", &spec.ShmSize, f.shmSize); err != nil {
+	if err := size("--shm-size", &s.ShmSize, f.shmSize); err != nil {
 		return err
 	}
 	for _, arg := range f.tmpfs {
-		target, bytes, sized := strings.Cut(arg, ":")
-		if sized && bytes == "" {
-			return usage("--tmpfs: want TARGET or TARGET:SIZE, got %.200q", arg)
+		m, err := spec.ParseTmpfs(arg)
+		if err != nil {
+			return usage("--tmpfs: %v", err)
 		}
-		m := protocol.Tmpfs{Target: target}
-		if err := size("--tmpfs", &m.Size, bytes); err != nil {
-			return err
-		}
-		spec.Tmpfs = append(spec.Tmpfs, m)
+		s.Tmpfs = append(s.Tmpfs, m)
 	}
 	return nil
 }

@@ -101,41 +101,38 @@ func (f *specFlags) addCopies(d *spec.Document) error {
 
 // given is what the flags say of a sandbox; onDelete is what the file has as such a command.
 func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
-	spec := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
-	var err error
-	if f.memory != "" {
-		if spec.Memory, err = protocol.ParseBytes(f.memory); err != nil {
-			return nil, usage("--memory: %v", err)
-		}
+	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
+	if err := size("--memory", &s.Memory, f.memory); err != nil {
+		return nil, err
 	}
 	if f.idleTTL != "" {
-		if err := spec.IdleTTL.UnmarshalText([]byte(f.idleTTL)); err != nil {
+		if err := s.IdleTTL.UnmarshalText([]byte(f.idleTTL)); err != nil {
 			return nil, usage("--idle-ttl: %v", err)
 		}
 	}
-	if err := addPairs("--env", &spec.Env, f.env); err != nil {
+	if err := addPairs("--env", &s.Env, f.env); err != nil {
 		return nil, err
 	}
-	if err := addPairs("--label", &spec.Labels, f.labels); err != nil {
+	if err := addPairs("--label", &s.Labels, f.labels); err != nil {
 		return nil, err
 	}
-	if err := f.container.apply(spec, onDelete); err != nil {
+	if err := f.container.apply(s, onDelete); err != nil {
 		return nil, err
 	}
-	if err := f.network.apply(spec); err != nil {
+	if err := f.network.apply(s); err != nil {
 		return nil, err
 	}
-	if err := f.services.apply(spec); err != nil {
+	if err := f.services.apply(s); err != nil {
 		return nil, err
 	}
 	for _, m := range f.mounts {
-		mount, err := parseMount(m)
+		mount, err := spec.ParseMount(m)
 		if err != nil {
-			return nil, err
+			return nil, usage("--mount: %v", err)
 		}
-		spec.Mounts = append(spec.Mounts, mount)
+		s.Mounts = append(s.Mounts, mount)
 	}
-	return spec, nil
+	return s, nil
 }
 
 // upload uploads what the spec has of this machine, and shows how far it is.
@@ -160,19 +157,6 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document, tell func(what
 		entry.Digest, entry.Size, entry.Target = copied.Digest, copied.Size, copied.Target
 	}
 	return nil
-}
-
-// parseMount reads HOST:TARGET, with an optional :ro or :rw.
-func parseMount(arg string) (protocol.Mount, error) {
-	paths, writable := strings.CutSuffix(arg, ":rw")
-	if !writable {
-		paths = strings.TrimSuffix(arg, ":ro")
-	}
-	parts := strings.Split(paths, ":")
-	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
-		return protocol.Mount{}, usage("--mount: want HOST:TARGET, HOST:TARGET:ro or HOST:TARGET:rw, got %.200q", arg)
-	}
-	return protocol.Mount{Source: parts[0], Target: parts[1], Writable: writable}, nil
 }
 
 // addPairs adds K=V arguments to a map.
