@@ -185,6 +185,9 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 // client is connected to has not heard of the new consumer yet.
 const pullHeartbeat = time.Second
 
+// stopAfter is how long the end of a context has to end a wait for messages by itself.
+const stopAfter = 500 * time.Millisecond
+
 // follow reads a whole stream, or one filter of it, from a sequence on, and then what comes, until
 // ctx ends. handle is called in order; caughtUp, when not nil, once nothing more is pending.
 func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, handle func(*stored), caughtUp func()) error {
@@ -208,11 +211,14 @@ func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, h
 	if err != nil {
 		return translate(err, "follow "+stream)
 	}
-	stop := context.AfterFunc(ctx, messages.Stop)
-	defer stop()
+	// While it begins anew, Next hears nothing but Stop; but a Stop at that time may stop the old consumer
+	// only, and not the new one that Next then waits for. So it hears both, and Stop a little later.
 	defer messages.Stop()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopAfter, messages.Stop) })
+	defer stop()
+	untilEnd := jetstream.NextContext(ctx)
 	for {
-		msg, err := messages.Next()
+		msg, err := messages.Next(untilEnd)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

@@ -14,6 +14,7 @@ type proxy struct {
 	server   string
 	mute     atomic.Bool // what the server says is thrown away
 	closed   atomic.Bool // new connections are refused
+	held     sync.Mutex  // what the server says waits for it
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -68,7 +69,7 @@ func (p *proxy) pump(to, from net.Conn, mute *atomic.Bool) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 && (mute == nil || !mute.Load()) {
-			if _, err := to.Write(buf[:n]); err != nil {
+			if err := p.pass(to, buf[:n], mute != nil); err != nil {
 				return
 			}
 		}
@@ -76,6 +77,16 @@ func (p *proxy) pump(to, from net.Conn, mute *atomic.Bool) {
 			return
 		}
 	}
+}
+
+// pass writes what was read, of what the server says when no test holds it.
+func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
+	if fromServer {
+		p.held.Lock()
+		defer p.held.Unlock()
+	}
+	_, err := to.Write(data)
+	return err
 }
 
 func (p *proxy) end(conns ...net.Conn) {
