@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -284,9 +283,9 @@ func TestWhatHappensBehindTheWorkersBackIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(f, removed, x.ID())
-	w.Signal(syscall.SIGSTOP) // so that it does not see the container end before it is gone
+	w.Pause() // so that it does not see the container end before it is gone
 	docker(t, host, "rm", "-f", containerOf(f, host, "removed"))
-	w.Signal(syscall.SIGCONT)
+	w.Continue()
 	if b := inState(f, "removed", protocol.StateFailed, 10*time.Second); b.Reason != protocol.ReasonContainerMissing {
 		t.Errorf("removed: reason %q", b.Reason)
 	}

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -49,7 +48,7 @@ func TestS22_RulesAreLookedAtDirectlyBeforeAStart(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.Signal(syscall.SIGCONT)
+	w.Continue()
 	check(t, s.WaitReady(f.Context(time.Minute)))
 	if !ruled(t, f, e, s.Info().Subnet) {
 		t.Error("the sandbox was started without rules")

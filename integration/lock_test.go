@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -180,14 +179,14 @@ func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 			h.t = t
 			h.obstruct()
 			ids := h.submit(fmt.Sprintf("p%d-", i), 3)
-			h.w.Signal(syscall.SIGSTOP)
+			h.w.Pause()
 			x, err := h.ready.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "echo x >> /tmp/runs"}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			pause := time.NewTimer(time.Duration(times * float64(h.ttl)))
 			<-pause.C
-			h.w.Signal(syscall.SIGCONT)
+			h.w.Continue()
 			if _, err := x.Wait(h.Context(20 * time.Second)); err != nil {
 				t.Errorf("the exec: %v", err)
 			}

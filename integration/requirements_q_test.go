@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -82,7 +81,7 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 		}
 		return err
 	})
-	w.Signal(syscall.SIGSTOP)
+	w.Pause()
 	spec = f.Spec()
 	spec.CreateTimeout = protocol.Duration(500 * time.Millisecond)
 	if _, err := f.Client.Create(ctx, spec, sdk.WithID("hung"), sdk.WithWait(false)); err != nil {
@@ -92,7 +91,7 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 	if n := count(history(ctx, t, f.Client, "hung"), protocol.SandboxAssigned); n != 1 {
 		t.Errorf("it was assigned %d times", n)
 	}
-	w.Signal(syscall.SIGCONT)
+	w.Continue()
 	mustExec(ctx, t, f.Create("next"), script("true"))
 	if err := f.Client.Sandbox("next").Delete(ctx); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/halt"
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
@@ -178,18 +179,20 @@ func (e *Engine) end(signal syscall.Signal) {
 }
 
 // Pause stops the daemon from running, so that it takes connections and answers nothing.
-func (e *Engine) Pause() { e.signal(syscall.SIGSTOP) }
+func (e *Engine) Pause() { e.do("pause", halt.Process) }
 
 // Continue ends [Engine.Pause].
-func (e *Engine) Continue() { e.signal(syscall.SIGCONT) }
+func (e *Engine) Continue() {
+	e.do("continue", func(pid int) error { return syscall.Kill(pid, syscall.SIGCONT) })
+}
 
-func (e *Engine) signal(signal syscall.Signal) {
+func (e *Engine) do(what string, f func(pid int) error) {
 	e.tb.Helper()
 	if e.PID == 0 {
-		e.tb.Fatalf("engine %s is not one that may be sent %s", e.Name, signal)
+		e.tb.Fatalf("%s: engine %s is not one that may be sent signals", what, e.Name)
 	}
-	if err := syscall.Kill(e.PID, signal); err != nil {
-		e.tb.Errorf("engine %s: %s: %v", e.Name, signal, err)
+	if err := f(e.PID); err != nil {
+		e.tb.Errorf("%s engine %s: %v", what, e.Name, err)
 	}
 }
 

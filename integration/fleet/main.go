@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/halt"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/worker"
 )
@@ -104,7 +105,7 @@ func (r Role) probe() func(string) {
 			panic("injected at " + point)
 		}
 		if point == r.PauseAt {
-			paused.Do(func() { _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }) // cannot fail
+			paused.Do(halt.Self)
 		}
 		if point != r.CrashAt {
 			return

@@ -18,6 +18,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/integration/child"
+	"github.com/boxfleet/boxfleet/integration/halt"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 	"github.com/boxfleet/boxfleet/worker"
@@ -228,8 +229,8 @@ func (p *Process) AwaitKilled(d time.Duration) {
 func (p *Process) AwaitPaused(d time.Duration) {
 	p.f.TB.Helper()
 	p.f.Eventually(d, p.Name+" is paused", func() error {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid()))
-		if _, after, _ := bytes.Cut(stat, []byte(") ")); err == nil && !bytes.HasPrefix(after, []byte("T")) {
+		still, err := halt.StandsStill(p.Pid())
+		if err == nil && !still {
 			err = errors.New("it runs")
 		}
 		return err
@@ -251,6 +252,17 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal.
 func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails when it has ended
+
+// Pause stops the process, and returns when it stands still. [Process.Continue] has it go on.
+func (p *Process) Pause() {
+	p.f.TB.Helper()
+	if err := halt.Process(p.Pid()); err != nil {
+		p.f.TB.Error(err)
+	}
+}
+
+// Continue ends [Process.Pause].
+func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }
 
 // dump ends the process, which says on its log what each of its goroutines was doing.
 func (p *Process) dump() {
