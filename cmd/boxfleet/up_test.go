@@ -122,7 +122,7 @@ func hidesItsData(t *testing.T) {
 		if !d.IsDir() || d.Name() == "worker" {
 			continue
 		}
-		code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--mount", filepath.Join(own, d.Name())+":/data")
+		code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--label", "team=a", "--mount", filepath.Join(own, d.Name())+":/data")
 		if code == 0 || !strings.Contains(stderr, "spec.mounts[0].source") {
 			t.Errorf("%s is mounted: %d, %s", d.Name(), code, stderr)
 		}

@@ -60,5 +60,7 @@ func StandsStill(pid int) (bool, error) {
 func Self() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP) // this thread exists
+	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
+		panic(err) // this thread exists
+	}
 }

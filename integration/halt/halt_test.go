@@ -87,8 +87,10 @@ func TestAHaltedProcessDoesNothing(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // it was killed
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it says that it was killed
 	if err := Process(cmd.Process.Pid); err == nil {
 		t.Error("a process that is gone was stopped")
 	}
