@@ -138,10 +138,9 @@ func (c *coordinator) awaited(_ context.Context, _ string, q *protocol.Query) (*
 // by its id.
 func isNamed(image, ref string) bool {
 	if id, isID := strings.CutPrefix(image, "sha256:"); isID {
-		return strings.HasPrefix(id, strings.TrimPrefix(ref, "sha256:"))
+		image = idPrefix + id
 	}
-	full, err := imageref.Full("", ref)
-	return err == nil && full == image
+	return mayHave(&protocol.HostImages{Names: []string{image}}, ref)
 }
 
 // idPrefix begins the full form of an image's id.
