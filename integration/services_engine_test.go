@@ -33,7 +33,10 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	if err := stopped.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for name, end := range map[string]func(){"stopped": e.Stop, "killed": e.Kill} {
+	for _, way := range []struct {
+		name string
+		end  func()
+	}{{"killed", e.Kill}, {"stopped", e.Stop}} {
 		x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "web"})
 		if err != nil {
 			t.Fatal(err)
@@ -44,7 +47,7 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			}
 			return nil
 		})
-		end()
+		way.end()
 		e.Restart()
 		restarted := time.Now()
 		f.Eventually(2*adoptedWithin, "the service answers", func() error {
@@ -55,12 +58,18 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			}
 			return nil
 		})
-		t.Logf("the engine was %s: the service answers after %s", name, time.Since(restarted).Round(time.Millisecond))
+		t.Logf("the engine was %s: the service answers after %s", way.name, time.Since(restarted).Round(time.Millisecond))
 		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted {
 			t.Errorf("the exec that was interrupted: %+v, %v", r, err)
 		}
 	}
-	if running := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Contains(running, "stopped") || strings.Count(running, "\n") != 2 {
+	f.Eventually(adoptedWithin, "all that should run does", func() error {
+		if running := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Count(running, "\n") != 2 {
+			return fmt.Errorf("running: %q", running)
+		}
+		return nil
+	})
+	if running := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Contains(running, "stopped") {
 		t.Errorf("running in the end: %q", running)
 	}
 	for _, s := range []*sdk.Sandbox{s, stopped} {

@@ -163,3 +163,19 @@ func TestAServiceIsNotJudgedByWhatAnEngineEnded(t *testing.T) {
 		t.Error("one that may be looping is not looked at again")
 	}
 }
+
+// An engine that goes away several times soon after one another leaves no pause behind.
+func TestAServiceIsStartedAtOnceByAnEngineThatIsBack(t *testing.T) {
+	v := &service{s: &sandbox{w: &worker{}}}
+	for range 6 {
+		v.pause()
+	}
+	if v.again != againMost || time.Until(v.notBefore) < againMost-time.Second {
+		t.Errorf("the pauses do not grow: %s is next, and nothing before %s", v.again, v.notBefore)
+	}
+	v.s.w.epoch.Add(1)
+	v.forgetOldEngine()
+	if v.again != againFirst || !v.notBefore.IsZero() {
+		t.Errorf("after the engine went away: %s is next, and nothing before %s", v.again, v.notBefore)
+	}
+}

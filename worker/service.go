@@ -39,7 +39,6 @@ type service struct {
 	givenUp  bool // and will not by itself
 	proc     control.Primary
 	crash    crashLoop
-	crashing int64  // the engine's epoch that crash is of
 	problem  string // why it is not ready yet
 
 	// Only the goroutine's own.
@@ -49,7 +48,9 @@ type service struct {
 	tested   time.Time
 	passed   time.Time // the last health test that passed
 
-	notBefore time.Time // a container that ended is not started again before
+	again     time.Duration // the next pause before a container that ended is started again
+	notBefore time.Time     // it is not started again before
+	seenEpoch int64         // of the engine, that crash, again and notBefore are of
 }
 
 // run brings the service up, where the log does not say how that went, and watches over it.

@@ -52,7 +52,7 @@ func (s *sandbox) newService(b *protocol.Sandbox, name string, required bool) *s
 	v := &service{
 		s: s, name: name, required: required, generation: b.Generation, sandbox: b.Spec,
 		done: make(chan struct{}), wake: make(chan struct{}, 1), linked: make(chan struct{}), settled: make(chan struct{}),
-		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, crashing: s.w.epoch.Load(), epoch: -1,
+		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, seenEpoch: s.w.epoch.Load(), epoch: -1,
 	}
 	v.spec, _ = b.Spec.Service(name)
 	v.network = sync.OnceFunc(func() { close(v.linked) })

@@ -2,10 +2,12 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
 const (
@@ -17,12 +19,9 @@ const (
 // watch keeps the container running and says in the log when the service stops to be what the log
 // says it is: ready, or failed.
 func (v *service) watch(ctx context.Context) {
-	again := againFirst
 	for ctx.Err() == nil {
-		wait := v.keepUp(ctx, &again)
-		if v.s.attachedTo(v.name) != nil {
-			again = v.calm(again)
-		}
+		wait := v.keepUp(ctx)
+		v.calm()
 		v.judge(ctx)
 		if due := v.due(); wait == 0 || due > 0 && due < wait {
 			wait = due
@@ -33,7 +32,8 @@ func (v *service) watch(ctx context.Context) {
 
 // keepUp starts a container again that has ended, after a pause that grows. It returns when to look
 // again, 0 where nothing is to be done.
-func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duration {
+func (v *service) keepUp(ctx context.Context) time.Duration {
+	v.forgetOldEngine()
 	err := v.look(ctx)
 	if err != nil {
 		v.s.log.Info("a service's container does not run", "service", v.name, "error", err)
@@ -47,14 +47,9 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 	if hopeless {
 		return 0
 	}
-	pause := func() time.Duration {
-		d := *again
-		v.notBefore, *again = time.Now().Add(d), min(2*d, againMost)
-		return d
-	}
 	if err != nil && !passing(err) {
 		v.stumbled(err)
-		return pause()
+		return v.pause()
 	}
 	if left := time.Until(v.notBefore); left > 0 { // woken, perhaps by the end of the last try
 		return left
@@ -65,12 +60,39 @@ func (v *service) keepUp(ctx context.Context, again *time.Duration) time.Duratio
 			v.giveUp(ctx, err)
 			return 0
 		}
+		if errors.Is(err, docker.ErrEngineUnavailable) { // all are woken once it answers
+			return againFirst
+		}
 		if !passing(err) {
 			v.stumbled(err)
 		}
-		return pause()
+		return v.pause()
 	}
 	return 0
+}
+
+// pause has the container not started again for a while, which it returns: twice as long each time.
+func (v *service) pause() time.Duration {
+	d := max(v.again, againFirst)
+	v.notBefore, v.again = time.Now().Add(d), min(2*d, againMost)
+	return d
+}
+
+// calm begins the pauses anew for a command that has run for the guard.
+func (v *service) calm() {
+	if p := v.process(); p.Running && v.s.attachedTo(v.name) != nil && time.Since(p.Since) >= v.crash.guard {
+		v.again = againFirst
+	}
+}
+
+// forgetOldEngine begins anew where the engine went away: what ended before that may have ended with it.
+func (v *service) forgetOldEngine() {
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if epoch := v.s.w.epoch.Load(); v.seenEpoch != epoch {
+		v.crash.forget()
+		v.seenEpoch, v.again, v.notBefore = epoch, againFirst, time.Time{}
+	}
 }
 
 // stumbled counts an end of the container as one of its command.
@@ -80,16 +102,12 @@ func (v *service) stumbled(why error) {
 	v.crash.ended(time.Now(), protocol.AsError(why).Reason == protocol.ReasonOOMKilled)
 }
 
-// loops says why the service fails that ends again and again, nil where it does not. What ended before
-// an engine went away may have ended with it, and a supervisor that is not connected may have seen the
-// command come to rest.
+// loops says why the service fails that ends again and again, nil where it does not. A supervisor that is
+// not connected may have seen the command come to rest.
 func (v *service) loops() *protocol.Error {
+	v.forgetOldEngine()
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
-	if epoch := v.s.w.epoch.Load(); v.crashing != epoch {
-		v.crash.forget()
-		v.crashing = epoch
-	}
 	if !v.crash.looping(time.Now()) || v.attached != nil && !v.attached.link.Up() {
 		return nil
 	}
@@ -106,14 +124,6 @@ func (v *service) giveUp(ctx context.Context, err error) {
 		v.fail(ctx, err)
 	}
 	v.s.wakeUp() // execs that wait for it end
-}
-
-// calm begins the pauses anew for a command that has run for the guard.
-func (v *service) calm(again time.Duration) time.Duration {
-	if p := v.process(); p.Running && time.Since(p.Since) >= v.crash.guard {
-		return againFirst
-	}
-	return again
 }
 
 // judge tests the health, where that is due, and appends what has changed: that a ready service
