@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,33 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 		t.Errorf("the successor needed %s", took)
 	} else {
 		t.Logf("a killed worker's successor is ready after %s, with locks of 30 s", took.Round(time.Millisecond))
+	}
+	f.Judge()
+}
+
+// TestAWorkersNameIsOfOneHost starts a second worker of the same name on another host, as a configuration
+// that was copied has it.
+func TestAWorkersNameIsOfOneHost(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "name")
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second})
+	first := f.Worker("w1", fleet.Role{})
+	s := f.Create("a")
+	second := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(f.Dir, "second"), NoWait: true})
+	if err := second.AwaitExit(5 * time.Second); err == nil {
+		t.Error("the second worker ended without an error")
+	}
+	if log := second.Log(); !strings.Contains(log, "worker name w1 is taken by host") {
+		t.Errorf("the second worker says %q", log)
+	}
+	if _, err := s.Exec(f.Context(time.Minute), protocol.ExecSpec{Command: []string{"true"}}); err != nil || first.Exited() {
+		t.Errorf("the first worker goes on: %t, an exec: %v", !first.Exited(), err)
+	}
+	// The host's lock was given up, not left to end.
+	started := time.Now()
+	f.Worker("w2", fleet.Role{Engine: e.Host})
+	if took := time.Since(started); took > 3*time.Second {
+		t.Errorf("a worker with a name of its own has the host after %s", took)
 	}
 	f.Judge()
 }

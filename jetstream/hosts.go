@@ -25,7 +25,7 @@ func (c *Conn) RegisterHost(ctx context.Context, h *protocol.Host) error {
 		var old protocol.Host
 		if value != nil && protocol.Decode(value, &old) == nil && old.HostID != h.HostID {
 			return protocol.Errorf(protocol.AlreadyExists, protocol.ReasonHostHeld,
-				"worker name %s is taken by host %s", h.Worker, old.HostID)
+				"worker name %s is taken by host %s; it is free a minute after the last sign of life of that host's worker", h.Worker, old.HostID)
 		}
 		if _, err = b.put(ctx, h.Worker, protocol.Encode(h), expected); err != ErrConflict {
 			return err

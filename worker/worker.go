@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -158,7 +159,8 @@ type key struct{ tenant, id string }
 // Run takes the host's lock and works until ctx ends. Execs and sandboxes go on without it; the
 // next worker on the host adopts them. Errors: failed_precondition with reason host_held, naming
 // the holder, when another worker has the host; already_exists when another host has this worker's
-// name. It returns nil after the end of ctx.
+// name; internal when what was in hand at the end of the lock, or of ctx, does not end within five
+// minutes, after which the process should end. It returns nil after the end of ctx.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
@@ -198,8 +200,14 @@ func (w *worker) run(ctx context.Context) error {
 			return err
 		}
 		err = w.tenure(ctx, lease)
-		if ctx.Err() != nil {
+		switch {
+		case err == errNotAtRest:
+			return err
+		case ctx.Err() != nil:
 			return w.leave(lease)
+		case protocol.CodeOf(err) == protocol.AlreadyExists: // the name is another host's
+			w.release(ctx, lease)
+			return err
 		}
 		// Somebody else had the lock. Whatever they did is in the log: take the lock again, and
 		// look at everything anew.
@@ -337,14 +345,23 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	w.lease.Store(lease)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return lease.Run(ctx) })
-	// The lease is renewed to the very end: what is in hand when ctx ends is under it.
-	defer func() {
+	group.Go(func() error { return w.work(ctx, group) })
+	atRest := make(chan error, 1)
+	go func() {
+		err := group.Wait()
 		w.wg.Wait()
 		w.mu.Lock()
 		clear(w.sandboxes)
 		w.mu.Unlock()
 		w.gpus.forget()
+		atRest <- err
 	}()
+	<-ctx.Done()
+	return w.awaitRest(atRest, restWithin)
+}
+
+// work adopts what is on the host, and takes work, until ctx ends.
+func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	if err := w.adopt(ctx); err != nil && ctx.Err() == nil {
 		w.log.Warn("what is on the host is not known yet, and will be looked at again", "error", err)
 	}
@@ -366,12 +383,41 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	group.Go(func() error { return w.watchEngine(ctx) })
 	group.Go(func() error { return w.images.run(ctx) })
 	w.once.Do(func() {
-		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", lease.Token())
+		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", w.token())
 		if w.cfg.OnReady != nil {
 			w.cfg.OnReady()
 		}
 	})
-	return group.Wait()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// restWithin is how long what is in hand may take to end at the end of a tenure: longer than the Engine
+// is waited for, which is at most two minutes.
+const restWithin = 5 * time.Minute
+
+// errNotAtRest says that something of an earlier tenure goes on.
+var errNotAtRest = protocol.Errorf(protocol.Internal, "", "what was in hand does not end")
+
+// awaitRest waits for the end of a tenure. What does not end is a fault of the worker's, which may go no
+// further with it, nor wait for ever: its process has to end.
+func (w *worker) awaitRest(atRest <-chan error, within time.Duration) error {
+	late := time.NewTimer(within)
+	defer late.Stop()
+	select {
+	case err := <-atRest:
+		return err
+	case <-late.C:
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	going := make([]string, 0, len(w.sandboxes))
+	for k := range w.sandboxes {
+		going = append(going, k.tenant+"/"+k.id)
+	}
+	stacks := make([]byte, 1<<20)
+	w.log.Error("what was in hand does not end", "within", within, "sandboxes", going, "goroutines", string(stacks[:runtime.Stack(stacks, true)]))
+	return errNotAtRest
 }
 
 // reach gives something to a sandbox's mailbox, to a new one when the present one has just ended.
@@ -415,6 +461,15 @@ func (w *worker) leave(lease *jetstream.Lease) error {
 		w.log.Warn("the worker leaves without a word; its lock ends by itself", "error", err)
 	}
 	return nil
+}
+
+// release gives the lock up, as far as that can be done at once.
+func (w *worker) release(ctx context.Context, lease *jetstream.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if err := lease.Release(ctx); err != nil {
+		w.log.Warn("the host's lock is not released; it ends by itself", "error", err)
+	}
 }
 
 // forgetHost takes away the engine's mark and the host's directory, if no sandbox is left.
