@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
@@ -72,13 +74,25 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	return a, nil
 }
 
-// greet waits for the supervisor, which is the process pid of the host.
+// greet waits for the supervisor, which is the process pid of the host, for as long as that is there.
 func (a *attachment) greet(ctx context.Context, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, helloWithin)
 	defer cancel()
 	a.pid = pid
 	a.link.Expect(pid)
-	hello, err := a.link.Connected(ctx)
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		for sleep(waiting, aliveCheck) {
+			if unix.Kill(pid, 0) == unix.ESRCH {
+				stop()
+			}
+		}
+	}()
+	hello, err := a.link.Connected(waiting)
+	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy, "the container ended before its supervisor connected")
+	}
 	if err != nil {
 		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy, "the supervisor does not connect: %v", err)
 	}

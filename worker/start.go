@@ -10,8 +10,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// helloWithin is how long a supervisor may take to connect once its container runs.
-const helloWithin = 20 * time.Second
+const (
+	helloWithin = 20 * time.Second       // how long a supervisor may take to connect once its container runs
+	aliveCheck  = 250 * time.Millisecond // between two looks whether it still does
+)
 
 // start starts the container, where it does not run, and waits for its supervisor. Of the container its
 // id must be known.
