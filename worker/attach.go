@@ -23,6 +23,8 @@ type attachment struct {
 	pid  int    // of the supervisor, on the host
 	boot string // of the supervisor
 
+	revived bool // the container was started again after its engine or its machine had ended it
+
 	ports []protocol.Port // as the engine published them
 
 	ending atomic.Bool // the supervisor was told to end everything

@@ -13,11 +13,11 @@ import (
 func TestASupervisorThatHasEndedIsNotWaitedFor(t *testing.T) {
 	a, _ := linked(t, &sandbox{})
 	gone := exec.Command("sleep", "0.3")
+	began := time.Now()
 	if err := gone.Start(); err != nil {
 		t.Fatal(err)
 	}
 	go gone.Wait()
-	began := time.Now()
 	err := a.greet(t.Context(), gone.Process.Pid)
 	if protocol.AsError(err).Reason != protocol.ReasonSupervisorUnhealthy || !strings.Contains(err.Error(), "ended before") {
 		t.Errorf("it fails with %v", err)

@@ -127,7 +127,8 @@ func (w *worker) beat(ctx context.Context) error {
 // watchEngine follows what happens to containers, looks at everything from time to time, and
 // notes whether the Engine answers.
 func (w *worker) watchEngine(ctx context.Context) error {
-	events, failed := w.engine.Events(ctx)
+	lost := func() { w.epoch.Add(1) }
+	events, failed := w.engine.Events(ctx, lost)
 	reconcile := time.NewTicker(w.cfg.Reconcile)
 	defer reconcile.Stop()
 	ping := time.NewTicker(pingPeriod)
@@ -151,12 +152,11 @@ func (w *worker) watchEngine(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			w.epoch.Add(1)
 			w.setHealth(err)
 			if !w.awaitEngine(ctx) {
 				return ctx.Err()
 			}
-			events, failed = w.engine.Events(ctx)
+			events, failed = w.engine.Events(ctx, lost)
 			w.reconcile(ctx)
 		case <-reconcile.C:
 			w.reconcile(ctx)

@@ -275,12 +275,16 @@ func (s *sandbox) observe(ctx context.Context) error {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = false
-	connected, network := s.attached != nil, s.networkSeen
+	s.seen.connected, s.seen.boot, s.fresh = s.attached != nil, "", dirty
+	if s.attached != nil {
+		s.seen.boot = s.attached.boot
+	}
+	network := s.networkSeen
 	s.mu.Unlock()
-	s.seen.connected, s.fresh = connected, dirty
 	if !dirty {
 		return nil
 	}
+	epoch := s.w.epoch.Load() // before the look: what is seen then may end with the engine
 	c, err := s.inspect(ctx)
 	if err == nil {
 		s.seen.leftovers, err = s.w.hasDirectory(s.key)
@@ -306,7 +310,7 @@ func (s *sandbox) observe(ctx context.Context) error {
 		s.seen.container = containerAbsent
 	case c.Running:
 		s.seen.container = containerRunning
-		s.epoch = s.w.epoch.Load()
+		s.epoch = epoch
 	case c.StartedAt.IsZero() || c.State == "created":
 		s.seen.container = containerMade
 	default:

@@ -129,6 +129,7 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 
 // connect starts the container, where it does not run, and waits for its supervisor.
 func (v *service) connect(ctx context.Context, a *attachment, c docker.Container) error {
+	epoch := v.s.w.epoch.Load()
 	if !c.Running {
 		v.isDown()
 		if err := v.s.w.engine.Ping(ctx); err != nil { // one that is about to end still answers on connections that it has
@@ -152,9 +153,12 @@ func (v *service) connect(ctx context.Context, a *attachment, c docker.Container
 		return err
 	}
 	if !c.Running {
+		if err := v.s.w.sameEngine(ctx, epoch); err != nil {
+			return err
+		}
 		return v.ended(c)
 	}
-	v.epoch = v.s.w.epoch.Load()
+	v.epoch = epoch
 	if err := a.greet(ctx, c.Pid); err != nil {
 		return err
 	}
@@ -187,6 +191,7 @@ func (v *service) look(ctx context.Context) error {
 	if !dirty || a == nil {
 		return nil
 	}
+	epoch := v.s.w.epoch.Load()
 	c, err := v.inspect(ctx)
 	if err != nil {
 		v.s.mu.Lock()
@@ -195,7 +200,7 @@ func (v *service) look(ctx context.Context) error {
 		return err
 	}
 	if c.Running && c.Pid == a.pid {
-		v.epoch = v.s.w.epoch.Load()
+		v.epoch = epoch
 		return nil
 	}
 	v.s.mu.Lock()
@@ -203,14 +208,12 @@ func (v *service) look(ctx context.Context) error {
 	v.s.mu.Unlock()
 	v.detach()
 	v.s.wakeUp() // its execs end
-	if err := v.s.w.engine.Ping(ctx); err != nil {
+	if c.ID == "" {
+		if err := v.s.w.engine.Ping(ctx); err != nil {
+			return err
+		}
+	} else if err := v.s.w.sameEngine(ctx, v.epoch); err != nil {
 		return err
-	}
-	if c.ID != "" && v.epoch != v.s.w.epoch.Load() {
-		v.s.mu.Lock()
-		v.crash.forget()
-		v.s.mu.Unlock()
-		return protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineRestarted, "the service's container ended with the engine")
 	}
 	return v.ended(c)
 }

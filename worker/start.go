@@ -26,6 +26,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 			return nil, err
 		}
 	}
+	epoch := s.w.epoch.Load()
 	a, err := s.listen(b, d, secret)
 	if err != nil {
 		return nil, err
@@ -49,6 +50,9 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	}
 	if c.Pid == 0 || s.seen.container != containerRunning || !s.fresh {
 		c, err = s.w.engine.Inspect(ctx, c.ID)
+	}
+	if err == nil && !c.Running {
+		err = s.w.sameEngine(ctx, epoch)
 	}
 	if err == nil && !c.Running {
 		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
@@ -113,8 +117,12 @@ func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachm
 	return a, err
 }
 
-// attachRunning connects to the supervisor of a container that runs, after a restart of the worker.
+// attachRunning connects to the supervisor of a container that runs, after a restart of the worker, and
+// says that the container was started again, where the log has that not yet.
 func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error {
+	if a := s.attachedTo(""); a != nil {
+		return s.restarted(ctx, b, a)
+	}
 	a, err := s.startAgain(ctx, b)
 	if err != nil && !passing(err) {
 		return s.fail(ctx, b, protocol.AsError(err))
@@ -122,7 +130,7 @@ func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error 
 	if err != nil || a.boot == b.Boot {
 		return err
 	}
-	return s.restarted(ctx, b, a, protocol.ReasonContainerExited)
+	return s.restarted(ctx, b, a)
 }
 
 // resume starts a stopped sandbox's container again.
@@ -154,7 +162,11 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 }
 
 // restarted appends that the container was started again.
-func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachment, reason string) error {
+func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachment) error {
+	reason := protocol.ReasonContainerExited
+	if a.revived {
+		reason = protocol.ReasonEngineRestarted
+	}
 	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StateReady {
 			return nil
@@ -173,9 +185,9 @@ type revivals struct {
 // maxRevivals is how often a container is started again that ends within the crash window each time.
 const maxRevivals = 5
 
-// another says whether the container may be started once more.
-func (r *revivals) another(now time.Time, window time.Duration) bool {
-	if now.Sub(r.last) > window {
+// another says whether the container c may be started once more: one that ran for the guard stayed up.
+func (r *revivals) another(c docker.Container, now time.Time, window, guard time.Duration) bool {
+	if now.Sub(r.last) > window || c.FinishedAt.Sub(c.StartedAt) >= guard {
 		r.n = 0
 	}
 	r.n, r.last = r.n+1, now
@@ -196,14 +208,14 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container is gone"))
 	}
 	if s.epoch >= 0 { // it ran when it was last seen
-		if err := s.w.engine.Ping(ctx); err != nil {
+		switch err := s.w.sameEngine(ctx, s.epoch); {
+		case err == nil:
+			return s.fail(ctx, b, endedByItself(b, c))
+		case protocol.AsError(err).Reason != protocol.ReasonEngineRestarted:
 			return err
 		}
-		if s.epoch == s.w.epoch.Load() {
-			return s.fail(ctx, b, endedByItself(b, c))
-		}
 	}
-	if !s.revived.another(time.Now(), s.w.cfg.CrashWindow) {
+	if !s.revived.another(c, time.Now(), s.w.cfg.CrashWindow, s.w.cfg.CrashGuard) {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
 	}
@@ -214,7 +226,8 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	switch {
 	case err == nil:
-		return s.restarted(ctx, b, a, protocol.ReasonEngineRestarted)
+		a.revived = true
+		return s.restarted(ctx, b, a)
 	case waits:
 		s.revived.undo()
 		return s.awaitHost(ctx, b, err)
@@ -251,6 +264,18 @@ func (s *sandbox) awaitHost(ctx context.Context, b *protocol.Sandbox, missing er
 		return err
 	}
 	return missing
+}
+
+// sameEngine says whether what ended since the engine's epoch was read may have ended by itself: nil where
+// the engine was never away. Error: unavailable, with reason engine_restarted where it is back.
+func (w *worker) sameEngine(ctx context.Context, epoch int64) error {
+	if err := w.engine.Ping(ctx); err != nil {
+		return err
+	}
+	if epoch != w.epoch.Load() {
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineRestarted, "the container ended with the engine")
+	}
+	return nil
 }
 
 // endedByItself is what a sandbox fails with whose container ended while its engine went on.

@@ -12,24 +12,30 @@ import (
 // it was started is given up.
 func TestOnlyRevivalsSoonAfterOneAnotherCount(t *testing.T) {
 	const window = 5 * time.Minute
-	var often revivals
+	const guard = 30 * time.Second
+	up := docker.Container{StartedAt: time.Now().Add(-guard), FinishedAt: time.Now()}
+	down := docker.Container{StartedAt: up.StartedAt, FinishedAt: up.FinishedAt.Add(-time.Second)}
+	var often, soon revivals
 	now := time.Now()
 	for n := range 3 * maxRevivals {
 		now = now.Add(window + time.Second)
-		if !often.another(now, window) {
+		if !often.another(down, now, window, guard) {
 			t.Fatalf("revival %d, a while after the one before, is refused", n+1)
+		}
+		if !soon.another(up, up.FinishedAt, window, guard) {
+			t.Fatalf("revival %d of a container that stayed up is refused", n+1)
 		}
 	}
 	var loop revivals
 	for n := 1; n <= maxRevivals+1; n++ {
 		now = now.Add(window - time.Second)
-		if got := loop.another(now, window); got != (n <= maxRevivals) {
+		if got := loop.another(down, now, window, guard); got != (n <= maxRevivals) {
 			t.Errorf("revival %d of a loop is allowed: %t", n, got)
 		}
 	}
 	loop.undo()
 	loop.undo()
-	if !loop.another(now, window) {
+	if !loop.another(down, now, window, guard) {
 		t.Error("one that was taken back counts")
 	}
 }

@@ -36,6 +36,7 @@ type observed struct {
 	generation uint64 // of the container
 	leftovers  bool   // a network or a directory is there
 	connected  bool   // the supervisor is
+	boot       string // of the connected supervisor
 	services   bool   // a service's container runs; only looked at where none should
 }
 
@@ -72,7 +73,7 @@ func next(b *protocol.Sandbox, hostID string, o observed) operation {
 			return opStop
 		case o.container != containerRunning:
 			return opRevive
-		case !o.connected:
+		case !o.connected, o.boot != b.Boot: // or the log has not got it yet that it was started again
 			return opAttach
 		}
 	case protocol.StateStopped:

@@ -26,6 +26,8 @@ func TestNextComparesTheLogWithTheHost(t *testing.T) {
 	made := observed{container: containerMade, generation: 1, leftovers: true}
 	running := observed{container: containerRunning, generation: 1, leftovers: true}
 	attached := observed{container: containerRunning, generation: 1, leftovers: true, connected: true}
+	restarted := attached
+	restarted.boot = "another"
 	exited := observed{container: containerExited, generation: 1, leftovers: true}
 	old := observed{container: containerRunning, generation: 7, leftovers: true}
 	rest := observed{container: containerAbsent, leftovers: true}
@@ -42,6 +44,7 @@ func TestNextComparesTheLogWithTheHost(t *testing.T) {
 		"pending without a host waits":                     {mine(protocol.StatePending, func(b *protocol.Sandbox) { b.Assigned = false }), exited, opNothing},
 		"resuming starts the container":                    {mine(protocol.StatePending, func(b *protocol.Sandbox) { b.Resuming = true }), exited, opResume},
 		"ready and attached is settled":                    {mine(protocol.StateReady), attached, opNothing},
+		"a start that the log has not got yet is told":     {mine(protocol.StateReady), restarted, opAttach},
 		"ready after a restart of the worker is adopted":   {mine(protocol.StateReady), running, opAttach},
 		"ready whose container ended is revived":           {mine(protocol.StateReady), exited, opRevive},
 		"ready whose container is gone is revived":         {mine(protocol.StateReady), absent, opRevive},

@@ -26,8 +26,9 @@ const eventOverlap = 2 * time.Second
 // Events follows the containers of this deployment until ctx ends. It returns when the engine has
 // begun to tell, or has not within the time of a read. Exactly one error is sent, last: cancelled
 // after ctx's end, else unavailable, and then the caller follows anew and lists the containers. Both
-// channels are closed after it.
-func (e *Engine) Events(ctx context.Context) (<-chan Event, <-chan error) {
+// channels are closed after it. Before that lost is called, at once when the engine goes, however busy the
+// caller is: before any engine that comes after it can have answered.
+func (e *Engine) Events(ctx context.Context, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
 	c := call{verb: "follow", kind: kindContainer, limit: e.readLimit()}
@@ -47,7 +48,7 @@ func (e *Engine) Events(ctx context.Context) (<-chan Event, <-chan error) {
 		defer close(failed)
 		defer close(out)
 		defer stop()
-		failed <- translate(ctx, c, forward(following, messages, errs, out))
+		failed <- translate(ctx, c, forward(following, messages, errs, out, lost))
 	}()
 	return out, failed
 }
@@ -75,19 +76,28 @@ func (e *Engine) FollowImages(ctx context.Context, changed func()) error {
 	}
 }
 
-// forward passes events on until the stream fails, and returns why.
-func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event) error {
+// forward passes events on until the stream fails, calls lost and returns why. It reads the stream also
+// while nobody takes them.
+func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event, lost func()) error {
+	defer lost()
+	var waiting []Event
 	for {
+		var next Event
+		var to chan<- Event
+		if len(waiting) > 0 {
+			next, to = waiting[0], out
+		}
 		select {
 		case m := <-messages:
-			event := Event{Type: string(m.Type), Action: string(m.Action), ID: m.Actor.ID, Labels: m.Actor.Attributes, Time: time.Unix(0, m.TimeNano)}
-			select {
-			case out <- event:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+			waiting = append(waiting, Event{
+				Type: string(m.Type), Action: string(m.Action), ID: m.Actor.ID, Labels: m.Actor.Attributes, Time: time.Unix(0, m.TimeNano),
+			})
+		case to <- next:
+			waiting = waiting[1:]
 		case err := <-errs:
 			return err
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }

@@ -15,7 +15,7 @@ func TestEventsTellOfOurContainersOnly(t *testing.T) {
 	b, stranger := newBench(t), newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	events, failed := b.Events(ctx)
+	events, failed := b.Events(ctx, func() {})
 
 	stranger.create(t, stranger.sleeper(), false)
 	spec := b.sleeper()
@@ -54,8 +54,16 @@ func TestEventsTellOfOurContainersOnly(t *testing.T) {
 func TestEventsEndWhenTheEngineHangsUp(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	_, failed := b.Events(t.Context())
+	lost := make(chan struct{})
+	_, failed := b.Events(t.Context(), func() { close(lost) })
+	b.create(t, b.sleeper(), false) // nobody takes the event
+	time.Sleep(200 * time.Millisecond)
 	check(t, b.proxy.Close())
+	select {
+	case <-lost:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody heard of it")
+	}
 	select {
 	case err := <-failed:
 		if !errors.Is(err, docker.ErrEngineUnavailable) {
