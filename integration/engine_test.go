@@ -186,6 +186,37 @@ func unhealthy(f *fleet.Fleet) func() error {
 	}
 }
 
+// TestAHungEngineHoldsUpNoExec has the engine hang just when the worker is about to look at a new sandbox.
+func TestAHungEngineHoldsUpNoExec(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "stuck")
+	engines.LoadImage(t, e, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host, PauseAt: "after-ready"})
+	ctx := f.Context(time.Minute)
+	s := f.Create("a")
+	w.AwaitPaused(10 * time.Second)
+	e.Pause()
+	w.Continue()
+	bounded, cancel := context.WithTimeout(ctx, 8*time.Second) // what waits for the engine waits ten
+	defer cancel()
+	for range 3 {
+		if _, err := s.Exec(bounded, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
+			t.Errorf("an exec while the engine hangs: %v", err)
+		}
+		time.Sleep(300 * time.Millisecond) // so that each comes at another moment of the worker's
+	}
+	x, err := s.Start(bounded, protocol.ExecSpec{Command: []string{"sleep", "1000"}})
+	check(t, err)
+	check(t, x.Cancel(bounded))
+	if r, err := x.Wait(bounded); r == nil || r.State != protocol.ExecStateCancelled {
+		t.Errorf("a cancelled exec: %+v, %v", r, err)
+	}
+	e.Continue()
+	check(t, s.Delete(ctx))
+	f.Judge()
+}
+
 // TestS6_AHungEngineFreezesNoRead pauses the Docker Engine for 25 s. Nothing is declared gone.
 func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	t.Parallel()

@@ -42,8 +42,9 @@ type sandbox struct {
 	// Only the goroutine's own.
 	seen      observed
 	container docker.Container
-	fresh     bool  // container was looked at in this step
-	epoch     int64 // of the engine, when the container was last seen running; -1: never in this tenure
+	fresh     bool      // container was looked at in this step
+	aside     chan view // the outcome of a look that goes on beside the mailbox; nil: none does
+	epoch     int64     // of the engine, when the container was last seen running; -1: never in this tenure
 	revived   revivals
 	allEnded  bool // every container has ended: execs find out what became of them
 
@@ -191,6 +192,9 @@ func (s *sandbox) leave() {
 	if a != nil {
 		a.close()
 	}
+	if s.aside != nil {
+		<-s.aside
+	}
 	s.endServices()
 	s.dropServices()
 }
@@ -222,6 +226,11 @@ func (s *sandbox) settle(ctx context.Context) error {
 	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
 			return err
+		}
+		if looking, err := s.lookAside(ctx); looking || err != nil {
+			st, _ := s.journal.State()
+			s.startExecs(ctx, st)
+			return errors.Join(err, s.checkPrimary(ctx))
 		}
 		if err := s.observe(ctx); err != nil {
 			return err
@@ -270,6 +279,91 @@ func (s *sandbox) refresh(ctx context.Context) error {
 	return nil
 }
 
+// view is what a look at the host shows.
+type view struct {
+	container docker.Container
+	directory bool
+	services  bool
+	epoch     int64 // of the engine, before the look: what is seen then may end with it
+	err       error
+}
+
+// view looks at the host.
+func (s *sandbox) view(ctx context.Context) view {
+	v := view{epoch: s.w.epoch.Load()}
+	if v.container, v.err = s.inspect(ctx); v.err == nil {
+		v.directory, v.err = s.w.hasDirectory(s.key)
+	}
+	if v.err == nil {
+		v.services, v.err = s.servicesRun(ctx)
+	}
+	return v
+}
+
+// lookAside looks at a host where nothing is to be done, as far as is known, beside the mailbox: an engine
+// that is slow, or hangs, is no reason for the sandbox's execs to wait, which do not need it. It reports
+// true while such a look goes on. One that shows a change has the mailbox look itself.
+func (s *sandbox) lookAside(ctx context.Context) (looking bool, err error) {
+	a, restful := s.restful()
+	if s.aside != nil {
+		var v view
+		select {
+		case v = <-s.aside:
+		default:
+			if restful {
+				return true, nil
+			}
+			v = <-s.aside
+		}
+		s.aside = nil
+		switch {
+		case !restful || v.err == nil && !v.shows(a, s.seen.generation):
+			s.mu.Lock()
+			s.dirty = true
+			s.mu.Unlock()
+			return false, nil
+		case v.err != nil:
+			s.mu.Lock()
+			s.dirty = true
+			s.mu.Unlock()
+			return false, v.err
+		}
+		s.container, s.epoch = v.container, v.epoch
+	}
+	s.mu.Lock()
+	s.home = s.container.Labels[docker.LabelDirectory]
+	dirty := s.dirty
+	s.dirty = dirty && !restful
+	s.mu.Unlock()
+	if !dirty || !restful {
+		return false, nil
+	}
+	s.aside = make(chan view, 1)
+	go func(seen chan<- view) {
+		seen <- s.view(ctx)
+		s.wakeUp()
+	}(s.aside)
+	return true, nil
+}
+
+// restful says whether nothing is to be done about a container that runs and is attached, as a.
+func (s *sandbox) restful() (a *attachment, restful bool) {
+	s.mu.Lock()
+	a = s.attached
+	s.seen.connected, s.seen.boot = a != nil, ""
+	if a != nil {
+		s.seen.boot = a.boot
+	}
+	s.mu.Unlock()
+	st, _ := s.journal.State()
+	return a, a != nil && s.seen.container == containerRunning && next(&st.Sandbox, s.w.hostID, s.seen) == opNothing
+}
+
+// shows says whether the attached container runs on.
+func (v *view) shows(a *attachment, generation uint64) bool {
+	return v.container.Running && v.container.Pid == a.pid && labelledGeneration(v.container.Labels) == generation
+}
+
 // observe looks at the host, if it may have changed. An error leaves nothing known.
 func (s *sandbox) observe(ctx context.Context) error {
 	s.mu.Lock()
@@ -284,22 +378,16 @@ func (s *sandbox) observe(ctx context.Context) error {
 	if !dirty {
 		return nil
 	}
-	epoch := s.w.epoch.Load() // before the look: what is seen then may end with the engine
-	c, err := s.inspect(ctx)
-	if err == nil {
-		s.seen.leftovers, err = s.w.hasDirectory(s.key)
-		s.seen.leftovers = s.seen.leftovers || network
-	}
-	if err == nil {
-		s.seen.services, err = s.servicesRun(ctx)
-	}
-	if err != nil {
+	v := s.view(ctx)
+	if v.err != nil {
 		s.seen.container = containerUnknown
 		s.mu.Lock()
 		s.dirty = true
 		s.mu.Unlock()
-		return err
+		return v.err
 	}
+	c := v.container
+	s.seen.leftovers, s.seen.services = v.directory || network, v.services
 	s.container = c
 	s.mu.Lock()
 	s.home = c.Labels[docker.LabelDirectory]
@@ -310,7 +398,7 @@ func (s *sandbox) observe(ctx context.Context) error {
 		s.seen.container = containerAbsent
 	case c.Running:
 		s.seen.container = containerRunning
-		s.epoch = epoch
+		s.epoch = v.epoch
 	case c.StartedAt.IsZero() || c.State == "created":
 		s.seen.container = containerMade
 	default:

@@ -75,6 +75,8 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 		return nil, err
 	}
 	s.w.cfg.Probe("after-hello")
+	s.container, s.epoch = c, epoch
+	s.seen.container, s.seen.generation, s.seen.leftovers = containerRunning, labelledGeneration(c.Labels), true
 	s.attach(a)
 	return a, nil
 }
