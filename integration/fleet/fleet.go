@@ -150,16 +150,18 @@ func (f *Fleet) Create(id string) *sdk.Sandbox {
 	return s
 }
 
-// Eventually waits until check returns nil, and fails the test with its last error after d.
+// Eventually waits until check returns nil, and fails the test with its last error after d. A check that
+// began in time is not the last one: it may have taken long, or the test may have stood still.
 func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 	f.TB.Helper()
 	deadline := time.Now().Add(d)
 	for {
+		late := time.Now().After(deadline)
 		err := check()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if late {
 			f.TB.Fatalf("%s: not within %s: %v", what, d, err)
 		}
 		time.Sleep(20 * time.Millisecond)

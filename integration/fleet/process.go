@@ -199,7 +199,11 @@ func (p *Process) AwaitReady(d time.Duration) {
 	case <-p.exited:
 		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
 	case <-time.After(d):
-		p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
+		select {
+		case <-p.ready: // both, while the test stood still
+		default:
+			p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
+		}
 	}
 }
 
@@ -210,8 +214,10 @@ func (p *Process) AwaitExit(d time.Duration) error {
 	case <-p.exited:
 		return p.err
 	case <-time.After(d):
-		p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
-		return nil
+		if !p.Exited() { // it may have, while the test stood still
+			p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
+		}
+		return p.err
 	}
 }
 
