@@ -24,7 +24,9 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 4 * time.Second})
 	f.Coordinator("c1", fleet.Role{
 		Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"}, PIDs: 300}},
-		Timing:   coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond},
+		// A host whose heartbeat is a little late must get what is meant for it: three of them, and less
+		// than the lease.
+		Timing: coordinator.Timing{Suspect: 3 * time.Second, Seize: 500 * time.Millisecond},
 	})
 	f.Connect()
 	ctx := f.Context(3 * time.Minute)
@@ -163,7 +165,7 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		<-awaitExit(w1)
+		w1.AwaitKilled(30 * time.Second)
 		if err := box.Refresh(ctx); err != nil || box.Info().Worker != "w1" || box.Info().Spec.Env["WHERE"] != "w1" {
 			t.Errorf("on the first host: %+v, %v", box.Info(), err)
 		}
