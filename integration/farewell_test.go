@@ -39,7 +39,7 @@ func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	}{
 		"done":    {0, []string{"sh", "-c", "cat /tmp/left; id -u"}, "", "0", "by an exec\n1000\n", protocol.HookDone},
 		"fails":   {0, []string{"sh", "-c", "echo no >&2; exit 3"}, protocol.FailedPrecondition, "3", "no\n", protocol.HookFailed},
-		"hangs":   {time.Second, []string{"sh", "-c", "echo here; sleep 600"}, protocol.DeadlineExceeded, "137", "here\n", protocol.HookFailed},
+		"hangs":   {3 * time.Second, []string{"sh", "-c", "echo here; sleep 600"}, protocol.DeadlineExceeded, "137", "here\n", protocol.HookFailed},
 		"missing": {0, []string{"no-such-program"}, protocol.FailedPrecondition, "127", "not found", protocol.HookFailed},
 	} {
 		s := create(id, c.timeout, c.command...)
@@ -92,7 +92,7 @@ func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.OnDelete = &protocol.Hook{Command: []string{"sh", "-c", "echo x >> /tmp/runs; sleep 1.5; cat /tmp/runs"}}
+	spec.OnDelete = &protocol.Hook{Command: []string{"sh", "-c", "echo x >> /tmp/runs; while [ ! -e /tmp/dead ]; do usleep 50000; done; cat /tmp/runs"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("once"))
 	if err != nil {
 		t.Fatal(err)
@@ -102,13 +102,16 @@ func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	}
 	f.Eventually(10*time.Second, "the command runs", func() error {
 		out, err := exec.Command("docker", "top", s.Info().Container, "-o", "pid,args").CombinedOutput()
-		if err == nil && !strings.Contains(string(out), "sleep 1.5") {
+		if err == nil && !strings.Contains(string(out), "/tmp/dead") {
 			err = errors.New(string(out))
 		}
 		return err
 	})
 	w := f.Processes("worker")[0]
 	w.Kill()
+	if out, err := exec.Command("docker", "exec", s.Info().Container, "touch", "/tmp/dead").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	w.Restart()
 	if err := s.WaitDeleted(ctx); err != nil {
 		t.Fatal(err)
