@@ -18,7 +18,9 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	const look = "id -u; grep -E '^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs):' /proc/self/status | cut -f2"
 	shows := func(profile string) protocol.Service {
-		v := withCheck(small("("+look+") >/tmp/command; exec sleep 1000"), "("+look+") >/tmp/test; test -s /tmp/command")
+		// A file is read while its writer, perhaps, comes again: it has its name once it is whole.
+		into := func(file string) string { return "(" + look + ") >" + file + ".new; mv " + file + ".new " + file }
+		v := withCheck(small(into("/tmp/command")+"; exec sleep 1000"), into("/tmp/test")+"; test -s /tmp/command")
 		v.Profile = profile
 		return v
 	}
