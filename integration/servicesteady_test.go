@@ -24,17 +24,16 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
 		// Ends once, at once, and is started again within the window.
 		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),
-		// Fails one test of those that may fail in a row.
-		"sick": withCheck(small("exec sleep 1000"), "! rm /tmp/sick 2>/dev/null"),
+		// Fails more tests than may fail in a row, and passes one after each.
+		"sick": withCheck(small("exec sleep 1000"), "if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
 	}, nil)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	printedBy(t, ctx, s, "once", "touch", "/tmp/end")
-	for range 3 {
-		printedBy(t, ctx, s, "sick", "touch", "/tmp/sick")
-		time.Sleep(600 * time.Millisecond) // its test passes in between
+	for range spec.RequiredServices["sick"].Healthcheck.Retries + 1 {
+		printedBy(t, ctx, s, "sick", "sh", "-c", "touch /tmp/sick; while [ -e /tmp/sick ] || ! [ -e /tmp/passed ]; do sleep 0.05; done")
 	}
 	for name, runs := range map[string]int{"once": 2, "slow": 4} {
 		f.Eventually(time.Minute, name+" was started again", func() error {
