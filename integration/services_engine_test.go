@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -81,18 +82,31 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f.Judge()
 }
 
+// letGo makes a file in a service of a sandbox that is not ready yet, which takes no execs.
+func letGo(f *fleet.Fleet, host, id, service, file string) {
+	f.TB.Helper()
+	f.Eventually(time.Minute, service+" may go on", func() error {
+		out, err := exec.Command("docker", "-H", host, "exec", "boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
+		if err != nil {
+			time.Sleep(200 * time.Millisecond) // an engine that starts has enough to do
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
 // TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is
 // ready. On the next host nothing is there of either.
 func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
 	engines.LoadImage(t, other, fleet.Image)
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 10 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	w1 := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(2 * time.Minute)
 	talker := small("echo up; while ! [ -e /tmp/more ]; do sleep 0.1; done; echo more; exec sleep 1000")
 	talker.PostStart = []protocol.Hook{hook("echo x >>/tmp/hook")}
-	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": web("8")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,6 +139,7 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	w1.Kill()
 
 	w2 := f.Worker("w2", fleet.Role{Engine: other.Host})
+	letGo(f, other.Host, "s", "slow", "/tmp/go")
 	onHost(ctx, t, s, "w2")
 	if got := printedBy(t, ctx, s, "talker", "cat", "/etc/hostname"); got != "talker" {
 		t.Errorf("its host's name is %q", got)
@@ -165,7 +180,7 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	check(t, err)
 	allThere := func(when string) {
 		t.Helper()
-		f.Eventually(2*adoptedWithin, when+" all have an address", func() error {
+		f.Eventually(time.Minute, when+" all have an address", func() error { // thirteen containers start
 			found := map[string]bool{}
 			for _, id := range strings.Fields(docker(t, e.Host, "ps", "--quiet")) {
 				found[docker(t, e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", id)] = true
@@ -199,7 +214,7 @@ func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{Engine: e.Host})
 	ctx := f.Context(3 * time.Minute)
-	s, err := f.Client.Create(ctx, withServices(f, services{"quick": small("exec sleep 1000"), "slow": web("5")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	s, err := f.Client.Create(ctx, withServices(f, services{"quick": small("exec sleep 1000"), "slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,6 +231,7 @@ func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 		}
 		e.Restart()
 		restarted := time.Now()
+		letGo(f, e.Host, "s", "slow", "/tmp/go")
 		bounded, cancel := context.WithTimeout(ctx, 40*time.Second)
 		defer cancel()
 		if err := s.WaitReady(bounded); err != nil {
@@ -227,6 +243,7 @@ func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 		}
 	}
 	comesUp("create")
+	printedBy(t, ctx, s, "slow", "rm", "/tmp/go")
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}

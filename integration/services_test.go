@@ -29,10 +29,26 @@ func withCheck(v protocol.Service, test string) protocol.Service {
 	return v
 }
 
+// neverReady gives a service a health check that does not pass. Without one, what is to end at once would
+// be ready first where the machine is slow.
+func neverReady(v protocol.Service) protocol.Service {
+	v = withCheck(v, "false")
+	v.Healthcheck.Retries = 1000
+	return v
+}
+
 // web is a service that is ready after a while, and answers on port 80.
-func web(after string) protocol.Service {
-	v := withCheck(small("echo starting; sleep "+after+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
-	v.Healthcheck.Retries = 100
+func web(after string) protocol.Service { return webAfter("sleep " + after) }
+
+// webWhenTold is a web that is ready once somebody has made a file.
+func webWhenTold(file string) protocol.Service {
+	return webAfter("until [ -e " + file + " ]; do sleep 0.05; done")
+}
+
+// webAfter is a web that is ready after a line of shell.
+func webAfter(waits string) protocol.Service {
+	v := withCheck(small("echo starting; "+waits+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
+	v.Healthcheck.Retries = 1000
 	return v
 }
 
@@ -130,14 +146,14 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		return v
 	}
 	missing := protocol.Service{Image: "127.0.0.1:9/none:1"}
-	growing := withCheck(small("echo growing; exec tail /dev/zero"), "false") // on a slow host it grows for long: it is not to be ready before
-	growing.Memory, growing.Healthcheck.Retries = 16<<20, 100
+	growing := neverReady(small("echo growing; exec tail /dev/zero"))
+	growing.Memory = 16 << 20
 	for name, k := range map[string]struct {
 		service protocol.Service
 		reason  string
 		says    []string
 	}{
-		"ends":      {small("echo cannot open the database >&2; exit 3"), protocol.ReasonContainerExited, []string{"cannot open the database", "exit code 3"}},
+		"ends":      {neverReady(small("echo cannot open the database >&2; exit 3")), protocol.ReasonContainerExited, []string{"cannot open the database", "exit code 3"}},
 		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed, []string{"/no/such"}},
 		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"), protocol.ReasonUnhealthy, []string{"not yet", "waiting for godot"}},
 		"hook":      {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")), protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
@@ -177,7 +193,7 @@ func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 	host := engines.Default(t).Host
 	late := "boxfleet-late-" + f.Conn.Deployment()
 	docker(t, host, append([]string{"create", "--name", late}, append(orphanLabels(f, "s", "1"), fleet.Image, "true")...)...)
-	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": small("exit 3")}, nil), sdk.WithID("s"))
+	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": neverReady(small("exit 3"))}, nil), sdk.WithID("s"))
 	if err == nil {
 		t.Error("it does not fail")
 	}
@@ -189,20 +205,21 @@ func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
-	ctx := f.Context(time.Minute)
+	ctx := f.Context(2 * time.Minute)
+	const patience = 20 * time.Second // in which the first create is to succeed
 	slow := withCheck(small("echo still loading; exec sleep 1000"), "! [ -e /tmp/slow ]")
-	never := withCheck(small("echo still loading; exec sleep 1000"), "false")
-	slow.Healthcheck.Retries, never.Healthcheck.Retries = 1000, 1000
+	never := neverReady(small("echo still loading; exec sleep 1000"))
+	slow.Healthcheck.Retries = 1000
 	overdue := func(id string) {
 		t.Helper()
-		b := inState(f, id, protocol.StateFailed, 30*time.Second)
+		b := inState(f, id, protocol.StateFailed, patience+20*time.Second)
 		if b.Reason != protocol.ReasonCreateTimeout || b.Error.Field != "spec.required_services.db" ||
 			!strings.Contains(b.Error.Message, "health test") || !strings.Contains(b.Error.Message, "still loading") {
 			t.Errorf("%s failed with %q: %+v", id, b.Reason, b.Error)
 		}
 	}
 	spec := withServices(f, services{"db": slow}, nil)
-	spec.CreateTimeout = protocol.Duration(8 * time.Second)
+	spec.CreateTimeout = protocol.Duration(patience)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("resumed"))
 	if err != nil {
 		t.Fatal(err)
@@ -227,15 +244,16 @@ func TestAnOptionalServiceBlocksNothing(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	late := web("2")
+	late := webWhenTold("/tmp/go")
 	late.PostStart = []protocol.Hook{hook("echo hooked >/tmp/hooked")}
-	s, err := f.Client.Create(ctx, withServices(f, nil, services{"late": late, "bad": small("echo broken; exit 5"), "none": {Image: "127.0.0.1:9/none:1"}}), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f, nil, services{"late": late, "bad": neverReady(small("echo broken; exit 5")), "none": {Image: "127.0.0.1:9/none:1"}}), sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if status := f.History("s").State.Sandbox.Services["late"]; status.State != protocol.ServiceStateStarting {
 		t.Errorf("the sandbox waited for an optional service, which is %+v", status)
 	}
+	printedBy(t, ctx, s, "late", "touch", "/tmp/go")
 	f.Eventually(15*time.Second, "each service has its outcome", func() error {
 		h := f.History("s")
 		late, bad, none := h.State.Sandbox.Services["late"], h.State.Sandbox.Services["bad"], h.State.Sandbox.Services["none"]
@@ -418,7 +436,7 @@ func crashing(t *testing.T) *fleet.Fleet {
 func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	t.Parallel()
 	f := crashing(t)
-	ctx := f.Context(time.Minute)
+	ctx := f.Context(3 * time.Minute)
 	// Each runs until it is told to end again and again.
 	fragile := func(end string) protocol.Service {
 		return small("echo up; [ -e /tmp/bad ] || { while ! [ -e /tmp/bad ]; do sleep 0.1; done; }; echo going down; " + end)
@@ -507,7 +525,8 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(20*time.Second, "it fails, and everything is stopped and kept", func() error {
+	// The window is 12 s, and what follows may take 5.
+	f.Eventually(40*time.Second, "it fails, and everything is stopped and kept", func() error {
 		b := f.History("s").State.Sandbox
 		running, err := dockerRunning(f)
 		if b.State != protocol.StateFailed || b.Reason != protocol.ReasonCrashLoop || err != nil || len(running) > 0 {
@@ -603,7 +622,7 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 		t.Fatal(err)
 	}
 	printedBy(t, ctx, s, "web", "touch", "/tmp/here")
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "sleep 2; cat /proc/1/comm; exit 6"}, Service: "web"})
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "until [ -e /tmp/go ]; do sleep 0.05; done; cat /proc/1/comm; exit 6"}, Service: "web"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -616,6 +635,7 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 	w := f.Processes("worker")[0]
 	w.Kill()
 	w.Restart()
+	printedBy(t, ctx, s, "web", "touch", "/tmp/go")
 	r, err := x.Wait(ctx)
 	if err != nil || r.ExitCode == nil || *r.ExitCode != 6 {
 		t.Errorf("the exec ended with %+v, %v", r, err)
