@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -212,15 +213,20 @@ func (w *world) names(udp net.PacketConn) {
 }
 
 // reaches tries from inside of a sandbox to open a connection by TCP, and, with port 80, has a question
-// sent to the name server on the same address, by UDP.
-func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, port int) (tcp, udp bool) {
+// sent to the name server on the same address, by UDP. What may be reached has time to answer on a slow
+// machine.
+func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool) {
 	t.Helper()
 	before := f.w.asked.Load()
-	script := fmt.Sprintf("nc -w 1 %s %d </dev/null 2>/dev/null", address, port)
-	if port == 80 {
-		script += fmt.Sprintf("; timeout 1 nslookup -type=a udp.test %s >/dev/null 2>&1", address)
+	patience := 1
+	if may {
+		patience = 10
 	}
-	result, err := s.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"sh", "-c", script}})
+	script := fmt.Sprintf("nc -w %d %s %d </dev/null 2>/dev/null", patience, address, port)
+	if port == 80 {
+		script += fmt.Sprintf("; timeout %d nslookup -type=a udp.test %s >/dev/null 2>&1", patience, address)
+	}
+	result, err := s.Exec(f.Context(40*time.Second), protocol.ExecSpec{Command: []string{"sh", "-c", script}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,7 +371,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 				s    *sdk.Sandbox
 				want bool
 			}{{open, g.open}, {some, g.some}, {none, g.none}} {
-				tcp, udp := f.reaches(t, c.s, g.address, g.port)
+				tcp, udp := f.reaches(t, c.s, g.address, g.port, c.want)
 				if tcp != c.want || g.port == 80 && udp != c.want {
 					t.Errorf("from %s: by TCP %t, by UDP %t, want %t", c.s.ID(), tcp, udp, c.want)
 				}
@@ -374,9 +380,10 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	}
 	t.Run("a name server that the operator names", func(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, some, none} {
-			tcp, udp := f.reaches(t, s, named, 80)
-			asked, _ := f.reaches(t, s, named, 53)
-			if want := s == open; tcp || udp != want || asked != want {
+			want := s == open
+			tcp, udp := f.reaches(t, s, named, 80, want)
+			asked, _ := f.reaches(t, s, named, 53, want)
+			if tcp || udp != want || asked != want {
 				t.Errorf("from %s: port 80 by TCP %t; port 53 by UDP %t and by TCP %t, want %t", s.ID(), tcp, udp, asked, want)
 			}
 		}
@@ -391,7 +398,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	}
 	t.Run("its own gateway", func(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, some, none} {
-			if tcp, udp := f.reaches(t, s, gatewayOf(s), 80); tcp || udp {
+			if tcp, udp := f.reaches(t, s, gatewayOf(s), 80, false); tcp || udp {
 				t.Errorf("%s reaches its gateway: by TCP %t, by UDP %t", s.ID(), tcp, udp)
 			}
 		}
@@ -435,7 +442,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	}
 	t.Run("rules that somebody took away are put back", func(t *testing.T) {
 		w.run("ip", "netns", "exec", w.host, "nft", "delete", "table", "inet", table)
-		if tcp, _ := f.reaches(t, none, hostLAN, 80); !tcp {
+		if tcp, _ := f.reaches(t, none, hostLAN, 80, false); !tcp {
 			t.Log("the rules were back before the sandbox could look")
 		}
 		f.Eventually(10*time.Second, "the rules are back", func() error {
@@ -444,7 +451,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			}
 			return nil
 		})
-		if tcp, udp := f.reaches(t, none, hostLAN, 80); tcp || udp {
+		if tcp, udp := f.reaches(t, none, hostLAN, 80, false); tcp || udp {
 			t.Error("the host is reached")
 		}
 	})
@@ -471,7 +478,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		})
 		same("after the engine's restart")
 		for _, a := range []string{hostLAN, neighbor, gatewayOf(open)} {
-			if tcp, udp := f.reaches(t, open, a, 80); tcp || udp {
+			if tcp, udp := f.reaches(t, open, a, 80, false); tcp || udp {
 				t.Errorf("after the engine's restart %s is reached", a)
 			}
 		}
@@ -501,7 +508,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			if strings.HasPrefix(g.what, "another sandbox") {
 				continue // none is left
 			}
-			if tcp, _ := bare.reaches(t, s, g.address, g.port); !tcp {
+			if tcp, _ := bare.reaches(t, s, g.address, g.port, true); !tcp {
 				t.Errorf("%s (%s) is not reached: the test proves nothing", g.what, g.address)
 			}
 		}
@@ -531,6 +538,34 @@ func greeted(address string) error {
 	return nil
 }
 
+// quietPort is a port that nobody has, and that the kernel gives to nobody who asks for any one, as
+// whatever else runs on the machine does meanwhile.
+func quietPort(t *testing.T) int {
+	t.Helper()
+	limits, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	check(t, err)
+	const lowest = 1024
+	var given int // from here on
+	if _, err := fmt.Sscan(string(limits), &given); err != nil || given <= lowest {
+		t.Fatalf("the kernel gives ports of the range %q, %v", limits, err)
+	}
+	for range 100 {
+		port := lowest + rand.IntN(given-lowest)
+		address := fmt.Sprintf("127.0.0.1:%d", port)
+		tcp, err := net.Listen("tcp", address)
+		if err != nil {
+			continue
+		}
+		tcp.Close()
+		if udp, err := net.ListenPacket("udp", address); err == nil {
+			udp.Close()
+			return port
+		}
+	}
+	t.Fatalf("no port below %d is free", given)
+	return 0
+}
+
 // TestX18_PortsAreAskedForGivenAndRefused publishes ports of each kind.
 func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	t.Parallel()
@@ -540,12 +575,7 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	check(t, err)
 	defer taken.Close()
 	busy := taken.Addr().(*net.TCPAddr).Port
-	free := func() int {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		check(t, err)
-		defer l.Close()
-		return l.Addr().(*net.TCPAddr).Port
-	}()
+	free := quietPort(t)
 
 	t.Run("given", func(t *testing.T) {
 		spec := f.Spec()
@@ -611,15 +641,15 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
-	ctx, host := f.Context(2*time.Minute), engines.Default(t).Host
-	const patience = 8 * time.Second
+	ctx, host := f.Context(3*time.Minute), engines.Default(t).Host
+	const patience = 20 * time.Second // in which the first create is to succeed
 	spec := f.Spec()
 	serving(&spec)
 	spec.Ports, spec.CreateTimeout = []protocol.Port{{Container: 8080}}, protocol.Duration(patience)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("port"))
 	check(t, err)
 	address := fmt.Sprintf("127.0.0.1:%d", s.Info().Ports[0].Host)
-	ended := func() (taken net.Listener) { // as the machine ends it
+	ended := func() (taken net.Listener, began time.Time) { // as the machine ends it
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "port"))
@@ -627,8 +657,9 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 			taken, err = net.Listen("tcp", address)
 			return err
 		})
+		began = time.Now()
 		w = w.Restart()
-		return taken
+		return taken, began
 	}
 	waits := func(n int) {
 		t.Helper()
@@ -639,19 +670,22 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 			return nil
 		})
 	}
-	taken := ended()
+	taken, _ := ended()
 	waits(1)
 	wantError(t, "what it waits for", find(t, history(ctx, t, f.Client, "port"), protocol.SandboxWaiting).Error,
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	info, err := f.Client.Get(ctx, "port")
-	if err != nil || info.Info().Error != nil {
-		t.Errorf("once it has the port it waits for %v, %v", info.Info().Error, err)
-	}
+	f.Eventually(10*time.Second, "it says that it waits no more", func() error { // somewhat later than the port answers
+		info, err := f.Client.Get(ctx, "port")
+		if err == nil && info.Info().Error != nil {
+			err = fmt.Errorf("it waits for %w", info.Info().Error)
+		}
+		return err
+	})
 
-	began := time.Now()
-	defer ended().Close()
+	taken, began := ended()
+	defer taken.Close()
 	f.Eventually(patience+15*time.Second, "it gives up", func() error {
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().State != protocol.StateFailed {
