@@ -81,10 +81,11 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	const stall = 3 * time.Second
 	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{PullStall: stall}})
-	ctx := f.Context(90 * time.Second)
 
+	// Each part has its own time, which begins when its images are pushed.
 	f.Run(t, "an image is pulled once for all who wait, with progress in the history, and its digest is on the sandbox", func(t *testing.T) {
 		ref, digest := h.push("shared:1", 6*mebibyte)
+		ctx := f.Context(time.Minute)
 		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte}))
 		defer h.door.Fault(nil)
 		const n = 4
@@ -130,13 +131,13 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		ref, one := h.push("moving:1", 1000)
 		never := imageSpec(f, ref, protocol.PullNever)
 		never.QueueTimeout = protocol.Duration(time.Second)
-		_, err := f.Client.Create(ctx, never, sdk.WithID("never-1"))
+		_, err := f.Client.Create(f.Context(time.Minute), never, sdk.WithID("never-1"))
 		hasError(t, "never, and not there", err, protocol.DeadlineExceeded, protocol.ReasonQueueTimeout)
 		if n := h.door.Passed("/v2/moving/"); n != 0 {
 			t.Errorf("never, and not there: the registry was asked %d times", n)
 		}
 		digestOf := func(id, pull string) string {
-			s, err := f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id))
+			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, pull), sdk.WithID(id))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -161,6 +162,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 	})
 
 	f.Run(t, "an image that is not there, and a registry that is not there, have their reasons", func(t *testing.T) {
+		ctx := f.Context(time.Minute)
 		_, err := f.Client.Create(ctx, imageSpec(f, h.door.Host+"/absent:1", ""), sdk.WithID("absent"))
 		hasError(t, "no such repository", err, protocol.NotFound, protocol.ReasonImageNotFound)
 		_, err = f.Client.Create(ctx, imageSpec(f, h.door.Host+"/shared:absent", ""), sdk.WithID("no-tag"))
@@ -186,13 +188,14 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 			return registry.Fault{}
 		})
 		defer h.door.Fault(nil)
-		if _, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID("again")); err != nil {
+		if _, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, ""), sdk.WithID("again")); err != nil {
 			t.Errorf("got %v", err)
 		}
 	})
 
 	f.Run(t, "a pull that stands still ends, and says so; the next one works", func(t *testing.T) {
 		ref, _ := h.push("stalling:1", 4*mebibyte)
+		ctx := f.Context(time.Minute)
 		h.door.Fault(registry.Layers(registry.Fault{StallAt: mebibyte}))
 		defer h.door.Fault(nil)
 		started := time.Now()
@@ -209,6 +212,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 
 	f.Run(t, "a pull that only says that it tries again stands still", func(t *testing.T) {
 		ref, _ := h.push("refused:1", mebibyte)
+		ctx := f.Context(time.Minute)
 		h.door.Fault(registry.Layers(registry.Fault{Status: http.StatusInternalServerError}))
 		defer h.door.Fault(nil)
 		started := time.Now()
@@ -221,6 +225,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 
 	f.Run(t, "delete ends the pull of a sandbox that is being created, if nobody else waits for it", func(t *testing.T) {
 		ref, _ := h.push("deleted:1", 20*mebibyte)
+		ctx := f.Context(time.Minute)
 		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte / 4}))
 		defer h.door.Fault(nil)
 		gone := h.door.GivenUp()
@@ -360,18 +365,21 @@ func TestUnusedImagesGo(t *testing.T) {
 			t.Errorf("%s went: %s", ref, got)
 		}
 	}
-	_, hosts, err := f.Client.Images(ctx)
-	if err != nil || len(hosts) != 1 {
-		t.Fatalf("%v, %v", hosts, err)
-	}
-	listed := map[string]string{}
-	for _, i := range hosts[0].Images {
-		listed[i.Ref] = i.Origin + " " + i.State
-	}
 	want := map[string]string{kept: "pre_pull ready", used: "pulled ready", two: "pulled ready"}
-	if !maps.Equal(listed, want) {
-		t.Errorf("listed are %v, want %v", listed, want)
-	}
+	f.Eventually(10*time.Second, "the rest is listed", func() error { // the worker tells it a while after it is so
+		_, hosts, err := f.Client.Images(ctx)
+		if err != nil || len(hosts) != 1 {
+			return fmt.Errorf("%v, %v", hosts, err)
+		}
+		listed := map[string]string{}
+		for _, i := range hosts[0].Images {
+			listed[i.Ref] = i.Origin + " " + i.State
+		}
+		if !maps.Equal(listed, want) {
+			return fmt.Errorf("listed are %v, want %v", listed, want)
+		}
+		return nil
+	})
 }
 
 // TestPrivateImagesTakeTheWorkersCredentials: without them, or with wrong ones, a pull is denied; and
