@@ -112,6 +112,9 @@ func (d directory) make() ([]byte, error) {
 // secret reads the key of a directory that is whole.
 func (d directory) secret() ([]byte, error) {
 	secret, err := os.ReadFile(filepath.Join(d.path, "key"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // descriptors may have run out
+		return nil, protocol.Errorf(protocol.Unavailable, "", "read the sandbox's key: %v", err)
+	}
 	if err != nil || len(secret) != 32 {
 		return nil, protocol.Errorf(protocol.NotFound, "", "the sandbox has no key: %v", err)
 	}

@@ -225,10 +225,8 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p 
 		return r.leftBehind(x, a)
 	case protocol.CodeOf(err) == protocol.FailedPrecondition && protocol.AsError(err).Reason == protocol.ReasonInterrupted:
 		return r.leftBehind(x, a)
-	case protocol.CodeOf(err) == protocol.Unavailable:
-		return control.Result{}, err
 	case err != nil:
-		return control.Result{ID: r.id, Failed: true, Error: protocol.AsError(err)}, nil
+		return notStarted(r.id, protocol.AsError(err))
 	}
 	if status.Result != nil {
 		r.s.ended(*status.Result)
@@ -251,6 +249,17 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p 
 			return control.Result{}, ctx.Err()
 		}
 	}
+}
+
+// notStarted is how an exec ended that the supervisor refused, unless that passes.
+func notStarted(id string, why *protocol.Error) (control.Result, error) {
+	switch {
+	case why.Code == protocol.Unavailable:
+		return control.Result{}, why
+	case why.Reason == protocol.ReasonSandboxStopping: // everything else in the sandbox is ended now
+		return control.Result{ID: id, Cancelled: true}, nil
+	}
+	return control.Result{ID: id, Failed: true, Error: why}, nil
 }
 
 // leftBehind finds out how an exec ended whose container has ended: from the record that its

@@ -99,7 +99,6 @@ func (l *listening) again() {
 func (w *worker) beat(ctx context.Context) error {
 	ticker := time.NewTicker(beatPeriod)
 	defer ticker.Stop()
-	registered := time.Now()
 	for {
 		healthy, problem, _ := w.condition()
 		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy, Problem: problem, Full: w.full(),
@@ -107,28 +106,41 @@ func (w *worker) beat(ctx context.Context) error {
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("a heartbeat is not sent", "error", err)
 		}
-		if time.Since(registered) > registerPeriod {
-			if err := w.register(ctx); err != nil {
-				return err
-			}
-			registered = time.Now()
-		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.listening.fresh:
-		case <-w.changed:
-			registered = time.Time{}
 		case <-ticker.C:
 		}
 	}
 }
 
+// keepRegistered writes the worker's entry in the table of hosts again, before it ends and where it has
+// changed. Heartbeats do not wait for that: they need no store.
+func (w *worker) keepRegistered(ctx context.Context) error {
+	ticker := time.NewTicker(registerPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.changed:
+		case <-ticker.C:
+		}
+		if err := w.register(ctx); err != nil {
+			return err
+		}
+	}
+}
+
 // watchEngine follows what happens to containers, looks at everything from time to time, and
-// notes whether the Engine answers.
-func (w *worker) watchEngine(ctx context.Context) error {
+// notes whether the Engine answers. known says that all was looked at before.
+func (w *worker) watchEngine(ctx context.Context, known bool) error {
 	lost := func() { w.epoch.Add(1) }
 	events, failed := w.engine.Events(ctx, lost)
+	if !known {
+		w.reconcile(ctx)
+	}
 	reconcile := time.NewTicker(w.cfg.Reconcile)
 	defer reconcile.Stop()
 	ping := time.NewTicker(pingPeriod)
@@ -174,6 +186,7 @@ func (w *worker) setHealth(err error) {
 		w.log.Warn("the engine does not answer", "error", err)
 	} else {
 		w.log.Info("the engine answers")
+		w.recovery.happened()
 	}
 }
 

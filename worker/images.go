@@ -275,6 +275,7 @@ const (
 func (m *images) prePull(ctx context.Context, ref string) {
 	pause := prePullFirst
 	for ctx.Err() == nil {
+		back := m.w.recovery.next()
 		image, release, err := m.get(ctx, ref, protocol.PullMissing, func(protocol.PullProgress) {
 			m.show(protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageLoading})
 		})
@@ -289,10 +290,11 @@ func (m *images) prePull(ctx context.Context, ref string) {
 		}
 		m.w.log.Warn("an image is not pulled yet", "image", ref, "error", err)
 		m.show(protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageFailed, Error: protocol.AsError(err)})
-		if !sleep(ctx, pause) {
-			return
+		if pauseUntil(ctx, back, pause) {
+			pause = prePullFirst
+		} else {
+			pause = min(2*pause, prePullMost)
 		}
-		pause = min(2*pause, prePullMost)
 	}
 }
 

@@ -60,12 +60,14 @@ func (m *images) tell(ctx context.Context) {
 	look := time.NewTicker(m.cfg.Sweep)
 	defer look.Stop()
 	for {
+		var again <-chan time.Time
 		names, err := m.w.engine.ImageNames(ctx)
 		if err == nil {
 			told.Listed = true
 			told.Names, told.Cut = boundedNames(names)
 		} else if ctx.Err() == nil {
 			m.w.log.Warn("the host's images are not listed", "error", err)
+			again = time.After(time.Second)
 		}
 		told.Images = m.table()
 		now := told
@@ -85,6 +87,7 @@ func (m *images) tell(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-m.changed:
+		case <-again:
 		case <-look.C:
 		}
 	}

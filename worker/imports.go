@@ -41,6 +41,7 @@ func (m *images) importWanted(ctx context.Context) {
 	wg.Go(func() { m.hearWanted(ctx, w) })
 	pause := importRetryFirst
 	for {
+		back := m.w.recovery.next()
 		wait := importCheck
 		if m.settleWanted(ctx, w) {
 			pause = importRetryFirst
@@ -51,6 +52,8 @@ func (m *images) importWanted(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.woken:
+			pause = importRetryFirst
+		case <-back:
 			pause = importRetryFirst
 		case <-time.After(wait):
 		}

@@ -155,6 +155,14 @@ func (w *worker) unprotect(bridge string) error {
 	return w.rule(func() error { return w.isolation.wall.Forget(bridge) })
 }
 
+// networkGone makes sure that no rules are left of a network that the engine has removed.
+func (w *worker) networkGone(bridge string) error {
+	if bridge == "" {
+		return nil
+	}
+	return w.rule(func() error { return w.isolation.wall.Gone(bridge) })
+}
+
 // rule changes rules, where there are to be any, while the host's lock is held.
 func (w *worker) rule(change func() error) error {
 	if !w.isolation.required {

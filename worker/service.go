@@ -45,6 +45,7 @@ type service struct {
 	health   *protocol.Healthcheck // nil: it is ready when it runs
 	epoch    int64                 // of the engine, when the container was last seen running
 	failures int                   // health tests that failed in a row
+	judged   time.Time             // the start of the command that they were of
 	tested   time.Time
 	passed   time.Time // the last health test that passed
 
@@ -62,8 +63,8 @@ func (v *service) run(ctx context.Context) {
 		v.output.run(ctx)
 	}()
 	defer func() { <-publishing }()
-	status := v.status()
-	if status.State == protocol.ServiceStateStarting {
+	switch status := v.status(); status.State {
+	case protocol.ServiceStateStarting:
 		err := v.begin(ctx)
 		if ctx.Err() != nil {
 			return
@@ -71,8 +72,10 @@ func (v *service) run(ctx context.Context) {
 		if err != nil {
 			v.err = v.fail(ctx, err)
 		}
-	} else if status.State == protocol.ServiceStateFailed {
+	case protocol.ServiceStateFailed:
 		v.err = v.failure(status.Error)
+	default:
+		v.passed = status.Since // it was well then, as another worker may have seen
 	}
 	close(v.settled)
 	v.watch(ctx)

@@ -32,6 +32,9 @@ func (v *service) raise(ctx context.Context) error {
 		}
 	}
 	secret, err := d.secret()
+	if err != nil && passing(err) {
+		return err
+	}
 	if err != nil {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's directory is gone")
 	}

@@ -41,6 +41,7 @@ func (v *service) healthcheck(d directory) (*protocol.Healthcheck, error) {
 func (v *service) untilHealthy(ctx context.Context) error {
 	began := time.Now()
 	h := v.health
+	failed := 0
 	for pause := testFirst; ; {
 		if err := v.look(ctx); err != nil {
 			return err
@@ -72,7 +73,7 @@ func (v *service) untilHealthy(ctx context.Context) error {
 				return nil
 			}
 			v.nowWaits("%s", sick.Message)
-			if v.connected() && time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
+			if failed++; failed >= h.Retries && v.connected() && time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
 				return sick
 			}
 			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())

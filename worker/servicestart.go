@@ -20,6 +20,7 @@ func (v *service) begin(ctx context.Context) error {
 	beginning, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
+		back := v.s.w.recovery.next()
 		err := v.tryBegin(beginning)
 		switch {
 		case err == nil, ctx.Err() != nil:
@@ -30,7 +31,7 @@ func (v *service) begin(ctx context.Context) error {
 			return err
 		}
 		v.s.log.Warn("a service is brought up again", "service", v.name, "error", err)
-		sleep(beginning, pause)
+		pauseUntil(beginning, back, pause)
 	}
 }
 

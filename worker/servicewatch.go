@@ -60,8 +60,8 @@ func (v *service) keepUp(ctx context.Context) time.Duration {
 			v.giveUp(ctx, err)
 			return 0
 		}
-		if errors.Is(err, docker.ErrEngineUnavailable) { // all are woken once it answers
-			return againFirst
+		if errors.Is(err, docker.ErrEngineUnavailable) || protocol.AsError(err).Reason == protocol.ReasonLeaseLost {
+			return againFirst // it was not for the container
 		}
 		if !passing(err) {
 			v.stumbled(err)
@@ -141,6 +141,7 @@ func (v *service) judge(ctx context.Context) {
 	if !p.Running || !v.connected() || v.s.w.fence() != nil {
 		return
 	}
+	v.ofRun(p.Since)
 	h := v.health
 	if h == nil {
 		if failed && v.mayRecover(&status) && time.Since(p.Since) >= v.crash.guard {
@@ -164,6 +165,13 @@ func (v *service) judge(ctx context.Context) {
 		if v.failures++; v.failures >= h.Retries && !failed {
 			v.fail(ctx, sick)
 		}
+	}
+}
+
+// ofRun has failures be of the run of the command that began at since.
+func (v *service) ofRun(since time.Time) {
+	if !since.Equal(v.judged) {
+		v.failures, v.judged = 0, since
 	}
 }
 

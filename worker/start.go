@@ -106,6 +106,9 @@ func (s *sandbox) startMounted(ctx context.Context, d directory, id string, leni
 func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachment, error) {
 	d := s.directory(b.Generation)
 	secret, err := d.secret()
+	if err != nil && passing(err) {
+		return nil, err
+	}
 	if s.container.ID == "" || err != nil {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")
 	}
@@ -214,6 +217,7 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 		case err == nil:
 			return s.fail(ctx, b, endedByItself(b, c))
 		case protocol.AsError(err).Reason != protocol.ReasonEngineRestarted:
+			s.waitingSince = time.Time{} // nothing comes while the engine is away
 			return err
 		}
 	}

@@ -108,6 +108,9 @@ func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 			lost = errors.Join(lost, s.w.protect(protectedNetwork(n)))
 		}
 	}
+	if err == nil {
+		lost = errors.Join(lost, s.w.networkGone(o.bridge))
+	}
 	if err = errors.Join(err, lost); err == nil {
 		s.w.withdraw()
 		s.w.subnets.give(o.subnet)

@@ -144,6 +144,7 @@ type worker struct {
 	started    time.Time
 
 	health    health
+	recovery  recovery
 	listening *listening
 	epoch     atomic.Int64 // counts the times that the engine went away
 	once      sync.Once
@@ -362,8 +363,9 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 
 // work adopts what is on the host, and takes work, until ctx ends.
 func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
-	if err := w.adopt(ctx); err != nil && ctx.Err() == nil {
-		w.log.Warn("what is on the host is not known yet, and will be looked at again", "error", err)
+	unknown := w.adopt(ctx)
+	if unknown != nil && ctx.Err() == nil {
+		w.log.Warn("what is on the host is not known yet, and will be looked at again", "error", unknown)
 	}
 	// The coordinator is asked by registering and by heartbeats to tell everything; the worker must
 	// be listening then.
@@ -376,11 +378,13 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	defer stop()
 	w.listening.again()
 	defer w.conn.OnReconnect(w.listening.again)()
+	defer w.conn.OnReconnect(w.recovery.happened)()
 	if err := w.register(ctx); err != nil {
 		return err
 	}
 	group.Go(func() error { return w.beat(ctx) })
-	group.Go(func() error { return w.watchEngine(ctx) })
+	group.Go(func() error { return w.keepRegistered(ctx) })
+	group.Go(func() error { return w.watchEngine(ctx, unknown == nil) })
 	group.Go(func() error { return w.images.run(ctx) })
 	w.once.Do(func() {
 		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", w.token())

@@ -209,6 +209,20 @@ func (f *Firewall) Forget(bridge string) error {
 	return f.forget([]string{bridge})
 }
 
+// Gone says, after [Firewall.Forget], that the engine has removed the network. A Sync between the two, with
+// a list that still had it, may have written its rules again.
+func (f *Firewall) Gone(bridge string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock++
+	f.gone[bridge] = f.clock
+	if f.known[bridge] == nil || f.place == nil {
+		return nil
+	}
+	delete(f.known, bridge)
+	return f.forget([]string{bridge})
+}
+
 // Mark is a moment by the firewall's own clock, for [Firewall.Sync].
 func (f *Firewall) Mark() uint64 {
 	f.mu.Lock()

@@ -159,6 +159,31 @@ func TestALookFromBeforeANetworkWasThereLeavesItsRules(t *testing.T) {
 	}
 }
 
+// A list of before a network was removed does not bring its rules back for longer than its removal takes.
+func TestANetworkThatIsGoneHasNoRules(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	f := h.wall(nil)
+	n := network(1, "internet")
+	h.bridge(n)
+	check(t, f.Protect(n))
+	check(t, f.Forget(n.Bridge))
+	mark := f.Mark()
+	check(t, f.Sync(mark, []firewall.Network{n})) // the engine has it still
+	if !h.ruled(n) {
+		t.Fatal("a network that the engine has is not protected")
+	}
+	check(t, f.Gone(n.Bridge))
+	if h.ruled(n) {
+		t.Error("rules are left of a network that is gone")
+	}
+	check(t, f.Sync(mark, []firewall.Network{n}))
+	if h.ruled(n) {
+		t.Error("a list of before brings the rules back")
+	}
+	check(t, f.Remove())
+}
+
 // TestWhoDoesNotKnowTheOtherNetworksLeavesTheirRules: a worker that was just started may have to do with
 // one sandbox before it could list all.
 func TestWhoDoesNotKnowTheOtherNetworksLeavesTheirRules(t *testing.T) {

@@ -1,0 +1,46 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// recovery wakes those who try again after a pause that grows, once the Engine or NATS is back: what they
+// waited for may have been that.
+type recovery struct {
+	mu   sync.Mutex
+	back chan struct{} // closed at the next one
+}
+
+// next is closed at the next recovery. It is to be asked for before the try.
+func (r *recovery) next() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.back == nil {
+		r.back = make(chan struct{})
+	}
+	return r.back
+}
+
+func (r *recovery) happened() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.back != nil {
+		close(r.back)
+		r.back = nil
+	}
+}
+
+// pauseUntil waits for d, and less where back is closed before, which it reports.
+func pauseUntil(ctx context.Context, back <-chan struct{}, d time.Duration) (recovered bool) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-back:
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return false
+}
