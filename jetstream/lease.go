@@ -153,10 +153,12 @@ func (l *Lease) Run(ctx context.Context) error {
 		if !sleep(ctx, pause) {
 			return ctx.Err()
 		}
-		err := l.renew(ctx)
+		trusted, err := l.renew(ctx)
 		switch {
-		case err == nil:
+		case err == nil && trusted:
 			pause = l.ttl / 6
+		case err == nil:
+			pause = retryPause // the next renewal is what gives trust
 		case protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
 			l.mu.Lock()
 			l.lost = true
@@ -170,7 +172,8 @@ func (l *Lease) Run(ctx context.Context) error {
 	}
 }
 
-func (l *Lease) renew(ctx context.Context) error {
+// renew writes the lease again, and says whether it may be trusted for that.
+func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/6)
 	defer cancel()
 	start := time.Now()
@@ -178,21 +181,20 @@ func (l *Lease) renew(ctx context.Context) error {
 	expected := l.revision
 	l.mu.Unlock()
 	revision, err := l.bucket.put(ctx, l.key, protocol.Encode(&l.holder), int64(expected))
+	trusted = err == nil
 	if err == ErrConflict {
-		if revision, err = l.reclaim(ctx); err == nil {
-			start = time.Time{} // an earlier renewal had worked; how old it is, nobody knows
-		}
+		revision, err = l.reclaim(ctx) // an earlier renewal had worked; how old it is, nobody knows
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.revision = revision
-	if !start.IsZero() {
+	if trusted {
 		l.trusted = start.Add(l.trust())
 	}
-	return nil
+	return trusted, nil
 }
 
 // reclaim looks whether the value that stands in the way is our own, from a renewal whose answer
@@ -209,13 +211,27 @@ func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
 	return 0, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s is no longer ours", l.key)
 }
 
-// Release gives the lease up, so that the next holder need not wait for its end.
+// Release gives the lease up, so that the next holder need not wait for its end. Run must have returned.
 func (l *Lease) Release(ctx context.Context) error {
+	ctx, cancel := l.bucket.conn.bound(ctx)
+	defer cancel()
 	l.mu.Lock()
 	expected := l.revision
 	l.trusted = time.Time{}
 	l.mu.Unlock()
-	return l.bucket.remove(ctx, l.key, int64(expected))
+	for pause := firstPause; ; pause = nextPause(pause) {
+		err := l.bucket.remove(ctx, l.key, int64(expected))
+		if err != ErrConflict {
+			return err
+		}
+		// Run ended while a renewal was on its way, and that one was stored, or is just being stored.
+		if expected, err = l.reclaim(ctx); err != nil {
+			return err
+		}
+		if !sleep(ctx, pause) {
+			return ErrConflict
+		}
+	}
 }
 
 // SeizeHost takes the lock of a host whose holder is thought to be lost, which succeeds only when
@@ -226,7 +242,8 @@ func (c *Conn) SeizeHost(ctx context.Context, hostID string, h Holder, f func(to
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.trust())
+	// Whoever asked may have gone meanwhile; the lock must not stay behind.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.trust())
 	defer cancel()
 	err = f(l.Token())
 	if releaseErr := l.Release(ctx); err == nil {

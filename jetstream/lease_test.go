@@ -25,18 +25,45 @@ func renewed(t testing.TB, l *jetstream.Lease) (stop func()) {
 	return stop
 }
 
-// whenFenced gives the moment from which on the lease may no longer be trusted.
+// whenFenced gives the last moment at which the lease was seen to be trusted, once it is not any more: a
+// machine that stands still makes it earlier, never later.
 func whenFenced(l *jetstream.Lease) <-chan time.Time {
 	fenced := make(chan time.Time, 1)
 	go func() {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
-		for l.Check() == nil {
+		var trusted time.Time
+		for before := time.Now(); l.Check() == nil; before = time.Now() {
+			trusted = before
 			<-tick.C
 		}
-		fenced <- time.Now()
+		fenced <- trusted
 	}()
 	return fenced
+}
+
+// looks notes how long at most passed between two looks at something. Where the machine stood still for
+// long enough, a lease of the tests ends rightly, and who renews it is not to blame.
+type looks struct {
+	last    time.Time
+	longest time.Duration
+}
+
+func (s *looks) look() {
+	now := time.Now()
+	if !s.last.IsZero() {
+		s.longest = max(s.longest, now.Sub(s.last))
+	}
+	s.last = now
+}
+
+// fatalf fails the test, or skips the rest of it where the machine stood still.
+func (s *looks) fatalf(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if s.look(); s.longest > lockTTL/6 {
+		t.Skipf("the machine stood still for %s: "+format, append([]any{s.longest}, args...)...)
+	}
+	t.Fatalf(format, args...)
 }
 
 // takeWhenOver tries to take a host's lock until it is free.
@@ -85,11 +112,10 @@ func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
 
 		must(t, second.Release(t.Context()))
 		wantError(t, second.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
-		start := time.Now()
-		third, err := a.AcquireHost(t.Context(), d.tenant, holder("w3"), 0)
+		third, err := a.AcquireHost(t.Context(), d.tenant, holder("w3"), 0) // which does not wait
 		must(t, err)
-		if third.Token() <= second.Token() || time.Since(start) > time.Second {
-			t.Fatalf("token %d after %d, %s after the release", third.Token(), second.Token(), time.Since(start))
+		if third.Token() <= second.Token() {
+			t.Fatalf("token %d after %d", third.Token(), second.Token())
 		}
 		must(t, third.Release(t.Context()))
 		seized := uint64(0)
@@ -109,16 +135,20 @@ func TestRenewalsMoveTheEndOfALease(t *testing.T) {
 		over := time.After(2*lockTTL + lockTTL/6)
 		tick := time.NewTicker(50 * time.Millisecond)
 		defer tick.Stop()
+		var seen looks
 		for {
+			seen.look()
+			if err := l.Check(); err != nil {
+				seen.fatalf(t, "a holder that renews fences itself: %v", err)
+			}
+			var held *jetstream.HeldError
+			if _, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0); !errors.As(err, &held) {
+				seen.fatalf(t, "taken from a holder that renews: %v", err)
+			}
 			select {
 			case <-over:
 				return
 			case <-tick.C:
-			}
-			must(t, l.Check())
-			var held *jetstream.HeldError
-			if _, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0); !errors.As(err, &held) {
-				t.Fatalf("taken from a holder that renews: %v", err)
 			}
 		}
 	})
@@ -140,7 +170,7 @@ func TestAHolderThatIsCutOffFencesItselfBeforeTheLockIsFree(t *testing.T) {
 		p.partition()
 		fenced := whenFenced(l)
 		second, taken := takeWhenOver(t, b, d.tenant, holder("w2"), 3*lockTTL)
-		at := receive(t, time.Second, "the fence", fenced)
+		at := receive(t, 5*time.Second, "the fence", fenced)
 		t.Logf("cut off at 0, fenced after %s, taken after %s", at.Sub(cut), taken.Sub(cut))
 		if margin := taken.Sub(at); margin < lockTTL/4 {
 			t.Fatalf("fenced only %s before the lock was taken", margin)
@@ -172,10 +202,12 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 		a, b := d.connTo(t, p.url()), d.opened(t)
 		l, err := a.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 		must(t, err)
+		var seen looks
 		revision := func() uint64 {
+			seen.look()
 			var held *jetstream.HeldError
 			if _, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0); !errors.As(err, &held) {
-				t.Fatal(err)
+				seen.fatalf(t, "taken from a holder that renews: %v", err)
 			}
 			return held.Revision
 		}
@@ -209,7 +241,7 @@ func TestTheSameInstanceThatTakesItsOldLeaseAgainMayTrustItFromNow(t *testing.T)
 	}
 	fenced := whenFenced(again)
 	_, taken := takeWhenOver(t, d.opened(t), d.tenant, holder("w2"), 2*lockTTL)
-	if at := receive(t, time.Second, "the fence", fenced); !at.Before(taken) {
+	if at := receive(t, 5*time.Second, "the fence", fenced); !at.Before(taken) {
 		t.Fatalf("fenced %s after the lock was taken", at.Sub(taken))
 	}
 }
@@ -217,20 +249,76 @@ func TestTheSameInstanceThatTakesItsOldLeaseAgainMayTrustItFromNow(t *testing.T)
 // A renewal that finds its own value in the way knows that an earlier one had worked, and not when.
 func TestARenewalThatFindsItsOwnValueGivesNoTrust(t *testing.T) {
 	t.Parallel()
-	d := startServer(t, jetstream.Assets{LockTTL: lockTTL})
+	d := startServer(t, jetstream.Assets{LockTTL: time.Minute})
 	c := d.opened(t)
 	l, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
 	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
 	must(t, err)
-	time.Sleep(lockTTL * 5 / 10) // the lease has to live until the second renewal
-	begin := time.Now()
-	renewed(t, l)
-	eventually(t, lockTTL, "the end of the trust", func() bool { return l.Check() != nil })
-	eventually(t, lockTTL, "the trust", func() bool { return l.Check() == nil })
-	if after := time.Since(begin); after < lockTTL*3/10 { // renewals come each sixth of it: this one is the second
-		t.Errorf("trusted %s after the first renewal was tried", after-lockTTL/6)
+	before := l.Trusted()
+	if trusted, err := l.Renew(t.Context()); err != nil || trusted || !l.Trusted().Equal(before) {
+		t.Fatalf("trusted for %s longer, %v, %v", l.Trusted().Sub(before), trusted, err)
 	}
+	if trusted, err := l.Renew(t.Context()); err != nil || !trusted || !l.Trusted().After(before) {
+		t.Fatalf("the next renewal gives no trust: %v, %v", trusted, err)
+	}
+}
+
+// The renewal that gives trust does not wait for a sixth of the lease, as the others do.
+func TestTheRenewalAfterOneThatGaveNoTrustComesSoon(t *testing.T) {
+	t.Parallel()
+	const ttl = 18 * time.Second
+	d := startServer(t, jetstream.Assets{LockTTL: ttl})
+	c := d.opened(t)
+	l, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
+	must(t, err)
+	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
+	must(t, err)
+	before, began := l.Trusted(), time.Now()
+	renewed(t, l)
+	eventually(t, ttl*2/3, "the trust", func() bool { return l.Trusted().After(before) })
+	if took := time.Since(began); took >= 2*(ttl/6) {
+		t.Errorf("trusted after %s", took)
+	}
+}
+
+// Who stops while a renewal is on its way does not know what became of it.
+func TestALeaseWhoseRenewalWasOnItsWayIsReleasedAllTheSame(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		p := throughProxy(t, d)
+		a, b := d.connTo(t, p.url()), d.opened(t)
+		var seen looks
+		seen.look()
+		l, err := a.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
+		must(t, err)
+		p.mute.Store(true)
+		stop := renewed(t, l)
+		eventually(t, lockTTL, "the renewal", func() bool {
+			seen.look()
+			var held *jetstream.HeldError
+			_, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0)
+			return errors.As(err, &held) && held.Revision > l.Token()
+		})
+		stop()
+		p.heal()
+		if err := l.Release(t.Context()); err != nil {
+			seen.fatalf(t, "not released: %v", err)
+		}
+		if _, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0); err != nil {
+			t.Fatalf("after the release: %v", err)
+		}
+	})
+}
+
+func TestAHostIsGivenUpThoughWhoSeizedItIsGone(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		must(t, c.SeizeHost(ctx, d.tenant, holder("k1"), func(uint64) error { cancel(); return nil }))
+		if _, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0); err != nil {
+			t.Fatalf("after it was given up: %v", err)
+		}
+	})
 }
 
 func TestTheSchedulersLockPassesOnWhenItsHolderIsGone(t *testing.T) {
