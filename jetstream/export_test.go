@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,3 +15,9 @@ func (l *Lease) Trusted() time.Time {
 	defer l.mu.Unlock()
 	return l.trusted
 }
+
+// TrimRequests removes settled requests until ctx ends.
+func (c *Conn) TrimRequests(ctx context.Context, settled *atomic.Int64) { c.trimRequests(ctx, settled) }
+
+// TrimPeriod is how often it does so.
+const TrimPeriod = trimPeriod

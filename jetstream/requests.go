@@ -160,7 +160,8 @@ func (c *Conn) ConsumeRequests(ctx context.Context, handle func(ctx context.Cont
 	})
 }
 
-// trimRequests removes requests up to the first that is not settled, while some are.
+// trimRequests removes requests up to the first that is not settled, each time that some were, until none
+// is left that is settled.
 func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	trimmed := int64(0)
 	for sleep(ctx, trimPeriod) {
@@ -168,32 +169,36 @@ func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 		if n == trimmed {
 			continue
 		}
-		if err := c.trimRequestsOnce(ctx); err != nil {
-			if ctx.Err() == nil {
-				c.log.Warn("settled requests are removed later", "error", err)
-			}
-			continue
+		all, err := c.trimRequestsOnce(ctx)
+		if err != nil && ctx.Err() == nil {
+			c.log.Warn("settled requests are removed later", "error", err)
 		}
-		trimmed = n
+		if all && err == nil {
+			trimmed = n
+		}
 	}
 }
 
-func (c *Conn) trimRequestsOnce(ctx context.Context) error {
+// trimRequestsOnce says whether everything that was delivered is settled, as the server sees it: an
+// acknowledgement may come to it later than the question.
+func (c *Conn) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	stream, err := c.js.Stream(ctx, protocol.StreamRequests)
 	if err != nil {
-		return translate(err, "trim requests")
+		return false, translate(err, "trim requests")
 	}
 	consumer, err := stream.Consumer(ctx, requestsConsumer)
 	if err != nil {
-		return translate(err, "trim requests")
+		return false, translate(err, "trim requests")
 	}
-	floor := consumer.CachedInfo().AckFloor.Stream
+	info := consumer.CachedInfo()
+	floor := info.AckFloor.Stream
+	all = info.NumAckPending == 0 && floor >= info.Delivered.Stream
 	if floor < stream.CachedInfo().State.FirstSeq {
-		return nil
+		return all, nil
 	}
-	return translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "trim requests")
+	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "trim requests")
 }
 
 // requestID is the id that a request was given: its own header, or, of a simple client, the
