@@ -30,13 +30,21 @@ func wantKey(ref string) string {
 // only be about to be named.
 const UnwantedAge = 24 * time.Hour
 
-// PutImageFile stores the file of an image under its digest, unless it is there already.
+// PutImageFile stores the file of an image under its digest. One that is there already is only made young
+// again: an old one might be removed before it is named.
 func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
-	info, err := c.objectInfo(ctx, protocol.BucketImageFiles, digest)
-	if err != nil || info != nil {
-		return err
+	for {
+		info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
+		if err != nil {
+			return err
+		}
+		if info == nil {
+			return c.putObject(ctx, protocol.BucketImageFiles, digest, r)
+		}
+		if err := c.renewObject(ctx, info, sequence); err != ErrConflict {
+			return err
+		}
 	}
-	return c.putObject(ctx, protocol.BucketImageFiles, digest, r)
 }
 
 // ImageFile opens the file of an image; the caller closes it. Error: not_found.
@@ -63,13 +71,18 @@ func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
 	}
 	var want protocol.WantedImage
 	if err == nil && protocol.Decode(value, &want) == nil {
-		err = c.removeFile(ctx, want.Digest)
+		err = c.removeFile(ctx, want.Digest, 0)
 	}
 	return err
 }
 
-// removeFile removes a file that no other wanted image names.
-func (c *Conn) removeFile(ctx context.Context, digest string) error {
+// removeFile removes a file that no wanted image names and that was stored so long ago. Whoever stores it
+// again meanwhile, and names it only then, is seen by what is stored of it: the file stays.
+func (c *Conn) removeFile(ctx context.Context, digest string, age time.Duration) error {
+	info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
+	if err != nil || info == nil || time.Since(info.ModTime) < age {
+		return err
+	}
 	wanted, _, err := c.Images(ctx)
 	if err != nil {
 		return err
@@ -79,15 +92,10 @@ func (c *Conn) removeFile(ctx context.Context, digest string) error {
 			return nil
 		}
 	}
-	store, err := c.imageFiles(ctx)
-	if err != nil {
+	if err := c.removeObject(ctx, info, sequence); err != ErrConflict {
 		return err
 	}
-	err = translate(store.Delete(ctx, digest), "remove "+digest)
-	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil
-	}
-	return err
+	return nil
 }
 
 func (c *Conn) imageFiles(ctx context.Context) (jetstream.ObjectStore, error) {
@@ -112,7 +120,7 @@ func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error
 	for _, f := range files {
 		whole[f.NUID] = true
 		if time.Since(f.ModTime) > age {
-			if err := c.removeFile(ctx, f.Name); err != nil {
+			if err := c.removeFile(ctx, f.Name, age); err != nil {
 				return err
 			}
 		}

@@ -24,22 +24,62 @@ import (
 // objectInfo reads what is stored of an object, from the leader: a replica may be behind. nil: there
 // is none. Its ModTime is when it was stored, by the server's clock.
 func (c *Conn) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
+	info, _, err := c.objectAt(ctx, bucket, name)
+	return info, err
+}
+
+// objectAt is objectInfo with the sequence that it was read at.
+func (c *Conn) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
 	m, err := c.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil, nil
+		return nil, 0, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	info := &jetstream.ObjectInfo{}
 	if err := json.Unmarshal(m.data, info); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "look for %s: %v", name, err)
+		return nil, 0, protocol.Errorf(protocol.Internal, "", "look for %s: %v", name, err)
 	}
 	if info.Deleted {
-		return nil, nil
+		return nil, 0, nil
 	}
 	info.ModTime = m.time
-	return info, nil
+	return info, m.sequence, nil
+}
+
+// objectMeta is the message that says what is stored of an object, in place of what was said before.
+func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
+	info.ModTime = time.Time{} // the message's own is what counts
+	data, err := json.Marshal(info)
+	m := nats.NewMsg(metaSubject(info.Bucket, info.Name))
+	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	m.Data = data
+	return m, err
+}
+
+// renewObject stores anew what is stored of an object, without its content: it is as young then as if it
+// had just been stored. Error: [ErrConflict] where another object or none is there by now.
+func (c *Conn) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
+	m, err := objectMeta(*info)
+	if err == nil {
+		_, err = c.publish(ctx, m, int64(expected))
+	}
+	return translate(err, "renew "+info.Name)
+}
+
+// removeObject removes an object. Error: [ErrConflict] where it was stored anew meanwhile.
+func (c *Conn) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
+	gone := *info
+	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
+	m, err := objectMeta(gone)
+	if err == nil {
+		_, err = c.publish(ctx, m, int64(expected))
+	}
+	if err != nil {
+		return translate(err, "remove "+info.Name)
+	}
+	return c.purgeChunks(info.Bucket, info.NUID)
 }
 
 // putObject stores content in a bucket of the object store.
@@ -92,13 +132,10 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 		return err
 	}
 	info.Digest = storeDigest(sum.Sum(nil))
-	data, err := json.Marshal(info)
+	meta, err := objectMeta(info)
 	if err != nil {
 		return err
 	}
-	meta := nats.NewMsg(metaSubject(u.bucket, name))
-	meta.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
-	meta.Data = data
 	return u.send(ctx, meta, 0)
 }
 

@@ -1,6 +1,7 @@
 package jetstream_test
 
 import (
+	"bytes"
 	"net"
 	"net/url"
 	"sync"
@@ -12,9 +13,11 @@ import (
 type proxy struct {
 	listener net.Listener
 	server   string
-	mute     atomic.Bool // what the server says is thrown away
-	closed   atomic.Bool // new connections are refused
-	held     sync.Mutex  // what the server says waits for it
+	mute     atomic.Bool                              // what the server says is thrown away
+	closed   atomic.Bool                              // new connections are refused
+	held     sync.Mutex                               // what the server says waits for it
+	heard    atomic.Pointer[func(said []byte) []byte] // what the client says goes through it
+	told     atomic.Pointer[func(said []byte) []byte] // what the server says goes through it
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -58,18 +61,22 @@ func (p *proxy) accept() {
 		p.mu.Lock()
 		p.conns[client], p.conns[server] = true, true
 		p.mu.Unlock()
-		p.wg.Go(func() { p.pump(server, client, nil) })
-		p.wg.Go(func() { p.pump(client, server, &p.mute) })
+		p.wg.Go(func() { p.pump(server, client, &p.heard, nil) })
+		p.wg.Go(func() { p.pump(client, server, &p.told, &p.mute) })
 	}
 }
 
-func (p *proxy) pump(to, from net.Conn, mute *atomic.Bool) {
+func (p *proxy) pump(to, from net.Conn, through *atomic.Pointer[func([]byte) []byte], mute *atomic.Bool) {
 	defer p.end(to, from)
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 && (mute == nil || !mute.Load()) {
-			if err := p.pass(to, buf[:n], mute != nil); err != nil {
+			data := buf[:n]
+			if f := through.Load(); f != nil {
+				data = (*f)(data)
+			}
+			if err := p.pass(to, data, mute != nil); err != nil {
 				return
 			}
 		}
@@ -87,6 +94,19 @@ func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	}
 	_, err := to.Write(data)
 	return err
+}
+
+// whenClientSays calls f before the first message that a client sends to a subject that begins so is passed on.
+func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
+	var once sync.Once
+	hear := func(said []byte) []byte {
+		if bytes.Contains(said, []byte("PUB "+subject)) {
+			once.Do(f)
+		}
+		return said
+	}
+	p.heard.Store(&hear)
+	t.Cleanup(func() { p.heard.Store(nil) })
 }
 
 func (p *proxy) end(conns ...net.Conn) {

@@ -1,0 +1,61 @@
+package jetstream_test
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Who imports an image stores its file first and names it then. An old file of the same content, which was
+// not named for long, must not go in between.
+func TestTheFileOfAnImageThatIsImportedAgainIsKept(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		const age = 2 * time.Second
+		c, ctx := d.opened(t), t.Context()
+		content := "file of " + d.tenant
+		must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
+		must(t, c.PutImageFile(ctx, d.tenant+"-unwanted", strings.NewReader(content)))
+		time.Sleep(age)
+		again := time.Now()
+		must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
+		must(t, c.RemoveUnwantedFiles(ctx, age))
+		if took := time.Since(again); took >= age {
+			t.Skipf("the machine stood still for %s", took)
+		}
+		must(t, c.WantImage(ctx, &protocol.WantedImage{Ref: d.tenant, Digest: d.tenant, Format: protocol.ImageRootFS}))
+		r, err := c.ImageFile(ctx, d.tenant)
+		must(t, err)
+		defer r.Close()
+		if got, err := io.ReadAll(r); err != nil || string(got) != content {
+			t.Fatalf("%q, %v", got, err)
+		}
+		_, err = c.ImageFile(ctx, d.tenant+"-unwanted")
+		wantError(t, err, protocol.NotFound, "")
+		must(t, c.UnwantImage(ctx, d.tenant))
+		_, err = c.ImageFile(ctx, d.tenant)
+		wantError(t, err, protocol.NotFound, "")
+	})
+}
+
+// What is stored again between the look at a file and its removal is seen.
+func TestAFileThatWasStoredAgainIsNotRemoved(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	must(t, c.PutImageFile(ctx, "x", strings.NewReader("content")))
+	p := throughProxy(t, d)
+	far := d.connTo(t, p.url())
+	p.whenClientSays(t, "$O."+protocol.BucketImageFiles+".M.", func() {
+		if err := c.PutImageFile(ctx, "x", strings.NewReader("content")); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, far.RemoveUnwantedFiles(ctx, 0))
+	r, err := c.ImageFile(ctx, "x")
+	must(t, err)
+	must(t, r.Close())
+}
