@@ -21,3 +21,6 @@ func (c *Conn) TrimRequests(ctx context.Context, settled *atomic.Int64) { c.trim
 
 // TrimPeriod is how often it does so.
 const TrimPeriod = trimPeriod
+
+// AppendTry is how long one try of an append may take.
+const AppendTry = appendTry

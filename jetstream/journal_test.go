@@ -242,7 +242,7 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 			id := fmt.Sprintf("x%d", i)
 			must(t, j.Refresh(t.Context())) // so that its first try is the one that is stored
 			p.mute.Store(true)
-			done := make(chan error, 1)
+			began, done := time.Now(), make(chan error, 1)
 			go func() {
 				events, err := j.Do(t.Context(), acceptExec(id))
 				if err == nil && len(events) != 1 {
@@ -260,8 +260,11 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 			}
 			p.cut()
 			p.heal()
-			// It does not wait for an answer that cannot come any more.
-			must(t, receive(t, 2*time.Second, "the end of Do", done))
+			// It does not wait for an answer that cannot come any more, until its try is over.
+			must(t, receive(t, 10*time.Second, "the end of Do", done))
+			if took := time.Since(began); took >= jetstream.AppendTry {
+				t.Fatalf("Do took %s", took)
+			}
 		}
 		state, batches := judge(t, other, d.tenant, "s1")
 		if state.Sandbox.TotalExecs != 4 || len(batches) != 5 {

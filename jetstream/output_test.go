@@ -68,11 +68,21 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		const chunks, size = 25, 200 << 10 // 5 MB
 		var live reader
 		heard := make(chan error, 2*chunks)
-		stop, err := d.opened(t).LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
+		listener, other := d.opened(t), d.opened(t)
+		stop, err := listener.LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
 		must(t, err)
 		defer stop()
-		other := d.opened(t)
-		must(t, other.Flush(ctx))
+		// What is asked for later by the same connection is known later, too.
+		probes := make(chan jetstream.Chunk, 1000)
+		stopProbes, err := listener.LiveOutput(d.tenant, "s1", "probe", func(k jetstream.Chunk) { probes <- k })
+		must(t, err)
+		defer stopProbes()
+		must(t, listener.Flush(ctx))
+		eventually(t, 5*time.Second, "every server knows who listens", func() bool {
+			must(t, publishChunks(t, c, d.tenant, "s1", "probe", 1, 1))
+			time.Sleep(10 * time.Millisecond)
+			return len(probes) > 0
+		})
 		must(t, publishChunks(t, c, d.tenant, "s1", "x1", size, chunks))
 		must(t, publishChunks(t, c, d.tenant, "s1", "x2", 1, 1)) // somebody else's
 		stdout, stderr, err := other.OutputEnd(ctx, d.tenant, "s1", "x1")
