@@ -1,10 +1,13 @@
 package jetstream_test
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"testing"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -44,7 +47,7 @@ func TestWhoBeginsToFollowInAClusterHasWhatThereIsSoon(t *testing.T) {
 	}
 }
 
-// Where heartbeats do not come, the library begins anew, with a consumer that it asks for. Who stops following
+// Where heartbeats do not come, it begins anew, with a consumer that it asks for. Who stops following
 // meanwhile must not follow that one for ever.
 func TestFollowingEndsThoughItIsBeginningAnew(t *testing.T) {
 	t.Parallel()
@@ -71,5 +74,85 @@ func TestFollowingEndsThoughItIsBeginningAnew(t *testing.T) {
 	p.held.Unlock()
 	for range followers {
 		receive(t, 5*time.Second, "the end", ended)
+	}
+}
+
+// What is asked for to begin anew, or its answer, may be lost in its turn, with the connection or without.
+func TestWhoBeginsAnewDoesNotWaitForAnAnswerThatWasLost(t *testing.T) {
+	t.Parallel()
+	for name, heal := range map[string]func(p *proxy){
+		"with its connection": func(p *proxy) { p.cut(); p.heal() },
+		"by itself":           func(p *proxy) { p.heal() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := startServer(t, jetstream.Assets{})
+			p := throughProxy(t, d)
+			c := d.connTo(t, p.url())
+			must(t, c.Open(t.Context()))
+			begun, heard := make(chan struct{}), make(chan uint64, 10)
+			background(t, func(ctx context.Context) error {
+				return c.FollowEvents(ctx, 0, func(b *protocol.Batch) { heard <- b.Record }, func() { close(begun) })
+			})
+			receive(t, 5*time.Second, "the begin", begun)
+			asked := make(chan struct{})
+			p.whenClientSays(t, "$JS.API.CONSUMER.CREATE."+protocol.StreamEvents, func() { close(asked) })
+			p.mute.Store(true)
+			receive(t, 10*time.Second, "another begin", asked)
+			time.Sleep(200 * time.Millisecond) // the answer comes, and is thrown away
+			heal(p)
+			readySandbox(t, d.opened(t), d.tenant, "s1")
+			// The client itself would wait for ten seconds, and then a little more.
+			receive(t, 7*time.Second, "what is new", heard)
+		})
+	}
+}
+
+// What expires or is purged before it is delivered never comes.
+func TestWhoWaitsForWhatIsGoneHasCaughtUp(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	p := throughProxy(t, d)
+	near, c := d.opened(t), d.connTo(t, p.url())
+	must(t, c.Open(t.Context()))
+	must(t, near.RegisterHost(t.Context(), &protocol.Host{Worker: "w1", HostID: "h1"}))
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), "KV_"+protocol.BucketWorkers)
+	must(t, err)
+	p.whenClientSays(t, "$JS.API.CONSUMER.MSG.NEXT.", func() {
+		if err := stream.Purge(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	caughtUp := make(chan struct{})
+	background(t, func(ctx context.Context) error {
+		return c.FollowHosts(ctx, func(worker string, _ *protocol.Host) { t.Errorf("%s was not purged", worker) }, func() { close(caughtUp) })
+	})
+	receive(t, 10*time.Second, "the end of what there was", caughtUp)
+}
+
+// The replica that a consumer sits on may be behind: what it has not got is not pending to it.
+func TestWhatAReplicaHasNotGotYetIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	p := throughProxy(t, d)
+	c := d.connTo(t, p.url())
+	must(t, c.Open(t.Context()))
+	must(t, c.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1}))
+	behind := make(chan struct{}, 10)
+	p.whenServerSays(t, func(said []byte) []byte {
+		if bytes.Contains(said, []byte(`"num_pending":1`)) {
+			behind <- struct{}{}
+		}
+		return bytes.ReplaceAll(said, []byte(`"num_pending":1`), []byte(`"num_pending":0`))
+	})
+	read := 0
+	must(t, c.ReadExecIDs(t.Context(), func(string, string, int, []uint64) { read++ }))
+	if len(behind) == 0 {
+		t.Fatal("nothing was said of what is pending: the test shows nothing")
+	}
+	if read != 1 {
+		t.Fatalf("%d pages are read", read)
 	}
 }

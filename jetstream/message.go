@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"strconv"
 	"time"
 
@@ -185,60 +184,139 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 // client is connected to has not heard of the new consumer yet.
 const pullHeartbeat = time.Second
 
-// stopAfter is how long the end of a context has to end a wait for messages by itself.
-const stopAfter = 500 * time.Millisecond
-
 // follow reads a whole stream, or one filter of it, from a sequence on, and then what comes, until
-// ctx ends. handle is called in order; caughtUp, when not nil, once nothing more is pending.
+// ctx ends. handle is called in order; caughtUp, when not nil, once everything was handled that the
+// stream's leader had at the beginning. What breaks later begins anew behind what was handled last, by a
+// new consumer, for as long as it takes: the client's own ordered consumer, where a server is away or an
+// answer is lost, waits longer each time.
 func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, handle func(*stored), caughtUp func()) error {
-	start := from
-	if start == 0 {
-		start = 1
+	f := &follower{conn: c, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
+	if caughtUp != nil {
+		m, err := c.lastOnSubject(ctx, stream, filter)
+		if err == nil {
+			f.target = m.sequence
+		} else if protocol.CodeOf(err) != protocol.NotFound {
+			return err
+		}
 	}
-	cfg := jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: start,
-		InactiveThreshold: 10 * time.Second,
-	}
-	consumer, err := c.js.OrderedConsumer(ctx, stream, cfg)
-	if err != nil {
-		return translate(err, "follow "+stream)
-	}
-	if info := consumer.CachedInfo(); caughtUp != nil && info != nil && info.NumPending == 0 {
-		caughtUp()
-		caughtUp = nil
-	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(1024), jetstream.PullHeartbeat(pullHeartbeat))
-	if err != nil {
-		return translate(err, "follow "+stream)
-	}
-	// While it begins anew, Next hears nothing but Stop; but a Stop at that time may stop the old consumer
-	// only, and not the new one that Next then waits for. So it hears both, and Stop a little later.
-	defer messages.Stop()
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopAfter, messages.Stop) })
-	defer stop()
-	untilEnd := jetstream.NextContext(ctx)
-	for {
-		msg, err := messages.Next(untilEnd)
+	for begun := false; ; {
+		consumer, err := f.open(ctx)
+		if err == nil {
+			begun = true
+			err = f.read(ctx, consumer)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, jetstream.ErrMsgIteratorClosed):
-			return translate(err, "follow "+stream)
-		case err != nil:
-			c.log.Warn("follow", "stream", stream, "error", err)
-			if !sleep(ctx, 100*time.Millisecond) {
-				return ctx.Err()
-			}
-			continue
+		case !begun || c.nc.IsClosed():
+			return err
+		}
+		c.log.Warn("following begins anew", "stream", stream, "error", err)
+		if !sleep(ctx, retryPause) {
+			return ctx.Err()
+		}
+	}
+}
+
+// follower is one call of follow.
+type follower struct {
+	conn           *Conn
+	stream, filter string
+	next           uint64 // where the next consumer begins
+	handle         func(*stored)
+	caughtUp       func() // nil once it was called
+	target         uint64 // what it has to come to before
+}
+
+// open makes a consumer. Its answer is lost where the connection breaks, or where the cluster gave the
+// consumer to a server that has died without its knowing yet: another one is asked for, which has
+// another name, and each time there is more patience, for a cluster that is slow.
+func (f *follower) open(ctx context.Context) (jetstream.Consumer, error) {
+	c := f.conn
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	for patience := askAgain; ; patience *= 2 {
+		waiting, end := c.await(ctx)
+		try, stop := context.WithTimeout(waiting, patience)
+		consumer, err := c.js.CreateConsumer(try, f.stream, jetstream.ConsumerConfig{
+			FilterSubject: f.filter, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next,
+			AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerIdle,
+		})
+		again := err != nil && (try.Err() != nil || c.nc.IsReconnecting())
+		stop()
+		end()
+		if !again || !sleep(ctx, retryPause) {
+			return consumer, translate(err, "follow "+f.stream)
+		}
+	}
+}
+
+// consumerIdle is after how long a server forgets a consumer that nobody reads from any more.
+const consumerIdle = 10 * time.Second
+
+// quiet is after how long without a message the leader is asked whether what is waited for is still there:
+// what expires or is purged is never delivered. Missing heartbeats are noticed before.
+const quiet = 3 * pullHeartbeat
+
+// read handles what a consumer delivers, until something is missing or ctx ends.
+func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error {
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(1024), jetstream.PullHeartbeat(pullHeartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	if err != nil {
+		return translate(err, "follow "+f.stream)
+	}
+	defer messages.Stop()
+	// A server that was restarted has lost the consumer, and the client would find out only by the
+	// heartbeats that do not come.
+	connected, breakOff := context.WithCancel(ctx)
+	defer breakOff()
+	defer f.conn.OnReconnect(breakOff)()
+	f.progress()
+	for delivered := uint64(1); ; delivered++ {
+		msg, err := f.nextOf(connected, messages)
+		if err != nil {
+			return translate(err, "follow "+f.stream)
 		}
 		meta, err := msg.Metadata()
 		if err != nil {
-			return protocol.Errorf(protocol.Internal, "", "follow %s: %v", stream, err)
+			return protocol.Errorf(protocol.Internal, "", "follow %s: %v", f.stream, err)
 		}
-		handle(&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()})
-		if caughtUp != nil && meta.NumPending == 0 {
-			caughtUp()
-			caughtUp = nil
+		if meta.Sequence.Consumer != delivered {
+			return protocol.Errorf(protocol.Unavailable, "", "follow %s: message %d came in place of %d", f.stream, meta.Sequence.Consumer, delivered)
 		}
+		f.next = meta.Sequence.Stream + 1
+		f.handle(&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()})
+		f.progress()
+	}
+}
+
+// nextOf waits for the next message, and asks for what it waits for where none comes for long.
+func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
+	for f.caughtUp != nil {
+		bounded, cancel := context.WithTimeout(ctx, quiet)
+		msg, err := messages.Next(jetstream.NextContext(bounded))
+		over := bounded.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !over {
+			return msg, err
+		}
+		m, err := f.conn.nextOnSubject(ctx, f.stream, f.filter, f.next)
+		switch {
+		case protocol.CodeOf(err) == protocol.NotFound:
+			f.target = 0
+		case err == nil && m.sequence > f.target:
+			f.target = 0
+		case err != nil:
+			return nil, err
+		}
+		f.progress()
+	}
+	return messages.Next(jetstream.NextContext(ctx))
+}
+
+// progress says, once, that it has caught up.
+func (f *follower) progress() {
+	if f.caughtUp != nil && f.next > f.target {
+		f.caughtUp()
+		f.caughtUp = nil
 	}
 }

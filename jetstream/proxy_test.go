@@ -109,6 +109,12 @@ func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 	t.Cleanup(func() { p.heard.Store(nil) })
 }
 
+// whenServerSays passes on what f makes of what the server says.
+func (p *proxy) whenServerSays(t testing.TB, f func(said []byte) []byte) {
+	p.told.Store(&f)
+	t.Cleanup(func() { p.told.Store(nil) })
+}
+
 func (p *proxy) end(conns ...net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
