@@ -86,3 +86,56 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 		t.Errorf("%d execs are listed, %v", len(reply.Execs), err)
 	}
 }
+
+// One coordinator stores while another one reads what is stored.
+func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testing.T) {
+	for _, bucket := range []string{protocol.BucketSandboxes, protocol.BucketExecIDs} {
+		t.Run(bucket, func(t *testing.T) {
+			t.Parallel()
+			d := newDeployment(t)
+			stop := d.coordinator("c1", Timing{Snapshot: 20 * time.Millisecond})
+			d.create("a", protocol.SandboxSpec{Image: "i"})
+			last := uint64(0)
+			run := func(from, to int) {
+				t.Helper()
+				d.work("a", func(s *protocol.State) []protocol.Event {
+					var events []protocol.Event
+					if !s.Sandbox.Assigned {
+						events = []protocol.Event{
+							{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+							{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+						}
+					}
+					zero := 0
+					for i := from; i < to; i++ {
+						id := fmt.Sprint("x", i)
+						events = append(events,
+							protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+							protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "b"}},
+							protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}})
+					}
+					last = s.Sandbox.Sequence + uint64(len(events))
+					return events
+				})
+				d.eventually("all of it is stored", func() bool {
+					n, stored := 0, false
+					err := d.conn.ReadExecIDs(t.Context(), func(_, _ string, _ int, hashes []uint64) { n += len(hashes) })
+					from, snapshotErr := d.conn.ReadSnapshots(t.Context(), func(s *protocol.State, _ uint64) { stored = s.Sandbox.Sequence == last })
+					return err == nil && snapshotErr == nil && n == to && stored && from > 1
+				})
+			}
+			run(0, 1)
+			const execs = keptExecs + 10 // so many that the first are not kept in memory
+			l := &line{server: d.server}
+			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { run(1, execs) })
+			defer d.run(Config{Name: "c2", Conn: d.connectBy(l, "c2"), Timing: Timing{Snapshot: time.Hour}})()
+			stop()
+			for _, id := range []string{"x0", "x1", "x2"} {
+				r := d.request(protocol.VerbExec, "a", "other-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+				if !refused(r) {
+					t.Errorf("another request for %s: %+v", id, r)
+				}
+			}
+		})
+	}
+}

@@ -90,12 +90,11 @@ func (p *projection) wakeUp() {
 	}
 }
 
-// restore loads the snapshots and returns the record to follow the log from.
+// restore loads the snapshots and returns the record to follow the log from. The ids of execs are
+// read after them: they are written before, so that they go at least as far as the snapshots do. What
+// lies between is never followed.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
-	if err := p.restoreExecIDs(ctx); err != nil {
-		return 0, err
-	}
-	return p.conn.ReadSnapshots(ctx, func(s *protocol.State, record uint64) {
+	from, err = p.conn.ReadSnapshots(ctx, func(s *protocol.State, record uint64) {
 		k := key{s.Sandbox.Tenant, s.Sandbox.ID}
 		p.journal(k).Restore(s, record)
 		handle := s.Sandbox
@@ -103,6 +102,10 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 		p.sandboxes[k] = &handle
 		p.mu.Unlock()
 	})
+	if err != nil {
+		return 0, err
+	}
+	return from, p.restoreExecIDs(ctx)
 }
 
 // follow keeps the projection current. from moves on, so that it can be called again.

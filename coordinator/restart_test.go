@@ -32,7 +32,13 @@ func newDeployment(t *testing.T) *deployment {
 
 func (d *deployment) connect(name string) *jetstream.Conn {
 	d.t.Helper()
-	conn, err := jetstream.Connect(d.t.Context(), jetstream.Config{InProcess: d.server, Name: name})
+	return d.connectBy(d.server, name)
+}
+
+// connectBy connects by a way of the test's own.
+func (d *deployment) connectBy(w way, name string) *jetstream.Conn {
+	d.t.Helper()
+	conn, err := jetstream.Connect(d.t.Context(), jetstream.Config{InProcess: w, Name: name})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -54,7 +60,10 @@ func (d *deployment) run(cfg Config) (stop func()) {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	ready, done := make(chan struct{}), make(chan error, 1)
-	cfg.Conn, cfg.Assets.Duplicates, cfg.OnReady = d.connect(cfg.Name), duplicates, func() { close(ready) }
+	cfg.Assets.Duplicates, cfg.OnReady = duplicates, func() { close(ready) }
+	if cfg.Conn == nil {
+		cfg.Conn = d.connect(cfg.Name)
+	}
 	go func() { done <- Run(ctx, cfg) }()
 	select {
 	case <-ready:
