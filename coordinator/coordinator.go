@@ -109,16 +109,20 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func (c *coordinator) run(ctx context.Context) error {
-	from, err := c.projection.restore(ctx)
-	if err != nil {
-		return err
-	}
 	// Work items may have been lost with the servers that were away.
 	defer c.conn.OnReconnect(c.hosts.changeAll)()
 	group, ctx := errgroup.WithContext(ctx)
 	log, hosts, imports := newSignal(), newSignal(), newSignal()
 	group.Go(func() error {
-		return c.again(ctx, "follow the log", func() error { return c.projection.follow(ctx, &from, log.give) })
+		from := uint64(0) // the snapshots are to be read yet
+		return c.again(ctx, "follow the log", func() (err error) {
+			if from == 0 {
+				if from, err = c.projection.restore(ctx); err != nil {
+					return err
+				}
+			}
+			return c.projection.follow(ctx, &from, log.give)
+		})
 	})
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
 	group.Go(func() error {
@@ -137,7 +141,9 @@ func (c *coordinator) run(ctx context.Context) error {
 	}
 	serving := newSignal()
 	group.Go(func() error {
-		return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints(), serving.give)
+		return c.again(ctx, "serve reads", func() error {
+			return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints(), serving.give)
+		})
 	})
 	if !await(ctx, serving) {
 		return group.Wait()

@@ -128,7 +128,8 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 			const execs = keptExecs + 10 // so many that the first are not kept in memory
 			l := &line{server: d.server}
 			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { run(1, execs) })
-			defer d.run(Config{Name: "c2", Conn: d.connectBy(l, "c2"), Timing: Timing{Snapshot: time.Hour}})()
+			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c2"})
+			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: time.Hour}})()
 			stop()
 			for _, id := range []string{"x0", "x1", "x2"} {
 				r := d.request(protocol.VerbExec, "a", "other-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})

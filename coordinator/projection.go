@@ -90,7 +90,8 @@ func (p *projection) wakeUp() {
 	}
 }
 
-// restore loads the snapshots and returns the record to follow the log from. The ids of execs are
+// restore loads the snapshots and returns the record to follow the log from, 0 with an error; then it
+// can be called again. The ids of execs are
 // read after them: they are written before, so that they go at least as far as the snapshots do. What
 // lies between is never followed.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
@@ -102,10 +103,13 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 		p.sandboxes[k] = &handle
 		p.mu.Unlock()
 	})
+	if err == nil {
+		err = p.restoreExecIDs(ctx)
+	}
 	if err != nil {
 		return 0, err
 	}
-	return from, p.restoreExecIDs(ctx)
+	return from, nil
 }
 
 // follow keeps the projection current. from moves on, so that it can be called again.

@@ -32,13 +32,12 @@ func newDeployment(t *testing.T) *deployment {
 
 func (d *deployment) connect(name string) *jetstream.Conn {
 	d.t.Helper()
-	return d.connectBy(d.server, name)
+	return d.connectAs(jetstream.Config{InProcess: d.server, Name: name})
 }
 
-// connectBy connects by a way of the test's own.
-func (d *deployment) connectBy(w way, name string) *jetstream.Conn {
+func (d *deployment) connectAs(cfg jetstream.Config) *jetstream.Conn {
 	d.t.Helper()
-	conn, err := jetstream.Connect(d.t.Context(), jetstream.Config{InProcess: w, Name: name})
+	conn, err := jetstream.Connect(d.t.Context(), cfg)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -187,6 +186,32 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 	again := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": "s2"}}}
 	if r := d.request(protocol.VerbCreate, "s2", "create-s2-other", again); !refused(r) {
 		t.Errorf("another request for s2: %+v", r)
+	}
+}
+
+func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
+	for what, asks := range map[string]string{
+		"the ids are read": "CONSUMER.CREATE.KV_" + protocol.BucketExecIDs,
+		"reads are served": "SUB " + protocol.APISubject("*", protocol.EndpointGet),
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d := newDeployment(t)
+			l, away := &line{server: d.server}, make(chan struct{})
+			l.hold(asks, func() {
+				close(away)
+				l.setDown(true)
+				l.setDown(false)
+			})
+			// What asks at that moment waits for an answer that never comes.
+			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c1", Timeout: 3 * time.Second})
+			d.run(Config{Name: "c1", Conn: conn})()
+			select {
+			case <-away:
+			default:
+				t.Error("NATS was never away")
+			}
+		})
 	}
 }
 
