@@ -35,7 +35,7 @@ type Config struct {
 // Timing holds the periods of the parts that watch over others.
 type Timing struct {
 	Scan     time.Duration // between two looks at what is owed; default 1 s
-	Suspect  time.Duration // without a heartbeat a host gets no new work; default 5 s
+	Suspect  time.Duration // without a heartbeat a host gets no new work, and may be lost; default 5 s
 	Retell   time.Duration // a worker is told again what it owes; default 5 s
 	Seize    time.Duration // between two tries to take a silent host's lock; default 3 s
 	Snapshot time.Duration // between two rounds of snapshots; default 30 s
@@ -109,8 +109,8 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func (c *coordinator) run(ctx context.Context) error {
-	// Work items may have been lost with the servers that were away.
-	defer c.conn.OnReconnect(c.hosts.changeAll)()
+	// Work items may have been lost with the servers that were away, and heartbeats were.
+	defer c.conn.OnReconnect(c.hosts.reconnected)()
 	group, ctx := errgroup.WithContext(ctx)
 	log, hosts, imports := newSignal(), newSignal(), newSignal()
 	group.Go(func() error {

@@ -23,6 +23,7 @@ type hosts struct {
 type hostEntry struct {
 	host    protocol.Host
 	heard   time.Time // last heartbeat or registration, by the monotonic clock
+	from    time.Time // its silence counts from here on at the earliest
 	lost    bool      // its lock was taken from it, or was free
 	changed bool      // tell it everything that it owns: its process is new, or work items were lost
 
@@ -63,7 +64,7 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	defer h.projection.wakeUp()
 	if entry == nil {
 		if e := h.known[worker]; e != nil { // it said goodbye
-			e.heard = time.Time{}
+			e.heard, e.from = time.Time{}, time.Time{}
 		}
 		return
 	}
@@ -83,7 +84,7 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 func (h *hosts) entry(worker string) *hostEntry {
 	e := h.known[worker]
 	if e == nil {
-		e = &hostEntry{}
+		e = &hostEntry{from: time.Now()}
 		h.known[worker] = e
 	}
 	return e
@@ -216,13 +217,23 @@ func (h *hosts) takeChanged() []string {
 	return workers
 }
 
-// changeAll has every worker told anew about everything it owns.
-func (h *hosts) changeAll() {
+// reconnected has every worker told anew about everything it owns. That none was heard while this
+// coordinator was cut off says nothing of any.
+func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range h.known {
-		e.changed = true
+		e.changed, e.from = true, time.Now()
 	}
+}
+
+// mayBeLost says whether a host that is not heard had the time to be: where NATS was away, all locks
+// have ended, and a worker needs a moment to take its own again.
+func (h *hosts) mayBeLost(worker string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.known[worker]
+	return e != nil && time.Since(e.from) > h.timing.Suspect
 }
 
 // setLost notes that a host's lock was free: its worker does not run.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -75,6 +76,57 @@ func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 		if b := d.list()[id]; b.State != protocol.StatePending {
 			t.Errorf("%s is %s: %v", id, b.State, b.Error)
 		}
+	}
+}
+
+// While NATS is away all locks end, and a worker needs a moment to take its own again.
+func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
+	for name, restarted := range map[string]bool{"for a coordinator that lives on": false, "for one that begins": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDeployment(t)
+			l := &line{server: d.server}
+			start := func(name string) (stop func()) {
+				return d.run(Config{
+					Name: name, Conn: d.connectAs(jetstream.Config{InProcess: l, Name: name, Timeout: time.Second}),
+					Timing: Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond},
+					Assets: jetstream.Assets{ElectionTTL: time.Minute}, // it leads on
+				})
+			}
+			stop := start("c1")
+			defer func() { stop() }()
+			h := host("w1", 0)
+			d.register(h)
+			d.create("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
+			d.eventually("it is assigned", func() bool { return d.list()["a"].Assigned })
+			d.work("a", func(*protocol.State) []protocol.Event {
+				return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
+			})
+			d.eventually("it is ready", func() bool { return d.list()["a"].State == protocol.StateReady })
+			if restarted {
+				stop()
+			}
+			l.setDown(true)
+			silent := time.Now()
+			d.eventually("nothing is heard of the host for longer than Timing.Suspect", func() bool { return time.Since(silent) > 5500*time.Millisecond })
+			l.setDown(false)
+			if restarted {
+				stop = start("c2")
+			}
+			d.eventually("it leads", func() bool {
+				reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+				return err == nil && reply.Ping.Leader
+			})
+			for back := time.Now(); time.Since(back) < 1500*time.Millisecond; time.Sleep(20 * time.Millisecond) {
+				if b := d.list()["a"]; b.State != protocol.StateReady || d.hostIs("w1", protocol.HostLost) {
+					t.Fatalf("%s after NATS is back the host is lost, and the sandbox is %s: %v", time.Since(back), b.State, b.Error)
+				}
+			}
+			d.register(h)
+			d.eventually("the host is heard", func() bool { return d.hostIs("w1", protocol.HostReady) })
+			d.leave("w1")
+			d.eventually("a host that is silent afterwards is lost", func() bool { return d.list()["a"].Reason == protocol.ReasonHostLost })
+		})
 	}
 }
 

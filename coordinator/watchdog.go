@@ -186,9 +186,12 @@ func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox
 // seizeSilent takes the lock of hosts that are not heard of. Only when that succeeds is a host
 // lost: its lease was over, so its worker changes nothing any more.
 func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protocol.Host, tried map[string]time.Time) {
+	if !c.conn.Connected() {
+		return
+	}
 	for _, h := range hosts {
 		worker := h.Worker
-		if h.State != protocol.HostSuspect || h.HostID == "" || time.Since(tried[worker]) < c.cfg.Timing.Seize {
+		if h.State != protocol.HostSuspect || h.HostID == "" || time.Since(tried[worker]) < c.cfg.Timing.Seize || !c.hosts.mayBeLost(worker) {
 			continue
 		}
 		tried[worker] = time.Now()
@@ -196,6 +199,9 @@ func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protoco
 		// of them for one that renews.
 		holder := jetstream.Holder{Name: c.cfg.Name, Instance: ulid.Make().String(), Detail: "takes the lock of a silent host"}
 		err := c.conn.SeizeHost(ctx, h.HostID, holder, func(uint64) error {
+			if !c.hosts.mayBeLost(worker) {
+				return nil // NATS was away in the midst of it
+			}
 			c.log.Warn("a host is lost", "worker", worker, "host", h.HostID)
 			c.hosts.setLost(worker)
 			h.State = protocol.HostLost
