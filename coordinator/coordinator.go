@@ -70,6 +70,7 @@ type coordinator struct {
 	images     *hostImages
 	elected    elected
 	started    time.Time
+	keeping    sync.Mutex // what is kept beside the log of a sandbox is written, or purged
 }
 
 // Run provisions the streams, and serves until ctx ends; then it takes no new requests, finishes

@@ -3,6 +3,7 @@ package coordinator
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -186,6 +187,52 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 	again := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": "s2"}}}
 	if r := d.request(protocol.VerbCreate, "s2", "create-s2-other", again); !refused(r) {
 		t.Errorf("another request for s2: %+v", r)
+	}
+}
+
+func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
+	d := newDeployment(t)
+	purged := func() bool {
+		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{States: []string{"deleted"}, Limit: 10})
+		return err == nil && len(reply.Sandboxes) == 0
+	}
+	snapshots := func() map[string]bool {
+		all := map[string]bool{}
+		if _, err := d.conn.ReadSnapshots(t.Context(), func(s *protocol.State, _ uint64) { all[s.Sandbox.ID] = true }); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	deleted := make(chan struct{})
+	wait := sync.OnceFunc(func() { // a purge comes before the write, if it may
+		for began := time.Now(); !purged() && time.Since(began) < time.Second; {
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	defer d.run(Config{
+		Name: "c1", CleanupTTL: 200 * time.Millisecond, Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond},
+		Probe: func(point string) {
+			if point != "snapshot-before-write" {
+				return
+			}
+			select {
+			case <-deleted:
+				wait()
+			default:
+			}
+		},
+	})()
+	d.create("a", protocol.SandboxSpec{Image: "i"})
+	d.eventually("it has a snapshot", func() bool { return snapshots()["a"] })
+	close(deleted)
+	if r := d.request(protocol.VerbDelete, "a", "delete", protocol.Request{}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	d.eventually("it is purged", purged)
+	d.create("b", protocol.SandboxSpec{Image: "i"})
+	d.eventually("the next round is done", func() bool { return snapshots()["b"] })
+	if snapshots()["a"] {
+		t.Error("there is a snapshot of a sandbox that was purged")
 	}
 }
 

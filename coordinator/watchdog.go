@@ -230,6 +230,8 @@ func (c *coordinator) tellChanged() {
 
 // purge takes away what is kept of a sandbox that was deleted long ago.
 func (c *coordinator) purge(ctx context.Context, k key, b *protocol.Sandbox) error {
+	c.keeping.Lock()
+	defer c.keeping.Unlock()
 	if err := c.conn.PurgeHistory(ctx, k.tenant, k.id); err != nil {
 		return err
 	}
@@ -320,25 +322,40 @@ func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, writ
 		if err := lease.Check(); err != nil { // the next leader writes newer ones
 			return err
 		}
-		s, record := c.projection.journal(k).State()
-		if !s.Exists() {
-			continue
-		}
-		n, err := c.projection.storeExecIDs(ctx, k, stored[k])
-		if err != nil {
+		if err := c.keep(ctx, k, written, stored); err != nil {
 			return err
 		}
-		stored[k] = n
-		if len(protocol.Encode(s)) > maxSnapshot {
-			s.Trim(0)
-		}
-		if err := c.conn.WriteSnapshot(ctx, s, record); err != nil {
-			return err
-		}
-		written[k] = s.Sandbox.Sequence
 	}
 	if covered == 0 {
 		return nil
 	}
 	return c.conn.WriteCheckpoint(ctx, covered)
+}
+
+// keep writes a sandbox's snapshot, unless the sandbox was purged meanwhile: what is written after that
+// stays for ever.
+func (c *coordinator) keep(ctx context.Context, k key, written map[key]uint64, stored map[key]int) error {
+	c.keeping.Lock()
+	defer c.keeping.Unlock()
+	if c.projection.get(k) == nil {
+		return nil
+	}
+	s, record := c.projection.journal(k).State()
+	if !s.Exists() {
+		return nil
+	}
+	c.cfg.Probe("snapshot-before-write")
+	n, err := c.projection.storeExecIDs(ctx, k, stored[k])
+	if err != nil {
+		return err
+	}
+	stored[k] = n
+	if len(protocol.Encode(s)) > maxSnapshot {
+		s.Trim(0)
+	}
+	if err := c.conn.WriteSnapshot(ctx, s, record); err != nil {
+		return err
+	}
+	written[k] = s.Sandbox.Sequence
+	return nil
 }
