@@ -30,15 +30,17 @@ const complete = 7
 
 func newLayers() *layers { return &layers{try: 1, found: map[string]*layer{}} }
 
-// again notes that the pull begins once more.
+// again notes that the pull begins once more: with the first byte of whatever is not there yet, so that
+// what came before says nothing of how it goes on.
 func (l *layers) again(try int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.try = try
+	clear(l.found)
 }
 
 // heard takes a message, and says whether it is progress: a later stage of a layer, or more bytes of
-// it than ever. An engine that tries a layer again, counts down to that, and begins anew with its
+// it than ever in this try. An engine that tries a layer again, counts down to that, and begins anew with its
 // first byte says a lot without getting anywhere.
 func (l *layers) heard(m *jsonmessage.JSONMessage) bool {
 	stage := stages[m.Status]

@@ -46,3 +46,22 @@ func TestOnlyProgressIsProgress(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
+
+func TestAPullThatBeginsOnceMoreIsJudgedAnew(t *testing.T) {
+	l := newLayers()
+	at := func(current int64) *jsonmessage.JSONMessage {
+		return &jsonmessage.JSONMessage{ID: "a", Status: "Downloading", Progress: &jsonmessage.JSONProgress{Current: current, Total: 100}}
+	}
+	for try := 1; try <= 3; try++ {
+		for _, current := range []int64{1, 50, 90} {
+			if !l.heard(at(current)) {
+				t.Errorf("try %d: %d bytes are no progress", try, current)
+			}
+		}
+		want := protocol.PullProgress{Image: "x", Done: 90, Total: 100, Layers: 1, Try: try}
+		if got := l.progress("x"); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		l.again(try + 1)
+	}
+}
