@@ -134,9 +134,14 @@ func unanswered(err error) bool {
 var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
 
 // startRefused tells a container that cannot be started as it is (its command is missing, a mount's
-// source is gone) from an engine that failed.
+// source is gone) from an engine that failed. It says of both that it "failed to create task".
 func startRefused(err error, message string) bool {
-	return cerrdefs.IsInvalidArgument(err) ||
-		strings.Contains(message, "OCI runtime") || strings.Contains(message, "failed to create shim") ||
-		strings.Contains(message, "failed to create task") || strings.Contains(message, "error while creating mount source path")
+	if cerrdefs.IsInvalidArgument(err) || strings.Contains(message, "OCI runtime") || strings.Contains(message, "error while creating mount source path") {
+		return true
+	}
+	return (strings.Contains(message, "failed to create shim") || strings.Contains(message, "failed to create task")) &&
+		!cerrdefs.IsUnavailable(err) && !runtimeAway.MatchString(message)
 }
+
+// runtimeAway is what the engine says while what runs its containers restarts.
+var runtimeAway = regexp.MustCompile(`: unavailable\b|code = Unavailable|deadline exceeded|code = DeadlineExceeded|transport is closing`)
