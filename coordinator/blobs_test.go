@@ -50,13 +50,12 @@ func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
 	put := func(content, ref string) (digest string) {
 		t.Helper()
 		digest = digestOf(content)
+		if ref != "" { // wanted first, so that it is never there unwanted
+			if err := d.conn.WantImage(t.Context(), &protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if err := d.conn.PutImageFile(t.Context(), digest, strings.NewReader(content)); err != nil {
-			t.Fatal(err)
-		}
-		if ref == "" {
-			return digest
-		}
-		if err := d.conn.WantImage(t.Context(), &protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
 			t.Fatal(err)
 		}
 		return digest

@@ -43,6 +43,7 @@ type Timing struct {
 	Image    time.Duration // an image that may not be pulled, and nobody has or brings, is waited for; default 30 s
 	Unwanted time.Duration // the file of an image that nobody wants is kept; default 24 h
 	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
+	Fresh    time.Duration // a read waits for the log, and is then answered from memory; default 1 s
 }
 
 func (t *Timing) setDefaults() {
@@ -52,7 +53,7 @@ func (t *Timing) setDefaults() {
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
 		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute},
-		{&t.Unwanted, jetstream.UnwantedAge},
+		{&t.Unwanted, jetstream.UnwantedAge}, {&t.Fresh, time.Second},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
@@ -99,7 +100,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := c.conn.Provision(ctx, cfg.Assets); err != nil {
 		return err
 	}
-	c.projection = newProjection(c.conn, c.log, cfg.Name)
+	c.projection = newProjection(c.conn, c.log, cfg.Name, cfg.Timing.Fresh)
 	c.hosts = newHosts(cfg.Timing, c.projection)
 	c.images = newHostImages(c.projection.wakeUp)
 	err := c.run(ctx)

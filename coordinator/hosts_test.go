@@ -160,7 +160,7 @@ func TestNothingIsScheduledBeforeHostsAndImportsAreKnown(t *testing.T) {
 func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 	timing := Timing{Overdue: time.Minute}
 	c := &coordinator{cfg: Config{Timing: timing}, images: newHostImages(nil)}
-	c.hosts = newHosts(timing, newProjection(nil, nil, "c1"))
+	c.hosts = newHosts(timing, newProjection(nil, nil, "c1", 0))
 	for name, x := range map[string]struct {
 		queue, create, after time.Duration
 		host                 protocol.HostState

@@ -24,6 +24,7 @@ type projection struct {
 	conn   *jetstream.Conn
 	log    *slog.Logger
 	writer string
+	fresh  time.Duration                      // bounds the look at the log before a read
 	route  func(hostID, worker string) string // who has the host now
 
 	mu        sync.RWMutex
@@ -34,9 +35,9 @@ type projection struct {
 	wake      chan struct{} // something changed that the scheduler may care for
 }
 
-func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string) *projection {
+func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh time.Duration) *projection {
 	return &projection{
-		conn: conn, log: log, writer: writer, route: func(_, worker string) string { return worker }, wake: make(chan struct{}, 1),
+		conn: conn, log: log, writer: writer, fresh: fresh, route: func(_, worker string) string { return worker }, wake: make(chan struct{}, 1),
 		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execIDs: map[key]*execIDs{},
 	}
 }
@@ -167,16 +168,13 @@ func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Jo
 	return j, err
 }
 
-// freshWithin bounds the look at the log before a read. When the log does not answer, memory does.
-const freshWithin = time.Second
-
-// findFresh is find, with everything that is in the log now.
+// findFresh is find, with everything that is in the log now. When the log does not answer, memory does.
 func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
 	j, err := p.find(ctx, k, min)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, freshWithin)
+	ctx, cancel := context.WithTimeout(ctx, p.fresh)
 	defer cancel()
 	if err := j.Refresh(ctx); err != nil {
 		p.log.Warn("a read is answered from memory", "sandbox", k.id, "error", err)

@@ -265,10 +265,14 @@ func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
 func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 50 * time.Millisecond})()
-	spec := &protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(300 * time.Millisecond)}
-	if r := d.request(protocol.VerbCreate, "a", "r1", protocol.Request{Sandbox: spec}); r.Error != nil || r.Sandbox.State != protocol.StatePending {
-		t.Fatalf("%+v", r)
+	create := func(id string, queueTimeout time.Duration) {
+		t.Helper()
+		spec := &protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(queueTimeout)}
+		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: spec}); r.Error != nil || r.Sandbox.State != protocol.StatePending {
+			t.Fatalf("%+v", r)
+		}
 	}
+	create("a", time.Hour)
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "a"})
 	if err != nil {
 		t.Fatal(err)
@@ -276,10 +280,14 @@ func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 	if e := reply.Explain; e.Waiting != "there is no host" || e.Position != 1 || e.Deadline.IsZero() {
 		t.Errorf("explained as %+v", e)
 	}
+	create("b", 300*time.Millisecond)
 	d.eventually("the queue timeout fails the sandbox", func() bool {
-		b := d.list("failed")["a"]
+		b := d.list("failed")["b"]
 		return b != nil && b.Reason == protocol.ReasonQueueTimeout
 	})
+	if b := d.list("pending")["a"]; b == nil {
+		t.Error("the one that may wait for longer does not")
+	}
 }
 
 func TestQ1_AnIDThatWasReservedAndNeverUsedIsEnded(t *testing.T) {
@@ -361,7 +369,7 @@ func TestAWorkerThatBeginsToListenIsToldWhatItOwes(t *testing.T) {
 
 func TestAReadIsNoOlderThanTheLog(t *testing.T) {
 	d := newDeployment(t)
-	defer d.coordinator("c1", Timing{})()
+	defer d.coordinator("c1", Timing{Fresh: time.Minute})()
 	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
