@@ -50,6 +50,7 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 	if len(all) != 1 || all[0].ID != id || all[0].Name != spec.Name || !all[0].Running || all[0].Labels[docker.LabelSandbox] != "s1" {
 		t.Errorf("listed: %+v", all)
 	}
+	b.awaitUp(t, id)
 	check(t, b.StopContainer(ctx, id, 20*time.Second))
 	c, err = b.Inspect(ctx, id)
 	check(t, err)

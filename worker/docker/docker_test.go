@@ -79,12 +79,22 @@ func empty(tb testing.TB, e *docker.Engine) {
 // name makes a name of this test's own for an object.
 func (b *bench) name(what string) string { return "boxfleet-" + b.deployment + "-" + what }
 
-// sleeper describes a container that runs until it is told to stop, and then stops at once.
+// sleeper describes a container that runs until it is told to stop, and then stops at once: once it is up.
 func (b *bench) sleeper() docker.ContainerSpec {
 	return docker.ContainerSpec{
 		Name: b.name("sleeper"), Image: dockertest.Image, Network: "none",
-		Entrypoint: []string{"/bin/sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.05; done"},
+		Entrypoint: []string{"/bin/sh", "-c", "trap 'exit 3' TERM; touch /up; while :; do sleep 0.05; done"},
 	}
+}
+
+// awaitUp waits until a sleeper hears what it is told.
+func (b *bench) awaitUp(tb testing.TB, id string) {
+	tb.Helper()
+	eventually(tb, "the container is up", func() bool {
+		_, there, err := b.PathMode(tb.Context(), id, "/up")
+		check(tb, err)
+		return there
+	})
 }
 
 // create makes a container, and starts it when started is true.

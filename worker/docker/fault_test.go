@@ -32,7 +32,7 @@ func calls() map[string]func(context.Context, *bench, string) error {
 
 func TestAHungEngineIsUnavailableInTime(t *testing.T) {
 	t.Parallel()
-	const timeout = 2 * time.Second // the engine that it connects to first may take a while
+	const timeout = 6 * time.Second // the engine that it connects to first may take a third of it
 	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout, c.PullStall = timeout, timeout, timeout })
 	b.proxy.Pause()
 	for _, name := range slices.Sorted(maps.Keys(calls())) {

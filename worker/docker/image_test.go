@@ -177,7 +177,7 @@ func TestAPullThatNobodyWaitsForEnds(t *testing.T) {
 
 func TestAPullInAnEngineThatHangsIsNotOneThatStandsStill(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, func(c *docker.Config) { c.PullStall, c.CallTimeout = 100*time.Millisecond, 2*time.Second })
+	b := newBench(t, func(c *docker.Config) { c.PullStall, c.CallTimeout = 100*time.Millisecond, 6*time.Second })
 	b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{Hang: true} })
 	if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, docker.ErrEngineUnavailable) {
 		t.Errorf("got %v", err)
