@@ -185,7 +185,7 @@ func TestStop_AnIdleSandboxStopsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{welcome: control.Welcome{Grace: time.Minute}})
 	s.sh("true")
-	s.stop(5 * time.Second)
+	s.stop()
 }
 
 func TestS3_TermKillsExecsAndTheirRecordsSaySo(t *testing.T) {
@@ -193,7 +193,7 @@ func TestS3_TermKillsExecsAndTheirRecordsSaySo(t *testing.T) {
 	s := newSandbox(t, option{welcome: control.Welcome{Grace: time.Minute}})
 	id := s.start(control.Start{Argv: []string{"sh", "-c", stubborn}})
 	s.await("output", func() bool { return len(s.outputs[id]) > 0 })
-	s.stop(5 * time.Second)
+	s.stop()
 	if record := s.waitForRecord(id); !record.Result.Cancelled || code(record.Result) != "137" {
 		t.Errorf("record %+v", record.Result)
 	}
@@ -202,8 +202,9 @@ func TestS3_TermKillsExecsAndTheirRecordsSaySo(t *testing.T) {
 	}
 }
 
-// stop sends TERM and waits for the container's end, which must be clean and in time.
-func (s *sandbox) stop(within time.Duration) {
+// stop sends TERM and waits for the container's end, which must be clean, and come well before the grace
+// of a minute is over. What it takes beyond is Docker's.
+func (s *sandbox) stop() {
 	s.t.Helper()
 	began := time.Now()
 	if _, err := docker("kill", "-s", "TERM", s.container); err != nil {
@@ -213,7 +214,7 @@ func (s *sandbox) stop(within time.Duration) {
 	if err != nil || out != "0" {
 		s.t.Errorf("exit code %s, %v", out, err)
 	}
-	if took := time.Since(began); took > within {
+	if took := time.Since(began); took > 30*time.Second {
 		s.t.Errorf("it took %s", took)
 	}
 }
@@ -240,7 +241,7 @@ func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
 	if p := s.connected().Primary; p == nil || !p.Running || p.Restarts != 0 {
 		t.Errorf("on the reconnect: %+v", p)
 	}
-	s.stop(10 * time.Second)
+	s.stop()
 	if want := "1000\n/tmp\nb\nusr1\nhup\nbye\n"; out() != want {
 		t.Errorf("its output is %q, want %q", out(), want)
 	}
@@ -253,7 +254,7 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 	welcome := control.Welcome{Command: []string{"sh", "-c", script}, StopSignal: int(syscall.SIGUSR1), Grace: time.Minute}
 	for how, end := range map[string]func(*sandbox) error{
 		"by the worker":      func(s *sandbox) error { return s.link.StopAll(t.Context(), time.Minute) },
-		"with its container": func(s *sandbox) error { s.stop(10 * time.Second); return nil },
+		"with its container": func(s *sandbox) error { s.stop(); return nil },
 	} {
 		s := newSandbox(t, option{welcome: welcome})
 		out := func() string {
@@ -288,7 +289,9 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 
 func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	t.Parallel()
-	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", "sleep 1000 & head -c 3000000 /dev/zero; exit 4"}}})
+	// From the third run on it leaves nothing: how soon that comes is not the test's.
+	script := "echo >>/tmp/runs; [ $(wc -l </tmp/runs) -gt 2 ] && exit 4; sleep 1000 & head -c 3000000 /dev/zero; exit 4"
+	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", script}}})
 	s.await("two restarts", func() bool {
 		return slices.ContainsFunc(s.primary, func(p control.Primary) bool {
 			return p.Restarts == 1 && p.LastExit != nil && *p.LastExit == 4 && !p.Running
@@ -301,7 +304,8 @@ func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	if kept := info.Sys().(*syscall.Stat_t).Blocks * 512; kept < control.PrimaryWindow || kept > control.PrimaryWindow*3/2 {
 		t.Errorf("%d bytes of its output are on disk, want about %d", kept, control.PrimaryWindow)
 	}
-	if left := s.processes(); len(left) > 0 {
+	sleeps := func(process string) bool { return strings.HasSuffix(process, " sleep 1000") }
+	if left := s.processes(); slices.ContainsFunc(left, sleeps) {
 		t.Errorf("a run left %v", left)
 	}
 }
