@@ -186,6 +186,64 @@ func unhealthy(f *fleet.Fleet) func() error {
 	}
 }
 
+// TestAnEngineComesBackEmpty has lost its images, its containers and the mark that says which host it is.
+func TestAnEngineComesBackEmpty(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "emptied")
+	engines.LoadImage(t, e, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second}) // it removes what the engine knows no more, its bridge
+	ctx := f.Context(time.Minute)
+	s := f.Create("lost")
+	host := s.Info().HostID
+	e.Empty()
+	e.Restart()
+	engines.LoadImage(t, e, fleet.Image)
+
+	f.Eventually(20*time.Second, "the sandbox fails", func() error {
+		if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed || s.Info().Reason != protocol.ReasonContainerMissing {
+			return fmt.Errorf("it is %s, %s, %v", s.Info().State, s.Info().Reason, err)
+		}
+		return nil
+	})
+	if after := f.Create("new").Info().HostID; after != host {
+		t.Errorf("the host was %s and is %s", host, after)
+	}
+	// Who comes now finds the same host.
+	refusedBy(t, f.Worker("w2", fleet.Role{Engine: e.Host, NoWait: true}), 30*time.Second, "w1 (machine ")
+	f.Judge()
+}
+
+// TestAnEngineComesBackWithAnotherConfiguration: what sandboxes say of their isolation is true then, too.
+func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "other")
+	engines.LoadImage(t, e, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host})
+	ctx := f.Context(time.Minute)
+	s := f.Create("before")
+	runc, err := exec.LookPath("runc")
+	check(t, err)
+	e.Stop()
+	e.Flags = []string{"--add-runtime", "other=" + runc, "--default-runtime", "other"}
+	e.Restart()
+	f.Eventually(adoptedWithin, "the host says so", func() error {
+		hosts, err := f.Client.Hosts(ctx)
+		if err != nil || len(hosts) != 1 || hosts[0].Runtime != "other" {
+			return fmt.Errorf("%+v, %v", hosts, err)
+		}
+		return nil
+	})
+	if got := f.Create("after").Info().Isolation; got != "other" {
+		t.Errorf("a sandbox says that it is isolated by %q", got)
+	}
+	if got := printedBy(t, ctx, s, "", "echo", "here"); got != "here" || w.Exited() {
+		t.Errorf("the sandbox of before prints %q; the worker has ended: %t", got, w.Exited())
+	}
+	f.Judge()
+}
+
 // TestAHungEngineHoldsUpNoExec has the engine hang just when the worker is about to look at a new sandbox.
 func TestAHungEngineHoldsUpNoExec(t *testing.T) {
 	t.Parallel()

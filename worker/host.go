@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -168,6 +169,9 @@ func (w *worker) watchEngine(ctx context.Context, known bool) error {
 			if !w.awaitEngine(ctx) {
 				return ctx.Err()
 			}
+			if w.engineChanged(ctx) {
+				return errEngineChanged
+			}
 			events, failed = w.engine.Events(ctx, lost)
 			w.reconcile(ctx)
 		case <-reconcile.C:
@@ -202,6 +206,25 @@ func (w *worker) awaitEngine(ctx context.Context) bool {
 			return false
 		}
 	}
+}
+
+// errEngineChanged says that the engine that is back is not as the one that was.
+var errEngineChanged = errors.New("the engine has changed")
+
+// engineChanged says whether the engine that is back is another one, or of another configuration or
+// version: all that the worker knows of it is as it was at the start of a tenure.
+func (w *worker) engineChanged(ctx context.Context) bool {
+	id, err := w.engine.KeepHostID(ctx, w.hostID)
+	if err != nil {
+		w.log.Warn("which host the engine is, is not known", "error", err)
+		return false
+	}
+	info, err := w.engine.Info(ctx)
+	if err != nil {
+		w.log.Warn("the engine that is back says nothing of itself", "error", err)
+		return false
+	}
+	return id != w.hostID || !info.Like(w.info)
 }
 
 func (w *worker) reconcile(ctx context.Context) {

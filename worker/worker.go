@@ -161,21 +161,35 @@ type key struct{ tenant, id string }
 // next worker on the host adopts them. Errors: failed_precondition with reason host_held, naming
 // the holder, when another worker has the host; already_exists when another host has this worker's
 // name; internal when what was in hand at the end of the lock, or of ctx, does not end within five
-// minutes, after which the process should end. It returns nil after the end of ctx.
+// minutes, after which the process should end. It returns nil after the end of ctx. Where the engine comes
+// back with another configuration or version, or is another one, it begins anew.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
 	}
-	w := &worker{
+	if ready := cfg.OnReady; ready != nil {
+		cfg.OnReady = sync.OnceFunc(ready)
+	}
+	for again := false; ; again = true {
+		err := newWorker(cfg).run(ctx)
+		switch {
+		case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled):
+			return nil
+		case err == errEngineChanged:
+		case again && errors.Is(err, docker.ErrEngineUnavailable) && sleep(ctx, time.Second): // it is restarted once more
+		default:
+			return err
+		}
+		cfg.Logger.Warn("the worker begins anew", "worker", cfg.Name, "error", err)
+	}
+}
+
+func newWorker(cfg Config) *worker {
+	return &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
 		sandboxes: map[key]*sandbox{}, started: time.Now(), listening: newListening(),
 		changed: make(chan struct{}, 1),
 	}
-	err := w.run(ctx)
-	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled) {
-		return nil
-	}
-	return err
 }
 
 func (w *worker) run(ctx context.Context) error {
@@ -206,6 +220,9 @@ func (w *worker) run(ctx context.Context) error {
 			return err
 		case ctx.Err() != nil:
 			return w.leave(lease)
+		case err == errEngineChanged: // which may be another host
+			_ = w.leave(lease)
+			return err
 		case protocol.CodeOf(err) == protocol.AlreadyExists: // the name is another host's
 			w.release(ctx, lease)
 			return err

@@ -28,7 +28,8 @@ type Engine struct {
 	Name   string
 	Host   string // for DOCKER_HOST: "unix://" and Socket
 	Socket string
-	PID    int // of dockerd; 0 when it does not run, or is not ours
+	PID    int      // of dockerd; 0 when it does not run, or is not ours
+	Flags  []string // of dockerd, beside those that every engine here has; heard at its next start
 
 	tb        testing.TB
 	dir       string // everything that it writes
@@ -99,11 +100,14 @@ func (e *Engine) Restart() {
 	// Only the network is the engine's own. `ip netns exec` would also give it a mount namespace
 	// with a fresh /sys, which hides the cgroups; `--bridge=none` would remove the bridge of the
 	// machine's engine.
-	e.daemon = exec.Command("nsenter", "--net=/run/netns/"+e.namespace, "dockerd",
+	flags := append([]string{
+		"--net=/run/netns/" + e.namespace, "dockerd",
 		"--host", e.Host,
 		"--data-root", e.Data(),
 		"--exec-root", filepath.Join(e.dir, "exec"),
-		"--pidfile", filepath.Join(e.dir, "pid"))
+		"--pidfile", filepath.Join(e.dir, "pid"),
+	}, e.Flags...)
+	e.daemon = exec.Command("nsenter", flags...)
 	e.daemon.Stdout, e.daemon.Stderr = log, log
 	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // no Ctrl-C from the test's terminal
 	if err := e.daemon.Start(); err != nil {

@@ -148,3 +148,18 @@ func mountsBelow(dir string) []string {
 	slices.Reverse(points)
 	return points
 }
+
+// Empty removes all that the engine has, as it ends: images, containers, volumes, networks.
+func (e *Engine) Empty() {
+	e.tb.Helper()
+	e.Stop()
+	e.killAll("a process", func(process) bool { return true })
+	for _, point := range mountsBelow(e.dir) {
+		if err := syscall.Unmount(point, syscall.MNT_DETACH); err != nil {
+			e.tb.Errorf("unmount %s: %v", point, err)
+		}
+	}
+	if err := os.RemoveAll(e.Data()); err != nil {
+		e.tb.Fatal(err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -193,6 +194,9 @@ type Info struct {
 	// Which limits the host's kernel can enforce. The engine drops the others with a warning.
 	CanLimitCPU, CanLimitMemory, CanLimitSwap, CanLimitPIDs bool
 }
+
+// Like says whether an engine is as another one, in all that a restart of it can change.
+func (i Info) Like(o Info) bool { return reflect.DeepEqual(i, o) }
 
 // mayLimitDisk says whether a storage driver can bound a container's own layer, as far as it says:
 // overlay2 can on xfs that is mounted with project quotas, which only a try tells.

@@ -21,7 +21,11 @@ var reading = map[string]bool{
 
 // changing calls every other method so that it would change something.
 var changing = map[string]func(ctx context.Context, b *bench, id string) error{
-	"HostID":       func(ctx context.Context, b *bench, _ string) error { _, err := b.HostID(ctx); return err },
+	"HostID": func(ctx context.Context, b *bench, _ string) error { _, err := b.HostID(ctx); return err },
+	"KeepHostID": func(ctx context.Context, b *bench, _ string) error {
+		_, err := b.KeepHostID(ctx, "kept")
+		return err
+	},
 	"RemoveHostID": func(ctx context.Context, b *bench, _ string) error { return b.RemoveHostID(ctx) },
 	"LoadImage": func(ctx context.Context, b *bench, _ string) error {
 		return b.LoadImage(ctx, strings.NewReader("not a tar"))

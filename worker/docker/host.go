@@ -22,11 +22,25 @@ func (e *Engine) HostID(ctx context.Context) (string, error) {
 	if !IsNotFound(err) {
 		return id, err
 	}
-	err = e.do(ctx, call{verb: "create", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()}, func(ctx context.Context) error {
+	return e.markHost(ctx, rand.Text())
+}
+
+// KeepHostID returns the id as [Engine.HostID] does, and gives an engine that has none the one that its
+// host had: it was emptied, and is still the host whose lock the caller holds.
+func (e *Engine) KeepHostID(ctx context.Context, had string) (string, error) {
+	id, err := e.readHostID(ctx)
+	if !IsNotFound(err) {
+		return id, err
+	}
+	return e.markHost(ctx, had)
+}
+
+func (e *Engine) markHost(ctx context.Context, id string) (string, error) {
+	err := e.do(ctx, call{verb: "create", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()}, func(ctx context.Context) error {
 		_, err := e.client.VolumeCreate(ctx, volume.CreateOptions{
 			Name:   e.hostVolume(),
 			Driver: "local",
-			Labels: e.labelled(map[string]string{LabelHost: rand.Text()}),
+			Labels: e.labelled(map[string]string{LabelHost: id}),
 		})
 		return err
 	})

@@ -31,6 +31,13 @@ func TestAnEngineHasOneHostIDPerDeployment(t *testing.T) {
 	if id, err := other.HostID(ctx); err != nil || id == ids[0] {
 		t.Errorf("another deployment: %q %v", id, err)
 	}
+	if id, err := b.KeepHostID(ctx, "mine"); err != nil || id != ids[0] {
+		t.Errorf("one that the engine has is replaced: %q, %v", id, err)
+	}
+	check(t, b.RemoveHostID(ctx))
+	if id, err := b.KeepHostID(ctx, "mine"); err != nil || id != "mine" {
+		t.Errorf("an engine that was emptied: %q, %v", id, err)
+	}
 	check(t, b.RemoveHostID(ctx))
 	if id, err := b.HostID(ctx); err != nil || id == ids[0] || id == "" {
 		t.Errorf("marked again: %q %v", id, err)
