@@ -46,18 +46,24 @@ func TestARequestIsDeliveredAnsweredAndGone(t *testing.T) {
 		if r.Tenant != d.tenant || r.Verb != protocol.VerbCreate || r.Sandbox != "s-"+id || r.ID != id || r.Attempt != 1 || string(r.Payload) != "payload of "+id {
 			t.Fatalf("%+v", r)
 		}
-		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+		awaitEmptyQueue(t, d)
 	})
 }
 
 // waiting is how many requests are in the queue.
-func waiting(t testing.TB, d *deployment) uint64 {
+func waiting(t testing.TB, nc *nats.Conn) uint64 {
 	t.Helper()
-	js, err := natsjs.New(d.raw(t))
+	js, err := natsjs.New(nc)
 	must(t, err)
 	stream, err := js.Stream(t.Context(), protocol.StreamRequests)
 	must(t, err)
 	return stream.CachedInfo().State.Msgs
+}
+
+func awaitEmptyQueue(t testing.TB, d *deployment) {
+	t.Helper()
+	nc := d.raw(t) // once: a dial beside a busy machine may itself take as long
+	eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, nc) == 0 })
 }
 
 func TestARequestThatCannotBeDecidedNowComesAgain(t *testing.T) {
@@ -79,7 +85,7 @@ func TestARequestThatCannotBeDecidedNowComesAgain(t *testing.T) {
 				t.Fatalf("attempt %d, want %d", got, want)
 			}
 		}
-		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+		awaitEmptyQueue(t, d)
 	})
 }
 
@@ -114,7 +120,7 @@ func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
 		if r.ID != "orphan" || r.Attempt != 2 {
 			t.Fatalf("%+v", r)
 		}
-		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+		awaitEmptyQueue(t, d)
 	})
 }
 
@@ -142,7 +148,7 @@ func TestARequestGoesThoughItsAcknowledgementWasSeenLate(t *testing.T) {
 	must(t, err)
 	time.Sleep(jetstream.TrimPeriod / 2) // it was answered, that nothing is settled
 	must(t, m.Ack())
-	eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+	awaitEmptyQueue(t, d)
 }
 
 func TestARequestPublishedTwiceIsStoredOnce(t *testing.T) {
@@ -151,14 +157,14 @@ func TestARequestPublishedTwiceIsStoredOnce(t *testing.T) {
 		for range 3 {
 			submit(t, c, d.tenant, "twice", "")
 		}
-		if n := waiting(t, d); n != 1 {
+		if n := waiting(t, d.raw(t)); n != 1 {
 			t.Fatalf("%d are stored", n)
 		}
 		var handled atomic.Int64
 		background(t, func(ctx context.Context) error {
 			return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { handled.Add(1); return nil })
 		})
-		eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+		awaitEmptyQueue(t, d)
 		if n := handled.Load(); n != 1 {
 			t.Fatalf("%d are handled", n)
 		}
@@ -187,7 +193,7 @@ func TestARequestPublishedTwiceAtOnceIsStoredOnce(t *testing.T) {
 		}
 		both.Wait()
 	}
-	if n := waiting(t, d); n != requests {
+	if n := waiting(t, d.raw(t)); n != requests {
 		t.Errorf("%d are stored, want %d", n, requests)
 	}
 }
@@ -237,7 +243,7 @@ func TestAnAnswerGoesToInboxesOnly(t *testing.T) {
 	for i, inbox := range bad {
 		submit(t, c, d.tenant, fmt.Sprintf("bad%d", i), inbox)
 	}
-	eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, d) == 0 })
+	awaitEmptyQueue(t, d)
 	submit(t, c, d.tenant, "good", "_INBOX.good")
 	for {
 		m, err := all.NextMsg(5 * time.Second)
