@@ -236,18 +236,18 @@ const (
 func (j *Journal) commit(group []*decision) {
 	ctx, cancel := context.WithTimeout(context.Background(), appendWithin)
 	defer cancel()
-	confirmed := false
+	confirm, confirmed := false, false
 	for len(group) > 0 {
-		if err := j.refreshStale(ctx); err != nil {
+		if err := j.refreshStale(ctx, confirm); err != nil {
 			finish(group, err)
 			return
 		}
+		confirm = false
 		batch, expected, took, rest := j.assemble(group)
 		if len(batch.Events) == 0 && !confirmed {
 			// What appends nothing is checked by no compare-and-set: a refusal, or nothing to do,
-			// holds only on a state that was read just now.
-			j.makeStale()
-			confirmed = true
+			// holds only on a state that was read just now. A follower that says Fresh may be behind.
+			confirm, confirmed = true, true
 			continue
 		}
 		if len(batch.Events) == 0 {
@@ -292,13 +292,13 @@ func (j *Journal) makeStale() {
 	j.stale = true
 }
 
-// refreshStale reads the history where that is due, through a fail-over of NATS as append does.
-func (j *Journal) refreshStale(ctx context.Context) error {
+// refreshStale reads the history where that is due, or always, through a fail-over of NATS as append does.
+func (j *Journal) refreshStale(ctx context.Context, always bool) error {
 	for {
 		j.mu.Lock()
 		stale := j.stale
 		j.mu.Unlock()
-		if !stale {
+		if !stale && !always {
 			return nil
 		}
 		try, cancel := context.WithTimeout(ctx, appendTry)

@@ -196,6 +196,37 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 	})
 }
 
+// A follower of the log that has come to what it knows says so at any time.
+func TestARefusalIsDecidedOnTheNewestStateThoughAFollowerSaysFresh(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	a, b := d.opened(t), d.opened(t)
+	for i := range 50 {
+		sandbox := fmt.Sprintf("s%d", i)
+		behind := journal(b, d.tenant, sandbox, "k2")
+		must(t, behind.Refresh(t.Context())) // there is no sandbox yet, as far as it knows
+		readySandbox(t, a, d.tenant, sandbox)
+		var over atomic.Bool
+		var following sync.WaitGroup
+		for range 4 {
+			following.Go(func() {
+				for !over.Load() {
+					behind.Fresh()
+				}
+			})
+		}
+		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+			if s.Sandbox.State != protocol.StateReady {
+				return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "it is %q", s.Sandbox.State)
+			}
+			return acceptExec("x1")(s, now)
+		})
+		over.Store(true)
+		following.Wait()
+		must(t, err)
+	}
+}
+
 func TestDoReturnsWhenItsContextEndsAndTheJournalGoesOn(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
