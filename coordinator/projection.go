@@ -91,10 +91,9 @@ func (p *projection) wakeUp() {
 	}
 }
 
-// restore loads the snapshots and returns the record to follow the log from, 0 with an error; then it
-// can be called again. The ids of execs are
-// read after them: they are written before, so that they go at least as far as the snapshots do. What
-// lies between is never followed.
+// restore loads the snapshots and returns the record to follow the log from, 0 with an error; then it can
+// be called again. The ids of execs are read after them: they are written before, so that they go at
+// least as far as the snapshots do. What lies between is never followed.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	from, err = p.conn.ReadSnapshots(ctx, func(s *protocol.State, record uint64) {
 		k := key{s.Sandbox.Tenant, s.Sandbox.ID}
