@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ func (p *pace) next(silent bool) time.Duration {
 type feed struct {
 	client  *Client
 	sandbox string
+	read    func(ctx context.Context, after uint64) ([]*protocol.Batch, error) // of the history
 
 	mu          sync.Mutex
 	users       int
@@ -69,6 +71,9 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	f := c.feeds[sandbox]
 	if f == nil {
 		f = &feed{client: c, sandbox: sandbox, execs: map[string][]chan protocol.Event{}, followers: map[*follower]struct{}{}}
+		f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
+			return c.history(ctx, sandbox, after)
+		}
 		stop, err := c.conn.Live(c.tenant, sandbox, f.hear)
 		if err != nil {
 			return nil, err
@@ -270,9 +275,9 @@ func (f *feed) repair() {
 func (f *feed) repaired() bool {
 	f.mu.Lock()
 	f.again = false
-	record := f.record
+	record, heard := f.record, f.heard
 	f.mu.Unlock()
-	batches, err := f.client.history(f.client.ctx, f.sandbox, record)
+	batches, err := f.read(f.client.ctx, record)
 	if err != nil {
 		// A client that is closed needs no repair; a connection that is away comes back.
 		return !pause(f.client.ctx, retryPause)
@@ -288,7 +293,9 @@ func (f *feed) repaired() bool {
 		}
 		f.record = max(f.record, b.Record)
 	}
-	if f.again || f.last < f.heard && len(batches) > 0 {
+	// What was heard meanwhile may have been stored after the log was read. What was heard before,
+	// and is not there, is not waited for.
+	if f.again || f.last < f.heard && (f.heard > heard || len(batches) > 0) {
 		return false
 	}
 	f.repairing = false

@@ -15,6 +15,63 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// An event that is stored when a repair has read the log, and heard before the repair ends, has nobody
+// else to deliver it.
+func TestWhatIsHeardWhileTheLogIsReadIsDelivered(t *testing.T) {
+	t.Parallel()
+	c, _, ctx := connectedToItsOwnServer(t)
+	record := uint64(0)
+	write := func(e protocol.Event) (err error) {
+		b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w", Events: []protocol.Event{e}}
+		record, err = c.conn.Append(ctx, b, record)
+		return err
+	}
+	if err := write(protocol.Event{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := c.feed("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.release()
+	ended, forget := f.awaitExec("x")
+	defer forget()
+	until := func(condition func() bool) (err error) {
+		for met := false; !met && err == nil; err = ctx.Err() {
+			f.mu.Lock()
+			met = condition()
+			f.mu.Unlock()
+			pause(ctx, time.Millisecond)
+		}
+		return err
+	}
+	f.mu.Lock()
+	f.check.Reset(time.Hour) // no look finds it later
+	reads := 0
+	f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
+		batches, err := c.history(ctx, "s", after)
+		if reads++; reads > 1 || err != nil {
+			return batches, err
+		}
+		err = write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady, Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
+		if err == nil {
+			err = until(func() bool { return f.heard == 2 })
+		}
+		return batches, err
+	}
+	f.mu.Unlock()
+	f.knows(1, record)
+	f.mayHaveMissed()
+	if err := until(func() bool { return !f.repairing }); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	default:
+		t.Error("the repair is over, and the end of the exec is not delivered")
+	}
+}
+
 // A leader of the log that dies between storing an event and republishing it leaves nobody told, no
 // connection cut, and no later number that would show the gap. Here the stream republishes nothing.
 func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
