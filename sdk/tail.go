@@ -50,6 +50,7 @@ type tail struct {
 	live    chan jetstream.Chunk // nil: output is not streamed
 	missing chan struct{}        // has room for one: read the log
 	heard   atomic.Bool          // something came since the last recheck
+	check   *time.Timer          // until the next recheck
 	deafen  func()               // ends hearing output live
 	done    chan struct{}
 	offset  map[string]int64  // of the next byte wanted of each stream
@@ -110,22 +111,22 @@ func (c *Client) tail(sandbox, exec string, s sink, stream bool) (*tail, error) 
 // pass on, and the last chunk before a silence has none behind it that would show the gap.
 func (t *tail) recheck() (stop func()) {
 	var pace pace
-	timer := time.NewTimer(pace.next(false))
+	t.check = time.NewTimer(pace.next(false))
 	go func() {
 		for {
 			select {
-			case <-timer.C:
+			case <-t.check.C:
 				silent := !t.heard.Swap(false)
 				if silent {
 					t.mayHaveMissed()
 				}
-				timer.Reset(pace.next(silent))
+				t.check.Reset(pace.next(silent))
 			case <-t.done:
 				return
 			}
 		}
 	}()
-	return func() { timer.Stop() }
+	return func() { t.check.Stop() }
 }
 
 func (t *tail) close() {
