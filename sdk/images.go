@@ -97,18 +97,21 @@ const imagePoll = 500 * time.Millisecond
 
 // WaitImage waits until each host that should have an imported image has it, or has failed to get it
 // once, and returns what became of it, by worker. Hosts that do not answer now are not waited for,
-// unless they were named at the import: where none does, and none was named, nobody is waited for. report
-// hears of each change; it may be nil.
+// unless they were named at the import: where none does, and none was named, nobody is waited for.
+// While no coordinator or no NATS answers, the wait goes on. report hears of each change; it may be nil.
 func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, report func(worker string, i protocol.HostImage)) (map[string]protocol.HostImage, error) {
 	found := map[string]protocol.HostImage{}
 	for {
 		workers, err := c.imageTargets(ctx, want)
-		if err != nil {
-			return found, err
+		var hosts []*protocol.HostImages
+		if err == nil {
+			_, hosts, err = c.Images(ctx)
 		}
-		_, hosts, err := c.Images(ctx)
+		if isTransient(err) && pause(ctx, imagePoll) {
+			continue
+		}
 		if err != nil {
-			return found, err
+			return found, failed(ctx, err, "wait for the image")
 		}
 		for _, h := range hosts {
 			for _, i := range h.Images {
@@ -124,10 +127,8 @@ func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, repo
 		if !open {
 			return found, nil
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, imagePoll) {
 			return found, ctxEnded(ctx.Err(), "wait for the image")
-		case <-time.After(imagePoll):
 		}
 	}
 }

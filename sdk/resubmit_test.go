@@ -56,3 +56,45 @@ func TestARequestOutlastsTheLossOfAMajority(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The queue drops what it knows already, so nobody answers a repeat: what it asked for is found.
+func TestARepeatedExtendFindsItsOwn(t *testing.T) {
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Extend(ctx, time.Hour, sdk.WithRequestID("r1")); err != nil {
+		t.Fatal(err)
+	}
+	ends := s.Info().ExpiresAt
+	if err := s.Extend(ctx, time.Hour, sdk.WithRequestID("r1")); err != nil || !s.Info().ExpiresAt.Equal(ends) {
+		t.Errorf("the same request again: %v, %s became %s", err, ends, s.Info().ExpiresAt)
+	}
+	if err := s.Extend(ctx, 2*time.Hour, sdk.WithRequestID("r2")); err != nil || s.Info().ExpiresAt.Before(ends.Add(time.Hour)) {
+		t.Errorf("another one: %v, %s became %s", err, ends, s.Info().ExpiresAt)
+	}
+}
+
+// A coordinator that is away for a while ends no wait.
+func TestAWaitForAnImageOutlastsTheLossOfTheCoordinator(t *testing.T) {
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	c := f.Processes("coordinator")[0]
+	c.Stop()
+	waited := make(chan error, 1)
+	go func() {
+		_, err := f.Client.WaitImage(ctx, &protocol.WantedImage{Ref: "a/b:c"}, nil)
+		waited <- err
+	}()
+	select {
+	case err := <-waited:
+		t.Fatalf("it ended while no coordinator answered: %v", err)
+	case <-time.After(2 * time.Second):
+	}
+	c.Restart()
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+}

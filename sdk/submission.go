@@ -3,6 +3,7 @@ package sdk
 import (
 	"bytes"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -170,13 +171,27 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 			return reply
 		}
 	case protocol.VerbExtend:
-		return nil // the handle does not show whose extension it has; asking again is harmless
+		// The handle does not show whose extension it has. Sent again, the request is not decided again
+		// as long as its message is known to the queue.
+		if s.extended(ctx) {
+			return reply
+		}
 	case protocol.VerbDelete:
 		if reply.Sandbox.Desired == protocol.StateDeleted {
 			return reply
 		}
 	}
 	return nil
+}
+
+// extended says whether the history holds the extension that was asked for.
+func (s *submission) extended(ctx context.Context) bool {
+	batches, err := s.client.history(ctx, s.request.Sandbox, 0)
+	return err == nil && slices.ContainsFunc(batches, func(b *protocol.Batch) bool {
+		return slices.ContainsFunc(b.Events, func(e protocol.Event) bool {
+			return e.Kind == protocol.SandboxExtended && e.Request == s.request.ID
+		})
+	})
 }
 
 // theirsOrOurs returns what was found where this request made it; else the id is taken, also by a
