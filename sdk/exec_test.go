@@ -24,7 +24,7 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 	if r.State != protocol.ExecStateFinished || *r.ExitCode != 3 || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
 		t.Errorf("got %+v", r)
 	}
-	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"}, Timeout: protocol.Duration(300 * time.Millisecond)})
+	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"}, Timeout: protocol.Duration(2 * time.Second)})
 	wantError(t, err, protocol.DeadlineExceeded, protocol.ReasonTimeout)
 	if r == nil || r.State != protocol.ExecStateTimedOut || string(r.Stdout) != "before\n" {
 		t.Errorf("a timeout returns what was printed so far: %+v", r)
@@ -123,15 +123,32 @@ func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
 
 func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("again")
-	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-	defer cancel()
-	_, err := s.Exec(short, shell("sleep 0.6; echo late"), sdk.WithID("x"))
-	wantError(t, err, protocol.DeadlineExceeded, "")
-	if !errors.Is(err, context.DeadlineExceeded) {
+	called, leave := context.WithCancel(ctx)
+	defer leave()
+	left := make(chan error, 1)
+	go func() {
+		_, err := s.Exec(called, shell("until test -e /tmp/go; do sleep 0.02; done; echo late"), sdk.WithID("x"))
+		left <- err
+	}()
+	f.Eventually(20*time.Second, "it runs", func() error { return stateIs(ctx, s, "x", protocol.ExecStateRunning) })
+	leave()
+	err := <-left
+	wantError(t, err, protocol.Cancelled, "")
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("the end of a context is told as such: %v", err)
 	}
 	x, err := s.GetExec(ctx, "x")
 	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	_, err = x.Wait(short)
+	wantError(t, err, protocol.DeadlineExceeded, "")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the end of a context is told as such: %v", err)
+	}
+	if _, err := s.Start(ctx, shell("sleep 0.3; touch /tmp/go")); err != nil {
 		t.Fatal(err)
 	}
 	for _, moment := range []string{"while it runs", "long after"} {

@@ -186,6 +186,7 @@ func (o *output) is(want string) func() error {
 func aServiceIsHeardToItsLastWord(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
+	spec.Grace = protocol.Duration(30 * time.Second) // there is time for the last word
 	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20, Command: []string{"sh", "-c",
 		"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do sleep 0.1; done"}}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("talks"))

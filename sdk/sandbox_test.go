@@ -12,22 +12,28 @@ import (
 )
 
 func aRepeatedRequestFindsItsOwn(t *testing.T, f *fleet.Fleet) {
-	ctx := f.Context(time.Minute)
-	first, err := f.Client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
+	ctx := f.Context(2 * time.Minute)
+	const nextTry = 30 * time.Second // what is found has not waited for it
+	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), RequestTimeout: nextTry})
 	if err != nil {
 		t.Fatal(err)
 	}
-	within(t, 3*time.Second, "a repeated create", func() {
-		again, err := f.Client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
+	defer client.Close()
+	first, err := client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, nextTry, "a repeated create", func() {
+		again, err := client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
 		if err != nil || again.ID() != first.ID() || again.Info().CreatedAt != first.Info().CreatedAt {
 			t.Errorf("want sandbox %s again, got %v, %v", first.ID(), again, err)
 		}
 	})
-	_, err = f.Client.Create(ctx, f.Spec(), sdk.WithID(first.ID()))
+	_, err = client.Create(ctx, f.Spec(), sdk.WithID(first.ID()))
 	wantError(t, err, protocol.AlreadyExists, "")
 	spec := shell("echo once; exit 5")
 	for range 2 {
-		within(t, 3*time.Second, "a repeated exec", func() {
+		within(t, nextTry, "a repeated exec", func() {
 			r, err := first.Exec(ctx, spec, sdk.WithRequestID("r2"))
 			if err != nil || *r.ExitCode != 5 || string(r.Stdout) != "once\n" {
 				t.Errorf("%+v, %v", r, err)
