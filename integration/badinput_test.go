@@ -224,12 +224,8 @@ func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	s := f.Create("poison")
 	_, js := bus(f)
-	begin := time.Now()
 	_, err := s.Exec(ctx, script("echo x >> /tmp/runs"), sdk.WithID("x"), sdk.WithRequestID("r-dead"))
 	wantError(t, "a request that always fails", err, protocol.Internal, protocol.ReasonDeadLettered, "")
-	if took := time.Since(begin); took > 10*time.Second {
-		t.Errorf("it was answered after %s", took)
-	}
 	stream, err := js.Stream(ctx, protocol.StreamDead)
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -538,6 +539,7 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var exchanges atomic.Int64
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -549,13 +551,15 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 			}
 			name := []string{"a", "b", "c"}[n%3]
 			for range 2 { // there and back again
-				_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD, filepath.Join(exchange, name), unix.RENAME_EXCHANGE)
+				if unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD, filepath.Join(exchange, name), unix.RENAME_EXCHANGE) == nil {
+					exchanges.Add(1)
+				}
 				time.Sleep(100 * time.Microsecond)
 			}
 		}
 	}()
 	uploaded, refused := 0, 0
-	for range 500 {
+	for n := 0; n < 500 || n < 20_000 && (uploaded == 0 || exchanges.Load() < 100); n++ {
 		copied, err := f.Client.CopyTree(ctx, tree, "/x")
 		if err != nil {
 			refused++
@@ -577,7 +581,10 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d uploaded, %d refused", uploaded, refused)
+	t.Logf("%d uploaded, %d refused; %d exchanges", uploaded, refused, exchanges.Load())
+	if uploaded == 0 || exchanges.Load() < 100 {
+		t.Errorf("%d trees were uploaded during %d exchanges: this shows nothing", uploaded, exchanges.Load())
+	}
 }
 
 func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
@@ -695,9 +702,9 @@ func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.Obj
 // An upload outlives its age for as long as a sandbox waits with it.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
-	const age = 4 * time.Second
+	const age = 12 * time.Second // half of it, but for one look, is what the machine may stand still
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
-	ctx := f.Context(time.Minute)
+	ctx := f.Context(2 * time.Minute)
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "f"), "content", 0o644, time.Now())
 	copied, err := f.Client.CopyTree(ctx, dir, "/x")

@@ -132,9 +132,7 @@ func TestWhatNoHostCanGiveIsRefusedAtOnce(t *testing.T) {
 			t.Errorf("%s is not refused in the Engine's own words: %v", field, err)
 		}
 	}
-	if made := f.Objects(""); len(made) != 0 {
-		t.Errorf("left: %q", made)
-	}
+	becomesEmpty(f, f.Processes("worker")[0]) // what the Engine refuses comes to the host, and goes again
 	f.Judge()
 }
 
@@ -174,20 +172,16 @@ func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	create := func(id string, ttl time.Duration) *sdk.Sandbox {
-		t.Helper()
-		spec := f.Spec()
-		spec.TTL = protocol.Duration(ttl)
-		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
+	spec := f.Spec()
+	spec.TTL = protocol.Duration(4 * time.Second)
+	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false)) // it ends in whatever state it is
+	if err != nil {
+		t.Fatal(err)
 	}
-	busy, stopped, longer, shorter := create("busy", 4*time.Second), create("stopped", 4*time.Second), create("longer", 4*time.Second), create("shorter", 0)
-	if at := busy.Info().ExpiresAt; at.Sub(busy.Info().CreatedAt) != 4*time.Second {
-		t.Errorf("made at %s, ends at %s", busy.Info().CreatedAt, at)
+	if i := limited.Info(); i.ExpiresAt.Sub(i.CreatedAt) != spec.TTL.Std() {
+		t.Errorf("made at %s, ends at %s", i.CreatedAt, i.ExpiresAt)
 	}
+	busy, stopped, longer := f.Create("busy"), f.Create("stopped"), f.Create("longer")
 	x, err := busy.Start(ctx, script("sleep 600"))
 	if err != nil {
 		t.Fatal(err)
@@ -195,23 +189,33 @@ func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
 	if err := stopped.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := longer.Extend(ctx, time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if err := shorter.Extend(ctx, 2*time.Second); err != nil {
-		t.Fatal(err)
+	const soon = 8 * time.Second
+	for _, step := range []struct {
+		s   *sdk.Sandbox
+		ttl time.Duration
+	}{
+		{longer, soon}, {longer, time.Hour}, // later than before
+		{busy, time.Hour}, {busy, soon}, // earlier; when they go, the longer one would have been gone
+		{stopped, soon},
+	} {
+		if err := step.s.Extend(ctx, step.ttl); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if left := time.Until(longer.Info().ExpiresAt); left < 59*time.Minute || left > time.Hour {
 		t.Errorf("extended by an hour, %s are left", left)
 	}
-	for _, s := range []*sdk.Sandbox{busy, stopped, shorter} {
+	for _, s := range []*sdk.Sandbox{limited, busy, stopped} {
 		if err := s.WaitDeleted(ctx); err != nil {
 			t.Fatal(err)
 		}
 		i := s.Info()
-		late := i.StateChangedAt.Sub(i.ExpiresAt)
-		if i.Reason != protocol.ReasonTTL || late < 0 || late > 5*time.Second {
-			t.Errorf("%s was deleted %s after its end, reason %s", s.ID(), late, i.Reason)
+		if i.Reason != protocol.ReasonTTL {
+			t.Errorf("%s was deleted with reason %s", s.ID(), i.Reason)
+		}
+		asked := find(t, history(ctx, t, f.Client, s.ID()), protocol.SandboxDeleteRequested)
+		if late := asked.Time.Sub(i.ExpiresAt); late < 0 || late > 5*time.Second {
+			t.Errorf("%s was to be deleted %s after its end", s.ID(), late)
 		}
 	}
 	if r, err := x.Wait(ctx); protocol.CodeOf(err) != protocol.Cancelled || r.Reason != protocol.ReasonSandboxDeleted {

@@ -11,7 +11,7 @@ import (
 func TestApplyWaitsForWhatAnotherApplyMade(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
-	text := "id: a\nimage: x\nqueue_timeout: 5s\n"
+	text := "id: a\nimage: x\nqueue_timeout: 15s\n"
 	if code, stdout, stderr := call(t.Context(), text, "apply", "-f", "-", "--wait=false"); code != 0 || stdout != "a created\n" {
 		t.Fatalf("%d, %q, %s", code, stdout, stderr)
 	}
