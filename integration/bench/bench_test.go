@@ -91,7 +91,7 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "bench.json")
 	var stdout, stderr bytes.Buffer
 	code := run(t.Context(), []string{"-short", "-only", "stop", "-o", out}, &stdout, &stderr)
-	if code != 0 || !strings.Contains(stdout.String(), "stop of an idle sandbox") {
+	if !strings.Contains(stdout.String(), "stop of an idle sandbox") {
 		t.Fatalf("exit code %d\n%s%s", code, &stdout, &stderr)
 	}
 	data, err := os.ReadFile(out)
@@ -101,6 +101,9 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	var r report
 	if err := json.Unmarshal(data, &r); err != nil {
 		t.Fatal(err)
+	}
+	if len(r.Failed) > 0 || code != 0 && r.ok() { // a target may be missed: that is the machine's
+		t.Errorf("exit code %d\n%s%s", code, &stdout, &stderr)
 	}
 	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 || len(r.Measurements[0].Ours) != 4 {
 		t.Errorf("the file lacks something:\n%s", data)
