@@ -2,14 +2,15 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/boxfleet/boxfleet/coordinator"
 	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -21,13 +22,10 @@ import (
 func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
-	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 4 * time.Second})
-	f.Coordinator("c1", fleet.Role{
-		Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"}, PIDs: 300}},
-		// A host whose heartbeat is a little late must get what is meant for it: three of them, and less
-		// than the lease.
-		Timing: coordinator.Timing{Suspect: 3 * time.Second, Seize: 500 * time.Millisecond},
-	})
+	// A host whose heartbeat is a little late gets what is meant for it: the lease is longer than it takes
+	// to suspect one.
+	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 9 * time.Second})
+	f.Coordinator("c1", fleet.Role{Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"}, PIDs: 300}}})
 	f.Connect()
 	ctx := f.Context(3 * time.Minute)
 	cache := t.TempDir()
@@ -140,6 +138,13 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 		w2.Stop()
+		f.Eventually(20*time.Second, "w2 is known to be gone", func() error {
+			hosts, err := f.Client.Hosts(ctx)
+			if slices.ContainsFunc(hosts, func(h *protocol.Host) bool { return h.Worker == "w2" && h.State == protocol.HostReady }) {
+				return errors.New("it is ready")
+			}
+			return err
+		})
 		waits, err := f.Client.Create(ctx, protocol.SandboxSpec{Image: fleet.Image, Tmpfs: []protocol.Tmpfs{{Target: "/w1"}}}, sdk.WithID("waits"), sdk.WithWait(false))
 		if err != nil {
 			t.Fatal(err)
