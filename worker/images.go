@@ -377,7 +377,7 @@ func (m *images) over(percent int) bool {
 	if m.cfg.MaxBytes > 0 && m.bytes() > m.cfg.MaxBytes {
 		return true
 	}
-	if address := m.w.engineAddress(); address != "" && !strings.HasPrefix(address, "unix://") {
+	if !strings.HasPrefix(m.w.address, "unix://") {
 		return false // its file system is not this one
 	}
 	used, ok := filesystemUse(m.w.info.RootDir)

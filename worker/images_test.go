@@ -86,8 +86,8 @@ func TestTheSettingsOfImagesAreChecked(t *testing.T) {
 }
 
 func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
-	t.Setenv("DOCKER_HOST", "")
 	m := testImages(t, Images{HighWater: 99, LowWater: 1})
+	m.w.address = "unix:///run/docker.sock"
 	m.w.info.RootDir = t.TempDir()
 	used, ok := filesystemUse(m.w.info.RootDir)
 	if !ok || used < 1 || used > 98 {
@@ -96,11 +96,11 @@ func TestTheWaterMarksAreOfTheEnginesFileSystem(t *testing.T) {
 	if !m.over(used-1) || m.over(used) || m.over(99) || m.over(100) {
 		t.Errorf("%d%% are used, and the marks say otherwise", used)
 	}
-	m.w.cfg.Engine = "tcp://elsewhere:2376" // whose file system is not this one
+	m.w.address = "tcp://elsewhere:2376" // whose file system is not this one
 	if m.over(1) {
 		t.Error("this machine's file system is taken for the engine's")
 	}
-	m.w.cfg.Engine = ""
+	m.w.address = "unix:///run/docker.sock"
 	m.cfg.MaxBytes = 10
 	m.records["a"], m.records["b"] = &imageRecord{ID: "1", Size: 10}, &imageRecord{ID: "1", Size: 10}
 	if m.over(100) {

@@ -68,7 +68,7 @@ func (w *worker) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 	machine, _ := os.Hostname() // for people only
 	holder := jetstream.Holder{
 		Name: w.cfg.Name, Instance: w.instance, Place: w.place,
-		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.engineAddress()),
+		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.address),
 	}
 	var seen *jetstream.HeldError
 	takeOver := uint64(0)

@@ -124,6 +124,7 @@ type worker struct {
 	log      *slog.Logger
 	engine   *docker.Engine
 	info     docker.Info
+	address  string // of the engine
 	hostID   string
 	dir      string // of this host, below StateDir
 	instance string
@@ -263,6 +264,7 @@ func (w *worker) identify(ctx context.Context) error {
 	if w.engine, err = docker.Connect(ctx, cfg); err != nil {
 		return err
 	}
+	w.address = w.engine.Address()
 	w.dir = filepath.Join(w.cfg.StateDir, w.conn.Deployment(), w.hostID)
 	w.images = newImages(w)
 	return nil
@@ -325,19 +327,12 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 // hidden is what no sandbox may see of this host, beside what is so on every host.
 func (w *worker) hidden() []string {
 	hidden := []string{w.cfg.StateDir}
-	for _, path := range append([]string{w.info.RootDir, strings.TrimPrefix(w.engineAddress(), "unix://")}, w.cfg.Hidden...) {
+	for _, path := range append([]string{w.info.RootDir, strings.TrimPrefix(w.address, "unix://")}, w.cfg.Hidden...) {
 		if filepath.IsAbs(path) {
 			hidden = append(hidden, path)
 		}
 	}
 	return hidden
-}
-
-func (w *worker) engineAddress() string {
-	if w.cfg.Engine != "" {
-		return w.cfg.Engine
-	}
-	return os.Getenv("DOCKER_HOST")
 }
 
 // keepSupervisor copies the supervisor into the worker's directory. Containers mount the copy: it is
