@@ -110,6 +110,7 @@ func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
 			silent := time.Now()
 			d.eventually("nothing is heard of the host for longer than Timing.Suspect", func() bool { return time.Since(silent) > 5500*time.Millisecond })
 			l.setDown(false)
+			up := time.Now()
 			if restarted {
 				stop = start("c2")
 			}
@@ -117,7 +118,7 @@ func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
 				reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
 				return err == nil && reply.Ping.Leader
 			})
-			for back := time.Now(); time.Since(back) < 1500*time.Millisecond; time.Sleep(20 * time.Millisecond) {
+			for back := time.Now(); time.Since(back) < 1500*time.Millisecond && time.Since(up) < 4*time.Second; time.Sleep(20 * time.Millisecond) {
 				if b := d.list()["a"]; b.State != protocol.StateReady || d.hostIs("w1", protocol.HostLost) {
 					t.Fatalf("%s after NATS is back the host is lost, and the sandbox is %s: %v", time.Since(back), b.State, b.Error)
 				}

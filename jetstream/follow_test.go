@@ -156,3 +156,53 @@ func TestWhatAReplicaHasNotGotYetIsWaitedFor(t *testing.T) {
 		t.Fatalf("%d pages are read", read)
 	}
 }
+
+// A key that is written anew while it is read lies behind what the leader had at the beginning.
+func TestWhatIsWrittenAnewWhileItIsReadIsRead(t *testing.T) {
+	t.Parallel()
+	for range 10 { // without waiting for it, it is read now and then
+		d := startServer(t, jetstream.Assets{})
+		p := throughProxy(t, d)
+		near, c := d.opened(t), d.connTo(t, p.url())
+		must(t, c.Open(t.Context()))
+		must(t, near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1}))
+		must(t, near.WriteExecIDs(t.Context(), d.tenant, "s2", 0, []uint64{2}))
+		again := make(chan error, 1)
+		p.whenClientSays(t, "$JS.API.CONSUMER.CREATE.KV_"+protocol.BucketExecIDs, func() {
+			again <- near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1, 11})
+		})
+		read := map[string]int{}
+		must(t, c.ReadExecIDs(t.Context(), func(_, sandbox string, _ int, hashes []uint64) { read[sandbox] = len(hashes) }))
+		must(t, <-again)
+		if len(read) != 2 {
+			t.Fatalf("of two pages these are read: %v", read)
+		}
+	}
+}
+
+// A message that is lost on its way, and has no next one that would show the gap, is asked for again.
+func TestALastMessageThatIsLostIsReadAnew(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	p := throughProxy(t, d)
+	near, c := d.opened(t), d.connTo(t, p.url())
+	must(t, c.Open(t.Context()))
+	must(t, near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1}))
+	lost := false
+	p.whenServerSays(t, func(said []byte) []byte {
+		i := bytes.Index(said, []byte("MSG $KV."+protocol.BucketExecIDs))
+		if lost || i < 0 || !bytes.Contains(said, []byte("$JS.ACK")) {
+			return said
+		}
+		lost = true
+		if i > 0 && said[i-1] == 'H' {
+			i--
+		}
+		return said[:i]
+	})
+	read := 0
+	must(t, c.ReadExecIDs(t.Context(), func(string, string, int, []uint64) { read++ }))
+	if !lost || read != 1 {
+		t.Fatalf("%d pages are read; one was lost: %t", read, lost)
+	}
+}

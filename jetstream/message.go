@@ -186,7 +186,7 @@ const pullHeartbeat = time.Second
 
 // follow reads a whole stream, or one filter of it, from a sequence on, and then what comes, until
 // ctx ends. handle is called in order; caughtUp, when not nil, once everything was handled that the
-// stream's leader had at the beginning. What breaks later begins anew behind what was handled last, by a
+// stream's leader had at the beginning, and what came in its place meanwhile. What breaks later begins anew behind what was handled last, by a
 // new consumer, for as long as it takes: the client's own ordered consumer, where a server is away or an
 // answer is lost, waits longer each time.
 func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, handle func(*stored), caughtUp func()) error {
@@ -226,6 +226,7 @@ type follower struct {
 	handle         func(*stored)
 	caughtUp       func() // nil once it was called
 	target         uint64 // what it has to come to before
+	pending        uint64 // so many more are to come, as the replica sees it that the consumer sits on
 }
 
 // open makes a consumer. Its answer is lost where the connection breaks, or where the cluster gave the
@@ -270,6 +271,7 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	connected, breakOff := context.WithCancel(ctx)
 	defer breakOff()
 	defer f.conn.OnReconnect(breakOff)()
+	f.pending = consumer.CachedInfo().NumPending
 	f.progress()
 	for delivered := uint64(1); ; delivered++ {
 		msg, err := f.nextOf(connected, messages)
@@ -283,7 +285,7 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 		if meta.Sequence.Consumer != delivered {
 			return protocol.Errorf(protocol.Unavailable, "", "follow %s: message %d came in place of %d", f.stream, meta.Sequence.Consumer, delivered)
 		}
-		f.next = meta.Sequence.Stream + 1
+		f.next, f.pending = meta.Sequence.Stream+1, meta.NumPending
 		f.handle(&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()})
 		f.progress()
 	}
@@ -302,11 +304,11 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 		m, err := f.conn.nextOnSubject(ctx, f.stream, f.filter, f.next)
 		switch {
 		case protocol.CodeOf(err) == protocol.NotFound:
-			f.target = 0
-		case err == nil && m.sequence > f.target:
-			f.target = 0
+			f.target, f.pending = 0, 0
 		case err != nil:
 			return nil, err
+		default:
+			return nil, protocol.Errorf(protocol.Unavailable, "", "follow %s: message %d does not come", f.stream, m.sequence)
 		}
 		f.progress()
 	}
@@ -315,7 +317,7 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 
 // progress says, once, that it has caught up.
 func (f *follower) progress() {
-	if f.caughtUp != nil && f.next > f.target {
+	if f.caughtUp != nil && f.next > f.target && f.pending == 0 {
 		f.caughtUp()
 		f.caughtUp = nil
 	}

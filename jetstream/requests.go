@@ -119,6 +119,7 @@ const (
 	requestAckWait = 4 * time.Second
 	// trimPeriod is how often settled requests are removed.
 	trimPeriod = 250 * time.Millisecond
+	trimMost   = 2 * time.Second // and, while one is not settled yet, at least
 	// MaxAttempts is how often a request is tried before it is filed as dead.
 	MaxAttempts = 6
 )
@@ -163,8 +164,8 @@ func (c *Conn) ConsumeRequests(ctx context.Context, handle func(ctx context.Cont
 // trimRequests removes requests up to the first that is not settled, each time that some were, until none
 // is left that is settled.
 func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
-	trimmed := int64(0)
-	for sleep(ctx, trimPeriod) {
+	trimmed, pause := int64(0), trimPeriod
+	for sleep(ctx, pause) {
 		n := settled.Load()
 		if n == trimmed {
 			continue
@@ -173,8 +174,8 @@ func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 		if err != nil && ctx.Err() == nil {
 			c.log.Warn("settled requests are removed later", "error", err)
 		}
-		if all && err == nil {
-			trimmed = n
+		if pause = min(2*pause, trimMost); all && err == nil { // else one of them may take long to settle
+			trimmed, pause = n, trimPeriod
 		}
 	}
 }

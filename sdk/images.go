@@ -58,7 +58,7 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 		return nil, protocol.Invalid("changes", "are for root filesystems, and this is an archive with an image")
 	}
 	want.Format, want.Size, want.Digest = info.Format, protocol.Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
-	err = tryUpload(ctx, func() error {
+	put := func() error {
 		if _, err := f.Content.Seek(0, io.SeekStart); err != nil {
 			return fileError(err)
 		}
@@ -67,9 +67,12 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 			content = &watched{r: f.Content, total: size.n, tell: f.Progress}
 		}
 		return c.conn.PutImageFile(ctx, want.Digest, content)
-	})
-	if err == nil {
+	}
+	if err = tryUpload(ctx, put); err == nil {
 		err = c.conn.WantImage(ctx, want)
+	}
+	if err == nil { // who gave up another image of the same content may have removed its file just before that
+		err = tryUpload(ctx, put)
 	}
 	return want, failed(ctx, err, "upload the image")
 }

@@ -141,6 +141,7 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	r := &s.request
+	extended := r.Verb == protocol.VerbExtend && s.extended(ctx) // before the handle is read, which then shows it
 	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
 	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {
 		q.Exec, endpoint = r.Payload.ExecID, protocol.EndpointExec
@@ -173,7 +174,7 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	case protocol.VerbExtend:
 		// The handle does not show whose extension it has. Sent again, the request is not decided again
 		// as long as its message is known to the queue.
-		if s.extended(ctx) {
+		if extended {
 			return reply
 		}
 	case protocol.VerbDelete:
