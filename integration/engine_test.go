@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -240,6 +241,52 @@ func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
 	}
 	if got := printedBy(t, ctx, s, "", "echo", "here"); got != "here" || w.Exited() {
 		t.Errorf("the sandbox of before prints %q; the worker has ended: %t", got, w.Exited())
+	}
+	f.Judge()
+}
+
+// TestAnEngineComesBackAsAnotherHost has the directory of another engine, which was a host of this deployment.
+func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
+	t.Parallel()
+	e, other := engines.Start(t, "here"), engines.Start(t, "there")
+	engines.LoadImage(t, other, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w2", fleet.Role{Engine: other.Host})
+	ctx := f.Context(time.Minute)
+	idOf := func(worker string) (id string) {
+		f.Eventually(10*time.Second, worker+" is there", func() error {
+			hosts, err := f.Client.Hosts(ctx)
+			for _, h := range hosts {
+				if h.Worker == worker && h.State == protocol.HostReady {
+					id = h.HostID
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v, %v", hosts, err)
+		})
+		return id
+	}
+	there := idOf("w2")
+	w.Stop()
+	w = f.Worker("w1", fleet.Role{Engine: e.Host})
+	here := idOf("w1")
+	e.Stop()
+	other.Stop()
+	e.Empty()
+	check(t, os.Rename(other.Data(), e.Data()))
+	other.Restart()
+	e.Restart()
+	f.Eventually(20*time.Second, "the worker has the other host", func() error {
+		if id := idOf("w1"); id != there {
+			return fmt.Errorf("it has %s, before it had %s, the other is %s", id, here, there)
+		}
+		return nil
+	})
+	if got := f.Create("a").Info().HostID; got != there {
+		t.Errorf("a sandbox is on %s", got)
+	}
+	if w.Exited() {
+		t.Error("the worker has ended")
 	}
 	f.Judge()
 }

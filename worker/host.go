@@ -96,7 +96,7 @@ func (l *listening) again() {
 	}
 }
 
-// beat says that the worker is alive, and keeps its entry in the table of hosts.
+// beat says that the worker is alive.
 func (w *worker) beat(ctx context.Context) error {
 	ticker := time.NewTicker(beatPeriod)
 	defer ticker.Stop()
@@ -138,6 +138,8 @@ func (w *worker) keepRegistered(ctx context.Context) error {
 // notes whether the Engine answers. known says that all was looked at before.
 func (w *worker) watchEngine(ctx context.Context, known bool) error {
 	lost := func() { w.epoch.Add(1) }
+	followed := time.Now()
+	var asked error // not nil: what the engine is that came back is not known yet
 	events, failed := w.engine.Events(ctx, lost)
 	if !known {
 		w.reconcile(ctx)
@@ -169,12 +171,21 @@ func (w *worker) watchEngine(ctx context.Context, known bool) error {
 			if !w.awaitEngine(ctx) {
 				return ctx.Err()
 			}
-			if w.engineChanged(ctx) {
-				return errEngineChanged
+			if time.Since(followed) < pingPeriod && !sleep(ctx, againFirst) { // it answers, and does not tell
+				return ctx.Err()
 			}
+			if asked = w.engineAsBefore(ctx); begunAnew(asked) {
+				return asked
+			}
+			followed = time.Now()
 			events, failed = w.engine.Events(ctx, lost)
 			w.reconcile(ctx)
 		case <-reconcile.C:
+			if asked != nil {
+				if asked = w.engineAsBefore(ctx); begunAnew(asked) {
+					return asked
+				}
+			}
 			w.reconcile(ctx)
 		case <-ping.C:
 			w.setHealth(w.engine.Ping(ctx))
@@ -208,23 +219,34 @@ func (w *worker) awaitEngine(ctx context.Context) bool {
 	}
 }
 
-// errEngineChanged says that the engine that is back is not as the one that was.
-var errEngineChanged = errors.New("the engine has changed")
+var (
+	errEngineChanged  = errors.New("the engine has another version or configuration")
+	errEngineReplaced = errors.New("the engine is another host's")
+)
 
-// engineChanged says whether the engine that is back is another one, or of another configuration or
-// version: all that the worker knows of it is as it was at the start of a tenure.
-func (w *worker) engineChanged(ctx context.Context) bool {
+// engineAsBefore asks an engine that is back what it is: all that the worker knows of it is as it was at the
+// start of a tenure. It returns one of the two errors above, or one that passes. One that does not answer
+// what it is asked any more may have another version.
+func (w *worker) engineAsBefore(ctx context.Context) error {
 	id, err := w.engine.KeepHostID(ctx, w.hostID)
-	if err != nil {
-		w.log.Warn("which host the engine is, is not known", "error", err)
-		return false
+	if err == nil && id != w.hostID {
+		return errEngineReplaced
 	}
-	info, err := w.engine.Info(ctx)
-	if err != nil {
-		w.log.Warn("the engine that is back says nothing of itself", "error", err)
-		return false
+	var info docker.Info
+	if err == nil {
+		info, err = w.engine.Info(ctx)
 	}
-	return id != w.hostID || !info.Like(w.info)
+	switch {
+	case err != nil && passing(err):
+		w.log.Warn("the engine that is back is asked again later what it is", "error", err)
+		return err
+	case err != nil:
+		w.log.Warn("the engine that is back does not say what it is", "error", err)
+		return errEngineChanged
+	case !info.Like(w.info):
+		return errEngineChanged
+	}
+	return nil
 }
 
 func (w *worker) reconcile(ctx context.Context) {

@@ -162,7 +162,9 @@ func (s *sandbox) run(ctx context.Context) {
 			s.log.Warn("a step failed and is tried again", "error", err)
 			timer, pause = pause, min(2*pause, retryMost)
 		default:
-			pause = retryFirst
+			if s.aside == nil { // else it is to be seen how the look goes
+				pause = retryFirst
+			}
 			if s.retire() {
 				return
 			}

@@ -176,8 +176,11 @@ func Run(ctx context.Context, cfg Config) error {
 		switch {
 		case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled):
 			return nil
-		case err == errEngineChanged:
-		case again && errors.Is(err, docker.ErrEngineUnavailable) && sleep(ctx, time.Second): // it is restarted once more
+		case begunAnew(err):
+		case again && protocol.CodeOf(err) == protocol.Unavailable: // it may be restarted once more
+			if !sleep(ctx, time.Second) {
+				return nil
+			}
 		default:
 			return err
 		}
@@ -221,8 +224,10 @@ func (w *worker) run(ctx context.Context) error {
 			return err
 		case ctx.Err() != nil:
 			return w.leave(lease)
-		case err == errEngineChanged: // which may be another host
-			_ = w.leave(lease)
+		case err == errEngineReplaced:
+			w.giveUp(ctx, lease)
+			return err
+		case err == errEngineChanged: // who begins anew takes the lock over
 			return err
 		case protocol.CodeOf(err) == protocol.AlreadyExists: // the name is another host's
 			w.release(ctx, lease)
@@ -477,6 +482,22 @@ func (w *worker) leave(lease *jetstream.Lease) error {
 		w.log.Warn("the worker leaves without a word; its lock ends by itself", "error", err)
 	}
 	return nil
+}
+
+// begunAnew says whether everything that the worker knows of its engine is to be asked anew.
+func begunAnew(err error) bool { return err == errEngineChanged || err == errEngineReplaced }
+
+// giveUp leaves a host whose engine is gone, so that the worker can have the one in its place.
+func (w *worker) giveUp(ctx context.Context, lease *jetstream.Lease) {
+	for ctx.Err() == nil {
+		err := w.conn.ForgetHost(ctx, w.cfg.Name)
+		if err == nil {
+			break
+		}
+		w.log.Warn("the host's entry is not removed yet", "error", err)
+		sleep(ctx, time.Second)
+	}
+	w.release(ctx, lease)
 }
 
 // release gives the lock up, as far as that can be done at once.

@@ -57,7 +57,7 @@ func TestEventsEndWhenTheEngineHangsUp(t *testing.T) {
 	lost := make(chan struct{})
 	_, failed := b.Events(t.Context(), func() { close(lost) })
 	b.create(t, b.sleeper(), false) // nobody takes the event
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(time.Second)
 	check(t, b.proxy.Close())
 	select {
 	case <-lost:
