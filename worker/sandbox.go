@@ -306,6 +306,12 @@ func (s *sandbox) view(ctx context.Context) view {
 // that is slow, or hangs, is no reason for the sandbox's execs to wait, which do not need it. It reports
 // true while such a look goes on. One that shows a change has the mailbox look itself.
 func (s *sandbox) lookAside(ctx context.Context) (looking bool, err error) {
+	s.mu.Lock()
+	idle := s.aside == nil && !s.dirty
+	s.mu.Unlock()
+	if idle {
+		return false, nil
+	}
 	a, restful := s.restful()
 	if s.aside != nil {
 		var v view
@@ -357,8 +363,11 @@ func (s *sandbox) restful() (a *attachment, restful bool) {
 		s.seen.boot = a.boot
 	}
 	s.mu.Unlock()
-	st, _ := s.journal.State()
-	return a, a != nil && s.seen.container == containerRunning && next(&st.Sandbox, s.w.hostID, s.seen) == opNothing
+	if a == nil || s.seen.container != containerRunning {
+		return a, false
+	}
+	s.journal.View(func(st *protocol.State, _ uint64) { restful = next(&st.Sandbox, s.w.hostID, s.seen) == opNothing })
+	return a, restful
 }
 
 // shows says whether the attached container runs on.
