@@ -17,14 +17,14 @@ func TestTheFileOfAnImageThatIsImportedAgainIsKept(t *testing.T) {
 		const age = 2 * time.Second
 		c, ctx := d.opened(t), t.Context()
 		content := "file of " + d.tenant
-		must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
-		must(t, c.PutImageFile(ctx, d.tenant+"-unwanted", strings.NewReader(content)))
-		time.Sleep(age)
-		again := time.Now()
-		must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
-		must(t, c.RemoveUnwantedFiles(ctx, age))
-		if took := time.Since(again); took >= age {
-			t.Skipf("the machine stood still for %s", took)
+		for took := age; took >= age; { // a machine that stands still so long makes it old again
+			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
+			must(t, c.PutImageFile(ctx, d.tenant+"-unwanted", strings.NewReader(content)))
+			time.Sleep(age)
+			again := time.Now()
+			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
+			must(t, c.RemoveUnwantedFiles(ctx, age))
+			took = time.Since(again)
 		}
 		must(t, c.WantImage(ctx, &protocol.WantedImage{Ref: d.tenant, Digest: d.tenant, Format: protocol.ImageRootFS}))
 		r, err := c.ImageFile(ctx, d.tenant)
