@@ -290,9 +290,11 @@ func (m *images) prePull(ctx context.Context, ref string) {
 		}
 		m.w.log.Warn("an image is not pulled yet", "image", ref, "error", err)
 		m.show(protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageFailed, Error: protocol.AsError(err)})
-		if pauseUntil(ctx, back, pause) {
+		awaitWake(ctx, back, pause)
+		select {
+		case <-back:
 			pause = prePullFirst
-		} else {
+		default:
 			pause = min(2*pause, prePullMost)
 		}
 	}

@@ -1,10 +1,6 @@
 package worker
 
-import (
-	"context"
-	"sync"
-	"time"
-)
+import "sync"
 
 // recovery wakes those who try again after a pause that grows, once the Engine or NATS is back: what they
 // waited for may have been that.
@@ -30,17 +26,4 @@ func (r *recovery) happened() {
 		close(r.back)
 		r.back = nil
 	}
-}
-
-// pauseUntil waits for d, and less where back is closed before, which it reports.
-func pauseUntil(ctx context.Context, back <-chan struct{}, d time.Duration) (recovered bool) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-back:
-		return true
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	return false
 }

@@ -31,7 +31,7 @@ func (v *service) begin(ctx context.Context) error {
 			return err
 		}
 		v.s.log.Warn("a service is brought up again", "service", v.name, "error", err)
-		pauseUntil(beginning, back, pause)
+		awaitWake(beginning, back, pause)
 	}
 }
 
