@@ -95,6 +95,56 @@ func letGo(f *fleet.Fleet, host, id, service, file string) {
 	})
 }
 
+// TestWhatRanComesBackWithItsHost has the machine of a worker and its engine restarted: every process, bridge
+// and rule is gone, and what is on disk is there.
+func TestWhatRanComesBackWithItsHost(t *testing.T) {
+	t.Parallel()
+	e := engines.Start(t, "host")
+	engines.LoadImage(t, e, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host})
+	ctx := f.Context(2 * time.Minute)
+	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("0.1")}, nil), sdk.WithID("s"))
+	check(t, err)
+	stopped := f.Create("stopped")
+	check(t, stopped.Stop(ctx))
+	printedBy(t, ctx, s, "", "touch", "/tmp/kept")
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}})
+	check(t, err)
+	running(f, s, x.ID())
+	w.Kill()
+	e.PowerCycle()
+	e.Restart()
+	w = w.Restart()
+
+	f.Eventually(2*adoptedWithin, "the service answers", func() error {
+		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"}, Timeout: protocol.Duration(5 * time.Second)})
+		if r == nil || string(r.Stdout) != "hello\n" {
+			return fmt.Errorf("%+v, %v", r, err)
+		}
+		return nil
+	})
+	if got := printedBy(t, ctx, s, "", "ls", "/tmp"); got != "kept" {
+		t.Errorf("its files are %q", got)
+	}
+	if r, err := x.Wait(ctx); r == nil || r.Reason != protocol.ReasonInterrupted {
+		t.Errorf("the exec that was interrupted: %+v, %v", r, err)
+	}
+	if err := stopped.Refresh(ctx); err != nil || stopped.Info().State != protocol.StateStopped {
+		t.Errorf("the stopped one is %s, %v", stopped.Info().State, err)
+	}
+	if names := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Contains(names, "stopped") {
+		t.Errorf("running in the end: %q", names)
+	}
+	if rules, err := exec.Command("nsenter", "--net=/run/netns/"+e.Namespace(), "nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(rules), "chain bxf-") {
+		t.Errorf("no rules: %s, %v", rules, err)
+	}
+	check(t, s.Delete(ctx))
+	check(t, stopped.Delete(ctx))
+	nothingLeft(t, f, w)
+	f.Judge()
+}
+
 // TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is
 // ready. On the next host nothing is there of either.
 func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {

@@ -123,7 +123,8 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 }
 
 // FollowEvents reads every history from a record on, in the order of the log, and goes on with
-// what comes, until ctx ends. caughtUp is called once, when nothing more was waiting.
+// what comes, until ctx ends. caughtUp is called once, when everything was handled that was in the log at
+// the beginning and nothing more was waiting.
 func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
 	return c.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
 		b, err := c.batchOf(m)
