@@ -59,7 +59,7 @@ lint: ## go vet, staticcheck, formatting, and who may import whom
 .PHONY: test
 test: image build tools lint registry ## all tests
 	@rm -rf bin/reports && mkdir -p bin
-	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 15m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
+	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 30m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
 		echo; echo "what failed (all of it: bin/test.log; what each fleet did: bin/reports):"; \
 		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 

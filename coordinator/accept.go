@@ -15,43 +15,136 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// handle decides one request. A refusal is an answer too. It returns an error only where the
-// request could not be decided now and must be delivered again; each step before the answer can be
-// repeated harmlessly, and the acknowledgement, which follows a nil, is the last.
+// handle decides one request. A refusal is an answer too. While the log takes nothing the request
+// waits here, for as long as it takes; by a defect it may fail [jetstream.MaxAttempts] times. It
+// returns an error only when ctx ends first: then another coordinator gets the request. Each step
+// before the answer can be repeated harmlessly, and the acknowledgement, which follows a nil, is the
+// last.
 func (c *coordinator) handle(ctx context.Context, d *jetstream.Delivery) error {
 	if d.ID == "" {
 		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // a client that gives no message id gets no idempotence
 	}
-	reply, err := c.decide(ctx, d)
-	if err != nil && mayBeRetried(err) {
-		if d.Attempt < jetstream.MaxAttempts || ctx.Err() != nil {
-			return err
+	say := c.sayWaiting(d)
+	for failures, pause := 0, time.Duration(0); ; {
+		if !sleep(ctx, pause) {
+			return ctx.Err()
 		}
-		if err := c.bury(ctx, d, protocol.AsError(err)); err != nil {
-			return err
-		}
-		err = deadLettered(err)
-	} else if undecodable(err) { // perhaps by a client that hears no answer
-		if err := c.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
-			return err
+		reply, err := c.try(ctx, d, failures, say)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			reply.Version = protocol.Version
+			c.cfg.Probe(d.Verb + "-before-answer")
+			c.conn.Answer(d, reply)
+			c.cfg.Probe(d.Verb + "-before-ack")
+			return nil
+		case waits(err):
+			c.gate.blame(ctx, key{d.Tenant, d.Sandbox}, protocol.AsError(err))
+			say(protocol.AsError(err))
+			pause = probePause
+		default:
+			failures++
+			c.log.Warn("a request is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox, "failures", failures, "error", err)
+			pause = min(firstRetry<<min(failures-1, 4), lastRetry)
 		}
 	}
-	if err != nil {
-		reply = &protocol.Reply{Error: protocol.AsError(err)}
-	}
-	reply.Version = protocol.Version
-	c.cfg.Probe(d.Verb + "-before-answer")
-	c.conn.Answer(d, reply)
-	c.cfg.Probe(d.Verb + "-before-ack")
-	return nil
 }
 
-func mayBeRetried(err error) bool {
-	switch protocol.CodeOf(err) {
-	case protocol.Unavailable, protocol.DeadlineExceeded, protocol.Internal, protocol.Cancelled:
-		return true
+// sayWaiting returns how a request's client is told what it waits for: again where that is something
+// else, or some time later, since it may be lost.
+func (c *coordinator) sayWaiting(d *jetstream.Delivery) func(why *protocol.Error) {
+	reason, said := "", time.Time{}
+	return func(why *protocol.Error) {
+		if why.Reason != reason || time.Since(said) >= sayAgain {
+			reason, said = why.Reason, time.Now()
+			c.conn.AnswerWaiting(d, why)
+		}
 	}
-	return false
+}
+
+// A request that failed by a defect is tried again after firstRetry, doubled each time up to lastRetry.
+const (
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 2 * time.Second
+)
+
+// try takes a request to its answer, which may be a refusal. An error means that it has none yet.
+func (c *coordinator) try(ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error)) (*protocol.Reply, error) {
+	if why := c.refusals.of(d); why != nil {
+		return &protocol.Reply{Error: why}, nil
+	}
+	probe, err := c.gate.pass(ctx, d.Verb, say)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := c.decideInTurn(ctx, d)
+	if probe {
+		c.gate.probed(ctx, outcomeOf(reply, err))
+	}
+	switch {
+	case err == nil:
+		return reply, nil
+	case waits(err):
+		return nil, err
+	case protocol.CodeOf(err) == protocol.Internal:
+		if failures+1 < jetstream.MaxAttempts {
+			return nil, err
+		}
+		if err := c.bury(ctx, d, protocol.AsError(err)); err != nil {
+			return nil, err
+		}
+		err = deadLettered(err)
+	case undecodable(err): // perhaps by a client that hears no answer
+		if err := c.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
+			return nil, err
+		}
+	}
+	stored, lookErr := c.conn.LastRequest(ctx)
+	if lookErr != nil {
+		return nil, lookErr // its client has heard nothing yet, and it is decided again
+	}
+	c.refusals.note(d, protocol.AsError(err), stored)
+	return &protocol.Reply{Error: protocol.AsError(err)}, nil
+}
+
+func outcomeOf(reply *protocol.Reply, err error) outcome {
+	switch {
+	case err != nil && waits(err):
+		return mustWait
+	case err == nil && reply.Changed:
+		return appended
+	}
+	return nothingAppended
+}
+
+// stalls is for a request whose decision does not come: an append is tried for longer than a client
+// should hear nothing, and others may have to be held back.
+func (c *coordinator) stalls(ctx context.Context, d *jetstream.Delivery) {
+	why, _ := c.gate.closed()
+	if why == nil {
+		why = protocol.Errorf(protocol.Unavailable, "", "the event log has not answered for %s", stallPause)
+		c.gate.blame(ctx, key{d.Tenant, d.Sandbox}, why)
+	}
+	c.conn.AnswerWaiting(d, why)
+}
+
+// decideInTurn bounds how many requests are in decision. Those that end something have a bound of
+// their own: they do not wait for those that begin something.
+func (c *coordinator) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
+	slots := c.deciding
+	if endsSomething(d.Verb) {
+		slots = c.ending
+	}
+	select {
+	case slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-slots }()
+	stalled := time.AfterFunc(stallPause, func() { c.stalls(ctx, d) })
+	defer stalled.Stop()
+	return c.decide(ctx, d)
 }
 
 func undecodable(err error) bool {
@@ -160,8 +253,8 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 	}
 	r.Exec.Resolve()
 	c.cfg.Probe("exec-before-append")
-	_, err = j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decideExec(s, d.ID, r.ExecID, r.Exec, c.projection.usedExec(k, r.ExecID))
+	_, err = c.doOnce(ctx, j, d, k, r, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideExec(s, d.ID, r.ExecID, r.Exec, c.projection.usedExec(k, r.ExecID), c.cfg.MaxActiveExecs)
 	})
 	repeated := errors.Is(err, errExecUsed)
 	if err != nil && !repeated {
@@ -172,6 +265,39 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
 	}
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
+}
+
+// errOldExec says that a request's id is that of an exec which ended so long ago that only the whole
+// history tells whose request it was.
+var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed, "the request id is that of an exec")
+
+// doOnce appends what is decided, unless the request's id was used for an exec of the same id: such
+// requests are not remembered by themselves.
+func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, decide jetstream.Decide) ([]protocol.Event, error) {
+	others := false // an exec of that id is somebody else's
+	once := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+		if why := c.refusals.of(d); why != nil {
+			return nil, why
+		}
+		own := d.Verb == protocol.VerbExec && r.ExecID == d.ID
+		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && c.projection.usedExec(k, d.ID) {
+			return nil, errOldExec
+		}
+		return decide(s, now)
+	}
+	events, err := j.Do(ctx, once)
+	if !errors.Is(err, errOldExec) {
+		return events, err
+	}
+	x, _, err := c.pastExec(ctx, j, k, d.ID)
+	if err != nil {
+		return nil, err
+	}
+	if x != nil && x.Request == d.ID {
+		return nil, errRequestUsed(d.ID, &protocol.Use{ID: d.ID, Exec: x.ID})
+	}
+	others = true
+	return j.Do(ctx, once)
 }
 
 // sameExec compares specs, but for stdin, which is not kept once an exec has ended.
@@ -200,17 +326,17 @@ func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key,
 		}
 		return decideCancel(s, d.ID, r.ExecID)
 	}
-	events, err := j.Do(ctx, decide)
+	events, err := c.doOnce(ctx, j, d, k, r, decide)
 	if err != nil {
 		// The refusal may come from a state that is behind: ask once more on what the log has now.
 		if refreshErr := j.Refresh(ctx); refreshErr != nil {
 			return nil, refreshErr
 		}
-		if events, err = j.Do(ctx, decide); err != nil {
+		if events, err = c.doOnce(ctx, j, d, k, r, decide); err != nil {
 			return nil, err
 		}
 	}
-	reply := sandboxReply(j, len(events) > 0)
+	reply := sandboxReply(j, changes(events))
 	if d.Verb == protocol.VerbCancel {
 		reply.Exec, _, err = c.pastExec(ctx, j, k, r.ExecID)
 	}

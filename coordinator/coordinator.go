@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,15 +17,27 @@ import (
 
 // Config says how a coordinator works.
 type Config struct {
-	Conn       *jetstream.Conn  // required; the caller closes it
-	Name       string           // of this coordinator, an id; required
-	Build      string           // version shown by ping
-	SyncAlways bool             // the server is embedded and writes to disk before it acknowledges
-	CleanupTTL time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
-	Assets     jetstream.Assets // how the streams are made
-	Defaults   spec.Defaults    // by tenant, below what its requests say
-	OnReady    func()           // called once, when requests are taken; may be nil
-	Logger     *slog.Logger     // default slog.Default
+	Conn       *jetstream.Conn // required; the caller closes it
+	Name       string          // of this coordinator, an id; required
+	Build      string          // version shown by ping
+	SyncAlways bool            // the server is embedded and writes to disk before it acknowledges
+
+	// RestartStore restarts a NATS server of this process whose store refuses writes; nil where it is
+	// another process's.
+	RestartStore func(context.Context) error
+	CleanupTTL   time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
+	Assets       jetstream.Assets // how the streams are made
+	Defaults     spec.Defaults    // by tenant, below what its requests say
+	OnReady      func()           // called once, when requests are taken; may be nil
+	Logger       *slog.Logger     // default slog.Default
+
+	// MaxActiveExecs is how many execs of a sandbox may not have ended; one more is refused. 1 to
+	// [protocol.MaxActiveExecs]; default 1000.
+	MaxActiveExecs int
+
+	// OnState is called with whether the coordinator works, and in a few words with what it does or waits for,
+	// when that changes. It must not block, and may be nil.
+	OnState func(well bool, text string)
 
 	// Timing is for tests; the zero value means the defaults.
 	Timing Timing
@@ -71,11 +84,19 @@ type coordinator struct {
 	images     *hostImages
 	elected    elected
 	started    time.Time
+	unstarted  *unstarted // the watchdog's own
+	overdue    *unstarted // the watchdog's own: execs that run on after their own deadline
 	keeping    sync.Mutex // what is kept beside the log of a sandbox is written, or purged
+
+	gate             *gate
+	refusals         refusals
+	told             atomic.Pointer[protocol.Error] // what clients were told last
+	deciding, ending chan struct{}                  // slots of requests in decision
 }
 
-// Run provisions the streams, and serves until ctx ends; then it takes no new requests, finishes
-// those in hand, and gives the scheduler's lock up. It returns nil after such an end.
+// Run provisions the streams, and waits for NATS with that for as long as it takes. Then it serves until ctx
+// ends: it takes no new requests, finishes those in hand, and gives the scheduler's lock up. It returns nil
+// after such an end.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Conn == nil {
 		return protocol.Invalid("conn", "must be set")
@@ -86,6 +107,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Defaults.Validate(); err != nil {
 		return err
 	}
+	if cfg.MaxActiveExecs == 0 {
+		cfg.MaxActiveExecs = protocol.DefaultActiveExecs
+	}
+	if cfg.MaxActiveExecs < 1 || cfg.MaxActiveExecs > protocol.MaxActiveExecs {
+		return protocol.Invalid("coordinator.max_active_execs", "must be 1 to %d, got %d", protocol.MaxActiveExecs, cfg.MaxActiveExecs)
+	}
 	if cfg.CleanupTTL == 0 {
 		cfg.CleanupTTL = 360 * time.Hour
 	}
@@ -95,14 +122,24 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Probe == nil {
 		cfg.Probe = func(string) {}
 	}
+	if cfg.OnState == nil {
+		cfg.OnState = func(bool, string) {}
+	}
 	cfg.Timing.setDefaults()
 	c := &coordinator{cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("coordinator", cfg.Name), started: time.Now()}
+	c.cfg.OnState(false, "waits for NATS to have the streams")
 	if err := c.conn.Provision(ctx, cfg.Assets); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
+	c.cfg.OnState(false, "reads the log")
 	c.projection = newProjection(c.conn, c.log, cfg.Name, cfg.Timing.Fresh)
 	c.hosts = newHosts(cfg.Timing, c.projection)
 	c.images = newHostImages(c.projection.wakeUp)
+	c.gate = newGate(c.conn, c.tellWaiting)
+	c.deciding, c.ending = make(chan struct{}, restAtOnce), make(chan struct{}, endingAtOnce)
 	err := c.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		return nil
@@ -127,6 +164,7 @@ func (c *coordinator) run(ctx context.Context) error {
 		})
 	})
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
+	group.Go(func() error { return c.conn.WatchStore(ctx, c.cfg.RestartStore) })
 	group.Go(func() error {
 		c.cfg.Probe("before-hosts")
 		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.register, hosts.give) })
@@ -150,7 +188,16 @@ func (c *coordinator) run(ctx context.Context) error {
 	if !await(ctx, serving) {
 		return group.Wait()
 	}
-	group.Go(func() error { return c.conn.ConsumeRequests(ctx, c.handle) })
+	c.cfg.OnState(true, standsBy)
+	queue := c.conn.Requests()
+	group.Go(func() error { return queue.Consume(ctx, c.handle) })
+	group.Go(func() error {
+		return c.gate.run(ctx, func(ctx context.Context) {
+			if sleep(ctx, endingPause) {
+				_ = queue.ConsumeEnding(ctx, c.handle) // returns when ctx ends
+			}
+		})
+	})
 	group.Go(func() error {
 		// Half a table of hosts may lack the only one that would take a sandbox, which is then failed.
 		if !await(ctx, hosts, imports) {
@@ -163,6 +210,21 @@ func (c *coordinator) run(ctx context.Context) error {
 		c.cfg.OnReady()
 	}
 	return group.Wait()
+}
+
+// tellWaiting says to everybody that no creates and execs are decided now, and why; nil: they are.
+func (c *coordinator) tellWaiting(why *protocol.Error) {
+	if before := c.told.Swap(why); (before == nil) != (why == nil) || why != nil && before.Reason != why.Reason {
+		if why != nil {
+			c.log.Warn("requests wait", "error", why)
+		} else {
+			c.log.Info("requests are decided again")
+		}
+	}
+	s := &protocol.Status{Version: protocol.Version, Coordinator: c.cfg.Name, Waiting: why, Time: time.Now().UTC()}
+	if err := c.conn.TellStatus(s); err != nil {
+		c.log.Debug("clients are not told what requests wait for", "error", err)
+	}
 }
 
 // signal is something that happens once, and may be said again.

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -29,14 +30,48 @@ func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]
 	return []protocol.Event{{Kind: protocol.SandboxFailed, Request: request, Error: why, Reason: why.Reason}}, nil
 }
 
+// repeats says whether a request was decided before: then nothing follows from it. Its id may have
+// been used for one thing only.
+func repeats(s *protocol.State, request, verb, exec string) (bool, error) {
+	u := s.UseOf(request)
+	if u == nil {
+		return false, nil
+	}
+	if !u.Is(verb, exec) {
+		return false, errRequestUsed(request, u)
+	}
+	return true, nil
+}
+
+func errRequestUsed(request string, u *protocol.Use) error {
+	return protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed, "request id %s was used before in this sandbox, for %s", request, u.Says())
+}
+
+// unchanged remembers a request that found everything as it asks, so that its repeat does not find
+// something else to do. Nobody repeats what nobody requested.
+func unchanged(request, verb, exec string) []protocol.Event {
+	if request == "" {
+		return nil
+	}
+	return []protocol.Event{{Kind: protocol.SandboxUnchanged, Request: request, Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
+}
+
+// changes says whether what was decided is more than a memory of the request.
+func changes(events []protocol.Event) bool {
+	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
+}
+
 // decideStop asks for a stop. A sandbox that is stopped or being stopped stays so.
 func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
+	repeated, err := repeats(s, request, protocol.VerbStop, "")
 	switch {
 	case !s.Exists():
 		return nil, errNoSandbox()
-	case s.SawRequest(request), b.State == protocol.StateStopped, b.Desired == protocol.StateStopped:
-		return nil, nil
+	case err != nil || repeated:
+		return nil, err
+	case b.State == protocol.StateStopped, b.Desired == protocol.StateStopped:
+		return unchanged(request, protocol.VerbStop, ""), nil
 	case b.State != protocol.StateReady:
 		return nil, errState("stop", b)
 	}
@@ -46,12 +81,14 @@ func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, er
 // decideResume asks for a stopped sandbox to run again. One that runs, or is being resumed, stays so.
 func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 	b := &s.Sandbox
+	repeated, err := repeats(s, request, protocol.VerbResume, "")
 	switch {
 	case !s.Exists():
 		return nil, errNoSandbox()
-	case s.SawRequest(request), b.State == protocol.StatePending && b.Resuming,
-		b.State == protocol.StateReady && b.Desired == protocol.StateReady:
-		return nil, nil
+	case err != nil || repeated:
+		return nil, err
+	case b.State == protocol.StatePending && b.Resuming, b.State == protocol.StateReady && b.Desired == protocol.StateReady:
+		return unchanged(request, protocol.VerbResume, ""), nil
 	case b.State != protocol.StateStopped:
 		return nil, errState("resume", b)
 	}
@@ -61,11 +98,12 @@ func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 // decideExtend sets when a sandbox's life is over, earlier or later than before.
 func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now time.Time) ([]protocol.Event, error) {
 	b := &s.Sandbox
+	repeated, err := repeats(s, request, protocol.VerbExtend, "")
 	switch {
 	case !s.Exists():
 		return nil, errNoSandbox()
-	case s.SawRequest(request):
-		return nil, nil
+	case err != nil || repeated:
+		return nil, err
 	case b.State != protocol.StatePending && b.State != protocol.StateReady && b.State != protocol.StateStopped:
 		return nil, errState("extend", b)
 	}
@@ -75,14 +113,15 @@ func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now 
 }
 
 // decideDelete asks for the removal, in any state. A sandbox that no host ever held is deleted at
-// once.
+// once. There is no way back, so a delete that finds it done need not be remembered.
 func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
+	_, err := repeats(s, request, protocol.VerbDelete, "")
 	switch {
 	case !s.Exists():
 		return nil, errNoSandbox()
-	case b.Desired == protocol.StateDeleted:
-		return nil, nil
+	case err != nil || b.Desired == protocol.StateDeleted:
+		return nil, err
 	}
 	events := []protocol.Event{{Kind: protocol.SandboxDeleteRequested, Request: request, Reason: reason}}
 	if b.Worker == "" {
@@ -91,13 +130,16 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	return events, nil
 }
 
-// decideExec accepts an exec. used says that an exec of the sandbox had the id, perhaps so long ago
-// that the state no longer has it.
-func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool) ([]protocol.Event, error) {
+// decideExec accepts an exec, while fewer than limit have not ended. used says that an exec of the sandbox
+// had the id, perhaps so long ago that the state no longer has it.
+func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int) ([]protocol.Event, error) {
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if err := mayExec(s); err != nil {
+	if u := s.UseOf(request); u != nil { // the ids of execs know all that it may be a repeat of
+		return nil, errRequestUsed(request, u)
+	}
+	if err := mayExec(s, limit); err != nil {
 		return nil, err
 	}
 	if _, known := s.Sandbox.Spec.Service(spec.Service); spec.Service != "" && !known {
@@ -112,7 +154,7 @@ func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, 
 var errExecUsed = protocol.Errorf(protocol.AlreadyExists, "exec_id_used", "the exec id was used before in this sandbox")
 
 // mayExec says why a sandbox takes no exec now.
-func mayExec(s *protocol.State) error {
+func mayExec(s *protocol.State, limit int) error {
 	b := &s.Sandbox
 	switch {
 	case !s.Exists():
@@ -121,6 +163,9 @@ func mayExec(s *protocol.State) error {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is being stopped")
 	case b.State != protocol.StateReady:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "the sandbox is %s", b.State)
+	case b.ActiveExecs >= limit:
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyExecs,
+			"%d execs of the sandbox have not ended, and coordinator.max_active_execs is %d: wait until one has, or cancel it", b.ActiveExecs, limit)
 	}
 	return nil
 }
@@ -132,13 +177,16 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 		return nil, errNoSandbox()
 	}
 	x := s.Execs[id]
+	repeated, err := repeats(s, request, protocol.VerbCancel, id)
 	switch {
+	case err != nil || repeated:
+		return nil, err
 	case x == nil:
 		return nil, errNoExec()
 	case x.State.Terminal():
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonExecTerminal, "the exec is %s", x.State)
 	case x.Cancelling:
-		return nil, nil
+		return unchanged(request, protocol.VerbCancel, id), nil
 	case x.State == protocol.ExecStateAccepted:
 		return []protocol.Event{{
 			Kind: protocol.ExecCancelled, Request: request, Reason: protocol.ReasonCancelRequested, Exec: &protocol.ExecDetails{ID: id, Inline: true},
@@ -174,21 +222,41 @@ func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 	}
 	var events []protocol.Event
 	for _, x := range s.Active() {
-		events = append(events, protocol.Event{
-			Kind: protocol.ExecFailed, Error: why, Reason: why.Reason, Exec: &protocol.ExecDetails{ID: x.ID},
-		})
+		events = append(events, failedExec(x.ID, why))
 	}
 	return append(events, protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
 }
 
-// decideFailExec ends an exec whose end will not be known.
-func decideFailExec(s *protocol.State, id string, why *protocol.Error) ([]protocol.Event, error) {
-	if x := s.Execs[id]; x == nil || x.State.Terminal() {
-		return nil, nil
+// decideFailExecs ends execs whose end will not be known.
+func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]protocol.Event, error) {
+	var events []protocol.Event
+	for _, id := range ids {
+		if x := s.Execs[id]; x != nil && !x.State.Terminal() {
+			events = append(events, failedExec(id, why))
+		}
 	}
-	return []protocol.Event{{
-		Kind: protocol.ExecFailed, Error: why, Reason: why.Reason, Exec: &protocol.ExecDetails{ID: id},
-	}}, nil
+	return events, nil
+}
+
+func failedExec(id string, why *protocol.Error) protocol.Event {
+	return protocol.Event{Kind: protocol.ExecFailed, Error: why, Reason: why.Reason, Exec: &protocol.ExecDetails{ID: id}}
+}
+
+// decideStartTimeouts ends execs that were not started in time: of the end of each and its start, the
+// log takes one.
+func decideStartTimeouts(s *protocol.State, ids []string, waits string) ([]protocol.Event, error) {
+	var events []protocol.Event
+	for _, id := range ids {
+		x := s.Execs[id]
+		if x == nil || x.State != protocol.ExecStateAccepted {
+			continue
+		}
+		e := failedExec(id, protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonStartTimeout,
+			"the exec was not started within %s: %s", x.Spec.StartWithin(), waits))
+		e.Exec.Inline = true
+		events = append(events, e)
+	}
+	return events, nil
 }
 
 func errNoSandbox() error { return protocol.Errorf(protocol.NotFound, "", "no such sandbox") }

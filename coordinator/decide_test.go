@@ -2,6 +2,8 @@ package coordinator
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,11 +57,11 @@ func TestS8_TwoStopsGiveOneHistoryOfOneStop(t *testing.T) {
 	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
 	before := len(h.kinds)
 	h.must(decideStop(&h.state, "s2", protocol.ReasonStopRequested))
-	if len(h.kinds) != before {
-		t.Errorf("the second stop appended %v", h.kinds[before:])
+	if more := h.kinds[before:]; !slices.Equal(more, []protocol.Kind{protocol.SandboxUnchanged}) {
+		t.Errorf("the second stop, which is to be remembered, appended %v", more)
 	}
 	spec := protocol.ExecSpec{Command: []string{"true"}}
-	if err := h.do(decideExec(&h.state, "x1", "x1", &spec, false)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
+	if err := h.do(decideExec(&h.state, "x1", "x1", &spec, false, 1000)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
 		t.Errorf("an exec while stopping: %v", err)
 	}
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
@@ -83,6 +85,75 @@ func TestARedeliveredRequestDecidesNothingTwice(t *testing.T) {
 	}
 }
 
+// What found nothing to do is remembered too: its repeat does not find something later.
+func TestARepeatOfWhatChangedNothingChangesNothingLater(t *testing.T) {
+	h := ready(t)
+	h.must(decideResume(&h.state, "u0")) // it runs
+	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
+	h.must(decideStop(&h.state, "s2", protocol.ReasonStopRequested)) // it is being stopped
+	h.must([]protocol.Event{{Kind: protocol.SandboxStopped}}, nil)
+	h.must(decideStop(&h.state, "s3", protocol.ReasonStopRequested)) // it is stopped
+	before := len(h.kinds)
+	h.must(decideResume(&h.state, "u0"))
+	h.must(decideStop(&h.state, "", protocol.ReasonIdleTTL)) // nobody's request
+	if len(h.kinds) != before {
+		t.Errorf("the repeat of a resume that found it running appended %v", h.kinds[before:])
+	}
+	h.must(decideResume(&h.state, "u1"))
+	h.must(decideAssign(&h.state, 1, "w1", "h1", &h.state.Sandbox.Spec))
+	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
+	spec := protocol.ExecSpec{Command: []string{"true"}}
+	h.must(decideExec(&h.state, "x1", "x1", &spec, false, 1000))
+	h.must([]protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "x1"}}}, nil)
+	h.must(decideCancel(&h.state, "k1", "x1"))
+	h.must(decideCancel(&h.state, "k2", "x1")) // somebody has asked
+	h.must([]protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: "x1"}}}, nil)
+	before = len(h.kinds)
+	for _, id := range []string{"s1", "s2", "s3"} {
+		h.must(decideStop(&h.state, id, protocol.ReasonStopRequested))
+	}
+	for _, id := range []string{"k1", "k2"} { // the exec has ended: a new cancel is refused
+		h.must(decideCancel(&h.state, id, "x1"))
+	}
+	if len(h.kinds) != before || h.state.Sandbox.Desired != protocol.StateReady {
+		t.Errorf("repeats appended %v, it is on its way to %s", h.kinds[before:], h.state.Sandbox.Desired)
+	}
+}
+
+func TestARequestIDIsUsedForOneThing(t *testing.T) {
+	h := ready(t)
+	spec := protocol.ExecSpec{Command: []string{"true"}}
+	h.must(decideExec(&h.state, "rx", "x1", &spec, false, 1000))
+	h.must(decideExec(&h.state, "x2", "x2", &spec, false, 1000))
+	h.must(decideCancel(&h.state, "rc", "x2"))
+	h.must(decideExtend(&h.state, "re", protocol.Duration(time.Hour), time.Unix(0, 0)))
+	h.must(decideStop(&h.state, "rs", protocol.ReasonStopRequested))
+	before := len(h.kinds)
+	for id, use := range map[string]string{"rx": "exec of x1", "x2": "exec of x2", "rc": "cancel of x2", "re": "extend", "rs": "stop", "r1": "create"} {
+		for verb, decide := range map[string]func() ([]protocol.Event, error){
+			"exec":   func() ([]protocol.Event, error) { return decideExec(&h.state, id, "another", &spec, false, 1000) },
+			"cancel": func() ([]protocol.Event, error) { return decideCancel(&h.state, id, "x1") },
+			"extend": func() ([]protocol.Event, error) {
+				return decideExtend(&h.state, id, protocol.Duration(time.Hour), time.Unix(0, 0))
+			},
+			"stop":   func() ([]protocol.Event, error) { return decideStop(&h.state, id, "") },
+			"resume": func() ([]protocol.Event, error) { return decideResume(&h.state, id) },
+			"delete": func() ([]protocol.Event, error) { return decideDelete(&h.state, id, "") },
+		} {
+			if verb == use {
+				continue
+			}
+			err := h.do(decide())
+			if got := protocol.AsError(err); err == nil || got.Code != protocol.AlreadyExists || got.Reason != protocol.ReasonRequestUsed || !strings.Contains(got.Message, use) {
+				t.Errorf("the request id of the %s for %s: %v", use, verb, err)
+			}
+		}
+	}
+	if len(h.kinds) != before {
+		t.Errorf("they appended %v", h.kinds[before:])
+	}
+}
+
 func TestAResumeStaysOnItsHost(t *testing.T) {
 	h := ready(t)
 	h.must(decideStop(&h.state, "s1", ""))
@@ -102,7 +173,7 @@ func TestAResumeStaysOnItsHost(t *testing.T) {
 func TestACancelBeforeTheStartEndsTheExecAtOnce(t *testing.T) {
 	h := ready(t)
 	spec := protocol.ExecSpec{Command: []string{"true"}}
-	h.must(decideExec(&h.state, "x1", "x1", &spec, false))
+	h.must(decideExec(&h.state, "x1", "x1", &spec, false, 1000))
 	h.must(decideCancel(&h.state, "k1", "x1"))
 	if got := h.state.Execs["x1"].State; got != protocol.ExecStateCancelled {
 		t.Errorf("the exec is %s", got)
@@ -133,7 +204,7 @@ func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
 func TestFailingASandboxEndsItsExecsFirst(t *testing.T) {
 	h := ready(t)
 	for i := range 3 {
-		h.must(decideExec(&h.state, "r", fmt.Sprint("x", i), &protocol.ExecSpec{Command: []string{"true"}}, false))
+		h.must(decideExec(&h.state, fmt.Sprint("r-x", i), fmt.Sprint("x", i), &protocol.ExecSpec{Command: []string{"true"}}, false, 1000))
 	}
 	h.must(decideFail(&h.state, protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "gone")))
 	if h.state.Sandbox.State != protocol.StateFailed || h.state.Sandbox.ActiveExecs != 0 {
@@ -165,7 +236,7 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 					events, err = decideDelete(&h.state, request, protocol.ReasonDeleteRequested)
 				}
 			case 4:
-				events, err = decideExec(&h.state, request, x, &exec, false)
+				events, err = decideExec(&h.state, request, x, &exec, false, 1000)
 			case 5:
 				events, err = decideCancel(&h.state, request, x)
 			case 6:
@@ -183,7 +254,7 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 					events, err = decideFail(&h.state, protocol.Errorf(protocol.Unavailable, "", "x"))
 				}
 			case 8:
-				events, err = decideFailExec(&h.state, x, protocol.Errorf(protocol.Unavailable, "", "x"))
+				events, err = decideFailExecs(&h.state, []string{x, "x0"}, protocol.Errorf(protocol.Unavailable, "", "x"))
 			case 9, 10, 11: // the worker's part
 				switch b := &h.state.Sandbox; {
 				case b.State == protocol.StatePending && b.Assigned:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"maps"
 	"slices"
 )
 
@@ -59,7 +60,8 @@ func (p *projection) useExec(k key, id string) {
 	e.add(hashID(id))
 }
 
-// restoreExecIDs loads what was stored with the snapshots.
+// restoreExecIDs loads what was stored with the snapshots. What is known already stays: it can only
+// refuse more.
 func (p *projection) restoreExecIDs(ctx context.Context) error {
 	pages := map[key]map[int][]uint64{}
 	err := p.conn.ReadExecIDs(ctx, func(tenant, sandbox string, page int, hashes []uint64) {
@@ -72,8 +74,11 @@ func (p *projection) restoreExecIDs(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k, of := range pages {
-		e := &execIDs{}
-		for page := range len(of) {
+		e := p.execIDs[k]
+		if e == nil {
+			e = &execIDs{}
+		}
+		for _, page := range slices.Sorted(maps.Keys(of)) {
 			for _, hash := range of[page] {
 				e.add(hash)
 			}
@@ -83,24 +88,30 @@ func (p *projection) restoreExecIDs(ctx context.Context) error {
 	return err
 }
 
-// storeExecIDs stores the ids that came since a count, page by page, and returns the new count. The
-// snapshot that they belong to is written after them.
-func (p *projection) storeExecIDs(ctx context.Context, k key, since int) (int, error) {
+// execIDsSince returns the ids from a count on, from the beginning of the page that this is on.
+func (p *projection) execIDsSince(k key, since int) []uint64 {
 	p.mu.RLock()
-	var order []uint64
-	if e := p.execIDs[k]; e != nil {
-		order = slices.Clone(e.order[min(since/execIDsPage*execIDsPage, len(e.order)):])
+	defer p.mu.RUnlock()
+	e := p.execIDs[k]
+	if e == nil || len(e.order) <= since {
+		return nil
 	}
-	p.mu.RUnlock()
-	first := since / execIDsPage
-	count := first*execIDsPage + len(order)
-	if count <= since {
-		return since, nil
-	}
-	for i := 0; i < len(order); i += execIDsPage {
-		if err := p.conn.WriteExecIDs(ctx, k.tenant, k.id, first+i/execIDsPage, order[i:min(i+execIDsPage, len(order))]); err != nil {
-			return since, err
+	return slices.Clone(e.order[since/execIDsPage*execIDsPage:])
+}
+
+// storeExecIDs stores the ids that came since those that are stored, page by page.
+func (c *coordinator) storeExecIDs(ctx context.Context, k key, ids []uint64, stored *kept) error {
+	for len(ids) > 0 {
+		page, n := stored.ids/execIDsPage, min(execIDsPage, len(ids))
+		revision, err := c.conn.WriteExecIDs(ctx, k.tenant, k.id, page, ids[:n], stored.page)
+		if err != nil {
+			stored.page = 0
+			return err
+		}
+		stored.ids, stored.page, ids = page*execIDsPage+n, revision, ids[n:]
+		if n == execIDsPage {
+			stored.page = 0 // of the next one
 		}
 	}
-	return count, nil
+	return nil
 }

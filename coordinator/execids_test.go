@@ -74,7 +74,7 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 	d.eventually("the ids are stored", func() bool {
 		n := 0
 		err := d.conn.ReadExecIDs(t.Context(), func(_, _ string, _ int, hashes []uint64) { n += len(hashes) })
-		from, snapshotErr := d.conn.ReadSnapshots(t.Context(), func(*protocol.State, uint64) {})
+		from, snapshotErr := d.conn.ReadSnapshots(t.Context(), func(string, string, *jetstream.Snapshot) {})
 		return err == nil && snapshotErr == nil && n == execs && from > execs
 	})
 	stop()
@@ -120,7 +120,7 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 				d.eventually("all of it is stored", func() bool {
 					n, stored := 0, false
 					err := d.conn.ReadExecIDs(t.Context(), func(_, _ string, _ int, hashes []uint64) { n += len(hashes) })
-					from, snapshotErr := d.conn.ReadSnapshots(t.Context(), func(s *protocol.State, _ uint64) { stored = s.Sandbox.Sequence == last })
+					from, snapshotErr := d.conn.ReadSnapshots(t.Context(), func(_, _ string, s *jetstream.Snapshot) { stored = s.State.Sandbox.Sequence == last })
 					return err == nil && snapshotErr == nil && n == to && stored && from > 1
 				})
 			}

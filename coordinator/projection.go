@@ -3,8 +3,12 @@ package coordinator
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -31,8 +35,9 @@ type projection struct {
 	journals  map[key]*jetstream.Journal
 	sandboxes map[key]*protocol.Sandbox // copies, replaced on each change
 	execIDs   map[key]*execIDs
-	followed  uint64        // record that the log was followed up to
-	wake      chan struct{} // something changed that the scheduler may care for
+	followed  jetstream.Position // how far the log was followed, since it was last begun
+	restored  int                // how often that was
+	wake      chan struct{}      // something changed that the scheduler may care for
 }
 
 func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh time.Duration) *projection {
@@ -50,6 +55,7 @@ func (p *projection) journal(k key) *jetstream.Journal {
 	if j == nil {
 		j = p.conn.Journal(jetstream.JournalConfig{
 			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs, OnApply: p.applied,
+			OnReset: func() { p.drop(k) },
 		})
 		p.journals[k] = j
 	}
@@ -92,19 +98,35 @@ func (p *projection) wakeUp() {
 }
 
 // restore loads the snapshots and returns the record to follow the log from, 0 with an error; then it can
-// be called again. The ids of execs are read after them: they are written before, so that they go at
-// least as far as the snapshots do. What lies between is never followed.
+// be called again, as after the log was rewound: what is known of sandboxes is compared with it then. The ids
+// of execs are read after the snapshots: they are written before, so that they go at least as far as those do.
+// What lies between is never followed.
 func (p *projection) restore(ctx context.Context) (from uint64, err error) {
-	from, err = p.conn.ReadSnapshots(ctx, func(s *protocol.State, record uint64) {
-		k := key{s.Sandbox.Tenant, s.Sandbox.ID}
-		p.journal(k).Restore(s, record)
-		handle := s.Sandbox
-		p.mu.Lock()
-		p.sandboxes[k] = &handle
-		p.mu.Unlock()
+	p.mu.Lock()
+	p.followed = jetstream.Position{}
+	p.restored++
+	read := slices.Collect(maps.Keys(p.journals))
+	p.mu.Unlock()
+	from, err = p.conn.ReadSnapshots(ctx, func(tenant, sandbox string, s *jetstream.Snapshot) {
+		k := key{tenant, sandbox}
+		if s == nil {
+			read = append(read, k)
+			return
+		}
+		j := p.journal(k)
+		j.Restore(s)
+		j.View(func(s *protocol.State, _ uint64) {
+			handle := s.Sandbox
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.sandboxes[k] = &handle
+		})
 	})
 	if err == nil {
 		err = p.restoreExecIDs(ctx)
+	}
+	if err == nil {
+		err = p.readHistories(ctx, read)
 	}
 	if err != nil {
 		return 0, err
@@ -112,15 +134,40 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	return from, nil
 }
 
-// follow keeps the projection current. from moves on, so that it can be called again.
+// historiesAtOnce is how many histories are read at a time.
+const historiesAtOnce = 16
+
+// readHistories folds histories, each by itself.
+func (p *projection) readHistories(ctx context.Context, keys []key) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(historiesAtOnce)
+	for _, k := range keys {
+		group.Go(func() error {
+			j := p.journal(k)
+			err := j.Refresh(ctx)
+			if p.get(k) == nil {
+				p.forget(k, nil) // nothing is left of it
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// follow keeps the projection current. from moves on, so that it can be called again; it is 0 where the
+// log no longer has what was followed, and the projection is to be restored again.
 func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) error {
-	return p.conn.FollowEvents(ctx, *from, func(b *protocol.Batch) {
+	err := p.conn.FollowEvents(ctx, *from, func(b *protocol.Batch) {
 		p.observe(ctx, b)
 		*from = b.Record + 1
 		p.mu.Lock()
-		p.followed = b.Record
+		p.followed = jetstream.Position{Record: b.Record, Batch: b.ID}
 		p.mu.Unlock()
 	}, caughtUp)
+	if jetstream.IsRewound(err) {
+		*from = 0
+	}
+	return err
 }
 
 func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
@@ -192,13 +239,23 @@ func (p *projection) all() []*protocol.Sandbox {
 	return list
 }
 
-// forget drops a sandbox from memory, if its handle is still the one given.
+// drop takes a sandbox's handle away, until its history is folded again. The ids of its execs stay.
+func (p *projection) drop(k key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sandboxes, k)
+}
+
+// forget drops a sandbox from memory, if its handle is still the one given. Where there is none, because
+// it has no history, any ids of execs stay: that may be because its history was lost.
 func (p *projection) forget(k key, handle *protocol.Sandbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.sandboxes[k] == handle {
 		delete(p.sandboxes, k)
 		delete(p.journals, k)
-		delete(p.execIDs, k)
+		if handle != nil {
+			delete(p.execIDs, k)
+		}
 	}
 }

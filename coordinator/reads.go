@@ -78,13 +78,10 @@ func manyAtOnce(endpoint jetstream.Endpoint) jetstream.Endpoint {
 }
 
 func (c *coordinator) ping(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
-	durability, err := c.conn.Durability(ctx, c.cfg.SyncAlways)
-	if err != nil {
-		return nil, err
-	}
+	storage := c.conn.Storage(ctx)
 	return &protocol.Reply{Ping: &protocol.Ping{
-		Version: c.cfg.Build, Coordinator: c.cfg.Name, Deployment: c.conn.Deployment(), Durability: durability,
-		Leader: c.elected.Load(), Hosts: len(c.hosts.list()), Time: time.Now().UTC(),
+		Version: c.cfg.Build, Coordinator: c.cfg.Name, Deployment: c.conn.Deployment(), Durability: c.conn.Durability(storage, c.cfg.SyncAlways),
+		Leader: c.elected.Load(), Hosts: len(c.hosts.list()), Time: time.Now().UTC(), Storage: storage,
 	}}, nil
 }
 
@@ -243,6 +240,32 @@ func (c *coordinator) listHosts(_ context.Context, _ string, q *protocol.Query) 
 	return &protocol.Reply{Hosts: page, Next: next}, err
 }
 
+// explainExecs says what the execs of a sandbox wait for that were not started.
+func (c *coordinator) explainExecs(e *protocol.Explanation) {
+	b := e.Sandbox
+	waiting := 0
+	c.projection.journal(key{b.Tenant, b.ID}).View(func(s *protocol.State, _ uint64) {
+		for _, x := range s.Active() {
+			if x.State != protocol.ExecStateAccepted {
+				continue
+			}
+			if waiting++; waiting == 1 || x.AcceptedAt.Before(e.Since) {
+				e.Since, e.Deadline = x.AcceptedAt, x.AcceptedAt.Add(x.Spec.StartWithin())
+			}
+		}
+	})
+	if waiting == 0 {
+		return
+	}
+	var host *protocol.Host
+	for _, h := range c.hosts.list() {
+		if h.HostID == b.HostID {
+			host = h
+		}
+	}
+	e.Waiting = fmt.Sprintf("%d execs are accepted and not started: %s", waiting, execWaits(b, host))
+}
+
 // explain says what a sandbox waits for.
 func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	r, err := c.get(ctx, tenant, q)
@@ -279,6 +302,7 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 		e.Waiting = "nothing: it failed: " + b.Error.Error()
 	default:
 		e.Waiting = "nothing"
+		c.explainExecs(e)
 	}
 	if b.Unreachable {
 		e.Waiting += "; its host does not answer"

@@ -153,7 +153,7 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 	var snapshots int
 	d.eventually("every event is in a snapshot", func() bool {
 		snapshots = 0
-		from, err := d.conn.ReadSnapshots(t.Context(), func(*protocol.State, uint64) { snapshots++ })
+		from, err := d.conn.ReadSnapshots(t.Context(), func(string, string, *jetstream.Snapshot) { snapshots++ })
 		return err == nil && from > 25 && snapshots == 20
 	})
 	stop()
@@ -198,7 +198,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 	}
 	snapshots := func() map[string]bool {
 		all := map[string]bool{}
-		if _, err := d.conn.ReadSnapshots(t.Context(), func(s *protocol.State, _ uint64) { all[s.Sandbox.ID] = true }); err != nil {
+		if _, err := d.conn.ReadSnapshots(t.Context(), func(_, sandbox string, _ *jetstream.Snapshot) { all[sandbox] = true }); err != nil {
 			t.Fatal(err)
 		}
 		return all

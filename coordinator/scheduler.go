@@ -16,6 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+const standsBy = "decides requests, and stands by to schedule"
+
 // elected says whether this coordinator holds the scheduler's lock.
 type elected struct{ atomic.Bool }
 
@@ -51,8 +53,10 @@ func (c *coordinator) lead(ctx context.Context, lease *jetstream.Lease) {
 	group.Go(func() error { return c.keepBlobs(leading, lease) })
 	group.Go(func() error { return c.dropImageFiles(leading, lease) })
 	c.elected.Store(true)
+	c.cfg.OnState(true, "decides requests, and schedules")
 	err := group.Wait()
 	c.elected.Store(false)
+	c.cfg.OnState(true, standsBy)
 	if ctx.Err() == nil {
 		c.log.Warn("this coordinator no longer schedules", "error", err)
 		return

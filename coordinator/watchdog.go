@@ -20,6 +20,7 @@ func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
 	defer ticker.Stop()
 	told := map[key]time.Time{}
 	seized := map[string]time.Time{}
+	c.unstarted, c.overdue = newUnstarted(), newUnstarted()
 	for {
 		if lease.Check() == nil {
 			hosts := map[string]*protocol.Host{}
@@ -29,6 +30,8 @@ func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
 			c.seizeSilent(ctx, hosts, seized)
 			c.tellChanged()
 			now := time.Now()
+			c.unstarted.begin()
+			c.overdue.begin()
 			for _, b := range c.projection.all() {
 				if ctx.Err() != nil {
 					break
@@ -52,12 +55,16 @@ func (c *coordinator) watchSandbox(ctx context.Context, b *protocol.Sandbox, hos
 	if b.State == protocol.StateDeleted {
 		delete(told, k)
 	}
-	if decide := c.due(b, host, now); decide != nil {
+	if c.due(b, host, now) != nil {
 		_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-			if s.Sandbox.Sequence != b.Sequence {
-				return nil, nil // it moved on; the next scan looks again
+			if s.Sandbox.HostID != b.HostID {
+				return nil, nil // the host is not its own any more; the next scan looks again
 			}
-			return decide(s)
+			// It may have moved on, or have had a part of its execs ended by this decision.
+			if decide := c.due(&s.Sandbox, host, now); decide != nil {
+				return decide(s)
+			}
+			return nil, nil
 		})
 		return err
 	}
@@ -153,9 +160,9 @@ func (c *coordinator) whyNot(b *protocol.Sandbox) string {
 }
 
 // watchExecs ends execs whose end can no longer be learnt in time: their own timeout is over, and
-// so is a margin for their worker to say so; or they never started, and their host is lost.
+// so is a margin for their worker to say so, in which it could; or they never started, and their host is lost.
 func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now time.Time) error {
-	var overdue []string
+	var overdue, unstarted []string
 	reason, lost := protocol.ReasonInterrupted, host == nil || host.State == protocol.HostLost
 	if lost {
 		reason = protocol.ReasonHostLost
@@ -163,24 +170,33 @@ func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox
 	j := c.projection.journal(k)
 	j.View(func(s *protocol.State, _ uint64) {
 		for _, x := range s.Active() {
-			limit := x.Spec.Timeout.Std() + x.Spec.Grace.Std() + c.cfg.Timing.Overdue
+			if x.State == protocol.ExecStateAccepted && c.unstarted.since(k, x.ID, now) > x.Spec.StartWithin() {
+				unstarted = append(unstarted, x.ID)
+				continue
+			}
+			late := x.State == protocol.ExecStateRunning && x.Spec.Timeout > 0 && now.Sub(x.StartedAt) > x.Spec.Timeout.Std()+x.Spec.Grace.Std()
 			switch {
-			case x.State == protocol.ExecStateRunning && x.Spec.Timeout > 0 && now.Sub(x.StartedAt) > limit,
+			case late && c.overdue.since(k, x.ID, now) > c.cfg.Timing.Overdue,
 				x.State == protocol.ExecStateAccepted && lost && now.Sub(x.AcceptedAt) > c.cfg.Timing.Overdue:
 				overdue = append(overdue, x.ID)
 			}
 		}
 	})
-	for _, id := range overdue {
-		_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-			return decideFailExec(s, id, protocol.Errorf(protocol.Unavailable, reason,
-				"worker %s has not said for too long what became of the exec; its exit code is not known", b.Worker))
-		})
-		if err != nil {
+	if len(unstarted) > 0 {
+		if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			return decideStartTimeouts(s, unstarted, execWaits(b, host))
+		}); err != nil {
 			return err
 		}
 	}
-	return nil
+	if len(overdue) == 0 {
+		return nil
+	}
+	_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideFailExecs(s, overdue, protocol.Errorf(protocol.Unavailable, reason,
+			"worker %s has not said for too long what became of the exec; its exit code is not known", b.Worker))
+	})
+	return err
 }
 
 // seizeSilent takes the lock of hosts that are not heard of. Only when that succeeds is a host
@@ -277,10 +293,15 @@ type reserved struct {
 	seen    time.Time
 }
 
-// checkReservation reports whether an id has a history, or has been given an end now.
+// checkReservation reports whether an id has a history, or has been given an end now. It gets none while
+// its request is in the queue: that waits for its turn, or for the log.
 func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) bool {
 	_, err := c.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
+		queued, queueErr := c.conn.RequestQueued(ctx, k.tenant, protocol.VerbCreate, k.id)
+		if queued || queueErr != nil {
+			return false
+		}
 		err = c.abandon(ctx, k, r.request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
 			"the id was reserved, and the request was not carried out"))
 	}
@@ -288,74 +309,4 @@ func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) b
 		c.log.Warn("a reservation is looked at again", "sandbox", k.id, "error", err)
 	}
 	return err == nil
-}
-
-// snapshots writes what changed since the last round, and then how far the log is covered.
-func (c *coordinator) snapshots(ctx context.Context, lease *jetstream.Lease) error {
-	ticker := time.NewTicker(c.cfg.Timing.Snapshot)
-	defer ticker.Stop()
-	written, stored := map[key]uint64{}, map[key]int{}
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-		if err := c.snapshot(ctx, lease, written, stored); err != nil {
-			c.log.Warn("snapshots are written later", "error", err)
-		}
-	}
-}
-
-// maxSnapshot keeps a snapshot below the server's maximum payload.
-const maxSnapshot = 512 << 10
-
-func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, written map[key]uint64, stored map[key]int) error {
-	c.projection.mu.RLock()
-	covered := c.projection.followed
-	c.projection.mu.RUnlock()
-	for _, b := range c.projection.all() {
-		k := key{b.Tenant, b.ID}
-		if written[k] == b.Sequence {
-			continue
-		}
-		if err := lease.Check(); err != nil { // the next leader writes newer ones
-			return err
-		}
-		if err := c.keep(ctx, k, written, stored); err != nil {
-			return err
-		}
-	}
-	if covered == 0 {
-		return nil
-	}
-	return c.conn.WriteCheckpoint(ctx, covered)
-}
-
-// keep writes a sandbox's snapshot, unless the sandbox was purged meanwhile: what is written after that
-// stays for ever.
-func (c *coordinator) keep(ctx context.Context, k key, written map[key]uint64, stored map[key]int) error {
-	c.keeping.Lock()
-	defer c.keeping.Unlock()
-	if c.projection.get(k) == nil {
-		return nil
-	}
-	s, record := c.projection.journal(k).State()
-	if !s.Exists() {
-		return nil
-	}
-	c.cfg.Probe("snapshot-before-write")
-	n, err := c.projection.storeExecIDs(ctx, k, stored[k])
-	if err != nil {
-		return err
-	}
-	stored[k] = n
-	if len(protocol.Encode(s)) > maxSnapshot {
-		s.Trim(0)
-	}
-	if err := c.conn.WriteSnapshot(ctx, s, record); err != nil {
-		return err
-	}
-	written[k] = s.Sandbox.Sequence
-	return nil
 }

@@ -91,7 +91,7 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Memory = 16 << 20
-	spec.Command = []string{"tail", "/dev/zero"}
+	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // one that ends at once fails the create
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)

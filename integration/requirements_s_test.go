@@ -973,7 +973,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{CrashWindow: window, CrashGuard: time.Second})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"false"}
+	spec.Command = []string{"sh", "-c", "sleep 0.7; false"} // one that ends at once fails the create
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s23"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -985,7 +985,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = s.WaitStopped(ctx)
-	wantError(t, "a primary command that exits at once", err, protocol.FailedPrecondition, protocol.ReasonCrashLoop, "")
+	wantError(t, "a primary command that exits soon", err, protocol.FailedPrecondition, protocol.ReasonCrashLoop, "")
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
 	// The window begins with the first exit, which is after the start, and may be before it is ready.

@@ -78,11 +78,11 @@ func printedBy(t *testing.T, ctx context.Context, s *sdk.Sandbox, service string
 	return strings.TrimSpace(string(r.Stdout))
 }
 
-// serviceEvents lists the events of a service, as "kind" or "kind reason".
+// serviceEvents lists the events of a service, as "kind" or "kind reason", but for ends of its command.
 func serviceEvents(h *fleet.History, name string) []string {
 	var found []string
 	for _, e := range h.Events {
-		if e.Service != nil && e.Service.Name == name {
+		if e.Service != nil && e.Service.Name == name && e.Kind != protocol.ServiceEnded {
 			found = append(found, strings.TrimSpace(string(e.Kind)+" "+e.Reason))
 		}
 	}
@@ -520,7 +520,7 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f := crashing(t)
 	ctx := f.Context(time.Minute)
 	spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
-	spec.Command = []string{"false"}
+	spec.Command = []string{"sh", "-c", "sleep 1; false"} // one that ends at once fails the create
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
@@ -751,5 +751,32 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	nothingLeft(t, f, f.Processes("worker")[0])
+	f.Judge()
+}
+
+// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest has a test that passes without the command.
+func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{})
+	v := small("exit 4")
+	v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD", "true"}}
+	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": v}, nil), sdk.WithID("s"))
+	if err == nil || !strings.Contains(err.Error(), "exit code 4") {
+		t.Errorf("the create: %v, want that it fails with exit code 4", err)
+	}
+	ends := 0
+	for _, e := range f.History("s").Events {
+		if e.Kind == protocol.ServiceReady {
+			t.Errorf("event %d says that the service is ready", e.Sequence)
+		}
+		if e.Kind == protocol.ServiceEnded {
+			if ends++; e.Service.ExitCode == nil || *e.Service.ExitCode != 4 {
+				t.Errorf("the end is %+v", e.Service)
+			}
+		}
+	}
+	if ends == 0 || ends > 3 {
+		t.Errorf("%d ends of the command are in the history", ends)
+	}
 	f.Judge()
 }

@@ -28,6 +28,44 @@ func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (
 	return b.conn.publish(ctx, m, expected)
 }
 
+// replace writes what write says, given the value that is there, nil for none; nil leaves that as it is.
+// revision is that of the value which the caller wrote last, 0 where that is not known: while it is there,
+// write is not shown it. Where it is gone, and nothing is in its place, nothing is written: somebody removed
+// it. It returns the revision of what was written, 0 where nothing was.
+func (b kv) replace(ctx context.Context, key string, revision uint64, write func(old []byte) ([]byte, error)) (uint64, error) {
+	ctx, cancel := b.conn.bound(ctx)
+	defer cancel()
+	if revision != 0 {
+		value, err := write(nil)
+		if value == nil || err != nil {
+			return 0, err
+		}
+		if written, err := b.put(ctx, key, value, int64(revision)); err != ErrConflict {
+			return written, err
+		}
+	}
+	for pause := firstPause; ; pause = nextPause(pause) {
+		old, there, err := b.get(ctx, key)
+		if protocol.CodeOf(err) == protocol.NotFound && revision == 0 {
+			err = nil
+		}
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		value, err := write(old)
+		if value == nil || err != nil {
+			return 0, err
+		}
+		written, err := b.put(ctx, key, value, int64(there))
+		if err != ErrConflict || !sleep(ctx, pause) {
+			return written, err
+		}
+	}
+}
+
 // remove deletes a key, leaving the bucket's delete marker, if its revision is the expected one.
 func (b kv) remove(ctx context.Context, key string, expected int64) error {
 	m := nats.NewMsg(b.subject(key))
@@ -84,13 +122,19 @@ func (b kv) follow(ctx context.Context, handle func(key string, value []byte, re
 
 // followKeys is follow for the keys of a pattern.
 func (b kv) followKeys(ctx context.Context, pattern string, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
-	return b.conn.follow(ctx, b.stream(), b.subject(pattern), 0, func(m *stored) {
-		value := m.data
-		if m.deleted() {
-			value = nil
-		} else if value == nil {
-			value = []byte{}
+	for {
+		err := b.conn.follow(ctx, b.stream(), b.subject(pattern), 0, func(m *stored) {
+			value := m.data
+			if m.deleted() {
+				value = nil
+			} else if value == nil {
+				value = []byte{}
+			}
+			handle(b.key(m.subject), value, m.sequence)
+		}, caughtUp)
+		if !IsRewound(err) {
+			return err
 		}
-		handle(b.key(m.subject), value, m.sequence)
-	}, caughtUp)
+		b.conn.log.Warn("a bucket is another one than before, and is read from its beginning", "bucket", b.name)
+	}
 }

@@ -1,12 +1,14 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -17,9 +19,12 @@ import (
 
 // Config says how to reach NATS.
 type Config struct {
-	URL       string // one or more, comma separated; ignored with InProcess
-	Token     string
-	Creds     string                     // path of a credentials file
+	URL       string                     // one or more, comma separated; ignored with InProcess
+	Token     string                     // ignored with Login
+	Creds     string                     // path of a credentials file, read again at each try to connect
+	Login     func() (Login, error)      // called at each try to connect, so that changed credentials are used; must not block for long; may be nil
+	LoginFrom string                     // where Login or Creds come from, for people; may be empty
+	Wait      bool                       // wait for NATS until ctx ends, also where that has no deadline
 	InProcess nats.InProcessConnProvider // an embedded server
 	Name      string                     // of the connection, shown by the server
 	Timeout   time.Duration              // of one call where the caller's context has no deadline; default 10 s
@@ -35,6 +40,12 @@ type Conn struct {
 	js      jetstream.JetStream
 	log     *slog.Logger
 	timeout time.Duration
+	login   credentials
+	closed  chan struct{} // closed with the connection
+	room    roomKept
+	life    atomic.Uint64 // counts the connections that were lost: the next server may have another log
+	quorum  quorum
+	looked  *storageLook // the last; under mu
 
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
@@ -51,17 +62,29 @@ type assets struct {
 	replicas   int
 }
 
-// Connect connects, waiting at most until ctx ends. Errors: unavailable, permission_denied.
+// Connect connects, waiting at most until ctx ends: where ctx has no deadline it tries once, unless
+// [Config.Wait] is set. What cannot mend itself is not waited for. Errors: invalid_argument, for URLs or
+// a credentials file; permission_denied, where the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}}
+	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}, closed: make(chan struct{})}
 	if c.log == nil {
 		c.log = slog.Default()
 	}
 	if c.timeout == 0 {
 		c.timeout = 10 * time.Second
 	}
+	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
+	if cfg.InProcess == nil {
+		if err := checkURLs(cfg.URL); err != nil {
+			return nil, err
+		}
+	}
+	options, err := c.options(cfg)
+	if err != nil {
+		return nil, err
+	}
 	opts := nats.GetDefaultOptions()
-	for _, o := range c.options(cfg) {
+	for _, o := range options {
 		if err := o(&opts); err != nil {
 			return nil, translate(err, "connect to NATS")
 		}
@@ -69,9 +92,9 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if cfg.Options != nil {
 		cfg.Options(&opts)
 	}
-	nc, err := connectWithin(ctx, opts)
+	nc, err := c.connectWithin(ctx, opts, cfg)
 	if err != nil {
-		return nil, translate(err, "connect to NATS at "+cfg.URL)
+		return nil, translate(err, "connect to NATS at "+redacted(cfg.URL))
 	}
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithDefaultTimeout(c.timeout))
 	if err != nil {
@@ -79,19 +102,22 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		return nil, translate(err, "open JetStream")
 	}
 	c.nc, c.js = nc, js
+	if err := c.awaitServer(ctx, cfg.Wait); err != nil {
+		nc.Close()
+		return nil, err
+	}
 	return c, nil
 }
 
-func (c *Conn) options(cfg Config) []nats.Option {
+func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 	state := cfg.OnState
 	if state == nil {
 		state = func(bool) {}
 	}
+	ended := sync.OnceFunc(func() { close(c.closed) })
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.MaxReconnects(-1),
-		nats.ReconnectWait(250 * time.Millisecond),
-		nats.ReconnectJitter(100*time.Millisecond, 250*time.Millisecond),
 		// A publish that timed out must not be stored after the reconnect.
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(10 * time.Second),
@@ -103,12 +129,18 @@ func (c *Conn) options(cfg Config) []nats.Option {
 			c.cutOff()
 			state(false)
 		}),
+		nats.ClosedHandler(func(*nats.Conn) { ended() }),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
+			c.login.took()
 			c.log.Info("NATS is back", "server", nc.ConnectedServerName())
 			state(true)
 			c.reconnected()
 		}),
-		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
+			if isRefusal(err) || !nc.IsConnected() && c.login.standing() != nil {
+				c.login.refuse(nc, err)
+				return
+			}
 			subject := ""
 			if sub != nil {
 				subject = sub.Subject
@@ -119,38 +151,66 @@ func (c *Conn) options(cfg Config) []nats.Option {
 			}
 		}),
 	}
-	if cfg.Token != "" {
-		opts = append(opts, nats.Token(cfg.Token))
+	login, err := c.login.options(cfg)
+	if err != nil {
+		return nil, err
 	}
-	if cfg.Creds != "" {
-		opts = append(opts, nats.UserCredentials(cfg.Creds))
-	}
+	opts = append(opts, login...)
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))
 	} else {
 		opts = append(opts, func(o *nats.Options) error { o.Servers = splitURLs(cfg.URL); return nil })
 	}
-	return opts
+	return opts, nil
 }
 
 // connectWithin tries until it works, the server refuses the credentials, or ctx ends.
-func connectWithin(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
-	for {
+func (c *Conn) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
+	_, bounded := ctx.Deadline()
+	var last error
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		nc, err := connectOnce(ctx, opts)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil, cmp.Or(last, err)
+		case err == nil || isRefusal(err) || !bounded && !cfg.Wait:
+			return nc, err
+		}
+		last = err
+		if cfg.Wait {
+			c.log.Warn("waiting for NATS", "at", redacted(cfg.URL), "error", err)
+		} else {
+			pause = 100 * time.Millisecond
+		}
+		if !sleep(ctx, pause) {
+			return nil, err
+		}
+	}
+}
+
+// connectOnce leaves a try behind when ctx ends: a server that takes connections and says nothing is waited
+// for 2 s, and there may be many.
+func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
+	type try struct {
+		nc  *nats.Conn
+		err error
+	}
+	tries := make(chan try)
+	go func() {
 		nc, err := opts.Connect()
-		if err == nil {
-			return nc, nil
-		}
-		if errors.Is(err, nats.ErrAuthorization) || ctx.Err() != nil {
-			return nil, err
-		}
-		if _, bounded := ctx.Deadline(); !bounded {
-			return nil, err
-		}
 		select {
+		case tries <- try{nc, err}:
 		case <-ctx.Done():
-			return nil, err
-		case <-time.After(100 * time.Millisecond):
+			if err == nil {
+				nc.Close()
+			}
 		}
+	}()
+	select {
+	case t := <-tries:
+		return t.nc, t.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 
@@ -172,6 +232,9 @@ func (c *Conn) register(calls map[int]func(), f func()) (stop func()) {
 }
 
 func (c *Conn) reconnected() {
+	if err := c.checkPayload(); err != nil { // another server, or other settings
+		c.log.Error("NATS cannot take all of Boxfleet's messages", "error", err)
+	}
 	c.call(c.onReconnect)
 	c.call(c.onLoss)
 }
@@ -206,12 +269,22 @@ func (c *Conn) hearElections() error {
 		return nil
 	}
 	for _, stream := range []string{protocol.StreamEvents, protocol.StreamLogs} {
-		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(*nats.Msg) { c.call(c.onLoss) }); err != nil {
+		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(*nats.Msg) { c.mayHaveGrown(); c.call(c.onLoss) }); err != nil {
 			return translate(err, "listen for elections")
 		}
 	}
 	c.elections = true
 	return nil
+}
+
+// mayHaveGrown forgets how many replicas there are: one server elects nobody, so there may be several now,
+// and what a replica says may be behind.
+func (c *Conn) mayHaveGrown() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.meta != nil {
+		c.meta = &assets{deployment: c.meta.deployment}
+	}
 }
 
 // errCutOff is why a call ended whose connection was lost: its answer cannot come any more.
@@ -237,6 +310,7 @@ func (c *Conn) await(ctx context.Context) (context.Context, context.CancelFunc) 
 }
 
 func (c *Conn) cutOff() {
+	c.life.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, end := range c.waiting {
@@ -244,16 +318,55 @@ func (c *Conn) cutOff() {
 	}
 }
 
-// causeOf is errCutOff where that ended ctx, otherwise err.
+// causeOf is what ended ctx where that says more than err: that the connection was lost, or that there
+// is no majority of the servers.
 func causeOf(ctx context.Context, err error) error {
-	if context.Cause(ctx) == error(errCutOff) {
-		return errCutOff
+	var cause *protocol.Error
+	if err != nil && errors.As(context.Cause(ctx), &cause) {
+		return cause
 	}
 	return err
 }
 
 // Connected says whether the connection is up now.
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }
+
+// Health is nil while the connection is up. Errors: permission_denied where the server refuses the
+// credentials, or they cannot be read; unavailable.
+func (c *Conn) Health() error {
+	if c.nc.IsConnected() {
+		return nil
+	}
+	if err := c.login.standing(); err != nil {
+		return err
+	}
+	return protocol.Errorf(protocol.Unavailable, "", "NATS is away")
+}
+
+// Closed is closed when the connection has ended for good: by [Conn.Close], or since the server said something
+// that the client does not go on from.
+func (c *Conn) Closed() <-chan struct{} { return c.closed }
+
+// awaitConnection waits until the connection is up. Errors: the end of ctx, or of the connection.
+func (c *Conn) awaitConnection(ctx context.Context) error {
+	back := make(chan struct{}, 1)
+	defer c.OnReconnect(func() {
+		select {
+		case back <- struct{}{}:
+		default:
+		}
+	})()
+	for !c.nc.IsConnected() {
+		select {
+		case <-ctx.Done():
+			return translate(ctx.Err(), "wait for NATS")
+		case <-c.closed:
+			return translate(nats.ErrConnectionClosed, "wait for NATS")
+		case <-back:
+		}
+	}
+	return nil
+}
 
 // Close closes the connection. What is in flight fails.
 func (c *Conn) Close() { c.nc.Close() }
@@ -327,16 +440,21 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, protocol.StreamEvents)
+	stream, err := insist(ctx, c, "look for Boxfleet's streams", func(ctx context.Context) (jetstream.Stream, error) {
+		return c.js.Stream(ctx, protocol.StreamEvents)
+	})
 	if err != nil {
-		return nil, translate(err, "look for Boxfleet's streams")
+		return nil, err
 	}
 	cfg := stream.CachedInfo().Config
 	meta = &assets{deployment: cfg.Metadata[metadataDeployment], replicas: cfg.Replicas}
 	c.mu.Lock()
 	c.meta = meta
 	c.mu.Unlock()
-	return meta, nil
+	if meta.replicas == 1 {
+		err = c.hearElections() // there may be more one day
+	}
+	return meta, err
 }
 
 // sleep waits for d or the end of ctx, and says which: false for the end of ctx.

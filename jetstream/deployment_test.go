@@ -42,6 +42,9 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if config := os.Getenv(serverProcess); config != "" {
+		serve(config)
+	}
 	code := m.Run()
 	for _, s := range cluster.servers {
 		s.Stop()

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,6 +19,8 @@ var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "wr
 const (
 	codeStreamStoreFailed   jetstream.ErrorCode = 10077 // a limit of the stream, with discard new
 	codeInsufficientStorage jetstream.ErrorCode = 10047
+	codeInsufficientStore   jetstream.ErrorCode = 10023 // a limit of the whole server's store
+	codeAccountResources    jetstream.ErrorCode = 10002 // a limit of the account
 	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // a cluster that is just starting, too
 	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of the message waits for a majority
 )
@@ -37,12 +40,14 @@ func translate(err error, doing string) error {
 		switch api.ErrorCode {
 		case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
 			return ErrConflict
-		case codeStreamStoreFailed, codeInsufficientStorage:
+		case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:
 			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull, "%s: %s", doing, api.Description)
 		case jetstream.JSErrCodeStreamMessageExceedsMaximum:
 			return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %s", doing, api.Description)
 		case jetstream.JSErrCodeStreamNotFound:
-			return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned, "%s: %s", doing, api.Description)
+			return notProvisioned(doing)
+		case jetstream.JSErrCodeJetStreamNotEnabledForAccount:
+			return settings("%s", whyNoJetStream(err))
 		case jetstream.JSErrCodeMessageNotFound, jetstream.JSErrCodeConsumerNotFound:
 			return protocol.Errorf(protocol.NotFound, "", "%s: %s", doing, api.Description)
 		}
@@ -59,13 +64,55 @@ func translate(err error, doing string) error {
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrPermissionViolation):
 		return protocol.Errorf(protocol.PermissionDenied, "", "%s: %v", doing, err)
 	case errors.Is(err, jetstream.ErrBucketNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned, "%s: %v", doing, err)
+		return notProvisioned(doing)
+	case errors.Is(err, nats.ErrNoResponders):
+		return protocol.Errorf(protocol.Unavailable, "", "%s: NATS: no server with JetStream answers", doing)
 	case errors.Is(err, jetstream.ErrKeyNotFound), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrMsgNotFound):
 		return protocol.Errorf(protocol.NotFound, "", "%s: %v", doing, err)
+	case errors.Is(err, nats.ErrReconnectBufExceeded):
+		return protocol.Errorf(protocol.Unavailable, "", "%s: NATS is away", doing)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
 		return protocol.Errorf(protocol.DeadlineExceeded, "", "%s: no answer in time", doing)
 	}
 	return protocol.Errorf(protocol.Unavailable, "", "%s: %v", doing, err)
+}
+
+func notProvisioned(doing string) *protocol.Error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
+		"%s: it is not there yet: start a coordinator, or see what it says: NATS may give JetStream too little with max_file_store", doing)
+}
+
+// translateWrite is translate for a message that was to be stored under a subject. A store that is
+// full says which one it is: what waits in the request queue is another matter than the event log.
+func translateWrite(err error, subject string) error {
+	doing := "write to " + subject
+	var api *jetstream.APIError
+	if !errors.As(err, &api) || !storeIsFull(api) {
+		return translate(err, doing)
+	}
+	reason := protocol.ReasonStoreFull
+	switch {
+	case isUnder(subject, protocol.AppendFilter):
+		reason = protocol.ReasonLogFull
+	case isUnder(subject, protocol.RequestFilter):
+		reason = protocol.ReasonQueueFull
+	}
+	return protocol.Errorf(protocol.ResourceExhausted, reason, "%s: %s", doing, api.Description)
+}
+
+// isUnder says whether a subject begins as a filter does, up to its wildcards.
+func isUnder(subject, filter string) bool {
+	return strings.HasPrefix(subject, strings.TrimRight(filter, "*.")+".")
+}
+
+// storeIsFull says whether the server stores nothing more: a limit of the stream or of the server's
+// store is reached, or its disk is full.
+func storeIsFull(api *jetstream.APIError) bool {
+	switch api.ErrorCode {
+	case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:
+		return true
+	}
+	return strings.Contains(api.Description, "no space left") || strings.Contains(api.Description, "insufficient resources")
 }
 
 // isOneOf says whether err has one of the codes.

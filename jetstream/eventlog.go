@@ -27,70 +27,67 @@ func (c *Conn) Append(ctx context.Context, b *protocol.Batch, expected uint64) (
 // History reads the batches of a sandbox's history whose record is greater than after. On a
 // cluster the newest may be missing; [Conn.HistoryTail] has them.
 func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	batches, _, err := c.history(ctx, tenant, sandbox, after)
-	return batches, err
+	entries, err := c.history(ctx, tenant, sandbox, after)
+	return batchesOf(entries), err
 }
 
-// history also returns the record of the last message, whether or not it holds a batch of this
-// sandbox: the next append must expect it.
-func (c *Conn) history(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, last uint64, err error) {
-	last = after
+// history reads every message, whether or not it holds a batch of this sandbox: the next append must
+// expect the last one.
+func (c *Conn) history(ctx context.Context, tenant, sandbox string, after uint64) (entries []entry, err error) {
 	err = c.scan(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1, func(m *stored) (bool, error) {
-		b, err := c.batchOf(m)
+		e, err := c.entryOf(m)
 		if err == nil {
-			last = m.sequence
-		}
-		if b != nil {
-			batches = append(batches, b)
+			entries = append(entries, e)
 		}
 		return true, err
 	})
-	return batches, last, err
+	return entries, err
+}
+
+func batchesOf(entries []entry) (batches []*protocol.Batch) {
+	for i := range entries {
+		if b := entries[i].batch; b != nil {
+			batches = append(batches, b)
+		}
+	}
+	return batches
 }
 
 // HistoryTail reads like History, one message after another from the stream's leader: never stale,
 // and fast where little is new.
 func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	batches, _, err := c.historyTail(ctx, tenant, sandbox, after)
-	return batches, err
+	entries, err := c.historyTail(ctx, tenant, sandbox, after)
+	return batchesOf(entries), err
 }
 
-func (c *Conn) historyTail(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, last uint64, err error) {
-	subject := protocol.EventSubject(tenant, sandbox)
-	for last = after; ; {
-		m, err := c.nextOnSubject(ctx, protocol.StreamEvents, subject, last+1)
-		if protocol.CodeOf(err) == protocol.NotFound {
-			return batches, last, nil
-		}
+func (c *Conn) historyTail(ctx context.Context, tenant, sandbox string, after uint64) (entries []entry, err error) {
+	for {
+		next, err := c.historyNext(ctx, tenant, sandbox, after)
 		if err != nil {
-			return nil, after, err
+			return nil, err
 		}
-		b, err := c.batchOf(m)
-		if err != nil {
-			return nil, after, err
+		if len(next) == 0 {
+			return entries, nil
 		}
-		if b != nil {
-			batches = append(batches, b)
-		}
-		last = m.sequence
+		entries, after = append(entries, next...), next[0].record
 	}
 }
 
-// historyNext reads the one message of a history that follows a record, from the stream's leader.
-// last is its record, or after where there is none.
-func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, last uint64, err error) {
+// historyNext reads the one message of a history that follows a record, from the stream's leader; none
+// where there is none.
+func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
 	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil, after, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, after, err
+		return nil, err
 	}
-	b, err := c.batchOf(m)
-	if err != nil || b == nil {
-		return nil, m.sequence, err
+	e, err := c.entryOf(m)
+	if err != nil {
+		return nil, err
 	}
-	return []*protocol.Batch{b}, m.sequence, nil
+	return []entry{e}, nil
 }
 
 // batchOf reads a message of the event log, stored or republished. The subject is what permissions
@@ -123,7 +120,7 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 }
 
 // FollowEvents reads every history from a record on, in the order of the log, and goes on with
-// what comes, until ctx ends. caughtUp is called once, when everything was handled that was in the log at
+// what comes, until ctx ends, or the log no longer has what was handled: [IsRewound]. caughtUp is called once, when everything was handled that was in the log at
 // the beginning and nothing more was waiting.
 func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
 	return c.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {

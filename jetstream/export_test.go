@@ -9,12 +9,15 @@ import (
 // Renew renews a lease once.
 func (l *Lease) Renew(ctx context.Context) (trusted bool, err error) { return l.renew(ctx) }
 
-// Trusted is until when a lease may be trusted.
-func (l *Lease) Trusted() time.Time {
+// TrustedUntil is until when a lease may be trusted.
+func (l *Lease) TrustedUntil() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.trusted
 }
+
+// Missing says why there can be no majority of the servers, after they are remembered.
+func (c *Conn) Missing() string { c.rememberServers(); return c.missing() }
 
 // TrimRequests removes settled requests until ctx ends.
 func (c *Conn) TrimRequests(ctx context.Context, settled *atomic.Int64) { c.trimRequests(ctx, settled) }
@@ -24,3 +27,15 @@ const TrimPeriod = trimPeriod
 
 // AppendTry is how long one try of an append may take.
 const AppendTry = appendTry
+
+// EventSize is how many bytes an event takes at most, MaxBatchBytes how many a message has, and
+// MaxBatchEvents how many events.
+var EventSize = eventSize
+
+const (
+	MaxBatchBytes  = maxBatchBytes
+	MaxBatchEvents = maxBatchEvents
+)
+
+// Servers are the addresses of the servers, those that were given and those that the cluster names.
+func (c *Conn) Servers() []string { return c.nc.Servers() }

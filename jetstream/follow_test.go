@@ -139,7 +139,7 @@ func TestWhatAReplicaHasNotGotYetIsWaitedFor(t *testing.T) {
 	p := throughProxy(t, d)
 	c := d.connTo(t, p.url())
 	must(t, c.Open(t.Context()))
-	must(t, c.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1}))
+	writeExecIDs(t, c, d.tenant, "s1", 0, []uint64{1})
 	behind := make(chan struct{}, 10)
 	p.whenServerSays(t, func(said []byte) []byte {
 		if bytes.Contains(said, []byte(`"num_pending":1`)) {
@@ -165,11 +165,12 @@ func TestWhatIsWrittenAnewWhileItIsReadIsRead(t *testing.T) {
 		p := throughProxy(t, d)
 		near, c := d.opened(t), d.connTo(t, p.url())
 		must(t, c.Open(t.Context()))
-		must(t, near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1}))
-		must(t, near.WriteExecIDs(t.Context(), d.tenant, "s2", 0, []uint64{2}))
+		writeExecIDs(t, near, d.tenant, "s1", 0, []uint64{1})
+		writeExecIDs(t, near, d.tenant, "s2", 0, []uint64{2})
 		again := make(chan error, 1)
 		p.whenClientSays(t, "$JS.API.CONSUMER.CREATE.KV_"+protocol.BucketExecIDs, func() {
-			again <- near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1, 11})
+			_, err := near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1, 11}, 0)
+			again <- err
 		})
 		read := map[string]int{}
 		must(t, c.ReadExecIDs(t.Context(), func(_, sandbox string, _ int, hashes []uint64) { read[sandbox] = len(hashes) }))
@@ -187,7 +188,7 @@ func TestALastMessageThatIsLostIsReadAnew(t *testing.T) {
 	p := throughProxy(t, d)
 	near, c := d.opened(t), d.connTo(t, p.url())
 	must(t, c.Open(t.Context()))
-	must(t, near.WriteExecIDs(t.Context(), d.tenant, "s1", 0, []uint64{1}))
+	writeExecIDs(t, near, d.tenant, "s1", 0, []uint64{1})
 	lost := false
 	p.whenServerSays(t, func(said []byte) []byte {
 		i := bytes.Index(said, []byte("MSG $KV."+protocol.BucketExecIDs))

@@ -45,16 +45,18 @@ func TestASnapshotAndTheRestOfTheLogAreTheWholeFold(t *testing.T) {
 		readySandbox(t, c, d.tenant, "s1")
 		first := journal(c, d.tenant, "s1", "k1")
 		must(t, first.Refresh(t.Context()))
-		snapshot, record := first.State()
-		must(t, c.WriteSnapshot(t.Context(), snapshot, record))
-		must(t, c.WriteCheckpoint(t.Context(), record))
-		_, err := first.Do(t.Context(), acceptExec("x1"))
+		snapshot := first.Snapshot()
+		record := snapshot.Record
+		_, err := c.WriteSnapshot(t.Context(), d.tenant, "s1", snapshot, 0)
+		must(t, err)
+		must(t, c.WriteCheckpoint(t.Context(), first.Position()))
+		_, err = first.Do(t.Context(), acceptExec("x1"))
 		must(t, err)
 
 		restored := journal(c, d.tenant, "s1", "k2")
-		from, err := c.ReadSnapshots(t.Context(), func(s *protocol.State, record uint64) {
-			if s.Sandbox.Tenant == d.tenant {
-				restored.Restore(s, record)
+		from, err := c.ReadSnapshots(t.Context(), func(tenant, _ string, s *jetstream.Snapshot) {
+			if tenant == d.tenant {
+				restored.Restore(s)
 			}
 		})
 		must(t, err)
@@ -93,12 +95,13 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		c, ctx := d.opened(t), t.Context()
 		_, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		must(t, err)
-		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 0, []uint64{7}))
+		_, err = c.WriteExecIDs(ctx, d.tenant, "s1", 0, []uint64{7}, 0)
+		must(t, err)
 		readySandbox(t, c, d.tenant, "s1")
 		behind := journal(c, d.tenant, "s1", "k2")
 		must(t, behind.Refresh(ctx))
-		snapshot, record := behind.State()
-		must(t, c.WriteSnapshot(ctx, snapshot, record))
+		_, err = c.WriteSnapshot(ctx, d.tenant, "s1", behind.Snapshot(), 0)
+		must(t, err)
 		must(t, publishChunks(t, c, d.tenant, "s1", "x1", 10, 2))
 		_, err = journal(c, d.tenant, "s1", "k1").Do(ctx, acceptExec("x1"))
 		must(t, err)
@@ -135,9 +138,9 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 				t.Errorf("exec ids are there: %v", hashes)
 			}
 		}))
-		_, err = c.ReadSnapshots(ctx, func(s *protocol.State, _ uint64) {
-			if s.Sandbox.Tenant == d.tenant {
-				t.Errorf("the snapshot is there: %+v", s.Sandbox)
+		_, err = c.ReadSnapshots(ctx, func(tenant, sandbox string, _ *jetstream.Snapshot) {
+			if tenant == d.tenant {
+				t.Errorf("the snapshot of %s is there", sandbox)
 			}
 		})
 		must(t, err)

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,11 @@ import (
 // Decide looks at a sandbox's state and returns the events that should follow, without numbers. It
 // changes nothing, does no I/O, and may be called several times: when somebody else wrote first,
 // it is asked again on the newer state. An error, or no events, appends nothing.
+//
+// What is more than one message takes is appended in parts: as many of the first events as fit, and
+// then decide is asked again, on the state that these leave, until what it returns fits. So a decision
+// that may return many events says what is still to be done: it ends the execs that are active, not
+// those that were when it was made. When its process dies in between, whoever looks next asks it again.
 type Decide func(s *protocol.State, now time.Time) ([]protocol.Event, error)
 
 // JournalConfig says who writes.
@@ -27,6 +33,10 @@ type JournalConfig struct {
 	// OnApply is called after each batch was folded in, in order, with the state after it, under
 	// the journal's lock: it must be quick and must not call the journal. It may be nil.
 	OnApply func(s *protocol.State, b *protocol.Batch)
+
+	// OnReset is called, as OnApply is, before a history is folded again from its beginning, because the
+	// log no longer has what was folded. It may be nil.
+	OnReset func()
 }
 
 // Journal is one writer's view of one sandbox's history: its fold, and the way to append to it.
@@ -36,19 +46,27 @@ type Journal struct {
 	conn *Conn
 	cfg  JournalConfig
 
-	mu     sync.Mutex
-	state  *protocol.State
-	record uint64 // of the last batch folded in
-	stale  bool   // the history must be read before the next decision
-	queue  []*decision
-	busy   bool
+	mu    sync.Mutex
+	state *protocol.State
+	at    Position // of the last message folded in
+	stale bool     // the history must be read before the next decision
+	queue []*decision
+	busy  bool
+	moved chan struct{} // closed when the next batch is folded in; nil: nobody waits for that
+
+	// A server that comes back may have another history. life is the connection's at the time of the last
+	// look at the history; doubt is where the fold was when the connection was lost, and is to be looked for.
+	life  uint64
+	doubt Position
 }
 
 // decision is one call of Do, waiting.
 type decision struct {
 	ctx    context.Context
 	decide Decide
+	before []protocol.Event // what earlier messages took of it
 	events []protocol.Event
+	more   bool  // it had more events than a message takes
 	err    error // of decide itself
 	done   chan error
 }
@@ -58,15 +76,15 @@ func (c *Conn) Journal(cfg JournalConfig) *Journal {
 	if cfg.KeepEnded == 0 {
 		cfg.KeepEnded = 256
 	}
-	return &Journal{conn: c, cfg: cfg, state: &protocol.State{}, stale: true}
+	return &Journal{conn: c, cfg: cfg, state: &protocol.State{}, stale: true, life: c.life.Load()}
 }
 
-// Restore gives a journal the state of a snapshot and the record that it was taken at.
-func (j *Journal) Restore(s *protocol.State, record uint64) {
+// Restore gives a journal the state of a snapshot, where that is newer.
+func (j *Journal) Restore(s *Snapshot) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if record > j.record {
-		j.state, j.record = s, record
+	if s.Record > j.at.Record {
+		j.state, j.at = s.State, s.position()
 	}
 }
 
@@ -83,14 +101,21 @@ func (j *Journal) Fresh() {
 func (j *Journal) View(f func(s *protocol.State, record uint64)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	f(j.state, j.record)
+	f(j.state, j.at.Record)
 }
 
 // State returns a copy of the folded state, and the record it was folded up to.
 func (j *Journal) State() (*protocol.State, uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.state.Clone(), j.record
+	return j.state.Clone(), j.at.Record
+}
+
+// Snapshot returns a copy of the folded state, and where the fold ends.
+func (j *Journal) Snapshot() *Snapshot {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return &Snapshot{Version: protocol.Version, Record: j.at.Record, Batch: j.at.Batch, Fold: protocol.FoldVersion, State: j.state.Clone()}
 }
 
 // Observe folds in a batch that was heard of from outside, where it is the next one. It reports
@@ -101,8 +126,16 @@ func (j *Journal) Observe(b *protocol.Batch) (gap bool) {
 	if b.First() > j.state.Sandbox.Sequence+1 {
 		return true
 	}
+	j.doubtLocked()
 	j.applyLocked(b)
 	return false
+}
+
+// doubtLocked notes, after a connection was lost, which place of the log is to be looked for.
+func (j *Journal) doubtLocked() {
+	if j.doubt.Record == 0 && j.life != j.conn.life.Load() {
+		j.doubt = j.at
+	}
 }
 
 // applyLocked folds a batch in, unless that was done before.
@@ -118,56 +151,65 @@ func (j *Journal) applyLocked(b *protocol.Batch) {
 			j.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
 	}
-	j.record = b.Record
+	j.at = Position{b.Record, b.ID}
+	if j.moved != nil {
+		close(j.moved)
+		j.moved = nil
+	}
 	j.state.Trim(j.cfg.KeepEnded)
 	if j.cfg.OnApply != nil {
 		j.cfg.OnApply(j.state, b)
 	}
 }
 
-// Refresh folds in everything that is in the history now.
+// Refresh folds in everything that is in the history now. Where the log does not have what was folded
+// before, a server having lost it, the history is folded again from its beginning.
 func (j *Journal) Refresh(ctx context.Context) error {
+	life := j.conn.life.Load()
 	j.mu.Lock()
-	empty, after := j.record == 0, j.record
+	j.doubtLocked()
+	empty := j.at.Record == 0
 	j.mu.Unlock()
-	if empty { // a whole replay: in batches, from any replica
-		batches, last, err := j.conn.history(ctx, j.cfg.Tenant, j.cfg.Sandbox, 0)
+	if empty {
+		entries, err := j.conn.wholeHistory(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 		if err != nil {
 			return err
 		}
-		j.applyAll(batches, last)
-		after = last
+		j.applyAll(entries)
+	} else if err := j.catchUp(ctx); err != nil {
+		return err
 	}
-	if !empty || !j.conn.singleReplica() {
-		batches, last, err := j.conn.historyTail(ctx, j.cfg.Tenant, j.cfg.Sandbox, after)
-		if err != nil {
-			return err
-		}
-		j.applyAll(batches, last)
-	}
-	j.Fresh()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.stale, j.life = false, life
 	return nil
 }
 
-// applyAll folds in what was read of the history, up to the record last: that is what the next
-// append expects, even when there is something at it that does not fold.
-func (j *Journal) applyAll(batches []*protocol.Batch, last uint64) {
+// applyAll folds in what was read of the history. What the next append expects is the last message,
+// even when there is something in it that does not fold.
+func (j *Journal) applyAll(entries []entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for _, b := range batches {
-		if b.First() > j.state.Sandbox.Sequence+1 {
+	j.applyAllLocked(entries)
+}
+
+func (j *Journal) applyAllLocked(entries []entry) {
+	for i := range entries {
+		if b := entries[i].batch; b != nil && b.First() > j.state.Sandbox.Sequence+1 {
 			// What comes between is no longer kept: a tombstone is all there is.
 			buried := &protocol.State{}
 			if err := buried.Bury(&b.Events[len(b.Events)-1]); err != nil {
 				j.conn.log.Error("a history goes on with a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
-				continue
+			} else {
+				j.state = buried
 			}
-			j.state = buried
-			continue
+		} else if b != nil {
+			j.applyLocked(b)
 		}
-		j.applyLocked(b)
+		if p := entries[i].position(); p.Record > j.at.Record {
+			j.at = p
+		}
 	}
-	j.record = max(j.record, last)
 }
 
 func (c *Conn) singleReplica() bool {
@@ -176,16 +218,14 @@ func (c *Conn) singleReplica() bool {
 	return c.meta != nil && c.meta.replicas == 1
 }
 
-// maxGroup is how many decisions one append carries at most; maxBatchBytes bounds its message,
-// below the server's maximum payload.
-const (
-	maxGroup      = 256
-	maxBatchBytes = 768 << 10
-)
+// maxGroup is how many decisions one append carries at most.
+const maxGroup = 256
 
-// Do asks decide, appends what it returns, and returns those events as they are in the log. The
-// error is decide's own, or unavailable: then the outcome is open, and decide must be written so
-// that calling Do again is safe. When ctx ends, Do returns at once; what is in flight goes on.
+// Do asks decide, appends what it returns, in several messages where it is more than one takes, and
+// returns those events as they are in the log. The error is decide's own, or unavailable: then the
+// outcome is open, and decide must be written so that calling Do again is safe; or invalid_argument
+// with reason too_large, where a single event is larger than a message. What was appended in messages
+// before the one that failed stays. When ctx ends, Do returns at once; what is in flight goes on.
 func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, error) {
 	d := &decision{ctx: ctx, decide: decide, done: make(chan error, 1)}
 	j.mu.Lock()
@@ -270,6 +310,10 @@ func (j *Journal) commit(group []*decision) {
 					e.Record, e.Writer, e.Token = batch.Record, batch.Writer, batch.Token
 				}
 			}
+			if last := took[len(took)-1]; last.more { // it goes first in the next message
+				last.before = append(last.before, last.events...)
+				took, rest = took[:len(took)-1], append([]*decision{last}, rest...)
+			}
 		}
 		finish(took, err)
 		group = rest
@@ -280,7 +324,10 @@ func (j *Journal) commit(group []*decision) {
 func finish(group []*decision, err error) {
 	for _, d := range group {
 		if err != nil {
-			d.events, d.err = nil, err
+			d.err = err
+		}
+		if d.events = append(d.before, d.events...); d.err != nil {
+			d.events = nil
 		}
 		d.done <- d.err
 	}
@@ -296,7 +343,7 @@ func (j *Journal) makeStale() {
 func (j *Journal) refreshStale(ctx context.Context, always bool) error {
 	for {
 		j.mu.Lock()
-		stale := j.stale
+		stale := j.stale || j.life != j.conn.life.Load()
 		j.mu.Unlock()
 		if !stale && !always {
 			return nil
@@ -319,12 +366,13 @@ func (j *Journal) refreshStale(ctx context.Context, always bool) error {
 // expectation, until the history shows the batch or another one in its place.
 //
 // The message that follows the expected one is all that need be read: it is the batch, or what came
-// in its place. When still more was written, the next append loses once more.
-func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected uint64) (won bool, err error) {
+// in its place. When still more was written, the next append loses once more. Where none follows, the
+// expected one itself is looked for.
+func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
 	tried := false
 	for pause := firstPause; ; pause = nextPause(pause) {
 		try, cancel := context.WithTimeout(ctx, appendTry)
-		record, err := j.conn.Append(try, batch, expected)
+		record, err := j.conn.Append(try, batch, expected.Record)
 		cancel()
 		if err == nil {
 			batch.Fill(record)
@@ -333,22 +381,14 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected ui
 		if err != ErrConflict && !isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) {
 			return false, err
 		}
-		if err == ErrConflict && !tried && j.isBeyond(expected) {
-			return false, nil // the winner was heard of meanwhile
+		if err == ErrConflict && !tried && j.hearsBeyond(expected.Record) {
+			return false, nil // what won is folded in
 		}
 		tried = true
 		j.makeStale()
-		try, cancel = context.WithTimeout(ctx, appendTry)
-		written, last, readErr := j.conn.historyNext(try, j.cfg.Tenant, j.cfg.Sandbox, expected)
-		cancel()
-		if readErr == nil && last > expected {
-			j.applyAll(written, last)
-			j.Fresh()
-			if len(written) > 0 && written[0].ID == batch.ID {
-				batch.Fill(written[0].Record)
-				return true, nil
-			}
-			return false, nil
+		won, lost := j.outcome(ctx, batch, expected)
+		if won || lost {
+			return won, nil
 		}
 		if !sleep(ctx, pause) {
 			return false, protocol.Errorf(protocol.Unavailable, "", "append to %s: %v", j.cfg.Sandbox, err)
@@ -356,21 +396,77 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected ui
 	}
 }
 
-// isBeyond says whether more than the expected record has been folded in.
-func (j *Journal) isBeyond(expected uint64) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.record > expected
+// outcome looks for what became of a batch: won where it follows the expected record, lost where
+// something else does, or where the log does not have the expected record: what was folded is then folded again.
+func (j *Journal) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
+	ctx, cancel := context.WithTimeout(ctx, appendTry)
+	defer cancel()
+	for range 3 {
+		next, err := j.conn.historyNext(ctx, j.cfg.Tenant, j.cfg.Sandbox, expected.Record)
+		if err != nil {
+			return false, false
+		}
+		j.mu.Lock()
+		known := j.life == j.conn.life.Load()
+		j.mu.Unlock()
+		if len(next) == 1 && known && (!next[0].told || next[0].after == expected.Record) {
+			j.applyAll(next)
+			j.Fresh()
+			won = next[0].batch != nil && next[0].batch.ID == batch.ID
+			if won {
+				batch.Fill(next[0].record)
+			}
+			return won, !won
+		}
+		// There is nothing yet, or the expected record may be of another history.
+		if err := j.Refresh(ctx); err != nil {
+			return false, false
+		}
+		if now := j.Position(); now.Record <= expected.Record {
+			return false, now != expected
+		}
+	}
+	return false, true
+}
+
+// hearWithin is how long a lost race waits to hear of what won before it reads that. Coordinators
+// follow the log and workers are told of what coordinators decide, so the batch is on its way: asking
+// the leader for it would cost both sides more than all the rest of the append.
+const hearWithin = 2 * time.Millisecond
+
+// hearsBeyond says whether more than the expected record is folded in, now or within hearWithin.
+func (j *Journal) hearsBeyond(expected uint64) bool {
+	over := time.NewTimer(hearWithin)
+	defer over.Stop()
+	for {
+		j.mu.Lock()
+		if j.at.Record > expected {
+			j.mu.Unlock()
+			return true
+		}
+		if j.moved == nil {
+			j.moved = make(chan struct{})
+		}
+		moved := j.moved
+		j.mu.Unlock()
+		select {
+		case <-moved:
+		case <-over.C:
+			return false
+		}
+	}
 }
 
 // assemble asks the decisions of a group in order, each on the state that those before it leave,
 // and makes one batch, which has no events when there is nothing to write. took is what the batch
 // settles, refusals among it: they hold only if the batch does. rest is what did not fit.
 //
-// expected is the record that the decisions were made on, read together with the state: a batch
+// expected is the place that the decisions were made on, read together with the state: a batch
 // that is folded in meanwhile must make the append lose, not shift what it expects.
-func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected uint64, took, rest []*decision) {
-	scratch, expected := j.State()
+func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected Position, took, rest []*decision) {
+	j.mu.Lock()
+	scratch, expected := j.state.Clone(), j.at
+	j.mu.Unlock()
 	now := time.Now().UTC()
 	batch = &protocol.Batch{
 		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
@@ -379,37 +475,60 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected u
 	if j.cfg.Token != nil {
 		batch.Token = j.cfg.Token()
 	}
-	size := 0
+	whole, size := j.conn.maxBatch(), 0
 	for i, d := range group {
-		d.events, d.err = nil, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // nobody waits any more
+		d.events, d.more, d.err = nil, false, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // nobody waits any more
 		var events []protocol.Event
 		if d.err == nil {
-			events, d.err = d.decide(scratch, now)
+			events, d.err = j.ask(d, scratch, now)
+		}
+		fits, cost := 0, 0
+		if d.err == nil && len(events) > 0 {
+			j.address(events, now)
+			fits, cost, d.err = prefix(events, whole-size, maxBatchEvents-len(batch.Events), whole)
 		}
 		if d.err == nil && len(events) > 0 {
-			cost := 0
-			for k := range events {
-				e := &events[k]
-				e.Tenant, e.Sandbox = j.cfg.Tenant, j.cfg.Sandbox
-				if e.Time.IsZero() {
-					e.Time = now
-				}
-				cost += eventSize(e)
+			if fits < len(events) && len(batch.Events) > 0 {
+				return batch, expected, took, group[i:] // in the next message
 			}
-			if size > 0 && size+cost > maxBatchBytes {
-				return batch, expected, took, group[i:]
-			}
+			// All of them are judged, also those that go into a later message.
 			if d.err = scratch.Number(events); d.err != nil {
 				scratch = j.replay(batch.Events)
 			} else {
 				size += cost
-				batch.Events = append(batch.Events, events...)
-				d.events = events
+				d.events, d.more = events[:fits:fits], fits < len(events)
+				batch.Events = append(batch.Events, d.events...)
 			}
 		}
 		took = append(took, d)
+		if d.more {
+			return batch, expected, took, group[i+1:]
+		}
 	}
 	return batch, expected, took, nil
+}
+
+// ask asks one decision. One that panics is refused by itself: it runs beside those of others, in the
+// journal's own goroutine.
+func (j *Journal) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			j.conn.log.Error("a decision panics", "sandbox", j.cfg.Sandbox, "panic", p, "stack", string(debug.Stack()))
+			events, err = nil, protocol.Errorf(protocol.Internal, "", "panic: %v", p)
+		}
+	}()
+	return d.decide(s, now)
+}
+
+// address fills in what a decision leaves out.
+func (j *Journal) address(events []protocol.Event, now time.Time) {
+	for k := range events {
+		e := &events[k]
+		e.Tenant, e.Sandbox = j.cfg.Tenant, j.cfg.Sandbox
+		if e.Time.IsZero() {
+			e.Time = now
+		}
+	}
 }
 
 // replay builds the scratch state again, after a decision spoilt it.
@@ -421,22 +540,4 @@ func (j *Journal) replay(events []protocol.Event) *protocol.State {
 		}
 	}
 	return scratch
-}
-
-// eventSize is about how many bytes an event takes in a batch.
-func eventSize(e *protocol.Event) int {
-	n := 256
-	if e.Exec != nil {
-		n += len(e.Exec.Stdout) + len(e.Exec.Stderr)
-		if e.Exec.Spec != nil {
-			n += len(e.Exec.Spec.Stdin)
-			for _, a := range e.Exec.Spec.Command {
-				n += len(a) + 5
-			}
-			for k, v := range e.Exec.Spec.Env {
-				n += len(k) + len(v) + 10
-			}
-		}
-	}
-	return n
 }

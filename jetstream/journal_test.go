@@ -412,3 +412,19 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 		t.Errorf("a call took %s", l.worst)
 	}
 }
+
+// A defect in one decision is that decision's: the journal goes on, and so does the process.
+func TestADecisionThatPanicsIsRefused(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	readySandbox(t, c, d.tenant, "s")
+	j := journal(c, d.tenant, "s", "k1")
+	_, err := j.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) { panic("a defect") })
+	wantError(t, err, protocol.Internal, "")
+	events, err := j.Do(t.Context(), acceptExec("x"))
+	must(t, err)
+	if len(events) != 1 {
+		t.Fatalf("%v", events)
+	}
+}

@@ -132,15 +132,22 @@ func (l *Lease) TTL() time.Duration { return l.ttl }
 // Check returns nil while the lease may be trusted. Otherwise: failed_precondition with reason
 // lease_lost.
 func (l *Lease) Check() error {
+	_, err := l.Trusted()
+	return err
+}
+
+// Trusted returns until when the lease may be trusted, as far as is known now, also where that is
+// over. Errors as of Check.
+func (l *Lease) Trusted() (until time.Time, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.lost:
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s was lost", l.key)
+		return time.Now(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s was lost", l.key)
 	case !time.Now().Before(l.trusted):
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s could not be renewed in time", l.key)
+		return l.trusted, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s could not be renewed in time", l.key)
 	}
-	return nil
+	return l.trusted, nil
 }
 
 // Lost is closed when somebody else has the lease, or it ended: it never comes back.
@@ -167,6 +174,7 @@ func (l *Lease) Run(ctx context.Context) error {
 			return err
 		default:
 			l.bucket.conn.log.Warn("a lease is not renewed", "lock", l.key, "error", err)
+			_ = l.bucket.conn.awaitConnection(ctx) // it fails at the end of ctx, or where no renewal will ever work
 			pause = retryPause
 		}
 	}

@@ -278,11 +278,11 @@ func TestARenewalThatFindsItsOwnValueGivesNoTrust(t *testing.T) {
 	must(t, err)
 	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
 	must(t, err)
-	before := l.Trusted()
-	if trusted, err := l.Renew(t.Context()); err != nil || trusted || !l.Trusted().Equal(before) {
-		t.Fatalf("trusted for %s longer, %v, %v", l.Trusted().Sub(before), trusted, err)
+	before := l.TrustedUntil()
+	if trusted, err := l.Renew(t.Context()); err != nil || trusted || !l.TrustedUntil().Equal(before) {
+		t.Fatalf("trusted for %s longer, %v, %v", l.TrustedUntil().Sub(before), trusted, err)
 	}
-	if trusted, err := l.Renew(t.Context()); err != nil || !trusted || !l.Trusted().After(before) {
+	if trusted, err := l.Renew(t.Context()); err != nil || !trusted || !l.TrustedUntil().After(before) {
 		t.Fatalf("the next renewal gives no trust: %v, %v", trusted, err)
 	}
 }
@@ -297,9 +297,9 @@ func TestTheRenewalAfterOneThatGaveNoTrustComesSoon(t *testing.T) {
 	must(t, err)
 	_, err = c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0) // stands for a renewal whose answer was lost
 	must(t, err)
-	before, began := l.Trusted(), time.Now()
+	before, began := l.TrustedUntil(), time.Now()
 	renewed(t, l)
-	eventually(t, ttl*2/3, "the trust", func() bool { return l.Trusted().After(before) })
+	eventually(t, ttl*2/3, "the trust", func() bool { return l.TrustedUntil().After(before) })
 	if took := time.Since(began); took >= 2*(ttl/6) {
 		t.Errorf("trusted after %s", took)
 	}

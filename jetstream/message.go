@@ -3,11 +3,13 @@ package jetstream
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -24,6 +26,9 @@ type stored struct {
 // publish stores a message and waits for the acknowledgement. expected is the sequence of the last
 // message on the subject, or anySequence.
 func (c *Conn) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64, error) {
+	if why := c.room.broken(); why != "" && isUnder(m.Subject, protocol.AppendFilter) {
+		return 0, Room{Failed: why}.Err() // the server would not even answer
+	}
 	ctx, cancel := c.await(ctx)
 	defer cancel()
 	var opts []jetstream.PublishOpt
@@ -32,7 +37,10 @@ func (c *Conn) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64
 	}
 	ack, err := c.js.PublishMsg(ctx, m, opts...)
 	if err != nil {
-		return 0, translate(causeOf(ctx, err), "write to "+m.Subject)
+		if isUnder(m.Subject, protocol.AppendFilter) && errors.Is(err, context.DeadlineExceeded) {
+			c.room.suspect()
+		}
+		return 0, translateWrite(causeOf(ctx, err), m.Subject)
 	}
 	return ack.Sequence, nil
 }
@@ -185,8 +193,9 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 const pullHeartbeat = time.Second
 
 // follow reads a whole stream, or one filter of it, from a sequence on, and then what comes, until
-// ctx ends. handle is called in order; caughtUp, when not nil, once everything was handled that the
-// stream's leader had at the beginning, and what came in its place meanwhile. What breaks later begins anew behind what was handled last, by a
+// ctx ends, or the stream no longer has what was handled: [IsRewound]. handle is called in order;
+// caughtUp, when not nil, once everything was handled that the stream's leader had at the beginning, and
+// what came in its place meanwhile. What breaks later begins anew behind what was handled last, by a
 // new consumer, for as long as it takes: the client's own ordered consumer, where a server is away or an
 // answer is lost, waits longer each time.
 func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, handle func(*stored), caughtUp func()) error {
@@ -200,21 +209,25 @@ func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, h
 		}
 	}
 	for begun := false; ; {
-		consumer, err := f.open(ctx)
+		err := f.check(ctx)
 		if err == nil {
-			begun = true
-			err = f.read(ctx, consumer)
+			var consumer jetstream.Consumer
+			if consumer, err = f.open(ctx); err == nil {
+				begun = true
+				err = f.read(ctx, consumer)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !begun || c.nc.IsClosed():
+		case !begun || c.nc.IsClosed() || IsRewound(err):
 			return err
 		}
 		c.log.Warn("following begins anew", "stream", stream, "error", err)
 		if !sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
+		_ = c.awaitConnection(ctx) // where it fails, the next try says why
 	}
 }
 
@@ -224,30 +237,36 @@ type follower struct {
 	stream, filter string
 	next           uint64 // where the next consumer begins
 	handle         func(*stored)
-	caughtUp       func() // nil once it was called
-	target         uint64 // what it has to come to before
-	pending        uint64 // so many more are to come, as the replica sees it that the consumer sits on
+	handled        time.Time // when the message before next was stored; zero: not known
+	caughtUp       func()    // nil once it was called
+	target         uint64    // what it has to come to before
+	pending        uint64    // so many more are to come, as the replica sees it that the consumer sits on
 }
 
-// open makes a consumer. Its answer is lost where the connection breaks, or where the cluster gave the
-// consumer to a server that has died without its knowing yet: another one is asked for, which has
-// another name, and each time there is more patience, for a cluster that is slow.
-func (f *follower) open(ctx context.Context) (jetstream.Consumer, error) {
+// open makes a consumer. The question is put again until it is answered, under the same name; where the
+// cluster gave the consumer to a server that has died without its knowing yet, another one is asked for,
+// which has another name, and each time there is more patience, for a cluster that is slow.
+func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err error) {
 	c := f.conn
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for patience := askAgain; ; patience *= 2 {
-		waiting, end := c.await(ctx)
-		try, stop := context.WithTimeout(waiting, patience)
-		consumer, err := c.js.CreateConsumer(try, f.stream, jetstream.ConsumerConfig{
+		if err := c.awaitConnection(ctx); err != nil {
+			return nil, err
+		}
+		config := jetstream.ConsumerConfig{
+			Name:          nuid.Next(),
 			FilterSubject: f.filter, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next,
 			AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerIdle,
+		}
+		try, stop := context.WithTimeout(ctx, patience)
+		consumer, err = insist(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {
+			return c.js.CreateConsumer(ctx, f.stream, config)
 		})
-		again := err != nil && (try.Err() != nil || c.nc.IsReconnecting())
+		again := err != nil && try.Err() != nil && ctx.Err() == nil
 		stop()
-		end()
-		if !again || !sleep(ctx, retryPause) {
-			return consumer, translate(err, "follow "+f.stream)
+		if !again {
+			return consumer, err
 		}
 	}
 }
@@ -285,7 +304,7 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 		if meta.Sequence.Consumer != delivered {
 			return protocol.Errorf(protocol.Unavailable, "", "follow %s: message %d came in place of %d", f.stream, meta.Sequence.Consumer, delivered)
 		}
-		f.next, f.pending = meta.Sequence.Stream+1, meta.NumPending
+		f.next, f.pending, f.handled = meta.Sequence.Stream+1, meta.NumPending, meta.Timestamp
 		f.handle(&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()})
 		f.progress()
 	}

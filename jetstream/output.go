@@ -57,13 +57,20 @@ func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan erro
 		case <-future.Ok():
 			done <- nil
 		case err := <-future.Err():
-			done <- translate(err, "publish output")
+			done <- translateWrite(err, m.Subject)
 		case <-t.C:
 			done <- protocol.Errorf(protocol.DeadlineExceeded, "", "publish output: no answer in time")
 		}
 	}()
 	return done, nil
 }
+
+// Reconnects counts the times that the connection was made again.
+func (c *Conn) Reconnects() uint64 { return c.nc.Stats().Reconnects }
+
+// MayLoseOutput says whether the server may lose output that it acknowledged a moment before it was
+// killed: a single one writes it to disk a little later. [Conn.Open] must have succeeded.
+func (c *Conn) MayLoseOutput() bool { return c.singleReplica() }
 
 // OutputEnd reads how far the output of an exec was published without a gap. Some of what follows may
 // be stored, too.

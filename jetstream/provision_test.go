@@ -46,25 +46,128 @@ func TestTwoThatProvisionAtOnceAgreeOnTheDeployment(t *testing.T) {
 	}
 }
 
-func TestProvisionAgainKeepsTheDeploymentAndUpdatesWhatChanged(t *testing.T) {
-	conform(t, func(t *testing.T, d *deployment) {
-		before := d.opened(t).Deployment()
-		changed := d.assets
-		changed.LogMaxAge = 7 * time.Hour
-		c := d.conn(t)
-		must(t, c.Provision(t.Context(), changed))
-		if c.Deployment() != before {
-			t.Fatalf("the deployment was %s and is %s", before, c.Deployment())
+// A cluster that has just started drops some of what it is asked, and loses answers. Waiting for one of them
+// took 10 s.
+func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
+	t.Parallel()
+	servers, err := embedded.StartCluster(t.TempDir(), 3)
+	must(t, err)
+	d := &deployment{servers: servers}
+	t.Cleanup(func() {
+		for _, s := range servers {
+			s.Stop()
 		}
-		js, err := natsjs.New(d.raw(t))
-		must(t, err)
-		logs, err := js.Stream(t.Context(), protocol.StreamLogs)
-		must(t, err)
-		if age := logs.CachedInfo().Config.MaxAge; age != 7*time.Hour {
-			t.Fatalf("max age of the output is %s", age)
-		}
-		must(t, c.Provision(t.Context(), d.assets))
 	})
+	const n = 3
+	errs, began := make(chan error, n), time.Now()
+	for range n {
+		c := d.conn(t)
+		go func() { errs <- c.Provision(context.WithoutCancel(t.Context()), jetstream.Assets{Replicas: 3}) }()
+	}
+	for range n {
+		must(t, receive(t, 60*time.Second, "the end of provisioning", errs))
+	}
+	if took := time.Since(began); took > 9*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// configOf reads how a stream is made.
+func configOf(t *testing.T, d *deployment, name string) natsjs.StreamConfig {
+	t.Helper()
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), name)
+	must(t, err)
+	return stream.CachedInfo().Config
+}
+
+func TestProvisionAgainKeepsWhatIsThereAndOnlyAdds(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{LogMaxAge: 7 * time.Hour})
+	before := d.opened(t).Deployment()
+	c := d.conn(t)
+	must(t, c.Provision(t.Context(), jetstream.Assets{}))
+	if c.Deployment() != before {
+		t.Fatalf("the deployment was %s and is %s", before, c.Deployment())
+	}
+	if age := configOf(t, d, protocol.StreamLogs).MaxAge; age != 7*time.Hour {
+		t.Fatalf("max age of the output is %s, though nobody asked for another", age)
+	}
+	must(t, c.Provision(t.Context(), jetstream.Assets{LogMaxAge: 8 * time.Hour}))
+	if age := configOf(t, d, protocol.StreamLogs).MaxAge; age != 8*time.Hour {
+		t.Fatalf("max age of the output is %s, 8h were asked for", age)
+	}
+}
+
+func TestProvisioningRefusesToWeakenBeforeItChangesAnything(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	events := configOf(t, d, protocol.StreamEvents).MaxBytes
+	for field, a := range map[string]jetstream.Assets{
+		"log_max_age":     {LogMaxAge: time.Hour},
+		"log_max_bytes":   {LogMaxBytes: 1 << 20},
+		"event_max_bytes": {EventMaxBytes: 1 << 20},
+		"requests":        {Requests: 10},
+		"blob_max_age":    {BlobMaxAge: time.Hour},
+		"lock_ttl":        {LockTTL: time.Second},
+		"image_max_bytes": {ImageMaxBytes: 1 << 20},
+		"replicas":        {Replicas: 3},
+	} {
+		if a.EventMaxBytes == 0 {
+			a.EventMaxBytes = 2 * events // would be fine alone
+		}
+		err := c.Provision(t.Context(), a)
+		wantError(t, err, protocol.FailedPrecondition, "")
+		if got := protocol.AsError(err).Field; got != field || !strings.Contains(err.Error(), "boxfleet storage") {
+			t.Errorf("%s: field %q: %v", field, got, err)
+		}
+		if got := configOf(t, d, protocol.StreamEvents).MaxBytes; got != events {
+			t.Fatalf("%s was refused, after the event log's limit was changed to %d", field, got)
+		}
+	}
+	must(t, c.Change(t.Context(), jetstream.Assets{LogMaxAge: time.Hour, Requests: 10}))
+	if got := configOf(t, d, protocol.StreamRequests).MaxMsgs; got != 10 {
+		t.Fatalf("the explicit command left %d requests", got)
+	}
+}
+
+func TestOneCoordinatorWithoutReplicasLeavesThreeOfThem(t *testing.T) {
+	t.Parallel()
+	d := sharedCluster(t)
+	wantError(t, d.conn(t).Provision(t.Context(), jetstream.Assets{Replicas: 1, LockTTL: lockTTL}), protocol.FailedPrecondition, protocol.ReasonWouldWeaken)
+	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
+	for _, stream := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
+		if got := configOf(t, d, stream).Replicas; got != 3 {
+			t.Errorf("%s has %d replicas", stream, got)
+		}
+	}
+}
+
+func TestStreamsWithoutLimitsGetThemAndLoseNothing(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	readySandbox(t, c, d.tenant, "s1")
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	for _, name := range []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles} {
+		cfg := configOf(t, d, name)
+		cfg.MaxBytes = -1
+		if name == protocol.StreamEvents {
+			cfg.Discard = natsjs.DiscardOld
+		}
+		_, err = js.UpdateStream(t.Context(), cfg)
+		must(t, err)
+	}
+	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
+	for _, name := range []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles} {
+		if cfg := configOf(t, d, name); cfg.MaxBytes <= 0 || cfg.Discard != natsjs.DiscardNew {
+			t.Errorf("%s: %d bytes, %v", name, cfg.MaxBytes, cfg.Discard)
+		}
+	}
+	judge(t, c, d.tenant, "s1")
 }
 
 func TestReservedIDsCanBeTakenAwayByNobody(t *testing.T) {

@@ -100,13 +100,19 @@ func TestAReservationWhoseAnswerWasLostIsFoundAsOnesOwn(t *testing.T) {
 	})
 }
 
+func writeExecIDs(t testing.TB, c *jetstream.Conn, tenant, sandbox string, page int, hashes []uint64) {
+	t.Helper()
+	_, err := c.WriteExecIDs(t.Context(), tenant, sandbox, page, hashes, 0)
+	must(t, err)
+}
+
 func TestPagesOfExecIDsAreReadBack(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
-		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 0, []uint64{1, 1 << 63}))
-		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 1, []uint64{3}))
-		must(t, c.WriteExecIDs(ctx, d.tenant, "s1", 1, []uint64{3, 4})) // grown
-		must(t, c.WriteExecIDs(ctx, d.tenant, "s2", 0, nil))
+		writeExecIDs(t, c, d.tenant, "s1", 0, []uint64{1, 1 << 63})
+		writeExecIDs(t, c, d.tenant, "s1", 1, []uint64{3})
+		writeExecIDs(t, c, d.tenant, "s1", 1, []uint64{3, 4}) // grown
+		writeExecIDs(t, c, d.tenant, "s2", 0, nil)
 		got := map[string][]uint64{}
 		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, page int, hashes []uint64) {
 			if tenant == d.tenant {

@@ -94,12 +94,14 @@ func (c *Conn) Query(ctx context.Context, tenant, endpoint string, q *protocol.Q
 	m := nats.NewMsg(protocol.APISubject(tenant, endpoint))
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	m.Data = protocol.Encode(q)
+	ctx, done := c.whileQuorum(ctx)
+	defer done()
 	answer, err := c.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
 	if err != nil {
-		return nil, translate(err, "ask for "+endpoint)
+		return nil, c.orNoQuorum(translate(causeOf(ctx, err), "ask for "+endpoint))
 	}
 	reply := &protocol.Reply{}
 	if err := protocol.DecodeAs(answer.Header.Get(protocol.HeaderContentType), answer.Data, reply); err != nil {

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -10,32 +11,94 @@ import (
 )
 
 // Snapshot is the fold of one sandbox's history at a record, kept so that a start need not replay
-// everything. The log remains the truth: a snapshot may be lost.
+// everything. The log remains the truth: a snapshot may be lost. One without a state says that the
+// sandbox has too much of it for a message, and is to be folded from its history.
 type Snapshot struct {
 	Version int             `json:"v"`
 	Record  uint64          `json:"record"`
 	State   *protocol.State `json:"state"`
+	Batch   string          `json:"batch,omitempty"` // id of the batch at Record
+	Fold    int             `json:"fold,omitempty"`  // [protocol.FoldVersion] of who folded State
 }
+
+func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
+
+// usable says whether the state is one that this code would have folded.
+func (s *Snapshot) usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
 
 // checkpointKey holds the record up to which every sandbox's snapshot is current.
 const checkpointKey = "_checkpoint"
 
-// WriteSnapshot stores a sandbox's snapshot.
-func (c *Conn) WriteSnapshot(ctx context.Context, s *protocol.State, record uint64) error {
-	data := protocol.Encode(&Snapshot{Version: protocol.Version, Record: record, State: s})
-	_, err := c.kv(protocol.BucketSandboxes).put(ctx, s.Sandbox.Tenant+"."+s.Sandbox.ID, data, anySequence)
+// maxSnapshot is from how many bytes on a snapshot leaves the execs out that have ended.
+const maxSnapshot = 512 << 10
+
+// WriteSnapshot stores a sandbox's snapshot over the one of a revision, 0 where that is not known, and
+// returns the new one, 0 where it is not known. A newer one that is there stands. What is larger than a message is stored
+// without its state. The state may be changed.
+func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (uint64, error) {
+	data := protocol.Encode(s)
+	if len(data) > maxSnapshot {
+		s.State.Trim(0)
+		data = protocol.Encode(s)
+	}
+	if len(data) > c.maxBatch() {
+		bare := *s
+		bare.State = nil
+		data = protocol.Encode(&bare)
+	}
+	return c.kv(protocol.BucketSandboxes).replace(ctx, tenant+"."+sandbox, revision, func(old []byte) ([]byte, error) {
+		stands, err := c.stands(ctx, tenant, sandbox, old, s)
+		if stands || err != nil {
+			return nil, err
+		}
+		return data, nil
+	})
+}
+
+// WriteCheckpoint says that every event up to a place of the log is in some snapshot. A newer one stands.
+func (c *Conn) WriteCheckpoint(ctx context.Context, at Position) error {
+	s := &Snapshot{Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion}
+	_, err := c.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
+		stands, err := c.stands(ctx, "", "", old, s)
+		if stands || err != nil {
+			return nil, err
+		}
+		return protocol.Encode(s), nil
+	})
 	return err
 }
 
-// WriteCheckpoint says that every event up to record is in some snapshot.
-func (c *Conn) WriteCheckpoint(ctx context.Context, record uint64) error {
-	_, err := c.kv(protocol.BucketSandboxes).put(ctx, checkpointKey, protocol.Encode(&Snapshot{Version: protocol.Version, Record: record}), anySequence)
-	return err
+// Snapshot reads the snapshot of a sandbox, as it is stored. Error: not_found.
+func (c *Conn) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
+	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox)
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{}
+	if err := protocol.Decode(value, s); err != nil {
+		return nil, err
+	}
+	return s, protocol.CheckVersion(s.Version)
 }
 
-// ReadSnapshots reads every snapshot, and returns the record that the log must be followed from.
-// Snapshots that cannot be read, or do not reach back to the checkpoint, mean a full replay: 1.
-func (c *Conn) ReadSnapshots(ctx context.Context, visit func(s *protocol.State, record uint64)) (from uint64, err error) {
+// stands says whether what is stored is at least as new as a snapshot that is to be written, and of the
+// log as it is.
+func (c *Conn) stands(ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot) (bool, error) {
+	var old Snapshot
+	if stored == nil || protocol.Decode(stored, &old) != nil || protocol.CheckVersion(old.Version) != nil || old.Record < s.Record {
+		return false, nil
+	}
+	if old.Record == s.Record {
+		return old.Batch == s.Batch && old.Fold >= s.Fold, nil
+	}
+	return c.holds(ctx, tenant, sandbox, old.position())
+}
+
+// ReadSnapshots reads every snapshot, and returns the record that the log must be followed from. s is
+// nil for a sandbox that is to be folded from its history: its snapshot cannot be used. Without a
+// checkpoint, and with one that the log does not reach or that is of another history of it, nothing is
+// visited, and the log is followed from 1.
+func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (from uint64, err error) {
 	b := c.kv(protocol.BucketSandboxes)
 	value, _, err := b.get(ctx, checkpointKey)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -48,19 +111,66 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(s *protocol.State, 
 	if protocol.Decode(value, &checkpoint) != nil || protocol.CheckVersion(checkpoint.Version) != nil {
 		return 1, nil
 	}
-	from = checkpoint.Record + 1
+	last, err := c.lastSequence(ctx, protocol.StreamEvents)
+	if err != nil {
+		return 0, err
+	}
+	if there, err := c.reaches(ctx, checkpoint.position(), last); err != nil {
+		return 0, err
+	} else if !there {
+		c.log.Warn("the log does not have what the snapshots were made of: it is read from its beginning", "checkpoint", checkpoint.Record, "log", last)
+		return 1, nil
+	}
+	type late struct {
+		tenant, sandbox string
+		snapshot        *Snapshot
+	}
+	var newer []late
 	err = c.readAll(ctx, b, func(key string, value []byte) {
-		if key == checkpointKey {
-			return
+		tenant, sandbox, ok := strings.Cut(key, ".")
+		if !ok {
+			return // the checkpoint
 		}
 		s := &Snapshot{}
-		if protocol.Decode(value, s) != nil || protocol.CheckVersion(s.Version) != nil || s.State == nil {
-			from = 1
-			return
+		switch {
+		case protocol.Decode(value, s) != nil || protocol.CheckVersion(s.Version) != nil || !s.usable() || s.Record > last:
+			visit(tenant, sandbox, nil)
+		case s.Record > checkpoint.Record:
+			newer = append(newer, late{tenant, sandbox, s})
+		default:
+			visit(tenant, sandbox, s)
 		}
-		visit(s.State, s.Record)
 	})
-	return from, err
+	for _, n := range newer { // the log up to the checkpoint says nothing of these
+		if err != nil {
+			break
+		}
+		var there bool
+		if there, err = c.holds(ctx, n.tenant, n.sandbox, n.snapshot.position()); !there {
+			n.snapshot = nil
+		}
+		if err == nil {
+			visit(n.tenant, n.sandbox, n.snapshot)
+		}
+	}
+	return checkpoint.Record + 1, err
+}
+
+// reaches says whether the log, whose last message is known, has a position, as far as can be told: what
+// was purged since cannot be looked at.
+func (c *Conn) reaches(ctx context.Context, p Position, last uint64) (bool, error) {
+	if p.Record > last {
+		return false, nil
+	}
+	m, err := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	e, err := c.entryOf(m)
+	return e.isAt(p), err
 }
 
 // execIDPage is the value of a key in the registry of exec ids: the hashes of so many ids, in the
@@ -70,23 +180,76 @@ type execIDPage struct {
 	Hashes  []byte `json:"hashes"`
 }
 
-// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes.
-func (c *Conn) WriteExecIDs(ctx context.Context, tenant, sandbox string, page int, hashes []uint64) error {
-	p := execIDPage{Version: protocol.Version, Hashes: make([]byte, 0, 8*len(hashes))}
-	for _, h := range hashes {
-		p.Hashes = binary.BigEndian.AppendUint64(p.Hashes, h)
+// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes, over that of a revision, 0 where
+// that is not known, and returns the new one, 0 where it is not known. Those that are stored stay, whoever stored them: a
+// page that lacks one would have its id accepted a second time.
+func (c *Conn) WriteExecIDs(ctx context.Context, tenant, sandbox string, page int, hashes []uint64, revision uint64) (uint64, error) {
+	key, others := tenant+"."+sandbox+"."+strconv.Itoa(page), false
+	written, err := c.kv(protocol.BucketExecIDs).replace(ctx, key, revision, func(old []byte) ([]byte, error) {
+		stored, err := decodeExecIDs(old)
+		if err != nil {
+			c.log.Error("a page of exec ids cannot be read, and is written again", "key", key)
+			stored = nil
+		}
+		all := union(stored, hashes)
+		others = len(all) > len(hashes)
+		if old != nil && len(all) == len(stored) {
+			return nil, nil
+		}
+		p := execIDPage{Version: protocol.Version, Hashes: make([]byte, 0, 8*len(all))}
+		for _, h := range all {
+			p.Hashes = binary.BigEndian.AppendUint64(p.Hashes, h)
+		}
+		return protocol.Encode(&p), nil
+	})
+	if others {
+		written = 0 // what is there is not only the caller's
 	}
-	key := tenant + "." + sandbox + "." + strconv.Itoa(page)
-	_, err := c.kv(protocol.BucketExecIDs).put(ctx, key, protocol.Encode(&p), anySequence)
-	return err
+	return written, err
+}
+
+// union is what is stored, and what is not yet of more.
+func union(stored, more []uint64) []uint64 {
+	if len(stored) <= len(more) && slices.Equal(stored, more[:len(stored)]) {
+		return more
+	}
+	known := make(map[uint64]bool, len(stored))
+	for _, h := range stored {
+		known[h] = true
+	}
+	all := slices.Clone(stored)
+	for _, h := range more {
+		if !known[h] {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+func decodeExecIDs(value []byte) ([]uint64, error) {
+	if value == nil {
+		return nil, nil
+	}
+	var p execIDPage
+	if err := protocol.Decode(value, &p); err != nil {
+		return nil, err
+	}
+	if err := protocol.CheckVersion(p.Version); err != nil {
+		return nil, err
+	}
+	hashes := make([]uint64, 0, len(p.Hashes)/8)
+	for b := p.Hashes; len(b) >= 8; b = b[8:] {
+		hashes = append(hashes, binary.BigEndian.Uint64(b))
+	}
+	return hashes, nil
 }
 
 // ReadExecIDs reads every page of exec ids, in no order.
 func (c *Conn) ReadExecIDs(ctx context.Context, visit func(tenant, sandbox string, page int, hashes []uint64)) error {
 	return c.readAll(ctx, c.kv(protocol.BucketExecIDs), func(key string, value []byte) {
-		var p execIDPage
 		parts := strings.Split(key, ".")
-		if len(parts) != 3 || protocol.Decode(value, &p) != nil || protocol.CheckVersion(p.Version) != nil {
+		hashes, err := decodeExecIDs(value)
+		if len(parts) != 3 || err != nil {
 			c.log.Error("a page of exec ids cannot be read", "key", key)
 			return
 		}
@@ -94,10 +257,6 @@ func (c *Conn) ReadExecIDs(ctx context.Context, visit func(tenant, sandbox strin
 		if err != nil || page < 0 {
 			c.log.Error("a page of exec ids cannot be read", "key", key)
 			return
-		}
-		hashes := make([]uint64, 0, len(p.Hashes)/8)
-		for b := p.Hashes; len(b) >= 8; b = b[8:] {
-			hashes = append(hashes, binary.BigEndian.Uint64(b))
 		}
 		visit(parts[0], parts[1], page, hashes)
 	})

@@ -309,10 +309,18 @@ func TestBatchHeadersTellKindsAndSequence(t *testing.T) {
 	one := batchOf(Event{Sequence: 7, Kind: SandboxReady, State: StateReady})
 	one.Token = 0
 	two := batchOf(Event{Sequence: 7, Kind: ExecStarted, State: StateReady}, Event{Sequence: 8, Kind: ExecFinished, State: StateReady})
+	many := batchOf()
+	many.Token = 0
+	for i := range uint64(6000) {
+		many.Events = append(many.Events, Event{Sequence: 7 + i, Kind: ExecFailed, State: StateReady})
+	}
+	many.Events = append(many.Events, Event{Sequence: 6007, Kind: SandboxFailed, State: StateFailed})
 	for _, tc := range []struct {
 		batch *Batch
 		want  map[string]string
 	}{
+		{many, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.failed*6000,sandbox.failed", HeaderSequence: "7-6007",
+			HeaderState: "failed", HeaderWriter: "w"}},
 		{one, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "sandbox.ready", HeaderSequence: "7",
 			HeaderState: "ready", HeaderWriter: "w"}},
 		{two, map[string]string{HeaderContentType: ContentMsgpack, HeaderKind: "exec.started,exec.finished", HeaderSequence: "7-8",

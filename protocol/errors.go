@@ -34,6 +34,7 @@ const (
 	ReasonUnsupportedVersion  = "unsupported_version"
 	ReasonUnknownField        = "unknown_field"
 	ReasonQueueFull           = "queue_full"
+	ReasonRequestUsed         = "request_id_used"
 	ReasonQueueTimeout        = "queue_timeout"
 	ReasonNoNetwork           = "no_network"
 	ReasonNoGPU               = "no_gpu"
@@ -51,6 +52,7 @@ const (
 	ReasonContainerMissing    = "container_missing"
 	ReasonOOMKilled           = "oom_killed"
 	ReasonCrashLoop           = "crash_loop"
+	ReasonCommandExited       = "command_exited"
 	ReasonUnhealthy           = "unhealthy"
 	ReasonHookFailed          = "hook_failed"
 	ReasonServiceDown         = "service_down"
@@ -74,6 +76,7 @@ const (
 	ReasonCleanupTTL          = "cleanup_ttl"
 	ReasonCancelRequested     = "cancel_requested"
 	ReasonTimeout             = "timeout"
+	ReasonStartTimeout        = "start_timeout"
 	ReasonDeadLettered        = "dead_lettered"
 	ReasonAbandoned           = "abandoned_reservation"
 	ReasonSequenceBeyondEnd   = "sequence_beyond_end"
@@ -85,6 +88,14 @@ const (
 	ReasonSupervisorUnhealthy = "supervisor_unhealthy"
 	ReasonFirewall            = "firewall_unavailable"
 	ReasonPortTaken           = "port_taken"
+	ReasonLogFull             = "log_full"         // the event log takes no new work, or nothing at all
+	ReasonStoreFull           = "store_full"       // a store beside it, of blobs, image files, output or a table, is full
+	ReasonWouldWeaken         = "would_weaken"     // a setting would give up what is stored, or how safely
+	ReasonNeedsMigration      = "needs_migration"  // a setting that only its own command changes
+	ReasonServerSettings      = "server_settings"  // the NATS server has to be configured otherwise
+	ReasonNoQuorum            = "no_quorum"        // JetStream has no leader: too few of its servers are there
+	ReasonStorageDegraded     = "storage_degraded" // what is stored is less safe than it should be
+	ReasonTooManyExecs        = "too_many_execs"
 )
 
 // Error is every error that Boxfleet reports, on the wire and in the SDK. errors.As with a *Error

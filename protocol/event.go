@@ -22,6 +22,7 @@ const (
 	SandboxResumeRequested Kind = "sandbox.resume_requested" //
 	SandboxFailed          Kind = "sandbox.failed"           // Error
 	SandboxExtended        Kind = "sandbox.extended"         // Sandbox.ExpiresAt
+	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request found that everything is as it asks, and is remembered: Sandbox.Verb, Exec
 	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
 	SandboxHook            Kind = "sandbox.hook"             // the on_delete command has ended: Sandbox.ExitCode, Output; Error where it failed
 	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
@@ -32,13 +33,16 @@ const (
 	ExecFailed             Kind = "exec.failed"              // Error: could not run, or was interrupted; ExitCode where it is known
 	ExecCancelled          Kind = "exec.cancelled"           // Reason; ExitCode where it is known
 	ExecTimedOut           Kind = "exec.timed_out"           // ExitCode where it is known
+	PrimaryStarted         Kind = "primary.started"          // the sandbox's own command was started: Primary
+	PrimaryEnded           Kind = "primary.ended"            // it ended, or could not be started: Primary.ExitCode; Error where it could not be started
 	ServiceReady           Kind = "service.ready"            // Service.Name
 	ServiceFailed          Kind = "service.failed"           // Service.Name, Error
+	ServiceEnded           Kind = "service.ended"            // its command has ended, and is started again: Service.Name, ExitCode, Ends, Boot; Error where it could not be started
 	ServiceHook            Kind = "service.hook"             // a post_start command has ended: Service.Name, Hook, ExitCode, Output; Error where it failed
 )
 
-// Event is one numbered entry of a sandbox's history. At most one of Phase, Exec and Service is
-// set. State is the sandbox's state after the event.
+// Event is one numbered entry of a sandbox's history. At most one of Phase, Exec, Service and
+// Primary is set. State is the sandbox's state after the event.
 type Event struct {
 	Sequence uint64          `json:"seq"` // 1, 2, 3 … per sandbox, without gap or repeat
 	Kind     Kind            `json:"kind"`
@@ -50,6 +54,7 @@ type Event struct {
 	Phase    *SandboxDetails `json:"sandbox_details,omitempty"`
 	Exec     *ExecDetails    `json:"exec,omitempty"`
 	Service  *ServiceDetails `json:"service,omitempty"`
+	Primary  *PrimaryDetails `json:"primary,omitempty"`
 
 	// Filled in by the reader from the message that carried the event.
 	Tenant  string `json:"tenant,omitempty"`
@@ -80,6 +85,8 @@ type SandboxDetails struct {
 
 	Pull    *PullProgress `json:"pull,omitempty"`     // of an image, in phase image
 	BuiltIn []string      `json:"built_in,omitempty"` // fields of the accepted spec that nobody said: they have the built-in values
+	Verb    string        `json:"verb,omitempty"`     // of a request that changed nothing
+	Exec    string        `json:"exec,omitempty"`     // id of the exec that it was about
 }
 
 // ExecDetails is what an exec event adds to the state.
@@ -98,14 +105,27 @@ type ExecDetails struct {
 	Inline      bool      `json:"inline,omitempty"`    // Stdout and Stderr are all of the output; the log stream has none
 	Stdout      []byte    `json:"stdout,omitempty"`
 	Stderr      []byte    `json:"stderr,omitempty"`
+
+	OutputError *Error `json:"output_error,omitempty"` // why output after StdoutBytes and StderrBytes was not kept
+}
+
+// PrimaryDetails is what an event about a sandbox's own command says of one of its runs.
+type PrimaryDetails struct {
+	Boot     string `json:"boot"`                // supervisor boot that runs it
+	Restarts int    `json:"restarts,omitempty"`  // runs of this boot before this one
+	ExitCode *int   `json:"exit_code,omitempty"` // nil: not known, or not ended. 128+n: died of signal n
+	OOMKills int    `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
 }
 
 // ServiceDetails is what a service event says.
 type ServiceDetails struct {
 	Name     string `json:"name"`
 	Hook     int    `json:"hook,omitempty"`      // which of post_start, from 1
-	ExitCode *int   `json:"exit_code,omitempty"` // of the hook; nil: not known
+	ExitCode *int   `json:"exit_code,omitempty"` // of the hook, or the command; nil: not known
 	Output   []byte `json:"output,omitempty"`    // end of what the hook printed, at most MaxLastOutput bytes
+
+	Ends int    `json:"ends,omitempty"` // of service.ended: how often the command has ended since its container was started; ExitCode is of the last end
+	Boot string `json:"boot,omitempty"` // of service.ended: that start
 }
 
 // Batch is the payload of one message of the event log: one append, one commit point. Its events
@@ -182,19 +202,16 @@ func (b *Batch) First() uint64 { return b.Events[0].Sequence }
 // Last is the number of the batch's last event. It panics on a batch without events, as First.
 func (b *Batch) Last() uint64 { return b.Events[len(b.Events)-1].Sequence }
 
-// Headers are what a person reads beside the payload. It panics on a batch without events.
+// Headers are what a person reads beside the payload. Their size does not grow with the number of
+// events: a server takes 64 KiB of headers at most. It panics on a batch without events.
 func (b *Batch) Headers() map[string]string {
-	kinds := make([]string, len(b.Events))
-	for i, e := range b.Events {
-		kinds[i] = string(e.Kind)
-	}
 	sequence := strconv.FormatUint(b.First(), 10)
 	if len(b.Events) > 1 {
 		sequence += "-" + strconv.FormatUint(b.Last(), 10)
 	}
 	h := map[string]string{
 		HeaderContentType: ContentMsgpack,
-		HeaderKind:        strings.Join(kinds, ","),
+		HeaderKind:        kindsOf(b.Events),
 		HeaderSequence:    sequence,
 		HeaderState:       string(b.Events[len(b.Events)-1].State),
 		HeaderWriter:      b.Writer,
@@ -203,4 +220,31 @@ func (b *Batch) Headers() map[string]string {
 		h[HeaderToken] = strconv.FormatUint(b.Token, 10)
 	}
 	return h
+}
+
+// listedKinds is up to how many events the header names the kind of each.
+const listedKinds = 8
+
+// kindsOf names the kinds of some events, "a,b", in their order. Of many it names each kind once, with
+// how often it comes: "a*9,b".
+func kindsOf(events []Event) string {
+	var kinds []string
+	if len(events) <= listedKinds {
+		for _, e := range events {
+			kinds = append(kinds, string(e.Kind))
+		}
+		return strings.Join(kinds, ",")
+	}
+	count := map[Kind]int{}
+	for _, e := range events {
+		if count[e.Kind]++; count[e.Kind] == 1 {
+			kinds = append(kinds, string(e.Kind))
+		}
+	}
+	for i, kind := range kinds {
+		if n := count[Kind(kind)]; n > 1 {
+			kinds[i] = kind + "*" + strconv.Itoa(n)
+		}
+	}
+	return strings.Join(kinds, ",")
 }

@@ -44,6 +44,7 @@ var Transitions = []Transition{
 	{SandboxResumeRequested, []SandboxState{StateStopped}, StatePending, OwnerCoordinator},
 	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady}, StateFailed, OwnerEither},
 	{SandboxExtended, []SandboxState{StatePending, StateReady, StateStopped}, StateNone, OwnerCoordinator},
+	{SandboxUnchanged, anyLive, StateNone, OwnerCoordinator},
 	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed}, StateDeleting, OwnerCoordinator},
 	{SandboxHook, []SandboxState{StateDeleting}, StateNone, OwnerWorker},
 	{SandboxDeleted, []SandboxState{StateDeleting}, StateDeleted, OwnerEither},
@@ -54,9 +55,12 @@ var Transitions = []Transition{
 	{ExecFailed, anyLive, StateNone, OwnerEither},
 	{ExecCancelled, anyLive, StateNone, OwnerEither},
 	{ExecTimedOut, anyLive, StateNone, OwnerWorker},
+	{PrimaryStarted, anyLive, StateNone, OwnerWorker},
+	{PrimaryEnded, anyLive, StateNone, OwnerWorker},
 	{ServiceReady, anyLive, StateNone, OwnerWorker},
 	{ServiceFailed, anyLive, StateNone, OwnerWorker},
 	{ServiceHook, anyLive, StateNone, OwnerWorker},
+	{ServiceEnded, anyLive, StateNone, OwnerWorker},
 }
 
 var anyLive = []SandboxState{StatePending, StateReady, StateStopped, StateFailed, StateDeleting}
@@ -183,6 +187,7 @@ func (s *State) applySandbox(e *Event) error {
 		if !b.Resuming { // which keeps what it was made with
 			b.specOnWorker(d.Spec)
 			b.servicesStart(e.Time, false) // nothing of them is there
+			b.Primary = nil
 		}
 	case SandboxPreparing:
 		if !b.Assigned {
@@ -214,7 +219,7 @@ func (s *State) applySandbox(e *Event) error {
 			return s.illegal(e)
 		}
 		b.Desired, b.Reason = StateStopped, e.Reason
-		s.remember(e.Request)
+		s.remember(e, VerbStop, "")
 	case SandboxStopped:
 		if b.Desired != StateStopped {
 			return s.illegal(e)
@@ -223,17 +228,20 @@ func (s *State) applySandbox(e *Event) error {
 			return err
 		}
 		b.Assigned, b.Boot, b.Error = false, "", nil
+		b.primaryOver(e)
 		setIf(&b.Reason, e.Reason)
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
 		b.servicesStart(e.Time, true)
-		s.remember(e.Request)
+		s.remember(e, VerbResume, "")
 	case SandboxExtended:
 		if d.ExpiresAt.IsZero() {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a time", e.Kind)
 		}
 		b.ExpiresAt = d.ExpiresAt
-		s.remember(e.Request)
+		s.remember(e, VerbExtend, "")
+	case SandboxUnchanged:
+		s.remember(e, d.Verb, d.Exec)
 	case SandboxFailed:
 		if err := s.noActive(e); err != nil {
 			return err
@@ -245,9 +253,10 @@ func (s *State) applySandbox(e *Event) error {
 		if b.Reason == "" && e.Error != nil {
 			b.Reason = e.Error.Reason
 		}
+		b.primaryOver(e)
 	case SandboxDeleteRequested:
 		b.Desired, b.Reason, b.Resuming, b.Phase, b.Pull = StateDeleted, e.Reason, false, "", nil
-		s.remember(e.Request)
+		s.remember(e, VerbDelete, "")
 	case SandboxHook:
 		b.OnDelete = HookDone
 		if e.Error != nil {
@@ -258,9 +267,12 @@ func (s *State) applySandbox(e *Event) error {
 			return err
 		}
 		b.Assigned, b.Boot = false, ""
+		b.primaryOver(e)
 		setIf(&b.Reason, e.Reason)
-	case ServiceReady, ServiceFailed, ServiceHook:
+	case ServiceReady, ServiceFailed, ServiceHook, ServiceEnded:
 		return s.applyService(e)
+	case PrimaryStarted, PrimaryEnded:
+		return s.applyPrimary(e)
 	}
 	return nil
 }
@@ -307,6 +319,11 @@ func (s *State) applyService(e *Event) error {
 		b.setService(e.Service.Name, status)
 		return nil
 	}
+	if e.Kind == ServiceEnded {
+		status.Ends, status.Boot, status.LastExit = e.Service.Ends, e.Service.Boot, e.Service.ExitCode
+		b.setService(e.Service.Name, status)
+		return nil
+	}
 	status.State, status.Reason, status.Error, status.Since = ServiceStateReady, e.Reason, e.Error, e.Time
 	if e.Kind == ServiceFailed {
 		status.State = ServiceStateFailed
@@ -318,16 +335,6 @@ func (s *State) applyService(e *Event) error {
 func setIf(field *string, value string) {
 	if value != "" {
 		*field = value
-	}
-}
-
-func (s *State) remember(request string) {
-	if request == "" {
-		return
-	}
-	s.Requests = append(s.Requests, request)
-	if n := len(s.Requests) - keptRequests; n > 0 {
-		s.Requests = slices.Delete(s.Requests, 0, n)
 	}
 }
 
@@ -373,14 +380,18 @@ func (s *State) applyExec(e *Event) error {
 	case e.Kind == ExecAccepted:
 		b.ActiveExecs++
 		b.TotalExecs++
+		if e.Request != d.ID { // else the ids of execs tell
+			s.remember(e, VerbExec, d.ID)
+		}
 	case e.Kind == ExecStarted:
-		x.Boot, x.StartedAt = d.Boot, e.Time
+		x.Boot, x.StartedAt, x.StartSequence = d.Boot, e.Time, e.Sequence
 	case e.Kind == ExecCancelRequested:
 		x.Cancelling = true
+		s.remember(e, VerbCancel, d.ID)
 	case x.State.Terminal():
 		x.ExitCode, x.Reason, x.Error, x.EndedAt = d.ExitCode, e.Reason, e.Error, e.Time
 		x.StdoutBytes, x.StderrBytes, x.Truncated, x.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
-		x.OOMKills = d.OOMKills
+		x.OOMKills, x.OutputError = d.OOMKills, d.OutputError
 		if !d.Started.IsZero() {
 			x.StartedAt = d.Started
 		}
@@ -388,6 +399,9 @@ func (s *State) applyExec(e *Event) error {
 			x.EndedAt = d.Ended
 		}
 		x.Spec.Stdin = nil
+		if e.Kind == ExecCancelled {
+			s.remember(e, VerbCancel, d.ID)
+		}
 		b.ActiveExecs--
 		s.Ended = append(s.Ended, d.ID)
 	}

@@ -58,8 +58,12 @@ func checkInvariants(t failer, s *State) {
 		assigned && slices.Contains([]SandboxState{StateStopped, StateFailed, StateDeleted}, b.State) {
 		t.Fatalf("%s, assigned %v to %q in generation %d", b.State, assigned, b.Worker, b.Generation)
 	}
-	if len(s.Requests) > keptRequests {
-		t.Fatalf("%d requests are kept", len(s.Requests))
+	kept := 0
+	for _, block := range s.Uses {
+		kept += len(block)
+	}
+	if kept > keptUses+usesBlock {
+		t.Fatalf("%d requests are kept", kept)
 	}
 }
 

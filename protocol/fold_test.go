@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -74,8 +75,10 @@ func eventFor(s *State, kind Kind) *Event {
 		line += fmt.Sprintf(" worker=w9 gen=%d", s.Sandbox.Generation+1)
 	case execTransitionOf[kind].Kind != "":
 		line += " x1"
-	case kind == ServiceReady || kind == ServiceFailed || kind == ServiceHook:
+	case kind == ServiceReady || kind == ServiceFailed || kind == ServiceHook || kind == ServiceEnded:
 		line += " db"
+	case kind == PrimaryStarted || kind == PrimaryEnded:
+		line += " boot=b1"
 	}
 	e, err := parseEvent(line, s.Sandbox.Sequence+1)
 	if err != nil {
@@ -225,7 +228,7 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 		return s
 	}
 	s := stateAfter(t, situations["ready with no exec"])
-	for i := range 2 * keptRequests { // fills the list of requests, and leaves room behind both lists at some length
+	for i := range 2 * usesBlock { // fills a block of requests, and leaves room behind both lists at some length
 		id := fmt.Sprintf("e%d", i)
 		s = apply(s, "exec.accepted "+id, "exec.accepted a"+id, "exec.accepted b"+id, "exec.failed "+id)
 		before := canonical(*s)
@@ -235,35 +238,13 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 		}
 		s = apply(s, "exec.failed a"+id, "exec.failed b"+id)
 		a, b = apply(s.Clone(), "sandbox.stop_requested request=a"+id), apply(s.Clone(), "sandbox.stop_requested request=b"+id)
-		if !a.SawRequest("a"+id) || a.SawRequest("b"+id) || !b.SawRequest("b"+id) {
-			t.Fatalf("clones share the list of requests: %v %v", a.Requests, b.Requests)
+		if a.UseOf("a"+id) == nil || a.UseOf("b"+id) != nil || b.UseOf("b"+id) == nil || b.UseOf("a"+id) != nil {
+			t.Fatalf("clones share the list of requests: %v %v", a.Uses, b.Uses)
 		}
-		if !slices.Equal(before.Requests, s.Requests) {
-			t.Fatalf("a clone changed the original's requests from %v to %v", before.Requests, s.Requests)
+		if !reflect.DeepEqual(before.Uses, canonical(*s).Uses) {
+			t.Fatalf("a clone changed the original's requests from %v to %v", before.Uses, s.Uses)
 		}
 		s = apply(s, "sandbox.stop_requested request="+id, "sandbox.stopped", "sandbox.resume_requested", "sandbox.assigned worker=w1 gen=1", "sandbox.ready")
-	}
-}
-
-func TestS8_RepeatedRequestIsKnown(t *testing.T) {
-	s := stateAfter(t, situations["ready with no exec"])
-	for i := range keptRequests {
-		for _, line := range []string{"sandbox.stop_requested request=stop%d", "sandbox.stopped", "sandbox.resume_requested request=resume%d",
-			"sandbox.assigned worker=w1 gen=1", "sandbox.ready"} {
-			e, err := parseEvent(fmt.Sprintf(line+" reason=n%[1]d", i), s.Sandbox.Sequence+1)
-			if err == nil {
-				err = s.Apply(e)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		if !s.SawRequest(fmt.Sprintf("stop%d", i)) || !s.SawRequest(fmt.Sprintf("resume%d", i)) {
-			t.Fatalf("the requests of round %d are forgotten at once: %v", i, s.Requests)
-		}
-	}
-	if len(s.Requests) != keptRequests || s.SawRequest("stop0") || s.SawRequest("") {
-		t.Errorf("%d requests are kept: %v", len(s.Requests), s.Requests)
 	}
 }
 

@@ -145,6 +145,12 @@ type ServiceStatus struct {
 	Resumed  bool         `json:"resumed,omitempty"` // it was started by the sandbox's resume, not its create
 	Hooks    int          `json:"hooks,omitempty"`   // so many of its post_start commands have ended, since it was started
 	Since    time.Time    `json:"since,omitempty,omitzero"`
+
+	// Ends is how often its command has ended in the start of its container that is named by Boot, as far
+	// as events say; LastExit is the exit code of the last end.
+	Ends     int    `json:"ends,omitempty"`
+	Boot     string `json:"boot,omitempty"`
+	LastExit *int   `json:"last_exit,omitempty"`
 }
 
 // Defaults of parts.

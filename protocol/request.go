@@ -25,7 +25,8 @@ type Reply struct {
 	Sandbox  *Sandbox `json:"sandbox,omitempty"`
 	Exec     *Exec    `json:"exec,omitempty"`
 	Sequence uint64   `json:"sequence,omitempty"` // of the sandbox's last event when this was written
-	Changed  bool     `json:"changed,omitempty"`  // the request itself appended an event
+	Changed  bool     `json:"changed,omitempty"`  // the request itself changed something
+	Waiting  *Error   `json:"waiting,omitempty"`  // why the request cannot be decided yet: not an outcome, which follows
 
 	Sandboxes []*Sandbox   `json:"sandboxes,omitempty"`
 	Execs     []*Exec      `json:"execs,omitempty"`
@@ -74,6 +75,31 @@ type Ping struct {
 	Leader      bool      `json:"leader"`     // the one that answered holds the scheduler lock
 	Hosts       int       `json:"hosts"`
 	Time        time.Time `json:"time"`
+	Storage     *Storage  `json:"storage,omitempty"` // what is kept where, as it is now
+}
+
+// Storage is how what is stored is kept now, which may be less safe than it was configured.
+type Storage struct {
+	Streams  []StreamStorage `json:"streams,omitempty"`
+	Bytes    int64           `json:"bytes,omitempty"`     // used by all streams, one replica of each
+	MaxBytes int64           `json:"max_bytes,omitempty"` // that the account may use; 0: not limited there
+	DiskFree int64           `json:"disk_free,omitempty"` // of the embedded server's disk; 0: not known
+	DiskSize int64           `json:"disk_size,omitempty"`
+	Problems []string        `json:"problems,omitempty"` // what does not hold now, a sentence each
+	Warnings []string        `json:"warnings,omitempty"` // what soon will not
+}
+
+// StreamStorage is one stream or bucket.
+type StreamStorage struct {
+	Name     string   `json:"name"`
+	Leader   string   `json:"leader,omitempty"` // server; empty: none, or one server without a cluster
+	Replicas int      `json:"replicas,omitempty"`
+	InSync   int      `json:"in_sync,omitempty"` // the leader and those that have all it has
+	Behind   []string `json:"behind,omitempty"`  // the servers of the other replicas
+	Messages uint64   `json:"messages"`
+	Bytes    int64    `json:"bytes"`
+	MaxBytes int64    `json:"max_bytes,omitempty"` // 0: no limit
+	Error    string   `json:"error,omitempty"`     // why nothing is known
 }
 
 // Explanation says what a sandbox waits for.
@@ -240,3 +266,19 @@ func (r *Request) Validate(verb string) error {
 	}
 	return nil
 }
+
+// Status is what a coordinator says to everybody, on [StatusSubject]: when it begins or ends to
+// wait, and every [StatusPeriod] while it does. It is a core message, which may be lost.
+type Status struct {
+	Version     int       `json:"v"`
+	Coordinator string    `json:"coordinator"`
+	Waiting     *Error    `json:"waiting,omitempty"` // why no creates and execs are decided now; nil: they are
+	Time        time.Time `json:"time"`
+}
+
+const (
+	// StatusPeriod is how often a coordinator says that it waits.
+	StatusPeriod = 2 * time.Second
+	// StatusAge is how long a status holds that is not repeated.
+	StatusAge = 5 * time.Second
+)

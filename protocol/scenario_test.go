@@ -28,7 +28,7 @@ import (
 // The first word is the kind. For an exec event the second is the exec's id, for a service event
 // the service's name. Words of the form key=value are: seq (when not the next), state and
 // exec_state (what the event claims), request, reason, error (a reason), worker, host, gen, phase,
-// boot, container, image, code, nospec. Event n happens n seconds after the start.
+// boot, container, image, code, run, nospec. Event n happens n seconds after the start.
 //
 // Run the tests with -update to write what the fold says now; read the difference before keeping
 // it.
@@ -116,6 +116,9 @@ func parseEvent(line string, next uint64) (*Event, error) {
 		}
 		words = words[1:]
 	}
+	if subject == "primary" {
+		e.Primary = &PrimaryDetails{}
+	}
 	if e.Kind == SandboxAccepted {
 		box.Spec = goodSandbox()
 	}
@@ -151,12 +154,22 @@ func parseEvent(line string, next uint64) (*Event, error) {
 		case "image":
 			box.Image = value
 		case "boot":
+			if e.Primary != nil {
+				e.Primary.Boot = value
+				continue
+			}
 			box.Boot = value
 			if e.Exec != nil {
 				e.Exec.Boot = value
 			}
 		case "code":
+			if e.Primary != nil {
+				e.Primary.ExitCode = &number
+				continue
+			}
 			e.Exec.ExitCode = &number
+		case "run":
+			e.Primary.Restarts = number
 		case "nospec":
 			box.Spec = nil
 			if e.Exec != nil {
@@ -208,12 +221,32 @@ func describeState(s *State) string {
 	if b.TotalExecs > 0 {
 		add("execs", fmt.Sprintf("%d/%d", b.ActiveExecs, b.TotalExecs))
 	}
+	if p := b.Primary; p != nil {
+		add("primary", describePrimary(p, at))
+	}
 	for _, id := range slices.Sorted(maps.Keys(s.Execs)) {
 		add(id, describeExecState(s.Execs[id], at))
 	}
 	add("ended", strings.Join(s.Ended, ","))
-	add("requests", strings.Join(s.Requests, ","))
+	var requests []string
+	for _, block := range s.Uses {
+		for _, u := range block {
+			requests = append(requests, u.ID)
+		}
+	}
+	add("requests", strings.Join(requests, ","))
 	return strings.Join(words, " ")
+}
+
+func describePrimary(p *PrimaryStatus, at func(time.Time) any) string {
+	text := fmt.Sprintf("%s,%s,run:%d", p.State, p.Boot, p.Restarts)
+	if p.ExitCode != nil {
+		text += fmt.Sprintf(",code:%d", *p.ExitCode)
+	}
+	if p.Reason != "" {
+		text += "," + p.Reason
+	}
+	return fmt.Sprintf("%s[%v]", text, at(p.Since))
 }
 
 func describeExecState(x *Exec, at func(time.Time) any) string {

@@ -26,6 +26,7 @@ const (
 	MinMemory       = Bytes(16 << 20)
 	MaxPIDs         = 1 << 20
 	MaxOutputLimit  = Bytes(4 << 30)
+	MaxActiveExecs  = 8192     // of a sandbox, that have not ended; a supervisor keeps as many again that have
 	MaxInlineOutput = 16 << 10 // stdout and stderr together, carried in the exec's last event
 )
 
@@ -37,7 +38,9 @@ const (
 	DefaultCreateTimeout = Duration(5 * time.Minute)
 	DefaultQueueTimeout  = Duration(24 * time.Hour)
 	DefaultGrace         = Duration(5 * time.Second)
+	DefaultStartTimeout  = Duration(2 * time.Minute)
 	DefaultOutputLimit   = Bytes(256 << 20)
+	DefaultActiveExecs   = 1000
 	MaxGrace             = Duration(10 * time.Minute)
 )
 
@@ -105,15 +108,18 @@ type Copy struct {
 
 // ExecSpec says what an exec runs. Execs are stateless: cwd and env are per call.
 type ExecSpec struct {
-	Command     []string          `json:"command"`                // argv, never a shell string
-	Env         map[string]string `json:"env,omitempty"`          // over the sandbox's environment
-	Cwd         string            `json:"cwd,omitempty"`          // absolute; default: the sandbox's
-	User        string            `json:"user,omitempty"`         // default: the sandbox's
-	Service     string            `json:"service,omitempty"`      // run it in this service's container; default: the primary one
-	Stdin       []byte            `json:"stdin,omitempty"`        // at most 128 KiB; then end of file
-	Timeout     Duration          `json:"timeout,omitempty"`      // wall clock from start; 0: none
-	Grace       Duration          `json:"grace,omitempty"`        // TERM to KILL on cancel and timeout; default 5s
-	OutputLimit Bytes             `json:"output_limit,omitempty"` // bytes kept of stdout and of stderr, each; default 256 MiB
+	Command []string          `json:"command"`           // argv, never a shell string
+	Env     map[string]string `json:"env,omitempty"`     // over the sandbox's environment
+	Cwd     string            `json:"cwd,omitempty"`     // absolute; default: the sandbox's
+	User    string            `json:"user,omitempty"`    // default: the sandbox's
+	Service string            `json:"service,omitempty"` // run it in this service's container; default: the primary one
+	Stdin   []byte            `json:"stdin,omitempty"`   // at most 128 KiB; then end of file
+	Timeout Duration          `json:"timeout,omitempty"` // wall clock from start; 0: none
+	// StartTimeout is how long it may be accepted and not started, by the coordinator's clock; then it
+	// fails with deadline_exceeded, reason start_timeout. Default 2m.
+	StartTimeout Duration `json:"start_timeout,omitempty"`
+	Grace        Duration `json:"grace,omitempty"`        // TERM to KILL on cancel and timeout; default 5s
+	OutputLimit  Bytes    `json:"output_limit,omitempty"` // bytes kept of stdout and of stderr, each; default 256 MiB
 }
 
 var (
@@ -145,7 +151,16 @@ func (s *SandboxSpec) Resolve() {
 	s.resolveParts()
 }
 
-// Resolve fills in every default.
+// StartWithin is how long an exec may be accepted and not started. The default is not written into the
+// spec: an exec that was accepted before there was one has it too.
+func (s *ExecSpec) StartWithin() time.Duration {
+	if s.StartTimeout == 0 {
+		return DefaultStartTimeout.Std()
+	}
+	return s.StartTimeout.Std()
+}
+
+// Resolve fills in every default but that of StartTimeout.
 func (s *ExecSpec) Resolve() {
 	setDefault(&s.Grace, DefaultGrace)
 	setDefault(&s.OutputLimit, DefaultOutputLimit)
@@ -333,6 +348,9 @@ func (s *ExecSpec) Validate() error {
 	}
 	if s.Timeout < 0 || s.Timeout > 0 && s.Timeout < Duration(time.Millisecond) {
 		return Invalid("spec.timeout", "must be 1ms or more, or 0 for none, got %s", s.Timeout)
+	}
+	if s.StartTimeout < 0 || s.StartTimeout > 0 && s.StartTimeout < Duration(time.Second) {
+		return Invalid("spec.start_timeout", "must be 1s or more, or 0 for the default of %s, got %s", DefaultStartTimeout, s.StartTimeout)
 	}
 	if err := validateGrace("spec.grace", s.Grace); err != nil {
 		return err

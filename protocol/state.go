@@ -74,6 +74,7 @@ type Sandbox struct {
 	Digest         string                   `json:"digest,omitempty"` // of the image, as its registry has it
 	Ports          []Port                   `json:"ports,omitempty"`  // as they were given
 	Services       map[string]ServiceStatus `json:"services,omitempty"`
+	Primary        *PrimaryStatus           `json:"primary,omitempty"` // of its own command, where it has one
 	CreatedAt      time.Time                `json:"created_at"`
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
@@ -121,7 +122,21 @@ type Exec struct {
 	Truncated   bool      `json:"truncated,omitempty"`
 	OOMKills    int       `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
 	Inline      bool      `json:"inline,omitempty"`    // the output is in the event at Record, not in the log stream
+
+	// OutputError says why output that the command wrote, after StdoutBytes and StderrBytes, is missing:
+	// the log of output took none for too long. The exit code is the command's own all the same.
+	OutputError *Error `json:"output_error,omitempty"`
+
+	// StartSequence is the number of its exec.started, by which a supervisor knows a start that it has
+	// had. 0: it was not started.
+	StartSequence uint64 `json:"start_sequence,omitempty"`
 }
+
+// FoldVersion is the version of [State] and of what [State.Apply] makes of a history. A stored state
+// of another version is not used: its history is folded again. Raise it with every change of State's
+// fields, of the types in it, or of what an event does to them; otherwise a state that an older
+// coordinator stored, which lacks what the new field says, would be believed.
+const FoldVersion = 1
 
 // State is the fold of a sandbox's history: the handle, its execs that have not ended, and the
 // newest of those that have. The zero value is the empty history. Exec values are replaced, never
@@ -130,19 +145,16 @@ type State struct {
 	Sandbox  Sandbox          `json:"sandbox"`
 	Execs    map[string]*Exec `json:"execs,omitempty"`
 	Ended    []string         `json:"ended,omitempty"`    // ids of the ended execs still in Execs, oldest first
-	Requests []string         `json:"requests,omitempty"` // ids of the newest stop, resume and delete requests
+	Requests []string         `json:"requests,omitempty"` // of an older snapshot: ids of stop, resume, extend and delete requests; only read
+	Uses     Uses             `json:"uses,omitempty"`     // what requests were for
 }
 
-// keptRequests is how many ids of stop, resume and delete requests a state remembers, to know a
-// redelivered one.
-const keptRequests = 32
-
-// Clone copies the state. Exec values are shared, since they never change.
+// Clone copies the state. Exec values, and what is remembered of requests, are shared, since they
+// never change.
 func (s *State) Clone() *State {
 	c := *s
 	c.Execs = maps.Clone(s.Execs)
 	c.Ended = slices.Clone(s.Ended)
-	c.Requests = slices.Clone(s.Requests)
 	return &c
 }
 
@@ -159,9 +171,6 @@ func (s *State) Active() []*Exec {
 	}
 	return active
 }
-
-// SawRequest says whether a stop, resume or delete request is in the (recent) history.
-func (s *State) SawRequest(id string) bool { return slices.Contains(s.Requests, id) }
 
 // Trim forgets ended execs, oldest first, until at most keep are left.
 func (s *State) Trim(keep int) {

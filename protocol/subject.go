@@ -41,7 +41,11 @@ const (
 	HeaderNextOut     = "Boxfleet-Next-Stdout"
 	HeaderNextErr     = "Boxfleet-Next-Stderr"
 	HeaderReason      = "Boxfleet-Reason" // why a request is dead
+	HeaderAccept      = "Boxfleet-Accept" // of a request: [AcceptWaiting], where its client understands such answers
 )
+
+// AcceptWaiting is the [HeaderAccept] of a client that tells [Reply.Waiting] from an outcome.
+const AcceptWaiting = "waiting"
 
 // Verbs of requests.
 const (
@@ -86,6 +90,10 @@ func LogSubject(tenant, sandbox, exec string) string {
 // ServiceLog stands for a service's own output where an exec's id stands for the exec's.
 func ServiceLog(service string) string { return "@" + service }
 
+// PrimaryLog stands for the output of a sandbox's own command where an exec's id stands for the exec's.
+// No exec has it as its id, and no service is named so that [ServiceLog] gives it.
+const PrimaryLog = "@"
+
 // DeadSubject is where a request is filed that could not be processed.
 func DeadSubject(tenant, verb, sandbox string) string {
 	return root + "dead." + tenant + "." + verb + "." + sandbox
@@ -93,6 +101,9 @@ func DeadSubject(tenant, verb, sandbox string) string {
 
 // HeartbeatSubject is where a worker says that it is alive. worker may be "*".
 func HeartbeatSubject(worker string) string { return root + "heartbeat." + worker }
+
+// StatusSubject is where coordinators say what keeps them from deciding, as [Status].
+const StatusSubject = root + "status"
 
 // APISubject is an endpoint of the read service; tenant may be "*".
 func APISubject(tenant, endpoint string) string { return root + "api." + tenant + "." + endpoint }

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -26,12 +27,13 @@ type Options struct {
 	Name   string // of the connection, shown by the NATS server; default "boxfleet-sdk"
 
 	// RequestTimeout is how long an answer to a request is waited for before the request is sent
-	// again with the same id, which is harmless; default 10 s. Calls that only wait for the
+	// again with the same id, which is harmless; default 10 s. Each time it is waited for twice as
+	// long, up to 2 min, since the request itself is stored. Calls that only wait for the
 	// acceptance give up after [RequestTries] times that when their context has no deadline.
 	RequestTimeout time.Duration
 
 	Conn   *jetstream.Conn // an open connection to use instead; Close leaves it open
-	Logger *slog.Logger    // of the connection's changes; default slog.Default
+	Logger *slog.Logger    // of the connection's changes, and of requests that wait; default slog.Default
 }
 
 // RequestTries times the request timeout is how long an answer is waited for without a deadline.
@@ -46,6 +48,10 @@ type Client struct {
 	requestTimeout time.Duration
 	answers        *jetstream.Answers
 	stopOnLoss     func()
+	status         status
+	stopStatus     func()
+	log            *slog.Logger
+	complained     atomic.Int64 // when it was last said that a request waits
 
 	ctx   context.Context // of the repairs of feeds; ended by Close
 	close context.CancelFunc
@@ -74,7 +80,10 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if o.RequestTimeout == 0 {
 		o.RequestTimeout = 10 * time.Second
 	}
-	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, feeds: map[string]*feed{}}
+	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, feeds: map[string]*feed{}, log: o.Logger}
+	if c.log == nil {
+		c.log = slog.Default()
+	}
 	var err error
 	if c.conn == nil {
 		c.ownsConn = true
@@ -83,15 +92,8 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 			return nil, failed(ctx, err, "connect")
 		}
 	}
-	if c.answers, err = c.conn.Answers(); err != nil {
-		if c.ownsConn {
-			c.conn.Close()
-		}
-		return nil, failed(ctx, err, "connect")
-	}
-	c.ctx, c.close = context.WithCancel(context.Background())
-	if c.stopOnLoss, err = c.conn.OnLoss(c.mayHaveMissed); err != nil {
-		c.answers.Close()
+	if err := c.listen(); err != nil {
+		c.unlisten()
 		if c.ownsConn {
 			c.conn.Close()
 		}
@@ -100,12 +102,36 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	return c, nil
 }
 
+// listen opens what the client hears of by itself.
+func (c *Client) listen() (err error) {
+	c.ctx, c.close = context.WithCancel(context.Background())
+	if c.answers, err = c.conn.Answers(); err != nil {
+		return err
+	}
+	if c.stopStatus, err = c.conn.HearStatus(c.status.hear); err != nil {
+		return err
+	}
+	c.stopOnLoss, err = c.conn.OnLoss(c.mayHaveMissed)
+	return err
+}
+
+// unlisten ends what listen opened, as far as it came.
+func (c *Client) unlisten() {
+	c.close()
+	for _, stop := range []func(){c.stopOnLoss, c.stopStatus} {
+		if stop != nil {
+			stop()
+		}
+	}
+	if c.answers != nil {
+		c.answers.Close()
+	}
+}
+
 // Close ends the client's subscriptions and its connection, unless that was given to it. Calls
 // that are still waiting end with an error when their context does.
 func (c *Client) Close() {
-	c.close()
-	c.stopOnLoss()
-	c.answers.Close()
+	c.unlisten()
 	c.mu.Lock()
 	for _, f := range c.feeds {
 		f.unsubscribe()

@@ -19,8 +19,8 @@ func (f *failure) Unwrap() []error { return []error{f.typed, f.cause} }
 // failed gives err the form in which it leaves the package: a *protocol.Error, and the error of
 // ctx besides where ctx is what ended the call.
 func failed(ctx context.Context, err error, doing string) error {
-	if err == nil {
-		return nil
+	if whole := (*failure)(nil); err == nil || errors.As(err, &whole) {
+		return err
 	}
 	if ended := ctx.Err(); ended != nil {
 		switch protocol.CodeOf(err) {
@@ -48,4 +48,16 @@ func ctxEnded(ended error, doing string) error {
 func isTransient(err error) bool {
 	code := protocol.CodeOf(err)
 	return code == protocol.Unavailable || code == protocol.DeadlineExceeded
+}
+
+// isOver says whether a call failed because its time was over or its caller ended it.
+func isOver(err error) bool {
+	code := protocol.CodeOf(err)
+	return code == protocol.DeadlineExceeded || code == protocol.Cancelled
+}
+
+// isFinal says that a call which may succeed later is not tried again now: there is no majority of the
+// NATS servers, and the caller is told so instead of kept waiting.
+func isFinal(err error) bool {
+	return err != nil && protocol.AsError(err).Reason == protocol.ReasonNoQuorum
 }

@@ -36,13 +36,17 @@ type Result struct {
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
 
-	StdoutBytes int64  `json:"stdout_bytes"`         // that were kept in all
-	StderrBytes int64  `json:"stderr_bytes"`         //
-	Truncated   bool   `json:"truncated,omitempty"`  // the command wrote more than was kept
-	OOMKills    int    `json:"oom_kills,omitempty"`  // processes of the sandbox that the kernel killed for want of memory while it ran
-	Incomplete  bool   `json:"incomplete,omitempty"` // more was kept than is in Stdout and Stderr, because of the cap
-	Sequence    uint64 `json:"sequence"`             // of the event that ended it
-	Record      uint64 `json:"-"`                    // of that event's message
+	StdoutBytes int64 `json:"stdout_bytes"`        // that were kept in all
+	StderrBytes int64 `json:"stderr_bytes"`        //
+	Truncated   bool  `json:"truncated,omitempty"` // the command wrote more than was kept
+
+	// OutputError says why the end of the output is missing: the log of output took none for too long.
+	OutputError *protocol.Error `json:"output_error,omitempty"`
+
+	OOMKills   int    `json:"oom_kills,omitempty"`  // processes of the sandbox that the kernel killed for want of memory while it ran
+	Incomplete bool   `json:"incomplete,omitempty"` // more was kept than is in Stdout and Stderr, because of the cap
+	Sequence   uint64 `json:"sequence"`             // of the event that ended it
+	Record     uint64 `json:"-"`                    // of that event's message
 }
 
 // Err is nil for an exec that ended by itself, with whatever exit code. Otherwise it says why:
@@ -67,7 +71,7 @@ func resultOf(e *protocol.Event) *Result {
 	d := e.Exec
 	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
 		Started: d.Started, Ended: d.Ended, StdoutBytes: d.StdoutBytes, StderrBytes: d.StderrBytes,
-		Truncated: d.Truncated, OOMKills: d.OOMKills, Sequence: e.Sequence, Record: e.Record}
+		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence, Record: e.Record}
 	if r.Ended.IsZero() {
 		r.Ended = e.Time
 	}
@@ -99,7 +103,7 @@ func (s *Sandbox) Exec(ctx context.Context, spec protocol.ExecSpec, opts ...Opti
 		return nil, failed(ctx, err, "exec")
 	}
 	defer t.close()
-	sub := s.client.submit(ctx, s.execRequest(&spec, call), submitForever, call.explicitRequest)
+	sub := s.client.submit(ctx, s.execRequest(&spec, call), submitForever)
 	defer sub.stop()
 	e, err := t.untilEnd(ctx, sub)
 	if err != nil {
@@ -119,7 +123,7 @@ func (s *Sandbox) Start(ctx context.Context, spec protocol.ExecSpec, opts ...Opt
 	if err := s.checkExec(&spec); err != nil {
 		return nil, err
 	}
-	reply, err := s.client.ask(ctx, s.execRequest(&spec, call), submitBounded, call.explicitRequest)
+	reply, err := s.client.ask(ctx, s.execRequest(&spec, call), submitBounded)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +170,7 @@ func (s *Sandbox) Cancel(ctx context.Context, exec string, opts ...Option) error
 		return err
 	}
 	r := Request{Verb: protocol.VerbCancel, Sandbox: s.id, ID: call.request, Payload: protocol.Request{ExecID: exec}}
-	_, err = s.client.ask(ctx, r, submitBounded, call.explicitRequest)
+	_, err = s.client.ask(ctx, r, submitBounded)
 	if err != nil && protocol.AsError(err).Reason == protocol.ReasonExecTerminal {
 		return nil
 	}

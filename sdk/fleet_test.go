@@ -23,6 +23,7 @@ func TestAgainstAFleet(t *testing.T) {
 		"AFailingWriterEndsTheCallNotTheExec":    aFailingWriterEndsTheCallNotTheExec,
 		"CodeRunsFromStdin":                      codeRunsFromStdin,
 		"ARepeatedRequestFindsItsOwn":            aRepeatedRequestFindsItsOwn,
+		"ARepeatedStopStopsNothingLater":         aRepeatedStopStopsNothingLater,
 		"ChangesAreIdempotentAndWaitedFor":       changesAreIdempotentAndWaitedFor,
 		"AWaitForReadyEndsWithTheFailure":        aWaitForReadyEndsWithTheFailure,
 		"ListsHavePagesAndSelectors":             listsHavePagesAndSelectors,

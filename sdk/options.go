@@ -32,8 +32,9 @@ func WithID(id string) Option {
 }
 
 // WithRequestID gives the request its id, so that a caller who lost the connection or its memory
-// can ask again and gets the same sandbox or exec. A request id is for one request: do not use it
-// for another sandbox or verb.
+// can ask again and gets the same sandbox or exec; what was refused is decided again. A request id is
+// for one request: another verb or exec with it is refused with already_exists. Do not use it for
+// another sandbox.
 func WithRequestID(id string) Option {
 	return func(c *call) {
 		c.request, c.explicitRequest = id, true

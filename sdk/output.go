@@ -94,7 +94,8 @@ type LogsOptions struct {
 
 // Logs reads an exec's output, whenever it ran: each stream in order, without gap or repeat. The
 // sequence ends with the first error. Errors: out_of_range with reason output_not_kept where the
-// log no longer has what is wanted, and for an offset beyond the end of an exec that has ended.
+// log lacks something of what is wanted, and for an offset beyond the end of an exec that has ended;
+// unavailable or deadline_exceeded where the log cannot be read for [RequestTries] times the request timeout.
 func (x *Exec) Logs(ctx context.Context, o LogsOptions) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		s := &yielder{yield: yield}
@@ -120,7 +121,7 @@ func (x *Exec) logs(ctx context.Context, o LogsOptions, s *yielder) error {
 			return err
 		}
 		if !info.State.Terminal() {
-			return t.readLog(ctx)
+			return t.readKept(ctx)
 		}
 		x = x.sandbox.exec(info)
 	}

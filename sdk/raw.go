@@ -20,7 +20,10 @@ type Request struct {
 // Submit sends a request and waits for its answer. The request is sent again with the same id when
 // no answer comes; what it did is looked up where the answer was lost. When ctx ends first, the
 // outcome is open: asking again with the same ID tells it. With a ctx that has no deadline it
-// gives up after [RequestTries] times the request timeout, with deadline_exceeded.
+// gives up after [RequestTries] times the request timeout, with deadline_exceeded. Where the fleet said
+// why it does not decide the request, the error has that reason, such as log_full; the request is
+// stored, and will be decided. A new create or exec is refused with resource_exhausted and log_full
+// while the fleet says that its log is full.
 //
 // Nothing is checked here: what the payload says is for the coordinator to refuse.
 func (c *Client) Submit(ctx context.Context, r Request) (*protocol.Reply, error) {
@@ -32,7 +35,7 @@ func (c *Client) Submit(ctx context.Context, r Request) (*protocol.Reply, error)
 	} else if err := protocol.ValidateID("request", r.ID); err != nil {
 		return nil, err
 	}
-	return c.ask(ctx, r, submitBounded, true)
+	return c.ask(ctx, r, submitBounded)
 }
 
 // Query asks an endpoint of the read service: protocol.EndpointGet and so on. Errors: the

@@ -1,8 +1,15 @@
 package sdk_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -57,7 +64,6 @@ func TestARequestOutlastsTheLossOfAMajority(t *testing.T) {
 	}
 }
 
-// The queue drops what it knows already, so nobody answers a repeat: what it asked for is found.
 func TestARepeatedExtendFindsItsOwn(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
@@ -74,6 +80,139 @@ func TestARepeatedExtendFindsItsOwn(t *testing.T) {
 	}
 	if err := s.Extend(ctx, 2*time.Hour, sdk.WithRequestID("r2")); err != nil || s.Info().ExpiresAt.Before(ends.Add(time.Hour)) {
 		t.Errorf("another one: %v, %s became %s", err, ends, s.Info().ExpiresAt)
+	}
+}
+
+// A repeat is answered as what it repeats was, whether that was accepted or refused, and also where
+// both are on their way at once on one client.
+func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithRequestID("create"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(code protocol.Code, reason string, call func() error) func() {
+		return func() { t.Helper(); wantError(t, call(), code, reason) }
+	}
+	accepted := func(call func() error) func() {
+		return func() {
+			t.Helper()
+			if err := call(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	submit := func(verb, id string, r protocol.Request) error {
+		_, err := f.Client.Submit(ctx, sdk.Request{Verb: verb, Sandbox: s.ID(), ID: id, Payload: r})
+		return err
+	}
+	for name, call := range map[string]func(){
+		"a create": accepted(func() error {
+			again, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithRequestID("create"))
+			if err == nil && again.ID() != s.ID() {
+				t.Errorf("it made %s", again.ID())
+			}
+			return err
+		}),
+		"a create of somebody else's id": refused(protocol.AlreadyExists, "", func() error {
+			_, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithID(s.ID()), sdk.WithRequestID("other"))
+			return err
+		}),
+		"an exec in a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, func() error {
+			_, err := s.Exec(ctx, command("true"), sdk.WithRequestID("exec"))
+			return err
+		}),
+		"a stop of a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonInvalidState, func() error {
+			return s.Stop(ctx, sdk.WithRequestID("stop"))
+		}),
+		"a cancel of what is not there": refused(protocol.NotFound, "", func() error { return s.Cancel(ctx, "never", sdk.WithRequestID("cancel")) }),
+		"an extend":                     accepted(func() error { return s.Extend(ctx, time.Hour, sdk.WithRequestID("extend")) }),
+		"another verb with a used id": refused(protocol.AlreadyExists, protocol.ReasonRequestUsed, func() error {
+			return s.Stop(ctx, sdk.WithRequestID("create"))
+		}),
+		"what is not understood": refused(protocol.InvalidArgument, "", func() error { return submit(protocol.VerbExtend, "bad", protocol.Request{TTL: -1}) }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			within(t, 5*time.Second, "twice one after another, and twice at once", func() {
+				call()
+				call()
+				var both sync.WaitGroup
+				both.Go(call)
+				both.Go(call)
+				both.Wait()
+			})
+		})
+	}
+	events, err := f.Client.History(ctx, s.ID(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[protocol.Kind]int{}
+	for _, b := range events {
+		for _, e := range b.Events {
+			kinds[e.Kind]++
+		}
+	}
+	if kinds[protocol.SandboxAccepted] != 1 || kinds[protocol.SandboxExtended] != 1 || len(kinds) != 2 {
+		t.Errorf("the history has %v", kinds)
+	}
+}
+
+// A client that gave up says why the fleet did not decide, and a new request is not even stored.
+func TestAFullLogIsSaid(t *testing.T) {
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	ctx := f.Context(time.Minute)
+	limit := func(bytes int64) {
+		t.Helper()
+		nc, err := nats.Connect(f.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		js, err := natsjs.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream, err := js.Stream(ctx, protocol.StreamEvents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := stream.CachedInfo().Config
+		cfg.Discard, cfg.MaxBytes = natsjs.DiscardNew, bytes
+		if _, err := js.UpdateStream(ctx, cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit(1)
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := f.Client.Create(short, f.Spec(), sdk.WithID("early"), sdk.WithWait(false))
+	if got := protocol.CodeOf(err); got != protocol.DeadlineExceeded && got != protocol.ResourceExhausted {
+		t.Errorf("a create while the log is full: %v", err)
+	}
+	wantError(t, err, protocol.CodeOf(err), protocol.ReasonLogFull)
+	f.Eventually(10*time.Second, "a create is refused at once", func() error {
+		began := time.Now()
+		_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("refused"), sdk.WithWait(false))
+		if !errors.Is(err, &protocol.Error{Code: protocol.ResourceExhausted, Reason: protocol.ReasonLogFull}) {
+			return fmt.Errorf("%v after %s", err, time.Since(began))
+		}
+		return nil
+	})
+	limit(-1)
+	if s, err := f.Client.Get(ctx, "refused"); err == nil {
+		t.Errorf("what was refused is there: %+v", s.Info())
+	}
+	f.Eventually(10*time.Second, "creates are taken again", func() error {
+		_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("late"), sdk.WithWait(false))
+		return err
+	})
+	if protocol.CodeOf(err) == protocol.DeadlineExceeded { // it was stored, and waited
+		f.Eventually(10*time.Second, "what was stored is carried out", func() error {
+			_, err := f.Client.Get(ctx, "early")
+			return err
+		})
 	}
 }
 

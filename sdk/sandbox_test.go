@@ -45,6 +45,33 @@ func aRepeatedRequestFindsItsOwn(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
+// What a stop or a resume asked for is done: asked again after its opposite, it changes nothing and
+// waits for nothing.
+func aRepeatedStopStopsNothingLater(t *testing.T, f *fleet.Fleet) {
+	ctx := f.Context(time.Minute)
+	s, err := f.Client.Create(ctx, f.Spec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []func() error{
+		func() error { return s.Stop(ctx, sdk.WithRequestID("stop")) },
+		func() error { return s.Stop(ctx, sdk.WithRequestID("stop-of-a-stopped-one")) },
+		func() error { return s.Resume(ctx, sdk.WithRequestID("resume")) },
+		func() error { return s.Stop(ctx, sdk.WithRequestID("stop")) },
+		func() error { return s.Stop(ctx, sdk.WithRequestID("stop-of-a-stopped-one")) },
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := s.Exec(ctx, command("true"), sdk.WithID("x"), sdk.WithRequestID("exec"))
+	if err != nil || *r.ExitCode != 0 {
+		t.Errorf("it no longer runs: %+v, %v", r, err)
+	}
+	_, err = s.Exec(ctx, command("true"), sdk.WithID("y"), sdk.WithRequestID("exec"))
+	wantError(t, err, protocol.AlreadyExists, protocol.ReasonRequestUsed)
+}
+
 func changesAreIdempotentAndWaitedFor(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false))

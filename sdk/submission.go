@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -19,9 +20,11 @@ const (
 )
 
 const (
-	firstLook     = time.Second            // after this long without an answer, look what became of the request
-	firstLookSoon = 100 * time.Millisecond // for an id that was given: it may have been answered before
-	retryPause    = 250 * time.Millisecond // after a publish that failed
+	firstLook  = time.Second            // after this long without an answer, look what became of the request
+	sayAfter   = 5 * time.Second        // and after this long, say that the request waits
+	sayPause   = time.Minute            // between two such words of a client, at least
+	retryPause = 250 * time.Millisecond // after a publish that failed
+	resendMost = 2 * time.Minute        // between two publishes of a request that is stored, at most
 )
 
 // submission is one request on its way. It runs beside its waiter, because what the request asks
@@ -30,19 +33,26 @@ type submission struct {
 	client  *Client
 	request Request
 	mode    submitMode
-	soon    bool // look early
+	waiting atomic.Pointer[interim]        // the newest answer that was no outcome
+	refused atomic.Pointer[protocol.Error] // why it was not stored when that was last tried
 
-	replies <-chan *protocol.Reply // the answer, from the inbox
+	replies <-chan *protocol.Reply // the answer, from the inbox, after those that are none: see [submission.isOutcome]
 	found   chan *protocol.Reply   // the answer, found by looking
 	failed  chan error
 	stop    func()
 }
 
+// interim is why a request that is stored is not decided yet.
+type interim struct {
+	why  *protocol.Error
+	said time.Time
+}
+
 // submit sends a request. The caller must call stop.
-func (c *Client) submit(ctx context.Context, r Request, mode submitMode, soon bool) *submission {
+func (c *Client) submit(ctx context.Context, r Request, mode submitMode) *submission {
 	inbox, replies, forget := c.answers.Expect(r.ID)
 	running, cancel := context.WithCancel(ctx)
-	s := &submission{client: c, request: r, mode: mode, soon: soon, replies: replies,
+	s := &submission{client: c, request: r, mode: mode, replies: replies,
 		found: make(chan *protocol.Reply, 1), failed: make(chan error, 1)}
 	s.stop = func() { cancel(); forget() }
 	if _, bounded := ctx.Deadline(); bounded {
@@ -56,19 +66,48 @@ func (c *Client) submit(ctx context.Context, r Request, mode submitMode, soon bo
 
 // wait returns the answer. An answer that is an error is returned as the error.
 func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
-	var reply *protocol.Reply
-	select {
-	case reply = <-s.replies:
-	case reply = <-s.found:
-	case err := <-s.failed:
-		return nil, failed(ctx, err, s.request.Verb)
-	case <-ctx.Done():
-		return nil, ctxEnded(ctx.Err(), s.request.Verb+" "+s.request.Sandbox)
+	for {
+		var reply *protocol.Reply
+		select {
+		case reply = <-s.replies:
+		case reply = <-s.found:
+		case err := <-s.failed:
+			return nil, s.explain(failed(ctx, err, s.request.Verb))
+		case <-ctx.Done():
+			return nil, s.explain(ctxEnded(ctx.Err(), s.request.Verb+" "+s.request.Sandbox))
+		}
+		if !s.isOutcome(reply) {
+			continue
+		}
+		if err := s.check(reply); err != nil {
+			return nil, err
+		}
+		return reply, nil
 	}
-	if err := s.check(reply); err != nil {
-		return nil, err
+}
+
+// isOutcome says whether a reply is the answer. If not, it says why the request waits, and that is kept.
+func (s *submission) isOutcome(reply *protocol.Reply) bool {
+	if reply.Waiting == nil {
+		return true
 	}
-	return reply, nil
+	s.waiting.Store(&interim{why: reply.Waiting, said: time.Now()})
+	return false
+}
+
+// explain adds to the error of a call that gave up why the fleet did not decide its request.
+func (s *submission) explain(err error) error {
+	why := s.client.status.waits()
+	if i := s.waiting.Load(); i != nil {
+		why = i.why
+	}
+	if why == nil || !isOver(err) {
+		return err
+	}
+	typed := *protocol.AsError(err)
+	typed.Reason = why.Reason
+	typed.Message += ": the request is stored and will be decided; it waits: " + why.Message
+	return &failure{&typed, err}
 }
 
 // check returns the error of an answer, or that it lacks what its request is answered with.
@@ -85,17 +124,31 @@ func (s *submission) check(reply *protocol.Reply) error {
 // run publishes until the request is answered, found, refused or given up.
 func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	c := s.client
+	if err := c.status.refuses(s.request.Verb); err != nil {
+		if reply := s.look(ctx); reply != nil { // it is no new one
+			s.found <- reply
+		} else {
+			s.failed <- err
+		}
+		return
+	}
 	within := RequestTries * c.requestTimeout
 	giveUp := time.Now().Add(within)
-	for {
-		ends := time.Now().Add(c.requestTimeout)
-		bounded, cancel := context.WithDeadline(ctx, ends)
+	say := time.AfterFunc(sayAfter, s.sayWaits)
+	defer say.Stop()
+	for patience := c.requestTimeout; ; {
+		ends := time.Now().Add(patience)
+		if s.mode == submitBounded && ends.After(giveUp) {
+			ends = giveUp
+		}
+		bounded, cancel := context.WithDeadline(ctx, time.Now().Add(c.requestTimeout))
 		err := c.conn.Submit(bounded, c.tenant, s.request.Verb, s.request.Sandbox, s.request.ID, inbox, payload)
 		cancel()
+		s.refused.Store(protocol.AsError(err))
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil && !isTransient(err):
+		case err != nil && (!isTransient(err) || isFinal(err)):
 			s.failed <- err
 			return
 		case err != nil:
@@ -104,6 +157,8 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			}
 		case s.lookUntil(ctx, ends):
 			return
+		default: // it is stored: another copy only asks for an answer that was lost
+			patience = max(c.requestTimeout, min(2*patience, resendMost))
 		}
 		if s.mode == submitBounded && !time.Now().Before(giveUp) {
 			s.failed <- protocol.Errorf(protocol.DeadlineExceeded, "",
@@ -114,14 +169,29 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	}
 }
 
-// lookUntil looks at growing intervals whether the request was decided and only its answer lost.
-// done is false when the time is over.
-func (s *submission) lookUntil(ctx context.Context, ends time.Time) (done bool) {
-	interval := firstLook
-	if s.soon {
-		interval = firstLookSoon
+// sayWaits logs that the request waits, and why, once a while for all requests of the client.
+func (s *submission) sayWaits() {
+	c := s.client
+	last, now := c.complained.Load(), time.Now().UnixNano()
+	if last != 0 && now-last < int64(sayPause) || !c.complained.CompareAndSwap(last, now) {
+		return
 	}
-	for {
+	why := s.client.status.waits()
+	if i := s.waiting.Load(); i != nil {
+		why = i.why
+	} else if why == nil {
+		why = s.refused.Load()
+	}
+	if why == nil {
+		why = protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
+	}
+	c.log.Warn("waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox, "error", why)
+}
+
+// lookUntil looks at growing intervals whether the request was decided and only its answer lost.
+// done is false when the time is over. It is longer while the fleet says that the request waits.
+func (s *submission) lookUntil(ctx context.Context, ends time.Time) (done bool) {
+	for interval := firstLook; ; interval *= 2 {
 		if !pause(ctx, min(interval, time.Until(ends))) {
 			return true
 		}
@@ -129,10 +199,12 @@ func (s *submission) lookUntil(ctx context.Context, ends time.Time) (done bool) 
 			s.found <- reply
 			return true
 		}
+		if i := s.waiting.Load(); i != nil && s.mode == submitForever && time.Since(i.said) < resendMost {
+			ends = i.said.Add(resendMost)
+		}
 		if !time.Now().Before(ends) {
 			return false
 		}
-		interval *= 2
 	}
 }
 
@@ -172,8 +244,7 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 			return reply
 		}
 	case protocol.VerbExtend:
-		// The handle does not show whose extension it has. Sent again, the request is not decided again
-		// as long as its message is known to the queue.
+		// The handle does not show whose extension it has.
 		if extended {
 			return reply
 		}

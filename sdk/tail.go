@@ -154,7 +154,7 @@ func (t *tail) untilEnd(ctx context.Context, sub *submission) (*protocol.Event, 
 		case reply = <-replies:
 		case reply = <-found:
 		case err := <-sub.failed:
-			return nil, err
+			return nil, sub.explain(err)
 		case k := <-t.live:
 			if err := t.take(k); err != nil {
 				return nil, err
@@ -166,7 +166,10 @@ func (t *tail) untilEnd(ctx context.Context, sub *submission) (*protocol.Event, 
 			}
 			continue
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, sub.explain(ctxEnded(ctx.Err(), "exec "+t.exec))
+		}
+		if !sub.isOutcome(reply) {
+			continue
 		}
 		replies, found = nil, nil
 		if err := sub.check(reply); err != nil {
@@ -347,13 +350,43 @@ func (t *tail) drain(ctx context.Context, e *protocol.Event) error {
 
 // drainLog reads the log until everything is there.
 func (t *tail) drainLog(ctx context.Context) error {
-	deadline := time.Now().Add(logPatience)
-	for interval := 10 * time.Millisecond; !t.satisfied(); interval *= 2 {
+	return t.readUntil(ctx, t.satisfied, func() error {
+		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
+			"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept", t.exec, t.offset[Stdout], t.offset[Stderr])
+	})
+}
+
+// readKept reads what the log has now of an exec that runs. A gap may close for a while: see
+// [jetstream.OutputWindow].
+func (t *tail) readKept(ctx context.Context) error {
+	read := false
+	whole := func() bool {
+		first := !read
+		read = true
+		return !first && len(t.ahead) == 0 || !t.sink.wants(Stdout) && !t.sink.wants(Stderr)
+	}
+	return t.readUntil(ctx, whole, func() error {
+		k := t.ahead[0]
+		return outputNotKept(t.exec, k.Stream, t.offset[k.Stream], k.Offset)
+	})
+}
+
+// readUntil reads the log until enough says that it need not be read again, or until what is missing did
+// not come in time: missing is the error then.
+func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func() error) error {
+	within := t.client.logAway()
+	deadline, away := time.Now().Add(logPatience), time.Now().Add(within)
+	for interval := 10 * time.Millisecond; !enough(); interval *= 2 {
 		before := t.next
 		err := t.readLog(ctx)
+		if !isTransient(err) {
+			away = time.Now().Add(within)
+		}
 		switch {
-		case err != nil && !isTransient(err):
+		case err != nil && (!isTransient(err) || isFinal(err)):
 			return err
+		case err != nil && ctx.Err() == nil && time.Now().After(away):
+			return unread("exec "+t.exec, err)
 		case err != nil: // while a leader is elected; that is not the log's lag
 			if !pause(ctx, retryPause) {
 				return ctx.Err()
@@ -362,13 +395,23 @@ func (t *tail) drainLog(ctx context.Context) error {
 		case t.next != before:
 			deadline = time.Now().Add(logPatience)
 		case time.Now().After(deadline):
-			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
-				"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept", t.exec, t.offset[Stdout], t.offset[Stderr])
-		case !t.satisfied() && !pause(ctx, interval):
+			return missing()
+		case !enough() && !pause(ctx, interval):
 			return ctx.Err()
 		}
 	}
 	return nil
+}
+
+// logAway bounds how long a reader waits for a log of output that cannot be read: longer than a leader is
+// elected. It may be gone.
+func (c *Client) logAway() time.Duration { return RequestTries * c.requestTimeout }
+
+// unread is the error where the log of output could not be read for too long.
+func unread(what string, err error) error {
+	e := *protocol.AsError(err)
+	e.Message = "the output of " + what + " is missing: its log cannot be read: " + e.Message
+	return &e
 }
 
 // inRange refuses offsets beyond the end, which only a caller can have asked for.

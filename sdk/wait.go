@@ -49,7 +49,7 @@ func (s *Sandbox) change(ctx context.Context, verb string, call *call, payload p
 	}
 	request := Request{Verb: verb, Sandbox: s.id, ID: call.request, Payload: payload}
 	if call.accepted {
-		reply, err := s.client.ask(ctx, request, submitBounded, call.explicitRequest)
+		reply, err := s.client.ask(ctx, request, submitBounded)
 		if err == nil {
 			s.learn(reply.Sandbox)
 		}
@@ -63,19 +63,34 @@ func (s *Sandbox) change(ctx context.Context, verb string, call *call, payload p
 	defer f.release()
 	w := f.follow(0, 0)
 	defer w.close()
-	reply, err := s.client.ask(ctx, request, submitForever, call.explicitRequest)
+	reply, err := s.client.ask(ctx, request, submitForever)
 	if err != nil {
 		return err
 	}
 	s.learn(reply.Sandbox)
 	if !reply.Changed { // what is waited for may have happened before the listening began
+		if isPast(verb, reply.Sandbox) {
+			return nil
+		}
 		w.mayHaveMissed()
 	}
 	return s.await(ctx, w, until)
 }
 
-func (c *Client) ask(ctx context.Context, r Request, mode submitMode, soon bool) (*protocol.Reply, error) {
-	sub := c.submit(ctx, r, mode, soon)
+// isPast says whether a repeated stop or resume was done, and its opposite asked for since. A resume can
+// be asked for only when the stop is done, and the other way round.
+func isPast(verb string, b *protocol.Sandbox) bool {
+	switch verb {
+	case protocol.VerbStop:
+		return b.Desired == protocol.StateReady
+	case protocol.VerbResume:
+		return b.Desired == protocol.StateStopped
+	}
+	return false
+}
+
+func (c *Client) ask(ctx context.Context, r Request, mode submitMode) (*protocol.Reply, error) {
+	sub := c.submit(ctx, r, mode)
 	defer sub.stop()
 	return sub.wait(ctx)
 }

@@ -1,14 +1,8 @@
 package supervisor
 
 import (
-	"bufio"
-	"bytes"
-	"io"
-	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -21,14 +15,15 @@ type account struct {
 	home     string   // for HOME
 }
 
-// maxAccountFile bounds /etc/passwd and /etc/group, which belong to the sandbox.
-const maxAccountFile = 1 << 20
-
 // accounts resolves users by the container's own /etc/passwd and /etc/group, as they are at that
 // moment. Numeric ids work without either.
 type accounts struct {
-	passwd, group string // paths
+	passwd, group *accountFile
 	reserved      uint32 // group ids from here on are not for accounts
+}
+
+func newAccounts(passwd, group string, reserved uint32) accounts {
+	return accounts{passwd: &accountFile{path: passwd}, group: &accountFile{path: group}, reserved: reserved}
 }
 
 // resolve reads "name|uid[:group|gid]", as Docker reads a container's user. The error names what
@@ -66,7 +61,7 @@ func (a accounts) user(user string) (account, bool) {
 	uid, numeric := id(user)
 	var acct account
 	found := false
-	eachLine(a.passwd, func(fields []string) bool {
+	a.passwd.eachLine(func(fields []string) bool {
 		if len(fields) < 6 || (fields[0] != user && !(numeric && fields[2] == user)) {
 			return true
 		}
@@ -93,7 +88,7 @@ func (a accounts) gid(group string) (uint32, bool) {
 	}
 	var gid uint32
 	found := false
-	eachLine(a.group, func(fields []string) bool {
+	a.group.eachLine(func(fields []string) bool {
 		if len(fields) >= 3 && fields[0] == group {
 			gid, found = id(fields[2])
 		}
@@ -105,7 +100,7 @@ func (a accounts) gid(group string) (uint32, bool) {
 // memberships lists the groups that name a user as a member, but for the primary one.
 func (a accounts) memberships(user string, primary uint32) []uint32 {
 	var gids []uint32
-	eachLine(a.group, func(fields []string) bool {
+	a.group.eachLine(func(fields []string) bool {
 		if len(fields) < 4 {
 			return true
 		}
@@ -125,30 +120,4 @@ func (a accounts) memberships(user string, primary uint32) []uint32 {
 func id(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 31)
 	return uint32(n), err == nil
-}
-
-// eachLine calls f with the fields of each line until it returns false. A file that is missing, not
-// regular, or too large counts as empty from there on.
-func eachLine(path string, f func(fields []string) bool) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // it may be a FIFO
-	if err != nil {
-		return
-	}
-	var stat unix.Stat_t
-	if unix.Fstat(fd, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG {
-		unix.Close(fd)
-		return
-	}
-	file := os.NewFile(uintptr(fd), path)
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxAccountFile))
-	if err != nil {
-		return
-	}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		if line := strings.TrimSpace(lines.Text()); line != "" && line[0] != '#' && !f(strings.Split(line, ":")) {
-			return
-		}
-	}
 }

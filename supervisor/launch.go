@@ -49,7 +49,7 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 	}
 	l := &launcher{
 		environ:  map[string]string{},
-		accounts: accounts{passwd: "/etc/passwd", group: "/etc/group", reserved: groups},
+		accounts: newAccounts("/etc/passwd", "/etc/group", groups),
 		reaper:   r,
 		null:     null,
 		starting: make(slots, startSlots),

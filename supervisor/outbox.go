@@ -19,12 +19,19 @@ const (
 // not reading further commands.
 type outbox struct {
 	mu      sync.Mutex
-	changed sync.Cond // entries, closed
+	changed sync.Cond // due, closed
 	entries []entry
+	due     bool           // entries are to be written now
+	soon    bool           // or soon: a timer runs
 	outputs map[*exec]bool // execs with an Output waiting
 	inline  int
 	closed  bool
 }
+
+// replySoon is how long a reply that nobody is in a hurry for waits for something to go out with. A
+// short command ends within this time, and its result takes the reply along: one write here and one
+// wake-up of the worker less for each exec.
+const replySoon = 2 * time.Millisecond
 
 // entry is a notice, an exec whose output sizes are to be told, or a mark to be closed once
 // everything before it is written.
@@ -55,6 +62,29 @@ func (b *outbox) put(n *control.Notice) {
 	b.add(entry{notice: n})
 }
 
+// putSoon puts a notice that may wait for replySoon.
+func (b *outbox) putSoon(n *control.Notice) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return
+	}
+	b.entries = append(b.entries, entry{notice: n})
+	if b.due || b.soon {
+		return
+	}
+	b.soon = true
+	time.AfterFunc(replySoon, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.soon = false
+		if len(b.entries) > 0 {
+			b.due = true
+			b.changed.Broadcast()
+		}
+	})
+}
+
 func (b *outbox) putOutput(e *exec) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -69,6 +99,7 @@ func (b *outbox) add(e entry) {
 		return
 	}
 	b.entries = append(b.entries, e)
+	b.due = true
 	b.changed.Broadcast()
 }
 
@@ -104,15 +135,15 @@ func (b *outbox) close() {
 	b.changed.Broadcast()
 }
 
-// take waits for entries and takes all of them; none means that the outbox is closed.
+// take waits until entries are due and takes all of them; none means that the outbox is closed.
 func (b *outbox) take() []entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.entries) == 0 && !b.closed {
+	for !b.due && !b.closed {
 		b.changed.Wait()
 	}
 	taken := b.entries
-	b.entries, b.inline = nil, 0
+	b.entries, b.inline, b.due = nil, 0, false
 	clear(b.outputs)
 	b.changed.Broadcast()
 	return taken

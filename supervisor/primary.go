@@ -99,7 +99,7 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 	process, err := p.s.launcher.start(c)
 	if err != nil {
 		p.change(nil, func(state *control.Primary) {
-			state.Running, state.Restarts = false, restarts
+			state.Running, state.Restarts, state.Began = false, restarts, time.Time{}
 			var u *unrunnable
 			if errors.As(err, &u) {
 				state.LastExit = &u.code
@@ -117,7 +117,7 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 		go s.pump()
 	}
 	p.change(process.child, func(state *control.Primary) {
-		state.Running, state.Restarts, state.Error = true, restarts, nil
+		state.Running, state.Restarts, state.Error, state.Began = true, restarts, nil, time.Now()
 	})
 	p.await(process.child)
 	for _, s := range streams {

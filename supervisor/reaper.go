@@ -1,10 +1,9 @@
 package supervisor
 
 import (
-	"os"
-	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -28,13 +27,16 @@ type reaper struct {
 	mu       sync.Mutex
 	children map[int]*child
 
-	wake chan os.Signal // SIGCHLD, for while there is nobody to wait for
+	wake chan struct{} // a child was started; for while there is nobody to wait for
 }
 
+// idleReap is how often a process without children looks whether it was given one. An orphan of a
+// process from outside, such as a `docker exec`, comes without a word. A signal handler for SIGCHLD
+// would hear of it at once, and would run for each exec as well.
+const idleReap = 5 * time.Second
+
 func newReaper() *reaper {
-	r := &reaper{children: map[int]*child{}, wake: make(chan os.Signal, 1)}
-	signal.Notify(r.wake, unix.SIGCHLD)
-	return r
+	return &reaper{children: map[int]*child{}, wake: make(chan struct{}, 1)}
 }
 
 // start forks and registers the child, whose tree is found by group.
@@ -49,6 +51,10 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, group
 	r.mu.Lock()
 	r.children[pid] = c
 	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
 	return c, nil
 }
 
@@ -72,7 +78,10 @@ func (r *reaper) run() {
 		case nil:
 			r.reap(pid)
 		case unix.ECHILD:
-			<-r.wake
+			select {
+			case <-r.wake:
+			case <-time.After(idleReap):
+			}
 		}
 	}
 }

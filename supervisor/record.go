@@ -116,6 +116,12 @@ func anotherBoot(id string) *protocol.Error {
 		"exec %s was meant for this sandbox before its last restart", id)
 }
 
+// startedBefore refuses an exec that this boot has started and forgotten.
+func startedBefore(id string) *protocol.Error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
+		"exec %s was started before and is not started again", id)
+}
+
 func replaceFile(dir int, path string, data []byte) error {
 	next := path + ".new"
 	fd, err := unix.Openat(dir, next, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)

@@ -76,7 +76,9 @@ func (s *supervisor) listen(conn net.Conn, box *outbox) (welcomed bool, err erro
 		}
 		switch {
 		case c.Welcome != nil:
-			s.greet(c.Welcome)
+			if !s.greet(c.Welcome, c.Until) {
+				return false, errors.New("the welcome came after the end of the worker's lease")
+			}
 			welcomed = true
 		case !welcomed:
 			return false, errors.New("a command before the welcome")
@@ -94,8 +96,14 @@ func (s *supervisor) handle(c *control.Command, box *outbox) {
 		box.put(&control.Notice{Reply: &r})
 	}
 	switch {
+	case (c.Start != nil || c.StopAll != nil) && late(c.Until):
+		reply(control.Reply{Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost,
+			"the command came to the supervisor after the end of the worker's lease")})
 	case c.Start != nil:
-		s.handleStart(c.Start, reply)
+		s.handleStart(c.Start, func(r control.Reply) {
+			r.Seq = c.Seq
+			box.putSoon(&control.Notice{Reply: &r})
+		})
 	case c.Cancel != nil:
 		e := s.exec(c.Cancel.ID)
 		if e == nil {
@@ -119,6 +127,10 @@ func (s *supervisor) handle(c *control.Command, box *outbox) {
 			"this supervisor speaks version %d and does not know the command", control.Version)})
 	}
 }
+
+// late says whether a command must not be carried out any more: whoever sent it may have lost the
+// host to another worker meanwhile.
+func late(until time.Duration) bool { return until != 0 && control.Clock() > until }
 
 func (s *supervisor) handleStart(start *control.Start, reply func(control.Reply)) {
 	e, created, refused := s.accept(start)

@@ -66,6 +66,7 @@ type supervisor struct {
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first one
 	execs    map[string]*exec
+	numbers  startedNumbers // of starts that were taken
 	stopping bool
 	outbox   *outbox // of the connection, if there is one
 }
@@ -158,15 +159,21 @@ func openDirectory(parent, name string) (int, error) {
 	return fd, nil
 }
 
-// greet takes a connection's Welcome. The first of this boot starts the primary command.
-func (s *supervisor) greet(w *control.Welcome) {
+// greet takes a connection's Welcome. The first of this boot starts the primary command, and is
+// refused where it came too late for that.
+func (s *supervisor) greet(w *control.Welcome, until time.Duration) bool {
 	s.mu.Lock()
 	first := s.welcome == nil
+	if first && late(until) {
+		s.mu.Unlock()
+		return false
+	}
 	s.welcome = w
 	s.mu.Unlock()
 	if first && len(w.Command) > 0 {
 		s.primary.begin(w)
 	}
+	return true
 }
 
 // attach makes box the place where notices go, and fills it with the Hello: everything that
@@ -243,6 +250,8 @@ func (s *supervisor) accept(start *control.Start) (e *exec, created bool, refuse
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
 			"the supervisor keeps %d execs that are not forgotten", control.MaxExecs)
+	case start.Number != 0 && !s.numbers.take(start.Number):
+		return nil, false, startedBefore(start.ID)
 	}
 	e = newExec(s, start, s.welcome)
 	s.execs[start.ID] = e

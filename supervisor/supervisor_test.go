@@ -21,9 +21,10 @@ import (
 func TestAccounts_ResolveAsDockerDoes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	a := accounts{passwd: filepath.Join(dir, "passwd"), group: filepath.Join(dir, "group"), reserved: DefaultGroupBase}
-	os.WriteFile(a.passwd, []byte("# comment\n\nbroken\nroot:x:0:0:r:/root:/bin/sh\nagent:x:1000:1001::/home/agent:/bin/sh\nodd:x:huge:1::/:/bin/sh\n"), 0o600)
-	os.WriteFile(a.group, []byte("wheel:x:10:root,agent\nagents:x:1001:agent\nbuild:x:20:agent\n"), 0o600)
+	passwd, group := filepath.Join(dir, "passwd"), filepath.Join(dir, "group")
+	a := newAccounts(passwd, group, DefaultGroupBase)
+	os.WriteFile(passwd, []byte("# comment\n\nbroken\nroot:x:0:0:r:/root:/bin/sh\nagent:x:1000:1001::/home/agent:/bin/sh\nodd:x:huge:1::/:/bin/sh\n"), 0o600)
+	os.WriteFile(group, []byte("wheel:x:10:root,agent\nagents:x:1001:agent\nbuild:x:20:agent\n"), 0o600)
 	for spec, want := range map[string]string{
 		"root":         "0 0 [10] root /root",
 		"agent":        "1000 1001 [10 20] agent /home/agent",
@@ -64,7 +65,7 @@ func TestAccounts_AHostileFileCountsAsEmpty(t *testing.T) {
 	}
 	defer holder.Close()
 	for _, path := range []string{fifo, dir, filepath.Join(dir, "none"), "/dev/zero"} {
-		a := accounts{passwd: path, group: path, reserved: DefaultGroupBase}
+		a := newAccounts(path, path, DefaultGroupBase)
 		if acct, err := a.resolve("1000"); err != nil || acct.uid != 1000 {
 			t.Errorf("%s: %+v, %v", path, acct, err)
 		}

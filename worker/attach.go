@@ -27,7 +27,9 @@ type attachment struct {
 
 	ports []protocol.Port // as the engine published them
 
-	ending atomic.Bool // the supervisor was told to end everything
+	ending     atomic.Bool // the supervisor was told to end everything
+	forgetting forgetting
+	greeted    bool // it was connected once; connected's own
 
 	primary func(*attachment, control.Primary) // hears of the container's own command
 
@@ -35,6 +37,11 @@ type attachment struct {
 	// again has another attachment, so nothing that ended with it counts.
 	crash crashLoop
 	loops *protocol.Error // it was found to loop: what the sandbox fails with
+	own   primaryRun
+	heard chan struct{} // own has changed; has room for one
+
+	output     *ownLog // of the primary container's command; nil: it has none
+	stopOutput func()  // ends publishing it
 
 	once sync.Once
 	over chan struct{} // closed when the container has ended, or the worker lets go
@@ -42,7 +49,23 @@ type attachment struct {
 
 // listen opens the socket that the supervisor of the primary container dials.
 func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*attachment, error) {
-	return s.listenIn(d, secret, control.Welcome{Command: b.Spec.Command, Grace: b.Spec.Grace.Std()}, s.output, s.primary)
+	output := newOwnLog(s, protocol.PrimaryLog, b.Generation, func() directory { return d })
+	grown := func(o control.Output) {
+		if o.ID == "" {
+			output.grown(o.Stdout, o.Stderr)
+			return
+		}
+		s.output(o)
+	}
+	changed := func(a *attachment, p control.Primary) {
+		output.grown(p.Stdout, p.Stderr)
+		s.primary(a, p)
+	}
+	a, err := s.listenIn(d, secret, control.Welcome{Command: b.Spec.Command, Grace: b.Spec.Grace.Std()}, grown, changed)
+	if err == nil && len(b.Spec.Command) > 0 {
+		a.follow(output)
+	}
+	return a, err
 }
 
 // listenIn opens the socket that the supervisor with this directory dials. The welcome is completed
@@ -63,10 +86,10 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	}
 	a := &attachment{
 		s: s, run: run, key: secret, over: make(chan struct{}), primary: primary,
-		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard},
+		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, heard: make(chan struct{}, 1),
 	}
 	a.link, err = supervise.Listen(supervise.Config{
-		ControlDir: d.ctl(), Welcome: welcome,
+		ControlDir: d.ctl(), Welcome: welcome, Lease: s.w.trusted,
 		OnConnect: a.connected, OnOutput: output, OnEnd: s.ended, OnPrimary: func(p control.Primary) { primary(a, p) }, Logger: s.log,
 	})
 	if err != nil {
@@ -111,6 +134,9 @@ func (a *attachment) close() {
 	a.once.Do(func() {
 		close(a.over)
 		a.link.Close()
+		if a.stopOutput != nil {
+			a.stopOutput()
+		}
 	})
 }
 
@@ -152,21 +178,32 @@ func (s *sandbox) detach() {
 	s.mu.Lock()
 	a := s.attached
 	s.attached = nil
+	if a != nil {
+		s.lastOwn = a.own
+	}
 	s.mu.Unlock()
 	if a != nil {
 		a.close()
+		a.endOutput(context.Background())
 	}
 }
 
 // connected takes over what the supervisor says at the start of a connection: execs that ended
 // while the worker was away.
 func (a *attachment) connected(h control.Hello) {
+	if !a.greeted {
+		a.greeted = true
+		a.forgetEnded(h.Execs)
+	}
 	for _, x := range h.Execs {
 		a.s.output(control.Output{ID: x.ID, Stdout: x.StdoutBytes, Stderr: x.StderrBytes})
 		if x.Result != nil {
 			a.s.ended(*x.Result)
 		}
 	}
+	a.s.mu.Lock()
+	a.own.boot = h.Boot
+	a.s.mu.Unlock()
 	if h.Primary != nil {
 		a.primary(a, *h.Primary)
 	}
@@ -200,7 +237,16 @@ func (s *sandbox) ended(result control.Result) {
 func (s *sandbox) primary(a *attachment, p control.Primary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.crash.heard(&p, time.Now())
+	now := time.Now()
+	a.crash.heard(&p, now)
+	if p.Since.IsZero() || p.Since.After(now) {
+		p.Since = now
+	}
+	a.own.Primary = p
+	select {
+	case a.heard <- struct{}{}:
+	default:
+	}
 	s.wakeUp()
 }
 

@@ -15,6 +15,7 @@ type crashLoop struct {
 	failingSince  time.Time // the first exit since it last ran for the guard; zero: none
 	runningSince  time.Time // zero: it does not run
 	oom           bool      // its last end was for want of memory
+	exit          *int      // exit code of its last end; nil: not known
 }
 
 // heard takes what a supervisor says of the command, also what it has said before: it says everything
@@ -27,6 +28,7 @@ func (c *crashLoop) heard(p *control.Primary, now time.Time) {
 	ended := p.LastExit != nil || p.Error != nil
 	if ended && !(p.Running && c.runningSince.Equal(since)) { // the run before, where it runs
 		c.ended(since, outOfMemory(p))
+		c.exit = p.LastExit
 	}
 	if p.Running {
 		c.runningSince = since
@@ -38,7 +40,7 @@ func (c *crashLoop) ended(at time.Time, oom bool) {
 	if !c.failing(at) {
 		c.failingSince = at
 	}
-	c.runningSince, c.oom = time.Time{}, oom
+	c.runningSince, c.oom, c.exit = time.Time{}, oom, nil
 }
 
 // failing says whether it has exited, and not run for the guard since.
@@ -59,6 +61,9 @@ func (c *crashLoop) why(what string, memory protocol.Bytes) *protocol.Error {
 	loops := fmt.Sprintf("again and again: within %s it never ran for %s", c.window, c.guard)
 	if c.oom {
 		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "%s runs out of memory (%s) %s", what, memory, loops)
+	}
+	if c.exit != nil {
+		loops += fmt.Sprintf(", and at last exited with code %d", *c.exit)
 	}
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCrashLoop, "%s exits %s", what, loops)
 }

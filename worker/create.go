@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -145,14 +146,21 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.servicesReady(ctx, a); err != nil {
 		return err
 	}
+	var from time.Time
+	if len(b.Spec.RequiredServices) > 0 {
+		from = time.Now()
+	}
+	if err := s.primarySteady(ctx, b, a, from); err != nil {
+		return err
+	}
 	s.w.cfg.Probe("before-ready")
 	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StatePending {
 			return nil
 		}
-		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
+		return append(s.primaryEvents(&st.Sandbox), protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
 			Image: image.ID, Digest: image.Digest, Isolation: cmp.Or(b.Spec.Runtime, s.w.info.Runtime), Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
-		}}}
+		}})
 	})
 	s.w.cfg.Probe("after-ready")
 	return err

@@ -147,7 +147,7 @@ func (d directory) defaults() (v defaults, err error) {
 	return v, protocol.Decode(data, &v)
 }
 
-// earlierOutput is how much of its two streams a service had printed when it came to this host: as was
+// earlierOutput is how much of its two streams a container's command had printed when it came to this host: as was
 // noted before any of it was published from here, or else so much as is published now.
 func (d directory) earlierOutput(now [2]int64) (noted [2]int64, err error) {
 	file := filepath.Join(d.path, "output")
@@ -156,7 +156,7 @@ func (d directory) earlierOutput(now [2]int64) (noted [2]int64, err error) {
 		return noted, protocol.Decode(data, &noted)
 	}
 	if err := errors.Join(os.WriteFile(file+".tmp", protocol.Encode(&now), 0o600), os.Rename(file+".tmp", file)); err != nil {
-		return noted, protocol.Errorf(protocol.Internal, "", "note how much a service has printed: %v", err)
+		return noted, protocol.Errorf(protocol.Internal, "", "note how much a command has printed: %v", err)
 	}
 	return now, nil
 }

@@ -29,16 +29,35 @@ type execRun struct {
 
 // startExecs starts a run for each exec that has not ended and has none, where a supervisor is
 // attached, and passes cancels on.
-func (s *sandbox) startExecs(ctx context.Context, st *protocol.State) {
-	if st.Sandbox.ActiveExecs == 0 || st.Sandbox.HostID != s.w.hostID {
-		return
-	}
+//
+// It reads the state under the lock: a run whose exec has ended leaves the runs only when the journal
+// has the end, so that an exec is never seen without both.
+func (s *sandbox) startExecs(ctx context.Context) {
+	s.w.cfg.Probe("before-execs")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone {
 		return
 	}
-	for _, x := range st.Active() {
+	var active []*protocol.Exec
+	s.journal.View(func(st *protocol.State, _ uint64) {
+		if st.Sandbox.ActiveExecs > 0 && st.Sandbox.HostID == s.w.hostID {
+			active = st.Active()
+		}
+	})
+	unstarted := s.unstarted
+	s.unstarted = nil
+	for _, x := range active {
+		if x.State == protocol.ExecStateAccepted {
+			first, known := unstarted[x.ID]
+			if !known {
+				first = time.Now()
+			}
+			if s.unstarted == nil {
+				s.unstarted = map[string]time.Time{}
+			}
+			s.unstarted[x.ID] = first
+		}
 		r := s.runs[x.ID]
 		// An exec whose container has ended has a run too: it finds out what became of it.
 		if a, ended := s.where(x); r == nil && (a != nil || ended) {
@@ -139,21 +158,17 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) erro
 	if !adopted && a == nil {
 		return ignore(r.nowhere(ctx), errSuperseded)
 	}
+	number := x.StartSequence
 	if !adopted {
 		r.s.w.cfg.Probe("before-exec-started")
-		if err := r.started(ctx, a.boot); err != nil {
+		var err error
+		if number, err = r.started(ctx, a.boot); err != nil {
 			return ignore(err, errSuperseded)
 		}
 		r.s.w.cfg.Probe("after-exec-started")
 	}
-	p := &publisher{r: r, a: a}
-	if adopted {
-		var err error
-		if p.out.published, p.err.published, err = r.s.w.conn.OutputEnd(ctx, r.s.key.tenant, r.s.key.id, r.id); err != nil {
-			return err
-		}
-	}
-	result, err := r.await(ctx, x, a, p)
+	p := newPublisher(r, a, x, adopted)
+	result, err := r.await(ctx, x, number, a, p)
 	if err != nil {
 		return err
 	}
@@ -182,31 +197,47 @@ func ignore(err, that error) error {
 	return err
 }
 
-// started appends that the exec is going to be started, once, by this worker. The log comes first:
-// an exec that was cancelled, or whose sandbox is being stopped, is not started.
-func (r *execRun) started(ctx context.Context, boot string) error {
+// started appends that the exec is going to be started, once, by this worker, and returns the number
+// of the start: that of its event. The log comes first: an exec that was cancelled, or whose sandbox is
+// being stopped, is not started.
+func (r *execRun) started(ctx context.Context, boot string) (number uint64, err error) {
 	generation := uint64(0)
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
-	again := false
-	err := r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
+	r.s.mu.Lock()
+	since := r.s.unstarted[r.id]
+	r.s.mu.Unlock()
+	again, late := false, false
+	events, err := r.s.appendEvents(ctx, generation, func(st *protocol.State) []protocol.Event {
 		x := st.Execs[r.id]
-		again = x != nil && x.State == protocol.ExecStateRunning && x.Boot == boot
+		if again = x != nil && x.State == protocol.ExecStateRunning && x.Boot == boot; again {
+			number = x.StartSequence
+		}
 		if x == nil || x.State != protocol.ExecStateAccepted || st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateReady {
 			return nil
 		}
+		if late = !since.IsZero() && time.Since(since) > x.Spec.StartWithin(); late {
+			why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonStartTimeout,
+				"the exec was not started within %s: its worker could not reach the sandbox's supervisor, or NATS", x.Spec.StartWithin())
+			return []protocol.Event{{Kind: protocol.ExecFailed, Reason: why.Reason, Error: why, Exec: &protocol.ExecDetails{ID: r.id, Inline: true}}}
+		}
 		return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: r.id, Boot: boot}}}
 	})
-	if again {
-		return nil
+	switch {
+	case err == nil && late:
+		return 0, errSuperseded
+	case err == nil:
+		return events[0].Sequence, nil
 	}
-	return err
+	if again {
+		return number, nil
+	}
+	return 0, err
 }
 
 // await starts the exec, where it was not started, and publishes its output until it ends.
-func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p *publisher) (control.Result, error) {
+func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a *attachment, p *publisher) (control.Result, error) {
 	if a == nil || x.Boot != "" && x.Boot != a.boot {
-		// It ran in a container that has ended.
-		return r.leftBehind(x, a)
+		return r.leftBehind(x, a, containerEnded)
 	}
 	if err := r.s.w.fence(); err != nil {
 		return control.Result{}, err
@@ -214,7 +245,7 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p 
 	starting, cancel := a.during(ctx)
 	defer cancel()
 	status, err := a.link.Start(starting, control.Start{
-		ID: r.id, Boot: a.boot, Argv: x.Spec.Command, Env: x.Spec.Env, Cwd: x.Spec.Cwd, User: x.Spec.User, Stdin: x.Spec.Stdin,
+		ID: r.id, Boot: a.boot, Number: number, Argv: x.Spec.Command, Env: x.Spec.Env, Cwd: x.Spec.Cwd, User: x.Spec.User, Stdin: x.Spec.Stdin,
 		Timeout: x.Spec.Timeout.Std(), Grace: x.Spec.Grace.Std(), OutputLimit: int64(x.Spec.OutputLimit), InlineLimit: protocol.MaxInlineOutput,
 	})
 	r.s.w.cfg.Probe("after-exec-start")
@@ -222,9 +253,11 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p 
 	case ctx.Err() != nil:
 		return control.Result{}, ctx.Err()
 	case starting.Err() != nil:
-		return r.leftBehind(x, a)
+		return r.leftBehind(x, a, containerEnded)
 	case protocol.CodeOf(err) == protocol.FailedPrecondition && protocol.AsError(err).Reason == protocol.ReasonInterrupted:
-		return r.leftBehind(x, a)
+		return r.leftBehind(x, a, protocol.AsError(err).Message)
+	case err != nil && protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
+		return control.Result{}, err // nothing was started: the run is begun again, under the lease of then
 	case err != nil:
 		return notStarted(r.id, protocol.AsError(err))
 	}
@@ -232,19 +265,25 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, a *attachment, p 
 		r.s.ended(*status.Result)
 	}
 	r.grown(status.StdoutBytes, status.StderrBytes)
+	var again <-chan time.Time
 	for {
 		select {
 		case result := <-r.result:
 			return result, nil
+		case <-again:
+			r.grown(0, 0)
 		case <-r.more:
-			if err := p.publish(ctx, r.stdout.Load(), r.stderr.Load()); err != nil {
+			err := p.publish(ctx, r.stdout.Load(), r.stderr.Load())
+			if again = nil; errors.As(err, new(*notTaken)) {
+				again = time.After(outputRetry)
+			} else if err != nil {
 				return control.Result{}, err
 			}
 		case <-a.over:
 			if ctx.Err() != nil {
 				return control.Result{}, ctx.Err()
 			}
-			return r.leftBehind(x, a)
+			return r.leftBehind(x, a, containerEnded)
 		case <-ctx.Done():
 			return control.Result{}, ctx.Err()
 		}
@@ -262,15 +301,18 @@ func notStarted(id string, why *protocol.Error) (control.Result, error) {
 	return control.Result{ID: id, Failed: true, Error: why}, nil
 }
 
-// leftBehind finds out how an exec ended whose container has ended: from the record that its
-// supervisor sealed, or not at all.
-func (r *execRun) leftBehind(x *protocol.Exec, a *attachment) (control.Result, error) {
+// containerEnded is why the supervisor that started an exec is not there.
+const containerEnded = "its container ended"
+
+// leftBehind finds out how an exec ended of which no supervisor knows: from the record that its own one
+// sealed, or not at all. why says why none knows.
+func (r *execRun) leftBehind(x *protocol.Exec, a *attachment, why string) (control.Result, error) {
 	select {
 	case result := <-r.result: // it was told just before
 		return result, nil
 	default:
 	}
-	unknown := control.Result{ID: r.id, Failed: true, Error: interrupted("its container ended")}
+	unknown := control.Result{ID: r.id, Failed: true, Error: interrupted(why)}
 	run, secret, closeRun, err := r.runDir(a)
 	if err != nil {
 		return unknown, nil
@@ -297,13 +339,20 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 	if result.Ended.IsZero() {
 		details.Ended = time.Time{}
 	}
-	if result.Inline && p.out.published == 0 && p.err.published == 0 {
+	if result.Inline && !p.checked { // adopted: some may be in the log
+		if err := p.check(ctx); err != nil && !errors.As(err, new(*notTaken)) {
+			return err
+		}
+	}
+	if result.Inline && p.checked && p.out.published == 0 && p.err.published == 0 {
 		details.Inline, details.Stdout, details.Stderr = true, result.Stdout, result.Stderr
 		details.StdoutBytes, details.StderrBytes = int64(len(result.Stdout)), int64(len(result.Stderr))
 	} else {
-		if err := p.publish(ctx, result.StdoutBytes, result.StderrBytes); err != nil {
+		lost, err := p.publishAll(ctx, result.StdoutBytes, result.StderrBytes)
+		if err != nil {
 			return err
 		}
+		details.OutputError = lost
 		details.StdoutBytes, details.StderrBytes = p.out.published, p.err.published
 		details.Truncated = details.Truncated || p.out.published < result.StdoutBytes || p.err.published < result.StderrBytes
 		details.Inline = details.StdoutBytes == 0 && details.StderrBytes == 0
@@ -320,7 +369,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 	})
 	r.s.w.cfg.Probe("after-exec-end")
 	if err == nil || errors.Is(err, errSuperseded) {
-		r.forget(a)
+		p.keep()
 	}
 	return err
 }
@@ -358,19 +407,4 @@ func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, deta
 		e.Reason = protocol.ReasonOOMKilled
 	}
 	return e
-}
-
-// forget drops the exec at the supervisor, with its files. Nobody waits for it; what is not
-// forgotten goes with the sandbox.
-func (r *execRun) forget(a *attachment) {
-	if a == nil {
-		return
-	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := a.link.Forget(ctx, r.id); err != nil {
-			r.s.log.Debug("an exec is not forgotten by its supervisor", "exec", r.id, "error", err)
-		}
-	}()
 }

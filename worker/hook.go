@@ -80,12 +80,15 @@ func (s *sandbox) farewell(ctx context.Context, b *protocol.Sandbox) error {
 // hookMargin is how long beyond its timeout a hook may take, with all that is around it.
 const hookMargin = 10 * time.Second
 
+// hookPrefix begins the ids of hooks. Execs of callers may have such ids, too.
+const hookPrefix = "hook-"
+
 // hookID is an exec id that nobody in the sandbox can guess, so that no exec of theirs is taken for
 // the hook.
 func hookID(key []byte, name string) string {
 	mac := hmac.New(sha256.New, key)
 	mac.Write([]byte("hook " + name))
-	return "hook-" + hex.EncodeToString(mac.Sum(nil)[:16])
+	return hookPrefix + hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
 // hookError says why a hook failed, nil where it did not.

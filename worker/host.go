@@ -104,6 +104,7 @@ func (w *worker) beat(ctx context.Context) error {
 		healthy, problem, _ := w.condition()
 		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy, Problem: problem, Full: w.full(),
 			Listening: w.listening.times.Load()}
+		w.say(healthy, problem)
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("a heartbeat is not sent", "error", err)
 		}
@@ -114,6 +115,17 @@ func (w *worker) beat(ctx context.Context) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// say says how the worker is, for whoever watches over its process.
+func (w *worker) say(healthy bool, problem string) {
+	if err := w.fence(); err != nil {
+		healthy, problem = false, err.Error()
+	}
+	if healthy {
+		problem = "holds the lock of host " + w.hostID + ", and the engine answers"
+	}
+	w.cfg.OnState(healthy, problem)
 }
 
 // keepRegistered writes the worker's entry in the table of hosts again, before it ends and where it has

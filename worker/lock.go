@@ -84,6 +84,7 @@ func (w *worker) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 			return nil, ctx.Err()
 		case !errors.As(err, &held):
 			w.log.Warn("the host's lock is not to be had yet", "error", err)
+			w.cfg.OnState(false, "waits for the lock of host "+w.hostID+": "+err.Error())
 		case held.Holder.Place == w.place:
 			takeOver = held.Revision
 			continue
@@ -92,6 +93,7 @@ func (w *worker) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 		case seen == nil || held.Holder.Instance != seen.Holder.Instance:
 			seen = held
 			w.log.Info("the host is held; waiting for a sign of life or the end of the lock", "holder", held.Error())
+			w.cfg.OnState(false, "waits for the lock of host "+w.hostID+", "+held.Error())
 		}
 		if !sleep(ctx, 250*time.Millisecond) {
 			return nil, ctx.Err()

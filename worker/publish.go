@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"time"
@@ -14,10 +15,136 @@ import (
 // publisher follows the files of an exec's output and publishes what was not published yet, in
 // order. The files are the container's word: no more is read than the supervisor announced, and a
 // file that is shorter, or something else, ends the stream there.
+//
+// What was acknowledged is compared with what the log has after each reconnect: a single server that is
+// killed loses what it acknowledged last.
 type publisher struct {
 	r        *execRun
 	a        *attachment
 	out, err outputStream
+
+	checked    bool      // published is what the log has, as of
+	reconnects uint64    // so many reconnects
+	unsure     bool      // a chunk may have been sent after a reconnect, so the last one says nothing of those before
+	refused    time.Time // since when the log of output takes nothing, though NATS is there; zero: it does
+	until      time.Time // from then on the exec's end does not wait for its output; zero: it does
+}
+
+// outputRetry is the pause after the log of output took nothing.
+const outputRetry = 500 * time.Millisecond
+
+// lastTry is how long output is published at least once the exec has ended, or NATS is back.
+const lastTry = 2 * time.Second
+
+// notTaken says that the log of output did not take some: it is safe on disk until it does.
+type notTaken struct{ err error }
+
+func (n *notTaken) Error() string { return "output is not published: " + n.err.Error() }
+
+// newPublisher begins with an exec of which nothing is published, or, adopted, with one of which the
+// log says how much is.
+//
+// Of an exec with a timeout the coordinators say that its exit code is not known when they hear nothing
+// for a minute after it should have ended. Output that is more than the log takes until then must not
+// keep back the code, which is known here.
+func newPublisher(r *execRun, a *attachment, x *protocol.Exec, adopted bool) *publisher {
+	p := &publisher{r: r, a: a, checked: !adopted, reconnects: r.s.w.conn.Reconnects()}
+	if x.Spec.Timeout > 0 {
+		started := time.Now()
+		if adopted {
+			started = x.StartedAt
+		}
+		p.until = started.Add(x.Spec.Timeout.Std() + x.Spec.Grace.Std() + r.s.w.cfg.OutputWithin)
+	}
+	return p
+}
+
+// tryOnce leaves room for a last try.
+func (p *publisher) tryOnce() {
+	if last := time.Now().Add(lastTry); !p.until.IsZero() && p.until.Before(last) {
+		p.until = last
+	}
+}
+
+// late says whether the exec's end waits for its output no longer.
+func (p *publisher) late() bool { return !p.until.IsZero() && time.Now().After(p.until) }
+
+// current says whether published is what the log has.
+func (p *publisher) current() bool {
+	return p.checked && !p.unsure && p.reconnects == p.r.s.w.conn.Reconnects()
+}
+
+// check makes published what the log has.
+func (p *publisher) check(ctx context.Context) error {
+	if p.current() {
+		return nil
+	}
+	conn := p.r.s.w.conn
+	reconnects := conn.Reconnects()
+	stdout, stderr, err := conn.OutputEnd(ctx, p.r.s.key.tenant, p.r.s.key.id, p.r.id)
+	if err != nil {
+		return p.later(err)
+	}
+	if p.unsure { // all of it once more; readers pass over what they have
+		stdout, stderr = 0, 0
+	}
+	p.out.goTo(stdout)
+	p.err.goTo(stderr)
+	p.checked, p.unsure, p.reconnects = true, false, reconnects
+	return nil
+}
+
+// later notes that the log of output takes nothing now. A NATS that is away takes no end either, so that
+// does not count.
+func (p *publisher) later(err error) error {
+	if !p.r.s.w.conn.Connected() {
+		p.refused = time.Time{}
+		p.tryOnce()
+	} else if p.refused.IsZero() {
+		p.refused = time.Now()
+	}
+	p.r.s.log.Warn("output is published again later", "exec", p.r.id, "error", err)
+	return &notTaken{err}
+}
+
+// hopeless says why the exec's end should not wait for its output any longer, nil where it should: the log
+// of output has taken nothing for too long, or not enough in time. The log of events must be there
+// meanwhile: else the end has to wait in any case.
+func (p *publisher) hopeless(ctx context.Context, refused *notTaken) *protocol.Error {
+	silent := !p.refused.IsZero() && time.Since(p.refused) >= p.r.s.w.cfg.OutputPatience
+	switch {
+	case !silent && !p.late() || p.r.s.journal.Refresh(ctx) != nil:
+		return nil
+	case p.refused.IsZero():
+		return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonOutputNotKept,
+			"the log of output did not take all of it within %s after the exec's timeout", p.r.s.w.cfg.OutputWithin)
+	}
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonOutputNotKept, "the log of output took nothing for %s: %v",
+		time.Since(p.refused).Round(time.Second), refused.err)
+}
+
+// publishAll publishes the rest of the output of an exec that has ended. lost says why some of it is
+// missing in the log, nil where none is.
+func (p *publisher) publishAll(ctx context.Context, stdout, stderr int64) (lost *protocol.Error, err error) {
+	p.tryOnce()
+	for {
+		err := p.publish(ctx, stdout, stderr)
+		var refused *notTaken
+		switch {
+		case err == nil && p.current():
+			return nil, nil
+		case err == nil:
+			continue // NATS went away meanwhile
+		case !errors.As(err, &refused):
+			return nil, err
+		}
+		if lost := p.hopeless(ctx, refused); lost != nil {
+			return lost, nil
+		}
+		if !sleep(ctx, outputRetry) {
+			return nil, ctx.Err()
+		}
+	}
 }
 
 type outputStream struct {
@@ -25,8 +152,17 @@ type outputStream struct {
 	ended     bool  // the file has no more, whatever was announced
 }
 
-// publish brings both streams up to the sizes given.
+func (s *outputStream) goTo(published int64) {
+	s.ended = s.ended && published >= s.published
+	s.published = published
+}
+
+// publish brings both streams up to the sizes given. The error is *notTaken where that is to be tried
+// again.
 func (p *publisher) publish(ctx context.Context, stdout, stderr int64) error {
+	if err := p.check(ctx); err != nil {
+		return err
+	}
 	if stdout <= p.out.published && stderr <= p.err.published {
 		return nil
 	}
@@ -75,7 +211,7 @@ func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, 
 	}
 	var onWay []sent
 	at := stream.published
-	for len(onWay) < jetstream.OutputWindow && at < size {
+	for len(onWay) < jetstream.OutputWindow && at < size && !p.late() {
 		data := make([]byte, min(size-at, jetstream.ChunkSize))
 		n, err := f.ReadAt(data, at)
 		if n == 0 || err != nil && err != io.EOF {
@@ -83,21 +219,29 @@ func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, 
 		}
 		done, err := p.r.s.w.conn.PublishOutput(p.r.s.key.tenant, p.r.s.key.id, p.r.id, p.chunk(name, at, data[:n]))
 		if err != nil {
-			return p.later(ctx, err)
+			return p.later(err)
+		}
+		if !p.current() {
+			p.unsure = true
+			return p.later(errReconnected)
 		}
 		p.r.s.w.cfg.Probe("output")
 		at += int64(n)
 		onWay = append(onWay, sent{at, done})
 	}
-	if len(onWay) == 0 {
+	switch {
+	case len(onWay) > 0:
+	case p.late():
+		return &notTaken{errLate}
+	default:
 		stream.ended = true
 		return nil
 	}
 	for _, c := range onWay {
 		if err := <-c.done; err != nil {
-			return p.later(ctx, err) // from the last acknowledged byte on
+			return p.later(err) // from the last acknowledged byte on
 		}
-		stream.published = c.end
+		stream.published, p.refused = c.end, time.Time{}
 	}
 	return nil
 }
@@ -116,13 +260,49 @@ func (p *publisher) chunk(name string, at int64, data []byte) jetstream.Chunk {
 	return k
 }
 
-// later waits before output is published again: it is safe on disk until NATS is back.
-func (p *publisher) later(ctx context.Context, err error) error {
-	p.r.s.log.Warn("output is published again later", "exec", p.r.id, "error", err)
-	if !sleep(ctx, 500*time.Millisecond) {
-		return ctx.Err()
+// errLate is why no more output is published before the exec's end.
+var errLate = protocol.Errorf(protocol.DeadlineExceeded, "", "the time for it is over")
+
+// errReconnected is why output is compared with the log again.
+var errReconnected = protocol.Errorf(protocol.Unavailable, "", "NATS went away meanwhile")
+
+// Files of an exec that has ended are kept for a moment, as far as they are small and few.
+const (
+	keepOutput     = 2 * time.Second
+	keepOutputMost = 8 << 20 // bytes of one exec
+	keepFilesMost  = 256     // execs of one worker
+	keepAway       = time.Minute
+)
+
+// keep forgets an exec whose output is in the log: where a single server may still lose some of it, a
+// little later, and only when the log has it all.
+func (p *publisher) keep() {
+	w := p.r.s.w
+	stdout, stderr := p.out.published, p.err.published // what the end says of it
+	published := stdout + stderr
+	p.until = time.Time{}
+	cheap := published > 0 && published <= keepOutputMost && w.kept.Load() < keepFilesMost
+	if p.a == nil {
+		return
 	}
-	return nil
+	if !cheap || !w.conn.MayLoseOutput() {
+		p.a.forget(p.r.id)
+		return
+	}
+	w.kept.Add(1)
+	go func() {
+		defer w.kept.Add(-1)
+		ctx, cancel := context.WithTimeout(context.Background(), keepAway)
+		defer cancel()
+		ctx, end := p.a.during(ctx)
+		defer end()
+		for pause := keepOutput; sleep(ctx, pause); pause = outputRetry {
+			if w.conn.Connected() && p.publish(ctx, stdout, stderr) == nil && p.current() {
+				break
+			}
+		}
+		p.a.forget(p.r.id)
+	}()
 }
 
 // runDir opens the run directory of the container that the exec ran in: through the attachment, or

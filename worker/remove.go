@@ -32,7 +32,7 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 		if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
 			return nil
 		}
-		return append(endExecs(st, protocol.ReasonSandboxStopped), protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
+		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxStopped)...), protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
 	})
 	s.w.cfg.Probe("after-stopped")
 	return err
@@ -47,9 +47,8 @@ func (s *sandbox) lastWords(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	s.seen.container = containerExited
-	st, _ := s.journal.State()
 	s.allEnded = true
-	s.startExecs(ctx, st)
+	s.startExecs(ctx)
 	s.allEnded = false
 	return s.runsEnded(ctx, b.Spec.Grace.Std(), ofAll)
 }
@@ -72,6 +71,7 @@ func (s *sandbox) endAll(ctx context.Context, b *protocol.Sandbox) error {
 	if a == nil {
 		return nil
 	}
+	s.awaitOwnEnd(ctx, a)
 	return s.runsEnded(ctx, grace, ofAll)
 }
 
@@ -153,7 +153,7 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 		if st.Sandbox.State != protocol.StateDeleting {
 			return nil
 		}
-		return append(endExecs(st, protocol.ReasonSandboxDeleted), protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
+		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxDeleted)...), protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
 	})
 	s.w.cfg.Probe("after-deleted")
 	return err

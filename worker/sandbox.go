@@ -34,7 +34,9 @@ type sandbox struct {
 	cancelOp    context.CancelFunc
 	op          operation
 	runs        map[string]*execRun
+	unstarted   map[string]time.Time // execs that are accepted and not started, and since when that is known here
 	attached    *attachment
+	lastOwn     primaryRun    // what was heard of the sandbox's own command before its container ended
 	home        string        // directory that the container says it uses; "": there is no container
 	attaching   chan struct{} // closed and made anew when attached changes
 	labelled    []labelled    // what carries its labels on the host, when that was last listed
@@ -230,8 +232,7 @@ func (s *sandbox) settle(ctx context.Context) error {
 			return err
 		}
 		if looking, err := s.lookAside(ctx); looking || err != nil {
-			st, _ := s.journal.State()
-			s.startExecs(ctx, st)
+			s.startExecs(ctx)
 			return errors.Join(err, s.checkPrimary(ctx))
 		}
 		if err := s.observe(ctx); err != nil {
@@ -241,7 +242,7 @@ func (s *sandbox) settle(ctx context.Context) error {
 		op := next(&st.Sandbox, s.w.hostID, s.seen)
 		s.w.gpus.settle(s.key, &st.Sandbox, s.w.hostID, s.seen.container)
 		s.keepServices(ctx, &st.Sandbox, op)
-		s.startExecs(ctx, st)
+		s.startExecs(ctx)
 		if op == opDiscard && s.w.cfg.ReapDryRun {
 			s.log.Warn("would remove what is over", "container", s.container.Name, "generation", s.seen.generation, "state", st.Sandbox.State)
 			return nil
@@ -255,8 +256,7 @@ func (s *sandbox) settle(ctx context.Context) error {
 		if err := s.do(ctx, op, st); err != nil && !errors.Is(err, errSuperseded) {
 			return err
 		}
-		st, _ = s.journal.State()
-		s.startExecs(ctx, st) // those that waited for the supervisor, before the host is looked at again
+		s.startExecs(ctx) // those that waited for the supervisor, before the host is looked at again
 	}
 	return protocol.Errorf(protocol.Internal, "", "the sandbox does not settle")
 }
@@ -496,6 +496,12 @@ func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) erro
 // append appends what decide says of the newest state, if the sandbox is still this host's and of
 // this generation. It returns errSuperseded where decide has nothing to say.
 func (s *sandbox) append(ctx context.Context, generation uint64, decide func(st *protocol.State) []protocol.Event) error {
+	_, err := s.appendEvents(ctx, generation, decide)
+	return err
+}
+
+// appendEvents appends as append does, and returns the events as they are in the log.
+func (s *sandbox) appendEvents(ctx context.Context, generation uint64, decide func(st *protocol.State) []protocol.Event) ([]protocol.Event, error) {
 	events, err := s.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := s.w.fence(); err != nil {
 			return nil, err
@@ -506,9 +512,9 @@ func (s *sandbox) append(ctx context.Context, generation uint64, decide func(st 
 		return decide(st), nil
 	})
 	if err == nil && len(events) == 0 {
-		return errSuperseded
+		return nil, errSuperseded
 	}
-	return err
+	return events, err
 }
 
 // fail appends that the sandbox failed, and before it the end of its execs.
@@ -518,7 +524,7 @@ func (s *sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.E
 		if st.Sandbox.State != protocol.StatePending && st.Sandbox.State != protocol.StateReady {
 			return nil
 		}
-		return append(endExecs(st, protocol.ReasonSandboxFailed), protocol.Event{
+		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxFailed)...), protocol.Event{
 			Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason,
 		})
 	})
@@ -549,11 +555,15 @@ func (s *sandbox) crashing() bool {
 	return s.attached != nil && s.attached.crash.failing(time.Now())
 }
 
-// checkPrimary fails a sandbox whose primary command exits again and again.
+// checkPrimary tells the log what became of the primary command, and fails a sandbox whose command exits
+// again and again.
 func (s *sandbox) checkPrimary(ctx context.Context) error {
 	st, _ := s.journal.State()
 	if st.Sandbox.State != protocol.StateReady {
 		return nil
+	}
+	if err := s.tellPrimary(ctx, &st.Sandbox); err != nil {
+		return err
 	}
 	why := s.loops(st.Sandbox.Spec.Memory)
 	if why == nil {
@@ -564,6 +574,9 @@ func (s *sandbox) checkPrimary(ctx context.Context) error {
 	}
 	if err := s.endAll(ctx, &st.Sandbox); err != nil {
 		return err
+	}
+	if a := s.attachedTo(""); a != nil {
+		why = a.withOutput(ctx, why)
 	}
 	err := s.fail(ctx, &st.Sandbox, why)
 	s.wakeUp()

@@ -30,7 +30,7 @@ type service struct {
 	linked  chan struct{} // closed by it
 	settled chan struct{} // closed when it is ready, or has failed
 	err     *protocol.Error
-	output  *serviceLog
+	output  *ownLog
 
 	// Guarded by the sandbox's lock.
 	attached *attachment

@@ -46,6 +46,9 @@ func (v *service) untilHealthy(ctx context.Context) error {
 		if err := v.look(ctx); err != nil {
 			return err
 		}
+		if v.s.journal != nil { // none in tests without a log
+			v.tellEnds(ctx)
+		}
 		p := v.process()
 		if err := v.unsteady(&p); err != nil {
 			return err
@@ -70,7 +73,11 @@ func (v *service) untilHealthy(ctx context.Context) error {
 			}
 			sick := v.test(ctx, h)
 			if sick == nil {
-				return nil
+				steady, err := v.steady(ctx, &p)
+				if steady || err != nil {
+					return err
+				}
+				continue // the command ended: what the test said was of something else
 			}
 			v.nowWaits("%s", sick.Message)
 			if failed++; failed >= h.Retries && v.connected() && time.Since(began) >= h.StartPeriod.Std()+time.Duration(h.Retries)*h.Interval.Std() {
@@ -85,6 +92,31 @@ func (v *service) untilHealthy(ctx context.Context) error {
 	}
 }
 
+// steady says whether the command that ran when a test began runs on: for as long as one without a test
+// has to, so that a command that ends at once is not taken for one that is well because its test passes
+// without it.
+func (v *service) steady(ctx context.Context, tested *control.Primary) (bool, error) {
+	for {
+		p := v.process()
+		if !sameRun(tested, &p) || !v.connected() {
+			return false, nil
+		}
+		left := time.Until(p.Since.Add(steadyFor))
+		if left <= 0 {
+			return true, nil
+		}
+		v.nowWaits("its command has just started")
+		if !awaitWake(ctx, v.wake, left) {
+			return false, ctx.Err()
+		}
+	}
+}
+
+// sameRun says whether a command that ran has run since, without an end between.
+func sameRun(before, now *control.Primary) bool {
+	return before.Running && now.Running && before.Since.Equal(now.Since) && before.Restarts == now.Restarts
+}
+
 // connected says whether the service's supervisor is heard, so that what it last said is so now.
 func (v *service) connected() bool {
 	a := v.s.attachedTo(v.name)
@@ -93,10 +125,7 @@ func (v *service) connected() bool {
 
 // unsteady says why a command that has not been ready yet never will be.
 func (v *service) unsteady(p *control.Primary) error {
-	ends := p.Restarts
-	if !p.Running && (p.LastExit != nil || p.Error != nil) {
-		ends++
-	}
+	ends := endsOf(p)
 	switch {
 	case p.Error != nil: // it cannot be started at all
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "its command cannot be started: %s", p.Error.Message)

@@ -59,7 +59,7 @@ func (s *sandbox) newService(b *protocol.Sandbox, name string, required bool) *s
 	if b.State != protocol.StatePending || b.Resuming {
 		v.network() // it is there, or the sandbox has failed
 	}
-	v.output = newServiceLog(v)
+	v.output = newOwnLog(s, protocol.ServiceLog(name), v.generation, v.directory)
 	return v
 }
 
@@ -98,6 +98,9 @@ func (v *service) awaitSettled(ctx context.Context, primary *attachment) error {
 		case <-look.C:
 			if err := v.s.stillRuns(ctx, primary); err != nil {
 				return err
+			}
+			if run := v.s.ownRun(); run.Error != nil { // nothing that a service does helps it
+				return primary.withOutput(ctx, run.unstartable())
 			}
 		case <-ctx.Done():
 			return v.unready()

@@ -22,6 +22,7 @@ func (v *service) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := v.keepUp(ctx)
 		v.calm()
+		v.tellEnds(ctx)
 		v.judge(ctx)
 		if due := v.due(); wait == 0 || due > 0 && due < wait {
 			wait = due
@@ -153,7 +154,9 @@ func (v *service) judge(ctx context.Context) {
 		return
 	}
 	sick := v.test(ctx, h)
+	after := v.process()
 	switch {
+	case !sameRun(&p, &after): // the command ended meanwhile: it is of no run
 	case ctx.Err() != nil || !v.connected(): // it says nothing
 	case sick == nil:
 		v.failures = 0

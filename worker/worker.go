@@ -61,9 +61,15 @@ type Config struct {
 	Watermarks Watermarks // how full the host may be and still take sandboxes
 	Images     Images     // what becomes of the images on the host
 
-	CrashWindow time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
-	CrashGuard  time.Duration // default 30 s
-	Reconcile   time.Duration // between two looks at everything on the host; default 15 s
+	CrashWindow    time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
+	CrashGuard     time.Duration // default 30 s
+	OutputPatience time.Duration // an exec's end waits so long for a log of output that takes nothing; default 30 s
+	OutputWithin   time.Duration // an exec's end waits for its output until so long after the exec's timeout and grace; default 30 s
+	Reconcile      time.Duration // between two looks at everything on the host; default 15 s
+
+	// OnState is called with whether the worker works, and in a few words with what it does or waits for:
+	// when that changes, and once a second. It must not block, and may be nil.
+	OnState func(well bool, text string)
 
 	// Probe is called at named points of the work, for tests that crash there. It may be nil.
 	Probe func(point string)
@@ -72,10 +78,11 @@ type Config struct {
 // DefaultNetworkPool is where sandboxes' networks come from.
 const DefaultNetworkPool = "10.201.0.0/16"
 
+// Check says what [Run] would refuse, as far as that can be seen without NATS and without the engine. Conn
+// need not be set yet. Error: invalid_argument.
+func (c Config) Check() error { return c.check() }
+
 func (c *Config) check() error {
-	if c.Conn == nil {
-		return protocol.Invalid("conn", "must be set")
-	}
 	if err := protocol.ValidateID("name", c.Name); err != nil {
 		return err
 	}
@@ -84,6 +91,9 @@ func (c *Config) check() error {
 	}
 	if info, err := os.Stat(c.Supervisor); err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
 		return protocol.Invalid("supervisor", "must be an executable file, got %.200q", c.Supervisor)
+	}
+	if err := docker.CheckHost(c.Engine); err != nil {
+		return err
 	}
 	if c.Slots < 0 || c.CPU < 0 || c.Memory < 0 {
 		return protocol.Invalid("slots, cpu, memory", "must not be negative")
@@ -98,6 +108,8 @@ func (c *Config) check() error {
 	}
 	def(&c.CrashWindow, 5*time.Minute)
 	def(&c.CrashGuard, 30*time.Second)
+	def(&c.OutputPatience, 30*time.Second)
+	def(&c.OutputWithin, 30*time.Second)
 	def(&c.Reconcile, 15*time.Second)
 	if c.Slots == 0 {
 		c.Slots = 100
@@ -113,6 +125,9 @@ func (c *Config) check() error {
 	}
 	if c.Probe == nil {
 		c.Probe = func(string) {}
+	}
+	if c.OnState == nil {
+		c.OnState = func(bool, string) {}
 	}
 	return nil
 }
@@ -143,6 +158,7 @@ type worker struct {
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time
+	kept       atomic.Int64 // execs that have ended and whose files are kept for a moment
 
 	health    health
 	recovery  recovery
@@ -163,30 +179,45 @@ type key struct{ tenant, id string }
 // the holder, when another worker has the host; already_exists when another host has this worker's
 // name; internal when what was in hand at the end of the lock, or of ctx, does not end within five
 // minutes, after which the process should end. It returns nil after the end of ctx. Where the engine comes
-// back with another configuration or version, or is another one, it begins anew.
+// back with another configuration or version, or is another one, it begins anew. An engine that does not
+// answer is waited for, from the beginning on, unless the worker is ephemeral.
 func Run(ctx context.Context, cfg Config) error {
+	if cfg.Conn == nil {
+		return protocol.Invalid("conn", "must be set")
+	}
 	if err := cfg.check(); err != nil {
 		return err
 	}
 	if ready := cfg.OnReady; ready != nil {
 		cfg.OnReady = sync.OnceFunc(ready)
 	}
-	for again := false; ; again = true {
+	pause := engineFirst
+	for again := !cfg.Ephemeral; ; again = true {
 		err := newWorker(cfg).run(ctx)
 		switch {
 		case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || protocol.CodeOf(err) == protocol.Cancelled):
 			return nil
 		case begunAnew(err):
-		case again && protocol.CodeOf(err) == protocol.Unavailable: // it may be restarted once more
-			if !sleep(ctx, time.Second) {
+			cfg.Logger.Warn("the worker begins anew", "worker", cfg.Name, "error", err)
+			pause = engineFirst
+		case again && protocol.CodeOf(err) == protocol.Unavailable: // it is not there yet, or restarted once more
+			cfg.Logger.Warn("waiting for the Docker engine", "worker", cfg.Name, "error", err)
+			cfg.OnState(false, "waits for the Docker engine: "+err.Error())
+			if !sleep(ctx, pause) {
 				return nil
 			}
+			pause = min(2*pause, engineMost)
 		default:
 			return err
 		}
-		cfg.Logger.Warn("the worker begins anew", "worker", cfg.Name, "error", err)
 	}
 }
+
+// An engine that is not there is asked again after engineFirst, and then more rarely.
+const (
+	engineFirst = 250 * time.Millisecond
+	engineMost  = 2 * time.Second
+)
 
 func newWorker(cfg Config) *worker {
 	return &worker{
@@ -246,7 +277,11 @@ func (w *worker) awaitDeployment(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		w.log.Info("waiting for a coordinator to provision the deployment", "error", err)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.log.Warn("waiting for a coordinator to provision the deployment", "error", err)
+		w.cfg.OnState(false, "waits for a coordinator to make the streams: "+err.Error())
 		if !sleep(ctx, pause) {
 			return ctx.Err()
 		}
@@ -277,11 +312,18 @@ func (w *worker) identify(ctx context.Context) error {
 
 // fence is what every change on the host must pass: the lock is held, and may be trusted.
 func (w *worker) fence() error {
+	_, err := w.trusted()
+	return err
+}
+
+// trusted is until when the fence lets pass, as far as is known now; a moment that is over beside the
+// fence's error.
+func (w *worker) trusted() (until time.Time, err error) {
 	lease := w.lease.Load()
 	if lease == nil {
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the host's lock is not held")
+		return time.Now(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the host's lock is not held")
 	}
-	return lease.Check()
+	return lease.Trusted()
 }
 
 func (w *worker) token() uint64 {

@@ -101,7 +101,10 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	if len(refusals) > 0 {
 		return protocol.Errorf(protocol.AlreadyExists, "", "nothing is changed: %s", strings.Join(refusals, "; "))
 	}
-	err = carryOut(ctx, c, documents, results, wait)
+	p.inHand.goesOn("apply", "the fleet goes on with it: `boxfleet sandbox list` shows how far it is; apply the file again to wait for it")
+	if err = carryOut(ctx, c, documents, results, wait); err == nil {
+		p.inHand.done("apply")
+	}
 	done()
 	return errors.Join(err, p.show(results, func(w io.Writer) {
 		for _, r := range results {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,11 +27,13 @@ import (
 type config struct {
 	file string
 
-	NATS, Token, Creds, Tenant string
-	Output, LogLevel           string
-	Deadline                   time.Duration
-	DataDir                    string
-	Listen                     string
+	NATS, Token, TokenFile, Creds, Tenant string
+	Output, LogLevel                      string
+	Deadline                              time.Duration
+	DataDir                               string
+	Health                                string
+	Listen                                string
+	Ballast                               protocol.Bytes
 
 	Coordinator coordinatorConfig
 	Worker      workerConfig
@@ -45,6 +48,9 @@ type coordinatorConfig struct {
 	LogMaxBytes protocol.Bytes
 	BlobMaxAge  time.Duration
 	Requests    int
+
+	MaxActiveExecs                                            int
+	EventMaxBytes, BlobMaxBytes, ImageMaxBytes, TableMaxBytes protocol.Bytes
 }
 
 type workerConfig struct {
@@ -97,25 +103,34 @@ func (s *setting) env() string {
 func (c *config) settings() []setting {
 	k, w := &c.Coordinator, &c.Worker
 	all, up := []string{""}, []string{"up"}
+	storage := []string{"set"} // of boxfleet storage
 	roleK, roleW, upAndW := []string{"coordinator"}, []string{"worker"}, []string{"up", "worker"}
 	return []setting{
 		{"nats", "", "URL of NATS, several comma separated; default: the `boxfleet up` of this machine, else nats://127.0.0.1:4222", all, "", text(&c.NATS)},
 		{"token", "", "token for NATS; better given in the file or the environment than as a flag", all, "", text(&c.Token)},
-		{"creds", "", "NATS credentials file", all, "", text(&c.Creds)},
+		{"token_file", "", "file with the token for NATS, where token says none; read again at each try to connect", all, "", text(&c.TokenFile)},
+		{"creds", "", "NATS credentials file; read again at each try to connect", all, "", text(&c.Creds)},
 		{"tenant", protocol.DefaultTenant, "tenant to work for", all, "", text(&c.Tenant)},
 		{"output", outputText, "text or json", all, "o", oneOf(&c.Output, outputText, outputJSON)},
-		{"deadline", "0s", "a client command gives up after so long, and what it asked for goes on; 0s: never", all, "", parsed(&c.Deadline, notNegative)},
+		{"deadline", "0s", "a client command gives up after so long, and what it asked for goes on, but for the sandbox of run, which is deleted; 0s: never", all, "", parsed(&c.Deadline, notNegative)},
 		{"log_level", "warn", "debug, info, warn or error; logs go to stderr", all, "", oneOf(&c.LogLevel, "debug", "info", "warn", "error")},
 		{"data_dir", "", "where up keeps its data, and clients find its address; default $XDG_DATA_HOME/boxfleet, else ~/.local/share/boxfleet", all, "", text(&c.DataDir)},
+		{"health", "", "HOST:PORT where a server command answers /healthz: 200 when it works, else 503, with the reason in one line; default: nowhere", []string{"up", "coordinator", "worker"}, "", text(&c.Health)},
+		{"up.ballast", "64MiB", "room that up keeps on the disk of its data, a twentieth of the disk at most, for ending work where that is full", up, "", parsed(&c.Ballast, protocol.ParseBytes)},
 		{"up.listen", defaultListen, "where up's NATS listens; without a port, or where the default port is taken, on a free one", up, "", text(&c.Listen)},
 		{"coordinator.name", "", "an id, its own for each coordinator; default: the machine's name and a random part", roleK, "", text(&k.Name)},
 		{"coordinator.cleanup_ttl", "360h0m0s", "stopped and failed sandboxes are deleted, and the histories of deleted ones purged, after so long", roleK, "", parsed(&k.CleanupTTL, positive)},
 		{"coordinator.defaults", "", "YAML file: by tenant, or * for every tenant, the defaults of its sandboxes; see docs/spec.md", []string{"up", "coordinator"}, "", text(&k.Defaults)},
-		{"coordinator.replicas", "1", "copies of each stream: 1 on one NATS server, 3 on a cluster", roleK, "", parsed(&k.Replicas, strconv.Atoi)},
-		{"coordinator.log_max_age", "360h0m0s", "output of execs is kept so long", nil, "", parsed(&k.LogMaxAge, positive)},
-		{"coordinator.log_max_bytes", "8GiB", "and so much of it", nil, "", parsed(&k.LogMaxBytes, protocol.ParseBytes)},
-		{"coordinator.blob_max_age", "24h0m0s", "uploaded trees are kept so long, and while a sandbox that is to have them waits", nil, "", parsed(&k.BlobMaxAge, positive)},
-		{"coordinator.requests", "100000", "requests that may wait; one more is refused with resource_exhausted", nil, "", parsed(&k.Requests, strconv.Atoi)},
+		{"coordinator.replicas", "", "copies of each stream: 3 for the first coordinator of a cluster; else what is there, at first 1; boxfleet storage grow changes it later", roleK, "", optional(parsed(&k.Replicas, copies))},
+		{"coordinator.event_max_bytes", "", "the event log may take so much; new work is refused at seven eighths, 1GiB before at most; else what is there, at first 8GiB", storage, "", optional(parsed(&k.EventMaxBytes, someBytes))},
+		{"coordinator.log_max_age", "", "how long the output of execs is kept; default: as the stream is, a new one 360h", storage, "", optional(parsed(&k.LogMaxAge, positive))},
+		{"coordinator.log_max_bytes", "", "how much output is kept; default: as the stream is, a new one 8GiB", storage, "", optional(parsed(&k.LogMaxBytes, someBytes))},
+		{"coordinator.blob_max_age", "", "how long uploaded trees are kept, and longer while a sandbox waits for them; default: as the store is, a new one 24h", storage, "", optional(parsed(&k.BlobMaxAge, positive))},
+		{"coordinator.blob_max_bytes", "", "and so much of them: one more is refused; else what is there, at first 4GiB", storage, "", optional(parsed(&k.BlobMaxBytes, someBytes))},
+		{"coordinator.image_max_bytes", "", "files of imported images may take so much; else what is there, at first 16GiB", storage, "", optional(parsed(&k.ImageMaxBytes, someBytes))},
+		{"coordinator.table_max_bytes", "", "each table of ids, snapshots and images may take so much; else what is there, at first 1GiB", storage, "", optional(parsed(&k.TableMaxBytes, someBytes))},
+		{"coordinator.requests", "", "requests that may wait; one more is refused with resource_exhausted; else what is there, at first 100000", storage, "", optional(parsed(&k.Requests, between(1, math.MaxInt32)))},
+		{"coordinator.max_active_execs", "1000", "execs of one sandbox that have not ended, 1 to 8192; one more is refused with resource_exhausted", nil, "", parsed(&k.MaxActiveExecs, between(1, protocol.MaxActiveExecs))},
 		{"worker.name", "", "an id, unique in the fleet and always the same for a host; default: the machine's name", roleW, "", text(&w.Name)},
 		{"worker.engine", "", "address of the Docker Engine; default $DOCKER_HOST, else the local socket", upAndW, "", text(&w.Engine)},
 		{"worker.state_dir", "", "directories of sandboxes, absolute; default: worker, below data_dir", roleW, "", text(&w.StateDir)},
@@ -170,6 +185,16 @@ func parsed[T any](into *T, parse func(string) (T, error)) func(string) error {
 	return func(v string) (err error) { *into, err = parse(v); return err }
 }
 
+// optional leaves a value as it is where none is given.
+func optional(set func(string) error) func(string) error {
+	return func(v string) error {
+		if v == "" {
+			return nil
+		}
+		return set(v)
+	}
+}
+
 func list(into *[]string) func(string) error {
 	return func(v string) error {
 		*into = nil
@@ -216,6 +241,35 @@ func positive(v string) (time.Duration, error) {
 	return d, err
 }
 
+// between takes the whole numbers from least to most.
+func between(least, most int) func(string) (int, error) {
+	return func(v string) (int, error) {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < least || n > most {
+			return 0, fmt.Errorf("must be %d to %d, got %.40q", least, most, v)
+		}
+		return n, nil
+	}
+}
+
+// copies is a number of replicas: a majority of an even number is no safer than that of one less.
+func copies(v string) (int, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n != 1 && n != 3 && n != 5 {
+		return 0, fmt.Errorf("must be 1, 3 or 5, got %.40q", v)
+	}
+	return n, nil
+}
+
+// someBytes is a limit: 0 would say that nothing is kept, or that there is none.
+func someBytes(v string) (protocol.Bytes, error) {
+	n, err := protocol.ParseBytes(v)
+	if err == nil && n == 0 {
+		err = errors.New("must be more than 0")
+	}
+	return n, err
+}
+
 func parseFloat(v string) (float64, error) { return strconv.ParseFloat(v, 64) }
 
 // addFlags adds the flags that a command has; "" means those of every command.
@@ -232,12 +286,21 @@ func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	}
 }
 
-// configure reads the configuration of a command: defaults, then the file, the environment and the
-// flags, each over the ones before.
+// configure reads the configuration of a command.
 func (p *program) configure(cmd *cobra.Command) error {
+	if err := p.config.read(cmd); err != nil {
+		return err
+	}
+	p.log()
+	return nil
+}
+
+// read reads the configuration of a command: defaults, then the file, the environment and the flags, each
+// over the ones before. The file is the one that c names, or the usual one.
+func (c *config) read(cmd *cobra.Command) error {
 	v := viper.New()
 	v.AllowEmptyEnv(true)
-	settings := p.config.settings()
+	settings := c.settings()
 	for _, s := range settings {
 		v.SetDefault(s.key, s.def)
 		if err := v.BindEnv(s.key, s.env()); err != nil {
@@ -249,7 +312,7 @@ func (p *program) configure(cmd *cobra.Command) error {
 			}
 		}
 	}
-	if err := readFile(v, settings, p.config.file); err != nil {
+	if err := readFile(v, settings, c.file); err != nil {
 		return err
 	}
 	for _, s := range settings {
@@ -265,10 +328,9 @@ func (p *program) configure(cmd *cobra.Command) error {
 			return usage("configuration %s: %v", s.key, err)
 		}
 	}
-	if p.config.DataDir == "" {
-		p.config.DataDir = dataDir()
+	if c.DataDir == "" {
+		c.DataDir = dataDir()
 	}
-	p.log()
 	return nil
 }
 
@@ -282,7 +344,7 @@ func hasFlag(s *setting, cmd *cobra.Command) bool {
 func readFile(v *viper.Viper, settings []setting, file string) error {
 	named := file != ""
 	if !named {
-		file = filepath.Join(configDir(), "config.yaml")
+		file = usualFile()
 	}
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) && !named {
 		return nil
@@ -340,6 +402,9 @@ func plain(value any) (string, error) {
 	return fmt.Sprint(value), nil
 }
 
+// usualFile is the configuration file where none is named.
+func usualFile() string { return filepath.Join(configDir(), "config.yaml") }
+
 func configDir() string {
 	if dir := os.Getenv("XDG_CONFIG_HOME"); dir != "" {
 		return filepath.Join(dir, "boxfleet")
@@ -366,5 +431,5 @@ func home() string {
 func (p *program) log() {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(p.config.LogLevel)) // checked by oneOf
-	slog.SetDefault(slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level})))
+	slog.SetDefault(slog.New(newSeldom(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level}))))
 }

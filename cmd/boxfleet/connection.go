@@ -7,7 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
@@ -22,7 +26,7 @@ const connectionFile = "connection.json"
 
 // connect connects to the NATS that was named, or to the `boxfleet up` of this machine.
 func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
-	where, err := p.whereNATS()
+	where, err := p.config.whereNATS()
 	if err != nil {
 		return nil, err
 	}
@@ -35,27 +39,74 @@ func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 	return c, err
 }
 
-func (p *program) whereNATS() (connection, error) {
-	c := connection{URL: p.config.NATS, Token: p.config.Token}
-	if c.URL != "" {
-		return c, nil
+// whereNATS is the NATS that was named, or the one of the `boxfleet up` of this machine.
+func (c *config) whereNATS() (connection, error) {
+	where := connection{URL: c.NATS, Token: c.Token}
+	if where.Token == "" && c.TokenFile != "" {
+		data, err := os.ReadFile(c.TokenFile)
+		if err != nil {
+			return where, protocol.Invalid("token_file", "%v", err)
+		}
+		if where.Token = strings.TrimSpace(string(data)); where.Token == "" {
+			return where, protocol.Invalid("token_file", "%s is empty", c.TokenFile)
+		}
 	}
-	file := filepath.Join(p.config.DataDir, connectionFile)
-	data, err := os.ReadFile(file)
+	if where.URL != "" {
+		return where, nil
+	}
+	data, err := os.ReadFile(c.connectionFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
+		return where, nil
 	}
 	var found connection
 	if err == nil {
 		err = json.Unmarshal(data, &found)
 	}
 	if err != nil {
-		return c, protocol.Errorf(protocol.Internal, "", "read %s: %v", file, err)
+		return where, protocol.Errorf(protocol.Internal, "", "read %s: %v", c.connectionFile(), err)
 	}
-	if c.Token != "" {
-		found.Token = c.Token
+	if where.Token != "" {
+		found.Token = where.Token
 	}
 	return found, nil
+}
+
+func (c *config) connectionFile() string { return filepath.Join(c.DataDir, connectionFile) }
+
+// login reads the configuration of a command again, and returns who it says that the process is.
+func (p *program) login(cmd *cobra.Command) (jetstream.Login, error) {
+	now := config{file: p.config.file}
+	if err := now.read(cmd); err != nil {
+		return jetstream.Login{}, err
+	}
+	where, err := now.whereNATS()
+	if err != nil {
+		return jetstream.Login{}, err
+	}
+	_, login, _ := jetstream.SplitLogin(where.URL)
+	if login == (jetstream.Login{}) { // what the URL says goes before
+		login.Token = where.Token
+	}
+	return login, nil
+}
+
+// loginFrom says where credentials are read again, for those who have to change them.
+func (c *config) loginFrom() string {
+	file := c.file
+	if file == "" {
+		file = usualFile()
+	}
+	from := []string{"configuration file " + file}
+	if c.Creds != "" {
+		from = append(from, "creds "+c.Creds)
+	}
+	if c.Token == "" && c.TokenFile != "" {
+		from = append(from, "token_file "+c.TokenFile)
+	}
+	if c.NATS == "" {
+		from = append(from, c.connectionFile())
+	}
+	return strings.Join(from, ", ") + "; what flags and environment say stays as it is until a restart"
 }
 
 // write leaves the connection where clients look for it, readable by this user only.

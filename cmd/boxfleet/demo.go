@@ -54,7 +54,7 @@ func (p *program) demo(ctx context.Context) (err error) {
 	p.config.Worker.AllowMounts = []string{d.goroot, d.modules}
 	var fleet *local
 	err = d.step("start NATS, a coordinator and a worker", func() (err error) {
-		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()}, true)
+		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()}, true, &health{})
 		return err
 	})
 	if err != nil {

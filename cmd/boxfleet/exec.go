@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,19 +16,21 @@ import (
 // execFlags are the flags that say how a command is run.
 type execFlags struct {
 	timeout, grace time.Duration
+	startTimeout   time.Duration
 	outputLimit    string
 	stdin          bool
 }
 
 func (f *execFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "end the command after so `long` (default: never)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "end the command so `long` after its start (default: never)")
+	cmd.Flags().DurationVar(&f.startTimeout, "start-timeout", 0, "give up a command that is not started so `long` after it was accepted (default 2m)")
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "from TERM to KILL when it is ended (default 5s)")
 	cmd.Flags().StringVar(&f.outputLimit, "output-limit", "", "keep so many `bytes` of stdout and of stderr, each (default 256MiB)")
 	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "give stdin to the command: at most 128 KiB")
 }
 
 func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec, error) {
-	spec := &protocol.ExecSpec{Command: command, Timeout: protocol.Duration(f.timeout), Grace: protocol.Duration(f.grace)}
+	spec := &protocol.ExecSpec{Command: command, Timeout: protocol.Duration(f.timeout), Grace: protocol.Duration(f.grace), StartTimeout: protocol.Duration(f.startTimeout)}
 	var err error
 	if f.outputLimit != "" {
 		if spec.OutputLimit, err = protocol.ParseBytes(f.outputLimit); err != nil {
@@ -52,7 +55,14 @@ func (p *program) execCommand() *cobra.Command {
 	var detach bool
 	cmd := &cobra.Command{
 		Use: "exec SANDBOX [flags] -- COMMAND [ARGUMENT...]", Short: "Run a command in a sandbox",
-		Long: "Run a command in a sandbox. Its output comes on stdout and stderr, and boxfleet ends with its exit\ncode, or with 125 where it could not be run. Ctrl-C cancels it and waits for its end.",
+		Long: `Run a command in a sandbox. Its output comes on stdout and stderr, and boxfleet ends with its exit
+code, or with 125 where it could not be run.
+
+Ctrl-C cancels it and waits for its end; a second one ends boxfleet at once. TERM, HUP and QUIT cancel
+it, too, and end boxfleet within 2 s, with 128+n where it has not ended by then. So does a reader of the
+output that goes away, as in "boxfleet exec … | head -1", with 141. --deadline ends only the wait, with
+125: the command goes on, and is attached to again by boxfleet exec logs --follow. --detach does not
+wait at all. KILL, or the loss of this machine, leaves the command running, too.`,
 		Args: takesCommand(true, "SANDBOX"), ValidArgsFunction: p.completeSandbox,
 		Example: `  boxfleet exec web -- ps
   boxfleet exec web --cwd /src --env CGO_ENABLED=0 --timeout 10m -- go test ./...
@@ -79,12 +89,13 @@ func (p *program) execCommand() *cobra.Command {
 			if id == "" { // known beforehand, so that it can be cancelled before it is accepted
 				if id = request; id == "" {
 					id = sdk.NewID()
+					opts = append(opts, sdk.WithRequestID(id))
 				}
 			}
 			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				box := c.Sandbox(before[0])
 				if detach {
-					return p.detached(ctx, box, spec, append(opts, sdk.WithID(id)))
+					return p.detached(ctx, box, id, spec, opts)
 				}
 				return p.exec(ctx, box, id, spec, opts)
 			}))
@@ -110,20 +121,22 @@ func notRun(err error) error {
 	return exitCode{exitNotRun, err}
 }
 
-func (p *program) detached(ctx context.Context, box *sdk.Sandbox, spec *protocol.ExecSpec, opts []sdk.Option) error {
-	x, err := box.Start(ctx, *spec, opts...)
+func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) error {
+	p.execGoesOn(box, id)
+	x, err := box.Start(ctx, *spec, append(opts, sdk.WithID(id))...)
 	if err != nil {
 		return err
 	}
+	p.inHand.done("exec")
 	return p.show(x.Info(), func(w io.Writer) { fmt.Fprintln(w, x.ID()) })
 }
 
 // exec runs a command, passes its output on, and returns its exit code as the error.
 func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) error {
 	if !p.json() {
-		opts = append(opts, sdk.WithStdout(p.stdout), sdk.WithStderr(p.stderr))
+		opts = append(opts, sdk.WithStdout(p.stdout), sdk.WithStderr(p.guarded(p.stderr)))
 	}
-	result, err := execCancellable(ctx, box, id, spec, opts)
+	result, err := p.execCancellable(ctx, box, id, spec, opts)
 	if result == nil {
 		return err
 	}
@@ -131,6 +144,9 @@ func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id string, spec *p
 		if err := p.line(result); err != nil {
 			return err
 		}
+	}
+	if result.OutputError != nil {
+		fmt.Fprintln(p.stderr, "boxfleet: the end of the output is missing:", result.OutputError.Message)
 	}
 	return exitOf(result, err)
 }
@@ -154,20 +170,72 @@ func exitOf(r *sdk.Result, err error) error {
 	return code
 }
 
-// cancelWithin bounds how long the end of ctx waits for a cancel to be accepted.
-const cancelWithin = 30 * time.Second
+const (
+	cancelWithin = 30 * time.Second // how long the end of ctx waits for a cancel to be accepted
+	endMargin    = 15 * time.Second // and, with the exec's grace, how long then for the exec's end
+)
 
-// execCancellable runs a command; the end of ctx cancels it, and then its end is waited for.
-func execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) (*sdk.Result, error) {
+// execCancellable runs a command. Where its client is interrupted, the command is cancelled, and its end
+// waited for; the client's deadline ends only the wait.
+func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	p.execGoesOn(box, id)
 	undo := context.AfterFunc(ctx, func() {
-		if err := cancelExec(running, box, id); err != nil {
-			stop()
+		if !overdue(ctx) {
+			p.cancelAndAwait(ctx, running, box, id, spec.Grace.Std())
 		}
+		stop()
 	})
 	defer undo()
-	return box.Exec(running, *spec, append(opts, sdk.WithID(id))...)
+	result, err := box.Exec(running, *spec, append(opts, sdk.WithID(id))...)
+	switch {
+	case result != nil:
+		p.inHand.done("exec")
+	case ctx.Err() != nil && running.Err() != nil && overdue(ctx):
+		err = because(err, protocol.DeadlineExceeded, fmt.Sprintf("exec %s has not ended within --deadline %s", id, p.config.Deadline))
+	case ctx.Err() != nil && running.Err() != nil:
+		err = because(err, protocol.Cancelled, context.Cause(ctx).Error())
+	default: // its error says what became of it
+		p.inHand.done("exec")
+	}
+	return result, err
+}
+
+// because is the error of a wait that this client ended. What the fleet said of it stays: why it did not
+// decide the request.
+func because(err error, code protocol.Code, message string) error {
+	if e := protocol.AsError(err); e != nil && e.Reason != "" {
+		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
+	}
+	return protocol.Errorf(code, "", "%s", message)
+}
+
+// execGoesOn notes that an exec that is asked for now does not end with its client.
+func (p *program) execGoesOn(box *sdk.Sandbox, id string) {
+	p.inHand.goesOn("exec", "exec %s of sandbox %s goes on, where it was accepted: `boxfleet exec logs %s %s --follow` attaches to it, "+
+		"`boxfleet exec cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
+}
+
+// cancelAndAwait cancels an exec whose client is interrupted, and returns when its end was waited for long
+// enough, or running has ended.
+func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
+	bounded := running
+	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithTimeout(running, leaveWithin)
+		defer cancel()
+	}
+	if err := cancelExec(bounded, box, id); err != nil {
+		return
+	}
+	p.inHand.goesOn("exec", "exec %s of sandbox %s is being cancelled: `boxfleet exec get %s %s` shows its end", id, box.ID(), box.ID(), id)
+	if grace == 0 {
+		grace = protocol.DefaultGrace.Std()
+	}
+	enough, cancel := context.WithTimeout(bounded, grace+endMargin)
+	defer cancel()
+	<-enough.Done()
 }
 
 // cancelExec cancels an exec whose request may not have been decided yet.
@@ -276,6 +344,9 @@ func printExec(w io.Writer, x *protocol.Exec) {
 	if x.Truncated {
 		rows = append(rows, []any{"", "it wrote more than was kept"})
 	}
+	if x.OutputError != nil {
+		rows = append(rows, []any{"", "output is missing: " + x.OutputError.Message})
+	}
 	if x.OOMKills > 0 {
 		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox for want of memory", x.OOMKills)})
 	}
@@ -321,7 +392,7 @@ func (p *program) execLogs() *cobra.Command {
 				}
 				for k, err := range x.Logs(ctx, o) {
 					if err != nil {
-						return ignoreInterrupt(cmd.Context(), o.Follow, err)
+						return ignoreInterrupt(ctx, o.Follow, err)
 					}
 					if err := p.printChunk(k); err != nil {
 						return err
@@ -331,7 +402,7 @@ func (p *program) execLogs() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&o.Follow, "follow", false, "go on until the exec has ended")
+	cmd.Flags().BoolVar(&o.Follow, "follow", false, "go on until the exec has ended; it goes on when this ends")
 	cmd.Flags().Int64Var(&o.FromStdout, "from-offset", 0, "begin with this `byte` of stdout")
 	cmd.Flags().Int64Var(&o.FromStderr, "from-offset-stderr", 0, "begin with this `byte` of stderr")
 	return cmd
@@ -343,7 +414,7 @@ func (p *program) printChunk(k sdk.Chunk) error {
 	}
 	w := p.stdout
 	if k.Stream == sdk.Stderr {
-		w = p.stderr
+		w = p.guarded(p.stderr)
 	}
 	_, err := w.Write(k.Data)
 	return err

@@ -9,13 +9,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
 // startWithoutHosts runs NATS, on a port that may be 0, and a coordinator: a fleet that decides, and has
 // no host.
-func startWithoutHosts(t *testing.T, port int) {
+func startWithoutHosts(t *testing.T, port int) *embedded.Server {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Port: port, SyncLazily: true})
 	if err != nil {
@@ -34,6 +35,7 @@ func startWithoutHosts(t *testing.T, port int) {
 		}
 	})
 	eventually(t, "the coordinator is ready", func() bool { return strings.Contains(stdout.String(), "ready: coordinator") })
+	return server
 }
 
 func TestPingWaitsForAFleetThatComes(t *testing.T) {
@@ -74,5 +76,28 @@ func TestARemovedImageIsNamed(t *testing.T) {
 		}
 		expect(t, "image remove tools:1 -o "+format, 0, want)
 		expect(t, "image remove tools:1 -o "+format, exitFailure, "")
+	}
+}
+
+// A repeat is answered as what it repeats was, accepted or refused; before, a refused one hung for two minutes.
+func TestARepeatedRequestIDIsAnsweredAtOnce(t *testing.T) {
+	clean(t)
+	startWithoutHosts(t, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for range 2 {
+		for _, c := range []struct {
+			line, stderr string
+			code         int
+		}{
+			{"sandbox create --image i --id a --request-id r1 --wait=false", "", 0},
+			{"sandbox create --image i --id a --request-id r2 --wait=false", "already_exists", exitFailure},
+			{"exec a --request-id r3 -- true", "sandbox_not_ready", exitNotRun},
+			{"exec a --request-id r1 -- true", "for a create", exitNotRun},
+		} {
+			if code, _, stderr := call(ctx, "", strings.Fields(c.line)...); code != c.code || !strings.Contains(stderr, c.stderr) {
+				t.Errorf("%s: want %d and %q, got %d and %q", c.line, c.code, c.stderr, code, stderr)
+			}
+		}
 	}
 }

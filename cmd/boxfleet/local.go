@@ -27,7 +27,7 @@ const endWithin = 20 * time.Second
 
 // local is a whole fleet in this process: NATS, one coordinator, and one worker on the local engine.
 type local struct {
-	server *embedded.Server
+	server *embedded.Keeper
 	token  string
 	conns  []*jetstream.Conn
 
@@ -38,10 +38,10 @@ type local struct {
 }
 
 // startLocal starts a fleet on a data directory and returns when it takes work. server says where
-// NATS listens; ephemeral fleets do not come back.
-func (p *program) startLocal(ctx context.Context, server embedded.Config, ephemeral bool) (_ *local, err error) {
+// NATS listens; ephemeral fleets do not come back. h gets to know how its parts are.
+func (p *program) startLocal(ctx context.Context, server embedded.Config, ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
-	if f.server, err = embedded.Start(server); err != nil {
+	if f.server, err = embedded.Keep(server, int64(p.config.Ballast), nil); err != nil {
 		return nil, err
 	}
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -52,12 +52,18 @@ func (p *program) startLocal(ctx context.Context, server embedded.Config, epheme
 		f.close()
 		return nil, err
 	}
-	kConfig, err := p.coordinator(kConn)
-	wConfig, wErr := p.worker(wConn)
+	kConfig, err := p.coordinator()
+	wConfig, wErr := p.worker()
+	kConfig.Conn, wConfig.Conn = kConn, wConn
+	h.connection(kConn)
+	kConfig.OnState, wConfig.OnState = h.part("coordinator"), h.part("worker")
 	if err = errors.Join(err, wErr); err != nil {
 		f.close()
 		return nil, err
 	}
+	kConn.SetDisk(f.server.Disk)
+	kConfig.RestartStore = f.server.Restart
+	f.roles.Go(func() error { f.server.Watch(working, kConn.SetShort); return nil })
 	kReady, wReady := make(chan struct{}), make(chan struct{})
 	kConfig.SyncAlways, kConfig.OnReady = true, func() { close(kReady) }
 	wConfig.Ephemeral, wConfig.OnReady = ephemeral, func() { close(wReady) }

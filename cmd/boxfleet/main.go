@@ -20,7 +20,9 @@ var version = "0.0.0"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal asks for a clean end; after it the second one ends the process at once.
+	// The first signal asks for a clean end; after it the second one ends the process at once. Clients
+	// heed signals themselves.
 	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, process: true}
+	os.Exit(p.run(ctx, os.Args[1:]))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,8 +23,9 @@ func (p *program) pingCommand() *cobra.Command {
 	var wait time.Duration
 	cmd := &cobra.Command{
 		Use: "ping", Short: "Ask who is there, and what the deployment promises", Args: takes(),
-		Long: `Ask who is there, and what the deployment promises. With --wait it asks again while nobody is there,
-for a fleet that has just been started.`,
+		Long: `Ask who is there, and what the deployment promises now: how every stream is kept, whether its replicas
+are in sync, and what is used. The exit code is 1 where something is less safe than it should be, or JetStream
+has no leader. With --wait it asks again while nobody is there, for a fleet that has just been started.`,
 		Example: "  boxfleet ping\n  boxfleet ping -o json\n  boxfleet up & boxfleet ping --wait 1m",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if p.config.Deadline > 0 {
@@ -61,10 +63,42 @@ func (p *program) ping(ctx context.Context, c *sdk.Client) error {
 		return err
 	}
 	took := time.Since(started).Round(10 * time.Microsecond)
-	return p.show(ping, func(w io.Writer) {
+	err = p.show(ping, func(w io.Writer) {
 		table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took}, []any{"deployment", ping.Deployment},
 			[]any{"hosts", ping.Hosts}, []any{"durability", ping.Durability})
+		showStorage(w, ping.Storage)
 	})
+	if err == nil && ping.Storage != nil && len(ping.Storage.Problems) > 0 {
+		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStorageDegraded, "%s", strings.Join(ping.Storage.Problems, "; "))
+	}
+	return err
+}
+
+// showStorage prints how each stream is kept now.
+func showStorage(w io.Writer, s *protocol.Storage) {
+	if s == nil { // an older coordinator
+		return
+	}
+	for _, warning := range s.Warnings {
+		fmt.Fprintln(w, "warning:", warning)
+	}
+	if len(s.Streams) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	rows := [][]any{{"STREAM", "LEADER", "IN SYNC", "USED", "LIMIT"}}
+	for _, stream := range s.Streams {
+		limit := any(protocol.Bytes(stream.MaxBytes))
+		if stream.MaxBytes == 0 {
+			limit = "none"
+		}
+		sync := any(fmt.Sprintf("%d of %d", stream.InSync, stream.Replicas))
+		if stream.Error != "" {
+			sync = stream.Error
+		}
+		rows = append(rows, []any{stream.Name, stream.Leader, sync, protocol.Bytes(stream.Bytes), limit})
+	}
+	table(w, rows...)
 }
 
 func (p *program) versionCommand() *cobra.Command {

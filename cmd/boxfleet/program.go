@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +22,13 @@ const (
 	exitTimedOut  = 124 // the exec ran longer than its timeout, and its exit code is not known
 	exitNotRun    = 125 // the exec could not run
 	exitCancelled = 130 // the exec was cancelled, and its exit code is not known
+	// 128+n: a signal ended the client, or, with 13 (141), nobody reads its output any more
+)
+
+// Groups of commands.
+const (
+	groupClient = "client"
+	groupServer = "server"
 )
 
 // program is one call of boxfleet.
@@ -27,19 +36,32 @@ type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	config         config
+
+	process    bool                    // it is a whole process, whose signals are its own
+	end        context.CancelCauseFunc // ends a client's context
+	connecting atomic.Bool             // a client's command has begun to talk to the fleet
+	unread     atomic.Bool             // nobody reads its output any more
+	inHand     inHand
+}
+
+// run runs a program beside others in this process, whose signals it leaves alone.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return (&program{stdin: stdin, stdout: stdout, stderr: stderr}).run(ctx, args)
 }
 
 // run runs the program and returns its exit code. Its commands end when ctx does: cleanly, which
 // may take a moment.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	p := &program{stdin: stdin, stdout: stdout, stderr: stderr}
+func (p *program) run(ctx context.Context, args []string) int {
 	root := p.root()
 	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetIn(p.stdin)
+	root.SetOut(p.stdout)
+	root.SetErr(p.stderr)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
+		if p.unread.Load() {
+			return interruption(syscall.SIGPIPE).exitCode()
+		}
 		return 0
 	}
 	var code exitCode
@@ -106,21 +128,24 @@ func (p *program) root() *cobra.Command {
 			}
 			return nil
 		},
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return p.configure(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			p.heed(cmd)
+			return p.configure(cmd)
+		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%v; see %s --help", err, cmd.CommandPath())
 	})
 	p.config.addFlags(root.PersistentFlags(), "")
 	root.PersistentFlags().StringVar(&p.config.file, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/boxfleet/config.yaml)")
-	root.AddGroup(&cobra.Group{ID: "client", Title: "Client commands:"}, &cobra.Group{ID: "server", Title: "Server commands:"})
-	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.runCommand(), p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
-		c.GroupID = "client"
+	root.AddGroup(&cobra.Group{ID: groupClient, Title: "Client commands:"}, &cobra.Group{ID: groupServer, Title: "Server commands:"})
+	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.runCommand(), p.logsCommand("boxfleet logs"), p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
+		c.GroupID = groupClient
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{p.upCommand(), p.coordinatorCommand(), p.workerCommand(), p.demoCommand()} {
-		c.GroupID = "server"
+	for _, c := range []*cobra.Command{p.upCommand(), p.coordinatorCommand(), p.workerCommand(), p.storageCommand(), p.demoCommand()} {
+		c.GroupID = groupServer
 		root.AddCommand(c)
 	}
 	return root
@@ -192,6 +217,7 @@ func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
 
 // client calls f with a connection to the fleet.
 func (p *program) client(cmd *cobra.Command, f func(ctx context.Context, c *sdk.Client) error) error {
+	p.connecting.Store(true)
 	ctx := cmd.Context()
 	if p.config.Deadline > 0 {
 		var cancel context.CancelFunc
@@ -200,8 +226,8 @@ func (p *program) client(cmd *cobra.Command, f func(ctx context.Context, c *sdk.
 	}
 	c, err := p.connect(ctx)
 	if err != nil {
-		return err
+		return p.ended(ctx, err)
 	}
 	defer c.Close()
-	return f(ctx, c)
+	return p.ended(ctx, f(ctx, c))
 }

@@ -21,12 +21,13 @@ func (p *program) coordinatorCommand() *cobra.Command {
 		Use: "coordinator --nats URL", Short: "Run a coordinator; several may run", Args: takes(),
 		Example: "  boxfleet coordinator --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.role(cmd.Context(), "coordinator", func(ctx context.Context, conn *jetstream.Conn) error {
-				cfg, err := p.coordinator(conn)
-				if err != nil {
-					return err
-				}
-				cfg.OnReady = func() { p.say("ready: coordinator %s", cfg.Name) }
+			cfg, err := p.coordinator()
+			if err != nil {
+				return err
+			}
+			cfg.OnReady = func() { p.say("ready: coordinator %s", cfg.Name) }
+			return p.role(cmd, "coordinator", func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
+				cfg.Conn, cfg.OnState = conn, say
 				return coordinator.Run(ctx, cfg)
 			})
 		},
@@ -41,12 +42,16 @@ func (p *program) workerCommand() *cobra.Command {
 		Long:    "Run the worker of a Docker host. Sandboxes and execs go on without it; the next one adopts them.",
 		Example: "  boxfleet worker --nats nats://n1:4222 --mounts-allow /srv/cache --labels zone=a",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.role(cmd.Context(), "worker", func(ctx context.Context, conn *jetstream.Conn) error {
-				cfg, err := p.worker(conn)
-				if err != nil {
-					return err
-				}
-				cfg.OnReady = func() { p.say("ready: worker %s", cfg.Name) }
+			cfg, err := p.worker()
+			if err != nil {
+				return err
+			}
+			cfg.OnReady = func() { p.say("ready: worker %s", cfg.Name) }
+			if err := cfg.Check(); err != nil {
+				return err
+			}
+			return p.role(cmd, "worker", func(ctx context.Context, conn *jetstream.Conn, say func(bool, string)) error {
+				cfg.Conn, cfg.OnState = conn, say
 				return worker.Run(ctx, cfg)
 			})
 		},
@@ -55,25 +60,65 @@ func (p *program) workerCommand() *cobra.Command {
 	return cmd
 }
 
-// role runs one role against the NATS that was named. It waits for NATS where that is away.
-func (p *program) role(ctx context.Context, name string, run func(context.Context, *jetstream.Conn) error) error {
-	where, err := p.whereNATS()
+// role runs one role against the NATS that was named. It waits for NATS where that is away, and reads the
+// credentials again at each try to connect.
+func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn, say func(well bool, text string)) error) error {
+	cfg, err := p.connectionOf(cmd, name)
 	if err != nil {
 		return err
 	}
-	if where.URL == "" {
-		return usage("--nats is missing: where is NATS?")
+	h := &health{}
+	natsSays, roleSays := h.part("NATS"), h.part(name)
+	stop, err := p.serveHealth(h)
+	if err != nil {
+		return err
 	}
-	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Name: "boxfleet-" + name})
+	defer stop()
+	natsSays(false, "it is away, and waited for")
+	roleSays(false, "waits for NATS")
+	ctx, end := context.WithCancel(cmd.Context())
+	defer end()
+	conn, err := jetstream.Connect(ctx, cfg)
+	if ctx.Err() != nil && err != nil {
+		return nil // asked to end while it waited
+	}
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return run(ctx, conn)
+	h.connection(conn)
+	go func() { // nothing comes of a role without its connection
+		select {
+		case <-conn.Closed():
+			end()
+		case <-ctx.Done():
+		}
+	}()
+	err = run(ctx, conn, roleSays)
+	if err == nil && cmd.Context().Err() == nil {
+		return protocol.Errorf(protocol.Unavailable, "", "the connection to NATS has ended for good; start this %s again", name)
+	}
+	return err
 }
 
-// coordinator is the configuration of a coordinator.
-func (p *program) coordinator(conn *jetstream.Conn) (coordinator.Config, error) {
+// connectionOf says how a role reaches NATS.
+func (p *program) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
+	where, err := p.config.whereNATS()
+	if err != nil {
+		return jetstream.Config{}, err
+	}
+	if where.URL == "" {
+		return jetstream.Config{}, usage("--nats is missing: where is NATS?")
+	}
+	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Name: "boxfleet-" + name, Wait: true, LoginFrom: p.config.loginFrom()}
+	if without, _, same := jetstream.SplitLogin(where.URL); same {
+		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return p.login(cmd) }
+	} // else servers have credentials of their own, in URLs that stay as they are
+	return cfg, nil
+}
+
+// coordinator is the configuration of a coordinator, but for its connection.
+func (p *program) coordinator() (coordinator.Config, error) {
 	k := p.config.Coordinator
 	if k.Name == "" {
 		k.Name = machineName() + "-" + strings.ToLower(rand.Text()[:6])
@@ -83,14 +128,21 @@ func (p *program) coordinator(conn *jetstream.Conn) (coordinator.Config, error) 
 		return coordinator.Config{}, err
 	}
 	return coordinator.Config{
-		Conn: conn, Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, Defaults: defaults,
-		Assets: jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),
-			BlobMaxAge: k.BlobMaxAge, Requests: int64(k.Requests)},
+		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, Defaults: defaults, MaxActiveExecs: k.MaxActiveExecs,
+		Assets: p.config.assets(),
 	}, nil
 }
 
-// worker is the configuration of a worker.
-func (p *program) worker(conn *jetstream.Conn) (worker.Config, error) {
+// assets are the settings of what is stored; what is not named stays as it is.
+func (c *config) assets() jetstream.Assets {
+	k := c.Coordinator
+	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes), EventMaxBytes: int64(k.EventMaxBytes),
+		BlobMaxAge: k.BlobMaxAge, BlobMaxBytes: int64(k.BlobMaxBytes), ImageMaxBytes: int64(k.ImageMaxBytes), TableMaxBytes: int64(k.TableMaxBytes),
+		Requests: int64(k.Requests)}
+}
+
+// worker is the configuration of a worker, but for its connection.
+func (p *program) worker() (worker.Config, error) {
 	w := p.config.Worker
 	if w.Name == "" {
 		w.Name = machineName()
@@ -117,7 +169,7 @@ func (p *program) worker(conn *jetstream.Conn) (worker.Config, error) {
 		return worker.Config{}, err
 	}
 	return worker.Config{
-		Conn: conn, Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir}, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
+		Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir}, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
 		CPU: w.CPU, Memory: w.Memory, Labels: labels, AllowMounts: w.AllowMounts, Tools: w.Tools, ToolsHome: w.ToolsHome, SSHAgent: os.Getenv("SSH_AUTH_SOCK"), Profiles: w.Profiles, ServiceProfiles: w.ServiceProfiles, Runtimes: w.Runtimes, Watermarks: w.Watermarks, NetworkPool: w.NetworkPool,
 		Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, DNS: w.DNS, ReapDryRun: w.ReapDryRun, CrashWindow: w.CrashWindow, CrashGuard: w.CrashGuard,
 	}, nil

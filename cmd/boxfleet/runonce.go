@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,12 @@ func (p *program) runCommand() *cobra.Command {
 	var flags execFlags
 	cmd := &cobra.Command{
 		Use: "run --image IMAGE [flags] -- COMMAND [ARGUMENT...]", Short: "Make a sandbox, run a command in it, delete it",
-		Long: "Make a sandbox, run a command in it, and delete it, whatever happens. boxfleet ends with the command's\nexit code, or with 125 where it could not be run. Ctrl-C cancels the command and deletes the sandbox.",
+		Long: `Make a sandbox, run a command in it, and delete it, whatever happens. boxfleet ends with the command's
+exit code, or with 125 where it could not be run.
+
+Ctrl-C cancels the command and deletes the sandbox, and so does --deadline, since nobody else knows of
+it; a second Ctrl-C ends boxfleet at once. TERM, HUP, QUIT, and a reader of the output that goes away, do
+the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, and what it is called.`,
 		Args: takesCommand(true),
 		Example: `  boxfleet run --image boxfleet/demo:busybox -- uname -a
   boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src -- ls -l`,
@@ -58,6 +64,7 @@ func (p *program) runCommand() *cobra.Command {
 // runOnce makes a sandbox, runs a command in it, and deletes it.
 func (p *program) runOnce(ctx context.Context, c *sdk.Client, boxSpec *protocol.SandboxSpec, spec *protocol.ExecSpec) (err error) {
 	id := sdk.NewID()
+	p.inHand.goesOn("sandbox", "sandbox %s may be left: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
 		if deleteErr := p.deleteAfter(ctx, c.Sandbox(id), err); deleteErr != nil {
 			fmt.Fprintf(p.stderr, "boxfleet: sandbox %s is not deleted yet: %v\n", id, deleteErr)
@@ -70,17 +77,61 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, boxSpec *protocol.
 	if err != nil {
 		return err
 	}
-	return p.exec(ctx, box, sdk.NewID(), spec, nil)
+	// Whatever ends the client ends the command. The delete of the sandbox ends both, so a client that must
+	// end soon asks for that at once.
+	owned, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer context.AfterFunc(ctx, func() {
+		if i, _ := interruptionOf(ctx); i != 0 && i != interruption(syscall.SIGINT) {
+			_ = p.askToDelete(ctx, box) // asked again in the end
+		}
+		if i, interrupted := interruptionOf(ctx); interrupted {
+			end(i)
+		} else {
+			end(interruption(syscall.SIGINT))
+		}
+	})()
+	err = p.exec(owned, box, sdk.NewID(), spec, nil)
+	p.inHand.done("exec") // it goes with its sandbox
+	if overdue(ctx) {
+		return protocol.Errorf(protocol.DeadlineExceeded, "", "the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)
+	}
+	return err
+}
+
+// askToDelete has a sandbox deleted, and does not wait for it.
+func (p *program) askToDelete(ctx context.Context, box *sdk.Sandbox) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteWithin)
+	defer cancel()
+	err := untilFound(ctx, func() error { return box.Delete(ctx, sdk.WithWait(false)) })
+	if err == nil {
+		p.inHand.goesOn("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(), box.ID())
+	}
+	return err
 }
 
 // deleteAfter deletes a sandbox, also when ctx has ended. after is what happened before: a sandbox
 // whose create was interrupted may not be there yet, or never be.
 func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteWithin)
-	defer cancel()
 	defer p.progress("deleting the sandbox")()
-	err := untilFound(ctx, func() error { return box.Delete(ctx) })
+	err := p.askToDelete(ctx, box)
 	if protocol.CodeOf(err) == protocol.NotFound && after != nil {
+		if ctx.Err() == nil { // it was refused
+			p.inHand.done("sandbox")
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	within := deleteWithin
+	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {
+		within = leaveWithin
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+	defer cancel()
+	if err = box.WaitDeleted(bounded); err == nil {
+		p.inHand.done("sandbox")
+	} else if within == leaveWithin { // it is said with the rest
 		return nil
 	}
 	return err

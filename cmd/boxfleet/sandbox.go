@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -20,7 +21,7 @@ func (p *program) sandboxCommand() *cobra.Command {
 		p.sandboxCreate(), p.sandboxGet(), p.sandboxList(),
 		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
 		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
-		p.sandboxExtend(), p.sandboxDelete(), p.sandboxEvents(), p.sandboxLogs(), p.sandboxExplain())
+		p.sandboxExtend(), p.sandboxDelete(), p.sandboxEvents(), p.logsCommand("boxfleet sandbox logs"), p.sandboxExplain())
 }
 
 func (p *program) sandboxCreate() *cobra.Command {
@@ -30,6 +31,12 @@ func (p *program) sandboxCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]", Short: "Make a sandbox and wait until it is ready",
 		Args: takesCommand(false),
+		Long: `Make a sandbox and wait until it is ready. Where the wait ends before that, by a signal or --deadline, the
+create goes on, and boxfleet says how to look at the sandbox and how to delete it.
+
+A COMMAND is the sandbox's own: it is meant to run as long as the sandbox does, and is started again when
+it ends. The create fails where it cannot be started, or ends within half a second, whatever its exit
+code; boxfleet logs prints its output. Without one the sandbox waits for execs.`,
 		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --id web --env PORT=80 --memory 512m
   boxfleet sandbox create -f spec.yaml --label team=build --wait=false
   boxfleet sandbox create --image boxfleet/demo:busybox --service db=postgres:17 --service-env db.POSTGRES_PASSWORD=secret
@@ -47,17 +54,23 @@ func (p *program) sandboxCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if id = cmp.Or(id, request); id == "" { // known beforehand, so that it can be named when the wait ends
+				id = sdk.NewID()
+			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if err := p.upload(ctx, c, d); err != nil {
 					return err
 				}
 				done := p.progress("creating the sandbox")
 				defer done()
-				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithWait(wait))...)
+				p.inHand.goesOn("sandbox", "the create of sandbox %s goes on, where it was accepted: `boxfleet sandbox get %s` shows it, "+
+					"`boxfleet sandbox delete %s` deletes it", id, id, id)
+				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithID(id), sdk.WithWait(wait))...)
 				done()
 				if err != nil {
 					return err
 				}
+				p.inHand.done("sandbox")
 				return p.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
 			})
 		},
@@ -131,6 +144,7 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 	if len(s.Spec.Command) > 0 {
 		add("command", fmt.Sprintf("%q", s.Spec.Command))
 	}
+	add("", primaryText(s.Primary))
 	for _, k := range sortedKeys(s.Spec.Env) {
 		add("env", k+"="+s.Spec.Env[k])
 	}
@@ -158,6 +172,27 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 		add("error", s.Error.Error())
 	}
 	table(w, rows...)
+}
+
+// primaryText is what a sandbox's own command does.
+func primaryText(p *protocol.PrimaryStatus) string {
+	if p == nil {
+		return ""
+	}
+	text := fmt.Sprintf("%s since %s", p.State, p.Since.Format(time.RFC3339))
+	if p.Restarts > 0 {
+		text += fmt.Sprintf(", restarted %d times", p.Restarts)
+	}
+	switch {
+	case p.ExitCode != nil && p.State == protocol.PrimaryRunning:
+		text += fmt.Sprintf(", the run before ended with exit code %d", *p.ExitCode)
+	case p.ExitCode != nil:
+		text += fmt.Sprintf(", with exit code %d", *p.ExitCode)
+	}
+	if p.Reason != "" {
+		text += ", " + p.Reason
+	}
+	return text
 }
 
 func stateOf(s *protocol.Sandbox) string {
@@ -239,9 +274,11 @@ func (p *program) control(ctx context.Context, c *sdk.Client, verb, id string, w
 	s := c.Sandbox(id)
 	done := p.progress(verb + " " + id)
 	defer done()
+	p.inHand.goesOn("sandbox", "the %s goes on, where it was accepted: `boxfleet sandbox get %s` shows it", verb, id)
 	if err := do(s, ctx, sdk.WithWait(wait)); err != nil {
 		return err
 	}
+	p.inHand.done("sandbox")
 	done()
 	return p.show(s.Info(), func(w io.Writer) { fmt.Fprintln(w, id) })
 }
@@ -329,7 +366,7 @@ func (p *program) sandboxEvents() *cobra.Command {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				for e, err := range c.Events(ctx, args[0], from, follow) {
 					if err != nil {
-						return ignoreInterrupt(cmd.Context(), follow, err)
+						return ignoreInterrupt(ctx, follow, err)
 					}
 					if err := p.show(e, func(w io.Writer) { printEvent(w, &e) }); err != nil {
 						return err
@@ -346,7 +383,7 @@ func (p *program) sandboxEvents() *cobra.Command {
 
 // ignoreInterrupt takes Ctrl-C for the regular end of what would otherwise go on.
 func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
-	if follow && ctx.Err() != nil {
+	if follow && ctx.Err() != nil && !overdue(ctx) {
 		return nil
 	}
 	return err
@@ -365,6 +402,14 @@ func printEvent(w io.Writer, e *protocol.Event) {
 		}
 		if n := d.StdoutBytes + d.StderrBytes; n > 0 {
 			note("%d bytes of output", n)
+		}
+	}
+	if d := e.Primary; d != nil {
+		if d.Restarts > 0 {
+			note("restart %d", d.Restarts)
+		}
+		if d.ExitCode != nil {
+			note("exit code %d", *d.ExitCode)
 		}
 	}
 	if d := e.Service; d != nil {

@@ -48,9 +48,15 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 	if err != nil {
 		return err
 	}
+	h := &health{}
+	stop, err := p.serveHealth(h)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	done := p.progress("starting")
 	defer done()
-	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet", Host: host, Port: port, Token: token}, false)
+	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet", Host: host, Port: port, Token: token}, false, h)
 	done()
 	if err != nil {
 		if cmd.Context().Err() != nil && errors.Is(err, cmd.Context().Err()) {

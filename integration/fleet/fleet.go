@@ -27,6 +27,7 @@ const Image = "boxfleet/demo:busybox"
 // Options says what a fleet is made of.
 type Options struct {
 	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
+	Killable     bool               // the one NATS server is a process of its own, see [Fleet.Server]
 	LockTTL      time.Duration      // of host locks; default: the product's
 	CleanupTTL   time.Duration      // default: the product's
 	BlobMaxAge   time.Duration      // uploaded trees are kept so long; default: the product's
@@ -41,6 +42,7 @@ type Fleet struct {
 	TB      testing.TB
 	Dir     string // of this fleet; removed at the end
 	Servers []*embedded.Server
+	Server  *Process // of [Options.Killable]
 	Client  *sdk.Client
 	Conn    *jetstream.Conn // of the test, for judging
 	options Options
@@ -63,9 +65,12 @@ func Start(tb testing.TB, o Options) *Fleet {
 	}
 	tb.Cleanup(f.cleanUp)
 	tb.Cleanup(f.checkLeaks)
-	if o.Servers > 1 {
+	switch {
+	case o.Killable:
+		f.startServer()
+	case o.Servers > 1:
 		f.Servers, err = embedded.StartCluster(f.Dir, o.Servers)
-	} else {
+	default:
 		var s *embedded.Server
 		s, err = embedded.Start(embedded.Config{Dir: filepath.Join(f.Dir, "nats"), Name: "n1"})
 		f.Servers = []*embedded.Server{s}
@@ -111,6 +116,9 @@ func (f *Fleet) Connect() {
 
 // URL is where the fleet's NATS servers listen.
 func (f *Fleet) URL() string {
+	if f.Server != nil {
+		return f.Server.Role.NATS
+	}
 	var urls []string
 	for _, s := range f.Servers {
 		urls = append(urls, s.ClientURL())

@@ -65,7 +65,7 @@ func (f *Fleet) leftInDirectories() []string {
 	seen := map[string]bool{}
 	for _, p := range f.processes {
 		dir := p.Role.StateDir
-		if dir == "" || seen[dir] {
+		if p.role != "worker" || seen[dir] {
 			continue
 		}
 		seen[dir] = true

@@ -51,6 +51,15 @@ func (l *Link) Mend() {
 	close(l.flowing)
 }
 
+// Break closes the connections; new ones are carried.
+func (l *Link) Break() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.conns {
+		c.Close()
+	}
+}
+
 func (l *Link) accept() {
 	defer l.wg.Done()
 	for {

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -67,6 +68,9 @@ func play(encoded string) error {
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	slog.SetDefault(log)
+	if r.Kind == serverKind {
+		return playServer(ctx, r)
+	}
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := jetstream.Connect(connecting, jetstream.Config{URL: r.URL, Name: r.Name, Logger: log})
@@ -85,16 +89,16 @@ func play(encoded string) error {
 	return worker.Run(ctx, worker.Config{
 		Conn: conn, Name: r.Name, Build: "0.0.1", StateDir: r.StateDir, Engine: r.Engine, Supervisor: r.Supervisor,
 		Slots: r.Slots, Images: r.Images, AllowMounts: r.AllowMounts, Tools: r.Tools, ToolsHome: r.ToolsHome, SSHAgent: r.SSHAgent, Profiles: r.Profiles, ServiceProfiles: r.ServiceProfiles, Runtimes: r.Runtimes, Watermarks: r.Watermarks, NetworkPool: r.NetworkPool, CrashWindow: r.CrashWindow, CrashGuard: r.CrashGuard,
-		Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
+		OutputPatience: r.Patience, OutputWithin: r.OutputWithin, Reconcile: r.Reconcile, ReapDryRun: r.ReapDryRun,
 		Defaults: r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, DNS: r.DNS,
 		OnReady: ready, Logger: log, Probe: r.probe(),
 	})
 }
 
-// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics or stops
-// there.
+// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics, stops or
+// dawdles there.
 func (r Role) probe() func(string) {
-	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" {
+	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" && r.SlowAt == "" {
 		return nil
 	}
 	var mu sync.Mutex
@@ -103,6 +107,9 @@ func (r Role) probe() func(string) {
 	return func(point string) {
 		if point == r.PanicAt {
 			panic("injected at " + point)
+		}
+		if point == r.SlowAt {
+			time.Sleep(cmp.Or(r.SlowBy, 5*time.Millisecond))
 		}
 		if point == r.PauseAt {
 			paused.Do(halt.Self)

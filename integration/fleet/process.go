@@ -26,33 +26,37 @@ import (
 
 // Role says how a process of the fleet runs.
 type Role struct {
-	Engine      string             `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
-	StateDir    string             `json:"state_dir,omitempty"`
-	CrashAt     string             `json:"crash_at,omitempty"`    // kills itself with SIGKILL at this probe
-	CrashAfter  int                `json:"crash_after,omitempty"` // ... when it passes there for the n-th time; default 1
-	PanicAt     string             `json:"panic_at,omitempty"`    // panics each time that it passes this probe
-	PauseAt     string             `json:"pause_at,omitempty"`    // stops itself with SIGSTOP when it first passes this probe
-	Slots       int                `json:"slots,omitempty"`
-	AllowMounts []string           `json:"allow_mounts,omitempty"`
-	Firewall    string             `json:"firewall,omitempty"`
-	Deny        []string           `json:"deny,omitempty"`
-	DNS         []string           `json:"dns,omitempty"`
-	Profiles    []string           `json:"profiles,omitempty"`
-	Runtimes    []string           `json:"runtimes,omitempty"`
-	Watermarks  worker.Watermarks  `json:"watermarks,omitzero"`
-	NetworkPool string             `json:"network_pool,omitempty"`
-	Tools       []string           `json:"tools,omitempty"`
-	ToolsHome   string             `json:"tools_home,omitempty"`
-	SSHAgent    string             `json:"ssh_agent,omitempty"`
-	CrashWindow time.Duration      `json:"crash_window,omitempty"` // of primary commands
-	CrashGuard  time.Duration      `json:"crash_guard,omitempty"`
-	Reconcile   time.Duration      `json:"reconcile,omitempty"` // of a worker
-	ReapDryRun  bool               `json:"reap_dry_run,omitempty"`
-	Images      worker.Images      `json:"images,omitzero"`
-	Timing      coordinator.Timing `json:"timing,omitzero"` // of a coordinator
-	Defaults    spec.Defaults      `json:"defaults,omitempty"`
-	NATS        string             `json:"-"` // where it connects; default: the fleet\'s servers
-	NoWait      bool               `json:"-"` // do not wait until it is ready: it is expected to fail or crash
+	Engine       string             `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
+	StateDir     string             `json:"state_dir,omitempty"`
+	CrashAt      string             `json:"crash_at,omitempty"`      // kills itself with SIGKILL at this probe
+	CrashAfter   int                `json:"crash_after,omitempty"`   // ... when it passes there for the n-th time; default 1
+	PanicAt      string             `json:"panic_at,omitempty"`      // panics each time that it passes this probe
+	PauseAt      string             `json:"pause_at,omitempty"`      // stops itself with SIGSTOP when it first passes this probe
+	SlowAt       string             `json:"slow_at,omitempty"`       // waits each time that it passes this probe
+	SlowBy       time.Duration      `json:"slow_by,omitempty"`       // for so long; default 5 ms
+	Patience     time.Duration      `json:"patience,omitempty"`      // of a worker, for the log of output
+	OutputWithin time.Duration      `json:"output_within,omitempty"` // of a worker: an exec's end waits for output so long after its timeout
+	Slots        int                `json:"slots,omitempty"`
+	AllowMounts  []string           `json:"allow_mounts,omitempty"`
+	Firewall     string             `json:"firewall,omitempty"`
+	Deny         []string           `json:"deny,omitempty"`
+	DNS          []string           `json:"dns,omitempty"`
+	Profiles     []string           `json:"profiles,omitempty"`
+	Runtimes     []string           `json:"runtimes,omitempty"`
+	Watermarks   worker.Watermarks  `json:"watermarks,omitzero"`
+	NetworkPool  string             `json:"network_pool,omitempty"`
+	Tools        []string           `json:"tools,omitempty"`
+	ToolsHome    string             `json:"tools_home,omitempty"`
+	SSHAgent     string             `json:"ssh_agent,omitempty"`
+	CrashWindow  time.Duration      `json:"crash_window,omitempty"` // of primary commands
+	CrashGuard   time.Duration      `json:"crash_guard,omitempty"`
+	Reconcile    time.Duration      `json:"reconcile,omitempty"` // of a worker
+	ReapDryRun   bool               `json:"reap_dry_run,omitempty"`
+	Images       worker.Images      `json:"images,omitzero"`
+	Timing       coordinator.Timing `json:"timing,omitzero"` // of a coordinator
+	Defaults     spec.Defaults      `json:"defaults,omitempty"`
+	NATS         string             `json:"-"` // where it connects; default: the fleet\'s servers
+	NoWait       bool               `json:"-"` // do not wait until it is ready: it is expected to fail or crash
 
 	ServiceProfiles []string              `json:"service_profiles,omitempty"`
 	WorkerDefaults  *protocol.SandboxSpec `json:"worker_defaults,omitempty"`
@@ -122,7 +126,7 @@ func (f *Fleet) Processes(role string) []*Process {
 
 func (f *Fleet) start(kind, name string, r Role) *Process {
 	f.TB.Helper()
-	r.Kind, r.Name, r.URL, r.Replicas = kind, name, f.URL(), len(f.Servers)
+	r.Kind, r.Name, r.URL, r.Replicas = kind, name, f.URL(), max(len(f.Servers), 1)
 	if r.NATS != "" {
 		r.URL = r.NATS
 	}

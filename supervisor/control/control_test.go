@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
@@ -55,4 +56,10 @@ func FuzzRead(f *testing.F) {
 		control.Read(bytes.NewReader(data), 1<<10, nil, &control.Command{})
 		control.Open(make([]byte, 32), "e", data)
 	})
+}
+
+func TestASupervisorKeepsMoreExecsThanASandboxMayHave(t *testing.T) {
+	if control.MaxExecs < 2*protocol.MaxActiveExecs {
+		t.Errorf("a supervisor keeps %d execs, of which %d may be active", control.MaxExecs, protocol.MaxActiveExecs)
+	}
 }

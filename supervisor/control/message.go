@@ -40,7 +40,14 @@ const MaxInline = 256 << 10
 // Command is one frame towards the supervisor. Exactly one of the pointers is set. All but Welcome
 // are answered by a [Reply] with the same Seq.
 type Command struct {
-	Seq     uint64   `json:"seq,omitempty"`
+	Seq uint64 `json:"seq,omitempty"`
+
+	// Until is until when the command may be carried out, by [Clock]: the worker may trust its lock on
+	// the host for so long. A supervisor that reads a Start or a StopAll later, having been stopped
+	// meanwhile, refuses it with unavailable and "lease_lost"; a first Welcome it answers by dialling
+	// again. 0: no bound, from a worker that is older.
+	Until time.Duration `json:"until,omitempty"`
+
 	Welcome *Welcome `json:"welcome,omitempty"`
 	Start   *Start   `json:"start,omitempty"`
 	Cancel  *Cancel  `json:"cancel,omitempty"`
@@ -84,8 +91,14 @@ type Welcome struct {
 
 // Start starts an exec, once: the same id again answers with its present status.
 type Start struct {
-	ID          string            `json:"id"`
-	Boot        string            `json:"boot,omitempty"` // of the supervisor that may start it; another one refuses. Empty: any
+	ID   string `json:"id"`
+	Boot string `json:"boot,omitempty"` // of the supervisor that may start it; another one refuses. Empty: any
+
+	// Number is greater than 0 and differs for each exec of the sandbox, mostly growing. A number that
+	// this boot has had, or that is 65,536 or more below the highest, is refused with
+	// failed_precondition and "interrupted", unless the exec is known still. 0: not numbered.
+	Number uint64 `json:"number,omitempty"`
+
 	Argv        []string          `json:"argv"`
 	Env         map[string]string `json:"env,omitempty"`  // over the supervisor's own, which is the image's and the sandbox's
 	Cwd         string            `json:"cwd,omitempty"`  // default: Welcome.DefaultCwd, else /
@@ -170,6 +183,7 @@ type Primary struct {
 	Error    *protocol.Error `json:"error,omitempty"`     // why it could not be started
 	OOMKills int             `json:"oom_kills,omitempty"` // processes that the kernel killed for want of memory during the run before
 	Since    time.Time       `json:"since,omitzero"`      // of Running
+	Began    time.Time       `json:"began,omitzero"`      // when this run, or the one before where none runs, was started; zero where it could not be
 	Stdout   int64           `json:"stdout,omitempty"`    // bytes written to its file, over all runs; see [PrimaryWindow]
 	Stderr   int64           `json:"stderr,omitempty"`
 }

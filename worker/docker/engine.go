@@ -111,6 +111,25 @@ func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
+// CheckHost refuses an engine's address that leads nowhere, whatever becomes of the engine; "" is what
+// [Config.Host] says. Error: invalid_argument.
+func CheckHost(host string) error {
+	e := &Engine{}
+	if err := e.dial(Config{Host: host, Fence: Unfenced}); err != nil {
+		return protocol.Invalid("engine", "%v", err)
+	}
+	defer e.Close()
+	u, err := client.ParseHostURL(e.Address())
+	if err != nil {
+		return protocol.Invalid("engine", "%v", err)
+	}
+	switch u.Scheme {
+	case "unix", "tcp", "http", "https":
+		return nil
+	}
+	return protocol.Invalid("engine", "want unix://, tcp://, http:// or https:// in %.200q", e.Address())
+}
+
 // dial makes the client with the fence below it. No request is sent yet.
 func (e *Engine) dial(cfg Config) error {
 	address := client.WithHost(cfg.Host)

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
@@ -414,4 +417,78 @@ func TestReap_OrphansDoNotStayAsZombies(t *testing.T) {
 	s := newSandbox(t, option{})
 	s.sh("for i in $(seq 50); do (sleep 0.0$i & ) & done")
 	s.awaitEmpty()
+}
+
+// A worker that looks at an old state may ask for an exec again that has ended and is forgotten.
+func TestAStartThatWasTakenAndForgottenIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	start := control.Start{ID: newID(), Number: 7, Argv: []string{"sh", "-c", "echo run >> /tmp/runs"}}
+	again := func() error {
+		_, err := s.link.Start(t.Context(), start)
+		return err
+	}
+	s.end(s.start(start))
+	if err := again(); err != nil {
+		t.Errorf("a repeat of one that is known: %v", err)
+	}
+	if err := s.link.Forget(t.Context(), start.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := again(); protocol.CodeOf(err) != protocol.FailedPrecondition || protocol.AsError(err).Reason != protocol.ReasonInterrupted {
+		t.Errorf("a repeat of one that is forgotten: %v, want failed_precondition, interrupted", err)
+	}
+	s.exec(control.Start{Number: 6, Argv: []string{"true"}}) // starts may overtake each other
+	if got := string(s.sh("cat /tmp/runs").Stdout); got != "run\n" {
+		t.Errorf("it ran so often: %q", got)
+	}
+}
+
+// A machine that stands still, and goes on when another worker may have its host.
+func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
+	t.Parallel()
+	const trust = 200 * time.Millisecond
+	written := make(chan struct{}, 16)
+	s := newSandbox(t, option{lease: func() (time.Time, error) {
+		written <- struct{}{}
+		return time.Now().Add(trust), nil
+	}})
+	s.sh("true") // the supervisor has read the welcome
+	for len(written) > 0 {
+		<-written
+	}
+	signal := func(sig unix.Signal) {
+		if err := unix.Kill(s.pid, sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := control.Start{ID: newID(), Number: 1, Argv: []string{"touch", "/tmp/ran"}}
+	signal(unix.SIGSTOP)
+	s.poll("all threads stopped", func() bool {
+		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid))
+		for _, path := range stats {
+			if stat, err := os.ReadFile(path); err == nil && !bytes.Contains(stat, []byte(") T ")) {
+				return false
+			}
+		}
+		return len(stats) > 0
+	})
+	refused := make(chan error, 1)
+	go func() {
+		_, err := s.link.Start(t.Context(), start)
+		refused <- err
+	}()
+	<-written
+	over := control.Until(time.Now().Add(trust))
+	s.poll("the end of the lease", func() bool { return control.Clock() > over })
+	signal(unix.SIGCONT)
+	if err := <-refused; protocol.CodeOf(err) != protocol.Unavailable || protocol.AsError(err).Reason != protocol.ReasonLeaseLost {
+		t.Errorf("the start: %v, want unavailable, lease_lost", err)
+	}
+	if r := s.sh("test ! -e /tmp/ran"); code(r) != "0" {
+		t.Error("it was run")
+	}
+	if r := s.exec(start); code(r) != "0" { // its number is not used up
+		t.Errorf("the next try: %+v", r)
+	}
 }

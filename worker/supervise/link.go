@@ -31,6 +31,11 @@ type Config struct {
 	ControlDir string // on the host; mounted into the container as the control directory
 	Welcome    control.Welcome
 
+	// Lease says until when something may be changed in the sandbox, or why not; nil: always. It is asked
+	// as a command is written, and the supervisor is told the moment, since either side may be stopped
+	// before the other has read.
+	Lease func() (until time.Time, err error)
+
 	OnConnect    func(control.Hello) // the handshake is done; the Hello has all execs
 	OnDisconnect func()              // that connection has ended; the supervisor will dial again if it lives
 	OnOutput     func(control.Output)
@@ -157,7 +162,7 @@ func (l *Link) admit(conn *net.UnixConn) {
 	if l.current != nil {
 		l.current.conn.Close()
 	}
-	s := newSession(conn, pid)
+	s := newSession(conn, pid, l.config.Lease)
 	l.pending = s
 	l.running.Go(func() { l.serve(s) })
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,4 +113,69 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 	}
 	s.link.Expect(s.pid)
 	s.connected()
+}
+
+// What waits for a socket that a stopped supervisor does not empty is not written once the lease is over.
+func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	var over atomic.Bool
+	asked := make(chan struct{}, 16)
+	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)},
+		Lease: func() (time.Time, error) {
+			asked <- struct{}{}
+			if over.Load() {
+				return time.Now(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease is over")
+			}
+			return time.Now().Add(time.Hour), nil
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
+	link.Expect(os.Getpid())
+	conn, err := net.Dial("unix", filepath.Join(dir, control.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version, Boot: "b"}}))
+	var c control.Command
+	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Welcome == nil || c.Until < control.Clock() {
+		t.Fatalf("the welcome: %+v, %v", c, err)
+	}
+	<-asked
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	start := func(s control.Start) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := link.Start(ctx, s)
+			done <- err
+		}()
+		return done
+	}
+	first := start(control.Start{ID: "first", Stdin: make([]byte, 3<<19)}) // more than the socket takes
+	<-asked
+	over.Store(true)
+	second := start(control.Start{ID: "second"})
+	c = control.Command{}
+	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Start == nil || c.Start.ID != "first" {
+		t.Fatalf("the first: %v", err)
+	}
+	select {
+	case err := <-second:
+		if protocol.AsError(err).Reason != protocol.ReasonLeaseLost {
+			t.Errorf("the second: %v, want lease_lost", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the second is not refused")
+	}
+	go link.Forget(ctx, "mark") // is written behind it, since it changes nothing that another worker may have
+	c = control.Command{}
+	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Forget == nil {
+		t.Errorf("on the socket: %+v, %v", c, err)
+	}
+	cancel()
+	<-first
 }

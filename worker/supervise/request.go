@@ -13,8 +13,10 @@ import (
 
 // Start starts an exec, once: the same id again answers with the exec as it is then. A command that
 // cannot be started is not an error but a result, in the status and in OnEnd. Errors:
-// failed_precondition with "interrupted" when it was meant for an earlier boot of the supervisor, with
-// "sandbox_stopping" after StopAll; resource_exhausted; unavailable.
+// failed_precondition with "interrupted" when it was meant for an earlier boot of the supervisor, or
+// was started and forgotten, with "sandbox_stopping" after StopAll; "lease_lost" when [Config.Lease]
+// no longer allowed it as it was written, or the supervisor read it too late; resource_exhausted;
+// unavailable.
 //
 // OnEnd may be called before Start returns.
 func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStatus, error) {
@@ -42,6 +44,7 @@ func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 
 // StopAll ends every exec and the primary command, TERM, grace, KILL, and returns when nothing of
 // them is left; OnEnd has each exec's result as Cancelled. Nothing starts in this boot afterwards.
+// Errors: "lease_lost", as of Start; unavailable.
 func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{StopAll: &control.StopAll{Grace: grace}})
 	return err

@@ -147,6 +147,7 @@ type option struct {
 	welcome control.Welcome
 	args    []string
 	onEnd   func(control.Result)
+	lease   func() (time.Time, error)
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
@@ -168,7 +169,7 @@ func newSandbox(t testing.TB, o option) *sandbox {
 	}
 	t.Cleanup(func() { s.run.Close() })
 	o.welcome.Key = s.key
-	s.listen(o.welcome, o.onEnd)
+	s.listenLeased(o.welcome, o.onEnd, o.lease)
 	t.Cleanup(func() { s.link.Close() })
 	s.boot(o)
 	s.connected()
@@ -177,6 +178,11 @@ func newSandbox(t testing.TB, o option) *sandbox {
 
 func (s *sandbox) listen(w control.Welcome, onEnd func(control.Result)) {
 	s.t.Helper()
+	s.listenLeased(w, onEnd, nil)
+}
+
+func (s *sandbox) listenLeased(w control.Welcome, onEnd func(control.Result), lease func() (time.Time, error)) {
+	s.t.Helper()
 	if onEnd == nil {
 		onEnd = func(r control.Result) { s.note(func() { s.results[r.ID] = r }) }
 	}
@@ -184,6 +190,7 @@ func (s *sandbox) listen(w control.Welcome, onEnd func(control.Result)) {
 	s.link, err = supervise.Listen(supervise.Config{
 		ControlDir:   filepath.Join(s.dir, "ctl"),
 		Welcome:      w,
+		Lease:        lease,
 		OnConnect:    func(h control.Hello) { s.note(func() { s.hellos = append(s.hellos, h) }) },
 		OnDisconnect: func() { s.note(func() { s.gone++ }) },
 		OnOutput:     func(o control.Output) { s.note(func() { s.outputs[o.ID] = append(s.outputs[o.ID], o) }) },

@@ -20,16 +20,17 @@ type session struct {
 	reader  *bufio.Reader
 	scratch []byte
 	writing sync.WaitGroup
+	lease   func() (time.Time, error) // nil: nothing bounds what may be changed
 
 	mu      sync.Mutex
 	changed sync.Cond
-	out     []byte
+	out     []control.Command // not yet encoded
 	seq     uint64
 	waiting map[uint64]chan *control.Reply // nil when the session has ended
 }
 
-func newSession(conn *net.UnixConn, pid int) *session {
-	s := &session{conn: conn, pid: pid, reader: bufio.NewReaderSize(conn, 64<<10), waiting: map[uint64]chan *control.Reply{}}
+func newSession(conn *net.UnixConn, pid int, lease func() (time.Time, error)) *session {
+	s := &session{conn: conn, pid: pid, lease: lease, reader: bufio.NewReaderSize(conn, 64<<10), waiting: map[uint64]chan *control.Reply{}}
 	s.changed.L = &s.mu
 	return s
 }
@@ -56,7 +57,12 @@ func (s *session) handshake(w *control.Welcome) (control.Hello, error) {
 			break
 		}
 	}
-	_, err := s.conn.Write(control.Append(nil, &control.Command{Welcome: w}))
+	c := control.Command{Welcome: w}
+	if s.lease != nil { // one that is over starts nothing; to adopt what runs none is needed
+		until, _ := s.lease()
+		c.Until = control.Until(until)
+	}
+	_, err := s.conn.Write(control.Append(nil, &c))
 	return hello, err
 }
 
@@ -80,19 +86,25 @@ func (s *session) read(notice func(*control.Notice)) error {
 			notice(n)
 			continue
 		}
-		s.mu.Lock()
-		answer := s.waiting[n.Reply.Seq]
-		delete(s.waiting, n.Reply.Seq)
-		s.mu.Unlock()
-		if answer != nil {
-			answer <- n.Reply
-		}
+		s.answer(n.Reply)
 	}
 }
 
-// write sends what is queued until the session ends.
+func (s *session) answer(r *control.Reply) {
+	s.mu.Lock()
+	answer := s.waiting[r.Seq]
+	delete(s.waiting, r.Seq)
+	s.mu.Unlock()
+	if answer != nil {
+		answer <- r
+	}
+}
+
+// write sends what is queued until the session ends. A command is encoded when everything before the
+// present write is on the socket, which a supervisor that is stopped can delay for long.
 func (s *session) write() {
 	var buf []byte
+	var commands []control.Command
 	for {
 		s.mu.Lock()
 		for len(s.out) == 0 && s.waiting != nil {
@@ -102,8 +114,10 @@ func (s *session) write() {
 			s.mu.Unlock()
 			return
 		}
-		buf, s.out = s.out, buf[:0]
+		commands, s.out = s.out, commands[:0]
 		s.mu.Unlock()
+		buf = s.encode(buf[:0], commands)
+		clear(commands)
 		if _, err := s.conn.Write(buf); err != nil {
 			s.conn.Close()
 			return
@@ -112,6 +126,34 @@ func (s *session) write() {
 			buf = nil
 		}
 	}
+}
+
+// encode appends commands as frames, and answers those that may not be sent.
+func (s *session) encode(buf []byte, commands []control.Command) []byte {
+	var until time.Duration
+	var refused error
+	if s.lease != nil {
+		trusted, err := s.lease()
+		until, refused = control.Until(trusted), err
+	}
+	for i := range commands {
+		c := &commands[i]
+		if c.Start != nil || c.StopAll != nil {
+			if refused != nil {
+				s.answer(&control.Reply{Seq: c.Seq, Error: protocol.AsError(refused)})
+				continue
+			}
+			c.Until = until
+		}
+		framed := control.Append(buf, c)
+		if size := len(framed) - len(buf); size > control.MaxCommand {
+			s.answer(&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
+				"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)})
+			continue
+		}
+		buf = framed
+	}
+	return buf
 }
 
 // end closes the connection and lets every waiting call go.
@@ -138,14 +180,7 @@ func (s *session) ask(ctx context.Context, c control.Command) (reply *control.Re
 	}
 	s.seq++
 	c.Seq = s.seq
-	before := len(s.out)
-	framed := control.Append(s.out, &c)
-	if size := len(framed) - before; size > control.MaxCommand {
-		s.mu.Unlock()
-		return nil, false, protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-			"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)
-	}
-	s.out = framed
+	s.out = append(s.out, c)
 	s.waiting[c.Seq] = answer
 	s.changed.Signal()
 	s.mu.Unlock()

@@ -13,25 +13,29 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// serviceLog publishes a service's own output as that of an exec is, under the service's name. On disk
-// are the last [control.PrimaryWindow] bytes of each stream; what was overrun before it could be
-// published is left out, which the offsets show.
-type serviceLog struct {
-	v    *service
-	more chan struct{} // has room for one
+// ownLog publishes what a container's own command prints, as the output of an exec is, under a name that
+// no exec has: the service's, or that of the primary command. On disk are the last
+// [control.PrimaryWindow] bytes of each stream; what was overrun before it could be published is left
+// out, which the offsets show.
+type ownLog struct {
+	s          *sandbox
+	name       string // protocol.PrimaryLog, or a protocol.ServiceLog
+	generation uint64
+	directory  func() directory
+	more       chan struct{} // has room for one
 
 	mu   sync.Mutex
 	size [2]int64 // that the supervisor announced, of stdout and stderr
 
 	// Only run's own, and rest's afterwards.
 	known     bool     // what was published before
-	earlier   [2]int64 // what the service had printed on other hosts, before it came to this one
+	earlier   [2]int64 // what the command had printed on other hosts, before it came to this one
 	published [2]int64 // of what it printed here
 }
 
-var serviceStreams = [2]string{jetstream.Stdout, jetstream.Stderr}
+var ownStreams = [2]string{jetstream.Stdout, jetstream.Stderr}
 
-// Published at most once in so long; longer after a lot, so that a service that prints without end
+// Published at most once in so long; longer after a lot, so that a command that prints without end
 // leaves room for everybody else's output.
 const (
 	publishPeriod = 100 * time.Millisecond
@@ -40,9 +44,11 @@ const (
 	restLooks     = 10 * time.Millisecond
 )
 
-func newServiceLog(v *service) *serviceLog { return &serviceLog{v: v, more: make(chan struct{}, 1)} }
+func newOwnLog(s *sandbox, name string, generation uint64, in func() directory) *ownLog {
+	return &ownLog{s: s, name: name, generation: generation, directory: in, more: make(chan struct{}, 1)}
+}
 
-func (l *serviceLog) grown(stdout, stderr int64) {
+func (l *ownLog) grown(stdout, stderr int64) {
 	l.mu.Lock()
 	l.size = [2]int64{max(l.size[0], stdout), max(l.size[1], stderr)}
 	l.mu.Unlock()
@@ -52,14 +58,14 @@ func (l *serviceLog) grown(stdout, stderr int64) {
 	}
 }
 
-func (l *serviceLog) sizes() [2]int64 {
+func (l *ownLog) sizes() [2]int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.size
 }
 
 // run publishes until ctx ends.
-func (l *serviceLog) run(ctx context.Context) {
+func (l *ownLog) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -69,7 +75,7 @@ func (l *serviceLog) run(ctx context.Context) {
 		n, err := l.catchUp(ctx)
 		pause := publishPeriod
 		if err != nil && ctx.Err() == nil {
-			l.v.s.log.Warn("a service's output is published again later", "service", l.v.name, "error", err)
+			l.s.log.Warn("output of a container's own command is published again later", "log", l.name, "error", err)
 			l.grown(0, 0)
 			pause = retryMost
 		} else if n > publishLots {
@@ -81,20 +87,23 @@ func (l *serviceLog) run(ctx context.Context) {
 	}
 }
 
-// rest publishes, for a while, what the service printed until it was ended. Its supervisor says that it
-// was, after how much that is.
-func (l *serviceLog) rest(ctx context.Context) {
+// rest publishes, for a while, what the command printed until it was ended. Its supervisor says that it
+// was, after how much that is: runs says whether that is still to come. run must have ended.
+func (l *ownLog) rest(ctx context.Context, runs func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, publishRest)
 	defer cancel()
-	for l.v.process().Running && l.v.connected() && sleep(ctx, restLooks) {
+	for runs() && sleep(ctx, restLooks) {
+	}
+	if l.known && l.published == l.sizes() || l.sizes() == [2]int64{} {
+		return
 	}
 	if _, err := l.catchUp(ctx); err != nil {
-		l.v.s.log.Warn("the last output of a service is not published", "service", l.v.name, "error", err)
+		l.s.log.Warn("the last output of a container's own command is not published", "log", l.name, "error", err)
 	}
 }
 
 // catchUp publishes what is there and was not published yet, and says how much that was.
-func (l *serviceLog) catchUp(ctx context.Context) (n int64, err error) {
+func (l *ownLog) catchUp(ctx context.Context) (n int64, err error) {
 	if !l.known {
 		if err := l.begin(ctx); err != nil {
 			return 0, err
@@ -107,13 +116,13 @@ func (l *serviceLog) catchUp(ctx context.Context) (n int64, err error) {
 }
 
 // begin learns from the log what was published before.
-func (l *serviceLog) begin(ctx context.Context) (err error) {
+func (l *ownLog) begin(ctx context.Context) (err error) {
 	var end [2]int64
-	if end[0], end[1], err = l.v.s.w.conn.OutputEnd(ctx, l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name)); err != nil {
+	if end[0], end[1], err = l.s.w.conn.OutputEnd(ctx, l.s.key.tenant, l.s.key.id, l.name); err != nil {
 		return err
 	}
-	if l.v.generation > 1 {
-		l.earlier, err = l.v.directory().earlierOutput(end)
+	if l.generation > 1 {
+		l.earlier, err = l.directory().earlierOutput(end)
 	}
 	for i := range end {
 		l.published[i] = max(0, end[i]-l.earlier[i])
@@ -122,15 +131,15 @@ func (l *serviceLog) begin(ctx context.Context) (err error) {
 }
 
 // publish publishes what is there and was not published yet.
-func (l *serviceLog) publish(ctx context.Context) error {
-	run, err := os.OpenRoot(l.v.directory().run())
+func (l *ownLog) publish(ctx context.Context) error {
+	run, err := os.OpenRoot(l.directory().run())
 	if err != nil {
 		return nil // the directory is gone
 	}
 	defer run.Close()
 	for i, size := range l.sizes() {
 		for l.published[i] < size && ctx.Err() == nil {
-			data := readPrimary(run, serviceStreams[i], max(l.published[i], size-control.PrimaryWindow), size)
+			data := readPrimary(run, ownStreams[i], max(l.published[i], size-control.PrimaryWindow), size)
 			if len(data.bytes) == 0 {
 				l.published[i] = size // the container took it away
 				break
@@ -138,15 +147,20 @@ func (l *serviceLog) publish(ctx context.Context) error {
 			next := l.published
 			next[i] = data.from + int64(len(data.bytes))
 			k := jetstream.Chunk{
-				Stream: serviceStreams[i], Offset: l.earlier[i] + data.from, Data: data.bytes,
+				Stream: ownStreams[i], Offset: l.earlier[i] + data.from, Data: data.bytes,
 				NextStdout: l.earlier[0] + next[0], NextStderr: l.earlier[1] + next[1],
 			}
-			done, err := l.v.s.w.conn.PublishOutput(l.v.s.key.tenant, l.v.s.key.id, protocol.ServiceLog(l.v.name), k)
+			done, err := l.s.w.conn.PublishOutput(l.s.key.tenant, l.s.key.id, l.name, k)
 			if err != nil {
 				return err
 			}
-			if err := <-done; err != nil {
-				return err
+			select {
+			case err := <-done:
+				if err != nil {
+					return err
+				}
+			case <-ctx.Done():
+				return ctx.Err()
 			}
 			l.published = next
 		}
@@ -155,15 +169,15 @@ func (l *serviceLog) publish(ctx context.Context) error {
 }
 
 // last is the end of the output.
-func (l *serviceLog) last() []byte {
-	run, err := os.OpenRoot(l.v.directory().run())
+func (l *ownLog) last() []byte {
+	run, err := os.OpenRoot(l.directory().run())
 	if err != nil {
 		return nil
 	}
 	defer run.Close()
 	var all []byte
 	for i, size := range l.sizes() {
-		all = append(all, readPrimary(run, serviceStreams[i], max(0, size-protocol.MaxLastOutput), size).bytes...)
+		all = append(all, readPrimary(run, ownStreams[i], max(0, size-protocol.MaxLastOutput), size).bytes...)
 	}
 	return lastOf(all)
 }

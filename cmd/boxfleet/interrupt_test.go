@@ -1,0 +1,488 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// asProgram in the environment has the test binary be the program.
+const asProgram = "BOXFLEET_TEST_PROGRAM"
+
+// TestAsProgram is the program where [asProgram] asks for it, with the arguments behind "--".
+func TestAsProgram(t *testing.T) {
+	if os.Getenv(asProgram) == "" {
+		t.Skip("it is run by other tests")
+	}
+	os.Args = append(os.Args[:1], flag.Args()...)
+	main()
+}
+
+// programCommand is the program with these arguments.
+func programCommand(args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], append([]string{"-test.run=^TestAsProgram$", "--"}, args...)...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
+// client is a boxfleet that runs as a process of its own.
+type client struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdout *bufio.Reader
+	pipe   io.Closer // its stdout
+	stderr bytes.Buffer
+	ended  chan struct{}
+}
+
+// startClient starts the program. Its stdout is a pipe that is read here.
+func startClient(t *testing.T, args ...string) *client {
+	t.Helper()
+	c := &client{t: t, cmd: programCommand(args...), ended: make(chan struct{})}
+	c.cmd.Stderr = &c.stderr
+	stdin, err := c.cmd.StdinPipe() // never written to
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.cmd.Stdout, c.stdout, c.pipe = w, bufio.NewReader(r), r
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	go func() {
+		defer close(c.ended)
+		_ = c.cmd.Wait() // its state says how it ended
+	}()
+	t.Cleanup(func() {
+		_ = c.cmd.Process.Kill() // fails when it has ended
+		<-c.ended
+		r.Close()
+		stdin.Close()
+	})
+	return c
+}
+
+// prints waits for a line of stdout.
+func (c *client) prints(want string) {
+	c.t.Helper()
+	got, err := c.stdout.ReadString('\n')
+	if got != want+"\n" {
+		c.t.Fatalf("it prints %q (%v), want %q; %s", got, err, want, c.stderr.String())
+	}
+}
+
+func (c *client) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) } // fails when it has ended
+
+// ends waits for the end and returns the exit code, -1 for death by a signal.
+func (c *client) ends(within time.Duration) int {
+	c.t.Helper()
+	select {
+	case <-c.ended:
+		return c.cmd.ProcessState.ExitCode()
+	case <-time.After(within):
+		c.t.Fatalf("%q does not end within %s: %s", c.cmd.Args[3:], within, c.stderr.String())
+		return 0
+	}
+}
+
+func (c *client) says(parts ...string) {
+	c.t.Helper()
+	for _, want := range parts {
+		if !strings.Contains(c.stderr.String(), want) {
+			c.t.Errorf("%q says %q, which lacks %q", c.cmd.Args[3:], c.stderr.String(), want)
+		}
+	}
+}
+
+// signalled bounds the end of a client after a signal: 2 s, and what a busy machine adds.
+const signalled = 2*time.Second + 500*time.Millisecond
+
+// stateOfExec is the state of an exec of the sandbox web.
+func stateOfExec(t *testing.T, id string) protocol.ExecState {
+	t.Helper()
+	_, stdout, stderr := call(t.Context(), "", "exec", "get", "web", id, "-o", "json")
+	var x protocol.Exec
+	if err := json.Unmarshal([]byte(stdout), &x); err != nil {
+		t.Fatalf("%v: %s %s", err, stdout, stderr)
+	}
+	return x.State
+}
+
+func becomesCancelled(t *testing.T, id string) {
+	t.Helper()
+	eventually(t, "exec "+id+" is cancelled", func() bool { return stateOfExec(t, id) == protocol.ExecStateCancelled })
+}
+
+func TestWhatEndsAClient(t *testing.T) {
+	fleetOfOne(t)
+	stop := startUp(t)
+	removeHostMark(t)
+	expectOf(t, []string{"sandbox", "create", "--image", image, "--id", "web", "--memory", "64m"}, 0, "web\n")
+
+	t.Run("a signal cancels the exec", func(t *testing.T) {
+		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+			id := fmt.Sprintf("quick-%d", s)
+			c := startClient(t, "exec", "web", "--id", id, "--", "sh", "-c", "trap 'exit 7' TERM; echo begun; while :; do sleep 0.05; done")
+			c.prints("begun")
+			c.signal(s)
+			if code := c.ends(signalled); code != 7 || stateOfExec(t, id) != protocol.ExecStateCancelled {
+				t.Errorf("%v: it ended with %d: %s; the exec is %s", s, code, c.stderr.String(), stateOfExec(t, id))
+			}
+		}
+	})
+	t.Run("one that ends slowly is left to its cancel", func(t *testing.T) {
+		slow := map[syscall.Signal]*client{}
+		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+			slow[s] = startClient(t, "exec", "web", "--id", fmt.Sprintf("slow-%d", s), "--grace", "3s", "--", "sh", "-c", "trap '' TERM; echo begun; sleep 1000")
+			slow[s].prints("begun")
+		}
+		for s, c := range slow {
+			c.signal(s)
+		}
+		for s, c := range slow {
+			if code := c.ends(signalled); code != 128+int(s) {
+				t.Errorf("%v: it ended with %d", s, code)
+			}
+			id := fmt.Sprintf("slow-%d", s)
+			c.says("exec " + id + " of sandbox web is being cancelled")
+			becomesCancelled(t, id)
+		}
+	})
+	t.Run("the second Ctrl-C ends it at once", func(t *testing.T) {
+		c := startClient(t, "exec", "web", "--id", "twice", "--grace", "2s", "--", "sh", "-c", "trap '' TERM; echo begun; sleep 1000")
+		c.prints("begun")
+		c.signal(syscall.SIGINT)
+		eventually(t, "the cancel is accepted", func() bool {
+			_, stdout, _ := call(t.Context(), "", "exec", "get", "web", "twice", "-o", "json")
+			return strings.Contains(stdout, `"cancelling":true`)
+		})
+		select {
+		case <-c.ended:
+			t.Error("the first Ctrl-C ended it at once")
+		default:
+		}
+		c.signal(syscall.SIGINT)
+		if code := c.ends(time.Second); code != 130 {
+			t.Errorf("it ended with %d", code)
+		}
+		c.says("exec twice of sandbox web")
+		becomesCancelled(t, "twice")
+	})
+	t.Run("nohup", func(t *testing.T) {
+		sh := exec.Command("sh", "-c", `trap '' HUP; exec "$0" -test.run='^TestAsProgram$' -- exec web --id nohup -- sh -c 'echo begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 6'`, os.Args[0])
+		sh.Env = append(os.Environ(), asProgram+"=1")
+		out, err := sh.StdoutPipe()
+		if err == nil {
+			err = sh.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, _ := bufio.NewReader(out).ReadString('\n'); line != "begun\n" {
+			t.Errorf("it prints %q", line)
+		}
+		_ = sh.Process.Signal(syscall.SIGHUP)
+		expect(t, "exec web -- touch /tmp/go", 0, "")
+		if err := sh.Wait(); sh.ProcessState.ExitCode() != 6 {
+			t.Errorf("with HUP ignored: %v", err)
+		}
+	})
+	t.Run("the deadline ends only the wait", func(t *testing.T) {
+		c := startClient(t, "--deadline", "1s", "exec", "web", "--id", "late", "--", "sh", "-c", "echo begun; while [ ! -e /tmp/late ]; do sleep 0.05; done; echo end")
+		c.prints("begun")
+		if code := c.ends(5 * time.Second); code != exitNotRun {
+			t.Errorf("it ended with %d", code)
+		}
+		c.says("deadline_exceeded", "boxfleet exec logs web late --follow")
+		if state := stateOfExec(t, "late"); state != protocol.ExecStateRunning {
+			t.Errorf("the exec is %s", state)
+		}
+		expect(t, "exec web -- touch /tmp/late", 0, "")
+		expect(t, "exec logs web late --follow", 0, "begun\nend\n")
+	})
+	t.Run("a broken pipe cancels the exec", func(t *testing.T) {
+		c := startClient(t, "exec", "web", "--id", "yes", "--", "yes")
+		c.prints("y")
+		c.pipe.Close()
+		if code := c.ends(5 * time.Second); code != 141 {
+			t.Errorf("it ended with %d: %s", code, c.stderr.String())
+		}
+		becomesCancelled(t, "yes")
+		c = startClient(t, "exec", "web", "--id", "deaf", "--grace", "3s", "--", "sh", "-c", "trap '' TERM; while :; do echo y; sleep 0.01; done")
+		c.prints("y")
+		c.pipe.Close()
+		if code := c.ends(5 * time.Second); code != 141 {
+			t.Errorf("it ended with %d: %s", code, c.stderr.String())
+		}
+		c.says("exec deaf of sandbox web is being cancelled")
+		becomesCancelled(t, "deaf")
+	})
+	t.Run("a broken pipe ends any client", func(t *testing.T) {
+		for _, args := range [][]string{{"spec", "example"}, {"sandbox", "list"}, {"sandbox", "events", "web"}, {"exec", "web", "-o", "json", "--", "true"}} {
+			c := startClient(t, args...)
+			c.pipe.Close()
+			if code := c.ends(5 * time.Second); code != 141 {
+				t.Errorf("%q ended with %d: %s", args, code, c.stderr.String())
+			}
+		}
+	})
+	t.Run("following", func(t *testing.T) {
+		c := startClient(t, "sandbox", "create", "--image", image, "--id", "talker", "--memory", "64m", "--", "sh", "-c", "while :; do echo talk; sleep 0.1; done")
+		if code := c.ends(20 * time.Second); code != 0 {
+			t.Fatalf("create: %d, %s", code, c.stderr.String())
+		}
+		for _, args := range [][]string{{"logs", "talker", "--follow"}, {"sandbox", "events", "talker", "--follow"}} {
+			for s, want := range map[syscall.Signal]int{syscall.SIGINT: 0, syscall.SIGTERM: 0, syscall.SIGHUP: 0} {
+				c := startClient(t, args...)
+				if _, err := c.stdout.ReadString('\n'); err != nil {
+					t.Fatal(err)
+				}
+				c.signal(s)
+				if code := c.ends(signalled); code != want {
+					t.Errorf("%q, %v: %d, %s", args, s, code, c.stderr.String())
+				}
+			}
+		}
+		c = startClient(t, "logs", "talker", "--follow")
+		c.prints("talk")
+		c.pipe.Close()
+		if code := c.ends(5 * time.Second); code != 141 {
+			t.Errorf("a broken pipe: %d, %s", code, c.stderr.String())
+		}
+		expect(t, "sandbox get talker", 0, "running since")
+		expect(t, "sandbox events talker", 0, "primary.started")
+	})
+	t.Run("create", func(t *testing.T) {
+		c := startClient(t, "sandbox", "create", "--image", "boxfleet/not-here:1", "--pull", "never", "--id", "waits")
+		eventually(t, "it is accepted", func() bool { code, _, _ := call(t.Context(), "", "sandbox", "get", "waits"); return code == 0 })
+		c.signal(syscall.SIGINT)
+		if code := c.ends(signalled); code != 130 {
+			t.Errorf("it ended with %d", code)
+		}
+		c.says("sandbox waits goes on", "boxfleet sandbox delete waits")
+	})
+	t.Run("run leaves nothing", func(t *testing.T) {
+		line := []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "3s", "--", "sh", "-c", "trap '' TERM; while :; do echo y; sleep 0.05; done"}
+		signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE}
+		clients := map[syscall.Signal]*client{}
+		for _, s := range signals {
+			clients[s] = startClient(t, line...)
+		}
+		late := startClient(t, append([]string{"--deadline", "4s"}, line...)...)
+		for s, c := range clients {
+			c.prints("y")
+			if s == syscall.SIGPIPE {
+				c.pipe.Close()
+			} else {
+				c.signal(s)
+			}
+		}
+		for s, c := range clients {
+			if code := c.ends(signalled + 3*time.Second); code != 128+int(s) {
+				t.Errorf("%v: it ended with %d: %s", s, code, c.stderr.String())
+			}
+			if s != syscall.SIGPIPE {
+				c.says("is being deleted")
+			}
+		}
+		if code := late.ends(30 * time.Second); code != exitNotRun {
+			t.Errorf("the deadline: %d: %s", code, late.stderr.String())
+		}
+		late.says("deadline_exceeded")
+		waits := startClient(t, "run", "--image", "boxfleet/not-here:1", "--pull", "never", "--label", "team=run", "--", "true")
+		eventually(t, "its sandbox waits for its image", func() bool {
+			_, stdout, _ := call(t.Context(), "", "sandbox", "list", "--label", "team=run", "-o", "json")
+			return strings.Contains(stdout, "not-here")
+		})
+		waits.signal(syscall.SIGINT)
+		if code := waits.ends(10 * time.Second); code != 130 {
+			t.Errorf("Ctrl-C while its sandbox is made: %d: %s", code, waits.stderr.String())
+		}
+		eventually(t, "its sandboxes are gone", func() bool {
+			_, stdout, _ := call(t.Context(), "", "sandbox", "list", "--label", "team=run", "-o", "json")
+			return stdout == "[]\n"
+		})
+	})
+	for _, id := range []string{"web", "talker", "waits"} {
+		expect(t, "sandbox delete "+id, 0, id)
+	}
+	if code := stop(); code != 0 {
+		t.Errorf("up ended with %d", code)
+	}
+}
+
+// TestTERMEndsAnyClientWithin2s tries what a client may wait for: servers that take a connection and never
+// answer, servers that have gone, a coordinator that is not there, and stdin.
+func TestTERMEndsAnyClientWithin2s(t *testing.T) {
+	clean(t)
+	hole, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hole.Close()
+	taken := make(chan struct{}, 64)
+	go func() {
+		for {
+			c, err := hole.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			defer c.Close()
+			taken <- struct{}{}
+		}
+	}()
+	commands := [][]string{{"ping"}, {"ping", "--wait", "1m"}, {"sandbox", "list"}, {"sandbox", "create", "--image", "x"}, {"sandbox", "delete", "web"},
+		{"logs", "web", "--follow"}, {"sandbox", "events", "web", "--follow"}, {"exec", "web", "--", "ls"}, {"run", "--image", "x", "--", "ls"}}
+	end := func(what string, clients []*client) {
+		for _, c := range clients {
+			c.signal(syscall.SIGTERM)
+		}
+		for _, c := range clients {
+			if code := c.ends(signalled); code < 0 {
+				t.Errorf("%s: %q did not end by itself", what, c.cmd.Args[3:])
+			}
+		}
+	}
+	start := func(nats string) (clients []*client) {
+		for _, args := range commands {
+			clients = append(clients, startClient(t, append([]string{"--nats", nats}, args...)...))
+		}
+		return clients
+	}
+	clients := start("nats://" + hole.Addr().String())
+	for range clients {
+		<-taken
+	}
+	end("a server that never answers", clients)
+
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	link := startRelay(t, strings.TrimPrefix(server.ClientURL(), "nats://"))
+	clients = start("nats://" + link.listener.Addr().String())
+	link.await(len(clients))
+	link.deaf.Store(true)
+	end("a connection that has gone silent", clients[2:]) // ping is answered that there is no coordinator
+	link.deaf.Store(false)
+	clients = start("nats://" + link.listener.Addr().String())
+	link.await(len(clients))
+	server.Stop()
+	end("servers that have gone", clients[2:])
+
+	reading := startClient(t, "exec", "web", "-i", "--", "cat")
+	eventually(t, "it heeds its signals", func() bool { return ignores(reading.cmd.Process.Pid, syscall.SIGPIPE) })
+	end("stdin that does not end", []*client{reading})
+}
+
+// ignores says whether a process ignores a signal.
+func ignores(pid int, s syscall.Signal) bool {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, mask, _ := strings.Cut(string(status), "SigIgn:")
+	number, _ := strconv.ParseUint(strings.TrimSpace(strings.SplitN(mask, "\n", 2)[0]), 16, 64)
+	return number>>(s-1)&1 == 1
+}
+
+// relay passes connections on to a server, and says when a client has spoken.
+type relay struct {
+	listener net.Listener
+	spoken   chan struct{}
+	deaf     atomic.Bool // nothing is passed on
+	t        *testing.T
+}
+
+func startRelay(t *testing.T, server string) *relay {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{listener: listener, spoken: make(chan struct{}, 64), t: t}
+	var carrying sync.WaitGroup
+	carrying.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			up, err := net.Dial("tcp", server)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			carrying.Go(func() { r.carry(up, client, r.spoken) })
+			carrying.Go(func() { r.carry(client, up, nil) })
+		}
+	})
+	t.Cleanup(func() { listener.Close(); carrying.Wait() })
+	return r
+}
+
+// carry copies until one side has closed.
+func (r *relay) carry(to, from net.Conn, spoken chan<- struct{}) {
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		if spoken != nil {
+			spoken <- struct{}{}
+			spoken = nil
+		}
+		if r.deaf.Load() {
+			continue
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// await waits until so many clients have spoken.
+func (r *relay) await(n int) {
+	r.t.Helper()
+	for range n {
+		select {
+		case <-r.spoken:
+		case <-time.After(20 * time.Second):
+			r.t.Fatal("a client does not connect")
+		}
+	}
+}
+
+// A client that ends its wait still says why the fleet did not decide the request.
+func TestTheEndOfAWaitSaysWhyTheFleetDidNotDecide(t *testing.T) {
+	full := protocol.Errorf(protocol.Cancelled, protocol.ReasonLogFull, "the request is stored and waits: the log is full")
+	e := protocol.AsError(because(full, protocol.DeadlineExceeded, "not ended"))
+	if e.Code != protocol.DeadlineExceeded || e.Reason != protocol.ReasonLogFull || !strings.Contains(e.Message, "not ended: the request is stored") {
+		t.Errorf("got %v", e)
+	}
+	e = protocol.AsError(because(protocol.Errorf(protocol.Cancelled, "", "context canceled"), protocol.Cancelled, "terminated"))
+	if e.Code != protocol.Cancelled || e.Message != "terminated" {
+		t.Errorf("got %v", e)
+	}
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// replace puts a file in the place of another in one step.
+func replace(t *testing.T, file, text string) {
+	t.Helper()
+	if err := writePrivate(file, []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refusedFor checks that a role says for a while that it is refused, and neither ends nor fills its log.
+func (r *role) refusedFor(t *testing.T, d time.Duration) {
+	t.Helper()
+	r.await(t, http.StatusServiceUnavailable, "NATS refuses the credentials")
+	before := len(r.stderr.String())
+	for until := time.Now().Add(d); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+		if code, text := r.says(); code != http.StatusServiceUnavailable || len(r.ended) > 0 {
+			t.Fatalf("health says %d %s, log:\n%s", code, text, r.stderr.String())
+		}
+	}
+	log := r.stderr.String()
+	if n := len(log) - before; n > 2048 {
+		t.Errorf("%d bytes of log within %s:\n%s", n, d, log)
+	}
+	if n := strings.Count(log, "NATS refuses this process"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, log)
+	}
+}
+
+func TestACoordinatorWhoseCredentialsChangeReadsThemAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after, second string // authorization of the server, and what the file then says
+		first                 string
+		args                  []string
+		file                  string
+	}{
+		"token file": {
+			before: `token: "one"`, after: `token: "two"`, file: "token", first: "one\n", second: "two\n",
+			args: []string{"--nats", "URL", "--token-file", "FILE"},
+		},
+		"token in the configuration": {
+			before: `token: "one"`, after: `token: "two"`, file: "config.yaml", first: "nats: URL\ntoken: one\n", second: "nats: URL\ntoken: two\n",
+			args: []string{"--config", "FILE"},
+		},
+		"password in the URL": {
+			before: `user: k, password: "one"`, after: `user: k, password: "two"`, file: "config.yaml", first: "nats: nats://k:one@HOST\n", second: "nats: nats://k:two@HOST\n",
+			args: []string{"--config", "FILE"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clean(t)
+			s := newNATS(t, c.before)
+			s.start(t)
+			file := filepath.Join(t.TempDir(), c.file)
+			fill := strings.NewReplacer("URL", s.url(), "HOST", strings.TrimPrefix(s.url(), "nats://"), "FILE", file)
+			replace(t, file, fill.Replace(c.first))
+			args := []string{"coordinator"}
+			for _, a := range c.args {
+				args = append(args, fill.Replace(a))
+			}
+			r := startRole(t, args...)
+			r.await(t, http.StatusOK, "schedules")
+			s.reload(t, c.after)
+			r.refusedFor(t, time.Second)
+			replace(t, file, fill.Replace(c.second))
+			r.await(t, http.StatusOK, "NATS: connected")
+			code, _, stderr := call(t.Context(), "", append([]string{"ping"}, args[1:]...)...)
+			if code != 0 {
+				t.Errorf("ping ended with %d: %s", code, stderr)
+			}
+		})
+	}
+}
+
+// What runs in sandboxes does not depend on the worker's being let in.
+func TestAnExecGoesOnWhileItsWorkerIsRefused(t *testing.T) {
+	fleetOfOne(t)
+	s := newNATS(t, `token: "one"`)
+	s.start(t)
+	file := filepath.Join(t.TempDir(), "token")
+	replace(t, file, "one")
+	t.Setenv("BOXFLEET_NATS", s.url())
+	t.Setenv("BOXFLEET_TOKEN_FILE", file)
+	coordinator := startRole(t, "coordinator")
+	worker := startRole(t, "worker", "--name", "w1", "--state-dir", t.TempDir())
+	coordinator.await(t, http.StatusOK, "schedules")
+	worker.await(t, http.StatusOK, "holds the lock")
+	removeHostMark(t)
+	expect(t, "sandbox create --image "+image+" --id web --memory 64m", 0, "web\n")
+	expectOf(t, []string{"exec", "web", "--id", "x", "--detach", "--", "sh", "-c", "sleep 4; echo through"}, 0, "x\n")
+	s.reload(t, `token: "two"`)
+	worker.refusedFor(t, 4*time.Second)
+	replace(t, file, "two")
+	worker.await(t, http.StatusOK, "holds the lock")
+	coordinator.await(t, http.StatusOK, "NATS: connected")
+	expect(t, "exec logs web x --follow", 0, "through\n")
+	expect(t, "exec get web x -o json", 0, `"exit_code":0`)
+	expectOf(t, []string{"exec", "web", "--", "echo", "again"}, 0, "again\n")
+	expect(t, "sandbox delete web", 0, "")
+	worker.ends(t, 20*time.Second)
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestPingSaysWhatIsKeptAndFailsWithoutJetStream(t *testing.T) {
+	clean(t)
+	s := startWithoutHosts(t, 0)
+	code, stdout, stderr := call(t.Context(), "", "ping", "-o", "json")
+	var ping protocol.Ping
+	if err := json.Unmarshal([]byte(stdout), &ping); err != nil || code != 0 {
+		t.Fatalf("%d: %v: %s%s", code, err, stdout, stderr)
+	}
+	found := false
+	for _, stream := range ping.Storage.Streams {
+		found = found || stream.Name == protocol.StreamEvents && stream.Replicas == 1 && stream.InSync == 1 && stream.MaxBytes > 0
+	}
+	if !found || len(ping.Storage.Problems) > 0 {
+		t.Fatalf("%s", stdout)
+	}
+	if err := s.DisableJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr = call(t.Context(), "", "ping")
+	if code != 1 || !strings.Contains(stderr, "JetStream") || !strings.Contains(stdout, "none now") {
+		t.Fatalf("with JetStream disabled %d: %s%s", code, stdout, stderr)
+	}
+}
+
+func TestStorageSetLowersWhatACoordinatorRefusesTo(t *testing.T) {
+	clean(t)
+	startWithoutHosts(t, 0)
+	t.Setenv("BOXFLEET_COORDINATOR_LOG_MAX_AGE", "3h")
+	code, _, stderr := call(t.Context(), "", "coordinator")
+	if code != 1 || !strings.Contains(stderr, "log_max_age") || !strings.Contains(stderr, "boxfleet storage set --log-max-age 3h") {
+		t.Fatalf("a second coordinator ended with %d: %s", code, stderr)
+	}
+	if code, _, stderr = call(t.Context(), "", "storage", "set", "--log-max-age", "3h"); code != 0 {
+		t.Fatalf("%d: %s", code, stderr)
+	}
+	t.Setenv("BOXFLEET_COORDINATOR_LOG_MAX_AGE", "")
+	if code, _, stderr = call(t.Context(), "", "storage", "set"); code != exitUsage || !strings.Contains(stderr, "nothing to change") {
+		t.Fatalf("without anything to change: %d: %s", code, stderr)
+	}
+	if code, _, stderr = call(t.Context(), "", "storage", "grow", "--replicas", "3"); code != 1 || !strings.Contains(stderr, "NATS cluster of 3 servers") {
+		t.Fatalf("one server grew: %d: %s", code, stderr)
+	}
+}
+
+func TestEveryRoleAndClientSaysWhatToSetOnTheServer(t *testing.T) {
+	clean(t)
+	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", "/bin/true") // it does not come so far
+	for name, test := range map[string]struct {
+		set  func(*server.Options)
+		says string
+	}{
+		"max_payload": {func(o *server.Options) { o.JetStream, o.MaxPayload = true, 128<<10 }, "max_payload: 1MB"},
+		"JetStream":   {func(*server.Options) {}, "jetstream { store_dir, max_file_store }"},
+	} {
+		o := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}
+		test.set(o)
+		s, err := server.NewServer(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+		if !s.ReadyForConnections(10 * time.Second) {
+			t.Fatal("the server does not start")
+		}
+		t.Setenv("BOXFLEET_NATS", s.ClientURL())
+		for _, args := range [][]string{{"coordinator"}, {"worker"}, {"ping"}, {"sandbox", "create", "--image", "x"}, {"sandbox", "list"}} {
+			began := time.Now()
+			ctx, end := t.Context(), func() {}
+			if waits := name == "JetStream" && len(args) == 1 && args[0] != "ping"; waits { // and says for what
+				ctx, end = context.WithTimeout(ctx, time.Second)
+			}
+			code, _, stderr := call(ctx, "", args...)
+			end()
+			if ctx.Err() != nil {
+				code = 1
+			}
+			if code != 1 || !strings.Contains(stderr, test.says) || time.Since(began) > 5*time.Second {
+				t.Errorf("%s: %v ended with %d after %s: %s", name, args, code, time.Since(began), stderr)
+			}
+		}
+	}
+}

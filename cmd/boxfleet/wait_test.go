@@ -1,0 +1,306 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// natsVariable has the test binary run a NATS server with the configuration file that it names.
+const natsVariable = "BOXFLEET_TEST_NATS_CONFIG"
+
+func TestMain(m *testing.M) {
+	if file := os.Getenv(natsVariable); file != "" {
+		opts, err := server.ProcessConfigFile(file)
+		if err == nil {
+			err = runNATS(opts)
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func runNATS(opts *server.Options) error {
+	s, err := server.NewServer(opts)
+	if err == nil {
+		s.Start()
+		s.WaitForShutdown()
+	}
+	return err
+}
+
+// natsServer is a NATS server in a process of its own.
+type natsServer struct {
+	config string // file
+	port   string
+	cmd    *exec.Cmd
+}
+
+// newNATS prepares a server on a port that is free now. authorization is that part of its configuration.
+func newNATS(t *testing.T, authorization string) *natsServer {
+	t.Helper()
+	s := &natsServer{config: filepath.Join(t.TempDir(), "nats.conf"), port: freePort(t)}
+	s.configure(t, authorization)
+	return s
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+func (s *natsServer) url() string { return "nats://127.0.0.1:" + s.port }
+
+func (s *natsServer) configure(t *testing.T, authorization string) {
+	t.Helper()
+	text := fmt.Sprintf("listen: 127.0.0.1:%s\njetstream { store_dir: %q }\nauthorization { %s }\n", s.port, filepath.Dir(s.config), authorization)
+	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start runs the server, and returns when it takes connections.
+func (s *natsServer) start(t *testing.T) {
+	t.Helper()
+	s.cmd = exec.Command(os.Args[0])
+	s.cmd.Env = append(os.Environ(), natsVariable+"="+s.config)
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := s.cmd
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // it may have ended
+	eventually(t, "NATS listens", func() bool {
+		c, err := net.Dial("tcp", "127.0.0.1:"+s.port)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+}
+
+// kill ends the server as a power switch does, as far as a process can tell.
+func (s *natsServer) kill(t *testing.T) {
+	t.Helper()
+	if err := s.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.cmd.Wait() // it was killed
+}
+
+// reload has the running server read another authorization.
+func (s *natsServer) reload(t *testing.T, authorization string) {
+	t.Helper()
+	s.configure(t, authorization)
+	if err := s.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// role is a coordinator or a worker that runs beside the test.
+type role struct {
+	stdout, stderr screen
+	stop           func()
+	ended          chan int
+	health         string // URL
+}
+
+// startRole runs a server command, with its health served.
+func startRole(t *testing.T, args ...string) *role {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &role{stop: cancel, ended: make(chan int, 1)}
+	address := "127.0.0.1:" + freePort(t)
+	r.health = "http://" + address + "/healthz"
+	go func() {
+		r.ended <- run(ctx, append(args, "--health", address), strings.NewReader(""), &r.stdout, &r.stderr)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case code := <-r.ended:
+			r.ended <- code
+		case <-time.After(20 * time.Second):
+			t.Error("the role does not end")
+		}
+	})
+	return r
+}
+
+// says asks for the health.
+func (r *role) says() (code int, text string) {
+	client := http.Client{Timeout: 5 * time.Second}
+	defer client.CloseIdleConnections()
+	answer, err := client.Get(r.health)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(body)
+}
+
+func (r *role) await(t *testing.T, code int, text string) {
+	t.Helper()
+	gotCode, got := 0, ""
+	defer func() {
+		if t.Failed() {
+			t.Logf("health: %d %s\nlog:\n%s", gotCode, got, r.stderr.String())
+		}
+	}()
+	eventually(t, fmt.Sprintf("health says %d %q", code, text), func() bool {
+		if len(r.ended) > 0 {
+			t.Fatalf("it has ended with %d: %s", <-r.ended, r.stderr.String())
+		}
+		gotCode, got = r.says()
+		return gotCode == code && strings.Contains(got, text)
+	})
+}
+
+// endsSoon stops a role that waits, and checks that it ends well, and within two seconds.
+func (r *role) endsSoon(t *testing.T) {
+	t.Helper()
+	r.ends(t, 2*time.Second)
+}
+
+func (r *role) ends(t *testing.T, within time.Duration) {
+	t.Helper()
+	began := time.Now()
+	r.stop()
+	select {
+	case code := <-r.ended:
+		r.ended <- code
+		if code != 0 {
+			t.Errorf("it ended with %d: %s", code, r.stderr.String())
+		}
+	case <-time.After(within):
+		stacks := make([]byte, 1<<20)
+		t.Errorf("it has not ended after %s: %s\n%s", time.Since(began), r.stderr.String(), stacks[:runtime.Stack(stacks, true)])
+	}
+}
+
+// executable is a file that passes for a supervisor where none is ever started.
+func executable(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "supervisor")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
+	clean(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for name, url := range map[string]string{
+		"nobody listens": "nats://127.0.0.1:" + freePort(t), "no such host": "nats://nowhere.invalid:4222",
+		"silent": strings.Repeat("nats://"+silent.Addr().String()+",", 4) + "nats://127.0.0.1:1",
+	} {
+		for _, args := range [][]string{{"coordinator"}, {"worker", "--supervisor", executable(t), "--state-dir", t.TempDir()}} {
+			t.Run(name+"/"+args[0], func(t *testing.T) {
+				r := startRole(t, append(args, "--nats", url)...)
+				r.await(t, http.StatusServiceUnavailable, "waits for NATS")
+				if name != "silent" {
+					eventually(t, "the log says so", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
+				}
+				r.endsSoon(t)
+			})
+		}
+	}
+}
+
+func TestARoleThatStartedBeforeNATSGoesOnWhenNATSComes(t *testing.T) {
+	clean(t)
+	s := newNATS(t, "")
+	r := startRole(t, "coordinator", "--nats", s.url())
+	eventually(t, "it waits", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
+	s.start(t)
+	r.await(t, http.StatusOK, "schedules")
+	for range 2 {
+		s.kill(t)
+		r.await(t, http.StatusServiceUnavailable, "NATS is away")
+		s.start(t)
+		began := time.Now()
+		code, _, stderr := call(t.Context(), "", "sandbox", "delete", "nothing", "--nats", s.url())
+		if took := time.Since(began); took > 1500*time.Millisecond || !strings.Contains(stderr, "not_found") {
+			t.Errorf("the first request after the outage was decided after %s: %d, %s", took, code, stderr)
+		} else {
+			t.Logf("the first request after the outage was decided after %s", took)
+		}
+	}
+}
+
+func TestAWorkerWaitsForItsEngine(t *testing.T) {
+	fleetOfOne(t)
+	startWithoutHosts(t, 0)
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	worker := []string{"worker", "--engine", "unix://" + socket, "--state-dir", t.TempDir(), "--name", "w1"}
+	r := startRole(t, worker...)
+	r.await(t, http.StatusServiceUnavailable, "waits for the Docker engine")
+	r.await(t, http.StatusServiceUnavailable, "NATS: connected")
+	r.endsSoon(t)
+	r = startRole(t, worker...)
+	r.await(t, http.StatusServiceUnavailable, "waits for the Docker engine")
+	if n := strings.Count(r.stderr.String(), "waiting for the Docker engine"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, r.stderr.String())
+	}
+	if err := os.Symlink("/var/run/docker.sock", socket); err != nil {
+		t.Fatal(err)
+	}
+	r.await(t, http.StatusOK, "the engine answers")
+	removeHostMark(t)
+	r.ends(t, 20*time.Second)
+}
+
+func TestWhatNobodyCanMendEndsARoleAtOnce(t *testing.T) {
+	clean(t)
+	s := newNATS(t, `token: "right"`)
+	s.start(t)
+	worker := []string{"worker", "--supervisor", executable(t), "--state-dir", t.TempDir(), "--nats", s.url()}
+	missing := filepath.Join(t.TempDir(), "missing")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"coordinator", "--nats", "nats://n1:port"}, "nats"},
+		{[]string{"coordinator", "--nats", "http://n1:4222"}, "http"},
+		{[]string{"coordinator", "--nats", s.url(), "--creds", missing}, "creds"},
+		{[]string{"coordinator", "--nats", s.url(), "--token-file", missing}, "token_file"},
+		{[]string{"coordinator", "--nats", s.url(), "--token", "wrong"}, "uthorization"},
+		{append(worker, "--engine", "pigeon://coop"), "engine"},
+		{append(worker, "--engine", "ssh://host"), "engine"},
+		{append(worker, "--health", "nowhere"), "health"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		code, _, stderr := call(ctx, "", c.args...)
+		if ctx.Err() != nil || code == 0 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%v ended with %d: %s", c.args, code, stderr)
+		}
+		cancel()
+	}
+}

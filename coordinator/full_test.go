@@ -1,0 +1,350 @@
+package coordinator
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// raw calls f with a plain connection, for what Boxfleet's own never does.
+func (d *deployment) raw(f func(js natsjs.JetStream) error) {
+	d.t.Helper()
+	nc, err := nats.Connect("", nats.InProcessServer(d.server))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := natsjs.New(nc)
+	if err == nil {
+		err = f(js)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// stream says what is in a stream, and how it is configured.
+func (d *deployment) stream(name string) (info *natsjs.StreamInfo) {
+	d.t.Helper()
+	d.raw(func(js natsjs.JetStream) error {
+		s, err := js.Stream(d.t.Context(), name)
+		if err == nil {
+			info = s.CachedInfo()
+		}
+		return err
+	})
+	return info
+}
+
+// limitLog lets the event log have so many bytes more than it has now; 0: any.
+func (d *deployment) limitLog(more int64) {
+	d.t.Helper()
+	info := d.stream(protocol.StreamEvents)
+	info.Config.Discard, info.Config.MaxBytes = natsjs.DiscardNew, -1
+	if more != 0 {
+		info.Config.MaxBytes = int64(info.State.Bytes) + more
+	}
+	d.raw(func(js natsjs.JetStream) error {
+		_, err := js.UpdateStream(d.t.Context(), info.Config)
+		return err
+	})
+}
+
+// ready makes a sandbox that takes execs.
+func (d *deployment) ready(id string) {
+	d.t.Helper()
+	d.create(id, protocol.SandboxSpec{Image: "i"})
+	d.begin(id)
+}
+
+// begin plays the host's part for a sandbox that was created.
+func (d *deployment) begin(id string) {
+	d.t.Helper()
+	d.work(id, func(s *protocol.State) []protocol.Event {
+		return []protocol.Event{
+			{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
+		}
+	})
+}
+
+// submitted is a request that was acknowledged, and what is heard of it.
+type submitted struct {
+	verb, sandbox, id string
+	answer            <-chan *protocol.Reply
+}
+
+// ask submits a request and waits for its acknowledgement only.
+func (d *deployment) ask(answers *jetstream.Answers, verb, sandbox, id string, r protocol.Request) submitted {
+	d.t.Helper()
+	inbox, answer, stop := answers.Expect(id)
+	d.t.Cleanup(stop)
+	r.Version = protocol.Version
+	if err := d.conn.Submit(d.t.Context(), "default", verb, sandbox, id, inbox, protocol.Encode(&r)); err != nil {
+		d.t.Fatal(err)
+	}
+	return submitted{verb, sandbox, id, answer}
+}
+
+// hears waits for what is said next of a request.
+func (a submitted) hears(t *testing.T) *protocol.Reply {
+	t.Helper()
+	select {
+	case r := <-a.answer:
+		return r
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%s %s hears nothing", a.verb, a.id)
+		return nil
+	}
+}
+
+func (d *deployment) messages(stream string) uint64 { d.t.Helper(); return d.stream(stream).State.Msgs }
+
+// told returns what coordinators last said that requests wait for: a reason, or "".
+func (d *deployment) told() func() string {
+	d.t.Helper()
+	var last atomic.Pointer[protocol.Status]
+	stop, err := d.conn.HearStatus(func(s *protocol.Status) { last.Store(s) })
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(stop)
+	return func() string {
+		if s := last.Load(); s != nil && s.Waiting != nil {
+			return s.Waiting.Reason
+		}
+		return ""
+	}
+}
+
+// What was acknowledged waits for a log that is full, and is decided once when there is room.
+func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Abandon: time.Second})()
+	d.ready("a")
+	d.limitLog(1)
+	answers, err := d.conn.Answers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answers.Close()
+	told := d.told()
+	const each = 100
+	var all []submitted
+	for i := range each {
+		x := fmt.Sprint("x", i)
+		all = append(all, d.ask(answers, protocol.VerbExec, "a", x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}))
+		s := fmt.Sprint("s", i)
+		all = append(all, d.ask(answers, protocol.VerbCreate, s, "r-"+s, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}))
+	}
+	for _, a := range all {
+		if r := a.hears(t); r.Waiting == nil || r.Waiting.Code != protocol.ResourceExhausted || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Exec != nil || r.Sandbox != nil {
+			t.Fatalf("%s %s: want to hear that it waits, got %+v", a.verb, a.id, r)
+		}
+	}
+	d.eventually("everybody is told", func() bool { return told() == protocol.ReasonLogFull })
+	// Reservations without a history are ended after a second, looked at four times a second.
+	time.Sleep(2 * time.Second)
+	d.limitLog(0)
+	for _, a := range all {
+		r := a.hears(t)
+		for r.Waiting != nil {
+			r = a.hears(t)
+		}
+		if r.Error != nil || !r.Changed {
+			t.Fatalf("%s %s: %+v", a.verb, a.id, r)
+		}
+	}
+	if n := d.messages(protocol.StreamDead); n != 0 {
+		t.Errorf("%d are filed as dead", n)
+	}
+	if pending := d.list("pending"); len(pending) != each {
+		t.Errorf("%d sandboxes of %d were created", len(pending), each)
+	}
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
+	if err != nil || reply.Sandbox.TotalExecs != each {
+		t.Errorf("%+v, %v", reply, err)
+	}
+	d.eventually("everybody is told that it is over", func() bool { return told() == "" })
+}
+
+// Within the log's reserve new work waits, and what ends something goes through, also from behind more
+// of it than all coordinators hold.
+func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	d.ready("a")
+	d.ready("b")
+	d.limitLog(0)
+	if r := d.request(protocol.VerbExec, "a", "x0", protocol.Request{ExecID: "x0", Exec: &protocol.ExecSpec{Command: []string{"true"}}}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	const reserved = 1 << 16
+	told := d.told()
+	d.limitLog(reserved)
+	d.fill("b", reserved/16)
+	d.eventually("everybody is told", func() bool { return told() == protocol.ReasonLogFull })
+	answers, err := d.conn.Answers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answers.Close()
+	first := d.ask(answers, protocol.VerbCreate, "s", "r-s", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}})
+	if r := first.hears(t); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull {
+		t.Fatalf("a create in the reserve: %+v", r)
+	}
+	const waiting = 1500
+	for i := range waiting {
+		id := fmt.Sprint("w", i)
+		d.ask(answers, protocol.VerbExec, "a", id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+	}
+	for _, a := range []submitted{
+		d.ask(answers, protocol.VerbCancel, "a", "cancel", protocol.Request{ExecID: "x0"}),
+		d.ask(answers, protocol.VerbStop, "b", "stop", protocol.Request{}),
+		d.ask(answers, protocol.VerbDelete, "a", "delete", protocol.Request{}),
+	} {
+		if r := a.hears(t); r.Waiting != nil || r.Error != nil || !r.Changed {
+			t.Errorf("%s in the reserve: %+v", a.verb, r)
+		}
+	}
+	d.limitLog(0)
+	if r := first.hears(t); r.Error != nil || !r.Changed {
+		t.Errorf("the create, with room: %+v", r)
+	}
+	d.eventually("the queue is empty", func() bool { return d.messages(protocol.StreamRequests) == 0 })
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
+	if err != nil || reply.Sandbox.Desired != protocol.StateDeleted || reply.Sandbox.TotalExecs != 1 {
+		t.Errorf("%+v, %v", reply, err)
+	}
+	if n := d.messages(protocol.StreamDead); n != 0 {
+		t.Errorf("%d are filed as dead", n)
+	}
+}
+
+// fill appends to a sandbox's history until the log takes no new work.
+func (d *deployment) fill(sandbox string, each int) {
+	d.t.Helper()
+	for {
+		d.work(sandbox, func(*protocol.State) []protocol.Event {
+			return []protocol.Event{{Kind: protocol.SandboxWaiting, Error: protocol.Errorf(protocol.Unavailable, "", "%s", make([]byte, each))}}
+		})
+		info := d.stream(protocol.StreamEvents)
+		if used, limit := int64(info.State.Bytes), info.Config.MaxBytes; used > limit-limit/8 {
+			return
+		}
+	}
+}
+
+// A disk without room fails appends in its own ways: the server may answer with an error of the store,
+// or, once it has seen that error, with no answer at all, until it is restarted.
+func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting a small file system needs root")
+	}
+	t.Parallel()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=24m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	server, err := embedded.Start(embedded.Config{Dir: filepath.Join(dir, "nats")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	connect := func(name string) *jetstream.Conn {
+		conn, err := jetstream.Connect(t.Context(), jetstream.Config{URL: server.ClientURL(), Name: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(conn.Close)
+		return conn
+	}
+	d := &deployment{t: t, server: server, conn: connect("test")}
+	full := make(chan struct{})
+	atAppend := sync.OnceFunc(func() { <-full })
+	defer d.run(Config{Name: "c1", Conn: connect("c1"), Probe: func(point string) {
+		if point == "exec-before-append" {
+			atAppend()
+		}
+	}})()
+	d.ready("a")
+	answers, err := d.conn.Answers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answers.Close()
+	const execs = 100
+	var all []submitted
+	for i := range execs {
+		x := fmt.Sprint("x", i)
+		all = append(all, d.ask(answers, protocol.VerbExec, "a", x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}))
+	}
+	ballast := filepath.Join(dir, "ballast")
+	if err := fillDisk(ballast); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	close(full)
+	first, waiting := make([]*protocol.Reply, execs), 0
+	for i, a := range all { // what there was a little room for yet is accepted
+		if first[i] = a.hears(t); first[i].Waiting != nil {
+			waiting++
+		}
+	}
+	if waiting == 0 {
+		t.Fatal("nothing waits for the disk")
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	server.Stop()
+	if server, err = server.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	d.server = server
+	for i, a := range all {
+		r := first[i]
+		for r.Waiting != nil {
+			r = a.hears(t)
+		}
+		if r.Error != nil || r.Exec == nil {
+			t.Fatalf("%s %s: %+v", a.verb, a.id, r)
+		}
+	}
+	if n := d.messages(protocol.StreamDead); n != 0 {
+		t.Errorf("%d are filed as dead", n)
+	}
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
+	if err != nil || reply.Sandbox.TotalExecs != execs {
+		t.Errorf("%+v, %v", reply, err)
+	}
+}
+
+// fillDisk writes a file until there is no room.
+func fillDisk(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for block := make([]byte, 4096); ; {
+		if _, err := f.Write(block); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,292 @@
+package coordinator
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// exec asks for an exec, under its id as the request's.
+func (d *deployment) exec(sandbox, id string) *protocol.Reply {
+	d.t.Helper()
+	return d.request(protocol.VerbExec, sandbox, "r-"+sandbox+"-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+}
+
+// last is the record of a sandbox's last message.
+func (d *deployment) last(sandbox string) uint64 {
+	d.t.Helper()
+	batches, err := d.conn.HistoryTail(d.t.Context(), "default", sandbox, 0)
+	if err != nil || len(batches) == 0 {
+		d.t.Fatal(batches, err)
+	}
+	return batches[len(batches)-1].Record
+}
+
+// covered is where the log would be followed from, and what each snapshot is at; 0: it cannot be used.
+func (d *deployment) covered() (from uint64, records map[string]uint64) {
+	d.t.Helper()
+	records = map[string]uint64{}
+	from, err := d.conn.ReadSnapshots(d.t.Context(), func(_, sandbox string, s *jetstream.Snapshot) {
+		if records[sandbox] = 0; s != nil {
+			records[sandbox] = s.Record
+		}
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return from, records
+}
+
+func TestASandboxTooLargeForASnapshotHoldsNobodyUp(t *testing.T) {
+	d := newDeployment(t)
+	stop := d.coordinator("c1", Timing{Snapshot: 20 * time.Millisecond})
+	d.ready("large")
+	for i := range 3 {
+		d.work("large", func(*protocol.State) (events []protocol.Event) {
+			for k := range 4 {
+				events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Request: "r", Exec: &protocol.ExecDetails{
+					ID: fmt.Sprint("x", 4*i+k), Spec: &protocol.ExecSpec{Command: []string{"true"}, Stdin: make([]byte, 100<<10)}}})
+			}
+			return events
+		})
+	}
+	d.create("small", protocol.SandboxSpec{Image: "i"})
+	last := d.last("small")
+	d.eventually("all of the log is covered", func() bool {
+		from, records := d.covered()
+		return from == last+1 && records["small"] == last
+	})
+	if _, records := d.covered(); len(records) != 2 || records["large"] != 0 {
+		t.Errorf("the snapshots are at %v", records)
+	}
+	stop()
+	defer d.coordinator("c2", Timing{Snapshot: time.Hour})()
+	if b := d.list()["large"]; b == nil || b.ActiveExecs != 12 {
+		t.Errorf("after a restart it is %+v", b)
+	}
+	if r := d.exec("large", "x3"); !refused(r) {
+		t.Errorf("an exec id that was used: %+v", r)
+	}
+	if r := d.exec("large", "new"); r.Error != nil {
+		t.Error(r.Error)
+	}
+}
+
+// One sandbox's snapshot cannot be written, for a reason that is its own.
+func TestASnapshotThatCannotBeWrittenHoldsNobodyUpAndIsNotPassedOver(t *testing.T) {
+	d := newDeployment(t)
+	stop := d.coordinator("c1", Timing{Snapshot: time.Hour})
+	d.ready("bad")
+	d.create("good", protocol.SandboxSpec{Image: "i"})
+	stop()
+	// What is stored says that it is at a message that nobody can read.
+	nc, err := nats.Connect(d.server.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	ask := func(subject string, data []byte) {
+		t.Helper()
+		if _, err := nc.Request(subject, data, 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := d.last("good")
+	ask(protocol.AppendSubject("evil", "default", "bad"), []byte("x"))
+	ask("$KV."+protocol.BucketSandboxes+".default.bad", protocol.Encode(&jetstream.Snapshot{Version: 1, Record: last + 1, Fold: protocol.FoldVersion, State: &protocol.State{}}))
+	defer d.coordinator("c2", Timing{Snapshot: 20 * time.Millisecond})()
+	d.create("late", protocol.SandboxSpec{Image: "i"})
+	d.eventually("the others have theirs", func() bool {
+		n := 0
+		for _, sandbox := range []string{"good", "late"} {
+			if _, err := d.conn.Snapshot(t.Context(), "default", sandbox); err == nil {
+				n++
+			}
+		}
+		return n == 2
+	})
+	if from, _ := d.covered(); from != 1 {
+		t.Errorf("the log is followed from %d, which leaves out a sandbox without a snapshot", from)
+	}
+}
+
+// A leader stands still while it writes a page of exec ids, and another one takes over and goes on. The
+// write reaches the server when the second one has written.
+func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	l, goOn, held := &line{server: d.server}, make(chan struct{}), make(chan struct{})
+	old := d.run(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}), Timing: Timing{Snapshot: 20 * time.Millisecond}})
+	defer func() { old() }()
+	l.hold("PUB $KV."+protocol.BucketExecIDs, func() {
+		close(held)
+		<-goOn
+	})
+	d.ready("a")
+	stop := d.coordinator("c2", Timing{Snapshot: 20 * time.Millisecond})
+	zero := 0
+	run := func(from, to int) {
+		d.work("a", func(*protocol.State) (events []protocol.Event) {
+			for i := from; i < to; i++ {
+				id := fmt.Sprint("x", i)
+				events = append(events,
+					protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+					protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "b"}},
+					protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}})
+			}
+			return events
+		})
+	}
+	run(0, 1)
+	<-held
+	const execs = keptExecs + 10 // so many that the first are not kept in memory
+	run(1, execs/2)
+	run(execs/2, execs)
+	last := d.last("a")
+	stored := func() (n int) {
+		if err := d.conn.ReadExecIDs(t.Context(), func(_, _ string, _ int, hashes []uint64) { n = len(hashes) }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	d.eventually("the next leader has stored all of it", func() bool {
+		from, _ := d.covered()
+		return from == last+1 && stored() == execs
+	})
+	stop()
+	close(goOn)
+	d.eventually("the old one leads again, and has written", func() bool {
+		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+		return err == nil && reply.Ping.Leader
+	})
+	if n := stored(); n != execs {
+		t.Errorf("%d of %d ids are stored", n, execs)
+	}
+	old()
+	old = func() {}
+	defer d.coordinator("c3", Timing{Snapshot: time.Hour})()
+	for _, id := range []string{"x0", "x1", "x2"} {
+		r := d.request(protocol.VerbExec, "a", "other-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+		if !refused(r) {
+			t.Errorf("another request for %s: %+v", id, r)
+		}
+	}
+}
+
+// The server's store is set back to a copy: reads and execs work again, whether coordinators live on or
+// start again.
+func TestAfterTheLogWasSetBackReadsAndExecsWorkAgain(t *testing.T) {
+	for name, restarted := range map[string]bool{"the coordinator lives on": false, "the coordinator starts again": true} {
+		for part, whole := range map[string]bool{"all of the store": true, "the log, not the snapshots": false} {
+			t.Run(name+", "+part, func(t *testing.T) {
+				t.Parallel()
+				setBack(t, restarted, whole)
+			})
+		}
+	}
+}
+
+func setBack(t *testing.T, restarted, whole bool) {
+	dir, copied := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	server, err := embedded.Start(embedded.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	d := &deployment{t: t, server: server}
+	connect := func(name string) *jetstream.Conn {
+		return d.connectAs(jetstream.Config{URL: server.ClientURL(), Name: name})
+	}
+	d.conn = connect("test")
+	around := func(f func() error) {
+		t.Helper()
+		var back atomic.Bool // the old connection may look alive for a moment
+		defer d.conn.OnReconnect(func() { back.Store(true) })()
+		server.Stop()
+		err := f()
+		if err == nil {
+			server, err = server.Restart()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.eventually("the connection", back.Load)
+	}
+	timing := Timing{Snapshot: 20 * time.Millisecond, Scan: 20 * time.Millisecond}
+	stop := d.run(Config{Name: "c1", Conn: connect("c1"), Timing: timing})
+	d.ready("a")
+	d.ready("b")
+	if r := d.exec("a", "x1"); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	from := func() bool { at, _ := d.covered(); return at == d.last("a")+1 }
+	d.eventually("there are snapshots", from)
+	around(func() error { return os.CopyFS(copied, os.DirFS(dir)) })
+	for _, id := range []string{"x2", "x3"} {
+		if r := d.exec("a", id); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+	}
+	d.ready("lost")
+	if r := d.exec("a", "x4"); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	d.eventually("there are snapshots", from)
+	if restarted {
+		stop()
+	}
+	events := filepath.Join("jetstream", "$G", "streams", protocol.StreamEvents)
+	around(func() error {
+		if whole {
+			events = "."
+		}
+		if err := os.RemoveAll(filepath.Join(dir, events)); err != nil {
+			return err
+		}
+		return os.CopyFS(filepath.Join(dir, events), os.DirFS(filepath.Join(copied, events)))
+	})
+	if restarted {
+		stop = d.run(Config{Name: "c2", Conn: connect("c2"), Timing: timing})
+	}
+	defer func() { stop() }()
+	for i, sandbox := range []string{"a", "b", "a"} {
+		if r := d.exec(sandbox, fmt.Sprint("y", i)); r.Error != nil {
+			t.Fatalf("an exec in %s: %v", sandbox, r.Error)
+		}
+	}
+	d.eventually("the list is what the log says", func() bool {
+		all := d.list()
+		if !whole { // its create is still among the requests, and was carried out again
+			delete(all, "lost")
+		}
+		return len(all) == 2 && all["a"].ActiveExecs == 3 && all["b"].ActiveExecs == 1
+	})
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs, &protocol.Query{Sandbox: "a", Limit: 10})
+	if err != nil || len(reply.Execs) != 3 {
+		t.Errorf("its execs are %v, %v", reply, err)
+	}
+	if r := d.exec("lost", "x1"); whole && (r.Error == nil || r.Error.Code != protocol.NotFound) {
+		t.Errorf("an exec in a sandbox that the log does not have: %+v", r)
+	}
+	// What another process writes now is followed.
+	d.work("b", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: "y1", Inline: true}}}
+	})
+	d.eventually("what is written now is followed", func() bool {
+		b := d.list()["b"]
+		return b != nil && b.ActiveExecs == 0
+	})
+	d.eventually("there are snapshots of it", func() bool {
+		at, records := d.covered()
+		return at > 1 && len(records) >= 2 && records["a"] == d.last("a") && records["b"] == d.last("b")
+	})
+}

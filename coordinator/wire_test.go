@@ -1,0 +1,168 @@
+package coordinator
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// wire is a client that knows NATS and docs/wire.md only.
+type wire struct {
+	t  *testing.T
+	nc *nats.Conn
+	js natsjs.JetStream
+}
+
+func (d *deployment) wire() *wire {
+	d.t.Helper()
+	nc, err := nats.Connect("", nats.InProcessServer(d.server))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(nc.Close)
+	js, err := natsjs.New(nc)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return &wire{d.t, nc, js}
+}
+
+// publish stores a request in JSON and returns where its answers come.
+func (w *wire) publish(verb, sandbox, body string, headers ...string) (answers *nats.Subscription, duplicate bool) {
+	w.t.Helper()
+	inbox := w.nc.NewInbox()
+	answers, err := w.nc.SubscribeSync(inbox)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	m := nats.NewMsg(protocol.RequestSubject("default", verb, sandbox))
+	m.Header.Set(protocol.HeaderContentType, protocol.ContentJSON)
+	m.Header.Set(protocol.HeaderReply, inbox)
+	for i := 0; i < len(headers); i += 2 {
+		m.Header.Set(headers[i], headers[i+1])
+	}
+	m.Data = []byte(body)
+	ack, err := w.js.PublishMsg(w.t.Context(), m)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return answers, ack.Duplicate
+}
+
+func (w *wire) next(answers *nats.Subscription) *protocol.Reply {
+	w.t.Helper()
+	m, err := answers.NextMsg(15 * time.Second)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r := &protocol.Reply{}
+	if err := json.Unmarshal(m.Data, r); err != nil {
+		w.t.Fatalf("%s: %v", m.Data, err)
+	}
+	return r
+}
+
+// A repeat is answered, accepted or refused, also where the client sets a message id, once the server
+// has forgotten that, which its acknowledgement tells.
+func TestARepeatOverTheWireIsAnswered(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	w := d.wire()
+	const create, exec = `{"v":1,"sandbox":{"image":"i"}}`, `{"v":1,"exec_id":"x","exec":{"command":["true"]}}`
+	for _, header := range []string{protocol.HeaderRequest, nats.MsgIdHdr} {
+		sandbox := fmt.Sprint("a", len(header))
+		repeat := func(verb, body, id string) *protocol.Reply {
+			t.Helper()
+			var last *protocol.Reply
+			for range 3 {
+				d.eventually("the server stores it", func() bool {
+					answers, duplicate := w.publish(verb, sandbox, body, header, id)
+					if !duplicate {
+						last = w.next(answers)
+					}
+					return !duplicate
+				})
+			}
+			return last
+		}
+		if r := repeat(protocol.VerbCreate, create, sandbox+"-create"); r.Error != nil || r.Sandbox == nil || r.Changed {
+			t.Errorf("%s: a create again: %+v", header, r)
+		}
+		if r := repeat(protocol.VerbExec, exec, sandbox+"-exec"); r.Error == nil || r.Error.Reason != protocol.ReasonSandboxNotReady {
+			t.Errorf("%s: an exec that is refused again: %+v", header, r)
+		}
+		if r := repeat(protocol.VerbStop, `{"v":1}`, sandbox+"-create"); !refused(r) || r.Error.Reason != protocol.ReasonRequestUsed {
+			t.Errorf("%s: a stop with the create's id: %+v", header, r)
+		}
+	}
+}
+
+// A request that its client sent twice, since no answer came, is refused twice: what the client heard
+// first stays so. What is sent after the refusal is decided again.
+func TestARequestSentTwiceBeforeItsRefusalIsNotAccepted(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	const exec = `{"v":1,"exec_id":"x","exec":{"command":["true"]}}`
+	stored, ready := make(chan struct{}), make(chan struct{})
+	var asked atomic.Int64
+	defer d.run(Config{Name: "c1", Probe: func(point string) {
+		if point == "exec-before-append" {
+			<-stored
+			if asked.Add(1) == 2 {
+				<-ready
+			}
+		}
+	}})()
+	d.create("a", protocol.SandboxSpec{Image: "i"})
+	w := d.wire()
+	one, _ := w.publish(protocol.VerbExec, "a", exec, protocol.HeaderRequest, "x")
+	two, _ := w.publish(protocol.VerbExec, "a", exec, protocol.HeaderRequest, "x")
+	close(stored)
+	both := make(chan *protocol.Reply, 2)
+	for _, answers := range []*nats.Subscription{one, two} {
+		go func() { both <- w.next(answers) }()
+	}
+	wantRefusal := func(r *protocol.Reply) {
+		t.Helper()
+		if r.Error == nil || r.Error.Reason != protocol.ReasonSandboxNotReady {
+			t.Errorf("%+v", r)
+		}
+	}
+	wantRefusal(<-both)
+	d.begin("a")
+	close(ready)
+	wantRefusal(<-both)
+	later, _ := w.publish(protocol.VerbExec, "a", exec, protocol.HeaderRequest, "x")
+	if r := w.next(later); r.Error != nil || !r.Changed {
+		t.Errorf("sent after the refusal: %+v", r)
+	}
+}
+
+// Only a client that says that it understands such an answer is told that its request waits.
+func TestAnOldClientTakesNoWaitForAnOutcome(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	w := d.wire()
+	d.limitLog(1)
+	const create = `{"v":1,"sandbox":{"image":"i"}}`
+	older, _ := w.publish(protocol.VerbCreate, "a", create, protocol.HeaderRequest, "r1")
+	newer, _ := w.publish(protocol.VerbCreate, "b", create, protocol.HeaderRequest, "r2", protocol.HeaderAccept, protocol.AcceptWaiting)
+	if r := w.next(newer); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Sandbox != nil {
+		t.Errorf("a newer client hears %+v", r)
+	}
+	d.limitLog(0)
+	for name, answers := range map[string]*nats.Subscription{"older": older, "newer": newer} {
+		if r := w.next(answers); r.Waiting != nil || r.Error != nil || r.Sandbox == nil {
+			t.Errorf("the %s client hears %+v", name, r)
+		}
+	}
+}

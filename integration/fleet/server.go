@@ -1,0 +1,55 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strconv"
+
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+)
+
+const serverKind = "server"
+
+// startServer starts the NATS server as a process, which can be killed and started again on its store.
+func (f *Fleet) startServer() {
+	f.TB.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.TB.Fatal(err)
+	}
+	address := free.Addr().String()
+	if err := free.Close(); err != nil {
+		f.TB.Fatal(err)
+	}
+	f.Server = f.start(serverKind, "n1", Role{NATS: "nats://" + address, StateDir: filepath.Join(f.Dir, "nats")})
+}
+
+// RestartServer kills the NATS server, as kill -9 does, and starts it again.
+func (f *Fleet) RestartServer() {
+	f.TB.Helper()
+	f.Server.Kill()
+	f.Server = f.Server.Restart()
+}
+
+// playServer runs a NATS server until ctx ends.
+func playServer(ctx context.Context, r Role) error {
+	address, err := url.Parse(r.URL)
+	if err != nil {
+		return err
+	}
+	port, err := strconv.Atoi(address.Port())
+	if err != nil {
+		return err
+	}
+	s, err := embedded.Start(embedded.Config{Dir: r.StateDir, Name: r.Name, Port: port})
+	if err != nil {
+		return err
+	}
+	defer s.Stop()
+	fmt.Println(readyLine)
+	<-ctx.Done()
+	return nil
+}

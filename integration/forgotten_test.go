@@ -1,0 +1,55 @@
+package integration
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext kills the worker while the files of execs
+// that have ended are kept: the supervisor must not keep them for ever.
+func TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext(t *testing.T) {
+	t.Parallel()
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	w := f.Worker("w1", fleet.Role{})
+	s := f.Create("kept")
+	ctx := f.Context(time.Minute)
+	left := func() []string {
+		var files []string
+		for _, dir := range f.Directories(w) {
+			found, err := filepath.Glob(filepath.Join(dir, "run", "execs", "*"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, found...)
+		}
+		return files
+	}
+	const execs = 5
+	for range execs {
+		if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"head", "-c", "100000", "/dev/zero"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Kill()
+	if n := len(left()); n == 0 {
+		t.Fatal("nothing was kept as the worker was killed")
+	}
+	w = w.Restart()
+	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exitsWith(t, r, 0)
+	f.Eventually(10*time.Second, "the execs are forgotten", func() error {
+		if files := left(); len(files) > 0 {
+			return fmt.Errorf("%d are left: %s", len(files), files[0])
+		}
+		return nil
+	})
+	f.Judge()
+}

@@ -1,0 +1,199 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// DefaultBallast is how much of the disk a [Keeper] holds back.
+const DefaultBallast = 64 << 20
+
+const (
+	ballastFile = "ballast" // below the store's directory
+	// ballastPart bounds the ballast on a small disk, by this part of it.
+	ballastPart = 20
+	diskPeriod  = 200 * time.Millisecond
+)
+
+// Keeper runs a server and keeps it able to write. A file, the ballast, holds room on its disk back:
+// when the disk is full it is removed, so that ends and deletes can still be written, and it is made
+// again when there is room. A server whose store refuses writes after an error, which it remembers
+// until its end, is restarted in place; clients reconnect by themselves.
+type Keeper struct {
+	log     *slog.Logger
+	ballast int64
+	file    string
+
+	mu      sync.Mutex
+	server  *Server
+	stopped bool
+	held    bool // the ballast is there
+}
+
+// Keep starts a server. ballast is how many bytes are held back, a twentieth of the disk at most; 0 is
+// none. logger may be nil.
+func Keep(cfg Config, ballast int64, logger *slog.Logger) (*Keeper, error) {
+	if logger == nil {
+		logger = slog.Default()
+	}
+	if cfg.Dir == "" {
+		return nil, protocol.Invalid("dir", "must not be empty")
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "make the store of the embedded NATS server: %v", err)
+	}
+	k := &Keeper{log: logger, ballast: ballast, file: filepath.Join(cfg.Dir, ballastFile)}
+	_, err := os.Stat(k.file)
+	k.held = err == nil
+	if free, size := disk(cfg.Dir); free < k.unit(size)/4 {
+		k.release()
+	}
+	if k.server, err = Start(cfg); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// InProcessConn connects to the server as it runs now.
+func (k *Keeper) InProcessConn() (net.Conn, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.server.InProcessConn()
+}
+
+// ClientURL is where the server listens; a restart keeps it.
+func (k *Keeper) ClientURL() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.server.ClientURL()
+}
+
+// Disk is what the disk of the store has: bytes free for the server, the ballast not among them, and
+// its size.
+func (k *Keeper) Disk() (free, size int64) { return disk(filepath.Dir(k.file)) }
+
+// Restart stops the server and starts it again in place. Error: resource_exhausted with reason
+// log_full where the disk still has no room.
+func (k *Keeper) Restart(context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stopped {
+		return nil
+	}
+	free, size := k.Disk()
+	if free < k.unit(size)/4 {
+		k.release()
+		if free, _ = k.Disk(); free < k.unit(size)/4 {
+			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull, "the disk of %s has %s left: make room on it", filepath.Dir(k.file), protocol.Bytes(free))
+		}
+	}
+	k.server.Stop()
+	again, err := k.server.Restart()
+	if err != nil {
+		return err
+	}
+	k.server = again
+	return nil
+}
+
+// Stop ends the server, and waits until its store is closed.
+func (k *Keeper) Stop() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stopped = true
+	k.server.Stop()
+}
+
+// Watch looks at the disk until ctx ends. short is told why new work must wait because little is left,
+// and with an empty text that it need not.
+func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
+	tick := time.NewTicker(diskPeriod)
+	defer tick.Stop()
+	was := false
+	for {
+		free, size := k.Disk()
+		is := k.look(free, size, was)
+		if is {
+			short(fmt.Sprintf("the disk of %s has %s of %s left: make room on it", filepath.Dir(k.file), protocol.Bytes(free), protocol.Bytes(size)))
+		} else if was {
+			short("")
+		}
+		if is != was {
+			k.log.Warn("room on the disk of the store", "short", is, "free", protocol.Bytes(free))
+		}
+		was = is
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// look removes or makes the ballast by what the disk has free, and says whether new work must wait.
+// It ends waiting later than it begins, so that little room is not given away and taken in turns.
+func (k *Keeper) look(free, size int64, was bool) (short bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	unit := k.unit(size)
+	switch {
+	case free < unit/4:
+		k.release()
+	case !k.held && k.ballast > 0 && free > 4*unit:
+		k.hold(min(k.ballast, unit))
+	}
+	if was {
+		return free < 2*unit || !k.held && k.ballast > 0
+	}
+	return free < unit
+}
+
+// unit is what counts as little on a disk of this size.
+func (k *Keeper) unit(size int64) int64 {
+	unit := k.ballast
+	if unit == 0 {
+		unit = DefaultBallast
+	}
+	return min(unit, size/ballastPart)
+}
+
+func (k *Keeper) hold(bytes int64) {
+	f, err := os.OpenFile(k.file, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err == nil {
+		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, bytes), f.Close())
+	}
+	if err != nil {
+		k.log.Warn("no room is held back on the disk of the store", "error", err)
+		k.release()
+		return
+	}
+	k.held = true
+}
+
+func (k *Keeper) release() {
+	if err := os.Remove(k.file); err != nil && !os.IsNotExist(err) {
+		k.log.Warn("the ballast on the disk of the store is not removed", "error", err)
+	}
+	k.held = false
+}
+
+// disk is what a directory's disk has free for this process, and its size; where that cannot be read,
+// as if there were much.
+func disk(dir string) (free, size int64) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 1 << 50, 1 << 50
+	}
+	return int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize
+}

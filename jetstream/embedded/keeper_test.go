@@ -1,0 +1,147 @@
+package embedded_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// smallDisk mounts a file system of its own, so that a test can fill it.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("boxfleet-test", dir, "tmpfs", 0, "size=64m"); err != nil {
+		t.Skipf("mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+	return dir
+}
+
+func keep(t *testing.T, dir string) (*embedded.Keeper, *jetstream.Conn) {
+	t.Helper()
+	quiet := slog.New(slog.DiscardHandler)
+	k, err := embedded.Keep(embedded.Config{Dir: filepath.Join(dir, "nats"), Port: -1}, embedded.DefaultBallast, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Stop)
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{InProcess: k, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	if err := c.Provision(t.Context(), jetstream.Assets{}); err != nil {
+		t.Fatal(err)
+	}
+	return k, c
+}
+
+func background(t *testing.T, f func(ctx context.Context)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { f(ctx); close(done) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// fill writes until the disk is full.
+func fill(t *testing.T, file string) {
+	t.Helper()
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for {
+		if _, err := f.Write(make([]byte, 64<<10)); err != nil {
+			return
+		}
+	}
+}
+
+// appendOne writes one batch to a history of its own.
+func appendOne(ctx context.Context, c *jetstream.Conn, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	b := &protocol.Batch{Writer: "k1", Tenant: "t1", Sandbox: id, Events: []protocol.Event{{Sequence: 1, Kind: protocol.SandboxAccepted,
+		Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}}}
+	_, err := c.Append(ctx, b, 0)
+	return err
+}
+
+func TestTheLogTakesWritesAgainAfterAFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := smallDisk(t)
+	k, c := keep(t, dir)
+	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetShort) })
+	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // its error is the end of ctx
+	ballast := filepath.Join(dir, "nats", "ballast")
+	until(t, 5*time.Second, "room is held back", func() bool { _, err := os.Stat(ballast); return err == nil })
+
+	var written, refused atomic.Int64
+	background(t, func(ctx context.Context) {
+		for ctx.Err() == nil {
+			if appendOne(ctx, c, newID()) == nil {
+				written.Add(1)
+			} else {
+				refused.Add(1)
+			}
+		}
+	})
+	filler := filepath.Join(dir, "filler")
+	fill(t, filler)
+	until(t, 10*time.Second, "new work is refused", func() bool {
+		room, err := c.LogRoom(t.Context())
+		return err == nil && room.RefusesNew()
+	})
+	until(t, 5*time.Second, "the ballast is given away", func() bool { _, err := os.Stat(ballast); return os.IsNotExist(err) })
+	filled := time.Now()
+	until(t, 10*time.Second, "full for five seconds", func() bool { fill(t, filler+"2"); return time.Since(filled) > 5*time.Second })
+	t.Logf("while it was full: %d written, %d refused", written.Load(), refused.Load())
+	for _, f := range []string{filler, filler + "2"} {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	freed, before := time.Now(), written.Load()
+	until(t, 8*time.Second, "the log takes writes", func() bool { return written.Load() > before+10 })
+	t.Logf("it took writes %s after there was room", time.Since(freed))
+	until(t, 8*time.Second, "new work is taken, and room held back", func() bool {
+		room, err := c.LogRoom(t.Context())
+		_, statErr := os.Stat(ballast)
+		return err == nil && !room.RefusesNew() && statErr == nil
+	})
+}
+
+func until(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("within %s not: %s", within, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+var ids atomic.Int64
+
+func newID() string { return fmt.Sprintf("s%d", ids.Add(1)) }

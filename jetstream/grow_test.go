@@ -1,0 +1,180 @@
+package jetstream_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// kept is a message of a stream as it must stay.
+type kept struct {
+	Sequence uint64
+	Time     time.Time
+	Subject  string
+	Data     string
+}
+
+func everything(t *testing.T, d *deployment, name string) []kept {
+	t.Helper()
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), name)
+	must(t, err)
+	state := stream.CachedInfo().State
+	var all []kept
+	for s := state.FirstSeq; s <= state.LastSeq; s++ {
+		m, err := stream.GetMsg(t.Context(), s)
+		if err == nil {
+			all = append(all, kept{m.Sequence, m.Time, m.Subject, string(m.Data)})
+		}
+	}
+	return all
+}
+
+// Growing is ended at each of its steps, as by a kill, and run again, while a worker goes on to send
+// output.
+func TestGrowingToThreeReplicasLosesNothingWhereverItEnds(t *testing.T) {
+	t.Parallel()
+	servers, err := embedded.StartCluster(t.TempDir(), 3)
+	must(t, err)
+	d := &deployment{servers: servers, assets: jetstream.Assets{LogMaxAge: 99 * time.Hour}, tenant: "t1"}
+	t.Cleanup(func() {
+		for _, s := range servers {
+			s.Stop()
+		}
+	})
+	d.provision(t)
+	c := d.opened(t)
+	readySandbox(t, c, d.tenant, "s1")
+	publish := func(ctx context.Context, exec string, n int) {
+		for {
+			k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
+			done, err := c.PublishOutput(d.tenant, "s1", exec, k)
+			if err == nil {
+				err = <-done
+			}
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+		}
+	}
+	for n := range 200 {
+		publish(t.Context(), "x1", n)
+	}
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	logs, err := js.Stream(t.Context(), protocol.StreamLogs)
+	must(t, err)
+	must(t, logs.DeleteMsg(t.Context(), 7))
+	before := everything(t, d, protocol.StreamLogs)
+
+	sent := make(chan int, 1)
+	sending, stop := context.WithCancel(t.Context())
+	go func() {
+		n := 0
+		for ; sending.Err() == nil; n++ {
+			publish(context.WithoutCancel(sending), "x2", n)
+		}
+		sent <- n
+	}()
+	ends := 0
+	for done := map[string]bool{}; ; ends++ {
+		ctx, kill := context.WithTimeout(t.Context(), 60*time.Second)
+		err := c.Grow(ctx, 3, func(step string) {
+			if !done[step] {
+				done[step] = true
+				kill()
+			}
+		})
+		killed := ctx.Err() == context.Canceled
+		kill()
+		if !killed {
+			must(t, err)
+			break
+		}
+		// A coordinator that starts meanwhile makes nothing anew.
+		must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
+	}
+	stop()
+	n := receive(t, 30*time.Second, "the last chunk", sent)
+	t.Logf("ended %d times, %d chunks were sent meanwhile", ends, n)
+
+	after := everything(t, d, protocol.StreamLogs)
+	same(t, "what was stored before", after[:len(before)], before)
+	got := 0
+	_, err = c.ReadOutput(t.Context(), d.tenant, "s1", "x2", 0, func(k jetstream.Chunk) error {
+		if int(k.Offset) == got {
+			got++
+		}
+		return nil
+	})
+	must(t, err)
+	if got != n {
+		t.Fatalf("%d of %d acknowledged chunks are stored in their order", got, n)
+	}
+	for _, name := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
+		if cfg := configOf(t, d, name); cfg.Replicas != 3 {
+			t.Errorf("%s has %d replicas", name, cfg.Replicas)
+		}
+	}
+	if cfg := configOf(t, d, protocol.StreamLogs); cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
+		t.Errorf("the output's stream is %+v", cfg)
+	}
+	judge(t, c, d.tenant, "s1")
+}
+
+func TestStreamsThatLostReplicasAreNamedAndMended(t *testing.T) {
+	t.Parallel()
+	d := startCluster(t)
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	for _, name := range []string{protocol.StreamRequests, protocol.StreamEvents} {
+		cfg := configOf(t, d, name)
+		cfg.Replicas = 1
+		_, err = js.UpdateStream(t.Context(), cfg)
+		must(t, err)
+	}
+	c := d.conn(t)
+	must(t, c.Provision(t.Context(), jetstream.Assets{Replicas: 3, LockTTL: lockTTL}))
+	report := c.Storage(t.Context())
+	if got := fmt.Sprint(report.Problems); !containsAll(got, protocol.StreamRequests, protocol.StreamEvents, "boxfleet storage grow --replicas 3") {
+		t.Fatalf("problems %s", got)
+	}
+	must(t, c.Grow(t.Context(), 3, nil))
+	if report := d.opened(t).Storage(t.Context()); len(report.Problems) > 0 {
+		t.Fatalf("after mending: %v", report.Problems)
+	}
+	wantError(t, c.Grow(t.Context(), 1, nil), protocol.InvalidArgument, "")
+
+	before := configLeader(t, d, protocol.StreamEvents)
+	must(t, c.RecoverStore(t.Context(), nil)) // as for a leader whose store takes no writes
+	eventually(t, 20*time.Second, "another leader", func() bool {
+		s := d.conn(t).Storage(t.Context()).Streams
+		i := slices.IndexFunc(s, func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents })
+		return i >= 0 && s[i].Leader != "" && s[i].Leader != before
+	})
+}
+
+func TestOneServerCannotGrow(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	wantError(t, d.opened(t).Grow(t.Context(), 3, nil), protocol.FailedPrecondition, protocol.ReasonServerSettings)
+}
+
+func containsAll(s string, parts ...string) bool {
+	for _, p := range parts {
+		if !strings.Contains(s, p) {
+			return false
+		}
+	}
+	return true
+}

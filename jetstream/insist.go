@@ -1,0 +1,64 @@
+package jetstream
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	insistFirst = 250 * time.Millisecond
+	insistMost  = 500 * time.Millisecond
+)
+
+// insist asks for something until it is answered, which must be harmless to ask for twice. A cluster that
+// elects a leader drops what it is asked, and an answer can be lost, so the question is put again soon;
+// the ones before still stand, for a server that is only slow. The same at once after a reconnect. It
+// gives up at the end of ctx, and with an error that does not pass.
+func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer)
+	back := make(chan struct{}, 1)
+	defer c.OnReconnect(func() {
+		select {
+		case back <- struct{}{}:
+		default:
+		}
+	})()
+	err = translate(context.DeadlineExceeded, doing)
+	for pause := insistFirst; ; pause = min(2*pause, insistMost) {
+		if waited := c.awaitConnection(ctx); waited != nil {
+			return value, waited
+		}
+		go func() {
+			value, err := ask(ctx)
+			select {
+			case answers <- answer{value, translate(err, doing)}:
+			case <-ctx.Done():
+			}
+		}()
+		again := time.NewTimer(pause)
+		for asked := true; asked; {
+			select {
+			case a := <-answers:
+				if !isOneOf(a.err, protocol.Unavailable, protocol.DeadlineExceeded) {
+					return a.value, a.err
+				}
+				err = a.err // it passes, and says more than that no answer came
+			case <-ctx.Done():
+				return value, err
+			case <-back:
+				pause, asked = insistFirst, false
+			case <-again.C:
+				asked = false
+			}
+		}
+		again.Stop()
+	}
+}

@@ -1,0 +1,85 @@
+package jetstream_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func TestAFullEventLogKeepsAReserveAndSaysThatItIsFull(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{EventMaxBytes: 256 << 10})
+	c := d.opened(t)
+	room, err := c.LogRoom(t.Context())
+	must(t, err)
+	if room.RefusesNew() || room.Err() != nil || room.Limit != 256<<10 || room.Reserve != 32<<10 {
+		t.Fatalf("at first %+v", room)
+	}
+	refusedAt, stored := 0, 0
+	for {
+		_, err = c.Append(t.Context(), &protocol.Batch{Writer: "k1", Tenant: d.tenant, Sandbox: fmt.Sprintf("s%d", stored), Events: []protocol.Event{{
+			Sequence: 1, Kind: protocol.SandboxAccepted, Request: strings.Repeat("r", 2000), Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}}}, 0)
+		if err != nil {
+			break
+		}
+		stored++
+		if refusedAt == 0 && stored%5 == 0 {
+			room, err := d.opened(t).LogRoom(t.Context()) // a connection of its own remembers no answer
+			must(t, err)
+			if room.RefusesNew() {
+				wantError(t, room.Err(), protocol.ResourceExhausted, protocol.ReasonLogFull)
+				refusedAt = stored
+			}
+		}
+	}
+	wantError(t, err, protocol.ResourceExhausted, protocol.ReasonLogFull)
+	if refusedAt == 0 || stored < refusedAt+5 {
+		t.Fatalf("new work is refused at %d, everything at %d", refusedAt, stored)
+	}
+	c = d.opened(t)
+	if room, err := c.LogRoom(t.Context()); err != nil || !room.RefusesNew() {
+		t.Fatalf("%+v, %v", room, err)
+	}
+	must(t, c.Provision(t.Context(), jetstream.Assets{EventMaxBytes: 1 << 20}))
+	readySandbox(t, c, d.tenant, "after")
+	if s := d.opened(t).Storage(t.Context()); len(s.Problems) > 0 || len(s.Streams) == 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestStorageWarnsBeforeTheLogIsFull(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{EventMaxBytes: 64 << 10})
+	c := d.opened(t)
+	for i := 0; ; i++ {
+		readySandbox(t, c, d.tenant, fmt.Sprintf("s%d", i))
+		s := d.opened(t).Storage(t.Context())
+		if len(s.Warnings) > 0 {
+			if !strings.Contains(s.Warnings[0], protocol.StreamEvents) || len(s.Problems) > 0 {
+				t.Fatalf("warnings %q, problems %q", s.Warnings, s.Problems)
+			}
+			return
+		}
+		if len(s.Problems) > 0 {
+			t.Fatalf("there was no warning before %q", s.Problems)
+		}
+	}
+}
+
+func TestASingleServerElsewhereIsNamedForARestart(t *testing.T) {
+	t.Parallel()
+	s, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "nats-7"})
+	must(t, err)
+	t.Cleanup(s.Stop)
+	d := &deployment{servers: []*embedded.Server{s}}
+	d.provision(t)
+	err = d.opened(t).RecoverStore(t.Context(), nil)
+	wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
+	if !strings.Contains(err.Error(), "nats-7") {
+		t.Fatal(err)
+	}
+}

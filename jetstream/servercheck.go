@@ -1,0 +1,69 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// needPayload is what a server must take in one message. The largest of Boxfleet's are batches of
+// events, 768 KiB and the event that goes beyond, and answers with a page of 512 KiB and a row.
+const needPayload = 1 << 20
+
+const awaitPause = 5 * time.Second
+
+// checkServer says what has to be set on the server so that Boxfleet works with it. Errors:
+// failed_precondition with reason server_settings.
+func (c *Conn) checkServer(ctx context.Context) error {
+	if err := c.checkPayload(); err != nil {
+		return err
+	}
+	if here, _ := c.nc.ConnectedServerJetStream(); here {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookWithin) // another server of the cluster may have it
+	defer cancel()
+	_, err := c.js.AccountInfo(ctx)
+	if isWithoutJetStream(err) {
+		return settings("%s", whyNoJetStream(err))
+	}
+	return nil
+}
+
+// awaitServer is checkServer, and waits for JetStream where wait is set: a server whose disk was full has
+// it disabled until somebody restarts it.
+func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
+	for {
+		err := c.checkServer(ctx)
+		if err == nil || !wait || c.checkPayload() != nil {
+			return err
+		}
+		c.log.Error("waiting for JetStream", "error", err)
+		if !sleep(ctx, awaitPause) {
+			return err
+		}
+	}
+}
+
+func (c *Conn) checkPayload() error {
+	if most := c.nc.MaxPayload(); most < needPayload {
+		return settings("it takes messages of %s, and Boxfleet's have up to %s: set max_payload: 1MB on each server",
+			protocol.Bytes(most), protocol.Bytes(needPayload))
+	}
+	return nil
+}
+
+func settings(format string, args ...any) *protocol.Error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings, "NATS: "+format, args...)
+}
+
+// isWithoutJetStream says whether nobody answers for JetStream, or not for this account.
+func isWithoutJetStream(err error) bool {
+	return errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) ||
+		errors.Is(err, nats.ErrNoResponders)
+}

@@ -1,0 +1,81 @@
+package jetstream_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// plainServer runs NATS as an operator may have set it.
+func plainServer(t *testing.T, set func(*server.Options)) string {
+	t.Helper()
+	o := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}
+	set(o)
+	s, err := server.NewServer(o)
+	must(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the server does not start")
+	}
+	return s.ClientURL()
+}
+
+func TestAServerThatDoesNotFitIsSaidInOneSentence(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		set  func(*server.Options)
+		says string
+	}{
+		"max_payload":    {func(o *server.Options) { o.MaxPayload = 128 << 10 }, "set max_payload: 1MB"},
+		"no JetStream":   {func(o *server.Options) { o.JetStream = false }, "jetstream { store_dir, max_file_store }"},
+		"small store":    {func(o *server.Options) { o.JetStreamMaxStore = 64 << 20 }, "max_file_store"},
+		"no store":       {func(o *server.Options) { o.JetStreamMaxStore = 1 << 10 }, "max_file_store"},
+		"not in account": {withoutJetStream, "JetStream is not enabled for this account"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := plainServer(t, test.set)
+			began := time.Now()
+			c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, Logger: quiet})
+			if err == nil {
+				t.Cleanup(c.Close)
+				err = c.Provision(t.Context(), jetstream.Assets{})
+			}
+			wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
+			if !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("it says: %v", err)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("after %s", took)
+			}
+			t.Log(err)
+		})
+	}
+}
+
+func withoutJetStream(o *server.Options) {
+	a := server.NewAccount("A")
+	o.Accounts = []*server.Account{a}
+	o.Users = []*server.User{{Username: "u", Password: "p", Account: a}}
+	o.NoAuthUser = "u"
+}
+
+func TestALittleStoreGetsSmallerStreams(t *testing.T) {
+	t.Parallel()
+	url := plainServer(t, func(o *server.Options) { o.JetStreamMaxStore = 16 << 30 })
+	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, Logger: quiet})
+	must(t, err)
+	t.Cleanup(c.Close)
+	must(t, c.Provision(t.Context(), jetstream.Assets{}))
+	must(t, c.Provision(t.Context(), jetstream.Assets{}))
+	_, err = c.LogRoom(t.Context())
+	must(t, err)
+	err = c.Provision(t.Context(), jetstream.Assets{EventMaxBytes: 1 << 40})
+	wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
+}

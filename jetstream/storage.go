@@ -1,0 +1,217 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	lookWithin  = 1800 * time.Millisecond // bounds one look at a stream: one without a leader does not answer
+	warnPercent = 80
+	plenty      = 20 << 30 // no disk with so much free is nearly full
+)
+
+// storageLook is a look at what is stored that is under way, or its result.
+type storageLook struct {
+	done  chan struct{}
+	found *protocol.Storage // once done is closed
+	at    time.Time
+}
+
+// Storage looks how everything is kept now: leaders, replicas in sync, what is used and left. What it
+// cannot learn it says among the problems, so it always returns something: within 4 s, or with the end
+// of ctx. Questions that come meanwhile, and for a second, get the same answer: who asks again because
+// it takes long would otherwise never be answered.
+func (c *Conn) Storage(ctx context.Context) *protocol.Storage {
+	c.mu.Lock()
+	l := c.looked
+	if l == nil || !l.at.IsZero() && time.Since(l.at) > roomFresh {
+		l = &storageLook{done: make(chan struct{})}
+		c.looked = l
+		go func() {
+			found := c.lookAtStorage(context.WithoutCancel(ctx))
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			l.found, l.at = found, time.Now()
+			close(l.done)
+		}()
+	}
+	c.mu.Unlock()
+	select {
+	case <-l.done:
+		return l.found
+	case <-ctx.Done():
+		return &protocol.Storage{Problems: []string{"NATS: JetStream does not answer in time"}}
+	}
+}
+
+func (c *Conn) lookAtStorage(ctx context.Context) *protocol.Storage {
+	s := &protocol.Storage{}
+	c.room.mu.Lock()
+	disk := c.room.disk
+	c.room.mu.Unlock()
+	if disk != nil {
+		s.DiskFree, s.DiskSize = disk()
+	}
+	account, why := c.jetStreamAnswers(ctx)
+	if why != "" {
+		s.Problems = append(s.Problems, why)
+		return s
+	}
+	s.Bytes, s.MaxBytes = int64(account.Store), max(account.Limits.MaxStore, 0)
+	s.Streams = c.lookAtStreams(ctx)
+	s.Problems = append(s.Problems, behind(s.Streams)...)
+	if room, err := c.LogRoom(ctx); err == nil && room.Err() != nil {
+		s.Problems = append(s.Problems, protocol.AsError(room.Err()).Message)
+	}
+	s.Warnings = filling(s)
+	return s
+}
+
+// jetStreamAnswers asks whether there is a JetStream at all, and says in one sentence why there is not.
+func (c *Conn) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, string) {
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	var info *jetstream.AccountInfo
+	var err error
+	for { // an election takes a moment
+		if info, err = c.js.AccountInfo(ctx); err == nil {
+			return info, ""
+		}
+		if !sleep(ctx, retryPause) {
+			return nil, "NATS: " + whyNoJetStream(err)
+		}
+	}
+}
+
+// lookAtStreams looks at all streams at once.
+func (c *Conn) lookAtStreams(ctx context.Context) []protocol.StreamStorage {
+	all := (&Assets{}).assets()
+	looked := make([]protocol.StreamStorage, len(all))
+	var wg sync.WaitGroup
+	for i, a := range all {
+		wg.Go(func() {
+			bounded, cancel := context.WithTimeout(ctx, lookWithin)
+			defer cancel()
+			info, err := c.streamInfo(bounded, a.config.Name)
+			looked[i] = streamStorage(a.config.Name, info, err)
+		})
+	}
+	wg.Wait()
+	return looked
+}
+
+func streamStorage(name string, info *jetstream.StreamInfo, err error) protocol.StreamStorage {
+	if isReason(err, protocol.ReasonNotProvisioned) {
+		return protocol.StreamStorage{Name: name, Error: "it is not there"}
+	}
+	if isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) {
+		return protocol.StreamStorage{Name: name, Error: "it has no leader: no majority of its servers is there, or one is being elected"}
+	}
+	if err != nil {
+		return protocol.StreamStorage{Name: name, Error: protocol.AsError(err).Message}
+	}
+	s := protocol.StreamStorage{Name: name, Replicas: info.Config.Replicas, InSync: 1, Messages: info.State.Msgs,
+		Bytes: int64(info.State.Bytes), MaxBytes: max(info.Config.MaxBytes, 0)}
+	if info.Cluster == nil {
+		return s
+	}
+	s.Leader = info.Cluster.Leader
+	for _, r := range info.Cluster.Replicas {
+		if r.Current && !r.Offline {
+			s.InSync++
+		} else {
+			s.Behind = append(s.Behind, r.Name)
+		}
+	}
+	slices.Sort(s.Behind)
+	return s
+}
+
+// behind says which streams are kept less safely than others, or than they should be: streams that
+// say the same in one sentence.
+func behind(streams []protocol.StreamStorage) []string {
+	most := 0
+	for _, s := range streams {
+		most = max(most, s.Replicas)
+	}
+	said := map[string][]string{}
+	for _, s := range streams {
+		switch {
+		case s.Error != "":
+			said[s.Error] = append(said[s.Error], s.Name)
+		case s.InSync < s.Replicas:
+			why := fmt.Sprintf("%d of %d replicas are in sync: NATS server %s is away, is catching up, or has JetStream disabled since its disk was full, until it is restarted",
+				s.InSync, s.Replicas, strings.Join(s.Behind, ", "))
+			said[why] = append(said[why], s.Name)
+		case s.Replicas < most:
+			why := fmt.Sprintf("%d replica(s) where others have %d: run boxfleet storage grow --replicas %d", s.Replicas, most, most)
+			said[why] = append(said[why], s.Name)
+		}
+	}
+	var problems []string
+	for _, why := range slices.Sorted(maps.Keys(said)) {
+		problems = append(problems, strings.Join(said[why], ", ")+": "+why)
+	}
+	return problems
+}
+
+// filling says what is filled beyond warnPercent of what it may have.
+func filling(s *protocol.Storage) []string {
+	var warnings []string
+	warn := func(what string, used, limit int64, do string) {
+		if limit > 0 && used >= limit/100*warnPercent {
+			warnings = append(warnings, fmt.Sprintf("%s: %s of %s are used: %s", what, protocol.Bytes(used), protocol.Bytes(limit), do))
+		}
+	}
+	for _, stream := range s.Streams {
+		if stream.Name != protocol.StreamLogs && stream.Name != protocol.StreamDead { // these remove their oldest
+			warn(stream.Name, stream.Bytes, stream.MaxBytes, "delete what is not needed, or raise its limit with boxfleet storage set")
+		}
+	}
+	warn("the account's store", s.Bytes, s.MaxBytes, "delete what is not needed, or raise the account's limit")
+	if s.DiskFree < plenty {
+		warn("the disk of the store", s.DiskSize-s.DiskFree, s.DiskSize, "make room on it")
+	}
+	return warnings
+}
+
+// Durability says in words what an acknowledged write survives now, as far as this side can see.
+func (c *Conn) Durability(s *protocol.Storage, syncAlways bool) string {
+	server := "NATS " + c.nc.ConnectedServerVersion()
+	replicas, inSync := 0, 0
+	for _, stream := range s.Streams {
+		if stream.Error != "" {
+			return "none now: some of what is stored has no leader"
+		}
+		if replicas == 0 || stream.InSync < inSync {
+			replicas, inSync = stream.Replicas, stream.InSync
+		}
+	}
+	powerLoss := "survives a power loss of all only where each server has sync_interval: always, which cannot be seen from here"
+	majority := replicas/2 + 1
+	switch {
+	case replicas == 0:
+		return "none now: nothing can be stored"
+	case syncAlways:
+		return fmt.Sprintf("each write is on disk before it is acknowledged (embedded %s, fsync on every write, %d replica(s))", server, replicas)
+	case replicas == 1:
+		return fmt.Sprintf("one replica on %s: survives the end of the process; survives a power loss only where the server has sync_interval: always, which cannot be seen from here", server)
+	case inSync == replicas:
+		return fmt.Sprintf("%d replicas on %s, all in sync: survives the loss of a minority of servers; %s", replicas, server, powerLoss)
+	case inSync > majority:
+		return fmt.Sprintf("%d of %d replicas on %s are in sync: survives the loss of %d more; %s", inSync, replicas, server, inSync-majority, powerLoss)
+	case inSync == majority:
+		return fmt.Sprintf("%d of %d replicas on %s are in sync: does not go on after the loss of one more; %s", inSync, replicas, server, powerLoss)
+	}
+	return fmt.Sprintf("none now: %d of %d replicas on %s are in sync, less than a majority", inSync, replicas, server)
+}

@@ -1,0 +1,36 @@
+package supervisor
+
+// startWindow is how many numbers below the highest one are told apart. Starts of one sandbox may
+// come out of order, since each exec has a goroutine of its own at the worker.
+const startWindow = 1 << 16
+
+// startedNumbers remembers which numbered starts were taken, in constant memory, as IPsec does
+// against replayed packets: a bitmap over the window below the highest number.
+type startedNumbers struct {
+	highest uint64
+	taken   [startWindow / 64]uint64
+}
+
+// take reports whether a number is new, and notes it. One below the window cannot be told from one
+// that was taken, and counts as taken.
+func (s *startedNumbers) take(n uint64) bool {
+	switch {
+	case n > s.highest:
+		if n-s.highest >= startWindow {
+			s.taken = [startWindow / 64]uint64{}
+		} else {
+			for i := s.highest + 1; i <= n; i++ {
+				*s.word(i) &^= bit(i)
+			}
+		}
+		s.highest = n
+	case s.highest-n >= startWindow, *s.word(n)&bit(n) != 0:
+		return false
+	}
+	*s.word(n) |= bit(n)
+	return true
+}
+
+func (s *startedNumbers) word(n uint64) *uint64 { return &s.taken[n%startWindow/64] }
+
+func bit(n uint64) uint64 { return 1 << (n % 64) }
