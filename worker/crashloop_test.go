@@ -154,7 +154,7 @@ func TestAServiceIsNotJudgedByWhatAnEngineEnded(t *testing.T) {
 	if v.loops() == nil {
 		t.Error("with one it does not loop")
 	}
-	s.w.epoch.Add(1)
+	s.w.epoch.lost()
 	if why := v.loops(); why != nil {
 		t.Errorf("after the engine went away: %v", why)
 	}
@@ -173,7 +173,7 @@ func TestAServiceIsStartedAtOnceByAnEngineThatIsBack(t *testing.T) {
 	if v.again != againMost || time.Until(v.notBefore) < againMost-time.Second {
 		t.Errorf("the pauses do not grow: %s is next, and nothing before %s", v.again, v.notBefore)
 	}
-	v.s.w.epoch.Add(1)
+	v.s.w.epoch.lost()
 	v.forgetOldEngine()
 	if v.again != againFirst || !v.notBefore.IsZero() {
 		t.Errorf("after the engine went away: %s is next, and nothing before %s", v.again, v.notBefore)

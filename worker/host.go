@@ -149,10 +149,9 @@ func (w *worker) keepRegistered(ctx context.Context) error {
 // watchEngine follows what happens to containers, looks at everything from time to time, and
 // notes whether the Engine answers. known says that all was looked at before.
 func (w *worker) watchEngine(ctx context.Context, known bool) error {
-	lost := func() { w.epoch.Add(1) }
 	followed := time.Now()
 	var asked error // not nil: what the engine is that came back is not known yet
-	events, failed := w.engine.Events(ctx, lost)
+	events, failed := w.engine.Events(ctx, w.epoch.begun, w.epoch.lost)
 	if !known {
 		w.reconcile(ctx)
 	}
@@ -190,7 +189,7 @@ func (w *worker) watchEngine(ctx context.Context, known bool) error {
 				return asked
 			}
 			followed = time.Now()
-			events, failed = w.engine.Events(ctx, lost)
+			events, failed = w.engine.Events(ctx, w.epoch.begun, w.epoch.lost)
 			w.reconcile(ctx)
 		case <-reconcile.C:
 			if asked != nil {

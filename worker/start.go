@@ -273,15 +273,13 @@ func (s *sandbox) awaitHost(ctx context.Context, b *protocol.Sandbox, missing er
 }
 
 // sameEngine says whether what ended since the engine's epoch was read may have ended by itself: nil where
-// the engine was never away. Error: unavailable, with reason engine_restarted where it is back.
+// the engine was never away. Error: unavailable, with reason engine_restarted where it is back. While the engine
+// is not followed, nobody would notice that it was replaced by another, so nothing is known.
 func (w *worker) sameEngine(ctx context.Context, epoch int64) error {
 	if err := w.engine.Ping(ctx); err != nil {
 		return err
 	}
-	if epoch != w.epoch.Load() {
-		return protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineRestarted, "the container ended with the engine")
-	}
-	return nil
+	return w.epoch.same(epoch)
 }
 
 // endedByItself is what a sandbox fails with whose container ended while its engine went on.

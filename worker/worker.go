@@ -163,7 +163,7 @@ type worker struct {
 	health    health
 	recovery  recovery
 	listening *listening
-	epoch     atomic.Int64 // counts the times that the engine went away
+	epoch     engineEpoch
 	once      sync.Once
 
 	mu        sync.Mutex

@@ -26,9 +26,9 @@ const eventOverlap = 2 * time.Second
 // Events follows the containers of this deployment until ctx ends. It returns when the engine has
 // begun to tell, or has not within the time of a read. Exactly one error is sent, last: cancelled
 // after ctx's end, else unavailable, and then the caller follows anew and lists the containers. Both
-// channels are closed after it. Before that lost is called, at once when the engine goes, however busy the
-// caller is: before any engine that comes after it can have answered.
-func (e *Engine) Events(ctx context.Context, lost func()) (<-chan Event, <-chan error) {
+// channels are closed after it. Before it returns, begun is called. Before the error is sent, lost is called, at
+// once when the engine goes, however busy the caller is: before any engine that comes after it can have answered.
+func (e *Engine) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
 	c := call{verb: "follow", kind: kindContainer, limit: e.readLimit()}
@@ -43,6 +43,7 @@ func (e *Engine) Events(ctx context.Context, lost func()) (<-chan Event, <-chan 
 			filters.Arg("label", LabelDeployment+"="+e.deployment)),
 	})
 	late.Stop()
+	begun()
 
 	go func() {
 		defer close(failed)

@@ -15,7 +15,7 @@ func TestEventsTellOfOurContainersOnly(t *testing.T) {
 	b, stranger := newBench(t), newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	events, failed := b.Events(ctx, func() {})
+	events, failed := b.Events(ctx, func() {}, func() {})
 
 	stranger.create(t, stranger.sleeper(), false)
 	spec := b.sleeper()
@@ -55,7 +55,7 @@ func TestEventsEndWhenTheEngineHangsUp(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	lost := make(chan struct{})
-	_, failed := b.Events(t.Context(), func() { close(lost) })
+	_, failed := b.Events(t.Context(), func() {}, func() { close(lost) })
 	b.create(t, b.sleeper(), false) // nobody takes the event
 	time.Sleep(time.Second)
 	check(t, b.proxy.Close())

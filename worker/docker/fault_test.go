@@ -24,7 +24,7 @@ func calls() map[string]func(context.Context, *bench, string) error {
 	all["Networks"] = func(ctx context.Context, b *bench, _ string) error { _, err := b.Networks(ctx); return err }
 	all["UsedSubnets"] = func(ctx context.Context, b *bench, _ string) error { _, err := b.UsedSubnets(ctx); return err }
 	all["Events"] = func(ctx context.Context, b *bench, _ string) error {
-		_, failed := b.Events(ctx, func() {})
+		_, failed := b.Events(ctx, func() {}, func() {})
 		return <-failed
 	}
 	return all
