@@ -119,6 +119,15 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 	return b, err
 }
 
+// Batch reads the batch of a sandbox's history at one record. Error: not_found, where the history has none there.
+func (c *Conn) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
+	b, err := c.Record(ctx, record)
+	if err == nil && (b.Tenant != tenant || b.Sandbox != sandbox) {
+		return nil, protocol.Errorf(protocol.NotFound, "", "record %d is not of sandbox %s", record, sandbox)
+	}
+	return b, err
+}
+
 // FollowEvents reads every history from a record on, in the order of the log, and goes on with
 // what comes, until ctx ends, or the log no longer has what was handled: [IsRewound]. caughtUp is called once, when everything was handled that was in the log at
 // the beginning and nothing more was waiting.
