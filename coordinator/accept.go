@@ -227,11 +227,20 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 	if before != nil && (before.Request != mine.Request || before.Fingerprint != mine.Fingerprint) {
 		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.id)
 	}
-	j := c.projection.journal(k)
-	if before == nil {
+	var j *jetstream.Journal
+	switch {
+	case before == nil:
+		j = c.projection.journal(k)
 		j.Fresh() // a new id has no history
-	} else if err := j.Refresh(ctx); err != nil {
-		return nil, err
+	case c.projection.isOver(k):
+		if j, err = c.projection.openOver(ctx, k); err != nil {
+			return nil, err
+		}
+	default:
+		j = c.projection.journal(k)
+		if err := j.Refresh(ctx); err != nil {
+			return nil, err
+		}
 	}
 	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if !s.Exists() && refused != nil {
@@ -252,6 +261,15 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 		return nil, err
 	}
 	r.Exec.Resolve()
+	if c.projection.isOver(k) { // it takes no more; but this may be the repeat of an exec that it had
+		x, sequence, err := c.pastExec(ctx, j, k, r.ExecID)
+		if err != nil || x != nil && x.Request == d.ID && sameExec(&x.Spec, r.Exec) {
+			return &protocol.Reply{Exec: x, Sequence: sequence}, err
+		}
+		if x != nil {
+			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
+		}
+	}
 	c.cfg.Probe("exec-before-append")
 	_, err = c.doOnce(ctx, j, d, k, r, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		return decideExec(s, d.ID, r.ExecID, r.Exec, c.projection.usedExec(k, r.ExecID), c.cfg.MaxActiveExecs)

@@ -21,7 +21,7 @@ func (c *coordinator) keepBlobs(ctx context.Context, lease *jetstream.Lease) err
 			life = time.Minute
 		}
 		// At once: whoever led before may have been gone for most of a life.
-		for digest := range neededBlobs(c.projection.all()) {
+		for digest := range neededBlobs(c.projection.pendings()) {
 			if lease.Check() != nil {
 				break
 			}

@@ -84,6 +84,8 @@ type coordinator struct {
 	images     *hostImages
 	elected    elected
 	started    time.Time
+	reserved   atomic.Uint64 // revision of the registry up to which every id has a history; 0: not known
+	seen       seenHosts
 	unstarted  *unstarted // the watchdog's own
 	overdue    *unstarted // the watchdog's own: execs that run on after their own deadline
 	keeping    sync.Mutex // what is kept beside the log of a sandbox is written, or purged
@@ -136,6 +138,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	c.cfg.OnState(false, "reads the log")
 	c.projection = newProjection(c.conn, c.log, cfg.Name, cfg.Timing.Fresh)
+	c.projection.look = func(b *protocol.Sandbox) time.Time { return nextLook(b, cfg.Timing.Overdue, cfg.CleanupTTL) }
 	c.hosts = newHosts(cfg.Timing, c.projection)
 	c.images = newHostImages(c.projection.wakeUp)
 	c.gate = newGate(c.conn, c.tellWaiting)
@@ -159,6 +162,9 @@ func (c *coordinator) run(ctx context.Context) error {
 				if from, err = c.projection.restore(ctx); err != nil {
 					return err
 				}
+				group.Go(func() error {
+					return c.again(ctx, "read what is over", func() error { return c.projection.readOver(ctx) })
+				})
 			}
 			return c.projection.follow(ctx, &from, log.give)
 		})
@@ -189,6 +195,7 @@ func (c *coordinator) run(ctx context.Context) error {
 		return group.Wait()
 	}
 	c.cfg.OnState(true, standsBy)
+	group.Go(func() error { return c.forgetPurged(ctx) })
 	queue := c.conn.Requests()
 	group.Go(func() error { return queue.Consume(ctx, c.handle) })
 	group.Go(func() error {
@@ -250,12 +257,15 @@ func await(ctx context.Context, signals ...signal) bool {
 	return true
 }
 
-// again runs something that should run until ctx ends, and runs it again when it fails.
+// again runs something that should run until ctx ends, or until it is done, and runs it again when it fails.
 func (c *coordinator) again(ctx context.Context, what string, f func() error) error {
 	for {
 		err := f()
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if err == nil {
+			return nil
 		}
 		c.log.Warn("trying again", "what", what, "error", err)
 		select {

@@ -1,7 +1,10 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,8 +19,10 @@ type hosts struct {
 	timing     Timing
 	projection *projection
 
-	mu    sync.Mutex
-	known map[string]*hostEntry // by worker
+	mu      sync.Mutex
+	known   map[string]*hostEntry // by worker
+	ids     map[string]string     // the workers of known hosts, by host id
+	version uint64                // counts the changes of what is known of hosts
 }
 
 type hostEntry struct {
@@ -26,12 +31,13 @@ type hostEntry struct {
 	from    time.Time // its silence counts from here on at the earliest
 	lost    bool      // its lock was taken from it, or was free
 	changed bool      // tell it everything that it owns: its process is new, or work items were lost
+	version uint64    // of the table, when something of it changed last
 
 	listening uint64 // of its last heartbeat
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, known: map[string]*hostEntry{}}
+	h := &hosts{timing: t, projection: p, known: map[string]*hostEntry{}, ids: map[string]string{}}
 	p.route = h.workerOf
 	return h
 }
@@ -48,10 +54,8 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 	if e := h.known[worker]; e != nil && e.host.HostID == hostID {
 		return worker
 	}
-	for name, e := range h.known {
-		if e.host.HostID == hostID {
-			return name
-		}
+	if name := h.ids[hostID]; name != "" {
+		return name
 	}
 	return worker
 }
@@ -61,24 +65,45 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 func (h *hosts) register(worker string, entry *protocol.Host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	defer h.projection.wakeUp()
 	if entry == nil {
 		if e := h.known[worker]; e != nil { // it said goodbye
 			e.heard, e.from = time.Time{}, time.Time{}
+			h.noteLocked(e)
 		}
 		return
 	}
 	for other, e := range h.known {
 		if other != worker && e.host.HostID == entry.HostID && e.host.Token < entry.Token {
 			delete(h.known, other) // the host has another name now
+			h.version++
 		}
 	}
 	e := h.entry(worker)
 	e.changed = e.changed || e.host.Instance != entry.Instance || e.host.Token != entry.Token
-	e.host, e.lost = *entry, false
+	if e.lost || e.state(h.timing) == protocol.HostSuspect || !sameHost(&e.host, entry) {
+		h.noteLocked(e)
+	}
+	if e.host.HostID != entry.HostID && h.ids[e.host.HostID] == worker {
+		delete(h.ids, e.host.HostID)
+	}
+	e.host, e.lost, h.ids[entry.HostID] = *entry, false, worker
 	if time.Since(entry.SeenAt) < h.timing.Suspect {
 		e.heard = time.Now()
 	}
+}
+
+// sameHost says whether two entries of a host differ by no more than when they were written.
+func sameHost(a, b *protocol.Host) bool {
+	x, y := *a, *b
+	x.SeenAt, y.SeenAt = time.Time{}, time.Time{}
+	return reflect.DeepEqual(&x, &y)
+}
+
+// noteLocked notes that something of a host changed, for the scheduler.
+func (h *hosts) noteLocked(e *hostEntry) {
+	h.version++
+	e.version = h.version
+	h.projection.wakeUp()
 }
 
 func (h *hosts) entry(worker string) *hostEntry {
@@ -86,6 +111,7 @@ func (h *hosts) entry(worker string) *hostEntry {
 	if e == nil {
 		e = &hostEntry{from: time.Now()}
 		h.known[worker] = e
+		h.noteLocked(e)
 	}
 	return e
 }
@@ -109,7 +135,7 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 		return // its registration is on the way
 	}
 	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.host.Full != b.Full || e.lost {
-		defer h.projection.wakeUp()
+		h.noteLocked(e)
 	}
 	e.changed = e.changed || e.listening != b.Listening
 	e.listening = b.Listening
@@ -148,26 +174,26 @@ func (u usage) addTo(h *protocol.Host) {
 
 // list returns every host with its state and what is placed on it.
 func (h *hosts) list() []*protocol.Host {
-	used := map[string]usage{}
-	orphans := map[string]string{} // hosts that only sandboxes know of, and their workers
-	for _, b := range h.projection.all() {
-		if b.Worker == "" || b.State == protocol.StateDeleted {
-			continue
-		}
-		orphans[b.HostID] = b.Worker
-		// A sandbox that is being deleted holds its place until it is gone.
-		if b.Assigned || b.State == protocol.StateDeleting {
-			used[b.HostID] = used[b.HostID].plus(usageOf(&b.Spec))
-		}
+	rows, _ := h.rows()
+	list := make([]*protocol.Host, len(rows))
+	for i := range rows {
+		list[i] = rows[i].host
 	}
+	return list
+}
+
+// rows is list in the order of the workers' names, with the versions of its rows and of all.
+func (h *hosts) rows() ([]hostRow, uint64) {
+	used, workers := h.projection.uses()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for hostID, worker := range orphans {
-		if e := h.known[h.workerOfLocked(hostID, worker)]; e == nil {
+	for hostID, worker := range workers { // hosts that only sandboxes know of
+		if h.ids[hostID] == "" && h.known[worker] == nil {
 			h.entry(worker).host = protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
+			h.ids[hostID] = worker
 		}
 	}
-	list := make([]*protocol.Host, 0, len(h.known))
+	rows := make([]hostRow, 0, len(h.known))
 	for _, e := range h.known {
 		host := e.host
 		host.State = e.state(h.timing)
@@ -175,9 +201,17 @@ func (h *hosts) list() []*protocol.Host {
 		if !e.heard.IsZero() {
 			host.SeenAt = time.Now().Add(-time.Since(e.heard)).UTC()
 		}
-		list = append(list, &host)
+		rows = append(rows, hostRow{&host, e.version})
 	}
-	return list
+	slices.SortFunc(rows, func(a, b hostRow) int { return cmp.Compare(a.host.Worker, b.host.Worker) })
+	return rows, h.version
+}
+
+// changedSince says whether something of a host changed since a version of the table.
+func (h *hosts) changedSince(version uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.version != version
 }
 
 func (e *hostEntry) state(t Timing) protocol.HostState {
@@ -203,29 +237,68 @@ func (h *hosts) states() map[string]protocol.HostState {
 	return states
 }
 
-// takeChanged returns the workers that registered anew since the last call.
-func (h *hosts) takeChanged() []string {
+// byID returns a host as the watchdog looks at it, without what is placed there; nil where nobody knows it.
+func (h *hosts) byID(hostID string) *protocol.Host {
+	for range 2 {
+		h.mu.Lock()
+		e := h.known[h.ids[hostID]]
+		if e != nil {
+			defer h.mu.Unlock()
+			host := e.host
+			host.State = e.state(h.timing)
+			return &host
+		}
+		h.mu.Unlock()
+		if hostID == "" {
+			break
+		}
+		h.list() // makes entries for hosts that only sandboxes know of
+	}
+	return nil
+}
+
+// ready returns the workers of the hosts that are ready, by the hosts' ids.
+func (h *hosts) ready() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var workers []string
+	ready := make(map[string]string, len(h.known))
+	for worker, e := range h.known {
+		if e.state(h.timing) == protocol.HostReady {
+			ready[e.host.HostID] = worker
+		}
+	}
+	return ready
+}
+
+// takeChanged returns the workers that registered anew since the last call, and their hosts.
+func (h *hosts) takeChanged() map[string]string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var workers map[string]string
 	for worker, e := range h.known {
 		if e.changed {
+			if workers == nil {
+				workers = map[string]string{}
+			}
 			e.changed = false
-			workers = append(workers, worker)
+			workers[worker] = e.host.HostID
 		}
 	}
 	return workers
 }
 
 // reconnected has every worker told anew about everything it owns. That none was heard while this
-// coordinator was cut off says nothing of any.
+// coordinator was cut off says nothing of any, and a thousand of them need longer to come back than one.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range h.known {
-		e.changed, e.from = true, time.Now()
+		e.changed, e.from = true, time.Now().Add(comeBack*h.timing.Suspect)
 	}
 }
+
+// comeBack is how many times as long as otherwise a host may be silent when the connection was away.
+const comeBack = 5
 
 // mayBeLost says whether a host that is not heard had the time to be: where NATS was away, all locks
 // have ended, and a worker needs a moment to take its own again.
@@ -242,5 +315,6 @@ func (h *hosts) setLost(worker string) {
 	defer h.mu.Unlock()
 	if e := h.known[worker]; e != nil && time.Since(e.heard) > h.timing.Suspect {
 		e.lost = true
+		h.noteLocked(e)
 	}
 }

@@ -119,7 +119,7 @@ func imagesThere(s *protocol.SandboxSpec, h *protocol.Host, t imageTable) float6
 // tenant: a worker's images are.
 func (c *coordinator) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Reply{}
-	for _, b := range c.projection.all() {
+	for _, b := range c.projection.pendings() {
 		if b.State != protocol.StatePending || b.Resuming { // the containers of a stopped one are there
 			continue
 		}
@@ -165,12 +165,13 @@ func mayHave(told *protocol.HostImages, ref string) bool {
 type hostImages struct {
 	mu      sync.Mutex
 	table   imageTable
+	changed map[string]bool // workers, since the scheduler looked
 	imports map[string]*protocol.WantedImage
 	wake    func() // when something changed
 }
 
 func newHostImages(wake func()) *hostImages {
-	return &hostImages{table: imageTable{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
+	return &hostImages{table: imageTable{}, changed: map[string]bool{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
 }
 
 func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn, caughtUp func()) error {
@@ -200,6 +201,7 @@ func (i *hostImages) follow(ctx context.Context, conn *jetstream.Conn) error {
 		} else {
 			i.table[worker] = told
 		}
+		i.changed[worker] = true
 		i.wake()
 	})
 }
@@ -208,4 +210,28 @@ func (i *hostImages) list() imageTable {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return maps.Clone(i.table)
+}
+
+// takeChanged returns what was told since the last call, nil for a worker that tells nothing any more.
+func (i *hostImages) takeChanged() imageTable {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.changed) == 0 {
+		return nil
+	}
+	changed := make(imageTable, len(i.changed))
+	for worker := range i.changed {
+		changed[worker] = i.table[worker]
+	}
+	clear(i.changed)
+	return changed
+}
+
+// tellAll has the next call of takeChanged return everything.
+func (i *hostImages) tellAll() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for worker := range i.table {
+		i.changed[worker] = true
+	}
 }

@@ -22,8 +22,9 @@ const keptExecs = 128
 type key struct{ tenant, id string }
 
 // projection is what a coordinator knows of all sandboxes: the fold of the whole log, kept current
-// by following it and by the coordinator's own appends. Its map of handles can be read while a
-// journal works; journals call into it, never the other way round with its lock held.
+// by following it and by the coordinator's own appends. Of a sandbox that is over it keeps no more than that,
+// see over.go. Its map of handles can be read while a journal works; journals call into it, never the other way
+// round with its lock held.
 type projection struct {
 	conn   *jetstream.Conn
 	log    *slog.Logger
@@ -31,19 +32,35 @@ type projection struct {
 	fresh  time.Duration                      // bounds the look at the log before a read
 	route  func(hostID, worker string) string // who has the host now
 
+	look     func(b *protocol.Sandbox) time.Time // when the watchdog is to look at a sandbox; zero: never
+	wake     chan struct{}                       // something changed that the scheduler may care for
+	alarm    chan struct{}                       // another sandbox is the next one for the watchdog
+	overRead signal                              // what is stored of those that are over was read
+
 	mu        sync.RWMutex
-	journals  map[key]*jetstream.Journal
-	sandboxes map[key]*protocol.Sandbox // copies, replaced on each change
+	journals  map[key]*jetstream.Journal // of living sandboxes, and of those in ending
+	sandboxes map[key]*protocol.Sandbox  // living ones: copies, replaced on each change
+	index     sandboxIndex               // of the living ones
+	over      map[key]over               // all others whose history is kept
+	firstOver int64                      // none ended before, ns since 1970; 0: not known
+	tenants   map[string]string          // their names, each once
 	execIDs   map[key]*execIDs
 	followed  jetstream.Position // how far the log was followed, since it was last begun
 	restored  int                // how often that was
-	wake      chan struct{}      // something changed that the scheduler may care for
+
+	saving  bool             // this coordinator writes the snapshots
+	unsaved map[key]struct{} // what changed since they were written
+	ending  map[key]struct{} // sandboxes that are over, and whose journals are kept until they are stored
 }
 
 func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh time.Duration) *projection {
 	return &projection{
-		conn: conn, log: log, writer: writer, fresh: fresh, route: func(_, worker string) string { return worker }, wake: make(chan struct{}, 1),
+		conn: conn, log: log, writer: writer, fresh: fresh, route: func(_, worker string) string { return worker },
+		look: func(*protocol.Sandbox) time.Time { return time.Time{} },
+		wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), overRead: newSignal(),
 		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execIDs: map[key]*execIDs{},
+		index: newSandboxIndex(), over: map[key]over{}, tenants: map[string]string{},
+		unsaved: map[key]struct{}{}, ending: map[key]struct{}{},
 	}
 }
 
@@ -67,12 +84,12 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{b.Tenant, b.Sandbox}
 	p.mu.Lock()
-	p.sandboxes[k] = &handle
 	for i := range b.Events {
 		if e := &b.Events[i]; e.Kind == protocol.ExecAccepted && e.Exec != nil {
 			p.useExec(k, e.Exec.ID)
 		}
 	}
+	matters := p.putLocked(k, &handle, b.Record)
 	p.mu.Unlock()
 	if b.Writer == p.writer && handle.Worker != "" {
 		worker := p.route(handle.HostID, handle.Worker)
@@ -80,14 +97,27 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 			p.log.Warn("a worker is not told, and will be later", "worker", worker, "sandbox", b.Sandbox, "error", err)
 		}
 	}
-	for i := range b.Events {
-		switch b.Events[i].Kind {
-		case protocol.ExecAccepted, protocol.ExecStarted, protocol.ExecFinished:
-		default:
-			p.wakeUp()
-			return
-		}
+	if matters {
+		p.wakeUp()
 	}
+}
+
+// putLocked takes over a sandbox's new handle, made at a record of the log. It reports whether that is something
+// for the scheduler. p.mu is held for writing.
+func (p *projection) putLocked(k key, b *protocol.Sandbox, record uint64) (matters bool) {
+	if p.saving {
+		p.unsaved[k] = struct{}{}
+	}
+	if b.State == protocol.StateDeleted {
+		matters = p.index.places[k].used.n > 0
+		p.retireLocked(k, overOf(b, record))
+		return matters
+	}
+	delete(p.over, k)
+	matters = p.index.move(k, p.sandboxes[k], b)
+	p.sandboxes[k] = b
+	p.setWakeLocked(k, p.look(b))
+	return matters
 }
 
 func (p *projection) wakeUp() {
@@ -106,6 +136,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.followed = jetstream.Position{}
 	p.restored++
 	read := slices.Collect(maps.Keys(p.journals))
+	clear(p.over) // they are read again, or followed
 	p.mu.Unlock()
 	from, err = p.conn.ReadSnapshots(ctx, func(tenant, sandbox string, s *jetstream.Snapshot) {
 		k := key{tenant, sandbox}
@@ -113,13 +144,19 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 			read = append(read, k)
 			return
 		}
+		if s.State.Sandbox.State == protocol.StateDeleted { // as an earlier version stored it
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.retireLocked(k, overOf(&s.State.Sandbox, s.Record))
+			return
+		}
 		j := p.journal(k)
 		j.Restore(s)
-		j.View(func(s *protocol.State, _ uint64) {
+		j.View(func(s *protocol.State, record uint64) {
 			handle := s.Sandbox
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.sandboxes[k] = &handle
+			p.putLocked(k, &handle, record)
 		})
 	})
 	if err == nil {
@@ -146,7 +183,7 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 			j := p.journal(k)
 			err := j.Refresh(ctx)
 			if p.get(k) == nil {
-				p.forget(k, nil) // nothing is left of it
+				p.forget(k) // nothing is left of it, or it is over
 			}
 			return err
 		})
@@ -172,20 +209,28 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 
 func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	k := key{b.Tenant, b.Sandbox}
-	if p.get(k) == nil && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
+	p.mu.RLock()
+	o, over := p.over[k]
+	living := p.sandboxes[k] != nil
+	p.mu.RUnlock()
+	if over && b.Record <= o.record {
+		return // it is known how it ended
+	}
+	if !living && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
 		return // a tombstone; who asks for it reads the log
 	}
 	j := p.journal(k)
 	if !j.Observe(b) {
 		j.Fresh()
-		return
-	}
-	if err := j.Refresh(ctx); err != nil {
+	} else if err := j.Refresh(ctx); err != nil {
 		p.log.Warn("a gap in a history is not read, and will be later", "sandbox", k.id, "error", err)
+	}
+	if !living && p.get(k) == nil {
+		p.forget(k)
 	}
 }
 
-// get returns the handle of a sandbox that is in memory, nil when it is not.
+// get returns the handle of a living sandbox, nil for any other.
 func (p *projection) get(k key) *protocol.Sandbox {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -195,30 +240,38 @@ func (p *projection) get(k key) *protocol.Sandbox {
 // find returns the journal of a sandbox that exists, whose state has at least the sequence min: in
 // memory, or read from the log. Error: not_found.
 func (p *projection) find(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
-	if b := p.get(k); b != nil && b.Sequence >= min {
+	b := p.get(k)
+	if b != nil && b.Sequence >= min {
 		return p.journal(k), nil
 	}
-	known := p.get(k) != nil
-	j := p.journal(k)
-	err := j.Refresh(ctx)
-	if err == nil && p.get(k) == nil {
-		j.View(func(s *protocol.State, _ uint64) {
-			if !s.Exists() {
-				err = errNoSandbox()
-			}
-		})
+	if b != nil {
+		j := p.journal(k)
+		return j, j.Refresh(ctx)
 	}
-	if !known && p.get(k) == nil {
-		p.forget(k, nil) // ids that somebody guessed, and purged ones, take no memory
+	j, err := p.openOver(ctx, k)
+	if err != nil {
+		return j, err
 	}
-	return j, err
+	living := false
+	j.View(func(s *protocol.State, _ uint64) {
+		living = s.Exists() && s.Sandbox.State != protocol.StateDeleted
+		if !s.Exists() {
+			err = errNoSandbox()
+		}
+	})
+	if !living || p.isOver(k) { // ids that somebody guessed, purged ones, and those that are over take no memory
+		return j, err
+	}
+	j = p.journal(k) // it is new, and the log was not followed so far yet
+	return j, j.Refresh(ctx)
 }
 
 // findFresh is find, with everything that is in the log now. When the log does not answer, memory does.
 func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstream.Journal, error) {
+	living := p.get(k) != nil
 	j, err := p.find(ctx, k, min)
-	if err != nil {
-		return nil, err
+	if err != nil || !living { // what is not in memory was just read
+		return j, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.fresh)
 	defer cancel()
@@ -228,13 +281,14 @@ func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstre
 	return j, nil
 }
 
-// all returns every handle in memory.
-func (p *projection) all() []*protocol.Sandbox {
+// living returns the handles of a tenant's living sandboxes.
+func (p *projection) living(tenant string) (list []*protocol.Sandbox) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	list := make([]*protocol.Sandbox, 0, len(p.sandboxes))
-	for _, b := range p.sandboxes {
-		list = append(list, b)
+	for k, b := range p.sandboxes {
+		if k.tenant == tenant {
+			list = append(list, b)
+		}
 	}
 	return list
 }
@@ -243,19 +297,24 @@ func (p *projection) all() []*protocol.Sandbox {
 func (p *projection) drop(k key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index.move(k, p.sandboxes[k], nil)
+	p.index.wakes.drop(k)
 	delete(p.sandboxes, k)
+	delete(p.over, k)
 }
 
-// forget drops a sandbox from memory, if its handle is still the one given. Where there is none, because
-// it has no history, any ids of execs stay: that may be because its history was lost.
-func (p *projection) forget(k key, handle *protocol.Sandbox) {
+// forget drops the journal of a sandbox that is not living.
+func (p *projection) forget(k key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.sandboxes[k] == handle {
-		delete(p.sandboxes, k)
+	if _, ending := p.ending[k]; p.sandboxes[k] == nil && !ending {
 		delete(p.journals, k)
-		if handle != nil {
-			delete(p.execIDs, k)
-		}
 	}
+}
+
+// followedTo is the record up to which the log was followed.
+func (p *projection) followedTo() uint64 {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.followed.Record
 }

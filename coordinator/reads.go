@@ -109,7 +109,7 @@ func (c *coordinator) conditions(b *protocol.Sandbox, hosts map[string]protocol.
 	b.Unreachable = b.Worker != "" && hosts[b.HostID] != protocol.HostReady
 }
 
-func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+func (c *coordinator) list(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	for i, s := range q.States {
 		switch protocol.SandboxState(s) {
 		case protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
@@ -118,11 +118,17 @@ func (c *coordinator) list(_ context.Context, tenant string, q *protocol.Query) 
 		}
 	}
 	var found []*protocol.Sandbox
-	for _, b := range c.projection.all() {
-		wanted := slices.Contains(q.States, string(b.State)) || len(q.States) == 0 && b.State != protocol.StateDeleted
-		if b.Tenant == tenant && wanted && matches(b.Spec.Labels, q.Labels) {
+	for _, b := range c.projection.living(tenant) {
+		if (len(q.States) == 0 || slices.Contains(q.States, string(b.State))) && matches(b.Spec.Labels, q.Labels) {
 			found = append(found, b)
 		}
+	}
+	if slices.Contains(q.States, string(protocol.StateDeleted)) {
+		over, err := c.listOver(ctx, tenant, q)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, over...)
 	}
 	order := func(a, b *protocol.Sandbox) int { // the newest first
 		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))

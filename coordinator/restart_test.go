@@ -154,7 +154,8 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 	d.eventually("every event is in a snapshot", func() bool {
 		snapshots = 0
 		from, err := d.conn.ReadSnapshots(t.Context(), func(string, string, *jetstream.Snapshot) { snapshots++ })
-		return err == nil && from > 25 && snapshots == 20
+		overErr := d.conn.ReadOver(t.Context(), func(*jetstream.OverRecord) { snapshots++ })
+		return err == nil && overErr == nil && from > 25 && snapshots == 20
 	})
 	stop()
 
@@ -199,6 +200,9 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 	snapshots := func() map[string]bool {
 		all := map[string]bool{}
 		if _, err := d.conn.ReadSnapshots(t.Context(), func(_, sandbox string, _ *jetstream.Snapshot) { all[sandbox] = true }); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.conn.ReadOver(t.Context(), func(r *jetstream.OverRecord) { all[r.Sandbox] = true }); err != nil {
 			t.Fatal(err)
 		}
 		return all

@@ -1,10 +1,9 @@
 package coordinator
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -68,13 +67,41 @@ func (c *coordinator) lead(ctx context.Context, lease *jetstream.Lease) {
 	}
 }
 
+// assignsAtOnce is how many assignments are on their way into the log at a time.
+const assignsAtOnce = 64
+
+// scheduling is what the scheduler of one lease knows. Its passes run one after another; what they place is
+// appended beside them.
+type scheduling struct {
+	*coordinator
+	lease   *jetstream.Lease
+	index   *hostIndex
+	version uint64                       // of the table of hosts, as the index has it
+	looked  time.Time                    // when that was
+	kinds   map[*protocol.Sandbox]string // of those that wait
+	never   map[string]*protocol.Error   // by kind: why no host of the table ever takes it, nil where one may
+	slots   chan struct{}
+	group   sync.WaitGroup
+}
+
+func (c *coordinator) newScheduling(lease *jetstream.Lease) *scheduling {
+	c.images.tellAll()
+	return &scheduling{
+		coordinator: c, lease: lease, index: newHostIndex(), slots: make(chan struct{}, assignsAtOnce),
+		kinds: map[*protocol.Sandbox]string{}, never: map[string]*protocol.Error{},
+	}
+}
+
 // schedule places what is pending, each time something changes.
 func (c *coordinator) schedule(ctx context.Context, lease *jetstream.Lease) error {
+	s := c.newScheduling(lease)
+	defer s.group.Wait()
+	c.awaitLog(ctx)
 	ticker := time.NewTicker(c.cfg.Timing.Scan)
 	defer ticker.Stop()
 	for {
 		if err := lease.Check(); err == nil {
-			c.assignPending(ctx)
+			s.pass(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -85,62 +112,139 @@ func (c *coordinator) schedule(ctx context.Context, lease *jetstream.Lease) erro
 	}
 }
 
+// awaitLog waits, for a moment, until what the leader before decided last is known here, so that what it placed
+// counts on its hosts.
+func (c *coordinator) awaitLog(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, catchUpWithin)
+	defer cancel()
+	last, err := c.conn.LastRecord(ctx)
+	for err == nil && c.projection.followedTo() < last && sleep(ctx, 5*time.Millisecond) {
+	}
+}
+
+// catchUpWithin bounds how long a new leader waits for the log: the newest of it may have been purged.
+const catchUpWithin = time.Second
+
 // waiting lists the sandboxes that wait for a host, the oldest first: those that have none, and
 // those that were not ready yet when theirs was lost.
 func (c *coordinator) waiting(hosts []*protocol.Host) []*protocol.Sandbox {
-	lost := map[string]bool{}
+	var lost []string
 	for _, h := range hosts {
-		lost[h.HostID] = h.State == protocol.HostLost
-	}
-	var list []*protocol.Sandbox
-	for _, b := range c.projection.all() {
-		if b.State == protocol.StatePending && (!b.Assigned || lost[b.HostID] && !b.Resuming) {
-			list = append(list, b)
+		if h.State == protocol.HostLost {
+			lost = append(lost, h.HostID)
 		}
 	}
-	slices.SortFunc(list, func(a, b *protocol.Sandbox) int {
-		return cmp.Or(a.StateChangedAt.Compare(b.StateChangedAt), cmp.Compare(a.ID, b.ID))
-	})
-	return list
+	return c.projection.line(lost, true)
 }
 
-func (c *coordinator) assignPending(ctx context.Context) {
-	hosts, images := c.hosts.list(), c.images.list()
-	for _, b := range c.waiting(hosts) {
-		if ctx.Err() != nil {
-			return
+// look takes over what changed on the hosts.
+func (s *scheduling) look() {
+	for worker, told := range s.images.takeChanged() {
+		s.index.setImages(worker, told)
+	}
+	if s.hosts.changedSince(s.version) || time.Since(s.looked) > s.cfg.Timing.Scan { // one that falls silent says nothing
+		s.projection.changedUses() // the rows have them
+		rows, version := s.hosts.rows()
+		if version != s.version {
+			clear(s.never)
 		}
-		if err := c.assign(ctx, b, hosts, images); err != nil {
-			c.log.Warn("a sandbox is not placed, and will be later", "sandbox", b.ID, "error", err)
+		s.version, s.looked = version, time.Now()
+		s.index.setRows(rows)
+		return
+	}
+	for host, u := range s.projection.changedUses() {
+		s.index.setUse(host, u)
+	}
+}
+
+// pass places what waits, the oldest first, as far as there is room. It costs by what waits, and by the hosts that
+// changed.
+func (s *scheduling) pass(ctx context.Context) {
+	s.look()
+	line := s.projection.line(s.index.lost(), false)
+	kinds := make(map[*protocol.Sandbox]string, len(line))
+	full, imageless := map[string]bool{}, map[string]*protocol.Error{} // by kind, in this pass
+	for _, b := range line {
+		kind := s.kinds[b]
+		if kind == "" {
+			kind = kindOf(b)
+		}
+		kinds[b] = kind
+	}
+	s.kinds = kinds
+	for _, b := range line {
+		kind := kinds[b]
+		if !full[kind] {
+			select {
+			case s.slots <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			if s.lease.Check() != nil {
+				<-s.slots
+				return
+			}
+			s.look()
+			if chosen := s.index.place(b, kind); chosen != nil {
+				s.assign(ctx, b, chosen)
+				continue
+			}
+			<-s.slots
+			full[kind] = !b.Resuming // there is hardly more room before the next pass
+		}
+		if why := s.whyNever(b, kind, imageless); why != nil && s.projection.launch(b, "", usage{}) {
+			s.slots <- struct{}{}
+			s.append(ctx, b, func(state *protocol.State) ([]protocol.Event, error) { return decideFail(state, why) })
 		}
 	}
 }
 
-// assign places one sandbox, and counts it on its host for the next.
-func (c *coordinator) assign(ctx context.Context, b *protocol.Sandbox, hosts []*protocol.Host, images imageTable) error {
-	j := c.projection.journal(key{b.Tenant, b.ID})
-	why := impossible(b, hosts)
-	if why == nil && time.Since(b.StateChangedAt) > c.cfg.Timing.Image {
-		why = nowhere(b, hosts, images, c.images.imported())
+// whyNever says why it is of no use that a sandbox waits, nil where it may be.
+func (s *scheduling) whyNever(b *protocol.Sandbox, kind string, imageless map[string]*protocol.Error) *protocol.Error {
+	why, known := s.never[kind]
+	if !known {
+		why = impossible(b, s.index.hosts())
+		s.never[kind] = why
 	}
-	if why != nil {
-		_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return decideFail(s, why) })
-		return err
+	if why != nil || s.conn.Now().Sub(b.StateChangedAt) <= s.cfg.Timing.Image {
+		return why
 	}
-	chosen, _ := place(b, hosts, images)
-	if chosen == nil {
-		return nil
+	if why, known = imageless[kind]; !known {
+		why = nowhere(b, s.index.hosts(), s.index.images, s.images.imported())
+		imageless[kind] = why
 	}
+	return why
+}
+
+// assign places a sandbox on a host. It counts there at once, also for the next one, and is taken back should it
+// not come into the log.
+func (s *scheduling) assign(ctx context.Context, b *protocol.Sandbox, chosen *protocol.Host) {
 	there, err := specOn(b, chosen)
-	if err != nil {
-		return err
+	if err != nil || !s.projection.launch(b, chosen.HostID, usageOf(there)) {
+		<-s.slots
+		return
 	}
-	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decideAssign(s, b.Generation, chosen.Worker, chosen.HostID, there)
+	s.append(ctx, b, func(state *protocol.State) ([]protocol.Event, error) {
+		return decideAssign(state, b.Generation, chosen.Worker, chosen.HostID, there)
 	})
-	if err != nil || len(events) == 0 {
-		return err
-	}
-	usageOf(there).addTo(chosen)
-	return nil
+}
+
+// append appends what is decided about a sandbox that waits, beside the pass that found it. It gives back the slot
+// that the caller took. The lease is looked at once more when its turn in the log has come.
+func (s *scheduling) append(ctx context.Context, b *protocol.Sandbox, decide func(*protocol.State) ([]protocol.Event, error)) {
+	k := key{b.Tenant, b.ID}
+	s.group.Go(func() {
+		defer func() { <-s.slots }()
+		defer s.projection.land(k)
+		s.cfg.Probe("assign-before-append")
+		_, err := s.projection.journal(k).Do(ctx, func(state *protocol.State, _ time.Time) ([]protocol.Event, error) {
+			if err := s.lease.Check(); err != nil {
+				return nil, err
+			}
+			return decide(state)
+		})
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("a sandbox is not placed, and will be later", "sandbox", b.ID, "error", err)
+		}
+	})
 }

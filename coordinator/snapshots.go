@@ -2,34 +2,101 @@ package coordinator
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshots writes what changed since the last round, and then how far the log is covered.
+// snapshots writes what changed since the last round, and then how far the log is covered. A new leader begins
+// with what changed since the last round of the one before.
 func (c *coordinator) snapshots(ctx context.Context, lease *jetstream.Lease) error {
 	ticker := time.NewTicker(c.cfg.Timing.Snapshot)
 	defer ticker.Stop()
-	stored, restored := map[key]*kept{}, 0
+	defer c.projection.stopSaving()
+	stored, restored := map[key]*kept{}, -1
+	c.projection.startSaving()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ticker.C:
 		}
-		c.projection.mu.RLock()
-		before := restored
-		restored = c.projection.restored
-		c.projection.mu.RUnlock()
-		if restored != before { // what was stored may have been lost with the log
+		now := c.projection.timesRestored()
+		if restored != now { // what was stored may have been lost with the log
 			clear(stored)
+			checkpoint, _, err := c.conn.Checkpoint(ctx)
+			if err != nil {
+				c.log.Warn("snapshots are written later", "error", err)
+				continue
+			}
+			c.projection.saveSince(checkpoint.Record)
+			restored = now
 		}
 		if err := c.snapshot(ctx, lease, stored); err != nil {
 			c.log.Warn("snapshots are written later", "error", err)
 		}
 	}
+}
+
+// startSaving has the projection note what changes from now on.
+func (p *projection) startSaving() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.saving = true
+}
+
+// saveSince notes everything that has changed after a record.
+func (p *projection) saveSince(record uint64) {
+	p.mu.Lock()
+	journals := maps.Clone(p.journals)
+	for k, o := range p.over {
+		if o.record > record || !o.saved {
+			p.unsaved[k] = struct{}{}
+		}
+	}
+	p.mu.Unlock()
+	for k, j := range journals { // a journal calls into the projection, so not with its lock
+		if j.Position().Record > record {
+			p.mu.Lock()
+			p.unsaved[k] = struct{}{}
+			p.mu.Unlock()
+		}
+	}
+}
+
+// stopSaving is for the end of leading.
+func (p *projection) stopSaving() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.saving = false
+	clear(p.unsaved)
+	for k := range p.ending {
+		delete(p.journals, k)
+	}
+	clear(p.ending)
+}
+
+func (p *projection) timesRestored() int {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.restored
+}
+
+// takeUnsaved takes what is to be stored, and says up to where the log was followed before.
+func (p *projection) takeUnsaved() (unsaved map[key]struct{}, covered jetstream.Position) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	unsaved, p.unsaved = p.unsaved, map[key]struct{}{}
+	return unsaved, p.followed
+}
+
+// setUnsaved notes again what was not stored.
+func (p *projection) setUnsaved(keys map[key]struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.Copy(p.unsaved, keys)
 }
 
 // kept is what this leader stored of a sandbox. Each write says which one it replaces: one of an earlier
@@ -44,11 +111,9 @@ type kept struct {
 // snapshot writes the snapshots of one round. The checkpoint says that every event up to it is in some
 // snapshot: where one could not be written, it goes as far as that sandbox's last one.
 func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, stored map[key]*kept) error {
-	c.projection.mu.RLock()
-	covered := c.projection.followed
-	c.projection.mu.RUnlock()
-	for _, b := range c.projection.all() {
-		k := key{b.Tenant, b.ID}
+	unsaved, covered := c.projection.takeUnsaved()
+	defer func() { c.projection.setUnsaved(unsaved) }()
+	for k := range unsaved {
 		if err := lease.Check(); err != nil { // the next leader writes newer ones
 			return err
 		}
@@ -64,12 +129,17 @@ func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, stor
 			if at := stored[k].at; at.Record < covered.Record {
 				covered = at
 			}
+			continue
+		}
+		delete(unsaved, k)
+		if c.projection.get(k) == nil {
+			delete(stored, k)
 		}
 	}
 	if covered.Record == 0 {
 		return nil
 	}
-	return c.conn.WriteCheckpoint(ctx, covered)
+	return c.conn.WriteCheckpoint(ctx, covered, c.reserved.Load())
 }
 
 // away says whether an error is that NATS does not answer, so that there is no use in going on.
@@ -86,6 +156,9 @@ func away(err error) bool {
 func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 	c.keeping.Lock()
 	defer c.keeping.Unlock()
+	if c.projection.isOver(k) {
+		return c.keepOver(ctx, k, stored)
+	}
 	if c.projection.get(k) == nil {
 		return nil
 	}
@@ -94,8 +167,11 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 		return nil
 	}
 	s := j.Snapshot()
-	if !s.State.Exists() {
+	switch {
+	case !s.State.Exists():
 		return nil
+	case s.State.Sandbox.State == protocol.StateDeleted: // just now
+		return c.keepOver(ctx, k, stored)
 	}
 	ids := c.projection.execIDsSince(k, stored.ids)
 	c.cfg.Probe("snapshot-before-write")
@@ -109,4 +185,39 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 	}
 	stored.at, stored.revision = jetstream.Position{Record: s.Record, Batch: s.Batch}, revision
 	return nil
+}
+
+// keepOver writes the last snapshot of a sandbox that is over, after which no more than that is kept in memory.
+// c.keeping is held.
+func (c *coordinator) keepOver(ctx context.Context, k key, stored *kept) error {
+	j, err := c.projection.openOver(ctx, k)
+	if err != nil {
+		return err
+	}
+	s := j.Snapshot()
+	if s.State.Sandbox.State != protocol.StateDeleted || s.State.Sandbox.HistoryPurged {
+		c.projection.forgetOver(k) // it is not as it was taken for: the log has another history, or none
+		return nil
+	}
+	c.cfg.Probe("snapshot-before-write")
+	if err := c.conn.WriteOver(ctx, k.tenant, k.id, s); err != nil {
+		return err
+	}
+	stored.at = jetstream.Position{Record: s.Record, Batch: s.Batch}
+	c.projection.overIsSaved(k, s.Record)
+	return nil
+}
+
+// overIsSaved notes that the record of a sandbox that is over is stored.
+func (p *projection) overIsSaved(k key, record uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o, over := p.over[k]
+	if !over || o.record != record {
+		return
+	}
+	o.saved = true
+	p.over[k] = o
+	delete(p.ending, k)
+	delete(p.journals, k)
 }

@@ -4,42 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// watch drives everything that has not ended towards an end, without depending on who owns it. It
-// looks at the fold of the whole log, so that nothing is overlooked because somebody forgot it.
+// watch drives everything that has not ended towards an end, without depending on who owns it. Each of its parts
+// runs by itself, so that no deadline waits for hosts, for workers that are told, or for what is purged.
 func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.watchDeadlines(ctx, lease) })
+	group.Go(func() error { return c.watchActive(ctx, lease) })
+	group.Go(func() error { return c.watchHosts(ctx, lease) })
+	group.Go(func() error { return c.tellChanged(ctx, lease) })
+	group.Go(func() error { return c.tellOwing(ctx, lease) })
+	group.Go(func() error { return c.purgeOver(ctx, lease) })
+	return group.Wait()
+}
+
+// each calls f at each scan while the lease is held, until ctx ends.
+func (c *coordinator) each(ctx context.Context, lease *jetstream.Lease, f func()) error {
 	ticker := time.NewTicker(c.cfg.Timing.Scan)
 	defer ticker.Stop()
-	told := map[key]time.Time{}
-	seized := map[string]time.Time{}
-	c.unstarted, c.overdue = newUnstarted(), newUnstarted()
 	for {
 		if lease.Check() == nil {
-			hosts := map[string]*protocol.Host{}
-			for _, h := range c.hosts.list() {
-				hosts[h.HostID] = h
-			}
-			c.seizeSilent(ctx, hosts, seized)
-			c.tellChanged()
-			now := time.Now()
-			c.unstarted.begin()
-			c.overdue.begin()
-			for _, b := range c.projection.all() {
-				if ctx.Err() != nil {
-					break
-				}
-				if err := c.watchSandbox(ctx, b, hosts[b.HostID], now, told); err != nil {
-					c.log.Warn("the watchdog will look again", "sandbox", b.ID, "error", err)
-				}
-			}
+			f()
 		}
 		select {
 		case <-ctx.Done():
@@ -49,44 +44,204 @@ func (c *coordinator) watch(ctx context.Context, lease *jetstream.Lease) error {
 	}
 }
 
-// watchSandbox does for one sandbox what its deadlines and its silence call for.
-func (c *coordinator) watchSandbox(ctx context.Context, b *protocol.Sandbox, host *protocol.Host, now time.Time, told map[key]time.Time) error {
-	k := key{b.Tenant, b.ID}
-	if b.State == protocol.StateDeleted {
-		delete(told, k)
-	}
-	if c.due(b, host, now) != nil {
-		_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-			if s.Sandbox.HostID != b.HostID {
-				return nil, nil // the host is not its own any more; the next scan looks again
+// deadlinesAtOnce is how many sandboxes are decided about at a time whose deadlines have come.
+const deadlinesAtOnce = 64
+
+// watchDeadlines looks at each living sandbox when its next deadline has come.
+func (c *coordinator) watchDeadlines(ctx context.Context, lease *jetstream.Lease) error {
+	slots := make(chan struct{}, deadlinesAtOnce)
+	var group sync.WaitGroup
+	defer group.Wait()
+	for {
+		now := c.conn.Now()
+		keys, next := c.projection.dueSandboxes(now, deadlinesAtOnce)
+		for _, k := range keys {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return ctx.Err()
 			}
-			// It may have moved on, or have had a part of its execs ended by this decision.
-			if decide := c.due(&s.Sandbox, host, now); decide != nil {
-				return decide(s)
+			group.Go(func() {
+				defer func() { <-slots }()
+				c.meetDeadline(ctx, lease, k)
+			})
+		}
+		if len(keys) == deadlinesAtOnce {
+			continue
+		}
+		pause := c.cfg.Timing.Scan // the store's time may be set, so no timer is trusted for long
+		if !next.IsZero() {
+			pause = min(pause, max(next.Sub(c.conn.Now()), time.Millisecond))
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-c.projection.alarm:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+		timer.Stop()
+	}
+}
+
+// meetDeadline does for one sandbox what its deadlines call for, and says when it is to be looked at again.
+func (c *coordinator) meetDeadline(ctx context.Context, lease *jetstream.Lease, k key) {
+	b := c.projection.get(k)
+	if b == nil {
+		return
+	}
+	err := lease.Check()
+	if err == nil {
+		err = c.watchSandbox(ctx, lease, b)
+	}
+	if err != nil && ctx.Err() == nil {
+		c.log.Warn("the watchdog will look again", "sandbox", b.ID, "error", err)
+	}
+	if b = c.projection.get(k); b == nil {
+		return
+	}
+	// What is due already is tried again, and what was not due yet after all has its own time.
+	at, now := c.projection.look(b), c.conn.Now()
+	if err != nil || !at.IsZero() && !at.After(now) {
+		at = now.Add(c.cfg.Timing.Scan)
+	}
+	c.projection.lookAt(k, at)
+}
+
+// watchSandbox does for one sandbox what its deadlines call for, decided on its newest state.
+func (c *coordinator) watchSandbox(ctx context.Context, lease *jetstream.Lease, b *protocol.Sandbox) error {
+	if c.due(b, c.hosts.byID(b.HostID), c.conn.Now()) == nil {
+		return nil
+	}
+	_, err := c.projection.journal(key{b.Tenant, b.ID}).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		if err := lease.Check(); err != nil {
+			return nil, err
+		}
+		// It may have moved on, or have had a part of its execs ended by this decision.
+		if decide := c.due(&s.Sandbox, c.hosts.byID(s.Sandbox.HostID), c.conn.Now()); decide != nil {
+			return decide(s)
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// watchActive looks at the execs that have not ended.
+func (c *coordinator) watchActive(ctx context.Context, lease *jetstream.Lease) error {
+	c.unstarted, c.overdue = newUnstarted(), newUnstarted()
+	return c.each(ctx, lease, func() {
+		active := c.projection.withExecs()
+		c.unstarted.begin()
+		c.overdue.begin()
+		if len(active) == 0 {
+			return
+		}
+		hosts, now := map[string]*protocol.Host{}, c.conn.Now()
+		for _, h := range c.hosts.list() {
+			hosts[h.HostID] = h
+		}
+		for _, b := range active {
+			if err := c.watchExecs(ctx, key{b.Tenant, b.ID}, b, hosts[b.HostID], now); err != nil && ctx.Err() == nil {
+				c.log.Warn("the watchdog will look again", "sandbox", b.ID, "error", err)
 			}
-			return nil, nil
-		})
-		return err
-	}
-	if b.State == protocol.StateDeleted && now.Sub(b.StateChangedAt) > c.cfg.CleanupTTL {
-		return c.purge(ctx, k, b)
-	}
-	if b.ActiveExecs > 0 {
-		if err := c.watchExecs(ctx, k, b, host, now); err != nil {
-			return err
+		}
+	})
+}
+
+// lostRounds is how many scans apart what is on a lost host is looked at again: its last words may come late.
+const lostRounds = 10
+
+// watchHosts finds out which of the hosts that are not heard of are lost, and has what is on a lost one looked at.
+func (c *coordinator) watchHosts(ctx context.Context, lease *jetstream.Lease) error {
+	tried, lost, round := map[string]time.Time{}, map[string]bool{}, 0
+	return c.each(ctx, lease, func() {
+		round++
+		hosts := map[string]*protocol.Host{}
+		for _, h := range c.hosts.list() {
+			hosts[h.HostID] = h
+		}
+		c.seizeSilent(ctx, hosts, tried)
+		for id, h := range hosts {
+			is := h.State == protocol.HostLost
+			if is != lost[id] || is && round%lostRounds == 0 {
+				lost[id] = is
+				for _, k := range c.projection.on(id) {
+					c.projection.lookAt(k, c.conn.Now())
+				}
+			}
+		}
+	})
+}
+
+// purgesAtOnce is how many purges are under way at a time, and purgesARound how many follow each other before it is
+// looked whether the lease is held, and whether others are due longer.
+const (
+	purgesAtOnce = 4
+	purgesARound = 1000
+)
+
+// purgeOver takes away what is kept of sandboxes that were deleted long ago.
+func (c *coordinator) purgeOver(ctx context.Context, lease *jetstream.Lease) error {
+	return c.each(ctx, lease, func() {
+		due := c.projection.endedBefore(c.conn.Now().Add(-c.cfg.CleanupTTL), purgesARound)
+		slots := make(chan struct{}, purgesAtOnce)
+		var group sync.WaitGroup
+		for _, k := range due {
+			slots <- struct{}{}
+			if ctx.Err() != nil || lease.Check() != nil {
+				break
+			}
+			group.Go(func() {
+				defer func() { <-slots }()
+				if err := c.purge(ctx, k); err != nil && ctx.Err() == nil {
+					c.log.Warn("a sandbox is purged later", "sandbox", k.id, "error", err)
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+// lookedPause is after how long a standby asks again about a sandbox that the leader has not purged yet.
+const lookedPause = time.Minute
+
+// forgetPurged has a coordinator that does not lead forget what the leader has purged.
+func (c *coordinator) forgetPurged(ctx context.Context) error {
+	const atOnce = 100 // looks a scan
+	looked := map[key]time.Time{}
+	ticker := time.NewTicker(max(c.cfg.Timing.Scan, min(c.cfg.CleanupTTL/10, time.Minute)))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+		if c.elected.Load() {
+			clear(looked)
+			continue
+		}
+		n := 0
+		for _, k := range c.projection.endedBefore(c.conn.Now().Add(-c.cfg.CleanupTTL), math.MaxInt) {
+			if time.Since(looked[k]) < lookedPause {
+				continue
+			}
+			if n++; n > atOnce || ctx.Err() != nil {
+				break
+			}
+			purged, err := c.conn.Purged(ctx, k.tenant, k.id)
+			switch {
+			case err != nil:
+				c.log.Debug("whether a sandbox was purged is asked later", "sandbox", k.id, "error", err)
+			case purged:
+				c.projection.forgetOver(k)
+				delete(looked, k)
+				continue
+			}
+			looked[k] = time.Now()
 		}
 	}
-	if host != nil && host.State == protocol.HostReady && owes(b) && now.Sub(told[k]) > c.cfg.Timing.Retell {
-		if _, before := told[k]; before { // what was just decided is told already
-			if err := c.conn.TellAbout(host.Worker, b.Tenant, b.ID); err != nil {
-				return err
-			}
-		}
-		told[k] = now
-	} else if !owes(b) {
-		delete(told, k)
-	}
-	return nil
 }
 
 // owes says whether a worker has something to do about a sandbox.
@@ -107,20 +262,21 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 			return decideFail(s, protocol.Errorf(code, reason, format, args...))
 		}
 	}
+	whyNot := lazily(func() string { return c.whyNot(b) })
 	since := now.Sub(b.StateChangedAt)
 	lost := host == nil || host.State == protocol.HostLost
 	switch {
 	case !b.ExpiresAt.IsZero() && now.After(b.ExpiresAt) && b.Desired != protocol.StateDeleted:
 		return func(s *protocol.State) ([]protocol.Event, error) { return decideDelete(s, "", protocol.ReasonTTL) }
 	case b.State == protocol.StatePending && !b.Assigned && now.After(c.queueDeadline(b)):
-		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s%s", b.Spec.QueueTimeout, c.whyNot(b))
+		return fail(protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "no host took the sandbox within %s%s", b.Spec.QueueTimeout, whyNot)
 	case b.State == protocol.StatePending && b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue:
 		// The worker has a deadline of its own, and reports it better; this is for one that hangs.
 		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s", b.Spec.CreateTimeout)
 	case b.State == protocol.StatePending && b.Assigned && lost && now.After(c.queueDeadline(b)):
 		// When the host comes back, its worker discards what it made, and halts what was resumed.
 		return fail(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost before the sandbox was ready, and none took it within %s%s",
-			b.HostID, b.Worker, c.queueDeadline(b).Sub(b.AssignedAt), c.whyNot(b))
+			b.HostID, b.Worker, c.queueDeadline(b).Sub(b.AssignedAt), whyNot)
 	case b.State == protocol.StateReady && lost && host != nil && b.Spec.OnHostLoss == protocol.OnHostLossFail:
 		return fail(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost", b.HostID, b.Worker)
 	case b.State == protocol.StateReady && b.Desired == protocol.StateReady && b.ActiveExecs == 0 &&
@@ -138,25 +294,50 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 // where the one that it was assigned to is lost. A lost host has at least as long to come back as it
 // had for the sandbox.
 func (c *coordinator) queueDeadline(b *protocol.Sandbox) time.Time {
+	return queueDeadline(b, c.cfg.Timing.Overdue)
+}
+
+func queueDeadline(b *protocol.Sandbox, overdue time.Duration) time.Time {
 	if !b.Assigned {
 		return b.StateChangedAt.Add(b.Spec.QueueTimeout.Std())
 	}
-	return b.AssignedAt.Add(max(b.Spec.QueueTimeout.Std(), b.Spec.CreateTimeout.Std()+c.cfg.Timing.Overdue))
+	return b.AssignedAt.Add(max(b.Spec.QueueTimeout.Std(), b.Spec.CreateTimeout.Std()+overdue))
 }
+
+// lazily is a text that is made when it is printed: most deadlines are looked at for nothing.
+type lazily func() string
+
+func (f lazily) String() string { return f() }
 
 // whyNot says why hosts do not take a sandbox, of the first few of them.
 func (c *coordinator) whyNot(b *protocol.Sandbox) string {
-	_, refusals := place(b, c.hosts.list(), c.images.list())
-	why := ""
-	for i, r := range refusals {
+	hosts, images := c.seen.hosts(c), c.images.list()
+	why, most := "", abilitiesOf(hosts)
+	for i, h := range hosts {
 		if i == mostHosts {
-			return fmt.Sprintf("%s; and %d more", why, len(refusals)-mostHosts)
+			return fmt.Sprintf("%s; and %d more", why, len(hosts)-mostHosts)
 		}
-		if r.Reason != "" {
-			why += fmt.Sprintf("; %s: %s", r.Worker, r.Reason)
+		if reason := refuse(b, h, images, most); reason != "" {
+			why += fmt.Sprintf("; %s: %s", h.Worker, reason)
 		}
 	}
 	return why
+}
+
+// seenHosts is the list of hosts as it was a moment ago: where ten thousand sandboxes fail at once, it is made once.
+type seenHosts struct {
+	mu   sync.Mutex
+	at   time.Time
+	list []*protocol.Host
+}
+
+func (s *seenHosts) hosts(c *coordinator) []*protocol.Host {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.list == nil || time.Since(s.at) > time.Second {
+		s.list, s.at = c.hosts.list(), time.Now()
+	}
+	return s.list
 }
 
 // watchExecs ends execs whose end can no longer be learnt in time: their own timeout is over, and
@@ -230,83 +411,13 @@ func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protoco
 	}
 }
 
-// tellChanged tells each worker that has just registered about everything it owns.
-func (c *coordinator) tellChanged() {
-	for _, worker := range c.hosts.takeChanged() {
-		for _, b := range c.projection.all() {
-			if c.hosts.workerOf(b.HostID, b.Worker) != worker || b.State == protocol.StateDeleted {
-				continue
-			}
-			if err := c.conn.TellAbout(worker, b.Tenant, b.ID); err != nil {
-				c.log.Warn("a worker is not told, and will be later", "worker", worker, "error", err)
-			}
-		}
-	}
-}
-
 // purge takes away what is kept of a sandbox that was deleted long ago.
-func (c *coordinator) purge(ctx context.Context, k key, b *protocol.Sandbox) error {
+func (c *coordinator) purge(ctx context.Context, k key) error {
 	c.keeping.Lock()
 	defer c.keeping.Unlock()
 	if err := c.conn.PurgeHistory(ctx, k.tenant, k.id); err != nil {
 		return err
 	}
-	c.projection.forget(k, b)
+	c.projection.forgetOver(k)
 	return nil
-}
-
-// watchReservations ends ids that were reserved and never came to a first event: whoever reserved
-// them is gone, and so is the request. It scans the registry, which forgets nothing.
-func (c *coordinator) watchReservations(ctx context.Context) error {
-	var mu sync.Mutex
-	open := map[key]reserved{}
-	go func() {
-		_ = c.again(ctx, "follow the registry", func() error {
-			return c.conn.FollowReservations(ctx, func(tenant, sandbox string, r *protocol.Reservation) {
-				mu.Lock()
-				defer mu.Unlock()
-				open[key{tenant, sandbox}] = reserved{request: r.Request, seen: time.Now()}
-			})
-		}) // returns when ctx ends
-	}()
-	ticker := time.NewTicker(max(c.cfg.Timing.Abandon/4, c.cfg.Timing.Scan))
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-		mu.Lock()
-		for k, r := range open {
-			if c.projection.get(k) != nil || time.Since(r.seen) > c.cfg.Timing.Abandon && c.checkReservation(ctx, k, r) {
-				delete(open, k)
-			}
-		}
-		mu.Unlock()
-	}
-}
-
-// reserved is a reservation whose sandbox was not seen yet.
-type reserved struct {
-	request string
-	seen    time.Time
-}
-
-// checkReservation reports whether an id has a history, or has been given an end now. It gets none while
-// its request is in the queue: that waits for its turn, or for the log.
-func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) bool {
-	_, err := c.projection.find(ctx, k, 0)
-	if protocol.CodeOf(err) == protocol.NotFound {
-		queued, queueErr := c.conn.RequestQueued(ctx, k.tenant, protocol.VerbCreate, k.id)
-		if queued || queueErr != nil {
-			return false
-		}
-		err = c.abandon(ctx, k, r.request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
-			"the id was reserved, and the request was not carried out"))
-	}
-	if err != nil {
-		c.log.Warn("a reservation is looked at again", "sandbox", k.id, "error", err)
-	}
-	return err == nil
 }

@@ -122,8 +122,13 @@ func (b kv) follow(ctx context.Context, handle func(key string, value []byte, re
 
 // followKeys is follow for the keys of a pattern.
 func (b kv) followKeys(ctx context.Context, pattern string, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
+	return b.followFrom(ctx, pattern, 0, handle, caughtUp)
+}
+
+// followFrom is followKeys for what was written after a revision.
+func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
 	for {
-		err := b.conn.follow(ctx, b.stream(), b.subject(pattern), 0, func(m *stored) {
+		err := b.conn.follow(ctx, b.stream(), b.subject(pattern), after+1, func(m *stored) {
 			value := m.data
 			if m.deleted() {
 				value = nil
@@ -136,5 +141,6 @@ func (b kv) followKeys(ctx context.Context, pattern string, handle func(key stri
 			return err
 		}
 		b.conn.log.Warn("a bucket is another one than before, and is read from its beginning", "bucket", b.name)
+		after = 0
 	}
 }

@@ -119,6 +119,11 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 	return b, err
 }
 
+// LastRecord is the number of the last message that the log has, or had.
+func (c *Conn) LastRecord(ctx context.Context) (uint64, error) {
+	return c.lastSequence(ctx, protocol.StreamEvents)
+}
+
 // Batch reads the batch of a sandbox's history at one record. Error: not_found, where the history has none there.
 func (c *Conn) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
 	b, err := c.Record(ctx, record)
@@ -182,7 +187,7 @@ func (c *Conn) Flush(ctx context.Context) error {
 // deleted, is the tombstone: it tells an id whose history is no longer kept from one that never
 // had any.
 func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
-	// The history goes last: while it is there, the rest is found again and purged again.
+	// The last snapshot goes last: while it is there, the rest is found again and purged again.
 	for _, p := range []struct {
 		stream, subject string
 		keep            uint64
@@ -191,6 +196,7 @@ func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".*", 0},
 		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox, 0},
 		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1},
+		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox + overSuffix, 0},
 	} {
 		if err := c.purge(ctx, p.stream, p.subject, p.keep); err != nil {
 			return err

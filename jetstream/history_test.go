@@ -49,7 +49,7 @@ func TestASnapshotAndTheRestOfTheLogAreTheWholeFold(t *testing.T) {
 		record := snapshot.Record
 		_, err := c.WriteSnapshot(t.Context(), d.tenant, "s1", snapshot, 0)
 		must(t, err)
-		must(t, c.WriteCheckpoint(t.Context(), first.Position()))
+		must(t, c.WriteCheckpoint(t.Context(), first.Position(), 0))
 		_, err = first.Do(t.Context(), acceptExec("x1"))
 		must(t, err)
 

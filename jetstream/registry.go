@@ -52,18 +52,19 @@ func (c *Conn) SandboxReservation(ctx context.Context, tenant, sandbox string) (
 	return &r, protocol.Decode(value, &r)
 }
 
-// FollowReservations hears of every sandbox id ever taken, and of each new one, until ctx ends.
-func (c *Conn) FollowReservations(ctx context.Context, handle func(tenant, sandbox string, r *protocol.Reservation)) error {
+// FollowReservations hears of every sandbox id that was taken after a revision of the registry, and of each new one,
+// until ctx ends. caughtUp is called once, when everything was handled that was there at the beginning; it may be nil.
+func (c *Conn) FollowReservations(ctx context.Context, after uint64, handle func(tenant, sandbox string, r *protocol.Reservation, revision uint64), caughtUp func()) error {
 	b := c.kv(protocol.BucketIDs)
-	return b.follow(ctx, func(key string, value []byte, _ uint64) {
+	return b.followFrom(ctx, ">", after, func(key string, value []byte, revision uint64) {
 		tenant, sandbox, ok := cutKey(key)
 		r := &protocol.Reservation{}
 		if !ok || protocol.Decode(value, r) != nil {
 			c.log.Error("a reservation cannot be read", "key", key)
 			return
 		}
-		handle(tenant, sandbox, r)
-	}, nil)
+		handle(tenant, sandbox, r, revision)
+	}, caughtUp)
 }
 
 func cutKey(key string) (tenant, sandbox string, ok bool) { return strings.Cut(key, ".") }

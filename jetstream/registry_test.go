@@ -136,11 +136,11 @@ func TestEveryReservationIsFollowed(t *testing.T) {
 		}
 		reserve("before")
 		background(t, func(ctx context.Context) error {
-			return c.FollowReservations(ctx, func(tenant, sandbox string, r *protocol.Reservation) {
+			return c.FollowReservations(ctx, 0, func(tenant, sandbox string, r *protocol.Reservation, _ uint64) {
 				if tenant == d.tenant {
 					heard <- sandbox + " " + r.Request
 				}
-			})
+			}, nil)
 		})
 		if got := receive(t, 5*time.Second, "the one before", heard); got != "before r-before" {
 			t.Fatal(got)

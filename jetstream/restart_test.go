@@ -42,7 +42,7 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 		return k.FollowHosts(ctx, func(worker string, h *protocol.Host) { heard["hosts"] <- worker }, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.FollowReservations(ctx, func(_, sandbox string, _ *protocol.Reservation) { heard["reservations"] <- sandbox })
+		return k.FollowReservations(ctx, 0, func(_, sandbox string, _ *protocol.Reservation, _ uint64) { heard["reservations"] <- sandbox }, nil)
 	})
 	background(t, func(ctx context.Context) error {
 		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { heard["requests"] <- r.ID; return nil })

@@ -19,12 +19,16 @@ type Snapshot struct {
 	State   *protocol.State `json:"state"`
 	Batch   string          `json:"batch,omitempty"` // id of the batch at Record
 	Fold    int             `json:"fold,omitempty"`  // [protocol.FoldVersion] of who folded State
+
+	// Reserved is a revision of the registry of ids, in a checkpoint: all ids that were taken up to it have a
+	// history. 0: not known.
+	Reserved uint64 `json:"reserved,omitempty"`
 }
 
 func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
 
-// usable says whether the state is one that this code would have folded.
-func (s *Snapshot) usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
+// Usable says whether the state is one that this code would have folded.
+func (s *Snapshot) Usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
 
 // checkpointKey holds the record up to which every sandbox's snapshot is current.
 const checkpointKey = "_checkpoint"
@@ -55,22 +59,53 @@ func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Sna
 	})
 }
 
-// WriteCheckpoint says that every event up to a place of the log is in some snapshot. A newer one stands.
-func (c *Conn) WriteCheckpoint(ctx context.Context, at Position) error {
-	s := &Snapshot{Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion}
+// WriteCheckpoint says that every event up to a place of the log is in some snapshot, and every id that was taken
+// up to a revision of the registry has a history; 0: as the stored checkpoint says. A newer one stands.
+func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64) error {
+	s := &Snapshot{Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion, Reserved: reserved}
 	_, err := c.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
 		stands, err := c.stands(ctx, "", "", old, s)
 		if stands || err != nil {
 			return nil, err
+		}
+		var before Snapshot
+		if s.Reserved == 0 && old != nil && protocol.Decode(old, &before) == nil {
+			s.Reserved = before.Reserved
 		}
 		return protocol.Encode(s), nil
 	})
 	return err
 }
 
-// Snapshot reads the snapshot of a sandbox, as it is stored. Error: not_found.
+// checkpoint reads the checkpoint; the zero value where there is none that can be used.
+func (c *Conn) checkpoint(ctx context.Context) (Snapshot, error) {
+	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, checkpointKey)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return Snapshot{}, nil
+	}
+	if err != nil {
+		return Snapshot{}, err
+	}
+	var s Snapshot
+	if protocol.Decode(value, &s) != nil || protocol.CheckVersion(s.Version) != nil {
+		return Snapshot{}, nil
+	}
+	return s, nil
+}
+
+// Checkpoint returns up to where every event is in some snapshot, and up to which revision of the registry every
+// id has a history; 0: not known.
+func (c *Conn) Checkpoint(ctx context.Context) (at Position, reserved uint64, err error) {
+	s, err := c.checkpoint(ctx)
+	return s.position(), s.Reserved, err
+}
+
+// Snapshot reads the snapshot of a sandbox, as it is stored, living or over. Error: not_found.
 func (c *Conn) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
 	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return c.overSnapshot(ctx, tenant, sandbox)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -94,21 +129,17 @@ func (c *Conn) stands(ctx context.Context, tenant, sandbox string, stored []byte
 	return c.holds(ctx, tenant, sandbox, old.position())
 }
 
-// ReadSnapshots reads every snapshot, and returns the record that the log must be followed from. s is
+// ReadSnapshots reads the snapshot of every living sandbox, and returns the record that the log must be followed from. s is
 // nil for a sandbox that is to be folded from its history: its snapshot cannot be used. Without a
 // checkpoint, and with one that the log does not reach or that is of another history of it, nothing is
 // visited, and the log is followed from 1.
 func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (from uint64, err error) {
 	b := c.kv(protocol.BucketSandboxes)
-	value, _, err := b.get(ctx, checkpointKey)
-	if protocol.CodeOf(err) == protocol.NotFound {
-		return 1, nil
-	}
+	checkpoint, err := c.checkpoint(ctx)
 	if err != nil {
 		return 0, err
 	}
-	var checkpoint Snapshot
-	if protocol.Decode(value, &checkpoint) != nil || protocol.CheckVersion(checkpoint.Version) != nil {
+	if checkpoint.Version == 0 {
 		return 1, nil
 	}
 	last, err := c.lastSequence(ctx, protocol.StreamEvents)
@@ -126,14 +157,11 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 		snapshot        *Snapshot
 	}
 	var newer []late
-	err = c.readAll(ctx, b, func(key string, value []byte) {
-		tenant, sandbox, ok := strings.Cut(key, ".")
-		if !ok {
-			return // the checkpoint
-		}
+	err = c.readKeys(ctx, b, "*.*", func(key string, value []byte) {
+		tenant, sandbox, _ := strings.Cut(key, ".")
 		s := &Snapshot{}
 		switch {
-		case protocol.Decode(value, s) != nil || protocol.CheckVersion(s.Version) != nil || !s.usable() || s.Record > last:
+		case protocol.Decode(value, s) != nil || protocol.CheckVersion(s.Version) != nil || !s.Usable() || s.Record > last:
 			visit(tenant, sandbox, nil)
 		case s.Record > checkpoint.Record:
 			newer = append(newer, late{tenant, sandbox, s})
@@ -264,10 +292,15 @@ func (c *Conn) ReadExecIDs(ctx context.Context, visit func(tenant, sandbox strin
 
 // readAll reads every key that has a value now.
 func (c *Conn) readAll(ctx context.Context, b kv, visit func(key string, value []byte)) error {
+	return c.readKeys(ctx, b, ">", visit)
+}
+
+// readKeys reads every key of a pattern that has a value now.
+func (c *Conn) readKeys(ctx context.Context, b kv, pattern string, visit func(key string, value []byte)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := false
-	err := b.follow(ctx, func(key string, value []byte, _ uint64) {
+	err := b.followKeys(ctx, pattern, func(key string, value []byte, _ uint64) {
 		if value != nil {
 			visit(key, value)
 		}

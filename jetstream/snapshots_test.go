@@ -46,8 +46,8 @@ func TestALateSnapshotLosesAgainstANewerOne(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		must(t, c.WriteCheckpoint(ctx, j.Position()))
-		must(t, c.WriteCheckpoint(ctx, at))
+		must(t, c.WriteCheckpoint(ctx, j.Position(), 0))
+		must(t, c.WriteCheckpoint(ctx, at, 0))
 		from, all := snapshots(t, c, d.tenant)
 		if s := all["s1"]; s == nil || s.State.Execs["x2"] == nil {
 			t.Errorf("the late one is there: %+v", s)
@@ -100,7 +100,7 @@ func TestASnapshotLargerThanAMessageSaysThatTheHistoryIsToBeRead(t *testing.T) {
 	}
 	_, err := c.WriteSnapshot(ctx, d.tenant, "s1", j.Snapshot(), 0)
 	must(t, err)
-	must(t, c.WriteCheckpoint(ctx, j.Position()))
+	must(t, c.WriteCheckpoint(ctx, j.Position(), 0))
 	from, all := snapshots(t, c, d.tenant)
 	if s, there := all["s1"]; !there || s != nil || from != j.Position().Record+1 {
 		t.Errorf("from %d, the snapshot is %+v", from, s)
@@ -121,7 +121,7 @@ func TestASnapshotOfAnotherFoldIsNotUsed(t *testing.T) {
 			// As an older coordinator does, which asks for nothing.
 			m := &jetstream.Snapshot{Version: s.Version, Record: s.Record, State: s.State, Fold: fold}
 			d.put(t, protocol.BucketSandboxes, d.tenant+".s1", protocol.Encode(m))
-			must(t, c.WriteCheckpoint(ctx, j.Position()))
+			must(t, c.WriteCheckpoint(ctx, j.Position(), 0))
 			from, all := snapshots(t, c, d.tenant)
 			if got, there := all["s1"]; !there || (got != nil) != usable || from != s.Record+1 {
 				t.Errorf("from %d, the snapshot is %+v", from, got)
@@ -182,7 +182,7 @@ func TestWhatTheSnapshotsHaveAndTheLogHasNotIsDropped(t *testing.T) {
 			t.Errorf("%s: from %d: %+v", what, from, all)
 		}
 	}
-	must(t, c.WriteCheckpoint(ctx, jetstream.Position{Record: good.Record, Batch: good.Batch}))
+	must(t, c.WriteCheckpoint(ctx, jetstream.Position{Record: good.Record, Batch: good.Batch}, 0))
 	if from, _ := snapshots(t, c, d.tenant); from != good.Record+1 {
 		t.Errorf("from %d", from)
 	}

@@ -1,0 +1,157 @@
+package coordinator
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// drawHost makes a host of a small fleet, as full as it happens to be.
+func drawHost(t *rapid.T, worker string) *protocol.Host {
+	h := host(worker, 0)
+	h.Slots, h.CPU, h.Memory = rapid.IntRange(1, 4).Draw(t, "slots"), 4, 4<<30
+	h.State = rapid.SampledFrom([]protocol.HostState{protocol.HostReady, protocol.HostReady, protocol.HostReady, protocol.HostSuspect, protocol.HostLost}).Draw(t, "state")
+	h.Images = rapid.Bool().Draw(t, "tells images")
+	h.Profiles = rapid.SampledFrom([][]string{nil, {protocol.ProfileHardened}, {protocol.ProfileHardened, protocol.ProfileStandard}}).Draw(t, "profiles")
+	h.GPUs = rapid.IntRange(0, 1).Draw(t, "gpus")
+	if rapid.Bool().Draw(t, "has a disk") {
+		h.Disk, h.DiskQuota = 8<<30, true
+	}
+	if rapid.IntRange(0, 3).Draw(t, "full") == 0 {
+		h.Full = "the disk runs short"
+	}
+	if rapid.IntRange(0, 3).Draw(t, "has defaults") == 0 {
+		h.Defaults = &protocol.SandboxSpec{Memory: 1 << 30, Profile: rapid.SampledFrom([]string{"", protocol.ProfileStandard}).Draw(t, "default profile")}
+	}
+	return h
+}
+
+func drawImages(t *rapid.T, worker string) *protocol.HostImages {
+	if rapid.IntRange(0, 3).Draw(t, "tells nothing") == 0 {
+		return nil
+	}
+	var names []string
+	for _, name := range []string{"docker.io/library/a:latest", "docker.io/library/b:latest", "docker.io/library/c:latest"} {
+		if rapid.Bool().Draw(t, "has "+name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return &protocol.HostImages{Worker: worker, Instance: "i-" + worker, Listed: true, Names: names}
+}
+
+func drawSandbox(t *rapid.T, hosts []hostRow) *protocol.Sandbox {
+	spec := protocol.SandboxSpec{
+		Image: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "image"), CPU: 1, Memory: protocol.Bytes(rapid.IntRange(1, 4).Draw(t, "memory")) << 30,
+		Env: map[string]string{"N": rapid.SampledFrom([]string{"1", "2"}).Draw(t, "env")},
+	}
+	if rapid.IntRange(0, 3).Draw(t, "service") == 0 {
+		spec.RequiredServices = protocol.Services{"db": {Image: "b", CPU: 1, Memory: 1 << 29}}
+	}
+	spec.Pull = rapid.SampledFrom([]string{"", protocol.PullNever}).Draw(t, "pull")
+	spec.Profile = rapid.SampledFrom([]string{"", protocol.ProfileStandard}).Draw(t, "profile")
+	spec.GPUs = rapid.SampledFrom([]string{"", "", "1", "all"}).Draw(t, "wanted gpus")
+	if rapid.IntRange(0, 3).Draw(t, "wants a disk") == 0 {
+		spec.Disk = 1 << 30
+	}
+	b := &protocol.Sandbox{ID: "b", State: protocol.StatePending, Spec: spec, BuiltIn: []string{"profile"}}
+	if rapid.IntRange(0, 5).Draw(t, "resumes") == 0 {
+		b.Resuming, b.HostID = true, hosts[rapid.IntRange(0, len(hosts)-1).Draw(t, "host")].host.HostID
+	}
+	return b
+}
+
+// Whatever changes on the hosts, and in whatever order, the index finds the host that a look at all of them finds.
+func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		index, told, version := newHostIndex(), imageTable{}, uint64(1)
+		var rows []hostRow
+		for i := range rapid.IntRange(1, 9).Draw(t, "hosts") {
+			rows = append(rows, hostRow{drawHost(t, fmt.Sprint("w", i)), version})
+		}
+		index.setRows(slices.Clone(rows))
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			i := rapid.IntRange(0, len(rows)-1).Draw(t, "which")
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0: // its worker registers again
+				version++
+				h := drawHost(t, rows[i].host.Worker)
+				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = rows[i].host.Sandboxes, rows[i].host.UsedCPU, rows[i].host.UsedMem, rows[i].host.UsedDisk, min(rows[i].host.UsedGPUs, h.GPUs)
+				rows[i] = hostRow{h, version}
+				index.setRows(slices.Clone(rows))
+			case 1: // it says what images it has
+				worker := rows[i].host.Worker
+				if told[worker] = drawImages(t, worker); told[worker] == nil {
+					delete(told, worker)
+				}
+				index.setImages(worker, told[worker])
+			case 2: // sandboxes come and go
+				n := rapid.IntRange(0, rows[i].host.Slots).Draw(t, "sandboxes")
+				u := usage{n: n, Totals: protocol.Totals{CPU: float64(n), Memory: protocol.Bytes(n) << 30, Disk: protocol.Bytes(n) << 29}, gpus: min(n, 1)}
+				h := *rows[i].host
+				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = 0, 0, 0, 0, 0
+				u.addTo(&h)
+				rows[i].host = &h
+				index.setUse(h.HostID, u)
+			default:
+				b := drawSandbox(t, rows)
+				var hosts []*protocol.Host
+				for _, r := range rows {
+					hosts = append(hosts, r.host)
+				}
+				want, refusals := place(b, hosts, told)
+				got := index.place(b, kindOf(b))
+				if (want == nil) != (got == nil) || want != nil && want.Worker != got.Worker {
+					t.Fatalf("the index places on %+v, the scan on %+v: %+v", got, want, refusals)
+				}
+			}
+		}
+	})
+}
+
+func fleet(n int) (rows []hostRow) {
+	for i := range n {
+		h := host(fmt.Sprintf("w%04d", i), 0)
+		h.Slots, h.Memory, h.CPU = 200, 1<<40, 64
+		rows = append(rows, hostRow{h, 1})
+	}
+	return rows
+}
+
+// BenchmarkPlace places sandboxes of four kinds, each of which counts on its host, as a burst does.
+func BenchmarkPlace(b *testing.B) {
+	for _, n := range []int{100, 1000, 5000} {
+		b.Run(fmt.Sprint("index/hosts=", n), func(b *testing.B) {
+			index := newHostIndex()
+			index.setRows(fleet(n))
+			used := map[string]usage{}
+			for i := range b.N {
+				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
+				h := index.place(s, kindOf(s))
+				used[h.HostID] = used[h.HostID].plus(usageOf(&s.Spec))
+				if i%(n*100) == 0 {
+					clear(used) // before all are full
+				}
+				index.setUse(h.HostID, used[h.HostID])
+			}
+		})
+		b.Run(fmt.Sprint("scan/hosts=", n), func(b *testing.B) {
+			var hosts []*protocol.Host
+			for _, r := range fleet(n) {
+				hosts = append(hosts, r.host)
+			}
+			for i := range b.N {
+				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
+				h, _ := place(s, hosts, nil)
+				usageOf(&s.Spec).addTo(h)
+				if h.Sandboxes == 100 {
+					h.Sandboxes, h.UsedCPU, h.UsedMem = 0, 0, 0
+				}
+			}
+		})
+	}
+}

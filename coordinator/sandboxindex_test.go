@@ -1,0 +1,257 @@
+package coordinator
+
+import (
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"pgregory.net/rapid"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func handle(id string, state protocol.SandboxState) *protocol.Sandbox {
+	return &protocol.Sandbox{Tenant: "t", ID: id, State: state, Desired: protocol.StateReady, Sequence: 1, CreatedAt: time.Unix(1000, 0), StateChangedAt: time.Unix(1000, 0)}
+}
+
+func (p *projection) put(b *protocol.Sandbox, record uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.putLocked(key{b.Tenant, b.ID}, b, record)
+}
+
+func drawHandle(t *rapid.T, id string, before *protocol.Sandbox) *protocol.Sandbox {
+	b := handle(id, rapid.SampledFrom([]protocol.SandboxState{protocol.StatePending, protocol.StatePending, protocol.StateReady, protocol.StateStopped,
+		protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted}).Draw(t, "state"))
+	b.StateChangedAt = time.Unix(int64(rapid.IntRange(1, 5).Draw(t, "since")), 0)
+	b.Spec = protocol.SandboxSpec{CPU: float64(rapid.IntRange(1, 3).Draw(t, "cpu")) / 10, Memory: 1 << 30, GPUs: rapid.SampledFrom([]string{"", "all"}).Draw(t, "gpus")}
+	if host := rapid.IntRange(0, 3).Draw(t, "host"); host > 0 {
+		b.Worker, b.HostID = fmt.Sprint("w", host), fmt.Sprint("h", host)
+		b.Assigned = b.State == protocol.StateReady || b.State == protocol.StatePending && rapid.Bool().Draw(t, "assigned")
+		b.Resuming = b.State == protocol.StatePending && rapid.Bool().Draw(t, "resuming")
+	}
+	if before != nil { // what it takes changes with its assignment only
+		if b.Generation = before.Generation; b.HostID != before.HostID || !before.Assigned {
+			b.Generation++
+		} else {
+			b.Spec = before.Spec
+		}
+	}
+	b.ActiveExecs = rapid.IntRange(0, 1).Draw(t, "execs")
+	return b
+}
+
+// The indexes say what a look at all sandboxes says, whatever becomes of them, and of assignments on their way.
+func TestTheIndexesSayWhatAScanSays(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := newProjection(nil, nil, "c1", 0)
+		model, flying := map[key]*protocol.Sandbox{}, map[key]placed{}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			k := key{"t", fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0:
+				if b := model[k]; b != nil && p.launch(b, "h9", usageOf(&b.Spec)) {
+					flying[k] = placed{"h9", takenBy(usageOf(&b.Spec))}
+				}
+			case 1:
+				p.land(k)
+				delete(flying, k)
+			default:
+				b := drawHandle(t, k.id, model[k])
+				p.put(b, 1)
+				if b.State == protocol.StateDeleted {
+					delete(model, k)
+					delete(flying, k)
+				} else {
+					model[k] = b
+				}
+			}
+			check(t, p, model, flying)
+		}
+	})
+}
+
+func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]placed) {
+	used, workers := map[string]taken{}, map[string]string{}
+	on, owing, pending, active := map[string]map[key]bool{}, map[key]bool{}, map[key]bool{}, map[key]bool{}
+	var line []waiting
+	for k, b := range model {
+		if b.Worker != "" {
+			workers[b.HostID] = b.Worker
+			if on[b.HostID] == nil {
+				on[b.HostID] = map[key]bool{}
+			}
+			on[b.HostID][k] = true
+			if b.Assigned || b.State == protocol.StateDeleting {
+				u := used[b.HostID]
+				u.add(takenBy(usageOf(&b.Spec)), 1)
+				used[b.HostID] = u
+			}
+			if owes(b) {
+				owing[k] = true
+			}
+		}
+		if b.State == protocol.StatePending {
+			pending[k] = true
+		}
+		if b.ActiveExecs > 0 {
+			active[k] = true
+		}
+		if b.State == protocol.StatePending && (!b.Assigned || b.HostID == "h1" && !b.Resuming) { // h1 is lost
+			line = append(line, waiting{b.StateChangedAt, k})
+		}
+	}
+	for _, f := range flying {
+		u := used[f.host]
+		u.add(f.used, 1)
+		used[f.host] = u
+	}
+	slices.SortFunc(line, waiting.compare)
+	got, gotWorkers := p.uses()
+	if !maps.Equal(gotWorkers, workers) {
+		t.Fatalf("workers %v, want %v", gotWorkers, workers)
+	}
+	for host := range on {
+		if u := used[host].usage(); got[host] != u {
+			t.Fatalf("%s: %+v is taken, want %+v", host, got[host], u)
+		}
+		if n := len(p.on(host)); n != len(on[host]) {
+			t.Fatalf("%s has %d sandboxes, want %d", host, n, len(on[host]))
+		}
+	}
+	if got["h9"] != used["h9"].usage() {
+		t.Fatalf("on their way: %+v, want %+v", got["h9"], used["h9"].usage())
+	}
+	gotOwing := map[key]bool{}
+	p.owing(func(string) bool { return true }, func(k key, b *protocol.Sandbox) { gotOwing[k] = b == model[k] })
+	if !maps.Equal(gotOwing, owing) {
+		t.Fatalf("owing %v, want %v", gotOwing, owing)
+	}
+	if len(p.pendings()) != len(pending) || len(p.withExecs()) != len(active) {
+		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.pendings()), len(p.withExecs()), len(pending), len(active))
+	}
+	list := p.line([]string{"h1", "h8"}, true)
+	for i, b := range list {
+		if len(list) != len(line) || (key{b.Tenant, b.ID}) != line[i].key {
+			t.Fatalf("the line is %v, want %v", list, line)
+		}
+	}
+	if len(list) != len(line) || len(p.line([]string{"h1"}, false)) > len(line) {
+		t.Fatalf("%d wait, want %d", len(list), len(line))
+	}
+}
+
+// heapInUse is how many bytes are in use.
+func heapInUse() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// What is kept of a sandbox that is over is at most 300 bytes, however much it was when it lived.
+func TestASandboxThatIsOverTakes300BytesAtMost(t *testing.T) {
+	const n = 50_000
+	p := newProjection(nil, nil, "c1", 0)
+	before := heapInUse()
+	for i := range n {
+		b := handle(fmt.Sprintf("01k%023d", i), protocol.StateReady) // as long as a ULID
+		b.Tenant = fmt.Sprint("tenant-of-some-length-", i%3)
+		b.Worker, b.HostID, b.Assigned = "w", fmt.Sprint("h", i%100), true
+		b.Spec = protocol.SandboxSpec{Image: "i", CPU: 1, Env: map[string]string{"A": string(make([]byte, 1000))}, Labels: map[string]string{"l": b.ID}}
+		p.put(b, uint64(i))
+		gone := *b
+		gone.State, gone.Assigned = protocol.StateDeleted, false
+		p.put(&gone, uint64(i)+1)
+	}
+	took := heapInUse() - before
+	if each := took / n; each > 300 {
+		t.Errorf("each takes %d bytes", each)
+	} else {
+		t.Logf("each takes %d bytes, %d of them of its struct and key", each, unsafe.Sizeof(over{})+unsafe.Sizeof(key{}))
+	}
+	if len(p.sandboxes)+len(p.journals)+len(p.index.places)+len(p.index.hosts)+len(p.index.wakes.at) > 0 || len(p.over) != n {
+		t.Errorf("%d are over, and of living ones there are %d", len(p.over), len(p.sandboxes))
+	}
+	runtime.KeepAlive(p)
+}
+
+func TestASelectorFindsWhatMayHaveItsLabels(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		labels := rapid.MapOf(rapid.StringN(0, 3, 3), rapid.StringN(0, 3, 3)).Draw(t, "labels")
+		selector := map[string]string{}
+		for k, v := range labels {
+			if rapid.Bool().Draw(t, "selected") {
+				selector[k] = v
+			}
+		}
+		if of := labelSet(selector); labelSet(labels)&of != of {
+			t.Errorf("%v is not found by %v", labels, selector)
+		}
+	})
+}
+
+// Each is due in the order of its newest time, and none twice.
+func TestDeadlinesComeInOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d, model := deadlines{at: map[key]time.Time{}}, map[key]time.Time{}
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			k, at := key{"t", fmt.Sprint(rapid.IntRange(0, 9).Draw(t, "which"))}, time.Unix(int64(rapid.IntRange(1, 20).Draw(t, "at")), 0)
+			switch rapid.IntRange(0, 3).Draw(t, "step") {
+			case 0:
+				d.drop(k)
+				delete(model, k)
+			case 1:
+				due, next := d.due(at, 1000)
+				for _, k := range due {
+					if v, there := model[k]; !there || v.After(at) {
+						t.Fatalf("%v is due at %v, and comes at %v", k, v, at)
+					}
+					delete(model, k)
+				}
+				for _, v := range model {
+					if !v.After(at) || next.IsZero() || v.Before(next) {
+						t.Fatalf("at %v there is one left of %v, and the next is said to be at %v", at, v, next)
+					}
+				}
+			default:
+				d.set(k, at)
+				if v, there := model[k]; !there || at.Before(v) {
+					model[k] = at
+				}
+			}
+		}
+	})
+}
+
+// BenchmarkPass is a pass of the scheduler where nothing waits, with sandboxes that live and that are over.
+func BenchmarkPass(b *testing.B) {
+	for _, c := range []struct{ living, over int }{{0, 0}, {0, 100_000}, {100_000, 0}} {
+		b.Run(fmt.Sprintf("living=%d/over=%d", c.living, c.over), func(b *testing.B) {
+			p := newProjection(nil, nil, "c1", 0)
+			for i := range c.living + c.over {
+				s := handle(fmt.Sprint("s", i), protocol.StateReady)
+				if s.Worker, s.HostID, s.Assigned = "w", fmt.Sprint("h", i%1000), true; i >= c.living {
+					s.State = protocol.StateDeleted
+				}
+				p.put(s, uint64(i)+1)
+			}
+			co := &coordinator{cfg: Config{Timing: Timing{Scan: time.Hour, Suspect: time.Hour}}, projection: p, images: newHostImages(p.wakeUp)}
+			co.hosts = newHosts(co.cfg.Timing, p)
+			for i := range 1000 {
+				h := host(fmt.Sprint("w", i), 0)
+				h.HostID = fmt.Sprint("h", i)
+				co.hosts.register(h.Worker, h)
+			}
+			s := co.newScheduling(nil)
+			s.pass(b.Context())
+			for b.Loop() {
+				s.pass(b.Context())
+			}
+		})
+	}
+}
