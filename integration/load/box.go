@@ -10,6 +10,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
 // box is one sandbox on a simulated host: it does one thing after another, until the timer's host shows
@@ -162,27 +163,31 @@ var phases = []struct {
 }{{"image", 0.02}, {"network", 0.2}, {"container", 0.28}, {"start", 0.5}}
 
 func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
+	told := progress.Begin(s.Phase)
+	lasting, stop := context.WithCancel(ctx)
+	defer stop()
+	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) }) // it is told with what comes next, else
 	for _, p := range phases {
-		if err := b.append(ctx, s, pending(protocol.Event{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: p.name}})); err != nil {
-			return err
-		}
+		told.Enter(p.name, b.host.conn.Now().UTC())
 		if !sleep(ctx, time.Duration(float64(b.host.park.role.Create)*p.part)) {
 			return ctx.Err()
 		}
 	}
-	return b.append(ctx, s, pending(protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
+	return b.afterPhases(ctx, s, told, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
 		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0", 64), Subnet: "10.201.0.0/28", Boot: newID(),
-	}}))
+	}})
 }
 
-// pending returns events for a sandbox that is still to become ready.
-func pending(events ...protocol.Event) func(*protocol.State) []protocol.Event {
-	return func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StatePending {
-			return nil
-		}
-		return append([]protocol.Event(nil), events...)
-	}
+// afterPhases appends events, and before them the phases that the log does not have, as package worker does.
+func (b *box) afterPhases(ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event) error {
+	return told.Tell(func(untold []protocol.Event) error {
+		return b.append(ctx, s, func(st *protocol.State) []protocol.Event {
+			if st.Sandbox.State != protocol.StatePending {
+				return nil
+			}
+			return append(progress.Missing(untold, st.Sandbox.Phase), events...)
+		})
+	})
 }
 
 func endAll(st *protocol.State) []protocol.Event {

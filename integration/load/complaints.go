@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// complaints counts what a process warns of, by the words of the warning.
+// complaints counts what a process warns of, by level and words.
 type complaints struct {
 	slog.Handler
 	counts *counts
@@ -28,8 +28,9 @@ func (c *complaints) Handle(ctx context.Context, r slog.Record) error {
 		return nil
 	}
 	c.counts.mu.Lock()
-	c.counts.of[r.Message]++
-	first := c.counts.of[r.Message] <= firstShown
+	what := r.Level.String() + " " + r.Message
+	c.counts.of[what]++
+	first := c.counts.of[what] <= firstShown
 	c.counts.mu.Unlock()
 	if !first {
 		return nil

@@ -17,6 +17,6 @@
 //
 // When things happened is read from the store's time stamps. At the end it prints milestones, and goals beside
 // what came of them, and exits with 1 where something went wrong: a sandbox that failed or was placed twice, a
-// host that was lost, a warning of a kind that nobody expects here. Goals count where the run has the size that
+// host that was lost, an error in a log. Goals count where the run has the size that
 // they are for; -short checks that all works, not how fast.
 package main

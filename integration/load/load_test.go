@@ -109,7 +109,7 @@ func TestWarningsAreCountedByTheirWords(t *testing.T) {
 		log.Warn("something", "error", "x")
 	}
 	log.Info("nothing")
-	if got := c.take(); len(got) != 1 || got["something"] != 2*firstShown {
+	if got := c.take(); len(got) != 1 || got["WARN something"] != 2*firstShown {
 		t.Errorf("counted %v", got)
 	}
 	if shown := strings.Count(out.String(), "something"); shown != firstShown {
