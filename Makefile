@@ -85,6 +85,21 @@ bench: image build ## measure Boxfleet beside the bare engine: a table, and raw 
 bench-short: image build ## the same with few samples: shows that it works, not how fast
 	$(GO) run ./integration/bench -short
 
+# Of `make load`; the program's own flags are in `go run ./integration/load -h`.
+WORKERS   ?= 100
+SANDBOXES ?= 1000
+RATE      ?= 0
+PROFILE   ?=
+LOADFLAGS ?=
+
+.PHONY: load
+load: ## simulated WORKERS (100) get SANDBOXES (1000), RATE a second or all at once; PROFILE=dir, LOADFLAGS='-living 100000 -restart'
+	$(GO) run ./integration/load -workers $(WORKERS) -sandboxes $(SANDBOXES) -rate $(RATE) -profile '$(PROFILE)' $(LOADFLAGS)
+
+.PHONY: load-short
+load-short: ## the same with few, through a restart of NATS and a fail-over: shows that it works, not how fast
+	$(GO) run ./integration/load -short -workers 20 -sandboxes 200 -living 300 -over 300 -coordinators 2 -settle 1s -restart -failover -limit 2m
+
 .PHONY: clean
 clean: ## what builds made, and what killed test runs left
 	rm -rf bin

@@ -17,16 +17,21 @@ func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
 	deadline := b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
 	making, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
+	endTelling := s.tellPhases(making, b)
 	err := s.make(making, b)
+	endTelling()
 	switch {
-	case err == nil, errors.Is(err, errSuperseded), ctx.Err() != nil:
+	case err == nil:
+		s.forgetPhases()
+		return nil
+	case errors.Is(err, errSuperseded), ctx.Err() != nil:
 		return err
 	case making.Err() != nil:
-		return s.fail(ctx, b, overdue(b, err))
+		return s.failCreate(ctx, b, overdue(b, err))
 	case passing(err):
 		return err
 	}
-	return s.fail(ctx, b, protocol.AsError(err))
+	return s.failCreate(ctx, b, protocol.AsError(err))
 }
 
 // overdue is what a sandbox fails with that is not ready in time, because of err.
@@ -67,7 +72,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if err := s.phase(ctx, b, "image"); err != nil {
+	if err := s.phase(b, "image"); err != nil {
 		return err
 	}
 	pull := b.Spec.Pull
@@ -80,6 +85,8 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	defer release()
 	d := s.w.directory(s.key, b.Generation)
+	_, noKey := d.secret()
+	before := noKey == nil // an earlier try came so far; it may have made a network
 	secret, err := d.make()
 	if err != nil {
 		return err
@@ -98,16 +105,16 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if err := s.phase(ctx, b, "network"); err != nil {
+	if err := s.phase(b, "network"); err != nil {
 		return err
 	}
-	network, err := s.network(ctx, b)
+	network, err := s.network(ctx, b, before)
 	if err != nil {
 		return err
 	}
 	s.letServicesIn()
 	create := func(ports []protocol.Port) (id string, err error) {
-		if err := s.phase(ctx, b, "container"); err != nil {
+		if err := s.phase(b, "container"); err != nil {
 			return "", err
 		}
 		gpus, err := s.w.gpus.take(s.key, b.Spec.GPUCount())
@@ -131,7 +138,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			}
 		}
 		if s.seen.container != containerRunning {
-			if err := s.phase(ctx, b, "start"); err != nil {
+			if err := s.phase(b, "start"); err != nil {
 				return nil, err
 			}
 			if err := s.w.restore(network); err != nil {
@@ -154,7 +161,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	s.w.cfg.Probe("before-ready")
-	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+	err = s.afterPhases(ctx, b, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StatePending {
 			return nil
 		}
@@ -177,38 +184,12 @@ func naming(err error, reason, field string) error {
 	return err
 }
 
-// phase appends how far the create is, once per phase.
-func (s *sandbox) phase(ctx context.Context, b *protocol.Sandbox, phase string) error {
-	order := map[string]int{"": 0, "image": 1, "network": 2, "container": 3, "start": 4}
-	if order[b.Phase] >= order[phase] {
-		return nil
-	}
-	s.w.cfg.Probe("before-phase-" + phase)
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StatePending {
-			return nil
-		}
-		return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase}}}
-	})
-	s.w.cfg.Probe("after-phase-" + phase)
-	return err
-}
-
 // network makes the sandbox's network on a subnet of its own, or finds the one that an earlier try
-// made. Its rules are there before it is.
-func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (firewall.Network, error) {
-	if b.Phase != "" { // an earlier try came so far; it may have made one
-		found, ok, err := s.findNetwork(ctx)
-		if err != nil {
-			return firewall.Network{}, err
-		}
-		if ok {
-			s.w.subnets.use(found.Subnet)
-			n := protectedNetwork(found)
-			if err := s.w.protect(n); err != nil {
-				return n, err
-			}
-			return n, s.w.protected(n)
+// made: before says that there was one. Its rules are there before it is.
+func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox, before bool) (firewall.Network, error) {
+	if before || b.Phase != "" {
+		if n, found, err := s.networkOfBefore(ctx); found || err != nil {
+			return n, err
 		}
 	}
 	policy, err := firewall.PolicyOf(b.Spec.Network)
@@ -244,10 +225,31 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox) (firewall.Ne
 		if lost := s.w.unprotect(n.Bridge); lost != nil {
 			s.log.Warn("the rules of a network that was not made are left", "error", lost)
 		}
+		if protocol.CodeOf(err) == protocol.AlreadyExists && !before { // the machine lost what the earlier try left beside it
+			s.w.subnets.give(subnet)
+			if n, found, findErr := s.networkOfBefore(ctx); found || findErr != nil {
+				return n, findErr
+			}
+			return n, err
+		}
 		if !errors.Is(err, docker.ErrSubnetOverlap) {
 			s.w.subnets.give(subnet)
 			return n, err
 		}
 		s.w.subnets.passOver(subnet)
 	}
+}
+
+// networkOfBefore finds the network that an earlier try made, and makes sure of its rules.
+func (s *sandbox) networkOfBefore(ctx context.Context) (n firewall.Network, found bool, err error) {
+	there, found, err := s.findNetwork(ctx)
+	if err != nil || !found {
+		return n, false, err
+	}
+	s.w.subnets.use(there.Subnet)
+	n = protectedNetwork(there)
+	if err := s.w.protect(n); err != nil {
+		return n, true, err
+	}
+	return n, true, s.w.protected(n)
 }

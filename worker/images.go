@@ -176,11 +176,12 @@ func (m *images) get(ctx context.Context, ref, policy string, report func(protoc
 // caller calls release once the container is made: from then on the container keeps the image.
 func (s *sandbox) image(ctx context.Context, generation uint64, ref, policy string) (_ docker.Image, release func(), err error) {
 	return s.w.images.get(ctx, ref, policy, func(p protocol.PullProgress) {
-		err := s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
+		b := &protocol.Sandbox{Generation: generation}
+		err := s.afterPhases(ctx, b, func(st *protocol.State) []protocol.Event {
 			if st.Sandbox.State != protocol.StatePending { // an optional service may come later
 				return nil
 			}
-			phase := cmp.Or(st.Sandbox.Phase, "image")
+			phase := cmp.Or(s.phasesOf(b).Current(), st.Sandbox.Phase, "image")
 			return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: &p}}}
 		})
 		if err != nil && !errors.Is(err, errSuperseded) && ctx.Err() == nil {

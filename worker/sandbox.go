@@ -40,6 +40,7 @@ type sandbox struct {
 	home        string        // directory that the container says it uses; "": there is no container
 	attaching   chan struct{} // closed and made anew when attached changes
 	labelled    []labelled    // what carries its labels on the host, when that was last listed
+	phases      createPhases  // of its create, while that goes on
 
 	// Only the goroutine's own.
 	seen      observed
@@ -520,14 +521,19 @@ func (s *sandbox) appendEvents(ctx context.Context, generation uint64, decide fu
 // fail appends that the sandbox failed, and before it the end of its execs.
 func (s *sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
 	s.log.Warn("the sandbox fails", "error", why)
-	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+	return s.append(ctx, b.Generation, s.failed(why))
+}
+
+// failed says what follows from a failure.
+func (s *sandbox) failed(why *protocol.Error) func(*protocol.State) []protocol.Event {
+	return func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StatePending && st.Sandbox.State != protocol.StateReady {
 			return nil
 		}
 		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxFailed)...), protocol.Event{
 			Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason,
 		})
-	})
+	}
 }
 
 // endExecs ends every exec whose end is not known: those that never started are cancelled, the

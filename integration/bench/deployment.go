@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -24,8 +25,8 @@ const image = "boxfleet/demo:busybox"
 // deployment is a Boxfleet under test, and its client.
 type deployment struct {
 	role   role
-	server *process // NATS, coordinator, and the worker unless that is apart
-	worker *process // where it is apart
+	server *part.Process // NATS, coordinator, and the worker unless that is apart
+	worker *part.Process // where it is apart
 	client *sdk.Client
 	id     string
 }
@@ -39,11 +40,11 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 			err = errors.Join(err, d.end())
 		}
 	}()
-	if d.server, err = startProcess(r); err != nil {
+	if d.server, err = part.Start(roleVariable, r); err != nil {
 		return d, err
 	}
-	h, err := d.server.hello(ctx)
-	if err != nil {
+	var h hello
+	if err := d.server.Answer(ctx, &h); err != nil {
 		return d, err
 	}
 	d.id, d.role.URL = h.Deployment, h.URL
@@ -51,7 +52,7 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 		if err := d.startWorker(); err != nil {
 			return d, err
 		}
-		if _, err := d.worker.hello(ctx); err != nil {
+		if err := d.worker.Answer(ctx, new(hello)); err != nil {
 			return d, err
 		}
 	}
@@ -65,7 +66,7 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 func (d *deployment) startWorker() (err error) {
 	r := d.role
 	r.Server, r.Worker = false, true
-	d.worker, err = startProcess(r)
+	d.worker, err = part.Start(roleVariable, r)
 	return err
 }
 
@@ -81,9 +82,9 @@ func (d *deployment) end() error {
 		errs = append(errs, err)
 		d.client.Close()
 	}
-	for _, p := range []*process{d.worker, d.server} {
+	for _, p := range []*part.Process{d.worker, d.server} {
 		if p != nil {
-			p.kill()
+			p.Kill()
 		}
 	}
 	if d.id != "" {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
@@ -167,13 +168,13 @@ func (b *bench) profile(ctx context.Context, d *deployment) (end func() error, e
 	if err := pprof.StartCPUProfile(client); err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
-	if err := d.server.tell(ctx, commandProfile+" "+b.cpuProfile); err != nil {
+	if err := d.server.Ask(ctx, part.CommandProfile+" "+b.cpuProfile, nil); err != nil {
 		pprof.StopCPUProfile()
 		return nil, errors.Join(err, client.Close())
 	}
 	return func() error {
 		pprof.StopCPUProfile()
-		return errors.Join(d.server.tell(ctx, commandEndProfile), client.Close())
+		return errors.Join(d.server.Ask(ctx, part.CommandEndProfile, nil), client.Close())
 	}, nil
 }
 

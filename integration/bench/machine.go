@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -93,32 +92,4 @@ func commit(ctx context.Context) string {
 		revision += "-dirty"
 	}
 	return revision
-}
-
-// resident reads how much memory a process has resident, and its share of it where pages are shared
-// with others; both in MiB.
-func resident(pid int) (rss, pss float64, err error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 || fields[0] != "Rss:" && fields[0] != "Pss:" {
-			continue
-		}
-		kib, err := strconv.ParseFloat(fields[1], 64)
-		if err != nil {
-			return 0, 0, err
-		}
-		if fields[0] == "Rss:" {
-			rss = kib / 1024
-		} else {
-			pss = kib / 1024
-		}
-	}
-	if rss == 0 {
-		return 0, 0, fmt.Errorf("process %d has no resident memory: it ended", pid)
-	}
-	return rss, pss, nil
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/boxfleet/boxfleet/integration/part"
 )
 
 // phases are what can be measured, in this order.
@@ -116,7 +118,7 @@ func (b *bench) deployed(ctx context.Context) (*deployment, error) {
 func (b *bench) add(m *measurement) { b.report.Measurements = append(b.report.Measurements, m) }
 
 func (b *bench) upMemory() error {
-	rss, pss, err := resident(b.up.server.pid())
+	rss, pss, err := part.Resident(b.up.server.Pid())
 	if err != nil {
 		return err
 	}

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
@@ -40,7 +38,7 @@ func (b *bench) restingCost(ctx context.Context, d *deployment, boxes []*sdk.San
 
 // rest takes one sample over the window.
 func (m *measurement) rest(ctx context.Context, d *deployment, window time.Duration) error {
-	before, err := busy(d.server.pid(), d.worker.pid(), os.Getpid())
+	before, err := part.Busy(d.server.Pid(), d.worker.Pid(), os.Getpid())
 	if err != nil {
 		return err
 	}
@@ -50,7 +48,7 @@ func (m *measurement) rest(ctx context.Context, d *deployment, window time.Durat
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	after, err := busy(d.server.pid(), d.worker.pid(), os.Getpid())
+	after, err := part.Busy(d.server.Pid(), d.worker.Pid(), os.Getpid())
 	m.Ours = append(m.Ours, milliseconds(after-before)/time.Since(start).Seconds())
 	return err
 }
@@ -83,31 +81,4 @@ func follow(ctx context.Context, client *sdk.Client, boxes []*sdk.Sandbox) (stop
 		}
 	}
 	return stop, nil
-}
-
-// busy is the processor time that processes have taken so far, of the threads that they have now.
-func busy(pids ...int) (time.Duration, error) {
-	var total time.Duration
-	for _, pid := range pids {
-		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-		if err != nil {
-			return 0, err
-		}
-		if len(files) == 0 {
-			return 0, fmt.Errorf("process %d has ended, or the kernel does not count its time", pid)
-		}
-		for _, file := range files {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				continue // the thread has ended
-			}
-			nanoseconds, _, _ := strings.Cut(string(data), " ")
-			n, err := strconv.ParseInt(nanoseconds, 10, 64)
-			if err != nil {
-				return 0, err
-			}
-			total += time.Duration(n)
-		}
-	}
-	return total, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 
+	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
@@ -45,7 +46,7 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 }
 
 func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64, error) {
-	d.worker.kill()
+	d.worker.Kill()
 	took, err := timed(func() error {
 		if err := d.startWorker(); err != nil {
 			return err
@@ -53,10 +54,9 @@ func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64
 		return execTrue(ctx, s)
 	})
 	if err != nil {
-		return took, fmt.Errorf("%w; the worker says:\n%s", err, d.worker.lastWords())
+		return took, fmt.Errorf("%w; the worker says:\n%s", err, d.worker.LastWords())
 	}
-	_, err = d.worker.hello(ctx)
-	return took, err
+	return took, d.worker.Answer(ctx, new(hello))
 }
 
 // fleetMemory measures the processes of a deployment whose worker is apart, and its supervisors.
@@ -71,14 +71,14 @@ func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) e
 		pids   []int
 		target target
 	}{
-		{"memory of NATS and coordinator" + with, []int{d.server.pid()}, target{}},
-		{"memory of the worker" + with, []int{d.worker.pid()}, target{ofWorst, 80}},
+		{"memory of NATS and coordinator" + with, []int{d.server.Pid()}, target{}},
+		{"memory of the worker" + with, []int{d.worker.Pid()}, target{ofWorst, 80}},
 		{"memory of a supervisor", supervisors, target{ofWorst, 8}},
 	} {
 		rss := &measurement{Name: p.name, Unit: unitMemory, Target: p.target}
 		pss := &measurement{Name: "  its share where pages are shared", Unit: unitMemory}
 		for _, pid := range p.pids {
-			r, s, err := resident(pid)
+			r, s, err := part.Resident(pid)
 			if err != nil {
 				return err
 			}

@@ -1,23 +1,19 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
-	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/pprof"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/part"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/worker"
@@ -42,8 +38,8 @@ type hello struct {
 	Deployment string `json:"deployment"`
 }
 
-// play runs a role until the bench goes away or says TERM. The bench speaks through stdin, one
-// command a line, and gets a line for each: its end is the end of the bench, however that came.
+// play runs a role until the bench goes away or says TERM. The bench speaks as
+// package part says.
 func play(encoded string, commands io.Reader, answers io.Writer) error {
 	var r role
 	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
@@ -77,7 +73,7 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		return err
 	}
 	go func() {
-		obey(commands, answers)
+		part.Obey(commands, answers, nil)
 		stop()
 	}()
 	return group.Wait()
@@ -132,36 +128,4 @@ func deploymentOf(ctx context.Context, cfg jetstream.Config) (string, error) {
 		return "", err
 	}
 	return conn.Deployment(), nil
-}
-
-const (
-	commandProfile    = "profile" // and a path
-	commandEndProfile = "end-profile"
-	answerDone        = "done"
-)
-
-// obey does what the bench says until it says no more.
-func obey(commands io.Reader, answers io.Writer) {
-	lines := bufio.NewScanner(commands)
-	var profile *os.File
-	for lines.Scan() {
-		var err error
-		switch verb, argument, _ := strings.Cut(lines.Text(), " "); verb {
-		case commandProfile:
-			if profile, err = os.Create(argument); err == nil {
-				err = pprof.StartCPUProfile(profile)
-			}
-		case commandEndProfile:
-			pprof.StopCPUProfile()
-			err = profile.Close()
-		default:
-			err = fmt.Errorf("no command %q", verb)
-		}
-		if err != nil {
-			slog.Error("the bench's command failed", "error", err)
-			fmt.Fprintln(answers, err)
-			continue
-		}
-		fmt.Fprintln(answers, answerDone)
-	}
 }

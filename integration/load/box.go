@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/progress"
+)
+
+// box is one sandbox on a simulated host: it does one thing after another, until the timer's host shows
+// what the log says.
+type box struct {
+	host    *host
+	key     key
+	journal *jetstream.Journal
+	round   atomic.Int64 // in which it was last told of
+
+	mu    sync.Mutex
+	stale bool // the log may have more than the journal
+	busy  bool
+	again bool // there was something new while it was busy
+	runs  map[string]bool
+}
+
+func newBox(h *host, k key) *box {
+	b := &box{host: h, key: k, stale: true, runs: map[string]bool{}}
+	b.round.Store(-1)
+	b.journal = h.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: h.name, Token: h.token, KeepEnded: 1})
+	return b
+}
+
+// told takes a work item.
+func (b *box) told(ctx context.Context, batch *protocol.Batch) {
+	b.round.Store(b.host.park.round.Load())
+	gap := batch == nil || b.journal.Observe(batch)
+	b.wake(ctx, gap)
+}
+
+// look has the history read again.
+func (b *box) look(ctx context.Context) { b.wake(ctx, true) }
+
+func (b *box) wake(ctx context.Context, stale bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stale = b.stale || stale
+	if b.busy {
+		b.again = true
+		return
+	}
+	b.busy = true
+	go b.run(ctx)
+}
+
+func (b *box) run(ctx context.Context) {
+	for {
+		err := b.settle(ctx)
+		if ctx.Err() == nil && err != nil && !errors.Is(err, errSuperseded) {
+			b.host.park.log.Warn("a step failed and is tried again", "worker", b.host.name, "sandbox", b.key.id, "error", err)
+			if sleep(ctx, retryPause) {
+				continue
+			}
+		}
+		b.mu.Lock()
+		if !b.again || ctx.Err() != nil {
+			b.busy, b.again = false, false
+			b.mu.Unlock()
+			return
+		}
+		b.again = false
+		b.mu.Unlock()
+	}
+}
+
+// here says whether the sandbox is on this host and not over.
+func (b *box) here() bool {
+	here := false
+	b.journal.View(func(st *protocol.State, _ uint64) {
+		s := &st.Sandbox
+		here = s.HostID == b.host.id && s.State != protocol.StateDeleted && s.State != protocol.StateFailed
+	})
+	return here
+}
+
+// errSuperseded says that the log moved on meanwhile.
+var errSuperseded = errors.New("superseded")
+
+func (b *box) refresh(ctx context.Context) error {
+	b.mu.Lock()
+	stale := b.stale
+	b.stale = false
+	b.mu.Unlock()
+	if !stale {
+		return nil
+	}
+	b.host.park.reading <- struct{}{}
+	err := b.journal.Refresh(ctx)
+	<-b.host.park.reading
+	if err != nil {
+		b.mu.Lock()
+		b.stale = true
+		b.mu.Unlock()
+	}
+	return err
+}
+
+// settle does what the log wants.
+func (b *box) settle(ctx context.Context) error {
+	if err := b.refresh(ctx); err != nil {
+		return err
+	}
+	var s protocol.Sandbox
+	var active []*protocol.Exec
+	b.journal.View(func(st *protocol.State, _ uint64) {
+		s = st.Sandbox
+		if s.ActiveExecs > 0 {
+			active = st.Active()
+		}
+	})
+	if s.HostID != b.host.id {
+		b.host.forget(b.key)
+		return nil
+	}
+	if err := b.host.fence(); err != nil {
+		return err
+	}
+	switch s.State {
+	case protocol.StatePending:
+		if s.Assigned {
+			return b.create(ctx, &s)
+		}
+	case protocol.StateReady:
+		if s.Desired != protocol.StateReady {
+			return b.append(ctx, &s, func(st *protocol.State) []protocol.Event {
+				return append(endAll(st), protocol.Event{Kind: protocol.SandboxStopped})
+			})
+		}
+		for _, x := range active {
+			b.start(ctx, x)
+		}
+	case protocol.StateDeleting:
+		return b.append(ctx, &s, func(st *protocol.State) []protocol.Event {
+			if st.Sandbox.State != protocol.StateDeleting {
+				return nil
+			}
+			return append(endAll(st), protocol.Event{Kind: protocol.SandboxDeleted})
+		})
+	case protocol.StateDeleted:
+		b.host.forget(b.key)
+	}
+	return nil
+}
+
+// phases of a create, and which part of its time each takes.
+var phases = []struct {
+	name string
+	part float64
+}{{"image", 0.02}, {"network", 0.2}, {"container", 0.28}, {"start", 0.5}}
+
+func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
+	told := progress.Begin(s.Phase)
+	lasting, stop := context.WithCancel(ctx)
+	defer stop()
+	go told.Run(lasting, func() { _ = b.afterPhases(ctx, s, told) }) // it is told with what comes next, else
+	for _, p := range phases {
+		told.Enter(p.name, b.host.conn.Now().UTC())
+		if !sleep(ctx, time.Duration(float64(b.host.park.role.Create)*p.part)) {
+			return ctx.Err()
+		}
+	}
+	return b.afterPhases(ctx, s, told, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
+		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0", 64), Subnet: "10.201.0.0/28", Boot: newID(),
+	}})
+}
+
+// afterPhases appends events, and before them the phases that the log does not have, as package worker does.
+func (b *box) afterPhases(ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event) error {
+	return told.Tell(func(untold []protocol.Event) error {
+		return b.append(ctx, s, func(st *protocol.State) []protocol.Event {
+			if st.Sandbox.State != protocol.StatePending {
+				return nil
+			}
+			return append(progress.Missing(untold, st.Sandbox.Phase), events...)
+		})
+	})
+}
+
+func endAll(st *protocol.State) []protocol.Event {
+	var events []protocol.Event
+	for _, x := range st.Active() {
+		events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Reason: protocol.ReasonSandboxStopped,
+			Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}})
+	}
+	return events
+}
+
+// start runs an exec, unless it runs.
+func (b *box) start(ctx context.Context, x *protocol.Exec) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.runs[x.ID] {
+		return
+	}
+	b.runs[x.ID] = true
+	go func() {
+		if err := b.exec(ctx, x.ID); err != nil && ctx.Err() == nil {
+			b.host.park.log.Warn("an exec is not taken to its end", "worker", b.host.name, "sandbox", b.key.id, "error", err)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.runs, x.ID)
+	}()
+}
+
+func (b *box) exec(ctx context.Context, id string) error {
+	s, _ := b.journal.State()
+	about := func(state protocol.ExecState, e protocol.Event) func(*protocol.State) []protocol.Event {
+		return func(st *protocol.State) []protocol.Event {
+			if x := st.Execs[id]; x == nil || x.State != state {
+				return nil
+			}
+			return []protocol.Event{e}
+		}
+	}
+	started := time.Now().UTC()
+	err := b.append(ctx, &s.Sandbox, about(protocol.ExecStateAccepted, protocol.Event{Kind: protocol.ExecStarted,
+		Exec: &protocol.ExecDetails{ID: id, Boot: s.Sandbox.Boot}}))
+	if err != nil {
+		return ignoreSuperseded(err)
+	}
+	exit := 0
+	return ignoreSuperseded(b.append(ctx, &s.Sandbox, about(protocol.ExecStateRunning, protocol.Event{Kind: protocol.ExecFinished,
+		Exec: &protocol.ExecDetails{ID: id, ExitCode: &exit, Started: started, Ended: time.Now().UTC(), Inline: true}})))
+}
+
+func ignoreSuperseded(err error) error {
+	if errors.Is(err, errSuperseded) {
+		return nil
+	}
+	return err
+}
+
+// append appends what decide says, if the sandbox is still this host's and of this generation.
+func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
+	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		if err := b.host.fence(); err != nil {
+			return nil, err
+		}
+		if st.Sandbox.HostID != b.host.id || st.Sandbox.Generation != s.Generation {
+			return nil, nil
+		}
+		return decide(st), nil
+	})
+	if err == nil && len(events) == 0 {
+		return errSuperseded
+	}
+	return err
+}

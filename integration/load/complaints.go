@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+)
+
+// complaints counts what a process warns of, by level and words.
+type complaints struct {
+	slog.Handler
+	counts *counts
+}
+
+type counts struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func newComplaints(h slog.Handler) *complaints {
+	return &complaints{h, &counts{of: map[string]int{}}}
+}
+
+// Handle implements slog.Handler.
+func (c *complaints) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level < slog.LevelWarn {
+		return nil
+	}
+	c.counts.mu.Lock()
+	what := r.Level.String() + " " + r.Message
+	c.counts.of[what]++
+	first := c.counts.of[what] <= firstShown
+	c.counts.mu.Unlock()
+	if !first {
+		return nil
+	}
+	return c.Handler.Handle(ctx, r)
+}
+
+// firstShown is how many warnings of a kind are in a process's log. The others are only counted: a thousand workers
+// that lose their server say so a thousand times.
+const firstShown = 5
+
+// WithAttrs implements slog.Handler.
+func (c *complaints) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &complaints{c.Handler.WithAttrs(attrs), c.counts}
+}
+
+// WithGroup implements slog.Handler.
+func (c *complaints) WithGroup(name string) slog.Handler {
+	return &complaints{c.Handler.WithGroup(name), c.counts}
+}
+
+// take returns the counts, and begins again from none.
+func (c *complaints) take() map[string]int {
+	c.counts.mu.Lock()
+	defer c.counts.mu.Unlock()
+	taken := maps.Clone(c.counts.of)
+	clear(c.counts.of)
+	return taken
+}

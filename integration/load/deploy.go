@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/part"
+	"github.com/boxfleet/boxfleet/integration/seed"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// deployment is the processes under load.
+type deployment struct {
+	options
+	dir      string
+	server   *part.Process
+	at       ready                    // where it listens
+	deciding map[string]*part.Process // coordinators, by name
+	parks    []*part.Process          // of workers
+	client   *sdk.Client
+}
+
+// startServer starts NATS, again on the same port and store after it was ended.
+func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
+	d.server, err = part.Start(roleVariable, role{Kind: kindServer, Dir: d.dir, Port: d.at.Port, Lazy: lazy})
+	if err != nil {
+		return err
+	}
+	return d.server.Answer(ctx, &d.at)
+}
+
+// fill writes what is to be there before: on a server that does not write to disk at once.
+func (d *deployment) fill(ctx context.Context) error {
+	if err := d.startServer(ctx, true); err != nil {
+		return err
+	}
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-fill"})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.Provision(ctx, jetstream.Assets{}); err != nil {
+		return err
+	}
+	w, err := seed.Connect(d.at.URL)
+	if err != nil {
+		return err
+	}
+	messages, at := uint64(0), time.Now().UTC()
+	write := func(b *protocol.Batch) error { messages++; return w.Batch(b) }
+	for i := range d.living + d.over {
+		id := livingID(i)
+		if i >= d.living {
+			id = fmt.Sprintf("over-%07d", i)
+		}
+		h := seed.Sandbox(id, workerName(i%d.workers), hostID(i%d.workers), "container-"+id, spec(), at, write)
+		if i >= d.living {
+			h.Delete(at)
+		}
+		if err := errors.Join(h.Err(), w.Reserve(h)); err != nil {
+			return err
+		}
+	}
+	if err := w.Close(ctx, messages); err != nil {
+		return err
+	}
+	conn.Close()
+	d.server.Stop()
+	return nil
+}
+
+// startWorkers starts the processes of workers, which share the hosts, and does not wait until the hosts are ready.
+func (d *deployment) startWorkers(ctx context.Context) error {
+	first := 0
+	for i := range d.processes {
+		n := (d.workers - first) / (d.processes - i)
+		p, err := part.Start(roleVariable, role{Kind: kindWorkers, URL: d.at.URL, First: first, Hosts: n,
+			fleet: fleet{Workers: d.workers, Living: d.living, Create: d.create, Slots: d.slots()}})
+		if err != nil {
+			return err
+		}
+		d.parks = append(d.parks, p)
+		first += n
+	}
+	for _, p := range d.parks {
+		if err := p.Answer(ctx, new(ready)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// slots is how many sandboxes a host takes: twice what an even spread needs.
+func (d *deployment) slots() int {
+	return max(100, 2*(d.living+d.sandboxes)/d.workers+10)
+}
+
+// startCoordinators starts them one after another, and returns when all serve. It says how long the first one took.
+func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration, err error) {
+	d.deciding = map[string]*part.Process{}
+	for i := range d.coordinators {
+		name, begin := fmt.Sprintf("c%d", i+1), time.Now()
+		p, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: name, URL: d.at.URL})
+		if err != nil {
+			return 0, err
+		}
+		d.deciding[name] = p
+		if err := p.Answer(ctx, new(ready)); err != nil {
+			return 0, err
+		}
+		if i == 0 {
+			took = time.Since(begin)
+		}
+	}
+	return took, nil
+}
+
+// connect connects a client.
+func (d *deployment) connect(ctx context.Context) (err error) {
+	d.client, err = sdk.Connect(ctx, sdk.Options{URL: d.at.URL, Name: "load", Logger: slog.New(slog.DiscardHandler)})
+	return err
+}
+
+// hostStates counts the hosts by their state.
+func (d *deployment) hostStates(ctx context.Context) (map[protocol.HostState]int, error) {
+	hosts, err := d.client.Hosts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	states := map[protocol.HostState]int{}
+	for _, h := range hosts {
+		states[h.State]++
+	}
+	return states, nil
+}
+
+// allAlive waits until all hosts are ready.
+func (d *deployment) allAlive(ctx context.Context) error {
+	return until(ctx, "all hosts are ready", func() (bool, string, error) {
+		states, err := d.hostStates(ctx)
+		return states[protocol.HostReady] == d.workers, fmt.Sprint(states), err
+	})
+}
+
+// heard asks all processes of workers what theirs were told.
+func (d *deployment) heard(ctx context.Context, command string) (heard, error) {
+	var sum heard
+	for _, p := range d.parks {
+		var h heard
+		if err := p.Ask(ctx, command, &h); err != nil {
+			return sum, err
+		}
+		sum.add(h)
+	}
+	return sum, nil
+}
+
+// end kills everything. What was written goes with its directory.
+func (d *deployment) end() error {
+	if d.client != nil {
+		d.client.Close()
+	}
+	for _, p := range append(d.parks, d.server) {
+		if p != nil {
+			p.Kill()
+		}
+	}
+	for _, p := range d.deciding {
+		p.Kill()
+	}
+	return os.RemoveAll(d.dir)
+}
+
+func (d *deployment) makeDir() (err error) {
+	d.dir, err = os.MkdirTemp("", "boxfleet-load-")
+	return err
+}
+
+// profiles has the coordinators and NATS write CPU profiles, until end is called.
+func (d *deployment) profiles(ctx context.Context) (end func() error, err error) {
+	if d.profile == "" {
+		return func() error { return nil }, nil
+	}
+	dir, err := filepath.Abs(d.profile)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	all := map[string]*part.Process{"nats": d.server}
+	for name, p := range d.deciding {
+		all[name] = p
+	}
+	for name, p := range all {
+		if err := p.Ask(ctx, part.CommandProfile+" "+filepath.Join(dir, name+".prof"), nil); err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		var errs []error
+		for _, p := range all {
+			errs = append(errs, p.Ask(ctx, part.CommandEndProfile, nil))
+		}
+		return errors.Join(errs...)
+	}, nil
+}
+
+// until asks again and again whether something is so. what and the last answer are in the error.
+func until(ctx context.Context, what string, is func() (ok bool, now string, err error)) error {
+	for {
+		ok, now, err := is()
+		if ok && err == nil {
+			return nil
+		}
+		if !sleep(ctx, 20*time.Millisecond) {
+			return fmt.Errorf("not so in time: %s; it is %s (%w)", what, now, errors.Join(err, ctx.Err()))
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if encoded := os.Getenv(roleVariable); encoded != "" {
+		if err := play(encoded, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// options is what the command line says.
+type options struct {
+	workers      int           // hosts
+	processes    int           // that the workers are in
+	coordinators int           // processes
+	sandboxes    int           // to create
+	rate         float64       // creates a second; 0: as fast as they are accepted
+	parallel     int           // creates at once, without a rate
+	living       int           // sandboxes that are there before
+	over         int           // sandboxes that were deleted before
+	backlog      bool          // all creates are accepted before there is a host
+	create       time.Duration // that the timer takes for a create
+	settle       time.Duration // what an idle coordinator costs is measured for so long; 0: not at all
+	restart      bool          // of NATS
+	failOver     bool          // of the scheduler
+	profile      string        // directory for CPU profiles
+	limit        time.Duration // of each step
+	short        bool          // goals do not count
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("load", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.IntVar(&o.workers, "workers", 100, "simulated hosts, each with a worker")
+	f.IntVar(&o.processes, "processes", 2, "processes that the workers are in")
+	f.IntVar(&o.coordinators, "coordinators", 1, "coordinators, a process each")
+	f.IntVar(&o.sandboxes, "sandboxes", 1000, "sandboxes to create")
+	f.Float64Var(&o.rate, "rate", 0, "creates a second; 0: as fast as they are accepted")
+	f.IntVar(&o.parallel, "parallel", 64, "creates at once, without a rate")
+	f.IntVar(&o.living, "living", 0, "sandboxes that are ready before, spread over the hosts")
+	f.IntVar(&o.over, "over", 0, "sandboxes that were deleted before")
+	f.BoolVar(&o.backlog, "backlog", false, "have all creates accepted before there is a host")
+	f.DurationVar(&o.create, "create", 300*time.Millisecond, "what the simulated engine takes for a create")
+	f.DurationVar(&o.settle, "settle", 5*time.Second, "how long to measure what idle coordinators cost; 0: not at all")
+	f.BoolVar(&o.restart, "restart", false, "kill the NATS server and start it again, once all is ready")
+	f.BoolVar(&o.failOver, "failover", false, "kill the coordinator that schedules, while sandboxes are created; needs two coordinators")
+	f.StringVar(&o.profile, "profile", "", "write CPU profiles of the coordinators, and of NATS, during the creates into this `directory`")
+	f.DurationVar(&o.limit, "limit", 10*time.Minute, "what a step may take")
+	f.BoolVar(&o.short, "short", false, "the run is too small, or its machine too busy, for goals")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	switch {
+	case f.NArg() > 0:
+		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case o.workers < 1 || o.processes < 1 || o.coordinators < 1 || o.sandboxes < 1 || o.parallel < 1:
+		return o, errors.New("-workers, -processes, -coordinators, -sandboxes and -parallel must be at least 1")
+	case o.rate < 0 || o.living < 0 || o.over < 0 || o.create < 0 || o.settle < 0 || o.limit <= 0:
+		return o, errors.New("-rate, -living, -over, -create and -settle must not be negative, -limit must be more than 0")
+	case o.failOver && o.coordinators < 2:
+		return o, errors.New("-failover needs -coordinators 2")
+	case o.backlog && (o.rate > 0 || o.living > 0):
+		return o, errors.New("-backlog goes with neither -rate nor -living")
+	}
+	o.processes = min(o.processes, o.workers)
+	return o, nil
+}
+
+// run is the whole program.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "error:", err)
+		return 2
+	}
+	r := &report{short: o.short, out: stdout}
+	err = measure(ctx, o, r)
+	r.end(err)
+	if err != nil || !r.ok() {
+		return 1
+	}
+	return 0
+}

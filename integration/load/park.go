@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// park is the simulated workers of one process.
+type park struct {
+	role    *role
+	log     *slog.Logger
+	hosts   []*host
+	reading chan struct{} // slots for reads of histories: many machines share this process
+	round   atomic.Int64  // of telling, counted by mark
+	tenures atomic.Int64  // locks that were taken
+}
+
+// readingAtOnce is how many histories a process reads at a time.
+const readingAtOnce = 64
+
+func newPark(r *role, log *slog.Logger) *park {
+	p := &park{role: r, log: log, reading: make(chan struct{}, readingAtOnce)}
+	for i := range r.Hosts {
+		p.hosts = append(p.hosts, newHost(p, r.First+i))
+	}
+	return p
+}
+
+// run starts all workers, and returns when ctx ends or one fails.
+func (p *park) run(ctx context.Context) error {
+	connecting := make(chan struct{}, 32)
+	group, ctx := errgroup.WithContext(ctx)
+	for _, h := range p.hosts {
+		group.Go(func() error {
+			connecting <- struct{}{}
+			conn, err := connect(ctx, p.role.URL, h.name, p.log)
+			<-connecting
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			h.conn = conn
+			return h.run(ctx)
+		})
+	}
+	return group.Wait()
+}
+
+// workerName and hostID are those of the i-th host of the fleet.
+func workerName(i int) string { return fmt.Sprintf("w%05d", i) }
+func hostID(i int) string     { return fmt.Sprintf("host-%05d", i) }
+
+// livingID is the i-th seeded sandbox. It lives on the host i modulo the number of hosts.
+func livingID(i int) string { return fmt.Sprintf("living-%07d", i) }
+
+// heard is what workers were told.
+type heard struct {
+	Living  int   `json:"living"`  // sandboxes on the hosts
+	Told    int   `json:"told"`    // of those, which were told of since the last mark
+	Tenures int64 `json:"tenures"` // locks that were taken since the process began
+}
+
+func (h *heard) add(o heard) {
+	h.Living += o.Living
+	h.Told += o.Told
+	h.Tenures += o.Tenures
+}
+
+// mark begins a new round of telling.
+func (p *park) mark() heard {
+	p.round.Add(1)
+	return p.told()
+}
+
+// told counts what the workers were told in this round.
+func (p *park) told() heard {
+	sum, round := heard{Tenures: p.tenures.Load()}, p.round.Load()
+	for _, h := range p.hosts {
+		h.mu.Lock()
+		for _, b := range h.boxes {
+			if b.here() {
+				sum.Living++
+				if b.round.Load() == round {
+					sum.Told++
+				}
+			}
+		}
+		h.mu.Unlock()
+	}
+	return sum
+}
+
+func portOf(address string) int {
+	u, err := url.Parse(address)
+	if err != nil {
+		return 0
+	}
+	port, _ := strconv.Atoi(u.Port()) // 0: any
+	return port
+}

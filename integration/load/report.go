@@ -1,0 +1,94 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// report prints what is found as it is found, and keeps what is wrong.
+type report struct {
+	short  bool // goals do not count
+	out    io.Writer
+	begun  time.Time
+	missed []string // goals
+	wrong  []string
+
+	placing  float64 // assignments a second
+	messages float64 // of a create, on the log
+}
+
+// line prints one figure.
+func (r *report) line(name, format string, args ...any) {
+	fmt.Fprintf(r.out, "%-46s %s\n", name, fmt.Sprintf(format, args...))
+}
+
+// goal prints one figure beside its goal. It counts where it is meant for a run of this size.
+func (r *report) goal(name string, value float64, unit string, atMost bool, bound float64, counts bool) {
+	relation, ok := ">=", value >= bound
+	if atMost {
+		relation, ok = "<=", value <= bound
+	}
+	verdict := "ok"
+	switch {
+	case r.short || !counts:
+		verdict = "(not of this size)"
+	case !ok:
+		verdict = "MISSED"
+		r.missed = append(r.missed, name)
+	}
+	r.line(name, "%s   goal %s %s   %s", strings.TrimSpace(figure(value)+" "+unit), relation, figure(bound), verdict)
+}
+
+// fail notes that something is wrong.
+func (r *report) fail(format string, args ...any) {
+	r.wrong = append(r.wrong, fmt.Sprintf(format, args...))
+}
+
+// classes prints how often what happened.
+func (r *report) classes(name string, of map[string]int) {
+	for _, what := range slices.Sorted(maps.Keys(of)) {
+		r.line(name, "%d × %s", of[what], what)
+	}
+}
+
+func (r *report) ok() bool { return len(r.wrong) == 0 && len(r.missed) == 0 }
+
+func (r *report) end(err error) {
+	for _, what := range r.wrong {
+		fmt.Fprintln(r.out, "WRONG:", what)
+	}
+	for _, what := range r.missed {
+		fmt.Fprintln(r.out, "MISSED:", what)
+	}
+	if err != nil {
+		fmt.Fprintln(r.out, "error:", err)
+	}
+	r.line("all of it", "%.0f s", time.Since(r.begun).Seconds())
+}
+
+// percentile is the nearest rank of sorted samples, 0 where there are none.
+func percentile(sorted []time.Duration, p float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := int(math.Ceil(p * float64(len(sorted))))
+	return sorted[max(rank, 1)-1]
+}
+
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
+
+// figure prints three significant digits or more, and no exponent.
+func figure(v float64) string {
+	switch {
+	case v >= 100 || v == math.Trunc(v):
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}

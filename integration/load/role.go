@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator"
+	"github.com/boxfleet/boxfleet/integration/part"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+)
+
+// roleVariable carries a role to a process of this binary.
+const roleVariable = "BOXFLEET_LOAD_ROLE"
+
+// Kinds of processes.
+const (
+	kindServer      = "server"
+	kindCoordinator = "coordinator"
+	kindWorkers     = "workers"
+)
+
+// role says what a process runs.
+type role struct {
+	Kind  string `json:"kind"`
+	Name  string `json:"name,omitempty"`
+	URL   string `json:"url,omitempty"`   // of NATS
+	Dir   string `json:"dir,omitempty"`   // of NATS
+	Port  int    `json:"port,omitempty"`  // of NATS; 0: any
+	Lazy  bool   `json:"lazy,omitempty"`  // NATS does not write to disk before it acknowledges: while it is filled
+	First int    `json:"first,omitempty"` // of the workers: the number of the first one
+	Hosts int    `json:"hosts,omitempty"` // how many workers
+	fleet
+}
+
+// fleet is what all workers have in common.
+type fleet struct {
+	Workers int           `json:"workers,omitempty"` // in all processes
+	Living  int           `json:"living,omitempty"`  // sandboxes that were seeded
+	Slots   int           `json:"slots,omitempty"`   // of each host
+	Create  time.Duration `json:"create,omitempty"`  // that the engine takes
+}
+
+// ready is the line that a process prints when it works.
+type ready struct {
+	URL  string `json:"url,omitempty"`
+	Port int    `json:"port,omitempty"`
+}
+
+// play runs a role until the program goes away or says TERM.
+func play(encoded string, commands io.Reader, answers io.Writer) error {
+	var r role
+	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	complaints := newComplaints(slog.NewTextHandler(os.Stderr, nil))
+	log := slog.New(complaints)
+	slog.SetDefault(log)
+	own := map[string]part.Command{"complaints": func(string) (any, error) { return complaints.take(), nil }}
+	serve := func(hello ready) {
+		_ = json.NewEncoder(answers).Encode(hello) // the program has gone
+		go func() {
+			part.Obey(commands, answers, own)
+			stop()
+		}()
+	}
+	switch r.Kind {
+	case kindServer:
+		return r.playServer(ctx, serve)
+	case kindCoordinator:
+		return r.playCoordinator(ctx, log, serve)
+	case kindWorkers:
+		return r.playWorkers(ctx, log, own, serve)
+	}
+	return fmt.Errorf("there is no role %q", r.Kind)
+}
+
+func (r *role) playServer(ctx context.Context, serve func(ready)) error {
+	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "load", Port: r.Port, SyncLazily: r.Lazy})
+	if err != nil {
+		return err
+	}
+	defer s.Stop()
+	port := r.Port
+	if port == 0 {
+		port = portOf(s.ClientURL())
+	}
+	serve(ready{URL: s.ClientURL(), Port: port})
+	<-ctx.Done()
+	return nil
+}
+
+func (r *role) playCoordinator(ctx context.Context, log *slog.Logger, serve func(ready)) error {
+	conn, err := connect(ctx, r.URL, r.Name, log)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return coordinator.Run(ctx, coordinator.Config{
+		Conn: conn, Name: r.Name, Build: "load", SyncAlways: true, Logger: log, OnReady: func() { serve(ready{}) },
+	})
+}
+
+func (r *role) playWorkers(ctx context.Context, log *slog.Logger, own map[string]part.Command, serve func(ready)) error {
+	p := newPark(r, log)
+	own["mark"] = func(string) (any, error) { return p.mark(), nil }
+	own["told"] = func(string) (any, error) { return p.told(), nil }
+	serve(ready{})
+	return p.run(ctx)
+}
+
+// connect connects a process, or one worker, to NATS.
+func connect(ctx context.Context, url, name string, log *slog.Logger) (*jetstream.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return jetstream.Connect(ctx, jetstream.Config{URL: url, Name: name, Logger: log})
+}

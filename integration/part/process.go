@@ -1,0 +1,148 @@
+package part
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Process is a part of a deployment, running as a process of its own.
+type Process struct {
+	cmd     *exec.Cmd
+	stdin   io.WriteCloser
+	answers chan string // lines that it printed
+	exited  chan struct{}
+
+	mu  sync.Mutex
+	log bytes.Buffer
+}
+
+// answersWithin is how long an answer is waited for where the caller's context has no deadline.
+const answersWithin = 30 * time.Second
+
+// logKept is how much of the end of a process's log is kept, at least.
+const logKept = 64 << 10
+
+// Start starts this binary again, with a role in the environment, and does not wait until it is ready.
+func Start(variable string, role any) (*Process, error) {
+	encoded, err := json.Marshal(role)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{cmd: exec.Command(self), answers: make(chan string, 1), exited: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), variable+"="+string(encoded))
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the program, which then ends it
+	p.cmd.Stderr = p
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(p.exited)
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			p.answers <- lines.Text()
+		}
+		_ = p.cmd.Wait() // how it ended is in its log
+	}()
+	return p, nil
+}
+
+// Write takes what the process logs.
+func (p *Process) Write(data []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.log.Len() > 2*logKept {
+		p.log.Next(p.log.Len() - logKept)
+	}
+	return p.log.Write(data)
+}
+
+// LastWords is the end of what the process logged.
+func (p *Process) LastWords() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	log := p.log.Bytes()
+	return string(log[max(0, len(log)-4<<10):])
+}
+
+// Answer waits for the next line of the process, which is JSON, and decodes it into v. Without a deadline in ctx
+// it waits 30 s.
+func (p *Process) Answer(ctx context.Context, v any) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, answersWithin)
+		defer cancel()
+	}
+	select {
+	case line := <-p.answers:
+		if err := json.Unmarshal([]byte(line), v); err != nil {
+			return fmt.Errorf("a part of the deployment says %q: %w", line, err)
+		}
+		return nil
+	case <-p.exited:
+		return fmt.Errorf("a process of the deployment ended:\n%s", p.LastWords())
+	case <-ctx.Done():
+		return fmt.Errorf("a process of the deployment does not answer: %w\n%s", ctx.Err(), p.LastWords())
+	}
+}
+
+// Ask gives the process a command and decodes its answer into v, which may be nil.
+func (p *Process) Ask(ctx context.Context, command string, v any) error {
+	if _, err := fmt.Fprintln(p.stdin, command); err != nil {
+		return err
+	}
+	var a answer
+	if err := p.Answer(ctx, &a); err != nil {
+		return err
+	}
+	if a.Error != "" {
+		return fmt.Errorf("%s: %s", command, a.Error)
+	}
+	if v == nil {
+		return nil
+	}
+	return json.Unmarshal(a.Value, v)
+}
+
+// Pid is the process's id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Kill ends the process as kill -9 does, and waits.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // fails when it has ended
+	p.awaitExit()
+}
+
+// Stop asks the process to end, and waits until it has.
+func (p *Process) Stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails when it has ended
+	p.awaitExit()
+}
+
+func (p *Process) awaitExit() {
+	for {
+		select {
+		case <-p.answers: // of nobody any more
+		case <-p.exited:
+			return
+		}
+	}
+}

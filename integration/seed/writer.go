@@ -1,0 +1,73 @@
+package seed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Writer writes to the log of a deployment whose streams are there and which has nothing else yet: without
+// compare-and-set, and many messages at once, as many histories need it.
+type Writer struct {
+	nc *nats.Conn
+	js jetstream.JetStream
+}
+
+// inFlight is how many messages are on their way at once.
+const inFlight = 2048
+
+// Connect connects to NATS.
+func Connect(url string) (*Writer, error) {
+	nc, err := nats.Connect(url, nats.Name("seed"))
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(inFlight))
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return &Writer{nc, js}, nil
+}
+
+// Batch writes a message, and does not wait until it is stored.
+func (w *Writer) Batch(b *protocol.Batch) error {
+	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
+	for k, v := range b.Headers() {
+		m.Header[k] = []string{v}
+	}
+	m.Data = b.Encode()
+	_, err := w.js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute))
+	return err
+}
+
+// Reserve takes the sandbox's id in the registry, and does not wait until that is stored.
+func (w *Writer) Reserve(h *History) error {
+	r := protocol.Reservation{Version: protocol.Version, Request: h.ID}
+	_, err := w.js.PublishAsync("$KV."+protocol.BucketIDs+"."+h.Tenant+"."+h.ID, protocol.Encode(&r), jetstream.WithStallWait(time.Minute))
+	return err
+}
+
+// Close waits until all is stored, checks that the log has that many messages, and disconnects.
+func (w *Writer) Close(ctx context.Context, messages uint64) error {
+	defer w.nc.Close()
+	select {
+	case <-w.js.PublishAsyncComplete():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	stream, err := w.js.Stream(ctx, protocol.StreamEvents)
+	if err != nil {
+		return err
+	}
+	if stored := stream.CachedInfo().State.Msgs; stored < messages {
+		return errors.Join(fmt.Errorf("of %d messages %d were stored", messages, stored), w.nc.LastError())
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package progress
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// log is what was appended, a list of phases for each message.
+type log [][]string
+
+func (l *log) append(untold []protocol.Event) error {
+	var m []string
+	for _, e := range untold {
+		m = append(m, e.Phase.Phase)
+	}
+	*l = append(*l, m)
+	return nil
+}
+
+// create goes through phases, each so long, and ends with a message that is not theirs.
+func create(p *Phases, each ...time.Duration) (messages log) {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.Run(ctx, func() { _ = p.Tell(messages.append) }) // it never fails
+	}()
+	for i, d := range each {
+		p.Enter(names[i], time.Now())
+		time.Sleep(d)
+	}
+	stop()
+	<-ended
+	_ = p.Tell(messages.append)
+	return messages
+}
+
+func TestAShortCreateHasNoMessageOfItsPhases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := create(Begin(""), 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond, 200*time.Millisecond)
+		if len(got) != 1 || !slices.Equal(got[0], names) {
+			t.Errorf("messages %q, want one with all phases", got)
+		}
+	})
+}
+
+func TestALongCreateTellsItsPhasesWhileItLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := create(Begin(""), 10*time.Millisecond, 700*time.Millisecond, 700*time.Millisecond, 700*time.Millisecond)
+		if want := (log{{"image", "network"}, {"container", "start"}}); !slices.EqualFunc(got, want, slices.Equal) {
+			t.Errorf("messages %q, want %q", got, want)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		got := create(Begin(""), time.Minute, time.Minute, time.Second, time.Minute)
+		if want := (log{{"image"}, {"network"}, {"container"}, {"start"}, nil}); !slices.EqualFunc(got, want, slices.Equal) {
+			t.Errorf("messages %q, want %q", got, want)
+		}
+	})
+}
+
+func TestAPhaseIsEnteredOnce(t *testing.T) {
+	p := Begin("network")
+	for _, phase := range []string{"image", "network", "container", "image", "container"} {
+		p.Enter(phase, time.Now())
+	}
+	var l log
+	if err := p.Tell(l.append); err != nil || !slices.Equal(l[0], []string{"container"}) || p.Current() != "container" {
+		t.Errorf("told %q (%v), now in %s", l, err, p.Current())
+	}
+}
+
+func TestWhatWasNotAppendedIsToldWithTheNext(t *testing.T) {
+	p := Begin("")
+	p.Enter("image", time.Now())
+	away := errors.New("away")
+	if err := p.Tell(func([]protocol.Event) error { return away }); err != away {
+		t.Fatal(err)
+	}
+	p.Enter("network", time.Now())
+	var l log
+	if err := errors.Join(p.Tell(l.append), p.Tell(l.append)); err != nil || len(l) != 2 || !slices.Equal(l[0], []string{"image", "network"}) || len(l[1]) > 0 {
+		t.Errorf("told %q (%v)", l, err)
+	}
+}
+
+func TestWhatTheLogHasIsNotToldAgain(t *testing.T) {
+	p := Begin("")
+	for _, phase := range names {
+		p.Enter(phase, time.Now())
+	}
+	for known, want := range map[string][]string{"": names, "network": {"container", "start"}, "start": nil} {
+		var l log
+		if err := p.Tell(func(untold []protocol.Event) error {
+			_ = l.append(Missing(untold, known)) // it never fails
+			return errors.New("again")
+		}); err == nil || !slices.Equal(l[0], want) {
+			t.Errorf("of a log that knows of %q: told %q, want %q", known, l[0], want)
+		}
+	}
+}
