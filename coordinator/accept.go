@@ -208,7 +208,7 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, asked *protocol.SandboxSpec) (*protocol.Reply, error) {
 	own := *asked // what identifies the request: the defaults below it may change before it is repeated
 	own.Resolve()
-	mine := reservation(d, &own)
+	mine := reservation(d, &own, c.conn.Now())
 	whole, refused := c.cfg.Defaults.Over(k.tenant, *asked)
 	if refused != nil {
 		if _, err := c.conn.SandboxReservation(ctx, k.tenant, k.id); protocol.CodeOf(err) == protocol.NotFound {
@@ -398,9 +398,9 @@ func (c *coordinator) replay(ctx context.Context, k key) (*protocol.State, error
 	return s, nil
 }
 
-func reservation(d *jetstream.Delivery, spec any) protocol.Reservation {
+func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reservation {
 	sum := sha256.Sum256(protocol.Encode(spec))
-	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: time.Now().UTC()}
+	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: now}
 }
 
 // bury files a request that cannot be processed, and ends the id that it may have reserved.

@@ -228,7 +228,7 @@ func (c *coordinator) tellWaiting(why *protocol.Error) {
 			c.log.Info("requests are decided again")
 		}
 	}
-	s := &protocol.Status{Version: protocol.Version, Coordinator: c.cfg.Name, Waiting: why, Time: time.Now().UTC()}
+	s := &protocol.Status{Version: protocol.Version, Coordinator: c.cfg.Name, Waiting: why, Time: c.conn.Now()}
 	if err := c.conn.TellStatus(s); err != nil {
 		c.log.Debug("clients are not told what requests wait for", "error", err)
 	}

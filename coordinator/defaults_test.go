@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -66,7 +67,7 @@ func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T
 	// One that took its id and came no further, before the defaults were others.
 	own := *mounting.Sandbox
 	own.Resolve()
-	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c", reservation(&jetstream.Delivery{ID: "r3"}, &own)); err != nil {
+	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c", reservation(&jetstream.Delivery{ID: "r3"}, &own, time.Now())); err != nil {
 		t.Fatal(err)
 	}
 	if r := d.request(protocol.VerbCreate, "c", "r3", mounting); r.Error == nil || r.Error.Code != protocol.InvalidArgument {

@@ -3,6 +3,7 @@ package coordinator
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"reflect"
 	"slices"
 	"sync"
@@ -18,6 +19,8 @@ import (
 type hosts struct {
 	timing     Timing
 	projection *projection
+	now        func() time.Time // the store's time
+	log        *slog.Logger
 
 	mu      sync.Mutex
 	known   map[string]*hostEntry // by worker
@@ -34,10 +37,11 @@ type hostEntry struct {
 	version uint64    // of the table, when something of it changed last
 
 	listening uint64 // of its last heartbeat
+	off       bool   // that its clock is off was said
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, known: map[string]*hostEntry{}, ids: map[string]string{}}
+	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{}, ids: map[string]string{}}
 	p.route = h.workerOf
 	return h
 }
@@ -87,15 +91,18 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 		delete(h.ids, e.host.HostID)
 	}
 	e.host, e.lost, h.ids[entry.HostID] = *entry, false, worker
-	if time.Since(entry.SeenAt) < h.timing.Suspect {
+	if h.now().Sub(entry.SeenAt) < h.timing.Suspect {
 		e.heard = time.Now()
 	}
+	h.judgeClock(e)
 }
 
-// sameHost says whether two entries of a host differ by no more than when they were written.
+// sameHost says whether two entries of a host differ by no more than when they were written, and their clocks.
 func sameHost(a, b *protocol.Host) bool {
 	x, y := *a, *b
-	x.SeenAt, y.SeenAt = time.Time{}, time.Time{}
+	for _, h := range []*protocol.Host{&x, &y} {
+		h.SeenAt, h.Skew, h.ClockOff = time.Time{}, nil, false
+	}
 	return reflect.DeepEqual(&x, &y)
 }
 
@@ -140,7 +147,8 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	e.changed = e.changed || e.listening != b.Listening
 	e.listening = b.Listening
 	e.heard, e.lost = time.Now(), false
-	e.host.Healthy, e.host.Problem, e.host.Full = b.Healthy, b.Problem, b.Full
+	e.host.Healthy, e.host.Problem, e.host.Full, e.host.Skew = b.Healthy, b.Problem, b.Full, b.Skew
+	h.judgeClock(e)
 }
 
 // everyGPU is what a sandbox with all of its host's GPUs uses: more than any host has.
@@ -199,7 +207,7 @@ func (h *hosts) rows() ([]hostRow, uint64) {
 		host.State = e.state(h.timing)
 		used[host.HostID].addTo(&host)
 		if !e.heard.IsZero() {
-			host.SeenAt = time.Now().Add(-time.Since(e.heard)).UTC()
+			host.SeenAt = h.now().Add(-time.Since(e.heard))
 		}
 		rows = append(rows, hostRow{&host, e.version})
 	}

@@ -79,9 +79,12 @@ func manyAtOnce(endpoint jetstream.Endpoint) jetstream.Endpoint {
 
 func (c *coordinator) ping(ctx context.Context, _ string, _ *protocol.Query) (*protocol.Reply, error) {
 	storage := c.conn.Storage(ctx)
+	hosts := c.hosts.list()
+	skew, clocks := c.clocks(hosts)
 	return &protocol.Reply{Ping: &protocol.Ping{
 		Version: c.cfg.Build, Coordinator: c.cfg.Name, Deployment: c.conn.Deployment(), Durability: c.conn.Durability(storage, c.cfg.SyncAlways),
-		Leader: c.elected.Load(), Hosts: len(c.hosts.list()), Time: time.Now().UTC(), Storage: storage,
+		Leader: c.elected.Load(), Hosts: len(hosts), Time: c.conn.Now(), Storage: storage,
+		Skew: skew, Clocks: clocks,
 	}}, nil
 }
 

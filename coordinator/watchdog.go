@@ -137,7 +137,7 @@ func (c *coordinator) watchActive(ctx context.Context, lease *jetstream.Lease) e
 		if len(active) == 0 {
 			return
 		}
-		hosts, now := map[string]*protocol.Host{}, c.conn.Now()
+		hosts, now := map[string]*protocol.Host{}, moment{time.Now(), c.conn.Now()}
 		for _, h := range c.hosts.list() {
 			hosts[h.HostID] = h
 		}
@@ -340,9 +340,13 @@ func (s *seenHosts) hosts(c *coordinator) []*protocol.Host {
 	return s.list
 }
 
+// moment is one moment by two clocks. What this process counts itself goes by its own; what compares with
+// the time of an event goes by the store's, which somebody may set.
+type moment struct{ own, store time.Time }
+
 // watchExecs ends execs whose end can no longer be learnt in time: their own timeout is over, and
 // so is a margin for their worker to say so, in which it could; or they never started, and their host is lost.
-func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now time.Time) error {
+func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment) error {
 	var overdue, unstarted []string
 	reason, lost := protocol.ReasonInterrupted, host == nil || host.State == protocol.HostLost
 	if lost {
@@ -351,14 +355,14 @@ func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox
 	j := c.projection.journal(k)
 	j.View(func(s *protocol.State, _ uint64) {
 		for _, x := range s.Active() {
-			if x.State == protocol.ExecStateAccepted && c.unstarted.since(k, x.ID, now) > x.Spec.StartWithin() {
+			if x.State == protocol.ExecStateAccepted && c.unstarted.since(k, x.ID, now.own) > x.Spec.StartWithin() {
 				unstarted = append(unstarted, x.ID)
 				continue
 			}
-			late := x.State == protocol.ExecStateRunning && x.Spec.Timeout > 0 && now.Sub(x.StartedAt) > x.Spec.Timeout.Std()+x.Spec.Grace.Std()
+			late := x.State == protocol.ExecStateRunning && x.Spec.Timeout > 0 && now.store.Sub(x.StartedAt) > x.Spec.Timeout.Std()+x.Spec.Grace.Std()
 			switch {
-			case late && c.overdue.since(k, x.ID, now) > c.cfg.Timing.Overdue,
-				x.State == protocol.ExecStateAccepted && lost && now.Sub(x.AcceptedAt) > c.cfg.Timing.Overdue:
+			case late && c.overdue.since(k, x.ID, now.own) > c.cfg.Timing.Overdue,
+				x.State == protocol.ExecStateAccepted && lost && now.store.Sub(x.AcceptedAt) > c.cfg.Timing.Overdue:
 				overdue = append(overdue, x.ID)
 			}
 		}

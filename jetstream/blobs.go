@@ -35,7 +35,7 @@ func (c *Conn) FreshBlob(ctx context.Context, digest string) (bool, error) {
 		return false, err
 	}
 	life, err := c.BlobLife(ctx)
-	return life == 0 || time.Since(info.ModTime) < life/2, err
+	return life == 0 || c.Now().Sub(info.ModTime) < life/2, err
 }
 
 // BlobLife is how long content is kept after it was stored; 0: for ever.

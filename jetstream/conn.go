@@ -30,6 +30,7 @@ type Config struct {
 	Timeout   time.Duration              // of one call where the caller's context has no deadline; default 10 s
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called on each change; may be nil
+	Clock     Clock                      // for tests: the machine's clocks
 	Options   func(*nats.Options)        // for tests: the last word on the client's options
 }
 
@@ -46,6 +47,7 @@ type Conn struct {
 	life    atomic.Uint64 // counts the connections that were lost: the next server may have another log
 	quorum  quorum
 	looked  *storageLook // the last; under mu
+	clock   storeClock
 
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
@@ -73,6 +75,8 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if c.timeout == 0 {
 		c.timeout = 10 * time.Second
 	}
+	c.clock.machine = cfg.Clock
+	c.clock.machine.setDefaults()
 	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
 	if cfg.InProcess == nil {
 		if err := checkURLs(cfg.URL); err != nil {
@@ -235,6 +239,7 @@ func (c *Conn) reconnected() {
 	if err := c.checkPayload(); err != nil { // another server, or other settings
 		c.log.Error("NATS cannot take all of Boxfleet's messages", "error", err)
 	}
+	c.clock.distrust()
 	c.call(c.onReconnect)
 	c.call(c.onLoss)
 }
@@ -269,7 +274,7 @@ func (c *Conn) hearElections() error {
 		return nil
 	}
 	for _, stream := range []string{protocol.StreamEvents, protocol.StreamLogs} {
-		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(*nats.Msg) { c.mayHaveGrown(); c.call(c.onLoss) }); err != nil {
+		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(*nats.Msg) { c.mayHaveGrown(); c.clock.distrust(); c.call(c.onLoss) }); err != nil {
 			return translate(err, "listen for elections")
 		}
 	}
@@ -441,7 +446,7 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	stream, err := insist(ctx, c, "look for Boxfleet's streams", func(ctx context.Context) (jetstream.Stream, error) {
-		return c.js.Stream(ctx, protocol.StreamEvents)
+		return c.readStream(ctx, protocol.StreamEvents)
 	})
 	if err != nil {
 		return nil, err
@@ -451,10 +456,7 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	c.mu.Lock()
 	c.meta = meta
 	c.mu.Unlock()
-	if meta.replicas == 1 {
-		err = c.hearElections() // there may be more one day
-	}
-	return meta, err
+	return meta, c.hearElections() // one server elects nobody, but there may be more one day
 }
 
 // sleep waits for d or the end of ctx, and says which: false for the end of ctx.

@@ -10,7 +10,7 @@ import (
 func (l *Lease) Renew(ctx context.Context) (trusted bool, err error) { return l.renew(ctx) }
 
 // TrustedUntil is until when a lease may be trusted.
-func (l *Lease) TrustedUntil() time.Time {
+func (l *Lease) TrustedUntil() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.trusted
@@ -39,3 +39,29 @@ const (
 
 // Servers are the addresses of the servers, those that were given and those that the cluster names.
 func (c *Conn) Servers() []string { return c.nc.Servers() }
+
+// StoreClock is the clock of a store that is measured.
+type StoreClock struct{ clock storeClock }
+
+// NewStoreClock returns one on a machine with this clock.
+func NewStoreClock(machine Clock) *StoreClock {
+	machine.setDefaults()
+	return &StoreClock{storeClock{machine: machine}}
+}
+
+// Take takes a measure.
+func (s *StoreClock) Take(sent, received time.Duration, ts time.Time) (moved time.Duration) {
+	return s.clock.take(sent, received, ts)
+}
+
+// Now returns the store's time, and whether it is to be measured; what is to be has been then.
+func (s *StoreClock) Now() (now time.Time, measure bool) {
+	now, measure = s.clock.now()
+	if measure {
+		s.clock.measuring = false
+	}
+	return now, measure
+}
+
+// Distrust has it measured soon.
+func (s *StoreClock) Distrust() { s.clock.distrust() }

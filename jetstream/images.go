@@ -80,7 +80,7 @@ func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
 // again meanwhile, and names it only then, is seen by what is stored of it: the file stays.
 func (c *Conn) removeFile(ctx context.Context, digest string, age time.Duration) error {
 	info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
-	if err != nil || info == nil || time.Since(info.ModTime) < age {
+	if err != nil || info == nil || c.Now().Sub(info.ModTime) < age {
 		return err
 	}
 	wanted, _, err := c.Images(ctx)
@@ -119,7 +119,7 @@ func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error
 	whole := map[string]bool{}
 	for _, f := range files {
 		whole[f.NUID] = true
-		if time.Since(f.ModTime) > age {
+		if c.Now().Sub(f.ModTime) > age {
 			if err := c.removeFile(ctx, f.Name, age); err != nil {
 				return err
 			}

@@ -467,7 +467,7 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected P
 	j.mu.Lock()
 	scratch, expected := j.state.Clone(), j.at
 	j.mu.Unlock()
-	now := time.Now().UTC()
+	now := j.conn.Now()
 	batch = &protocol.Batch{
 		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
 		ID: strings.ToLower(ulid.Make().String()), Writer: j.cfg.Writer,

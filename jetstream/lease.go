@@ -15,13 +15,17 @@ type Holder struct {
 	Instance string    `json:"instance"`         // one per process
 	Place    string    `json:"place,omitempty"`  // identity of the local lock file that is held beside
 	Detail   string    `json:"detail,omitempty"` // for people: machine, process id
-	Since    time.Time `json:"since"`            // by the holder's clock, for people
+	Since    time.Time `json:"since"`            // by the store's clock, for people
 }
 
 // Lease is a lock that ends by itself: it holds as long as it is renewed. It is trusted until two
-// thirds of its time to live have passed since the start of the last renewal that succeeded, by
-// the monotonic clock; the server ends it after all of it. The order is so: the holder fences
-// itself, then the lease ends, then somebody else can take it.
+// thirds of its time to live have passed since the start of the last renewal that succeeded, by the
+// time since boot, which counts suspensions; the server ends it after all of it. The order is so: the
+// holder fences itself, then the lease ends, then somebody else can take it.
+//
+// A hypervisor that pauses a machine stops that clock too. It shows when the wall clock is set right
+// afterwards: after such a jump the lease is not trusted until it was renewed. A pause that no clock of the
+// machine shows cannot be noticed, and leaves what the server and the compare-and-set of the log refuse.
 type Lease struct {
 	bucket kv
 	key    string
@@ -31,9 +35,11 @@ type Lease struct {
 
 	mu       sync.Mutex
 	revision uint64
-	trusted  time.Time // the lease may be trusted until then
+	trusted  time.Duration // the lease may be trusted until then, since boot
+	ahead    time.Duration // of the wall clock before the time since boot, when the renewal began that gave trust
 	lost     bool
 	lostCh   chan struct{}
+	renewNow chan struct{} // has room for one
 }
 
 // HeldError says who holds a lease that could not be taken.
@@ -69,12 +75,12 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 	if err != nil {
 		return nil, err
 	}
-	h.Version, h.Since = protocol.Version, time.Now().UTC()
-	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{})}
+	h.Version, h.Since = protocol.Version, c.Now()
+	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{}), renewNow: make(chan struct{}, 1)}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for pause := firstPause; ; pause = nextPause(pause) {
-		start := time.Now()
+		ahead, start := c.clock.machine.ahead()
 		var revision uint64
 		if takeOver > 0 {
 			revision, err = b.put(ctx, key, protocol.Encode(&h), int64(takeOver))
@@ -82,7 +88,7 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 			revision, err = b.create(ctx, key, protocol.Encode(&h))
 		}
 		if err == nil {
-			l.token, l.revision, l.trusted = revision, revision, start.Add(l.trust())
+			l.token, l.revision, l.trusted, l.ahead = revision, revision, start+l.trust(), ahead
 			return l, nil
 		}
 		// The write may have been done all the same; and when it was refused, the caller wants to
@@ -136,18 +142,36 @@ func (l *Lease) Check() error {
 	return err
 }
 
-// Trusted returns until when the lease may be trusted, as far as is known now, also where that is
-// over. Errors as of Check.
-func (l *Lease) Trusted() (until time.Time, err error) {
+// jumpPart is by which part of a lease's life the wall clock may move against the time since boot before
+// the lease has to be renewed: a shorter pause of the machine uses up less than the last third.
+const jumpPart = 12
+
+// Trusted returns until when the lease may be trusted, by the time since boot, as far as is known now, also
+// where that is over. Errors as of Check.
+func (l *Lease) Trusted() (until time.Duration, err error) {
+	ahead, boot := l.bucket.conn.clock.machine.ahead()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.lost:
-		return time.Now(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s was lost", l.key)
-	case !time.Now().Before(l.trusted):
+		return min(boot, l.trusted), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s was lost", l.key)
+	case boot >= l.trusted:
+		l.hurry()
 		return l.trusted, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s could not be renewed in time", l.key)
+	case (ahead - l.ahead).Abs() > l.ttl/jumpPart:
+		l.hurry()
+		return boot, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost,
+			"lock %s has to be renewed first: this machine's clock was set, or the machine was paused", l.key)
 	}
 	return l.trusted, nil
+}
+
+// hurry has Run renew the lease at once.
+func (l *Lease) hurry() {
+	select {
+	case l.renewNow <- struct{}{}:
+	default:
+	}
 }
 
 // Lost is closed when somebody else has the lease, or it ended: it never comes back.
@@ -155,17 +179,20 @@ func (l *Lease) Lost() <-chan struct{} { return l.lostCh }
 
 // Run renews the lease until ctx ends or it is lost. It does not release it.
 func (l *Lease) Run(ctx context.Context) error {
-	pause := l.ttl / 6
+	pause, hurried := l.ttl/6, l.renewNow
 	for {
-		if !sleep(ctx, pause) {
+		select {
+		case <-ctx.Done():
 			return ctx.Err()
+		case <-hurried:
+		case <-time.After(pause):
 		}
 		trusted, err := l.renew(ctx)
+		pause, hurried = retryPause, nil // which whoever asks for trust does not shorten
 		switch {
 		case err == nil && trusted:
-			pause = l.ttl / 6
-		case err == nil:
-			pause = retryPause // the next renewal is what gives trust
+			pause, hurried = l.ttl/6, l.renewNow
+		case err == nil: // the next renewal is what gives trust
 		case protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
 			l.mu.Lock()
 			l.lost = true
@@ -175,7 +202,6 @@ func (l *Lease) Run(ctx context.Context) error {
 		default:
 			l.bucket.conn.log.Warn("a lease is not renewed", "lock", l.key, "error", err)
 			_ = l.bucket.conn.awaitConnection(ctx) // it fails at the end of ctx, or where no renewal will ever work
-			pause = retryPause
 		}
 	}
 }
@@ -184,7 +210,7 @@ func (l *Lease) Run(ctx context.Context) error {
 func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/6)
 	defer cancel()
-	start := time.Now()
+	ahead, start := l.bucket.conn.clock.machine.ahead()
 	l.mu.Lock()
 	expected := l.revision
 	l.mu.Unlock()
@@ -200,7 +226,7 @@ func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	defer l.mu.Unlock()
 	l.revision = revision
 	if trusted {
-		l.trusted = start.Add(l.trust())
+		l.trusted, l.ahead = start+l.trust(), ahead
 	}
 	return trusted, nil
 }
@@ -225,7 +251,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	defer cancel()
 	l.mu.Lock()
 	expected := l.revision
-	l.trusted = time.Time{}
+	l.trusted = 0
 	l.mu.Unlock()
 	for pause := firstPause; ; pause = nextPause(pause) {
 		err := l.bucket.remove(ctx, l.key, int64(expected))

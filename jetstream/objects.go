@@ -278,7 +278,7 @@ func (c *Conn) removeParts(ctx context.Context, bucket string, whole map[string]
 		if protocol.CodeOf(err) == protocol.NotFound {
 			continue
 		}
-		if err == nil && time.Since(last.time) > age {
+		if err == nil && c.Now().Sub(last.time) > age {
 			err = c.purgeChunks(bucket, id)
 		}
 		if err != nil {

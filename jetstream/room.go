@@ -116,12 +116,27 @@ func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamIn
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	return insist(ctx, c, "look at "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
-		stream, err := c.js.Stream(ctx, name)
+		stream, err := c.readStream(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		return stream.CachedInfo(), nil
 	})
+}
+
+// readStream asks once for a stream. The answer carries the time of the server that leads it: that of the
+// event log's leader is the store's.
+func (c *Conn) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
+	sent := c.sinceBoot()
+	stream, err := c.js.Stream(ctx, name)
+	if err != nil || name != protocol.StreamEvents {
+		return stream, err
+	}
+	moved := c.clock.take(sent, c.sinceBoot(), stream.CachedInfo().TimeStamp)
+	if moved.Abs() > protocol.MaxSkew {
+		c.log.Warn("the store's clock was set, or another NATS server leads whose clock is set otherwise", "by", moved.Round(time.Millisecond))
+	}
+	return stream, nil
 }
 
 // setFailed notes why the log takes no append, or that it does again.

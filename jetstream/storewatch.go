@@ -93,7 +93,7 @@ func (c *Conn) RecoverStore(ctx context.Context, restart func(context.Context) e
 func (c *Conn) probeLog(ctx context.Context) (why string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, lookWithin)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, protocol.StreamEvents)
+	stream, err := c.readStream(ctx, protocol.StreamEvents)
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(probeSubject))
 	}

@@ -21,6 +21,7 @@ var update = flag.Bool("update", false, "write testdata as the code has it now")
 func goldenValues() map[string]any {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 678901234, time.UTC)
 	code := 137
+	skew := Duration(-2*time.Minute - 1500*time.Microsecond)
 	sandboxSpec := SandboxSpec{
 		Image: "registry.local/tools/go:1.26", Command: []string{"serve", "--port=80"},
 		Env: map[string]string{"PATH": "/bin", "A": "1"}, Labels: map[string]string{"team": "build"},
@@ -91,10 +92,13 @@ func goldenValues() map[string]any {
 			Names: []string{"docker.io/library/tools:1"}},
 		"host-limits-parts": &Host{Version: 1, Worker: "w1", Cores: 16, Disk: 900 << 30, PIDs: 32768, DenyNetworks: []string{"10.1.0.0/16"},
 			UsedDisk: 5 << 30, UsedPIDs: 8192},
-		"host-images-parts": &Host{Version: 1, Worker: "w1", Images: true},
-		"request-extend":    &Request{Version: 1, TTL: Duration(time.Hour)},
-		"heartbeat-parts":   &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
-		"reply-parts":       &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
+		"host-skew-parts":      &Host{Version: 1, Worker: "w1", Skew: &skew, ClockOff: true},
+		"heartbeat-skew-parts": &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Skew: &skew},
+		"reply-ping-parts":     &Reply{Version: 1, Ping: &Ping{Coordinator: "c1", Skew: &skew, Clocks: []string{"w1 is off"}}},
+		"host-images-parts":    &Host{Version: 1, Worker: "w1", Images: true},
+		"request-extend":       &Request{Version: 1, TTL: Duration(time.Hour)},
+		"heartbeat-parts":      &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
+		"reply-parts":          &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
 				ExitCode: &code, Output: []byte("o")}},

@@ -76,6 +76,12 @@ type Ping struct {
 	Hosts       int       `json:"hosts"`
 	Time        time.Time `json:"time"`
 	Storage     *Storage  `json:"storage,omitempty"` // what is kept where, as it is now
+
+	// Skew is how far the wall clock of the coordinator that answered is ahead of the store's; nil: not known.
+	Skew *Duration `json:"skew,omitempty"`
+
+	// Clocks says, a sentence each, whose clock is off by more than [MaxSkew].
+	Clocks []string `json:"clocks,omitempty"`
 }
 
 // Storage is how what is stored is kept now, which may be less safe than it was configured.
@@ -174,7 +180,16 @@ type Host struct {
 	UsedPIDs  int64     `json:"used_pids,omitempty"`
 	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
+
+	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil: not
+	// known. ClockOff says that it is more than [MaxSkew], in either direction.
+	Skew     *Duration `json:"skew,omitempty"`
+	ClockOff bool      `json:"clock_off,omitempty"`
 }
+
+// MaxSkew is how far a machine's wall clock may be from the store's before that is reported. Nothing is
+// decided by such a clock; but what runs on the machine sees it, and times in its logs are wrong.
+const MaxSkew = 5 * time.Second
 
 // What a host says of its firewall.
 const (
@@ -206,6 +221,10 @@ type Heartbeat struct {
 	// Listening grows each time that work items may have been lost on the way to the worker. It is
 	// told everything that it owes then.
 	Listening uint64 `json:"listening,omitempty"`
+
+	// Skew is how far the worker's wall clock is ahead of the store's, as it measured it itself: a heartbeat
+	// that comes late says nothing of clocks. nil: not known.
+	Skew *Duration `json:"skew,omitempty"`
 }
 
 // Reservation is the value of an id in the registry.

@@ -41,6 +41,7 @@ type exec struct {
 
 	mu             sync.Mutex
 	started        time.Time
+	startedAt      time.Duration // the same by control.Clock
 	stdout, stderr *stream
 	result         *control.Result
 	why            ending
@@ -83,6 +84,9 @@ func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
 // is told.
 func (e *exec) run(start *control.Start, reply func()) {
 	began, kills := time.Now(), e.s.oom.kills()
+	e.mu.Lock()
+	e.startedAt = control.Clock()
+	e.mu.Unlock()
 	p, err := e.s.launcher.start(command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin})
 	if err != nil {
 		e.sayNotStarted(start, err)
@@ -270,6 +274,9 @@ func (e *exec) status() (status control.ExecStatus, begun bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	status = control.ExecStatus{ID: e.id, Started: e.started}
+	if !e.started.IsZero() {
+		status.Age = max(control.Clock()-e.startedAt, 1)
+	}
 	if r := e.result; r != nil {
 		status.Result, status.StdoutBytes, status.StderrBytes = r, r.StdoutBytes, r.StderrBytes
 		return status, true

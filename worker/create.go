@@ -14,8 +14,7 @@ import (
 // create makes a sandbox: everything that is not there yet, so that it goes on where an earlier
 // try was broken off. An error that will not go away by trying fails the sandbox.
 func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
-	deadline := b.AssignedAt.Add(b.Spec.CreateTimeout.Std())
-	making, cancel := context.WithDeadline(ctx, deadline)
+	making, cancel := context.WithTimeout(ctx, s.createLeft(b))
 	defer cancel()
 	endTelling := s.tellPhases(making, b)
 	err := s.make(making, b)
@@ -32,6 +31,31 @@ func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	return s.failCreate(ctx, b, protocol.AsError(err))
+}
+
+// assignment is when this process first saw an assignment of the sandbox, by its own monotonic clock.
+type assignment struct {
+	at   time.Time // of the event
+	from time.Time // the create's time counts from here
+}
+
+// lateAtMost is how long after the end of its time a create can still be wanted: the coordinators end it then.
+const lateAtMost = time.Minute
+
+// createLeft is what is left of the time in which the sandbox must be ready. It is counted by this process
+// alone, so that no clock that is set meanwhile ends it. What was used up before this process saw the
+// assignment is what the store's clock says, unless that cannot be: it would then fail each create without a
+// try, and its host, empty for that, would attract all of them.
+func (s *sandbox) createLeft(b *protocol.Sandbox) time.Duration {
+	whole := b.Spec.CreateTimeout.Std()
+	if !s.assigned.at.Equal(b.AssignedAt) {
+		age := s.w.conn.Now().Sub(b.AssignedAt)
+		if age < 0 || age > whole+lateAtMost {
+			age = 0
+		}
+		s.assigned = assignment{b.AssignedAt, time.Now().Add(-age)}
+	}
+	return whole - time.Since(s.assigned.from)
 }
 
 // overdue is what a sandbox fails with that is not ready in time, because of err.

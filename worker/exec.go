@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
@@ -261,6 +262,9 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a 
 	case err != nil:
 		return notStarted(r.id, protocol.AsError(err))
 	}
+	if status.Age > 0 { // its supervisor knows best
+		p.startedAgo(x, status.Age)
+	}
 	if status.Result != nil {
 		r.s.ended(*status.Result)
 	}
@@ -329,16 +333,13 @@ func (r *execRun) leftBehind(x *protocol.Exec, a *attachment, why string) (contr
 
 // finish publishes the rest of the output, appends the end, and lets the supervisor forget.
 func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p *publisher, result control.Result) error {
-	details := &protocol.ExecDetails{
-		ID: r.id, ExitCode: result.ExitCode, Started: result.Started.UTC(), Ended: result.Ended.UTC(), Truncated: result.Truncated,
-		OOMKills: result.OOMKills,
-	}
-	if result.Started.IsZero() {
-		details.Started = time.Time{}
-	}
-	if result.Ended.IsZero() {
-		details.Ended = time.Time{}
-	}
+	details := &protocol.ExecDetails{ID: r.id, ExitCode: result.ExitCode, Truncated: result.Truncated, OOMKills: result.OOMKills}
+	r.s.journal.View(func(st *protocol.State, _ uint64) {
+		if now := st.Execs[r.id]; now != nil {
+			x = now // it has the time of its start
+		}
+	})
+	details.Started, details.Ended = ranBetween(r.s.w.conn, x.StartedAt, &result)
 	if result.Inline && !p.checked { // adopted: some may be in the log
 		if err := p.check(ctx); err != nil && !errors.As(err, new(*notTaken)) {
 			return err
@@ -372,6 +373,31 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 		p.keep()
 	}
 	return err
+}
+
+// ranBetween says when an exec ran, by the store's clock: its supervisor knows it by its machine's wall clock,
+// which may have been set in between. started is when the log has that it was to be started. A time that is
+// not known stays zero.
+func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
+	now := conn.Now()
+	within := func(t, least time.Time) time.Time {
+		t = conn.StoreTime(t)
+		if t.Before(least) {
+			t = least
+		}
+		if t.After(now) {
+			t = now
+		}
+		return t
+	}
+	if !result.Started.IsZero() {
+		from = within(result.Started, started)
+		started = from
+	}
+	if !result.Ended.IsZero() {
+		to = within(result.Ended, started)
+	}
+	return from, to
 }
 
 // killedExit is the exit code of a command that KILL ended.

@@ -48,12 +48,13 @@ func (w *worker) register(ctx context.Context) error {
 		healthy, problem, firewall := w.condition()
 		mounts, writable := w.mounts.advertised()
 		_, pids := processes()
+		now, skew := w.conn.Now(), w.skew()
 		h := &protocol.Host{
 			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Cores: w.info.CPUs, Memory: w.offeredMemory(), Defaults: w.cfg.Defaults,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.tools.usable(),
 			Profiles: w.abilities.profiles, ServiceProfiles: w.abilities.services, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota, Images: true,
-			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.denied(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started.UTC(), SeenAt: time.Now().UTC(),
+			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.denied(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: now.Add(-time.Since(w.started)), SeenAt: now, Skew: skew,
 		}
 		if h.CPU == 0 {
 			h.CPU = float64(w.info.CPUs)
@@ -103,7 +104,7 @@ func (w *worker) beat(ctx context.Context) error {
 	for {
 		healthy, problem, _ := w.condition()
 		beat := &protocol.Heartbeat{Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Healthy: healthy, Problem: problem, Full: w.full(),
-			Listening: w.listening.times.Load()}
+			Listening: w.listening.times.Load(), Skew: w.skew()}
 		w.say(healthy, problem)
 		if err := w.conn.Beat(beat); err != nil {
 			w.log.Debug("a heartbeat is not sent", "error", err)
@@ -115,6 +116,16 @@ func (w *worker) beat(ctx context.Context) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// skew is how far the host's wall clock is ahead of the store's; nil: not known.
+func (w *worker) skew() *protocol.Duration {
+	skew, known := w.conn.Skew()
+	if !known {
+		return nil
+	}
+	shown := protocol.Duration(skew.Round(time.Millisecond))
+	return &shown
 }
 
 // say says how the worker is, for whoever watches over its process.

@@ -72,7 +72,7 @@ func (m *images) tell(ctx context.Context) {
 		told.Images = m.table()
 		now := told
 		if content := protocol.Encode(now); !bytes.Equal(content, last) {
-			now.Time = time.Now().UTC()
+			now.Time = m.w.conn.Now()
 			if err := m.w.conn.TellImages(ctx, &now); err == nil {
 				last = content
 			} else if ctx.Err() == nil {

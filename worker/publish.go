@@ -49,14 +49,19 @@ func (n *notTaken) Error() string { return "output is not published: " + n.err.E
 // keep back the code, which is known here.
 func newPublisher(r *execRun, a *attachment, x *protocol.Exec, adopted bool) *publisher {
 	p := &publisher{r: r, a: a, checked: !adopted, reconnects: r.s.w.conn.Reconnects()}
-	if x.Spec.Timeout > 0 {
-		started := time.Now()
-		if adopted {
-			started = x.StartedAt
-		}
-		p.until = started.Add(x.Spec.Timeout.Std() + x.Spec.Grace.Std() + r.s.w.cfg.OutputWithin)
+	age := time.Duration(0)
+	if adopted {
+		age = r.s.w.conn.Now().Sub(x.StartedAt)
 	}
+	p.startedAgo(x, age)
 	return p
+}
+
+// startedAgo takes over how long ago the exec was started.
+func (p *publisher) startedAgo(x *protocol.Exec, age time.Duration) {
+	if x.Spec.Timeout > 0 {
+		p.until = time.Now().Add(x.Spec.Timeout.Std() + x.Spec.Grace.Std() + p.r.s.w.cfg.OutputWithin - max(age, 0))
+	}
 }
 
 // tryOnce leaves room for a last try.

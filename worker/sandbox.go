@@ -51,6 +51,7 @@ type sandbox struct {
 	revived   revivals
 	allEnded  bool // every container has ended: execs find out what became of them
 
+	assigned     assignment
 	waitingSince time.Time // for what the container needs of its host to start again; zero: it does not
 }
 

@@ -75,7 +75,7 @@ func (v *service) run(ctx context.Context) {
 	case protocol.ServiceStateFailed:
 		v.err = v.failure(status.Error)
 	default:
-		v.passed = status.Since // it was well then, as another worker may have seen
+		v.passed = time.Now().Add(-v.s.w.conn.Now().Sub(status.Since)) // it was well then, as another worker may have seen
 	}
 	close(v.settled)
 	v.watch(ctx)

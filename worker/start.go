@@ -140,7 +140,7 @@ func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error 
 
 // resume starts a stopped sandbox's container again.
 func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
-	starting, cancel := context.WithDeadline(ctx, b.AssignedAt.Add(b.Spec.CreateTimeout.Std()))
+	starting, cancel := context.WithTimeout(ctx, s.createLeft(b))
 	defer cancel()
 	a, err := s.startAgain(starting, b)
 	if err == nil {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -317,11 +318,11 @@ func (w *worker) fence() error {
 }
 
 // trusted is until when the fence lets pass, as far as is known now; a moment that is over beside the
-// fence's error.
-func (w *worker) trusted() (until time.Time, err error) {
+// fence's error. It is by [control.Clock], as the lease's own clock is.
+func (w *worker) trusted() (until time.Duration, err error) {
 	lease := w.lease.Load()
 	if lease == nil {
-		return time.Now(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the host's lock is not held")
+		return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the host's lock is not held")
 	}
 	return lease.Trusted()
 }

@@ -17,5 +17,5 @@ func Clock() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// Until is a moment by [Clock], for [Command.Until].
-func Until(at time.Time) time.Duration { return max(Clock()+time.Until(at), 1) }
+// Until is a moment by [Clock], for [Command.Until], which is 0 where nothing bounds a command.
+func Until(at time.Duration) time.Duration { return max(at, 1) }

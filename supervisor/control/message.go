@@ -141,6 +141,10 @@ type ExecStatus struct {
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // in its file
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`
 	Result      *Result   `json:"result,omitempty"` // set when it has ended; never with the output inline
+
+	// Age is how long ago it was started, by the supervisor's own [Clock]; 0: it was not, or the supervisor
+	// is an older one.
+	Age time.Duration `json:"age,omitempty"`
 }
 
 // Output says how much of an exec's output is in its files. Sizes never shrink.

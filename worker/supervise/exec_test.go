@@ -449,9 +449,9 @@ func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
 	t.Parallel()
 	const trust = 200 * time.Millisecond
 	written := make(chan struct{}, 16)
-	s := newSandbox(t, option{lease: func() (time.Time, error) {
+	s := newSandbox(t, option{lease: func() (time.Duration, error) {
 		written <- struct{}{}
-		return time.Now().Add(trust), nil
+		return control.Clock() + trust, nil
 	}})
 	s.sh("true") // the supervisor has read the welcome
 	for len(written) > 0 {
@@ -479,7 +479,7 @@ func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
 		refused <- err
 	}()
 	<-written
-	over := control.Until(time.Now().Add(trust))
+	over := control.Clock() + trust
 	s.poll("the end of the lease", func() bool { return control.Clock() > over })
 	signal(unix.SIGCONT)
 	if err := <-refused; protocol.CodeOf(err) != protocol.Unavailable || protocol.AsError(err).Reason != protocol.ReasonLeaseLost {

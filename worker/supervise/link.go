@@ -34,7 +34,7 @@ type Config struct {
 	// Lease says until when something may be changed in the sandbox, or why not; nil: always. It is asked
 	// as a command is written, and the supervisor is told the moment, since either side may be stopped
 	// before the other has read.
-	Lease func() (until time.Time, err error)
+	Lease func() (until time.Duration, err error)
 
 	OnConnect    func(control.Hello) // the handshake is done; the Hello has all execs
 	OnDisconnect func()              // that connection has ended; the supervisor will dial again if it lives

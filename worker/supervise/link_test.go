@@ -122,12 +122,12 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	var over atomic.Bool
 	asked := make(chan struct{}, 16)
 	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)},
-		Lease: func() (time.Time, error) {
+		Lease: func() (time.Duration, error) {
 			asked <- struct{}{}
 			if over.Load() {
-				return time.Now(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease is over")
+				return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease is over")
 			}
-			return time.Now().Add(time.Hour), nil
+			return control.Clock() + time.Hour, nil
 		}})
 	if err != nil {
 		t.Fatal(err)

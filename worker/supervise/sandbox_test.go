@@ -147,7 +147,7 @@ type option struct {
 	welcome control.Welcome
 	args    []string
 	onEnd   func(control.Result)
-	lease   func() (time.Time, error)
+	lease   func() (time.Duration, error)
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
@@ -181,7 +181,7 @@ func (s *sandbox) listen(w control.Welcome, onEnd func(control.Result)) {
 	s.listenLeased(w, onEnd, nil)
 }
 
-func (s *sandbox) listenLeased(w control.Welcome, onEnd func(control.Result), lease func() (time.Time, error)) {
+func (s *sandbox) listenLeased(w control.Welcome, onEnd func(control.Result), lease func() (time.Duration, error)) {
 	s.t.Helper()
 	if onEnd == nil {
 		onEnd = func(r control.Result) { s.note(func() { s.results[r.ID] = r }) }

@@ -20,7 +20,7 @@ type session struct {
 	reader  *bufio.Reader
 	scratch []byte
 	writing sync.WaitGroup
-	lease   func() (time.Time, error) // nil: nothing bounds what may be changed
+	lease   func() (time.Duration, error) // nil: nothing bounds what may be changed
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -29,7 +29,7 @@ type session struct {
 	waiting map[uint64]chan *control.Reply // nil when the session has ended
 }
 
-func newSession(conn *net.UnixConn, pid int, lease func() (time.Time, error)) *session {
+func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)) *session {
 	s := &session{conn: conn, pid: pid, lease: lease, reader: bufio.NewReaderSize(conn, 64<<10), waiting: map[uint64]chan *control.Reply{}}
 	s.changed.L = &s.mu
 	return s

@@ -1,0 +1,203 @@
+package jetstream_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// machine is the clocks of a machine that a test sets.
+type machine struct{ wall, boot atomic.Int64 } // how far they were moved
+
+func (m *machine) clock() jetstream.Clock {
+	began := time.Now()
+	return jetstream.Clock{
+		Wall: func() time.Time { return time.Now().Round(0).Add(time.Duration(m.wall.Load())) },
+		Boot: func() time.Duration { return time.Hour + time.Since(began) + time.Duration(m.boot.Load()) },
+	}
+}
+
+// setWall sets the wall clock; suspend stops the machine for a while as Go's own clock does not show it, and
+// pause as no clock shows it, until the wall clock is set right.
+func (m *machine) setWall(by time.Duration)    { m.wall.Add(int64(by)) }
+func (m *machine) suspend(d time.Duration)     { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
+func (m *machine) wentOnAfter(d time.Duration) { m.wall.Add(int64(d)) }
+
+// on is a connection of a process on such a machine, which knows its deployment.
+func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	c, err := jetstream.Connect(ctx, jetstream.Config{URL: d.url(), Logger: quiet, Clock: m.clock(), Options: func(o *nats.Options) {
+		o.IgnoreDiscoveredServers = true
+	}})
+	must(t, err)
+	t.Cleanup(c.Close)
+	must(t, c.Open(ctx))
+	return c
+}
+
+// near is how far the store's time may be from the truth in a test, whose machine may stand still while it is
+// measured: much less than the clocks are apart.
+const near = time.Minute
+
+func TestNowIsTheStoresTimeWhateverTheOwnClockSays(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		var m machine
+		m.setWall(-15 * time.Minute)
+		c := d.on(t, &m)
+		for _, step := range []time.Duration{0, 40 * time.Minute, -24 * time.Hour} {
+			m.setWall(step)
+			if off := time.Since(c.Now()); off.Abs() > near {
+				t.Errorf("after the clock was set by %s the store's time is off by %s", step, off)
+			}
+		}
+		if skew, known := c.Skew(); !known || (skew+23*time.Hour+35*time.Minute).Abs() > near {
+			t.Errorf("the skew is %s, %v", skew, known)
+		}
+		if at := c.StoreTime(m.clock().Wall().Add(-time.Hour)); time.Since(at.Add(time.Hour)).Abs() > near {
+			t.Errorf("an hour ago was %s", at)
+		}
+
+		var decided time.Time
+		events, err := journal(c, d.tenant, "s1", "k1").Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+			decided = now
+			return becomeReady(s, now)
+		})
+		must(t, err)
+		if off := time.Since(decided); off.Abs() > near {
+			t.Errorf("a decision was made %s from now", off)
+		}
+		for _, e := range events {
+			if off := time.Since(e.Time); off.Abs() > near {
+				t.Errorf("%s carries a time %s from now", e.Kind, off)
+			}
+		}
+	})
+}
+
+func TestTheStoresTimeIsTheWallClockUntilTheStoreAnswers(t *testing.T) {
+	var m machine
+	m.setWall(time.Hour)
+	s := jetstream.NewStoreClock(m.clock())
+	if now, measure := s.Now(); time.Until(now.Add(-time.Hour)).Abs() > near || !measure {
+		t.Errorf("%s, to be measured: %v", now, measure)
+	}
+}
+
+func TestTheMeasureOfTheShortestWayCounts(t *testing.T) {
+	var at time.Duration
+	wall := time.Unix(1e9, 0)
+	s := jetstream.NewStoreClock(jetstream.Clock{Wall: func() time.Time { return wall.Add(at) }, Boot: func() time.Duration { return at }})
+	is := func(want time.Time) {
+		t.Helper()
+		if now, _ := s.Now(); !now.Equal(want) {
+			t.Errorf("now is %s, want %s", now, want)
+		}
+	}
+	store := func(boot time.Duration) time.Time { return time.Unix(2e9, 0).Add(boot) } // the truth
+	// 100 ms there and back: the answer was made in the middle, as far as anybody can know.
+	at = 100 * time.Second
+	s.Take(at-100*time.Millisecond, at, store(at-50*time.Millisecond))
+	is(store(at))
+	// A long way back, within what is possible: the first measure says more.
+	at += 5 * time.Second
+	if moved := s.Take(at-time.Second, at, store(at-900*time.Millisecond)); moved != 0 {
+		t.Errorf("moved by %s", moved)
+	}
+	is(store(at))
+	// A shorter one is better than the first was.
+	at += 5 * time.Second
+	s.Take(at-2*time.Millisecond, at, store(at-2*time.Millisecond))
+	is(store(at).Add(-time.Millisecond))
+	// What cannot be an error of the way is another clock, also where the way was long.
+	at += 5 * time.Second
+	if moved := s.Take(at-2*time.Second, at, store(at-time.Second).Add(-time.Minute)); (moved + time.Minute).Abs() > time.Second {
+		t.Errorf("moved by %s", moved)
+	}
+	is(store(at).Add(-time.Minute))
+}
+
+func TestTheStoresTimeIsMeasuredAgainWhenItMayHaveChanged(t *testing.T) {
+	var at, set time.Duration
+	s := jetstream.NewStoreClock(jetstream.Clock{Wall: func() time.Time { return time.Unix(1e9, 0).Add(at + set) }, Boot: func() time.Duration { return at }})
+	measures := func() bool { _, measure := s.Now(); return measure }
+	answers := func() { s.Take(at, at, time.Unix(2e9, 0).Add(at)) }
+	at = time.Hour
+	if !measures() {
+		t.Fatal("nothing is known, and not measured")
+	}
+	answers()
+	at += 9 * time.Second
+	if measures() {
+		t.Error("measured again after 9 s")
+	}
+	at += 2 * time.Second
+	if !measures() {
+		t.Error("not measured again after 11 s")
+	}
+	answers()
+	for what, happens := range map[string]func(){
+		"another leader":         s.Distrust,
+		"the clock was set":      func() { set += 2 * time.Second },
+		"the clock was put back": func() { set -= time.Hour },
+	} {
+		at += 2 * time.Second
+		if measures() {
+			t.Errorf("%s: measured before", what)
+		}
+		happens()
+		if !measures() {
+			t.Errorf("%s: not measured", what)
+		}
+		at += time.Second / 2
+		if measures() {
+			t.Errorf("%s: measured again at once, though no answer came", what)
+		}
+		answers()
+	}
+}
+
+func TestALeaseCountsTheTimeOfASuspension(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{LockTTL: time.Minute})
+	var m machine
+	l, err := d.on(t, &m).AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
+	must(t, err)
+	must(t, l.Check())
+	m.suspend(41 * time.Second)
+	wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
+	if until, _ := l.Trusted(); until != l.TrustedUntil() {
+		t.Errorf("trusted until %s, not %s", until, l.TrustedUntil())
+	}
+}
+
+// A machine that was paused by its hypervisor goes on as if nothing had been, and then has its wall clock set.
+func TestAHolderRenewsAfterAJumpOfItsClockBeforeItActs(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // it is renewed every 10 min otherwise
+	for name, jump := range map[string]func(m *machine){
+		"paused": func(m *machine) { m.wentOnAfter(10 * time.Minute) },
+		"back":   func(m *machine) { m.setWall(-time.Hour) },
+		"on":     func(m *machine) { m.setWall(15 * 24 * time.Hour) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var m machine
+			l, err := d.on(t, &m).AcquireHost(t.Context(), name, holder("w1"), 0)
+			must(t, err)
+			m.setWall(time.Second) // within what costs no trust
+			must(t, l.Check())
+			jump(&m)
+			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
+			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // it stays so
+			renewed(t, l)
+			eventually(t, time.Minute, "the renewal", func() bool { return l.Check() == nil })
+		})
+	}
+}
