@@ -73,7 +73,7 @@ func play(encoded string) error {
 	}
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	conn, err := jetstream.Connect(connecting, jetstream.Config{URL: r.URL, Name: r.Name, Logger: log})
+	conn, err := jetstream.Connect(connecting, jetstream.Config{URL: r.URL, Name: r.Name, Logger: log, Clock: r.clock()})
 	if err != nil {
 		return err
 	}
@@ -93,6 +93,14 @@ func play(encoded string) error {
 		Defaults: r.WorkerDefaults, Firewall: r.Firewall, DenyNetworks: r.Deny, DNS: r.DNS,
 		OnReady: ready, Logger: log, Probe: r.probe(),
 	})
+}
+
+// clock is the machine's, with a wall clock that is set otherwise.
+func (r Role) clock() jetstream.Clock {
+	if r.Clock == 0 {
+		return jetstream.Clock{}
+	}
+	return jetstream.Clock{Wall: func() time.Time { return time.Now().Round(0).Add(r.Clock) }}
 }
 
 // probe kills the process, as kill -9 does, when it passes the point that it is told, or panics, stops or
