@@ -49,13 +49,17 @@ const lateAtMost = time.Minute
 func (s *sandbox) createLeft(b *protocol.Sandbox) time.Duration {
 	whole := b.Spec.CreateTimeout.Std()
 	if !s.assigned.at.Equal(b.AssignedAt) {
-		age := s.w.conn.Now().Sub(b.AssignedAt)
-		if age < 0 || age > whole+lateAtMost {
-			age = 0
-		}
-		s.assigned = assignment{b.AssignedAt, time.Now().Add(-age)}
+		s.assigned = seenFirst(b.AssignedAt, s.w.conn.Now(), whole)
 	}
 	return whole - time.Since(s.assigned.from)
+}
+
+func seenFirst(at, now time.Time, whole time.Duration) assignment {
+	age := now.Sub(at)
+	if age < 0 || age > whole+lateAtMost {
+		age = 0
+	}
+	return assignment{at, time.Now().Add(-age)}
 }
 
 // overdue is what a sandbox fails with that is not ready in time, because of err.
