@@ -46,7 +46,7 @@ const (
 type Event struct {
 	Sequence uint64          `json:"seq"` // 1, 2, 3 … per sandbox, without gap or repeat
 	Kind     Kind            `json:"kind"`
-	Time     time.Time       `json:"time"`
+	Time     time.Time       `json:"time"` // by the store's clock, as its writer knows it
 	State    SandboxState    `json:"state"`
 	Request  string          `json:"request,omitempty"` // id of the request that caused it
 	Reason   string          `json:"reason,omitempty"`
@@ -96,7 +96,7 @@ type ExecDetails struct {
 	Spec        *ExecSpec `json:"spec,omitempty"`
 	Boot        string    `json:"boot,omitempty"`             // supervisor boot that runs it
 	ExitCode    *int      `json:"exit_code,omitempty"`        // nil: not known. 128+n: died of signal n
-	Started     time.Time `json:"started,omitempty,omitzero"` // by the host's clock
+	Started     time.Time `json:"started,omitempty,omitzero"` // by the store's clock, as its worker knows it
 	Ended       time.Time `json:"ended,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes,omitempty"` // kept, after the cap
 	StderrBytes int64     `json:"stderr_bytes,omitempty"`

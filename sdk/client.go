@@ -160,6 +160,19 @@ func (c *Client) Ping(ctx context.Context) (*protocol.Ping, error) {
 	return reply.Ping, nil
 }
 
+// nowWithin bounds how long the store is asked for its time.
+const nowWithin = time.Second
+
+// Now returns the time of the store, which is that of all times in handles and events: this machine's clock
+// may be set otherwise. The store is asked once, for at most a second; where it does not answer, the time is
+// this machine's.
+func (c *Client) Now(ctx context.Context) time.Time {
+	ctx, cancel := context.WithTimeout(ctx, nowWithin)
+	defer cancel()
+	_ = c.conn.Open(ctx) // which tells the time; without an answer it is this machine's
+	return c.conn.Now()
+}
+
 // Hosts lists the hosts of the fleet, as a coordinator sees them now.
 func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
 	var hosts []*protocol.Host

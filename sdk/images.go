@@ -44,7 +44,7 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 			return nil, err
 		}
 	}
-	want := &protocol.WantedImage{Ref: ref, Changes: f.Changes, Workers: f.Workers, Time: time.Now().UTC()}
+	want := &protocol.WantedImage{Ref: ref, Changes: f.Changes, Workers: f.Workers, Time: c.Now(ctx)}
 	sum := sha256.New()
 	size := &counter{w: sum}
 	info, err := imagetar.Inspect(io.TeeReader(&cancellable{ctx, f.Content}, size))

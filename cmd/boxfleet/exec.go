@@ -286,7 +286,7 @@ func (p *program) execList() *cobra.Command {
 					}
 					o.Page = next
 				}
-				return p.show(found, func(w io.Writer) { printExecs(w, found) })
+				return p.show(found, func(w io.Writer) { printExecs(w, c.Now(ctx), found) })
 			})
 		},
 	}
@@ -294,7 +294,7 @@ func (p *program) execList() *cobra.Command {
 	return cmd
 }
 
-func printExecs(w io.Writer, execs []protocol.Exec) {
+func printExecs(w io.Writer, now time.Time, execs []protocol.Exec) {
 	rows := [][]any{{"EXEC", "STATE", "EXIT", "AGE", "TOOK", "COMMAND"}}
 	for i := range execs {
 		x := &execs[i]
@@ -305,7 +305,7 @@ func printExecs(w io.Writer, execs []protocol.Exec) {
 		if !x.EndedAt.IsZero() && !x.StartedAt.IsZero() {
 			took = x.EndedAt.Sub(x.StartedAt).Round(time.Millisecond).String()
 		}
-		rows = append(rows, []any{x.ID, x.State, exit, ago(x.AcceptedAt), took, fmt.Sprintf("%.60q", x.Spec.Command)})
+		rows = append(rows, []any{x.ID, x.State, exit, ago(now, x.AcceptedAt), took, fmt.Sprintf("%.60q", x.Spec.Command)})
 	}
 	table(w, rows...)
 }

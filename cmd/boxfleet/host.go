@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +17,8 @@ import (
 func (p *program) hostCommand() *cobra.Command {
 	return group("host", "Look at the hosts of the fleet", &cobra.Command{
 		Use: "list", Short: "List the hosts", Args: takes(), Example: "  boxfleet host list",
+		Long: `List the hosts. SKEW is how far a host's clock is ahead of that of the NATS server that leads the event log; it
+is marked with "!" where it is more than 5 s off. Nothing is decided by it, but what runs on the host sees it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				hosts, err := c.Hosts(ctx)
@@ -25,17 +28,17 @@ func (p *program) hostCommand() *cobra.Command {
 				if hosts == nil {
 					hosts = []*protocol.Host{}
 				}
-				return p.show(hosts, func(w io.Writer) { printHosts(w, hosts) })
+				return p.show(hosts, func(w io.Writer) { printHosts(w, c.Now(ctx), hosts) })
 			})
 		},
 	})
 }
 
-func printHosts(w io.Writer, hosts []*protocol.Host) {
-	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "DEFAULTS", "SEEN", "PROBLEM"}}
+func printHosts(w io.Writer, now time.Time, hosts []*protocol.Host) {
+	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "DEFAULTS", "SEEN", "SKEW", "PROBLEM"}}
 	for _, h := range hosts {
 		rows = append(rows, []any{h.Worker, h.State, fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
-			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, defaultsOf(h), ago(h.SeenAt), trouble(h)})
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, defaultsOf(h), ago(now, h.SeenAt), skewOf(h), trouble(h)})
 	}
 	table(w, rows...)
 }
@@ -46,6 +49,17 @@ func defaultsOf(h *protocol.Host) string {
 		return "-"
 	}
 	return strings.Join(spec.Difference(protocol.SandboxSpec{}, *h.Defaults), ",")
+}
+
+// skewOf is how far a host's clock is ahead of the store's, marked where that is too far.
+func skewOf(h *protocol.Host) string {
+	switch {
+	case h.Skew == nil:
+		return "-"
+	case h.ClockOff:
+		return fmt.Sprintf("%+.1fs!", h.Skew.Std().Seconds())
+	}
+	return fmt.Sprintf("%+.3fs", h.Skew.Std().Seconds())
 }
 
 // trouble is what keeps a host from new sandboxes.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -140,19 +141,19 @@ func (p *program) imageList() *cobra.Command {
 					Imported []*protocol.WantedImage `json:"imported"`
 					Hosts    []*protocol.HostImages  `json:"hosts"`
 				}{imported, hosts}
-				return p.show(all, func(w io.Writer) { printImages(w, imported, hosts) })
+				return p.show(all, func(w io.Writer) { printImages(w, c.Now(ctx), imported, hosts) })
 			})
 		},
 	}
 }
 
-func printImages(w io.Writer, imported []*protocol.WantedImage, hosts []*protocol.HostImages) {
+func printImages(w io.Writer, now time.Time, imported []*protocol.WantedImage, hosts []*protocol.HostImages) {
 	rows := [][]any{{"WORKER", "IMAGE", "ORIGIN", "STATE", "SIZE", "ID", "USED", "ERROR"}}
 	listed := map[string]bool{}
 	for _, h := range hosts {
 		for _, i := range h.Images {
 			listed[i.Ref] = true
-			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, i.State, i.Size, shortID(i.ID), ago(i.UsedAt), errorText(i.Error)})
+			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, i.State, i.Size, shortID(i.ID), ago(now, i.UsedAt), errorText(i.Error)})
 		}
 	}
 	for _, want := range imported {

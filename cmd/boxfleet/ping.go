@@ -66,6 +66,9 @@ func (p *program) ping(ctx context.Context, c *sdk.Client) error {
 	err = p.show(ping, func(w io.Writer) {
 		table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took}, []any{"deployment", ping.Deployment},
 			[]any{"hosts", ping.Hosts}, []any{"durability", ping.Durability})
+		for _, off := range ping.Clocks {
+			fmt.Fprintln(w, "warning:", off)
+		}
 		showStorage(w, ping.Storage)
 	})
 	if err == nil && ping.Storage != nil && len(ping.Storage.Problems) > 0 {

@@ -42,12 +42,12 @@ func table(w io.Writer, rows ...[]any) {
 	t.Flush()
 }
 
-// ago is how long ago a time is, for people.
-func ago(t time.Time) string {
+// ago is how long before now a time is, for people. Both are by the store's clock.
+func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	d := time.Since(t)
+	d := now.Sub(t)
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))

@@ -248,10 +248,11 @@ func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions) er
 		found = append(found, s.Info())
 	}
 	return p.show(found, func(w io.Writer) {
+		now := c.Now(ctx)
 		rows := [][]any{{"SANDBOX", "STATE", "IMAGE", "WORKER", "EXECS", "AGE"}}
 		for i := range found {
 			s := &found[i]
-			rows = append(rows, []any{s.ID, stateOf(s), s.Spec.Image, s.Worker, fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(s.CreatedAt)})
+			rows = append(rows, []any{s.ID, stateOf(s), s.Spec.Image, s.Worker, fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(now, s.CreatedAt)})
 		}
 		table(w, rows...)
 	})

@@ -492,3 +492,27 @@ func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
 		t.Errorf("the next try: %+v", r)
 	}
 }
+
+// A worker that comes back asks its supervisor since when an exec runs, not two wall clocks.
+func TestASupervisorSaysHowLongAgoAnExecWasStarted(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	before := control.Clock()
+	id := s.start(control.Start{Argv: []string{"sleep", "60"}})
+	started := control.Clock()
+	s.poll("some time", func() bool { return control.Clock() > started+50*time.Millisecond })
+	asked := control.Clock()
+	status, err := s.link.Start(t.Context(), control.Start{ID: id, Argv: []string{"sleep", "60"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if least, most := asked-started, control.Clock()-before; status.Age < least || status.Age > most {
+		t.Errorf("%s ago, want %s to %s", status.Age, least, most)
+	}
+	if err := s.link.Cancel(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.end(id); !r.Cancelled {
+		t.Errorf("%+v", r)
+	}
+}
