@@ -82,6 +82,41 @@ func TestNowIsTheStoresTimeWhateverTheOwnClockSays(t *testing.T) {
 	})
 }
 
+// Each writer knows the store's time up to the way there and back.
+func TestTimesInAHistoryDoNotGoBackForTheWayToTheStore(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	var behind, ahead machine
+	first, second := d.on(t, &ahead), d.on(t, &behind)
+	ahead.boot.Add(int64(800 * time.Millisecond)) // as a measure is off whose answer took long to come
+	written := func(c *jetstream.Conn, decide jetstream.Decide) time.Time {
+		t.Helper()
+		events, err := journal(c, "t1", "s1", "k1").Do(t.Context(), decide)
+		must(t, err)
+		return events[len(events)-1].Time
+	}
+	one := written(first, becomeReady)
+	two := written(second, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return []protocol.Event{{Kind: protocol.SandboxStopRequested}}, nil
+	})
+	if two.Before(one) {
+		t.Errorf("the second event is %s before the first", one.Sub(two))
+	}
+	ahead.boot.Add(int64(time.Hour)) // a clock that is wrong draws nobody along
+	written(d.on(t, &behind), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return []protocol.Event{{Kind: protocol.SandboxStopped}}, nil
+	})
+	wrong := written(first, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return []protocol.Event{{Kind: protocol.SandboxResumeRequested}}, nil
+	})
+	right := written(second, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return []protocol.Event{{Kind: protocol.SandboxDeleteRequested}}, nil
+	})
+	if time.Until(wrong) < 30*time.Minute || time.Since(right).Abs() > near {
+		t.Errorf("after %s comes %s", wrong, right)
+	}
+}
+
 func TestTheStoresTimeIsTheWallClockUntilTheStoreAnswers(t *testing.T) {
 	var m machine
 	m.setWall(time.Hour)

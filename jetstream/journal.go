@@ -48,8 +48,9 @@ type Journal struct {
 
 	mu    sync.Mutex
 	state *protocol.State
-	at    Position // of the last message folded in
-	stale bool     // the history must be read before the next decision
+	at    Position  // of the last message folded in
+	last  time.Time // of its last event
+	stale bool      // the history must be read before the next decision
 	queue []*decision
 	busy  bool
 	moved chan struct{} // closed when the next batch is folded in; nil: nobody waits for that
@@ -151,7 +152,7 @@ func (j *Journal) applyLocked(b *protocol.Batch) {
 			j.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
 	}
-	j.at = Position{b.Record, b.ID}
+	j.at, j.last = Position{b.Record, b.ID}, b.Events[len(b.Events)-1].Time
 	if j.moved != nil {
 		close(j.moved)
 		j.moved = nil
@@ -466,8 +467,8 @@ func (j *Journal) hearsBeyond(expected uint64) bool {
 func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected Position, took, rest []*decision) {
 	j.mu.Lock()
 	scratch, expected := j.state.Clone(), j.at
+	now := after(j.last, j.conn.Now())
 	j.mu.Unlock()
-	now := j.conn.Now()
 	batch = &protocol.Batch{
 		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
 		ID: strings.ToLower(ulid.Make().String()), Writer: j.cfg.Writer,
@@ -506,6 +507,16 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected P
 		}
 	}
 	return batch, expected, took, nil
+}
+
+// after is now, or last where that is a little later: two writers know the store's time up to their way to it
+// and back, and no event should seem to come before the one that it follows. A history whose times are far
+// ahead was stamped by a clock that was set wrong.
+func after(last, now time.Time) time.Time {
+	if last.After(now) && last.Sub(now) <= clockJump {
+		return last
+	}
+	return now
 }
 
 // ask asks one decision. One that panics is refused by itself: it runs beside those of others, in the
