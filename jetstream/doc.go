@@ -5,6 +5,7 @@
 //	Conn ── EventLog ── Journal   append with compare-and-set, replay, follow, group commit
 //	   ├─── Reserve               ids that are never used again
 //	   ├─── Lease                 host locks and the scheduler's, with token and trust window
+//	   ├─── Now                   the store's time, by which events are stamped and compared
 //	   ├─── requests              a queue; each is decided, or delivered again
 //	   ├─── work                  what a worker is told, which may be lost and is told again
 //	   ├─── output                chunks with byte offsets
