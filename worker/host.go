@@ -54,7 +54,7 @@ func (w *worker) register(ctx context.Context) error {
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Cores: w.info.CPUs, Memory: w.offeredMemory(), Defaults: w.cfg.Defaults,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.tools.usable(),
 			Profiles: w.abilities.profiles, ServiceProfiles: w.abilities.services, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota, Images: true,
-			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.denied(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: now.Add(-time.Since(w.started)), SeenAt: now, Skew: skew,
+			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.denied(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
 		}
 		if h.CPU == 0 {
 			h.CPU = float64(w.info.CPUs)

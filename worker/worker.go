@@ -158,7 +158,7 @@ type worker struct {
 	orphans    orphans
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
-	started    time.Time
+	started    time.Time    // by the store's clock
 	kept       atomic.Int64 // execs that have ended and whose files are kept for a moment
 
 	health    health
@@ -223,7 +223,7 @@ const (
 func newWorker(cfg Config) *worker {
 	return &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
-		sandboxes: map[key]*sandbox{}, started: time.Now(), listening: newListening(),
+		sandboxes: map[key]*sandbox{}, listening: newListening(),
 		changed: make(chan struct{}, 1),
 	}
 }
@@ -232,6 +232,7 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.awaitDeployment(ctx); err != nil {
 		return err
 	}
+	w.started = w.conn.Now()
 	if err := w.identify(ctx); err != nil {
 		return err
 	}
