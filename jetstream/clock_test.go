@@ -236,3 +236,32 @@ func TestAHolderRenewsAfterAJumpOfItsClockBeforeItActs(t *testing.T) {
 		})
 	}
 }
+
+func TestTheStoresTimeCostsOneRequestEachTenSeconds(t *testing.T) {
+	d := startServer(t, jetstream.Assets{})
+	var m machine
+	c := d.on(t, &m)
+	var asked atomic.Int64
+	raw := d.raw(t)
+	_, err := raw.Subscribe("$JS.API.STREAM.INFO."+protocol.StreamEvents, func(*nats.Msg) { asked.Add(1) })
+	must(t, err)
+	must(t, raw.Flush())
+	began := time.Now()
+	for range 600 { // 60 s
+		m.suspend(100 * time.Millisecond)
+		c.Now()
+	}
+	eventually(t, 10*time.Second, "a measure", func() bool { return asked.Load() > 0 })
+	must(t, raw.Flush())
+	passed := time.Minute + time.Since(began)
+	if n, most := asked.Load(), int64(passed/(10*time.Second))+1; n > most {
+		t.Errorf("%d requests in %s, want %d at most", n, passed, most)
+	}
+}
+
+func BenchmarkNow(b *testing.B) {
+	c := startServer(b, jetstream.Assets{}).opened(b)
+	for b.Loop() {
+		c.Now()
+	}
+}
