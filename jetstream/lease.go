@@ -25,7 +25,7 @@ type Holder struct {
 //
 // A hypervisor that pauses a machine stops that clock too. It shows when the wall clock is set right
 // afterwards: after such a jump the lease is not trusted until it was renewed. A pause that no clock of the
-// machine shows cannot be noticed, and leaves what the server and the compare-and-set of the log refuse.
+// machine shows cannot be noticed.
 type Lease struct {
 	bucket kv
 	key    string
