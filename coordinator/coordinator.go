@@ -43,6 +43,8 @@ type Config struct {
 	Timing Timing
 	// Probe is called at named points of the work, for tests that crash there. It may be nil.
 	Probe func(point string)
+
+	made func(*coordinator) // for tests that look into it
 }
 
 // Timing holds the periods of the parts that watch over others.
@@ -143,6 +145,9 @@ func Run(ctx context.Context, cfg Config) error {
 	c.images = newHostImages(c.projection.wakeUp)
 	c.gate = newGate(c.conn, c.tellWaiting)
 	c.deciding, c.ending = make(chan struct{}, restAtOnce), make(chan struct{}, endingAtOnce)
+	if cfg.made != nil {
+		cfg.made(c)
+	}
 	err := c.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		return nil

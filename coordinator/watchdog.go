@@ -203,14 +203,12 @@ func (c *coordinator) purgeOver(ctx context.Context, lease *jetstream.Lease) err
 	})
 }
 
-// lookedPause is after how long a standby asks again about a sandbox that the leader has not purged yet.
-const lookedPause = time.Minute
-
 // forgetPurged has a coordinator that does not lead forget what the leader has purged.
 func (c *coordinator) forgetPurged(ctx context.Context) error {
 	const atOnce = 100 // looks a scan
 	looked := map[key]time.Time{}
-	ticker := time.NewTicker(max(c.cfg.Timing.Scan, min(c.cfg.CleanupTTL/10, time.Minute)))
+	pause := max(c.cfg.Timing.Scan, min(c.cfg.CleanupTTL/10, time.Minute)) // the leader may have other plans, or much to purge
+	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
 	for {
 		select {
@@ -224,7 +222,7 @@ func (c *coordinator) forgetPurged(ctx context.Context) error {
 		}
 		n := 0
 		for _, k := range c.projection.endedBefore(c.conn.Now().Add(-c.cfg.CleanupTTL), math.MaxInt) {
-			if time.Since(looked[k]) < lookedPause {
+			if time.Since(looked[k]) < pause {
 				continue
 			}
 			if n++; n > atOnce || ctx.Err() != nil {

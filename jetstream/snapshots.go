@@ -64,13 +64,13 @@ func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Sna
 func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64) error {
 	s := &Snapshot{Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion, Reserved: reserved}
 	_, err := c.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
-		stands, err := c.stands(ctx, "", "", old, s)
-		if stands || err != nil {
-			return nil, err
-		}
 		var before Snapshot
-		if s.Reserved == 0 && old != nil && protocol.Decode(old, &before) == nil {
+		if old != nil && protocol.Decode(old, &before) == nil && s.Reserved == 0 {
 			s.Reserved = before.Reserved
+		}
+		stands, err := c.stands(ctx, "", "", old, s)
+		if err != nil || stands && (before.position() != s.position() || before.Reserved >= s.Reserved) {
+			return nil, err
 		}
 		return protocol.Encode(s), nil
 	})

@@ -1,0 +1,120 @@
+package coordinator
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A leader stands still when it has chosen a host, and wakes up when another one leads, which has filled that host. What
+// it has chosen comes to nothing.
+func TestAStalePassDoesNotOvercommit(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	held, goOn := make(chan struct{}), make(chan struct{})
+	hold, let := sync.OnceFunc(func() { close(held) }), sync.OnceFunc(func() { close(goOn) })
+	l := &line{server: d.server}
+	defer d.run(Config{
+		Name: "c1", Assets: jetstream.Assets{ElectionTTL: 2 * time.Second}, Timing: Timing{Scan: 20 * time.Millisecond, Suspect: time.Minute},
+		Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
+		Probe: func(point string) {
+			if point == "assign-before-append" {
+				hold()
+				<-goOn
+			}
+		},
+	})()
+	defer let()
+	h := host("w1", 0)
+	h.Slots = 2
+	d.register(h)
+	for i := range 4 {
+		d.accept(fmt.Sprint("s", i))
+	}
+	<-held
+	l.setDown(true)
+	d.eventually("the lock is somebody else's", func() bool {
+		_, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
+		return err == nil
+	})
+	for i := range 2 { // who fills the host
+		d.work(fmt.Sprint("s", 3-i), func(*protocol.State) []protocol.Event {
+			return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}
+		})
+	}
+	l.setDown(false)
+	let()
+	d.eventually("the first one decides requests again", func() bool {
+		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
+		return err == nil
+	})
+	time.Sleep(200 * time.Millisecond) // for what must not happen
+	n := 0
+	for _, b := range d.list() {
+		if b.Assigned {
+			n++
+		}
+	}
+	if n > h.Slots {
+		t.Errorf("%d sandboxes are on %d slots", n, h.Slots)
+	}
+}
+
+// Sandboxes that are placed together fill each host to its last slot, and none beyond, and the first that came are
+// the ones that get them.
+func TestABurstFillsEachHostAndNoneBeyond(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	c, stop := d.inMemory(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Suspect: time.Minute}})
+	defer stop()
+	const hosts, slots, n = 5, 4, 30
+	for i := range n {
+		d.accept(fmt.Sprintf("s%02d", i))
+	}
+	d.eventually("all wait", func() bool { return len(c.projection.line(nil, true)) == n })
+	for i := range hosts {
+		h := host(fmt.Sprint("w", i), 0)
+		h.Slots, h.Memory = slots, 1<<40
+		d.register(h)
+	}
+	assigned := func() (n int, on map[string]int) {
+		on = map[string]int{}
+		for _, b := range d.list() {
+			if b.Assigned {
+				n++
+				on[b.Worker]++
+			}
+		}
+		return n, on
+	}
+	d.eventually("as many as there is room for are placed", func() bool { n, _ := assigned(); return n >= hosts*slots })
+	time.Sleep(200 * time.Millisecond) // for what must not happen
+	placed, on := assigned()
+	if placed != hosts*slots {
+		t.Errorf("%d are placed on %d slots", placed, hosts*slots)
+	}
+	for worker, n := range on {
+		if n != slots {
+			t.Errorf("%s has %d", worker, n)
+		}
+	}
+	for i := range n {
+		if b := d.list()[fmt.Sprintf("s%02d", i)]; b.Assigned != (i < hosts*slots) {
+			t.Errorf("%s, which came as number %d: assigned is %t", b.ID, i, b.Assigned)
+		}
+	}
+}
+
+// accept begins a history as a coordinator does that accepts a create.
+func (d *deployment) accept(id string) {
+	d.t.Helper()
+	spec := &protocol.SandboxSpec{Image: "i", Memory: 1 << 20, CPU: 0.01}
+	spec.Resolve()
+	d.work(id, func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "create-" + id, Phase: &protocol.SandboxDetails{Spec: spec}}}
+	})
+}
