@@ -38,6 +38,9 @@ func TestTargetsAreJudged(t *testing.T) {
 		{"worst is within", measurement{Ours: samples, Target: target{ofWorst, 10}}, 3, 10, false},
 		{"ratio", measurement{Ours: samples, Bare: []float64{2}, Target: target{ofRatio, 1.4}}, 3, 10, true},
 		{"ratio is within", measurement{Ours: samples, Bare: []float64{2}, Target: target{ofRatio, 1.5}}, 3, 10, false},
+		{"p99 above", measurement{Ours: samples, Target: target{ofP99, 9}}, 3, 10, true},
+		{"p99 is within", measurement{Ours: samples, Target: target{ofP99, 10}}, 3, 10, false},
+		{"p99 of no samples", measurement{Target: target{ofP99, 10}}, 0, 0, true},
 		{"ratio to nothing", measurement{Ours: samples, Target: target{ofRatio, 1.5}}, 3, 10, true},
 		{"no samples", measurement{Target: target{ofP50, 3}}, 0, 0, true},
 	} {
@@ -78,7 +81,7 @@ func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
 }
 
 func TestWrongUseIsRefused(t *testing.T) {
-	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}} {
+	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}, {"-past", "10,x"}, {"-past", "10,5"}, {"-past", "0"}} {
 		var stderr bytes.Buffer
 		if code := run(t.Context(), args, &stderr, &stderr); code != 2 {
 			t.Errorf("%q: exit code %d, want 2\n%s", args, code, &stderr)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -32,6 +33,7 @@ type options struct {
 	only       []string // phases; none: all
 	out        string   // path of the JSON file
 	cpuProfile string   // path; of the deployment while execs are counted
+	past       []int    // sizes of the curves over what is over, ascending
 }
 
 // shortSlack is how far a short run may be off a target: with few samples, on a machine that does
@@ -87,14 +89,16 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.out, "o", "bench.json", "write raw samples to this `file`")
 	flags.StringVar(&o.cpuProfile, "cpuprofile", "", "write a CPU profile of the deployment process in the exec phase to this `file`, and the client's beside it to file.client")
 	only := flags.String("only", "", "run these `phases` only, comma separated: "+strings.Join(phaseNames(), ", "))
-	if err := flags.Parse(args); err != nil {
+	past := flags.String("past", "", "measure what age costs with so many past execs and sandboxes, comma separated, ascending (default 1000,10000,100000; with -short 1000)")
+	err := flags.Parse(args)
+	if err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if *only == "" {
-		return o, nil
+	if o.past, err = sizes(*past, o.short); err != nil || *only == "" {
+		return o, err
 	}
 	o.only = strings.Split(*only, ",")
 	for _, name := range o.only {
@@ -103,4 +107,22 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		}
 	}
 	return o, nil
+}
+
+// sizes reads the sizes of the curves.
+func sizes(list string, short bool) (all []int, err error) {
+	switch {
+	case list == "" && short:
+		return []int{1000}, nil
+	case list == "":
+		return []int{1000, 10000, 100000}, nil
+	}
+	for text := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || len(all) > 0 && n <= all[len(all)-1] {
+			return nil, fmt.Errorf("-past must be numbers from 1, each larger than the one before it, got %q", list)
+		}
+		all = append(all, n)
+	}
+	return all, nil
 }

@@ -23,10 +23,16 @@ var phases = []struct {
 	{"output", measureOutput},
 	{"replay", measureReplay},
 	{"restart", measureRestart},
+	{"age", measureAge},
+	{"memory", measureMemory},
 }
 
-// phaseLimit is the longest that a phase may take; beyond it something hangs.
-const phaseLimit = 2 * time.Minute
+// phaseLimit is the longest that a phase may take; beyond it something hangs. Those that write a long past first
+// have longer.
+const (
+	phaseLimit = 2 * time.Minute
+	pastLimit  = 10 * time.Minute
+)
 
 func phaseNames() []string {
 	var names []string
@@ -60,7 +66,11 @@ func measure(ctx context.Context, o options, stderr io.Writer) (_ *report, err e
 		}
 		start := time.Now()
 		fmt.Fprintf(stderr, "%s ...", p.name)
-		limited, cancel := context.WithTimeout(ctx, phaseLimit)
+		limit := phaseLimit
+		if p.name == "age" || p.name == "memory" {
+			limit = pastLimit
+		}
+		limited, cancel := context.WithTimeout(ctx, limit)
 		err := p.measure(limited, b)
 		cancel()
 		fmt.Fprintf(stderr, " %.1f s\n", time.Since(start).Seconds())

@@ -29,6 +29,7 @@ type measurement struct {
 // Figures that a target may bound.
 const (
 	ofP50   = "p50"
+	ofP99   = "p99"
 	ofRatio = "ratio"
 	ofWorst = "worst" // each sample
 )
@@ -37,6 +38,14 @@ const (
 type target struct {
 	Of    string  `json:"of"`
 	Bound float64 `json:"bound"`
+}
+
+// at is a target that is meant for one size of a curve.
+func (t target) at(size, of int) target {
+	if size != of {
+		return target{}
+	}
+	return t
 }
 
 // Units.
@@ -70,6 +79,8 @@ func (m *measurement) bounded() float64 {
 		return m.Ratio
 	case m.Target.Of == ofP50 || len(m.Ours) == 0:
 		return m.P50
+	case m.Target.Of == ofP99 && !m.More:
+		return percentile(slices.Sorted(slices.Values(m.Ours)), 0.99)
 	case m.More:
 		return slices.Min(m.Ours)
 	}

@@ -61,6 +61,9 @@ func (m *measurement) row() []string {
 	if len(m.Bare) > 0 {
 		row[5], row[6], row[7] = figure(m.BareP50), figure(m.BareP90), figure(m.Ratio)
 	}
+	if m.Target.Of == ofP99 && len(m.Ours) > 0 {
+		row[8] = figure(m.bounded()) + ": " + row[8]
+	}
 	switch {
 	case m.Missed:
 		row[9] = "MISSED"

@@ -24,12 +24,18 @@ const roleVariable = "BOXFLEET_BENCH_ROLE"
 
 // role says what a process of the deployment runs.
 type role struct {
-	Server     bool   `json:"server,omitempty"` // NATS and a coordinator
+	Server     bool   `json:"server,omitempty"`  // NATS and a coordinator
+	NATS       bool   `json:"nats,omitempty"`    // only that
+	Decides    bool   `json:"decides,omitempty"` // a coordinator only
 	Worker     bool   `json:"worker,omitempty"`
-	URL        string `json:"url,omitempty"` // of NATS, for a worker without the server
+	URL        string `json:"url,omitempty"` // of NATS, for a part without the server
 	Dir        string `json:"dir"`
 	Engine     string `json:"engine"`
 	Supervisor string `json:"supervisor"`
+
+	Port     int           `json:"port,omitempty"`     // of NATS; 0: any
+	Lazy     bool          `json:"lazy,omitempty"`     // NATS does not write to disk before it acknowledges: while it is filled
+	Snapshot time.Duration `json:"snapshot,omitempty"` // between a coordinator's rounds of snapshots; 0: its default
 }
 
 // hello is the line that a process prints when it takes work.
@@ -49,13 +55,15 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
 	url, connect := r.URL, jetstream.Config{URL: r.URL, Name: "bench"}
-	if r.Server {
-		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench"})
+	if r.Server || r.NATS {
+		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port, SyncLazily: r.Lazy})
 		if err != nil {
 			return err
 		}
 		defer server.Stop()
 		url, connect.InProcess = server.ClientURL(), server
+	}
+	if r.Server || r.Decides {
 		if err := r.start(ctx, group, connect, coordinate); err != nil {
 			return err
 		}
@@ -65,7 +73,10 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 			return err
 		}
 	}
-	deployment, err := deploymentOf(ctx, connect)
+	deployment, err := "", error(nil)
+	if !r.NATS { // which knows of none
+		deployment, err = deploymentOf(ctx, connect)
+	}
 	if err != nil {
 		return err
 	}
@@ -76,6 +87,7 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		part.Obey(commands, answers, nil)
 		stop()
 	}()
+	<-ctx.Done() // also where a part fails
 	return group.Wait()
 }
 
@@ -105,8 +117,9 @@ func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Co
 	}
 }
 
-func coordinate(ctx context.Context, _ role, conn *jetstream.Conn, ready func()) error {
-	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true, OnReady: ready})
+func coordinate(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
+	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true, OnReady: ready,
+		Timing: coordinator.Timing{Snapshot: r.Snapshot}})
 }
 
 func work(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
