@@ -327,7 +327,8 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			if strings.HasPrefix(what, slog.LevelError.String()) { // warnings are of what passes
+			// Warnings are of what passes; so are errors where NATS is ended, or is starved by what else the machine does.
+			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}
 		}
