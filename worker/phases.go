@@ -33,7 +33,11 @@ func (s *sandbox) phase(b *protocol.Sandbox, phase string) error {
 	if over {
 		return errSuperseded
 	}
-	s.phasesOf(b).Enter(phase, s.w.conn.Now().UTC())
+	at := s.w.conn.Now().UTC()
+	if at.Before(b.AssignedAt) { // by as much as two sides know the store's time less exactly
+		at = b.AssignedAt
+	}
+	s.phasesOf(b).Enter(phase, at)
 	s.w.cfg.Probe("after-phase-" + phase)
 	return nil
 }

@@ -58,14 +58,17 @@ func (b *box) wake(ctx context.Context, stale bool) {
 }
 
 func (b *box) run(ctx context.Context) {
+	pause := retryFirst
 	for {
 		err := b.settle(ctx)
 		if ctx.Err() == nil && err != nil && !errors.Is(err, errSuperseded) {
 			b.host.park.log.Warn("a step failed and is tried again", "worker", b.host.name, "sandbox", b.key.id, "error", err)
-			if sleep(ctx, retryPause) {
+			if sleep(ctx, pause) {
+				pause = min(2*pause, retryMost)
 				continue
 			}
 		}
+		pause = retryFirst
 		b.mu.Lock()
 		if !b.again || ctx.Err() != nil {
 			b.busy, b.again = false, false

@@ -143,7 +143,7 @@ func (d *deployment) hostStates(ctx context.Context) (map[protocol.HostState]int
 
 // allAlive waits until all hosts are ready.
 func (d *deployment) allAlive(ctx context.Context) error {
-	return until(ctx, "all hosts are ready", func() (bool, string, error) {
+	return until(ctx, "all hosts are ready", askEvery, func() (bool, string, error) {
 		states, err := d.hostStates(ctx)
 		return states[protocol.HostReady] == d.workers, fmt.Sprint(states), err
 	})
@@ -213,14 +213,20 @@ func (d *deployment) profiles(ctx context.Context) (end func() error, err error)
 	}, nil
 }
 
+// A look at what this process knows costs nothing; the table of a thousand hosts costs its coordinator 10 ms.
+const (
+	lookEvery = 10 * time.Millisecond
+	askEvery  = 500 * time.Millisecond
+)
+
 // until asks again and again whether something is so. what and the last answer are in the error.
-func until(ctx context.Context, what string, is func() (ok bool, now string, err error)) error {
+func until(ctx context.Context, what string, every time.Duration, is func() (ok bool, now string, err error)) error {
 	for {
 		ok, now, err := is()
 		if ok && err == nil {
 			return nil
 		}
-		if !sleep(ctx, 20*time.Millisecond) {
+		if !sleep(ctx, every) {
 			return fmt.Errorf("not so in time: %s; it is %s (%w)", what, now, errors.Join(err, ctx.Err()))
 		}
 	}

@@ -23,7 +23,7 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 	m.line("NATS is back", "%.1f s after it was killed", time.Since(begin).Seconds())
 	lost := 0
 	after := heard{}
-	err = until(ctx, "everything was told again, and all hosts are ready", func() (bool, string, error) {
+	err = until(ctx, "everything was told again, and all hosts are ready", askEvery, func() (bool, string, error) {
 		if after, err = m.heard(ctx, "told"); err != nil {
 			return false, "", err
 		}

@@ -20,7 +20,8 @@ const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
 	lockPause      = 250 * time.Millisecond
-	retryPause     = 100 * time.Millisecond
+	retryFirst     = 100 * time.Millisecond
+	retryMost      = 5 * time.Second
 )
 
 // image is what all sandboxes run, and every host has.

@@ -246,25 +246,33 @@ func mapValues(m map[string]int) (values []int) {
 	return values
 }
 
-// rest measures what the coordinators cost while nothing happens.
+// mostWindows is how often it is looked whether a coordinator has come to rest.
+const mostWindows = 12
+
+// rest measures what the coordinators cost while nothing happens: when they have written what they write some
+// time after something happened, so that a window costs no less than the one before it.
 func (m *measurement) rest(ctx context.Context) error {
-	if !sleep(ctx, min(m.settle, 3*time.Second)) {
-		return ctx.Err()
-	}
 	for name, p := range m.deciding {
-		before, err := part.Busy(p.Pid())
-		if err != nil {
-			return err
+		share, before := 0.0, 0.0
+		for i := range mostWindows {
+			busy, err := part.Busy(p.Pid())
+			if err != nil {
+				return err
+			}
+			begin := time.Now()
+			if !sleep(ctx, m.settle) {
+				return ctx.Err()
+			}
+			after, err := part.Busy(p.Pid())
+			if err != nil {
+				return err
+			}
+			before, share = share, 100*(after-busy).Seconds()/time.Since(begin).Seconds()
+			if i > 0 && share > 0.8*before {
+				share = min(share, before)
+				break
+			}
 		}
-		begin := time.Now()
-		if !sleep(ctx, m.settle) {
-			return ctx.Err()
-		}
-		after, err := part.Busy(p.Pid())
-		if err != nil {
-			return err
-		}
-		share := 100 * (after - before).Seconds() / time.Since(begin).Seconds()
 		m.goal("idle coordinator "+name, share, "% of a core", true, 3, m.living >= 100000)
 	}
 	return nil
@@ -319,7 +327,8 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			if strings.HasPrefix(what, slog.LevelError.String()) { // warnings are of what passes
+			// Warnings are of what passes; so are errors where NATS is ended, or is starved by what else the machine does.
+			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}
 		}

@@ -134,7 +134,7 @@ func (w *watch) each(f func(id string, l *life)) {
 
 // await waits until something is so of n sandboxes.
 func (w *watch) await(ctx context.Context, what string, n int, is func(*life) bool) error {
-	return until(ctx, fmt.Sprintf("%d sandboxes are %s", n, what), func() (bool, string, error) {
+	return until(ctx, fmt.Sprintf("%d sandboxes are %s", n, what), lookEvery, func() (bool, string, error) {
 		now := w.count(is)
 		return now >= n, fmt.Sprint(now), nil
 	})
