@@ -83,7 +83,7 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 		return err
 	}
 	defer nc.Close()
-	js, err := natsjs.New(nc, natsjs.WithPublishAsyncMaxPending(4000))
+	js, err := natsjs.New(nc, natsjs.WithPublishAsyncMaxPending(256))
 	if err != nil {
 		return err
 	}
@@ -109,6 +109,7 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 			return err
 		}
 	}
+	<-js.PublishAsyncComplete()
 	if over > 0 { // what one of them has stands for all
 		if err := conn.WriteOver(b.Context(), "default", "model", snapshot("model", protocol.StateDeleted, 0)); err != nil {
 			return err
