@@ -230,8 +230,8 @@ func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 // decideFailExecs ends execs whose end will not be known.
 func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]protocol.Event, error) {
 	var events []protocol.Event
-	for _, id := range ids {
-		if x := s.Execs[id]; x != nil && !x.State.Terminal() {
+	for i, id := range ids {
+		if x := s.Execs[id]; x != nil && !x.State.Terminal() && !slices.Contains(ids[:i], id) {
 			events = append(events, failedExec(id, why))
 		}
 	}

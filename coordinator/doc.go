@@ -10,6 +10,10 @@
 // holds the scheduler's lock, and runs scheduler.go and watchdog.go. Nothing depends on there being
 // only one: deciding is appending, and of two that decide the same the log takes one.
 //
+// projection.go holds the living sandboxes, with indexes that are kept as they change (sandboxindex.go, deadlines.go,
+// hostindex.go); of those that are over it holds next to nothing (over.go). watchdog.go, telling.go and reservations.go
+// are what the leader does besides scheduling, each part by itself.
+//
 // gate.go holds requests back while the log takes none of what they lead to.
 //
 // decide.go and place.go are pure. The package imports protocol, spec, jetstream and imageref, never worker.
