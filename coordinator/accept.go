@@ -271,8 +271,13 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 		}
 	}
 	c.cfg.Probe("exec-before-append")
-	_, err = c.doOnce(ctx, j, d, k, r, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		return decideExec(s, d.ID, r.ExecID, r.Exec, c.projection.usedExec(k, r.ExecID), c.cfg.MaxActiveExecs)
+	looked := seen{}
+	_, err = c.doOnce(ctx, j, d, k, r, looked, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		used, err := c.projection.execs.used(k, r.ExecID, looked)
+		if err != nil {
+			return nil, err
+		}
+		return decideExec(s, d.ID, r.ExecID, r.Exec, used, c.cfg.MaxActiveExecs)
 	})
 	repeated := errors.Is(err, errExecUsed)
 	if err != nil && !repeated {
@@ -285,25 +290,46 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
 }
 
-// errOldExec says that a request's id is that of an exec which ended so long ago that only the whole
-// history tells whose request it was.
+// errOldExec says that a request's id is that of an exec which ended so long ago that only the log tells whose
+// request it was.
 var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed, "the request id is that of an exec")
 
 // doOnce appends what is decided, unless the request's id was used for an exec of the same id: such
-// requests are not remembered by themselves.
-func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, decide jetstream.Decide) ([]protocol.Event, error) {
+// requests are not remembered by themselves. A decision does no I/O: what it cannot tell of the ids of execs from
+// memory is read, noted in looked, and it is asked again.
+func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, looked seen, decide jetstream.Decide) ([]protocol.Event, error) {
 	others := false // an exec of that id is somebody else's
+	ids := []string{d.ID}
+	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
+		ids = append(ids, r.ExecID)
+	}
+	j.View(func(s *protocol.State, _ uint64) { c.projection.execs.expect(k, s) })
 	once := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 		if why := c.refusals.of(d); why != nil {
 			return nil, why
 		}
 		own := d.Verb == protocol.VerbExec && r.ExecID == d.ID
-		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && c.projection.usedExec(k, d.ID) {
-			return nil, errOldExec
+		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && s.Sandbox.TotalExecs > len(s.Execs) {
+			if used, err := c.projection.execs.used(k, d.ID, looked); err != nil {
+				return nil, err
+			} else if used {
+				return nil, errOldExec
+			}
 		}
 		return decide(s, now)
 	}
-	events, err := j.Do(ctx, once)
+	do := func() ([]protocol.Event, error) {
+		for {
+			events, err := j.Do(ctx, once)
+			if !errors.Is(err, errUnsure) {
+				return events, err
+			}
+			if err := c.projection.execs.look(ctx, k, looked, ids...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	events, err := do()
 	if !errors.Is(err, errOldExec) {
 		return events, err
 	}
@@ -315,7 +341,7 @@ func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetst
 		return nil, errRequestUsed(d.ID, &protocol.Use{ID: d.ID, Exec: x.ID})
 	}
 	others = true
-	return j.Do(ctx, once)
+	return do()
 }
 
 // sameExec compares specs, but for stdin, which is not kept once an exec has ended.
@@ -344,13 +370,14 @@ func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key,
 		}
 		return decideCancel(s, d.ID, r.ExecID)
 	}
-	events, err := c.doOnce(ctx, j, d, k, r, decide)
+	looked := seen{}
+	events, err := c.doOnce(ctx, j, d, k, r, looked, decide)
 	if err != nil {
 		// The refusal may come from a state that is behind: ask once more on what the log has now.
 		if refreshErr := j.Refresh(ctx); refreshErr != nil {
 			return nil, refreshErr
 		}
-		if events, err = c.doOnce(ctx, j, d, k, r, decide); err != nil {
+		if events, err = c.doOnce(ctx, j, d, k, r, looked, decide); err != nil {
 			return nil, err
 		}
 	}
@@ -368,34 +395,6 @@ func sandboxReply(j *jetstream.Journal, changed bool) *protocol.Reply {
 		r.Sandbox, r.Sequence = &handle, handle.Sequence
 	})
 	return r
-}
-
-// pastExec finds an exec in memory, or in the whole history where it ended long ago. It returns
-// nil where the history has no such exec.
-func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key, id string) (x *protocol.Exec, sequence uint64, err error) {
-	total := 0
-	look := func(s *protocol.State) { x, sequence, total = s.Execs[id], s.Sandbox.Sequence, s.Sandbox.TotalExecs }
-	kept := 0
-	j.View(func(s *protocol.State, _ uint64) { look(s); kept = len(s.Execs) })
-	if x != nil || total <= kept {
-		return x, sequence, nil
-	}
-	s, err := c.replay(ctx, k)
-	if err != nil {
-		return nil, 0, err
-	}
-	look(s)
-	return x, sequence, nil
-}
-
-// replay folds the whole history of a sandbox and keeps every exec.
-func (c *coordinator) replay(ctx context.Context, k key) (*protocol.State, error) {
-	j := c.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: c.cfg.Name, KeepEnded: 1 << 30})
-	if err := j.Refresh(ctx); err != nil {
-		return nil, err
-	}
-	s, _ := j.State()
-	return s, nil
 }
 
 func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reservation {

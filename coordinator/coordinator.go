@@ -96,6 +96,7 @@ type coordinator struct {
 	refusals         refusals
 	told             atomic.Pointer[protocol.Error] // what clients were told last
 	deciding, ending chan struct{}                  // slots of requests in decision
+	getting, listing readSlots                      // of reads of past execs
 }
 
 // Run provisions the streams, and waits for NATS with that for as long as it takes. Then it serves until ctx
@@ -145,6 +146,7 @@ func Run(ctx context.Context, cfg Config) error {
 	c.images = newHostImages(c.projection.wakeUp)
 	c.gate = newGate(c.conn, c.tellWaiting)
 	c.deciding, c.ending = make(chan struct{}, restAtOnce), make(chan struct{}, endingAtOnce)
+	c.getting, c.listing = make(readSlots, getsAtOnce), make(readSlots, listsAtOnce)
 	if cfg.made != nil {
 		cfg.made(c)
 	}
@@ -173,6 +175,9 @@ func (c *coordinator) run(ctx context.Context) error {
 			}
 			return c.projection.follow(ctx, &from, log.give)
 		})
+	})
+	group.Go(func() error {
+		return c.again(ctx, "hear what is stored of execs", func() error { return c.projection.execs.follow(ctx) })
 	})
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
 	group.Go(func() error { return c.conn.WatchStore(ctx, c.cfg.RestartStore) })

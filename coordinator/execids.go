@@ -1,117 +1,389 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"maps"
+	"errors"
+	"log/slog"
 	"slices"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// execIDs are the ids of all execs that a sandbox ever had, in the order of its history. They say
-// whether an id may be used, together with the append that uses it: what is appended was decided on
-// a fold of everything before it, so of two requests for one id the log takes one. A registry
-// beside the log would cost every exec another durable write before its first event.
+// execIndex knows the ids of all execs that the sandboxes ever had, and where their events are in the log. It says
+// whether an id may be used, together with the append that uses it: what is appended was decided on a fold of
+// everything before it, so of two requests for one id the log takes one. A registry beside the log would cost
+// every exec another durable write before its first event.
 //
-// An id is kept as the first eight bytes of its hash. Should two ever collide, the second is refused.
-type execIDs struct {
-	order []uint64
-	used  map[uint64]struct{}
+// What the log said since the leader stored the index last is in memory, at every coordinator. Everything before
+// is in the bucket; of that a filter for each page is in memory while it is used, which answers for almost every
+// new id. Where it cannot, the page is read: see [execIndex.find]. So memory does not grow with what is over.
+type execIndex struct {
+	conn *jetstream.Conn
+	log  *slog.Logger
+
+	mu     sync.Mutex
+	of     map[key]*execsOf           // none: the sandbox has had no exec
+	heads  *cache[key, *execHead]     // with the filters
+	pages  *cache[pageKey, execPages] // as they were read
+	live   bool                       // the log was followed to its end
+	rewind bool                       // the log was set back: what is stored may be of another history
+	shared singleflight.Group         // reads of whole indexes and histories
+	stored map[key]uint64             // record up to which this leader stored what the history says of execs
 }
 
-func hashID(id string) uint64 {
-	sum := sha256.Sum256([]byte(id))
-	return binary.BigEndian.Uint64(sum[:])
+// What is kept of indexes in memory, in bytes, at most.
+const (
+	execFilters = 32 << 20 // 10 bits for each id: 26 million ids
+	execPagesOf = 32 << 20
+)
+
+// execsOf is what is known of a sandbox's execs beside what is stored. The index has everything up to base, and
+// recent what came after it.
+type execsOf struct {
+	base   jetstream.Position // zero: recent has everything, from the beginning of the history on
+	total  int                // execs accepted so far, as the fold counts them
+	recent map[jetstream.ExecHash]recentExec
+	marks  []jetstream.Position // of the messages that recent has, in their order
+	heard  jetstream.Position   // a head was stored that reaches to here, where the fold has not come yet
+	old    map[uint64]struct{}  // prefixes of ids that an older version stored, and the history does not have
+	mayBe  bool                 // an index may be stored
+	drops  uint64               // how often something of recent was forgotten, because it is stored
 }
 
-func (e *execIDs) add(hash uint64) {
-	if _, known := e.used[hash]; known {
+type recentExec struct {
+	jetstream.ExecEntry
+	last uint64 // record of the newest message that says something of it
+}
+
+// execHead is the head of an index without its entries, and filters of the pages that were looked at.
+type execHead struct {
+	*jetstream.ExecHead
+	inHead  *filter
+	onPages map[int]*filter
+}
+
+func (h *execHead) size() int {
+	n := 300 + h.inHead.size()
+	for _, f := range h.onPages {
+		n += 24 + f.size()
+	}
+	return n
+}
+
+// pageKey names a page that was read. A page of the same version has all that was on it then.
+type pageKey struct {
+	key
+	version uint64 // of the head: its revision; of others: the head's spills
+	page    int    // or one of those below
+}
+
+const (
+	entriesOfHead = -1
+	allEntries    = -2 // in the order of their acceptance, the newest first
+)
+
+// execPages is a page, or the whole index in its order.
+type execPages struct {
+	page jetstream.ExecPage
+	all  []jetstream.ExecEntry
+}
+
+func newExecIndex(conn *jetstream.Conn, log *slog.Logger) *execIndex {
+	return &execIndex{conn: conn, log: log, of: map[key]*execsOf{}, stored: map[key]uint64{},
+		heads: newCache[key, *execHead](execFilters), pages: newCache[pageKey, execPages](execPagesOf)}
+}
+
+// restored notes that a sandbox's fold begins with a snapshot: the index is stored before that.
+func (x *execIndex) restored(k key, s *protocol.State) {
+	switch s.Sandbox.State {
+	case protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
+		return // it gets no exec any more, and who asks for one is told what to expect
+	}
+	if s.Sandbox.TotalExecs == 0 {
 		return
 	}
-	if e.used == nil {
-		e.used = map[uint64]struct{}{}
-	}
-	e.used[hash] = struct{}{}
-	e.order = append(e.order, hash)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.begins(k, s)
 }
 
-// execIDsPage is how many ids are stored under one key.
-const execIDsPage = 16 << 10
-
-// usedExec says whether an exec of the sandbox ever had the id, as far as its history is folded.
-func (p *projection) usedExec(k key, id string) bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	e := p.execIDs[k]
+// begins notes that what came before a state was not shown here. x.mu is held.
+func (x *execIndex) begins(k key, s *protocol.State) {
+	e := x.of[k]
 	if e == nil {
+		e = &execsOf{}
+		x.of[k] = e
+	}
+	e.base, e.total, e.mayBe = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
+}
+
+// expect makes sure that what is known of a sandbox's execs goes as far as its fold, however that came about.
+func (x *execIndex) expect(k key, s *protocol.State) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.of[k]; s.Sandbox.TotalExecs > 0 && (e == nil || e.total < s.Sandbox.TotalExecs) {
+		x.begins(k, s)
+	}
+}
+
+// caughtUp says that the log was followed to its end: what begins now has no index yet.
+func (x *execIndex) caughtUp() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.live = true
+}
+
+// reset notes that a history is folded again from its beginning, because the log was set back. The ids stay.
+func (x *execIndex) reset(k key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.rewind = true
+	x.heads.remove(k)
+	delete(x.stored, k)
+	if e := x.of[k]; e != nil {
+		for hash := range e.recent {
+			e.recent[hash] = recentExec{ExecEntry: jetstream.ExecEntry{Hash: hash}}
+		}
+		e.base, e.total, e.marks, e.heard, e.mayBe = jetstream.Position{}, 0, nil, jetstream.Position{}, true
+	}
+}
+
+// forget drops a sandbox that is purged.
+func (x *execIndex) forget(k key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.of, k)
+	delete(x.stored, k)
+	x.heads.remove(k)
+}
+
+// applied takes over what a batch says of execs; s is the fold after it.
+func (x *execIndex) applied(k key, s *protocol.State, b *protocol.Batch) {
+	said, accepted := entriesOf(s, b)
+	if len(said) == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.of[k]
+	if e == nil {
+		e = &execsOf{mayBe: !x.live || x.rewind}
+		x.of[k] = e
+	}
+	if s.Sandbox.TotalExecs > e.total+accepted { // the fold went over something that was not shown here
+		e.base, e.mayBe = jetstream.Position{Record: b.Record - 1}, true
+	}
+	e.total = s.Sandbox.TotalExecs
+	for _, entry := range said {
+		e.add(entry, b.Record)
+	}
+	if at := (jetstream.Position{Record: b.Record, Batch: b.ID}); len(e.marks) == 0 || e.marks[len(e.marks)-1].Record < b.Record {
+		if e.marks = append(e.marks, at); at == e.heard {
+			e.drop(at)
+		}
+	}
+}
+
+func (e *execsOf) add(entry jetstream.ExecEntry, record uint64) {
+	if e.recent == nil {
+		e.recent = map[jetstream.ExecHash]recentExec{}
+	}
+	r := e.recent[entry.Hash]
+	r.ExecEntry, r.last = r.With(entry), max(r.last, record)
+	r.Hash = entry.Hash
+	e.recent[entry.Hash] = r
+}
+
+// drop forgets what is stored, up to a message.
+func (e *execsOf) drop(stored jetstream.Position) {
+	i, found := slices.BinarySearchFunc(e.marks, stored.Record, func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })
+	if !found || e.marks[i] != stored {
+		if i == len(e.marks) {
+			e.heard = stored // of a history that the fold may come to yet
+		}
+		return
+	}
+	for hash, r := range e.recent {
+		if r.last <= stored.Record {
+			delete(e.recent, hash)
+		}
+	}
+	if len(e.recent) == 0 {
+		e.recent = nil // a map keeps its size
+	}
+	e.base, e.marks, e.heard, e.old, e.mayBe = stored, slices.Clone(e.marks[i+1:]), jetstream.Position{}, nil, true
+	e.drops++
+}
+
+// entriesOf lists what a batch says of execs, and how many it accepts.
+func entriesOf(s *protocol.State, b *protocol.Batch) (said []jetstream.ExecEntry, accepted int) {
+	for i := range b.Events {
+		e := &b.Events[i]
+		if e.Exec == nil || e.Exec.ID == "" {
+			continue
+		}
+		entry := jetstream.ExecEntry{Hash: jetstream.HashExec(e.Exec.ID)}
+		switch e.Kind {
+		case protocol.ExecAccepted:
+			if s != nil && s.Execs[e.Exec.ID] != nil && s.Execs[e.Exec.ID].AcceptSequence != e.Sequence {
+				continue // the fold did not take it
+			}
+			entry.Accepted, entry.Sequence, entry.State = b.Record, e.Sequence, protocol.ExecStateAccepted
+			accepted++
+		case protocol.ExecStarted:
+			entry.Started, entry.State = b.Record, protocol.ExecStateRunning
+		case protocol.ExecCancelRequested:
+			entry.Cancelling = true
+		case protocol.ExecFinished:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateFinished
+		case protocol.ExecFailed:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateFailed
+		case protocol.ExecCancelled:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateCancelled
+		case protocol.ExecTimedOut:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateTimedOut
+		default:
+			continue
+		}
+		said = append(said, entry)
+	}
+	return said, accepted
+}
+
+// headStored takes over a head that somebody stored.
+func (x *execIndex) headStored(k key, h *jetstream.ExecHead) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.of[k]
+	if _, there := x.heads.get(k); there || e != nil {
+		x.keepHead(k, h)
+	}
+	if e != nil {
+		e.drop(h.Last)
+	}
+}
+
+// keepHead keeps a head in memory, without its entries, unless there is a newer one. x.mu is held.
+func (x *execIndex) keepHead(k key, h *jetstream.ExecHead) *execHead {
+	known, there := x.heads.get(k)
+	if there && known.Stored() >= h.Stored() {
+		return known
+	}
+	kept := &execHead{ExecHead: h.WithoutEntries(), inHead: filterOf(h.Entries), onPages: map[int]*filter{}}
+	if there && known.Depth == h.Depth && (known.Spills == h.Spills || x.spilled(k, known)) {
+		kept.onPages = known.onPages
+	}
+	x.heads.put(k, kept, kept.size())
+	x.pages.put(pageKey{k, h.Stored(), entriesOfHead}, execPages{page: h.Entries}, len(h.Entries)+200)
+	return kept
+}
+
+// spilled adds to the filters of pages what somebody moved there: no more than was in the head before, and what
+// came since. It reports false where that head is not in memory any more. x.mu is held.
+func (x *execIndex) spilled(k key, known *execHead) bool {
+	before, there := x.pages.get(pageKey{k, known.Stored(), entriesOfHead})
+	if !there {
 		return false
 	}
-	_, used := e.used[hashID(id)]
+	add := func(hash jetstream.ExecHash) {
+		page := known.Page(hash)
+		if f := known.onPages[page]; f != nil && !f.add(hash) {
+			delete(known.onPages, page) // it is full, and made again when it is wanted
+		}
+	}
+	for i := range before.page.Len() {
+		add(before.page.At(i).Hash)
+	}
+	for hash := range x.recent(k) {
+		add(hash)
+	}
+	return true
+}
+
+func (x *execIndex) recent(k key) map[jetstream.ExecHash]recentExec {
+	if e := x.of[k]; e != nil {
+		return e.recent
+	}
+	return nil
+}
+
+// follow hears what is stored, until ctx ends.
+func (x *execIndex) follow(ctx context.Context) error {
+	return x.conn.FollowExecHeads(ctx, func(tenant, sandbox string, h *jetstream.ExecHead) {
+		x.headStored(key{tenant, sandbox}, h)
+	}, func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.heads = newCache[key, *execHead](x.heads.most) // something may have been stored that was not heard
+	})
+}
+
+// seen is what was found of ids in the stored part of an index. That one was not found holds while nothing is
+// forgotten of what came after.
+type seen map[jetstream.ExecHash]struct {
+	used  bool
+	drops uint64
+}
+
+// errUnsure says that memory cannot tell whether an id was used: [execIndex.look] can.
+var errUnsure = errors.New("it is not known whether the id was used")
+
+// used says whether an exec of the sandbox ever had the id, as far as its history is folded. It does no I/O.
+func (x *execIndex) used(k key, id string, looked seen) (bool, error) {
+	hash := jetstream.HashExec(id)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.of[k]
+	if e == nil {
+		return false, nil
+	}
+	if e.has(hash) {
+		return true, nil
+	}
+	if !e.mayBe {
+		return false, nil
+	}
+	if l, did := looked[hash]; did && (l.used || l.drops == e.drops) {
+		return l.used, nil
+	}
+	h, there := x.heads.get(k)
+	if !there || h.inHead.mayHave(hash) {
+		return false, errUnsure
+	}
+	if h.Depth > 0 {
+		if f := h.onPages[h.Page(hash)]; f == nil || f.mayHave(hash) {
+			return false, errUnsure
+		}
+	}
+	return false, nil
+}
+
+func (e *execsOf) has(hash jetstream.ExecHash) bool {
+	if _, used := e.recent[hash]; used {
+		return true
+	}
+	_, used := e.old[hash.Prefix()]
 	return used
 }
 
-// useExec notes the id of an exec that was accepted. p.mu is held.
-func (p *projection) useExec(k key, id string) {
-	e := p.execIDs[k]
-	if e == nil {
-		e = &execIDs{}
-		p.execIDs[k] = e
-	}
-	e.add(hashID(id))
-}
-
-// restoreExecIDs loads what was stored with the snapshots. What is known already stays: it can only
-// refuse more.
-func (p *projection) restoreExecIDs(ctx context.Context) error {
-	pages := map[key]map[int][]uint64{}
-	err := p.conn.ReadExecIDs(ctx, func(tenant, sandbox string, page int, hashes []uint64) {
-		k := key{tenant, sandbox}
-		if pages[k] == nil {
-			pages[k] = map[int][]uint64{}
+// look reads what memory cannot tell of ids, so that [execIndex.used] can.
+func (x *execIndex) look(ctx context.Context, k key, looked seen, ids ...string) error {
+	for _, id := range ids {
+		if _, err := x.used(k, id, looked); err == nil {
+			continue
 		}
-		pages[k][page] = hashes
-	})
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for k, of := range pages {
-		e := p.execIDs[k]
-		if e == nil {
-			e = &execIDs{}
-		}
-		for _, page := range slices.Sorted(maps.Keys(of)) {
-			for _, hash := range of[page] {
-				e.add(hash)
-			}
-		}
-		p.execIDs[k] = e
-	}
-	return err
-}
-
-// execIDsSince returns the ids from a count on, from the beginning of the page that this is on.
-func (p *projection) execIDsSince(k key, since int) []uint64 {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	e := p.execIDs[k]
-	if e == nil || len(e.order) <= since {
-		return nil
-	}
-	return slices.Clone(e.order[since/execIDsPage*execIDsPage:])
-}
-
-// storeExecIDs stores the ids that came since those that are stored, page by page.
-func (c *coordinator) storeExecIDs(ctx context.Context, k key, ids []uint64, stored *kept) error {
-	for len(ids) > 0 {
-		page, n := stored.ids/execIDsPage, min(execIDsPage, len(ids))
-		revision, err := c.conn.WriteExecIDs(ctx, k.tenant, k.id, page, ids[:n], stored.page)
+		_, found, drops, err := x.find(ctx, k, id)
 		if err != nil {
-			stored.page = 0
 			return err
 		}
-		stored.ids, stored.page, ids = page*execIDsPage+n, revision, ids[n:]
-		if n == execIDsPage {
-			stored.page = 0 // of the next one
-		}
+		l := looked[jetstream.HashExec(id)]
+		l.used, l.drops = found, drops
+		looked[jetstream.HashExec(id)] = l
 	}
 	return nil
 }

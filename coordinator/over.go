@@ -51,7 +51,9 @@ func (p *projection) retireLocked(k key, o over) {
 	p.index.move(k, p.sandboxes[k], nil)
 	p.index.wakes.drop(k)
 	delete(p.sandboxes, k)
-	delete(p.execIDs, k)
+	if !p.saving { // else when it is stored
+		p.execs.forget(k)
+	}
 	if o.saved || !p.saving || len(p.ending) >= maxEnding {
 		delete(p.journals, k)
 		delete(p.ending, k)
@@ -143,6 +145,7 @@ func (p *projection) forgetOver(k key) {
 	delete(p.ending, k)
 	delete(p.unsaved, k)
 	delete(p.journals, k)
+	p.execs.forget(k)
 }
 
 // endedBefore lists sandboxes that are over since before a time, at most so many.

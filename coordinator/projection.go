@@ -44,9 +44,9 @@ type projection struct {
 	over      map[key]over               // all others whose history is kept
 	firstOver int64                      // none ended before, ns since 1970; 0: not known
 	tenants   map[string]string          // their names, each once
-	execIDs   map[key]*execIDs
-	followed  jetstream.Position // how far the log was followed, since it was last begun
-	restored  int                // how often that was
+	execs     *execIndex                 // has a lock of its own
+	followed  jetstream.Position         // how far the log was followed, since it was last begun
+	restored  int                        // how often that was
 
 	saving  bool             // this coordinator writes the snapshots
 	unsaved map[key]struct{} // what changed since they were written
@@ -58,7 +58,7 @@ func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh 
 		conn: conn, log: log, writer: writer, fresh: fresh, route: func(_, worker string) string { return worker },
 		look: func(*protocol.Sandbox) time.Time { return time.Time{} },
 		wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), overRead: newSignal(),
-		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execIDs: map[key]*execIDs{},
+		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execs: newExecIndex(conn, log),
 		index: newSandboxIndex(), over: map[key]over{}, tenants: map[string]string{},
 		unsaved: map[key]struct{}{}, ending: map[key]struct{}{},
 	}
@@ -83,12 +83,8 @@ func (p *projection) journal(k key) *jetstream.Journal {
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{b.Tenant, b.Sandbox}
+	p.execs.applied(k, s, b) // before it is over
 	p.mu.Lock()
-	for i := range b.Events {
-		if e := &b.Events[i]; e.Kind == protocol.ExecAccepted && e.Exec != nil {
-			p.useExec(k, e.Exec.ID)
-		}
-	}
 	matters := p.putLocked(k, &handle, b.Record)
 	p.mu.Unlock()
 	if b.Writer == p.writer && handle.Worker != "" {
@@ -157,11 +153,9 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.putLocked(k, &handle, record)
+			p.execs.restored(k, s)
 		})
 	})
-	if err == nil {
-		err = p.restoreExecIDs(ctx)
-	}
 	if err == nil {
 		err = p.readHistories(ctx, read)
 	}
@@ -200,7 +194,10 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 		p.mu.Lock()
 		p.followed = jetstream.Position{Record: b.Record, Batch: b.ID}
 		p.mu.Unlock()
-	}, caughtUp)
+	}, func() {
+		p.execs.caughtUp()
+		caughtUp()
+	})
 	if jetstream.IsRewound(err) {
 		*from = 0
 	}
@@ -295,6 +292,7 @@ func (p *projection) living(tenant string) (list []*protocol.Sandbox) {
 
 // drop takes a sandbox's handle away, until its history is folded again. The ids of its execs stay.
 func (p *projection) drop(k key) {
+	p.execs.reset(k)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.index.move(k, p.sandboxes[k], nil)

@@ -192,56 +192,6 @@ func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, siz
 
 func encoded[T any](row T) int { return len(protocol.Encode(row)) }
 
-func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	k := key{tenant, q.Sandbox}
-	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
-	if err != nil {
-		return nil, err
-	}
-	x, sequence, err := c.pastExec(ctx, j, k, q.Exec)
-	if err == nil && x == nil { // memory may be behind
-		if err = j.Refresh(ctx); err == nil {
-			x, sequence, err = c.pastExec(ctx, j, k, q.Exec)
-		}
-	}
-	if err == nil && x == nil {
-		err = errNoExec()
-	}
-	return &protocol.Reply{Exec: x, Sequence: sequence}, err
-}
-
-func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	for i, s := range q.States {
-		switch state := protocol.ExecState(s); {
-		case state.Terminal(), state == protocol.ExecStateAccepted, state == protocol.ExecStateRunning:
-		default:
-			return nil, protocol.Invalid(fmt.Sprintf("states[%d]", i), "is not a state of an exec: %.40q", s)
-		}
-	}
-	k := key{tenant, q.Sandbox}
-	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
-	if err != nil {
-		return nil, err
-	}
-	s, _ := j.State()
-	if s.Sandbox.TotalExecs > len(s.Execs) { // some ended so long ago that only the log has them
-		if s, err = c.replay(ctx, k); err != nil {
-			return nil, err
-		}
-	}
-	var found []*protocol.Exec
-	for _, x := range s.Execs {
-		if len(q.States) == 0 || slices.Contains(q.States, string(x.State)) {
-			found = append(found, x)
-		}
-	}
-	order := func(a, b *protocol.Exec) int {
-		return cmp.Or(b.AcceptedAt.Compare(a.AcceptedAt), cmp.Compare(a.ID, b.ID))
-	}
-	page, next, err := paginate(found, order, func(x *protocol.Exec) string { return pageToken(x.AcceptedAt, x.ID) }, encoded, q)
-	return &protocol.Reply{Execs: page, Next: next, Sequence: s.Sandbox.Sequence}, err
-}
-
 func (c *coordinator) listHosts(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	order := func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) }
 	token := func(h *protocol.Host) string { return fmt.Sprintf("%020d.%s", 0, h.Worker) }

@@ -104,8 +104,6 @@ func (p *projection) setUnsaved(keys map[key]struct{}) {
 type kept struct {
 	at       jetstream.Position // of the snapshot
 	revision uint64             // of the snapshot; 0: not known
-	ids      int                // so many ids of execs
-	page     uint64             // revision of the last page of them; 0: not known
 }
 
 // snapshot writes the snapshots of one round. The checkpoint says that every event up to it is in some
@@ -173,9 +171,8 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 	case s.State.Sandbox.State == protocol.StateDeleted: // just now
 		return c.keepOver(ctx, k, stored)
 	}
-	ids := c.projection.execIDsSince(k, stored.ids)
 	c.cfg.Probe("snapshot-before-write")
-	if err := c.storeExecIDs(ctx, k, ids, stored); err != nil {
+	if err := c.projection.execs.store(ctx, k, s.Record); err != nil {
 		return err
 	}
 	revision, err := c.conn.WriteSnapshot(ctx, k.tenant, k.id, s, stored.revision)

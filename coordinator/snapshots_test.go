@@ -152,12 +152,7 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 	run(1, execs/2)
 	run(execs/2, execs)
 	last := d.last("a")
-	stored := func() (n int) {
-		if err := d.conn.ReadExecIDs(t.Context(), func(_, _ string, _ int, hashes []uint64) { n = len(hashes) }); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
+	stored := func() int { return d.storedExecs("a") }
 	d.eventually("the next leader has stored all of it", func() bool {
 		from, _ := d.covered()
 		return from == last+1 && stored() == execs

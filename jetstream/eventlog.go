@@ -193,7 +193,7 @@ func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 		keep            uint64
 	}{
 		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), 0},
-		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".*", 0},
+		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".>", 0},
 		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox, 0},
 		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1},
 		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox + overSuffix, 0},

@@ -96,6 +96,7 @@ const (
 	ReasonNoQuorum            = "no_quorum"        // JetStream has no leader: too few of its servers are there
 	ReasonStorageDegraded     = "storage_degraded" // what is stored is less safe than it should be
 	ReasonTooManyExecs        = "too_many_execs"
+	ReasonTooManyReads        = "too_many_reads"
 )
 
 // Error is every error that Boxfleet reports, on the wire and in the SDK. errors.As with a *Error

@@ -130,7 +130,7 @@ func (s *State) Apply(e *Event) error {
 	if s.Sandbox.State != next {
 		s.Sandbox.State, s.Sandbox.StateChangedAt = next, e.Time
 	}
-	s.Sandbox.Sequence = e.Sequence
+	s.Sandbox.Sequence, s.Sandbox.Record = e.Sequence, e.Record
 	return nil
 }
 
@@ -139,7 +139,7 @@ func (s *State) applyUnknown(e *Event) error {
 	if !s.Exists() || e.State != "" && e.State != s.Sandbox.State {
 		return s.illegal(e)
 	}
-	s.Sandbox.Sequence = e.Sequence
+	s.Sandbox.Sequence, s.Sandbox.Record = e.Sequence, e.Record
 	return nil
 }
 
@@ -366,7 +366,7 @@ func (s *State) applyExec(e *Event) error {
 		if d.Spec == nil {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
 		}
-		old = &Exec{Tenant: e.Tenant, Sandbox: e.Sandbox, ID: d.ID, Spec: *d.Spec, Request: e.Request, AcceptedAt: e.Time}
+		old = &Exec{Tenant: e.Tenant, Sandbox: e.Sandbox, ID: d.ID, Spec: *d.Spec, Request: e.Request, AcceptedAt: e.Time, AcceptSequence: e.Sequence}
 	}
 	x := *old
 	if t.To != "" {
@@ -412,6 +412,7 @@ func (s *State) applyExec(e *Event) error {
 		s.Execs = map[string]*Exec{}
 	}
 	s.Execs[d.ID] = &x
+	s.ExecRecord = e.Record
 	return nil
 }
 
@@ -448,6 +449,6 @@ func (s *State) Bury(e *Event) error {
 		return Errorf(FailedPrecondition, ReasonSequenceNotKept, "%s at %d is not a tombstone", e.Kind, e.Sequence)
 	}
 	s.Sandbox = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, State: StateDeleted, Desired: StateDeleted,
-		Sequence: e.Sequence, Reason: e.Reason, StateChangedAt: e.Time, HistoryPurged: true}
+		Sequence: e.Sequence, Record: e.Record, Reason: e.Reason, StateChangedAt: e.Time, HistoryPurged: true}
 	return nil
 }

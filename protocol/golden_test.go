@@ -115,6 +115,8 @@ func goldenValues() map[string]any {
 			Primary: &PrimaryStatus{State: PrimaryHasEnded, Since: at, Boot: "b1", Restarts: 2, ExitCode: &code, Reason: ReasonOOMKilled, Error: failure}}},
 		"state-services-parts": &State{Sandbox: Sandbox{ID: "sb-2", CreatedAt: at, StateChangedAt: at,
 			Services: map[string]ServiceStatus{"db": {State: ServiceStateReady, Resumed: true, Hooks: 2, Since: at}}}},
+		"state-records-parts": &State{Sandbox: Sandbox{ID: "sb-2", Record: 78, CreatedAt: at, StateChangedAt: at}, ExecRecord: 77,
+			Execs: map[string]*Exec{"ex-1": {ID: "ex-1", AcceptSequence: 7, AcceptedAt: at}}},
 		"state-uses-parts": &State{Sandbox: Sandbox{ID: "sb-2", CreatedAt: at, StateChangedAt: at},
 			Uses: Uses{{{ID: "rq-4", Verb: VerbStop, At: at.Unix()}}, {{ID: "rq-5", Exec: "ex-1", At: at.Unix()}}}},
 		"batch-unchanged-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-6", Writer: "c1", Events: []Event{

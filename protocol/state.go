@@ -88,6 +88,7 @@ type Sandbox struct {
 	Unreachable    bool                     `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
 	Accepted       *SandboxSpec             `json:"accepted,omitempty"`       // Spec as it was accepted, where the defaults of its worker changed it
 	BuiltIn        []string                 `json:"built_in,omitempty"`       // fields of the accepted spec that nobody said
+	Record         uint64                   `json:"record,omitempty"`         // stream sequence of the message with its last event: what follows is read from there
 }
 
 // AcceptedSpec is the spec that was accepted, before a worker's defaults went below it. The caller
@@ -130,13 +131,16 @@ type Exec struct {
 	// StartSequence is the number of its exec.started, by which a supervisor knows a start that it has
 	// had. 0: it was not started.
 	StartSequence uint64 `json:"start_sequence,omitempty"`
+
+	// AcceptSequence is the number of its exec.accepted: the order of a sandbox's execs.
+	AcceptSequence uint64 `json:"accept_sequence,omitempty"`
 }
 
 // FoldVersion is the version of [State] and of what [State.Apply] makes of a history. A stored state
 // of another version is not used: its history is folded again. Raise it with every change of State's
 // fields, of the types in it, or of what an event does to them; otherwise a state that an older
 // coordinator stored, which lacks what the new field says, would be believed.
-const FoldVersion = 1
+const FoldVersion = 2
 
 // State is the fold of a sandbox's history: the handle, its execs that have not ended, and the
 // newest of those that have. The zero value is the empty history. Exec values are replaced, never
@@ -147,6 +151,8 @@ type State struct {
 	Ended    []string         `json:"ended,omitempty"`    // ids of the ended execs still in Execs, oldest first
 	Requests []string         `json:"requests,omitempty"` // of an older snapshot: ids of stop, resume, extend and delete requests; only read
 	Uses     Uses             `json:"uses,omitempty"`     // what requests were for
+
+	ExecRecord uint64 `json:"exec_record,omitempty"` // stream sequence of the newest message with an event of an exec
 }
 
 // Clone copies the state. Exec values, and what is remembered of requests, are shared, since they

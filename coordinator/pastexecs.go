@@ -1,0 +1,276 @@
+package coordinator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Execs that ended long ago are only in the log. The index says which records of it have their events, and only
+// these are read: what a read costs does not grow with the history.
+
+// How many reads of past execs there are at once. Each has few messages in hand, of at most a megabyte.
+const (
+	getsAtOnce    = 16
+	listsAtOnce   = 4
+	recordsAtOnce = 8 // of one list
+	readWithin    = 5 * time.Second
+)
+
+// readSlots bound how many reads of one kind there are at once.
+type readSlots chan struct{}
+
+// take waits for a slot. Error: resource_exhausted.
+func (s readSlots) take(ctx context.Context) (release func(), err error) {
+	over := time.NewTimer(readWithin)
+	defer over.Stop()
+	select {
+	case s <- struct{}{}:
+		return func() { <-s }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-over.C:
+		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
+			"%d reads of past execs are in hand, and none has ended for %s: ask again later, and for fewer at once", cap(s), readWithin)
+	}
+}
+
+func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	k := key{tenant, q.Sandbox}
+	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
+	if err != nil {
+		return nil, err
+	}
+	x, sequence, err := c.pastExec(ctx, j, k, q.Exec)
+	if err == nil && x == nil { // memory may be behind
+		at := j.Position()
+		if err = j.Refresh(ctx); err == nil && j.Position() != at {
+			x, sequence, err = c.pastExec(ctx, j, k, q.Exec)
+		}
+	}
+	if err == nil && x == nil {
+		err = errNoExec()
+	}
+	return &protocol.Reply{Exec: x, Sequence: sequence}, err
+}
+
+// pastExec finds an exec in memory, or by its records where it ended long ago. It returns nil where the history
+// has no such exec.
+func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key, id string) (x *protocol.Exec, sequence uint64, err error) {
+	everything := false
+	j.View(func(s *protocol.State, _ uint64) {
+		x, sequence, everything = s.Execs[id], s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
+		c.projection.execs.expect(k, s)
+	})
+	if x != nil || everything {
+		return x, sequence, nil
+	}
+	release, err := c.getting.take(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer release()
+	entry, found, _, err := c.projection.execs.find(ctx, k, id)
+	if err != nil || !found || entry.Accepted == 0 {
+		return nil, sequence, err
+	}
+	x, err = c.readExec(ctx, k, entry, c.conn.Batch)
+	return x, sequence, err
+}
+
+// readExec reads an exec's events by their records, and folds them. It returns nil where the log does not have them
+// there: it was set back.
+func (c *coordinator) readExec(ctx context.Context, k key, entry jetstream.ExecEntry, read func(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error)) (*protocol.Exec, error) {
+	records := []uint64{entry.Accepted}
+	for _, r := range []uint64{entry.Started, entry.Ended} {
+		if r > records[len(records)-1] {
+			records = append(records, r)
+		}
+	}
+	batches := make([]*protocol.Batch, len(records))
+	group, ctx := errgroup.WithContext(ctx)
+	for i, r := range records {
+		group.Go(func() (err error) {
+			batches[i], err = read(ctx, k.tenant, k.id, r)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return nil, nil
+		}
+		return nil, err
+	}
+	return foldExec(entry, batches), nil
+}
+
+// foldExec folds the events of one exec, whose sandbox was ready.
+func foldExec(entry jetstream.ExecEntry, batches []*protocol.Batch) *protocol.Exec {
+	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StateReady, Desired: protocol.StateReady}}
+	for _, b := range batches {
+		for _, e := range b.Events {
+			if e.Exec == nil || jetstream.HashExec(e.Exec.ID) != entry.Hash {
+				continue
+			}
+			s.Sandbox.Sequence, e.State = e.Sequence-1, ""
+			_ = s.Apply(&e) // what the fold of the history did not take this one does not take either
+		}
+	}
+	for _, x := range s.Execs {
+		if entry.Ended != 0 && !x.State.Terminal() {
+			return nil
+		}
+		x.Cancelling = x.Cancelling || entry.Cancelling
+		return x
+	}
+	return nil
+}
+
+func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	for i, s := range q.States {
+		switch state := protocol.ExecState(s); {
+		case state.Terminal(), state == protocol.ExecStateAccepted, state == protocol.ExecStateRunning:
+		default:
+			return nil, protocol.Invalid(fmt.Sprintf("states[%d]", i), "is not a state of an exec: %.40q", s)
+		}
+	}
+	k := key{tenant, q.Sandbox}
+	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
+	if err != nil {
+		return nil, err
+	}
+	var known []*protocol.Exec // the newest first
+	var sequence uint64
+	everything := false
+	j.View(func(s *protocol.State, _ uint64) {
+		for _, x := range s.Execs {
+			known = append(known, x)
+		}
+		sequence, everything = s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
+		c.projection.execs.expect(k, s)
+	})
+	slices.SortFunc(known, func(a, b *protocol.Exec) int { return cmp.Compare(b.AcceptSequence, a.AcceptSequence) })
+	page, err := newExecPage(q, sequence)
+	if err != nil {
+		return nil, err
+	}
+	if everything {
+		for _, x := range known {
+			if page.wants(x.AcceptSequence, x.State) && !page.add(x) {
+				break
+			}
+		}
+	} else if err := c.listPastExecs(ctx, k, known, page); err != nil {
+		return nil, err
+	}
+	return &protocol.Reply{Execs: page.execs, Next: page.next, Sequence: sequence}, nil
+}
+
+// listPastExecs fills a page by the index. Those that are known are taken from memory.
+func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protocol.Exec, page *execPage) error {
+	release, err := c.listing.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	all, err := c.projection.execs.all(ctx, k)
+	if err != nil {
+		return err
+	}
+	inMemory := make(map[jetstream.ExecHash]*protocol.Exec, len(known))
+	for _, x := range known {
+		inMemory[jetstream.HashExec(x.ID)] = x
+	}
+	read := onceEach(c.conn.Batch)
+	var next []jetstream.ExecEntry
+	fill := func() (more bool, err error) {
+		execs := make([]*protocol.Exec, len(next))
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(recordsAtOnce)
+		for i, entry := range next {
+			if execs[i] = inMemory[entry.Hash]; execs[i] == nil {
+				group.Go(func() (err error) {
+					execs[i], err = c.readExec(ctx, k, entry, read)
+					return err
+				})
+			}
+		}
+		if err := group.Wait(); err != nil {
+			return false, err
+		}
+		next = next[:0]
+		for _, x := range execs {
+			if x != nil && page.wants(x.AcceptSequence, x.State) && !page.add(x) {
+				return false, nil
+			}
+		}
+		return true, nil
+	}
+	for entry := range all {
+		state := entry.State
+		if x := inMemory[entry.Hash]; x != nil {
+			state = x.State
+		}
+		if !page.wants(entry.Sequence, state) {
+			continue
+		}
+		if next = append(next, entry); len(next) < 2*recordsAtOnce {
+			continue
+		}
+		if more, err := fill(); !more || err != nil {
+			return err
+		}
+	}
+	_, err = fill()
+	return err
+}
+
+// execPage is a page of a list of execs as it is filled, the newest first. Its token names the last row by the
+// number of the event that accepted it: rows that come between two pages neither repeat nor hide others.
+type execPage struct {
+	q     *protocol.Query
+	under uint64 // rows are those accepted by earlier events than this
+	size  int
+	execs []*protocol.Exec
+	next  string
+}
+
+const execToken = "x."
+
+func newExecPage(q *protocol.Query, last uint64) (*execPage, error) {
+	p := &execPage{q: q, under: last + 1}
+	if q.Page == "" {
+		return p, nil
+	}
+	number, ok := strings.CutPrefix(q.Page, execToken)
+	under, err := strconv.ParseUint(number, 10, 64)
+	if !ok || err != nil {
+		return nil, protocol.Invalid("page", "is not a page token of this list: begin with its first page")
+	}
+	p.under = min(under, p.under)
+	return p, nil
+}
+
+func (p *execPage) wants(sequence uint64, state protocol.ExecState) bool {
+	return sequence < p.under && (len(p.q.States) == 0 || slices.Contains(p.q.States, string(state)))
+}
+
+// add adds a row. It reports false where the page is full: then there is a next one.
+func (p *execPage) add(x *protocol.Exec) bool {
+	n := encoded(x)
+	if len(p.execs) == p.q.Limit || len(p.execs) > 0 && p.size+n > maxPage {
+		p.next = execToken + strconv.FormatUint(p.execs[len(p.execs)-1].AcceptSequence, 10)
+		return false
+	}
+	p.execs, p.size = append(p.execs, x), p.size+n
+	return true
+}

@@ -1,0 +1,322 @@
+package jetstream
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// The index of a sandbox's execs says of each id that was ever accepted where its events are in the log. It
+// is kept in pages: the head, which has what came last, and, once that is too much for one message, 2^depth
+// pages by hash. Nothing is ever taken out of it but with its sandbox.
+
+// ExecHash names an exec of a sandbox: the first 16 bytes of the SHA-256 of its id.
+type ExecHash [16]byte
+
+// HashExec hashes an exec's id.
+func HashExec(id string) ExecHash {
+	sum := sha256.Sum256([]byte(id))
+	return ExecHash(sum[:16])
+}
+
+// Prefix is the first half of the hash, which is all that older pages have of an id.
+func (h ExecHash) Prefix() uint64 { return binary.BigEndian.Uint64(h[:8]) }
+
+// ExecEntry is what the index has of one exec. Without Accepted only its id is known: it was accepted in a
+// history that the log no longer has, or it is an end whose beginning is stored elsewhere.
+type ExecEntry struct {
+	Hash       ExecHash
+	Accepted   uint64 // record of its acceptance; 0: not known
+	Sequence   uint64 // number of the event that accepted it
+	Started    uint64 // record; 0: it was not started
+	Ended      uint64 // record; 0: it has not ended
+	State      protocol.ExecState
+	Cancelling bool // somebody asked for its end
+
+	short bool // the second half of the hash is not known: see [ExecHash.Prefix]
+}
+
+// entryBytes is the size of an entry in a page: hash, four numbers of 6 bytes, state.
+const entryBytes = 16 + 4*6 + 1
+
+// The states of entries in a page, by their numbers.
+var entryStates = []protocol.ExecState{"", protocol.ExecStateAccepted, protocol.ExecStateRunning, protocol.ExecStateFinished,
+	protocol.ExecStateFailed, protocol.ExecStateCancelled, protocol.ExecStateTimedOut}
+
+const (
+	entryCancelling = 0x80
+	entryShort      = 0x40
+	entryState      = 0x0f
+)
+
+func (e *ExecEntry) appendTo(b []byte) []byte {
+	b = append(b, e.Hash[:]...)
+	for _, n := range []uint64{e.Accepted, e.Sequence, e.Started, e.Ended} {
+		b = append(b, byte(n>>40), byte(n>>32), byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
+	}
+	last := byte(max(slices.Index(entryStates, e.State), 0))
+	if e.Cancelling {
+		last |= entryCancelling
+	}
+	if e.short {
+		last |= entryShort
+	}
+	return append(b, last)
+}
+
+func entryAt(b []byte) (e ExecEntry) {
+	number := func(at int) (n uint64) {
+		for _, c := range b[at : at+6] {
+			n = n<<8 | uint64(c)
+		}
+		return n
+	}
+	copy(e.Hash[:], b)
+	e.Accepted, e.Sequence, e.Started, e.Ended = number(16), number(22), number(28), number(34)
+	last := b[entryBytes-1]
+	if s := int(last & entryState); s < len(entryStates) {
+		e.State = entryStates[s]
+	}
+	e.Cancelling, e.short = last&entryCancelling != 0, last&entryShort != 0
+	return e
+}
+
+// OfLostHistory is the entry of an id of which only the prefix of its hash is known.
+func OfLostHistory(prefix uint64) ExecEntry {
+	e := ExecEntry{short: true}
+	binary.BigEndian.PutUint64(e.Hash[:8], prefix)
+	return e
+}
+
+// With returns the entry with what a later one of the same exec says.
+func (e ExecEntry) With(later ExecEntry) ExecEntry {
+	set := func(n *uint64, to uint64) {
+		if to != 0 {
+			*n = to
+		}
+	}
+	set(&e.Accepted, later.Accepted)
+	set(&e.Sequence, later.Sequence)
+	set(&e.Started, later.Started)
+	set(&e.Ended, later.Ended)
+	if slices.Index(entryStates, later.State) > slices.Index(entryStates, e.State) && !e.State.Terminal() {
+		e.State = later.State
+	}
+	e.Cancelling = e.Cancelling || later.Cancelling
+	return e
+}
+
+// ExecPage is a page of the index: entries in the order of their hashes, as they are stored.
+type ExecPage []byte
+
+// Len is how many entries the page has.
+func (p ExecPage) Len() int { return len(p) / entryBytes }
+
+// At is an entry, by its place.
+func (p ExecPage) At(i int) ExecEntry { return entryAt(p[i*entryBytes:]) }
+
+func (p ExecPage) hash(i int) []byte { return p[i*entryBytes : i*entryBytes+16] }
+
+// Find returns what the page has of an exec.
+func (p ExecPage) Find(h ExecHash) (e ExecEntry, found bool) {
+	if i := p.place(h[:]); i < p.Len() && bytes.Equal(p.hash(i), h[:]) {
+		return p.At(i), true
+	}
+	// Entries of which only half the hash is known have zeros behind it, and come before others.
+	short := ExecHash{}
+	copy(short[:8], h[:8])
+	if i := p.place(short[:]); i < p.Len() && bytes.Equal(p.hash(i), short[:]) {
+		if e := p.At(i); e.short {
+			return e, true
+		}
+	}
+	return ExecEntry{}, false
+}
+
+// place is that of the first entry whose hash is not before h.
+func (p ExecPage) place(h []byte) int {
+	low, high := 0, p.Len()
+	for low < high {
+		if mid := (low + high) / 2; bytes.Compare(p.hash(mid), h) < 0 {
+			low = mid + 1
+		} else {
+			high = mid
+		}
+	}
+	return low
+}
+
+// With returns the page with more entries, in any order. What is in it stays.
+func (p ExecPage) With(more []ExecEntry) ExecPage {
+	more = slices.Clone(more)
+	slices.SortFunc(more, func(a, b ExecEntry) int { return bytes.Compare(a.Hash[:], b.Hash[:]) })
+	all := make([]byte, 0, len(p)+len(more)*entryBytes)
+	i := 0
+	for k := 0; k < len(more); k++ {
+		e := more[k]
+		for ; k+1 < len(more) && more[k+1].Hash == e.Hash; k++ {
+			e = e.With(more[k+1])
+		}
+		for ; i < p.Len() && bytes.Compare(p.hash(i), e.Hash[:]) < 0; i++ {
+			all = append(all, p[i*entryBytes:(i+1)*entryBytes]...)
+		}
+		if i < p.Len() && bytes.Equal(p.hash(i), e.Hash[:]) {
+			e = p.At(i).With(e)
+			i++
+		}
+		all = e.appendTo(all)
+	}
+	return append(all, p[i*entryBytes:]...)
+}
+
+// Entries are all of the page.
+func (p ExecPage) Entries() []ExecEntry {
+	all := make([]ExecEntry, p.Len())
+	for i := range all {
+		all[i] = p.At(i)
+	}
+	return all
+}
+
+// valid says whether stored bytes are a page.
+func (p ExecPage) valid() bool {
+	if len(p)%entryBytes != 0 {
+		return false
+	}
+	for i := 1; i < p.Len(); i++ {
+		if bytes.Compare(p.hash(i-1), p.hash(i)) >= 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// ExecHead is the head of a sandbox's index. Everything that the history says of execs up to the message at Last,
+// which says something of them, is in the head or on a page.
+type ExecHead struct {
+	Last    Position
+	Depth   int    // there are 2^Depth pages; 0: none
+	Spills  uint64 // how often entries went from the head to the pages
+	Count   int    // entries on the pages, about
+	Entries ExecPage
+
+	salt     uint64 // spreads hashes over pages, so that nobody can choose ids for one page
+	revision uint64 // of what is stored; 0: nothing is
+}
+
+// Stored says whether there is such a head in the bucket, by its revision.
+func (h *ExecHead) Stored() (revision uint64) { return h.revision }
+
+// WithoutEntries is the head as it is, but for its entries.
+func (h *ExecHead) WithoutEntries() *ExecHead {
+	bare := *h
+	bare.Entries = nil
+	return &bare
+}
+
+// Page is the number of the page that an exec belongs on.
+func (h *ExecHead) Page(x ExecHash) int { return pageAt(h.salt, h.Depth, x) }
+
+// pageAt spreads by multiplication: ids that somebody chose by their hashes do not share a page for that.
+func pageAt(salt uint64, depth int, x ExecHash) int {
+	if depth == 0 {
+		return 0
+	}
+	return int((x.Prefix()*(salt|1) + salt>>1) >> (64 - depth))
+}
+
+const (
+	headMost   = 1500 // entries in the head, and about so many on a page: 64 KB
+	pageWanted = 1100 // entries on a page, on average, when pages are made
+	depthMost  = 20
+)
+
+// depthFor is the depth for so many entries.
+func depthFor(n, atLeast int) int {
+	d := max(atLeast, 1)
+	for d < depthMost && n>>d > pageWanted {
+		d++
+	}
+	return d
+}
+
+type headValue struct {
+	Version   int    `json:"v"`
+	Last      uint64 `json:"last"`
+	LastBatch string `json:"last_batch,omitempty"`
+	Depth     int    `json:"depth,omitempty"`
+	Spills    uint64 `json:"spills,omitempty"`
+	Count     int    `json:"count,omitempty"`
+	Salt      uint64 `json:"salt"`
+	Entries   []byte `json:"entries,omitempty"`
+}
+
+func (h *ExecHead) encode() []byte {
+	return protocol.Encode(&headValue{Version: protocol.Version, Last: h.Last.Record, LastBatch: h.Last.Batch,
+		Depth: h.Depth, Spills: h.Spills, Count: h.Count, Salt: h.salt, Entries: h.Entries})
+}
+
+func decodeHead(value []byte, revision uint64) (*ExecHead, error) {
+	var v headValue
+	if err := protocol.Decode(value, &v); err != nil {
+		return nil, err
+	}
+	if err := protocol.CheckVersion(v.Version); err != nil {
+		return nil, err
+	}
+	h := &ExecHead{Last: Position{v.Last, v.LastBatch}, Depth: v.Depth, Spills: v.Spills, Count: v.Count,
+		Entries: v.Entries, salt: v.Salt, revision: revision}
+	if !h.Entries.valid() || h.Depth < 0 || h.Depth > depthMost {
+		return nil, protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, "the head of an index of execs is damaged")
+	}
+	return h, nil
+}
+
+type pageValue struct {
+	Version int    `json:"v"`
+	Entries []byte `json:"entries"`
+}
+
+func decodePage(value []byte) (ExecPage, error) {
+	var v pageValue
+	if err := protocol.Decode(value, &v); err != nil {
+		return nil, err
+	}
+	if err := protocol.CheckVersion(v.Version); err != nil {
+		return nil, err
+	}
+	if !ExecPage(v.Entries).valid() {
+		return nil, protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, "a page of an index of execs is damaged")
+	}
+	return v.Entries, nil
+}
+
+// NewestFirst sorts entries by their acceptance, and takes out those that the history does not have.
+func NewestFirst(all []ExecEntry) []ExecEntry {
+	all = slices.DeleteFunc(all, func(e ExecEntry) bool { return e.Accepted == 0 })
+	slices.SortFunc(all, func(a, b ExecEntry) int { return cmp.Compare(b.Sequence, a.Sequence) })
+	return all
+}
+
+// Merge returns entries with those of a page that was stored later, each exec once.
+func Merge(all []ExecEntry, later ExecPage) []ExecEntry {
+	more := make(map[ExecHash]ExecEntry, later.Len())
+	for i := range later.Len() {
+		e := later.At(i)
+		more[e.Hash] = e
+	}
+	for i := range all {
+		if e, both := more[all[i].Hash]; both {
+			all[i] = all[i].With(e)
+			delete(more, e.Hash)
+		}
+	}
+	for _, e := range more {
+		all = append(all, e)
+	}
+	return all
+}
