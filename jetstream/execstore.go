@@ -20,14 +20,20 @@ import (
 // made again from the history.
 var ErrNoIndex = errors.New("there is no index of execs")
 
-// headKey ends the key of a head: tenant.sandbox.head. Pages are at tenant.sandbox.p<depth>.<number>. Older
-// versions have pages of half hashes at tenant.sandbox.<number>, from 0 on.
+// headKey ends the key of a head: tenant.sandbox.head. Pages are at tenant.sandbox.<pages>.<number>, where the
+// name of the pages says how ids are spread over them: those of a head that was lost are not mixed with others.
+// Older versions have pages of half hashes at tenant.sandbox.<number>, from 0 on.
 const headKey = "head"
 
 func execHeadKey(tenant, sandbox string) string { return tenant + "." + sandbox + "." + headKey }
 
-func execPageKey(tenant, sandbox string, depth, page int) string {
-	return fmt.Sprintf("%s.%s.p%d.%d", tenant, sandbox, depth, page)
+// pagesKey is that of all pages of a depth, without their numbers.
+func (h *ExecHead) pagesKey(tenant, sandbox string, depth int) string {
+	return fmt.Sprintf("%s.%s.p%d_%016x", tenant, sandbox, depth, h.salt)
+}
+
+func (h *ExecHead) pageKey(tenant, sandbox string, depth, page int) string {
+	return h.pagesKey(tenant, sandbox, depth) + "." + strconv.Itoa(page)
 }
 
 // ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], with an empty head where one is stored that
@@ -50,7 +56,7 @@ func (c *Conn) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead,
 
 // ExecPage reads a page of the index that has this head. Error: [ErrNoIndex].
 func (c *Conn) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead, page int) (ExecPage, error) {
-	value, _, err := c.kv(protocol.BucketExecIDs).get(ctx, execPageKey(tenant, sandbox, h.Depth, page))
+	value, _, err := c.kv(protocol.BucketExecIDs).get(ctx, h.pageKey(tenant, sandbox, h.Depth, page))
 	switch {
 	case protocol.CodeOf(err) == protocol.NotFound || err == nil && value == nil:
 		return nil, ErrNoIndex
@@ -129,7 +135,7 @@ func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *Ex
 		if err == nil {
 			next.revision = revision
 			if spilled && next.Depth != h.Depth && h.Depth > 0 {
-				err = c.purge(ctx, b.stream(), b.subject(fmt.Sprintf("%s.%s.p%d.*", tenant, sandbox, h.Depth)), 0)
+				err = c.purge(ctx, b.stream(), b.subject(h.pagesKey(tenant, sandbox, h.Depth)+".*"), 0)
 				if err != nil {
 					c.log.Warn("old pages of execs are left", "sandbox", sandbox, "error", err)
 				}
@@ -210,7 +216,7 @@ func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, w
 			continue
 		}
 		group.Go(func() error {
-			before, after, err := c.growPage(ctx, execPageKey(tenant, sandbox, depth, n), more, depth == h.Depth && !whole)
+			before, after, err := c.growPage(ctx, h.pageKey(tenant, sandbox, depth, n), more, depth == h.Depth && !whole)
 			mu.Lock()
 			defer mu.Unlock()
 			if h.Count += after; depth == h.Depth {

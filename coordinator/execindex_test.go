@@ -1,0 +1,340 @@
+package coordinator
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// indexed is one coordinator's view of a sandbox's execs.
+type indexed struct {
+	*execIndex
+	j *jetstream.Journal
+}
+
+var theOne = key{"default", "a"}
+
+func (d *deployment) indexed(from *jetstream.Snapshot) *indexed {
+	d.t.Helper()
+	x := newExecIndex(d.conn, slog.New(slog.DiscardHandler))
+	x.live = from == nil
+	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.tenant, Sandbox: theOne.id, Writer: "c", KeepEnded: 8,
+		OnApply: func(s *protocol.State, b *protocol.Batch) { x.applied(theOne, s, b) }, OnReset: func() { x.reset(theOne) }})
+	if from != nil {
+		copied := *from
+		copied.State = from.State.Clone()
+		j.Restore(&copied)
+		x.restored(theOne, from.State)
+	}
+	i := &indexed{x, j}
+	i.refresh(d)
+	return i
+}
+
+func (i *indexed) refresh(d *deployment) {
+	d.t.Helper()
+	if err := i.j.Refresh(d.t.Context()); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// keep stores the index, and then takes a snapshot, as a leader does.
+func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
+	s := i.j.Snapshot()
+	if err := i.store(d.t.Context(), theOne, s.Record); err != nil {
+		d.t.Error(err)
+	}
+	return s
+}
+
+// knows asks as a decision does.
+func (i *indexed) knows(d *deployment, id string) bool {
+	d.t.Helper()
+	looked := seen{}
+	for {
+		used, err := i.used(theOne, id, looked)
+		if err == nil {
+			return used
+		}
+		if !errors.Is(err, errUnsure) {
+			d.t.Fatal(err)
+		}
+		if err := i.look(d.t.Context(), theOne, looked, id); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// evict forgets all that can be read again.
+func (i *indexed) evict() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.heads, i.pages = newCache[key, *execHead](1), newCache[pageKey, execPages](1)
+}
+
+// provisioned is a deployment with a sandbox that is ready, and without a coordinator.
+func provisioned(t *testing.T) *deployment {
+	t.Helper()
+	d := newDeployment(t)
+	d.coordinator("c0", Timing{})() // makes the streams
+	d.work("a", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}}
+	})
+	d.begin("a")
+	return d
+}
+
+// accepting returns how execs are appended that are accepted; some of those that are active end with them.
+func (d *deployment) accepting() (accept func(first, n int)) {
+	zero := 0
+	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.tenant, Sandbox: theOne.id, Writer: "w1", KeepEnded: 1})
+	return func(first, n int) {
+		d.t.Helper()
+		_, err := j.Do(d.t.Context(), func(s *protocol.State, _ time.Time) (events []protocol.Event, err error) {
+			for _, x := range s.Active() {
+				if len(events) < 300 {
+					if x.State == protocol.ExecStateAccepted {
+						events = append(events, protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: x.ID, Boot: "b"}})
+					}
+					events = append(events, protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: x.ID, ExitCode: &zero, Inline: true}})
+				}
+			}
+			for i := first; i < first+n; i++ {
+				events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Request: fmt.Sprint("r", i),
+					Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
+			}
+			return events, nil
+		})
+		if err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// Two coordinators store what they know, late and at once, hear of each other or not, forget and start again: an id
+// that was used stays so, and no other is refused.
+func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
+	t.Parallel()
+	d := provisioned(t)
+	accept := d.accepting()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	both := []*indexed{d.indexed(nil), d.indexed(nil)}
+	known := []int{0, 0} // ids that each has seen
+	next := 0
+	var saved *jetstream.Snapshot
+	for step := range 60 {
+		which := r.IntN(2)
+		i := both[which]
+		switch r.IntN(8) {
+		case 0, 1, 2, 3:
+			n := 1 + r.IntN(150)
+			accept(next, n)
+			next += n
+			if r.IntN(3) > 0 {
+				i.refresh(d)
+				known[which] = next
+			}
+		case 4:
+			saved = i.keep(d)
+		case 5: // at once
+			var wg sync.WaitGroup
+			for _, i := range both {
+				wg.Go(func() { i.keep(d) })
+			}
+			wg.Wait()
+		case 6:
+			i.evict()
+		case 7:
+			if r.IntN(3) == 0 && saved != nil {
+				both[which], known[which] = d.indexed(saved), next
+			} else if h, err := d.conn.ExecHead(t.Context(), "default", "a"); err == nil {
+				i.headStored(theOne, h)
+			}
+		}
+		for range 5 {
+			for w, i := range both {
+				if known[w] > 0 {
+					if id := fmt.Sprint("x", r.IntN(known[w])); !i.knows(d, id) {
+						t.Fatalf("step %d: coordinator %d takes %s for new", step, w, id)
+					}
+				}
+				if id := fmt.Sprint("never-", r.Uint64()); i.knows(d, id) {
+					t.Fatalf("step %d: coordinator %d takes %s for used", step, w, id)
+				}
+			}
+		}
+	}
+	accept(next, 3)
+	for w, i := range append(both, d.indexed(nil)) {
+		i.refresh(d)
+		d.agrees(fmt.Sprint("coordinator ", w), i)
+	}
+	if h, err := d.conn.ExecHead(t.Context(), "default", "a"); err == nil {
+		t.Logf("%d execs, %d pages, %d spills", next, 1<<h.Depth, h.Spills)
+	}
+}
+
+// agrees compares what the index says with the fold of the whole history.
+func (d *deployment) agrees(who string, i *indexed) {
+	t := d.t
+	t.Helper()
+	whole := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: "a", Writer: "judge", KeepEnded: 1 << 30})
+	if err := whole.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := whole.State()
+	c := &coordinator{conn: d.conn, projection: &projection{execs: i.execIndex}, getting: make(readSlots, getsAtOnce)}
+	all, err := i.all(t.Context(), theOne)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, last := map[jetstream.ExecHash]jetstream.ExecEntry{}, uint64(1<<62)
+	for e := range all {
+		if e.Sequence >= last {
+			t.Fatalf("%s: exec %d follows %d", who, e.Sequence, last)
+		}
+		listed[e.Hash], last = e, e.Sequence
+	}
+	if len(listed) != len(s.Execs) {
+		t.Errorf("%s: %d of %d execs are listed", who, len(listed), len(s.Execs))
+	}
+	looked := 0
+	for id, want := range s.Execs {
+		if e := listed[jetstream.HashExec(id)]; e.State != want.State || e.Sequence != want.AcceptSequence {
+			t.Fatalf("%s: %s is listed as %+v, not %+v", who, id, e, want)
+		}
+		if looked++; looked > 200 {
+			continue
+		}
+		got, _, err := c.pastExec(t.Context(), i.j, theOne, id)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Fatalf("%s: %s is\n%+v, not\n%+v, %v", who, id, got, want, err)
+		}
+	}
+}
+
+func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
+	t.Parallel()
+	d := provisioned(t)
+	code := 3
+	say := func(events ...protocol.Event) {
+		d.work("a", func(*protocol.State) []protocol.Event { return events })
+	}
+	accept := func(id string) protocol.Event {
+		return protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id,
+			Spec: &protocol.ExecSpec{Command: []string{"sh"}, Stdin: []byte("in")}}}
+	}
+	of := func(kind protocol.Kind, id string) protocol.Event {
+		return protocol.Event{Kind: kind, Request: "rq", Reason: "why", Exec: &protocol.ExecDetails{ID: id}}
+	}
+	say(accept("finished"), accept("cancelled"), accept("never-started"))
+	say(of(protocol.ExecStarted, "finished"), of(protocol.ExecStarted, "cancelled"))
+	say(of(protocol.ExecCancelRequested, "cancelled"))
+	say(protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "finished", ExitCode: &code, Started: time.Unix(5, 0).UTC(),
+		StdoutBytes: 3, Inline: true, Stdout: []byte("out"), OOMKills: 1}})
+	say(of(protocol.ExecCancelled, "cancelled"), of(protocol.ExecFailed, "never-started"), accept("timed-out"), of(protocol.ExecStarted, "timed-out"))
+	say(of(protocol.ExecTimedOut, "timed-out"), accept("runs"), of(protocol.ExecStarted, "runs"), accept("waits"))
+	i := d.indexed(nil)
+	d.agrees("from memory", i)
+	more := d.accepting()
+	for from := range 20 { // so that none but the last is in the fold
+		more(10*from, 10)
+	}
+	i.refresh(d)
+	d.agrees("not stored", i)
+	s := i.keep(d)
+	d.agrees("stored", i)
+	d.agrees("after a restart", d.indexed(s))
+}
+
+// The bucket is lost, or a part of it, or older than the log.
+func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
+	const execs = 2000 // with pages
+	for name, lose := range map[string]string{
+		"all of it": "default.a.>", "the head": "default.a.head", "the pages": "default.a.*.>",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := provisioned(t)
+			accept := d.accepting()
+			i := d.indexed(nil)
+			var s *jetstream.Snapshot
+			for from := 0; from < execs; from += 100 {
+				accept(from, 100)
+				if i.refresh(d); from%1000 == 900 {
+					s = i.keep(d)
+				}
+			}
+			h, err := d.conn.ExecHead(t.Context(), "default", "a")
+			if err != nil || h.Depth == 0 {
+				t.Fatalf("the head is %+v, %v", h, err)
+			}
+			accept(execs, 10)
+			d.purgeBucket(protocol.BucketExecIDs, lose)
+			i.evict()
+			accept(execs+10, 10)
+			for who, i := range map[string]*indexed{"the leader": i, "after a restart": d.indexed(s)} {
+				i.refresh(d)
+				for _, id := range []string{"x0", "x7", fmt.Sprint("x", execs-1), fmt.Sprint("x", execs+15)} {
+					if !i.knows(d, id) {
+						t.Errorf("%s: %s is taken for new", who, id)
+					}
+				}
+				if i.knows(d, "never") {
+					t.Errorf("%s: an id that nobody used is refused", who)
+				}
+				d.agrees(who, i)
+				s = i.keep(d)
+			}
+			if n := d.storedExecs("a"); n != execs+20 {
+				t.Errorf("%d of %d execs are stored again", n, execs+20)
+			}
+			d.agrees("after another restart", d.indexed(s))
+		})
+	}
+}
+
+// What an older version stored is in pages of half hashes. Its history may have been lost since.
+func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
+	t.Parallel()
+	d := provisioned(t)
+	accept := d.accepting()
+	accept(0, 20)
+	d.storeAsBefore("a", "x3", "x5", "of a lost history")
+	// Another version folded the snapshots, so the history is folded again.
+	check := func(who string, i *indexed) {
+		t.Helper()
+		for _, id := range []string{"x0", "x3", "x19", "of a lost history"} {
+			if !i.knows(d, id) {
+				t.Errorf("%s: %q is taken for new", who, id)
+			}
+		}
+		if i.knows(d, "never") {
+			t.Errorf("%s: an id that nobody used is refused", who)
+		}
+		d.agrees(who, i)
+	}
+	i := d.startedLate()
+	check("after the upgrade", i)
+	s := i.keep(d)
+	check("stored", i)
+	i = d.indexed(s)
+	check("after a restart", i)
+	for from := range 20 {
+		accept(100+100*from, 100)
+	}
+	i.refresh(d)
+	s = i.keep(d)
+	check("on pages", i)
+	check("on pages, after a restart", d.indexed(s))
+}
