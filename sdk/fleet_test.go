@@ -28,6 +28,7 @@ func TestAgainstAFleet(t *testing.T) {
 		"AWaitForReadyEndsWithTheFailure":        aWaitForReadyEndsWithTheFailure,
 		"ListsHavePagesAndSelectors":             listsHavePagesAndSelectors,
 		"EventsReplayAndFollowInOneSequence":     eventsReplayAndFollowInOneSequence,
+		"WaitsReadNoHistory":                     waitsReadNoHistory,
 		"ASlowFollowerMissesNothing":             aSlowFollowerMissesNothing,
 		"EventsOutOfRangeAreTold":                eventsOutOfRangeAreTold,
 		"TreesArriveAsTheyWere":                  treesArriveAsTheyWere,

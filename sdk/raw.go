@@ -15,6 +15,8 @@ type Request struct {
 	Sandbox string
 	ID      string // of the request; empty: a new one
 	Payload protocol.Request
+
+	after uint64 // record of the history that comes before what the request does; 0: not known
 }
 
 // Submit sends a request and waits for its answer. The request is sent again with the same id when

@@ -256,9 +256,13 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	return nil
 }
 
-// extended says whether the history holds the extension that was asked for.
+// extended says whether the history holds the extension that was asked for. Where it is not known what came
+// before, the whole of it is not read for that: the request itself is sent again, and answered.
 func (s *submission) extended(ctx context.Context) bool {
-	batches, err := s.client.history(ctx, s.request.Sandbox, 0)
+	if s.request.after == 0 {
+		return false
+	}
+	batches, err := s.client.history(ctx, s.request.Sandbox, s.request.after)
 	return err == nil && slices.ContainsFunc(batches, func(b *protocol.Batch) bool {
 		return slices.ContainsFunc(b.Events, func(e protocol.Event) bool {
 			return e.Kind == protocol.SandboxExtended && e.Request == s.request.ID

@@ -47,7 +47,7 @@ func (s *Sandbox) change(ctx context.Context, verb string, call *call, payload p
 	if err := protocol.ValidateID("sandbox", s.id); err != nil {
 		return err
 	}
-	request := Request{Verb: verb, Sandbox: s.id, ID: call.request, Payload: payload}
+	request := Request{Verb: verb, Sandbox: s.id, ID: call.request, Payload: payload, after: s.Info().Record}
 	if call.accepted {
 		reply, err := s.client.ask(ctx, request, submitBounded)
 		if err == nil {
@@ -101,8 +101,8 @@ func (s *Sandbox) await(ctx context.Context, w *follower, until condition) error
 	if done, err := until(info.State, info.Error); done || err != nil {
 		return err
 	}
-	w.last = info.Sequence
-	w.feed.knows(w.last, 0)
+	w.last, w.record = info.Sequence, info.Record
+	w.feed.knows(w.last, w.record)
 	for {
 		b, err := w.next(ctx)
 		if err != nil {
@@ -138,6 +138,7 @@ func (s *Sandbox) refreshTo(ctx context.Context, e *protocol.Event) {
 	}
 	info := s.Info()
 	info.State, info.Sequence, info.Reason, info.Error = e.State, e.Sequence, e.Reason, e.Error
+	info.Record = e.Record - 1 // more events of the same message may follow this one
 	s.learn(&info)
 }
 
