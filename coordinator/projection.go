@@ -272,7 +272,7 @@ func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstre
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.fresh)
 	defer cancel()
-	if err := j.Refresh(ctx); err != nil {
+	if err := p.looks.refresh(ctx, k, j, p.fresh); err != nil {
 		p.log.Warn("a read is answered from memory", "sandbox", k.id, "error", err)
 	}
 	return j, nil

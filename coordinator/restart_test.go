@@ -58,22 +58,28 @@ func (d *deployment) coordinator(name string, timing Timing) (stop func()) {
 // run runs a coordinator until stop is called.
 func (d *deployment) run(cfg Config) (stop func()) {
 	d.t.Helper()
-	ctx, cancel := context.WithCancel(d.t.Context())
-	ready, done := make(chan struct{}), make(chan error, 1)
-	cfg.Assets.Duplicates, cfg.OnReady = duplicates, func() { close(ready) }
 	if cfg.Conn == nil {
 		cfg.Conn = d.connect(cfg.Name)
 	}
+	return runUntilReady(d.t, cfg)
+}
+
+// runUntilReady runs a coordinator, and returns when it is ready.
+func runUntilReady(t testing.TB, cfg Config) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	cfg.Assets.Duplicates, cfg.OnReady = duplicates, func() { close(ready) }
 	go func() { done <- Run(ctx, cfg) }()
 	select {
 	case <-ready:
 	case err := <-done:
-		d.t.Fatalf("coordinator %s: %v", cfg.Name, err)
+		t.Fatalf("coordinator %s: %v", cfg.Name, err)
 	}
 	return func() {
 		cancel()
 		if err := <-done; err != nil {
-			d.t.Errorf("coordinator %s: %v", cfg.Name, err)
+			t.Errorf("coordinator %s: %v", cfg.Name, err)
 		}
 	}
 }
