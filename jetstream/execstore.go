@@ -127,7 +127,18 @@ func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *Ex
 			spilled = false
 		}
 		if spilled {
-			if err := c.spill(ctx, tenant, sandbox, &next, whole); err != nil {
+			err := c.spill(ctx, tenant, sandbox, &next, whole)
+			if err == ErrNoIndex { // perhaps somebody made more pages, and took these away
+				var now *ExecHead
+				if now, err = c.ExecHead(ctx, tenant, sandbox); err == nil && now.revision != h.revision {
+					h = now
+					continue
+				}
+				if err == nil {
+					err = ErrNoIndex
+				}
+			}
+			if err != nil {
 				return nil, err
 			}
 		}

@@ -1,0 +1,146 @@
+package jetstream_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+func entries(from, to int, state protocol.ExecState) (all []jetstream.ExecEntry) {
+	for i := from; i < to; i++ {
+		e := jetstream.ExecEntry{Hash: jetstream.HashExec(fmt.Sprint("x", i)), Accepted: uint64(i + 1), Sequence: uint64(i + 1), State: state}
+		if state.Terminal() {
+			e.Ended = uint64(i + 2)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func findExec(t testing.TB, c *jetstream.Conn, tenant string, h *jetstream.ExecHead, id string) (jetstream.ExecEntry, bool) {
+	t.Helper()
+	x := jetstream.HashExec(id)
+	if e, found := h.Entries.Find(x); found {
+		return e, true
+	}
+	if h.Depth == 0 {
+		return jetstream.ExecEntry{}, false
+	}
+	p, err := c.ExecPage(t.Context(), tenant, "s1", h, h.Page(x))
+	must(t, err)
+	return p.Find(x)
+}
+
+// Two leaders store at once what each knows, the older one less and later: everything that either stored stays.
+func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		const execs, step = 6000, 400
+		var wg sync.WaitGroup
+		for leader := range 2 {
+			wg.Go(func() {
+				var known *jetstream.ExecHead
+				for to := step; to <= execs; to += step {
+					if leader == 1 && rand.IntN(2) == 0 {
+						continue // it is behind, and then has more to say
+					}
+					from, state := to-step, protocol.ExecStateRunning
+					if leader == 1 {
+						from = 0
+					} else if to%800 == 0 {
+						state = protocol.ExecStateFinished
+					}
+					h, err := c.StoreExecs(ctx, d.tenant, "s1", known, entries(from, to, state), jetstream.Position{Record: uint64(to)}, false)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if known = h; rand.IntN(3) == 0 {
+						known = nil // another process
+					}
+				}
+			})
+		}
+		wg.Wait()
+		h, err := c.ExecHead(ctx, d.tenant, "s1")
+		must(t, err)
+		for i := 0; i < execs; i += 61 {
+			id := fmt.Sprint("x", i)
+			if e, found := findExec(t, c, d.tenant, h, id); !found || e.Accepted != uint64(i+1) {
+				t.Fatalf("%s is %+v, %t", id, e, found)
+			}
+		}
+		if _, found := findExec(t, c, d.tenant, h, "never"); found {
+			t.Error("an exec that never was is found")
+		}
+		pages, err := c.ExecPages(ctx, d.tenant, "s1", h)
+		must(t, err)
+		for i, p := range pages {
+			if len(p) > 64<<10 {
+				t.Errorf("page %d of %d has %d bytes", i, len(pages), len(p))
+			}
+		}
+		t.Logf("%d pages", len(pages))
+
+		// What was removed with its sandbox is not stored again by who knew it.
+		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+		if _, err := c.StoreExecs(ctx, d.tenant, "s1", h, entries(0, 1, protocol.ExecStateRunning), jetstream.Position{Record: execs + 1}, false); err != jetstream.ErrIndexRemoved {
+			t.Errorf("a late write after the purge: %v", err)
+		}
+		if _, err := c.ExecHead(ctx, d.tenant, "s1"); err != jetstream.ErrNoIndex {
+			t.Errorf("after the purge: %v", err)
+		}
+		if _, err := c.ExecPage(ctx, d.tenant, "s1", h, 0); err != jetstream.ErrNoIndex {
+			t.Errorf("a page after the purge: %v", err)
+		}
+	})
+}
+
+func TestAPageOfExecsHasWhatWasAdded(t *testing.T) {
+	t.Parallel()
+	var p jetstream.ExecPage
+	want := map[jetstream.ExecHash]jetstream.ExecEntry{}
+	for range 50 {
+		from := rand.IntN(500)
+		state := []protocol.ExecState{protocol.ExecStateAccepted, protocol.ExecStateFinished}[rand.IntN(2)]
+		more := entries(from, from+rand.IntN(40), state)
+		rand.Shuffle(len(more), func(i, k int) { more[i], more[k] = more[k], more[i] })
+		p = p.With(more)
+		for _, e := range more {
+			want[e.Hash] = want[e.Hash].With(e)
+		}
+	}
+	if p.Len() != len(want) {
+		t.Errorf("%d entries of %d", p.Len(), len(want))
+	}
+	for hash, e := range want {
+		e.Hash = hash
+		if got, found := p.Find(hash); !found || got != e {
+			t.Fatalf("want %+v, got %+v", e, got)
+		}
+	}
+	// Of an id that an older version stored half the hash is known: it is found by the whole one.
+	x := jetstream.HashExec("old")
+	p = p.With([]jetstream.ExecEntry{jetstream.OfLostHistory(x.Prefix())})
+	if e, found := p.Find(x); !found || e.Accepted != 0 {
+		t.Errorf("an older version's: %+v, %t", e, found)
+	}
+	if _, found := p.Find(jetstream.HashExec("never")); found {
+		t.Error("an exec that never was is found")
+	}
+}
+
+// A late word of who saw less takes nothing back.
+func TestAnEntryOfAnExecGoesOnlyForward(t *testing.T) {
+	t.Parallel()
+	ended := jetstream.ExecEntry{Accepted: 1, Sequence: 1, Started: 2, Ended: 3, State: protocol.ExecStateFailed, Cancelling: true}
+	for _, late := range []jetstream.ExecEntry{{}, {Accepted: 1, Sequence: 1, State: protocol.ExecStateAccepted}, {Started: 2, State: protocol.ExecStateRunning}} {
+		if got := ended.With(late); got != ended {
+			t.Errorf("with %+v it is %+v", late, got)
+		}
+	}
+}
