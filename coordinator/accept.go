@@ -283,7 +283,7 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 	if err != nil && !repeated {
 		return nil, err
 	}
-	x, sequence, err := c.pastExec(ctx, j, k, r.ExecID)
+	x, sequence, err := c.pastExec(ctx, j, k, r.ExecID, nil)
 	if err == nil && repeated && (x == nil || x.Request != d.ID || !sameExec(&x.Spec, r.Exec)) {
 		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
 	}
@@ -333,7 +333,7 @@ func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetst
 	if !errors.Is(err, errOldExec) {
 		return events, err
 	}
-	x, _, err := c.pastExec(ctx, j, k, d.ID)
+	x, _, err := c.pastExec(ctx, j, k, d.ID, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -383,7 +383,7 @@ func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key,
 	}
 	reply := sandboxReply(j, changes(events))
 	if d.Verb == protocol.VerbCancel {
-		reply.Exec, _, err = c.pastExec(ctx, j, k, r.ExecID)
+		reply.Exec, _, err = c.pastExec(ctx, j, k, r.ExecID, nil)
 	}
 	return reply, err
 }

@@ -14,6 +14,9 @@
 // hostindex.go); of those that are over it holds next to nothing (over.go). watchdog.go, telling.go and reservations.go
 // are what the leader does besides scheduling, each part by itself.
 //
+// execids.go knows which ids of execs were used, and where in the log execs are that are over; pastexecs.go reads
+// them there. Neither reads a history for it.
+//
 // gate.go holds requests back while the log takes none of what they lead to.
 //
 // decide.go and place.go are pure. The package imports protocol, spec, jetstream and imageref, never worker.

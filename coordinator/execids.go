@@ -109,7 +109,9 @@ func (x *execIndex) restored(k key, s *protocol.State) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.begins(k, s)
+	if e := x.of[k]; e == nil || e.total != s.Sandbox.TotalExecs { // else it was followed to here
+		x.begins(k, s)
+	}
 }
 
 // begins notes that what came before a state was not shown here. x.mu is held.

@@ -49,7 +49,7 @@ func (i *indexed) refresh(d *deployment) {
 // keep stores the index, and then takes a snapshot, as a leader does.
 func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 	s := i.j.Snapshot()
-	if err := i.store(d.t.Context(), theOne, s.Record); err != nil {
+	if err := i.store(d.t.Context(), theOne, s); err != nil {
 		d.t.Error(err)
 	}
 	return s
@@ -193,7 +193,7 @@ func (d *deployment) agrees(who string, i *indexed) {
 		t.Fatal(err)
 	}
 	s, _ := whole.State()
-	c := &coordinator{conn: d.conn, projection: &projection{execs: i.execIndex}, getting: make(readSlots, getsAtOnce)}
+	c := &coordinator{conn: d.conn, projection: &projection{execs: i.execIndex}}
 	all, err := i.all(t.Context(), theOne)
 	if err != nil {
 		t.Fatal(err)
@@ -213,10 +213,10 @@ func (d *deployment) agrees(who string, i *indexed) {
 		if e := listed[jetstream.HashExec(id)]; e.State != want.State || e.Sequence != want.AcceptSequence {
 			t.Fatalf("%s: %s is listed as %+v, not %+v", who, id, e, want)
 		}
-		if looked++; looked > 200 {
+		if looked++; looked > 60 {
 			continue
 		}
-		got, _, err := c.pastExec(t.Context(), i.j, theOne, id)
+		got, _, err := c.pastExec(t.Context(), i.j, theOne, id, nil)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s: %s is\n%+v, not\n%+v, %v", who, id, got, want, err)
 		}

@@ -256,16 +256,18 @@ func (x *execIndex) share(ctx context.Context, what string, f func(ctx context.C
 // shareWithin bounds what is read for all who ask for it.
 const shareWithin = 5 * time.Minute
 
-// store stores what the history says of a sandbox's execs, at least up to a record, which the caller's fold has
-// come to.
-func (x *execIndex) store(ctx context.Context, k key, record uint64) error {
+// store stores what the history says of a sandbox's execs, at least up to the place of a snapshot.
+func (x *execIndex) store(ctx context.Context, k key, s *jetstream.Snapshot) error {
 	for whole := false; ; {
 		x.mu.Lock()
 		e := x.of[k]
 		pending := e != nil && len(e.marks) > 0
+		// The batch is known of what was stored while this process lived, or heard to be.
+		if !pending && (s.State.Sandbox.TotalExecs == 0 || e != nil && e.base.Batch != "") {
+			x.stored[k] = max(x.stored[k], s.Record)
+		}
 		x.mu.Unlock()
 		if !pending {
-			x.through(k, record)
 			return nil
 		}
 		known, err := x.stands(ctx, k)
@@ -283,7 +285,9 @@ func (x *execIndex) store(ctx context.Context, k key, record uint64) error {
 		switch {
 		case err == nil:
 			x.headStored(k, h)
-			x.through(k, record)
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			x.stored[k] = max(x.stored[k], s.Record)
 			return nil
 		case (err != jetstream.ErrNoIndex && err != jetstream.ErrIndexRemoved) || whole:
 			return err
@@ -339,12 +343,6 @@ func (x *execIndex) purged(ctx context.Context, k key) (bool, error) {
 		return true, nil
 	}
 	return err == nil && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted, err
-}
-
-func (x *execIndex) through(k key, record uint64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.stored[k] = max(x.stored[k], record)
 }
 
 // execIDsStoredThrough is the record up to which everything that the history says of execs is stored in the index:

@@ -50,11 +50,11 @@ func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Qu
 	if err != nil {
 		return nil, err
 	}
-	x, sequence, err := c.pastExec(ctx, j, k, q.Exec)
+	x, sequence, err := c.pastExec(ctx, j, k, q.Exec, c.getting)
 	if err == nil && x == nil { // memory may be behind
 		at := j.Position()
 		if err = j.Refresh(ctx); err == nil && j.Position() != at {
-			x, sequence, err = c.pastExec(ctx, j, k, q.Exec)
+			x, sequence, err = c.pastExec(ctx, j, k, q.Exec, c.getting)
 		}
 	}
 	if err == nil && x == nil {
@@ -64,8 +64,8 @@ func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Qu
 }
 
 // pastExec finds an exec in memory, or by its records where it ended long ago. It returns nil where the history
-// has no such exec.
-func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key, id string) (x *protocol.Exec, sequence uint64, err error) {
+// has no such exec. slots bound how many are read at once; nil: the caller does.
+func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key, id string, slots readSlots) (x *protocol.Exec, sequence uint64, err error) {
 	everything := false
 	j.View(func(s *protocol.State, _ uint64) {
 		x, sequence, everything = s.Execs[id], s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
@@ -74,11 +74,13 @@ func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key,
 	if x != nil || everything {
 		return x, sequence, nil
 	}
-	release, err := c.getting.take(ctx)
-	if err != nil {
-		return nil, 0, err
+	if slots != nil {
+		release, err := slots.take(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		defer release()
 	}
-	defer release()
 	entry, found, _, err := c.projection.execs.find(ctx, k, id)
 	if err != nil || !found || entry.Accepted == 0 {
 		return nil, sequence, err

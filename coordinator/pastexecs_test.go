@@ -164,3 +164,70 @@ func TestP3_AnExecIDOfLongAgoIsRefusedAtEveryCoordinator(t *testing.T) {
 		t.Errorf("9 decisions took %d bytes", n)
 	}
 }
+
+func TestReadsOfPastExecsHaveABound(t *testing.T) {
+	t.Parallel()
+	slots := make(readSlots, 1)
+	release, err := slots.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		second, err := slots.take(t.Context())
+		if err == nil {
+			second()
+		}
+		got <- err
+	}()
+	release()
+	if err := <-got; err != nil {
+		t.Errorf("one that waited: %v", err)
+	}
+	if _, err := slots.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := slots.take(ctx); err == nil {
+		t.Error("more than there may be")
+	}
+	_, err = slots.take(t.Context())
+	if e := protocol.AsError(err); e == nil || e.Code != protocol.ResourceExhausted || e.Reason != protocol.ReasonTooManyReads {
+		t.Errorf("one that waited for too long: %v", err)
+	}
+}
+
+// Of many who want to know what the log has now, few ask, and none is told what was so before it came.
+func TestLooksAtTheLogAreShared(t *testing.T) {
+	t.Parallel()
+	d := provisioned(t)
+	accept := d.accepting()
+	conn := d.connect("reader")
+	j := conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: "a", Writer: "c"})
+	if err := j.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var looks refreshes
+	for i := range 20 {
+		accept(i, 1)
+		at := d.last("a")
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if err := looks.refresh(t.Context(), theOne, j, 10*time.Second); err != nil {
+					t.Error(err)
+				}
+				if got := j.Position().Record; got < at {
+					t.Errorf("after a look the fold is at %d, and the log had %d before", got, at)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	looks.mu.Lock()
+	defer looks.mu.Unlock()
+	if len(looks.of) > 1 {
+		t.Errorf("%d are left", len(looks.of))
+	}
+}

@@ -172,7 +172,7 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 		return c.keepOver(ctx, k, stored)
 	}
 	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.store(ctx, k, s.Record); err != nil {
+	if err := c.projection.execs.store(ctx, k, s); err != nil {
 		return err
 	}
 	revision, err := c.conn.WriteSnapshot(ctx, k.tenant, k.id, s, stored.revision)
