@@ -262,7 +262,7 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 	}
 	r.Exec.Resolve()
 	if c.projection.isOver(k) { // it takes no more; but this may be the repeat of an exec that it had
-		x, sequence, err := c.pastExec(ctx, j, k, r.ExecID)
+		x, sequence, err := c.pastExec(ctx, j, k, r.ExecID, nil)
 		if err != nil || x != nil && x.Request == d.ID && sameExec(&x.Spec, r.Exec) {
 			return &protocol.Reply{Exec: x, Sequence: sequence}, err
 		}

@@ -302,6 +302,16 @@ func (x *execIndex) store(ctx context.Context, k key, s *jetstream.Snapshot) err
 	}
 }
 
+// storeOver is store for a sandbox that is over. What an earlier leader left out is read from the history, since
+// nobody has it in memory.
+func (x *execIndex) storeOver(ctx context.Context, k key, s *jetstream.Snapshot) error {
+	x.expect(k, s.State)
+	if _, err := x.stands(ctx, k); err != nil {
+		return err
+	}
+	return x.store(ctx, k, s)
+}
+
 // entries are all that came since the index was stored last, and what an older version stored.
 func (e *execsOf) entries() []jetstream.ExecEntry {
 	all := make([]jetstream.ExecEntry, 0, len(e.recent)+len(e.old))

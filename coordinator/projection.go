@@ -45,6 +45,7 @@ type projection struct {
 	firstOver int64                      // none ended before, ns since 1970; 0: not known
 	tenants   map[string]string          // their names, each once
 	execs     *execIndex                 // has a lock of its own
+	looks     refreshes                  // too
 	followed  jetstream.Position         // how far the log was followed, since it was last begun
 	restored  int                        // how often that was
 

@@ -71,6 +71,11 @@ func (p *projection) stopSaving() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.saving = false
+	for k := range p.unsaved {
+		if _, over := p.over[k]; over {
+			p.execs.forget(k)
+		}
+	}
 	clear(p.unsaved)
 	for k := range p.ending {
 		delete(p.journals, k)
@@ -197,11 +202,15 @@ func (c *coordinator) keepOver(ctx context.Context, k key, stored *kept) error {
 		return nil
 	}
 	c.cfg.Probe("snapshot-before-write")
+	if err := c.projection.execs.storeOver(ctx, k, s); err != nil {
+		return err
+	}
 	if err := c.conn.WriteOver(ctx, k.tenant, k.id, s); err != nil {
 		return err
 	}
 	stored.at = jetstream.Position{Record: s.Record, Batch: s.Batch}
 	c.projection.overIsSaved(k, s.Record)
+	c.projection.execs.forget(k)
 	return nil
 }
 
