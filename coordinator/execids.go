@@ -33,7 +33,6 @@ type execIndex struct {
 	live   bool                       // the log was followed to its end
 	rewind bool                       // the log was set back: what is stored may be of another history
 	shared singleflight.Group         // reads of whole indexes and histories
-	stored map[key]uint64             // record up to which this leader stored what the history says of execs
 }
 
 // What is kept of indexes in memory, in bytes, at most.
@@ -94,7 +93,7 @@ type execPages struct {
 }
 
 func newExecIndex(conn *jetstream.Conn, log *slog.Logger) *execIndex {
-	return &execIndex{conn: conn, log: log, of: map[key]*execsOf{}, stored: map[key]uint64{},
+	return &execIndex{conn: conn, log: log, of: map[key]*execsOf{},
 		heads: newCache[key, *execHead](execFilters), pages: newCache[pageKey, execPages](execPagesOf)}
 }
 
@@ -146,7 +145,6 @@ func (x *execIndex) reset(k key) {
 	defer x.mu.Unlock()
 	x.rewind = true
 	x.heads.remove(k)
-	delete(x.stored, k)
 	if e := x.of[k]; e != nil {
 		for hash := range e.recent {
 			e.recent[hash] = recentExec{ExecEntry: jetstream.ExecEntry{Hash: hash}}
@@ -160,7 +158,6 @@ func (x *execIndex) forget(k key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.of, k)
-	delete(x.stored, k)
 	x.heads.remove(k)
 }
 

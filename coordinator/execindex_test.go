@@ -49,7 +49,7 @@ func (i *indexed) refresh(d *deployment) {
 // keep stores the index, and then takes a snapshot, as a leader does.
 func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 	s := i.j.Snapshot()
-	if err := i.store(d.t.Context(), theOne, s); err != nil {
+	if err := i.store(d.t.Context(), theOne); err != nil {
 		d.t.Error(err)
 	}
 	return s
@@ -295,6 +295,12 @@ func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
 				}
 				d.agrees(who, i)
 				s = i.keep(d)
+			}
+			// All of it is lost again, and who starts has nothing to add, but is asked whether everything is stored.
+			d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
+			again := d.indexed(s)
+			if err := again.storeAll(t.Context(), theOne, again.j.Snapshot()); err != nil {
+				t.Error(err)
 			}
 			if n := d.storedExecs("a"); n != execs+20 {
 				t.Errorf("%d of %d execs are stored again", n, execs+20)

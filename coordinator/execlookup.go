@@ -256,16 +256,12 @@ func (x *execIndex) share(ctx context.Context, what string, f func(ctx context.C
 // shareWithin bounds what is read for all who ask for it.
 const shareWithin = 5 * time.Minute
 
-// store stores what the history says of a sandbox's execs, at least up to the place of a snapshot.
-func (x *execIndex) store(ctx context.Context, k key, s *jetstream.Snapshot) error {
+// store stores what the history says of a sandbox's execs, as far as it is folded.
+func (x *execIndex) store(ctx context.Context, k key) error {
 	for whole := false; ; {
 		x.mu.Lock()
 		e := x.of[k]
 		pending := e != nil && len(e.marks) > 0
-		// The batch is known of what was stored while this process lived, or heard to be.
-		if !pending && (s.State.Sandbox.TotalExecs == 0 || e != nil && e.base.Batch != "") {
-			x.stored[k] = max(x.stored[k], s.Record)
-		}
 		x.mu.Unlock()
 		if !pending {
 			return nil
@@ -285,9 +281,6 @@ func (x *execIndex) store(ctx context.Context, k key, s *jetstream.Snapshot) err
 		switch {
 		case err == nil:
 			x.headStored(k, h)
-			x.mu.Lock()
-			defer x.mu.Unlock()
-			x.stored[k] = max(x.stored[k], s.Record)
 			return nil
 		case (err != jetstream.ErrNoIndex && err != jetstream.ErrIndexRemoved) || whole:
 			return err
@@ -302,14 +295,14 @@ func (x *execIndex) store(ctx context.Context, k key, s *jetstream.Snapshot) err
 	}
 }
 
-// storeOver is store for a sandbox that is over. What an earlier leader left out is read from the history, since
-// nobody has it in memory.
-func (x *execIndex) storeOver(ctx context.Context, k key, s *jetstream.Snapshot) error {
+// storeAll is store that looks first whether what came before this coordinator started is stored, and makes that
+// good from the history. Then everything up to the snapshot's place is stored.
+func (x *execIndex) storeAll(ctx context.Context, k key, s *jetstream.Snapshot) error {
 	x.expect(k, s.State)
 	if _, err := x.stands(ctx, k); err != nil {
 		return err
 	}
-	return x.store(ctx, k, s)
+	return x.store(ctx, k)
 }
 
 // entries are all that came since the index was stored last, and what an older version stored.
@@ -355,11 +348,12 @@ func (x *execIndex) purged(ctx context.Context, k key) (bool, error) {
 	return err == nil && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted, err
 }
 
-// execIDsStoredThrough is the record up to which everything that the history says of execs is stored in the index:
-// what is before need not be read to know their ids. 0: this coordinator has not stored it since it started.
-func (c *coordinator) execIDsStoredThrough(k key) (record uint64) {
-	x := c.projection.execs
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.stored[k]
+// execIDsStoredThrough is the record up to which everything that the history of a living sandbox says of execs is
+// stored in the index: what is before need not be read to know their ids. It stores what is not.
+func (c *coordinator) execIDsStoredThrough(ctx context.Context, k key) (record uint64, err error) {
+	s := c.projection.journal(k).Snapshot()
+	if err := c.projection.execs.storeAll(ctx, k, s); err != nil {
+		return 0, err
+	}
+	return s.Record, nil
 }

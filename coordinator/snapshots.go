@@ -177,7 +177,7 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 		return c.keepOver(ctx, k, stored)
 	}
 	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.store(ctx, k, s); err != nil {
+	if err := c.projection.execs.store(ctx, k); err != nil {
 		return err
 	}
 	revision, err := c.conn.WriteSnapshot(ctx, k.tenant, k.id, s, stored.revision)
@@ -202,7 +202,7 @@ func (c *coordinator) keepOver(ctx context.Context, k key, stored *kept) error {
 		return nil
 	}
 	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.storeOver(ctx, k, s); err != nil {
+	if err := c.projection.execs.storeAll(ctx, k, s); err != nil {
 		return err
 	}
 	if err := c.conn.WriteOver(ctx, k.tenant, k.id, s); err != nil {
