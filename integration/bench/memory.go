@@ -33,7 +33,11 @@ func (b *bench) coordinatorOf(ctx context.Context, over, living int) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() { server.Kill() }()
+	defer func() {
+		if server != nil {
+			server.Kill()
+		}
+	}()
 	last, err := fill(ctx, at.URL, over, living)
 	if err != nil {
 		return err
