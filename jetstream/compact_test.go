@@ -424,3 +424,25 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 		t.Errorf("%d lists and %d parts of objects are left", keys, chunks)
 	}
 }
+
+// BenchmarkCompact is how fast messages are moved into segments, and read again by a client that has none of them.
+func BenchmarkCompact(b *testing.B) {
+	d := startServer(b, jetstream.Assets{})
+	c := d.opened(b)
+	const execs = 10_000
+	manyBatches(b, c, d.tenant, "s1", execs)
+	snapshotNow(b, c, d.tenant, "s1")
+	want := len(rawHistory(b, c, d.tenant, "s1", 0))
+	began := time.Now()
+	done, err := c.Compact(b.Context(), d.tenant, "s1", jetstream.Compaction{Keep: 1000})
+	must(b, err)
+	took := time.Since(began)
+	for b.Loop() {
+		if got := len(rawHistory(b, d.opened(b), d.tenant, "s1", 0)); got != want {
+			b.Fatalf("%d messages of %d", got, want)
+		}
+	}
+	b.ReportMetric(float64(want)*float64(b.N)/b.Elapsed().Seconds(), "read/s")
+	b.ReportMetric(float64(done.Messages)/took.Seconds(), "moved/s")
+	b.ReportMetric(float64(done.Segments), "segments")
+}
