@@ -72,8 +72,8 @@ func (p *projection) journal(k key) *jetstream.Journal {
 	if j == nil {
 		j = p.conn.Journal(jetstream.JournalConfig{
 			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs, OnApply: p.applied,
-			OnReset:   func() { p.drop(k) },
-			OnOpen: func(s *protocol.State, record uint64) { p.handle(k, s, record) },
+			OnReset: func() { p.drop(k) },
+			OnOpen:  func(s *protocol.State, record uint64) { p.handle(k, s, record) },
 		})
 		p.journals[k] = j
 	}
