@@ -35,6 +35,9 @@ type Config struct {
 	// [protocol.MaxActiveExecs]; default 1000.
 	MaxActiveExecs int
 
+	// Histories says when older parts of histories leave the event log.
+	Histories Histories
+
 	// OnState is called with whether the coordinator works, and in a few words with what it does or waits for,
 	// when that changes. It must not block, and may be nil.
 	OnState func(well bool, text string)
@@ -58,6 +61,7 @@ type Timing struct {
 	Image    time.Duration // an image that may not be pulled, and nobody has or brings, is waited for; default 30 s
 	Unwanted time.Duration // the file of an image that nobody wants is kept; default 24 h
 	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
+	Compact  time.Duration // between two looks for long histories; default 1 min
 	Fresh    time.Duration // a read waits for the log, and is then answered from memory; default 1 s
 }
 
@@ -68,7 +72,7 @@ func (t *Timing) setDefaults() {
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
 		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute},
-		{&t.Unwanted, jetstream.UnwantedAge}, {&t.Fresh, time.Second},
+		{&t.Unwanted, jetstream.UnwantedAge}, {&t.Fresh, time.Second}, {&t.Compact, time.Minute},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
@@ -88,9 +92,10 @@ type coordinator struct {
 	started    time.Time
 	reserved   atomic.Uint64 // revision of the registry up to which every id has a history; 0: not known
 	seen       seenHosts
-	unstarted  *unstarted // the watchdog's own
-	overdue    *unstarted // the watchdog's own: execs that run on after their own deadline
-	keeping    sync.Mutex // what is kept beside the log of a sandbox is written, or purged
+	unstarted  *unstarted          // the watchdog's own
+	overdue    *unstarted          // the watchdog's own: execs that run on after their own deadline
+	compacting atomic.Pointer[key] // the history that is being compacted
+	keeping    sync.Mutex          // what is kept beside the log of a sandbox is written, or purged
 
 	gate             *gate
 	refusals         refusals
@@ -117,6 +122,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	if cfg.MaxActiveExecs < 1 || cfg.MaxActiveExecs > protocol.MaxActiveExecs {
 		return protocol.Invalid("coordinator.max_active_execs", "must be 1 to %d, got %d", protocol.MaxActiveExecs, cfg.MaxActiveExecs)
+	}
+	if err := cfg.Histories.setDefaults(); err != nil {
+		return err
 	}
 	if cfg.CleanupTTL == 0 {
 		cfg.CleanupTTL = 360 * time.Hour

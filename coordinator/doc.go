@@ -17,6 +17,9 @@
 // execids.go knows which ids of execs were used, and where in the log execs are that are over; pastexecs.go reads
 // them there. Neither reads a history for it.
 //
+// snapshots.go and compact.go keep starts and the log small: the leader stores folds beside the log, and moves what
+// is old of long histories out of it.
+//
 // gate.go holds requests back while the log takes none of what they lead to.
 //
 // decide.go and place.go are pure. The package imports protocol, spec, jetstream and imageref, never worker.

@@ -74,6 +74,7 @@ func (p *projection) journal(k key) *jetstream.Journal {
 		j = p.conn.Journal(jetstream.JournalConfig{
 			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs, OnApply: p.applied,
 			OnReset: func() { p.drop(k) },
+			OnOpen:  func(s *protocol.State, record uint64) { p.handle(k, s, record) },
 		})
 		p.journals[k] = j
 	}
@@ -149,13 +150,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 		}
 		j := p.journal(k)
 		j.Restore(s)
-		j.View(func(s *protocol.State, record uint64) {
-			handle := s.Sandbox
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.putLocked(k, &handle, record)
-			p.execs.restored(k, s)
-		})
+		j.View(func(s *protocol.State, record uint64) { p.handle(k, s, record) })
 	})
 	if err == nil {
 		err = p.readHistories(ctx, read)
@@ -164,6 +159,18 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 		return 0, err
 	}
 	return from, nil
+}
+
+// handle takes over a sandbox's state of which no batches are read, or not the last.
+func (p *projection) handle(k key, s *protocol.State, record uint64) {
+	if !s.Exists() {
+		return
+	}
+	handle := s.Sandbox
+	p.execs.restored(k, s)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.putLocked(k, &handle, record)
 }
 
 // historiesAtOnce is how many histories are read at a time.

@@ -49,6 +49,7 @@ func (c *coordinator) lead(ctx context.Context, lease *jetstream.Lease) {
 	group.Go(func() error { return c.watch(leading, lease) })
 	group.Go(func() error { return c.watchReservations(leading) })
 	group.Go(func() error { return c.snapshots(leading, lease) })
+	group.Go(func() error { return c.compact(leading, lease) })
 	group.Go(func() error { return c.keepBlobs(leading, lease) })
 	group.Go(func() error { return c.dropImageFiles(leading, lease) })
 	c.elected.Store(true)

@@ -417,6 +417,9 @@ func (c *coordinator) seizeSilent(ctx context.Context, hosts map[string]*protoco
 func (c *coordinator) purge(ctx context.Context, k key) error {
 	c.keeping.Lock()
 	defer c.keeping.Unlock()
+	if c.compacted(k) {
+		return nil // the next look finds it
+	}
 	if err := c.conn.PurgeHistory(ctx, k.tenant, k.id); err != nil {
 		return err
 	}

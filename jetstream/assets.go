@@ -12,18 +12,19 @@ import (
 // Assets says how the deployment's streams and buckets are made. Zero means what is there, and the
 // default where there is nothing yet. A value that would weaken what is there is refused.
 type Assets struct {
-	Replicas      int           // copies of each stream; default 1. Only [Conn.Grow] changes them
-	LogMaxAge     time.Duration // output is kept so long; default 360 h
-	LogMaxBytes   int64         // and so much of it; default 8 GiB
-	EventMaxBytes int64         // the event log refuses appends beyond; new work is refused before; default 8 GiB
-	Requests      int64         // requests that may wait; one more is refused with resource_exhausted; default 100,000
-	Duplicates    time.Duration // a request whose message id was published so recently is dropped by the server, unanswered; default 100 ms, the server's least
-	BlobMaxAge    time.Duration // uploaded trees are kept so long; default 24 h
-	BlobMaxBytes  int64         // and so much of them; one more is refused; default 4 GiB
-	ImageMaxBytes int64         // files of imported images; one more is refused; default 16 GiB
-	TableMaxBytes int64         // each table of ids, snapshots and images; default 1 GiB
-	LockTTL       time.Duration // of host locks; default 30 s, the least that survives a NATS fail-over
-	ElectionTTL   time.Duration // of the scheduler's lock; default 6 s
+	Replicas        int           // copies of each stream; default 1. Only [Conn.Grow] changes them
+	LogMaxAge       time.Duration // output is kept so long; default 360 h
+	LogMaxBytes     int64         // and so much of it; default 8 GiB
+	EventMaxBytes   int64         // the event log refuses appends beyond; new work is refused before; default 8 GiB
+	Requests        int64         // requests that may wait; one more is refused with resource_exhausted; default 100,000
+	Duplicates      time.Duration // a request whose message id was published so recently is dropped by the server, unanswered; default 100 ms, the server's least
+	BlobMaxAge      time.Duration // uploaded trees are kept so long; default 24 h
+	BlobMaxBytes    int64         // and so much of them; one more is refused; default 4 GiB
+	ImageMaxBytes   int64         // files of imported images; one more is refused; default 16 GiB
+	SegmentMaxBytes int64         // older parts of histories, compressed; one more stays in the event log; default 8 GiB
+	TableMaxBytes   int64         // each table of ids, snapshots and images; default 1 GiB
+	LockTTL         time.Duration // of host locks; default 30 s, the least that survives a NATS fail-over
+	ElectionTTL     time.Duration // of the scheduler's lock; default 6 s
 }
 
 const (
@@ -102,6 +103,8 @@ func (a *Assets) assets() []asset {
 		{config: bucket(protocol.BucketLocks), settings: []setting{maxAge("lock_ttl", a.LockTTL, DefaultLockTTL), maxBytes("", 0, smallTable)}},
 		{config: bucket(protocol.BucketElections), settings: []setting{maxAge("election_ttl", a.ElectionTTL, DefaultElectionTTL), maxBytes("", 0, smallTable)}},
 		{config: objects(protocol.BucketBlobs), settings: []setting{maxAge("blob_max_age", a.BlobMaxAge, 24*time.Hour), maxBytes("blob_max_bytes", a.BlobMaxBytes, 4<<30)}},
+		{config: bucket(protocol.BucketHistories), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
+		{config: objects(protocol.BucketSegments), settings: []setting{maxBytes("segment_max_bytes", a.SegmentMaxBytes, 8<<30)}},
 		{config: objects(protocol.BucketImageFiles), settings: []setting{maxBytes("image_max_bytes", a.ImageMaxBytes, 16<<30)}},
 	}
 	for i := range all {

@@ -49,6 +49,10 @@ type Conn struct {
 	looked  *storageLook // the last; under mu
 	clock   storeClock
 
+	directs  chan struct{} // slots of batched direct gets
+	openings chan struct{} // slots of histories that are read from their beginning
+	segments segmentCache
+
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
 	meta        *assets
@@ -68,7 +72,9 @@ type assets struct {
 // [Config.Wait] is set. What cannot mend itself is not waited for. Errors: invalid_argument, for URLs or
 // a credentials file; permission_denied, where the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}, closed: make(chan struct{})}
+	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}, closed: make(chan struct{}),
+		directs: make(chan struct{}, directsAtOnce), openings: make(chan struct{}, openingsAtOnce)}
+	c.segments.full, c.segments.inManifest = segmentSize, segmentsInManifest
 	if c.log == nil {
 		c.log = slog.Default()
 	}

@@ -3,6 +3,7 @@
 // is in its sub-package embedded, so that the SDK does not link a server.
 //
 //	Conn ── EventLog ── Journal   append with compare-and-set, replay, follow, group commit
+//	   ├─── Compact               older parts of long histories, as segments in the object store
 //	   ├─── Reserve               ids that are never used again
 //	   ├─── Lease                 host locks and the scheduler's, with token and trust window
 //	   ├─── Now                   the store's time, by which events are stamped and compared

@@ -24,72 +24,6 @@ func (c *Conn) Append(ctx context.Context, b *protocol.Batch, expected uint64) (
 	return c.publish(ctx, m, int64(expected))
 }
 
-// History reads the batches of a sandbox's history whose record is greater than after. On a
-// cluster the newest may be missing; [Conn.HistoryTail] has them.
-func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	entries, err := c.history(ctx, tenant, sandbox, after)
-	return batchesOf(entries), err
-}
-
-// history reads every message, whether or not it holds a batch of this sandbox: the next append must
-// expect the last one.
-func (c *Conn) history(ctx context.Context, tenant, sandbox string, after uint64) (entries []entry, err error) {
-	err = c.scan(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1, func(m *stored) (bool, error) {
-		e, err := c.entryOf(m)
-		if err == nil {
-			entries = append(entries, e)
-		}
-		return true, err
-	})
-	return entries, err
-}
-
-func batchesOf(entries []entry) (batches []*protocol.Batch) {
-	for i := range entries {
-		if b := entries[i].batch; b != nil {
-			batches = append(batches, b)
-		}
-	}
-	return batches
-}
-
-// HistoryTail reads like History, one message after another from the stream's leader: never stale,
-// and fast where little is new.
-func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	entries, err := c.historyTail(ctx, tenant, sandbox, after)
-	return batchesOf(entries), err
-}
-
-func (c *Conn) historyTail(ctx context.Context, tenant, sandbox string, after uint64) (entries []entry, err error) {
-	for {
-		next, err := c.historyNext(ctx, tenant, sandbox, after)
-		if err != nil {
-			return nil, err
-		}
-		if len(next) == 0 {
-			return entries, nil
-		}
-		entries, after = append(entries, next...), next[0].record
-	}
-}
-
-// historyNext reads the one message of a history that follows a record, from the stream's leader; none
-// where there is none.
-func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
-	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
-	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	e, err := c.entryOf(m)
-	if err != nil {
-		return nil, err
-	}
-	return []entry{e}, nil
-}
-
 // batchOf reads a message of the event log, stored or republished. The subject is what permissions
 // vouch for: a batch that names another sandbox than its subject is nobody's, and comes back nil.
 func (c *Conn) batchOf(m *stored) (*protocol.Batch, error) {
@@ -122,15 +56,6 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 // LastRecord is the number of the last message that the log has, or had.
 func (c *Conn) LastRecord(ctx context.Context) (uint64, error) {
 	return c.lastSequence(ctx, protocol.StreamEvents)
-}
-
-// Batch reads the batch of a sandbox's history at one record. Error: not_found, where the history has none there.
-func (c *Conn) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
-	b, err := c.Record(ctx, record)
-	if err == nil && (b.Tenant != tenant || b.Sandbox != sandbox) {
-		return nil, protocol.Errorf(protocol.NotFound, "", "record %d is not of sandbox %s", record, sandbox)
-	}
-	return b, err
 }
 
 // FollowEvents reads every history from a record on, in the order of the log, and goes on with
@@ -180,29 +105,6 @@ func (c *Conn) Flush(ctx context.Context) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	return translate(c.nc.FlushWithContext(ctx), "flush")
-}
-
-// PurgeHistory removes a deleted sandbox's history but its last message, its output, its exec ids
-// and its snapshot. Its own id stays reserved for ever. The last message, which says that it was
-// deleted, is the tombstone: it tells an id whose history is no longer kept from one that never
-// had any.
-func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
-	// The last snapshot goes last: while it is there, the rest is found again and purged again.
-	for _, p := range []struct {
-		stream, subject string
-		keep            uint64
-	}{
-		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), 0},
-		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".>", 0},
-		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox, 0},
-		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1},
-		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox + overSuffix, 0},
-	} {
-		if err := c.purge(ctx, p.stream, p.subject, p.keep); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // purge removes the messages of a subject, but the newest keep.

@@ -289,25 +289,10 @@ func (c *Conn) FollowExecHeads(ctx context.Context, handle func(tenant, sandbox 
 // EachExecEvent reads a sandbox's history from its beginning and hands out what it says of execs, in its
 // order, with the place of the message that says it.
 func (c *Conn) EachExecEvent(ctx context.Context, tenant, sandbox string, visit func(b *protocol.Batch)) error {
-	after := uint64(0)
-	err := c.scan(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1, func(m *stored) (bool, error) {
-		e, err := c.entryOf(m)
-		if err != nil {
-			return false, err
-		}
-		if after = m.sequence; e.batch != nil {
-			visit(e.batch)
-		}
-		return true, nil
-	})
-	if err != nil {
-		return err
-	}
-	tail, err := c.historyTail(ctx, tenant, sandbox, after)
-	for _, b := range batchesOf(tail) {
+	return c.ReadHistory(ctx, tenant, sandbox, 0, func(b *protocol.Batch) bool {
 		visit(b)
-	}
-	return err
+		return true
+	})
 }
 
 // execIDPage is a page of an older version: the hashes of ids in the order of the sandbox's history, eight

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // Renew renews a lease once.
@@ -65,3 +67,13 @@ func (s *StoreClock) Now() (now time.Time, measure bool) {
 
 // Distrust has it measured soon.
 func (s *StoreClock) Distrust() { s.clock.distrust() }
+
+// PurgeSnapshot removes a sandbox's snapshot.
+func (c *Conn) PurgeSnapshot(ctx context.Context, tenant, sandbox string) error {
+	return c.purge(ctx, "KV_"+protocol.BucketSandboxes, "$KV."+protocol.BucketSandboxes+"."+tenant+"."+sandbox, 0)
+}
+
+// SmallSegments has segments be full with so many bytes, and a manifest name so many before it turns a page.
+func (c *Conn) SmallSegments(size, inManifest int) {
+	c.segments.full, c.segments.inManifest = size, inManifest
+}

@@ -30,13 +30,22 @@ type JournalConfig struct {
 	Token           func() uint64 // fencing token of the writer's lock; nil: none
 	KeepEnded       int           // ended execs kept in the state; default 256
 
+	// FromSnapshot has a long history begin with the stored snapshot of the sandbox, where that can be used
+	// and the log has its last message. What the snapshot lacks of ended execs, the state lacks.
+	FromSnapshot bool
+
 	// OnApply is called after each batch was folded in, in order, with the state after it, under
-	// the journal's lock: it must be quick and must not call the journal. It may be nil.
+	// the journal's lock: it must be quick and must not call the journal. While a history is read from its
+	// beginning, that is an older state than the journal's own. It may be nil.
 	OnApply func(s *protocol.State, b *protocol.Batch)
 
 	// OnReset is called, as OnApply is, before a history is folded again from its beginning, because the
-	// log no longer has what was folded. It may be nil.
+	// log no longer has what was folded, or from a snapshot. It may be nil.
 	OnReset func()
+
+	// OnOpen is called, as OnApply is, when a history was read from its beginning, or from a snapshot, with the state
+	// that is the journal's own now, and the record it was folded up to. It may be nil.
+	OnOpen func(s *protocol.State, record uint64)
 }
 
 // Journal is one writer's view of one sandbox's history: its fold, and the way to append to it.
@@ -46,14 +55,20 @@ type Journal struct {
 	conn *Conn
 	cfg  JournalConfig
 
-	mu    sync.Mutex
-	state *protocol.State
-	at    Position  // of the last message folded in
-	last  time.Time // of its last event
-	stale bool      // the history must be read before the next decision
-	queue []*decision
-	busy  bool
-	moved chan struct{} // closed when the next batch is folded in; nil: nobody waits for that
+	reading chan struct{} // one that reads much has its slot
+
+	mu sync.Mutex
+	fold
+	stale    bool // the history must be read before the next decision
+	queue    []*decision
+	busy     bool
+	moved    chan struct{} // closed when the next batch is folded in; nil: nobody waits for that
+	opening  *opening      // nil: nothing is being read from its beginning
+	begun    int           // how often an opening became the fold
+	progress uint64        // counts the messages that were read
+	scratch  *scratch
+
+	noSnapshot bool // the opening has looked for one; of who reads
 
 	// A server that comes back may have another history. life is the connection's at the time of the last
 	// look at the history; doubt is where the fold was when the connection was lost, and is to be looked for.
@@ -77,7 +92,7 @@ func (c *Conn) Journal(cfg JournalConfig) *Journal {
 	if cfg.KeepEnded == 0 {
 		cfg.KeepEnded = 256
 	}
-	return &Journal{conn: c, cfg: cfg, state: &protocol.State{}, stale: true, life: c.life.Load()}
+	return &Journal{conn: c, cfg: cfg, reading: make(chan struct{}, 1), fold: fold{state: &protocol.State{}}, stale: true, life: c.life.Load()}
 }
 
 // Restore gives a journal the state of a snapshot, where that is newer.
@@ -85,7 +100,7 @@ func (j *Journal) Restore(s *Snapshot) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if s.Record > j.at.Record {
-		j.state, j.at = s.State, s.position()
+		j.fold, j.scratch = fold{state: s.State, at: s.position()}, nil
 	}
 }
 
@@ -128,7 +143,7 @@ func (j *Journal) Observe(b *protocol.Batch) (gap bool) {
 		return true
 	}
 	j.doubtLocked()
-	j.applyLocked(b)
+	j.applyLocked(&j.fold, b)
 	return false
 }
 
@@ -140,77 +155,59 @@ func (j *Journal) doubtLocked() {
 }
 
 // applyLocked folds a batch in, unless that was done before.
-func (j *Journal) applyLocked(b *protocol.Batch) {
-	if b.Last() <= j.state.Sandbox.Sequence || b.First() != j.state.Sandbox.Sequence+1 {
+func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
+	if b.Last() <= f.state.Sandbox.Sequence || b.First() != f.state.Sandbox.Sequence+1 {
 		return
 	}
 	for i := range b.Events {
-		if err := j.state.Apply(&b.Events[i]); err != nil {
+		if err := f.state.Apply(&b.Events[i]); err != nil {
 			// Everybody folds the same events by the same code, so this is a defect of the writer.
 			// The event is counted, so that the history goes on.
 			j.conn.log.Error("an illegal event is in the log", "sandbox", b.Sandbox, "event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
-			j.state.Sandbox.Sequence = b.Events[i].Sequence
+			f.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
 	}
-	j.at, j.last = Position{b.Record, b.ID}, b.Events[len(b.Events)-1].Time
+	f.at, f.last = Position{b.Record, b.ID}, b.Events[len(b.Events)-1].Time
 	if j.moved != nil {
 		close(j.moved)
 		j.moved = nil
 	}
-	j.state.Trim(j.cfg.KeepEnded)
+	if f == &j.fold {
+		j.scratch.changed(b.Events)
+		j.scratch.trimmed(f.state, j.cfg.KeepEnded)
+		if s := j.scratch; s != nil && len(s.differ) > 2*keptScratch {
+			j.scratch = nil // nobody has decided for long
+		}
+	}
+	f.state.Trim(j.cfg.KeepEnded)
 	if j.cfg.OnApply != nil {
-		j.cfg.OnApply(j.state, b)
+		j.cfg.OnApply(f.state, b)
 	}
 }
 
 // Refresh folds in everything that is in the history now. Where the log does not have what was folded
-// before, a server having lost it, the history is folded again from its beginning.
+// before, a server having lost it, the history is folded again from its beginning. What was read before ctx
+// ended need not be read again by the next call. Until all of a history is read that nothing was folded of,
+// the state stays empty.
 func (j *Journal) Refresh(ctx context.Context) error {
 	life := j.conn.life.Load()
 	j.mu.Lock()
 	j.doubtLocked()
 	empty := j.at.Record == 0
 	j.mu.Unlock()
+	var err error
 	if empty {
-		entries, err := j.conn.wholeHistory(ctx, j.cfg.Tenant, j.cfg.Sandbox)
-		if err != nil {
-			return err
-		}
-		j.applyAll(entries)
-	} else if err := j.catchUp(ctx); err != nil {
+		err = j.open(ctx)
+	} else {
+		err = j.catchUp(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.stale, j.life = false, life
 	return nil
-}
-
-// applyAll folds in what was read of the history. What the next append expects is the last message,
-// even when there is something in it that does not fold.
-func (j *Journal) applyAll(entries []entry) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.applyAllLocked(entries)
-}
-
-func (j *Journal) applyAllLocked(entries []entry) {
-	for i := range entries {
-		if b := entries[i].batch; b != nil && b.First() > j.state.Sandbox.Sequence+1 {
-			// What comes between is no longer kept: a tombstone is all there is.
-			buried := &protocol.State{}
-			if err := buried.Bury(&b.Events[len(b.Events)-1]); err != nil {
-				j.conn.log.Error("a history goes on with a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
-			} else {
-				j.state = buried
-			}
-		} else if b != nil {
-			j.applyLocked(b)
-		}
-		if p := entries[i].position(); p.Record > j.at.Record {
-			j.at = p
-		}
-	}
 }
 
 func (c *Conn) singleReplica() bool {
@@ -275,11 +272,11 @@ const (
 
 // commit decides and appends a group, as often as others write first.
 func (j *Journal) commit(group []*decision) {
-	ctx, cancel := context.WithTimeout(context.Background(), appendWithin)
-	defer cancel()
+	within := newPatience()
+	defer func() { within.end() }()
 	confirm, confirmed := false, false
 	for len(group) > 0 {
-		if err := j.refreshStale(ctx, confirm); err != nil {
+		if err := j.refreshStale(within, confirm); err != nil {
 			finish(group, err)
 			return
 		}
@@ -296,14 +293,14 @@ func (j *Journal) commit(group []*decision) {
 			group = rest
 			continue
 		}
-		won, err := j.append(ctx, batch, expected)
+		won, err := j.append(within.ctx, batch, expected)
 		if err == nil && !won {
 			group = append(took, rest...) // decide again on what was written
 			continue
 		}
 		if won {
 			j.mu.Lock()
-			j.applyLocked(batch)
+			j.applyLocked(&j.fold, batch)
 			j.mu.Unlock()
 			for _, d := range took {
 				for i := range d.events {
@@ -340,25 +337,51 @@ func (j *Journal) makeStale() {
 	j.stale = true
 }
 
-// refreshStale reads the history where that is due, or always, through a fail-over of NATS as append does.
-func (j *Journal) refreshStale(ctx context.Context, always bool) error {
+// refreshStale reads the history where that is due, or always, through a fail-over of NATS as append does. A
+// long history may take many tries: one that read something is none of those that failed.
+func (j *Journal) refreshStale(within *patience, always bool) error {
 	for {
 		j.mu.Lock()
-		stale := j.stale || j.life != j.conn.life.Load()
+		stale, before := j.stale || j.life != j.conn.life.Load(), j.progress
 		j.mu.Unlock()
 		if !stale && !always {
 			return nil
 		}
-		try, cancel := context.WithTimeout(ctx, appendTry)
+		try, end := context.WithTimeout(within.ctx, appendTry)
 		err := j.Refresh(try)
-		cancel()
+		end()
 		if err == nil {
 			return nil
 		}
-		if !isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) || !sleep(ctx, retryPause) {
+		if !isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) {
+			return err
+		}
+		j.mu.Lock()
+		moved := j.progress > before
+		j.mu.Unlock()
+		if moved {
+			within.renew()
+		} else if !sleep(within.ctx, retryPause) {
 			return err
 		}
 	}
+}
+
+// patience is how long a group's way into the log may take.
+type patience struct {
+	ctx context.Context
+	end context.CancelFunc
+}
+
+func newPatience() *patience {
+	ctx, end := context.WithTimeout(context.Background(), appendWithin)
+	return &patience{ctx, end}
+}
+
+// renew begins to count again.
+func (p *patience) renew() {
+	p.end()
+	*p = *newPatience()
 }
 
 // append writes a batch. won is false when somebody else wrote first; what they wrote is folded
@@ -411,8 +434,7 @@ func (j *Journal) outcome(ctx context.Context, batch *protocol.Batch, expected P
 		known := j.life == j.conn.life.Load()
 		j.mu.Unlock()
 		if len(next) == 1 && known && (!next[0].told || next[0].after == expected.Record) {
-			j.applyAll(next)
-			j.Fresh()
+			j.foldNext(expected, &next[0])
 			won = next[0].batch != nil && next[0].batch.ID == batch.ID
 			if won {
 				batch.Fill(next[0].record)
@@ -428,6 +450,16 @@ func (j *Journal) outcome(ctx context.Context, batch *protocol.Batch, expected P
 		}
 	}
 	return false, true
+}
+
+// foldNext folds in the message that follows a position, unless more than that is folded in by now.
+func (j *Journal) foldNext(at Position, e *entry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.at == at {
+		j.foldLocked(&j.fold, e)
+	}
+	j.stale = false
 }
 
 // hearWithin is how long a lost race waits to hear of what won before it reads that. Coordinators
@@ -466,9 +498,11 @@ func (j *Journal) hearsBeyond(expected uint64) bool {
 // that is folded in meanwhile must make the append lose, not shift what it expects.
 func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected Position, took, rest []*decision) {
 	j.mu.Lock()
-	scratch, expected := j.state.Clone(), j.at
+	scratch, expected := j.takeScratchLocked(), j.at
 	now := after(j.last, j.conn.Now())
 	j.mu.Unlock()
+	var tried []protocol.Event
+	defer func() { j.keepScratch(scratch, tried) }()
 	batch = &protocol.Batch{
 		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
 		ID: strings.ToLower(ulid.Make().String()), Writer: j.cfg.Writer,
@@ -496,7 +530,7 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected P
 			if d.err = scratch.Number(events); d.err != nil {
 				scratch = j.replay(batch.Events)
 			} else {
-				size += cost
+				size, tried = size+cost, append(tried, events...)
 				d.events, d.more = events[:fits:fits], fits < len(events)
 				batch.Events = append(batch.Events, d.events...)
 			}

@@ -105,11 +105,12 @@ func (c *Conn) leaderGetOnce(ctx context.Context, stream string, query []byte) (
 	return m, nil
 }
 
-// directBatch is how many messages one batched direct get asks for, and directBytes how many bytes:
-// what is more than a subscription lets wait would be dropped.
+// One batched direct get asks for so many messages and so many bytes, and a connection waits for few of
+// them at once: a server cuts off a connection that has far more to take than it takes.
 const (
-	directBatch = 512
-	directBytes = 16 << 20
+	directBatch   = 512
+	directBytes   = 2 << 20
+	directsAtOnce = 6
 )
 
 // scan reads the messages of one literal subject from a sequence on, in order, by batched direct
@@ -135,55 +136,91 @@ func (c *Conn) scan(ctx context.Context, stream, subject string, from uint64, vi
 
 var errUnanswered = protocol.Errorf(protocol.DeadlineExceeded, "", "no answer in time")
 
-// scanBatch asks once. next is the sequence after the last message that was visited.
+// scanBatch asks once, and visits what came when all of it is there: a visitor may take long, and another
+// reader need not wait for that. next is the sequence after the last message that was visited.
 func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint64, visit func(*stored) (bool, error)) (next uint64, more bool, err error) {
+	messages, more, failed := c.directGet(ctx, stream, subject, from)
 	next = from
+	for _, m := range messages {
+		next = m.sequence + 1
+		if goOn, err := visit(m); err != nil || !goOn {
+			return next, false, err
+		}
+	}
+	return next, more && next > from, failed
+}
+
+// directGet asks once for a batch of messages. With an error it returns those that came before.
+func (c *Conn) directGet(ctx context.Context, stream, subject string, from uint64) (messages []*stored, more bool, err error) {
+	select {
+	case c.directs <- struct{}{}:
+		defer func() { <-c.directs }()
+	case <-ctx.Done():
+		return nil, false, translate(ctx.Err(), "read "+stream)
+	}
 	inbox := c.nc.NewRespInbox()
-	sub, err := c.nc.SubscribeSync(inbox)
+	// The client's own subscriptions for one reader have room for 64 Ki messages each, which is 512 KB.
+	answers := make(chan *nats.Msg, directBatch+8)
+	sub, err := c.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
-		return next, false, translate(err, "read "+stream)
+		return nil, false, translate(err, "read "+stream)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // the connection is closing when this fails
 	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject, "batch": directBatch, "max_bytes": directBytes})
 	if err != nil {
-		return next, false, protocol.Errorf(protocol.Internal, "", "%v", err)
+		return nil, false, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
 	if err := c.nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, body); err != nil {
 		if c.mayAskAgain(ctx, ctx) {
 			err = errUnanswered
 		}
-		return next, false, translate(err, "read "+stream)
+		return nil, false, translate(err, "read "+stream)
 	}
 	for {
-		try, end := c.awaitOnce(ctx) // each message: how long all of it takes is the visitor's affair
-		msg, err := sub.NextMsgWithContext(try)
-		if err != nil && c.mayAskAgain(ctx, try) {
-			err = errUnanswered
-		}
-		end()
+		msg, err := c.nextAnswer(ctx, answers)
 		if err != nil {
-			return next, false, translate(err, "read "+stream)
+			return messages, false, translate(err, "read "+stream)
 		}
 		switch status := msg.Header.Get("Status"); status {
 		case "":
 		case "204": // end of batch
 			pending, _ := strconv.Atoi(msg.Header.Get("Nats-Num-Pending"))
-			return next, pending > 0 && next > from, nil
+			return messages, pending > 0, nil
 		case "404":
-			return next, false, nil
+			return messages, false, nil
 		case "503":
-			return next, false, translate(nats.ErrNoResponders, "read "+stream)
+			return messages, false, translate(nats.ErrNoResponders, "read "+stream)
 		default:
-			return next, false, protocol.Errorf(protocol.Internal, "", "read %s: status %s %s", stream, status, msg.Header.Get("Description"))
+			return messages, false, protocol.Errorf(protocol.Internal, "", "read %s: status %s %s", stream, status, msg.Header.Get("Description"))
 		}
 		m := &stored{subject: msg.Header.Get("Nats-Subject"), header: msg.Header, data: msg.Data}
 		if m.sequence, err = strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64); err != nil {
-			return next, false, protocol.Errorf(protocol.Internal, "", "read %s: a message without a sequence", stream)
+			return messages, false, protocol.Errorf(protocol.Internal, "", "read %s: a message without a sequence", stream)
 		}
-		next = m.sequence + 1
-		if goOn, err := visit(m); err != nil || !goOn {
-			return next, false, err
+		messages = append(messages, m)
+	}
+}
+
+// nextAnswer waits for one message of an answer, each for as long as an answer may take: how long all of
+// them take depends on how many there are.
+func (c *Conn) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
+	select {
+	case msg := <-answers:
+		return msg, nil
+	default:
+	}
+	try, end := c.awaitOnce(ctx)
+	defer end()
+	select {
+	case msg := <-answers:
+		return msg, nil
+	case <-c.closed:
+		return nil, nats.ErrConnectionClosed
+	case <-try.Done():
+		if c.mayAskAgain(ctx, try) {
+			return nil, errUnanswered
 		}
+		return nil, causeOf(try, try.Err())
 	}
 }
 

@@ -70,12 +70,16 @@ func (c *Conn) lastEntry(ctx context.Context, tenant, sandbox string) (entry, er
 	return c.entryOf(m)
 }
 
-// holds says whether the log has a position, in the history of a sandbox, or, where that is empty,
-// whose ever it is. One in a history that was purged it has no longer.
+// holds says whether the log has a position, or a segment that was taken out of it, in the history of a
+// sandbox, or, where that is empty, whose ever it is. One in a history that was purged it has no longer.
 func (c *Conn) holds(ctx context.Context, tenant, sandbox string, p Position) (bool, error) {
 	m, err := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return false, nil
+		if sandbox == "" {
+			return false, nil
+		}
+		e, err := c.movedEntry(ctx, tenant, sandbox, p.Record)
+		return e != nil && e.isAt(p), err
 	}
 	if err != nil {
 		return false, err
@@ -95,118 +99,6 @@ func (j *Journal) Position() Position {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.at
-}
-
-// catchUp folds in what is new, and begins again at the history's beginning where the log does not have
-// what was folded before.
-func (j *Journal) catchUp(ctx context.Context) error {
-	for try := 1; ; try++ {
-		j.mu.Lock()
-		at, doubt := j.at, j.doubt
-		j.mu.Unlock()
-		last, err := j.conn.lastEntry(ctx, j.cfg.Tenant, j.cfg.Sandbox)
-		if err != nil && protocol.CodeOf(err) != protocol.NotFound {
-			return err
-		}
-		broken := err != nil || last.record < at.Record || last.record == at.Record && !last.isAt(at)
-		if !broken && last.record > at.Record {
-			if broken, err = j.readOn(ctx, at, last); err != nil {
-				return err
-			}
-		}
-		if !broken && doubt.Record != 0 && (doubt != at || last.record != at.Record) {
-			there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, doubt)
-			if err != nil {
-				return err
-			}
-			broken = !there
-		}
-		if !broken {
-			j.mu.Lock()
-			if j.doubt == doubt {
-				j.doubt = Position{}
-			}
-			j.mu.Unlock()
-			return nil
-		}
-		for _, p := range []Position{at, doubt} {
-			if p.Record == 0 {
-				continue
-			}
-			if over, err := j.startOver(ctx, p, try > 2); over || err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// readOn folds in what follows a position, up to the last entry. It reports true where that follows
-// something else.
-func (j *Journal) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
-	for at.Record < last.record {
-		e := last
-		if !last.told || last.after != at.Record { // otherwise there is nothing between
-			next, err := j.conn.historyNext(ctx, j.cfg.Tenant, j.cfg.Sandbox, at.Record)
-			if err != nil || len(next) == 0 { // purged meanwhile
-				return false, err
-			}
-			e = next[0]
-		}
-		if e.told && e.after != at.Record {
-			return true, nil
-		}
-		j.applyAll([]entry{e})
-		at = e.position()
-	}
-	return false, nil
-}
-
-// startOver folds the history from its beginning, if the log still does not have a position that was
-// folded, after a moment, or in any case. It reports whether it did.
-func (j *Journal) startOver(ctx context.Context, folded Position, inAnyCase bool) (over bool, err error) {
-	if !sleep(ctx, lookAgain) {
-		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
-	}
-	there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)
-	if err != nil || there && !inAnyCase {
-		return false, err
-	}
-	entries, err := j.conn.wholeHistory(ctx, j.cfg.Tenant, j.cfg.Sandbox)
-	if err != nil {
-		return false, err
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	to := uint64(0)
-	if len(entries) > 0 {
-		to = entries[len(entries)-1].record
-	}
-	if j.at.Record > to && j.at.Record > folded.Record {
-		return false, nil // it was written meanwhile, and is read again
-	}
-	j.conn.log.Warn("the log does not have what was folded from it: it is folded again from its beginning",
-		"sandbox", j.cfg.Sandbox, "folded", folded.Record, "log", to)
-	j.state, j.at, j.doubt = &protocol.State{}, Position{}, Position{}
-	if j.cfg.OnReset != nil {
-		j.cfg.OnReset()
-	}
-	j.applyAllLocked(entries)
-	return true, nil
-}
-
-// wholeHistory reads a history from its beginning: in batches, from any replica, and what that may lack
-// from the leader.
-func (c *Conn) wholeHistory(ctx context.Context, tenant, sandbox string) ([]entry, error) {
-	entries, err := c.history(ctx, tenant, sandbox, 0)
-	if err != nil || c.singleReplica() {
-		return entries, err
-	}
-	after := uint64(0)
-	if len(entries) > 0 {
-		after = entries[len(entries)-1].record
-	}
-	tail, err := c.historyTail(ctx, tenant, sandbox, after)
-	return append(entries, tail...), err
 }
 
 // errRewound says that a stream no longer has what was followed: a server lost it, or has another stream

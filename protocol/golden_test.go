@@ -95,6 +95,7 @@ func goldenValues() map[string]any {
 		"host-skew-parts":      &Host{Version: 1, Worker: "w1", Skew: &skew, ClockOff: true},
 		"heartbeat-skew-parts": &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Skew: &skew},
 		"reply-ping-parts":     &Reply{Version: 1, Ping: &Ping{Coordinator: "c1", Skew: &skew, Clocks: []string{"w1 is off"}}},
+		"host-segments-parts":  &Host{Version: 1, Worker: "w1", ReadsSegments: true},
 		"host-images-parts":    &Host{Version: 1, Worker: "w1", Images: true},
 		"request-extend":       &Request{Version: 1, TTL: Duration(time.Hour)},
 		"heartbeat-parts":      &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},

@@ -171,6 +171,10 @@ type Host struct {
 	// IPv4 ranges that its operator lets no sandbox reach, whatever its network allows.
 	DenyNetworks []string `json:"deny_networks,omitempty"`
 
+	// Its worker reads the parts of histories that are no longer in the event log. The sandboxes of one that
+	// does not keep their whole history there.
+	ReadsSegments bool `json:"reads_segments,omitempty"`
+
 	// Filled in by the coordinator.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`

@@ -164,6 +164,24 @@ func (s *State) Clone() *State {
 	return &c
 }
 
+// Update makes s, a clone of what to was or was to become, a clone of to as it is: only the execs that are
+// named may differ. It costs by their number.
+func (s *State) Update(to *State, execs map[string]struct{}) {
+	own := s.Execs
+	if own == nil {
+		own = map[string]*Exec{}
+	}
+	*s = *to
+	s.Execs, s.Ended = own, slices.Clip(to.Ended)
+	for id := range execs {
+		if x := to.Execs[id]; x != nil {
+			own[id] = x
+		} else {
+			delete(own, id)
+		}
+	}
+}
+
 // Exists says whether the history has an event.
 func (s *State) Exists() bool { return s.Sandbox.State != StateNone }
 

@@ -20,6 +20,9 @@ const (
 	BucketImages     = "boxfleet_images"      // wanted images, and what hosts have
 	BucketImageFiles = "boxfleet_image_files" // that wanted images come from
 
+	BucketHistories = "boxfleet_histories" // which segments hold the older parts of histories
+	BucketSegments  = "boxfleet_segments"  // those parts
+
 	ServiceName = "boxfleet"
 )
 

@@ -17,7 +17,7 @@ import (
 // The sequence ends with the first error. Errors: not_found where there is no history, because the
 // sandbox never was or its history is no longer kept; out_of_range with reason
 // sequence_beyond_end where from is greater than the next number, and with sequence_not_kept where
-// the history begins later.
+// the history begins later; its message says the oldest number that is kept.
 func (c *Client) Events(ctx context.Context, sandbox string, from uint64, follow bool) iter.Seq2[protocol.Event, error] {
 	return func(yield func(protocol.Event, error) bool) {
 		if err := c.events(ctx, sandbox, max(from, 1), follow, yield); err != nil {
@@ -40,22 +40,10 @@ func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow
 		w = f.follow(0, 0)
 		defer w.close()
 	}
-	batches, err := c.history(ctx, sandbox, 0)
-	if err != nil {
+	end, goOn, err := c.replayEvents(ctx, sandbox, from, yield)
+	if err != nil || !goOn || w == nil {
 		return err
 	}
-	if err := inRange(sandbox, batches, from); err != nil {
-		return err
-	}
-	for _, b := range batches {
-		if !yieldFrom(b, from, true, yield) {
-			return nil
-		}
-	}
-	if w == nil {
-		return nil
-	}
-	end := batches[len(batches)-1]
 	w.last, w.record = end.Last(), end.Record
 	w.feed.knows(w.last, w.record)
 	for {
@@ -71,19 +59,41 @@ func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow
 	}
 }
 
-// inRange says whether a history that holds these batches can be read from an event on.
-func inRange(sandbox string, batches []*protocol.Batch, from uint64) error {
-	if len(batches) == 0 {
-		return protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: it never was, or it is no longer kept", sandbox)
+// replayEvents yields what there is of a history from an event on, and returns its last batch. goOn is false when the
+// reader has had enough. No more of it than a few MiB is in memory at once.
+func (c *Client) replayEvents(ctx context.Context, sandbox string, from uint64, yield func(protocol.Event, error) bool) (end *protocol.Batch, goOn bool, err error) {
+	last, err := c.conn.LastBatch(ctx, c.tenant, sandbox)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil, false, protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: it never was, or it is no longer kept", sandbox)
 	}
-	oldest, end := batches[0].First(), batches[len(batches)-1].Last()
-	if from > end+1 {
-		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "event %d of sandbox %s: the last one is %d", from, sandbox, end)
+	if err != nil {
+		return nil, false, err
 	}
-	if from < oldest {
-		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s: the oldest that is kept is %d", from, sandbox, oldest)
+	if from > last.Last()+1 {
+		return nil, false, protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "event %d of sandbox %s: the last one is %d", from, sandbox, last.Last())
 	}
-	return nil
+	goOn = true
+	var refused error
+	err = c.conn.ReadEvents(ctx, c.tenant, sandbox, from, func(b *protocol.Batch) bool {
+		next := from
+		if end != nil {
+			next = end.Last() + 1
+		}
+		if b.First() > next {
+			refused = protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s: the oldest that is kept is %d", next, sandbox, b.First())
+			return false
+		}
+		end = b
+		goOn = yieldFrom(b, from, true, yield)
+		return goOn
+	})
+	if refused != nil {
+		err = refused
+	}
+	if err == nil && end == nil {
+		err = protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: it never was, or it is no longer kept", sandbox)
+	}
+	return end, goOn, err
 }
 
 // yieldFrom yields the events of a batch from a number on. It returns false when the reader has

@@ -62,7 +62,7 @@ func newSandbox(w *worker, k key) *sandbox {
 		services: map[string]*service{}, commands: map[string]chan control.Result{}, attaching: make(chan struct{}), epoch: -1,
 	}
 	s.journal = w.conn.Journal(jetstream.JournalConfig{
-		Tenant: k.tenant, Sandbox: k.id, Writer: w.cfg.Name, Token: w.token, KeepEnded: 1,
+		Tenant: k.tenant, Sandbox: k.id, Writer: w.cfg.Name, Token: w.token, KeepEnded: 1, FromSnapshot: true,
 	})
 	return s
 }

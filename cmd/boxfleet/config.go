@@ -49,6 +49,11 @@ type coordinatorConfig struct {
 	BlobMaxAge  time.Duration
 	Requests    int
 
+	HistoryKeep, HistoryBatches int
+	HistoryBytes                protocol.Bytes
+	HistoryMaxAge               time.Duration
+	SegmentMaxBytes             protocol.Bytes
+
 	MaxActiveExecs                                            int
 	EventMaxBytes, BlobMaxBytes, ImageMaxBytes, TableMaxBytes protocol.Bytes
 }
@@ -128,9 +133,14 @@ func (c *config) settings() []setting {
 		{"coordinator.blob_max_age", "", "how long uploaded trees are kept, and longer while a sandbox waits for them; default: as the store is, a new one 24h", storage, "", optional(parsed(&k.BlobMaxAge, positive))},
 		{"coordinator.blob_max_bytes", "", "and so much of them: one more is refused; else what is there, at first 4GiB", storage, "", optional(parsed(&k.BlobMaxBytes, someBytes))},
 		{"coordinator.image_max_bytes", "", "files of imported images may take so much; else what is there, at first 16GiB", storage, "", optional(parsed(&k.ImageMaxBytes, someBytes))},
+		{"coordinator.segment_max_bytes", "", "older parts of histories, compressed, may take so much; more stays in the event log; else what is there, at first 8GiB", storage, "", optional(parsed(&k.SegmentMaxBytes, someBytes))},
 		{"coordinator.table_max_bytes", "", "each table of ids, snapshots and images may take so much; else what is there, at first 1GiB", storage, "", optional(parsed(&k.TableMaxBytes, someBytes))},
 		{"coordinator.requests", "", "requests that may wait; one more is refused with resource_exhausted; else what is there, at first 100000", storage, "", optional(parsed(&k.Requests, between(1, math.MaxInt32)))},
 		{"coordinator.max_active_execs", "1000", "execs of one sandbox that have not ended, 1 to 8192; one more is refused with resource_exhausted", nil, "", parsed(&k.MaxActiveExecs, between(1, protocol.MaxActiveExecs))},
+		{"coordinator.history_keep", "1000", "newest messages of a sandbox's history that stay in the event log, from 1", nil, "", parsed(&k.HistoryKeep, between(1, math.MaxInt32))},
+		{"coordinator.history_batches", "5000", "older messages of a living sandbox are moved out of the event log, compressed, when they are more than so many, from 1", nil, "", parsed(&k.HistoryBatches, between(1, math.MaxInt32))},
+		{"coordinator.history_bytes", "4MiB", "or when they are more than so much", nil, "", parsed(&k.HistoryBytes, someBytes)},
+		{"coordinator.history_max_age", "0s", "what was moved out of the event log is kept for so long after it was stored; 0s: as long as the sandbox's history", nil, "", parsed(&k.HistoryMaxAge, notNegative)},
 		{"worker.name", "", "an id, unique in the fleet and always the same for a host; default: the machine's name", roleW, "", text(&w.Name)},
 		{"worker.engine", "", "address of the Docker Engine; default $DOCKER_HOST, else the local socket", upAndW, "", text(&w.Engine)},
 		{"worker.state_dir", "", "directories of sandboxes, absolute; default: worker, below data_dir", roleW, "", text(&w.StateDir)},

@@ -129,7 +129,8 @@ func (p *program) coordinator() (coordinator.Config, error) {
 	}
 	return coordinator.Config{
 		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, Defaults: defaults, MaxActiveExecs: k.MaxActiveExecs,
-		Assets: p.config.assets(),
+		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes, MaxAge: k.HistoryMaxAge},
+		Assets:    p.config.assets(),
 	}, nil
 }
 
@@ -137,7 +138,7 @@ func (p *program) coordinator() (coordinator.Config, error) {
 func (c *config) assets() jetstream.Assets {
 	k := c.Coordinator
 	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes), EventMaxBytes: int64(k.EventMaxBytes),
-		BlobMaxAge: k.BlobMaxAge, BlobMaxBytes: int64(k.BlobMaxBytes), ImageMaxBytes: int64(k.ImageMaxBytes), TableMaxBytes: int64(k.TableMaxBytes),
+		BlobMaxAge: k.BlobMaxAge, BlobMaxBytes: int64(k.BlobMaxBytes), ImageMaxBytes: int64(k.ImageMaxBytes), TableMaxBytes: int64(k.TableMaxBytes), SegmentMaxBytes: int64(k.SegmentMaxBytes),
 		Requests: int64(k.Requests)}
 }
 

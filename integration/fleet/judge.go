@@ -79,12 +79,28 @@ func (f *Fleet) histories() []*History {
 			found[name] = h
 			all = append(all, h)
 		}
+		if b.First() > h.State.Sandbox.Sequence+1 { // what lies between is in segments, or this is a tombstone
+			f.foldMoved(ctx, name, h, b.Record)
+		}
 		f.fold(name, h, b)
 	}, func() { caughtUp = true; cancel() })
 	if !caughtUp {
 		f.TB.Fatalf("read the whole log: %v", err)
 	}
 	return all
+}
+
+// foldMoved folds what a history has before a record that is no longer in the log.
+func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before uint64) {
+	f.TB.Helper()
+	if err := f.Conn.ReadHistory(ctx, h.Tenant, h.Sandbox, 0, func(b *protocol.Batch) bool {
+		if b.Record < before && b.First() == h.State.Sandbox.Sequence+1 {
+			f.fold(name, h, b)
+		}
+		return b.Record < before
+	}); err != nil {
+		f.TB.Errorf("%s: what was moved out of the log: %v", name, err)
+	}
 }
 
 func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {

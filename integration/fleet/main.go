@@ -83,7 +83,7 @@ func play(encoded string) error {
 		return coordinator.Run(ctx, coordinator.Config{
 			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
 			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates, BlobMaxAge: r.BlobMaxAge},
-			Timing: r.Timing, Defaults: r.Defaults, OnReady: ready, Logger: log, Probe: r.probe(),
+			Timing: r.Timing, Histories: r.Histories, Defaults: r.Defaults, OnReady: ready, Logger: log, Probe: r.probe(),
 		})
 	}
 	return worker.Run(ctx, worker.Config{

@@ -54,10 +54,12 @@ type Role struct {
 	ReapDryRun   bool               `json:"reap_dry_run,omitempty"`
 	Images       worker.Images      `json:"images,omitzero"`
 	Timing       coordinator.Timing `json:"timing,omitzero"` // of a coordinator
-	Defaults     spec.Defaults      `json:"defaults,omitempty"`
-	Clock        time.Duration      `json:"clock,omitempty"` // how far the wall clock of its machine is ahead
-	NATS         string             `json:"-"`               // where it connects; default: the fleet\'s servers
-	NoWait       bool               `json:"-"`               // do not wait until it is ready: it is expected to fail or crash
+
+	Histories coordinator.Histories `json:"histories,omitzero"` // of a coordinator
+	Defaults  spec.Defaults         `json:"defaults,omitempty"`
+	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock of its machine is ahead
+	NATS      string                `json:"-"`               // where it connects; default: the fleet's servers
+	NoWait    bool                  `json:"-"`               // do not wait until it is ready: it is expected to fail or crash
 
 	ServiceProfiles []string              `json:"service_profiles,omitempty"`
 	WorkerDefaults  *protocol.SandboxSpec `json:"worker_defaults,omitempty"`

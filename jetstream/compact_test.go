@@ -1,0 +1,448 @@
+package jetstream_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// small moves all but a few messages.
+func small() jetstream.Compaction {
+	return jetstream.Compaction{Keep: 5, MinBatches: 1, MinBytes: 1 << 30}
+}
+
+// longHistory makes a sandbox with execs that have ended, each in two messages.
+func longHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
+	t.Helper()
+	readySandbox(t, c, tenant, sandbox)
+	moreHistory(t, c, tenant, sandbox, 0, execs)
+}
+
+func moreHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, from, to int) {
+	t.Helper()
+	j := journal(c, tenant, sandbox, "k1")
+	for i := from; i < to; i++ {
+		id := fmt.Sprint("x", i)
+		_, err := j.Do(t.Context(), acceptExec(id))
+		must(t, err)
+		_, err = j.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+			return []protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: id}}}, nil
+		})
+		must(t, err)
+	}
+}
+
+// snapshotNow stores the snapshot of a sandbox as it is.
+func snapshotNow(t testing.TB, c *jetstream.Conn, tenant, sandbox string) *jetstream.Snapshot {
+	t.Helper()
+	j := c.Journal(jetstream.JournalConfig{Tenant: tenant, Sandbox: sandbox, Writer: "k9", KeepEnded: 3})
+	must(t, j.Refresh(t.Context()))
+	s := j.Snapshot()
+	_, err := c.WriteSnapshot(t.Context(), tenant, sandbox, s, 0)
+	must(t, err)
+	return s
+}
+
+// rawMessage is what the store has of a message.
+type rawMessage struct {
+	Record uint64
+	Batch  []byte
+}
+
+func rawHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, after uint64) (all []rawMessage) {
+	t.Helper()
+	must(t, c.ReadHistory(t.Context(), tenant, sandbox, after, func(b *protocol.Batch) bool {
+		all = append(all, rawMessage{b.Record, b.Encode()})
+		return true
+	}))
+	return all
+}
+
+// sameFrom checks that a history reads the same as it once did, from each of its messages on.
+func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []rawMessage) {
+	t.Helper()
+	for from := -1; from < len(want); from++ {
+		after := uint64(0)
+		if from >= 0 {
+			after = want[from].Record
+		}
+		got := rawHistory(t, c, tenant, sandbox, after)
+		if len(got) != len(want)-from-1 {
+			t.Fatalf("after record %d there are %d messages, want %d", after, len(got), len(want)-from-1)
+		}
+		for i, m := range got {
+			if w := want[from+1+i]; m.Record != w.Record || !bytes.Equal(m.Batch, w.Batch) {
+				t.Fatalf("after record %d, message %d is record %d, want %d, or has other content", after, i, m.Record, w.Record)
+			}
+		}
+	}
+}
+
+func (d *deployment) onSubject(t testing.TB, tenant, sandbox string) int {
+	t.Helper()
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), protocol.StreamEvents)
+	must(t, err)
+	subject := protocol.EventSubject(tenant, sandbox)
+	info, err := stream.Info(t.Context(), natsjs.WithSubjectFilter(subject))
+	must(t, err)
+	return int(info.State.Subjects[subject])
+}
+
+// stored counts what the buckets of segments have of a tenant.
+func (d *deployment) segmentsStored(t testing.TB, tenant string) (keys, chunks int) {
+	t.Helper()
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	for name, count := range map[string]*int{"KV_" + protocol.BucketHistories: &keys, "OBJ_" + protocol.BucketSegments: &chunks} {
+		stream, err := js.Stream(t.Context(), name)
+		must(t, err)
+		info, err := stream.Info(t.Context(), natsjs.WithSubjectFilter(">"))
+		must(t, err)
+		for subject := range info.State.Subjects {
+			if name[0] == 'O' || strings.Contains(subject, "."+tenant+".") {
+				*count++
+			}
+		}
+	}
+	return keys, chunks
+}
+
+func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		longHistory(t, c, d.tenant, "s1", 12)
+		old := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2", OnReset: func() { t.Error("it is folded again") }})
+		must(t, old.Refresh(ctx))
+		moreHistory(t, c, d.tenant, "s1", 12, 20)
+		before, batches := judge(t, c, d.tenant, "s1")
+		want := rawHistory(t, c, d.tenant, "s1", 0)
+
+		// Without a snapshot the log keeps everything.
+		done, err := c.Compact(ctx, d.tenant, "s1", small())
+		must(t, err)
+		if done.Messages != len(want)-5 || done.Purged != 0 || !done.Waits || d.onSubject(t, d.tenant, "s1") != len(want) {
+			t.Fatalf("%+v, and %d of %d messages in the log", done, d.onSubject(t, d.tenant, "s1"), len(want))
+		}
+		sameFrom(t, c, d.tenant, "s1", want)
+
+		snapshotNow(t, c, d.tenant, "s1")
+		done, err = c.Compact(ctx, d.tenant, "s1", small())
+		must(t, err)
+		if done.Messages != 0 || done.Waits || d.onSubject(t, d.tenant, "s1") != 5 {
+			t.Fatalf("%+v, and %d messages in the log, want 5", done, d.onSubject(t, d.tenant, "s1"))
+		}
+		other := d.opened(t) // without what is cached
+		sameFrom(t, other, d.tenant, "s1", want)
+		after, _ := judge(t, other, d.tenant, "s1")
+		same(t, "the folds before and after", after, before)
+		for _, b := range batches {
+			got, err := other.Batch(ctx, d.tenant, "s1", b.Record)
+			must(t, err)
+			same(t, "a batch by its record", got, b)
+		}
+		_, err = other.Batch(ctx, d.tenant, "s2", batches[0].Record)
+		wantError(t, err, protocol.NotFound, "")
+
+		// A journal that is behind the cut goes on, and so does one that reads it for the first time.
+		for _, j := range []*jetstream.Journal{old, journal(other, d.tenant, "s1", "k3")} {
+			must(t, j.Refresh(ctx))
+			if s, record := j.State(); s.Sandbox.Sequence != before.Sandbox.Sequence || record != batches[len(batches)-1].Record {
+				t.Fatalf("it is at event %d, record %d", s.Sandbox.Sequence, record)
+			}
+		}
+		_, err = old.Do(ctx, acceptExec("new"))
+		must(t, err)
+		moreHistory(t, c, d.tenant, "s1", 20, 24) // and a second time
+		snapshotNow(t, c, d.tenant, "s1")
+		want = rawHistory(t, c, d.tenant, "s1", 0)
+		_, err = c.Compact(ctx, d.tenant, "s1", small())
+		must(t, err)
+		sameFrom(t, d.opened(t), d.tenant, "s1", want)
+	})
+}
+
+// A crash at any point leaves no message nowhere, and the next one finishes the work.
+func TestACompactionThatDiesAnywhereLosesNothing(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"compact-before-store", "compact-before-manifest", "compact-before-purge"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			d := startServer(t, jetstream.Assets{})
+			c := d.opened(t)
+			longHistory(t, c, d.tenant, "s1", 10)
+			snapshotNow(t, c, d.tenant, "s1")
+			want := rawHistory(t, c, d.tenant, "s1", 0)
+			func() {
+				defer func() { _ = recover() }()
+				cfg := small()
+				cfg.Probe = func(p string) {
+					if p == point {
+						panic("dies at " + p)
+					}
+				}
+				_, err := c.Compact(t.Context(), d.tenant, "s1", cfg)
+				t.Errorf("it went on: %v", err)
+			}()
+			sameFrom(t, d.opened(t), d.tenant, "s1", want)
+			_, err := c.Compact(t.Context(), d.tenant, "s1", small())
+			must(t, err)
+			if n := d.onSubject(t, d.tenant, "s1"); n != 5 {
+				t.Errorf("%d messages in the log", n)
+			}
+			sameFrom(t, d.opened(t), d.tenant, "s1", want)
+			if keys, chunks := d.segmentsStored(t, d.tenant); keys != 1 || chunks != 2 {
+				t.Errorf("%d lists and %d parts of objects are stored, want 1 and 2", keys, chunks)
+			}
+		})
+	}
+}
+
+// Each reader reads while the history is compacted, and somebody appends.
+func TestAHistoryReadsTheSameWhileItIsCompacted(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	longHistory(t, c, d.tenant, "s1", 60)
+	want := rawHistory(t, c, d.tenant, "s1", 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed := make(chan error, 4)
+	for range 2 {
+		reader := d.opened(t)
+		go func() {
+			failed <- func() error {
+				for ctx.Err() == nil {
+					i := 0
+					err := reader.ReadHistory(t.Context(), d.tenant, "s1", 0, func(b *protocol.Batch) bool {
+						if i < len(want) && (b.Record != want[i].Record || !bytes.Equal(b.Encode(), want[i].Batch)) {
+							return false
+						}
+						i++
+						return true
+					})
+					if err != nil || i < len(want) {
+						return fmt.Errorf("message %d of %d, %w", i, len(want), err)
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	for keep := 100; keep > 0; keep -= 12 {
+		snapshotNow(t, c, d.tenant, "s1")
+		// Two at once: one of them may lose.
+		lost := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := c.Compact(t.Context(), d.tenant, "s1", jetstream.Compaction{Keep: keep, MinBatches: 1, MinBytes: 1 << 30})
+				lost <- err
+			}()
+		}
+		for range 2 {
+			if err := <-lost; err != nil && !errors.Is(err, jetstream.ErrConflict) {
+				t.Error(err)
+			}
+		}
+		moreHistory(t, c, d.tenant, "s1", 1000-keep, 1001-keep)
+	}
+	cancel()
+	for range 2 {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+	sameFrom(t, d.opened(t), d.tenant, "s1", rawHistory(t, c, d.tenant, "s1", 0))
+}
+
+func TestWhatIsNoLongerKeptOfAHistoryIsFoldedFromItsBase(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	longHistory(t, c, d.tenant, "s1", 10)
+	snapshotNow(t, c, d.tenant, "s1")
+	_, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	kept := rawHistory(t, c, d.tenant, "s1", 0)
+	moreHistory(t, c, d.tenant, "s1", 10, 20)
+	want, _ := judge(t, c, d.tenant, "s1")
+	cfg := small()
+	cfg.MaxAge = time.Hour
+	done, err := c.Compact(ctx, d.tenant, "s1", cfg)
+	must(t, err)
+	if done.Dropped != 0 || done.DropAt.IsZero() {
+		t.Fatalf("%+v", done)
+	}
+	cfg.MaxAge, cfg.Keep = time.Nanosecond, 1000
+	done, err = c.Compact(ctx, d.tenant, "s1", cfg)
+	must(t, err)
+	if done.Dropped == 0 {
+		t.Fatalf("%+v", done)
+	}
+	rest := rawHistory(t, d.opened(t), d.tenant, "s1", 0)
+	if len(rest) == 0 || rest[0].Record <= kept[0].Record {
+		t.Fatalf("%d messages are left", len(rest))
+	}
+	opened := uint64(0)
+	j := d.opened(t).Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k3", KeepEnded: 3,
+		OnOpen: func(s *protocol.State, _ uint64) { opened = s.Sandbox.Sequence }})
+	must(t, j.Refresh(ctx))
+	got, _ := j.State()
+	want.Trim(3)
+	same(t, "the fold", got, want)
+	if opened != want.Sandbox.Sequence {
+		t.Errorf("what is told of is at event %d", opened)
+	}
+	_, err = j.Do(ctx, acceptExec("new"))
+	must(t, err)
+}
+
+func TestAPurgedHistoryLeavesNoSegments(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	longHistory(t, c, d.tenant, "s1", 10)
+	snapshotNow(t, c, d.tenant, "s1")
+	_, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	deleteSandbox(t, c, d.tenant, "s1")
+	for range 2 {
+		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+	}
+	if keys, chunks := d.segmentsStored(t, d.tenant); keys != 0 || chunks != 0 {
+		t.Errorf("%d lists and %d parts of objects are left", keys, chunks)
+	}
+	j := journal(d.opened(t), d.tenant, "s1", "k3")
+	must(t, j.Refresh(ctx))
+	if s, _ := j.State(); !s.Sandbox.HistoryPurged {
+		t.Errorf("it is %+v", s.Sandbox)
+	}
+}
+
+// The log is set back to before what a journal has folded, which lies behind a cut.
+func TestAJournalNoticesARewoundLogWhoseBeginningIsInSegments(t *testing.T) {
+	t.Parallel()
+	d := startBackup(t)
+	c := d.opened(t)
+	longHistory(t, c, d.tenant, "s1", 10)
+	snapshotNow(t, c, d.tenant, "s1")
+	_, err := c.Compact(t.Context(), d.tenant, "s1", small())
+	must(t, err)
+	resets := 0
+	lives := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", OnReset: func() { resets++ }})
+	accept(t, lives, "y1")
+	d.take(t)
+	accept(t, lives, "y2", "y3")
+	d.restore(t)
+	accept(t, journal(d.opened(t), d.tenant, "s1", "w1"), "z1", "z2", "z3")
+	accept(t, lives, "z4")
+	want, _ := judge(t, c, d.tenant, "s1")
+	got, _ := lives.State()
+	same(t, "the journal's fold and the log's", got, want)
+	if resets != 1 || got.Execs["y2"] != nil || got.Execs["z1"] == nil {
+		t.Errorf("it was folded again %d times", resets)
+	}
+}
+
+// What is stored is what was in the log: headers too, by which readers notice what is missing.
+func TestASegmentThatWasChangedIsNotRead(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	longHistory(t, c, d.tenant, "s1", 10)
+	snapshotNow(t, c, d.tenant, "s1")
+	_, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	store, err := js.ObjectStore(ctx, protocol.BucketSegments)
+	must(t, err)
+	objects, err := store.List(ctx)
+	must(t, err)
+	content, err := store.GetBytes(ctx, objects[0].Name)
+	must(t, err)
+	content[len(content)/2] ^= 1
+	_, err = store.PutBytes(ctx, objects[0].Name, content)
+	must(t, err)
+	err = d.opened(t).ReadHistory(ctx, d.tenant, "s1", 0, func(*protocol.Batch) bool { return true })
+	wantError(t, err, protocol.Internal, "")
+}
+
+// Many segments are listed in pages, which are dropped and purged with what they list.
+func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	c.SmallSegments(600, 2)
+	longHistory(t, c, d.tenant, "s1", 25)
+	snapshotNow(t, c, d.tenant, "s1")
+	want := rawHistory(t, c, d.tenant, "s1", 0)
+	done, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	if keys, _ := d.segmentsStored(t, d.tenant); done.Segments < 8 || keys < 4 {
+		t.Fatalf("%+v, in %d lists", done, keys)
+	}
+	sameFrom(t, d.opened(t), d.tenant, "s1", want)
+	for _, from := range []uint64{1, 2, 9, 17, 30, 50, 53} {
+		first := uint64(0)
+		must(t, d.opened(t).ReadEvents(ctx, d.tenant, "s1", from, func(b *protocol.Batch) bool { first = b.First(); return false }))
+		if first == 0 || first > from || from-first > 12 {
+			t.Errorf("reading from event %d begins with %d", from, first)
+		}
+	}
+
+	old := want[20].Record // what is stored by then is too old
+	b, err := c.Batch(ctx, d.tenant, "s1", old)
+	must(t, err)
+	cfg := small()
+	cfg.MaxAge = time.Since(b.Events[0].Time)
+	done, err = c.Compact(ctx, d.tenant, "s1", cfg)
+	must(t, err)
+	rest := rawHistory(t, d.opened(t), d.tenant, "s1", 0)
+	if done.Dropped == 0 || done.DropAt.IsZero() || len(rest) == 0 || len(rest) >= len(want) {
+		t.Fatalf("%+v, and %d of %d messages", done, len(rest), len(want))
+	}
+	sameFrom(t, d.opened(t), d.tenant, "s1", want[len(want)-len(rest):])
+	j := journal(d.opened(t), d.tenant, "s1", "k2")
+	must(t, j.Refresh(ctx))
+	if s, _ := j.State(); s.Sandbox.TotalExecs != 25 {
+		t.Errorf("%d execs", s.Sandbox.TotalExecs)
+	}
+	deleteSandbox(t, c, d.tenant, "s1")
+	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+	if keys, chunks := d.segmentsStored(t, d.tenant); keys != 0 || chunks != 0 {
+		t.Errorf("%d lists and %d parts of objects are left", keys, chunks)
+	}
+}
+
+// BenchmarkCompact is how fast messages are moved into segments, and read again by a client that has none of them.
+func BenchmarkCompact(b *testing.B) {
+	d := startServer(b, jetstream.Assets{})
+	c := d.opened(b)
+	const execs = 10_000
+	manyBatches(b, c, d.tenant, "s1", execs)
+	snapshotNow(b, c, d.tenant, "s1")
+	want := len(rawHistory(b, c, d.tenant, "s1", 0))
+	began := time.Now()
+	done, err := c.Compact(b.Context(), d.tenant, "s1", jetstream.Compaction{Keep: 1000})
+	must(b, err)
+	took := time.Since(began)
+	for b.Loop() {
+		if got := len(rawHistory(b, d.opened(b), d.tenant, "s1", 0)); got != want {
+			b.Fatalf("%d messages of %d", got, want)
+		}
+	}
+	b.ReportMetric(float64(want)*float64(b.N)/b.Elapsed().Seconds(), "read/s")
+	b.ReportMetric(float64(done.Messages)/took.Seconds(), "moved/s")
+	b.ReportMetric(float64(done.Segments), "segments")
+}

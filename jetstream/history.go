@@ -1,0 +1,209 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A history is read in the order of its records: first what was moved out of the log into segments, then
+// what is in the log. Each message says which one its writer took for the last, so a reader notices what is
+// missing, also where it goes while it reads: then it looks for the segments that have it.
+
+// historyReader reads one history, from a record on.
+type historyReader struct {
+	conn            *Conn
+	tenant, sandbox string
+	at              uint64                       // record of the last message that was visited
+	visit           func(e *entry) (bool, error) // false ends reading
+	moved           func(context.Context) error  // called before segments are read, once; nil: nothing
+	vouched         uint64                       // record before which no segment has anything more
+	ended           bool                         // visit said so
+}
+
+// errMoved says that messages are missing before the one that came.
+var errMoved = errors.New("messages are missing")
+
+func (c *Conn) historyReader(tenant, sandbox string, after uint64, visit func(e *entry) (bool, error)) *historyReader {
+	return &historyReader{conn: c, tenant: tenant, sandbox: sandbox, at: after, visit: visit}
+}
+
+func (r *historyReader) take(e *entry) (bool, error) {
+	r.at = e.record
+	goOn, err := r.visit(e)
+	r.ended = r.ended || !goOn
+	return goOn, err
+}
+
+// joins says whether a message follows the last one that was visited, as far as can be known.
+func (r *historyReader) joins(e *entry) bool {
+	return e.record == r.vouched || e.told && e.after <= r.at
+}
+
+// bulk reads in batches, from any replica, so the newest messages may be missing.
+func (r *historyReader) bulk(ctx context.Context) error {
+	for !r.ended {
+		var next uint64
+		err := r.conn.scan(ctx, protocol.StreamEvents, protocol.EventSubject(r.tenant, r.sandbox), r.at+1, func(m *stored) (bool, error) {
+			e, err := r.conn.entryOf(m)
+			if err != nil {
+				return false, err
+			}
+			if !r.joins(&e) {
+				next = e.record
+				return false, errMoved
+			}
+			return r.take(&e)
+		})
+		if err != errMoved {
+			return err
+		}
+		if err := r.fill(ctx, next); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step reads the next message from the log's leader; none: there is no more.
+func (r *historyReader) step(ctx context.Context) (none bool, err error) {
+	for !r.ended {
+		next, err := r.conn.historyNext(ctx, r.tenant, r.sandbox, r.at)
+		if err != nil || len(next) == 0 {
+			return true, err
+		}
+		if r.joins(&next[0]) {
+			_, err := r.take(&next[0])
+			return false, err
+		}
+		if err := r.fill(ctx, next[0].record); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// tail reads one message after another from the leader: never stale, and fast where little is new.
+func (r *historyReader) tail(ctx context.Context) error {
+	for {
+		if none, err := r.step(ctx); none || err != nil {
+			return err
+		}
+	}
+}
+
+// all reads in batches, and then what the replica that answered may lack.
+func (r *historyReader) all(ctx context.Context) error {
+	if err := r.bulk(ctx); err != nil || r.conn.singleReplica() {
+		return err
+	}
+	return r.tail(ctx)
+}
+
+// fill visits what segments have between the last message that was visited and a record.
+func (r *historyReader) fill(ctx context.Context, before uint64) error {
+	if moved := r.moved; moved != nil {
+		r.moved = nil
+		if err := moved(ctx); err != nil {
+			return err
+		}
+	}
+	err := r.conn.readMoved(ctx, r.tenant, r.sandbox, r.at, before, r.take)
+	if err == nil {
+		r.vouched = before
+	}
+	return err
+}
+
+// History reads the batches of a sandbox's history whose record is greater than after. On a
+// cluster the newest may be missing; [Conn.HistoryTail] has them.
+func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, err error) {
+	err = c.historyReader(tenant, sandbox, after, gather(&batches)).bulk(ctx)
+	return batches, err
+}
+
+// HistoryTail reads like History, one message after another from the stream's leader: never stale,
+// and fast where little is new.
+func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, err error) {
+	err = c.historyReader(tenant, sandbox, after, gather(&batches)).tail(ctx)
+	return batches, err
+}
+
+// ReadHistory visits the batches of a sandbox's history whose record is greater than after, in their order
+// and up to what is there at the moment of the call, until visit returns false. No more than a few MiB of it
+// are in memory at once. A visit may take long.
+func (c *Conn) ReadHistory(ctx context.Context, tenant, sandbox string, after uint64, visit func(*protocol.Batch) bool) error {
+	r := c.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
+		return e.batch == nil || visit(e.batch), nil
+	})
+	if err := r.bulk(ctx); err != nil {
+		return err
+	}
+	return r.tail(ctx)
+}
+
+// ReadEvents is ReadHistory for what has an event's number or a later one. It may visit some of what comes
+// before, too. The first batch that it visits begins later where the event is no longer kept.
+func (c *Conn) ReadEvents(ctx context.Context, tenant, sandbox string, from uint64, visit func(*protocol.Batch) bool) error {
+	after, err := c.segmentsBefore(ctx, tenant, sandbox, from)
+	if err != nil {
+		return err
+	}
+	return c.ReadHistory(ctx, tenant, sandbox, after, visit)
+}
+
+// gather appends what is visited.
+func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
+	return func(e *entry) (bool, error) {
+		if e.batch != nil {
+			*to = append(*to, e.batch)
+		}
+		return true, nil
+	}
+}
+
+// historyNext reads the one message of a history that follows a record, from the stream's leader; none
+// where there is none.
+func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
+	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	e, err := c.entryOf(m)
+	if err != nil {
+		return nil, err
+	}
+	return []entry{e}, nil
+}
+
+// LastBatch reads the last batch of a sandbox's history, from the leader. Error: not_found.
+func (c *Conn) LastBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
+	e, err := c.lastEntry(ctx, tenant, sandbox)
+	if err == nil && e.batch == nil {
+		err = protocol.Errorf(protocol.NotFound, "", "the last message of sandbox %s cannot be read", sandbox)
+	}
+	return e.batch, err
+}
+
+// Batch reads the batch of a sandbox's history at one record, in the log or in a segment. Error: not_found,
+// where the history has none there.
+func (c *Conn) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
+	b, err := c.Record(ctx, record)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		e, moved := c.movedEntry(ctx, tenant, sandbox, record)
+		if moved != nil {
+			return nil, moved
+		}
+		if e != nil && e.batch != nil {
+			return e.batch, nil
+		}
+	}
+	if err == nil && (b.Tenant != tenant || b.Sandbox != sandbox) {
+		return nil, protocol.Errorf(protocol.NotFound, "", "record %d is not of sandbox %s", record, sandbox)
+	}
+	return b, err
+}

@@ -1,0 +1,156 @@
+package jetstream_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// manyBatches appends execs that have ended, each in one message, as fast as the server takes them.
+func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
+	t.Helper()
+	readySandbox(t, c, tenant, sandbox)
+	_, batches := judge(t, c, tenant, sandbox)
+	last := batches[len(batches)-1]
+	next, record := last.Last()+1, last.Record
+	for i := range execs {
+		x := fmt.Sprint("x", i)
+		b := &protocol.Batch{Version: protocol.Version, Tenant: tenant, Sandbox: sandbox, ID: fmt.Sprint("b", i), Writer: "k1", Events: []protocol.Event{
+			{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady, Request: x, Exec: &protocol.ExecDetails{
+				ID: x, State: protocol.ExecStateAccepted, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+			{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady, Exec: &protocol.ExecDetails{
+				ID: x, State: protocol.ExecStateCancelled, Inline: true}},
+		}}
+		var err error
+		record, err = c.Append(t.Context(), b, record)
+		must(t, err)
+		next += 2
+	}
+}
+
+// Each try ends before the whole history is read: what it has read stays.
+func TestAHistoryThatTakesManyTriesIsReadInTheEnd(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	manyBatches(t, c, d.tenant, "s1", 1500)
+	want, _ := judge(t, c, d.tenant, "s1")
+
+	ctx, stop := context.WithCancel(t.Context())
+	applied := 0
+	j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2", OnApply: func(*protocol.State, *protocol.Batch) {
+		if applied++; applied%600 == 0 {
+			stop()
+		}
+	}})
+	for tries := 1; ; tries++ {
+		err := j.Refresh(ctx)
+		if err == nil {
+			if tries < 2 {
+				t.Error("it was read at once")
+			}
+			break
+		}
+		if s, _ := j.State(); s.Exists() {
+			t.Fatalf("half-way it shows event %d", s.Sandbox.Sequence)
+		}
+		if tries > 10 {
+			t.Fatal(err)
+		}
+		ctx, stop = context.WithCancel(t.Context())
+	}
+	stop()
+	if applied != 1501 {
+		t.Errorf("%d messages were folded, of 1501", applied)
+	}
+	got, _ := j.State()
+	if got.Sandbox.Sequence != want.Sandbox.Sequence || got.Sandbox.TotalExecs != 1500 {
+		t.Errorf("it is at event %d with %d execs", got.Sandbox.Sequence, got.Sandbox.TotalExecs)
+	}
+}
+
+func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c, ctx := d.opened(t), t.Context()
+		manyBatches(t, c, d.tenant, "s1", 520)
+		snapshot := snapshotNow(t, c, d.tenant, "s1")
+		moreHistory(t, c, d.tenant, "s1", 1000, 1020)
+		_, err := journal(c, d.tenant, "s1", "k1").Do(ctx, acceptExec("active"))
+		must(t, err)
+		want, _ := judge(t, c, d.tenant, "s1")
+		opened, applied := uint64(0), []uint64(nil)
+		open := func() *jetstream.Journal {
+			opened, applied = 0, nil
+			return c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "w1", KeepEnded: 1, FromSnapshot: true,
+				OnOpen:  func(s *protocol.State, _ uint64) { opened = s.Sandbox.Sequence },
+				OnReset: func() { applied = nil },
+				OnApply: func(_ *protocol.State, b *protocol.Batch) { applied = append(applied, b.First()) }})
+		}
+		j := open()
+		must(t, j.Refresh(ctx))
+		got, _ := j.State()
+		want.Trim(1)
+		same(t, "the fold", got, want)
+		if from := snapshot.State.Sandbox.Sequence; len(applied) != 41 || applied[0] != from+1 || opened != want.Sandbox.Sequence {
+			t.Errorf("from event %d of the snapshot: %v, and then it is at %d", from, applied, opened)
+		}
+		_, err = j.Do(ctx, acceptExec("more"))
+		must(t, err)
+
+		// A snapshot of another history of the log is not believed, nor one of another fold.
+		for name, spoil := range map[string]func(s *jetstream.Snapshot){
+			"of another batch":    func(s *jetstream.Snapshot) { s.Batch = "other" },
+			"of another sandbox":  func(s *jetstream.Snapshot) { s.Record++; s.Batch = "" },
+			"of another version":  func(s *jetstream.Snapshot) { s.Fold++ },
+			"without its content": func(s *jetstream.Snapshot) { s.State = nil },
+		} {
+			if name == "of another sandbox" {
+				readySandbox(t, c, d.tenant, "other")
+			}
+			s := *snapshotNow(t, c, d.tenant, "s1")
+			must(t, c.PurgeSnapshot(ctx, d.tenant, "s1"))
+			spoil(&s)
+			_, err := c.WriteSnapshot(ctx, d.tenant, "s1", &s, 0)
+			must(t, err)
+			j := open()
+			must(t, j.Refresh(ctx))
+			if applied[0] != 1 {
+				t.Errorf("a snapshot %s is used", name)
+			}
+			full, _ := judge(t, c, d.tenant, "s1")
+			full.Trim(1)
+			got, _ := j.State()
+			same(t, "the fold without a snapshot "+name, got, full)
+		}
+	})
+}
+
+// BenchmarkOpenedWithPastExecs is what a worker's journal costs at its start: time, and memory that it keeps.
+func BenchmarkOpenedWithPastExecs(b *testing.B) {
+	for _, execs := range []int{0, 1000, 10_000, 100_000} {
+		for _, from := range []string{"snapshot", "history"} {
+			b.Run(fmt.Sprintf("execs=%d/%s", execs, from), func(b *testing.B) {
+				d := startServer(b, jetstream.Assets{})
+				c := d.opened(b)
+				manyBatches(b, c, d.tenant, "s1", execs)
+				snapshotNow(b, c, d.tenant, "s1")
+				moreHistory(b, c, d.tenant, "s1", execs, execs+50)
+				var before, after runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&before)
+				for b.Loop() {
+					j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "w1", KeepEnded: 1, FromSnapshot: from == "snapshot"})
+					must(b, j.Refresh(b.Context()))
+				}
+				runtime.ReadMemStats(&after)
+				b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/float64(b.N)/(1<<20), "allocated-MiB/op")
+				b.ReportMetric((float64(after.Sys)-float64(before.Sys))/(1<<20), "more-from-OS-MiB")
+			})
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package jetstream_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// busySandbox has many execs that have not ended.
+func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
+	t.Helper()
+	readySandbox(t, c, tenant, sandbox)
+	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), func(s *protocol.State, _ time.Time) (events []protocol.Event, _ error) {
+		for i := range execs { // those that are not there: it is asked again where they take several messages
+			if s.Execs[fmt.Sprint("active", i)] != nil {
+				continue
+			}
+			events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Exec: &protocol.ExecDetails{
+				ID: fmt.Sprint("active", i), Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
+		}
+		return events, nil
+	})
+	must(t, err)
+}
+
+// Decisions of a busy sandbox are tried on one state again and again. It is always the fold, whoever
+// wrote, and what was refused or lost leaves nothing in it.
+func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
+	conform(t, func(t *testing.T, d *deployment) {
+		c := d.opened(t)
+		busySandbox(t, c, d.tenant, "s1", 400)
+		mine := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", KeepEnded: 3})
+		other := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2", KeepEnded: 3})
+		end := func(id string) protocol.Event {
+			return protocol.Event{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: id, Inline: true}}
+		}
+		for i := range 30 {
+			if i%3 == 0 { // somebody else writes first
+				_, err := other.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+					return []protocol.Event{end(fmt.Sprint("active", i))}, nil
+				})
+				must(t, err)
+			}
+			if i%5 == 0 { // an illegal decision
+				_, err := mine.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+					return []protocol.Event{end(fmt.Sprint("active", 100+i)), end("nobody")}, nil
+				})
+				wantError(t, err, protocol.FailedPrecondition, "")
+			}
+			_, err := mine.Do(t.Context(), func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+				var is *protocol.State
+				mine.View(func(state *protocol.State, _ uint64) { is = state.Clone() })
+				same(t, "what a decision sees and the fold", s, is)
+				events := []protocol.Event{end(fmt.Sprint("active", 200+i))}
+				more, err := acceptExec(fmt.Sprint("x", i))(s, time.Time{})
+				return append(events, more...), err
+			})
+			must(t, err)
+		}
+		want, _ := judge(t, c, d.tenant, "s1")
+		want.Trim(3)
+		got, _ := mine.State()
+		same(t, "the journal's fold and the log's", got, want)
+	})
+}
+
+// BenchmarkAppendWithActiveExecs is what one append costs: most of it is the store's.
+func BenchmarkAppendWithActiveExecs(b *testing.B) {
+	for _, execs := range []int{0, 100, 1000, 8000} {
+		b.Run(fmt.Sprintf("active=%d", execs), func(b *testing.B) {
+			c := startServer(b, jetstream.Assets{}).opened(b)
+			busySandbox(b, c, "t1", "s1", execs)
+			j := c.Journal(jetstream.JournalConfig{Tenant: "t1", Sandbox: "s1", Writer: "k1", KeepEnded: 128})
+			must(b, j.Refresh(b.Context()))
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				_, err := j.Do(b.Context(), runExec(fmt.Sprint("x", i)))
+				must(b, err)
+			}
+		})
+	}
+}

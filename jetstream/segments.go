@@ -1,0 +1,346 @@
+package jetstream
+
+import (
+	"bytes"
+	"container/list"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/nats-io/nats.go"
+	"github.com/oklog/ulid/v2"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A segment is a part of a history that was moved out of the log: its messages as they were stored,
+// compressed, as one object. It never changes.
+
+// segmentMessage is a message of the log as it was stored.
+type segmentMessage struct {
+	Record uint64              `json:"r"`
+	Time   time.Time           `json:"t"`
+	Header map[string][]string `json:"h,omitempty"`
+	Data   []byte              `json:"d"`
+}
+
+// segmentContent is what a segment is, uncompressed.
+type segmentContent struct {
+	Version  int              `json:"v"`
+	Messages []segmentMessage `json:"messages"`
+}
+
+// segment says where one is, and what is in it.
+type segment struct {
+	Object      string    `json:"object"`
+	FirstEvent  uint64    `json:"first_event"`
+	LastEvent   uint64    `json:"last_event"`
+	FirstRecord uint64    `json:"first_record"`
+	LastRecord  uint64    `json:"last_record"`
+	LastBatch   string    `json:"last_batch,omitempty"`
+	After       uint64    `json:"after,omitempty"` // the record before the first one
+	Until       time.Time `json:"until"`           // when the last message was stored
+	Messages    int       `json:"messages"`
+	Size        int64     `json:"size"`   // uncompressed
+	Stored      int64     `json:"stored"` // compressed
+	Digest      string    `json:"digest"` // SHA-256 of the compressed content, in hexadecimal
+}
+
+const (
+	// segmentSize is from how many bytes of messages on a segment is full: compressed it takes less.
+	segmentSize = 1 << 20
+	// segmentMost bounds what a segment is uncompressed to: a full one, and a last message of 1 MiB, with what they are wrapped in.
+	segmentMost = 8 << 20
+	// segmentsCached is how many bytes of messages of segments a connection keeps, for those who read the same.
+	segmentsCached = 16 << 20
+)
+
+// directHeaders are what a server adds to the headers of a message that is read in a batch.
+var directHeaders = []string{"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence"}
+
+// segmentMessageOf makes what is kept of a message that was read in a batch.
+func segmentMessageOf(m *stored) (segmentMessage, error) {
+	at, err := time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp"))
+	if err != nil {
+		return segmentMessage{}, protocol.Errorf(protocol.Internal, "", "record %d has no time: %v", m.sequence, err)
+	}
+	kept := segmentMessage{Record: m.sequence, Time: at.UTC(), Data: m.data, Header: map[string][]string{}}
+	for name, values := range m.header {
+		kept.Header[name] = values
+	}
+	for _, name := range directHeaders {
+		delete(kept.Header, name)
+	}
+	return kept, nil
+}
+
+// stored is the message as the log gave it.
+func (m *segmentMessage) stored(subject string) *stored {
+	return &stored{subject: subject, sequence: m.Record, header: nats.Header(m.Header), data: m.Data, time: m.Time}
+}
+
+// encodeSegment compresses messages, and says what they are.
+func (c *Conn) encodeSegment(tenant, sandbox string, messages []segmentMessage) (content []byte, s segment, err error) {
+	raw := protocol.Encode(&segmentContent{Version: protocol.Version, Messages: messages})
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
+	if err != nil {
+		return nil, s, protocol.Errorf(protocol.Internal, "", "compress a segment: %v", err)
+	}
+	defer encoder.Close()
+	content = encoder.EncodeAll(raw, nil)
+	sum := sha256.Sum256(content)
+	s = segment{Object: tenant + "." + sandbox + "." + strings.ToLower(ulid.Make().String()), Messages: len(messages),
+		Size: int64(len(raw)), Stored: int64(len(content)), Digest: hex.EncodeToString(sum[:])}
+	subject := protocol.EventSubject(tenant, sandbox)
+	for i := range messages {
+		e, err := c.entryOf(messages[i].stored(subject))
+		if err != nil {
+			return nil, s, err
+		}
+		if i == 0 {
+			s.FirstRecord, s.After = e.record, e.after
+		}
+		s.LastRecord, s.LastBatch, s.Until = e.record, e.position().Batch, messages[i].Time
+		if e.batch != nil {
+			if s.FirstEvent == 0 {
+				s.FirstEvent = e.batch.First()
+			}
+			s.LastEvent = e.batch.Last()
+		}
+	}
+	return content, s, nil
+}
+
+// decodeSegment checks and uncompresses what is stored of a segment.
+func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
+	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != s.Digest {
+		return nil, protocol.Errorf(protocol.Internal, "", "segment %s has another digest than when it was stored", s.Object)
+	}
+	if s.Size < 0 || s.Size > segmentMost {
+		return nil, protocol.Errorf(protocol.Internal, "", "segment %s would be %d bytes", s.Object, s.Size)
+	}
+	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(segmentMost))
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "read segment %s: %v", s.Object, err)
+	}
+	defer decoder.Close()
+	raw, err := decoder.DecodeAll(content, make([]byte, 0, s.Size))
+	var inside segmentContent
+	if err == nil {
+		err = protocol.Decode(raw, &inside)
+	}
+	if err == nil {
+		err = protocol.CheckVersion(inside.Version)
+	}
+	if err == nil && len(inside.Messages) != s.Messages {
+		err = protocol.Errorf(protocol.Internal, "", "it has %d messages, not %d", len(inside.Messages), s.Messages)
+	}
+	if err != nil {
+		return nil, protocol.Errorf(protocol.Internal, "", "read segment %s: %v", s.Object, err)
+	}
+	return inside.Messages, nil
+}
+
+// storeSegment stores a segment, and checks that it can be read.
+func (c *Conn) storeSegment(ctx context.Context, s *segment, content []byte) error {
+	if err := c.putObject(ctx, protocol.BucketSegments, s.Object, bytes.NewReader(content)); err != nil {
+		return err
+	}
+	back, err := c.segmentContent(ctx, s)
+	if err != nil {
+		return err
+	}
+	_, err = decodeSegment(s, back)
+	return err
+}
+
+func (c *Conn) segmentContent(ctx context.Context, s *segment) ([]byte, error) {
+	r, err := c.openObject(ctx, protocol.BucketSegments, s.Object)
+	if err != nil {
+		return nil, err
+	}
+	content, err := io.ReadAll(io.LimitReader(r, s.Stored+1))
+	if closed := r.Close(); err == nil && closed != nil {
+		err = closed
+	}
+	return content, err
+}
+
+// removeSegment removes a segment's object, if it is there.
+func (c *Conn) removeSegment(ctx context.Context, object string) error {
+	info, at, err := c.objectAt(ctx, protocol.BucketSegments, object)
+	if err != nil || info == nil {
+		return err
+	}
+	if err := c.removeObject(ctx, info, at); err != nil {
+		return err
+	}
+	// The mark that it was removed is of no use: no name is used twice.
+	return c.purge(ctx, "OBJ_"+protocol.BucketSegments, metaSubject(protocol.BucketSegments, object), 0)
+}
+
+// segmentCache keeps the messages of segments that were read last.
+type segmentCache struct {
+	full, inManifest int // segmentSize and segmentsInManifest, but in tests
+
+	loading singleflight.Group
+
+	mu    sync.Mutex
+	size  int64
+	order list.List // of *cachedSegment, the newest first
+	kept  map[string]*list.Element
+}
+
+type cachedSegment struct {
+	object   string
+	size     int64
+	messages []segmentMessage
+}
+
+func (k *segmentCache) get(object string) ([]segmentMessage, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.kept[object]
+	if e == nil {
+		return nil, false
+	}
+	k.order.MoveToFront(e)
+	return e.Value.(*cachedSegment).messages, true
+}
+
+func (k *segmentCache) put(s *segment, messages []segmentMessage) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.kept[s.Object] != nil {
+		return
+	}
+	if k.kept == nil {
+		k.kept = map[string]*list.Element{}
+	}
+	k.kept[s.Object] = k.order.PushFront(&cachedSegment{s.Object, s.Size, messages})
+	for k.size += s.Size; k.size > segmentsCached; {
+		last := k.order.Remove(k.order.Back()).(*cachedSegment)
+		delete(k.kept, last.object)
+		k.size -= last.size
+	}
+}
+
+// segmentMessages reads the messages of a segment, which nobody may change. Those who want the same one
+// at the same time share the reading. Error: not_found, where it is no longer kept.
+func (c *Conn) segmentMessages(ctx context.Context, s *segment) ([]segmentMessage, error) {
+	if messages, ok := c.segments.get(s.Object); ok {
+		return messages, nil
+	}
+	read := c.segments.loading.DoChan(s.Object, func() (any, error) {
+		bounded, cancel := c.bound(context.WithoutCancel(ctx))
+		defer cancel()
+		content, err := c.segmentContent(bounded, s)
+		if err != nil {
+			return nil, err
+		}
+		messages, err := decodeSegment(s, content)
+		if err == nil {
+			c.segments.put(s, messages)
+		}
+		return messages, err
+	})
+	select {
+	case <-ctx.Done():
+		return nil, translate(ctx.Err(), "read a segment")
+	case r := <-read:
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		return r.Val.([]segmentMessage), nil
+	}
+}
+
+// readMoved visits the messages of a history between two records that were moved out of the log, if any.
+func (c *Conn) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64, visit func(e *entry) (bool, error)) error {
+	for try := 1; ; try++ {
+		err := c.readSegments(ctx, tenant, sandbox, after, before, func(e *entry) (bool, error) {
+			after = e.record
+			return visit(e)
+		})
+		// A segment may be dropped while it is looked for: the manifest knows then.
+		if protocol.CodeOf(err) != protocol.NotFound || try == 3 {
+			return err
+		}
+	}
+}
+
+func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, before uint64, visit func(e *entry) (bool, error)) error {
+	m, err := c.manifest(ctx, tenant, sandbox)
+	if err != nil || m.last() <= after {
+		return err
+	}
+	subject := protocol.EventSubject(tenant, sandbox)
+	return m.each(ctx, after, func(s *segment) (bool, error) {
+		if s.FirstRecord >= before {
+			return false, nil
+		}
+		messages, err := c.segmentMessages(ctx, s)
+		if err != nil {
+			return false, err
+		}
+		from := sort.Search(len(messages), func(i int) bool { return messages[i].Record > after })
+		for i := from; i < len(messages); i++ {
+			if messages[i].Record >= before {
+				return false, nil
+			}
+			e, err := c.entryOf(messages[i].stored(subject))
+			if err != nil {
+				return false, err
+			}
+			if goOn, err := visit(&e); !goOn || err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+}
+
+// movedEntry reads the message at one record that was moved out of the log; nil: there is none.
+func (c *Conn) movedEntry(ctx context.Context, tenant, sandbox string, record uint64) (found *entry, err error) {
+	if record == 0 {
+		return nil, nil
+	}
+	err = c.readMoved(ctx, tenant, sandbox, record-1, record+1, func(e *entry) (bool, error) {
+		found = e
+		return false, nil
+	})
+	return found, err
+}
+
+// segmentsBefore is the last record of the segments that end before an event, 0 where there are none.
+func (c *Conn) segmentsBefore(ctx context.Context, tenant, sandbox string, event uint64) (record uint64, err error) {
+	if event <= 1 {
+		return 0, nil
+	}
+	m, err := c.manifest(ctx, tenant, sandbox)
+	if err != nil || m.last() == 0 {
+		return 0, err
+	}
+	after := uint64(0)
+	for i, p := range m.Pages { // only the page that has the event is read
+		if i+1 < len(m.Pages) && m.Pages[i+1].FirstEvent <= event {
+			after = p.LastRecord
+		}
+	}
+	record = after
+	err = m.each(ctx, after, func(s *segment) (bool, error) {
+		if s.LastEvent == 0 || s.LastEvent >= event {
+			return false, nil
+		}
+		record = s.LastRecord
+		return true, nil
+	})
+	return record, err
+}
