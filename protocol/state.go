@@ -88,6 +88,7 @@ type Sandbox struct {
 	Unreachable    bool                     `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
 	Accepted       *SandboxSpec             `json:"accepted,omitempty"`       // Spec as it was accepted, where the defaults of its worker changed it
 	BuiltIn        []string                 `json:"built_in,omitempty"`       // fields of the accepted spec that nobody said
+	Refusals       []Refusal                `json:"refusals,omitempty"`       // hosts that had no room for it, by the newest refusal of each, the newest last
 }
 
 // AcceptedSpec is the spec that was accepted, before a worker's defaults went below it. The caller
@@ -136,7 +137,7 @@ type Exec struct {
 // of another version is not used: its history is folded again. Raise it with every change of State's
 // fields, of the types in it, or of what an event does to them; otherwise a state that an older
 // coordinator stored, which lacks what the new field says, would be believed.
-const FoldVersion = 1
+const FoldVersion = 2
 
 // State is the fold of a sandbox's history: the handle, its execs that have not ended, and the
 // newest of those that have. The zero value is the empty history. Exec values are replaced, never
