@@ -84,6 +84,7 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{b.Tenant, b.Sandbox}
 	p.mu.Lock()
+	before := p.sandboxes[k]
 	for i := range b.Events {
 		if e := &b.Events[i]; e.Kind == protocol.ExecAccepted && e.Exec != nil {
 			p.useExec(k, e.Exec.ID)
@@ -95,6 +96,11 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 		worker := p.route(handle.HostID, handle.Worker)
 		if err := p.conn.Tell(worker, b); err != nil {
 			p.log.Warn("a worker is not told, and will be later", "worker", worker, "sandbox", b.Sandbox, "error", err)
+		}
+	}
+	if b.Writer == p.writer && before != nil && before.HostID != "" && before.HostID != handle.HostID { // it is another's now
+		if err := p.conn.Tell(p.route(before.HostID, before.Worker), b); err != nil {
+			p.log.Warn("a worker is not told that a sandbox is another's, and will see it", "worker", before.Worker, "sandbox", b.Sandbox, "error", err)
 		}
 	}
 	if matters {
