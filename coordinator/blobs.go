@@ -21,7 +21,7 @@ func (c *coordinator) keepBlobs(ctx context.Context, lease *jetstream.Lease) err
 			life = time.Minute
 		}
 		// At once: whoever led before may have been gone for most of a life.
-		for digest := range neededBlobs(c.projection.pendings()) {
+		for digest := range neededBlobs(append(c.projection.pendings(), c.projection.replaceable()...)) {
 			if lease.Check() != nil {
 				break
 			}
@@ -56,11 +56,12 @@ func (c *coordinator) dropImageFiles(ctx context.Context, lease *jetstream.Lease
 	}
 }
 
-// neededBlobs are the digests of the trees that sandboxes will have copied into them.
+// neededBlobs are the digests of the trees that sandboxes will have copied into them, or would where their host is lost.
 func neededBlobs(sandboxes []*protocol.Sandbox) map[string]bool {
 	needed := map[string]bool{}
 	for _, b := range sandboxes {
-		if b.State != protocol.StatePending || b.Resuming {
+		again := b.State == protocol.StateReady && b.Spec.OnHostLoss == protocol.OnHostLossReplace
+		if (b.State != protocol.StatePending || b.Resuming) && !again {
 			continue
 		}
 		for _, tree := range b.Spec.Copies {

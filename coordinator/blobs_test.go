@@ -78,3 +78,17 @@ func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
 		t.Error("the file of a wanted image went too")
 	}
 }
+
+// The trees of a sandbox that would be made again are kept as long as it may be.
+func TestTheTreesOfWhatMayBeReplacedAreKept(t *testing.T) {
+	of := func(state protocol.SandboxState, policy string) *protocol.Sandbox {
+		return &protocol.Sandbox{State: state, Spec: protocol.SandboxSpec{OnHostLoss: policy, Copies: []protocol.Copy{{Digest: string(state) + policy}}}}
+	}
+	needed := neededBlobs([]*protocol.Sandbox{
+		of(protocol.StatePending, protocol.OnHostLossWait), of(protocol.StateReady, protocol.OnHostLossWait),
+		of(protocol.StateReady, protocol.OnHostLossReplace), of(protocol.StateStopped, protocol.OnHostLossReplace),
+	})
+	if len(needed) != 2 || !needed["pendingwait"] || !needed["readyreplace"] {
+		t.Errorf("needed are %v", needed)
+	}
+}

@@ -24,12 +24,13 @@ type Config struct {
 
 	// RestartStore restarts a NATS server of this process whose store refuses writes; nil where it is
 	// another process's.
-	RestartStore func(context.Context) error
-	CleanupTTL   time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
-	Assets       jetstream.Assets // how the streams are made
-	Defaults     spec.Defaults    // by tenant, below what its requests say
-	OnReady      func()           // called once, when requests are taken; may be nil
-	Logger       *slog.Logger     // default slog.Default
+	RestartStore    func(context.Context) error
+	CleanupTTL      time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
+	HostForgetAfter time.Duration    // a host that is lost for so long is forgotten; default 0: never
+	Assets          jetstream.Assets // how the streams are made
+	Defaults        spec.Defaults    // by tenant, below what its requests say
+	OnReady         func()           // called once, when requests are taken; may be nil
+	Logger          *slog.Logger     // default slog.Default
 
 	// MaxActiveExecs is how many execs of a sandbox may not have ended; one more is refused. 1 to
 	// [protocol.MaxActiveExecs]; default 1000.
@@ -94,6 +95,7 @@ type coordinator struct {
 	seen       seenHosts
 	unstarted  *unstarted          // the watchdog's own
 	overdue    *unstarted          // the watchdog's own: execs that run on after their own deadline
+	moves      moves               // the watchdog's own
 	compacting atomic.Pointer[key] // the history that is being compacted
 	keeping    sync.Mutex          // what is kept beside the log of a sandbox is written, or purged
 
@@ -138,6 +140,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.OnState == nil {
 		cfg.OnState = func(bool, string) {}
 	}
+	if cfg.HostForgetAfter < 0 {
+		return protocol.Invalid("coordinator.host_forget_after", "must not be negative, got %s", cfg.HostForgetAfter)
+	}
 	cfg.Timing.setDefaults()
 	c := &coordinator{cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("coordinator", cfg.Name), started: time.Now()}
 	c.cfg.OnState(false, "waits for NATS to have the streams")
@@ -169,7 +174,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	// Work items may have been lost with the servers that were away, and heartbeats were.
 	defer c.conn.OnReconnect(c.hosts.reconnected)()
 	group, ctx := errgroup.WithContext(ctx)
-	log, hosts, imports := newSignal(), newSignal(), newSignal()
+	log, hosts, imports, wishes := newSignal(), newSignal(), newSignal(), newSignal()
 	group.Go(func() error {
 		from := uint64(0) // the snapshots are to be read yet
 		return c.again(ctx, "follow the log", func() (err error) {
@@ -200,6 +205,9 @@ func (c *coordinator) run(ctx context.Context) error {
 		c.cfg.Probe("before-imports")
 		return c.again(ctx, "follow what is imported", func() error { return c.images.followImports(ctx, c.conn, imports.give) })
 	})
+	group.Go(func() error {
+		return c.again(ctx, "follow what operators want of hosts", func() error { return c.conn.FollowHostWishes(ctx, c.hosts.wish, wishes.give) })
+	})
 	if !await(ctx, log) {
 		return group.Wait()
 	}
@@ -225,7 +233,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		// Half a table of hosts may lack the only one that would take a sandbox, which is then failed.
-		if !await(ctx, hosts, imports) {
+		if !await(ctx, hosts, imports, wishes) {
 			return ctx.Err()
 		}
 		return c.campaign(ctx)

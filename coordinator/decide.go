@@ -112,7 +112,7 @@ func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now 
 	}}, nil
 }
 
-// decideDelete asks for the removal, in any state. A sandbox that no host ever held is deleted at
+// decideDelete asks for the removal, in any state. A sandbox that no host holds is deleted at
 // once. There is no way back, so a delete that finds it done need not be remembered.
 func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
@@ -125,6 +125,9 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	}
 	events := []protocol.Event{{Kind: protocol.SandboxDeleteRequested, Request: request, Reason: reason}}
 	if b.Worker == "" {
+		for _, x := range s.Active() { // of a sandbox that is being replaced
+			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Reason: protocol.ReasonSandboxDeleted, Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}})
+		}
 		events = append(events, protocol.Event{Kind: protocol.SandboxDeleted, Request: request, Reason: reason})
 	}
 	return events, nil

@@ -23,9 +23,10 @@ type hosts struct {
 	log        *slog.Logger
 
 	mu      sync.Mutex
-	known   map[string]*hostEntry // by worker
-	ids     map[string]string     // the workers of known hosts, by host id
-	version uint64                // counts the changes of what is known of hosts
+	known   map[string]*hostEntry         // by worker
+	ids     map[string]string             // the workers of known hosts, by host id
+	wishes  map[string]*protocol.HostWish // what operators want of hosts, by host id
+	version uint64                        // counts the changes of what is known of hosts
 }
 
 type hostEntry struct {
@@ -41,7 +42,7 @@ type hostEntry struct {
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{}, ids: map[string]string{}}
+	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{}, ids: map[string]string{}, wishes: map[string]*protocol.HostWish{}}
 	p.route = h.workerOf
 	return h
 }
@@ -196,15 +197,19 @@ func (h *hosts) rows() ([]hostRow, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for hostID, worker := range workers { // hosts that only sandboxes know of
-		if h.ids[hostID] == "" && h.known[worker] == nil {
+		if h.ids[hostID] == "" && h.known[worker] == nil && !h.forgottenLocked(hostID) {
 			h.entry(worker).host = protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
 			h.ids[hostID] = worker
 		}
 	}
 	rows := make([]hostRow, 0, len(h.known))
 	for _, e := range h.known {
+		if h.forgottenLocked(e.host.HostID) {
+			continue
+		}
 		host := e.host
 		host.State = e.state(h.timing)
+		h.show(&host)
 		used[host.HostID].addTo(&host)
 		if !e.heard.IsZero() {
 			host.SeenAt = h.now().Add(-time.Since(e.heard))
@@ -245,19 +250,21 @@ func (h *hosts) states() map[string]protocol.HostState {
 	return states
 }
 
-// byID returns a host as the watchdog looks at it, without what is placed there; nil where nobody knows it.
+// byID returns a host as the watchdog looks at it, without what is placed there; nil where nobody
+// knows it, or it was forgotten.
 func (h *hosts) byID(hostID string) *protocol.Host {
 	for range 2 {
 		h.mu.Lock()
-		e := h.known[h.ids[hostID]]
-		if e != nil {
+		e, forgotten := h.known[h.ids[hostID]], h.forgottenLocked(hostID)
+		if e != nil && !forgotten {
 			defer h.mu.Unlock()
 			host := e.host
 			host.State = e.state(h.timing)
+			h.show(&host)
 			return &host
 		}
 		h.mu.Unlock()
-		if hostID == "" {
+		if hostID == "" || forgotten {
 			break
 		}
 		h.list() // makes entries for hosts that only sandboxes know of

@@ -14,11 +14,28 @@ import (
 // lacks lists what of a sandbox a host could not do, or its operator does not allow, even if it were
 // empty; s is its spec there. The worker checks again.
 func lacks(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, most abilities) []*protocol.Error {
-	return slices.Concat(lacksNetwork(s, h), lacksAbility(s, h), lacksRoom(s, h, most), lacksServiceProfile(s, h), lacksFiles(b, s, h))
+	return slices.Concat(lacksLabels(b, h), lacksNetwork(s, h), lacksAbility(s, h), lacksRoom(s, h, most), lacksTotal(b, s, h, most), lacksServiceProfile(s, h), lacksFiles(b, s, h))
 }
 
 func lack(code protocol.Code, reason, field, format string, args ...any) *protocol.Error {
 	return &protocol.Error{Code: code, Reason: reason, Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// lacksLabels lists the constraints of a spec that a host's labels do not meet. What is resumed has been there before.
+func lacksLabels(b *protocol.Sandbox, h *protocol.Host) (all []*protocol.Error) {
+	if b.Resuming {
+		return nil
+	}
+	for i, text := range b.AcceptedSpec().Placement {
+		field := fmt.Sprintf("spec.placement[%d]", i)
+		c, err := protocol.ParseConstraint(text)
+		if err != nil {
+			all = append(all, lack(protocol.InvalidArgument, "", field, "%v", err))
+		} else if why := c.Unmet(h.Labels); why != "" {
+			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonNoHost, field, "on %s %s", h.Worker, why))
+		}
+	}
+	return all
 }
 
 func lacksNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
@@ -51,8 +68,10 @@ func lacksAbility(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 // abilities is what some host may be able to do. Where none is, a sandbox that asks for it goes to any,
 // whose Engine says why it refuses it.
 type abilities struct {
-	quotas bool    // limit what a container writes
-	cores  float64 // that one container may have
+	quotas bool           // limit what a container writes
+	cores  float64        // that one container may have
+	memory protocol.Bytes // that one sandbox may be promised
+	disk   protocol.Bytes
 }
 
 func abilitiesOf(hosts []*protocol.Host) (most abilities) {
@@ -62,6 +81,7 @@ func abilitiesOf(hosts []*protocol.Host) (most abilities) {
 			most.cores = math.Inf(1)
 		}
 		most.cores = max(most.cores, float64(h.Cores))
+		most.memory, most.disk = max(most.memory, h.Memory), max(most.disk, h.Disk)
 	}
 	return most
 }
@@ -82,6 +102,31 @@ func lacksRoom(s *protocol.SandboxSpec, h *protocol.Host, most abilities) (all [
 		v, _ := s.Service(name)
 		check(s.ServiceField(name), v.Disk, v.CPU)
 	}
+	return all
+}
+
+// lacksTotal lists what a sandbox and its services reserve together, where a host would not have as much if it
+// were empty. What is resumed has been there before, and waits for an operator who lowered what his host offers.
+func lacksTotal(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, most abilities) (all []*protocol.Error) {
+	if b.Resuming {
+		return nil
+	}
+	with := ""
+	if len(s.RequiredServices)+len(s.OptionalServices) > 0 {
+		with = " with all services"
+	}
+	check := func(field string, wanted, has, most protocol.Bytes) {
+		switch {
+		case has == 0 || wanted <= has: // 0: it has not said
+		case wanted > most:
+			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonNoHost, field, "%s wanted%s, and the largest host has %s", wanted, with, most))
+		default:
+			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonNoHost, field, "%s wanted%s, %s has %s", wanted, with, h.Worker, has))
+		}
+	}
+	t := s.Totals()
+	check("spec.memory", t.Memory, h.Memory, most.memory)
+	check("spec.disk", t.Disk, h.Disk, most.disk)
 	return all
 }
 

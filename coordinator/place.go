@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
@@ -106,6 +107,10 @@ func closed(b *protocol.Sandbox, h *protocol.Host) string {
 	switch {
 	case b.Resuming && b.HostID != h.HostID:
 		return "the stopped sandbox is on another host, " + b.Worker
+	case h.Cordoned || h.Drain != nil:
+		return draining(h)
+	case h.State != protocol.HostReady && unregistered(h):
+		return fmt.Sprintf("the host is %s, and what it offers is not known until its worker is back", h.State)
 	case h.State != protocol.HostReady:
 		if h.Problem != "" {
 			return fmt.Sprintf("the host is %s: %s", h.State, h.Problem)
@@ -118,7 +123,29 @@ func closed(b *protocol.Sandbox, h *protocol.Host) string {
 	case h.Sandboxes >= h.Slots:
 		return fmt.Sprintf("all of its %d slots are taken", h.Slots)
 	}
+	return refusedBy(b, h)
+}
+
+// refusedBy says of what a host's worker had too little for a sandbox when it was assigned to it, "" where it was
+// not. Two coordinators that both believe to schedule may give a host more than it has.
+func refusedBy(b *protocol.Sandbox, h *protocol.Host) string {
+	for _, r := range b.Refusals {
+		if r.HostID == h.HostID {
+			return fmt.Sprintf("it gave the sandbox back, and is passed over until %s: %s", r.Until.UTC().Format(time.RFC3339), r.Reason)
+		}
+	}
 	return ""
+}
+
+// standing is a sandbox with those refusals of hosts that still count.
+func standing(b *protocol.Sandbox, now time.Time) *protocol.Sandbox {
+	over := func(r protocol.Refusal) bool { return !now.Before(r.Until) }
+	if !slices.ContainsFunc(b.Refusals, over) {
+		return b
+	}
+	fresh := *b
+	fresh.Refusals = slices.DeleteFunc(slices.Clone(b.Refusals), over)
+	return &fresh
 }
 
 // room says how empty a host is: the scarcest of slots, memory, disk and cores counts. 1: it is empty;

@@ -333,3 +333,87 @@ func TestWhatNoHostAloneGivesIsRefusedAtOnce(t *testing.T) {
 		t.Errorf("got %v", why)
 	}
 }
+
+// What the largest host could not hold if it were empty is refused at once. A host that only sandboxes know of may
+// be larger: then it waits, and says for what.
+func TestWhatNoHostCanEverHoldIsRefusedAtOnce(t *testing.T) {
+	small, large := host("small", 0), host("large", 10)
+	large.Memory, large.UsedMem = 20<<30, 20<<30
+	services := wants(8 << 30)
+	services.Spec.RequiredServices = protocol.Services{"db": {Memory: 8 << 30}, "web": {Memory: 8 << 30}}
+	disk := wants(1 << 30)
+	disk.Spec.Disk = 200 << 30
+	for _, h := range []*protocol.Host{small, large} {
+		h.Disk, h.DiskQuota, h.Profiles, h.ServiceProfiles = 100<<30, true, []string{protocol.ProfileHardened}, []string{protocol.ProfileStandard}
+	}
+	for field, b := range map[string]*protocol.Sandbox{"spec.memory": wants(100 << 30), "spec.memory ": services, "spec.disk": disk} {
+		field = strings.TrimSpace(field)
+		e := impossible(b, []*protocol.Host{small, large})
+		if e == nil || e.Reason != protocol.ReasonNoHost || e.Field != field || !strings.Contains(e.Message, "largest host has") {
+			t.Errorf("%s: %v", field, e)
+		}
+		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostLost}
+		if e := impossible(b, []*protocol.Host{small, large, away}); e != nil {
+			t.Errorf("%s, while a host is away: %v", field, e)
+		}
+		_, refusals := place(b, []*protocol.Host{small, large, away}, nil)
+		if r := refusals[0]; !strings.Contains(r.Reason, "not known until its worker is back") {
+			t.Errorf("the host that is away: %+v", r)
+		}
+	}
+	if e := impossible(wants(15<<30), []*protocol.Host{small, large}); e != nil {
+		t.Errorf("what a busy host could hold: %v", e)
+	}
+	resumed := wants(100 << 30)
+	resumed.Resuming, resumed.HostID = true, small.HostID
+	if e := impossible(resumed, []*protocol.Host{small}); e != nil {
+		t.Errorf("what was on a host before: %v", e)
+	}
+}
+
+func TestAHostThatGaveASandboxBackIsPassedOverForAWhile(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	b := wants(1 << 30)
+	b.Refusals = []protocol.Refusal{{HostID: "h-w1", Worker: "w1", Reason: "all of its 2 slots are taken", Until: now.Add(time.Second)}}
+	hosts := []*protocol.Host{host("w1", 0), host("w2", 5)}
+	if chosen, refusals := place(standing(b, now), hosts, nil); chosen != hosts[1] || !strings.Contains(refusals[0].Reason, "2 slots") {
+		t.Errorf("meanwhile: %+v", refusals)
+	}
+	if chosen, _ := place(standing(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {
+		t.Error("afterwards it is passed over still")
+	}
+}
+
+func TestASandboxGoesToAHostWithTheLabelsThatItWants(t *testing.T) {
+	a, b, none := host("a", 5), host("b", 0), host("none", 0)
+	a.Labels, b.Labels = map[string]string{"zone": "a", "disk": "ssd"}, map[string]string{"zone": "b"}
+	hosts := []*protocol.Host{a, b, none}
+	for _, c := range []struct {
+		placement []string
+		want      *protocol.Host
+		why       string // of b
+	}{
+		{[]string{"zone=a"}, a, "spec.placement[0]: on b label zone is b, wanted a"},
+		{[]string{"zone in (a, c)", "disk=ssd"}, a, "spec.placement[0]: on b label zone is b, wanted a or c"},
+		{[]string{"zone!=b", "zone!=a"}, none, "spec.placement[0]: on b label zone is b, wanted anything but b"},
+		{[]string{"zone=b", "disk!=ssd"}, b, ""},
+	} {
+		s := wants(1 << 30)
+		s.Spec.Placement = c.placement
+		chosen, refusals := place(s, hosts, nil)
+		if chosen != c.want || refusals[1].Reason != c.why {
+			t.Errorf("%q: %+v", c.placement, refusals)
+		}
+		if e := impossible(s, hosts); e != nil {
+			t.Errorf("%q: %v", c.placement, e)
+		}
+	}
+	s := wants(1 << 30)
+	s.Spec.Placement = []string{"zone=z"}
+	if e := impossible(s, hosts); e == nil || e.Field != "spec.placement[0]" || e.Reason != protocol.ReasonNoHost {
+		t.Errorf("where no host is: %v", e)
+	}
+	if e := impossible(s, append(hosts, &protocol.Host{Worker: "away", State: protocol.HostLost})); e != nil {
+		t.Errorf("while a host is away that may be there: %v", e)
+	}
+}

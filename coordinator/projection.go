@@ -87,12 +87,18 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	k := key{b.Tenant, b.Sandbox}
 	p.execs.applied(k, s, b) // before it is over
 	p.mu.Lock()
+	before := p.sandboxes[k]
 	matters := p.putLocked(k, &handle, b.Record)
 	p.mu.Unlock()
 	if b.Writer == p.writer && handle.Worker != "" {
 		worker := p.route(handle.HostID, handle.Worker)
 		if err := p.conn.Tell(worker, b); err != nil {
 			p.log.Warn("a worker is not told, and will be later", "worker", worker, "sandbox", b.Sandbox, "error", err)
+		}
+	}
+	if b.Writer == p.writer && before != nil && before.HostID != "" && before.HostID != handle.HostID { // it is another's now
+		if err := p.conn.Tell(p.route(before.HostID, before.Worker), b); err != nil {
+			p.log.Warn("a worker is not told that a sandbox is another's, and will see it", "worker", before.Worker, "sandbox", b.Sandbox, "error", err)
 		}
 	}
 	if matters {

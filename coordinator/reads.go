@@ -195,7 +195,9 @@ func encoded[T any](row T) int { return len(protocol.Encode(row)) }
 func (c *coordinator) listHosts(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	order := func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) }
 	token := func(h *protocol.Host) string { return fmt.Sprintf("%020d.%s", 0, h.Worker) }
-	page, next, err := paginate(c.hosts.list(), order, token, encoded, q)
+	list := c.hosts.list()
+	c.projection.holds(list)
+	page, next, err := paginate(list, order, token, encoded, q)
 	return &protocol.Reply{Hosts: page, Next: next}, err
 }
 
@@ -234,9 +236,9 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 	b := r.Sandbox
 	e := &protocol.Explanation{Sandbox: b, Since: b.StateChangedAt}
 	switch {
-	case b.State == protocol.StatePending && (!b.Assigned || c.hosts.states()[b.HostID] == protocol.HostLost):
+	case b.State == protocol.StatePending && (!b.Assigned || c.hosts.states()[b.HostID] == protocol.HostLost || c.hosts.forgotten(b.HostID)):
 		hosts := c.hosts.list()
-		_, e.Hosts = place(b, hosts, c.images.list())
+		_, e.Hosts = place(standing(b, c.conn.Now()), hosts, c.images.list())
 		e.Waiting, e.Deadline = "no host takes it now", c.queueDeadline(b)
 		if len(hosts) == 0 {
 			e.Waiting = "there is no host"

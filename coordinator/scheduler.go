@@ -135,7 +135,7 @@ func (c *coordinator) waiting(hosts []*protocol.Host) []*protocol.Sandbox {
 			lost = append(lost, h.HostID)
 		}
 	}
-	return c.projection.line(lost, true)
+	return c.projection.line(append(lost, c.hosts.allForgotten()...), true)
 }
 
 // look takes over what changed on the hosts.
@@ -162,7 +162,7 @@ func (s *scheduling) look() {
 // changed.
 func (s *scheduling) pass(ctx context.Context) {
 	s.look()
-	line := s.projection.line(s.index.lost(), false)
+	line := s.projection.line(append(s.index.lost(), s.hosts.allForgotten()...), false)
 	kinds := make(map[*protocol.Sandbox]string, len(line))
 	full, imageless := map[string]bool{}, map[string]*protocol.Error{} // by kind, in this pass
 	for _, b := range line {
@@ -186,12 +186,12 @@ func (s *scheduling) pass(ctx context.Context) {
 				return
 			}
 			s.look()
-			if chosen := s.index.place(b, kind); chosen != nil {
+			if chosen := s.index.place(standing(b, s.conn.Now()), kind); chosen != nil {
 				s.assign(ctx, b, chosen)
 				continue
 			}
 			<-s.slots
-			full[kind] = !b.Resuming // there is hardly more room before the next pass
+			full[kind] = !b.Resuming && len(b.Refusals) == 0 // there is hardly more room before the next pass
 		}
 		if why := s.whyNever(b, kind, imageless); why != nil && s.projection.launch(b, "", usage{}) {
 			s.slots <- struct{}{}

@@ -38,6 +38,8 @@ func (u *unstarted) since(sandbox key, exec string, at time.Time) time.Duration 
 // see. host is nil where none is known.
 func execWaits(b *protocol.Sandbox, host *protocol.Host) string {
 	switch {
+	case b.State == protocol.StatePending:
+		return "the sandbox is made again on another host"
 	case host == nil || host.State == protocol.HostLost:
 		return "the host of worker " + b.Worker + " is lost"
 	case host.State == protocol.HostSuspect:

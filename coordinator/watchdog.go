@@ -154,14 +154,17 @@ const lostRounds = 10
 
 // watchHosts finds out which of the hosts that are not heard of are lost, and has what is on a lost one looked at.
 func (c *coordinator) watchHosts(ctx context.Context, lease *jetstream.Lease) error {
-	tried, lost, round := map[string]time.Time{}, map[string]bool{}, 0
+	tried, lostSince, lost, round := map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}, 0
 	return c.each(ctx, lease, func() {
 		round++
-		hosts := map[string]*protocol.Host{}
-		for _, h := range c.hosts.list() {
+		hosts, list := map[string]*protocol.Host{}, c.hosts.list()
+		for _, h := range list {
 			hosts[h.HostID] = h
 		}
 		c.seizeSilent(ctx, hosts, tried)
+		c.carryOutWishes(ctx, lease, hosts, lostSince)
+		c.moves.begin(list, c.images.list())
+		c.lookAtWished(hosts, round)
 		for id, h := range hosts {
 			is := h.State == protocol.HostLost
 			if is != lost[id] || is && round%lostRounds == 0 {
@@ -260,9 +263,19 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 			return decideFail(s, protocol.Errorf(code, reason, format, args...))
 		}
 	}
-	whyNot := lazily(func() string { return c.whyNot(b) })
+	whyNot := lazily(func() string { return c.whyNot(b, now) })
 	since := now.Sub(b.StateChangedAt)
 	lost := host == nil || host.State == protocol.HostLost
+	if c.hosts.forgotten(b.HostID) {
+		if decide := dueForgotten(b); decide != nil {
+			return decide
+		}
+	}
+	if host != nil && host.Drain != nil {
+		if decide := c.dueDrained(b, host, now); decide != nil {
+			return decide
+		}
+	}
 	switch {
 	case !b.ExpiresAt.IsZero() && now.After(b.ExpiresAt) && b.Desired != protocol.StateDeleted:
 		return func(s *protocol.State) ([]protocol.Event, error) { return decideDelete(s, "", protocol.ReasonTTL) }
@@ -277,6 +290,10 @@ func (c *coordinator) due(b *protocol.Sandbox, host *protocol.Host, now time.Tim
 			b.HostID, b.Worker, c.queueDeadline(b).Sub(b.AssignedAt), whyNot)
 	case b.State == protocol.StateReady && lost && host != nil && b.Spec.OnHostLoss == protocol.OnHostLossFail:
 		return fail(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost", b.HostID, b.Worker)
+	case lost && host != nil && replaces(b):
+		return func(s *protocol.State) ([]protocol.Event, error) {
+			return decideReplace(s, protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "host %s (worker %s) was lost", b.HostID, b.Worker))
+		}
 	case b.State == protocol.StateReady && b.Desired == protocol.StateReady && b.ActiveExecs == 0 &&
 		b.Spec.IdleTTL > 0 && now.Sub(b.ActiveAt) > b.Spec.IdleTTL.Std():
 		return func(s *protocol.State) ([]protocol.Event, error) { return decideStop(s, "", protocol.ReasonIdleTTL) }
@@ -308,7 +325,8 @@ type lazily func() string
 func (f lazily) String() string { return f() }
 
 // whyNot says why hosts do not take a sandbox, of the first few of them.
-func (c *coordinator) whyNot(b *protocol.Sandbox) string {
+func (c *coordinator) whyNot(b *protocol.Sandbox, now time.Time) string {
+	b = standing(b, now)
 	hosts, images := c.seen.hosts(c), c.images.list()
 	why, most := "", abilitiesOf(hosts)
 	for i, h := range hosts {
@@ -347,6 +365,9 @@ type moment struct{ own, store time.Time }
 func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment) error {
 	var overdue, unstarted []string
 	reason, lost := protocol.ReasonInterrupted, host == nil || host.State == protocol.HostLost
+	if b.State == protocol.StatePending { // it is replaced, and its execs wait for the new one
+		lost = false
+	}
 	if lost {
 		reason = protocol.ReasonHostLost
 	}

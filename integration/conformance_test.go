@@ -119,6 +119,9 @@ func parts(dirs conformanceDirs) map[string][]part {
 				shown: "TestAStopGivesItsGrace", read: spec(func(s *protocol.SandboxSpec) any { return s.Grace })},
 			{field: "on_host_loss", set: func(s *protocol.SandboxSpec) { s.OnHostLoss = "fail" }, flags: []string{"--on-host-loss", "fail"}, yaml: "on_host_loss: fail",
 				shown: "TestASandboxNeedNotWaitForALostHost", read: spec(func(s *protocol.SandboxSpec) any { return s.OnHostLoss })},
+			{field: "placement", set: func(s *protocol.SandboxSpec) { s.Placement = []string{"zone in (a, b)", "disk!=slow"} },
+				flags: []string{"--placement", "zone in (a, b)", "--placement", "disk!=slow"}, yaml: `placement: ["zone in (a, b)", "disk!=slow"]`,
+				shown: "TestASandboxGoesWhereItsPlacementSays", read: spec(func(s *protocol.SandboxSpec) any { return s.Placement })},
 		},
 		"service": serviceParts(dirs),
 		"service-flag": {
@@ -224,7 +227,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	}
 	home := t.TempDir()
 	writeFile(t, filepath.Join(home, ".npm", "file"), "cached\n", 0o644, time.Now())
-	f.Worker("w1", fleet.Role{AllowMounts: []string{dirs.mount}, Tools: []string{"npm"}, ToolsHome: home, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}})
+	f.Worker("w1", fleet.Role{Labels: map[string]string{"zone": "b"}, AllowMounts: []string{dirs.mount}, Tools: []string{"npm"}, ToolsHome: home, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}})
 	cli := buildCLI(t)
 	found := map[string]map[string]string{}
 	for group, fields := range parts(dirs) {

@@ -99,6 +99,7 @@ func (a *Assets) assets() []asset {
 		{config: bucket(protocol.BucketExecIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketSandboxes), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketImages), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
+		{config: bucket(protocol.BucketHosts), settings: []setting{maxBytes("", 0, smallTable)}},
 		{config: bucket(protocol.BucketWorkers), settings: []setting{maxAge("", 0, hostTTL), maxBytes("", 0, smallTable)}},
 		{config: bucket(protocol.BucketLocks), settings: []setting{maxAge("lock_ttl", a.LockTTL, DefaultLockTTL), maxBytes("", 0, smallTable)}},
 		{config: bucket(protocol.BucketElections), settings: []setting{maxAge("election_ttl", a.ElectionTTL, DefaultElectionTTL), maxBytes("", 0, smallTable)}},

@@ -13,6 +13,8 @@ type Kind string
 const (
 	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec, BuiltIn
 	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation; Spec, where the worker's defaults change it
+	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room for it, and another host is looked for: Error
+	SandboxReplaced        Kind = "sandbox.replaced"         // its host is lost, or drained, and it is made again elsewhere: Reason
 	SandboxPreparing       Kind = "sandbox.preparing"        // Sandbox.Phase
 	SandboxReady           Kind = "sandbox.ready"            // Sandbox.Image, Isolation, Boot, …
 	SandboxRestarted       Kind = "sandbox.restarted"        // its container was started again after the engine lost it; Sandbox.Boot

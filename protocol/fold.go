@@ -31,10 +31,14 @@ type Transition struct {
 //     the same one; it is prepared, ready and restarted only while it is assigned;
 //   - it is stopped only after a stop request, of which there is one at a time;
 //   - an exec is only accepted while the sandbox is ready and meant to stay so;
-//   - a sandbox becomes stopped, failed or deleted only when each of its execs has ended.
+//   - a sandbox becomes stopped, failed or deleted only when each of its execs has ended;
+//   - it is refused only while it is assigned, and replaced only while it is meant to stay ready, when each of
+//     its execs has ended or was never started.
 var Transitions = []Transition{
 	{SandboxAccepted, []SandboxState{StateNone}, StatePending, OwnerCoordinator},
 	{SandboxAssigned, []SandboxState{StatePending}, StatePending, OwnerCoordinator},
+	{SandboxRefused, []SandboxState{StatePending}, StatePending, OwnerWorker},
+	{SandboxReplaced, []SandboxState{StateReady}, StatePending, OwnerCoordinator},
 	{SandboxPreparing, []SandboxState{StatePending}, StatePending, OwnerWorker},
 	{SandboxReady, []SandboxState{StatePending}, StateReady, OwnerWorker},
 	{SandboxRestarted, []SandboxState{StateReady}, StateReady, OwnerWorker},
@@ -42,7 +46,7 @@ var Transitions = []Transition{
 	{SandboxStopRequested, []SandboxState{StateReady}, StateReady, OwnerCoordinator},
 	{SandboxStopped, []SandboxState{StateReady}, StateStopped, OwnerWorker},
 	{SandboxResumeRequested, []SandboxState{StateStopped}, StatePending, OwnerCoordinator},
-	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady}, StateFailed, OwnerEither},
+	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady, StateStopped}, StateFailed, OwnerEither},
 	{SandboxExtended, []SandboxState{StatePending, StateReady, StateStopped}, StateNone, OwnerCoordinator},
 	{SandboxUnchanged, anyLive, StateNone, OwnerCoordinator},
 	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed}, StateDeleting, OwnerCoordinator},
@@ -189,6 +193,21 @@ func (s *State) applySandbox(e *Event) error {
 			b.servicesStart(e.Time, false) // nothing of them is there
 			b.Primary = nil
 		}
+	case SandboxRefused:
+		if !b.Assigned {
+			return s.illegal(e)
+		}
+		b.refused(e)
+	case SandboxReplaced:
+		if b.Desired != StateReady {
+			return s.illegal(e)
+		}
+		for _, x := range s.Execs {
+			if x.State == ExecStateRunning {
+				return Errorf(FailedPrecondition, ReasonInvalidState, "%s while exec %s runs", e.Kind, x.ID)
+			}
+		}
+		b.replaced(e)
 	case SandboxPreparing:
 		if !b.Assigned {
 			return s.illegal(e)
@@ -208,7 +227,7 @@ func (s *State) applySandbox(e *Event) error {
 			b.Ports = d.Ports
 		}
 		b.Phase, b.Pull, b.Reason, b.Error, b.Resuming = "", nil, e.Reason, nil, false
-		b.ActiveAt = e.Time
+		b.ActiveAt, b.Refusals = e.Time, nil
 		if e.Kind == SandboxReady {
 			b.ReadyAt = e.Time
 		}
@@ -250,6 +269,7 @@ func (s *State) applySandbox(e *Event) error {
 			b.Tenant, b.ID, b.Request, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Time
 		}
 		b.Error, b.Reason, b.Assigned, b.Resuming, b.Phase, b.Pull, b.Desired = e.Error, e.Reason, false, false, "", nil, StateFailed
+		b.Refusals = nil
 		if b.Reason == "" && e.Error != nil {
 			b.Reason = e.Error.Reason
 		}

@@ -39,7 +39,13 @@ func checkInvariants(t failer, s *State) {
 		if !same(*s, State{}) {
 			t.Fatalf("an empty history has a state: %s", show(s))
 		}
-	case StatePending, StateStopped, StateFailed, StateDeleted:
+	case StatePending:
+		for _, x := range active { // of a sandbox that is replaced
+			if x.State != ExecStateAccepted {
+				t.Fatalf("exec %s of a pending sandbox is %s", x.ID, x.State)
+			}
+		}
+	case StateStopped, StateFailed, StateDeleted:
 		if len(active) > 0 {
 			t.Fatalf("%s with %d active execs", b.State, len(active))
 		}

@@ -111,8 +111,10 @@ func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState,
 	}
 	active := len(s.Active()) > 0
 	switch kind {
-	case SandboxPreparing, SandboxReady, SandboxRestarted:
+	case SandboxPreparing, SandboxReady, SandboxRestarted, SandboxRefused:
 		legal = legal && b.Assigned
+	case SandboxReplaced:
+		legal = legal && b.Desired == StateReady && !slices.ContainsFunc(s.Active(), func(x *Exec) bool { return x.State == ExecStateRunning })
 	case SandboxStopRequested, ExecAccepted:
 		legal = legal && b.Desired == StateReady
 	case SandboxStopped:

@@ -100,6 +100,14 @@ func goldenValues() map[string]any {
 		"request-extend":       &Request{Version: 1, TTL: Duration(time.Hour)},
 		"heartbeat-parts":      &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
 		"reply-parts":          &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
+		"hostwish": &HostWish{Version: 1, HostID: "h1", Worker: "w1", Cordoned: true, Time: at, Drain: &HostDrain{Since: at, Deadline: at},
+			Forget: &HostForget{Since: at, Done: true, Token: 7, Refused: failure}},
+		"host-wished-parts": &Host{Version: 1, Worker: "w1", Cordoned: true, Drain: &HostDrain{Since: at, Deadline: at}, Holds: map[string]int{"ready": 2}, Execs: 3},
+		"state-refusals-parts": &State{Sandbox: Sandbox{ID: "sb-2", CreatedAt: at, StateChangedAt: at, Spec: SandboxSpec{Image: "i", Placement: []string{"zone=a"}},
+			Refusals: []Refusal{{HostID: "h1", Worker: "w1", Reason: "all of its 2 slots are taken", Times: 2, Until: at}}}},
+		"batch-refused-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-7", Writer: "w1", Events: []Event{
+			{Sequence: 3, Kind: SandboxRefused, Time: at, State: StatePending, Reason: ReasonNoRoom, Error: failure},
+			{Sequence: 4, Kind: SandboxReplaced, Time: at, State: StatePending, Reason: ReasonHostLost}}},
 		"batch-parts": &Batch{Version: 1, Tenant: "default", Sandbox: "sb-2", ID: "ap-2", Writer: "w1", Events: []Event{
 			{Sequence: 1, Kind: SandboxReady, Time: at, State: StateReady, Phase: &SandboxDetails{Digest: "sha256:cd", Ports: parts.Ports, ExpiresAt: at,
 				ExitCode: &code, Output: []byte("o")}},

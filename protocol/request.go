@@ -189,6 +189,11 @@ type Host struct {
 	// known. ClockOff says that it is more than [MaxSkew], in either direction.
 	Skew     *Duration `json:"skew,omitempty"`
 	ClockOff bool      `json:"clock_off,omitempty"`
+
+	Cordoned bool           `json:"cordoned,omitempty"` // an operator wants it to get no new work
+	Drain    *HostDrain     `json:"drain,omitempty"`    // and what is on it to go
+	Holds    map[string]int `json:"holds,omitempty"`    // how many sandboxes are on it, by state, of all tenants
+	Execs    int            `json:"execs,omitempty"`    // of theirs, that have not ended
 }
 
 // MaxSkew is how far a machine's wall clock may be from the store's before that is reported. Nothing is

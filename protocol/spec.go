@@ -48,6 +48,9 @@ const (
 const (
 	OnHostLossWait = "wait" // it stays, shown unreachable, until the host comes back
 	OnHostLossFail = "fail" // it fails with reason host_lost when the host's lock lease is over
+	// It is made again elsewhere from its spec, under its id and in the next generation, when the host's lock
+	// lease is over.
+	OnHostLossReplace = "replace"
 )
 
 // SandboxSpec says what a sandbox is made of. The handle shows it resolved, with every default
@@ -81,8 +84,9 @@ type SandboxSpec struct {
 	QueueTimeout  Duration          `json:"queue_timeout,omitempty"`  // fail when no host was found by then; default 24h
 	CreateTimeout Duration          `json:"create_timeout,omitempty"` // from assignment to ready; default 5m
 	Grace         Duration          `json:"grace,omitempty"`          // TERM to KILL for execs and command when the sandbox stops; default 5s
-	OnHostLoss    string            `json:"on_host_loss,omitempty"`   // wait (default) or fail
+	OnHostLoss    string            `json:"on_host_loss,omitempty"`   // wait (default), fail or replace
 	OnDelete      *Hook             `json:"on_delete,omitempty"`      // run before a ready sandbox is deleted
+	Placement     []string          `json:"placement,omitempty"`      // on hosts with these labels only: KEY=VALUE, KEY!=VALUE or "KEY in (VALUE, VALUE)"; all must hold
 
 	RequiredServices Services `json:"required_services,omitempty"` // by name; must be ready for the sandbox to be
 	OptionalServices Services `json:"optional_services,omitempty"` // by name; block nothing
@@ -213,9 +217,12 @@ func (s *SandboxSpec) Validate() error {
 		return err
 	}
 	switch s.OnHostLoss {
-	case "", OnHostLossWait, OnHostLossFail:
+	case "", OnHostLossWait, OnHostLossFail, OnHostLossReplace:
 	default:
-		return Invalid("spec.on_host_loss", "must be %q or %q, got %.40q", OnHostLossWait, OnHostLossFail, s.OnHostLoss)
+		return Invalid("spec.on_host_loss", "must be %q, %q or %q, got %.40q", OnHostLossWait, OnHostLossFail, OnHostLossReplace, s.OnHostLoss)
+	}
+	if err := s.validatePlacement(); err != nil {
+		return err
 	}
 	if err := s.validateFiles(); err != nil {
 		return err

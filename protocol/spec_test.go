@@ -90,7 +90,13 @@ func TestP9_SandboxSpecIsRefusedByField(t *testing.T) {
 		{"create_timeout negative", func(s *S) { s.CreateTimeout = -1 }, "spec.create_timeout"},
 		{"grace negative", func(s *S) { s.Grace = -1 }, "spec.grace"},
 		{"grace too long", func(s *S) { s.Grace = MaxGrace + 1 }, "spec.grace"},
-		{"on_host_loss unknown", func(s *S) { s.OnHostLoss = "replace" }, "spec.on_host_loss"},
+		{"on_host_loss unknown", func(s *S) { s.OnHostLoss = "move" }, "spec.on_host_loss"},
+		{"placement without a value", func(s *S) { s.Placement = []string{"a=b", "zone"} }, "spec.placement[1]"},
+		{"placement without a key", func(s *S) { s.Placement = []string{"=b"} }, "spec.placement[0]"},
+		{"placement in nothing", func(s *S) { s.Placement = []string{"zone in ()"} }, "spec.placement[0]"},
+		{"placement not closed", func(s *S) { s.Placement = []string{"zone in (a"} }, "spec.placement[0]"},
+		{"placement with two keys", func(s *S) { s.Placement = []string{"a b=c"} }, "spec.placement[0]"},
+		{"too many placements", func(s *S) { s.Placement = make([]string, MaxPlacement+1) }, "spec.placement"},
 		{"on_host_loss in capitals", func(s *S) { s.OnHostLoss = "Wait" }, "spec.on_host_loss"},
 	})
 }

@@ -89,6 +89,7 @@ type Sandbox struct {
 	Accepted       *SandboxSpec             `json:"accepted,omitempty"`       // Spec as it was accepted, where the defaults of its worker changed it
 	BuiltIn        []string                 `json:"built_in,omitempty"`       // fields of the accepted spec that nobody said
 	Record         uint64                   `json:"record,omitempty"`         // stream sequence of the message with its last event: what follows is read from there
+	Refusals       []Refusal                `json:"refusals,omitempty"`       // hosts that had no room for it, by the newest refusal of each, the newest last
 }
 
 // AcceptedSpec is the spec that was accepted, before a worker's defaults went below it. The caller

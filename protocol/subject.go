@@ -17,7 +17,9 @@ const (
 	BucketElections = "boxfleet_elections"
 	BucketBlobs     = "boxfleet_blobs"
 
-	BucketImages     = "boxfleet_images"      // wanted images, and what hosts have
+	BucketImages = "boxfleet_images" // wanted images, and what hosts have
+	BucketHosts  = "boxfleet_hosts"  // what operators want of hosts
+
 	BucketImageFiles = "boxfleet_image_files" // that wanted images come from
 
 	BucketHistories = "boxfleet_histories" // which segments hold the older parts of histories

@@ -29,6 +29,7 @@ var noWorkerDefault = map[string]string{
 	"ttl":               "it counts from the create, before there is a worker",
 	"queue_timeout":     "it is over when there is a worker",
 	"on_host_loss":      "what a sandbox outlives is for its request to say",
+	"placement":         "it says which worker takes a sandbox",
 	"on_delete":         "what a sandbox runs is for its request to say",
 	"required_services": "what a sandbox runs is for its request to say",
 	"optional_services": "what a sandbox runs is for its request to say",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -30,7 +31,7 @@ type ImageFile struct {
 // the tenant's: importing is for operators.
 //
 // Errors: invalid_argument for a name that is none, and for a file that is no tar, or an archive of
-// more than one image.
+// more than one image; not_found, field workers, for a worker that the fleet does not know.
 func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.WantedImage, error) {
 	ref, err := imageref.Full("ref", f.Ref)
 	if err != nil {
@@ -43,6 +44,9 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 		if err := protocol.ValidateID("workers", w); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.knownWorkers(ctx, f.Workers); err != nil {
+		return nil, err
 	}
 	want := &protocol.WantedImage{Ref: ref, Changes: f.Changes, Workers: f.Workers, Time: c.Now(ctx)}
 	sum := sha256.New()
@@ -75,6 +79,41 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 		err = tryUpload(ctx, put)
 	}
 	return want, failed(ctx, err, "upload the image")
+}
+
+// knownWorkers refuses names of workers that the fleet does not know: nobody would ever have the image for them.
+func (c *Client) knownWorkers(ctx context.Context, workers []string) error {
+	if len(workers) == 0 {
+		return nil
+	}
+	hosts, err := c.Hosts(ctx)
+	if err != nil {
+		return err
+	}
+	names := make([]string, 0, len(hosts))
+	for _, h := range hosts {
+		names = append(names, h.Worker)
+	}
+	for i, w := range workers {
+		if !slices.Contains(names, w) {
+			return unknownHost(fmt.Sprintf("workers[%d]", i), w, names)
+		}
+	}
+	return nil
+}
+
+// mostNamed is how many of the fleet's workers an error names.
+const mostNamed = 20
+
+// unknownHost is the error for a name that no worker has.
+func unknownHost(field, name string, names []string) error {
+	there := "it has none"
+	if slices.Sort(names); len(names) > mostNamed {
+		there = fmt.Sprintf("it has %s and %d more", strings.Join(names[:mostNamed], ", "), len(names)-mostNamed)
+	} else if len(names) > 0 {
+		there = "it has " + strings.Join(names, ", ")
+	}
+	return &protocol.Error{Code: protocol.NotFound, Field: field, Message: fmt.Sprintf("the fleet has no worker %.80s; %s", name, there)}
 }
 
 // RemoveImage has the fleet forget an imported image: hosts remove it once nothing uses it. Error:

@@ -90,7 +90,8 @@ func fieldForms() map[string]*jsonschema.Schema {
 		"SandboxSpec.profile":      enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"Service.profile":          enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"SandboxSpec.pull":         enum(protocol.PullMissing, protocol.PullAlways, protocol.PullNever),
-		"SandboxSpec.on_host_loss": enum(protocol.OnHostLossWait, protocol.OnHostLossFail),
+		"SandboxSpec.on_host_loss": enum(protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace),
+		"SandboxSpec.placement":    {Type: "array", Items: text(`=| in |\$`)},
 		"Network.mode":             enum(protocol.NetworkInternet, protocol.NetworkNone, protocol.NetworkAllow),
 		"Port.protocol":            enum(protocol.ProtocolTCP, protocol.ProtocolUDP, protocol.ProtocolSCTP),
 	}
@@ -321,6 +322,8 @@ func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
 		"image: x\ncpu: ${CPU}\npids: 50\nread_only: $R":                                                             true,
 		"image: x\nmemory: 64m\ndisk: 67108864\ngrace: 1m30s":                                                        true,
 		"image: x\nenv: [A=1]\nlabels: {a: 1, b: true}":                                                              true,
+		"image: x\nplacement: [\"a=b\", \"c in (d, e)\", \"f!=g\"]\non_host_loss: replace":                           true,
+		"image: x\nplacement: [a]":                                                                                   false,
 		"image: x\nnetwork: none":                                                                                    true,
 		"image: x\nnetwork: {allow: [10.0.0.0/8]}":                                                                   true,
 		"image: x\nports: [80, \"1:2/udp\", {container: 3}]":                                                         true,

@@ -91,6 +91,11 @@ func newListening() *listening { return &listening{fresh: make(chan struct{}, 1)
 
 func (l *listening) again() {
 	l.times.Add(1)
+	l.nudge()
+}
+
+// nudge has the next heartbeat sent at once.
+func (l *listening) nudge() {
 	select {
 	case l.fresh <- struct{}{}:
 	default:
@@ -328,6 +333,9 @@ func (w *worker) adopt(ctx context.Context) error {
 		named(k)
 	}
 	w.mu.Unlock()
+	w.firstLook.begin(objects, func(left []key) {
+		w.log.Warn("the host takes sandboxes, though some on it could not be looked at", "sandboxes", left)
+	})
 	for k, found := range objects {
 		w.reach(ctx, k, func(s *sandbox) bool { return s.found(found) })
 	}

@@ -243,15 +243,23 @@ func (s *sandbox) settle(ctx context.Context) error {
 		st, _ := s.journal.State()
 		op := next(&st.Sandbox, s.w.hostID, s.seen)
 		s.w.gpus.settle(s.key, &st.Sandbox, s.w.hostID, s.seen.container)
+		s.w.admissions.settle(s.key, &st.Sandbox, s.w.hostID, s.seen)
+		if op != opDiscard && op != opHalt && op != opNothing {
+			s.looked()
+		}
 		s.keepServices(ctx, &st.Sandbox, op)
 		s.startExecs(ctx)
 		if op == opDiscard && s.w.cfg.ReapDryRun {
 			s.log.Warn("would remove what is over", "container", s.container.Name, "generation", s.seen.generation, "state", st.Sandbox.State)
+			s.looked()
 			return nil
 		}
 		if op == opNothing {
 			if err := s.removeStrays(ctx); err != nil {
 				return err
+			}
+			if s.seen.container != containerUnknown {
+				s.looked()
 			}
 			return s.checkPrimary(ctx)
 		}
@@ -261,6 +269,17 @@ func (s *sandbox) settle(ctx context.Context) error {
 		s.startExecs(ctx) // those that waited for the supervisor, before the host is looked at again
 	}
 	return protocol.Errorf(protocol.Internal, "", "the sandbox does not settle")
+}
+
+// looked says that what is here of the sandbox may be here.
+func (s *sandbox) looked() {
+	if s.w.firstLook.looked(s.key) {
+		s.w.listening.nudge()
+		select {
+		case s.w.changed <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // maxSteps is how many operations follow one another without a pause.
@@ -470,9 +489,13 @@ func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) erro
 	var err error
 	switch op {
 	case opCreate:
-		err = s.create(ctx, b)
+		if err = s.admit(ctx, b); err == nil {
+			err = s.create(ctx, b)
+		}
 	case opResume:
-		err = s.resume(ctx, b)
+		if err = s.admit(ctx, b); err == nil {
+			err = s.resume(ctx, b)
+		}
 	case opAttach:
 		err = s.attachRunning(ctx, b)
 	case opRevive:

@@ -38,6 +38,9 @@ func (m *Watermarks) check() error {
 // full says why the host takes no new sandboxes, "" while it does: it stops before it is full, so
 // that what runs can go on.
 func (w *worker) full() string {
+	if why := w.firstLook.full(); why != "" {
+		return why
+	}
 	m := &w.cfg.Watermarks
 	for _, dir := range []string{w.cfg.StateDir, w.info.RootDir} {
 		var fs unix.Statfs_t

@@ -99,6 +99,9 @@ func (c *Config) check() error {
 	if c.Slots < 0 || c.CPU < 0 || c.Memory < 0 {
 		return protocol.Invalid("slots, cpu, memory", "must not be negative")
 	}
+	if err := protocol.ValidateHostLabels("labels", c.Labels); err != nil {
+		return err
+	}
 	if err := c.Images.check(); err != nil {
 		return err
 	}
@@ -149,6 +152,8 @@ type worker struct {
 	supervisor string // path of this worker's copy of the supervisor
 	subnets    *subnets
 	gpus       *gpus
+	admissions *admissions
+	firstLook  *firstLook
 	mounts     *mountPolicy
 	images     *images
 	tools      *toolbox
@@ -224,7 +229,7 @@ func newWorker(cfg Config) *worker {
 	return &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
 		sandboxes: map[key]*sandbox{}, listening: newListening(),
-		changed: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), admissions: newAdmissions(), firstLook: newFirstLook(),
 	}
 }
 
@@ -405,6 +410,7 @@ func (w *worker) keepSupervisor() error {
 // tenure works for as long as the lock is held, or until ctx ends.
 func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	w.lease.Store(lease)
+	w.firstLook = newFirstLook()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return lease.Run(ctx) })
 	group.Go(func() error { return w.work(ctx, group) })
@@ -416,6 +422,7 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 		clear(w.sandboxes)
 		w.mu.Unlock()
 		w.gpus.forget()
+		w.admissions.forget()
 		atRest <- err
 	}()
 	<-ctx.Done()

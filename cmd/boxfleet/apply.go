@@ -102,7 +102,7 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 		return protocol.Errorf(protocol.AlreadyExists, "", "nothing is changed: %s", strings.Join(refusals, "; "))
 	}
 	p.inHand.goesOn("apply", "the fleet goes on with it: `boxfleet sandbox list` shows how far it is; apply the file again to wait for it")
-	if err = carryOut(ctx, c, documents, results, wait); err == nil {
+	if err = p.carryOut(ctx, c, documents, results, wait, tell); err == nil {
 		p.inHand.done("apply")
 	}
 	done()
@@ -139,7 +139,7 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 
 // carryOut makes what is not there, and waits for all, where it is to. Several fail independently;
 // the error is that of the first document which has one.
-func carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool) error {
+func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string)) error {
 	var group errgroup.Group
 	group.SetLimit(createsAtOnce)
 	failures := make([]error, len(documents))
@@ -152,6 +152,9 @@ func carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, re
 			do = await
 		}
 		group.Go(func() error {
+			if wait {
+				defer p.explainWait(ctx, c, d.ID, func(why string) { tell("applying, " + d.ID + " waits: " + why) })()
+			}
 			failures[i] = do(ctx, c, d, &results[i], wait)
 			return nil
 		})

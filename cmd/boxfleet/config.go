@@ -42,6 +42,7 @@ type config struct {
 type coordinatorConfig struct {
 	Name        string
 	CleanupTTL  time.Duration
+	ForgetAfter time.Duration
 	Defaults    string
 	Replicas    int
 	LogMaxAge   time.Duration
@@ -125,6 +126,7 @@ func (c *config) settings() []setting {
 		{"up.listen", defaultListen, "where up's NATS listens; without a port, or where the default port is taken, on a free one", up, "", text(&c.Listen)},
 		{"coordinator.name", "", "an id, its own for each coordinator; default: the machine's name and a random part", roleK, "", text(&k.Name)},
 		{"coordinator.cleanup_ttl", "360h0m0s", "stopped and failed sandboxes are deleted, and the histories of deleted ones purged, after so long", roleK, "", parsed(&k.CleanupTTL, positive)},
+		{"coordinator.host_forget_after", "0s", "a host that is lost for so long is forgotten, with everything on it, as by boxfleet host forget; 0s: never", roleK, "", parsed(&k.ForgetAfter, notNegative)},
 		{"coordinator.defaults", "", "YAML file: by tenant, or * for every tenant, the defaults of its sandboxes; see docs/spec.md", []string{"up", "coordinator"}, "", text(&k.Defaults)},
 		{"coordinator.replicas", "", "copies of each stream: 3 for the first coordinator of a cluster; else what is there, at first 1; boxfleet storage grow changes it later", roleK, "", optional(parsed(&k.Replicas, copies))},
 		{"coordinator.event_max_bytes", "", "the event log may take so much; new work is refused at seven eighths, 1GiB before at most; else what is there, at first 8GiB", storage, "", optional(parsed(&k.EventMaxBytes, someBytes))},
@@ -346,6 +348,9 @@ func (c *config) read(cmd *cobra.Command) error {
 
 // hasFlag says whether the flag of that name is the setting's.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
+	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
+		return false
+	}
 	return slices.Contains(s.commands, "") || slices.Contains(s.commands, cmd.Name())
 }
 

@@ -15,7 +15,14 @@ import (
 )
 
 func (p *program) hostCommand() *cobra.Command {
-	return group("host", "Look at the hosts of the fleet", &cobra.Command{
+	return group("host", "Look at the hosts of the fleet, and take them out of service", p.hostList(),
+		p.hostCordon("cordon", "cordoned", "Give a host no new work", "Give a host no new work, resumes of what is stopped on it included. What runs there goes on. It holds until\nboxfleet host uncordon, also over a restart of the worker.", (*sdk.Client).CordonHost),
+		p.hostCordon("uncordon", "uncordoned", "Give a host new work again, and end a drain of it", "Give a host new work again, and end a drain of it.", (*sdk.Client).UncordonHost),
+		p.hostDrain(), p.hostForget())
+}
+
+func (p *program) hostList() *cobra.Command {
+	return &cobra.Command{
 		Use: "list", Short: "List the hosts", Args: takes(), Example: "  boxfleet host list",
 		Long: `List the hosts. SKEW is how far a host's clock is ahead of that of the NATS server that leads the event log; it
 is marked with "!" where it is more than 5 s off. Nothing is decided by it, but what runs on the host sees it.`,
@@ -31,16 +38,38 @@ is marked with "!" where it is more than 5 s off. Nothing is decided by it, but 
 				return p.show(hosts, func(w io.Writer) { printHosts(w, c.Now(ctx), hosts) })
 			})
 		},
-	})
+	}
 }
 
 func printHosts(w io.Writer, now time.Time, hosts []*protocol.Host) {
-	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "DEFAULTS", "SEEN", "SKEW", "PROBLEM"}}
+	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "LABELS", "DEFAULTS", "SEEN", "SKEW", "PROBLEM"}}
 	for _, h := range hosts {
-		rows = append(rows, []any{h.Worker, h.State, fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
-			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, defaultsOf(h), ago(now, h.SeenAt), skewOf(h), trouble(h)})
+		rows = append(rows, []any{h.Worker, hostState(h), fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, labelsOf(h), defaultsOf(h), ago(now, h.SeenAt), skewOf(h), trouble(h)})
 	}
 	table(w, rows...)
+}
+
+// hostState is a host's state, and what an operator wants of it.
+func hostState(h *protocol.Host) string {
+	switch {
+	case h.Drain != nil:
+		return string(h.State) + ",draining"
+	case h.Cordoned:
+		return string(h.State) + ",cordoned"
+	}
+	return string(h.State)
+}
+
+func labelsOf(h *protocol.Host) string {
+	if len(h.Labels) == 0 {
+		return "-"
+	}
+	var pairs []string
+	for _, k := range sortedKeys(h.Labels) {
+		pairs = append(pairs, k+"="+h.Labels[k])
+	}
+	return strings.Join(pairs, ",")
 }
 
 // defaultsOf names the fields for which a worker has defaults; the JSON output has their values.

@@ -68,8 +68,7 @@ func (p *program) progress(what string) (done func()) {
 
 // progressing is a progress whose text can be changed, by tell.
 func (p *program) progressing(what string) (tell func(what string), done func()) {
-	f, ok := p.stderr.(interface{ Fd() uintptr })
-	if !ok || !term.IsTerminal(int(f.Fd())) {
+	if !p.watched() {
 		return func(string) {}, func() {}
 	}
 	var text atomic.Value
@@ -91,6 +90,12 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 	})
 	var once sync.Once
 	return func(what string) { text.Store(what) }, func() { once.Do(func() { close(stop); wg.Wait() }) }
+}
+
+// watched says whether stderr is a terminal.
+func (p *program) watched() bool {
+	f, ok := p.stderr.(interface{ Fd() uintptr })
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // bar shows how much of something is done.

@@ -128,7 +128,7 @@ func (p *program) coordinator() (coordinator.Config, error) {
 		return coordinator.Config{}, err
 	}
 	return coordinator.Config{
-		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, Defaults: defaults, MaxActiveExecs: k.MaxActiveExecs,
+		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults, MaxActiveExecs: k.MaxActiveExecs,
 		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes, MaxAge: k.HistoryMaxAge},
 		Assets:    p.config.assets(),
 	}, nil

@@ -70,7 +70,7 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, boxSpec *protocol.
 			fmt.Fprintf(p.stderr, "boxfleet: sandbox %s is not deleted yet: %v\n", id, deleteErr)
 		}
 	}()
-	done := p.progress("creating the sandbox")
+	done := p.creating(ctx, c, id, true)
 	defer done()
 	box, err := c.Create(ctx, *boxSpec, sdk.WithID(id))
 	done()

@@ -61,7 +61,7 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 				if err := p.upload(ctx, c, d); err != nil {
 					return err
 				}
-				done := p.progress("creating the sandbox")
+				done := p.creating(ctx, c, id, wait)
 				defer done()
 				p.inHand.goesOn("sandbox", "the create of sandbox %s goes on, where it was accepted: `boxfleet sandbox get %s` shows it, "+
 					"`boxfleet sandbox delete %s` deletes it", id, id, id)

@@ -19,6 +19,7 @@ type specFlags struct {
 	cpu                                                 float64
 	pids                                                int64
 	env, labels, mounts, copies, copyExclude, tools     []string
+	placement                                           []string
 	copyOwner                                           string
 
 	container containerFlags
@@ -43,7 +44,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	f.network.add(flags)
 	f.services.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
-	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait or fail (default wait)")
+	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait, fail or replace (default wait)")
+	flags.StringArrayVar(&f.placement, "placement", nil, "only on hosts whose labels hold `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all must hold")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; a file goes into a TARGET that ends with a slash; may be repeated")
 	flags.StringSliceVar(&f.tools, "tool", nil, "give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
@@ -101,7 +103,7 @@ func (f *specFlags) addCopies(d *spec.Document) error {
 
 // given is what the flags say of a sandbox; onDelete is what the file has as such a command.
 func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
-	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
+	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, Placement: f.placement, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
 	if err := size("--memory", &s.Memory, f.memory); err != nil {
 		return nil, err
 	}

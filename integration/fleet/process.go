@@ -37,6 +37,7 @@ type Role struct {
 	Patience     time.Duration      `json:"patience,omitempty"`      // of a worker, for the log of output
 	OutputWithin time.Duration      `json:"output_within,omitempty"` // of a worker: an exec's end waits for output so long after its timeout
 	Slots        int                `json:"slots,omitempty"`
+	Labels       map[string]string  `json:"labels,omitempty"`
 	AllowMounts  []string           `json:"allow_mounts,omitempty"`
 	Firewall     string             `json:"firewall,omitempty"`
 	Deny         []string           `json:"deny,omitempty"`

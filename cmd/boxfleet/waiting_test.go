@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// What waits for a host says so, also where nobody looks at a terminal, and once.
+func TestACreateThatWaitsSaysWhy(t *testing.T) {
+	clean(t)
+	startWithoutHosts(t, 0)
+	file := filepath.Join(t.TempDir(), "boxes.yaml")
+	if err := os.WriteFile(file, []byte("id: applied\nimage: i\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var ended sync.WaitGroup
+	said := map[string]*screen{"made": {}, "applied": {}}
+	for id, args := range map[string][]string{
+		"made":    {"sandbox", "create", "--image", "i", "--id", "made"},
+		"applied": {"apply", "-f", file},
+	} {
+		ended.Go(func() { run(ctx, args, strings.NewReader(""), new(screen), said[id]) })
+	}
+	for id, stderr := range said {
+		line := "boxfleet: sandbox " + id + " waits: there is no host\n"
+		eventually(t, id+" says why it waits", func() bool { return strings.Contains(stderr.String(), line) })
+	}
+	cancel()
+	ended.Wait()
+	for id, stderr := range said {
+		if n := strings.Count(stderr.String(), " waits: "); n != 1 {
+			t.Errorf("%s says so %d times: %s", id, n, stderr.String())
+		}
+	}
+	if code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", "i", "--id", "not-waited-for", "--wait=false"); code != 0 || stderr != "" {
+		t.Errorf("without a wait: %d, %s", code, stderr)
+	}
+}
+
+func TestAnImportForAWorkerThatIsNotThereIsRefused(t *testing.T) {
+	clean(t)
+	startWithoutHosts(t, 0)
+	code, _, stderr := call(t.Context(), "no tar", "image", "import", "-", "--ref", "tools:1", "--worker", "typo")
+	if code != exitFailure || !strings.Contains(stderr, "not_found: workers[0]: the fleet has no worker typo; it has none") {
+		t.Errorf("%d: %s", code, stderr)
+	}
+}

@@ -1,0 +1,334 @@
+package coordinator
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// wants changes what is wanted of a worker's host, as an operator does.
+func (d *deployment) wants(h *protocol.Host, change func(*protocol.HostWish)) {
+	d.t.Helper()
+	if _, err := d.conn.ChangeHostWish(d.t.Context(), h.HostID, func(w *protocol.HostWish) error {
+		w.Worker = h.Worker
+		change(w)
+		return nil
+	}); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func forgetIt(w *protocol.HostWish) { w.Forget = &protocol.HostForget{Since: time.Now()} }
+
+// readyOn makes a sandbox that its worker made ready.
+func (d *deployment) readyOn(id string, s protocol.SandboxSpec) {
+	d.t.Helper()
+	d.create(id, s)
+	d.eventually(id+" is assigned", func() bool { return d.list()[id].Assigned })
+	d.isReady(id)
+}
+
+// isReady plays the worker that makes a sandbox ready.
+func (d *deployment) isReady(id string) {
+	d.t.Helper()
+	d.work(id, func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}}}
+	})
+	d.eventually(id+" is ready", func() bool { return d.list()[id].State == protocol.StateReady })
+}
+
+// host lists one host, nil where it is not listed.
+func (d *deployment) host(worker string) *protocol.Host {
+	d.t.Helper()
+	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointHosts, &protocol.Query{Limit: 10})
+	if err != nil {
+		return nil
+	}
+	i := slices.IndexFunc(reply.Hosts, func(h *protocol.Host) bool { return h.Worker == worker })
+	if i < 0 {
+		return nil
+	}
+	return reply.Hosts[i]
+}
+
+// everything has all states.
+var everything = []string{"pending", "ready", "stopped", "failed", "deleting", "deleted"}
+
+// A host that does not come back, with one sandbox of each sort on it. Before, a delete of any of them, and a stop,
+// lasted for ever.
+func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	timing := Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond}
+	stop := d.coordinator("c1", timing)
+	defer func() { stop() }()
+	h := host("w1", 0)
+	d.register(h)
+	for _, id := range []string{"runs", "stops", "stopped", "resumes", "deletes", "failed"} {
+		d.readyOn(id, protocol.SandboxSpec{Image: "i"})
+	}
+	ask := func(verb, id string, r protocol.Request) {
+		t.Helper()
+		if reply := d.request(verb, id, verb+"-"+id, r); reply.Error != nil {
+			t.Fatal(verb, id, reply.Error)
+		}
+	}
+	ask(protocol.VerbExec, "runs", protocol.Request{ExecID: "x", Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+	for _, id := range []string{"stopped", "resumes"} {
+		ask(protocol.VerbStop, id, protocol.Request{})
+		d.work(id, func(*protocol.State) []protocol.Event { return []protocol.Event{{Kind: protocol.SandboxStopped}} })
+	}
+	ask(protocol.VerbResume, "resumes", protocol.Request{})
+	d.work("failed", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.SandboxFailed, Reason: "x"}}
+	})
+	for _, id := range []string{"never-made", "moves"} {
+		d.create(id, protocol.SandboxSpec{Image: "i"})
+		d.eventually(id+" is assigned", func() bool { return d.list()[id].Assigned })
+	}
+	d.leave("w1")
+	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
+	ask(protocol.VerbStop, "stops", protocol.Request{})
+	ask(protocol.VerbDelete, "deletes", protocol.Request{})
+	ask(protocol.VerbDelete, "never-made", protocol.Request{})
+	on := d.host("w1")
+	if on == nil || on.Holds["deleting"] != 2 || on.Holds["ready"] != 2 || on.Holds["failed"] != 1 || on.Execs != 1 {
+		t.Fatalf("on the host is %+v", on)
+	}
+	d.wants(h, forgetIt)
+	d.eventually("everything on it has ended, but what is placed elsewhere", func() bool {
+		all := d.list(everything...)
+		for id, state := range map[string]protocol.SandboxState{
+			"runs": protocol.StateFailed, "stops": protocol.StateFailed, "stopped": protocol.StateFailed, "resumes": protocol.StateFailed,
+			"deletes": protocol.StateDeleted, "never-made": protocol.StateDeleted, "failed": protocol.StateFailed, "moves": protocol.StatePending,
+		} {
+			b := all[id]
+			if b == nil || b.State != state || state == protocol.StateFailed && id != "failed" && b.Reason != protocol.ReasonHostForgotten || b.ActiveExecs > 0 {
+				return false
+			}
+		}
+		return true
+	})
+	if h := d.host("w1"); h != nil {
+		t.Errorf("it is listed: %+v", h)
+	}
+	ask(protocol.VerbDelete, "failed", protocol.Request{})
+	d.eventually("what failed there can be deleted", func() bool { return d.list(everything...)["failed"].State == protocol.StateDeleted })
+	stop()
+	stop = d.coordinator("c2", timing)
+	d.eventually("another coordinator decides", func() bool { return d.list(everything...)["runs"] != nil })
+	if h := d.host("w1"); h != nil {
+		t.Errorf("after a restart it is listed: %+v", h)
+	}
+	ask(protocol.VerbDelete, "runs", protocol.Request{})
+	d.eventually("so it is after a restart", func() bool { return d.list(everything...)["runs"].State == protocol.StateDeleted })
+
+	h.Instance, h.Token = "i2", 1<<40
+	d.register(h)
+	d.eventually("a host that comes back is a host again", func() bool { return d.hostIs("w1", protocol.HostReady) })
+	d.eventually("nothing is wanted of it", func() bool {
+		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		return err == nil && w.Empty()
+	})
+	if b := d.list()["moves"]; b.State != protocol.StatePending || b.HostID != h.HostID {
+		t.Errorf("what was being made there is %s on %q", b.State, b.HostID)
+	}
+}
+
+// Only a lock that was free gives a host up.
+func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: time.Hour})()
+	h := host("w1", 0)
+	lease, err := d.conn.AcquireHost(t.Context(), h.HostID, jetstream.Holder{Name: "w1", Instance: "i-w1"}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Token = lease.Token()
+	d.register(h)
+	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
+	d.wants(h, forgetIt)
+	time.Sleep(time.Second) // it is silent, and not lost: its lock is held
+	w, err := d.conn.HostWish(t.Context(), h.HostID)
+	if err != nil || w.Forget.Done || d.list()["a"].State != protocol.StateReady {
+		t.Errorf("%+v, %v, and its sandbox is %s", w.Forget, err, d.list()["a"].State)
+	}
+	beating, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		for beating.Err() == nil {
+			_ = d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: h.Instance, Healthy: true})
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	d.wants(h, forgetIt)
+	d.eventually("it is refused, since the host is heard", func() bool {
+		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		return err == nil && w.Forget != nil && w.Forget.Refused != nil && !w.Forget.Done
+	})
+	if b := d.list()["a"]; b.State != protocol.StateReady {
+		t.Errorf("its sandbox is %s: %v", b.State, b.Error)
+	}
+}
+
+func TestALostHostIsForgottenByAge(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.run(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond}, HostForgetAfter: 300 * time.Millisecond})()
+	d.register(host("w1", 0))
+	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
+	d.leave("w1")
+	d.eventually("its sandbox has failed", func() bool {
+		b := d.list(everything...)["a"]
+		return b != nil && b.Reason == protocol.ReasonHostForgotten
+	})
+}
+
+func TestACordonedHostGetsNoNewWork(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	timing := Timing{Scan: 20 * time.Millisecond}
+	stop := d.coordinator("c1", timing)
+	h := host("w1", 0)
+	d.register(h)
+	d.readyOn("runs", protocol.SandboxSpec{Image: "i"})
+	d.wants(h, func(w *protocol.HostWish) { w.Cordoned = true })
+	d.eventually("it is shown", func() bool { h := d.host("w1"); return h != nil && h.Cordoned })
+	stop()
+	defer d.coordinator("c2", timing)() // it holds over a restart
+	d.create("waits", protocol.SandboxSpec{Image: "i"})
+	d.eventually("what waits says why", func() bool {
+		r, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "waits"})
+		return err == nil && len(r.Explain.Hosts) == 1 && r.Explain.Hosts[0].Reason == "the host is cordoned"
+	})
+	if b := d.list()["waits"]; b.Assigned || d.list()["runs"].State != protocol.StateReady {
+		t.Errorf("it is assigned: %v; what runs there is %s", b.Assigned, d.list()["runs"].State)
+	}
+	d.wants(h, func(w *protocol.HostWish) { w.Cordoned = false })
+	d.eventually("afterwards it is placed", func() bool { return d.list()["waits"].Assigned })
+}
+
+// What runs on a drained host goes as its on_host_loss says.
+func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond})()
+	h := host("w1", 0)
+	d.register(h)
+	policies := []string{protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace}
+	for _, policy := range policies {
+		d.readyOn(policy, protocol.SandboxSpec{Image: "i", OnHostLoss: policy})
+	}
+	d.wants(h, func(w *protocol.HostWish) {
+		w.Cordoned, w.Drain = true, &protocol.HostDrain{Since: time.Now()}
+	})
+	d.eventually("it is shown", func() bool { h := d.host("w1"); return h != nil && h.Drain != nil })
+	time.Sleep(200 * time.Millisecond)
+	for _, policy := range policies {
+		if b := d.list()[policy]; b.State != protocol.StateReady || b.Desired != protocol.StateReady {
+			t.Errorf("while no other host takes it, %s is %s on its way to %s", policy, b.State, b.Desired)
+		}
+	}
+	d.register(host("w2", 0))
+	d.eventually("one is made again elsewhere", func() bool {
+		b := d.list()[protocol.OnHostLossReplace]
+		return b.Generation == 2 && b.HostID == "h-w2" && b.State == protocol.StatePending
+	})
+	d.isReady(protocol.OnHostLossReplace)
+	d.wants(h, func(w *protocol.HostWish) { w.Drain = &protocol.HostDrain{Since: time.Now(), Deadline: time.Now()} })
+	d.eventually("after the deadline the others end", func() bool {
+		all := d.list(everything...)
+		waits, fails := all[protocol.OnHostLossWait], all[protocol.OnHostLossFail]
+		return waits.Desired == protocol.StateStopped && waits.Reason == protocol.ReasonDrained &&
+			fails.State == protocol.StateFailed && fails.Reason == protocol.ReasonDrained
+	})
+}
+
+// One scan moves no more than fits elsewhere, and asks twice for the same.
+func TestADrainMovesWhatFitsElsewhere(t *testing.T) {
+	drained, other := host("drained", 0), host("other", 8)
+	drained.Drain = &protocol.HostDrain{}
+	m := &moves{}
+	m.begin([]*protocol.Host{drained, other}, nil)
+	for i, want := range []bool{true, true, true, true, false} {
+		b := wants(1 << 30)
+		b.ID, b.State, b.HostID = []string{"a", "a", "b", "b", "c"}[i], protocol.StateReady, drained.HostID
+		if got := m.takenElsewhere(b, time.Now()); got != want {
+			t.Errorf("%d: %s is taken elsewhere: %v", i, b.ID, got)
+		}
+	}
+}
+
+// The sandbox of a lost host is made again elsewhere: what ran has ended, what was not started runs there.
+func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond})()
+	d.register(host("w1", 0))
+	d.readyOn("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossReplace})
+	for _, x := range []string{"ran", "waits"} {
+		if r := d.request(protocol.VerbExec, "a", "exec-"+x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+	}
+	d.work("a", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "ran", Boot: "b"}}}
+	})
+	told := make(chan string, 100)
+	stop, err := d.conn.Work("w1", func(_, sandbox string, b *protocol.Batch) {
+		if b != nil && b.Events[len(b.Events)-1].Kind == protocol.SandboxReplaced {
+			told <- sandbox
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	d.leave("w1")
+	d.eventually("it waits for a host", func() bool {
+		b := d.list()["a"]
+		return b.State == protocol.StatePending && !b.Assigned && b.Reason == protocol.ReasonHostLost && b.HostID == "" && b.ActiveExecs == 1
+	})
+	d.register(host("w2", 0))
+	d.eventually("another host has it", func() bool { b := d.list()["a"]; return b.HostID == "h-w2" && b.Generation == 2 })
+	d.isReady("a")
+	select {
+	case <-told:
+	case <-time.After(10 * time.Second):
+		t.Error("the worker that had it is not told")
+	}
+	exec := func(id string) *protocol.Exec {
+		t.Helper()
+		r, err := d.conn.Query(t.Context(), "default", protocol.EndpointExec, &protocol.Query{Sandbox: "a", Exec: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Exec
+	}
+	if x := exec("ran"); x.State != protocol.ExecStateFailed || x.Reason != protocol.ReasonHostLost || !strings.Contains(x.Error.Message, "interrupted") {
+		t.Errorf("what ran is %s: %v", x.State, x.Error)
+	}
+	if x := exec("waits"); x.State != protocol.ExecStateAccepted {
+		t.Errorf("what was not started is %s: %v", x.State, x.Error)
+	}
+}
+
+// Meanwhile it can be deleted, though an exec waits for the new one.
+func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
+	t.Parallel()
+	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StatePending, Desired: protocol.StateReady, Sequence: 5, Generation: 1, ActiveExecs: 1},
+		Execs: map[string]*protocol.Exec{"x": {ID: "x", State: protocol.ExecStateAccepted}}}
+	events, err := decideDelete(s, "rq", protocol.ReasonDeleteRequested)
+	if err == nil {
+		err = s.Number(events)
+	}
+	if err != nil || s.Sandbox.State != protocol.StateDeleted || s.Execs["x"].State != protocol.ExecStateCancelled {
+		t.Errorf("%v: %s with %+v", err, s.Sandbox.State, s.Execs["x"])
+	}
+}

@@ -1,0 +1,93 @@
+package protocol
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// MaxPlacement is how many constraints a spec may have on the labels of hosts.
+const MaxPlacement = 32
+
+// Constraint is one condition on the labels of a host.
+type Constraint struct {
+	Key    string
+	Values []string // one of them is wanted
+	Not    bool     // none of them is
+}
+
+// ParseConstraint reads "key=value", "key!=value" or "key in (value, value)".
+func ParseConstraint(text string) (Constraint, error) {
+	wrong := fmt.Errorf("must be KEY=VALUE, KEY!=VALUE or \"KEY in (VALUE, VALUE)\", got %.80q", text)
+	c := Constraint{}
+	if key, list, in := strings.Cut(text, " in "); in {
+		list = strings.TrimSpace(list)
+		inner, opened := strings.CutPrefix(list, "(")
+		inner, closed := strings.CutSuffix(inner, ")")
+		if !opened || !closed {
+			return c, wrong
+		}
+		c.Key = strings.TrimSpace(key)
+		for value := range strings.SplitSeq(inner, ",") {
+			c.Values = append(c.Values, strings.TrimSpace(value))
+		}
+		if slices.Contains(c.Values, "") {
+			return c, wrong
+		}
+	} else {
+		key, value, found := strings.Cut(text, "=")
+		if !found {
+			return c, wrong
+		}
+		key, c.Not = strings.CutSuffix(key, "!")
+		c.Key, c.Values = strings.TrimSpace(key), []string{strings.TrimSpace(value)}
+	}
+	if len(c.Key) > MaxLabelKey || !labelPattern.MatchString(c.Key) {
+		return c, wrong
+	}
+	for _, value := range c.Values {
+		if len(value) > MaxLabelValue || strings.ContainsAny(value, "\x00\n\r()") {
+			return c, wrong
+		}
+	}
+	return c, nil
+}
+
+// Met says whether a host with these labels is wanted. One without the label is not KEY=VALUE, and is KEY!=VALUE.
+func (c Constraint) Met(labels map[string]string) bool {
+	value, there := labels[c.Key]
+	return (there && slices.Contains(c.Values, value)) != c.Not
+}
+
+// Unmet says why a host with these labels is not wanted, "" where it is.
+func (c Constraint) Unmet(labels map[string]string) string {
+	if c.Met(labels) {
+		return ""
+	}
+	wanted := strings.Join(c.Values, " or ")
+	if c.Not {
+		wanted = "anything but " + wanted
+	}
+	value, there := labels[c.Key]
+	if !there {
+		return fmt.Sprintf("there is no label %s, wanted %s", c.Key, wanted)
+	}
+	return fmt.Sprintf("label %s is %s, wanted %s", c.Key, value, wanted)
+}
+
+func (s *SandboxSpec) validatePlacement() error {
+	if len(s.Placement) > MaxPlacement {
+		return Invalid("spec.placement", "has %d entries, at most %d are allowed", len(s.Placement), MaxPlacement)
+	}
+	for i, text := range s.Placement {
+		if _, err := ParseConstraint(text); err != nil {
+			return Invalid(fmt.Sprintf("spec.placement[%d]", i), "%v", err)
+		}
+	}
+	return nil
+}
+
+// ValidateHostLabels checks the labels of a host.
+func ValidateHostLabels(field string, labels map[string]string) error {
+	return validateLabels(field, labels)
+}
