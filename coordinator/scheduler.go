@@ -34,10 +34,14 @@ func (c *coordinator) campaign(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Second):
+		case <-time.After(campaignPause):
 		}
 	}
 }
+
+// campaignPause is between two tries to get the scheduler's lock. With the lock's life, it is how long nobody
+// schedules after the one who did has died.
+const campaignPause = 300 * time.Millisecond
 
 // lead schedules and watches until the lease is lost or ctx ends.
 func (c *coordinator) lead(ctx context.Context, lease *jetstream.Lease) {

@@ -24,7 +24,7 @@ type Assets struct {
 	SegmentMaxBytes int64         // older parts of histories, compressed; one more stays in the event log; default 8 GiB
 	TableMaxBytes   int64         // each table of ids, snapshots and images; default 1 GiB
 	LockTTL         time.Duration // of host locks; default 30 s, the least that survives a NATS fail-over
-	ElectionTTL     time.Duration // of the scheduler's lock; default 6 s
+	ElectionTTL     time.Duration // of the scheduler's lock; default 2.5 s
 }
 
 const (
@@ -33,7 +33,7 @@ const (
 	// DefaultLockTTL is how long a host lock lasts without renewal.
 	DefaultLockTTL = 30 * time.Second
 	// DefaultElectionTTL is how long the scheduler's lock lasts without renewal.
-	DefaultElectionTTL = 6 * time.Second
+	DefaultElectionTTL = 2500 * time.Millisecond
 
 	hostTTL      = 60 * time.Second // of an entry in the table of hosts
 	maxConsumers = 100_000          // the server's own default is 1,000
