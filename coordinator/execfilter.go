@@ -14,8 +14,8 @@ type filter struct {
 }
 
 const (
-	filterBits   = 9 // for each id that there is room for
-	filterRoom   = 9 // one more for so many ids
+	filterBits   = 9  // for each id that there is room for
+	filterRoom   = 24 // one more for so many ids
 	filterProbes = 6
 )
 
