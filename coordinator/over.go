@@ -252,10 +252,3 @@ func (c *coordinator) readHandles(ctx context.Context, rows []overRow) ([]*proto
 	}
 	return handles, group.Wait()
 }
-
-// keepsOver is how many sandboxes the coordinator knows that are over.
-func (p *projection) keepsOver() int {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return len(p.over)
-}

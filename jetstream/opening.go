@@ -133,8 +133,7 @@ func (j *Journal) readOpening(ctx context.Context) error {
 	after, mayRestore := o.at.Record, j.cfg.FromSnapshot && !j.noSnapshot
 	j.mu.Unlock()
 	read := 0
-	var r *historyReader
-	r = j.conn.historyReader(j.cfg.Tenant, j.cfg.Sandbox, after, func(e *entry) (bool, error) {
+	r := j.conn.historyReader(j.cfg.Tenant, j.cfg.Sandbox, after, func(e *entry) (bool, error) {
 		if read++; mayRestore && read > shortHistory {
 			return false, errLong
 		}

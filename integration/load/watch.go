@@ -56,13 +56,6 @@ func newWatch(ctx context.Context, url string) (*watch, error) {
 	return w, nil
 }
 
-func (w *watch) close() {
-	if w.stop != nil {
-		w.stop()
-	}
-	w.nc.Close()
-}
-
 func (w *watch) take(m jetstream.Msg) {
 	meta, err := m.Metadata()
 	if err != nil {
