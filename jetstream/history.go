@@ -93,8 +93,18 @@ func (r *historyReader) tail(ctx context.Context) error {
 	}
 }
 
-// all reads in batches, and then what the replica that answered may lack.
+// shortRead is how many messages are read one by one before the rest is read in batches. For each batch the server
+// counts how many messages there are, which takes milliseconds in a large log: too much for the many
+// histories that are short.
+const shortRead = 8
+
+// all reads a few messages, then batches, and then what the replica that answered may lack.
 func (r *historyReader) all(ctx context.Context) error {
+	for range shortRead {
+		if none, err := r.step(ctx); none || err != nil {
+			return err
+		}
+	}
 	if err := r.bulk(ctx); err != nil || r.conn.singleReplica() {
 		return err
 	}
@@ -137,10 +147,7 @@ func (c *Conn) ReadHistory(ctx context.Context, tenant, sandbox string, after ui
 	r := c.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
 		return e.batch == nil || visit(e.batch), nil
 	})
-	if err := r.bulk(ctx); err != nil {
-		return err
-	}
-	return r.tail(ctx)
+	return r.all(ctx)
 }
 
 // ReadEvents is ReadHistory for what has an event's number or a later one. It may visit some of what comes
