@@ -332,3 +332,34 @@ func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
 		t.Errorf("%v: %s with %+v", err, s.Sandbox.State, s.Execs["x"])
 	}
 }
+
+// A machine that was made anew has another host, and often the same name. The host that it had is still a host: what
+// is on it goes as its on_host_loss says, and it can be forgotten.
+func TestALostHostWhoseNameAnotherHasIsStillAHost(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	timing := Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: 20 * time.Millisecond}
+	stop := d.coordinator("c1", timing)
+	h := host("w1", 0)
+	d.register(h)
+	d.readyOn("waits", protocol.SandboxSpec{Image: "i"})
+	d.readyOn("fails", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
+	stop()
+	d.leave("w1")
+	again := host("w1", 0)
+	again.HostID, again.Instance, again.Token = "h-again", "i-again", 2
+	d.register(again)
+	defer d.coordinator("c2", timing)()
+	d.eventually("it is listed by its id", func() bool { h := d.host("h-w1"); return h != nil && h.Holds["ready"] > 0 && h.Problem != "" })
+	d.eventually("what need not wait fails", func() bool {
+		b := d.list(everything...)["fails"]
+		return b.State == protocol.StateFailed && b.Reason == protocol.ReasonHostLost
+	})
+	if h := d.host("w1"); h == nil || h.HostID != "h-again" {
+		t.Errorf("the one that has the name is %+v", h)
+	}
+	d.wants(h, forgetIt)
+	d.eventually("it is forgotten", func() bool {
+		return d.host("h-w1") == nil && d.list(everything...)["waits"].Reason == protocol.ReasonHostForgotten
+	})
+}
