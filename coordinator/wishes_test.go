@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -316,6 +317,34 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	}
 	if x := exec("waits"); x.State != protocol.ExecStateAccepted {
 		t.Errorf("what was not started is %s: %v", x.State, x.Error)
+	}
+}
+
+// Whoever looks at the execs of a lost host before its sandboxes were replaced leaves those that run elsewhere then.
+func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[string]protocol.ExecState{protocol.OnHostLossReplace: protocol.ExecStateAccepted, protocol.OnHostLossWait: protocol.ExecStateFailed} {
+		d := newDeployment(t)
+		stop := d.coordinator("c1", Timing{})
+		d.register(host("w1", 0))
+		d.readyOn("a", protocol.SandboxSpec{Image: "i", OnHostLoss: policy})
+		if r := d.exec("a", "x"); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+		stop()
+		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0), unstarted: newUnstarted(), overdue: newUnstarted()}
+		k := key{"default", "a"}
+		j := c.projection.journal(k)
+		err := j.Refresh(t.Context())
+		b := c.projection.get(k)
+		if err == nil {
+			err = c.watchExecs(t.Context(), k, b, &protocol.Host{HostID: b.HostID, State: protocol.HostLost}, moment{time.Now(), time.Now().Add(time.Minute)})
+		}
+		j.View(func(s *protocol.State, _ uint64) {
+			if x := s.Execs["x"]; err != nil || x == nil || x.State != want {
+				t.Errorf("%s: %v, %+v", policy, err, x)
+			}
+		})
 	}
 }
 
