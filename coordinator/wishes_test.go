@@ -191,6 +191,36 @@ func TestALostHostIsForgottenByAge(t *testing.T) {
 	})
 }
 
+// What is kept of a host that was forgotten goes with the last that is on it.
+func TestAForgottenHostIsNotKeptForEver(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond, Keep: time.Millisecond})()
+	h := host("w1", 0)
+	d.register(h)
+	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
+	d.leave("w1")
+	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
+	d.wants(h, forgetIt)
+	d.eventually("its sandbox has failed", func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostForgotten })
+	kept := func() bool {
+		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		return err != nil || !w.Empty()
+	}
+	time.Sleep(200 * time.Millisecond)
+	if !kept() {
+		t.Error("it is not kept while a sandbox is on it")
+	}
+	if r := d.request(protocol.VerbDelete, "a", "rq-delete", protocol.Request{}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	d.eventually("nothing is kept", func() bool { return !kept() })
+	time.Sleep(200 * time.Millisecond)
+	if h := d.host("w1"); h != nil {
+		t.Errorf("it is listed again: %+v", h)
+	}
+}
+
 func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
