@@ -62,6 +62,7 @@ type Timing struct {
 	Image    time.Duration // an image that may not be pulled, and nobody has or brings, is waited for; default 30 s
 	Unwanted time.Duration // the file of an image that nobody wants is kept; default 24 h
 	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
+	Keep     time.Duration // a host that was forgotten is remembered for so long at least; default 1 hour
 	Compact  time.Duration // between two looks for long histories; default 1 min
 	Fresh    time.Duration // a read waits for the log, and is then answered from memory; default 1 s
 }
@@ -72,7 +73,7 @@ func (t *Timing) setDefaults() {
 		def   time.Duration
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
-		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute},
+		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute}, {&t.Keep, time.Hour},
 		{&t.Unwanted, jetstream.UnwantedAge}, {&t.Fresh, time.Second}, {&t.Compact, time.Minute},
 	} {
 		if *d.value == 0 {

@@ -59,7 +59,7 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 	if e := h.known[worker]; e != nil && e.host.HostID == hostID {
 		return worker
 	}
-	if name := h.ids[hostID]; name != "" {
+	if name := h.ids[hostID]; name != "" && name != hostID { // which is no worker's, see rows
 		return name
 	}
 	return worker
@@ -197,9 +197,13 @@ func (h *hosts) rows() ([]hostRow, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for hostID, worker := range workers { // hosts that only sandboxes know of
-		if h.ids[hostID] == "" && h.known[worker] == nil && !h.forgottenLocked(hostID) {
-			h.entry(worker).host = protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
-			h.ids[hostID] = worker
+		if h.ids[hostID] == "" && !h.forgottenLocked(hostID) {
+			host := protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
+			if h.known[worker] != nil { // a machine that was made anew has another host, and the same name
+				host.Worker, host.Problem = hostID, "worker "+worker+" has another host now"
+			}
+			h.entry(host.Worker).host = host
+			h.ids[hostID] = host.Worker
 		}
 	}
 	rows := make([]hostRow, 0, len(h.known))

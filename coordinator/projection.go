@@ -98,7 +98,7 @@ func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	}
 	if b.Writer == p.writer && before != nil && before.HostID != "" && before.HostID != handle.HostID { // it is another's now
 		if err := p.conn.Tell(p.route(before.HostID, before.Worker), b); err != nil {
-			p.log.Warn("a worker is not told that a sandbox is another's, and will see it", "worker", before.Worker, "sandbox", b.Sandbox, "error", err)
+			p.log.Warn("a worker is not told that a sandbox is another's, and sees it when it reads the log again", "worker", before.Worker, "sandbox", b.Sandbox, "error", err)
 		}
 	}
 	if matters {

@@ -365,7 +365,7 @@ type moment struct{ own, store time.Time }
 func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment) error {
 	var overdue, unstarted []string
 	reason, lost := protocol.ReasonInterrupted, host == nil || host.State == protocol.HostLost
-	if b.State == protocol.StatePending { // it is replaced, and its execs wait for the new one
+	if b.State == protocol.StatePending || replaces(b) { // what was not started waits for the new one
 		lost = false
 	}
 	if lost {

@@ -23,6 +23,10 @@ func (h *hosts) wish(hostID string, w *protocol.HostWish) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if w == nil {
+		if h.forgottenLocked(hostID) { // nothing is on it any more
+			delete(h.known, h.ids[hostID])
+			delete(h.ids, hostID)
+		}
 		delete(h.wishes, hostID)
 	} else {
 		h.wishes[hostID] = w
@@ -86,7 +90,7 @@ func (h *hosts) show(host *protocol.Host) {
 }
 
 // carryOutWishes gives up the hosts that are to be forgotten, once they are lost, and takes the wish back of those
-// that came back. since says since when hosts are lost, as far as this leader saw.
+// that came back, or have nothing on them any more. since says since when hosts are lost, as far as this leader saw.
 func (c *coordinator) carryOutWishes(ctx context.Context, lease *jetstream.Lease, hosts map[string]*protocol.Host, since map[string]time.Time) {
 	c.forgetOld(ctx, hosts, since)
 	for _, w := range c.hosts.wished() {
@@ -99,12 +103,9 @@ func (c *coordinator) carryOutWishes(ctx context.Context, lease *jetstream.Lease
 		case f == nil || f.Refused != nil:
 		case f.Done && !c.hosts.forgotten(w.HostID):
 			c.log.Info("a host that was forgotten is back", "worker", w.Worker, "host", w.HostID)
-			_, err = c.conn.ChangeHostWish(ctx, w.HostID, func(w *protocol.HostWish) error {
-				if w.Forget != nil && w.Forget.Done && w.Forget.Token == f.Token {
-					w.Forget = nil
-				}
-				return nil
-			})
+			err = c.carriedOut(ctx, w)
+		case f.Done && c.conn.Now().Sub(w.Time) > c.cfg.Timing.Keep && len(c.projection.on(w.HostID)) == 0:
+			err = c.carriedOut(ctx, w)
 		case !f.Done:
 			err = c.forget(ctx, w, hosts[w.HostID])
 		}
@@ -112,6 +113,17 @@ func (c *coordinator) carryOutWishes(ctx context.Context, lease *jetstream.Lease
 			c.log.Warn("what is wanted of a host is carried out later", "host", w.HostID, "error", err)
 		}
 	}
+}
+
+// carriedOut takes back the wish that a host be forgotten, as it was found.
+func (c *coordinator) carriedOut(ctx context.Context, found *protocol.HostWish) error {
+	_, err := c.conn.ChangeHostWish(ctx, found.HostID, func(w *protocol.HostWish) error {
+		if w.Forget != nil && w.Forget.Done && w.Forget.Token == found.Forget.Token {
+			w.Forget = nil
+		}
+		return nil
+	})
+	return err
 }
 
 // forget gives up a host that is lost: while nobody can hold its lock, it is noted that all there is on it is over.

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -190,6 +191,36 @@ func TestALostHostIsForgottenByAge(t *testing.T) {
 	})
 }
 
+// What is kept of a host that was forgotten goes with the last that is on it.
+func TestAForgottenHostIsNotKeptForEver(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond, Keep: time.Millisecond})()
+	h := host("w1", 0)
+	d.register(h)
+	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
+	d.leave("w1")
+	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
+	d.wants(h, forgetIt)
+	d.eventually("its sandbox has failed", func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostForgotten })
+	kept := func() bool {
+		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		return err != nil || !w.Empty()
+	}
+	time.Sleep(200 * time.Millisecond)
+	if !kept() {
+		t.Error("it is not kept while a sandbox is on it")
+	}
+	if r := d.request(protocol.VerbDelete, "a", "rq-delete", protocol.Request{}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	d.eventually("nothing is kept", func() bool { return !kept() })
+	time.Sleep(200 * time.Millisecond)
+	if h := d.host("w1"); h != nil {
+		t.Errorf("it is listed again: %+v", h)
+	}
+}
+
 func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -319,6 +350,34 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	}
 }
 
+// Whoever looks at the execs of a lost host before its sandboxes were replaced leaves those that run elsewhere then.
+func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[string]protocol.ExecState{protocol.OnHostLossReplace: protocol.ExecStateAccepted, protocol.OnHostLossWait: protocol.ExecStateFailed} {
+		d := newDeployment(t)
+		stop := d.coordinator("c1", Timing{})
+		d.register(host("w1", 0))
+		d.readyOn("a", protocol.SandboxSpec{Image: "i", OnHostLoss: policy})
+		if r := d.exec("a", "x"); r.Error != nil {
+			t.Fatal(r.Error)
+		}
+		stop()
+		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0), unstarted: newUnstarted(), overdue: newUnstarted()}
+		k := key{"default", "a"}
+		j := c.projection.journal(k)
+		err := j.Refresh(t.Context())
+		b := c.projection.get(k)
+		if err == nil {
+			err = c.watchExecs(t.Context(), k, b, &protocol.Host{HostID: b.HostID, State: protocol.HostLost}, moment{time.Now(), time.Now().Add(time.Minute)})
+		}
+		j.View(func(s *protocol.State, _ uint64) {
+			if x := s.Execs["x"]; err != nil || x == nil || x.State != want {
+				t.Errorf("%s: %v, %+v", policy, err, x)
+			}
+		})
+	}
+}
+
 // Meanwhile it can be deleted, though an exec waits for the new one.
 func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	t.Parallel()
@@ -331,4 +390,35 @@ func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	if err != nil || s.Sandbox.State != protocol.StateDeleted || s.Execs["x"].State != protocol.ExecStateCancelled {
 		t.Errorf("%v: %s with %+v", err, s.Sandbox.State, s.Execs["x"])
 	}
+}
+
+// A machine that was made anew has another host, and often the same name. The host that it had is still a host: what
+// is on it goes as its on_host_loss says, and it can be forgotten.
+func TestALostHostWhoseNameAnotherHasIsStillAHost(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	timing := Timing{Scan: 20 * time.Millisecond, Suspect: 300 * time.Millisecond, Seize: 20 * time.Millisecond}
+	stop := d.coordinator("c1", timing)
+	h := host("w1", 0)
+	d.register(h)
+	d.readyOn("waits", protocol.SandboxSpec{Image: "i"})
+	d.readyOn("fails", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossFail})
+	stop()
+	d.leave("w1")
+	again := host("w1", 0)
+	again.HostID, again.Instance, again.Token = "h-again", "i-again", 2
+	d.register(again)
+	defer d.coordinator("c2", timing)()
+	d.eventually("it is listed by its id", func() bool { h := d.host("h-w1"); return h != nil && h.Holds["ready"] > 0 && h.Problem != "" })
+	d.eventually("what need not wait fails", func() bool {
+		b := d.list(everything...)["fails"]
+		return b.State == protocol.StateFailed && b.Reason == protocol.ReasonHostLost
+	})
+	if h := d.host("w1"); h == nil || h.HostID != "h-again" {
+		t.Errorf("the one that has the name is %+v", h)
+	}
+	d.wants(h, forgetIt)
+	d.eventually("it is forgotten", func() bool {
+		return d.host("h-w1") == nil && d.list(everything...)["waits"].Reason == protocol.ReasonHostForgotten
+	})
 }

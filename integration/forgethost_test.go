@@ -135,3 +135,49 @@ func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	}
 	f.Judge()
 }
+
+// TestAHostThatDidNotHearOfAMoveKeepsNothing moves a sandbox off a host that is drained, while its worker hears
+// nothing. What says so is lost, and is said once.
+func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
+	t.Parallel()
+	other := engines.Start(t, "drained")
+	engines.LoadImage(t, other, fleet.Image)
+	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: coordinator.Timing{Scan: 100 * time.Millisecond}})
+	link := f.Link()
+	f.Worker("w1", fleet.Role{Engine: other.Host, NATS: link.URL(), Reconcile: time.Second})
+	ctx := f.Context(2 * time.Minute)
+	spec := f.Spec()
+	spec.OnHostLoss = protocol.OnHostLossReplace
+	s, err := f.Client.Create(ctx, spec, sdk.WithID("moves"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Worker("w2", fleet.Role{})
+	f.Eventually(10*time.Second, "another host is there", func() error {
+		h, err := f.Client.Host(ctx, "w2")
+		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
+			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
+		}
+		return err
+	})
+	link.Cut()
+	if err := f.Client.DrainHost(ctx, "w1", 0); err != nil {
+		t.Fatal(err)
+	}
+	f.Eventually(20*time.Second, "it is moved", func() error {
+		err := s.Refresh(ctx)
+		if err == nil && s.Info().Worker != "w2" {
+			err = fmt.Errorf("it is %s on %s", s.Info().State, s.Info().Worker)
+		}
+		return err
+	})
+	link.Break()
+	link.Mend()
+	f.Eventually(30*time.Second, "the drained host keeps nothing of it", func() error {
+		if left := f.Objects(other.Host); len(left) > 0 {
+			return fmt.Errorf("%q", left)
+		}
+		return nil
+	})
+	f.Judge()
+}

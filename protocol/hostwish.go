@@ -20,7 +20,7 @@ type HostDrain struct {
 }
 
 // HostForget is the wish that everything on a host is given up. Once it is Done it holds until the host comes
-// back, since sandboxes that failed there may be deleted later.
+// back, or nothing is on it, since sandboxes that failed there may be deleted later.
 type HostForget struct {
 	Since   time.Time `json:"since"`
 	Done    bool      `json:"done,omitempty"`

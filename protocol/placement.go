@@ -20,7 +20,7 @@ type Constraint struct {
 func ParseConstraint(text string) (Constraint, error) {
 	wrong := fmt.Errorf("must be KEY=VALUE, KEY!=VALUE or \"KEY in (VALUE, VALUE)\", got %.80q", text)
 	c := Constraint{}
-	if key, list, in := strings.Cut(text, " in "); in {
+	if key, list, in := strings.Cut(text, " in "); in && !strings.Contains(key, "=") { // else it is in a value
 		list = strings.TrimSpace(list)
 		inner, opened := strings.CutPrefix(list, "(")
 		inner, closed := strings.CutSuffix(inner, ")")

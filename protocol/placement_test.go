@@ -3,9 +3,9 @@ package protocol
 import "testing"
 
 func TestAConstraintIsMetByLabels(t *testing.T) {
-	labels := map[string]string{"zone": "b", "disk": "ssd", "empty": ""}
+	labels := map[string]string{"zone": "b", "disk": "ssd", "empty": "", "origin": "made in x"}
 	for text, why := range map[string]string{
-		"zone=b": "", "zone = b": "", "zone!=a": "", "other!=x": "", "zone in (a,b)": "", "zone in ( b )": "", "empty=": "",
+		"zone=b": "", "zone = b": "", "zone!=a": "", "other!=x": "", "zone in (a,b)": "", "zone in ( b )": "", "empty=": "", "origin=made in x": "", "origin != made in y": "",
 		"zone=a":                "label zone is b, wanted a",
 		"zone!=b":               "label zone is b, wanted anything but b",
 		"disk in (hdd, nvme)":   "label disk is ssd, wanted hdd or nvme",

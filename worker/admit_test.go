@@ -70,6 +70,12 @@ func TestAHostTakesNothingNewBeforeItsFirstLook(t *testing.T) {
 	if stuck.giveUp(func(left []key) { t.Log(left) }); stuck.full() != "" || stuck.looked(box("a")) {
 		t.Error("one that cannot be looked at keeps it for ever")
 	}
+	early := newFirstLook() // the engine did not say what is there, and a create that was told of waits already
+	early.looked(box("a"))
+	early.begin(map[key][]labelled{box("a"): nil, box("b"): nil}, nil)
+	if early.full() == "" || !early.looked(box("b")) || early.full() != "" {
+		t.Error("what was looked at before is waited for, or nothing is")
+	}
 	empty := newFirstLook()
 	if empty.begin(nil, nil); empty.full() != "" {
 		t.Error("an empty host does not")

@@ -18,11 +18,12 @@ const firstLookMost = 2 * time.Minute
 type firstLook struct {
 	mu    sync.Mutex
 	begun bool
+	early map[key]bool // looked at before it was known what is on the host; nil once that is
 	left  map[key]bool
 	done  chan struct{}
 }
 
-func newFirstLook() *firstLook { return &firstLook{done: make(chan struct{})} }
+func newFirstLook() *firstLook { return &firstLook{early: map[key]bool{}, done: make(chan struct{})} }
 
 // begin says what is on the host. What is found later was made by this worker. late is called with what could not be
 // looked at in time, and is waited for no longer.
@@ -34,8 +35,11 @@ func (f *firstLook) begin(found map[key][]labelled, late func(left []key)) {
 	}
 	f.begun, f.left = true, map[key]bool{}
 	for k := range found {
-		f.left[k] = true
+		if !f.early[k] { // one of those may be waiting for the others already
+			f.left[k] = true
+		}
 	}
+	f.early = nil
 	if !f.end() {
 		time.AfterFunc(firstLookMost, func() { f.giveUp(late) })
 	}
@@ -55,6 +59,9 @@ func (f *firstLook) giveUp(late func(left []key)) {
 func (f *firstLook) looked(k key) (last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.begun {
+		f.early[k] = true
+	}
 	if !f.left[k] {
 		return false
 	}

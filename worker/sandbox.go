@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -24,11 +25,13 @@ type sandbox struct {
 	wake    chan struct{}
 
 	mu          sync.Mutex
-	stale       bool // the log may have more than the journal
-	dirty       bool // the host may show something else than seen
-	gone        bool // the goroutine has ended
-	networkSeen bool // the engine's list had a network of it, since its networks were last removed
-	making      bool // the engine is making something, and must be waited for
+	stale       bool      // the log may have more than the journal
+	listened    uint64    // the worker began to hear work items so often when the log was read last
+	readAgain   time.Time // the log is read again then, also where nobody says that it has more
+	dirty       bool      // the host may show something else than seen
+	gone        bool      // the goroutine has ended
+	networkSeen bool      // the engine's list had a network of it, since its networks were last removed
+	making      bool      // the engine is making something, and must be waited for
 	services    map[string]*service
 	commands    map[string]chan control.Result // by id: what the worker itself runs in the sandbox's containers
 	cancelOp    context.CancelFunc
@@ -293,13 +296,25 @@ func (s *sandbox) refresh(ctx context.Context) error {
 	if !stale {
 		return nil
 	}
-	if err := s.journal.Refresh(ctx); err != nil {
-		s.mu.Lock()
+	listened := s.w.listening.times.Load()
+	err := s.journal.Refresh(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
 		s.stale = true
-		s.mu.Unlock()
 		return err
 	}
+	s.listened, s.readAgain = listened, time.Now().Add(readAgain+rand.N(readAgain))
 	return nil
+}
+
+// readAgain is how long at least the log is not read where nobody says that it has more. A sandbox that is moved to
+// another host is told of once: who moved it may have ended before, and who is told again is the other host's worker.
+const readAgain = 10 * time.Minute
+
+// mayBeStale notes that the log may have more, where that may not have been heard. The caller holds the lock.
+func (s *sandbox) mayBeStale(now time.Time) {
+	s.stale = s.stale || s.listened != s.w.listening.times.Load() || now.After(s.readAgain)
 }
 
 // view is what a look at the host shows.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
@@ -35,6 +36,7 @@ func (o labelled) stray(b *protocol.Sandbox, hostID, name string) bool {
 func (s *sandbox) found(objects []labelled) bool {
 	s.mu.Lock()
 	s.labelled = objects
+	s.mayBeStale(time.Now())
 	s.networkSeen = s.networkSeen || slices.ContainsFunc(objects, func(o labelled) bool { return o.network })
 	s.mu.Unlock()
 	return s.look()

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
@@ -14,5 +15,23 @@ func TestAStrayNetworkThatIsGoneIsNoneWhateverHasItsSubnetNow(t *testing.T) {
 	got := withoutGone(objects, []docker.Network{{ID: "there"}, {ID: "new", Subnet: subnet}})
 	if !slices.EqualFunc(got, []string{"container", "there"}, func(o labelled, id string) bool { return o.id == id }) {
 		t.Errorf("left: %+v", got)
+	}
+}
+
+// Who was not told of anything new reads the log again after a while, and where something may have been missed.
+func TestTheLogIsReadAgainThoughNobodySaysSo(t *testing.T) {
+	now := time.Now()
+	s := &sandbox{w: &worker{listening: newListening()}, readAgain: now.Add(time.Minute)}
+	for _, step := range []struct {
+		after  time.Duration
+		missed bool
+		stale  bool
+	}{{0, false, false}, {time.Minute - 1, false, false}, {time.Minute + 1, false, true}, {0, true, true}} {
+		if s.stale = false; step.missed {
+			s.w.listening.again()
+		}
+		if s.mayBeStale(now.Add(step.after)); s.stale != step.stale {
+			t.Errorf("after %s, missed %v: it is to be read again: %v", step.after, step.missed, s.stale)
+		}
 	}
 }

@@ -80,7 +80,7 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 		return err
 	}
 	if !wait {
-		return p.showWished(name, "is drained")
+		return p.showWished(name, "draining")
 	}
 	p.inHand.goesOn("drain", "the drain of %s goes on: `boxfleet host list` shows how far it is, `boxfleet host uncordon %s` ends it", name, name)
 	tell, done := p.progressing("draining " + name)

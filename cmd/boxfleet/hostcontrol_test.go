@@ -49,6 +49,7 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 		_, stdout, _ := call(t.Context(), "", "sandbox", "explain", "a")
 		return strings.Contains(stdout, "w1: the host is cordoned")
 	})
+	expect(t, "host drain w1 --wait=false", 0, "w1 draining")
 	expect(t, "host drain w1 --deadline 10m", 0, "w1 drained")
 	eventually(t, "it is drained", listed(",draining"))
 	expect(t, "host uncordon w1", 0, "w1 uncordoned")
