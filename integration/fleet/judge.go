@@ -166,7 +166,13 @@ func (f *Fleet) judgeRead(name string, h *History) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	want := h.State.Sandbox
-	reply, err := f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, &protocol.Query{Sandbox: h.Sandbox, MinSequence: want.Sequence})
+	q := &protocol.Query{Sandbox: h.Sandbox, MinSequence: want.Sequence}
+	reply, err := f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
+	// Who waits for an exec reads the log, and may be done before a coordinator is connected again.
+	for protocol.CodeOf(err) == protocol.Unavailable && ctx.Err() == nil {
+		time.Sleep(50 * time.Millisecond)
+		reply, err = f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
+	}
 	if err != nil || reply.Sandbox == nil {
 		f.TB.Errorf("%s: read it from a coordinator: %v", name, err)
 		return
