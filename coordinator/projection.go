@@ -48,6 +48,7 @@ type projection struct {
 	looks     refreshes                  // too
 	followed  jetstream.Position         // how far the log was followed, since it was last begun
 	restored  int                        // how often that was
+	settled   bool                       // what is known of sandboxes was compared with the log since
 
 	saving  bool             // this coordinator writes the snapshots
 	unsaved map[key]struct{} // what changed since they were written
@@ -139,6 +140,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.mu.Lock()
 	p.followed = jetstream.Position{}
 	p.restored++
+	p.settled = false
 	read := slices.Collect(maps.Keys(p.journals))
 	clear(p.over) // they are read again, or followed
 	p.mu.Unlock()
@@ -164,6 +166,9 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settled = true
 	return from, nil
 }
 
