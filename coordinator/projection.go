@@ -198,6 +198,10 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 			if p.get(k) == nil {
 				p.forget(k) // nothing is left of it, or it is over
 			}
+			if err != nil && !away(err) { // it is lost, and holds nobody else up
+				p.log.Error("a history cannot be read", "sandbox", k.id, "error", err)
+				return nil
+			}
 			return err
 		})
 	}
