@@ -477,6 +477,9 @@ func TestAFullBucketOfSegmentsKeepsHistoriesAndCanBeEmptied(t *testing.T) {
 	sameFrom(t, d.opened(t), d.tenant, "s2", want)
 	deleteSandbox(t, c, d.tenant, "s1")
 	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+	full.MaxBytes += 1 << 20
+	_, err = js.UpdateStream(ctx, full)
+	must(t, err)
 	done, err := c.Compact(ctx, d.tenant, "s2", small())
 	if err != nil || done.Purged == 0 {
 		t.Errorf("when there is room again: %+v, %v", done, err)
