@@ -92,7 +92,7 @@ type coordinator struct {
 	images     *hostImages
 	elected    elected
 	started    time.Time
-	reserved   atomic.Uint64 // revision of the registry up to which every id has a history; 0: not known
+	reserved   atomic.Pointer[allReserved] // nil: not known
 	seen       seenHosts
 	unstarted  *unstarted          // the watchdog's own
 	overdue    *unstarted          // the watchdog's own: execs that run on after their own deadline

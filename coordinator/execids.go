@@ -30,6 +30,7 @@ type execIndex struct {
 	of     map[key]*execsOf           // none: the sandbox has had no exec
 	heads  *cache[key, *execHead]     // with the filters
 	pages  *cache[pageKey, execPages] // as they were read
+	lines  uint64                     // how many lines of heads there were, see [execHead]
 	live   bool                       // the log was followed to its end
 	rewind bool                       // the log was set back: what is stored may be of another history
 	shared singleflight.Group         // reads of whole indexes and histories
@@ -59,9 +60,11 @@ type recentExec struct {
 	last uint64 // record of the newest message that says something of it
 }
 
-// execHead is the head of an index without its entries, and filters of the pages that were looked at.
+// execHead is the head of an index without its entries, and filters of the pages that were looked at. Heads of one line
+// follow each other: what was read of the pages of one holds for the others, as their versions say.
 type execHead struct {
 	*jetstream.ExecHead
+	line    uint64
 	inHead  *filter
 	onPages map[int]*filter
 }
@@ -77,6 +80,7 @@ func (h *execHead) size() int {
 // pageKey names a page that was read. A page of the same version has all that was on it then.
 type pageKey struct {
 	key
+	line    uint64 // of the head
 	version uint64 // of the head: its revision; of others: the head's spills
 	page    int    // or one of those below
 }
@@ -274,19 +278,27 @@ func (x *execIndex) keepHead(k key, h *jetstream.ExecHead) *execHead {
 		return known
 	}
 	kept := &execHead{ExecHead: h.WithoutEntries(), inHead: filterOf(h.Entries), onPages: map[int]*filter{}}
-	if there && known.Depth == h.Depth && (known.Spills == h.Spills || x.spilled(k, known)) {
-		kept.onPages = known.onPages
+	if there && h.Follows(known.ExecHead) {
+		kept.line = known.line
+		if known.Depth == h.Depth && (known.Spills == h.Spills || x.spilled(k, known, h.Last)) {
+			kept.onPages = known.onPages
+		}
+	} else { // of an index that was made again
+		x.lines++
+		kept.line = x.lines
 	}
 	x.heads.put(k, kept, kept.size())
-	x.pages.put(pageKey{k, h.Stored(), entriesOfHead}, execPages{page: h.Entries}, len(h.Entries)+200)
+	x.pages.put(pageKey{k, kept.line, h.Stored(), entriesOfHead}, execPages{page: h.Entries}, len(h.Entries)+200)
 	return kept
 }
 
 // spilled adds to the filters of pages what somebody moved there: no more than was in the head before, and what
-// came since. It reports false where that head is not in memory any more. x.mu is held.
-func (x *execIndex) spilled(k key, known *execHead) bool {
-	before, there := x.pages.get(pageKey{k, known.Stored(), entriesOfHead})
-	if !there {
+// came since, up to the message at last. It reports false where that is not all in memory: the head is not any more, or
+// the fold has not come to last yet. x.mu is held.
+func (x *execIndex) spilled(k key, known *execHead, last jetstream.Position) bool {
+	e := x.of[k]
+	before, there := x.pages.get(pageKey{k, known.line, known.Stored(), entriesOfHead})
+	if !there || e == nil || e.base.Record > known.Last.Record || !slices.Contains(e.marks, last) {
 		return false
 	}
 	add := func(hash jetstream.ExecHash) {
@@ -298,17 +310,10 @@ func (x *execIndex) spilled(k key, known *execHead) bool {
 	for i := range before.page.Len() {
 		add(before.page.At(i).Hash)
 	}
-	for hash := range x.recent(k) {
+	for hash := range e.recent {
 		add(hash)
 	}
 	return true
-}
-
-func (x *execIndex) recent(k key) map[jetstream.ExecHash]recentExec {
-	if e := x.of[k]; e != nil {
-		return e.recent
-	}
-	return nil
 }
 
 // follow hears what is stored, until ctx ends.

@@ -344,3 +344,102 @@ func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 	check("on pages", i)
 	check("on pages, after a restart", d.indexed(s))
 }
+
+// looksAt has an index read pages, and keep them in memory with what they say of ids that nobody used.
+func (i *indexed) looksAt(d *deployment) {
+	d.t.Helper()
+	for n := range 1000 {
+		if i.knows(d, fmt.Sprint("never-", n)) {
+			d.t.Errorf("an id that nobody used is refused")
+		}
+	}
+}
+
+// knowsAll asks for all ids.
+func (i *indexed) knowsAll(d *deployment, who string, n int) {
+	d.t.Helper()
+	missing := 0
+	for x := range n {
+		if !i.knows(d, fmt.Sprint("x", x)) {
+			missing++
+		}
+	}
+	if missing > 0 {
+		d.t.Errorf("%s: %d of %d ids are taken for new", who, missing, n)
+	}
+}
+
+// hears has a standby hear of the head that is stored.
+func (i *indexed) hears(d *deployment) {
+	d.t.Helper()
+	h, err := d.conn.ExecHead(d.t.Context(), "default", "a")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	i.headStored(theOne, h)
+}
+
+// A standby hears that execs went to pages which it has filters of, before it hears of the last of those execs.
+func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
+	t.Parallel()
+	d := provisioned(t)
+	accept, next := d.accepting(), 0
+	leader, standby := d.indexed(nil), d.indexed(nil)
+	more := func(n int) {
+		for range n / 100 {
+			accept(next, 100)
+			next += 100
+		}
+		leader.refresh(d)
+	}
+	for range 9 {
+		more(1600)
+		standby.refresh(d)
+		leader.keep(d)
+		standby.hears(d)
+	}
+	standby.looksAt(d)
+	more(1400)
+	standby.refresh(d)
+	more(100)
+	leader.keep(d)
+	standby.hears(d)
+	standby.refresh(d)
+	standby.knowsAll(d, "the standby", next)
+}
+
+// The bucket is lost, and the index made again from the history, with other pages. Nobody takes what was read of the
+// old ones for theirs.
+func TestP3_AnIndexThatWasMadeAgainIsReadAnew(t *testing.T) {
+	t.Parallel()
+	d := provisioned(t)
+	accept, next := d.accepting(), 0
+	leader, standby := d.indexed(nil), d.indexed(nil)
+	both := map[string]*indexed{"the leader": leader, "the standby": standby}
+	more := func(n int) {
+		for range n / 100 {
+			accept(next, 100)
+			next += 100
+		}
+		for _, i := range both {
+			i.refresh(d)
+		}
+		leader.keep(d)
+		standby.hears(d)
+	}
+	for range 3 {
+		more(1600)
+	}
+	standby.looksAt(d)
+	leader.looksAt(d)
+	d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
+	more(100)
+	for spills := range 3 { // as many as there were before
+		if spills > 0 {
+			more(1600)
+		}
+		for who, i := range both {
+			i.knowsAll(d, who, next)
+		}
+	}
+}

@@ -81,7 +81,7 @@ func merged(recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstrea
 // sorted returns everything that is stored, the newest first. It is read once for all who ask for it meanwhile.
 // Error: errNoHead, where the caller looks again.
 func (x *execIndex) sorted(ctx context.Context, k key, h *execHead) ([]jetstream.ExecEntry, error) {
-	at := pageKey{k, h.Stored(), allEntries}
+	at := pageKey{k, h.line, h.Stored(), allEntries}
 	for {
 		x.mu.Lock()
 		p, there := x.pages.get(at)

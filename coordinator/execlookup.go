@@ -67,7 +67,7 @@ var errNoHead = protocol.Errorf(protocol.Unavailable, "", "the index of execs ha
 func (x *execIndex) head(ctx context.Context, k key) (*execHead, jetstream.ExecPage, error) {
 	x.mu.Lock()
 	if h, there := x.heads.get(k); there {
-		if p, there := x.pages.get(pageKey{k, h.Stored(), entriesOfHead}); there {
+		if p, there := x.pages.get(pageKey{k, h.line, h.Stored(), entriesOfHead}); there {
 			x.mu.Unlock()
 			return h, p.page, nil
 		}
@@ -122,7 +122,7 @@ func (x *execIndex) covers(ctx context.Context, k key, h *jetstream.ExecHead) (b
 
 // page returns a page of an index. Error: errNoHead, where the caller looks again.
 func (x *execIndex) page(ctx context.Context, k key, h *execHead, n int) (jetstream.ExecPage, error) {
-	at := pageKey{k, h.Spills, n}
+	at := pageKey{k, h.line, h.Spills, n}
 	x.mu.Lock()
 	p, there := x.pages.get(at)
 	x.mu.Unlock()
@@ -141,7 +141,7 @@ func (x *execIndex) page(ctx context.Context, k key, h *execHead, n int) (jetstr
 	if !there {
 		x.pages.put(at, p, len(p.page)+200)
 	}
-	if now, kept := x.heads.get(k); kept && now.Depth == h.Depth && now.Spills == h.Spills && now.onPages[n] == nil {
+	if now, kept := x.heads.get(k); kept && now.line == h.line && now.Depth == h.Depth && now.Spills == h.Spills && now.onPages[n] == nil {
 		now.onPages[n] = filterOf(p.page)
 		x.heads.put(k, now, now.size())
 	}

@@ -48,6 +48,7 @@ type projection struct {
 	looks     refreshes                  // too
 	followed  jetstream.Position         // how far the log was followed, since it was last begun
 	restored  int                        // how often that was
+	settled   bool                       // what is known of sandboxes was compared with the log since
 
 	saving  bool             // this coordinator writes the snapshots
 	unsaved map[key]struct{} // what changed since they were written
@@ -139,6 +140,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.mu.Lock()
 	p.followed = jetstream.Position{}
 	p.restored++
+	p.settled = false
 	read := slices.Collect(maps.Keys(p.journals))
 	clear(p.over) // they are read again, or followed
 	p.mu.Unlock()
@@ -164,6 +166,9 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settled = true
 	return from, nil
 }
 
@@ -192,6 +197,10 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 			err := j.Refresh(ctx)
 			if p.get(k) == nil {
 				p.forget(k) // nothing is left of it, or it is over
+			}
+			if err != nil && !away(err) { // it is lost, and holds nobody else up
+				p.log.Error("a history cannot be read", "sandbox", k.id, "error", err)
+				return nil
 			}
 			return err
 		})

@@ -37,11 +37,34 @@ func (r *reservations) covered() uint64 {
 	return covered
 }
 
+// allReserved says up to which revision of the registry every id has a history, in the log as it was when the projection
+// was restored so many times.
+type allReserved struct {
+	revision uint64
+	restored int
+}
+
 // watchReservations ends ids that were reserved and never came to a first event: their requests are gone. It reads
-// only what was reserved since a leader knew last that all before it have a history, which stands in the checkpoint.
+// only what was reserved since a leader knew last that all before it have a history, which stands in the checkpoint. Where
+// the log was set back, ids have lost theirs, and it begins anew.
 func (c *coordinator) watchReservations(ctx context.Context) error {
+	defer c.reserved.Store(nil)
+	for {
+		restored := c.projection.timesRestored()
+		if c.projection.isSettled() {
+			c.watchReservationsOf(ctx, restored)
+		}
+		if !sleep(ctx, c.cfg.Timing.Scan) {
+			return ctx.Err()
+		}
+	}
+}
+
+// watchReservationsOf does so until the projection is restored again, or ctx ends.
+func (c *coordinator) watchReservationsOf(ctx context.Context, restored int) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	r := &reservations{open: map[key]reserved{}}
-	defer c.reserved.Store(0)
 	go func() {
 		_ = c.again(ctx, "follow the registry", func() error { return c.followReservations(ctx, r) }) // returns when ctx ends
 	}()
@@ -50,8 +73,11 @@ func (c *coordinator) watchReservations(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return
 		case <-ticker.C:
+		}
+		if c.projection.timesRestored() != restored {
+			return
 		}
 		r.mu.Lock()
 		var due []key
@@ -73,7 +99,7 @@ func (c *coordinator) watchReservations(ctx context.Context) error {
 				r.mu.Unlock()
 			}
 		}
-		c.reserved.Store(r.covered())
+		c.reserved.Store(&allReserved{r.covered(), restored})
 	}
 }
 

@@ -89,6 +89,13 @@ func (p *projection) timesRestored() int {
 	return p.restored
 }
 
+// isSettled says whether the projection is of the log as it was when it was restored last.
+func (p *projection) isSettled() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.settled
+}
+
 // takeUnsaved takes what is to be stored, and says up to where the log was followed before.
 func (p *projection) takeUnsaved() (unsaved map[key]struct{}, covered jetstream.Position) {
 	p.mu.Lock()
@@ -142,7 +149,11 @@ func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, stor
 	if covered.Record == 0 {
 		return nil
 	}
-	return c.conn.WriteCheckpoint(ctx, covered, c.reserved.Load())
+	reserved := uint64(0)
+	if r := c.reserved.Load(); r != nil && r.restored == c.projection.timesRestored() {
+		reserved = r.revision
+	}
+	return c.conn.WriteCheckpoint(ctx, covered, reserved)
 }
 
 // away says whether an error is that NATS does not answer, so that there is no use in going on.

@@ -285,3 +285,32 @@ func setBack(t *testing.T, restarted, whole bool) {
 		return at > 1 && len(records) >= 2 && records["a"] == d.last("a") && records["b"] == d.last("b")
 	})
 }
+
+// Who starts finds a checkpoint of a log that was longer, and has since been set back. What is in the log now is in no
+// snapshot for that, and an id that was reserved has no history for that.
+func TestACheckpointOfALostHistoryCoversNothing(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	stop := d.coordinator("c0", Timing{Snapshot: time.Hour})
+	d.create("a", protocol.SandboxSpec{Image: "i"})
+	stop()
+	lost := protocol.Reservation{Request: "gone", Fingerprint: "f", Time: time.Now()}
+	if before, err := d.conn.ReserveSandbox(t.Context(), "default", "lost", lost); err != nil || before != nil {
+		t.Fatal(before, err)
+	}
+	if err := d.conn.WriteCheckpoint(t.Context(), jetstream.Position{Record: 1000, Batch: "lost"}, 2); err != nil {
+		t.Fatal(err)
+	}
+	stop = d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond, Abandon: 200 * time.Millisecond})
+	d.eventually("the id that nobody used has an end", func() bool { return d.list("failed")["lost"] != nil })
+	last := d.last("lost")
+	d.eventually("the checkpoint is of the log as it is", func() bool {
+		at, _, err := d.conn.Checkpoint(t.Context())
+		return err == nil && at.Record == last
+	})
+	stop()
+	defer d.coordinator("c2", Timing{Snapshot: time.Hour})()
+	if d.list()["a"] == nil {
+		t.Error("a sandbox is not known after a restart")
+	}
+}

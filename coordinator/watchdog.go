@@ -55,10 +55,13 @@ func (c *coordinator) watchDeadlines(ctx context.Context, lease *jetstream.Lease
 	for {
 		now := c.conn.Now()
 		keys, next := c.projection.dueSandboxes(now, deadlinesAtOnce)
-		for _, k := range keys {
+		for i, k := range keys {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
+				for _, k := range keys[i:] { // when this coordinator leads again
+					c.projection.lookAt(k, now)
+				}
 				return ctx.Err()
 			}
 			group.Go(func() {

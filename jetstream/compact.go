@@ -229,8 +229,8 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 		return err
 	}
 	w.Probe("compact-before-store")
-	if err := w.conn.storeSegment(ctx, &s, content); err != nil {
-		return err
+	if err := w.conn.storeSegment(ctx, &s, content); err != nil { // perhaps somebody else took it for a part of a crash
+		return errors.Join(err, w.conn.removeSegment(ctx, s.Object))
 	}
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
@@ -454,7 +454,18 @@ func (c *Conn) purgeSegments(ctx context.Context, tenant, sandbox string) error 
 			return err
 		}
 	}
-	return m.each(ctx, 0, func(s *segment) (bool, error) {
-		return true, c.removeSegment(ctx, s.Object)
-	})
+	segments := m.Segments
+	for _, p := range m.Pages {
+		list, err := m.page(ctx, p.Key)
+		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // an earlier purge has removed it
+			return err
+		}
+		segments = append(segments, list...)
+	}
+	for i := range segments {
+		if err := c.removeSegment(ctx, segments[i].Object); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -425,6 +425,99 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	}
 }
 
+// Who purges dies when it has removed the lists of segments, and not yet what names them.
+func TestAPurgeThatDiedIsFinished(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	c.SmallSegments(600, 2)
+	longHistory(t, c, d.tenant, "s1", 25)
+	snapshotNow(t, c, d.tenant, "s1")
+	_, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	deleteSandbox(t, c, d.tenant, "s1")
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(ctx, "KV_"+protocol.BucketHistories)
+	must(t, err)
+	must(t, stream.Purge(ctx, natsjs.WithPurgeSubject("$KV."+protocol.BucketHistories+"."+d.tenant+".s1.*")))
+	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+}
+
+// The bucket of segments is full. Nothing leaves the log, and what is there can be removed all the same.
+func TestAFullBucketOfSegmentsKeepsHistoriesAndCanBeEmptied(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	c.SmallSegments(600, 2)
+	longHistory(t, c, d.tenant, "s1", 10)
+	_, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	longHistory(t, c, d.tenant, "s2", 10)
+	snapshotNow(t, c, d.tenant, "s2")
+	want := rawHistory(t, c, d.tenant, "s2", 0)
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(ctx, "OBJ_"+protocol.BucketSegments)
+	must(t, err)
+	full := stream.CachedInfo().Config
+	info, err := stream.Info(ctx)
+	must(t, err)
+	full.MaxBytes = int64(info.State.Bytes)
+	_, err = js.UpdateStream(ctx, full)
+	must(t, err)
+	for range 2 {
+		if done, err := c.Compact(ctx, d.tenant, "s2", small()); err == nil {
+			t.Fatalf("%+v", done)
+		}
+	}
+	if n := d.onSubject(t, d.tenant, "s2"); n != len(want) {
+		t.Errorf("%d of %d messages are in the log", n, len(want))
+	}
+	sameFrom(t, d.opened(t), d.tenant, "s2", want)
+	deleteSandbox(t, c, d.tenant, "s1")
+	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
+	full.MaxBytes += 1 << 20
+	_, err = js.UpdateStream(ctx, full)
+	must(t, err)
+	done, err := c.Compact(ctx, d.tenant, "s2", small())
+	if err != nil || done.Purged == 0 {
+		t.Errorf("when there is room again: %+v, %v", done, err)
+	}
+	sameFrom(t, d.opened(t), d.tenant, "s2", want)
+}
+
+// What says where segments are was lost, or is of an older backup than the log. Nobody writes on a state that lacks events.
+func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, ctx := d.opened(t), t.Context()
+	longHistory(t, c, d.tenant, "s1", 10)
+	snapshotNow(t, c, d.tenant, "s1")
+	_, err := c.Compact(ctx, d.tenant, "s1", small())
+	must(t, err)
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(ctx, "KV_"+protocol.BucketHistories)
+	must(t, err)
+	must(t, stream.Purge(ctx))
+	j := journal(c, d.tenant, "s1", "k3")
+	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		if s.Exists() {
+			return nil, nil
+		}
+		return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}}, nil
+	})
+	if err == nil {
+		t.Errorf("%d events were appended to a history of more than 20, as if there was none", len(events))
+	}
+	// With the snapshot everything is there that is needed.
+	j = c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k3", FromSnapshot: true})
+	if events, err := j.Do(ctx, acceptExec("new")); err != nil || events[0].Sequence < 22 {
+		t.Errorf("from its snapshot: %v, %v", events, err)
+	}
+}
+
 // BenchmarkCompact is how fast messages are moved into segments, and read again by a client that has none of them.
 func BenchmarkCompact(b *testing.B) {
 	d := startServer(b, jetstream.Assets{})

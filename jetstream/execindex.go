@@ -218,6 +218,11 @@ func (h *ExecHead) WithoutEntries() *ExecHead {
 	return &bare
 }
 
+// Follows says whether the head is a later one of the same index, which was not made again in between.
+func (h *ExecHead) Follows(before *ExecHead) bool {
+	return h.salt == before.salt && h.Depth >= before.Depth && h.Spills >= before.Spills
+}
+
 // Page is the number of the page that an exec belongs on.
 func (h *ExecHead) Page(x ExecHash) int { return pageAt(h.salt, h.Depth, x) }
 

@@ -84,7 +84,12 @@ func (c *Conn) removeObject(ctx context.Context, info *jetstream.ObjectInfo, exp
 
 // putObject stores content in a bucket of the object store.
 func (c *Conn) putObject(ctx context.Context, bucket, name string, r io.Reader) error {
-	u := &upload{conn: c, bucket: bucket, id: nuid.Next()}
+	return c.putObjectAs(ctx, bucket, name, nuid.Next(), r)
+}
+
+// putObjectAs is putObject with a name for the chunks, which nobody has used before.
+func (c *Conn) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
+	u := &upload{conn: c, bucket: bucket, id: id}
 	if err := u.run(ctx, name, r); err != nil {
 		return errors.Join(translate(err, "upload "+name), c.purgeChunks(bucket, u.id))
 	}

@@ -184,11 +184,16 @@ func (j *Journal) startFromSnapshot(ctx context.Context) error {
 }
 
 // startFromBase has the opening begin with the state that is kept in place of segments which are kept no
-// longer. There is none where a deleted history is just being purged.
+// longer. Without one a deleted history is just being purged, or segments were lost: nothing may be decided on a state
+// that lacks events, and its numbers would repeat.
 func (j *Journal) startFromBase(ctx context.Context, o *opening, e *entry) error {
 	s, err := j.conn.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
-	if err != nil || s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() {
+	if err != nil {
 		return err
+	}
+	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() {
+		return protocol.Errorf(protocol.Internal, "", "the history of %s goes on with event %d, and what comes before it is not there",
+			j.cfg.Sandbox, e.batch.First())
 	}
 	if s.Fold != protocol.FoldVersion {
 		j.conn.log.Warn("the beginning of a history is no longer kept, and its fold is of another version: fields may be missing",

@@ -150,7 +150,7 @@ func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
 
 // storeSegment stores a segment, and checks that it can be read.
 func (c *Conn) storeSegment(ctx context.Context, s *segment, content []byte) error {
-	if err := c.putObject(ctx, protocol.BucketSegments, s.Object, bytes.NewReader(content)); err != nil {
+	if err := c.putObjectAs(ctx, protocol.BucketSegments, s.Object, segmentChunks(s.Object), bytes.NewReader(content)); err != nil {
 		return err
 	}
 	back, err := c.segmentContent(ctx, s)
@@ -173,18 +173,17 @@ func (c *Conn) segmentContent(ctx context.Context, s *segment) ([]byte, error) {
 	return content, err
 }
 
-// removeSegment removes a segment's object, if it is there.
+// removeSegment removes a segment's object, and what a crash left of one. It writes nothing: where the bucket is full,
+// nothing could be removed otherwise.
 func (c *Conn) removeSegment(ctx context.Context, object string) error {
-	info, at, err := c.objectAt(ctx, protocol.BucketSegments, object)
-	if err != nil || info == nil {
+	if err := c.purge(ctx, "OBJ_"+protocol.BucketSegments, metaSubject(protocol.BucketSegments, object), 0); err != nil {
 		return err
 	}
-	if err := c.removeObject(ctx, info, at); err != nil {
-		return err
-	}
-	// The mark that it was removed is of no use: no name is used twice.
-	return c.purge(ctx, "OBJ_"+protocol.BucketSegments, metaSubject(protocol.BucketSegments, object), 0)
+	return c.purgeChunks(protocol.BucketSegments, segmentChunks(object))
 }
+
+// segmentChunks is what the chunks of a segment's object are named by: no name is used twice.
+func segmentChunks(object string) string { return object[strings.LastIndex(object, ".")+1:] }
 
 // segmentCache keeps the messages of segments that were read last.
 type segmentCache struct {

@@ -63,7 +63,13 @@ func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64
 	_, err := c.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
 		var before Snapshot
 		if old != nil && protocol.Decode(old, &before) == nil && s.Reserved == 0 {
-			s.Reserved = before.Reserved
+			there, err := c.reachesNow(ctx, before.position())
+			if err != nil {
+				return nil, err
+			}
+			if there {
+				s.Reserved = before.Reserved
+			}
 		}
 		stands, err := c.stands(ctx, "", "", old, s)
 		if err != nil || stands && (before.position() != s.position() || before.Reserved >= s.Reserved) {
@@ -91,10 +97,16 @@ func (c *Conn) checkpoint(ctx context.Context) (Snapshot, error) {
 }
 
 // Checkpoint returns up to where every event is in some snapshot, and up to which revision of the registry every
-// id has a history; 0: not known.
+// id has a history; 0: not known. One that is of another history of the log says neither.
 func (c *Conn) Checkpoint(ctx context.Context) (at Position, reserved uint64, err error) {
 	s, err := c.checkpoint(ctx)
-	return s.position(), s.Reserved, err
+	if err != nil || s.Version == 0 {
+		return Position{}, 0, err
+	}
+	if there, err := c.reachesNow(ctx, s.position()); !there {
+		return Position{}, 0, err
+	}
+	return s.position(), s.Reserved, nil
 }
 
 // Snapshot reads the snapshot of a sandbox, as it is stored, living or over. Error: not_found.
@@ -196,6 +208,15 @@ func (c *Conn) reaches(ctx context.Context, p Position, last uint64) (bool, erro
 	}
 	e, err := c.entryOf(m)
 	return e.isAt(p), err
+}
+
+// reachesNow is reaches for the log as it is now.
+func (c *Conn) reachesNow(ctx context.Context, p Position) (bool, error) {
+	last, err := c.lastSequence(ctx, protocol.StreamEvents)
+	if err != nil {
+		return false, err
+	}
+	return c.reaches(ctx, p, last)
 }
 
 // readAll reads every key that has a value now.

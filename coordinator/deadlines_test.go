@@ -1,0 +1,51 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A leader loses its lease while more deadlines are due than it decides about at a time, and NATS does not answer. When
+// it leads again, none of them is forgotten.
+func TestADeadlineThatWasTakenUpWhenALeaseEndedIsMetByTheNext(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	d.coordinator("c0", Timing{})() // makes the streams
+	lease, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = lease.Run(t.Context()) }()
+	l := &line{server: d.server}
+	c, stop := d.inMemory(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}), Timing: Timing{Scan: 20 * time.Millisecond}})
+	defer stop()
+	const n = 3 * deadlinesAtOnce
+	for i := range n {
+		d.work(fmt.Sprint("s", i), func(*protocol.State) []protocol.Event {
+			spec := &protocol.SandboxSpec{Image: "i", TTL: protocol.Duration(time.Millisecond)}
+			spec.Resolve()
+			return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: spec}}}
+		})
+	}
+	d.eventually("the standby knows all", func() bool { return len(c.projection.pendings()) == n })
+	l.setDown(true)
+	for range 2 {
+		leading, end := context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Millisecond, end)
+		_ = c.watchDeadlines(leading, lease) // until end
+	}
+	l.setDown(false)
+	leading, end := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = c.watchDeadlines(leading, lease) // until end
+	}()
+	defer func() { end(); <-ended }()
+	d.eventually("all are deleted", func() bool { return len(c.projection.pendings()) == 0 })
+}
