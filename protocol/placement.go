@@ -39,6 +39,9 @@ func ParseConstraint(text string) (Constraint, error) {
 		if !found {
 			return c, wrong
 		}
+		if _, second, list := strings.Cut(value, ","); list && strings.Contains(second, "=") {
+			return c, fmt.Errorf("must be one constraint, and further ones entries of their own, got %.80q", text)
+		}
 		key, c.Not = strings.CutSuffix(key, "!")
 		c.Key, c.Values = strings.TrimSpace(key), []string{strings.TrimSpace(value)}
 	}

@@ -10,7 +10,7 @@ func TestAConstraintIsMetByLabels(t *testing.T) {
 		"zone!=b":               "label zone is b, wanted anything but b",
 		"disk in (hdd, nvme)":   "label disk is ssd, wanted hdd or nvme",
 		"gpu=yes":               "there is no label gpu, wanted yes",
-		"example.com/rack in 7": "refused", "zone": "refused", "zone==b": "label zone is b, wanted =b",
+		"example.com/rack in 7": "refused", "zone": "refused", "zone!=a,disk!=hdd": "refused", "zone=b, disk=ssd": "refused", "zone==b": "label zone is b, wanted =b",
 	} {
 		c, err := ParseConstraint(text)
 		if err != nil {
