@@ -12,7 +12,7 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo un
 # failure (go.dev/issue/75804).
 FUZZTIME  ?= 10000x
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
-# Two packages at once: they share one engine, and the machine may be small.
+# Two packages at once: they share one engine, and the machine may be small. The one that takes longest goes first.
 PARALLEL  ?= 2
 TESTFLAGS ?=
 
@@ -59,7 +59,7 @@ lint: ## go vet, staticcheck, formatting, and who may import whom
 .PHONY: test
 test: image build tools lint registry ## all tests
 	@rm -rf bin/reports && mkdir -p bin
-	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 30m $(TESTFLAGS) ./... 2>&1 | tee bin/test.log || { \
+	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 30m $(TESTFLAGS) ./integration ./... 2>&1 | tee bin/test.log || { \
 		echo; echo "what failed (all of it: bin/test.log; what each fleet did: bin/reports):"; \
 		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 
