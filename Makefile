@@ -44,6 +44,11 @@ registry: ## make sure that there is a registry server for tests
 tools: ## make sure that the programs are there that tests use
 	@scripts/tools
 
+.PHONY: examples
+examples: image build ## run the examples of docs/wire.md, which need Node and npm
+	npm install --silent --no-audit --no-fund --prefix bin/node nats@2.29.3
+	BOXFLEET_NEED_NODE=1 NODE_PATH="$$PWD/bin/node/node_modules" $(GO) test ./integration -run TestTheExamplesInAnotherLanguageRun -count 1
+
 .PHONY: demo
 demo: image build ## run a real build in a sandbox, and show what happened
 	bin/boxfleet demo
@@ -76,6 +81,10 @@ fuzz-short: ## each fuzz target with FUZZTIME inputs (10000x)
 .PHONY: networks
 networks: image tools ## five hundred networks with their rules on one engine, made and removed; takes minutes on a small machine
 	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
+
+.PHONY: deep
+deep: image ## a container with more nested directories than the engine has descriptors is removed; takes a minute
+	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerOfManyNestedDirectories -count 1 -v -timeout 10m
 
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine: a table, and raw samples as JSON

@@ -145,6 +145,67 @@ func TestTheWirePageNamesEveryField(t *testing.T) {
 	}
 }
 
+// TestTheWirePageHasTheShapesOfObjects looks for each field in the first column of its object's table.
+func TestTheWirePageHasTheShapesOfObjects(t *testing.T) {
+	page := read(t, "docs/wire.md")
+	for heading, object := range map[string]any{
+		"### Sandbox": protocol.Sandbox{}, "### Exec": protocol.Exec{}, "### Host": protocol.Host{}, "### Explanation": protocol.Explanation{},
+	} {
+		text := section(t, page, heading)
+		for _, f := range fields(object) {
+			if rowOf(text, f.name) == "" && !strings.Contains(text, "`"+f.name+"`") {
+				t.Errorf("docs/wire.md, %s: %s is not named", heading, f.name)
+			}
+		}
+	}
+	wantNamed(t, section(t, page, "### Sandbox"), names(protocol.ServiceStatus{}))
+	wantNamed(t, section(t, page, "### Sandbox"), names(protocol.Refusal{}))
+	wantNamed(t, section(t, page, "### The sandbox's own command"), names(protocol.PrimaryStatus{}))
+	wantNamed(t, section(t, page, "## Reads"), append(names(protocol.EventPage{}), names(protocol.OutputPage{})...))
+	wantNamed(t, section(t, page, "## Reads"), slices.DeleteFunc(names(protocol.Query{}), func(name string) bool { return name == "v" }))
+}
+
+func names(of any) (all []string) {
+	for _, f := range fields(of) {
+		all = append(all, f.name)
+	}
+	return all
+}
+
+// TestTheWirePageListsEveryCodeAndReason compares both tables with the constants.
+func TestTheWirePageListsEveryCodeAndReason(t *testing.T) {
+	text := section(t, read(t, "docs/wire.md"), "## Errors")
+	source := read(t, "protocol/errors.go")
+	for head, constants := range map[string]*regexp.Regexp{
+		"| code | meaning |":   regexp.MustCompile(`(?m)^\t\w+ +Code = "(\w+)"`),
+		"| reason | meaning |": regexp.MustCompile(`(?m)^\tReason\w+ += "(\w+)"`),
+	} {
+		_, table, _ := strings.Cut(text, head)
+		table, _, _ = strings.Cut(table, "\n\n")
+		listed := map[string]bool{}
+		for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| .").FindAllStringSubmatch(table, -1) {
+			if listed[row[1]] {
+				t.Errorf("%s: %s is there twice", head, row[1])
+			}
+			listed[row[1]] = true
+		}
+		known := map[string]bool{}
+		for _, c := range constants.FindAllStringSubmatch(source, -1) {
+			if known[c[1]] = true; !listed[c[1]] {
+				t.Errorf("%s: %s is not listed", head, c[1])
+			}
+		}
+		for name := range listed {
+			if !known[name] {
+				t.Errorf("%s: there is no %s", head, name)
+			}
+		}
+		if len(known) < 11 {
+			t.Errorf("%s: %d constants", head, len(known))
+		}
+	}
+}
+
 func wantNamed(t *testing.T, text string, names []string) {
 	t.Helper()
 	for _, name := range names {

@@ -168,7 +168,7 @@ func (c *coordinator) decide(ctx context.Context, d *jetstream.Delivery) (reply 
 			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()
-	for field, id := range map[string]string{"tenant": d.Tenant, "sandbox": d.Sandbox, "request id": d.ID} {
+	for field, id := range map[string]string{"tenant": d.Tenant, "sandbox": d.Sandbox, protocol.HeaderRequest: d.ID} {
 		if err := protocol.ValidateID(field, id); err != nil {
 			return nil, err
 		}
@@ -177,14 +177,20 @@ func (c *coordinator) decide(ctx context.Context, d *jetstream.Delivery) (reply 
 	if err != nil {
 		return nil, err
 	}
-	k := key{d.Tenant, d.Sandbox}
-	switch d.Verb {
-	case protocol.VerbCreate:
-		return c.create(ctx, d, k, r.Sandbox)
-	case protocol.VerbExec:
-		return c.exec(ctx, d, k, r)
+	if d.Verb == protocol.VerbCreate {
+		reply, err = c.create(ctx, d, key{d.Tenant, d.Sandbox}, r)
+		return reply, protocol.InPayload(d.Verb, err)
 	}
-	return c.control(ctx, d, k, r)
+	k, err := c.meant(ctx, d)
+	if err != nil {
+		return nil, protocol.InPayload(d.Verb, err)
+	}
+	if d.Verb == protocol.VerbExec {
+		reply, err = c.exec(ctx, d, k, r)
+	} else {
+		reply, err = c.control(ctx, d, k, r)
+	}
+	return reply, protocol.InPayload(d.Verb, err)
 }
 
 // readRequest decodes a request and checks everything that can be known without a sandbox or a
@@ -204,27 +210,22 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 	return r, r.Validate(d.Verb)
 }
 
-// create accepts a sandbox: reserve the id, append the first event, answer.
-func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, asked *protocol.SandboxSpec) (*protocol.Reply, error) {
-	own := *asked // what identifies the request: the defaults below it may change before it is repeated
+// create accepts a sandbox: take the name, reserve the id, append the first event, answer.
+func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+	own := *r.Sandbox // what identifies the request: the defaults below it may change before it is repeated
 	own.Resolve()
-	mine := reservation(d, &own, c.conn.Now())
-	whole, refused := c.cfg.Defaults.Over(k.tenant, *asked)
-	if refused != nil {
-		if _, err := c.conn.SandboxReservation(ctx, k.tenant, k.id); protocol.CodeOf(err) == protocol.NotFound {
-			return nil, refused
-		} else if err != nil {
-			return nil, err
-		}
-	}
+	mine := reservation(d, named(&own, r.Name), c.conn.Now())
+	whole, refused := c.cfg.Defaults.Over(k.tenant, *r.Sandbox)
 	whole, builtIn := spec.Resolve(whole)
-	c.cfg.Probe("create-before-reserve")
-	before, err := c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
+	if refused == nil {
+		refused = c.refuseBeforehand(ctx, k, &whole, builtIn)
+	}
+	before, err := c.reserve(ctx, d, k, r.Name, mine, refused)
 	if err != nil {
 		return nil, err
 	}
 	c.cfg.Probe("create-before-append")
-	if before != nil && (before.Request != mine.Request || before.Fingerprint != mine.Fingerprint) {
+	if before != nil && !sameReservation(before, &mine) {
 		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.id)
 	}
 	var j *jetstream.Journal
@@ -246,7 +247,7 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 		if !s.Exists() && refused != nil {
 			return nil, refused
 		}
-		return decideAccept(s, d.ID, &whole, builtIn)
+		return decideAccept(s, d.ID, r.Name, &whole, builtIn)
 	})
 	if err != nil {
 		return nil, err

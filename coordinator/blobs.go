@@ -20,7 +20,7 @@ func (c *coordinator) keepBlobs(ctx context.Context, lease *jetstream.Lease) err
 			c.log.Warn("how long uploads are kept is asked again", "error", err)
 			life = time.Minute
 		}
-		// At once: whoever led before may have been gone for most of a life.
+		// At once: the leader before this one may have been gone for most of a blob's life.
 		for digest := range neededBlobs(append(c.projection.pendings(), c.projection.replaceable()...)) {
 			if lease.Check() != nil {
 				break

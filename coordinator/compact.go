@@ -17,7 +17,7 @@ type Histories struct {
 	Keep       int            // newest messages that stay in the log, from 1; default 1000
 	MinBatches int            // older ones are moved out when they are more than so many, from 0; default 5000
 	MinBytes   protocol.Bytes // or more than so much; default 4 MiB
-	MaxAge     time.Duration  // what was moved out is kept so long after it was stored; 0: as long as the sandbox
+	MaxAge     time.Duration  // segments are kept for this time after they were stored; 0: as long as the sandbox
 }
 
 func (h *Histories) setDefaults() error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/spec"
 )
 
@@ -25,8 +26,8 @@ type Config struct {
 	// RestartStore restarts a NATS server of this process whose store refuses writes; nil where it is
 	// another process's.
 	RestartStore    func(context.Context) error
-	CleanupTTL      time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after so long; default 360 h
-	HostForgetAfter time.Duration    // a host that is lost for so long is forgotten; default 0: never
+	CleanupTTL      time.Duration    // stopped and failed sandboxes are deleted, and histories of deleted ones purged, after this time; default 360 h
+	HostForgetAfter time.Duration    // a host that has been lost for this time is forgotten; default 0: never
 	Assets          jetstream.Assets // how the streams are made
 	Defaults        spec.Defaults    // by tenant, below what its requests say
 	OnReady         func()           // called once, when requests are taken; may be nil
@@ -38,6 +39,9 @@ type Config struct {
 
 	// Histories says when older parts of histories leave the event log.
 	Histories Histories
+
+	// Output says how much output is kept of one sandbox, and of one tenant.
+	Output OutputBudget
 
 	// OnState is called with whether the coordinator works, and in a few words with what it does or waits for,
 	// when that changes. It must not block, and may be nil.
@@ -62,8 +66,9 @@ type Timing struct {
 	Image    time.Duration // an image that may not be pulled, and nobody has or brings, is waited for; default 30 s
 	Unwanted time.Duration // the file of an image that nobody wants is kept; default 24 h
 	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
-	Keep     time.Duration // a host that was forgotten is remembered for so long at least; default 1 hour
+	Keep     time.Duration // how long a forgotten host is remembered at least; default 1 hour
 	Compact  time.Duration // between two looks for long histories; default 1 min
+	Output   time.Duration // between two looks at how much output is kept; default 1 s
 	Fresh    time.Duration // a read waits for the log, and is then answered from memory; default 1 s
 }
 
@@ -74,7 +79,7 @@ func (t *Timing) setDefaults() {
 	}{
 		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second}, {&t.Seize, 3 * time.Second},
 		{&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute}, {&t.Image, 30 * time.Second}, {&t.Overdue, time.Minute}, {&t.Keep, time.Hour},
-		{&t.Unwanted, jetstream.UnwantedAge}, {&t.Fresh, time.Second}, {&t.Compact, time.Minute},
+		{&t.Unwanted, jetstream.UnwantedAge}, {&t.Fresh, time.Second}, {&t.Compact, time.Minute}, {&t.Output, time.Second},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
@@ -93,18 +98,22 @@ type coordinator struct {
 	elected    elected
 	started    time.Time
 	reserved   atomic.Pointer[allReserved] // nil: not known
+	hostsRead  []signal                    // when all are given, the tables of hosts and of what operators want of them were read
+	hostTable  hostTable
 	seen       seenHosts
-	unstarted  *unstarted          // the watchdog's own
-	overdue    *unstarted          // the watchdog's own: execs that run on after their own deadline
-	moves      moves               // the watchdog's own
-	compacting atomic.Pointer[key] // the history that is being compacted
-	keeping    sync.Mutex          // what is kept beside the log of a sandbox is written, or purged
+	unstarted  *unstarted                   // the watchdog's own
+	overdue    *unstarted                   // the watchdog's own: execs that run on after their own deadline
+	moves      moves                        // the watchdog's own
+	compacting atomic.Pointer[key]          // the history that is being compacted
+	budget     atomic.Pointer[outputKeeper] // nil: this coordinator does not lead
+	keeping    sync.Mutex                   // what is kept beside the log of a sandbox is written, or purged
 
 	gate             *gate
 	refusals         refusals
 	told             atomic.Pointer[protocol.Error] // what clients were told last
 	deciding, ending chan struct{}                  // slots of requests in decision
 	getting, listing readSlots                      // of reads of past execs
+	paging           readSlots                      // of reads of events and output
 }
 
 // Run provisions the streams, and waits for NATS with that for as long as it takes. Then it serves until ctx
@@ -129,12 +138,16 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Histories.setDefaults(); err != nil {
 		return err
 	}
+	if err := cfg.Output.check(); err != nil {
+		return err
+	}
 	if cfg.CleanupTTL == 0 {
 		cfg.CleanupTTL = 360 * time.Hour
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Logger = seldom.Logger(cfg.Logger)
 	if cfg.Probe == nil {
 		cfg.Probe = func(string) {}
 	}
@@ -160,7 +173,7 @@ func Run(ctx context.Context, cfg Config) error {
 	c.images = newHostImages(c.projection.wakeUp)
 	c.gate = newGate(c.conn, c.tellWaiting)
 	c.deciding, c.ending = make(chan struct{}, restAtOnce), make(chan struct{}, endingAtOnce)
-	c.getting, c.listing = make(readSlots, getsAtOnce), make(readSlots, listsAtOnce)
+	c.getting, c.listing, c.paging = make(readSlots, getsAtOnce), make(readSlots, listsAtOnce), make(readSlots, pagesAtOnce)
 	if cfg.made != nil {
 		cfg.made(c)
 	}
@@ -176,6 +189,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	defer c.conn.OnReconnect(c.hosts.reconnected)()
 	group, ctx := errgroup.WithContext(ctx)
 	log, hosts, imports, wishes := newSignal(), newSignal(), newSignal(), newSignal()
+	c.hostsRead = []signal{hosts, wishes}
 	group.Go(func() error {
 		from := uint64(0) // the snapshots are to be read yet
 		return c.again(ctx, "follow the log", func() (err error) {
@@ -197,7 +211,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	group.Go(func() error { return c.conn.WatchStore(ctx, c.cfg.RestartStore) })
 	group.Go(func() error {
 		c.cfg.Probe("before-hosts")
-		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.register, hosts.give) })
+		return c.again(ctx, "follow the table of hosts", func() error { return c.conn.FollowHosts(ctx, c.hosts.follow, hosts.give) })
 	})
 	group.Go(func() error {
 		return c.again(ctx, "follow what hosts say of images", func() error { return c.images.follow(ctx, c.conn) })
@@ -215,7 +229,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	serving := newSignal()
 	group.Go(func() error {
 		return c.again(ctx, "serve reads", func() error {
-			return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.endpoints(), serving.give)
+			return c.conn.ServeReads(ctx, semver(c.cfg.Build), c.byName(c.endpoints()), serving.give)
 		})
 	})
 	if !await(ctx, serving) {
@@ -301,17 +315,4 @@ func (c *coordinator) again(ctx context.Context, what string, f func() error) er
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
-}
-
-// semver is the build's version in the form that NATS services require.
-func semver(build string) string {
-	for _, r := range build {
-		if (r < '0' || r > '9') && r != '.' {
-			return "0.0.0"
-		}
-	}
-	if build == "" {
-		return "0.0.0"
-	}
-	return build
 }

@@ -100,7 +100,7 @@ func (p *projection) setWakeLocked(k key, at time.Time) {
 }
 
 // nextLook is when a sandbox is to be looked at for its deadlines, zero for never. It may be too early, never too
-// late, but for what follows from the state of its host: who learns that looks at once.
+// late, except where the state of its host changes, and then the sandbox is looked at immediately.
 func nextLook(b *protocol.Sandbox, overdue, cleanup time.Duration) (at time.Time) {
 	sooner := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {

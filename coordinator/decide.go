@@ -13,12 +13,12 @@ import (
 // decides nothing the second time.
 
 // decideAccept begins a history. builtIn are the fields of the spec that nobody said.
-func decideAccept(s *protocol.State, request string, whole *protocol.SandboxSpec, builtIn []string) ([]protocol.Event, error) {
+func decideAccept(s *protocol.State, request, name string, whole *protocol.SandboxSpec, builtIn []string) ([]protocol.Event, error) {
 	if s.Exists() {
 		return nil, nil // the reservation says that it is this request's own
 	}
 	return []protocol.Event{{
-		Kind: protocol.SandboxAccepted, Request: request, Phase: &protocol.SandboxDetails{Spec: whole, BuiltIn: builtIn},
+		Kind: protocol.SandboxAccepted, Request: request, Phase: &protocol.SandboxDetails{Spec: whole, BuiltIn: builtIn, Name: name},
 	}}, nil
 }
 
@@ -134,7 +134,7 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 }
 
 // decideExec accepts an exec, while fewer than limit have not ended. used says that an exec of the sandbox
-// had the id, perhaps so long ago that the state no longer has it.
+// had the id, even if it ended too long ago to be in the state.
 func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int) ([]protocol.Event, error) {
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed

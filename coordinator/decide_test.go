@@ -46,7 +46,7 @@ func ready(t *testing.T) *history {
 	h := &history{t: t}
 	spec := protocol.SandboxSpec{Image: "i"}
 	spec.Resolve()
-	h.must(decideAccept(&h.state, "r1", &spec, nil))
+	h.must(decideAccept(&h.state, "r1", "", &spec, nil))
 	h.must(decideAssign(&h.state, 0, "w1", "h1", h.state.Sandbox.AcceptedSpec()))
 	h.must([]protocol.Event{{Kind: protocol.SandboxReady}}, nil)
 	return h
@@ -188,7 +188,7 @@ func TestACancelBeforeTheStartEndsTheExecAtOnce(t *testing.T) {
 
 func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
 	h := &history{t: t}
-	h.must(decideAccept(&h.state, "r1", &protocol.SandboxSpec{Image: "i"}, nil))
+	h.must(decideAccept(&h.state, "r1", "", &protocol.SandboxSpec{Image: "i"}, nil))
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
 	if h.state.Sandbox.State != protocol.StateDeleted {
 		t.Errorf("the sandbox is %s", h.state.Sandbox.State)
@@ -226,7 +226,7 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 			var err error
 			switch rapid.IntRange(0, 11).Draw(rt, "decision") {
 			case 0:
-				events, err = decideAccept(&h.state, request, &spec, nil)
+				events, err = decideAccept(&h.state, request, "", &spec, nil)
 			case 1:
 				events, err = decideStop(&h.state, request, protocol.ReasonStopRequested)
 			case 2:

@@ -33,7 +33,7 @@ func TestTheTenantsDefaultsLieBelowItsRequests(t *testing.T) {
 	}
 	conflict := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
 	r := d.request(protocol.VerbCreate, "b", "r2", conflict)
-	if r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "spec.mounts[1].target" || !strings.Contains(r.Error.Message, "defaults of tenant default") {
+	if r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "sandbox.mounts[1].target" || !strings.Contains(r.Error.Message, "defaults of tenant default") {
 		t.Errorf("want the target refused, got %v", r.Error)
 	}
 	if _, err := d.conn.SandboxReservation(t.Context(), "default", "b"); protocol.CodeOf(err) != protocol.NotFound {

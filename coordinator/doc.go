@@ -20,7 +20,10 @@
 // snapshots.go and compact.go keep starts and the log small: the leader stores folds beside the log, and moves what
 // is old of long histories out of it.
 //
+// names.go says which sandbox a name means, and takes names for creates; idindex.go finds ids by their beginning.
+// beforehand.go refuses a create before anything is taken for it.
+//
 // gate.go holds requests back while the log takes none of what they lead to.
 //
-// decide.go and place.go are pure. The package imports protocol, spec, jetstream and imageref, never worker.
+// decide.go and place.go are pure. The package imports protocol, spec, jetstream, imageref and seldom, never worker.
 package coordinator

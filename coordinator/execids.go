@@ -105,7 +105,7 @@ func newExecIndex(conn *jetstream.Conn, log *slog.Logger) *execIndex {
 func (x *execIndex) restored(k key, s *protocol.State) {
 	switch s.Sandbox.State {
 	case protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
-		return // it gets no exec any more, and who asks for one is told what to expect
+		return // it gets no more execs, and a request for one is refused by its state
 	}
 	if s.Sandbox.TotalExecs == 0 {
 		return

@@ -145,9 +145,11 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 			run(0, 1)
 			const execs = keptExecs + 10 // so many that the first are not kept in memory
 			l := &line{server: d.server}
-			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { run(1, execs) })
+			held := make(chan struct{})
+			l.hold("CONSUMER.CREATE.KV_"+bucket, func() { defer close(held); run(1, execs) })
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c2"})
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: time.Hour}})()
+			<-held // c1 stores meanwhile; c2 may be ready before it asks
 			stop()
 			for _, id := range []string{"x0", "x1", "x2"} {
 				r := d.request(protocol.VerbExec, "a", "other-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})

@@ -60,7 +60,7 @@ func (x *execIndex) find(ctx context.Context, k key, id string) (entry jetstream
 }
 
 // errNoHead says that what is known of an index has changed: there is none, or another one.
-var errNoHead = protocol.Errorf(protocol.Unavailable, "", "the index of execs has changed")
+var errNoHead = protocol.Errorf(protocol.Unavailable, "", "the index of execs has changed; begin with its first page")
 
 // head returns the head of a sandbox's index, and its entries. Where it does not go as far as what is in memory
 // begins, the history is read. Error: errNoHead, where the caller looks again.

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
@@ -27,6 +28,8 @@ type hosts struct {
 	ids     map[string]string             // the workers of known hosts, by host id
 	wishes  map[string]*protocol.HostWish // what operators want of hosts, by host id
 	version uint64                        // counts the changes of what is known of hosts
+
+	read atomic.Uint64 // the table of hosts is known up to this revision
 }
 
 type hostEntry struct {
@@ -65,6 +68,12 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 	return worker
 }
 
+// follow takes over a change of the table of hosts.
+func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
+	h.register(worker, entry)
+	h.read.Store(revision)
+}
+
 // register takes over an entry of the table of hosts. An entry that ended is not forgotten: its
 // sandboxes are still there.
 func (h *hosts) register(worker string, entry *protocol.Host) {
@@ -77,12 +86,7 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 		}
 		return
 	}
-	for other, e := range h.known {
-		if other != worker && e.host.HostID == entry.HostID && e.host.Token < entry.Token {
-			delete(h.known, other) // the host has another name now
-			h.version++
-		}
-	}
+	h.dropOtherNamesLocked(worker, entry)
 	e := h.entry(worker)
 	e.changed = e.changed || e.host.Instance != entry.Instance || e.host.Token != entry.Token
 	if e.lost || e.state(h.timing) == protocol.HostSuspect || !sameHost(&e.host, entry) {
@@ -96,6 +100,20 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 		e.heard = time.Now()
 	}
 	h.judgeClock(e)
+}
+
+// dropOtherNamesLocked forgets the names that a host had before. Workers register every few seconds, and nearly
+// always as they did before: there is nothing to look for then.
+func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
+	if e := h.known[worker]; e != nil && h.ids[entry.HostID] == worker && e.host.Token == entry.Token {
+		return
+	}
+	for other, e := range h.known {
+		if other != worker && e.host.HostID == entry.HostID && e.host.Token < entry.Token {
+			delete(h.known, other)
+			h.version++
+		}
+	}
 }
 
 // sameHost says whether two entries of a host differ by no more than when they were written, and their clocks.
@@ -184,6 +202,10 @@ func (u usage) addTo(h *protocol.Host) {
 // list returns every host with its state and what is placed on it.
 func (h *hosts) list() []*protocol.Host {
 	rows, _ := h.rows()
+	return hostsOf(rows)
+}
+
+func hostsOf(rows []hostRow) []*protocol.Host {
 	list := make([]*protocol.Host, len(rows))
 	for i := range rows {
 		list[i] = rows[i].host
@@ -199,26 +221,28 @@ func (h *hosts) rows() ([]hostRow, uint64) {
 	for hostID, worker := range workers { // hosts that only sandboxes know of
 		if h.ids[hostID] == "" && !h.forgottenLocked(hostID) {
 			host := protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
-			if h.known[worker] != nil { // a machine that was made anew has another host, and the same name
+			if h.known[worker] != nil { // a reinstalled machine: another host with the same name
 				host.Worker, host.Problem = hostID, "worker "+worker+" has another host now"
 			}
 			h.entry(host.Worker).host = host
 			h.ids[hostID] = host.Worker
 		}
 	}
-	rows := make([]hostRow, 0, len(h.known))
+	rows, copies := make([]hostRow, 0, len(h.known)), make([]protocol.Host, len(h.known))
+	now := h.now()
 	for _, e := range h.known {
 		if h.forgottenLocked(e.host.HostID) {
 			continue
 		}
-		host := e.host
+		host := &copies[len(rows)]
+		*host = e.host
 		host.State = e.state(h.timing)
-		h.show(&host)
-		used[host.HostID].addTo(&host)
+		h.show(host)
+		used[host.HostID].addTo(host)
 		if !e.heard.IsZero() {
-			host.SeenAt = h.now().Add(-time.Since(e.heard))
+			host.SeenAt = now.Add(-time.Since(e.heard))
 		}
-		rows = append(rows, hostRow{&host, e.version})
+		rows = append(rows, hostRow{host, e.version})
 	}
 	slices.SortFunc(rows, func(a, b hostRow) int { return cmp.Compare(a.host.Worker, b.host.Worker) })
 	return rows, h.version
@@ -289,7 +313,7 @@ func (h *hosts) ready() map[string]string {
 	return ready
 }
 
-// takeChanged returns the workers that registered anew since the last call, and their hosts.
+// takeChanged returns the workers that registered again since the last call, and their hosts.
 func (h *hosts) takeChanged() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -306,8 +330,8 @@ func (h *hosts) takeChanged() map[string]string {
 	return workers
 }
 
-// reconnected has every worker told anew about everything it owns. That none was heard while this
-// coordinator was cut off says nothing of any, and a thousand of them need longer to come back than one.
+// reconnected has every worker told again about everything it owns. This coordinator was cut off, so their silence
+// says nothing about them, and a thousand workers need longer to come back than one.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -43,27 +42,51 @@ func wantedImages(s *protocol.SandboxSpec) []wantedImage {
 	return all
 }
 
-// imageRefusal says which image a host lacks that nobody may pull, "" where there is none. A host
-// may have it later: somebody imports it, or brings it there by hand.
+// imageRefusal says which image a host lacks that nobody may pull, or that its operator lets it pull from
+// nowhere; "" where there is none. A host may have it later: somebody imports it, or brings it there by hand.
 func imageRefusal(s *protocol.SandboxSpec, h *protocol.Host, t imageTable) string {
-	if s.Pull != protocol.PullNever || !h.Images { // an older worker finds out by trying
+	if !h.Images { // an older worker finds out by trying
 		return ""
 	}
 	told := t.names(h)
-	if told == nil {
-		return "spec.pull: never, and the host has not said yet which images it has"
-	}
 	for _, w := range wantedImages(s) {
-		if !w.optional && !mayHave(told, w.ref) {
-			return fmt.Sprintf("%s: the host has no image %s, and spec.pull is never", w.field, w.ref)
+		if e := lacksImage(s, h, told, w); e != nil {
+			return explained(e)
 		}
 	}
 	return ""
 }
 
+// lacksImage is the error for an image that a host cannot have for a sandbox as it is, nil where it can. told
+// is nil while the host has not said which images it has.
+func lacksImage(s *protocol.SandboxSpec, h *protocol.Host, told *protocol.HostImages, w wantedImage) *protocol.Error {
+	refused := s.Pull != protocol.PullNever && !mayPull(h, w.ref)
+	switch {
+	case w.optional, s.Pull != protocol.PullNever && !refused:
+		return nil
+	case refused && s.Pull == protocol.PullAlways:
+	case told == nil && refused:
+		return lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, w.field, "%s pulls nothing from the registry of %s, and has not said yet which images it has", h.Worker, w.ref)
+	case told == nil:
+		return lack(protocol.NotFound, protocol.ReasonImageNotFound, w.field, "spec.pull is never, and the host has not said yet which images it has")
+	case mayHave(told, w.ref):
+		return nil
+	case !refused:
+		return lack(protocol.NotFound, protocol.ReasonImageNotFound, w.field, "the host has no image %s, and spec.pull is never", w.ref)
+	}
+	return lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, w.field, "the operator of %s lets no image be pulled from the registry of %s (worker.images.registries)", h.Worker, w.ref)
+}
+
+// mayPull says whether a host's operator may let an image be pulled from its registry. An older worker does
+// not say, and pulls from all.
+func mayPull(h *protocol.Host, ref string) bool {
+	full, err := imageref.Full("", ref)
+	return err != nil || len(h.Registries) == 0 || imageref.TrustOf(h.Registries, full) != imageref.Refused
+}
+
 // nowhere returns the error for a sandbox whose images may not be pulled and no host has, and which
 // nothing that is known brings to one: no import, and no worker's configuration. nil where waiting may
-// help.
+// help. What no operator lets be pulled is policy_denied.
 func nowhere(b *protocol.Sandbox, hosts []*protocol.Host, t imageTable, imports []*protocol.WantedImage) *protocol.Error {
 	var lacking *protocol.Error
 	for _, h := range hosts {
@@ -72,18 +95,25 @@ func nowhere(b *protocol.Sandbox, hosts []*protocol.Host, t imageTable, imports 
 			continue
 		}
 		told := t.names(h)
-		if b.Resuming || s.Pull != protocol.PullNever || !h.Images || told == nil {
+		if b.Resuming || !h.Images || told == nil {
 			return nil
 		}
-		i := slices.IndexFunc(wantedImages(s), func(w wantedImage) bool {
-			return !w.optional && !mayHave(told, w.ref) && !isBrought(w.ref, h, told, imports)
-		})
-		if i < 0 {
-			return nil
+		var e *protocol.Error
+		for _, w := range wantedImages(s) {
+			if e = lacksImage(s, h, told, w); e != nil && (s.Pull == protocol.PullAlways || !isBrought(w.ref, h, told, imports)) {
+				break
+			}
+			e = nil
 		}
-		w := wantedImages(s)[i]
-		lacking = &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Field: w.field,
-			Message: fmt.Sprintf("no host has an image %s, and spec.pull is never", w.ref)}
+		switch {
+		case e == nil:
+			return nil
+		case e.Reason == protocol.ReasonImageNotFound:
+			e.Message = strings.Replace(e.Message, "the host has no image", "no host has an image", 1)
+			lacking = e
+		case lacking == nil:
+			lacking = e
+		}
 	}
 	return lacking
 }

@@ -228,3 +228,48 @@ func TestImagesThatPendingSandboxesWaitForAreTold(t *testing.T) {
 		t.Errorf("of a deleted one: %q", got)
 	}
 }
+
+func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
+	told := imageTable{}
+	byDefault := []string{"docker.io", "public"}
+	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, "127.0.0.1:5000/there:1"), stocked("w3", 7, told)}
+	hosts[0].Registries, hosts[1].Registries, hosts[2].Registries = byDefault, byDefault, []string{"10.1.1.1:5000"}
+	imports := []*protocol.WantedImage{{Ref: "127.0.0.1:5000/imported:1"}}
+	for what, c := range map[string]struct {
+		spec  protocol.SandboxSpec
+		on    string // worker
+		fails string // the field, where it is of no use to wait
+	}{
+		"the host's own":      {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
+		"on a host":           {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},
+		"on a host, always":   {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1", Pull: protocol.PullAlways}, "", "spec.image"},
+		"imported":            {protocol.SandboxSpec{Image: "127.0.0.1:5000/imported:1"}, "", ""},
+		"of one operator's":   {protocol.SandboxSpec{Image: "10.1.1.1:5000/x:1"}, "w3", ""},
+		"public":              {protocol.SandboxSpec{Image: "ghcr.io/a/b:1"}, "w1", ""},
+		"of a service":        {protocol.SandboxSpec{Image: "busybox", RequiredServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "", "spec.required_services.db.image"},
+		"of an optional one":  {protocol.SandboxSpec{Image: "busybox", OptionalServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "w1", ""},
+		"an id that is there": {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
+		"of no registry":      {protocol.SandboxSpec{Image: "boxfleet.local/d/imported/x:1"}, "", "spec.image"},
+	} {
+		b := &protocol.Sandbox{State: protocol.StatePending, Spec: c.spec}
+		if b.Spec.Pull == "" {
+			b.Spec.Pull = protocol.PullMissing
+		}
+		got := ""
+		chosen, refusals := place(b, hosts, told)
+		if chosen != nil {
+			got = chosen.Worker
+		}
+		if got != c.on {
+			t.Errorf("%s: placed on %q, want %q: %+v", what, got, c.on, refusals)
+		}
+		e := nowhere(b, hosts, told, imports)
+		if c.fails == "" && e != nil || c.fails != "" && (e == nil || e.Field != c.fails || e.Reason != protocol.ReasonPolicyDenied || e.Code != protocol.PermissionDenied) {
+			t.Errorf("%s: got %v", what, e)
+		}
+	}
+	hosts[1].Registries = nil // an older worker finds out by trying
+	if e := nowhere(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}}, hosts, told, nil); e != nil {
+		t.Errorf("with an older worker: %v", e)
+	}
+}

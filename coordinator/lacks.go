@@ -14,7 +14,7 @@ import (
 // lacks lists what of a sandbox a host could not do, or its operator does not allow, even if it were
 // empty; s is its spec there. The worker checks again.
 func lacks(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, most abilities) []*protocol.Error {
-	return slices.Concat(lacksLabels(b, h), lacksNetwork(s, h), lacksAbility(s, h), lacksRoom(s, h, most), lacksTotal(b, s, h, most), lacksServiceProfile(s, h), lacksFiles(b, s, h))
+	return slices.Concat(lacksLabels(b, h), lacksPorts(s, h), lacksNetwork(s, h), lacksAbility(s, h), lacksRoom(s, h, most), lacksTotal(b, s, h, most), lacksServiceProfile(s, h), lacksFiles(b, s, h))
 }
 
 func lack(code protocol.Code, reason, field, format string, args ...any) *protocol.Error {
@@ -38,6 +38,16 @@ func lacksLabels(b *protocol.Sandbox, h *protocol.Host) (all []*protocol.Error) 
 	return all
 }
 
+func lacksPorts(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
+	if allowed, err := protocol.ParsePortRange("", h.Ports); err == nil {
+		if i := allowed.Outside(s.Ports); i >= 0 {
+			all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, fmt.Sprintf("spec.ports[%d].host", i),
+				"the operator of %s lets sandboxes publish its ports %s (worker.ports), and not %d", h.Worker, allowed, s.Ports[i].Host))
+		}
+	}
+	return all
+}
+
 func lacksNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
 	if s.Network == nil {
 		return nil
@@ -48,6 +58,10 @@ func lacksNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 	if i := deniedRange(s.Network, h); i >= 0 {
 		all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, fmt.Sprintf("spec.network.allow[%d]", i),
 			"the operator of %s lets no sandbox reach %s", h.Worker, s.Network.Allow[i]))
+	}
+	if i := withheldRange(s.Network, h); i >= 0 {
+		all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, fmt.Sprintf("spec.network.allow[%d]", i),
+			"%s is private: the operator of %s would have to allow it with worker.allow_networks", s.Network.Allow[i], h.Worker))
 	}
 	return all
 }
@@ -88,7 +102,10 @@ func abilitiesOf(hosts []*protocol.Host) (most abilities) {
 
 // lacksRoom lists the limits of containers that a host could not keep, where another may.
 func lacksRoom(s *protocol.SandboxSpec, h *protocol.Host, most abilities) (all []*protocol.Error) {
-	check := func(field string, disk protocol.Bytes, cores float64) {
+	check := func(field string, disk protocol.Bytes, cores float64, pids int64) {
+		if h.MostPIDs > 0 && pids > h.MostPIDs {
+			all = append(all, lack(protocol.PermissionDenied, protocol.ReasonPolicyDenied, field+".pids", "the operator of %s gives one container %d at most (worker.pids), and not %d", h.Worker, h.MostPIDs, pids))
+		}
 		if disk > 0 && most.quotas && !h.DiskQuota {
 			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".disk", "%s cannot limit what a container writes", h.Worker))
 		}
@@ -96,11 +113,11 @@ func lacksRoom(s *protocol.SandboxSpec, h *protocol.Host, most abilities) (all [
 			all = append(all, lack(protocol.FailedPrecondition, protocol.ReasonUnsupported, field+".cpu", "%g wanted, %s has %d", cores, h.Worker, h.Cores))
 		}
 	}
-	check("spec", s.Disk, s.CPU)
+	check("spec", s.Disk, s.CPU, s.PIDs)
 	names, _ := s.Services()
 	for _, name := range names {
 		v, _ := s.Service(name)
-		check(s.ServiceField(name), v.Disk, v.CPU)
+		check(s.ServiceField(name), v.Disk, v.CPU, v.PIDs)
 	}
 	return all
 }
@@ -163,16 +180,30 @@ func lacksFiles(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host) 
 // deniedRange is the index of the first range of a network that a host's operator denies whole, -1
 // where there is none.
 func deniedRange(n *protocol.Network, h *protocol.Host) int {
-	var denied []netip.Prefix
-	for _, text := range h.DenyNetworks {
-		if r, err := netip.ParsePrefix(text); err == nil {
-			denied = append(denied, r)
-		}
-	}
+	denied := prefixes(h.DenyNetworks)
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
 		r, err := netip.ParsePrefix(allowed)
 		return err == nil && protocol.RangeWithin(r, denied)
 	})
+}
+
+// withheldRange is the index of the first range of a network that is private, and that a host's operator does
+// not allow, -1 where there is none.
+func withheldRange(n *protocol.Network, h *protocol.Host) int {
+	given := prefixes(h.AllowNetworks)
+	return slices.IndexFunc(n.Allow, func(allowed string) bool {
+		r, err := netip.ParsePrefix(allowed)
+		return err == nil && protocol.PrivateRange(r) && !protocol.RangeWithin(r, given)
+	})
+}
+
+func prefixes(texts []string) (list []netip.Prefix) {
+	for _, text := range texts {
+		if r, err := netip.ParsePrefix(text); err == nil {
+			list = append(list, r)
+		}
+	}
+	return list
 }
 
 // unregistered says that only sandboxes know of a host: its worker, which is away, may offer anything.

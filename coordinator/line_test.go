@@ -69,7 +69,12 @@ func (c *heldConn) Write(b []byte) (int, error) {
 	}
 	c.line.mu.Unlock()
 	if held != nil {
-		held()
+		done := make(chan struct{})
+		go func() { // a test that ends here must not end the client's goroutine, which has its lock
+			defer close(done)
+			held()
+		}()
+		<-done
 	}
 	return c.Conn.Write(b)
 }

@@ -20,22 +20,29 @@ import (
 type over struct {
 	created, ended int64  // ns since 1970
 	record         uint64 // of its last batch
-	labels         uint64 // a set of its labels, see [labelSet]
+	labels         uint64 // a set of its labels and its name, see [labelSet]
 	saved          bool   // its record is stored
+	named          bool   // it has a name
 }
 
 func overOf(b *protocol.Sandbox, record uint64) over {
-	return over{created: b.CreatedAt.UnixNano(), ended: b.StateChangedAt.UnixNano(), record: record, labels: labelSet(b.Spec.Labels)}
+	return over{created: b.CreatedAt.UnixNano(), ended: b.StateChangedAt.UnixNano(), record: record, labels: labelSet(b.Spec.Labels, b.Name), named: b.Name != ""}
 }
 
 var labelSeed = maphash.MakeSeed()
 
-// labelSet is a set of labels as 64 bits, two for each: a selector whose bits are not all in it does not match. One
-// whose bits are may match, and is compared with the labels themselves.
-func labelSet(labels map[string]string) (set uint64) {
-	for k, v := range labels {
+// labelSet is a set of labels and a name as 64 bits, two for each: a selector whose bits are not all in it does not
+// match. One whose bits are may match, and is compared with the labels and the name themselves.
+func labelSet(labels map[string]string, name string) (set uint64) {
+	add := func(k, v string) {
 		h := maphash.Comparable(labelSeed, [2]string{k, v})
 		set |= 1<<(h&63) | 1<<(h>>6&63)
+	}
+	for k, v := range labels {
+		add(k, v)
+	}
+	if name != "" {
+		add("", name) // no label has an empty key
 	}
 	return set
 }
@@ -49,6 +56,7 @@ func (p *projection) retireLocked(k key, o over) {
 		o.saved = o.saved || known.saved && known.record == o.record
 	}
 	p.index.move(k, p.sandboxes[k], nil)
+	p.renameLocked(k, p.sandboxes[k], nil)
 	p.index.wakes.drop(k)
 	delete(p.sandboxes, k)
 	if !p.saving { // else when it is stored
@@ -60,7 +68,10 @@ func (p *projection) retireLocked(k key, o over) {
 	} else {
 		p.ending[k] = struct{}{}
 	}
-	p.over[p.compactLocked(k)] = o
+	k = p.compactLocked(k)
+	p.over[k] = o
+	p.livingIDs.remove(k)
+	p.overIDs.add(k)
 	if p.firstOver == 0 || o.ended < p.firstOver {
 		p.firstOver = o.ended
 	}
@@ -126,7 +137,7 @@ func (p *projection) readOver(ctx context.Context) error {
 			behind = append(behind, key{strings.Clone(k.tenant), strings.Clone(k.id)})
 			return
 		}
-		p.retireLocked(k, over{created: r.CreatedAt.UnixNano(), ended: r.EndedAt.UnixNano(), record: r.Record, labels: labelSet(r.Labels), saved: true})
+		p.retireLocked(k, over{created: r.CreatedAt.UnixNano(), ended: r.EndedAt.UnixNano(), record: r.Record, labels: labelSet(r.Labels, r.Name), named: r.Name != "", saved: true})
 	})
 	if err == nil {
 		err = p.readHistories(ctx, behind)
@@ -142,6 +153,7 @@ func (p *projection) forgetOver(k key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.over, k)
+	p.overIDs.remove(k)
 	delete(p.ending, k)
 	delete(p.unsaved, k)
 	delete(p.journals, k)
@@ -195,17 +207,17 @@ type overRow struct {
 // page may have.
 func (c *coordinator) listOver(ctx context.Context, tenant string, q *protocol.Query) (found []*protocol.Sandbox, err error) {
 	if !await(ctx, c.projection.overRead) {
-		return nil, protocol.Errorf(protocol.Unavailable, "", "what is stored of deleted sandboxes is still read")
+		return nil, protocol.Errorf(protocol.Unavailable, "", "the coordinator is still reading what is stored of deleted sandboxes; try again")
 	}
 	size := 0
 	for after := q.Page; ; {
-		rows := c.projection.overPage(tenant, after, labelSet(q.Labels), readsAtOnce)
+		rows := c.projection.overPage(tenant, after, labelSet(q.Labels, q.Name), readsAtOnce)
 		handles, err := c.readHandles(ctx, rows)
 		if err != nil {
 			return nil, err
 		}
 		for _, b := range handles {
-			if b != nil && matches(b.Spec.Labels, q.Labels) {
+			if b != nil && selects(q, b) {
 				found = append(found, b)
 				size += encoded(b)
 			}

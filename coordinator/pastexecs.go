@@ -18,12 +18,13 @@ import (
 // Execs that ended long ago are only in the log. The index says which records of it have their events, and only
 // these are read: what a read costs does not grow with the history.
 
-// How many reads of past execs there are at once. Each has few messages in hand, of at most a megabyte.
+// How many reads of the log there are at once. Each has few messages in hand, of at most a megabyte.
 const (
 	getsAtOnce    = 16
 	listsAtOnce   = 4
-	recordsAtOnce = 8 // of one list
-	readWithin    = 5 * time.Second
+	pagesAtOnce   = 8                       // of events and output, for all clients together
+	recordsAtOnce = 8                       // of one list
+	readWithin    = 1500 * time.Millisecond // the SDK asks again after 2 s, and would never hear why
 )
 
 // readSlots bound how many reads of one kind there are at once.
@@ -40,7 +41,7 @@ func (s readSlots) take(ctx context.Context) (release func(), err error) {
 		return nil, ctx.Err()
 	case <-over.C:
 		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"%d reads of past execs are in hand, and none has ended for %s: ask again later, and for fewer at once", cap(s), readWithin)
+			"%d reads of the log are in hand, and none has ended for %s: ask again later, and for fewer at once", cap(s), readWithin)
 	}
 }
 

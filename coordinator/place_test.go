@@ -296,6 +296,7 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
 	strict, loose := host("strict", 0), host("loose", 5)
 	strict.DenyNetworks = []string{"10.1.0.0/16"}
+	strict.AllowNetworks, loose.AllowNetworks = []string{"10.0.0.0/8", "192.0.2.0/24"}, []string{"10.0.0.0/8", "192.0.0.0/16"}
 	hosts := []*protocol.Host{strict, loose}
 	for allow, want := range map[string]*protocol.Host{
 		"10.1.2.0/24": loose, "10.1.0.0/16": loose,
@@ -311,6 +312,53 @@ func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
 		if (why == nil) != (want == strict) || why != nil && (why.Field != "spec.network.allow[1]" || why.Code != protocol.PermissionDenied) {
 			t.Errorf("%s where all deny it: %v", allow, why)
 		}
+	}
+}
+
+func TestAPrivateRangeAndAPortAreTheOperatorsToAllow(t *testing.T) {
+	open, shut := host("open", 5), host("shut", 0)
+	open.AllowNetworks, open.Ports, shut.Ports = []string{"10.1.0.0/16"}, "20000-20999", "30000-30999"
+	older := host("older", 0) // it says nothing
+	for what, c := range map[string]struct {
+		allow               string
+		port                int
+		onOpen, onShut, old bool
+	}{
+		"an allowed range":        {allow: "10.1.2.0/24", onOpen: true},
+		"more than that":          {allow: "10.0.0.0/8"},
+		"a public one":            {allow: "8.8.8.0/24", onOpen: true, onShut: true, old: true},
+		"everything":              {allow: "0.0.0.0/0", onOpen: true, onShut: true, old: true},
+		"a port of one":           {port: 20500, onOpen: true, old: true},
+		"a port of neither":       {port: 8080, old: true},
+		"a port that is chosen":   {port: 0, onOpen: true, onShut: true, old: true},
+		"the last port of a host": {port: 30999, onShut: true, old: true},
+	} {
+		b := wants(1 << 30)
+		b.Spec.Ports = []protocol.Port{{Container: 1}, {Container: 2, Host: c.port}}
+		field := "spec.ports[1].host"
+		if c.allow != "" {
+			b.Spec.Network, field = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{c.allow}}, "spec.network.allow[0]"
+		}
+		for h, want := range map[*protocol.Host]bool{open: c.onOpen, shut: c.onShut, older: c.old} {
+			why := impossible(b, []*protocol.Host{h})
+			if (why == nil) != want || why != nil && (why.Field != field || why.Code != protocol.PermissionDenied || why.Reason != protocol.ReasonPolicyDenied) {
+				t.Errorf("%s on %s: %v", what, h.Worker, why)
+			}
+		}
+	}
+}
+
+func TestProcessesOfAContainerAreTheOperatorsToGive(t *testing.T) {
+	h, older := host("bounded", 0), host("older", 0)
+	h.MostPIDs = 4096
+	b := wants(1 << 30)
+	b.Spec.PIDs = 4096
+	b.Spec.RequiredServices = protocol.Services{"db": {PIDs: 5000}}
+	if why := impossible(b, []*protocol.Host{h}); why == nil || why.Field != "spec.required_services.db.pids" || why.Code != protocol.PermissionDenied {
+		t.Errorf("got %v", why)
+	}
+	if why := impossible(b, []*protocol.Host{older}); why != nil {
+		t.Errorf("a host that says nothing refuses it: %v", why)
 	}
 }
 

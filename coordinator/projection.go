@@ -37,18 +37,21 @@ type projection struct {
 	alarm    chan struct{}                       // another sandbox is the next one for the watchdog
 	overRead signal                              // what is stored of those that are over was read
 
-	mu        sync.RWMutex
-	journals  map[key]*jetstream.Journal // of living sandboxes, and of those in ending
-	sandboxes map[key]*protocol.Sandbox  // living ones: copies, replaced on each change
-	index     sandboxIndex               // of the living ones
-	over      map[key]over               // all others whose history is kept
-	firstOver int64                      // none ended before, ns since 1970; 0: not known
-	tenants   map[string]string          // their names, each once
-	execs     *execIndex                 // has a lock of its own
-	looks     refreshes                  // too
-	followed  jetstream.Position         // how far the log was followed, since it was last begun
-	restored  int                        // how often that was
-	settled   bool                       // what is known of sandboxes was compared with the log since
+	mu          sync.RWMutex
+	journals    map[key]*jetstream.Journal // of living sandboxes, and of those in ending
+	sandboxes   map[key]*protocol.Sandbox  // living ones: copies, replaced on each change
+	index       sandboxIndex               // of the living ones
+	over        map[key]over               // all others whose history is kept
+	livingIDs   idIndex                    // the generated ids of the living ones
+	livingNames map[key]string             // who of them has a name, by tenant and name
+	overIDs     idIndex                    // and of those that are over
+	firstOver   int64                      // none ended before, ns since 1970; 0: not known
+	tenants     map[string]string          // their names, each once
+	execs       *execIndex                 // has a lock of its own
+	looks       refreshes                  // too
+	followed    jetstream.Position         // how far the log was followed, since it was last begun
+	restored    int                        // how often that was
+	settled     bool                       // what is known of sandboxes was compared with the log since
 
 	saving  bool             // this coordinator writes the snapshots
 	unsaved map[key]struct{} // what changed since they were written
@@ -61,7 +64,7 @@ func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh 
 		look: func(*protocol.Sandbox) time.Time { return time.Time{} },
 		wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), overRead: newSignal(),
 		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execs: newExecIndex(conn, log),
-		index: newSandboxIndex(), over: map[key]over{}, tenants: map[string]string{},
+		index: newSandboxIndex(), livingNames: map[key]string{}, over: map[key]over{}, tenants: map[string]string{},
 		unsaved: map[key]struct{}{}, ending: map[key]struct{}{},
 	}
 }
@@ -118,8 +121,12 @@ func (p *projection) putLocked(k key, b *protocol.Sandbox, record uint64) (matte
 		p.retireLocked(k, overOf(b, record))
 		return matters
 	}
-	delete(p.over, k)
+	p.notOverLocked(k)
+	if p.sandboxes[k] == nil {
+		p.livingIDs.add(k)
+	}
 	matters = p.index.move(k, p.sandboxes[k], b)
+	p.renameLocked(k, p.sandboxes[k], b)
 	p.sandboxes[k] = b
 	p.setWakeLocked(k, p.look(b))
 	return matters
@@ -143,6 +150,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.settled = false
 	read := slices.Collect(maps.Keys(p.journals))
 	clear(p.over) // they are read again, or followed
+	p.overIDs = idIndex{}
 	p.mu.Unlock()
 	from, err = p.conn.ReadSnapshots(ctx, func(tenant, sandbox string, s *jetstream.Snapshot) {
 		k := key{tenant, sandbox}
@@ -237,7 +245,7 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 		return // it is known how it ended
 	}
 	if !living && b.First() > 1 && b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted {
-		return // a tombstone; who asks for it reads the log
+		return // a tombstone: a read of it goes to the log
 	}
 	j := p.journal(k)
 	if !j.Observe(b) {
@@ -319,9 +327,19 @@ func (p *projection) drop(k key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.index.move(k, p.sandboxes[k], nil)
+	p.renameLocked(k, p.sandboxes[k], nil)
 	p.index.wakes.drop(k)
 	delete(p.sandboxes, k)
-	delete(p.over, k)
+	p.livingIDs.remove(k)
+	p.notOverLocked(k)
+}
+
+// notOverLocked takes away that a sandbox is over. p.mu is held for writing.
+func (p *projection) notOverLocked(k key) {
+	if _, over := p.over[k]; over {
+		delete(p.over, k)
+		p.overIDs.remove(k)
+	}
 }
 
 // forget drops the journal of a sandbox that is not living.

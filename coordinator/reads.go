@@ -24,18 +24,22 @@ func (c *coordinator) endpoints() map[string]jetstream.Endpoint {
 	return map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(c.ping),
 		protocol.EndpointGet:     uses(c.get, "sandbox", "min_sequence"),
-		protocol.EndpointList:    uses(c.list, "labels", "states", "limit", "page"),
+		protocol.EndpointList:    uses(c.list, "labels", "name", "states", "limit", "page"),
 		protocol.EndpointExec:    uses(c.getExec, "sandbox", "exec", "min_sequence"),
 		protocol.EndpointExecs:   uses(c.listExecs, "sandbox", "states", "limit", "page", "min_sequence"),
 		protocol.EndpointExplain: uses(c.explain, "sandbox"),
 		protocol.EndpointHosts:   manyAtOnce(uses(c.listHosts, "limit", "page")),
+
+		protocol.EndpointEvents: uses(c.events, "sandbox", "from", "limit"),
+		protocol.EndpointOutput: uses(c.output, "sandbox", "exec?", "service", "stream", "offset", "limit"),
 
 		protocol.EndpointDefaults: uses(c.defaults),
 		protocol.EndpointAwaited:  uses(c.awaited, "images"),
 	}
 }
 
-// uses refuses queries with fields that the endpoint would ignore, and checks the others.
+// uses refuses queries with fields that the endpoint would ignore, and checks the others. An id is required but where
+// its field is marked with "?". The limit of what has offsets counts bytes.
 func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		if err := protocol.ValidateID("tenant", tenant); err != nil {
@@ -44,24 +48,28 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 		for field, present := range map[string]bool{
 			"sandbox": q.Sandbox != "", "exec": q.Exec != "", "min_sequence": q.MinSequence != 0,
 			"labels": len(q.Labels) > 0, "states": len(q.States) > 0, "limit": q.Limit != 0, "page": q.Page != "",
-			"images": len(q.Images) > 0,
+			"images": len(q.Images) > 0, "from": q.From != 0, "service": q.Service != "", "stream": q.Stream != "", "offset": q.Offset != 0, "name": q.Name != "",
 		} {
-			if present && !slices.Contains(fields, field) {
-				return nil, protocol.Invalid(field, "is not used here")
+			if present && !slices.Contains(fields, field) && !slices.Contains(fields, field+"?") {
+				return nil, protocol.Invalid(field, "is not used by this question")
 			}
 		}
 		for field, id := range map[string]string{"sandbox": q.Sandbox, "exec": q.Exec} {
-			if slices.Contains(fields, field) {
+			if slices.Contains(fields, field) || id != "" && slices.Contains(fields, field+"?") {
 				if err := protocol.ValidateID(field, id); err != nil {
 					return nil, err
 				}
 			}
 		}
-		if q.Limit < 0 || q.Limit > maxLimit {
-			return nil, protocol.Invalid("limit", "must be 1 to %d, got %d", maxLimit, q.Limit)
+		most, unless := maxLimit, defaultLimit
+		if slices.Contains(fields, "offset") {
+			most, unless = protocol.MaxOutputPage, protocol.MaxOutputPage
+		}
+		if q.Limit < 0 || q.Limit > most {
+			return nil, protocol.Invalid("limit", "must be 1 to %d, got %d", most, q.Limit)
 		}
 		if q.Limit == 0 {
-			q.Limit = defaultLimit
+			q.Limit = unless
 		}
 		return endpoint(ctx, tenant, q)
 	}
@@ -122,7 +130,7 @@ func (c *coordinator) list(ctx context.Context, tenant string, q *protocol.Query
 	}
 	var found []*protocol.Sandbox
 	for _, b := range c.projection.living(tenant) {
-		if (len(q.States) == 0 || slices.Contains(q.States, string(b.State))) && matches(b.Spec.Labels, q.Labels) {
+		if (len(q.States) == 0 || slices.Contains(q.States, string(b.State))) && selects(q, b) {
 			found = append(found, b)
 		}
 	}
@@ -148,6 +156,11 @@ func (c *coordinator) list(ctx context.Context, tenant string, q *protocol.Query
 		r.Sandboxes = append(r.Sandboxes, &handle)
 	}
 	return r, nil
+}
+
+// selects says whether a query's labels and name are a sandbox's.
+func selects(q *protocol.Query, b *protocol.Sandbox) bool {
+	return matches(b.Spec.Labels, q.Labels) && (q.Name == "" || q.Name == b.Name)
 }
 
 func matches(labels, selector map[string]string) bool {

@@ -41,7 +41,7 @@ func nameOf(d *jetstream.Delivery) refusedRequest {
 }
 
 // note keeps a refusal of all copies that are stored up to a sequence. Where there are too many, all go:
-// they matter to who sends twice only.
+// they matter only to clients that send a request twice.
 func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -46,7 +46,7 @@ type allReserved struct {
 
 // watchReservations ends ids that were reserved and never came to a first event: their requests are gone. It reads
 // only what was reserved since a leader knew last that all before it have a history, which stands in the checkpoint. Where
-// the log was set back, ids have lost theirs, and it begins anew.
+// the log was set back, ids have lost theirs, and it starts again from the beginning.
 func (c *coordinator) watchReservations(ctx context.Context) error {
 	defer c.reserved.Store(nil)
 	for {

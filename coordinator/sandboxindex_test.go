@@ -189,7 +189,7 @@ func TestASelectorFindsWhatMayHaveItsLabels(t *testing.T) {
 				selector[k] = v
 			}
 		}
-		if of := labelSet(selector); labelSet(labels)&of != of {
+		if of := labelSet(selector, ""); labelSet(labels, "")&of != of {
 			t.Errorf("%v is not found by %v", labels, selector)
 		}
 	})

@@ -54,6 +54,7 @@ func (c *coordinator) lead(ctx context.Context, lease *jetstream.Lease) {
 	group.Go(func() error { return c.watchReservations(leading) })
 	group.Go(func() error { return c.snapshots(leading, lease) })
 	group.Go(func() error { return c.compact(leading, lease) })
+	group.Go(func() error { return c.boundOutput(leading, lease) })
 	group.Go(func() error { return c.keepBlobs(leading, lease) })
 	group.Go(func() error { return c.dropImageFiles(leading, lease) })
 	c.elected.Store(true)
@@ -211,15 +212,22 @@ func (s *scheduling) whyNever(b *protocol.Sandbox, kind string, imageless map[st
 		why = impossible(b, s.index.hosts())
 		s.never[kind] = why
 	}
-	if why != nil || s.conn.Now().Sub(b.StateChangedAt) <= s.cfg.Timing.Image {
+	waited := s.conn.Now().Sub(b.StateChangedAt)
+	if why != nil || waited <= min(tellTime, s.cfg.Timing.Image) {
 		return why
 	}
 	if why, known = imageless[kind]; !known {
 		why = nowhere(b, s.index.hosts(), s.index.images, s.images.imported())
 		imageless[kind] = why
 	}
+	if why != nil && why.Reason == protocol.ReasonImageNotFound && waited <= s.cfg.Timing.Image {
+		return nil // somebody may bring it by hand
+	}
 	return why
 }
+
+// tellTime is how long it takes until the coordinators know of an image that has come to a host.
+const tellTime = 2 * time.Second
 
 // assign places a sandbox on a host. It counts there at once, also for the next one, and is taken back should it
 // not come into the log.

@@ -401,7 +401,7 @@ func (c *coordinator) watchExecs(ctx context.Context, k key, b *protocol.Sandbox
 	}
 	_, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		return decideFailExecs(s, overdue, protocol.Errorf(protocol.Unavailable, reason,
-			"worker %s has not said for too long what became of the exec; its exit code is not known", b.Worker))
+			"worker %s has not reported the end of the exec in time; its exit code is not known", b.Worker))
 	})
 	return err
 }
@@ -444,9 +444,13 @@ func (c *coordinator) purge(ctx context.Context, k key) error {
 	if c.compacted(k) {
 		return nil // the next look finds it
 	}
+	if err := c.freeName(ctx, k); err != nil {
+		return err
+	}
 	if err := c.conn.PurgeHistory(ctx, k.tenant, k.id); err != nil {
 		return err
 	}
+	c.budget.Load().purged(k)
 	c.projection.forgetOver(k)
 	return nil
 }

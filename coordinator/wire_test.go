@@ -146,6 +146,80 @@ func TestARequestSentTwiceBeforeItsRefusalIsNotAccepted(t *testing.T) {
 	}
 }
 
+// Answers in JSON have what says nothing, too, and name fields as the payload has them.
+func TestAnAnswerInJSONIsWhole(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	w := d.wire()
+	answer := func(verb, sandbox, body string, headers ...string) map[string]any {
+		t.Helper()
+		answers, _ := w.publish(verb, sandbox, body, headers...)
+		m, err := answers.NextMsg(15 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var reply map[string]any
+		if err := json.Unmarshal(m.Data, &reply); err != nil {
+			t.Fatalf("%s: %v", m.Data, err)
+		}
+		return reply
+	}
+	const create = `{"v":1,"sandbox":{"image":"i"}}`
+	for i, want := range []bool{true, false} {
+		if r := answer("create", "a", create, protocol.HeaderRequest, "r1"); r["changed"] != want || r["error"] != nil {
+			t.Errorf("create %d: %v", i, r)
+		}
+	}
+	for body, field := range map[string]string{
+		`{"v":1,"sandbox":{"image":""}}`: "sandbox.image", `{"v":1,"sandbox":{"image":"i","grace":"soon"}}`: "sandbox.grace",
+		`{"v":1,"sandbox":{"image":"i","required_services":{"db":{"image":"i","memory":"1"}}}}`: "sandbox.required_services.db.memory",
+		`{"v":1,"sandbox":{"image":"i","mounts":[{"source":"/a","targets":"/b"}]}}`:             "sandbox.mounts[0].targets",
+	} {
+		r := answer("create", "b", body)
+		if e, ok := r["error"].(map[string]any); !ok || e["field"] != field || r["changed"] != false {
+			t.Errorf("%s: want %s, got %v", body, field, r)
+		}
+	}
+	d.begin("a")
+	if e := answer("exec", "a", `{"v":1,"exec_id":"x","exec":{"command":["ls"],"service":"web"}}`)["error"].(map[string]any); e["field"] != "exec.service" {
+		t.Errorf("an exec in no service: %v", e)
+	}
+	// However the client's library writes headers, and without a content type.
+	for i, headers := range [][]string{{"content-type", "application/json", "boxfleet-request", "low", "boxfleet-reply", ""}, {}} {
+		inbox := w.nc.NewInbox()
+		answers, err := w.nc.SubscribeSync(inbox)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := nats.NewMsg(protocol.RequestSubject("default", protocol.VerbStop, "none"))
+		m.Data = []byte(`{"v":1}`)
+		for j := 0; j < len(headers); j += 2 {
+			m.Header[headers[j]] = []string{headers[j+1]}
+		}
+		if i == 0 {
+			m.Header["boxfleet-reply"] = []string{inbox}
+		} else {
+			m.Header.Set(protocol.HeaderReply, inbox)
+		}
+		if _, err := w.js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		if r := w.next(answers); r.Error == nil || r.Error.Code != protocol.NotFound {
+			t.Errorf("%v: %+v", headers, r)
+		}
+	}
+	for endpoint, list := range map[string]string{"list": "sandboxes", "hosts": "hosts"} {
+		reply := w.read(endpoint, `{"v":1}`)
+		if _, there := reply[list].([]any); !there {
+			t.Errorf("%s: %v", endpoint, reply)
+		}
+	}
+	if rows, there := w.read("execs", `{"v":1,"sandbox":"a"}`)["execs"].([]any); !there || len(rows) != 0 {
+		t.Errorf("execs are %v", rows)
+	}
+}
+
 // Only a client that says that it understands such an answer is told that its request waits.
 func TestAnOldClientTakesNoWaitForAnOutcome(t *testing.T) {
 	t.Parallel()

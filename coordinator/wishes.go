@@ -172,7 +172,7 @@ func (c *coordinator) forgetImages(ctx context.Context, w *protocol.HostWish) er
 	return c.conn.ForgetImages(ctx, w.Worker)
 }
 
-// forgetOld has the hosts forgotten that are lost for so long as the operator set.
+// forgetOld forgets hosts that have been lost for as long as the operator's host_forget_after.
 func (c *coordinator) forgetOld(ctx context.Context, hosts map[string]*protocol.Host, since map[string]time.Time) {
 	for id, h := range hosts {
 		if h.State != protocol.HostLost {

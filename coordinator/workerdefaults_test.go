@@ -15,7 +15,7 @@ import (
 func accepted(t *testing.T, request protocol.SandboxSpec) *history {
 	h := &history{t: t}
 	whole, builtIn := spec.Resolve(request)
-	h.must(decideAccept(&h.state, "r1", &whole, builtIn))
+	h.must(decideAccept(&h.state, "r1", "", &whole, builtIn))
 	return h
 }
 
@@ -192,7 +192,7 @@ func TestASandboxOfAnOlderCoordinatorKeepsWhatItWasAcceptedWith(t *testing.T) {
 	h := &history{t: t}
 	whole := protocol.SandboxSpec{Image: "i"}
 	whole.Resolve()
-	h.must(decideAccept(&h.state, "r1", &whole, nil)) // which did not say what nobody said
+	h.must(decideAccept(&h.state, "r1", "", &whole, nil)) // which did not say what nobody said
 	h.assign(withDefaults("w1", protocol.SandboxSpec{Memory: 1 << 30, Runtime: "runsc"}))
 	if s := h.state.Sandbox.Spec; s.Memory != protocol.DefaultMemory || s.Runtime != "runsc" {
 		t.Errorf("got %+v", s)

@@ -9,6 +9,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// ByDigest is a full reference with a digest in place of its tag.
+func ByDigest(full, digest string) (string, error) {
+	named, err := reference.ParseNormalizedNamed(full)
+	if err != nil {
+		return "", err
+	}
+	return Full("", named.Name()+"@"+digest)
+}
+
 // Full is the full form of an image reference, with its registry, and the tag where one is
 // missing: "docker.io/library/busybox:latest". It fails with invalid_argument, naming the field.
 func Full(field, ref string) (string, error) {

@@ -173,7 +173,7 @@ func (a *archive) image(architecture string) (saved, error) {
 	if data := a.documents[manifestFile]; data != nil {
 		var all []saved
 		if err := json.Unmarshal(data, &all); err != nil || len(all) == 0 || all[0].Config == "" {
-			return saved{}, protocol.Invalid("file", "its %s cannot be read: %v", manifestFile, err)
+			return saved{}, protocol.Invalid("file", "cannot read its %s: %v", manifestFile, err)
 		}
 		if len(all) > 1 {
 			return saved{}, several(len(all))
@@ -182,7 +182,7 @@ func (a *archive) image(architecture string) (saved, error) {
 	}
 	var index document
 	if err := json.Unmarshal(a.documents[indexFile], &index); err != nil {
-		return saved{}, protocol.Invalid("file", "its %s cannot be read: %v", indexFile, err)
+		return saved{}, protocol.Invalid("file", "cannot read its %s: %v", indexFile, err)
 	}
 	if len(index.Manifests) != 1 {
 		return saved{}, several(len(index.Manifests))
@@ -191,7 +191,7 @@ func (a *archive) image(architecture string) (saved, error) {
 }
 
 func several(n int) error {
-	return protocol.Invalid("file", "has %d images, and one is imported at a time", n)
+	return protocol.Invalid("file", "has %d images: import an archive with one", n)
 }
 
 // resolve follows an OCI descriptor to a manifest, through the indexes of images for several

@@ -29,7 +29,7 @@ func Open(r io.Reader) (io.Reader, error) {
 		}
 		return d, nil
 	case bytes.HasPrefix(head, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
-		return nil, protocol.Invalid("file", "xz is not read here: decompress it first")
+		return nil, protocol.Invalid("file", "xz is not supported: decompress it first")
 	}
 	return b, nil
 }

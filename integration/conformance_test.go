@@ -227,7 +227,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	}
 	home := t.TempDir()
 	writeFile(t, filepath.Join(home, ".npm", "file"), "cached\n", 0o644, time.Now())
-	f.Worker("w1", fleet.Role{Labels: map[string]string{"zone": "b"}, AllowMounts: []string{dirs.mount}, Tools: []string{"npm"}, ToolsHome: home, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}})
+	f.Worker("w1", fleet.Role{Labels: map[string]string{"zone": "b"}, AllowMounts: []string{dirs.mount}, Tools: []string{"npm"}, ToolsHome: home, Profiles: []string{"hardened", "standard"}, Runtimes: []string{"runc"}, Allow: []string{"10.1.0.0/16"}})
 	cli := buildCLI(t)
 	found := map[string]map[string]string{}
 	for group, fields := range parts(dirs) {

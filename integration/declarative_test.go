@@ -84,7 +84,7 @@ copies:
 	t.Run("what is wrong is named", func(t *testing.T) {
 		for stdin, want := range map[string]string{
 			"image: x\nmemroy: 1g":            "spec.memroy: stdin: line 2, column 1: is not a known field",
-			"image: x\nenv: {A: $NOWHERE}":    "spec.env.A: stdin: line 2, column 10: variable NOWHERE is not set",
+			"image: x\nenv: {A: $NOWHERE}":    "spec.env.A: stdin: line 2, column 10: NOWHERE is not set",
 			"image: x\ntmpfs: [/a, /a]":       "spec.tmpfs[1].target: stdin: line 2, column 13: is the same target",
 			"image: x\ncopies: [nowhere:/x]":  "not_found",
 			"image: x\n---\nimage: x":         "more than one document",

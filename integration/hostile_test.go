@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,15 +14,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// hostile is a sandbox in which a root process works against the worker that reads its run
-// directory.
+// hostile is a sandbox whose run directory is changed under the hands of the worker that reads it. No process of a
+// sandbox can do this; in a sandbox that a worker of an older version made, its root can.
 type hostile struct {
 	*fleet.Fleet
 	t      *testing.T
 	w      *fleet.Process
 	s      *sdk.Sandbox
+	run    string // its run directory, on the host
 	secret string // a directory of the host, with a file "marker"
 	marker []byte
 }
@@ -31,6 +34,7 @@ func startHostile(t *testing.T) *hostile {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	h := &hostile{Fleet: f, t: t, w: f.Worker("w1", fleet.Role{}), secret: t.TempDir()}
 	h.s = f.Create("hostile")
+	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f", `{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
 	// Longer than anything the victims print, so that a worker that reads it from an offset finds some.
 	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
 	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
@@ -39,17 +43,23 @@ func startHostile(t *testing.T) *hostile {
 	return h
 }
 
-// attack runs a script as root in the directory of an exec.
-func (h *hostile) attack(exec, script string, stdin []byte) {
+// attack runs a script in the directory of all execs. $out and $exit are two files of the exec.
+func (h *hostile) attack(id, script string, stdin []byte) {
 	h.t.Helper()
-	r, err := h.s.Exec(h.Context(30*time.Second), protocol.ExecSpec{
-		Command: []string{"sh", "-ec", script}, User: "0", Cwd: filepath.Join(control.ContainerAt, "run", control.ExecsDir, exec), Stdin: stdin,
-	})
+	run, err := os.OpenRoot(h.run)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if r.ExitCode == nil || *r.ExitCode != 0 {
-		h.t.Fatalf("the attack %q itself failed: %+v", script, r)
+	defer run.Close()
+	begin, err := supervise.FilesOf(run, id)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-ec", script)
+	cmd.Dir, cmd.Stdin = filepath.Join(h.run, control.ExecsDir), bytes.NewReader(stdin)
+	cmd.Env = append(os.Environ(), "out="+begin+"."+control.StdoutName, "exit="+begin+"."+control.RecordName)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		h.t.Fatalf("the attack %q itself failed: %v: %s", script, err, output)
 	}
 }
 
@@ -71,6 +81,14 @@ func (h *hostile) victim(id string) *sdk.Exec {
 		return nil
 	})
 	return x
+}
+
+// release lets a victim go on.
+func (h *hostile) release(id string) {
+	h.t.Helper()
+	if _, err := h.s.Exec(h.Context(30*time.Second), protocol.ExecSpec{Command: []string{"touch", "/tmp/go-" + id}}); err != nil {
+		h.t.Fatal(err)
+	}
 }
 
 func half() []byte {
@@ -123,19 +141,19 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 		name, script string
 		sandboxs     bool // what is in the file's place is the sandbox's own, and may be read as far as it goes
 	}{
-		{"symlink", "rm stdout; ln -s " + h.secret + "/marker stdout", false},
-		{"symlinked-directory", "cd ..; mv symlinked-directory away; ln -s " + h.secret + " symlinked-directory", false},
-		{"hardlink-to-nothing", "rm stdout", false},
-		{"fifo", "rm stdout; mkfifo stdout", false},
-		{"directory", "rm stdout; mkdir stdout; touch stdout/a", false},
-		{"sparse", "rm stdout; truncate -s 10G stdout", true},
-		{"truncated", "truncate -s 100 stdout", true},
+		{"symlink", "rm $out; ln -s " + h.secret + "/marker $out", false},
+		{"hardlink-to-nothing", "rm $out", false},
+		{"fifo", "rm $out; mkfifo $out", false},
+		{"directory", "rm $out; mkdir $out; touch $out/a", false},
+		{"sparse", "rm $out; truncate -s 10G $out", true},
+		{"truncated", "truncate -s 100 $out", true},
 	} {
 		h.Run(t, k.name, func(t *testing.T) {
 			h.t = t
 			x := h.victim(k.name)
 			before := h.output(x)
-			h.attack(k.name, k.script+"; touch /tmp/go-"+k.name, nil)
+			h.attack(k.name, k.script, nil)
+			h.release(k.name)
 			r, err := x.Wait(h.Context(20*time.Second), sdk.WithCollect(64<<20))
 			if err != nil {
 				t.Fatal(err)
@@ -155,7 +173,10 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 		})
 	}
 	// The next exec works, and so does the removal, which follows no link out of the directory.
-	if _, err := h.s.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"ln", "-s", h.secret, "/.boxfleet/run/link"}, User: "0"}); err != nil {
+	if _, err := h.s.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(h.secret, filepath.Join(h.run, "link")); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.s.Delete(h.Context(20 * time.Second)); err != nil {
@@ -178,13 +199,13 @@ func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 		return control.Seal(bytes.Repeat([]byte("k"), 32), control.Record{Result: control.Result{ID: id, ExitCode: &code}})
 	}
 	kinds := []struct{ name, script string }{
-		{"lie", "cat > exit"},
-		{"garbage", "head -c 4000 /dev/urandom > exit"},
-		{"empty", ": > exit"},
-		{"huge", "truncate -s 10G exit"},
-		{"symlink", "ln -s " + h.secret + "/marker exit"},
-		{"fifo", "mkfifo exit"},
-		{"directory", "mkdir exit"},
+		{"lie", "cat > $exit"},
+		{"garbage", "head -c 4000 /dev/urandom > $exit"},
+		{"empty", ": > $exit"},
+		{"huge", "truncate -s 10G $exit"},
+		{"symlink", "rm $exit; ln -s " + h.secret + "/marker $exit"},
+		{"fifo", "rm $exit; mkfifo $exit"},
+		{"directory", "rm $exit; mkdir $exit"},
 		{"none", "true"},
 	}
 	victims := map[string]*sdk.Exec{}

@@ -3,15 +3,19 @@ package integration
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/integration/registry"
@@ -80,7 +84,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 	h := newWarehouse(t, false)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	const stall = 3 * time.Second
-	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{PullStall: stall}})
+	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{PullStall: stall, Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
 
 	// Each part has its own time, which begins when its images are pushed.
 	f.Run(t, "an image is pulled once for all who wait, with progress in the history, and its digest is on the sandbox", func(t *testing.T) {
@@ -161,6 +165,24 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		}
 	})
 
+	f.Run(t, "a name of somebody else's stays theirs, whatever the registry has under it", func(t *testing.T) {
+		ref, one := h.push("theirs:1", 1000)
+		docker(t, h.engine.Host, "pull", "-q", ref)
+		_, two := h.push("theirs:1", 1000)
+		for i, c := range []struct{ pull, want string }{{protocol.PullMissing, one}, {protocol.PullAlways, two}, {protocol.PullAlways, two}, {protocol.PullMissing, one}} {
+			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, c.pull), sdk.WithID(fmt.Sprintf("theirs-%d", i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Info().Digest; got != c.want {
+				t.Errorf("%s: it has the digest %s, want %s", c.pull, got, c.want)
+			}
+		}
+		if got := docker(t, h.engine.Host, "image", "inspect", "--format", "{{.RepoDigests}}", ref); !strings.Contains(got, one) || strings.Contains(got, two) {
+			t.Errorf("on the host the name is that of %s, want %s", got, one)
+		}
+	})
+
 	f.Run(t, "an image that is not there, and a registry that is not there, have their reasons", func(t *testing.T) {
 		ctx := f.Context(time.Minute)
 		_, err := f.Client.Create(ctx, imageSpec(f, h.door.Host+"/absent:1", ""), sdk.WithID("absent"))
@@ -171,6 +193,50 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		hasError(t, "no registry", err, protocol.Unavailable, protocol.ReasonRegistryUnreachable)
 		if got := pulls(f, "unreachable"); len(got) == 0 {
 			t.Error("no registry: the tries are not in the history")
+		}
+	})
+
+	f.Run(t, "an image's name leads to no service that only the host reaches", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var asked atomic.Int64
+		inside := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusInternalServerError)
+			_, _ = io.WriteString(w, "secret-of-the-host")
+		}), ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateNew {
+				asked.Add(1)
+			}
+		}}
+		go func() { _ = inside.Serve(l) }()
+		defer inside.Close()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		for i, host := range []string{"127.0.0.1", "localhost"} {
+			for _, pull := range []string{protocol.PullMissing, protocol.PullAlways} {
+				_, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, host+":"+port+"/x", pull), sdk.WithID(fmt.Sprintf("inside-%d-%s", i, pull)))
+				hasError(t, host+", pull "+pull, err, protocol.PermissionDenied, protocol.ReasonPolicyDenied)
+				if e := protocol.AsError(err); e != nil && (e.Field != "spec.image" || strings.Contains(e.Message, "secret")) {
+					t.Errorf("%s: the error is of %q: %v", host, e.Field, e)
+				}
+			}
+		}
+		if n := asked.Load(); n > 0 {
+			t.Errorf("the service had %d connections", n)
+		}
+		// Also where the operator trusts a registry, and something else answers in its place.
+		h.door.Fault(func(q *http.Request) registry.Fault {
+			if strings.Contains(q.URL.Path, "/html/manifests/") {
+				return registry.Fault{Status: 400, Body: "<html>secret-of-the-host</html>"}
+			}
+			return registry.Fault{}
+		})
+		defer h.door.Fault(nil)
+		_, err = f.Client.Create(f.Context(time.Minute), imageSpec(f, h.door.Host+"/html:1", ""), sdk.WithID("html"))
+		hasError(t, "what is no registry", err, protocol.Unavailable, protocol.ReasonImagePullFailed)
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("the body is in the error: %v", err)
 		}
 	})
 
@@ -278,7 +344,7 @@ func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 	ref, digest := h.push("always:1", 1000)
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 2 * time.Second})
 	ctx := f.Context(60 * time.Second)
-	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create"})
+	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create", Images: worker.Images{Registries: []string{h.door.Host}}})
 	s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullAlways), sdk.WithID("always"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +352,7 @@ func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 	w.AwaitKilled(30 * time.Second)
 	asked := h.door.Passed("/v2/always/manifests/")
 	h.push("always:1", 1000) // the name moves meanwhile
-	f.Worker("w1", fleet.Role{Engine: h.engine.Host})
+	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{Registries: []string{h.door.Host}}})
 	if err := s.WaitReady(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +384,7 @@ func TestUnusedImagesGo(t *testing.T) {
 	docker(t, h.engine.Host, "pull", "-q", foreign)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	// Room for three of them; each has the two megabytes of the base besides.
-	role := fleet.Role{Engine: h.engine.Host, Images: worker.Images{MaxBytes: 18 * mebibyte, PrePull: []string{kept}, HighWater: 100, Sweep: 200 * time.Millisecond}}
+	role := fleet.Role{Engine: h.engine.Host, Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept}, HighWater: 100, Sweep: 200 * time.Millisecond}}
 	w := f.Worker("w1", role)
 	ctx := f.Context(90 * time.Second)
 	create := func(id, ref string) *sdk.Sandbox {
@@ -394,7 +460,7 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 		return f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id))
 	}
 	role := func(config string, check bool) fleet.Role {
-		return fleet.Role{Engine: h.engine.Host, Images: worker.Images{DockerConfig: config, CheckCached: check}}
+		return fleet.Role{Engine: h.engine.Host, Images: worker.Images{Registries: []string{h.door.Host}, DockerConfig: config, CheckCached: check}}
 	}
 	none, wrong, right := t.TempDir(), registry.Login(t, h.door.Host, "wrong"), registry.Login(t, h.door.Host, registry.Password)
 
@@ -484,7 +550,8 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 		for _, id := range []string{"archive", "root"} {
 			docker(t, e.Host, "rm", "-f", containerOf(f, e.Host, id))
 		}
-		docker(t, e.Host, "rmi", "-f", "imported:archive", "imported:root")
+		deployment := f.Conn.Deployment()
+		docker(t, e.Host, "rmi", "-f", imageref.Local(deployment, "imported", "docker.io/library/imported:archive"), imageref.Local(deployment, "imported", "docker.io/library/imported:root"))
 		f.Worker("w1", role)
 		lateRole := role
 		lateRole.Engine = late.Host

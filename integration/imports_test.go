@@ -4,8 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,25 +13,29 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/integration/engines"
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Somebody builds an image on a machine of the fleet, and imports it from there: the name stays theirs.
-func TestAnImportUnderANameOfTheHostsNeverRemovesIt(t *testing.T) {
+// Somebody builds images on a machine of the fleet: no import, nor its end, changes what they are called
+// there, while specs find what was imported.
+func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	host, dir := engines.Default(t).Host, t.TempDir()
-	f.Worker("w1", fleet.Role{})
+	state := filepath.Join(dir, "state")
 	ctx := f.Context(2 * time.Minute)
 	word := strings.ToLower(rand.Text()[:10])
-	same, moved, ours := "built-"+word+":1", "moved-"+word+":1", "ours-"+word+":1"
-	var nameless []string // once their name was moved
+	same, theirs, ours, older, lost := "same-"+word+":1", "theirs-"+word+":1", "ours-"+word+":1", "older-"+word+":1", "lost-"+word+":1"
+	local := func(ref string) string {
+		return imageref.Local(f.Conn.Deployment(), "imported", "docker.io/library/"+ref)
+	}
 	t.Cleanup(func() {
-		for _, ref := range append(nameless, same, moved, ours) {
-			_ = exec.Command("docker", "-H", host, "rmi", ref).Run() // some are gone
+		for _, ref := range []string{same, theirs, ours, older, lost} {
+			_ = exec.Command("docker", "-H", host, "rmi", ref, local(ref)).Run() // some are gone
 		}
 	})
 	id := func(ref string) string {
@@ -41,19 +45,18 @@ func TestAnImportUnderANameOfTheHostsNeverRemovesIt(t *testing.T) {
 		}
 		return strings.TrimSpace(string(out))
 	}
-	archive, root, second := filepath.Join(dir, "archive.tar"), filepath.Join(dir, "root.tar"), filepath.Join(dir, "second.tar")
-	docker(t, host, "tag", fleet.Image, same)
-	docker(t, host, "tag", fleet.Image, moved)
-	docker(t, host, "save", "-o", archive, same)
-	for _, file := range []string{root, second} {
-		data, _ := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: filepath.Base(file)})
-		if err := os.WriteFile(file, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	archive, root := filepath.Join(dir, "archive.tar"), filepath.Join(dir, "root.tar")
+	data, _ := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "theirs"})
+	if err := os.WriteFile(root, data, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	imports := func(ref, file string) *protocol.WantedImage {
+	docker(t, host, "tag", fleet.Image, same)
+	docker(t, host, "save", "-o", archive, same)
+	docker(t, host, "import", root, theirs)
+	was := id(theirs)
+	imports := func(ref string) *protocol.WantedImage {
 		t.Helper()
-		content, err := os.Open(file)
+		content, err := os.Open(archive)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,65 +67,72 @@ func TestAnImportUnderANameOfTheHostsNeverRemovesIt(t *testing.T) {
 		}
 		return want
 	}
-	shown := func(ref string) (found protocol.HostImage) {
-		t.Helper()
-		_, hosts, err := f.Client.Images(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, h := range hosts {
-			for _, i := range h.Images {
-				if strings.HasSuffix(i.Ref, "/"+ref) {
-					found = i
-				}
+	f.Worker("w1", fleet.Role{StateDir: state}).Stop() // makes its directory
+	found, err := filepath.Glob(filepath.Join(state, f.Conn.Deployment(), "*"))
+	if err != nil || len(found) != 1 {
+		t.Fatal(found, err)
+	}
+	// What an older version imported has the name itself, by its record: one that was free, and one that it took.
+	wants := map[string]*protocol.WantedImage{}
+	for _, ref := range []string{same, theirs, ours, older, lost} {
+		wants[ref] = imports(ref)
+	}
+	records := map[string]any{}
+	for _, ref := range []string{older, lost} {
+		docker(t, host, "tag", fleet.Image, ref)
+		records["docker.io/library/"+ref] = map[string]any{"id": id(ref), "size": 1, "origin": "imported", "file": wants[ref].Digest, "others": ref == lost, "used_at": time.Now()}
+	}
+	written, err := json.Marshal(records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(found[0], "images.json"), written, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.Worker("w1", fleet.Role{StateDir: state})
+	for ref, want := range wants {
+		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the host may only just be heard of again
+			hosts, err := f.Client.WaitImage(ctx, want, nil)
+			if err == nil && hosts["w1"].State != protocol.ImageReady {
+				err = errors.New(string(hosts["w1"].State))
 			}
-		}
-		return found
+			return err
+		})
 	}
-	for ref, file := range map[string]string{same: archive, moved: archive, ours: archive} {
-		hosts, err := f.Client.WaitImage(ctx, imports(ref, file), nil)
-		if err != nil || hosts["w1"].State != protocol.ImageReady {
-			t.Fatalf("the import of %s: %+v, %v", ref, hosts, err)
-		}
-	}
-	// Its owner gives a name to another image: it is left alone, and that is said.
-	docker(t, host, "import", root, moved)
-	other := id(moved)
-	nameless = append(nameless, other)
-	want := imports(moved, archive)
-	f.Eventually(10*time.Second, "it is said that the name is somebody else's", func() error {
-		if i := shown(moved); i.State != protocol.ImageFailed || i.Error == nil || i.Error.Code != protocol.AlreadyExists || i.File != want.Digest {
-			return fmt.Errorf("it is %+v", i)
+	f.Eventually(10*time.Second, "an older import has its new name only", func() error {
+		if id(older) != "" || id(local(older)) == "" {
+			return errors.New(id(older))
 		}
 		return nil
 	})
-	if id(moved) != other {
-		t.Error("the name was taken away from its owner")
+	if id(theirs) != was || id(same) == "" || id(lost) == "" || id(ours) != "" || id(local(ours)) == "" {
+		t.Errorf("names of the host are %q (was %q), %q, %q and %q, and of the worker %q", id(theirs), was, id(same), id(lost), id(ours), id(local(ours)))
 	}
-	// Another file under it is what somebody asks for: the name moves, and is not removed either.
-	hosts, err := f.Client.WaitImage(ctx, imports(moved, second), nil)
-	if err != nil || hosts["w1"].State != protocol.ImageReady || id(moved) == other {
-		t.Fatalf("the import of another file: %+v, %v", hosts, err)
+	for _, ref := range []string{theirs, ours, older} { // theirs has no program in it
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever), sdk.WithID(strings.SplitN(ref, "-", 2)[0]))
+		if err != nil {
+			t.Errorf("a sandbox of what was imported as %s: %v", ref, err)
+			continue
+		}
+		if err := s.Delete(ctx); err != nil {
+			t.Error(err)
+		}
 	}
-	other = id(moved)
-	for _, ref := range []string{same, moved, ours} {
+	for ref := range wants {
 		if err := f.Client.RemoveImage(ctx, ref); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f.Eventually(20*time.Second, "the worker forgets them, and removes its own", func() error {
-		for _, ref := range []string{same, moved, ours} {
-			if i := shown(ref); i.Ref != "" {
-				return fmt.Errorf("there is %+v", i)
+	f.Eventually(20*time.Second, "the worker forgets them, and removes its own names", func() error {
+		for ref := range wants {
+			if name := local(ref); id(name) != "" {
+				return errors.New(name + " is there")
 			}
-		}
-		if id(ours) != "" {
-			return errors.New(ours + " is there")
 		}
 		return nil
 	})
-	if id(same) == "" || id(moved) != other {
-		t.Errorf("of the host's names there are %s and %s", id(same), id(moved))
+	if id(theirs) != was || id(same) == "" || id(lost) == "" {
+		t.Errorf("of the host's names there are %q (was %q), %q and %q", id(theirs), was, id(same), id(lost))
 	}
 }
 

@@ -42,6 +42,10 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		"read_only":           {"touch /x 2>/dev/null || echo cannot", "cannot"},
 		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
 		"memory":              {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true", "67108864"},
+		"open files":          {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"}, // less, where the engine has less
+		"core files":          {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
+		"terminals":           {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='", "1"},
+		"filters of calls":    {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"}, // the engine's, and the supervisor's
 		"no capability":       {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
 	} {
 		if got := mustPrint(t, f, s, c.script); got != c.want {

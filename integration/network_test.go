@@ -24,6 +24,7 @@ import (
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
@@ -306,13 +307,16 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	engines.LoadImage(t, e, fleet.Image)
 	w := newWorld(t, e)
 	plain := fleet.Start(t, fleet.Options{Workers: -1})
-	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named}, Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Reconcile: 500 * time.Millisecond})
+	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named}, Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Allow: []string{"10.0.0.0/8", "100.64.0.0/10"}, Reconcile: 500 * time.Millisecond})
 	f := &networkFleet{plain, e, w}
 
 	open := f.create("open", nil)
 	none := f.create("none", func(s *protocol.SandboxSpec) { s.Network = &protocol.Network{Mode: protocol.NetworkNone} })
 	some := f.create("some", func(s *protocol.SandboxSpec) {
 		s.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.0.0.0/8", "100.64.0.0/10"}}
+	})
+	all := f.create("all", func(s *protocol.SandboxSpec) {
+		s.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"0.0.0.0/0"}}
 	})
 	web := f.create("web", serving)
 	given := web.Info().Ports
@@ -378,6 +382,13 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a range of everything is the internet", func(t *testing.T) {
+		for address, want := range map[string]bool{internet: true, "10.88.0.1": false, "169.254.169.254": false} {
+			if tcp, udp := f.reaches(t, all, address, 80, want); tcp != want || udp != want {
+				t.Errorf("%s: by TCP %t, by UDP %t, want %t", address, tcp, udp, want)
+			}
+		}
+	})
 	t.Run("a name server that the operator names", func(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, some, none} {
 			want := s == open
@@ -446,7 +457,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			t.Log("the rules were back before the sandbox could look")
 		}
 		f.Eventually(10*time.Second, "the rules are back", func() error {
-			if n := strings.Count(rules(), "chain bxf-"); n != 4 {
+			if n := strings.Count(rules(), "chain bxf-"); n != 5 {
 				return fmt.Errorf("there are %d networks", n)
 			}
 			return nil
@@ -485,7 +496,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	})
 
 	t.Run("a delete leaves no rule", func(t *testing.T) {
-		for _, s := range []*sdk.Sandbox{open, none, some, web} {
+		for _, s := range []*sdk.Sandbox{open, none, some, all, web} {
 			check(t, s.Delete(f.Context(time.Minute)))
 		}
 		// The record of bridges may still have their names, until the next look at the host.
@@ -538,19 +549,14 @@ func greeted(address string) error {
 	return nil
 }
 
-// quietPort is a port that nobody has, and that the kernel gives to nobody who asks for any one, as
-// whatever else runs on the machine does meanwhile.
+// quietPort is a port of those that workers publish by default, which nobody has. The kernel gives none of them to
+// those who ask for any one, as other tests do.
 func quietPort(t *testing.T) int {
 	t.Helper()
-	limits, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	published, err := protocol.ParsePortRange("", worker.DefaultPorts)
 	check(t, err)
-	const lowest = 1024
-	var given int // from here on
-	if _, err := fmt.Sscan(string(limits), &given); err != nil || given <= lowest {
-		t.Fatalf("the kernel gives ports of the range %q, %v", limits, err)
-	}
 	for range 100 {
-		port := lowest + rand.IntN(given-lowest)
+		port := published.First + rand.IntN(published.Len())
 		address := fmt.Sprintf("127.0.0.1:%d", port)
 		tcp, err := net.Listen("tcp", address)
 		if err != nil {
@@ -562,20 +568,18 @@ func quietPort(t *testing.T) int {
 			return port
 		}
 	}
-	t.Fatalf("no port below %d is free", given)
+	t.Fatalf("no port of %s is free", published)
 	return 0
 }
 
-// TestX18_PortsAreAskedForGivenAndRefused publishes ports of each kind.
 func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	busy, free := quietPort(t), quietPort(t)
+	taken, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", busy))
 	check(t, err)
 	defer taken.Close()
-	busy := taken.Addr().(*net.TCPAddr).Port
-	free := quietPort(t)
 
 	t.Run("given", func(t *testing.T) {
 		spec := f.Spec()
@@ -606,6 +610,12 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 		spec.Ports = []protocol.Port{{Container: 80, Host: busy}}
 		_, err := f.Client.Create(ctx, spec, sdk.WithID("taken"))
 		wantError(t, "a port that is taken", err, protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
+	})
+	t.Run("outside of what the operator lets be published", func(t *testing.T) {
+		spec := f.Spec()
+		spec.Ports = []protocol.Port{{Container: 80}, {Container: 81, Host: 8080}}
+		_, err := f.Client.Create(ctx, spec, sdk.WithID("outside"))
+		wantError(t, "a port of the host's own", err, protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.ports[1].host")
 	})
 	t.Run("sctp", func(t *testing.T) {
 		spec := f.Spec()

@@ -168,13 +168,15 @@ func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
 	if h := hosts[0]; !slices.Equal(h.DenyNetworks, []string{"10.1.0.0/16"}) || h.PIDs < h.UsedPIDs || h.UsedPIDs != protocol.DefaultPIDs {
 		t.Errorf("it says %+v", h)
 	}
-	spec := f.Spec()
-	spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.1.2.0/24"}}
-	s, err := f.Client.Create(ctx, spec, sdk.WithID("denied"))
-	if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied || e.Field != "spec.network.allow[0]" {
-		t.Fatalf("got %v", err)
-	}
-	if s != nil && s.Info().Worker != "" {
-		t.Errorf("worker %s took it", s.Info().Worker)
+	for id, network := range map[string]string{"denied": "10.1.2.0/24", "withheld": "192.168.1.0/24"} {
+		spec := f.Spec()
+		spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{network}}
+		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
+		if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied || e.Field != "spec.network.allow[0]" {
+			t.Fatalf("%s: got %v", id, err)
+		}
+		if s != nil && s.Info().Worker != "" {
+			t.Errorf("worker %s took it", s.Info().Worker)
+		}
 	}
 }

@@ -3,6 +3,8 @@ package integration
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -177,8 +179,9 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	w.Kill()
 	docker(t, engines.Default(t).Host, "exec", s.Info().Container, "touch", "/tmp/go")
 	f.Eventually(10*time.Second, "it ends and is started again", func() error {
-		if n := strings.Count(docker(t, engines.Default(t).Host, "exec", s.Info().Container, "cat", "/.boxfleet/run/primary/stdout"), "up"); n != 2 {
-			return fmt.Errorf("%d starts", n)
+		printed, err := os.ReadFile(filepath.Join(f.Directories(w)[0], "run", "primary", "stdout"))
+		if n := strings.Count(string(printed), "up"); n != 2 {
+			return fmt.Errorf("%d starts (%v)", n, err)
 		}
 		return nil
 	})

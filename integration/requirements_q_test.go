@@ -211,13 +211,39 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	make(deployment, "gone")                                                                                                      // the log says that it is deleted
 	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"), []string{name(deployment, "network")})...) // nothing but a network
 	make(deployment, "unheard")                                                                                                   // the log does not know it
+	// What somebody made of an image that carries all labels of the deleted sandbox, or of one that lives, is theirs.
+	hostile := "hostile-" + strings.ToLower(deployment) + ":1"
+	of := docker("create", fleet.Image)
+	commit := []string{"commit"}
+	for _, l := range append(labels(deployment, "gone"), "--label", "boxfleet.role=primary", "--label", "boxfleet.gpus=0", "--label", "boxfleet.directory=/") {
+		if l != "--label" {
+			commit = append(commit, "--change", "LABEL "+l)
+		}
+	}
+	docker(append(commit, of, hostile)...)
+	docker("rm", of)
+	theirs := []string{"theirs-" + deployment, name(deployment, "gone") + ".theirs"}
+	for _, n := range theirs {
+		docker("create", "--name", n, hostile, "true")
+	}
+	defer func() { docker(append([]string{"rm"}, theirs...)...); docker("rmi", hostile) }()
+	// A sandbox of such an image is its own, whatever that says.
+	spec := f.Spec()
+	spec.Image = hostile
+	labelled, err := f.Client.Create(ctx, spec, sdk.WithID("labelled"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(ctx, t, labelled, script("true"))
 	lost := filepath.Join(filepath.Dir(f.Directories(w)[0]), "default.gone.1")
 	if err := os.MkdirAll(filepath.Join(lost, "run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label", "boxfleet.tenant=default",
+		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true") // what goes after all that is there now was looked at
 	f.Eventually(10*time.Second, "the orphans are gone", func() error {
 		for _, o := range f.Objects("") {
-			if strings.HasSuffix(o, name(deployment, "gone")) || strings.HasSuffix(o, name(deployment, "network")) {
+			if strings.HasSuffix(o, "marker-"+deployment) || strings.HasSuffix(o, name(deployment, "gone")) || strings.HasSuffix(o, name(deployment, "network")) {
 				return errors.New("there is " + o)
 			}
 		}
@@ -227,6 +253,22 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		return nil
 	})
 	mustExec(ctx, t, kept, script("true"))
+	mustExec(ctx, t, labelled, script("true"))
+	for _, n := range theirs {
+		docker("inspect", n)
+	}
+	if got := docker("inspect", "--format", `{{index .Config.Labels "boxfleet.gpus"}}{{index .Config.Labels "boxfleet.sandbox"}}`, name(deployment, "labelled")); got != "labelled" {
+		t.Errorf("the image's labels are on the sandbox: %s", got)
+	}
+	if err := labelled.Delete(ctx); err != nil {
+		t.Error(err)
+	}
+	if left := f.Objects(""); slices.Contains(left, "container "+name(deployment, "labelled")) {
+		t.Errorf("the sandbox of that image is not removed: %v", left)
+	}
+	for _, n := range theirs {
+		docker("inspect", n)
+	}
 	for _, n := range []string{name(foreign, "gone"), name(deployment, "unheard")} {
 		docker("inspect", n)
 		docker("network", "inspect", n)

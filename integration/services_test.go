@@ -15,6 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/worker"
 )
 
 // small is a service from the small image, which runs a line of shell.
@@ -139,7 +140,8 @@ func TestRequiredServicesGateReadyAndAreReachedByName(t *testing.T) {
 
 func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 	t.Parallel()
-	f := fleet.Start(t, fleet.Options{})
+	f := fleet.Start(t, fleet.Options{Workers: -1})
+	f.Worker("w1", fleet.Role{Images: worker.Images{Registries: []string{"127.0.0.1:9"}}})
 	ctx := f.Context(2 * time.Minute)
 	withHook := func(v protocol.Service, hooks ...protocol.Hook) protocol.Service {
 		v.PostStart = hooks

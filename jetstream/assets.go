@@ -13,13 +13,13 @@ import (
 // default where there is nothing yet. A value that would weaken what is there is refused.
 type Assets struct {
 	Replicas        int           // copies of each stream; default 1. Only [Conn.Grow] changes them
-	LogMaxAge       time.Duration // output is kept so long; default 360 h
-	LogMaxBytes     int64         // and so much of it; default 8 GiB
+	LogMaxAge       time.Duration // output is kept for this time; default 360 h
+	LogMaxBytes     int64         // and up to this size; default 8 GiB
 	EventMaxBytes   int64         // the event log refuses appends beyond; new work is refused before; default 8 GiB
 	Requests        int64         // requests that may wait; one more is refused with resource_exhausted; default 100,000
-	Duplicates      time.Duration // a request whose message id was published so recently is dropped by the server, unanswered; default 100 ms, the server's least
-	BlobMaxAge      time.Duration // uploaded trees are kept so long; default 24 h
-	BlobMaxBytes    int64         // and so much of them; one more is refused; default 4 GiB
+	Duplicates      time.Duration // a request whose message id was published less than this ago is dropped by the server, unanswered; default 100 ms, the server's least
+	BlobMaxAge      time.Duration // uploaded trees are kept for this time; default 24 h
+	BlobMaxBytes    int64         // and up to this size; one more is refused; default 4 GiB
 	ImageMaxBytes   int64         // files of imported images; one more is refused; default 16 GiB
 	SegmentMaxBytes int64         // older parts of histories, compressed; one more stays in the event log; default 8 GiB
 	TableMaxBytes   int64         // each table of ids, snapshots and images; default 1 GiB
@@ -96,6 +96,7 @@ func (a *Assets) assets() []asset {
 		{config: jetstream.StreamConfig{Name: protocol.StreamDead, Subjects: []string{protocol.DeadFilter}, AllowDirect: true},
 			settings: []setting{maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, deadMost)}},
 		{config: writeOnce(protocol.BucketIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
+		{config: bucket(protocol.BucketNames), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketExecIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketSandboxes), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketImages), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
@@ -111,6 +112,7 @@ func (a *Assets) assets() []asset {
 	for i := range all {
 		c := &all[i].config
 		c.MaxConsumers, c.Storage = maxConsumers, jetstream.FileStorage
+		c.Description = descriptionOf(c.Name, "")
 		if c.MaxMsgsPerSubject == 0 {
 			c.MaxMsgsPerSubject = -1
 		}

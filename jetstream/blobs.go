@@ -53,7 +53,7 @@ func (c *Conn) BlobLife(ctx context.Context) (time.Duration, error) {
 	return status.TTL(), nil
 }
 
-// RenewBlob stores content anew that is there and not fresh any more, so that its life begins again.
+// RenewBlob stores content again that is there and no longer fresh, so that its life begins again.
 func (c *Conn) RenewBlob(ctx context.Context, digest string) error {
 	fresh, err := c.FreshBlob(ctx, digest)
 	if err != nil || fresh {

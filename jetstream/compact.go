@@ -235,7 +235,7 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
-		if err == ErrConflict { // whoever won has taken it for one that nobody stores any more, or does not know it
+		if err == ErrConflict { // the writer that won takes it for an abandoned one, or does not know it
 			return errors.Join(err, w.conn.removeSegment(ctx, s.Object))
 		}
 		return err

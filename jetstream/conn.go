@@ -263,7 +263,7 @@ func (c *Conn) call(registered map[int]func()) {
 // OnLoss calls f when messages may have been lost that nobody sends again: after each reconnect, and
 // each time that the event log or the log of output has a new leader, since what the old one stored
 // last it may not have passed on. It does so until stop is called. f must not block. Election notices
-// can be lost themselves: who waits for something also looks from time to time. Errors: unavailable
+// can be lost themselves, so a caller that waits for something also looks from time to time. Errors: unavailable
 // where the connection is closed.
 func (c *Conn) OnLoss(f func()) (stop func(), err error) {
 	if err := c.hearElections(); err != nil {

@@ -5,6 +5,7 @@
 //	Conn ── EventLog ── Journal   append with compare-and-set, replay, follow, group commit
 //	   ├─── Compact               older parts of long histories, as segments in the object store
 //	   ├─── Reserve               ids that are never used again
+//	   ├─── TakeName              names, each of one sandbox at a time
 //	   ├─── Lease                 host locks and the scheduler's, with token and trust window
 //	   ├─── Now                   the store's time, by which events are stamped and compared
 //	   ├─── requests              a queue; each is decided, or delivered again

@@ -79,7 +79,7 @@ func translate(err error, doing string) error {
 
 func notProvisioned(doing string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
-		"%s: it is not there yet: start a coordinator, or see what it says: NATS may give JetStream too little with max_file_store", doing)
+		"%s: Boxfleet's streams are not there yet: start a coordinator; if one runs, its log says what keeps it, such as a max_file_store of NATS that is too small", doing)
 }
 
 // translateWrite is translate for a message that was to be stored under a subject. A store that is

@@ -18,7 +18,7 @@ import (
 
 // ErrNoIndex says that a sandbox's index of execs, or a page of it, is not there or cannot be read: it is to be
 // made again from the history.
-var ErrNoIndex = errors.New("there is no index of execs")
+var ErrNoIndex = errors.New("there is no index of execs yet")
 
 // headKey ends the key of a head: tenant.sandbox.head. Pages are at tenant.sandbox.<pages>.<number>, where the
 // name of the pages says how ids are spread over them: those of a head that was lost are not mixed with others.
@@ -97,11 +97,11 @@ var ErrIndexRemoved = errors.New("the index of execs was removed")
 // StoreExecs adds entries to a sandbox's index. last is the last message that says something of execs up to which
 // index and entries together have everything. known is the head that the caller read or stored last; nil: there is
 // none, as far as it knows. whole says that the entries are those of the whole
-// history, so that pages may be missing. It returns the head as it is stored then. What somebody else stored stays,
-// whoever is late. Errors: [ErrIndexRemoved]; [ErrNoIndex] where a page is lost.
+// history, so that pages may be missing. It returns the head as it is stored then. What another process stored stays,
+// whichever of the two comes late. Errors: [ErrIndexRemoved]; [ErrNoIndex] where a page is lost.
 //
-// Pages are written first, and then the head that says so: who reads a head finds everything in it or in a page
-// of it. Where the head was replaced meanwhile, all is done again from that one.
+// Pages are written first, and then the head that says so: a reader of a head finds everything in it or in one
+// of its pages. Where the head was replaced meanwhile, all is done again from that one.
 func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry, last Position, whole bool) (*ExecHead, error) {
 	b, key := c.kv(protocol.BucketExecIDs), execHeadKey(tenant, sandbox)
 	h := known

@@ -127,7 +127,7 @@ func TestWhoWaitsForWhatIsGoneHasCaughtUp(t *testing.T) {
 	})
 	caughtUp := make(chan struct{})
 	background(t, func(ctx context.Context) error {
-		return c.FollowHosts(ctx, func(worker string, _ *protocol.Host) { t.Errorf("%s was not purged", worker) }, func() { close(caughtUp) })
+		return c.FollowHosts(ctx, func(worker string, _ *protocol.Host, _ uint64) { t.Errorf("%s was not purged", worker) }, func() { close(caughtUp) })
 	})
 	receive(t, 10*time.Second, "the end of what there was", caughtUp)
 }

@@ -10,7 +10,7 @@ import (
 
 // held are the messages that this process has received and not settled. The server gives a message to
 // somebody else after the ack wait, which is short, so that the death of its holder is noticed soon.
-// How long a message waits for its turn is another matter: whoever holds it says so until then.
+// How long a message waits for its turn is another matter: the process that holds it says so until then.
 type held struct {
 	mu       sync.Mutex
 	messages map[heldName]*heldMessage

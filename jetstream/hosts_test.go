@@ -22,7 +22,7 @@ func TestTheTableOfHostsIsFollowedAndANameIsOneHosts(t *testing.T) {
 		caughtUp := make(chan struct{})
 		other := d.opened(t)
 		background(t, func(ctx context.Context) error {
-			return other.FollowHosts(ctx, func(worker string, h *protocol.Host) {
+			return other.FollowHosts(ctx, func(worker string, h *protocol.Host, _ uint64) {
 				if worker == name {
 					heard <- h
 				}

@@ -20,7 +20,7 @@ import (
 // What is more than one message takes is appended in parts: as many of the first events as fit, and
 // then decide is asked again, on the state that these leave, until what it returns fits. So a decision
 // that may return many events says what is still to be done: it ends the execs that are active, not
-// those that were when it was made. When its process dies in between, whoever looks next asks it again.
+// those that were when it was made. When its process dies in between, the next process that looks asks again.
 type Decide func(s *protocol.State, now time.Time) ([]protocol.Event, error)
 
 // JournalConfig says who writes.

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Holder is who holds a lease: the lease's value.
+// Holder names the holder of a lease. It is the lease's value.
 type Holder struct {
 	Version  int       `json:"v"`
 	Name     string    `json:"name"`             // worker or coordinator
@@ -188,7 +188,7 @@ func (l *Lease) Run(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 		trusted, err := l.renew(ctx)
-		pause, hurried = retryPause, nil // which whoever asks for trust does not shorten
+		pause, hurried = retryPause, nil // which a request for trust does not shorten
 		switch {
 		case err == nil && trusted:
 			pause, hurried = l.ttl/6, l.renewNow

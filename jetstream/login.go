@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
@@ -71,10 +72,10 @@ func checkURLs(urls string) error {
 		switch u.Scheme {
 		case "nats", "tls", "ws", "wss":
 		default:
-			return protocol.Invalid("nats", "%s: want nats, tls, ws or wss in place of %q", u.Redacted(), u.Scheme)
+			return protocol.Invalid("nats", "%s: want nats, tls, ws or wss in place of %q", redacted(text), u.Scheme)
 		}
 		if port, err := strconv.Atoi(cmp.Or(u.Port(), "4222")); err != nil || port < 1 || port > 65535 || u.Hostname() == "" {
-			return protocol.Invalid("nats", "%s names no host and port", u.Redacted())
+			return protocol.Invalid("nats", "%s names no host and port", redacted(text))
 		}
 	}
 	return nil
@@ -146,8 +147,14 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 		options = append(options, nats.Token(cfg.Token))
 	}
 	if cfg.Creds != "" {
-		if _, err := os.Stat(cfg.Creds); err != nil {
-			return nil, protocol.Invalid("creds", "the NATS credentials file cannot be read: %v", err)
+		if f, err := os.Open(cfg.Creds); err != nil {
+			var of *fs.PathError
+			if errors.As(err, &of) {
+				err = of.Err
+			}
+			return nil, protocol.Invalid("creds", "cannot read %s: %v", cfg.Creds, err)
+		} else {
+			f.Close()
 		}
 		options = append(options, nats.UserCredentials(cfg.Creds), k.readFile)
 	}
@@ -297,13 +304,18 @@ func (k *credentials) pause() time.Duration {
 	return pause + rand.N(pause/4)
 }
 
-// redacted is URLs without the passwords in them.
+// redacted is URLs without who connects: a name without a password is a token. They may have no scheme.
 func redacted(urls string) string {
 	list := splitURLs(urls)
 	for i, text := range list {
-		if u, err := url.Parse(text); err == nil && u.User != nil {
-			u.User = url.User("xxxxx") // a name without a password is a token
-			list[i] = u.String()
+		scheme, rest, found := strings.Cut(text, "://")
+		if !found {
+			scheme, rest = "", text
+		} else {
+			scheme += "://"
+		}
+		if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+			list[i] = scheme + "xxxxx" + rest[at:]
 		}
 	}
 	return strings.Join(list, ",")

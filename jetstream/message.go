@@ -232,13 +232,18 @@ const pullHeartbeat = time.Second
 // follow reads a whole stream, or one filter of it, from a sequence on, and then what comes, until
 // ctx ends, or the stream no longer has what was handled: [IsRewound]. handle is called in order;
 // caughtUp, when not nil, once everything was handled that the stream's leader had at the beginning, and
-// what came in its place meanwhile. What breaks later begins anew behind what was handled last, by a
+// what came in its place meanwhile. Where reading breaks later, it goes on behind the last handled message with a
 // new consumer, for as long as it takes: the client's own ordered consumer, where a server is away or an
 // answer is lost, waits longer each time.
 func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, handle func(*stored), caughtUp func()) error {
 	f := &follower{conn: c, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
-	if caughtUp != nil {
-		m, err := c.lastOnSubject(ctx, stream, filter)
+	return f.run(ctx)
+}
+
+func (f *follower) run(ctx context.Context) error {
+	c := f.conn
+	if f.caughtUp != nil {
+		m, err := c.lastOnSubject(ctx, f.stream, f.filter)
 		if err == nil {
 			f.target = m.sequence
 		} else if protocol.CodeOf(err) != protocol.NotFound {
@@ -260,7 +265,7 @@ func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, h
 		case !begun || c.nc.IsClosed() || IsRewound(err):
 			return err
 		}
-		c.log.Warn("following begins anew", "stream", stream, "error", err)
+		c.log.Warn("following starts again", "stream", f.stream, "error", err)
 		if !sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
@@ -272,6 +277,7 @@ func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, h
 type follower struct {
 	conn           *Conn
 	stream, filter string
+	headersOnly    bool
 	next           uint64 // where the next consumer begins
 	handle         func(*stored)
 	handled        time.Time // when the message before next was stored; zero: not known
@@ -294,7 +300,7 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 		config := jetstream.ConsumerConfig{
 			Name:          nuid.Next(),
 			FilterSubject: f.filter, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next,
-			AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerIdle,
+			HeadersOnly: f.headersOnly, AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerIdle,
 		}
 		try, stop := context.WithTimeout(ctx, patience)
 		consumer, err = insist(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {

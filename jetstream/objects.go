@@ -58,8 +58,7 @@ func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
 	return m, err
 }
 
-// renewObject stores anew what is stored of an object, without its content: it is as young then as if it
-// had just been stored. Error: [ErrConflict] where another object or none is there by now.
+// renewObject stores an object's entry again, without its content, so that its age starts from zero. Error: [ErrConflict] where another object or none is there by now.
 func (c *Conn) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	m, err := objectMeta(*info)
 	if err == nil {
@@ -68,7 +67,7 @@ func (c *Conn) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expe
 	return translate(err, "renew "+info.Name)
 }
 
-// removeObject removes an object. Error: [ErrConflict] where it was stored anew meanwhile.
+// removeObject removes an object. Error: [ErrConflict] where it was stored again meanwhile.
 func (c *Conn) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
@@ -261,7 +260,7 @@ func (c *Conn) purgeChunks(bucket, id string) error {
 }
 
 // removeParts removes chunks that belong to no object of those given, by their ids, and to which none
-// was added for so long: who wrote them has died.
+// was added for that age: their writer has died.
 func (c *Conn) removeParts(ctx context.Context, bucket string, whole map[string]bool, age time.Duration) error {
 	bounded, cancel := c.bound(ctx)
 	defer cancel()

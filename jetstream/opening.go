@@ -255,7 +255,7 @@ func (j *Journal) foldLocked(f *fold, e *entry) {
 // what was folded before.
 func (j *Journal) catchUp(ctx context.Context) error { return j.catchUpWith(ctx, false) }
 
-// catchUpAlone is catchUp for who keeps others from reading much.
+// catchUpAlone is catchUp for a caller that already holds a slot for large reads.
 func (j *Journal) catchUpAlone(ctx context.Context) error { return j.catchUpWith(ctx, true) }
 
 func (j *Journal) catchUpWith(ctx context.Context, alone bool) error {

@@ -25,6 +25,9 @@ type Chunk struct {
 	Offset int64  // of the first byte in its stream
 	Data   []byte
 
+	// At is when it was stored; zero where it is heard live, or was not stored yet.
+	At time.Time
+
 	// NextStdout and NextStderr are the offsets up to which everything is stored once this chunk is,
 	// so that who publishes can go on from the last chunk alone.
 	NextStdout, NextStderr int64
@@ -97,6 +100,7 @@ func (c *Conn) ReadOutput(ctx context.Context, tenant, sandbox, exec string, fro
 			return false, err
 		}
 		next = m.sequence + 1
+		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server's own
 		return true, visit(k)
 	})
 	return next, err

@@ -31,6 +31,7 @@ type OverRecord struct {
 	Record             uint64 // 0: what is stored cannot be used, and the history is to be read
 	CreatedAt, EndedAt time.Time
 	Labels             map[string]string
+	Name               string
 }
 
 // WriteOver stores the last snapshot of a sandbox that is over, in the place of those that it had when it lived. A
@@ -40,7 +41,7 @@ func (c *Conn) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapsho
 	o := &overSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
 	data := protocol.Encode(o)
 	if len(data) > c.maxBatch() {
-		bare := &protocol.State{Sandbox: protocol.Sandbox{CreatedAt: s.State.Sandbox.CreatedAt, StateChangedAt: s.State.Sandbox.StateChangedAt}}
+		bare := &protocol.State{Sandbox: protocol.Sandbox{Name: s.State.Sandbox.Name, CreatedAt: s.State.Sandbox.CreatedAt, StateChangedAt: s.State.Sandbox.StateChangedAt}}
 		o.Over, o.Fold = bare, 0
 		data = protocol.Encode(o)
 	}
@@ -91,6 +92,7 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 		Batch   string `json:"batch"`
 		Over    struct {
 			Sandbox struct {
+				Name           string    `json:"name"`
 				CreatedAt      time.Time `json:"created_at"`
 				StateChangedAt time.Time `json:"state_changed_at"`
 				Spec           struct {
@@ -110,7 +112,7 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 		r, s := &OverRecord{Tenant: tenant, Sandbox: sandbox}, &stub{}
 		if protocol.Decode(value, s) == nil && protocol.CheckVersion(s.Version) == nil {
 			b := &s.Over.Sandbox
-			r.Record, r.CreatedAt, r.EndedAt, r.Labels = s.Record, b.CreatedAt, b.StateChangedAt, b.Spec.Labels
+			r.Record, r.CreatedAt, r.EndedAt, r.Labels, r.Name = s.Record, b.CreatedAt, b.StateChangedAt, b.Spec.Labels, b.Name
 		}
 		if r.Record > checkpoint.Record { // the log up to the checkpoint says nothing of it
 			newer = append(newer, late{r, Position{s.Record, s.Batch}})

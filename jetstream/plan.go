@@ -116,7 +116,10 @@ func (a *asset) changed(old found, deliberate bool) (_ *jetstream.StreamConfig, 
 	if want.MaxMsgSize > 0 && c.MaxMsgSize > 0 {
 		c.MaxMsgSize = max(c.MaxMsgSize, want.MaxMsgSize)
 	}
-	late = !differs
+	late = !differs // a description is no reason to fail for
+	if text := descriptionOf(c.Name, c.Description); text != c.Description {
+		c.Description, differs = text, true
+	}
 	for _, s := range a.settings {
 		value := s.value(&c)
 		next, err := s.next(max(*value, 0), old.bytes, deliberate)

@@ -24,11 +24,11 @@ import (
 const (
 	quorumAfter  = time.Second            // without an answer, look whether there is a majority
 	quorumPause  = 250 * time.Millisecond // between looks
-	quorumFailed = 2 * time.Second        // for so long every look has to fail: one may be a slow machine's
+	quorumFailed = 2 * time.Second        // every look has to fail for this time: one failure may be a slow machine's
 	dialWithin   = 700 * time.Millisecond
 
 	serversRead = 5 * time.Second  // how often the list of servers is read, at most
-	serversKept = 10 * time.Minute // a server that the cluster no longer names counts as its own for so long
+	serversKept = 10 * time.Minute // a server that the cluster no longer names still counts as its own for this time
 )
 
 // quorum remembers the cluster, and the last look at it, which calls share.

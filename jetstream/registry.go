@@ -35,9 +35,9 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 		if err != ErrConflict {
 			return nil, err
 		}
-		// On a cluster, who wrote first may not be there to be read yet.
+		// On a cluster, the entry that won may not be readable yet.
 		if !sleep(ctx, pause) {
-			return nil, protocol.Errorf(protocol.Unavailable, "", "reserve %s: somebody is just taking it", key)
+			return nil, protocol.Errorf(protocol.Unavailable, "", "reserve %s: another request is reserving it now", key)
 		}
 	}
 }

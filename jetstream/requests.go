@@ -114,6 +114,14 @@ type Delivery struct {
 	waits                 bool // the client tells an answer that it waits from an outcome
 }
 
+// answerType is the form in which a payload is answered: its own where that is one that is spoken here.
+func answerType(header string, payload []byte) string {
+	if protocol.ContentTypeOf(header, payload) == protocol.ContentJSON {
+		return protocol.ContentJSON
+	}
+	return protocol.ContentMsgpack
+}
+
 // Answer sends the reply to who made the request, if they left an inbox. It may be lost.
 func (c *Conn) Answer(d *Delivery, r *protocol.Reply) {
 	// An inbox that is anything else would let a client speak with a coordinator's rights.
@@ -121,12 +129,9 @@ func (c *Conn) Answer(d *Delivery, r *protocol.Reply) {
 		return
 	}
 	m := nats.NewMsg(d.inbox)
-	contentType := protocol.ContentMsgpack
-	if d.ContentType == protocol.ContentJSON {
-		contentType = protocol.ContentJSON
-	}
+	contentType := answerType(d.ContentType, d.Payload)
 	m.Header.Set(protocol.HeaderContentType, contentType)
-	m.Data = protocol.EncodeAs(contentType, r)
+	m.Data = protocol.EncodeAnswer(contentType, r, protocol.AnswersRequest)
 	if err := c.nc.PublishMsg(m); err != nil {
 		c.log.Warn("an answer is not sent", "request", d.ID, "error", err)
 	}
@@ -268,9 +273,9 @@ func (q *Requests) decide(ctx context.Context, m jetstream.Msg, handle HandleReq
 	h := m.Headers()
 	return handle(ctx, &Delivery{
 		Tenant: tenant, Verb: verb, Sandbox: sandbox,
-		ID: requestID(h), ContentType: h.Get(protocol.HeaderContentType),
+		ID: requestID(h), ContentType: headerOf(h, protocol.HeaderContentType),
 		Payload: m.Data(), Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
-		StoredAt: meta.Timestamp, inbox: h.Get(protocol.HeaderReply), waits: h.Get(protocol.HeaderAccept) == protocol.AcceptWaiting,
+		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply), waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting,
 	})
 }
 
@@ -348,7 +353,7 @@ func (c *Conn) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 // requestID is the id that a request was given: its own header, or, of a simple client, the
 // message's id.
 func requestID(h nats.Header) string {
-	if id := h.Get(protocol.HeaderRequest); id != "" {
+	if id := headerOf(h, protocol.HeaderRequest); id != "" {
 		return id
 	}
 	return h.Get(jetstream.MsgIDHeader)
@@ -368,7 +373,7 @@ func (c *Conn) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) e
 	m := nats.NewMsg(subject)
 	m.Header.Set(protocol.HeaderContentType, d.ContentType)
 	m.Header.Set(protocol.HeaderRequest, d.ID)
-	m.Header.Set(protocol.HeaderReason, strings.NewReplacer("\r", " ", "\n", " ").Replace(why.Error()))
+	m.Header.Set(protocol.HeaderReason, headerText(why.Error()))
 	m.Header.Set(jetstream.MsgIDHeader, deadID(subject, d))
 	m.Data = d.Payload
 	_, err = c.publish(ctx, m, anySequence)

@@ -39,7 +39,7 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 		}, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.FollowHosts(ctx, func(worker string, h *protocol.Host) { heard["hosts"] <- worker }, nil)
+		return k.FollowHosts(ctx, func(worker string, h *protocol.Host, _ uint64) { heard["hosts"] <- worker }, nil)
 	})
 	background(t, func(ctx context.Context) error {
 		return k.FollowReservations(ctx, 0, func(_, sandbox string, _ *protocol.Reservation, _ uint64) { heard["reservations"] <- sandbox }, nil)

@@ -52,7 +52,7 @@ func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
 
 func (c *Conn) checkPayload() error {
 	if most := c.nc.MaxPayload(); most < needPayload {
-		return settings("it takes messages of %s, and Boxfleet's have up to %s: set max_payload: 1MB on each server",
+		return settings("the server's max_payload (%s) is too small for Boxfleet's messages, which have up to %s: set max_payload: 1MB on each server",
 			protocol.Bytes(most), protocol.Bytes(needPayload))
 	}
 	return nil

@@ -29,8 +29,8 @@ type storageLook struct {
 
 // Storage looks how everything is kept now: leaders, replicas in sync, what is used and left. What it
 // cannot learn it says among the problems, so it always returns something: within 4 s, or with the end
-// of ctx. Questions that come meanwhile, and for a second, get the same answer: who asks again because
-// it takes long would otherwise never be answered.
+// of ctx. Questions that come meanwhile, and for a second, get the same answer: a caller that gives up
+// and asks again would otherwise never be answered.
 func (c *Conn) Storage(ctx context.Context) *protocol.Storage {
 	c.mu.Lock()
 	l := c.looked

@@ -10,7 +10,7 @@ import (
 )
 
 // Tell says to a worker: "look at this sandbox, here is its newest event". It does not wait, and
-// may be lost: the log has everything that is in it, and whoever decides tells again what stays
+// may be lost: the log has everything that is in it, and the coordinator tells again what stays
 // owed, when the worker or the teller was away, and after a while.
 func (c *Conn) Tell(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
@@ -27,8 +27,8 @@ func (c *Conn) TellAbout(worker, tenant, sandbox string) error {
 
 // Work hands each work item of a worker to handle, in the order of each teller, until stop has
 // returned. Batch is nil where the item says only that there is something to look at. Items are lost
-// while nobody listens: who begins to listen, and who was told by [Conn.OnReconnect] that something
-// may have been missed, says so in its heartbeats. handle must not block.
+// while nobody listens. A worker that begins to listen, or that hears from [Conn.OnReconnect] that it
+// may have missed something, says so in its heartbeats. handle must not block.
 func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protocol.Batch)) (stop func(), err error) {
 	prefix := strings.TrimSuffix(protocol.WorkSubject(worker, "", ""), ".")
 	var mu sync.Mutex
@@ -78,7 +78,7 @@ func newestOf(data []byte, tenant, sandbox string) (*protocol.Batch, error) {
 		return nil, err
 	}
 	if b.Tenant != tenant || b.Sandbox != sandbox {
-		return nil, protocol.Invalid("batch", "is of %.80q/%.80q", b.Tenant, b.Sandbox)
+		return nil, protocol.Invalid("batch", "is for tenant %.80q and sandbox %.80q", b.Tenant, b.Sandbox)
 	}
 	b.Fill(item.Record)
 	return b, nil

@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
-	"regexp"
-	"strconv"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Content types of a payload. A message without the header is msgpack.
+// Content types of a payload.
 const (
 	ContentMsgpack = "application/msgpack"
 	ContentJSON    = "application/json"
@@ -36,7 +35,7 @@ func Encode(v any) []byte {
 
 // EncodeAs writes v in the given content type; anything but [ContentJSON] is msgpack.
 func EncodeAs(contentType string, v any) []byte {
-	if contentType != ContentJSON {
+	if ContentTypeOf(contentType, nil) != ContentJSON {
 		return Encode(v)
 	}
 	data, err := json.Marshal(v)
@@ -53,24 +52,25 @@ func Decode(data []byte, v any) error {
 
 // DecodeAs reads what a peer wrote in the given content type, leniently.
 func DecodeAs(contentType string, data []byte, v any) error {
-	if contentType == ContentJSON {
-		return wrapDecode(json.Unmarshal(data, v))
+	if ContentTypeOf(contentType, nil) == ContentJSON {
+		return explained(true, data, v, false, json.Unmarshal(data, v))
 	}
 	return decodeMsgpack(data, v, false)
 }
 
 // DecodeStrict reads what a client sent: a field that is not known is refused by name, so that no
-// option is silently ignored. contentType is the message's header, "" means msgpack. In msgpack an
-// extension, which a time is, is refused too: no request or query has one.
+// option is silently ignored. contentType is the message's header: see [ContentTypeOf]. In msgpack an
+// extension, which a time is, is refused too: no request or query has one. An error names the field by its
+// path in the payload.
 func DecodeStrict(contentType string, data []byte, v any) error {
-	switch contentType {
-	case "", ContentMsgpack:
+	switch ContentTypeOf(contentType, data) {
+	case ContentMsgpack:
 		return decodeMsgpack(data, v, true)
 	case ContentJSON:
 		dec := json.NewDecoder(bytes.NewReader(data))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(v); err != nil {
-			return wrapDecode(err)
+			return explained(true, data, v, true, err)
 		}
 		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 			return Errorf(InvalidArgument, ReasonUndecodable, "something follows the JSON value")
@@ -96,33 +96,34 @@ func decodeMsgpack(data []byte, v any, strict bool) (err error) {
 	dec.Reset(r)
 	dec.SetCustomStructTag("json")
 	dec.DisallowUnknownFields(strict)
-	return wrapDecode(dec.Decode(v))
+	return explained(false, data, v, strict, dec.Decode(v))
 }
 
-var unknownField = regexp.MustCompile(`unknown field ("(?:[^"\\]|\\.)*")`)
-
-func wrapDecode(err error) error {
+// explained says what is wrong with a payload that a decoder did not take.
+func explained(isJSON bool, data []byte, v any, strict bool, err error) error {
 	if err == nil {
 		return nil
 	}
-	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
-		if name, err := strconv.Unquote(m[1]); err == nil {
-			return &Error{Code: InvalidArgument, Reason: ReasonUnknownField, Field: name, Message: "is not a known field"}
-		}
+	if e := misfit(isJSON, data, v, strict); e != nil {
+		return e
 	}
-	var typed *json.UnmarshalTypeError
-	if errors.As(err, &typed) {
-		return &Error{Code: InvalidArgument, Reason: ReasonUndecodable, Field: typed.Field,
-			Message: "must be " + typed.Type.String() + ", got " + typed.Value}
+	var syntax *json.SyntaxError
+	switch {
+	case errors.As(err, &syntax):
+		return Errorf(InvalidArgument, ReasonUndecodable, "is not JSON: %.200s, at byte %d", syntax.Error(), syntax.Offset)
+	case isJSON && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)):
+		return Errorf(InvalidArgument, ReasonUndecodable, "is not JSON: it ends too early")
+	case isJSON:
+		return Errorf(InvalidArgument, ReasonUndecodable, "is JSON of another form than it should be")
 	}
-	return Errorf(InvalidArgument, ReasonUndecodable, "%.200s", err.Error())
+	return Errorf(InvalidArgument, ReasonUndecodable, "is msgpack of another form than it should be")
 }
 
 // CheckVersion refuses an envelope of a version that this code does not know.
 func CheckVersion(v int) error {
 	if v < 1 || v > Version {
 		return &Error{Code: FailedPrecondition, Reason: ReasonUnsupportedVersion, Field: "v",
-			Message: "this side speaks versions 1 to 1"}
+			Message: fmt.Sprintf("must be 1 to %d, got %d", Version, v)}
 	}
 	return nil
 }

@@ -112,8 +112,8 @@ func TestP9_UnknownFieldIsRefusedByName(t *testing.T) {
 		field string
 	}{
 		"top":          {map[string]any{"v": 1, "sandbx": 1}, "sandbx"},
-		"in a struct":  {map[string]any{"v": 1, "sandbox": map[string]any{"image": "i", "imagee": "x"}}, "imagee"},
-		"in a list":    {map[string]any{"v": 1, "sandbox": map[string]any{"mounts": []any{map[string]any{"sauce": "/"}}}}, "sauce"},
+		"in a struct":  {map[string]any{"v": 1, "sandbox": map[string]any{"image": "i", "imagee": "x"}}, "sandbox.imagee"},
+		"in a list":    {map[string]any{"v": 1, "sandbox": map[string]any{"mounts": []any{map[string]any{"sauce": "/"}}}}, "sandbox.mounts[0].sauce"},
 		"empty name":   {map[string]any{"v": 1, "": 1}, ""},
 		"quoted name":  {map[string]any{"v": 1, `a"b`: 1}, `a"b`},
 		"control name": {map[string]any{"v": 1, "a\nb": 1}, "a\nb"},
@@ -233,11 +233,86 @@ func TestNewerVersionIsRefused(t *testing.T) {
 	}
 }
 
+// What does not fit is named by its path in the payload, and no type of Go is.
 func TestWrongTypeNamesTheField(t *testing.T) {
-	wantError(t, DecodeStrict(ContentJSON, []byte(`{"v":1,"sandbox":{"image":7}}`), &Request{}),
-		InvalidArgument, ReasonUndecodable, "sandbox.image")
-	wantError(t, DecodeStrict(ContentMsgpack, Encode(map[string]any{"v": "x"}), &Request{}),
-		InvalidArgument, ReasonUndecodable, "")
+	type object = map[string]any
+	inSandbox := func(name string, value any) object {
+		return object{"v": 1, "sandbox": object{"image": "i", name: value}}
+	}
+	for _, c := range []struct {
+		value   any
+		field   string
+		message string
+	}{
+		{object{"v": "x"}, "v", `must be a whole number, got the text "x"`},
+		{object{"v": 1.5}, "v", "must be a whole number, got 1.5"},
+		{object{"v": 1, "sandbox": 7}, "sandbox", "must be an object, got 7"},
+		{inSandbox("image", 7), "sandbox.image", "must be text, got 7"},
+		{inSandbox("image", object{"a": 1}), "sandbox.image", "must be text, got an object"},
+		{inSandbox("command", "ls -l"), "sandbox.command", `must be a list, got the text "ls -l"`},
+		{inSandbox("command", []any{"ls", 1}), "sandbox.command[1]", "must be text, got 1"},
+		{inSandbox("env", []any{"A=1"}), "sandbox.env", "must be an object, got a list"},
+		{inSandbox("env", object{"A": true}), "sandbox.env.A", "must be text, got true"},
+		{inSandbox("grace", "soon"), "sandbox.grace", `must be text such as "90s" or "1h30m", got the text "soon"`},
+		{inSandbox("ttl", 90), "sandbox.ttl", `must be text such as "90s" or "1h30m", got 90`},
+		{inSandbox("memory", "much"), "sandbox.memory", `must be bytes, as a whole number, or text such as "512m" or "4GiB", got the text "much"`},
+		{inSandbox("memory", 0.5), "sandbox.memory", `must be bytes, as a whole number, or text such as "512m" or "4GiB", got 0.5`},
+		{inSandbox("cpu", "two"), "sandbox.cpu", `must be a number, got the text "two"`},
+		{inSandbox("pids", "9"), "sandbox.pids", `must be a whole number, got the text "9"`},
+		{inSandbox("read_only", "yes"), "sandbox.read_only", `must be true or false, got the text "yes"`},
+		{inSandbox("tmpfs", []any{object{"target": "/t", "size": "x"}}), "sandbox.tmpfs[0].size", ""},
+		{inSandbox("mounts", []any{object{"target": "/t"}, object{"target": 3}}), "sandbox.mounts[1].target", ""},
+		{inSandbox("required_services", object{"db": object{"image": 7}}), "sandbox.required_services.db.image", ""},
+		{inSandbox("required_services", object{"db": object{"healthcheck": object{"interval": 1}}}), "sandbox.required_services.db.healthcheck.interval", ""},
+		{object{"v": 1, "exec": object{"stdin": 7}}, "exec.stdin", ""},
+	} {
+		for _, contentType := range []string{ContentMsgpack, ContentJSON} {
+			err := DecodeStrict(contentType, EncodeAs(contentType, c.value), &Request{})
+			wantError(t, err, InvalidArgument, ReasonUndecodable, c.field)
+			if e := AsError(err); c.message != "" && e.Message != c.message {
+				t.Errorf("%s: want %q, got %q", contentType, c.message, e.Message)
+			}
+			if text := fmt.Sprint(err); strings.Contains(text, "protocol.") || strings.Contains(text, "Go ") || strings.Contains(text, "[]") || strings.Contains(text, "msgpack:") {
+				t.Errorf("a type of Go is in %q", text)
+			}
+		}
+	}
+	for body, field := range map[string]string{`{"v":1,"exec":{"stdin":"a"}}`: "exec.stdin", `{"v":99999999999999999999}`: "v", `{"V":1,"Sandbox":{"Image":7}}`: "Sandbox.Image"} {
+		wantError(t, DecodeStrict(ContentJSON, []byte(body), &Request{}), InvalidArgument, ReasonUndecodable, field)
+	}
+}
+
+func TestTheFormOfAPayload(t *testing.T) {
+	for _, c := range []struct{ header, payload, want string }{
+		{"", "{}", ContentJSON}, {"", " \r\n\t{", ContentJSON}, {"", "\x81", ContentMsgpack}, {"", "", ContentMsgpack},
+		{"Application/JSON", "", ContentJSON}, {"application/json; charset=utf-8", "", ContentJSON}, {" application/json ;x", "", ContentJSON},
+		{"APPLICATION/MSGPACK", "{", ContentMsgpack}, {"text/yaml", "{", "text/yaml"},
+	} {
+		if got := ContentTypeOf(c.header, []byte(c.payload)); got != c.want {
+			t.Errorf("%q with %q is %s, want %s", c.header, c.payload, got, c.want)
+		}
+	}
+	for _, contentType := range []string{"", "Application/JSON", "application/json;charset=utf-8"} {
+		var r Request
+		if err := DecodeStrict(contentType, []byte(`{"v":1,"ttl":"1h"}`), &r); err != nil || r.TTL == 0 {
+			t.Errorf("%q: %v", contentType, err)
+		}
+	}
+}
+
+func TestRefusalsNameFieldsOfThePayload(t *testing.T) {
+	create := Request{Version: 1, Sandbox: &SandboxSpec{Image: "i", Mounts: []Mount{{Source: "/a", Target: "/m"}, {Source: "/b", Target: "/m"}}}}
+	err := create.Validate(VerbCreate)
+	wantError(t, err, InvalidArgument, "", "sandbox.mounts[1].target")
+	if strings.Contains(err.Error(), "spec") {
+		t.Error(err)
+	}
+	wantError(t, InSpec(VerbCreate, err), InvalidArgument, "", "spec.mounts[1].target")
+	exec := Request{Version: 1, ExecID: "x", Exec: &ExecSpec{}}
+	wantError(t, exec.Validate(VerbExec), InvalidArgument, "", "exec.command")
+	if err := InPayload(VerbStop, Invalid("spec.image", "x")); AsError(err).Field != "spec.image" || InPayload(VerbCreate, nil) != nil {
+		t.Error(err)
+	}
 }
 
 // What was read as msgpack can be answered in JSON, which knows fewer numbers and times.

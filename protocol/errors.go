@@ -93,11 +93,14 @@ const (
 	ReasonPortTaken           = "port_taken"
 	ReasonLogFull             = "log_full"         // the event log takes no new work, or nothing at all
 	ReasonStoreFull           = "store_full"       // a store beside it, of blobs, image files, output or a table, is full
+	ReasonDiskFull            = "disk_full"        // a host's disk, or the part of it that a sandbox may use, is full
 	ReasonWouldWeaken         = "would_weaken"     // a setting would give up what is stored, or how safely
 	ReasonNeedsMigration      = "needs_migration"  // a setting that only its own command changes
 	ReasonServerSettings      = "server_settings"  // the NATS server has to be configured otherwise
 	ReasonNoQuorum            = "no_quorum"        // JetStream has no leader: too few of its servers are there
 	ReasonStorageDegraded     = "storage_degraded" // what is stored is less safe than it should be
+	ReasonNameTaken           = "name_taken"
+	ReasonAmbiguousPrefix     = "ambiguous_prefix"
 	ReasonTooManyExecs        = "too_many_execs"
 	ReasonTooManyReads        = "too_many_reads"
 )
@@ -152,14 +155,15 @@ func (e *Error) Is(target error) bool {
 	return e.Code == t.Code && (t.Reason == "" || e.Reason == t.Reason)
 }
 
-// Errorf makes an error with a code and a reason; the reason may be empty.
+// Errorf makes an error with a code and a reason; the reason may be empty. Passwords in URLs are left out of
+// its message, since errors are logged, stored and shown to others.
 func Errorf(code Code, reason, format string, args ...any) *Error {
-	return &Error{Code: code, Reason: reason, Message: fmt.Sprintf(format, args...)}
+	return &Error{Code: code, Reason: reason, Message: Redacted(fmt.Sprintf(format, args...))}
 }
 
-// Invalid makes an invalid_argument error that names the field.
+// Invalid makes an invalid_argument error that names the field, as Errorf does.
 func Invalid(field, format string, args ...any) *Error {
-	return &Error{Code: InvalidArgument, Field: field, Message: fmt.Sprintf(format, args...)}
+	return &Error{Code: InvalidArgument, Field: field, Message: Redacted(fmt.Sprintf(format, args...))}
 }
 
 // AsError returns err as an *Error; an error of another kind becomes [Internal], nil stays nil.

@@ -11,7 +11,7 @@ type Kind string
 
 // The kinds. [Transitions] says which is legal when, and who may write it.
 const (
-	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec, BuiltIn
+	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec, BuiltIn, Name
 	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation; Spec, where the worker's defaults change it
 	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room for it, and another host is looked for: Error
 	SandboxReplaced        Kind = "sandbox.replaced"         // its host is lost, or drained, and it is made again elsewhere: Reason
@@ -89,6 +89,7 @@ type SandboxDetails struct {
 	BuiltIn []string      `json:"built_in,omitempty"` // fields of the accepted spec that nobody said: they have the built-in values
 	Verb    string        `json:"verb,omitempty"`     // of a request that changed nothing
 	Exec    string        `json:"exec,omitempty"`     // id of the exec that it was about
+	Name    string        `json:"name,omitempty"`     // of the accepted sandbox
 }
 
 // ExecDetails is what an exec event adds to the state.

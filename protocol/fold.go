@@ -175,7 +175,7 @@ func (s *State) applySandbox(e *Event) error {
 		if d.Spec == nil {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
 		}
-		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Spec: *d.Spec, BuiltIn: d.BuiltIn, Request: e.Request,
+		*b = Sandbox{Tenant: e.Tenant, ID: e.Sandbox, Name: d.Name, Spec: *d.Spec, BuiltIn: d.BuiltIn, Request: e.Request,
 			Desired: StateReady, CreatedAt: e.Time, ActiveAt: e.Time}
 		if ttl := b.Spec.TTL; ttl > 0 {
 			b.ExpiresAt = e.Time.Add(ttl.Std())

@@ -313,7 +313,7 @@ func (s *SandboxSpec) validateParts() error {
 	}
 	if h := s.OnDelete; h != nil {
 		if h.OnResume {
-			return Invalid("spec.on_delete.on_resume", "is of hooks that run at a start")
+			return Invalid("spec.on_delete.on_resume", "is only for hooks that run at a start")
 		}
 		return validateHook("spec.on_delete", h)
 	}
@@ -332,7 +332,7 @@ func (s *SandboxSpec) validateNetwork() error {
 		}
 	case n.Mode == "", n.Mode == NetworkInternet, n.Mode == NetworkNone:
 		if len(n.Allow) > 0 {
-			return Invalid("spec.network.allow", "is of mode %s", NetworkAllow)
+			return Invalid("spec.network.allow", "is only for mode %s", NetworkAllow)
 		}
 	default:
 		return Invalid("spec.network.mode", "must be %q, %q or %q, got %.40q", NetworkInternet, NetworkNone, NetworkAllow, n.Mode)
@@ -380,7 +380,7 @@ func (s *SandboxSpec) validatePorts() error {
 		}
 		key := fmt.Sprintf("%d/%s", port, protocol)
 		if other := ports[key]; other != "" {
-			return Invalid(field+part, "is the same as of %s: %s", other, key)
+			return Invalid(field+part, "is the same as of %s: %s", strings.TrimPrefix(other, "spec."), key)
 		}
 		ports[key] = field
 	}
@@ -409,7 +409,7 @@ func (s *SandboxSpec) validateContainer() error {
 		return Invalid("spec.shm_size", "must be at least %s, got %s", MinShm, s.ShmSize)
 	}
 	if s.ReadOnly && slices.ContainsFunc(s.Copies, func(c Copy) bool { return c.Service == "" }) {
-		return Invalid("spec.read_only", "copies cannot be placed on a root file system that cannot be written")
+		return Invalid("spec.read_only", "copies need a root file system that can be written")
 	}
 	if s.GPUs != "" && s.GPUs != "all" {
 		if n, err := strconv.Atoi(s.GPUs); err != nil || n < 1 || n > 64 || strconv.Itoa(n) != s.GPUs {
@@ -547,7 +547,7 @@ func (h *Healthcheck) validateOff(field string) error {
 		given bool
 	}{{"interval", h.Interval != 0}, {"timeout", h.Timeout != 0}, {"retries", h.Retries != 0}, {"start_period", h.StartPeriod != 0}, {"start_interval", h.StartInterval != 0}} {
 		if d.given {
-			return Invalid(field+"."+d.name, "is of a test, and test is NONE")
+			return Invalid(field+"."+d.name, "is for a health test, and test is NONE")
 		}
 	}
 	return nil
@@ -575,7 +575,7 @@ func (g targetGuard) add(field, target string) error {
 	}
 	clean := path.Clean(target)
 	if other, taken := g[clean]; taken {
-		return Invalid(field, "is the same target as %s: %s", other, clean)
+		return Invalid(field, "is the same target as %s: %s", strings.TrimPrefix(other, "spec."), clean)
 	}
 	g[clean] = field
 	return nil

@@ -29,6 +29,27 @@ func prefixes(texts ...string) []netip.Prefix {
 	return list
 }
 
+// privateRanges are the ranges that are not the internet.
+var privateRanges = prefixes(
+	"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
+	"100.64.0.0/10",   // carrier-grade NAT
+	"192.0.0.0/24",    // protocol assignments
+	"192.88.99.0/24",  // 6to4 relays
+	"198.18.0.0/15",   // benchmarks
+	"192.0.2.0/24",    // documentation
+	"198.51.100.0/24", // documentation
+	"203.0.113.0/24",  // documentation
+	"240.0.0.0/4",     // reserved
+)
+
+// PrivateRanges are the ranges that are not the internet. A sandbox reaches of them only what its spec allows,
+// and its host's operator too.
+func PrivateRanges() []netip.Prefix { return slices.Clone(privateRanges) }
+
+// PrivateRange says whether a range is wholly inside of a private one. One that has public addresses too, such as
+// 0.0.0.0/0, is not: as part of a policy it means the public ones.
+func PrivateRange(p netip.Prefix) bool { return RangeWithin(p, privateRanges) }
+
 // RangeWithin says whether a range is wholly inside of one of a list.
 func RangeWithin(p netip.Prefix, list []netip.Prefix) bool {
 	return slices.ContainsFunc(list, func(outer netip.Prefix) bool {

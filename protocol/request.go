@@ -3,9 +3,10 @@ package protocol
 import "time"
 
 // Request is what a client publishes to [RequestSubject]. Tenant, verb and sandbox come from the
-// subject, never from the payload; the request id comes from the message id.
+// subject, never from the payload; the request id comes from the message id. In every request but a create the
+// subject may say the sandbox's name instead of its id.
 //
-//	create  Sandbox (required)
+//	create  Sandbox (required), Name
 //	exec    ExecID, Exec (required)
 //	cancel  ExecID (required)
 //	extend  TTL (required)
@@ -15,7 +16,8 @@ type Request struct {
 	Sandbox *SandboxSpec `json:"sandbox,omitempty"`
 	ExecID  string       `json:"exec_id,omitempty"`
 	Exec    *ExecSpec    `json:"exec,omitempty"`
-	TTL     Duration     `json:"ttl,omitempty"` // the sandbox is deleted so long from now
+	TTL     Duration     `json:"ttl,omitempty"`  // the sandbox is deleted after this time, counted from now
+	Name    string       `json:"name,omitempty"` // of the sandbox; see [ValidateName]
 }
 
 // Reply answers a request, and every call of the read service.
@@ -36,31 +38,41 @@ type Reply struct {
 	Ping      *Ping        `json:"ping,omitempty"`
 	Defaults  *SandboxSpec `json:"defaults,omitempty"` // what lies below the specs of the tenant's creates
 	Awaited   []string     `json:"awaited,omitempty"`  // those of Images that pending sandboxes wait for
+	History   *EventPage   `json:"history,omitempty"`
+	Output    *OutputPage  `json:"output,omitempty"`
 }
 
 // Query is the request of every endpoint of the read service. Fields that an endpoint does not
 // use are refused there.
 type Query struct {
 	Version     int               `json:"v"`
-	Sandbox     string            `json:"sandbox,omitempty"`
+	Sandbox     string            `json:"sandbox,omitempty"` // its id or its name
 	Exec        string            `json:"exec,omitempty"`
 	MinSequence uint64            `json:"min_sequence,omitempty"` // answer from a state at least this new
 	Labels      map[string]string `json:"labels,omitempty"`       // equality, all must match
 	States      []string          `json:"states,omitempty"`       // any may match; empty: all but deleted
-	Limit       int               `json:"limit,omitempty"`        // 1 to 1000, default 100
+	Limit       int               `json:"limit,omitempty"`        // 1 to 1000, default 100; of output bytes, 1 to [MaxOutputPage], which is the default
 	Page        string            `json:"page,omitempty"`         // the Next of the page before
 	Images      []string          `json:"images,omitempty"`       // full references, and ids
+	From        uint64            `json:"from,omitempty"`         // number of the first event wanted; 0: the oldest that is kept
+	Service     string            `json:"service,omitempty"`      // whose own output is wanted
+	Stream      string            `json:"stream,omitempty"`       // stdout (default) or stderr
+	Offset      int64             `json:"offset,omitempty"`       // of the first byte wanted
+	Name        string            `json:"name,omitempty"`         // only sandboxes with this name
 }
 
 // Endpoints of the read service.
 const (
 	EndpointPing    = "ping"
 	EndpointGet     = "get"     // Sandbox
-	EndpointList    = "list"    // Labels, States, Limit, Page
+	EndpointList    = "list"    // Labels, Name, States, Limit, Page
 	EndpointExec    = "exec"    // Sandbox, Exec
 	EndpointExecs   = "execs"   // Sandbox, States, Limit, Page
 	EndpointExplain = "explain" // Sandbox
 	EndpointHosts   = "hosts"
+	EndpointEvents  = "events"  // Sandbox, From, Limit
+	EndpointOutput  = "output"  // Sandbox, Exec or Service, Stream, Offset, Limit
+	EndpointResolve = "resolve" // Sandbox: also a prefix of a generated id, if it is that of one sandbox only
 
 	EndpointDefaults = "defaults"
 	EndpointAwaited  = "awaited" // Images; of every tenant, for workers
@@ -171,6 +183,22 @@ type Host struct {
 	// IPv4 ranges that its operator lets no sandbox reach, whatever its network allows.
 	DenyNetworks []string `json:"deny_networks,omitempty"`
 
+	// Private IPv4 ranges that its operator lets specs allow. Of all others they get what is public.
+	AllowNetworks []string `json:"allow_networks,omitempty"`
+
+	// Processes and threads that a spec may give one container. 0: the worker is an older one, which gives [MaxPIDs].
+	MostPIDs int64 `json:"most_pids,omitempty"`
+
+	// What keeps its sandboxes from it and from each other; nil: the worker is an older one.
+	Posture *Posture `json:"posture,omitempty"`
+
+	// Ports of its loopback that may be published, "FIRST-LAST". "": the worker is an older one, which publishes any.
+	Ports string `json:"ports,omitempty"`
+
+	// Registries that its worker pulls images from, as host or host:port; docker.io is Docker Hub, and public
+	// stands for all at public addresses. None: the worker is an older one, which pulls from all.
+	Registries []string `json:"registries,omitempty"`
+
 	// Its worker reads the parts of histories that are no longer in the event log. The sandboxes of one that
 	// does not keep their whole history there.
 	ReadsSegments bool `json:"reads_segments,omitempty"`
@@ -244,9 +272,22 @@ type Reservation struct {
 	Time        time.Time `json:"time"`
 }
 
+// NameHold is the value of a sandbox's name: which sandbox has it.
+type NameHold struct {
+	Version int    `json:"v"`
+	Sandbox string `json:"sandbox"`
+	Request string `json:"request"`          // id of the create that took it
+	Stored  uint64 `json:"stored"`           // stream sequence of that request: those stored before it mean Before
+	Before  string `json:"before,omitempty"` // the sandbox that had the name before
+
+	BeforeStored uint64 `json:"before_stored,omitempty"` // as Stored, of Before
+}
+
 // Validate checks a request of a verb: that it has what the verb needs, nothing that it does not
-// use, and that its spec holds. The error names the field.
-func (r *Request) Validate(verb string) error {
+// use, and that its spec holds. The error names the field as the payload has it.
+func (r *Request) Validate(verb string) error { return InPayload(verb, r.validate(verb)) }
+
+func (r *Request) validate(verb string) error {
 	uses := func(field string, present, used bool) error {
 		if present && !used {
 			return Invalid(field, "is not used by %s", verb)
@@ -272,7 +313,7 @@ func (r *Request) Validate(verb string) error {
 	}
 	for _, err := range []error{
 		uses("sandbox", r.Sandbox != nil, sandbox), uses("exec_id", r.ExecID != "", execID), uses("exec", r.Exec != nil, exec),
-		uses("ttl", r.TTL != 0, ttl),
+		uses("ttl", r.TTL != 0, ttl), uses("name", r.Name != "", sandbox && r.Name != ""),
 	} {
 		if err != nil {
 			return err
@@ -290,6 +331,11 @@ func (r *Request) Validate(verb string) error {
 		return r.Exec.Validate()
 	}
 	if sandbox {
+		if r.Name != "" {
+			if err := ValidateName("name", r.Name); err != nil {
+				return err
+			}
+		}
 		return r.Sandbox.Validate()
 	}
 	return nil

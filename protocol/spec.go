@@ -34,7 +34,7 @@ const (
 const (
 	DefaultCPU           = 1.0
 	DefaultMemory        = Bytes(512 << 20)
-	DefaultPIDs          = 4096
+	DefaultPIDs          = 2048
 	DefaultCreateTimeout = Duration(5 * time.Minute)
 	DefaultQueueTimeout  = Duration(24 * time.Hour)
 	DefaultGrace         = Duration(5 * time.Second)
@@ -64,7 +64,7 @@ type SandboxSpec struct {
 	Cwd           string            `json:"cwd,omitempty"`            // absolute; default: the image's
 	CPU           float64           `json:"cpu,omitempty"`            // cores, 0.01 or more; default 1
 	Memory        Bytes             `json:"memory,omitempty"`         // bytes, 16 MiB or more; default 512 MiB
-	PIDs          int64             `json:"pids,omitempty"`           // processes and threads; default 4096
+	PIDs          int64             `json:"pids,omitempty"`           // processes and threads; default 2048
 	Disk          Bytes             `json:"disk,omitempty"`           // bytes that the container's own layer may hold; 0: no limit
 	ShmSize       Bytes             `json:"shm_size,omitempty"`       // of /dev/shm; default: the Engine's, 64 MiB
 	GPUs          string            `json:"gpus,omitempty"`           // "all", or how many

@@ -26,6 +26,12 @@ const (
 	HookFailed = "failed"
 )
 
+// HoldsName says whether a sandbox in this state keeps its name from others. There is no way back from those in
+// which it does not.
+func (s SandboxState) HoldsName() bool {
+	return s == StatePending || s == StateReady || s == StateStopped
+}
+
 // ExecState is the state of an exec.
 type ExecState string
 
@@ -52,7 +58,8 @@ func (s ExecState) Terminal() bool {
 type Sandbox struct {
 	Tenant         string                   `json:"tenant"`
 	ID             string                   `json:"id"`
-	Spec           SandboxSpec              `json:"spec"` // resolved, with the defaults of its worker
+	Name           string                   `json:"name,omitempty"` // which it has alone while it is pending, ready or stopped
+	Spec           SandboxSpec              `json:"spec"`           // resolved, with the defaults of its worker
 	State          SandboxState             `json:"state"`
 	Desired        SandboxState             `json:"desired"`  // ready, stopped or deleted: what it is on its way to; failed: nothing
 	Sequence       uint64                   `json:"sequence"` // of its last event
@@ -84,7 +91,7 @@ type Sandbox struct {
 	OnDelete       string                   `json:"on_delete,omitempty"`           // what became of its on_delete command: done, failed; empty: it was not run
 	ActiveExecs    int                      `json:"active_execs,omitempty"`
 	TotalExecs     int                      `json:"total_execs,omitempty"`
-	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted so long ago that only this is kept
+	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted, and its history is purged: only this is kept
 	Unreachable    bool                     `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
 	Accepted       *SandboxSpec             `json:"accepted,omitempty"`       // Spec as it was accepted, where the defaults of its worker changed it
 	BuiltIn        []string                 `json:"built_in,omitempty"`       // fields of the accepted spec that nobody said
@@ -126,7 +133,7 @@ type Exec struct {
 	Inline      bool      `json:"inline,omitempty"`    // the output is in the event at Record, not in the log stream
 
 	// OutputError says why output that the command wrote, after StdoutBytes and StderrBytes, is missing:
-	// the log of output took none for too long. The exit code is the command's own all the same.
+	// the log of output took none for too long, or, with reason disk_full, the disk of its host was full. The exit code is the command's own all the same.
 	OutputError *Error `json:"output_error,omitempty"`
 
 	// StartSequence is the number of its exec.started, by which a supervisor knows a start that it has
@@ -141,7 +148,7 @@ type Exec struct {
 // of another version is not used: its history is folded again. Raise it with every change of State's
 // fields, of the types in it, or of what an event does to them; otherwise a state that an older
 // coordinator stored, which lacks what the new field says, would be believed.
-const FoldVersion = 2
+const FoldVersion = 3
 
 // State is the fold of a sandbox's history: the handle, its execs that have not ended, and the
 // newest of those that have. The zero value is the empty history. Exec values are replaced, never

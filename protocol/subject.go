@@ -10,6 +10,7 @@ const (
 	StreamDead     = "BOXFLEET_DEAD"
 
 	BucketIDs       = "boxfleet_ids"
+	BucketNames     = "boxfleet_names" // which sandbox has a name
 	BucketExecIDs   = "boxfleet_exec_ids"
 	BucketSandboxes = "boxfleet_sandboxes"
 	BucketWorkers   = "boxfleet_workers"
@@ -135,6 +136,16 @@ func SplitRequestSubject(subject string) (tenant, verb, sandbox string, ok bool)
 		return "", "", "", false
 	}
 	return parts[0], parts[1], parts[2], true
+}
+
+// SplitLogSubject takes a subject of output apart, as far as whose it is. ok is false for any other subject.
+func SplitLogSubject(subject string) (tenant, sandbox string, ok bool) {
+	rest, found := strings.CutPrefix(subject, root+"log.")
+	parts := strings.Split(rest, ".")
+	if !found || len(parts) != 3 {
+		return "", "", false
+	}
+	return parts[0], parts[1], true
 }
 
 // SplitEventSubject takes a stored event subject, or a live one, apart.

@@ -32,6 +32,10 @@ type Options struct {
 	// acceptance give up after [RequestTries] times that when their context has no deadline.
 	RequestTimeout time.Duration
 
+	// IDPrefixes has handles also be made from the beginning of a generated id, of [protocol.MinPrefix] characters or
+	// more, if only one sandbox has an id that begins so. It is for people who type ids.
+	IDPrefixes bool
+
 	Conn   *jetstream.Conn // an open connection to use instead; Close leaves it open
 	Logger *slog.Logger    // of the connection's changes, and of requests that wait; default slog.Default
 }
@@ -46,6 +50,7 @@ type Client struct {
 	ownsConn       bool
 	tenant         string
 	requestTimeout time.Duration
+	prefixes       bool
 	answers        *jetstream.Answers
 	stopOnLoss     func()
 	status         status
@@ -80,7 +85,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if o.RequestTimeout == 0 {
 		o.RequestTimeout = 10 * time.Second
 	}
-	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, feeds: map[string]*feed{}, log: o.Logger}
+	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, prefixes: o.IDPrefixes, feeds: map[string]*feed{}, log: o.Logger}
 	if c.log == nil {
 		c.log = slog.Default()
 	}

@@ -4,6 +4,9 @@
 //	box, err := client.Create(ctx, protocol.SandboxSpec{Image: "boxfleet/demo:busybox"})
 //	result, err := box.Exec(ctx, protocol.ExecSpec{Command: []string{"uname", "-a"}})
 //
+// A sandbox has an id, which is never used again, and may have a name ([WithName]), which passes on to another one when
+// it has failed or is deleted. [Client.Sandbox] takes either; the handle is then that one sandbox's.
+//
 // How a call travels:
 //
 //	Create, Exec, Stop … ── request ──> queue ──> coordinator ── answer ──> Client

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Events reads a sandbox's numbered history from event number from on (0 and 1 mean the first):
+// Events reads the numbered history of a sandbox, by its id or name, from event number from on (0 and 1 mean the first):
 // what is there, marked Replay, and with follow what comes, in one sequence without gap or repeat.
 // While nothing happens it costs one small question to the log for each followed sandbox, ever more
 // rarely: once a minute in the end. Without follow it ends with the last event there is; with
@@ -27,7 +27,8 @@ func (c *Client) Events(ctx context.Context, sandbox string, from uint64, follow
 }
 
 func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow bool, yield func(protocol.Event, error) bool) error {
-	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
+	sandbox, err := c.idOf(ctx, sandbox)
+	if err != nil {
 		return err
 	}
 	var w *follower
@@ -64,13 +65,13 @@ func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow
 func (c *Client) replayEvents(ctx context.Context, sandbox string, from uint64, yield func(protocol.Event, error) bool) (end *protocol.Batch, goOn bool, err error) {
 	last, err := c.conn.LastBatch(ctx, c.tenant, sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil, false, protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: it never was, or it is no longer kept", sandbox)
+		return nil, false, protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: unknown id, or its history has expired", sandbox)
 	}
 	if err != nil {
 		return nil, false, err
 	}
 	if from > last.Last()+1 {
-		return nil, false, protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "event %d of sandbox %s: the last one is %d", from, sandbox, last.Last())
+		return nil, false, protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "there is no event %d of sandbox %s: the last one is %d", from, sandbox, last.Last())
 	}
 	goOn = true
 	var refused error
@@ -80,7 +81,7 @@ func (c *Client) replayEvents(ctx context.Context, sandbox string, from uint64, 
 			next = end.Last() + 1
 		}
 		if b.First() > next {
-			refused = protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s: the oldest that is kept is %d", next, sandbox, b.First())
+			refused = protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s has expired: the oldest that is kept is %d", next, sandbox, b.First())
 			return false
 		}
 		end = b
@@ -91,7 +92,7 @@ func (c *Client) replayEvents(ctx context.Context, sandbox string, from uint64, 
 		err = refused
 	}
 	if err == nil && end == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: it never was, or it is no longer kept", sandbox)
+		err = protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: unknown id, or its history has expired", sandbox)
 	}
 	return end, goOn, err
 }

@@ -40,7 +40,8 @@ type Result struct {
 	StderrBytes int64 `json:"stderr_bytes"`        //
 	Truncated   bool  `json:"truncated,omitempty"` // the command wrote more than was kept
 
-	// OutputError says why the end of the output is missing: the log of output took none for too long.
+	// OutputError says why the end of the output is missing: the log of output took none for too long, or, with
+	// reason disk_full, the disk of its host was full.
 	OutputError *protocol.Error `json:"output_error,omitempty"`
 
 	OOMKills   int    `json:"oom_kills,omitempty"`  // processes of the sandbox that the kernel killed for want of memory while it ran
@@ -94,16 +95,17 @@ func (s *Sandbox) Exec(ctx context.Context, spec protocol.ExecSpec, opts ...Opti
 	if err != nil {
 		return nil, err
 	}
-	if err := s.checkExec(&spec); err != nil {
+	id, err := s.checkExec(ctx, &spec, findForever)
+	if err != nil {
 		return nil, err
 	}
 	out := call.destinations()
-	t, err := s.client.tail(s.id, call.id, out, call.streams())
+	t, err := s.client.tail(id, call.id, out, call.streams())
 	if err != nil {
 		return nil, failed(ctx, err, "exec")
 	}
 	defer t.close()
-	sub := s.client.submit(ctx, s.execRequest(&spec, call), submitForever)
+	sub := s.client.submit(ctx, execRequest(id, &spec, call), submitForever)
 	defer sub.stop()
 	e, err := t.untilEnd(ctx, sub)
 	if err != nil {
@@ -120,10 +122,11 @@ func (s *Sandbox) Start(ctx context.Context, spec protocol.ExecSpec, opts ...Opt
 	if err != nil {
 		return nil, err
 	}
-	if err := s.checkExec(&spec); err != nil {
+	id, err := s.checkExec(ctx, &spec, findBounded)
+	if err != nil {
 		return nil, err
 	}
-	reply, err := s.client.ask(ctx, s.execRequest(&spec, call), submitBounded)
+	reply, err := s.client.ask(ctx, execRequest(id, &spec, call), submitBounded)
 	if err != nil {
 		return nil, err
 	}
@@ -136,15 +139,19 @@ func (s *Sandbox) exec(info *protocol.Exec) *Exec {
 	return &Exec{client: s.client, sandbox: s, info: *info}
 }
 
-func (s *Sandbox) checkExec(spec *protocol.ExecSpec) error {
-	if err := protocol.ValidateID("sandbox", s.id); err != nil {
-		return err
+// checkExec checks an exec, and finds its sandbox.
+func (s *Sandbox) checkExec(ctx context.Context, spec *protocol.ExecSpec, mode findMode) (id string, err error) {
+	if err := protocol.ValidateID("sandbox", s.ID()); err != nil {
+		return "", err
 	}
-	return spec.Validate()
+	if err := spec.Validate(); err != nil {
+		return "", err
+	}
+	return s.find(ctx, mode)
 }
 
-func (s *Sandbox) execRequest(spec *protocol.ExecSpec, call *call) Request {
-	return Request{Verb: protocol.VerbExec, Sandbox: s.id, ID: call.request, Payload: protocol.Request{ExecID: call.id, Exec: spec}}
+func execRequest(sandbox string, spec *protocol.ExecSpec, call *call) Request {
+	return Request{Verb: protocol.VerbExec, Sandbox: sandbox, ID: call.request, Payload: protocol.Request{ExecID: call.id, Exec: spec}}
 }
 
 // RunCode runs code with an interpreter of the sandbox's image, such as "python3", "node" or "sh".
@@ -169,7 +176,11 @@ func (s *Sandbox) Cancel(ctx context.Context, exec string, opts ...Option) error
 	if err := protocol.ValidateID("exec", exec); err != nil {
 		return err
 	}
-	r := Request{Verb: protocol.VerbCancel, Sandbox: s.id, ID: call.request, Payload: protocol.Request{ExecID: exec}}
+	id, err := s.find(ctx, findBounded)
+	if err != nil {
+		return err
+	}
+	r := Request{Verb: protocol.VerbCancel, Sandbox: id, ID: call.request, Payload: protocol.Request{ExecID: exec}}
 	_, err = s.client.ask(ctx, r, submitBounded)
 	if err != nil && protocol.AsError(err).Reason == protocol.ReasonExecTerminal {
 		return nil
@@ -179,13 +190,17 @@ func (s *Sandbox) Cancel(ctx context.Context, exec string, opts ...Option) error
 
 // GetExec reads an exec. Errors: not_found.
 func (s *Sandbox) GetExec(ctx context.Context, exec string) (*Exec, error) {
-	if err := protocol.ValidateID("sandbox", s.id); err != nil {
+	if err := protocol.ValidateID("sandbox", s.ID()); err != nil {
 		return nil, err
 	}
 	if err := protocol.ValidateID("exec", exec); err != nil {
 		return nil, err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExec, protocol.Query{Sandbox: s.id, Exec: exec, MinSequence: s.newest()})
+	id, err := s.find(ctx, findOnce)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := s.client.Query(ctx, protocol.EndpointExec, protocol.Query{Sandbox: id, Exec: exec, MinSequence: s.newest()})
 	if err != nil {
 		return nil, err
 	}
@@ -201,14 +216,15 @@ type ExecsOptions struct {
 
 // Execs reads one page of the sandbox's execs. next is empty on the last page.
 func (s *Sandbox) Execs(ctx context.Context, o ExecsOptions) (execs []*Exec, next string, err error) {
-	if err := protocol.ValidateID("sandbox", s.id); err != nil {
+	id, err := s.find(ctx, findOnce)
+	if err != nil {
 		return nil, "", err
 	}
 	states := make([]string, len(o.States))
 	for i, state := range o.States {
 		states[i] = string(state)
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExecs, protocol.Query{Sandbox: s.id, MinSequence: s.newest(), States: states, Limit: o.Limit, Page: o.Page})
+	reply, err := s.client.Query(ctx, protocol.EndpointExecs, protocol.Query{Sandbox: id, MinSequence: s.newest(), States: states, Limit: o.Limit, Page: o.Page})
 	if err != nil {
 		return nil, "", err
 	}

@@ -23,6 +23,7 @@ func TestAgainstAFleet(t *testing.T) {
 		"AFailingWriterEndsTheCallNotTheExec":    aFailingWriterEndsTheCallNotTheExec,
 		"CodeRunsFromStdin":                      codeRunsFromStdin,
 		"ARepeatedRequestFindsItsOwn":            aRepeatedRequestFindsItsOwn,
+		"ANameFindsItsSandbox":                   aNameFindsItsSandbox,
 		"ARepeatedStopStopsNothingLater":         aRepeatedStopStopsNothingLater,
 		"ChangesAreIdempotentAndWaitedFor":       changesAreIdempotentAndWaitedFor,
 		"AWaitForReadyEndsWithTheFailure":        aWaitForReadyEndsWithTheFailure,
@@ -34,6 +35,7 @@ func TestAgainstAFleet(t *testing.T) {
 		"TreesArriveAsTheyWere":                  treesArriveAsTheyWere,
 		"AnExecThatEndsWhileNATSIsAwayIsHeardOf": anExecThatEndsWhileNATSIsAwayIsHeardOf,
 		"AServiceIsHeardToItsLastWord":           aServiceIsHeardToItsLastWord,
+		"PagesHaveWhatTheStreamsHave":            pagesHaveWhatTheStreamsHave,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
 	}

@@ -37,6 +37,9 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 	if err != nil {
 		return nil, err
 	}
+	if imageref.Registry(ref) == imageref.LocalRegistry {
+		return nil, protocol.Invalid("ref", "%s is for the names that workers give: %.80q", imageref.LocalRegistry, f.Ref)
+	}
 	if strings.Contains(ref, "@") {
 		return nil, protocol.Invalid("ref", "must be a name with a tag, not a digest: %.80q", f.Ref)
 	}
@@ -59,7 +62,7 @@ func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.Wanted
 		return nil, failed(ctx, err, "read the image")
 	}
 	if info.Format == protocol.ImageArchive && len(f.Changes) > 0 {
-		return nil, protocol.Invalid("changes", "are for root filesystems, and this is an archive with an image")
+		return nil, protocol.Invalid("changes", "apply to root filesystems only, and this is an archive with an image")
 	}
 	want.Format, want.Size, want.Digest = info.Format, protocol.Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
 	put := func() error {

@@ -12,7 +12,8 @@ type Option func(*call)
 
 // call is what the options of one call add up to.
 type call struct {
-	id, request     string
+	id, name        string
+	request         string
 	accepted        bool
 	stdout, stderr  io.Writer
 	collect         int64
@@ -29,6 +30,13 @@ const DefaultCollect = 1 << 20
 // never used twice, not even after a delete: already_exists. Without it the id is the request's.
 func WithID(id string) Option {
 	return func(c *call) { c.id = id; c.given = append(c.given, "WithID") }
+}
+
+// WithName gives the sandbox a name, of the form of an id, by which it is found wherever its id is. At any time one
+// sandbox of a tenant that is pending, ready or stopped has a name; when it has failed or is deleted, the name is for
+// another one. A text that is, or was, the id of a sandbox is not a name, nor one that looks like a generated id.
+func WithName(name string) Option {
+	return func(c *call) { c.name = name; c.given = append(c.given, "WithName") }
 }
 
 // WithRequestID gives the request its id, so that a caller who lost the connection or its memory
@@ -50,8 +58,8 @@ func WithWait(wait bool) Option {
 
 // WithYAML gives Create a spec as YAML, in the form of docs/spec.md: one document. The spec that is
 // given to Create goes over it, as [spec.Merge] does: what it says replaces, maps are merged, lists
-// are appended. env are the variables for $VAR in the text; nil: none is set. The document's id is
-// the sandbox's, unless [WithID] says another. Its copies that have a source are uploaded, with
+// are appended. env are the variables for $VAR in the text; nil: none is set. The document's id and name
+// are the sandbox's, unless [WithID] and [WithName] say others. Its copies that have a source are uploaded, with
 // paths as seen from the working directory.
 func WithYAML(document []byte, env map[string]string) Option {
 	return func(c *call) {
@@ -99,6 +107,11 @@ func newCall(method string, opts []Option, allowed ...string) (*call, error) {
 	}
 	if c.id == "" && !slices.Contains(c.given, "WithID") {
 		c.id = c.request
+	}
+	if slices.Contains(c.given, "WithName") {
+		if err := protocol.ValidateName("name", c.name); err != nil {
+			return nil, err
+		}
 	}
 	return c, protocol.ValidateID("id", c.id)
 }

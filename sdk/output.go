@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"iter"
+	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -20,6 +21,10 @@ type Chunk struct {
 	Stream string `json:"stream"` // [Stdout] or [Stderr]
 	Offset int64  `json:"offset"` // of the first byte in its stream, from 0
 	Data   []byte `json:"data"`
+
+	// At is when it was stored, by the store's clock. [Sandbox.Logs] and [Sandbox.ServiceLogs] say it;
+	// elsewhere it is zero.
+	At time.Time `json:"at,omitzero"`
 }
 
 // destination is where one stream of a call goes: to a writer, or into memory up to a limit.
@@ -137,10 +142,11 @@ func (x *Exec) logs(ctx context.Context, o LogsOptions, s *yielder) error {
 type yielder struct {
 	yield   func(Chunk, error) bool
 	stopped bool
+	at      time.Time // of the chunk that is written now
 }
 
 func (s *yielder) write(stream string, offset int64, data []byte) error {
-	if s.stopped || !s.yield(Chunk{Stream: stream, Offset: offset, Data: data}, nil) {
+	if s.stopped || !s.yield(Chunk{Stream: stream, Offset: offset, Data: data, At: s.at}, nil) {
 		s.stopped = true
 		return errStopped
 	}

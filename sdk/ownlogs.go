@@ -21,7 +21,7 @@ func (s *Sandbox) Logs(ctx context.Context, follow bool) iter.Seq2[Chunk, error]
 		y := &yielder{yield: yield}
 		err := s.Refresh(ctx)
 		if err == nil && len(s.Info().Spec.Command) == 0 {
-			err = protocol.Errorf(protocol.FailedPrecondition, "", "sandbox %s has no command of its own; the output of an exec is read by the exec's id", s.id)
+			err = protocol.Errorf(protocol.FailedPrecondition, "", "sandbox %s has no command of its own; the output of an exec is read by the exec's id", s.ID())
 		}
 		if err == nil {
 			err = s.ownLogs(ctx, protocol.PrimaryLog, follow, y)
@@ -68,7 +68,7 @@ func (s *Sandbox) ownLogs(ctx context.Context, log string, follow bool, y *yield
 	}
 	deleted, watched := make(chan error, 1), make(chan struct{})
 	if follow = follow && !silent(info.State); follow {
-		stop, err := c.conn.LiveOutput(c.tenant, s.id, log, func(jetstream.Chunk) { hear() })
+		stop, err := c.conn.LiveOutput(c.tenant, s.ID(), log, func(jetstream.Chunk) { hear() })
 		if err != nil {
 			return err
 		}
@@ -82,7 +82,7 @@ func (s *Sandbox) ownLogs(ctx context.Context, log string, follow bool, y *yield
 		defer func() { cancel(); <-watched }()
 		go func() {
 			defer close(watched)
-			deleted <- c.untilSilent(watching, s.id, info.Sequence)
+			deleted <- c.untilSilent(watching, s.ID(), info.Sequence)
 		}()
 	}
 	var pace pace
@@ -92,19 +92,20 @@ func (s *Sandbox) ownLogs(ctx context.Context, log string, follow bool, y *yield
 	away := time.Now().Add(c.logAway())
 	for next, over := uint64(1), !follow; ; {
 		var err error
-		next, err = c.conn.ReadOutput(ctx, c.tenant, s.id, log, next, func(k jetstream.Chunk) error {
+		next, err = c.conn.ReadOutput(ctx, c.tenant, s.ID(), log, next, func(k jetstream.Chunk) error {
 			skip := max(0, offset[k.Stream]-k.Offset)
 			if skip >= int64(len(k.Data)) {
 				return nil
 			}
 			offset[k.Stream] = k.Offset + int64(len(k.Data))
+			y.at = k.At
 			return y.write(k.Stream, k.Offset+skip, k.Data[skip:])
 		})
 		switch {
 		case !isTransient(err):
 			away = time.Now().Add(c.logAway())
 		case over && ctx.Err() == nil && time.Now().After(away):
-			return unread("sandbox "+s.id, err)
+			return unread("sandbox "+s.ID(), err)
 		case !isFinal(err) && pause(ctx, retryPause):
 			continue
 		}

@@ -27,7 +27,8 @@ type Request struct {
 // stored, and will be decided. A new create or exec is refused with resource_exhausted and log_full
 // while the fleet says that its log is full.
 //
-// Nothing is checked here: what the payload says is for the coordinator to refuse.
+// Nothing is checked here: what the payload says is for the coordinator to refuse. The error names fields of specs
+// below "spec", as everywhere in this package.
 func (c *Client) Submit(ctx context.Context, r Request) (*protocol.Reply, error) {
 	if err := protocol.ValidateID("sandbox", r.Sandbox); err != nil {
 		return nil, err

@@ -15,25 +15,17 @@ import (
 // be shared by goroutines.
 type Sandbox struct {
 	client *Client
-	id     string
 
-	mu   sync.Mutex
-	info protocol.Sandbox
-	seen uint64 // newest event that a call on the handle, or on an exec of it, was told of
+	mu    sync.Mutex
+	id    string
+	found bool // id is one; else it may be a name, or the beginning of an id
+	info  protocol.Sandbox
+	seen  uint64 // newest event that a call on the handle, or on an exec of it, was told of
 }
 
 func (c *Client) handle(info *protocol.Sandbox) *Sandbox {
-	return &Sandbox{client: c, id: info.ID, info: *info}
+	return &Sandbox{client: c, id: info.ID, found: true, info: *info}
 }
-
-// Sandbox makes a handle from an id without asking whether there is such a sandbox. Its Info is
-// empty until a call fills it.
-func (c *Client) Sandbox(id string) *Sandbox {
-	return &Sandbox{client: c, id: id, info: protocol.Sandbox{Tenant: c.tenant, ID: id}}
-}
-
-// ID is the sandbox's id.
-func (s *Sandbox) ID() string { return s.id }
 
 // Info is the sandbox as the handle last saw it. Info().Sequence is the number of the event that
 // it reaches to: waits on the handle see everything after that.
@@ -50,6 +42,9 @@ func (s *Sandbox) learn(info *protocol.Sandbox) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.found {
+		s.id, s.found = info.ID, true
+	}
 	if info.Sequence >= s.info.Sequence {
 		s.info = *info
 	}
@@ -72,11 +67,11 @@ func (s *Sandbox) newest() uint64 {
 // Create makes a sandbox and waits until it is ready, or, with WithWait(false), only until it is
 // accepted. The handle is returned beside an error where the sandbox was accepted and failed.
 //
-// Options: [WithID], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
-// already_exists for an id that was ever used; the sandbox's own error where it failed. When ctx
+// Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
+// already_exists for an id that was ever used, and, with reason name_taken, for a name that a living sandbox has; the sandbox's own error where it failed. When ctx
 // ends the sandbox remains: delete it, or ask again with the same request id.
 func (c *Client) Create(ctx context.Context, spec protocol.SandboxSpec, opts ...Option) (*Sandbox, error) {
-	call, err := newCall("Create", opts, "WithID", "WithRequestID", "WithWait", "WithYAML")
+	call, err := newCall("Create", opts, "WithID", "WithName", "WithRequestID", "WithWait", "WithYAML")
 	if err != nil {
 		return nil, err
 	}
@@ -88,26 +83,34 @@ func (c *Client) Create(ctx context.Context, spec protocol.SandboxSpec, opts ...
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	s := c.Sandbox(call.id)
-	err = s.change(ctx, protocol.VerbCreate, call, protocol.Request{Sandbox: &spec}, untilReady)
+	s := c.handle(&protocol.Sandbox{Tenant: c.tenant, ID: call.id})
+	err = s.change(ctx, protocol.VerbCreate, call, protocol.Request{Sandbox: &spec, Name: call.name}, untilReady)
 	if s.Info().Sequence == 0 {
 		return nil, err
 	}
 	return s, err
 }
 
-// Get reads a sandbox. Errors: not_found.
-func (c *Client) Get(ctx context.Context, id string) (*Sandbox, error) {
-	s := c.Sandbox(id)
+// Get reads a sandbox by its id or name. A name means the living sandbox that has it, or, while there is none, the
+// last one that had it and whose history is kept. Errors: not_found.
+func (c *Client) Get(ctx context.Context, idOrName string) (*Sandbox, error) {
+	s := c.Sandbox(idOrName)
 	return s, s.Refresh(ctx)
 }
 
 // Refresh reads the sandbox again; the handle is never older than it was.
 func (s *Sandbox) Refresh(ctx context.Context) error {
-	if err := protocol.ValidateID("sandbox", s.id); err != nil {
+	s.mu.Lock()
+	id, found := s.id, s.found
+	s.mu.Unlock()
+	if !found {
+		_, err := s.find(ctx, findOnce)
 		return err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.id, MinSequence: s.newest()})
+	if err := protocol.ValidateID("sandbox", id); err != nil {
+		return err
+	}
+	reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: id, MinSequence: s.newest()})
 	if err == nil {
 		s.learn(reply.Sandbox)
 	}
@@ -116,10 +119,11 @@ func (s *Sandbox) Refresh(ctx context.Context) error {
 
 // Explain says what the sandbox waits for, and why each host does or does not take it.
 func (s *Sandbox) Explain(ctx context.Context) (*protocol.Explanation, error) {
-	if err := protocol.ValidateID("sandbox", s.id); err != nil {
+	id, err := s.find(ctx, findOnce)
+	if err != nil {
 		return nil, err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExplain, protocol.Query{Sandbox: s.id})
+	reply, err := s.client.Query(ctx, protocol.EndpointExplain, protocol.Query{Sandbox: id})
 	if err != nil {
 		return nil, err
 	}
@@ -129,6 +133,7 @@ func (s *Sandbox) Explain(ctx context.Context) (*protocol.Explanation, error) {
 // ListOptions selects sandboxes.
 type ListOptions struct {
 	Labels map[string]string       // each must be on the sandbox with this value
+	Name   string                  // which the sandbox has, or, of one that is over, had
 	States []protocol.SandboxState // any of them; none: every state but deleted
 	Limit  int                     // sandboxes per page, 1 to 1000; 0: 100
 	Page   string                  // the Next of the page before
@@ -146,7 +151,7 @@ func (c *Client) List(ctx context.Context, o ListOptions) (*Page, error) {
 	for i, s := range o.States {
 		states[i] = string(s)
 	}
-	reply, err := c.Query(ctx, protocol.EndpointList, protocol.Query{Labels: o.Labels, States: states, Limit: o.Limit, Page: o.Page})
+	reply, err := c.Query(ctx, protocol.EndpointList, protocol.Query{Labels: o.Labels, Name: o.Name, States: states, Limit: o.Limit, Page: o.Page})
 	if err != nil {
 		return nil, err
 	}

@@ -110,13 +110,18 @@ func changesAreIdempotentAndWaitedFor(t *testing.T, f *fleet.Fleet) {
 func aWaitForReadyEndsWithTheFailure(t *testing.T, f *fleet.Fleet) {
 	ctx, spec := f.Context(time.Minute), f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: "/etc", Target: "/data"}}
-	s, err := f.Client.Create(ctx, spec)
-	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied)
+	_, err := f.Client.Create(ctx, spec, sdk.WithName("failed"))
+	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied) // no host could ever take it: nothing is made
+	_, err = f.Client.Get(ctx, "failed")
+	wantError(t, err, protocol.NotFound, "")
+	spec.Mounts, spec.Command = nil, []string{"/no/such/program"}
+	s, err := f.Client.Create(ctx, spec, sdk.WithName("failed"))
+	wantError(t, err, protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	if s == nil || s.Info().State != protocol.StateFailed {
 		t.Fatalf("the handle of what failed is returned: %v", s)
 	}
-	wantError(t, s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied)
-	wantError(t, s.WaitStopped(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied)
+	wantError(t, s.WaitReady(ctx), protocol.FailedPrecondition, protocol.ReasonStartFailed)
+	wantError(t, s.WaitStopped(ctx), protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	if err := s.Delete(ctx); err != nil {
 		t.Error(err)
 	}

@@ -110,11 +110,11 @@ func (s *submission) explain(err error) error {
 	return &failure{&typed, err}
 }
 
-// check returns the error of an answer, or that it lacks what its request is answered with.
+// check returns the error of an answer, or that it lacks what its request is answered with. The caller gave a spec.
 func (s *submission) check(reply *protocol.Reply) error {
 	switch {
 	case reply.Error != nil:
-		return reply.Error
+		return protocol.InSpec(s.request.Verb, reply.Error)
 	case s.request.Verb == protocol.VerbExec && reply.Exec == nil, s.request.Verb != protocol.VerbExec && reply.Sandbox == nil && reply.Exec == nil:
 		return protocol.Errorf(protocol.Internal, "", "the answer to %s %s holds no handle", s.request.Verb, s.request.Sandbox)
 	}
@@ -162,7 +162,7 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 		}
 		if s.mode == submitBounded && !time.Now().Before(giveUp) {
 			s.failed <- protocol.Errorf(protocol.DeadlineExceeded, "",
-				"%s %s: no answer within %s; the outcome of request %s is open",
+				"%s %s: no answer within %s; it is not known whether request %s was carried out",
 				s.request.Verb, s.request.Sandbox, within, s.request.ID)
 			return
 		}
@@ -225,7 +225,7 @@ func (s *submission) look(ctx context.Context) *protocol.Reply {
 	switch r.Verb {
 	case protocol.VerbCreate:
 		// Defaults may lie below what was asked for.
-		return theirsOrOurs(reply, reply.Sandbox.Request == r.ID && spec.Says(*reply.Sandbox.AcceptedSpec(), *r.Payload.Sandbox), r)
+		return theirsOrOurs(reply, reply.Sandbox.Request == r.ID && reply.Sandbox.Name == r.Payload.Name && spec.Says(*reply.Sandbox.AcceptedSpec(), *r.Payload.Sandbox), r)
 	case protocol.VerbExec:
 		spec, found := *r.Payload.Exec, reply.Exec.Spec
 		spec.Resolve()

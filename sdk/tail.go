@@ -324,7 +324,7 @@ func (t *tail) catchUp(ctx context.Context) error {
 }
 
 func outputNotKept(exec, stream string, from, to int64) error {
-	return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept, "exec %s: bytes %d to %d of %s are no longer kept", exec, from, to, stream)
+	return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept, "exec %s: bytes %d to %d of %s are no longer kept; the oldest that is kept after them is %d", exec, from, to, stream, to)
 }
 
 // drain hands on all output of an exec that has ended.
@@ -418,7 +418,7 @@ func unread(what string, err error) error {
 func (t *tail) inRange(d *protocol.ExecDetails) error {
 	for stream, size := range map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes} {
 		if at := t.offset[stream]; at > size {
-			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: exec %s wrote %d", at, stream, t.exec, size)
+			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "there is no byte %d of %s: exec %s wrote %d", at, stream, t.exec, size)
 		}
 	}
 	return nil

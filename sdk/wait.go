@@ -44,10 +44,15 @@ func ended(state protocol.SandboxState, own *protocol.Error) error {
 
 // change sends a request about the sandbox and waits for the condition, where the call waits.
 func (s *Sandbox) change(ctx context.Context, verb string, call *call, payload protocol.Request, until condition) error {
-	if err := protocol.ValidateID("sandbox", s.id); err != nil {
+	mode := findForever
+	if call.accepted {
+		mode = findBounded
+	}
+	id, err := s.find(ctx, mode)
+	if err != nil {
 		return err
 	}
-	request := Request{Verb: verb, Sandbox: s.id, ID: call.request, Payload: payload, after: s.Info().Record}
+	request := Request{Verb: verb, Sandbox: id, ID: call.request, Payload: payload, after: s.Info().Record}
 	if call.accepted {
 		reply, err := s.client.ask(ctx, request, submitBounded)
 		if err == nil {
@@ -56,7 +61,7 @@ func (s *Sandbox) change(ctx context.Context, verb string, call *call, payload p
 		return err
 	}
 	// Listening begins before the request is sent, so that what it causes is not missed.
-	f, err := s.client.feed(s.id)
+	f, err := s.client.feed(id)
 	if err != nil {
 		return failed(ctx, err, verb)
 	}
@@ -106,7 +111,7 @@ func (s *Sandbox) await(ctx context.Context, w *follower, until condition) error
 	for {
 		b, err := w.next(ctx)
 		if err != nil {
-			return failed(ctx, err, "wait for sandbox "+s.id)
+			return failed(ctx, err, "wait for sandbox "+s.ID())
 		}
 		for i := range b.Events {
 			e := &b.Events[i]
@@ -127,7 +132,7 @@ func (s *Sandbox) await(ctx context.Context, w *follower, until condition) error
 // answers; where ctx ends meanwhile, the handle takes over what the event itself says.
 func (s *Sandbox) refreshTo(ctx context.Context, e *protocol.Event) {
 	for {
-		reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.id, MinSequence: e.Sequence})
+		reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.ID(), MinSequence: e.Sequence})
 		if err == nil {
 			s.learn(reply.Sandbox)
 			return
@@ -159,7 +164,7 @@ func (s *Sandbox) wait(ctx context.Context, until condition) error {
 			return err
 		}
 	}
-	f, err := s.client.feed(s.id)
+	f, err := s.client.feed(s.ID())
 	if err != nil {
 		return failed(ctx, err, "wait")
 	}

@@ -23,6 +23,9 @@ func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.S
 	if d.ID != "" && !slices.Contains(call.given, "WithID") {
 		call.id = d.ID
 	}
+	if d.Name != "" && !slices.Contains(call.given, "WithName") {
+		call.name = d.Name
+	}
 	for _, l := range d.Copies {
 		entry := &d.Spec.Copies[l.Index]
 		copied, err := c.Upload(ctx, Tree{Source: l.Source, Target: entry.Target, Exclude: l.Exclude, Owner: entry.Owner})

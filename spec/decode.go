@@ -12,8 +12,6 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
-
-	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // decoder reads the YAML nodes of one document into the types of the wire, by their names there, so
@@ -24,6 +22,12 @@ type decoder struct {
 	field    string // that errors are about; default: spec
 	nodes    int    // seen so far
 	bytes    int    // of text, seen so far
+	faults   faults
+}
+
+// whole reads a document, and says everything that is wrong with it.
+func (d *decoder) whole(root *yaml.Node, into reflect.Value) error {
+	return d.faults.ended(d.value(root, into, ""))
 }
 
 // wrong is the error of a value.
@@ -46,6 +50,7 @@ func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	d.nodes++
 	switch {
 	case d.nodes > maxNodes:
+		d.faults.over = true
 		return nil, d.wrong(at, path, "the document has more than %d values", maxNodes)
 	case tagged(node):
 		return nil, d.wrong(at, path, "has the tag %.40s; tags are not supported", node.Tag)
@@ -124,9 +129,7 @@ func (d *decoder) structure(node *yaml.Node, into reflect.Value, path string) er
 	return d.entries(node, path, func(key, value *yaml.Node) error {
 		f, known := fields[key.Value]
 		if !known {
-			err := d.wrong(key, join(path, key.Value), "is not a known field")
-			protocol.AsError(err).Reason = protocol.ReasonUnknownField
-			return err
+			return d.unknownField(key, path, fields)
 		}
 		return d.value(value, into.FieldByIndex(f.Index), join(path, key.Value))
 	})
@@ -137,22 +140,33 @@ func (d *decoder) entries(node *yaml.Node, path string, f func(key, value *yaml.
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key := node.Content[i]
+		err := d.key(key, path)
 		switch {
-		case tagged(key):
-			return d.wrong(key, path, "a key has the tag %.40s; tags are not supported", key.Tag)
-		case key.Kind != yaml.ScalarNode || key.ShortTag() == "!!null":
-			return d.wrong(key, path, "a key must be a name")
-		case key.ShortTag() == "!!merge":
-			return d.wrong(key, path, "merge keys are not supported")
-		case len(key.Value) > 512:
-			return d.wrong(key, path, "a key has more than 512 bytes")
+		case err != nil:
 		case seen[key.Value]:
-			return d.wrong(key, join(path, key.Value), "is there twice")
+			err = d.wrong(key, join(path, key.Value), "is there twice")
+		default:
+			seen[key.Value] = true
+			err = f(key, node.Content[i+1])
 		}
-		seen[key.Value] = true
-		if err := f(key, node.Content[i+1]); err != nil {
+		if err := d.faults.add(err); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// key checks what holds of every key.
+func (d *decoder) key(key *yaml.Node, path string) error {
+	switch {
+	case tagged(key):
+		return d.wrong(key, path, "a key has the tag %.40s; tags are not supported", key.Tag)
+	case key.Kind != yaml.ScalarNode || key.ShortTag() == "!!null":
+		return d.wrong(key, path, "a key must be a name")
+	case key.ShortTag() == "!!merge":
+		return d.wrong(key, path, "merge keys are not supported")
+	case len(key.Value) > 512:
+		return d.wrong(key, path, "a key has more than 512 bytes")
 	}
 	return nil
 }
@@ -169,12 +183,14 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 	for i, item := range node.Content {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		v := reflect.New(into.Type().Elem()).Elem()
-		if err := d.value(item, v, at); err != nil {
+		if err := d.faults.add(d.value(item, v, at)); err != nil {
 			return err
 		}
 		// Merge takes repeats away, and the errors that come after it would name another entry.
-		if names, ok := into.Interface().([]string); ok && strings.HasSuffix(path, "tools") && slices.Contains(names, v.String()) {
-			return d.wrong(item, at, "is there twice: %.60s", v.String())
+		if names, ok := into.Interface().([]string); ok && strings.HasSuffix(path, "tools") && v.String() != "" && slices.Contains(names, v.String()) {
+			if err := d.faults.add(d.wrong(item, at, "is there twice: %.60s", v.String())); err != nil {
+				return err
+			}
 		}
 		into.Set(reflect.Append(into, v))
 	}
@@ -222,6 +238,7 @@ func (d *decoder) scalar(node *yaml.Node, path, want string) (string, error) {
 		}
 	}
 	if d.bytes += len(text); d.bytes > MaxBytes {
+		d.faults.over = true
 		return "", d.wrong(node, path, "with its variables and aliases the document has more than %d bytes of text", MaxBytes)
 	}
 	return text, nil

@@ -52,7 +52,7 @@ func parseInto(data []byte, o Options, field string, into reflect.Value) (*Docum
 			return nil, faultAt(o.Name, field, position{root.Line, root.Column}, "there is more than one document")
 		}
 		seen = true
-		if err := (&decoder{document: d, options: o, field: field}).value(root, into, ""); err != nil {
+		if err := (&decoder{document: d, options: o, field: field}).whole(root, into); err != nil {
 			return nil, err
 		}
 	}

@@ -25,6 +25,7 @@ type Options struct {
 // Document is one sandbox, as YAML describes it.
 type Document struct {
 	ID     string // of the sandbox; empty where the document has none
+	Name   string // of the sandbox; empty where the document has none
 	Spec   protocol.SandboxSpec
 	Copies []LocalCopy // entries of Spec.Copies that the caller has yet to upload
 
@@ -87,24 +88,27 @@ func parse(data []byte, o Options, most int) ([]*Document, error) {
 		return nil, faultAt(o.Name, "spec", at, "the document has more than %d bytes", MaxBytes)
 	}
 	var documents []*Document
+	var wrong []error
 	for root, err := range roots(data, o.Name, "spec") {
 		if err != nil {
-			return nil, err
+			wrong = append(wrong, err)
+			break
 		}
 		d := newDocument(o.Name)
 		whole := struct {
-			ID string `json:"id"`
+			ID   string `json:"id"`
+			Name string `json:"name"`
 			protocol.SandboxSpec
 		}{}
-		if err := (&decoder{document: d, options: o}).value(root, reflect.ValueOf(&whole).Elem(), ""); err != nil {
-			return nil, err
+		if err := (&decoder{document: d, options: o}).whole(root, reflect.ValueOf(&whole).Elem()); err != nil {
+			wrong = append(wrong, err)
 		}
-		d.ID, d.Spec = whole.ID, whole.SandboxSpec
+		d.ID, d.Name, d.Spec = whole.ID, whole.Name, whole.SandboxSpec
 		if documents = append(documents, d); len(documents) == most {
 			break
 		}
 	}
-	return documents, nil
+	return documents, Join(wrong...)
 }
 
 // Override puts explicit parameters over the document, as [Merge] does.
@@ -167,6 +171,11 @@ var noDigest = "sha256-" + strings.Repeat("0", 64)
 func (d *Document) Validate() error {
 	if d.ID != "" {
 		if err := protocol.ValidateID("id", d.ID); err != nil {
+			return d.locate(err)
+		}
+	}
+	if d.Name != "" {
+		if err := protocol.ValidateName("name", d.Name); err != nil {
 			return d.locate(err)
 		}
 	}

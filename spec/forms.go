@@ -165,24 +165,31 @@ func (d *decoder) pairs(node *yaml.Node, into *map[string]string, path string) e
 		})
 	case yaml.SequenceNode:
 		for i, item := range node.Content {
-			at := fmt.Sprintf("%s[%d]", path, i)
-			text, err := d.pair(item, at)
-			if err != nil {
+			if err := d.faults.add(d.keyValue(item, *into, path, fmt.Sprintf("%s[%d]", path, i))); err != nil {
 				return err
 			}
-			key, value, ok := strings.Cut(text, "=")
-			if !ok {
-				return d.wrong(item, at, "must be K=V, got %.80q", text)
-			}
-			if _, twice := (*into)[key]; twice {
-				return d.wrong(item, join(path, key), "is there twice")
-			}
-			(*into)[key] = value
-			d.mark(item, join(path, key))
 		}
 		return nil
 	}
 	return d.wrong(node, path, "must be a map, or a list of K=V, got %s", describe(node))
+}
+
+// keyValue reads one entry, K=V, of a list at a path into a map.
+func (d *decoder) keyValue(item *yaml.Node, into map[string]string, path, at string) error {
+	text, err := d.pair(item, at)
+	if err != nil {
+		return err
+	}
+	key, value, ok := strings.Cut(text, "=")
+	if !ok {
+		return d.wrong(item, at, "must be K=V, got %.80q", text)
+	}
+	if _, twice := into[key]; twice {
+		return d.wrong(item, join(path, key), "is there twice")
+	}
+	into[key] = value
+	d.mark(item, join(path, key))
+	return nil
 }
 
 func (d *decoder) pair(node *yaml.Node, path string) (string, error) {
@@ -203,33 +210,9 @@ func (d *decoder) copies(node *yaml.Node, into *[]protocol.Copy, path string) er
 		return d.wrong(node, path, "must be a list, got %s", describe(node))
 	}
 	for i, item := range node.Content {
-		at := fmt.Sprintf("%s[%d]", path, i)
-		item, err := d.enter(item, at)
-		if err != nil {
+		entry, err := d.copyOf(item, fmt.Sprintf("%s[%d]", path, i))
+		if err := d.faults.add(err); err != nil {
 			return err
-		}
-		entry := struct {
-			Source  string   `json:"source"`
-			Exclude []string `json:"exclude"`
-			protocol.Copy
-		}{}
-		if item.Kind == yaml.ScalarNode {
-			err = short(d, item, at, &entry.Copy, func(text string) (to protocol.Copy, err error) {
-				entry.Source, to, err = ReadCopy(text)
-				return to, err
-			})
-		} else {
-			err = d.structure(item, reflect.ValueOf(&entry).Elem(), at)
-		}
-		switch {
-		case err != nil:
-			return err
-		case (entry.Source == "") == (entry.Digest == ""):
-			return d.wrong(item, at, "must have either source, a path of this machine, or digest, of a tree that is uploaded")
-		case entry.Source == "" && len(entry.Exclude) > 0:
-			return d.wrong(item, join(at, "exclude"), "is of copies with a source")
-		case entry.Source != "" && entry.Size != 0:
-			return d.wrong(item, join(at, "size"), "is of copies with a digest")
 		}
 		if entry.Source != "" {
 			d.document.Copies = append(d.document.Copies, LocalCopy{i, entry.Source, entry.Exclude})
@@ -237,4 +220,36 @@ func (d *decoder) copies(node *yaml.Node, into *[]protocol.Copy, path string) er
 		*into = append(*into, entry.Copy)
 	}
 	return nil
+}
+
+// copyEntry is an entry of copies.
+type copyEntry struct {
+	Source  string   `json:"source"`
+	Exclude []string `json:"exclude"`
+	protocol.Copy
+}
+
+func (d *decoder) copyOf(item *yaml.Node, at string) (entry copyEntry, err error) {
+	if item, err = d.enter(item, at); err != nil {
+		return entry, err
+	}
+	known := len(d.faults.found)
+	if item.Kind == yaml.ScalarNode {
+		err = short(d, item, at, &entry.Copy, func(text string) (to protocol.Copy, err error) {
+			entry.Source, to, err = ReadCopy(text)
+			return to, err
+		})
+	} else {
+		err = d.structure(item, reflect.ValueOf(&entry).Elem(), at)
+	}
+	switch {
+	case err != nil || len(d.faults.found) > known:
+	case (entry.Source == "") == (entry.Digest == ""):
+		err = d.wrong(item, at, "must have either source, a path of this machine, or digest, of a tree that is uploaded")
+	case entry.Source == "" && len(entry.Exclude) > 0:
+		err = d.wrong(item, join(at, "exclude"), "is only for copies with a source")
+	case entry.Source != "" && entry.Size != 0:
+		err = d.wrong(item, join(at, "size"), "is only for copies with a digest")
+	}
+	return entry, err
 }

@@ -40,7 +40,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, d.YAML(nil))
 			}
-			if diff := Difference(again.Spec, d.Spec); diff != nil || again.ID != d.ID || len(again.Copies) != len(d.Copies) {
+			if diff := Difference(again.Spec, d.Spec); diff != nil || again.ID != d.ID || again.Name != d.Name || len(again.Copies) != len(d.Copies) {
 				t.Fatalf("written and read again it differs in %v\n%s", diff, d.YAML(nil))
 			}
 		}

@@ -87,7 +87,7 @@ func expand(inner string, env map[string]string, limit, depth int) (string, erro
 		set, operator = set && value != "", operator[1:]
 	}
 	if operator == "" || !strings.Contains("-+?", operator[:1]) {
-		return "", fmt.Errorf("${%.40s} is not understood; after the name come :- - :+ + :? or ?", inner)
+		return "", fmt.Errorf("${%.40s} is not understood: one of :- - :+ + :? ? comes after the name", inner)
 	}
 	operand := func() (string, error) { return interpolate(operator[1:], env, limit, depth+1) }
 	switch {
@@ -98,15 +98,28 @@ func expand(inner string, env map[string]string, limit, depth int) (string, erro
 	case operator[0] == '?' && !set:
 		message, err := operand()
 		if err == nil {
-			err = fmt.Errorf("variable %s is required: %.200s", name, message)
+			_, empty := env[name]
+			err = missing(name, empty, message)
 		}
 		return "", err
 	}
 	return value, nil
 }
 
+// missing is the error of a variable that has to have a value, with what the document says about that.
+func missing(name string, empty bool, message string) error {
+	state := "is not set"
+	if empty {
+		state = "is empty"
+	}
+	if message == "" || message == state {
+		return fmt.Errorf("%.80s %s", name, state)
+	}
+	return fmt.Errorf("%.80s %s: %.200s", name, state, message)
+}
+
 func notSet(name string) error {
-	return fmt.Errorf("variable %.80s is not set; give a default as ${%.80s:-default}, or write $$ for a dollar sign", name, name)
+	return fmt.Errorf("%.80s is not set; give a default as ${%.80s:-default}, or write $$ for a dollar sign", name, name)
 }
 
 // closing splits behind the } that belongs to a ${ which has just been read.

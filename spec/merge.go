@@ -43,8 +43,14 @@ func mergeField(f reflect.StructField, base, override reflect.Value) reflect.Val
 // replaced says whether a list is one value: an argument vector is no heap of arguments.
 func replaced(f reflect.StructField) bool { return jsonName(f) == "command" }
 
+// isEmpty says whether a value says nothing. Nor does a network without fields: it is not the internet where a layer
+// below keeps that shut.
 func isEmpty(v reflect.Value) bool {
-	return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0
+	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 {
+		return true
+	}
+	n, is := v.Interface().(*protocol.Network)
+	return is && n.Mode == "" && len(n.Allow) == 0
 }
 
 func mergeMaps(base, override reflect.Value) reflect.Value {
@@ -64,8 +70,8 @@ func mergeMaps(base, override reflect.Value) reflect.Value {
 func clone(v reflect.Value) reflect.Value {
 	switch v.Kind() {
 	case reflect.Pointer:
-		if v.IsNil() {
-			return v
+		if isEmpty(v) {
+			return reflect.Zero(v.Type())
 		}
 		p := reflect.New(v.Type().Elem())
 		p.Elem().Set(clone(v.Elem()))

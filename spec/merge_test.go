@@ -142,3 +142,15 @@ func TestWhatContradictsItselfIsFoundAfterTheMerge(t *testing.T) {
 		}
 	}
 }
+
+// An object without fields says nothing: least of all does it open a network that a layer below keeps shut.
+func TestAnEmptyNetworkSaysNothing(t *testing.T) {
+	for _, below := range []*protocol.Network{{Mode: protocol.NetworkNone}, {Mode: protocol.NetworkAllow, Allow: []string{"140.82.112.0/20"}}} {
+		for _, empty := range []*protocol.Network{nil, {}, {Allow: []string{}}} {
+			merged := Merge(protocol.SandboxSpec{Network: below}, protocol.SandboxSpec{Network: empty})
+			if !reflect.DeepEqual(merged.Network, below) {
+				t.Errorf("%+v over %+v is %+v", empty, below, merged.Network)
+			}
+		}
+	}
+}

@@ -56,6 +56,9 @@ func (d *Document) YAML(comments map[string]string) []byte {
 	if d.ID != "" {
 		fields.Content = append(fields.Content, node("id"), node(d.ID))
 	}
+	if d.Name != "" {
+		fields.Content = append(fields.Content, node("name"), node(d.Name))
+	}
 	fields.Content = append(fields.Content, structNode(reflect.ValueOf(d.Spec)).Content...)
 	for i := 0; i+1 < len(fields.Content); i += 2 {
 		key, value := fields.Content[i], fields.Content[i+1]

@@ -140,8 +140,10 @@ func generated(t *testing.T) []byte {
 		switch typ.Name() {
 		case "SandboxSpec":
 			s.Properties["id"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)}, text(`^[A-Za-z0-9_-]{0,64}$|\$`))
-			s.Properties["id"].Description = "the sandbox's id; default: a new one; required by apply"
-			s.PropertyOrder = append([]string{"id"}, s.PropertyOrder...)
+			s.Properties["id"].Description = "the sandbox's id, which can be used once; default: a new one"
+			s.Properties["name"] = anyOf(&jsonschema.Schema{Type: "integer", Minimum: jsonschema.Ptr(0.0)}, text(`^[A-Za-z0-9_-]{0,64}$|\$`))
+			s.Properties["name"].Description = "the sandbox's name, which one living sandbox has; default: none; apply finds its sandboxes by it"
+			s.PropertyOrder = append([]string{"id", "name"}, s.PropertyOrder...)
 		case "Copy":
 			s.Properties["source"] = &jsonschema.Schema{Types: []string{"string", "number"}, Description: "file or directory of this machine, as seen from the document's file; it is uploaded"}
 			s.Properties["exclude"] = &jsonschema.Schema{Type: "array", Items: scalarOf("number"), Description: "what is not uploaded of source"}

@@ -145,6 +145,14 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 	}
 }
 
+// The parser says where a list's next value begins, which is behind the end.
+func TestWhatHasNoEndBeginsNotBehindTheText(t *testing.T) {
+	_, err := ParseAll([]byte("command: [\n"), Options{Name: "f"})
+	if err == nil || !strings.HasSuffix(err.Error(), "f: line 1, column 11: did not find expected node content") {
+		t.Error(err)
+	}
+}
+
 func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
 	const head = "# one\nimage: x\ncpu: 2\n"
 	for text, want := range map[string]string{
@@ -184,7 +192,7 @@ func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
 func TestWhatASpecMayNotSayIsRefusedWithItsPlace(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nuser: 1000\nnetwork: {mode: foo}": "spec.network.mode: f: line 3, column 17",
-		"image: x\nmounts:\n- /a:/b\n- /c:/b":        "spec.mounts[1].target: f: line 4, column 3: is the same target as spec.mounts[0].target",
+		"image: x\nmounts:\n- /a:/b\n- /c:/b":        "spec.mounts[1].target: f: line 4, column 3: is the same target as mounts[0].target",
 		"image: x\nenv:\n- 1A=x":                     "spec.env.1A: f: line 3, column 3",
 		"image: x\ncopies: [a:db:/b]":                "spec.copies[0].service: f: line 2, column 10: the spec has no service",
 		"image: x\ncopies: [{source: a, target: b}]": "spec.copies[0].target: f: line 2, column 30",
@@ -263,19 +271,20 @@ func TestVariablesAreFilledInAsComposeDoes(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"$NONE":             "variable NONE is not set",
-		"${NONE}":           "variable NONE is not set",
-		"${NONE:?say $A}":   "variable NONE is required: say a",
-		"${EMPTY:?say}":     "variable EMPTY is required: say",
-		"${NONE?say}":       "variable NONE is required: say",
-		"${NONE:-$MISSING}": "variable MISSING is not set",
-		"${A":               "without its }",
-		"${":                "without its }",
-		"${}":               "name of a variable",
-		"${1A}":             "name of a variable",
-		"${A/x/y}":          "not understood",
-		"${A:}":             "not understood",
-		"${A:0:1}":          "not understood",
+		"$NONE":              "NONE is not set",
+		"${NONE}":            "NONE is not set",
+		"${NONE:?say $A}":    "NONE is not set: say a",
+		"${EMPTY:?say}":      "EMPTY is empty: say",
+		"${NONE?is not set}": "NONE is not set",
+		"${NONE?say}":        "NONE is not set: say",
+		"${NONE:-$MISSING}":  "MISSING is not set",
+		"${A":                "without its }",
+		"${":                 "without its }",
+		"${}":                "name of a variable",
+		"${1A}":              "name of a variable",
+		"${A/x/y}":           "not understood",
+		"${A:}":              "not understood",
+		"${A:0:1}":           "not understood",
 		strings.Repeat("${NONE:-", 40) + strings.Repeat("}", 40): "nested",
 		strings.Repeat("$TRICK", 100):                            "too long",
 	} {
@@ -298,7 +307,7 @@ func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", d.Spec, want)
 	}
 	for text, want := range map[string]string{
-		"image: x\nuser:\n  $NONE":     "spec.user: line 3, column 3: variable NONE is not set",
+		"image: x\nuser:\n  $NONE":     "spec.user: line 3, column 3: NONE is not set",
 		"image: x\ncpu: $WORD":         `spec.cpu: line 2, column 6: must be a number, got "two"`,
 		"image: x\ncommand: $LIST":     "must be a list",
 		"image: x\nread_only: ${WORD}": "must be true or false",

@@ -32,7 +32,7 @@ func TestDefaultsOfAWorkerAreReadStrictly(t *testing.T) {
 		"labels: {a: b}":             "worker.defaults.labels: f: line 1, column 9: cannot",
 		"copies: ['a:/b']":           "worker.defaults.copies: f: line 1, column 9: cannot",
 		"mounts: ['a:/b']":           "worker.defaults.mounts[0].source: f: line 1, column 10: must be an absolute path",
-		"env: {A: $NONE}":            "worker.defaults.env.A: f: line 1, column 10: variable NONE is not set",
+		"env: {A: $NONE}":            "worker.defaults.env.A: f: line 1, column 10: NONE is not set",
 		"tmpfs: [/a, /a]":            "worker.defaults.tmpfs[1].target: f: line 1, column 13: is the same target",
 		"id: x":                      "worker.defaults.id: f: line 1, column 1: is not a known field",
 		"[a]":                        "worker.defaults: f: line 1, column 1: must be a map of fields",

@@ -63,9 +63,9 @@ func unparsed(err error, data []byte, name, field string) error {
 		}
 	}
 	switch {
-	case e.ContextMsg == "":
+	case e.ContextMsg == "" || at.before(context): // what begins only where the text has ended says nothing
 		return faultAt(name, field, at, "%.200s", e.Message)
-	case at.before(context) || context.before(at):
+	case context.before(at):
 		return faultAt(name, field, at, "%.200s, %.80s that begins in line %d, column %d", e.Message, e.ContextMsg, context.line, context.column)
 	}
 	return faultAt(name, field, at, "%.200s, %.80s", e.Message, e.ContextMsg)

@@ -43,6 +43,10 @@ func (a accounts) resolve(spec string) (account, *protocol.Error) {
 	} else {
 		acct.groups = a.memberships(acct.name, acct.gid)
 	}
+	if len(acct.groups) > maxMemberships {
+		return account{}, unknownUser("user %.80q is in more than %d groups of the sandbox's /etc/group; name one group, as in \"user:group\"",
+			user, maxMemberships)
+	}
 	if acct.gid >= a.reserved {
 		return account{}, unknownUser("group ids from %d on are reserved", a.reserved)
 	}
@@ -97,7 +101,12 @@ func (a accounts) gid(group string) (uint32, bool) {
 	return gid, found
 }
 
-// memberships lists the groups that name a user as a member, but for the primary one.
+// maxMemberships is how many groups of the sandbox's /etc/group a process may have. The kernel would take 65,535
+// beside the exec's own; but each look for the processes of an exec reads them all, of each process.
+const maxMemberships = 4096
+
+// memberships lists the groups that name a user as a member, but for the primary one. One
+// more than maxMemberships is enough of them.
 func (a accounts) memberships(user string, primary uint32) []uint32 {
 	var gids []uint32
 	a.group.eachLine(func(fields []string) bool {
@@ -111,7 +120,7 @@ func (a accounts) memberships(user string, primary uint32) []uint32 {
 				break
 			}
 		}
-		return len(gids) < 1024
+		return len(gids) <= maxMemberships
 	})
 	return gids
 }

@@ -1,7 +1,7 @@
-// Package supervisor is PID 1 of a sandbox: it starts execs and the primary command, keeps their
-// output and exit records on disk, ends whole process trees, reaps, and tells the worker.
+// Package supervisor is PID 1 of a sandbox: it starts execs and the primary command, writes their
+// output and exit records, ends whole process trees, reaps, and tells the worker.
 //
-//	worker's socket <--dial-- session --> exec ---> launch ---> process --> stream --> run/execs/<id>/stdout
+//	worker's socket <--dial-- session --> exec ---> launch ---> process --> stream --> files of the worker
 //	                             |          |                      |
 //	                             |          +--> tree (TERM, grace, KILL by group)
 //	                             +<-- outbox <-- Result           reaper (wait)
@@ -10,7 +10,7 @@
 // the worker either, once it has said Welcome: while it is away, execs start no more, but those
 // that run go on, and what there is to tell is told on the next connection.
 //
-// Three facts shape the package:
+// Four facts shape the package:
 //
 //   - A process is found by its group. Each exec has one supplementary group of its own, which an
 //     unprivileged process cannot drop, whatever else it does (setsid, double fork). That is why
@@ -18,8 +18,11 @@
 //     execs of a privileged supervisor do; one that dropped its group is found by its parents.
 //   - The Go runtime ends the program when it cannot make a thread, and a fork bomb that fills the
 //     pids limit makes sure of that. So [Run] makes the threads first and bounds blocking calls.
-//   - Processes in the sandbox are hostile to one another. A root process may even write in the
-//     run directory; so records are sealed, and files are opened once and kept open.
+//   - Nothing in the container leads to the host's disk. What is written goes to files that the worker
+//     opened and passed with the command. It is never a directory that is passed: an exec's working directory
+//     could be named by it.
+//   - What the kernel counts for the whole machine is taken from everything here, by a filter of system
+//     calls on top of the engine's, and by limits of each process; see seccomp.go and limits.go.
 //
 // The package imports protocol and supervisor/control, and neither NATS nor the Engine's client.
 package supervisor

@@ -37,7 +37,8 @@ type exec struct {
 	ended chan struct{} // closed when the worker was told of the result
 	halt  chan struct{} // closed when it is to be brought down before its time
 
-	disk disk // its directory and its record
+	files  execFiles
+	record record
 
 	mu             sync.Mutex
 	started        time.Time
@@ -52,7 +53,7 @@ type exec struct {
 	noticed     time.Time
 }
 
-func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
+func newExec(s *supervisor, start *control.Start, files execFiles, w *control.Welcome) *exec {
 	if start.User == "" {
 		start.User = w.DefaultUser
 	}
@@ -74,6 +75,7 @@ func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
 		id:    start.ID,
 		group: s.launcher.group(),
 		keep:  start.InlineLimit,
+		files: files,
 		begun: make(chan struct{}),
 		ended: make(chan struct{}),
 		halt:  make(chan struct{}),
@@ -84,6 +86,7 @@ func newExec(s *supervisor, start *control.Start, w *control.Welcome) *exec {
 // is told.
 func (e *exec) run(start *control.Start, reply func()) {
 	began, kills := time.Now(), e.s.oom.kills()
+	e.emptyRecord()
 	e.mu.Lock()
 	e.startedAt = control.Clock()
 	e.mu.Unlock()
@@ -109,13 +112,10 @@ func (e *exec) run(start *control.Start, reply func()) {
 
 // follow takes the process's pipes.
 func (e *exec) follow(p *process, start *control.Start, began time.Time) {
-	file := func(name string) *sink {
-		return &sink{dir: e.s.execsFD, path: e.id + "/" + name, limit: start.OutputLimit, prepare: e.makeDirectory}
-	}
 	e.mu.Lock()
 	e.started = began
-	e.stdout = newStream(p.stdout, file(control.StdoutName), start.InlineLimit, e.s.files, e.grew)
-	e.stderr = newStream(p.stderr, file(control.StderrName), start.InlineLimit, e.s.files, e.grew)
+	e.stdout = newStream(p.stdout, execSink(e.files.stdout, start.OutputLimit, e.keep/2), start.InlineLimit, e.s.files, e.grew)
+	e.stderr = newStream(p.stderr, execSink(e.files.stderr, start.OutputLimit, e.keep/2), start.InlineLimit, e.s.files, e.grew)
 	e.mu.Unlock()
 	go e.stdout.pump()
 	go e.stderr.pump()
@@ -206,17 +206,20 @@ func notStarted(err error, began time.Time) *control.Result {
 	return r
 }
 
-// sayNotStarted writes the message where a shell would: on the command's stderr.
+// sayNotStarted writes the message where a shell would, on the command's stderr, and closes both streams.
 func (e *exec) sayNotStarted(start *control.Start, err error) {
+	k := execSink(e.files.stderr, start.OutputLimit, e.keep/2)
+	defer func() {
+		k.close()
+		closeFD(e.files.stdout)
+	}()
 	var u *unrunnable
 	if !errors.As(err, &u) {
 		return
 	}
 	text := []byte("boxfleet: " + u.message + "\n")
-	k := &sink{dir: e.s.execsFD, path: e.id + "/" + control.StderrName, limit: start.OutputLimit, prepare: e.makeDirectory}
 	e.s.files.acquire()
 	k.write(text)
-	k.close()
 	e.s.files.release()
 	e.mu.Lock()
 	e.stderr = &stream{sink: k, settled: true, head: text[:k.size], dropped: k.size > start.InlineLimit}
@@ -252,9 +255,11 @@ func (e *exec) collect(r *control.Result) {
 	cutOut, cutErr := false, false
 	if e.stdout != nil {
 		r.StdoutBytes, cutOut, r.Stdout, wholeOut = e.stdout.output()
+		r.DiskFull = e.stdout.diskFull()
 	}
 	if e.stderr != nil {
 		r.StderrBytes, cutErr, r.Stderr, wholeErr = e.stderr.output()
+		r.DiskFull = r.DiskFull || e.stderr.diskFull()
 	}
 	r.Truncated = cutOut || cutErr
 	r.Inline = wholeOut && wholeErr && r.StdoutBytes+r.StderrBytes <= e.keep

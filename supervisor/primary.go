@@ -48,17 +48,20 @@ func newPrimary(s *supervisor) *primary {
 	return &primary{s: s, group: s.launcher.group(), stopping: make(chan struct{}), done: make(chan struct{})}
 }
 
-func (p *primary) begin(w *control.Welcome) {
+// begin starts the command for good. files are those of its stdout and stderr, which it keeps.
+func (p *primary) begin(w *control.Welcome, files []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.stopped {
-		p.begun = true
-		p.stopSignal = syscall.Signal(w.StopSignal)
-		go p.run(w)
+	if p.stopped {
+		closeFiles(files)
+		return
 	}
+	p.begun = true
+	p.stopSignal = syscall.Signal(w.StopSignal)
+	go p.run(w, files)
 }
 
-func (p *primary) run(w *control.Welcome) {
+func (p *primary) run(w *control.Welcome, files []int) {
 	defer close(p.done)
 	c := command{argv: w.Command, env: w.Env, cwd: w.DefaultCwd, user: w.DefaultUser, group: p.group}
 	if c.cwd == "" {
@@ -67,7 +70,12 @@ func (p *primary) run(w *control.Welcome) {
 	if c.user == "" {
 		c.user = "0"
 	}
-	stdout, stderr := p.sink(control.StdoutName), p.sink(control.StderrName)
+	if len(files) != control.PrimaryFiles {
+		p.s.config.Logger.Warn("the output of the container's command is not kept: its worker gave no files for it")
+		closeFiles(files)
+		files = make([]int, control.PrimaryFiles)
+	}
+	stdout, stderr := primarySink(files[0]), primarySink(files[1])
 	p.mu.Lock()
 	p.state.Stdout, p.state.Stderr = stdout.size, stderr.size // of earlier boots
 	p.mu.Unlock()
@@ -87,8 +95,8 @@ func (p *primary) run(w *control.Welcome) {
 	}
 }
 
-func (p *primary) sink(name string) *sink {
-	k := &sink{dir: p.s.primaryFD, path: name, limit: math.MaxInt64, again: true, window: control.PrimaryWindow}
+func primarySink(fd int) *sink {
+	k := &sink{fd: fd, limit: math.MaxInt64, stays: true, window: control.PrimaryWindow}
 	k.resume()
 	return k
 }

@@ -26,7 +26,7 @@ func (s *supervisor) serve(ctx context.Context) {
 	socket := filepath.Join(s.config.ControlDir, control.SocketName)
 	away := time.Now()
 	for ctx.Err() == nil {
-		if conn, err := net.Dial("unix", socket); err == nil {
+		if conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"}); err == nil {
 			if welcomed := s.session(ctx, conn); welcomed {
 				away = time.Now()
 			}
@@ -39,7 +39,7 @@ func (s *supervisor) serve(ctx context.Context) {
 }
 
 // session talks on one connection until it ends. welcomed says whether the worker was there.
-func (s *supervisor) session(ctx context.Context, conn net.Conn) (welcomed bool) {
+func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed bool) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	box := newOutbox()
 	s.attach(box)
@@ -63,8 +63,10 @@ func (s *supervisor) session(ctx context.Context, conn net.Conn) (welcomed bool)
 // scratchMost is the largest read buffer that is kept between two frames.
 const scratchMost = 64 << 10
 
-func (s *supervisor) listen(conn net.Conn, box *outbox) (welcomed bool, err error) {
-	r := bufio.NewReaderSize(conn, 32<<10)
+func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err error) {
+	passed := newFileReader(conn)
+	defer passed.close()
+	r := bufio.NewReaderSize(passed, 32<<10)
 	var scratch []byte
 	for {
 		var c control.Command
@@ -76,31 +78,44 @@ func (s *supervisor) listen(conn net.Conn, box *outbox) (welcomed bool, err erro
 		}
 		switch {
 		case c.Welcome != nil:
-			if !s.greet(c.Welcome, c.Until) {
+			files, err := passed.take(c.Welcome.Files)
+			if err != nil {
+				return welcomed, err
+			}
+			if !s.greet(c.Welcome, files, c.Until) {
 				return false, errors.New("the welcome came after the end of the worker's lease")
 			}
 			welcomed = true
 		case !welcomed:
 			return false, errors.New("a command before the welcome")
 		default:
+			files, err := passed.takeFor(c.Start)
+			if err != nil && err != errNoRoom {
+				return welcomed, err
+			}
 			box.waitForRoom()
-			s.handle(&c, box)
+			if err != nil && s.exec(c.Start.ID) == nil { // one that was started before has its files
+				box.put(&control.Notice{Reply: &control.Reply{Seq: c.Seq, Error: errNoRoom}})
+				continue
+			}
+			s.handle(&c, files, box)
 		}
 	}
 }
 
-// handle carries out one command. It does not wait: what takes time replies later.
-func (s *supervisor) handle(c *control.Command, box *outbox) {
+// handle carries out one command. It does not wait: what takes time replies later. files are a Start's.
+func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	reply := func(r control.Reply) {
 		r.Seq = c.Seq
 		box.put(&control.Notice{Reply: &r})
 	}
 	switch {
 	case (c.Start != nil || c.StopAll != nil) && late(c.Until):
+		files.close()
 		reply(control.Reply{Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost,
 			"the command came to the supervisor after the end of the worker's lease")})
 	case c.Start != nil:
-		s.handleStart(c.Start, func(r control.Reply) {
+		s.handleStart(c.Start, files, func(r control.Reply) {
 			r.Seq = c.Seq
 			box.putSoon(&control.Notice{Reply: &r})
 		})
@@ -132,8 +147,11 @@ func (s *supervisor) handle(c *control.Command, box *outbox) {
 // host to another worker meanwhile.
 func late(until time.Duration) bool { return until != 0 && control.Clock() > until }
 
-func (s *supervisor) handleStart(start *control.Start, reply func(control.Reply)) {
-	e, created, refused := s.accept(start)
+func (s *supervisor) handleStart(start *control.Start, files execFiles, reply func(control.Reply)) {
+	e, created, refused := s.accept(start, files)
+	if !created {
+		files.close()
+	}
 	if refused != nil {
 		reply(control.Reply{Error: refused})
 		return

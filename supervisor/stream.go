@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -14,22 +15,27 @@ const chunk = 64 << 10
 
 var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 
-// sink is a file that is made on its first byte and takes up to limit bytes. What comes after is
-// counted as truncated and dropped: the writer is never stalled and never told.
+// sink is a file that takes up to limit bytes. What comes after is counted as truncated and dropped: the
+// writer is never stalled and never told.
 type sink struct {
-	dir   int    // the directory's descriptor
-	path  string // below it
+	fd    int // 0: none, what is written is only counted
 	limit int64
-	again bool // the file may be there already: it is continued
+	stays bool // it is not closed: another run writes behind this one
 
 	window int64 // so many bytes at the end are kept on disk, a little more at times; 0: all
 	freed  int64 // bytes at the beginning that were given back
 
-	prepare func() error // called before the file is made; may be nil
-
-	fd        int // 0: not made yet, or closed
 	size      int64
 	truncated bool
+	diskFull  bool // the disk had no room for more
+}
+
+// execSink is a stream of an exec. keep is how much is kept in memory: all that is kept, where there is no file.
+func execSink(fd int, limit, keep int64) *sink {
+	if fd == 0 {
+		limit = min(limit, keep)
+	}
+	return &sink{fd: fd, limit: limit}
 }
 
 // write keeps what fits. A disk that refuses counts as a limit: what is kept is a prefix of what
@@ -42,28 +48,15 @@ func (k *sink) write(p []byte) {
 		return
 	}
 	if k.fd == 0 {
-		flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
-		if k.again {
-			flags = flags&^unix.O_EXCL | unix.O_APPEND | unix.O_NONBLOCK // it may be a FIFO by now
-		}
-		fd, err := k.open(flags)
-		if err != nil {
-			k.limit, k.truncated = k.size, true
-			return
-		}
-		k.fd = fd
+		k.size += int64(len(p))
+		return
 	}
-	for len(p) > 0 {
-		n, err := unix.Write(k.fd, p)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			k.limit, k.truncated = k.size, true
-			return
-		}
-		k.size += int64(n)
-		p = p[n:]
+	n, err := writeAll(k.fd, p, k.size)
+	k.size += int64(n)
+	if err != nil {
+		k.limit, k.truncated = k.size, true
+		k.diskFull = errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+		return
 	}
 	k.free()
 }
@@ -85,23 +78,16 @@ func (k *sink) free() {
 // resume takes the size of a file that an earlier boot left.
 func (k *sink) resume() {
 	var stat unix.Stat_t
-	if err := unix.Fstatat(k.dir, k.path, &stat, unix.AT_SYMLINK_NOFOLLOW); err == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG {
+	if err := unix.Fstat(k.fd, &stat); err == nil {
 		k.size = stat.Size
 	}
 }
 
-func (k *sink) open(flags int) (int, error) {
-	if k.prepare != nil {
-		if err := k.prepare(); err != nil {
-			return 0, err
-		}
-	}
-	return unix.Openat(k.dir, k.path, flags, 0o600)
-}
-
 func (k *sink) close() {
-	closeFD(k.fd)
-	k.fd = 0
+	if !k.stays {
+		closeFD(k.fd)
+		k.fd = 0
+	}
 }
 
 // stream moves one pipe of a process into a sink for as long as the main process lives, and then
@@ -217,6 +203,13 @@ func (s *stream) settle() {
 	defer s.mu.Unlock()
 	s.settled = true
 	s.sink.close()
+}
+
+// diskFull says whether the disk had no room for all that should have been kept.
+func (s *stream) diskFull() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sink.diskFull
 }
 
 // output returns what the result carries: size and truncation, and the bytes where they were few

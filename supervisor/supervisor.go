@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -27,15 +26,14 @@ const DefaultGroupBase = 1_500_000_000
 // Config says where the worker has put things.
 type Config struct {
 	ControlDir string // holds the worker's socket
-	RunDir     string // exec directories
 	GroupBase  uint32 // default DefaultGroupBase; differs only where several share a process table
 	Privileged bool   // root execs keep the container's capabilities
 	Logger     *slog.Logger
 }
 
 func (c *Config) validate() error {
-	if c.ControlDir == "" || c.RunDir == "" {
-		return errors.New("supervisor: the control and the run directory must be given")
+	if c.ControlDir == "" {
+		return errors.New("supervisor: the control directory must be given")
 	}
 	if c.GroupBase == 0 {
 		c.GroupBase = DefaultGroupBase
@@ -48,18 +46,15 @@ func (c *Config) validate() error {
 
 // supervisor is the state of PID 1.
 type supervisor struct {
-	config    Config
-	boot      string
-	started   time.Time
-	execsDir  *os.Root
-	execsFD   int
-	primaryFD int
-	reaper    *reaper
-	trees     *trees
-	oom       *oomCounter
-	launcher  *launcher
-	primary   *primary
-	files     slots
+	config   Config
+	boot     string
+	started  time.Time
+	reaper   *reaper
+	trees    *trees
+	oom      *oomCounter
+	launcher *launcher
+	primary  *primary
+	files    slots
 
 	quiet *time.Timer // gives memory back a while after the last exec ended
 
@@ -84,6 +79,12 @@ func Run(ctx context.Context, config Config) error {
 	debug.SetMemoryLimit(64 << 20)
 	reserveThreads(reservedThreads)
 	if err := confine(config.Privileged); err != nil {
+		return err
+	}
+	if err := takeAway(); err != nil {
+		return err
+	}
+	if err := limit(); err != nil {
 		return err
 	}
 	s, err := newSupervisor(config)
@@ -121,15 +122,6 @@ func newSupervisor(config Config) (*supervisor, error) {
 	if s.launcher, err = newLauncher(config.GroupBase, s.reaper); err != nil {
 		return nil, fmt.Errorf("supervisor: %w", err)
 	}
-	if s.execsFD, err = openDirectory(config.RunDir, control.ExecsDir); err != nil {
-		return nil, err
-	}
-	if s.execsDir, err = os.OpenRoot(filepath.Join(config.RunDir, control.ExecsDir)); err != nil {
-		return nil, fmt.Errorf("supervisor: %w", err)
-	}
-	if s.primaryFD, err = openDirectory(config.RunDir, control.PrimaryDir); err != nil {
-		return nil, err
-	}
 	s.primary = newPrimary(s)
 	if os.Getpid() != 1 {
 		// Outside a container orphans would fall to another process.
@@ -146,33 +138,21 @@ func newBoot() string {
 	return hex.EncodeToString(id[:])
 }
 
-// openDirectory makes a directory of the run directory, if it is not there, and opens it.
-func openDirectory(parent, name string) (int, error) {
-	path := filepath.Join(parent, name)
-	if err := unix.Mkdir(path, 0o700); err != nil && err != unix.EEXIST {
-		return 0, fmt.Errorf("supervisor: make %s: %w", path, err)
-	}
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("supervisor: open %s: %w", path, err)
-	}
-	return fd, nil
-}
-
-// greet takes a connection's Welcome. The first of this boot starts the primary command, and is
-// refused where it came too late for that.
-func (s *supervisor) greet(w *control.Welcome, until time.Duration) bool {
+// greet takes a connection's Welcome, with the files that came with it. The first of this boot starts the primary
+// command, and is refused where it came too late for that.
+func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration) bool {
 	s.mu.Lock()
 	first := s.welcome == nil
-	if first && late(until) {
-		s.mu.Unlock()
-		return false
+	refused := first && late(until)
+	if !refused {
+		s.welcome = w
 	}
-	s.welcome = w
 	s.mu.Unlock()
-	if first && len(w.Command) > 0 {
-		s.primary.begin(w)
+	if refused || !first || len(w.Command) == 0 {
+		closeFiles(files)
+		return !refused
 	}
+	s.primary.begin(w, files)
 	return true
 }
 
@@ -181,7 +161,7 @@ func (s *supervisor) greet(w *control.Welcome, until time.Duration) bool {
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	hello := control.Hello{Version: control.Version, Boot: s.boot, Pid: os.Getpid(), Started: s.started, Primary: s.primary.status()}
+	hello := control.Hello{Version: control.Version, Boot: s.boot, Pid: os.Getpid(), Started: s.started, Primary: s.primary.status(), TakesFiles: true}
 	for _, e := range s.execs {
 		if status, begun := e.status(); begun {
 			hello.Execs = append(hello.Execs, status)
@@ -232,8 +212,9 @@ func (s *supervisor) tellOutput(e *exec) {
 	}
 }
 
-// accept takes a Start, or finds the exec that it started before. created says which.
-func (s *supervisor) accept(start *control.Start) (e *exec, created bool, refused *protocol.Error) {
+// accept takes a Start with its files, or finds the exec that it started before. created says which: otherwise the
+// files are the caller's still.
+func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, created bool, refused *protocol.Error) {
 	if err := protocol.ValidateID("exec_id", start.ID); err != nil {
 		return nil, false, protocol.AsError(err)
 	}
@@ -253,7 +234,7 @@ func (s *supervisor) accept(start *control.Start) (e *exec, created bool, refuse
 	case start.Number != 0 && !s.numbers.take(start.Number):
 		return nil, false, startedBefore(start.ID)
 	}
-	e = newExec(s, start, s.welcome)
+	e = newExec(s, start, files, s.welcome)
 	s.execs[start.ID] = e
 	return e, true, nil
 }
@@ -272,32 +253,15 @@ func (s *supervisor) drop(e *exec) {
 	}
 }
 
-// forget removes ended execs from memory and disk.
+// forget drops ended execs. Their files are the worker's to remove.
 func (s *supervisor) forget(ids []string) {
 	for _, id := range ids {
 		e := s.exec(id)
 		if e == nil || !e.hasEnded() {
 			continue
 		}
-		s.files.acquire()
-		s.forgetDisk(e)
-		s.files.release()
+		e.closeRecord(nil)
 		s.drop(e)
-	}
-}
-
-// removeExec removes what an exec directory normally holds by name, and walks it only when
-// something else is in it.
-func (s *supervisor) removeExec(id string) {
-	for _, name := range []string{control.StdoutName, control.StderrName, control.RecordName} {
-		unix.Unlinkat(s.execsFD, id+"/"+name, 0)
-	}
-	err := unix.Unlinkat(s.execsFD, id, unix.AT_REMOVEDIR)
-	if err != nil && err != unix.ENOENT {
-		err = s.execsDir.RemoveAll(id)
-	}
-	if err != nil && err != unix.ENOENT {
-		s.config.Logger.Warn("an exec directory stays", "exec", id, "error", err)
 	}
 }
 

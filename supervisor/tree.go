@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"strconv"
 	"sync"
@@ -19,8 +20,9 @@ type trees struct {
 	base uint32 // the first group of this boot; every group from here on is one of ours
 	self int
 
-	// mains lists the commands that were started here. Privileged ones can drop their group; such a
-	// process counts to its nearest ancestor that has one, or was started here. nil: none can.
+	// mains lists the commands that were started here. Privileged ones can drop their group, as su does; such a
+	// process counts to the command whose session it is in, which orphans stay in, or to its nearest ancestor that has a
+	// group, or was started here. nil: none can.
 	mains func() map[int]uint32
 
 	mu      sync.Mutex
@@ -55,9 +57,10 @@ func (t *trees) scan() map[uint32][]int {
 
 func (t *trees) read() map[uint32][]int {
 	members := map[uint32][]int{}
-	groups, parents := map[int]uint32{}, map[int]int{}
+	groups, parents, sessions := map[int]uint32{}, map[int]int{}, map[int]uint32{}
 	if t.mains != nil {
 		groups = t.mains()
+		maps.Copy(sessions, groups) // each leads one of its own
 	}
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -65,13 +68,15 @@ func (t *trees) read() map[uint32][]int {
 	}
 	defer proc.Close()
 	names, _ := proc.Readdirnames(-1)
-	var buf [4096]byte
+	buf := make([]byte, statusSize)
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil || pid == 1 || pid == t.self {
 			continue
 		}
-		group, parent, alive := t.groupOf(name, buf[:])
+		var status []byte
+		status, buf = readStatus(name, buf)
+		group, parent, alive := t.groupOf(status)
 		switch {
 		case !alive:
 		case group != 0:
@@ -79,7 +84,11 @@ func (t *trees) read() map[uint32][]int {
 			groups[pid] = group
 		case groups[pid] != 0:
 			members[groups[pid]] = append(members[groups[pid]], pid)
-		case t.mains != nil:
+		case t.mains == nil:
+		case sessions[sessionOf(status)] != 0:
+			groups[pid] = sessions[sessionOf(status)]
+			members[groups[pid]] = append(members[groups[pid]], pid)
+		default:
 			parents[pid] = parent
 		}
 	}
@@ -103,19 +112,44 @@ func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
 	return 0
 }
 
-// groupOf reads the exec group of one process, 0 for none, and its parent. alive is false for what
-// has ended.
-func (t *trees) groupOf(pid string, buf []byte) (group uint32, parent int, alive bool) {
+// A status has room for all groups of a process: the kernel allows 65,536, of at most ten digits. They are
+// sorted, so the group of an exec is behind all others.
+const (
+	statusSize    = 4 << 10
+	maxStatusSize = 1 << 20
+)
+
+// readStatus reads the status of one process into buf, and returns it and the buffer, which may have grown.
+// The status of what has ended is empty.
+func readStatus(pid string, buf []byte) (status, grown []byte) {
 	fd, err := unix.Open("/proc/"+pid+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
+		return nil, buf
+	}
+	defer unix.Close(fd)
+	for size := 0; ; {
+		if size == len(buf) {
+			if size >= maxStatusSize {
+				return buf[:size], buf
+			}
+			buf = append(buf, make([]byte, 3*size)...)
+		}
+		n, err := unix.Read(fd, buf[size:])
+		if err == unix.EINTR {
+			continue
+		}
+		if size += max(n, 0); n <= 0 || size < len(buf) { // the kernel gives all that there is room for
+			return buf[:size], buf
+		}
+	}
+}
+
+// groupOf finds the exec group in a status, 0 for none, and the parent. alive is false for what has
+// ended.
+func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
+	if len(status) == 0 {
 		return 0, 0, false
 	}
-	n, _ := unix.Read(fd, buf)
-	unix.Close(fd)
-	if n <= 0 {
-		return 0, 0, false
-	}
-	status := buf[:n]
 	parent, _ = strconv.Atoi(string(bytes.TrimSpace(statusLine(status, "\nPPid:"))))
 	for _, field := range bytes.Fields(statusLine(status, "\nGroups:")) {
 		if g, err := strconv.ParseUint(string(field), 10, 32); err == nil && uint32(g) >= t.base {
@@ -123,6 +157,15 @@ func (t *trees) groupOf(pid string, buf []byte) (group uint32, parent int, alive
 		}
 	}
 	return 0, parent, !ended(status)
+}
+
+// sessionOf is the session in a status, by the numbers of this process's own namespace; 0 where it is not said.
+func sessionOf(status []byte) int {
+	var session int
+	if fields := bytes.Fields(statusLine(status, "\nNSsid:")); len(fields) > 0 {
+		session, _ = strconv.Atoi(string(fields[0]))
+	}
+	return session
 }
 
 // ended says whether a status is a zombie's. A process whose first thread has ended while others

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,12 +17,13 @@ type abilities struct {
 	services []string // capability profiles of services
 	runtimes []string // OCI runtimes that a sandbox may choose
 	gpus     int
+	mostPIDs int64 // that a spec may give one container
 	engine   docker.Info
 }
 
 // newAbilities checks what the operator allows against what the engine has.
 func newAbilities(cfg *Config, info docker.Info) (*abilities, error) {
-	a := &abilities{profiles: cfg.Profiles, services: cfg.ServiceProfiles, runtimes: cfg.Runtimes, gpus: countGPUs("/dev"), engine: info}
+	a := &abilities{profiles: cfg.Profiles, services: cfg.ServiceProfiles, runtimes: cfg.Runtimes, gpus: countGPUs("/dev"), mostPIDs: cmp.Or(cfg.PIDs, DefaultMostPIDs), engine: info}
 	if len(a.profiles) == 0 {
 		a.profiles = []string{protocol.ProfileHardened}
 	}
@@ -84,6 +86,8 @@ func (a *abilities) allows(s *protocol.SandboxSpec) error {
 		return denied("spec.profile", "the host's operator allows %s", strings.Join(a.profiles, ", "))
 	case s.Runtime != "" && !slices.Contains(a.runtimes, s.Runtime):
 		return denied("spec.runtime", "the host's operator does not allow to choose %s", s.Runtime)
+	case s.PIDs > a.mostPIDs:
+		return a.tooManyPIDs("spec", s.PIDs)
 	case s.GPUs != "" && a.gpus == 0, s.GPUCount() > a.gpus:
 		return unable("spec.gpus", "%s wanted, the host has %d", s.GPUs, a.gpus)
 	}
@@ -99,10 +103,17 @@ func (a *abilities) allows(s *protocol.SandboxSpec) error {
 // checkService refuses a service that the host's operator does not allow.
 func (a *abilities) checkService(s *protocol.SandboxSpec, name string) error {
 	v, _ := s.Service(name)
+	if v.PIDs > a.mostPIDs {
+		return a.tooManyPIDs(s.ServiceField(name), v.PIDs)
+	}
 	if profile := v.Capabilities(); !slices.Contains(a.services, profile) {
 		return denied(s.ServiceField(name)+".profile", "the host's operator allows services %s, and not %s", strings.Join(a.services, ", "), profile)
 	}
 	return nil
+}
+
+func (a *abilities) tooManyPIDs(field string, pids int64) error {
+	return denied(field+".pids", "the host's operator gives one container %d at most (worker.pids), and not %d", a.mostPIDs, pids)
 }
 
 func denied(field, format string, args ...any) error {

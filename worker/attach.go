@@ -19,6 +19,7 @@ type attachment struct {
 	s    *sandbox
 	link *supervise.Link
 	run  *os.Root // the run directory: the container's word
+	home string   // the sandbox's directory
 	key  []byte
 	pid  int    // of the supervisor, on the host
 	boot string // of the supervisor
@@ -82,19 +83,19 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	}
 	run, err := os.OpenRoot(d.run())
 	if err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "open the run directory: %v", err)
+		return nil, hostError(err, "open the run directory")
 	}
 	a := &attachment{
-		s: s, run: run, key: secret, over: make(chan struct{}), primary: primary,
+		s: s, run: run, home: d.home(), key: secret, over: make(chan struct{}), primary: primary,
 		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, heard: make(chan struct{}, 1),
 	}
 	a.link, err = supervise.Listen(supervise.Config{
-		ControlDir: d.ctl(), Welcome: welcome, Lease: s.w.trusted,
+		ControlDir: d.ctl(), Run: run, Welcome: welcome, Lease: s.w.trusted,
 		OnConnect: a.connected, OnOutput: output, OnEnd: s.ended, OnPrimary: func(p control.Primary) { primary(a, p) }, Logger: s.log,
 	})
 	if err != nil {
 		run.Close()
-		return nil, protocol.Errorf(protocol.Internal, "", "listen for the supervisor: %v", err)
+		return nil, hostError(err, "listen for the supervisor")
 	}
 	return a, nil
 }
@@ -126,6 +127,7 @@ func (a *attachment) greet(ctx context.Context, pid int) error {
 			"the supervisor speaks version %d, this worker %d", hello.Version, control.Version)
 	}
 	a.boot = hello.Boot
+	a.s.w.disk.track(a.s.key, pid, a.home)
 	return nil
 }
 

@@ -61,7 +61,7 @@ func (d directory) bindings() (kept bindingList, ok bool, err error) {
 		err = protocol.Decode(data, &kept)
 	}
 	if err != nil {
-		return kept, false, protocol.Errorf(protocol.Internal, "", "read a sandbox's mounts: %v", err)
+		return kept, false, hostError(err, "read a sandbox's mounts")
 	}
 	return kept, true, nil
 }
@@ -75,7 +75,7 @@ func (d directory) saveBindings(list bindingList) error {
 	tmp := d.bindingsFile() + ".tmp"
 	err = errors.Join(err, os.WriteFile(tmp, protocol.Encode(&list), 0o600), os.Rename(tmp, d.bindingsFile()))
 	if err != nil {
-		return protocol.Errorf(protocol.Internal, "", "keep a sandbox's mounts: %v", err)
+		return hostError(err, "keep a sandbox's mounts")
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (d directory) hideAll(list []binding) error {
 		errs = append(errs, d.hide(i, b))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return protocol.Errorf(protocol.Internal, "", "hide the sources of mounts: %v", err)
+		return hostError(err, "hide the sources of mounts")
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (d directory) openPlaceholder(i int, b binding) (*os.File, string, error) {
 		f, err = openPath(unix.AT_FDCWD, d.placeholder(i), 0)
 	}
 	if err != nil {
-		return nil, "", protocol.Errorf(protocol.Internal, "", "mount nothing at %s: %v", b.Target, err)
+		return nil, "", hostError(err, "mount nothing at %s", b.Target)
 	}
 	return f, d.placeholder(i), nil
 }
@@ -188,7 +188,7 @@ func (s *shown) show() error {
 		err = errors.Join(err, s.d.point(i, real))
 	}
 	if err != nil {
-		return protocol.Errorf(protocol.Internal, "", "point to the sources of mounts: %v", err)
+		return hostError(err, "point to the sources of mounts")
 	}
 	return nil
 }
@@ -227,7 +227,7 @@ func (s *shown) verify(pid int) error {
 		}
 	}
 	if err := os.Remove(s.d.unverified()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return protocol.Errorf(protocol.Internal, "", "note that mounts were verified: %v", err)
+		return hostError(err, "note that mounts were verified")
 	}
 	return nil
 }

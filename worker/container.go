@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -18,18 +19,14 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
 		Name: s.name(), Image: image.ID,
-		Hostname: s.key.id, Network: s.name(), Labels: s.labels(b),
+		Hostname: s.hostname(b), Network: s.name(), Labels: s.labels(b),
 		CPU: b.Spec.CPU, Memory: int64(b.Spec.Memory), PIDs: b.Spec.PIDs,
-		Binds: append([]docker.Bind{
+		Binds: slices.Concat([]docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
-			{Source: d.run(), Target: at("run")},
-		}, d.binds(bound.Bindings)...),
+		}, d.etcBinds(mountTargets(&b.Spec, bound)), d.binds(bound.Bindings)),
 	}
 	spec.Labels[docker.LabelDirectory] = d.path
-	if b.Spec.Hostname != "" {
-		spec.Hostname = b.Spec.Hostname
-	}
 	setProfile(&spec, b.Spec.Profile)
 	spec.ReadOnlyRoot, spec.Runtime, spec.GPUs = b.Spec.ReadOnly, b.Spec.Runtime, gpus
 	if len(gpus) > 0 {
@@ -54,6 +51,9 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 	sort.Strings(spec.Env)
 	return spec
 }
+
+// hostname is what the primary container calls itself.
+func (s *sandbox) hostname(b *protocol.Sandbox) string { return cmp.Or(b.Spec.Hostname, s.key.id) }
 
 // mountTargets are the paths of the primary container at which something is mounted.
 func mountTargets(spec *protocol.SandboxSpec, bound bindingList) []string {

@@ -82,7 +82,12 @@ func TestACrashLoopForWantOfMemoryIsNamedSo(t *testing.T) {
 func linked(t *testing.T, s *sandbox) (a *attachment, connect func() net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
-	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)}})
+	run, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { run.Close() })
+	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: run, Welcome: control.Welcome{Key: make([]byte, 32)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,9 @@ import (
 // create makes a sandbox: everything that is not there yet, so that it goes on where an earlier
 // try was broken off. An error that will not go away by trying fails the sandbox.
 func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
+	if why := s.stoppedForDisk(b.Generation); why != nil {
+		return s.failCreate(ctx, b, why)
+	}
 	making, cancel := context.WithTimeout(ctx, s.createLeft(b))
 	defer cancel()
 	endTelling := s.tellPhases(making, b)
@@ -27,7 +30,7 @@ func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	case making.Err() != nil:
 		return s.failCreate(ctx, b, overdue(b, err))
-	case passing(err):
+	case passing(err) && !diskFull(err): // another host has room
 		return err
 	}
 	return s.failCreate(ctx, b, protocol.AsError(err))
@@ -83,7 +86,7 @@ func passing(err error) bool {
 		return true
 	}
 	switch e.Reason {
-	case protocol.ReasonLeaseLost, protocol.ReasonNoNetwork, protocol.ReasonNoGPU: // one may be given back
+	case protocol.ReasonLeaseLost, protocol.ReasonNoNetwork, protocol.ReasonNoGPU, protocol.ReasonDiskFull: // one may be given back
 		return true
 	}
 	return false
@@ -94,6 +97,9 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	if err := s.w.isolation.check(&b.Spec); err != nil {
+		return err
+	}
+	if err := s.w.checkPorts(&b.Spec); err != nil {
 		return err
 	}
 	mounts, err := s.w.planBindings(&b.Spec)
@@ -126,11 +132,22 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if cwd == "" {
 		cwd = image.Cwd
 	}
-	if err := d.saveDefaults(defaults{User: user, Cwd: cwd, StopSignal: image.StopSignal}); err != nil {
+	if err := d.makeEtc(s.hostname(b)); err != nil {
 		return err
 	}
 	bound, err := s.keepBindings(ctx, b, d, image, user, mounts)
 	if err != nil {
+		return err
+	}
+	mounted := append(mountTargets(&b.Spec, bound), etcTargets...)
+	volumes, err := volumesOf(image, mounted, "spec.image")
+	if err != nil {
+		return err
+	}
+	if err := checkCopies(&b.Spec, "", coveredVolumes(volumes, mounted)); err != nil {
+		return err
+	}
+	if err := d.saveDefaults(defaults{User: user, Cwd: cwd, Volumes: volumes, StopSignal: image.StopSignal}); err != nil {
 		return err
 	}
 	if err := s.phase(b, "network"); err != nil {
@@ -151,6 +168,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		}
 		spec := s.containerSpec(b, d, image, bound, gpus)
 		spec.Ports, spec.DNS = ports, s.w.isolation.servers(&b.Spec)
+		coverVolumes(&spec, volumes, b.Spec.Memory)
 		s.w.cfg.Probe("before-container-create")
 		err = s.whole(func() error {
 			id, err = s.w.engine.CreateContainer(ctx, spec)
@@ -161,7 +179,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	id, a, err := s.launch(ctx, b, create, func(id string) (*attachment, error) {
 		if s.seen.container == containerAbsent || s.seen.container == containerMade { // one that ran has changed what was copied
-			if err := s.copyTrees(ctx, id, "", b.Spec.Copies, mountTargets(&b.Spec, bound)); err != nil {
+			if err := s.copyTrees(ctx, id, "", b.Spec.Copies, mounted); err != nil {
 				return nil, err
 			}
 		}

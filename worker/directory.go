@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
 // directory is where a sandbox of one generation lives on the host, below the worker's directory:
@@ -23,7 +25,8 @@ import (
 //	    mounts/   the names by which the Engine knows it
 //	    shadow/   copies of tools' directories that cannot be mounted as they are
 //	    ctl/      bind-mounted read-only; holds the worker's socket
-//	    run/      bind-mounted; what is in it is the container's word, and hostile
+//	    etc/      its files are bind-mounted read-only, in place of the engine's
+//	    run/      output and exit records; the supervisor writes them, and what is in them is the container's word
 //	    services/<name>/
 //	              the same again for a service's container
 //	        output
@@ -46,7 +49,7 @@ func (w *worker) directory(k key, generation uint64) directory {
 func (w *worker) sandboxDirs() ([]directory, error) {
 	entries, err := os.ReadDir(w.sandboxesDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, protocol.Errorf(protocol.Internal, "", "list sandboxes: %v", err)
+		return nil, hostError(err, "list sandboxes")
 	}
 	var dirs []directory
 	for _, e := range entries {
@@ -82,6 +85,14 @@ func (w *worker) hasDirectory(k key) (bool, error) {
 	return slices.ContainsFunc(dirs, func(d directory) bool { return d.key == k }), err
 }
 
+// home is the sandbox's own directory, that of a service's too.
+func (d directory) home() string {
+	if services := filepath.Dir(d.path); filepath.Base(services) == "services" {
+		return filepath.Dir(services)
+	}
+	return d.path
+}
+
 // service is where a service of the sandbox lives.
 func (d directory) service(name string) directory {
 	return directory{d.key, d.generation, filepath.Join(d.path, "services", name)}
@@ -94,7 +105,7 @@ func (d directory) run() string { return filepath.Join(d.path, "run") }
 func (d directory) make() ([]byte, error) {
 	for _, dir := range []string{d.path, d.ctl(), d.run()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, protocol.Errorf(protocol.Internal, "", "make a sandbox's directory: %v", err)
+			return nil, hostError(err, "make a sandbox's directory")
 		}
 	}
 	if secret, err := d.secret(); err == nil {
@@ -104,7 +115,7 @@ func (d directory) make() ([]byte, error) {
 	rand.Read(secret) // never fails
 	tmp := filepath.Join(d.path, "key.tmp")
 	if err := errors.Join(os.WriteFile(tmp, secret, 0o600), os.Rename(tmp, filepath.Join(d.path, "key"))); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "make a sandbox's key: %v", err)
+		return nil, hostError(err, "make a sandbox's key")
 	}
 	return secret, nil
 }
@@ -128,13 +139,14 @@ type defaults struct {
 	Cwd     string   `json:"cwd,omitempty"`
 	Command []string `json:"command,omitempty"` // of a service
 
+	Volumes     []string              `json:"volumes,omitempty"`     // of the image, see volumesOf
 	StopSignal  int                   `json:"stop_signal,omitempty"` // that the container's own command ends by; 0: TERM
 	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // of a service
 }
 
 func (d directory) saveDefaults(v defaults) error {
 	if err := os.WriteFile(filepath.Join(d.path, "defaults"), protocol.Encode(&v), 0o600); err != nil {
-		return protocol.Errorf(protocol.Internal, "", "save a sandbox's defaults: %v", err)
+		return hostError(err, "save a sandbox's defaults")
 	}
 	return nil
 }
@@ -142,7 +154,7 @@ func (d directory) saveDefaults(v defaults) error {
 func (d directory) defaults() (v defaults, err error) {
 	data, err := os.ReadFile(filepath.Join(d.path, "defaults"))
 	if err != nil {
-		return v, protocol.Errorf(protocol.Internal, "", "read a sandbox's defaults: %v", err)
+		return v, hostError(err, "read a sandbox's defaults")
 	}
 	return v, protocol.Decode(data, &v)
 }
@@ -156,16 +168,15 @@ func (d directory) earlierOutput(now [2]int64) (noted [2]int64, err error) {
 		return noted, protocol.Decode(data, &noted)
 	}
 	if err := errors.Join(os.WriteFile(file+".tmp", protocol.Encode(&now), 0o600), os.Rename(file+".tmp", file)); err != nil {
-		return noted, protocol.Errorf(protocol.Internal, "", "note how much a command has printed: %v", err)
+		return noted, hostError(err, "note how much a command has printed")
 	}
 	return now, nil
 }
 
-// remove removes the directory and everything in it, whatever a container put there: os.RemoveAll
-// follows no link.
-func (d directory) remove() error {
-	if err := os.RemoveAll(d.path); err != nil {
-		return protocol.Errorf(protocol.Internal, "", "remove a sandbox's directory: %v", err)
+// remove removes the directory and everything in it, whatever a container put there.
+func (d directory) remove(ctx context.Context) error {
+	if err := removal.Tree(ctx, d.path); err != nil && ctx.Err() == nil {
+		return hostError(err, "remove a sandbox's directory")
 	}
-	return nil
+	return ctx.Err()
 }

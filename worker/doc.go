@@ -16,9 +16,11 @@
 // servicestart.go brings it up, servicecontainer.go makes and starts its container, servicehealth.go
 // says when it is ready, servicewatch.go whether it stays so.
 //
-// Nothing on the host is changed without the lock: every request that changes something passes the
+// diskwatch.go watches the room on the host's disks beside all this, and stops the sandbox that fills one.
+//
+// But for that, nothing on the host is changed without the lock: every request that changes something passes the
 // fence in worker/docker, and starting an exec passes it here.
 //
-// The package imports protocol, jetstream, imageref, imagetar, supervisor/control and its own
+// The package imports protocol, jetstream, imageref, imagetar, seldom, supervisor/control and its own
 // sub-packages, never coordinator.
 package worker

@@ -100,13 +100,31 @@ func (s *sandbox) newRun(ctx context.Context, x *protocol.Exec, a *attachment) *
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("an exec is taken up again", "exec", r.id, "error", err)
 			s.stale = true
-			time.AfterFunc(retryFirst, s.wakeUp)
+			s.takeUpLater()
+		} else {
+			s.again = 0
 		}
 		s.mu.Unlock()
 		close(r.done)
 	}()
 	return r
 }
+
+// takeUpLater has the mailbox look again after a pause, which grows while execs go on to fail. The caller
+// holds the lock.
+func (s *sandbox) takeUpLater() {
+	now := time.Now()
+	if now.Before(s.againAt) { // for all that failed meanwhile
+		return
+	}
+	s.again = min(max(2*s.again, retryFirst), execRetryMost)
+	s.againAt = now.Add(s.again)
+	time.AfterFunc(s.again, s.wakeUp)
+}
+
+// execRetryMost is the longest pause before the execs of a sandbox that could not do their part are taken up
+// again. The first is retryFirst.
+const execRetryMost = 2 * time.Second
 
 // abandonRuns ends the runs of a sandbox that is no longer this host's: they have nothing to say.
 func (s *sandbox) abandonRuns() {
@@ -156,11 +174,13 @@ func (r *execRun) cancel(grace time.Duration) {
 // exec from this host.
 func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) error {
 	adopted := x.State == protocol.ExecStateRunning
+	r.s.w.outlet.worked(r.s.key)
 	if !adopted && a == nil {
 		return ignore(r.nowhere(ctx), errSuperseded)
 	}
 	number := x.StartSequence
 	if !adopted {
+		defer a.link.Prepare(r.id)()
 		r.s.w.cfg.Probe("before-exec-started")
 		var err error
 		if number, err = r.started(ctx, a.boot); err != nil {
@@ -282,6 +302,8 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a 
 				again = time.After(outputRetry)
 			} else if err != nil {
 				return control.Result{}, err
+			} else if p.holds() {
+				again = time.After(keepOutput)
 			}
 		case <-a.over:
 			if ctx.Err() != nil {
@@ -317,6 +339,9 @@ func (r *execRun) leftBehind(x *protocol.Exec, a *attachment, why string) (contr
 	default:
 	}
 	unknown := control.Result{ID: r.id, Failed: true, Error: interrupted(why)}
+	if stopped := r.s.diskStopped(); stopped != nil {
+		unknown.Error = stopped
+	}
 	run, secret, closeRun, err := r.runDir(a)
 	if err != nil {
 		return unknown, nil
@@ -358,6 +383,10 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 		details.Truncated = details.Truncated || p.out.published < result.StdoutBytes || p.err.published < result.StderrBytes
 		details.Inline = details.StdoutBytes == 0 && details.StderrBytes == 0
 	}
+	if result.DiskFull && details.OutputError == nil {
+		details.OutputError = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull, "the disk of its host was full")
+	}
+	r.s.w.outlet.worked(r.s.key)
 	r.s.w.cfg.Probe("before-exec-end")
 	generation := uint64(0)
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })

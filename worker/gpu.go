@@ -73,7 +73,7 @@ func (g *gpus) claim(k key, ids []string) error {
 	held, _ := g.others(k)
 	for _, id := range ids {
 		if held[id] {
-			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoGPU, "GPU %s, which the sandbox had, is another one's now", id)
+			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoGPU, "GPU %s, which the sandbox had, is now another sandbox's", id)
 		}
 	}
 	g.of[k] = gpuUse{ids: ids}

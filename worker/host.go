@@ -54,7 +54,7 @@ func (w *worker) register(ctx context.Context) error {
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Cores: w.info.CPUs, Memory: w.offeredMemory(), Defaults: w.cfg.Defaults,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.tools.usable(),
 			Profiles: w.abilities.profiles, ServiceProfiles: w.abilities.services, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota, Images: true, ReadsSegments: true,
-			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.denied(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
+			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: texts(w.isolation.deny), AllowNetworks: texts(w.isolation.allow), Ports: w.ports.String(), Registries: w.cfg.Images.Registries, MostPIDs: w.cfg.PIDs, Posture: w.posture(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
 		}
 		if h.CPU == 0 {
 			h.CPU = float64(w.info.CPUs)
@@ -186,7 +186,7 @@ func (w *worker) watchEngine(ctx context.Context, known bool) error {
 			}
 			switch e.Action {
 			case "die", "oom", "destroy", "start", "stop", "pause", "unpause":
-				if k, ok := labelledKey(e.Labels); ok {
+				if k, ok := labelledKey(e.Labels); ok && w.hasName(k, e.Labels["name"]) { // the engine's own word; what has another name is looked at from time to time
 					w.reach(ctx, k, (*sandbox).look)
 				}
 			}
@@ -289,7 +289,7 @@ func (w *worker) reconcile(ctx context.Context) {
 // whether it should be there; it is asked after the list was made, so that nothing that was just being
 // made looks foreign.
 func (w *worker) adopt(ctx context.Context) error {
-	containers, err := w.engine.Containers(ctx)
+	containers, err := w.containers(ctx)
 	if err != nil {
 		return err
 	}
@@ -340,12 +340,6 @@ func (w *worker) adopt(ctx context.Context) error {
 		w.reach(ctx, k, func(s *sandbox) bool { return s.found(found) })
 	}
 	return nil
-}
-
-// labelledKey reads which sandbox an object belongs to.
-func labelledKey(labels map[string]string) (key, bool) {
-	k := key{labels[docker.LabelTenant], labels[docker.LabelSandbox]}
-	return k, protocol.ValidateID("", k.tenant) == nil && protocol.ValidateID("", k.id) == nil
 }
 
 func labelledGeneration(labels map[string]string) uint64 {

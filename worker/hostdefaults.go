@@ -22,7 +22,7 @@ func (w *worker) checkDefaults() error {
 		_, err = w.planBindings(s)
 	}
 	if err == nil && s.Disk > 0 && !w.info.DiskQuota {
-		err = protocol.Invalid("spec.disk", "the engine's storage cannot keep to it")
+		err = protocol.Invalid("spec.disk", "the engine's storage has no quotas to enforce it")
 	}
 	if err == nil && s.Memory > w.offeredMemory() {
 		err = protocol.Invalid("spec.memory", "is more than the %s that the worker offers", w.offeredMemory())

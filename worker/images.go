@@ -19,6 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/registry"
 )
 
 // Images says how a worker treats the images of its host.
@@ -29,6 +30,7 @@ type Images struct {
 	LowWater     int            // ... until this; default 75
 	MaxBytes     protocol.Bytes // of the images that the worker pulled; 0: no bound
 	CheckCached  bool           // ask the registry before each use of an image of one, as pull: always does
+	Registries   []string       // that images are pulled from: host or host:port as in references, and "public"; default docker.io and public
 	DockerConfig string         // directory with credentials for registries; default DOCKER_CONFIG, or ~/.docker
 	Sweep        time.Duration  // between two looks at the room that images take; default 1 min
 }
@@ -47,10 +49,20 @@ func (c *Images) check() error {
 	case c.MaxBytes < 0:
 		return protocol.Invalid("images.max_bytes", "must not be negative")
 	}
+	if len(c.Registries) == 0 {
+		c.Registries = []string{imageref.DockerHub, imageref.PublicRegistries}
+	}
+	var err error
+	if c.Registries, err = imageref.CheckRegistries("images.registries", c.Registries); err != nil {
+		return err
+	}
 	for i, ref := range c.PrePull {
 		full, err := imageref.Full("images.pre_pull", ref)
 		if err != nil {
 			return err
+		}
+		if imageref.TrustOf(c.Registries, full) == imageref.Refused {
+			return protocol.Invalid("images.pre_pull", "%.200s is of a registry that images.registries does not allow", full)
 		}
 		c.PrePull[i] = full
 	}
@@ -59,7 +71,8 @@ func (c *Images) check() error {
 
 // images looks after the images that the worker brought to its host: those that it pulled for
 // sandboxes, those of its configuration, and those that were imported. It owns names, not contents:
-// what an image is called by somebody else stays.
+// what an image is called by somebody else stays. Only an image that the Engine pulled is called on the
+// host what specs call it; the others have names of the worker's own, see imageref.Local.
 //
 //	want (a sandbox, the configuration, an import) → get → on the engine, and in the records
 //	records, by name → sweep: what nobody uses or wants goes, when room is short
@@ -67,33 +80,41 @@ type images struct {
 	w   *worker
 	cfg Images
 
+	registries *registry.Client // for those that the Engine is not sent to
+
 	// gate keeps an image from going between the moment that it is found and the one that it is held.
 	gate sync.Mutex
 
 	mu      sync.Mutex
-	records map[string]*imageRecord       // by full reference
+	records map[string]*imageRecord       // by name on the host
 	holds   map[string]int                // full references that a create, or a pull, is about
-	keep    map[string]string             // full references that are to stay, and their origin
+	keep    map[string]string             // names on the host that are to stay, and their origin
 	status  map[string]protocol.HostImage // of those in keep, as last seen
+	digests map[string]string             // of what was last read of a registry, by name on the host
+	left    map[string]string             // references that pulls beside somebody else's name left, by name on the host
 	dirty   bool
 	changed chan struct{} // has room for one
 	full    chan struct{} // has room for one: look at the room now
 }
 
-// imageRecord is a name of an image that the worker gave, or moved for an import. It is kept in a file.
+// imageRecord is a name of an image that the worker gave. It is kept in a file.
 type imageRecord struct {
+	Ref    string         `json:"ref,omitempty"` // what specs call it; "": as the host does
 	ID     string         `json:"id"`
 	Size   protocol.Bytes `json:"size"`
 	Origin string         `json:"origin"`
+	Digest string         `json:"digest,omitempty"` // as its registry has it, of one whose name is the worker's own
+	Left   string         `json:"left,omitempty"`   // a reference by digest that the Engine has, too, since the worker's pull
 	File   string         `json:"file,omitempty"`   // digest of the imported file
-	Others bool           `json:"others,omitempty"` // the name was somebody else's before the import: it is shown, and never removed
+	Others bool           `json:"others,omitempty"` // an import of an older version moved a name of somebody else's to it: it is never removed
 	UsedAt time.Time      `json:"used_at"`
 }
 
 func newImages(w *worker) *images {
 	m := &images{w: w, cfg: w.cfg.Images, records: map[string]*imageRecord{}, holds: map[string]int{},
-		keep: map[string]string{}, status: map[string]protocol.HostImage{},
-		changed: make(chan struct{}, 1), full: make(chan struct{}, 1)}
+		keep: map[string]string{}, status: map[string]protocol.HostImage{}, digests: map[string]string{}, left: map[string]string{},
+		registries: registry.New(deniedRanges(w.cfg.DenyNetworks)),
+		changed:    make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	for _, ref := range m.cfg.PrePull {
 		m.keep[ref] = protocol.ImagePrePull
 	}
@@ -153,7 +174,7 @@ func (m *images) get(ctx context.Context, ref, policy string, report func(protoc
 			held()
 		}
 	}()
-	found, err := m.w.engine.FindImage(ctx, ref)
+	found, err := m.find(ctx, full, ref)
 	missing := errors.Is(err, docker.ErrImageNotFound)
 	switch {
 	case err != nil && !missing:
@@ -164,12 +185,8 @@ func (m *images) get(ctx context.Context, ref, policy string, report func(protoc
 	case !missing:
 		return found, held, nil
 	}
-	pulled, err := m.w.engine.PullImage(ctx, full, report)
-	if err != nil {
-		return found, nil, err
-	}
-	m.pulled(full, found, pulled)
-	return pulled, held, nil
+	pulled, err := m.pull(ctx, full, report)
+	return pulled, held, err
 }
 
 // image gets an image for a container of the sandbox, with a pull's progress in its history. The
@@ -203,31 +220,18 @@ func (m *images) hold(full string) (release func()) {
 		if m.holds[full]--; m.holds[full] == 0 {
 			delete(m.holds, full)
 		}
-		if r := m.records[full]; r != nil {
-			r.UsedAt, m.dirty = time.Now().UTC(), true
+		for name, r := range m.records {
+			if cmp.Or(r.Ref, name) == full {
+				r.UsedAt, m.dirty = time.Now().UTC(), true
+			}
 		}
 	})
-}
-
-// pulled records a pull. A name that was there before, and is not the worker's, stays somebody
-// else's, whatever it names now.
-func (m *images) pulled(full string, before, now docker.Image) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	old := m.records[full]
-	if old == nil && before.ID != "" {
-		return
-	}
-	origin := cmp.Or(m.keep[full], protocol.ImagePulled)
-	others := old != nil && old.Others && before.ID != ""
-	m.own(full, &imageRecord{ID: now.ID, Size: protocol.Bytes(now.Size), Origin: origin, Others: others, UsedAt: time.Now().UTC()})
-	signal(m.full)
 }
 
 // own records a name. What it named before goes by its id. The caller holds the lock.
 func (m *images) own(full string, r *imageRecord) {
 	if old := m.records[full]; old != nil && old.ID != r.ID && !old.Others {
-		old.Origin = protocol.ImagePulled
+		old.Ref, old.Digest, old.Origin = "", "", protocol.ImagePulled
 		m.records[old.ID] = old
 	}
 	m.records[full] = r
@@ -244,6 +248,7 @@ func signal(c chan struct{}) {
 
 // run looks after the images until ctx ends.
 func (m *images) run(ctx context.Context) error {
+	defer m.registries.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, ref := range m.cfg.PrePull {
@@ -274,15 +279,18 @@ const (
 
 // prePull gets an image of the configuration, and gets it again where somebody removed it.
 func (m *images) prePull(ctx context.Context, ref string) {
-	pause := prePullFirst
+	pause, name := prePullFirst, ref
+	if imageref.TrustOf(m.cfg.Registries, ref) == imageref.Checked {
+		name = m.localName(protocol.ImagePulled, ref)
+	}
 	for ctx.Err() == nil {
 		back := m.w.recovery.next()
 		image, release, err := m.get(ctx, ref, protocol.PullMissing, func(protocol.PullProgress) {
-			m.show(protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageLoading})
+			m.show(name, protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageLoading})
 		})
 		if err == nil {
 			release()
-			m.show(protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageReady, ID: image.ID, Size: protocol.Bytes(image.Size)})
+			m.show(name, protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageReady, ID: image.ID, Size: protocol.Bytes(image.Size)})
 			pause = prePullFirst
 			if !sleep(ctx, prePullMost) {
 				return
@@ -290,7 +298,7 @@ func (m *images) prePull(ctx context.Context, ref string) {
 			continue
 		}
 		m.w.log.Warn("an image is not pulled yet", "image", ref, "error", err)
-		m.show(protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageFailed, Error: protocol.AsError(err)})
+		m.show(name, protocol.HostImage{Ref: ref, Origin: protocol.ImagePrePull, State: protocol.ImageFailed, Error: protocol.AsError(err)})
 		awaitWake(ctx, back, pause)
 		select {
 		case <-back:
@@ -301,11 +309,11 @@ func (m *images) prePull(ctx context.Context, ref string) {
 	}
 }
 
-// show says what became of an image that is to be there.
-func (m *images) show(i protocol.HostImage) {
+// show says what became of an image that is to be there, by its name on the host.
+func (m *images) show(name string, i protocol.HostImage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.status[i.Ref] = i
+	m.status[name] = i
 	signal(m.changed)
 }
 
@@ -437,12 +445,23 @@ func (m *images) unused(used map[string]bool, now time.Time) []string {
 }
 
 // kept says whether a name is to stay. The caller holds the lock.
-func (m *images) kept(ref string) bool { return m.keep[ref] != "" || m.holds[ref] > 0 }
+func (m *images) kept(name string) bool {
+	ref := m.ref(name)
+	return m.keep[name] != "" || m.holds[ref] > 0 || m.keep[ref] == protocol.ImagePrePull && m.records[name].Origin != protocol.ImageImported
+}
+
+// ref is what specs call an image, by its name on the host. The caller holds the lock.
+func (m *images) ref(name string) string {
+	if r := m.records[name]; r != nil && r.Ref != "" {
+		return r.Ref
+	}
+	return name
+}
 
 // awaited says whether a pending sandbox, on this host, on another, or on none yet, waits for an image.
 func (m *images) awaited(ctx context.Context, ref string) (bool, error) {
 	m.mu.Lock()
-	names := []string{ref}
+	names := []string{m.ref(ref)}
 	if r := m.records[ref]; r != nil && r.ID != ref {
 		names = append(names, r.ID)
 	}
@@ -478,6 +497,9 @@ func (m *images) remove(ctx context.Context, ref string) error {
 	case r.Others, found.ID != r.ID, ref == r.ID && len(found.Tags) > 0: // it is not the worker's, or not any more
 	default:
 		err := m.w.engine.RemoveImage(ctx, ref)
+		if err == nil && r.Left != "" {
+			err = m.w.engine.RemoveImage(ctx, r.Left)
+		}
 		if protocol.CodeOf(err) == protocol.FailedPrecondition { // a container came in between
 			return nil
 		}

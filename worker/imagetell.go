@@ -22,16 +22,32 @@ func (m *images) table() []protocol.HostImage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	rows := maps.Clone(m.status)
-	for ref, r := range m.records {
-		row, shown := rows[ref]
+	for name, r := range m.records {
+		row, shown := rows[name]
 		if !shown {
-			row = protocol.HostImage{Ref: ref, Origin: r.Origin, State: protocol.ImageReady, ID: r.ID, Size: r.Size, File: r.File}
+			row = protocol.HostImage{Ref: cmp.Or(r.Ref, name), Origin: r.Origin, State: protocol.ImageReady, ID: r.ID, Size: r.Size, File: r.File}
 		}
 		row.UsedAt = r.UsedAt
-		rows[ref] = row
+		rows[name] = row
 	}
-	all := slices.SortedFunc(maps.Values(rows), func(a, b protocol.HostImage) int { return cmp.Compare(a.Ref, b.Ref) })
+	all := slices.SortedFunc(maps.Values(rows), func(a, b protocol.HostImage) int {
+		return cmp.Or(cmp.Compare(a.Ref, b.Ref), cmp.Compare(a.Origin, b.Origin), cmp.Compare(a.ID, b.ID))
+	})
 	return all[:min(len(all), maxTold)]
+}
+
+// called adds to the names of images on the host what specs call those that the worker gave a name of its own.
+func (m *images) called(names []string) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var refs []string
+	for _, name := range names {
+		if ref := m.ref(name); ref != name {
+			refs = append(refs, ref)
+		}
+	}
+	slices.Sort(refs)
+	return append(refs, names...)
 }
 
 // boundedNames is what is told of the names of a host's images, in order; cut says whether there are
@@ -64,7 +80,7 @@ func (m *images) tell(ctx context.Context) {
 		names, err := m.w.engine.ImageNames(ctx)
 		if err == nil {
 			told.Listed = true
-			told.Names, told.Cut = boundedNames(names)
+			told.Names, told.Cut = boundedNames(m.called(names))
 		} else if ctx.Err() == nil {
 			m.w.log.Warn("the host's images are not listed", "error", err)
 			again = time.After(time.Second)

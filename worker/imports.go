@@ -101,7 +101,7 @@ func (m *images) settleWanted(ctx context.Context, w *wanted) (settled bool) {
 		if err := m.importOne(ctx, want); err != nil && ctx.Err() == nil {
 			settled = false
 			m.w.log.Warn("an image is not imported yet", "image", want.Ref, "error", err)
-			m.show(protocol.HostImage{Ref: want.Ref, Origin: protocol.ImageImported, State: protocol.ImageFailed, File: want.Digest, Error: protocol.AsError(err)})
+			m.show(m.localName(protocol.ImageImported, want.Ref), protocol.HostImage{Ref: want.Ref, Origin: protocol.ImageImported, State: protocol.ImageFailed, File: want.Digest, Error: protocol.AsError(err)})
 		}
 	}
 	for _, ref := range m.unwanted(wants) {
@@ -113,84 +113,134 @@ func (m *images) settleWanted(ctx context.Context, w *wanted) (settled bool) {
 	return settled
 }
 
-// unwanted lists the imported names that are no longer wanted. They are not kept any more; those in
-// use go when they are not.
+// unwanted lists the names of imported images that are no longer wanted. They are not kept any more;
+// those in use go when they are not.
 func (m *images) unwanted(wants []*protocol.WantedImage) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var refs []string
-	gone := func(ref string) bool {
-		return !slices.ContainsFunc(wants, func(w *protocol.WantedImage) bool { return w.Ref == ref })
+	names := map[string]bool{}
+	for _, w := range wants {
+		names[m.localName(protocol.ImageImported, w.Ref)], names[w.Ref] = true, true // an older version's is there until it has the new name
 	}
-	for ref, r := range m.records {
-		if r.Origin == protocol.ImageImported && gone(ref) {
-			refs = append(refs, ref)
+	var gone []string
+	for name, r := range m.records {
+		if r.Origin == protocol.ImageImported && !names[name] {
+			gone = append(gone, name)
 		}
 	}
-	for ref, origin := range m.keep {
-		if origin == protocol.ImageImported && gone(ref) {
-			delete(m.keep, ref)
-			delete(m.status, ref)
+	for name, origin := range m.keep {
+		if origin == protocol.ImageImported && !names[name] {
+			delete(m.keep, name)
+			delete(m.status, name)
 			signal(m.changed)
 		}
 	}
-	return refs
+	return gone
 }
 
-// importOne gets an image from its file, unless it is here. One that somebody removed is got again. A
-// name that somebody else has given to an image is theirs: an import moves it, once, and it is never
-// removed; where they give it to another image after that, it stays so.
+// importOne gets an image from its file, unless it is here, under a name of the worker's own: what the
+// host calls so stays as it is. One that somebody removed is got again.
 func (m *images) importOne(ctx context.Context, want *protocol.WantedImage) error {
 	if full, err := imageref.Full("ref", want.Ref); err != nil || full != want.Ref {
 		return protocol.Invalid("ref", "is not a full image reference: %.80q", want.Ref)
 	}
 	defer m.hold(want.Ref)()
+	name := m.localName(protocol.ImageImported, want.Ref)
 	m.mu.Lock()
-	if m.keep[want.Ref] != protocol.ImagePrePull {
-		m.keep[want.Ref] = protocol.ImageImported
-	}
-	r := m.records[want.Ref]
+	m.keep[name] = protocol.ImageImported
+	r := m.records[name]
 	m.mu.Unlock()
-	before, err := m.w.engine.FindImage(ctx, want.Ref)
+	before, err := m.w.engine.FindImage(ctx, name)
 	if err != nil && !errors.Is(err, docker.ErrImageNotFound) {
 		return err
 	}
-	others := before.ID != "" && (r == nil || r.Others || r.ID != before.ID)
-	if before.ID != "" && r != nil && r.File == want.Digest {
-		if r.ID != before.ID {
-			return protocol.Errorf(protocol.AlreadyExists, "", "somebody gave the name to another image on the host, %s; it is imported again once the name is removed there", before.ID)
+	if before.ID == "" || r == nil || r.ID != before.ID || r.File != want.Digest {
+		m.show(name, protocol.HostImage{Ref: want.Ref, Origin: protocol.ImageImported, State: protocol.ImageLoading, File: want.Digest})
+		taken, err := m.takeOlder(ctx, want, name)
+		if err == nil && !taken {
+			err = m.takeFile(ctx, want, name)
 		}
-		m.imported(want, before, others)
-		return nil
+		if err != nil {
+			return err
+		}
+		if before, err = m.w.engine.FindImage(ctx, name); err != nil {
+			return err
+		}
+		m.w.log.Info("imported an image", "image", want.Ref, "name", name, "id", before.ID)
 	}
-	m.show(protocol.HostImage{Ref: want.Ref, Origin: protocol.ImageImported, State: protocol.ImageLoading, File: want.Digest})
-	if err := m.takeFile(ctx, want); err != nil {
-		return err
-	}
-	found, err := m.w.engine.FindImage(ctx, want.Ref)
-	if err != nil {
-		return err
-	}
-	m.imported(want, found, others)
-	m.w.log.Info("imported an image", "image", want.Ref, "id", found.ID, "others", others)
-	return nil
+	m.imported(want, name, before)
+	return m.releaseOlder(ctx, want.Ref)
 }
 
-// imported records that an image is here, and shows it. others says that its name is somebody else's.
-func (m *images) imported(want *protocol.WantedImage, found docker.Image, others bool) {
+// imported records that an image is here, and shows it.
+func (m *images) imported(want *protocol.WantedImage, name string, found docker.Image) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if r := m.records[want.Ref]; r == nil || r.ID != found.ID || r.File != want.Digest {
-		m.own(want.Ref, &imageRecord{ID: found.ID, Size: protocol.Bytes(found.Size), Origin: protocol.ImageImported, File: want.Digest, Others: others, UsedAt: time.Now().UTC()})
+	if r := m.records[name]; r == nil || r.ID != found.ID || r.File != want.Digest {
+		m.own(name, &imageRecord{Ref: want.Ref, ID: found.ID, Size: protocol.Bytes(found.Size), Origin: protocol.ImageImported, File: want.Digest, UsedAt: time.Now().UTC()})
 	}
-	if _, shown := m.status[want.Ref]; shown {
-		delete(m.status, want.Ref)
+	if _, shown := m.status[name]; shown {
+		delete(m.status, name)
 		signal(m.changed)
 	}
 }
 
-// takeFile gives the file of an image to the engine, and checks it on the way.
-func (m *images) takeFile(ctx context.Context, want *protocol.WantedImage) error {
+// older is the record of an import by an older version, which called images on the host what specs do.
+func (m *images) older(ref string) *imageRecord {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.records[ref]; r != nil && r.Origin == protocol.ImageImported && r.Ref == "" {
+		return r
+	}
+	return nil
+}
+
+// takeOlder gives an image that an older version imported its name, and says whether it is the wanted one.
+func (m *images) takeOlder(ctx context.Context, want *protocol.WantedImage, name string) (taken bool, err error) {
+	r := m.older(want.Ref)
+	if r == nil || r.File != want.Digest {
+		return false, nil
+	}
+	if found, err := m.w.engine.FindImage(ctx, r.ID); errors.Is(err, docker.ErrImageNotFound) || err == nil && found.ID != r.ID {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return true, m.w.engine.TagImage(ctx, r.ID, name)
+}
+
+// releaseOlder takes back the name that an older version gave to an imported image, once it has another.
+// One that was somebody else's before stays.
+func (m *images) releaseOlder(ctx context.Context, ref string) error {
+	r := m.older(ref)
+	if r == nil {
+		return nil
+	}
+	found, err := m.w.engine.FindImage(ctx, ref)
+	if err != nil && !errors.Is(err, docker.ErrImageNotFound) {
+		return err
+	}
+	if found.ID == r.ID && !r.Others {
+		if err := m.w.engine.RemoveImage(ctx, ref); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.records[ref] == r {
+		delete(m.records, ref)
+		if m.keep[ref] == protocol.ImageImported {
+			delete(m.keep, ref)
+			delete(m.status, ref)
+		}
+		m.save()
+		signal(m.changed)
+	}
+	return nil
+}
+
+// takeFile gives the file of an image to the engine, under a name, and checks it on the way.
+func (m *images) takeFile(ctx context.Context, want *protocol.WantedImage, name string) error {
 	file, err := m.w.conn.ImageFile(ctx, want.Digest)
 	if err != nil {
 		return err
@@ -203,13 +253,13 @@ func (m *images) takeFile(ctx context.Context, want *protocol.WantedImage) error
 		if err != nil {
 			return err
 		}
-		return m.w.engine.ImportImage(ctx, io.MultiReader(plain, &rest{checked}), want.Ref, want.Changes)
+		return m.w.engine.ImportImage(ctx, io.MultiReader(plain, &rest{checked}), name, want.Changes)
 	case protocol.ImageArchive:
 		r, w := io.Pipe()
 		renamed := make(chan struct{})
 		go func() {
 			defer close(renamed)
-			err := imagetar.Rename(w, checked, want.Ref, runtime.GOARCH)
+			err := imagetar.Rename(w, checked, name, runtime.GOARCH)
 			if err == nil {
 				_, err = io.Copy(io.Discard, checked)
 			}

@@ -17,6 +17,7 @@ type isolation struct {
 	wall     *firewall.Firewall
 	required bool // false: the operator turned it off, and rules of before go with their networks
 	deny     []netip.Prefix
+	allow    []netip.Prefix // private ranges that specs may allow
 	dns      []netip.Addr
 	health   health // why this host cannot be protected
 }
@@ -24,12 +25,17 @@ type isolation struct {
 // newIsolation reads what the operator says of networks.
 func newIsolation(cfg *Config, deployment, engine string, pool netip.Prefix) (*isolation, error) {
 	i := &isolation{}
-	for _, text := range cfg.DenyNetworks {
-		p, err := netip.ParsePrefix(text)
-		if err != nil || !p.Addr().Is4() {
-			return nil, protocol.Invalid("deny_networks", "must be IPv4 ranges such as 10.0.0.0/8, got %.60q", text)
+	var err error
+	if i.deny, err = ranges("deny_networks", cfg.DenyNetworks); err != nil {
+		return nil, err
+	}
+	if i.allow, err = ranges("allow_networks", cfg.AllowNetworks); err != nil {
+		return nil, err
+	}
+	for _, r := range i.allow {
+		if !protocol.PrivateRange(r) {
+			return nil, protocol.Invalid("allow_networks", "must be private ranges, since public ones need no allowance, got %s", r)
 		}
-		i.deny = append(i.deny, p.Masked())
 	}
 	for _, text := range cfg.DNS {
 		a, err := netip.ParseAddr(text)
@@ -38,7 +44,7 @@ func newIsolation(cfg *Config, deployment, engine string, pool netip.Prefix) (*i
 		}
 		i.dns = append(i.dns, a)
 	}
-	i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Pool: pool, Resolvers: i.dns, Logger: cfg.Logger})
+	i.wall = firewall.New(firewall.Config{Deployment: deployment, Engine: engine, Deny: i.deny, Allow: i.allow, MostConns: cfg.Connections, Pool: pool, Resolvers: i.dns, Logger: cfg.Logger})
 	switch cfg.Firewall {
 	case protocol.FirewallOff:
 	case "", firewallRequired:
@@ -52,6 +58,18 @@ func newIsolation(cfg *Config, deployment, engine string, pool netip.Prefix) (*i
 		return nil, protocol.Invalid("firewall", "must be %q or %q, got %.40q", firewallRequired, protocol.FirewallOff, cfg.Firewall)
 	}
 	return i, nil
+}
+
+// ranges reads IPv4 ranges of the configuration.
+func ranges(field string, texts []string) (list []netip.Prefix, err error) {
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || !p.Addr().Is4() {
+			return nil, protocol.Invalid(field, "must be IPv4 ranges such as 10.0.0.0/8, got %.60q", text)
+		}
+		list = append(list, p.Masked())
+	}
+	return list, nil
 }
 
 const firewallRequired = "required"
@@ -81,12 +99,12 @@ func (i *isolation) shown() (firewall, problem string) {
 	return protocol.FirewallNFTables, ""
 }
 
-// denied are the ranges that the operator lets no sandbox reach.
-func (i *isolation) denied() (ranges []string) {
-	for _, r := range i.deny {
-		ranges = append(ranges, r.String())
+// texts are ranges as the table of hosts has them.
+func texts(ranges []netip.Prefix) (list []string) {
+	for _, r := range ranges {
+		list = append(list, r.String())
 	}
-	return ranges
+	return list
 }
 
 // check refuses a network that this host cannot give, whatever the coordinator let through.
@@ -97,6 +115,11 @@ func (i *isolation) check(s *protocol.SandboxSpec) error {
 	}
 	if n, denied := i.wall.Denied(policy); denied {
 		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "no sandbox reaches %s, by what it is or by the word of the host's operator", policy.Allow[n])
+		e.Field = allowField(n)
+		return e
+	}
+	if n, withheld := i.wall.Withheld(policy); withheld {
+		e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, "%s is private: the host's operator would have to allow it with worker.allow_networks", policy.Allow[n])
 		e.Field = allowField(n)
 		return e
 	}

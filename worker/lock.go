@@ -24,11 +24,11 @@ import (
 // lockPlace takes the local lock, and reads the identity of the file that it is on.
 func (w *worker) lockPlace() (unlock func(), err error) {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "make the state directory: %v", err)
+		return nil, hostError(err, "make the state directory")
 	}
 	f, err := os.OpenFile(filepath.Join(w.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "open the lock file: %v", err)
+		return nil, hostError(err, "open the lock file")
 	}
 	data := make([]byte, 256)
 	n, _ := f.ReadAt(data, 0) // an empty file has no identity yet
@@ -41,7 +41,7 @@ func (w *worker) lockPlace() (unlock func(), err error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		f.Close()
-		return nil, protocol.Errorf(protocol.Internal, "", "read the machine's boot id: %v", err)
+		return nil, hostError(err, "read the machine's boot id")
 	}
 	if id == "" {
 		id = rand.Text()
@@ -49,7 +49,7 @@ func (w *worker) lockPlace() (unlock func(), err error) {
 	text := fmt.Sprintf("%s\n%s (process %d)\n", id, w.cfg.Name, os.Getpid())
 	if err := errors.Join(f.Truncate(0), writeAt(f, text)); err != nil {
 		f.Close()
-		return nil, protocol.Errorf(protocol.Internal, "", "write the lock file: %v", err)
+		return nil, hostError(err, "write the lock file")
 	}
 	// A copy of the file on a cloned machine has another boot id.
 	w.place = id + "." + strings.TrimSpace(string(boot))

@@ -150,22 +150,32 @@ func (l *ownLog) publish(ctx context.Context) error {
 				Stream: ownStreams[i], Offset: l.earlier[i] + data.from, Data: data.bytes,
 				NextStdout: l.earlier[0] + next[0], NextStderr: l.earlier[1] + next[1],
 			}
-			done, err := l.s.w.conn.PublishOutput(l.s.key.tenant, l.s.key.id, l.name, k)
-			if err != nil {
+			if err := l.send(ctx, k); err != nil {
 				return err
-			}
-			select {
-			case err := <-done:
-				if err != nil {
-					return err
-				}
-			case <-ctx.Done():
-				return ctx.Err()
 			}
 			l.published = next
 		}
 	}
 	return ctx.Err()
+}
+
+// send publishes a chunk when its turn comes.
+func (l *ownLog) send(ctx context.Context, k jetstream.Chunk) error {
+	t, err := l.s.w.outlet.take(ctx, l.s.key, int64(len(k.Data)))
+	if err != nil {
+		return err
+	}
+	defer t.done()
+	stored, err := l.s.w.conn.PublishOutput(l.s.key.tenant, l.s.key.id, l.name, k)
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-stored:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // last is the end of the output.

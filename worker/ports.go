@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,33 +16,56 @@ import (
 // maxPortTries is how often a create looks for free ports, where somebody takes them in between.
 const maxPortTries = 5
 
-// choosePorts fills in the host ports that the spec leaves open. The engine would choose others at each
-// start; a port that is asked for is the same after a stop, a resume and a restart of the engine. What
-// is found free here is only asked for: the engine has the last word at the start. Where the engine's
-// network cannot be looked into, the engine chooses. Rules around networks have no part in it.
-func (s *sandbox) choosePorts(spec []protocol.Port) []protocol.Port {
-	ports := slices.Clone(spec)
-	taken := func(p protocol.Port) bool {
-		return slices.ContainsFunc(ports, func(q protocol.Port) bool { return q.Host == p.Host && q.Protocol == p.Protocol })
+// checkPorts refuses ports of the host that its operator does not let sandboxes publish.
+func (w *worker) checkPorts(spec *protocol.SandboxSpec) error {
+	if i := w.ports.Outside(spec.Ports); i >= 0 {
+		return denied(portField(i), "the host's operator lets sandboxes publish its ports %s (worker.ports), and not %d", w.ports, spec.Ports[i].Host)
 	}
-	for i := range ports {
-		if ports[i].Host != 0 {
+	return nil
+}
+
+func portField(i int) string { return fmt.Sprintf("spec.ports[%d].host", i) }
+
+// choosePorts fills in the host ports that the spec leaves open, from those that the operator allows. The
+// engine would choose others at each start; a port that is asked for is the same after a stop, a resume and a
+// restart of the engine. What is found free here is only asked for: the engine has the last word at the start.
+// Where the engine's network cannot be looked into, any is asked for. Rules around networks have no part in it.
+func (s *sandbox) choosePorts(spec []protocol.Port) ([]protocol.Port, error) {
+	ports := slices.Clone(spec)
+	for i, p := range ports {
+		if p.Host != 0 {
 			continue
 		}
-		for range 16 {
-			p := ports[i]
-			host, err := s.w.isolation.wall.FreePort(p.Protocol)
-			if err != nil {
-				s.log.Warn("the engine will choose a port, and another one at each start", "error", err)
-				break
-			}
-			if p.Host = host; !taken(p) {
-				ports[i] = p
-				break
-			}
+		some := somePorts(s.w.ports, func(host int) bool {
+			return slices.ContainsFunc(ports, func(q protocol.Port) bool { return q.Host == host && q.Protocol == p.Protocol })
+		})
+		host, err := s.w.isolation.wall.FreePort(p.Protocol, some)
+		switch {
+		case protocol.CodeOf(err) == protocol.ResourceExhausted || len(some) == 0:
+			e := protocol.Errorf(protocol.ResourceExhausted, docker.ReasonPortTaken, "none of the ports %s that the host's operator lets sandboxes publish is free (worker.ports)", s.w.ports)
+			e.Field = portField(i)
+			return nil, e
+		case err != nil:
+			s.log.Warn("a port is asked for that may be taken", "error", err)
+			host = some[0]
+		}
+		ports[i].Host = host
+	}
+	return ports, nil
+}
+
+// maxPortLooks is how many ports are tried for a free one.
+const maxPortLooks = 1024
+
+// somePorts are ports of a range in random order, without those that are taken: sandboxes that start at the
+// same time shall not look at the same ones.
+func somePorts(r protocol.PortRange, taken func(port int) bool) (some []int) {
+	for _, at := range rand.Perm(r.Len()) {
+		if port := r.First + at; !taken(port) && len(some) < maxPortLooks {
+			some = append(some, port)
 		}
 	}
-	return ports
+	return some
 }
 
 // givenPorts are the ports of a spec as the engine gave them, in the spec's order.
@@ -93,7 +117,7 @@ func portTaken(err error, spec []protocol.Port) (named error, chosen bool) {
 		if i < 0 {
 			return &n, slices.ContainsFunc(spec, func(p protocol.Port) bool { return p.Host == 0 })
 		}
-		n.Field = fmt.Sprintf("spec.ports[%d].host", i)
+		n.Field = portField(i)
 		n.Message = fmt.Sprintf("port %d of the host's loopback is taken: %s", host, e.Message)
 	}
 	return &n, false
@@ -114,7 +138,11 @@ func (s *sandbox) launch(ctx context.Context, b *protocol.Sandbox, create func(p
 	id = s.container.ID
 	for try := 1; ; try++ {
 		if id == "" {
-			if id, err = create(s.choosePorts(b.Spec.Ports)); err != nil {
+			ports, err := s.choosePorts(b.Spec.Ports)
+			if err != nil {
+				return "", nil, err
+			}
+			if id, err = create(ports); err != nil {
 				return "", nil, err
 			}
 		}

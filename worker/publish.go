@@ -23,11 +23,13 @@ type publisher struct {
 	a        *attachment
 	out, err outputStream
 
-	checked    bool      // published is what the log has, as of
-	reconnects uint64    // so many reconnects
-	unsure     bool      // a chunk may have been sent after a reconnect, so the last one says nothing of those before
-	refused    time.Time // since when the log of output takes nothing, though NATS is there; zero: it does
-	until      time.Time // from then on the exec's end does not wait for its output; zero: it does
+	settles    time.Duration // after so long a server that is killed does not lose what it acknowledged
+	checked    bool          // published is what the log has, as of
+	reconnects uint64        // so many reconnects
+	unsure     bool          // a chunk may have been sent after a reconnect, so the last one says nothing of those before
+	refused    time.Time     // since when the log of output takes nothing, though NATS is there; zero: it does
+	ending     bool          // everything in its sandbox is ended
+	until      time.Time     // from then on the exec's end does not wait for its output; zero: it does
 }
 
 // outputRetry is the pause after the log of output took nothing.
@@ -48,7 +50,7 @@ func (n *notTaken) Error() string { return "output is not published: " + n.err.E
 // for a minute after it should have ended. Output that is more than the log takes until then must not
 // keep back the code, which is known here.
 func newPublisher(r *execRun, a *attachment, x *protocol.Exec, adopted bool) *publisher {
-	p := &publisher{r: r, a: a, checked: !adopted, reconnects: r.s.w.conn.Reconnects()}
+	p := &publisher{r: r, a: a, settles: keepOutput, checked: !adopted, reconnects: r.s.w.conn.Reconnects()}
 	age := time.Duration(0)
 	if adopted {
 		age = r.s.w.conn.Now().Sub(x.StartedAt)
@@ -71,8 +73,17 @@ func (p *publisher) tryOnce() {
 	}
 }
 
-// late says whether the exec's end waits for its output no longer.
-func (p *publisher) late() bool { return !p.until.IsZero() && time.Now().After(p.until) }
+// late says whether the exec's end waits for its output no longer. The end of a sandbox waits for what its
+// rate lets through in a last try.
+func (p *publisher) late() bool {
+	if !p.ending && p.a != nil && p.a.ending.Load() {
+		p.ending = true
+		if last := time.Now().Add(lastTry); p.until.IsZero() || p.until.After(last) {
+			p.until = last
+		}
+	}
+	return !p.until.IsZero() && time.Now().After(p.until) || p.r.s.diskStopped() != nil
+}
 
 // current says whether published is what the log has.
 func (p *publisher) current() bool {
@@ -93,8 +104,12 @@ func (p *publisher) check(ctx context.Context) error {
 	if p.unsure { // all of it once more; readers pass over what they have
 		stdout, stderr = 0, 0
 	}
-	p.out.goTo(stdout)
-	p.err.goTo(stderr)
+	if !p.checked {
+		p.learnFreed()
+	}
+	nothing := !p.unsure && stdout == 0 && stderr == 0
+	p.out.goTo(stdout, nothing)
+	p.err.goTo(stderr, nothing)
 	p.checked, p.unsure, p.reconnects = true, false, reconnects
 	return nil
 }
@@ -116,15 +131,21 @@ func (p *publisher) later(err error) error {
 // of output has taken nothing for too long, or not enough in time. The log of events must be there
 // meanwhile: else the end has to wait in any case.
 func (p *publisher) hopeless(ctx context.Context, refused *notTaken) *protocol.Error {
+	if why := p.r.s.diskStopped(); why != nil { // the log of output may lie on the same disk
+		return why
+	}
 	silent := !p.refused.IsZero() && time.Since(p.refused) >= p.r.s.w.cfg.OutputPatience
 	switch {
 	case !silent && !p.late() || p.r.s.journal.Refresh(ctx) != nil:
 		return nil
+	case p.refused.IsZero() && p.ending:
+		return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonOutputNotKept,
+			"the log of output did not take all of it within %s after the sandbox was ended", lastTry)
 	case p.refused.IsZero():
 		return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonOutputNotKept,
-			"the log of output did not take all of it within %s after the exec's timeout", p.r.s.w.cfg.OutputWithin)
+			"not all output could be stored within %s after the exec's timeout", p.r.s.w.cfg.OutputWithin)
 	}
-	return protocol.Errorf(protocol.Unavailable, protocol.ReasonOutputNotKept, "the log of output took nothing for %s: %v",
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonOutputNotKept, "output could not be stored for %s: %v",
 		time.Since(p.refused).Round(time.Second), refused.err)
 }
 
@@ -152,23 +173,13 @@ func (p *publisher) publishAll(ctx context.Context, stdout, stderr int64) (lost 
 	}
 }
 
-type outputStream struct {
-	published int64 // acknowledged
-	ended     bool  // the file has no more, whatever was announced
-}
-
-func (s *outputStream) goTo(published int64) {
-	s.ended = s.ended && published >= s.published
-	s.published = published
-}
-
 // publish brings both streams up to the sizes given. The error is *notTaken where that is to be tried
 // again.
 func (p *publisher) publish(ctx context.Context, stdout, stderr int64) error {
 	if err := p.check(ctx); err != nil {
 		return err
 	}
-	if stdout <= p.out.published && stderr <= p.err.published {
+	if stdout <= p.out.published && stderr <= p.err.published && !p.holds() {
 		return nil
 	}
 	run, _, closeRun, err := p.r.runDir(p.a)
@@ -188,12 +199,13 @@ func (p *publisher) publish(ctx context.Context, stdout, stderr int64) error {
 			}
 		}
 	}
+	p.freeLater(run)
 	return nil
 }
 
 // publishFile publishes one stream up to size, several chunks at once, and counts what was
 // acknowledged.
-func (p *publisher) publishFile(ctx context.Context, run *os.Root, name string, stream *outputStream, size int64) error {
+func (p *publisher) publishFile(ctx context.Context, run *os.Root, name string, stream *outputStream, size int64) (err error) {
 	f, err := supervise.OpenOutput(run, p.r.id, name)
 	if err != nil {
 		p.r.s.log.Warn("an output file cannot be read; the output ends here", "exec", p.r.id, "stream", name, "error", err)
@@ -201,54 +213,70 @@ func (p *publisher) publishFile(ctx context.Context, run *os.Root, name string, 
 		return nil
 	}
 	defer f.Close()
-	for !stream.ended && stream.published < size {
-		if err := p.publishWindow(ctx, f, name, stream, size); err != nil {
-			return err
+	var sent pieces
+	defer sent.abandon()
+	look := time.NewTicker(outputRetry)
+	defer look.Stop()
+	for at := stream.published; at < size && !stream.ended || len(sent.onWay) > 0; {
+		var next *turn
+		var granted <-chan struct{}
+		if at < size && !stream.ended && !sent.full() {
+			if p.late() {
+				return &notTaken{errLate}
+			}
+			next = p.r.s.w.outlet.ask(p.r.s.key, min(size-at, jetstream.ChunkSize))
+			granted = next.granted
+		}
+		for waits := true; waits; {
+			select {
+			case err := <-sent.oldest():
+				if err != nil {
+					next.giveBack()
+					return p.later(err) // from the last acknowledged byte on
+				}
+				stream.published, p.refused = sent.settle(), time.Time{}
+				p.free(f, stream)
+				waits = next != nil
+			case <-granted:
+				if at, err = p.send(f, name, stream, &sent, next, at); err != nil {
+					return err
+				}
+				waits = false
+			case <-look.C:
+				if next != nil && p.late() {
+					next.done()
+					return &notTaken{errLate}
+				}
+			case <-ctx.Done():
+				next.giveBack()
+				return ctx.Err()
+			}
 		}
 	}
 	return nil
 }
 
-func (p *publisher) publishWindow(ctx context.Context, f *os.File, name string, stream *outputStream, size int64) error {
-	type sent struct {
-		end  int64
-		done <-chan error
-	}
-	var onWay []sent
-	at := stream.published
-	for len(onWay) < jetstream.OutputWindow && at < size && !p.late() {
-		data := make([]byte, min(size-at, jetstream.ChunkSize))
-		n, err := f.ReadAt(data, at)
-		if n == 0 || err != nil && err != io.EOF {
-			break // truncated under our hands
-		}
-		done, err := p.r.s.w.conn.PublishOutput(p.r.s.key.tenant, p.r.s.key.id, p.r.id, p.chunk(name, at, data[:n]))
-		if err != nil {
-			return p.later(err)
-		}
-		if !p.current() {
-			p.unsure = true
-			return p.later(errReconnected)
-		}
-		p.r.s.w.cfg.Probe("output")
-		at += int64(n)
-		onWay = append(onWay, sent{at, done})
-	}
-	switch {
-	case len(onWay) > 0:
-	case p.late():
-		return &notTaken{errLate}
-	default:
+// send sends the chunk that has its turn, and says where the next one begins.
+func (p *publisher) send(f *os.File, name string, stream *outputStream, sent *pieces, t *turn, at int64) (next int64, err error) {
+	data := make([]byte, t.size)
+	n, err := f.ReadAt(data, at)
+	if n == 0 || err != nil && err != io.EOF { // truncated under our hands
+		t.done()
 		stream.ended = true
-		return nil
+		return at, nil
 	}
-	for _, c := range onWay {
-		if err := <-c.done; err != nil {
-			return p.later(err) // from the last acknowledged byte on
-		}
-		stream.published, p.refused = c.end, time.Time{}
+	stored, err := p.r.s.w.conn.PublishOutput(p.r.s.key.tenant, p.r.s.key.id, p.r.id, p.chunk(name, at, data[:n]))
+	if err != nil {
+		t.done()
+		return at, p.later(err)
 	}
-	return nil
+	sent.add(at+int64(n), stored, t)
+	if !p.current() {
+		p.unsure = true
+		return at, p.later(errReconnected)
+	}
+	p.r.s.w.cfg.Probe("output")
+	return at + int64(n), nil
 }
 
 // chunk is a piece of a stream. Chunks before it may still be on their way, and not be stored in the

@@ -27,6 +27,9 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.lastWords(ctx, b); err != nil {
 		return err
 	}
+	if err := s.forgetDiskStop(b.Generation); err != nil {
+		return err
+	}
 	s.w.cfg.Probe("before-stopped")
 	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 		if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
@@ -163,7 +166,7 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 // create that was broken off left. An engine may also have made a container after its answer was no longer
 // waited for.
 func (s *sandbox) removeRest(ctx context.Context) error {
-	containers, err := s.w.engine.Containers(ctx)
+	containers, err := s.w.containers(ctx)
 	if err != nil {
 		return err
 	}
@@ -198,7 +201,7 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 	dirs, err := s.w.sandboxDirs()
 	for _, d := range append(dirs, s.directory(st.Sandbox.Generation)) {
 		if d.key == s.key {
-			err = errors.Join(err, d.remove())
+			err = errors.Join(err, d.remove(ctx))
 		}
 	}
 	return err

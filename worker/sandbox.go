@@ -37,13 +37,16 @@ type sandbox struct {
 	cancelOp    context.CancelFunc
 	op          operation
 	runs        map[string]*execRun
+	again       time.Duration        // the pause before execs are taken up again; 0: none failed since
+	againAt     time.Time            // when that is over
 	unstarted   map[string]time.Time // execs that are accepted and not started, and since when that is known here
 	attached    *attachment
-	lastOwn     primaryRun    // what was heard of the sandbox's own command before its container ended
-	home        string        // directory that the container says it uses; "": there is no container
-	attaching   chan struct{} // closed and made anew when attached changes
-	labelled    []labelled    // what carries its labels on the host, when that was last listed
-	phases      createPhases  // of its create, while that goes on
+	lastOwn     primaryRun      // what was heard of the sandbox's own command before its container ended
+	home        string          // directory that the container says it uses; "": there is no container
+	attaching   chan struct{}   // closed and replaced when attached changes
+	labelled    []labelled      // what carries its labels on the host, when that was last listed
+	diskStop    *protocol.Error // why the watch over the disk stopped it; nil: it did not, or see its note
+	phases      createPhases    // of its create, while that goes on
 
 	// Only the goroutine's own.
 	seen      observed
@@ -472,17 +475,14 @@ func (s *sandbox) inspectNamed(ctx context.Context, name string) (docker.Contain
 	if err != nil {
 		return c, err
 	}
-	if k, ok := labelledKey(c.Labels); !ok || k != s.key || c.Labels[docker.LabelDeployment] != s.w.conn.Deployment() {
+	if k, ok := s.w.ours(&c); !ok || k != s.key {
 		return docker.Container{}, nil
 	}
 	return c, nil
 }
 
-// name is what the Engine calls the sandbox's container and network. Ids have no dot, so no two
-// sandboxes, and no service of one and another sandbox, share a name.
-func (s *sandbox) name() string {
-	return "boxfleet." + s.w.conn.Deployment() + "." + s.key.tenant + "." + s.key.id
-}
+// name is what the Engine calls the sandbox's container and network.
+func (s *sandbox) name() string { return nameOf(s.w.conn.Deployment(), s.key) }
 
 // do carries out one operation, under a context that ends when the log no longer wants it.
 func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) error {
@@ -559,6 +559,9 @@ func (s *sandbox) appendEvents(ctx context.Context, generation uint64, decide fu
 
 // fail appends that the sandbox failed, and before it the end of its execs.
 func (s *sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
+	if stopped := s.stoppedForDisk(b.Generation); stopped != nil {
+		why = stopped
+	}
 	s.log.Warn("the sandbox fails", "error", why)
 	return s.append(ctx, b.Generation, s.failed(why))
 }

@@ -43,7 +43,7 @@ func (v *service) raise(ctx context.Context) error {
 	}
 	// Also where an earlier try came so far; one that ran before has changed what was copied.
 	if !c.Running && c.StartedAt.IsZero() {
-		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies, nil); err != nil {
+		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies, etcTargets); err != nil {
 			return err
 		}
 		v.s.w.cfg.Probe("after-service-copy")
@@ -52,7 +52,7 @@ func (v *service) raise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := v.connect(ctx, a, c); err != nil {
+	if err := v.connect(ctx, d, a, c); err != nil {
 		a.close()
 		return err
 	}
@@ -77,8 +77,17 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if len(command) == 0 {
 		command = image.Cmd
 	}
+	field := v.sandbox.ServiceField(v.name) + ".image"
+	volumes, err := volumesOf(image, etcTargets, field)
+	if err != nil {
+		return "", err
+	}
+	if err := checkCopies(&v.sandbox, v.name, coveredVolumes(volumes, nil)); err != nil {
+		return "", err
+	}
 	defaults := defaults{
-		User: v.spec.User, Cwd: image.Cwd, Command: append(slices.Clone(image.Entrypoint), command...),
+		Volumes: volumes,
+		User:    v.spec.User, Cwd: image.Cwd, Command: append(slices.Clone(image.Entrypoint), command...),
 		StopSignal: image.StopSignal, Healthcheck: image.Healthcheck,
 	}
 	if len(defaults.Command) == 0 {
@@ -93,13 +102,18 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if err := d.saveDefaults(defaults); err != nil {
 		return "", err
 	}
+	if err := d.makeEtc(v.name); err != nil {
+		return "", err
+	}
 	select {
 	case <-v.linked:
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
 	v.s.w.cfg.Probe("before-service-create")
-	id, err := v.s.w.engine.CreateContainer(context.WithoutCancel(ctx), v.containerSpec(d, image))
+	spec := v.containerSpec(d, image)
+	coverVolumes(&spec, volumes, v.spec.Memory)
+	id, err := v.s.w.engine.CreateContainer(context.WithoutCancel(ctx), spec)
 	v.s.w.cfg.Probe("after-service-create")
 	return id, naming(err, docker.ReasonNoDiskQuota, v.sandbox.ServiceField(v.name)+".disk")
 }
@@ -116,11 +130,10 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.path,
 		},
 		DNS: s.w.isolation.servers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
-		Binds: []docker.Bind{
+		Binds: append([]docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
-			{Source: d.run(), Target: at("run")},
-		},
+		}, d.etcBinds(nil)...),
 	}
 	setProfile(&spec, v.spec.Capabilities())
 	for name, value := range v.spec.Env {
@@ -131,7 +144,7 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 }
 
 // connect starts the container, where it does not run, and waits for its supervisor.
-func (v *service) connect(ctx context.Context, a *attachment, c docker.Container) error {
+func (v *service) connect(ctx context.Context, d directory, a *attachment, c docker.Container) error {
 	epoch := v.s.w.epoch.Load()
 	if !c.Running {
 		v.isDown()
@@ -162,6 +175,13 @@ func (v *service) connect(ctx context.Context, a *attachment, c docker.Container
 		return v.ended(c)
 	}
 	v.epoch = epoch
+	if err := d.tellAddress(c); err != nil {
+		return err
+	}
+	v.s.w.boundTerminals(c.Pid)
+	if err := d.uncoverVolumes(c.Pid); err != nil {
+		return err
+	}
 	if err := a.greet(ctx, c.Pid); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ func wantsServices(b *protocol.Sandbox, hostID string) bool {
 // there, and none otherwise.
 func (s *sandbox) keepServices(ctx context.Context, b *protocol.Sandbox, op operation) {
 	names, required := b.Spec.Services()
-	if op == opDiscard || !wantsServices(b, s.w.hostID) {
+	if op == opDiscard || !wantsServices(b, s.w.hostID) || s.stoppedForDisk(b.Generation) != nil {
 		s.endServices()
 		if op == opNothing {
 			s.dropServices()

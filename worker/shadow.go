@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
 // Bounds of a directory that is looked through, and copied, for a sandbox.
@@ -38,7 +40,7 @@ func shadow(source *os.File, to string) (bool, error) {
 	if err := looking.dir(root, "", nil, 0); err != nil || !looking.leadsOut {
 		return false, err
 	}
-	if err := os.RemoveAll(to); err != nil { // of an earlier try
+	if err := removal.Tree(context.Background(), to); err != nil { // of an earlier try
 		return false, err
 	}
 	if err := os.MkdirAll(to, 0o700); err != nil {

@@ -63,13 +63,20 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 		}
 	}
 	if err == nil {
+		err = d.uncoverVolumes(c.Pid)
+	}
+	if err == nil {
 		a.ports, err = givenPorts(b.Spec.Ports, c.Ports)
+	}
+	if err == nil {
+		err = d.tellAddress(c)
 	}
 	if err != nil {
 		a.close()
 		return nil, err
 	}
 	s.w.cfg.Probe("before-hello")
+	s.w.boundTerminals(c.Pid)
 	if err := a.greet(ctx, c.Pid); err != nil {
 		a.close()
 		return nil, err
@@ -140,6 +147,9 @@ func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error 
 
 // resume starts a stopped sandbox's container again.
 func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
+	if why := s.stoppedForDisk(b.Generation); why != nil {
+		return s.fail(ctx, b, why)
+	}
 	starting, cancel := context.WithTimeout(ctx, s.createLeft(b))
 	defer cancel()
 	a, err := s.startAgain(starting, b)
@@ -208,6 +218,9 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	c := s.container
 	if err := s.runsEnded(ctx, b.Spec.Grace.Std(), ofPrimary); err != nil { // they read how they ended
 		return err
+	}
+	if why := s.stoppedForDisk(b.Generation); why != nil {
+		return s.fail(ctx, b, why)
 	}
 	if c.ID == "" {
 		return s.fail(ctx, b, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container is gone"))

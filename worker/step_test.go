@@ -103,7 +103,8 @@ func TestQ11_SubnetsDoNotRunOut(t *testing.T) {
 }
 
 func TestNetworkPoolIsChecked(t *testing.T) {
-	for _, pool := range []string{"", "10.0.0.0/29", "10.0.0.1", "fd00::/64", "x"} {
+	for _, pool := range []string{"", "10.0.0.0/29", "10.0.0.1", "fd00::/64", "x",
+		"127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/8", "0.0.0.0/0", "8.8.8.0/24", "172.0.0.0/8"} {
 		if _, err := newSubnets(pool); protocol.AsError(err) == nil || protocol.AsError(err).Field != "network_pool" {
 			t.Errorf("pool %q: %v, want an error that names the field", pool, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -26,10 +27,22 @@ type subnets struct {
 	next   uint32                // where the search goes on: a subnet that was given back rests first
 }
 
+// poolRanges are where a pool may be. The loopback, link-local and multicast addresses lead nowhere in a network
+// of the engine, and of public ones the sandboxes would not reach who really has them.
+var poolRanges = []netip.Prefix{
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"),
+}
+
+func poolNames() string { return strings.Join(texts(poolRanges), ", ") }
+
 func newSubnets(pool string) (*subnets, error) {
 	p, err := netip.ParsePrefix(pool)
 	if err != nil || !p.Addr().Is4() || p.Bits() > subnetBits {
 		return nil, protocol.Invalid("network_pool", "must be an IPv4 prefix of /%d or more addresses, got %.40q", subnetBits, pool)
+	}
+	if !protocol.RangeWithin(p, poolRanges) {
+		return nil, protocol.Invalid("network_pool", "must lie in a private range (%s), got %.40q", poolNames(), pool)
 	}
 	return &subnets{pool: p.Masked(), ours: map[netip.Prefix]bool{}, others: map[netip.Prefix]bool{}, moved: map[netip.Prefix]bool{}}, nil
 }

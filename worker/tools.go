@@ -296,12 +296,12 @@ func vacant(spec *protocol.SandboxSpec, b *binding) error {
 	}
 	for i, m := range spec.Mounts {
 		if path.Clean(m.Target) == b.Target {
-			return protocol.Invalid(b.Field, "%s goes to %s, where spec.mounts[%d] goes", b.Tool, b.Target, i)
+			return protocol.Invalid(b.Field, "%s would be mounted at %s, and so would spec.mounts[%d]", b.Tool, b.Target, i)
 		}
 	}
 	for i, m := range spec.Tmpfs {
 		if path.Clean(m.Target) == b.Target {
-			return protocol.Invalid(b.Field, "%s goes to %s, where spec.tmpfs[%d] goes", b.Tool, b.Target, i)
+			return protocol.Invalid(b.Field, "%s would be mounted at %s, and so would spec.tmpfs[%d]", b.Tool, b.Target, i)
 		}
 	}
 	for i, c := range spec.Copies {

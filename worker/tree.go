@@ -42,6 +42,8 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 		return err
 	}
 	tree.hidden = hidden
+	ctx, copied, done := s.w.disk.copying(ctx, s.key)
+	defer done()
 	blob, err := s.w.conn.Blob(ctx, c.Digest)
 	if err != nil {
 		return err
@@ -49,10 +51,10 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 	defer blob.Close()
 	sum := sha256.New()
 	r, w := io.Pipe()
-	done := make(chan error, 1)
+	rewritten := make(chan error, 1)
 	go func() {
 		stored := &storedTree{r: blob}
-		source := io.TeeReader(stored, sum)
+		source := io.TeeReader(stored, io.MultiWriter(sum, copied))
 		err := tree.rewrite(source, w)
 		if err == nil {
 			_, err = io.Copy(io.Discard, source) // padding belongs to the digest
@@ -64,11 +66,15 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 			err = copyFailed("what was uploaded does not match its digest %s", c.Digest)
 		}
 		w.CloseWithError(err)
-		done <- err
+		rewritten <- err
 	}()
 	copyErr := s.w.engine.CopyTo(ctx, container, "/", r)
 	_ = r.CloseWithError(errors.New("the engine stopped reading")) // lets the other side end
-	if err := <-done; err != nil && protocol.AsError(err).Reason == protocol.ReasonCopyFailed {
+	err = <-rewritten
+	if stopped := new(protocol.Error); errors.As(context.Cause(ctx), &stopped) {
+		return stopped
+	}
+	if err != nil && protocol.AsError(err).Reason == protocol.ReasonCopyFailed {
 		return err
 	}
 	return copyErr

@@ -41,6 +41,9 @@ func (w *worker) full() string {
 	if why := w.firstLook.full(); why != "" {
 		return why
 	}
+	if why := w.disk.full(); why != "" {
+		return why
+	}
 	m := &w.cfg.Watermarks
 	for _, dir := range []string{w.cfg.StateDir, w.info.RootDir} {
 		var fs unix.Statfs_t

@@ -21,37 +21,43 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
 // Config says how a worker works.
 type Config struct {
-	Conn         *jetstream.Conn // required; the caller closes it
-	Name         string          // of this worker, an id, unique in the deployment; required
-	Build        string          // version, shown in the table of hosts
-	StateDir     string          // directories of sandboxes; absolute; required
-	Hidden       []string        // absolute paths that no sandbox may see either
-	Engine       string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
-	Supervisor   string          // path of the boxfleet-supervisor binary; required
-	Slots        int             // sandboxes at most; default 100
-	CPU          float64         // cores to offer; default: the host's
-	Memory       protocol.Bytes  // to offer; default: nine tenths of the host's
-	Labels       map[string]string
-	AllowMounts  []string     // directories of the host that may be mounted, PATH[:ro] read-only or PATH:rw; default none
-	Profiles     []string     // capability profiles that sandboxes may choose; default hardened only
-	Runtimes     []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
-	Firewall     string       // required (default): no sandbox without rules around its network; or off
-	DenyNetworks []string     // IPv4 ranges that no sandbox reaches, whatever it is allowed; default none
-	DNS          []string     // name servers of sandboxes; default: those of the engine's host
-	Tools        []string     // builtin tools that are offered to sandboxes, or "all"; default none
-	ToolsHome    string       // home directory whose files those are; absolute where there are any
-	SSHAgent     string       // socket of the ssh agent that the tool git offers; "": none
-	NetworkPool  string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
-	Ephemeral    bool         // remove the engine's mark at the end: for a deployment that does not come back
-	ReapDryRun   bool         // report what the log says is over, and bridges without a network, and remove nothing of it
-	OnReady      func()       // called once, when work is taken; may be nil
-	Logger       *slog.Logger // default slog.Default
+	Conn          *jetstream.Conn // required; the caller closes it
+	Name          string          // of this worker, an id, unique in the deployment; required
+	Build         string          // version, shown in the table of hosts
+	StateDir      string          // directories of sandboxes; absolute; required
+	Hidden        []string        // absolute paths that no sandbox may see either
+	Engine        string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
+	Supervisor    string          // path of the boxfleet-supervisor binary; required
+	Slots         int             // sandboxes at most; default 100
+	CPU           float64         // cores to offer; default: the host's
+	Memory        protocol.Bytes  // to offer; default: nine tenths of the host's
+	Labels        map[string]string
+	AllowMounts   []string     // directories of the host that may be mounted, PATH[:ro] read-only or PATH:rw; default none
+	Profiles      []string     // capability profiles that sandboxes may choose; default hardened only
+	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
+	Firewall      string       // required (default): no sandbox without rules around its network; or off
+	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, whatever it is allowed; default none
+	AllowNetworks []string     // private IPv4 ranges that specs may allow; default none
+	Connections   int          // that the containers of one sandbox may have beyond their network at a time; default 2048
+	PIDs          int64        // processes and threads that a spec may give one container; default 16384
+	Ports         string       // of the host's loopback that sandboxes may publish, FIRST-LAST; default DefaultPorts
+	DNS           []string     // name servers of sandboxes; default: those of the engine's host
+	Tools         []string     // builtin tools that are offered to sandboxes, or "all"; default none
+	ToolsHome     string       // home directory whose files those are; absolute where there are any
+	SSHAgent      string       // socket of the ssh agent that the tool git offers; "": none
+	NetworkPool   string       // IPv4 prefix that sandboxes' networks come from; default 10.201.0.0/16
+	Ephemeral     bool         // remove the engine's mark at the end: for a deployment that does not come back
+	ReapDryRun    bool         // report what the log says is over, and bridges without a network, and remove nothing of it
+	OnReady       func()       // called once, when work is taken; may be nil
+	Logger        *slog.Logger // default slog.Default
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 
@@ -62,11 +68,18 @@ type Config struct {
 	Watermarks Watermarks // how full the host may be and still take sandboxes
 	Images     Images     // what becomes of the images on the host
 
-	CrashWindow    time.Duration // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
-	CrashGuard     time.Duration // default 30 s
-	OutputPatience time.Duration // an exec's end waits so long for a log of output that takes nothing; default 30 s
-	OutputWithin   time.Duration // an exec's end waits for its output until so long after the exec's timeout and grace; default 30 s
-	Reconcile      time.Duration // between two looks at everything on the host; default 15 s
+	// Where a disk of the worker or the engine has less than DiskLow free, the sandbox that fills it is
+	// stopped. 0 is a tenth of the disk, 2 GiB at most. DiskReserve is held back on the worker's own disk for its
+	// records. 0 is a fiftieth of the disk, 32 MiB at most.
+	DiskLow, DiskReserve protocol.Bytes
+
+	CrashWindow    time.Duration  // a primary command that never ran for CrashGuard within this fails its sandbox; default 5 min
+	CrashGuard     time.Duration  // default 30 s
+	OutputPatience time.Duration  // an exec's end waits so long for a log of output that takes nothing; default 30 s
+	OutputWithin   time.Duration  // an exec's end waits for its output until so long after the exec's timeout and grace; default 30 s
+	OutputBurst    protocol.Bytes // what a sandbox may publish as fast as the log takes it, of output; default 256 MiB
+	OutputRate     protocol.Bytes // and how much in a second after that, from 1; default 8 MiB
+	Reconcile      time.Duration  // between two looks at everything on the host; default 15 s
 
 	// OnState is called with whether the worker works, and in a few words with what it does or waits for:
 	// when that changes, and once a second. It must not block, and may be nil.
@@ -78,6 +91,18 @@ type Config struct {
 
 // DefaultNetworkPool is where sandboxes' networks come from.
 const DefaultNetworkPool = "10.201.0.0/16"
+
+// What one sandbox may take of what the kernel has for the whole machine.
+const (
+	DefaultConnections = 2048
+	DefaultMostPIDs    = 16384
+
+	leastConnections = 64
+)
+
+// DefaultPorts are published for sandboxes. They lie below those that kernels give to outgoing connections, and
+// above those of most services of a host.
+const DefaultPorts = "20000-32767"
 
 // Check says what [Run] would refuse, as far as that can be seen without NATS and without the engine. Conn
 // need not be set yet. Error: invalid_argument.
@@ -95,6 +120,9 @@ func (c *Config) check() error {
 	}
 	if err := docker.CheckHost(c.Engine); err != nil {
 		return err
+	}
+	if c.DiskLow < 0 || c.DiskReserve < 0 {
+		return protocol.Invalid("disk_low, disk_reserve", "must not be negative")
 	}
 	if c.Slots < 0 || c.CPU < 0 || c.Memory < 0 {
 		return protocol.Invalid("slots, cpu, memory", "must not be negative")
@@ -115,6 +143,10 @@ func (c *Config) check() error {
 	def(&c.OutputPatience, 30*time.Second)
 	def(&c.OutputWithin, 30*time.Second)
 	def(&c.Reconcile, 15*time.Second)
+	if c.OutputBurst < 0 || c.OutputRate < 0 {
+		return protocol.Invalid("output_burst, output_rate", "must not be negative")
+	}
+	c.OutputBurst, c.OutputRate = cmp.Or(c.OutputBurst, DefaultOutputBurst), cmp.Or(c.OutputRate, DefaultOutputRate)
 	if c.Slots == 0 {
 		c.Slots = 100
 	}
@@ -124,9 +156,31 @@ func (c *Config) check() error {
 	if c.NetworkPool == "" {
 		c.NetworkPool = DefaultNetworkPool
 	}
+	if _, err := newSubnets(c.NetworkPool); err != nil {
+		return err
+	}
+	if c.Connections == 0 {
+		c.Connections = DefaultConnections
+	}
+	if c.Connections < leastConnections {
+		return protocol.Invalid("connections", "must be at least %d, got %d", leastConnections, c.Connections)
+	}
+	if c.PIDs == 0 {
+		c.PIDs = DefaultMostPIDs
+	}
+	if c.PIDs < protocol.DefaultPIDs || c.PIDs > protocol.MaxPIDs {
+		return protocol.Invalid("pids", "must be %d, the default of specs, to %d, got %d", protocol.DefaultPIDs, protocol.MaxPIDs, c.PIDs)
+	}
+	if c.Ports == "" {
+		c.Ports = DefaultPorts
+	}
+	if _, err := protocol.ParsePortRange("ports", c.Ports); err != nil {
+		return err
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = seldom.Logger(c.Logger)
 	if c.Probe == nil {
 		c.Probe = func(string) {}
 	}
@@ -151,9 +205,11 @@ type worker struct {
 
 	supervisor string // path of this worker's copy of the supervisor
 	subnets    *subnets
+	ports      protocol.PortRange // that may be published
 	gpus       *gpus
 	admissions *admissions
 	firstLook  *firstLook
+	disk       *diskWatch
 	mounts     *mountPolicy
 	images     *images
 	tools      *toolbox
@@ -163,7 +219,9 @@ type worker struct {
 	orphans    orphans
 	changed    chan struct{} // has room for one: the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
-	started    time.Time    // by the store's clock
+	started    time.Time // by the store's clock
+	outlet     *outlet
+	freeing    freeing
 	kept       atomic.Int64 // execs that have ended and whose files are kept for a moment
 
 	health    health
@@ -171,6 +229,7 @@ type worker struct {
 	listening *listening
 	epoch     engineEpoch
 	once      sync.Once
+	unbounded sync.Once // it was said that terminals are not bounded
 
 	mu        sync.Mutex
 	sandboxes map[key]*sandbox
@@ -206,6 +265,12 @@ func Run(ctx context.Context, cfg Config) error {
 		case begunAnew(err):
 			cfg.Logger.Warn("the worker begins anew", "worker", cfg.Name, "error", err)
 			pause = engineFirst
+		case diskFull(err):
+			cfg.Logger.Warn("waiting for room on the worker's disk", "worker", cfg.Name, "error", err)
+			cfg.OnState(false, "waits for room on its disk: "+err.Error())
+			if !sleep(ctx, engineMost) {
+				return nil
+			}
 		case again && protocol.CodeOf(err) == protocol.Unavailable: // it is not there yet, or restarted once more
 			cfg.Logger.Warn("waiting for the Docker engine", "worker", cfg.Name, "error", err)
 			cfg.OnState(false, "waits for the Docker engine: "+err.Error())
@@ -228,7 +293,7 @@ const (
 func newWorker(cfg Config) *worker {
 	return &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
-		sandboxes: map[key]*sandbox{}, listening: newListening(),
+		sandboxes: map[key]*sandbox{}, listening: newListening(), outlet: newOutlet(cfg.OutputBurst, cfg.OutputRate),
 		changed: make(chan struct{}, 1), admissions: newAdmissions(), firstLook: newFirstLook(),
 	}
 }
@@ -251,6 +316,17 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	defer w.isolation.wall.Close()
+	w.disk = newDiskWatch(w)
+	watching, stopWatching := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		w.disk.run(watching)
+	}()
+	defer func() {
+		stopWatching()
+		<-watched
+	}()
 	for {
 		lease, err := w.takeLock(ctx)
 		if err != nil {
@@ -308,6 +384,9 @@ func (w *worker) identify(ctx context.Context) error {
 		return err
 	}
 	cfg.Fence = w.fence
+	if canVerify() { // others may not look into containers
+		cfg.EmptyLayer = removal.Contents
+	}
 	if w.engine, err = docker.Connect(ctx, cfg); err != nil {
 		return err
 	}
@@ -369,6 +448,9 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
 		return err
 	}
+	if w.ports, err = protocol.ParsePortRange("ports", w.cfg.Ports); err != nil {
+		return err
+	}
 	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address(), w.subnets.pool); err != nil {
 		return err
 	}
@@ -402,7 +484,7 @@ func (w *worker) keepSupervisor() error {
 		return nil
 	}
 	if err := errors.Join(os.WriteFile(w.supervisor+".tmp", data, 0o555), os.Rename(w.supervisor+".tmp", w.supervisor)); err != nil {
-		return protocol.Errorf(protocol.Internal, "", "keep the supervisor: %v", err)
+		return hostError(err, "keep the supervisor")
 	}
 	return nil
 }
@@ -414,6 +496,14 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return lease.Run(ctx) })
 	group.Go(func() error { return w.work(ctx, group) })
+	seen := w.firstLook.done
+	go func() {
+		select {
+		case <-seen:
+			w.disk.seen.Store(true)
+		case <-ctx.Done():
+		}
+	}()
 	atRest := make(chan error, 1)
 	go func() {
 		err := group.Wait()
@@ -454,7 +544,9 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return w.keepRegistered(ctx) })
 	group.Go(func() error { return w.watchEngine(ctx, unknown == nil) })
 	group.Go(func() error { return w.images.run(ctx) })
+	group.Go(func() error { return w.keepWatchers(ctx) })
 	w.once.Do(func() {
+		w.tellPosture()
 		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", w.token())
 		if w.cfg.OnReady != nil {
 			w.cfg.OnReady()
@@ -562,11 +654,11 @@ func (w *worker) release(ctx context.Context, lease *jetstream.Lease) {
 
 // forgetHost takes away the engine's mark and the host's directory, if no sandbox is left.
 func (w *worker) forgetHost(ctx context.Context) error {
-	left, err := w.engine.Containers(ctx)
+	left, err := w.containers(ctx)
 	if err != nil || len(left) > 0 {
 		return err
 	}
-	if err := os.RemoveAll(filepath.Join(w.cfg.StateDir, w.conn.Deployment())); err != nil {
+	if err := removal.Tree(ctx, filepath.Join(w.cfg.StateDir, w.conn.Deployment())); err != nil {
 		return err
 	}
 	if w.isolation.required {

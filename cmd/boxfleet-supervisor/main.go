@@ -8,16 +8,16 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/supervisor"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
 func main() {
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	log := slog.New(seldom.New(slog.NewTextHandler(os.Stderr, nil)))
 	config := supervisor.Config{Logger: log}
 	groups := flag.Uint("groups", supervisor.DefaultGroupBase, "first group id by which execs are found")
 	flag.StringVar(&config.ControlDir, "control", control.ContainerAt+"/ctl", "directory of the worker's socket")
-	flag.StringVar(&config.RunDir, "run", control.ContainerAt+"/run", "directory for output and exit records")
 	flag.BoolVar(&config.Privileged, "privileged", false, "commands run as root keep the container's capabilities")
 	flag.Parse()
 	config.GroupBase = uint32(*groups)

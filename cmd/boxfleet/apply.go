@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -22,7 +23,8 @@ const createsAtOnce = 8
 
 // applied is what apply did with one document.
 type applied struct {
-	ID      string            `json:"id"`
+	ID      string            `json:"id,omitempty"`
+	Name    string            `json:"name,omitempty"`
 	Result  string            `json:"result"` // created, unchanged or failed
 	Sandbox *protocol.Sandbox `json:"sandbox,omitempty"`
 	Error   *protocol.Error   `json:"error,omitempty"`
@@ -39,9 +41,13 @@ func (p *program) applyCommand() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the sandboxes of a file that are not there yet", Args: takes(),
-		Long: `Make the sandboxes of a file, which holds one or more documents, each with an id. Those that are there
-with the same spec are left as they are, and waited for where they are not ready yet. A sandbox cannot be changed: where one is there with another
-spec, or has failed or been deleted, apply names it, makes nothing, and ends with an error.`,
+		Long: `Make the sandboxes of a file, which holds one or more documents, each with a name. If a living sandbox has
+the name and the same spec, it is left as it is, and waited for if it is not ready yet. If the one that had the name
+has failed or is deleted, a new one is made. A sandbox cannot be changed: where one is there with another spec, apply
+names it, makes nothing, and ends with an error.
+
+A document may have an id in place of the name. An id can be used once: apply makes no other sandbox with it after
+the first one has failed or is deleted.`,
 		Example: "  boxfleet apply -f sandboxes.yaml\n  boxfleet apply -f - -o json <sandboxes.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			documents, err := readSpecs(file, p.stdin)
@@ -63,13 +69,19 @@ spec, or has failed or been deleted, apply names it, makes nothing, and ends wit
 func checkApplied(documents []*spec.Document) error {
 	seen := map[string]int{}
 	for i, d := range documents {
-		if d.ID == "" {
-			return protocol.Invalid("id", "document %d has none; apply needs one to find its sandbox again", i+1)
+		field, ref := "name", d.Name
+		switch {
+		case d.ID != "" && d.Name != "":
+			return protocol.Invalid("id", "document %d has a name too, by which apply finds its sandbox; an id can be used once: leave it out", i+1)
+		case d.ID != "":
+			field, ref = "id", d.ID
+		case ref == "":
+			return protocol.Invalid("name", "document %d has none; apply needs one to find its sandbox again", i+1)
 		}
-		if before, twice := seen[d.ID]; twice {
-			return protocol.Invalid("id", "documents %d and %d have the same: %s", before, i+1, d.ID)
+		if before, twice := seen[ref]; twice {
+			return protocol.Invalid(field, "documents %d and %d have the same: %s", before, i+1, ref)
 		}
-		seen[d.ID] = i + 1
+		seen[ref] = i + 1
 		if err := check(d); err != nil {
 			return err
 		}
@@ -108,15 +120,15 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	done()
 	return errors.Join(err, p.show(results, func(w io.Writer) {
 		for _, r := range results {
-			fmt.Fprintf(w, "%s %s\n", r.ID, r.Result)
+			fmt.Fprintf(w, "%s %s\n", cmp.Or(r.Name, r.ID), r.Result)
 		}
 	}))
 }
 
 // compare looks at the sandbox of a document. A refusal says why it can be neither made nor left.
 func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults protocol.SandboxSpec) (r applied, refusal string, err error) {
-	r.ID = d.ID
-	box, err := c.Get(ctx, d.ID)
+	r.ID, r.Name = d.ID, d.Name
+	box, err := c.Get(ctx, called(d))
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return r, "", nil
 	}
@@ -124,15 +136,20 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 		return r, "", err
 	}
 	info := box.Info()
-	r.Result, r.Sandbox = resultUnchanged, &info
-	switch info.State {
-	case protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
+	switch {
+	case d.Name != "" && info.Name != d.Name:
+		return r, fmt.Sprintf("%s is the id of a sandbox, and cannot be a name", d.Name), nil
+	case d.Name != "" && !info.State.HoldsName():
+		return r, "", nil
+	}
+	r.ID, r.Result, r.Sandbox = info.ID, resultUnchanged, &info
+	if !info.State.HoldsName() {
 		return r, fmt.Sprintf("sandbox %s is %s, and its id cannot be used again", d.ID, info.State), nil
 	}
 	whole := spec.Merge(defaults, d.Spec)
 	whole.Resolve()
 	if differs := spec.Difference(*info.AcceptedSpec(), whole); len(differs) > 0 {
-		return r, fmt.Sprintf("sandbox %s is there with another %s", d.ID, strings.Join(differs, ", ")), nil
+		return r, fmt.Sprintf("sandbox %s is there with another %s", called(d), strings.Join(differs, ", ")), nil
 	}
 	return r, "", nil
 }
@@ -153,7 +170,7 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 		}
 		group.Go(func() error {
 			if wait {
-				defer p.explainWait(ctx, c, d.ID, func(why string) { tell("applying, " + d.ID + " waits: " + why) })()
+				defer p.explainWait(ctx, c, called(d), func(why string) { tell("applying, " + called(d) + " waits: " + why) })()
 			}
 			failures[i] = do(ctx, c, d, &results[i], wait)
 			return nil
@@ -163,7 +180,7 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 	for i, err := range failures {
 		if err != nil {
 			e := *protocol.AsError(err)
-			e.Message = "sandbox " + documents[i].ID + ": " + e.Message
+			e.Message = "sandbox " + called(documents[i]) + ": " + e.Message
 			return &e
 		}
 	}
@@ -173,13 +190,37 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 // create makes the sandbox of a document.
 func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wait bool) error {
 	r.Result = resultCreated
-	box, err := c.Create(ctx, d.Spec, sdk.WithID(d.ID), sdk.WithRequestID(applyRequest(d)), sdk.WithWait(wait))
-	return r.ended(box, err)
+	if d.Name == "" {
+		box, err := c.Create(ctx, d.Spec, sdk.WithID(d.ID), sdk.WithRequestID(applyRequest(d)), sdk.WithWait(wait))
+		return r.ended(box, err)
+	}
+	box, err := c.Create(ctx, d.Spec, sdk.WithName(d.Name), sdk.WithWait(wait))
+	if err == nil || protocol.AsError(err).Reason != protocol.ReasonNameTaken {
+		return r.ended(box, err)
+	}
+	// Somebody else was faster, maybe with the same file.
+	defaults, defaultsErr := c.Defaults(ctx)
+	if defaultsErr != nil {
+		return r.ended(nil, defaultsErr)
+	}
+	found, refusal, compareErr := compare(ctx, c, d, *defaults)
+	switch {
+	case compareErr != nil:
+		return r.ended(nil, compareErr)
+	case refusal != "":
+		return r.ended(nil, protocol.Errorf(protocol.AlreadyExists, protocol.ReasonNameTaken, "%s", refusal))
+	case found.Sandbox == nil: // and it is over by now
+		return r.ended(nil, err)
+	}
+	if *r = found; wait && r.Sandbox.State == protocol.StatePending {
+		return await(ctx, c, d, r, wait)
+	}
+	return nil
 }
 
 // await waits for a sandbox that somebody made, maybe an apply that was interrupted.
 func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ bool) error {
-	box := c.Sandbox(d.ID)
+	box := c.Sandbox(r.ID)
 	return r.ended(box, box.WaitReady(ctx))
 }
 
@@ -187,13 +228,16 @@ func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ b
 func (r *applied) ended(box *sdk.Sandbox, err error) error {
 	if box != nil {
 		info := box.Info()
-		r.Sandbox = &info
+		r.ID, r.Sandbox = info.ID, &info
 	}
 	if err != nil {
 		r.Result, r.Error = resultFailed, protocol.AsError(err)
 	}
 	return err
 }
+
+// called is how a document's sandbox is found.
+func called(d *spec.Document) string { return cmp.Or(d.Name, d.ID) }
 
 // applyRequest is the id of the request for a document, so that two who apply the same at once ask
 // for one sandbox.

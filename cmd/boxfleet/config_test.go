@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,6 +41,14 @@ func write(t *testing.T, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestVariablesThatAreNoSettingsAreNamed(t *testing.T) {
+	var c config
+	got := c.unknownEnv([]string{"BOXFLEET_WORKER_SLOTZ=3", "BOXFLEET_WORKER_SLOTS=3", "BOXFLEET_TEST_X=1", "SLOTS=3"})
+	if want := []string{"BOXFLEET_WORKER_SLOTZ; did you mean BOXFLEET_WORKER_SLOTS?"}; !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
 	}
 }
 

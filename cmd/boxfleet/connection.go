@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,13 +31,22 @@ func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Tenant: p.config.Tenant, Name: "boxfleet-cli"})
-	if protocol.CodeOf(err) == protocol.Unavailable && p.config.NATS == "" {
+	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Tenant: p.config.Tenant, Name: "boxfleet-cli", IDPrefixes: true})
+	switch code := protocol.CodeOf(err); {
+	case p.config.NATS != "" || err == nil:
+	case code == protocol.Unavailable:
 		e := *protocol.AsError(err)
 		e.Message += "; start one with `boxfleet up`, or name another with --nats"
 		return nil, &e
+	case code == protocol.PermissionDenied && p.looksForUp():
+		return nil, notOurs(listenerOf(cmp.Or(where.URL, sdk.DefaultURL)))
 	}
 	return c, err
+}
+
+// looksForUp says whether a client was told neither a NATS nor who it is: it looks for the `up` of this machine.
+func (p *program) looksForUp() bool {
+	return p.config.NATS+p.config.Token+p.config.TokenFile+p.config.Creds == ""
 }
 
 // whereNATS is the NATS that was named, or the one of the `boxfleet up` of this machine.
@@ -51,12 +61,15 @@ func (c *config) whereNATS() (connection, error) {
 			return where, protocol.Invalid("token_file", "%s is empty", c.TokenFile)
 		}
 	}
-	if where.URL != "" {
+	if where.URL != "" || c.DataDir == "" {
 		return where, nil
 	}
 	data, err := os.ReadFile(c.connectionFile())
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return where, nil
+	case errors.Is(err, fs.ErrPermission):
+		return where, notOurs(ownerOf(c.connectionFile()))
 	}
 	var found connection
 	if err == nil {
@@ -96,14 +109,17 @@ func (c *config) loginFrom() string {
 	if file == "" {
 		file = usualFile()
 	}
-	from := []string{"configuration file " + file}
+	var from []string
+	if file != "" {
+		from = append(from, "configuration file "+file)
+	}
 	if c.Creds != "" {
 		from = append(from, "creds "+c.Creds)
 	}
 	if c.Token == "" && c.TokenFile != "" {
 		from = append(from, "token_file "+c.TokenFile)
 	}
-	if c.NATS == "" {
+	if c.NATS == "" && c.DataDir != "" {
 		from = append(from, c.connectionFile())
 	}
 	return strings.Join(from, ", ") + "; what flags and environment say stays as it is until a restart"

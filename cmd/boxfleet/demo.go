@@ -54,7 +54,7 @@ func (p *program) demo(ctx context.Context) (err error) {
 	p.config.Worker.AllowMounts = []string{d.goroot, d.modules}
 	var fleet *local
 	err = d.step("start NATS, a coordinator and a worker", func() (err error) {
-		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()}, true, &health{})
+		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()}, nil, true, &health{})
 		return err
 	})
 	if err != nil {
@@ -181,6 +181,6 @@ func (d *demo) history(ctx context.Context, c *sdk.Client, id string) {
 			d.say("   %v", err)
 			return
 		}
-		printEvent(d.stdout, &e)
+		printEvent(d.plain(d.stdout), &e)
 	}
 }

@@ -5,7 +5,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,10 +27,18 @@ func startWithoutHosts(t *testing.T, port int) *embedded.Server {
 	}
 	t.Cleanup(server.Stop)
 	t.Setenv("BOXFLEET_NATS", server.ClientURL())
+	startCoordinator(t)
+	return server
+}
+
+func startCoordinator(t *testing.T, args ...string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var stdout, stderr screen
 	ended := make(chan int, 1)
-	go func() { ended <- run(ctx, []string{"coordinator"}, strings.NewReader(""), &stdout, &stderr) }()
+	go func() {
+		ended <- run(ctx, append([]string{"coordinator"}, args...), strings.NewReader(""), &stdout, &stderr)
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if code := <-ended; code != 0 {
@@ -35,7 +46,6 @@ func startWithoutHosts(t *testing.T, port int) *embedded.Server {
 		}
 	})
 	eventually(t, "the coordinator is ready", func() bool { return strings.Contains(stdout.String(), "ready: coordinator") })
-	return server
 }
 
 func TestPingWaitsForAFleetThatComes(t *testing.T) {
@@ -62,6 +72,63 @@ func TestPingWaitsForAFleetThatComes(t *testing.T) {
 	}
 }
 
+// `up & ping --wait 1m` asks while up starts: its NATS listens before its worker, here for ever, and nobody else
+// would know the token.
+func TestAnUpThatStartsIsKnownToItsClients(t *testing.T) {
+	clean(t)
+	t.Setenv("BOXFLEET_UP_LISTEN", "127.0.0.1")
+	t.Setenv("BOXFLEET_WORKER_SUPERVISOR", os.Args[0])
+	ctx, cancel := context.WithCancel(t.Context())
+	var stdout, stderr screen
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(ctx, []string{"up", "--engine", "unix://" + t.TempDir() + "/none"}, strings.NewReader(""), &stdout, &stderr)
+	}()
+	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
+	eventually(t, "up says where it listens", func() bool { _, err := os.Stat(file); return err == nil })
+	if code, _, said := call(t.Context(), "", "ping", "--wait", "30s"); code != 0 {
+		t.Errorf("ping ended with %d: %s; up said %s", code, said, stderr.String())
+	}
+	cancel()
+	<-ended
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) || strings.Contains(stdout.String(), "ready") {
+		t.Errorf("an up that never was ready left: %v, %s", err, stdout.String())
+	}
+}
+
+// Where another user's up has the usual port, that one is found until this user's listens.
+func TestPingWaitsBesideAnUpOfAnotherUser(t *testing.T) {
+	clean(t)
+	dir := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses", SyncLazily: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	if err := (connection{server.ClientURL(), ""}).write(dir); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(t.Context(), []string{"ping", "--wait", "1m"}, strings.NewReader(""), new(screen), new(screen))
+	}()
+	select {
+	case code := <-ended:
+		t.Fatalf("ping ended with %d", code)
+	case <-time.After(500 * time.Millisecond):
+	}
+	if err := (connection{server.ClientURL(), "somebody-elses"}).write(dir); err != nil {
+		t.Fatal(err)
+	}
+	startCoordinator(t, "--nats", server.ClientURL(), "--token", "somebody-elses")
+	if code := <-ended; code != 0 {
+		t.Errorf("ping ended with %d", code)
+	}
+}
+
 func TestARemovedImageIsNamed(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
@@ -71,7 +138,7 @@ func TestARemovedImageIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for format, want := range map[string]string{"text": "tools:1\n", "json": `{"ref":"tools:1"}` + "\n"} {
-		if code, _, stderr := call(t.Context(), root.String(), "image", "import", "-", "--ref", "tools:1", "--no-wait"); code != 0 {
+		if code, _, stderr := call(t.Context(), root.String(), "image", "import", "-", "--ref", "tools:1", "--wait=false"); code != 0 {
 			t.Fatalf("import: %d, %s", code, stderr)
 		}
 		expect(t, "image remove tools:1 -o "+format, 0, want)

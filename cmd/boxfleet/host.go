@@ -22,12 +22,21 @@ func (p *program) hostCommand() *cobra.Command {
 }
 
 func (p *program) hostList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the hosts", Args: takes(), Example: "  boxfleet host list",
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the hosts", Args: takes(), Example: "  boxfleet host list",
 		Long: `List the hosts. SKEW is how far a host's clock is ahead of that of the NATS server that leads the event log; it
-is marked with "!" where it is more than 5 s off. Nothing is decided by it, but what runs on the host sees it.`,
+is marked with "!" where it is more than 5 s off. Nothing is decided by it, but what runs on the host sees it.
+SECURITY counts what of the host's engine and kernel its operator should change, which is said below the table.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if quiet {
+					names, err := workerNames(ctx, c)
+					if err != nil {
+						return err
+					}
+					return p.showNames(distinct(names))
+				}
 				hosts, err := c.Hosts(ctx)
 				if err != nil {
 					return err
@@ -39,15 +48,25 @@ is marked with "!" where it is more than 5 s off. Nothing is decided by it, but 
 			})
 		},
 	}
+	addQuiet(cmd, &quiet)
+	return cmd
 }
 
 func printHosts(w io.Writer, now time.Time, hosts []*protocol.Host) {
-	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "LABELS", "DEFAULTS", "SEEN", "SKEW", "PROBLEM"}}
+	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "LABELS", "DEFAULTS", "SEEN", "SKEW", "SECURITY", "PROBLEM"}}
 	for _, h := range hosts {
-		rows = append(rows, []any{h.Worker, hostState(h), fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
-			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, labelsOf(h), defaultsOf(h), ago(now, h.SeenAt), skewOf(h), trouble(h)})
+		rows = append(rows, []any{h.Worker, stateColour(hostState(h)), fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, labelsOf(h), defaultsOf(h), ago(now, h.SeenAt), skewOf(h), securityOf(h), trouble(h)})
 	}
 	table(w, rows...)
+	for _, h := range hosts {
+		if h.Posture == nil {
+			continue
+		}
+		for _, text := range h.Posture.Warnings {
+			fmt.Fprintf(w, "%s: %s\n", plainLine(h.Worker), plainLine(text))
+		}
+	}
 }
 
 // hostState is a host's state, and what an operator wants of it.
@@ -89,6 +108,19 @@ func skewOf(h *protocol.Host) string {
 		return fmt.Sprintf("%+.1fs!", h.Skew.Std().Seconds())
 	}
 	return fmt.Sprintf("%+.3fs", h.Skew.Std().Seconds())
+}
+
+// securityOf says whether there is something about a host's engine or kernel that its operator should change.
+func securityOf(h *protocol.Host) string {
+	switch {
+	case h.Posture == nil:
+		return "-"
+	case len(h.Posture.Warnings) == 0:
+		return "ok"
+	case len(h.Posture.Warnings) == 1:
+		return "1 warning"
+	}
+	return fmt.Sprintf("%d warnings", len(h.Posture.Warnings))
 }
 
 // trouble is what keeps a host from new sandboxes.

@@ -37,7 +37,7 @@ func (p *program) showWished(name, result string) error {
 
 func (p *program) hostCordon(verb, result, short, long string, do func(*sdk.Client, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
-		Use: verb + " NAME", Short: short, Long: long, Args: oneHost, Example: "  boxfleet host " + verb + " w1",
+		Use: verb + " NAME", Short: short, Long: long, Args: oneHost, ValidArgsFunction: p.completeHost, Example: "  boxfleet host " + verb + " w1",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if err := do(c, ctx, args[0]); err != nil {
@@ -56,9 +56,9 @@ func (p *program) hostDrain() *cobra.Command {
 	var deadline time.Duration
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "drain NAME", Short: "Give a host no new work, and have what runs on it go", Args: oneHost,
+		Use: "drain NAME", Short: "Give a host no new work, and empty it", Args: oneHost, ValidArgsFunction: p.completeHost,
 		Annotations: map[string]string{ownDeadline: "true"},
-		Long: `Give a host no new work, and have what runs on it go. A sandbox with on_host_loss replace is made again on
+		Long: `Give a host no new work, and empty it. A sandbox with on_host_loss replace is made again on
 another host, once none of its execs is active and a host takes it. The others are waited for. After
 --deadline, what still runs is ended, with reason drained: a sandbox with on_host_loss replace is made again
 elsewhere, one with fail fails, one with wait is stopped. Stopped and failed sandboxes stay where they are.
@@ -91,7 +91,7 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 			left += fmt.Sprintf("; the host is %s", h.State)
 		}
 		if tell(left); !p.watched() && !p.json() {
-			fmt.Fprintln(p.stderr, "boxfleet: "+left)
+			p.note("%s", left)
 		}
 	})
 	done()
@@ -105,7 +105,7 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 func (p *program) hostForget() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
-		Use: "forget NAME", Short: "Give up a lost host that does not come back, with everything on it", Args: oneHost,
+		Use: "forget NAME", Short: "Give up a lost host that does not come back, with everything on it", Args: oneHost, ValidArgsFunction: p.completeHost,
 		Long: `Give up a lost host that does not come back, with everything on it, of all tenants. Sandboxes that were to be
 deleted become deleted; those with on_host_loss replace are made again elsewhere; all others fail with reason
 host_forgotten, stopped ones too. Only a host whose lock is free can be forgotten. One that comes back
@@ -127,7 +127,7 @@ func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, ye
 	if h.State != protocol.HostLost { // before anybody is asked
 		return c.ForgetHost(ctx, name)
 	}
-	fmt.Fprintf(p.stderr, "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker, ago(c.Now(ctx), h.SeenAt), onHost(h))
+	fmt.Fprintf(p.plain(p.stderr), "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker, ago(c.Now(ctx), h.SeenAt), onHost(h))
 	if !yes {
 		if err := p.confirm("forget it, and give all of that up?"); err != nil {
 			return err
@@ -135,7 +135,7 @@ func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, ye
 	}
 	done := p.progress("forgetting " + name)
 	defer done()
-	p.inHand.goesOn("forget", "the fleet goes on to forget %s: `boxfleet host list` shows it for as long as it is not", name)
+	p.inHand.goesOn("forget", "the fleet goes on with forgetting %s: `boxfleet host list` shows it until that is done", name)
 	if err := c.ForgetHost(ctx, name); err != nil {
 		return err
 	}
@@ -160,9 +160,9 @@ func onHost(h *protocol.Host) string {
 func (p *program) confirm(question string) error {
 	f, ok := p.stdin.(interface{ Fd() uintptr })
 	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return usage("%s Nobody is there to be asked: say --yes", question)
+		return usage("%s There is no terminal to ask at: use --yes", question)
 	}
-	fmt.Fprintf(p.stderr, "%s [y/N] ", question)
+	fmt.Fprintf(p.plain(p.stderr), "%s [y/N] ", question)
 	line, _ := bufio.NewReader(p.stdin).ReadString('\n') // the end of input is a no
 	switch strings.ToLower(strings.TrimSpace(line)) {
 	case "y", "yes":

@@ -62,7 +62,7 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 	}
 	eventually(t, "it is lost", listed("lost"))
 	expect(t, "sandbox delete a --wait=false", 0, "a")
-	refused("say --yes", "forget", "w1")
+	refused("use --yes", "forget", "w1")
 	code, stdout, stderr := call(t.Context(), "", "host", "forget", "w1", "--yes")
 	if code != 0 || !strings.Contains(stdout, "w1 forgotten") || !strings.Contains(stderr, "on it are sandboxes: 1 deleting, with 0 active execs") {
 		t.Errorf("forget ends with %d: %s%s", code, stdout, stderr)

@@ -21,7 +21,7 @@ func (p *program) imageCommand() *cobra.Command {
 
 func (p *program) imageImport() *cobra.Command {
 	var f sdk.ImageFile
-	var noWait bool
+	var wait bool
 	cmd := &cobra.Command{
 		Use: "import FILE|- --ref NAME[:TAG]", Short: "Put an image on the hosts, without a registry",
 		Long: `Put an image on the hosts, without a registry. The file is what docker save wrote, an OCI image layout
@@ -30,10 +30,10 @@ it, and hosts that join later get it too, until it is removed.`,
 		Example: "  docker save tools:1 | boxfleet image import - --ref tools:1\n  boxfleet image import rootfs.tar.gz --ref debian:mine --change 'ENV LANG=C.UTF-8'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usage("say which FILE to import, - for stdin; see %s --help", cmd.CommandPath())
+				return usage("FILE is missing, - for stdin; see %s --help", cmd.CommandPath())
 			}
 			if f.Ref == "" {
-				return usage("--ref is missing: what is the image to be called?")
+				return usage("--ref is missing: the name that the image gets")
 			}
 			return nil
 		},
@@ -44,13 +44,14 @@ it, and hosts that join later get it too, until it is removed.`,
 			}
 			defer done()
 			f.Content = content
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.importImage(ctx, c, f, noWait) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.importImage(ctx, c, f, wait) })
 		},
 	}
 	cmd.Flags().StringVar(&f.Ref, "ref", "", "`NAME[:TAG]` of the image")
 	cmd.Flags().StringArrayVar(&f.Workers, "worker", nil, "only the host of this `worker`; may be repeated (default: all hosts)")
 	cmd.Flags().StringArrayVar(&f.Changes, "change", nil, "Dockerfile `instruction` for the image of a root filesystem; may be repeated")
-	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do not wait until the hosts have it")
+	p.completeFlag(cmd, "worker", workerNames)
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the hosts have it, not only stored")
 	return cmd
 }
 
@@ -81,7 +82,7 @@ func (p *program) imageFile(name string) (content io.ReadSeeker, done func(), er
 }
 
 // importImage imports an image, and shows how each host gets it.
-func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFile, noWait bool) error {
+func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFile, wait bool) error {
 	tell, done := p.progressing("reading the image")
 	defer done()
 	f.Progress = func(sent, total int64) { tell("uploading the image " + bar(sent, total)) }
@@ -89,7 +90,7 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFil
 	if err != nil {
 		return err
 	}
-	if noWait {
+	if !wait {
 		done()
 		return p.show(want, func(w io.Writer) { fmt.Fprintf(w, "%s is on its way to the hosts\n", want.Ref) })
 	}
@@ -109,7 +110,7 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFil
 		if i.State != protocol.ImageReady {
 			failed++
 		}
-		rows = append(rows, []any{worker, i.State, i.Ref, errorText(i.Error)})
+		rows = append(rows, []any{worker, stateColour(i.State), i.Ref, errorText(i.Error)})
 	}
 	if err := p.show(hosts, func(w io.Writer) { table(w, rows...) }); err != nil {
 		return err
@@ -128,11 +129,19 @@ func errorText(err *protocol.Error) string {
 }
 
 func (p *program) imageList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the images that the workers look after, by host", Args: takes(), Example: "  boxfleet image list",
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the images that the workers look after, by host", Args: takes(), Example: "  boxfleet image list",
 		Long: "List the images that the workers look after, by host: what they pulled, and what they were told to have.\nImages that others brought to a host are not listed, and not touched.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if quiet {
+					refs, err := imageRefs(ctx, c)
+					if err != nil {
+						return err
+					}
+					return p.showNames(refs)
+				}
 				imported, hosts, err := c.Images(ctx)
 				if err != nil {
 					return err
@@ -145,6 +154,8 @@ func (p *program) imageList() *cobra.Command {
 			})
 		},
 	}
+	addQuiet(cmd, &quiet)
+	return cmd
 }
 
 func printImages(w io.Writer, now time.Time, imported []*protocol.WantedImage, hosts []*protocol.HostImages) {
@@ -153,7 +164,7 @@ func printImages(w io.Writer, now time.Time, imported []*protocol.WantedImage, h
 	for _, h := range hosts {
 		for _, i := range h.Images {
 			listed[i.Ref] = true
-			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, i.State, i.Size, shortID(i.ID), ago(now, i.UsedAt), errorText(i.Error)})
+			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, stateColour(i.State), i.Size, shortID(i.ID), ago(now, i.UsedAt), errorText(i.Error)})
 		}
 	}
 	for _, want := range imported {
@@ -175,10 +186,10 @@ func shortID(id string) string {
 
 func (p *program) imageRemove() *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME[:TAG]", Short: "Have the hosts forget an imported image, once nothing uses it", Example: "  boxfleet image remove tools:1",
+		Use: "remove NAME[:TAG]", Aliases: []string{"rm"}, ValidArgsFunction: p.completeImported, Short: "Have the hosts forget an imported image, once nothing uses it", Example: "  boxfleet image remove tools:1",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usage("say which image; see %s --help", cmd.CommandPath())
+				return usage("NAME is missing; see %s --help", cmd.CommandPath())
 			}
 			return nil
 		},

@@ -33,6 +33,9 @@ func (i interruption) Error() string {
 	if i == interruption(syscall.SIGPIPE) {
 		return "nobody reads the output any more"
 	}
+	if i == interruption(syscall.SIGINT) {
+		return "interrupted"
+	}
 	return syscall.Signal(i).String()
 }
 
@@ -42,11 +45,7 @@ func (i interruption) exitCode() int { return 128 + int(i) }
 // heed makes signals and a broken pipe end a client's command. HUP is ignored if the caller ignores it,
 // as nohup does.
 func (p *program) heed(cmd *cobra.Command) {
-	top := cmd
-	for top.HasParent() && top.Parent().HasParent() {
-		top = top.Parent()
-	}
-	if top.GroupID != groupClient {
+	if topOf(cmd).GroupID != groupClient {
 		return
 	}
 	parent := cmd.Context()
@@ -67,6 +66,14 @@ func (p *program) heed(cmd *cobra.Command) {
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	go p.heedSignals(signals)
+}
+
+// topOf is the command below the root that a command belongs to.
+func topOf(cmd *cobra.Command) *cobra.Command {
+	for cmd.HasParent() && cmd.Parent().HasParent() {
+		cmd = cmd.Parent()
+	}
+	return cmd
 }
 
 // heedSignals ends the context with the first signal, and the process with the second, or when the first
@@ -90,7 +97,7 @@ func (p *program) heedSignals(signals <-chan os.Signal) {
 }
 
 // guarded is w. When nobody reads the pipe behind it any more, it ends the client's context and drops
-// what is written.
+// what is written. Any other failure, such as a full disk, is kept: most of what writes does not look.
 func (p *program) guarded(w io.Writer) io.Writer { return &pipe{w, p} }
 
 type pipe struct {
@@ -107,6 +114,9 @@ func (g *pipe) Write(data []byte) (int, error) {
 		g.p.unread.Store(true)
 		g.p.end(interruption(syscall.SIGPIPE))
 		return len(data), nil
+	}
+	if err != nil {
+		g.p.unwritten.Store(true)
 	}
 	return n, err
 }
@@ -188,9 +198,23 @@ func (p *program) ended(ctx context.Context, err error) error {
 	case known && code.cause == nil:
 		return err
 	case known:
-		return exitCode{code.code, p.unfinished(code.cause)}
+		return exitCode{code.code, p.unfinished(p.byWhat(ctx, code.cause))}
 	case interrupted:
-		return exitCode{i.exitCode(), p.unfinished(err)}
+		return exitCode{i.exitCode(), p.unfinished(p.byWhat(ctx, err))}
 	}
-	return p.unfinished(err)
+	return p.unfinished(p.byWhat(ctx, err))
+}
+
+// byWhat is err, but where it only says that the client's context ended, what ended that.
+func (p *program) byWhat(ctx context.Context, err error) error {
+	e := *protocol.AsError(err)
+	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled && strings.Contains(e.Message, context.Canceled.Error()) {
+		e.Message = i.Error()
+		return &e
+	}
+	if doing, only := strings.CutSuffix(e.Message, ": "+context.DeadlineExceeded.Error()); only && overdue(ctx) {
+		e.Message = fmt.Sprintf("%s: it is not done within --deadline %s", doing, p.config.Deadline)
+		return &e
+	}
+	return err
 }

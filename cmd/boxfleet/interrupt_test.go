@@ -121,7 +121,7 @@ const signalled = 2*time.Second + 500*time.Millisecond
 // stateOfExec is the state of an exec of the sandbox web.
 func stateOfExec(t *testing.T, id string) protocol.ExecState {
 	t.Helper()
-	_, stdout, stderr := call(t.Context(), "", "exec", "get", "web", id, "-o", "json")
+	_, stdout, stderr := call(t.Context(), "", "execs", "get", "web", id, "-o", "json")
 	var x protocol.Exec
 	if err := json.Unmarshal([]byte(stdout), &x); err != nil {
 		t.Fatalf("%v: %s %s", err, stdout, stderr)
@@ -174,7 +174,7 @@ func TestWhatEndsAClient(t *testing.T) {
 		c.prints("begun")
 		c.signal(syscall.SIGINT)
 		eventually(t, "the cancel is accepted", func() bool {
-			_, stdout, _ := call(t.Context(), "", "exec", "get", "web", "twice", "-o", "json")
+			_, stdout, _ := call(t.Context(), "", "execs", "get", "web", "twice", "-o", "json")
 			return strings.Contains(stdout, `"cancelling":true`)
 		})
 		select {
@@ -214,12 +214,12 @@ func TestWhatEndsAClient(t *testing.T) {
 		if code := c.ends(5 * time.Second); code != exitNotRun {
 			t.Errorf("it ended with %d", code)
 		}
-		c.says("deadline_exceeded", "boxfleet exec logs web late --follow")
+		c.says("deadline_exceeded", "boxfleet execs logs web late --follow")
 		if state := stateOfExec(t, "late"); state != protocol.ExecStateRunning {
 			t.Errorf("the exec is %s", state)
 		}
 		expect(t, "exec web -- touch /tmp/late", 0, "")
-		expect(t, "exec logs web late --follow", 0, "begun\nend\n")
+		expect(t, "execs logs web late --follow", 0, "begun\nend\n")
 	})
 	t.Run("a broken pipe cancels the exec", func(t *testing.T) {
 		c := startClient(t, "exec", "web", "--id", "yes", "--", "yes")
@@ -271,6 +271,10 @@ func TestWhatEndsAClient(t *testing.T) {
 			t.Errorf("a broken pipe: %d, %s", code, c.stderr.String())
 		}
 		expect(t, "sandbox get talker", 0, "running since")
+		expect(t, "logs talker --tail 2 --since 1h", 0, "talk\ntalk\n")
+		if _, stdout, stderr := call(t.Context(), "", "logs", "talker", "--since", "2999-01-01"); stdout != "" || stderr != "" {
+			t.Errorf("what was stored in times to come: %q, %s", stdout, stderr)
+		}
 		expect(t, "sandbox events talker", 0, "primary.started")
 	})
 	t.Run("create", func(t *testing.T) {
@@ -280,7 +284,7 @@ func TestWhatEndsAClient(t *testing.T) {
 		if code := c.ends(signalled); code != 130 {
 			t.Errorf("it ended with %d", code)
 		}
-		c.says("sandbox waits goes on", "boxfleet sandbox delete waits")
+		c.says("cancelled: interrupted; sandbox waits is still pending", "boxfleet sandbox delete waits")
 	})
 	t.Run("run leaves nothing", func(t *testing.T) {
 		line := []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "3s", "--", "sh", "-c", "trap '' TERM; while :; do echo y; sleep 0.05; done"}
@@ -391,6 +395,14 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 	link.await(len(clients))
 	server.Stop()
 	end("servers that have gone", clients[2:])
+
+	pinging := startClient(t, "--nats", "nats://127.0.0.1:1", "ping", "--wait", "1m")
+	eventually(t, "it heeds its signals", func() bool { return ignores(pinging.cmd.Process.Pid, syscall.SIGPIPE) })
+	time.Sleep(2 * pingPause) // it has asked, in vain
+	pinging.signal(syscall.SIGTERM)
+	if code := pinging.ends(signalled); code != 128+int(syscall.SIGTERM) {
+		t.Errorf("a ping that waits ended with %d", code)
+	}
 
 	reading := startClient(t, "exec", "web", "-i", "--", "cat")
 	eventually(t, "it heeds its signals", func() bool { return ignores(reading.cmd.Process.Pid, syscall.SIGPIPE) })

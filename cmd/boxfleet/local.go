@@ -5,10 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -38,11 +36,18 @@ type local struct {
 }
 
 // startLocal starts a fleet on a data directory and returns when it takes work. server says where
-// NATS listens; ephemeral fleets do not come back. h gets to know how its parts are.
-func (p *program) startLocal(ctx context.Context, server embedded.Config, ephemeral bool, h *health) (_ *local, err error) {
+// NATS listens; listens, where there is one, is called once it does; ephemeral fleets do not come back. h gets to know how
+// its parts are.
+func (p *program) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error, ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
 	if f.server, err = embedded.Keep(server, int64(p.config.Ballast), nil); err != nil {
 		return nil, err
+	}
+	if listens != nil {
+		if err := listens(f.connection()); err != nil {
+			f.server.Stop()
+			return nil, err
+		}
 	}
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	f.stopWorking = stop
@@ -149,7 +154,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "another boxfleet up runs on %s", dir)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "another `boxfleet up` uses %s", dir)
 	}
 	return func() { f.Close() }, nil
 }
@@ -171,30 +176,7 @@ func keptToken(dir string) (string, error) {
 	return token, nil
 }
 
-// listenAt takes --listen apart. The default port gives way where it is taken; a port that was
-// asked for does not.
-func listenAt(listen string, isDefault bool) (host string, port int, err error) {
-	host, text, err := net.SplitHostPort(listen)
-	if err != nil {
-		host, text = listen, "0"
-	}
-	if port, err = strconv.Atoi(text); err != nil || port < 0 || port > 65535 {
-		return "", 0, usage("up.listen: want HOST or HOST:PORT, got %.80q", listen)
-	}
-	if port == 0 {
-		return host, 0, nil
-	}
-	probe, err := net.Listen("tcp", net.JoinHostPort(host, text))
-	switch {
-	case err == nil:
-		probe.Close()
-	case isDefault:
-		port = 0
-	default:
-		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "listen on %s: %v", listen, err)
-	}
-	return host, port, nil
-}
-
 // say prints a line about the server for people.
-func (p *program) say(format string, args ...any) { fmt.Fprintf(p.stdout, format+"\n", args...) }
+func (p *program) say(format string, args ...any) {
+	fmt.Fprintf(p.plain(p.stdout), format+"\n", args...)
+}

@@ -2,41 +2,125 @@ package main
 
 import (
 	"context"
+	"iter"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-func (p *program) logsCommand(name string) *cobra.Command {
-	var service string
+// logsCommand is a command called logs, of this line.
+func (p *program) logsCommand(line string) *cobra.Command {
+	var service, since string
+	var tail int
 	var follow bool
 	cmd := &cobra.Command{
-		Use: "logs SANDBOX", Short: "Print what the own command of a sandbox printed, or a service of it", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
-		Long: `Print what the own command of a sandbox printed, or with --service what that service printed, over all of
-its restarts: its stdout on stdout, its stderr on stderr. With -o json each chunk is a line with stream,
-offset and data in base64. The output of an exec is printed by boxfleet exec logs.`,
-		Example: "  " + name + " web --follow\n  " + name + " web --service db",
+		Use: "logs SANDBOX", Short: "Print the output of a sandbox's own command, or of a service", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Long: `Print the output of a sandbox's own command, or with --service that of a service, over all of its
+restarts: its stdout on stdout, its stderr on stderr. With -o json each chunk is a line with stream,
+offset, time and data in base64. The output of an exec is printed by boxfleet execs logs.`,
+		Example: "  " + line + " web --tail 100 --follow\n  " + line + " web --since 10m\n  " + line + " web --service db --since 2026-01-31T08:00:00Z",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkTail(cmd, tail); err != nil {
+				return err
+			}
+			from, ago, err := sinceWhen(cmd, since)
+			if err != nil {
+				return err
+			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				if ago > 0 {
+					from = c.Now(ctx).Add(-ago)
+				}
 				box := c.Sandbox(args[0])
-				chunks := box.Logs(ctx, follow)
-				if cmd.Flags().Changed("service") {
-					chunks = box.ServiceLogs(ctx, service, follow)
-				}
-				for k, err := range chunks {
-					if err != nil {
-						return ignoreInterrupt(ctx, follow, err)
+				read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
+					if cmd.Flags().Changed("service") {
+						return box.ServiceLogs(ctx, service, follow)
 					}
-					if err := p.printChunk(k); err != nil {
-						return err
-					}
+					return box.Logs(ctx, follow)
 				}
-				return nil
+				return ignoreInterrupt(ctx, follow, p.printLogs(read, follow, tail, from))
 			})
 		},
 	}
 	cmd.Flags().StringVar(&service, "service", "", "`name` of the service (default: the sandbox's own command)")
 	cmd.Flags().BoolVar(&follow, "follow", false, "go on with what comes, until the sandbox has failed or is deleted")
+	cmd.Flags().StringVar(&since, "since", "", "only what was stored since a `time` such as 2026-01-31T08:00:00Z, or how long ago, such as 10m")
+	addTail(cmd, &tail)
 	return cmd
 }
+
+func addTail(cmd *cobra.Command, tail *int) {
+	cmd.Flags().IntVar(tail, "tail", -1, "only the last so many `lines` of what is there, stdout and stderr together (default: all)")
+	cmd.Flags().Lookup("tail").DefValue = "0" // what pflag does not show
+}
+
+func checkTail(cmd *cobra.Command, tail int) error {
+	if tail < 0 && cmd.Flags().Changed("tail") {
+		return usage("--tail: must not be negative, got %d", tail)
+	}
+	return nil
+}
+
+// sinceWhen reads --since: a time, or how long ago.
+func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duration, err error) {
+	if !cmd.Flags().Changed("since") {
+		return at, 0, nil
+	}
+	if ago, err = time.ParseDuration(since); err == nil && ago > 0 {
+		return at, ago, nil
+	}
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", time.DateTime, time.DateOnly} {
+		if at, err = time.ParseInLocation(layout, since, time.Local); err == nil {
+			return at, 0, nil
+		}
+	}
+	return at, 0, usage("--since: want a time such as 2026-01-31T08:00:00Z, or how long ago, such as 10m, got %.40q", since)
+}
+
+// printLogs prints output stored since a time, or only its last lines, and then what follows.
+func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int, since time.Time) error {
+	printed := map[string]int64{}
+	if tail >= 0 {
+		last := newLastLines(tail)
+		for k, err := range read(false) {
+			if err != nil {
+				return err
+			}
+			if isSince(k, since) {
+				last.add(k)
+			}
+			printed[k.Stream] = k.Offset + int64(len(k.Data))
+		}
+		for _, line := range last.lines {
+			if err := p.printChunk(*line); err != nil {
+				return err
+			}
+		}
+		if !follow {
+			return nil
+		}
+	}
+	for k, err := range read(follow) {
+		if err != nil {
+			return err
+		}
+		if skip := printed[k.Stream] - k.Offset; skip > 0 {
+			if skip >= int64(len(k.Data)) {
+				continue
+			}
+			k.Offset, k.Data = k.Offset+skip, k.Data[skip:]
+		}
+		if !isSince(k, since) {
+			continue
+		}
+		if err := p.printChunk(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isSince says whether a chunk was stored since then, or was not stored yet.
+func isSince(k sdk.Chunk, since time.Time) bool { return k.At.IsZero() || !k.At.Before(since) }

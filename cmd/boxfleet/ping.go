@@ -33,25 +33,31 @@ has no leader. With --wait it asks again while nobody is there, for a fleet that
 			}
 			for until := time.Now().Add(wait); ; {
 				err := p.client(cmd, p.ping)
-				if !isAway(err) || !time.Now().Add(pingPause).Before(until) {
+				if !p.isAway(err) || !time.Now().Add(pingPause).Before(until) {
 					return err
 				}
 				select {
 				case <-cmd.Context().Done():
-					return err
+					return p.ended(cmd.Context(), err)
 				case <-time.After(pingPause):
 				}
 			}
 		},
 	}
-	cmd.Flags().DurationVar(&wait, "wait", 0, "ask again for so `long` while nobody answers (default: ask once)")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "while nobody answers, ask again for up to this time (default: ask once)")
 	return cmd
 }
 
-// isAway says whether an error may be over once somebody is there.
-func isAway(err error) bool {
-	code := protocol.CodeOf(err)
-	return code == protocol.Unavailable || code == protocol.DeadlineExceeded
+// isAway says whether an error may be over once somebody is there. Until this user's own `up` listens, another
+// user's may be found in its place.
+func (p *program) isAway(err error) bool {
+	switch protocol.CodeOf(err) {
+	case protocol.Unavailable, protocol.DeadlineExceeded:
+		return true
+	case protocol.PermissionDenied:
+		return p.looksForUp()
+	}
+	return false
 }
 
 func (p *program) ping(ctx context.Context, c *sdk.Client) error {
@@ -108,13 +114,15 @@ func (p *program) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version of this program", Args: takes(),
 		Example: "  boxfleet version",
-		RunE: func(*cobra.Command, []string) error {
-			v := struct {
-				Version string `json:"version"`
-				Wire    int    `json:"wire"`
-				Go      string `json:"go"`
-			}{version, protocol.Version, runtime.Version()}
-			return p.show(v, func(w io.Writer) { fmt.Fprintf(w, "boxfleet %s, wire version %d, %s\n", v.Version, v.Wire, v.Go) })
-		},
+		RunE:    func(*cobra.Command, []string) error { return p.printVersion() },
 	}
+}
+
+func (p *program) printVersion() error {
+	v := struct {
+		Version string `json:"version"`
+		Wire    int    `json:"wire"`
+		Go      string `json:"go"`
+	}{version, protocol.Version, runtime.Version()}
+	return p.show(v, func(w io.Writer) { fmt.Fprintf(w, "boxfleet %s, wire version %d, %s\n", v.Version, v.Wire, v.Go) })
 }

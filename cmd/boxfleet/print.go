@@ -7,8 +7,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -21,25 +21,62 @@ func (p *program) json() bool { return p.config.Output == outputJSON }
 // show prints a value: as one line of JSON, or as text says.
 func (p *program) show(value any, text func(w io.Writer)) error {
 	if p.json() {
-		return json.NewEncoder(p.stdout).Encode(value)
+		return p.line(value)
 	}
-	text(p.stdout)
+	text(p.plain(p.stdout))
 	return nil
 }
 
-// table prints rows in columns.
-func table(w io.Writer, rows ...[]any) {
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	for _, row := range rows {
-		for i, cell := range row {
-			if i > 0 {
-				fmt.Fprint(t, "\t")
-			}
-			fmt.Fprint(t, cell)
+// line prints a value as one line of JSON.
+func (p *program) line(value any) error { return json.NewEncoder(jsonText{p.stdout}).Encode(value) }
+
+// note prints a line for people on stderr.
+func (p *program) note(format string, args ...any) {
+	w := p.plain(p.stderr)
+	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(yellow, "boxfleet:"), plain(indented(p.redacted(fmt.Sprintf(format, args...)))))
+}
+
+// showNames prints names, one a line.
+func (p *program) showNames(names []string) error {
+	return p.show(names, func(w io.Writer) {
+		for _, name := range names {
+			fmt.Fprintln(w, name)
 		}
-		fmt.Fprintln(t)
+	})
+}
+
+// table prints rows in columns. What is in a cell is on one line.
+func table(w io.Writer, rows ...[]any) {
+	var widths []int
+	texts := make([][]string, len(rows))
+	for r, row := range rows {
+		for i, cell := range row {
+			text := plainLine(fmt.Sprint(cell))
+			texts[r] = append(texts[r], text)
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(text))
+		}
 	}
-	t.Flush()
+	out, colours := w, &plainText{Writer: w}
+	if known, ok := w.(*plainText); ok {
+		out, colours = known.Writer, known
+	}
+	for r, row := range rows {
+		var line strings.Builder
+		for i, text := range texts[r] {
+			shown := text
+			if t, ok := row[i].(tinted); ok {
+				shown = colours.paint(t.colour, text)
+			}
+			line.WriteString(shown)
+			if i < len(row)-1 {
+				line.WriteString(strings.Repeat(" ", widths[i]+3-utf8.RuneCountInString(text)))
+			}
+		}
+		fmt.Fprintln(out, line.String())
+	}
 }
 
 // ago is how long before now a time is, for people. Both are by the store's clock.
@@ -58,6 +95,9 @@ func ago(now, t time.Time) string {
 	}
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
+
+// stamp is a time for people: with its date, to the millisecond, in the local zone, and as --since takes it.
+func stamp(t time.Time) string { return t.Local().Format("2006-01-02T15:04:05.000Z07:00") }
 
 // progress shows on a terminal that something takes a while, until done is called. Elsewhere it is
 // silent.
@@ -84,7 +124,8 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 				fmt.Fprint(p.stderr, "\r\x1b[K")
 				return
 			case <-tick.C:
-				fmt.Fprintf(p.stderr, "\r\x1b[K%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], text.Load(), time.Since(started).Seconds())
+				line := fmt.Sprintf("%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], plainLine(text.Load().(string)), time.Since(started).Seconds())
+				fmt.Fprintf(p.stderr, "\r\x1b[K%s", cut(line, p.width()-1))
 			}
 		}
 	})
@@ -92,11 +133,31 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 	return func(what string) { text.Store(what) }, func() { once.Do(func() { close(stop); wg.Wait() }) }
 }
 
-// watched says whether stderr is a terminal.
-func (p *program) watched() bool {
-	f, ok := p.stderr.(interface{ Fd() uintptr })
-	return ok && term.IsTerminal(int(f.Fd()))
+// cut is a text of so many letters at most. Where it is longer, its end is marked.
+func cut(text string, most int) string {
+	letters := []rune(text)
+	if len(letters) <= most {
+		return text
+	}
+	if most <= 0 {
+		return ""
+	}
+	return string(letters[:most-1]) + "…"
 }
+
+// width is how many letters a line of the terminal behind stderr has. A line that is longer would begin
+// another one with each turn of the progress.
+func (p *program) width() int {
+	if f, ok := p.stderr.(interface{ Fd() uintptr }); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			return width
+		}
+	}
+	return 80
+}
+
+// watched says whether stderr is a terminal.
+func (p *program) watched() bool { return isTerminal(p.stderr) }
 
 // bar shows how much of something is done.
 func bar(done, total int64) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -41,7 +42,9 @@ type program struct {
 	end        context.CancelCauseFunc // ends a client's context
 	connecting atomic.Bool             // a client's command has begun to talk to the fleet
 	unread     atomic.Bool             // nobody reads its output any more
+	unwritten  atomic.Bool             // some of its output could not be written
 	inHand     inHand
+	stdinSaid  bool // that nobody reads stdin
 }
 
 // run runs a program beside others in this process, whose signals it leaves alone.
@@ -61,6 +64,10 @@ func (p *program) run(ctx context.Context, args []string) int {
 	if err == nil {
 		if p.unread.Load() {
 			return interruption(syscall.SIGPIPE).exitCode()
+		}
+		if p.unwritten.Load() {
+			p.complain(protocol.Errorf(protocol.Internal, "", "the output could not be written"))
+			return exitFailure
 		}
 		return 0
 	}
@@ -104,43 +111,52 @@ func codeOf(err error) int {
 
 // complain prints an error to stderr, in the form that was asked for.
 func (p *program) complain(err error) {
-	if p.config.Output != outputJSON {
-		fmt.Fprintln(p.stderr, "boxfleet:", err)
-		return
+	if p.config.Output == outputJSON {
+		e := *protocol.AsError(err)
+		e.Message = p.redacted(e.Message)
+		data, jsonErr := json.Marshal(map[string]*protocol.Error{"error": &e})
+		if jsonErr == nil {
+			fmt.Fprintln(jsonText{p.stderr}, string(data))
+			return
+		}
 	}
-	data, jsonErr := json.Marshal(map[string]*protocol.Error{"error": protocol.AsError(err)})
-	if jsonErr != nil {
-		fmt.Fprintln(p.stderr, "boxfleet:", err)
-		return
-	}
-	fmt.Fprintln(p.stderr, string(data))
+	w := p.plain(p.stderr)
+	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(red, "boxfleet:"), plain(indented(p.redacted(err.Error()))))
 }
 
 func (p *program) root() *cobra.Command {
+	var askVersion bool
 	root := &cobra.Command{
 		Use:           "boxfleet",
 		Short:         "Sandboxes and commands on a fleet of Docker hosts",
-		Long:          "Boxfleet runs sandboxes and commands on a fleet of Docker hosts, over NATS JetStream.\n`boxfleet up` runs everything on this machine; the client's commands find it by themselves.",
+		Long:          "Boxfleet runs sandboxes and commands on a fleet of Docker hosts, over NATS JetStream.\n`boxfleet up` runs everything on this machine; the client's commands find it by themselves.\n\nA SANDBOX is called by its name, its id, or the beginning of a generated id, if only one begins so.",
 		SilenceErrors: true, SilenceUsage: true,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("unknown command %q; see boxfleet --help", args[0])
+				return unknownCommand(cmd, args[0])
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if askVersion {
+				return p.printVersion()
+			}
+			return cmd.Help()
+		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			p.heed(cmd)
 			return p.configure(cmd)
 		},
 	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usage("%v; see %s --help", err, cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(wrongFlag)
+	root.Flags().BoolVar(&askVersion, "version", false, "print the version of this program")
 	p.config.addFlags(root.PersistentFlags(), "")
 	root.PersistentFlags().StringVar(&p.config.file, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/boxfleet/config.yaml)")
+	completeValues(root, "output", outputText, outputJSON)
+	completeValues(root, "log-level", logLevels...)
 	root.AddGroup(&cobra.Group{ID: groupClient, Title: "Client commands:"}, &cobra.Group{ID: groupServer, Title: "Server commands:"})
-	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.runCommand(), p.logsCommand("boxfleet logs"), p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
+	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.execsCommand(), p.runCommand(),
+		p.logsCommand("boxfleet logs"), p.sandboxList("boxfleet", "ps", "ls"), p.sandboxDelete("boxfleet", "rm"), p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
 		c.GroupID = groupClient
 		root.AddCommand(c)
 	}
@@ -148,71 +164,41 @@ func (p *program) root() *cobra.Command {
 		c.GroupID = groupServer
 		root.AddCommand(c)
 	}
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if found, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return unknownCommand(found, args[len(args)-max(1, len(rest))])
+				}
+				return nil
+			}
+			c.Example = "  boxfleet help exec"
+		case "completion":
+			c.Args, c.RunE = subcommand, func(*cobra.Command, []string) error { return nil }
+			for _, shell := range c.Commands() {
+				shell.Example = "  boxfleet completion " + shell.Name() + " >completion." + shell.Name()
+			}
+		}
+	}
 	return root
 }
 
 // group is a command that only has others below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usage("say which: see %s --help", cmd.CommandPath())
-			}
-			return usage("unknown command %q; see %s --help", args[0], cmd.CommandPath())
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
-	}
+	c := &cobra.Command{Use: use, Short: short, Args: subcommand, RunE: func(*cobra.Command, []string) error { return nil }}
 	c.AddCommand(commands...)
 	return c
 }
 
-// counts checks that a command gets these arguments and nothing more.
-func counts(cmd *cobra.Command, args []string, names ...string) error {
-	if len(args) < len(names) {
-		return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
+// subcommand refuses a call of a command that only has others below it.
+func subcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usage("missing subcommand; see %s --help", cmd.CommandPath())
 	}
-	if len(args) > len(names) {
-		return usage("unexpected argument %q; see %s --help", args[len(names)], cmd.CommandPath())
-	}
-	return nil
-}
-
-// takes is counts where each argument is an id.
-func takes(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := counts(cmd, args, names...); err != nil {
-			return err
-		}
-		for i, name := range names {
-			if err := protocol.ValidateID(name, args[i]); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-}
-
-// takesCommand is takes, and behind "--" a command, which may be required.
-func takesCommand(required bool, names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		before, command := splitDash(cmd, args)
-		if err := takes(names...)(cmd, before); err != nil {
-			return err
-		}
-		if required && len(command) == 0 {
-			return usage("the command to run is missing: put it behind --; see %s --help", cmd.CommandPath())
-		}
-		return nil
-	}
-}
-
-// splitDash splits the arguments at "--".
-func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
-	at := cmd.ArgsLenAtDash()
-	if at < 0 {
-		return args, nil
-	}
-	return args[:at], args[at:]
+	return unknownCommand(cmd, args[0])
 }
 
 // client calls f with a connection to the fleet.
@@ -229,5 +215,19 @@ func (p *program) client(cmd *cobra.Command, f func(ctx context.Context, c *sdk.
 		return p.ended(ctx, err)
 	}
 	defer c.Close()
-	return p.ended(ctx, f(ctx, c))
+	err = f(ctx, c)
+	if _, said, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(said, "SANDBOX") {
+		err = whichSandbox(err, cmd.Flags().Arg(0))
+	}
+	return p.ended(ctx, err)
+}
+
+// whichSandbox adds to an error that says only that there is no such sandbox what it was called.
+func whichSandbox(err error, called string) error {
+	if e := protocol.AsError(err); protocol.CodeOf(err) == protocol.NotFound && e.Message == "no such sandbox" {
+		named := *e
+		named.Message += ": " + called
+		return &named
+	}
+	return err
 }

@@ -57,6 +57,7 @@ func (p *program) workerCommand() *cobra.Command {
 		},
 	}
 	p.config.addFlags(cmd.Flags(), "worker")
+	completeValues(cmd, "firewall", firewallRequired, protocol.FirewallOff)
 	return cmd
 }
 
@@ -108,7 +109,7 @@ func (p *program) connectionOf(cmd *cobra.Command, name string) (jetstream.Confi
 		return jetstream.Config{}, err
 	}
 	if where.URL == "" {
-		return jetstream.Config{}, usage("--nats is missing: where is NATS?")
+		return jetstream.Config{}, usage("--nats is missing: the URL of the NATS server")
 	}
 	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Name: "boxfleet-" + name, Wait: true, LoginFrom: p.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
@@ -130,6 +131,7 @@ func (p *program) coordinator() (coordinator.Config, error) {
 	return coordinator.Config{
 		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults, MaxActiveExecs: k.MaxActiveExecs,
 		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes, MaxAge: k.HistoryMaxAge},
+		Output:    coordinator.OutputBudget{Sandbox: k.OutputSandboxBytes, Tenant: k.OutputTenantBytes},
 		Assets:    p.config.assets(),
 	}, nil
 }
@@ -149,6 +151,9 @@ func (p *program) worker() (worker.Config, error) {
 		w.Name = machineName()
 	}
 	if w.StateDir == "" {
+		if p.config.DataDir == "" {
+			return worker.Config{}, usage("there is no place for the directories of sandboxes: set HOME, XDG_DATA_HOME, --data-dir or --state-dir")
+		}
 		w.StateDir = filepath.Join(p.config.DataDir, "worker")
 	}
 	if w.Supervisor == "" {
@@ -170,9 +175,14 @@ func (p *program) worker() (worker.Config, error) {
 		return worker.Config{}, err
 	}
 	return worker.Config{
-		Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir}, Engine: w.Engine, Supervisor: w.Supervisor, Slots: w.Slots, Images: w.Images,
-		CPU: w.CPU, Memory: w.Memory, Labels: labels, AllowMounts: w.AllowMounts, Tools: w.Tools, ToolsHome: w.ToolsHome, SSHAgent: os.Getenv("SSH_AUTH_SOCK"), Profiles: w.Profiles, ServiceProfiles: w.ServiceProfiles, Runtimes: w.Runtimes, Watermarks: w.Watermarks, NetworkPool: w.NetworkPool,
-		Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, DNS: w.DNS, ReapDryRun: w.ReapDryRun, CrashWindow: w.CrashWindow, CrashGuard: w.CrashGuard,
+		Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir}, Engine: w.Engine, Supervisor: w.Supervisor,
+		Slots: w.Slots, CPU: w.CPU, Memory: w.Memory, Labels: labels, Images: w.Images, Watermarks: w.Watermarks,
+		AllowMounts: w.AllowMounts, Tools: w.Tools, ToolsHome: w.ToolsHome, SSHAgent: os.Getenv("SSH_AUTH_SOCK"),
+		Profiles: w.Profiles, ServiceProfiles: w.ServiceProfiles, Runtimes: w.Runtimes,
+		NetworkPool: w.NetworkPool, Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, AllowNetworks: w.AllowNetworks, Ports: w.Ports, DNS: w.DNS,
+		ReapDryRun: w.ReapDryRun, CrashWindow: w.CrashWindow, CrashGuard: w.CrashGuard,
+		Connections: w.Connections, PIDs: int64(w.PIDs),
+		DiskLow: w.DiskLow, DiskReserve: w.DiskReserve, OutputBurst: w.OutputBurst, OutputRate: w.OutputRate,
 	}, nil
 }
 

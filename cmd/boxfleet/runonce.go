@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"syscall"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
+	"github.com/boxfleet/boxfleet/spec"
 )
 
 // deleteWithin bounds how long run waits for the removal of its sandbox.
@@ -18,19 +18,18 @@ const deleteWithin = time.Minute
 func (p *program) runCommand() *cobra.Command {
 	var box specFlags
 	var flags execFlags
+	var line commandLine
 	cmd := &cobra.Command{
-		Use: "run --image IMAGE [flags] -- COMMAND [ARGUMENT...]", Short: "Make a sandbox, run a command in it, delete it",
+		Use: "run --image IMAGE [flags] COMMAND [ARGUMENT...]", Short: "Make a sandbox, run a command in it, delete it",
 		Long: `Make a sandbox, run a command in it, and delete it, whatever happens. boxfleet ends with the command's
-exit code, or with 125 where it could not be run.
+exit code, or with 125 where it could not be run. Flags stand before COMMAND; what follows it is the command's.
 
 Ctrl-C cancels the command and deletes the sandbox, and so does --deadline, since nobody else knows of
 it; a second Ctrl-C ends boxfleet at once. TERM, HUP, QUIT, and a reader of the output that goes away, do
 the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, and what it is called.`,
-		Args: takesCommand(true),
-		Example: `  boxfleet run --image boxfleet/demo:busybox -- uname -a
-  boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src -- ls -l`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			_, command := splitDash(cmd, args)
+		Example: `  boxfleet run --image boxfleet/demo:busybox uname -a
+  boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src ls -l`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if box.file == "-" && flags.stdin {
 				return usage("--file - and --stdin both read stdin")
 			}
@@ -39,9 +38,9 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 				return err
 			}
 			if d.ID != "" {
-				return usage("%s: id is of sandbox create and apply; the sandbox of run has a new one", box.file)
+				return usage("%s: id is for sandbox create and apply; run makes a sandbox with a new one", box.file)
 			}
-			execSpec, err := flags.spec(p.stdin, command)
+			execSpec, err := flags.spec(p.stdin, line.command)
 			if err != nil {
 				return err
 			}
@@ -52,27 +51,36 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 				if err := p.upload(ctx, c, d); err != nil {
 					return err
 				}
-				return p.runOnce(ctx, c, &d.Spec, execSpec)
+				read := flags.stdin || box.file == "-"
+				p.warnOfStdin(read)
+				defer func() { p.warnOfStdin(read) }() // a pipe may be slow
+				return p.runOnce(ctx, c, d, execSpec)
 			}))
 		},
 	}
 	box.add(cmd)
+	p.completeFlag(cmd, "image", imageRefs)
 	flags.add(cmd)
+	line.of(cmd)
 	return cmd
 }
 
 // runOnce makes a sandbox, runs a command in it, and deletes it.
-func (p *program) runOnce(ctx context.Context, c *sdk.Client, boxSpec *protocol.SandboxSpec, spec *protocol.ExecSpec) (err error) {
+func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document, execSpec *protocol.ExecSpec) (err error) {
 	id := sdk.NewID()
 	p.inHand.goesOn("sandbox", "sandbox %s may be left: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
 		if deleteErr := p.deleteAfter(ctx, c.Sandbox(id), err); deleteErr != nil {
-			fmt.Fprintf(p.stderr, "boxfleet: sandbox %s is not deleted yet: %v\n", id, deleteErr)
+			p.note("sandbox %s is not deleted yet: %v", id, deleteErr)
 		}
 	}()
 	done := p.creating(ctx, c, id, true)
 	defer done()
-	box, err := c.Create(ctx, *boxSpec, sdk.WithID(id))
+	opts := []sdk.Option{sdk.WithID(id)}
+	if d.Name != "" {
+		opts = append(opts, sdk.WithName(d.Name))
+	}
+	box, err := c.Create(ctx, d.Spec, opts...)
 	done()
 	if err != nil {
 		return err
@@ -90,7 +98,7 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, boxSpec *protocol.
 			end(interruption(syscall.SIGINT))
 		}
 	})()
-	err = p.exec(owned, box, sdk.NewID(), spec, nil)
+	err = p.exec(owned, box, sdk.NewID(), execSpec, nil)
 	p.inHand.done("exec") // it goes with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "", "the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -18,10 +17,10 @@ import (
 
 func (p *program) sandboxCommand() *cobra.Command {
 	return group("sandbox", "Make sandboxes, look at them, end them",
-		p.sandboxCreate(), p.sandboxGet(), p.sandboxList(),
+		p.sandboxCreate(), p.sandboxGet(), p.sandboxList("boxfleet sandbox", "list", "ls", "ps"),
 		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
 		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
-		p.sandboxExtend(), p.sandboxDelete(), p.sandboxEvents(), p.logsCommand("boxfleet sandbox logs"), p.sandboxExplain())
+		p.sandboxExtend(), p.sandboxDelete("boxfleet sandbox", "delete", "rm"), p.sandboxEvents(), p.logsCommand("boxfleet sandbox logs"), p.sandboxExplain())
 }
 
 func (p *program) sandboxCreate() *cobra.Command {
@@ -30,14 +29,14 @@ func (p *program) sandboxCreate() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use: "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]", Short: "Make a sandbox and wait until it is ready",
-		Args: takesCommand(false),
+		Args: takesCommand,
 		Long: `Make a sandbox and wait until it is ready. Where the wait ends before that, by a signal or --deadline, the
 create goes on, and boxfleet says how to look at the sandbox and how to delete it.
 
 A COMMAND is the sandbox's own: it is meant to run as long as the sandbox does, and is started again when
 it ends. The create fails where it cannot be started, or ends within half a second, whatever its exit
 code; boxfleet logs prints its output. Without one the sandbox waits for execs.`,
-		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --id web --env PORT=80 --memory 512m
+		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --name web --env PORT=80 --memory 512m
   boxfleet sandbox create -f spec.yaml --label team=build --wait=false
   boxfleet sandbox create --image boxfleet/demo:busybox --service db=postgres:17 --service-env db.POSTGRES_PASSWORD=secret
   boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
@@ -54,6 +53,9 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 			if err != nil {
 				return err
 			}
+			if d.Name != "" {
+				opts = append(opts, sdk.WithName(d.Name))
+			}
 			if id = cmp.Or(id, request); id == "" { // known beforehand, so that it can be named when the wait ends
 				id = sdk.NewID()
 			}
@@ -63,12 +65,12 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 				}
 				done := p.creating(ctx, c, id, wait)
 				defer done()
-				p.inHand.goesOn("sandbox", "the create of sandbox %s goes on, where it was accepted: `boxfleet sandbox get %s` shows it, "+
+				p.inHand.goesOn("sandbox", "the create of sandbox %s goes on if it was accepted: `boxfleet sandbox get %s` shows it, "+
 					"`boxfleet sandbox delete %s` deletes it", id, id, id)
 				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithID(id), sdk.WithWait(wait))...)
 				done()
 				if err != nil {
-					return err
+					return p.notReady(box, err)
 				}
 				p.inHand.done("sandbox")
 				return p.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
@@ -76,10 +78,33 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 		},
 	}
 	flags.add(cmd)
-	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox (default: the file's, else a new one)")
+	p.completeFlag(cmd, "image", imageRefs)
+	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox, which can be used once (default: the file's, else a new one)")
 	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same sandbox")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not only accepted")
 	return cmd
+}
+
+// notReady is the error of a create, with what became of the sandbox, which is nil where it was not accepted.
+func (p *program) notReady(box *sdk.Sandbox, err error) error {
+	if box == nil {
+		return err
+	}
+	info := box.Info()
+	switch info.State {
+	case protocol.StatePending:
+		p.inHand.goesOn("sandbox", "sandbox %s is still pending: `boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
+		return err
+	case protocol.StateFailed:
+		p.inHand.done("sandbox")
+		e := *protocol.AsError(err)
+		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows how, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
+		if info.Name != "" {
+			e.Message += fmt.Sprintf("; the name %s is free for another create", info.Name)
+		}
+		return &e
+	}
+	return err
 }
 
 // requestOptions are the options for --id and --request-id.
@@ -118,7 +143,7 @@ func (p *program) sandboxGet() *cobra.Command {
 }
 
 func printSandbox(w io.Writer, s *protocol.Sandbox) {
-	rows := [][]any{{"id", s.ID}, {"state", stateOf(s)}, {"image", s.Spec.Image}, {"created", s.CreatedAt.Format(time.RFC3339)},
+	rows := [][]any{{"id", s.ID}, {"state", stateColour(stateOf(s))}, {"image", s.Spec.Image}, {"created", stamp(s.CreatedAt)},
 		{"events", s.Sequence}, {"execs", fmt.Sprintf("%d running, %d in all", s.ActiveExecs, s.TotalExecs)},
 		{"cpu", s.Spec.CPU}, {"memory", s.Spec.Memory}, {"pids", s.Spec.PIDs}}
 	add := func(name, value string) {
@@ -126,11 +151,12 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 			rows = append(rows, []any{name, value})
 		}
 	}
+	add("name", s.Name)
 	rows = append(rows, containerRows(&s.Spec)...)
 	rows = append(rows, networkRows(s)...)
 	rows = append(rows, serviceRows(s)...)
 	if !s.ExpiresAt.IsZero() {
-		add("deleted at", s.ExpiresAt.Format(time.RFC3339))
+		add("deleted at", stamp(s.ExpiresAt))
 	}
 	add("digest", s.Digest)
 	if p := s.Pull; p != nil {
@@ -179,7 +205,7 @@ func primaryText(p *protocol.PrimaryStatus) string {
 	if p == nil {
 		return ""
 	}
-	text := fmt.Sprintf("%s since %s", p.State, p.Since.Format(time.RFC3339))
+	text := fmt.Sprintf("%s since %s", p.State, stamp(p.Since))
 	if p.Restarts > 0 {
 		text += fmt.Sprintf(", restarted %d times", p.Restarts)
 	}
@@ -218,28 +244,43 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
-func (p *program) sandboxList() *cobra.Command {
+// sandboxList is a command, below another one, that lists sandboxes.
+func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Command {
 	var labels, states []string
+	var called string
+	var quiet bool
+	line := below + " " + name
 	cmd := &cobra.Command{
-		Use: "list", Short: "List the sandboxes", Args: takes(),
-		Example: "  boxfleet sandbox list --label team=build\n  boxfleet sandbox list --state deleted -o json",
+		Use: name, Aliases: aliases, Short: "List the sandboxes", Args: takes(),
+		Example: "  " + line + " --label team=build\n  " + line + " --state deleted -o json\n  boxfleet sandbox delete $(" + line + " -q --label team=build)",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o := sdk.ListOptions{Limit: 1000}
+			o := sdk.ListOptions{Limit: 1000, Name: called}
+			if cmd.Flags().Changed("name") {
+				if err := protocol.ValidateName("--name", called); err != nil {
+					return err
+				}
+			}
 			if err := addPairs("--label", &o.Labels, labels); err != nil {
 				return err
 			}
-			for _, s := range states {
-				o.States = append(o.States, protocol.SandboxState(s))
+			var err error
+			if o.States, err = statesOf(states, sandboxStates); err != nil {
+				return err
 			}
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.list(ctx, c, o) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.list(ctx, c, o, quiet) })
 		},
 	}
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "only sandboxes with the label `K=V`; may be repeated, all must match")
+	cmd.Flags().StringVar(&called, "name", "", "only sandboxes with this `name`: the living one, and with --state deleted those that had it")
 	cmd.Flags().StringSliceVar(&states, "state", nil, "only sandboxes in this `state`; may be repeated (default: all but deleted)")
+	addQuiet(cmd, &quiet)
+	completeValues(cmd, "state", namesOf(sandboxStates)...)
 	return cmd
 }
 
-func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions) error {
+var sandboxStates = []protocol.SandboxState{protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted}
+
+func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions, quiet bool) error {
 	found := []protocol.Sandbox{}
 	for s, err := range c.All(ctx, o) {
 		if err != nil {
@@ -247,12 +288,19 @@ func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions) er
 		}
 		found = append(found, s.Info())
 	}
+	if quiet {
+		ids := []string{}
+		for i := range found {
+			ids = append(ids, found[i].ID)
+		}
+		return p.showNames(ids)
+	}
 	return p.show(found, func(w io.Writer) {
 		now := c.Now(ctx)
-		rows := [][]any{{"SANDBOX", "STATE", "IMAGE", "WORKER", "EXECS", "AGE"}}
+		rows := [][]any{{"SANDBOX", "NAME", "STATE", "IMAGE", "WORKER", "EXECS", "AGE"}}
 		for i := range found {
 			s := &found[i]
-			rows = append(rows, []any{s.ID, stateOf(s), s.Spec.Image, s.Worker, fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(now, s.CreatedAt)})
+			rows = append(rows, []any{s.ID, s.Name, stateColour(stateOf(s)), s.Spec.Image, s.Worker, fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(now, s.CreatedAt)})
 		}
 		table(w, rows...)
 	})
@@ -261,32 +309,19 @@ func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions) er
 func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, context.Context, ...sdk.Option) error) *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
-		Use: verb + " SANDBOX", Short: short, Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
-		Example: "  boxfleet sandbox " + verb + " web",
+		Use: verb + " SANDBOX...", Short: short, Args: takesSome("SANDBOX"), ValidArgsFunction: p.completeSandboxes,
+		Example: "  boxfleet sandbox " + verb + " web\n  boxfleet sandbox " + verb + " web db",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.control(ctx, c, verb, args[0], wait, do) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.controlAll(ctx, c, verb, args, wait, do) })
 		},
 	}
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
 	return cmd
 }
 
-func (p *program) control(ctx context.Context, c *sdk.Client, verb, id string, wait bool, do func(*sdk.Sandbox, context.Context, ...sdk.Option) error) error {
-	s := c.Sandbox(id)
-	done := p.progress(verb + " " + id)
-	defer done()
-	p.inHand.goesOn("sandbox", "the %s goes on, where it was accepted: `boxfleet sandbox get %s` shows it", verb, id)
-	if err := do(s, ctx, sdk.WithWait(wait)); err != nil {
-		return err
-	}
-	p.inHand.done("sandbox")
-	done()
-	return p.show(s.Info(), func(w io.Writer) { fmt.Fprintln(w, id) })
-}
-
 func (p *program) sandboxExtend() *cobra.Command {
 	return &cobra.Command{
-		Use: "extend SANDBOX DURATION", Short: "Set that a sandbox is deleted so long from now",
+		Use: "extend SANDBOX DURATION", Short: "Delete a sandbox after this time, counted from now, whatever its ttl was",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := counts(cmd, args, "SANDBOX", "DURATION"); err != nil {
 				return err
@@ -297,7 +332,7 @@ func (p *program) sandboxExtend() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ttl, err := time.ParseDuration(args[1])
 			if err != nil {
-				return usage("DURATION: %v", err)
+				return usage("DURATION: must be %s, got %.40q", kinds["duration"], args[1])
 			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				s := c.Sandbox(args[0])
@@ -310,17 +345,19 @@ func (p *program) sandboxExtend() *cobra.Command {
 	}
 }
 
-func (p *program) sandboxDelete() *cobra.Command {
+// sandboxDelete is a command, below another one, that deletes sandboxes.
+func (p *program) sandboxDelete(below, name string, aliases ...string) *cobra.Command {
 	var wait bool
 	var labels []string
 	cmd := &cobra.Command{
-		Use: "delete SANDBOX | --label K=V", Short: "End its execs and remove everything of a sandbox but its history", ValidArgsFunction: p.completeSandbox,
-		Example: "  boxfleet sandbox delete web\n  boxfleet sandbox delete --label team=build",
+		Use: name + " SANDBOX... | --label K=V", Aliases: aliases, Short: "Delete sandboxes: end their execs, remove everything but their history",
+		ValidArgsFunction: p.completeSandboxes,
+		Example:           "  " + below + " " + name + " web db\n  " + below + " " + name + " --label team=build",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(labels) > 0 {
 				return takes()(cmd, args)
 			}
-			return takes("SANDBOX")(cmd, args)
+			return takesSome("SANDBOX")(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var selector map[string]string
@@ -328,8 +365,8 @@ func (p *program) sandboxDelete() *cobra.Command {
 				return err
 			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if len(args) == 1 {
-					return p.control(ctx, c, "delete", args[0], wait, (*sdk.Sandbox).Delete)
+				if len(args) > 0 {
+					return p.controlAll(ctx, c, "delete", args, wait, (*sdk.Sandbox).Delete)
 				}
 				done := p.progress("deleting sandboxes")
 				defer done()
@@ -445,7 +482,7 @@ func printEvent(w io.Writer, e *protocol.Event) {
 	if e.Error != nil {
 		note("%s", e.Error.Error())
 	}
-	fmt.Fprintf(w, "%4d  %s  %-8s  %-26s  %s\n", e.Sequence, e.Time.Local().Format("15:04:05.000"), e.State, e.Kind, strings.Join(notes, "  "))
+	fmt.Fprintf(w, "%4d  %s  %-8s  %-26s  %s\n", e.Sequence, stamp(e.Time), e.State, e.Kind, strings.Join(notes, "  "))
 }
 
 func (p *program) sandboxExplain() *cobra.Command {
@@ -465,11 +502,16 @@ func (p *program) sandboxExplain() *cobra.Command {
 }
 
 func printExplanation(w io.Writer, x *protocol.Explanation) {
-	fmt.Fprintf(w, "%s is %s: %s\n", x.Sandbox.ID, stateOf(x.Sandbox), x.Waiting)
+	why, idle := strings.CutPrefix(x.Waiting, "nothing")
+	if idle {
+		fmt.Fprintf(w, "%s is %s; it waits for nothing%s\n", x.Sandbox.ID, stateOf(x.Sandbox), why)
+	} else {
+		fmt.Fprintf(w, "%s is %s: %s\n", x.Sandbox.ID, stateOf(x.Sandbox), x.Waiting)
+	}
 	if !x.Since.IsZero() {
-		fmt.Fprintf(w, "since %s", x.Since.Format(time.RFC3339))
+		fmt.Fprintf(w, "since %s", stamp(x.Since))
 		if !x.Deadline.IsZero() {
-			fmt.Fprintf(w, ", until %s", x.Deadline.Format(time.RFC3339))
+			fmt.Fprintf(w, ", until %s", stamp(x.Deadline))
 		}
 		fmt.Fprintln(w)
 	}
@@ -484,28 +526,3 @@ func printExplanation(w io.Writer, x *protocol.Explanation) {
 		fmt.Fprintf(w, "  %s: %s\n", h.Worker, reason)
 	}
 }
-
-// completeSandbox completes the id of a sandbox.
-func (p *program) completeSandbox(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 || p.configure(cmd) != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	c, err := p.connect(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	defer c.Close()
-	var ids []string
-	for s, err := range c.All(ctx, sdk.ListOptions{Limit: 1000}) {
-		if err != nil {
-			break
-		}
-		ids = append(ids, s.ID())
-	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
-}
-
-// line prints a value as one line of JSON.
-func (p *program) line(value any) error { return json.NewEncoder(p.stdout).Encode(value) }

@@ -11,16 +11,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/spec"
+	"github.com/boxfleet/boxfleet/worker"
 )
 
 // specFlags are the flags that say what a sandbox is made of.
 type specFlags struct {
-	file, image, user, cwd, memory, idleTTL, onHostLoss string
-	cpu                                                 float64
-	pids                                                int64
-	env, labels, mounts, copies, copyExclude, tools     []string
-	placement                                           []string
-	copyOwner                                           string
+	file, name, image, user, cwd, memory, idleTTL, onHostLoss string
+	cpu                                                       float64
+	pids                                                      int64
+	env, labels, mounts, copies, copyExclude, tools           []string
+	placement                                                 []string
+	copyOwner                                                 string
 
 	container containerFlags
 	network   networkFlags
@@ -32,18 +33,19 @@ type specFlags struct {
 func (f *specFlags) add(cmd *cobra.Command) {
 	flags := pflag.NewFlagSet("spec", pflag.ContinueOnError)
 	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags go over it")
+	flags.StringVar(&f.name, "name", "", "name of the sandbox, by which it is found while it is the only living one so called (default: the file's, else none)")
 	flags.StringVar(&f.image, "image", "", "image to run")
-	flags.StringArrayVar(&f.env, "env", nil, "environment variable `K=V`; may be repeated")
+	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable `K=V`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label `K=V`; may be repeated")
 	flags.Float64Var(&f.cpu, "cpu", 0, "cores (default 1)")
 	flags.StringVar(&f.memory, "memory", "", "memory, such as 512m or 4GiB (default 512MiB)")
-	flags.Int64Var(&f.pids, "pids", 0, "processes and threads (default 4096)")
+	flags.Int64Var(&f.pids, "pids", 0, "processes and threads (default 2048)")
 	flags.StringVar(&f.user, "user", "", "user, uid, or either with :group (default: the image's)")
 	flags.StringVar(&f.cwd, "cwd", "", "working directory (default: the image's)")
 	f.container.add(flags)
 	f.network.add(flags)
 	f.services.add(flags)
-	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop after so `long` without an exec (default: never)")
+	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop it after this `duration` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait, fail or replace (default wait)")
 	flags.StringArrayVar(&f.placement, "placement", nil, "only on hosts whose labels hold `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all must hold")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
@@ -53,6 +55,10 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.copyOwner, "copy-owner", "", "`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
 	f.all = flags
 	cmd.Flags().AddFlagSet(flags)
+	completeValues(cmd, "on-host-loss", protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace)
+	completeValues(cmd, "profile", protocol.ProfileHardened, protocol.ProfileStandard)
+	completeValues(cmd, "pull", protocol.PullMissing, protocol.PullAlways, protocol.PullNever)
+	completeValues(cmd, "tool", worker.ToolNames()...)
 }
 
 // document puts the spec together: the file, and the flags over it. Nothing is uploaded yet.
@@ -74,11 +80,23 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 		}
 	})
 	d.Override(*given)
+	if f.all.Changed("name") {
+		if strings.HasPrefix(f.name, "-") { // the next flag has become the value, and could not be called by it
+			return nil, usage("--name: must not begin with a dash, got %.40q; the name may be missing", f.name)
+		}
+		if err := protocol.ValidateName("--name", f.name); err != nil {
+			return nil, err
+		}
+		d.Name = f.name
+	}
 	if err := f.services.addEnv(d); err != nil {
 		return nil, err
 	}
 	if err := f.addCopies(d); err != nil {
 		return nil, err
+	}
+	if f.file == "" && d.Spec.Image == "" {
+		return nil, usage("--image is missing, or a --file with spec.image")
 	}
 	return d, check(d)
 }
@@ -87,7 +105,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 func (f *specFlags) addCopies(d *spec.Document) error {
 	for _, name := range []string{"copy-exclude", "copy-owner"} {
 		if f.all.Changed(name) && len(f.copies) == 0 {
-			return usage("--%s: there is no --copy that it says something of", name)
+			return usage("--%s needs --copy", name)
 		}
 	}
 	for _, arg := range f.copies {

@@ -45,18 +45,18 @@ func (p *program) specValidate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ids := make([]string, len(documents))
+			ids, names, wrong := make([]string, len(documents)), make([]string, len(documents)), make([]error, len(documents))
 			for i, d := range documents {
-				if err := check(d); err != nil {
-					return err
-				}
-				ids[i] = d.ID
+				ids[i], names[i], wrong[i] = d.ID, d.Name, check(d)
 			}
-			return p.show(map[string]any{"file": file, "documents": len(documents), "ids": ids}, func(w io.Writer) {
-				for i, id := range ids {
-					fmt.Fprintf(w, "%s: document %d holds", specOptions(file).Name, i+1)
-					if id != "" {
-						fmt.Fprintf(w, ": %s", id)
+			if err := spec.Join(wrong...); err != nil {
+				return err
+			}
+			return p.show(map[string]any{"file": file, "documents": len(documents), "ids": ids, "names": names}, func(w io.Writer) {
+				for i, d := range documents {
+					fmt.Fprintf(w, "%s: document %d is valid", specOptions(file).Name, i+1)
+					if called(d) != "" {
+						fmt.Fprintf(w, ": %s", called(d))
 					}
 					fmt.Fprintln(w)
 				}
@@ -70,6 +70,7 @@ func (p *program) specValidate() *cobra.Command {
 // rendered is a spec with everything that will be done, and where it comes from.
 type rendered struct {
 	ID      string               `json:"id,omitempty"`
+	Name    string               `json:"name,omitempty"`
 	Spec    protocol.SandboxSpec `json:"spec"`
 	Uploads []spec.LocalCopy     `json:"uploads,omitempty"` // entries of spec.copies without a digest
 	Origins map[string]string    `json:"origins"`
@@ -94,7 +95,7 @@ the worker's defaults. Nothing is made or uploaded.`,
 			}
 			own := spec.Layer{Name: flags.origin(), Spec: d.Spec}
 			if offline && worker != "" {
-				return usage("--offline asks no fleet, and --worker needs one")
+				return usage("--offline and --worker exclude each other: the defaults of a worker come from the fleet")
 			}
 			if offline {
 				return p.render(d, nil, own)
@@ -117,8 +118,10 @@ the worker's defaults. Nothing is made or uploaded.`,
 		},
 	}
 	flags.add(cmd)
+	p.completeFlag(cmd, "image", imageRefs)
 	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask a fleet for the defaults of the tenant")
 	cmd.Flags().StringVar(&worker, "worker", "", "print it as it would be on this worker")
+	p.completeFlag(cmd, "worker", workerNames)
 	return cmd
 }
 
@@ -159,7 +162,7 @@ func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, e
 // render prints what a document and the layers, the lowest first, come to: as it is accepted, or on a
 // worker.
 func (p *program) render(d *spec.Document, worker *spec.Layer, layers ...spec.Layer) error {
-	whole := spec.Document{ID: d.ID, Copies: d.Copies}
+	whole := spec.Document{ID: d.ID, Name: d.Name, Copies: d.Copies}
 	for _, layer := range layers {
 		whole.Spec = spec.Merge(whole.Spec, layer.Spec)
 	}
@@ -178,5 +181,5 @@ func (p *program) render(d *spec.Document, worker *spec.Layer, layers ...spec.La
 		layers = append([]spec.Layer{*worker}, layers...)
 	}
 	origins := spec.Origins(whole.Spec, layers...)
-	return p.show(rendered{whole.ID, whole.Spec, whole.Copies, origins}, func(w io.Writer) { fmt.Fprintf(w, "%s", whole.YAML(origins)) })
+	return p.show(rendered{whole.ID, whole.Name, whole.Spec, whole.Copies, origins}, func(w io.Writer) { fmt.Fprintf(w, "%s", whole.YAML(origins)) })
 }

@@ -18,14 +18,14 @@ func (p *program) storageCommand() *cobra.Command {
 func (p *program) storageGrowCommand() *cobra.Command {
 	var replicas int
 	cmd := &cobra.Command{
-		Use: "grow", Short: "Have every stream kept by more servers, or mend those that lost some", Args: takes(),
+		Use: "grow", Short: "Replicate every stream to more servers, or restore lost replicas", Args: takes(),
 		Long: `Have every stream kept by so many servers of a NATS cluster, and wait until all have everything. The
 fleet goes on meanwhile; output comes a little later. It may be ended and run again at any time. Replicas are
 never taken away.`,
 		Example: "  boxfleet storage grow --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.operate(cmd, func(ctx context.Context, conn *jetstream.Conn) error {
-				err := conn.Grow(ctx, replicas, func(step string) { fmt.Fprintln(p.stderr, step) })
+				err := conn.Grow(ctx, replicas, func(step string) { fmt.Fprintln(p.plain(p.stderr), step) })
 				if err == nil {
 					p.say("every stream has %d replicas, in sync", replicas)
 				}
@@ -39,7 +39,7 @@ never taken away.`,
 
 func (p *program) storageSetCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "set", Short: "Change ages and sizes, also to lower ones, which removes output that is beyond", Args: takes(),
+		Use: "set", Short: "Change how long and how much is kept; lower values remove what is over them", Args: takes(),
 		Long: `Change how long and how much is kept. A coordinator raises these by itself where its configuration says so,
 and refuses to lower them; this command lowers them too. Lower ages and sizes of output and uploads remove
 what is beyond; the event log takes no size below what it has. Set what is changed here in the coordinators'
@@ -49,7 +49,7 @@ configuration too, or leave it out there.`,
 			assets := p.config.assets()
 			assets.Replicas = 0
 			if assets == (jetstream.Assets{}) {
-				return usage("nothing to change: give one of the flags at least")
+				return usage("nothing to change: give at least one flag")
 			}
 			return p.operate(cmd, func(ctx context.Context, conn *jetstream.Conn) error {
 				if err := conn.Open(ctx); err != nil {

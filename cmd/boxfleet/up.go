@@ -19,9 +19,12 @@ func (p *program) upCommand() *cobra.Command {
 		Use: "up", Short: "Run a whole fleet on this machine", Args: takes(),
 		Long: `Run a whole fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
 Docker engine. What it keeps is in the data directory, and is found again on the next start. The
-client's commands find it by themselves. Ctrl-C ends it; sandboxes and execs go on without it.`,
+commands of this user find it by themselves. Ctrl-C ends it; sandboxes and execs go on without it.`,
 		Example: "  boxfleet up\n  boxfleet up --listen 127.0.0.1:4333 --mounts-allow /srv/cache,/srv/shared:rw",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if p.config.DataDir == "" {
+				return usage("there is no place for the data: set HOME, XDG_DATA_HOME, or --data-dir")
+			}
 			dir, err := filepath.Abs(p.config.DataDir)
 			if err != nil {
 				return err
@@ -31,6 +34,7 @@ client's commands find it by themselves. Ctrl-C ends it; sandboxes and execs go 
 		},
 	}
 	p.config.addFlags(cmd.Flags(), "up")
+	completeValues(cmd, "firewall", firewallRequired, protocol.FirewallOff)
 	return cmd
 }
 
@@ -40,11 +44,11 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	defer unlock()
-	token, err := keptToken(dir)
+	host, port, err := listenAt(p.config.Listen, !p.config.ListenGiven, p.config.ListenInsecurely)
 	if err != nil {
 		return err
 	}
-	host, port, err := listenAt(p.config.Listen, p.config.Listen == defaultListen)
+	token, err := keptToken(dir)
 	if err != nil {
 		return err
 	}
@@ -56,7 +60,16 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 	defer stop()
 	done := p.progress("starting")
 	defer done()
-	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet", Host: host, Port: port, Token: token}, false, h)
+	// Clients know from the first moment whose NATS it is that listens: without the token they would take it for
+	// another user's.
+	listens := func(where connection) error {
+		if err := where.write(dir); err != nil {
+			return protocol.Errorf(protocol.Internal, "", "write %s: %v", connectionFile, err)
+		}
+		return nil
+	}
+	defer os.Remove(filepath.Join(dir, connectionFile))
+	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet", Host: host, Port: port, Token: token}, listens, false, h)
 	done()
 	if err != nil {
 		if cmd.Context().Err() != nil && errors.Is(err, cmd.Context().Err()) {
@@ -64,13 +77,9 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		}
 		return err
 	}
-	if err := fleet.connection().write(dir); err != nil {
-		return errors.Join(protocol.Errorf(protocol.Internal, "", "write %s: %v", connectionFile, err), fleet.end())
-	}
-	defer os.Remove(filepath.Join(dir, connectionFile))
 	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
 	if found := worker.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 && len(p.config.Worker.Tools) == 0 {
-		fmt.Fprintf(p.stderr, "tools here, which sandboxes get with --tools, or a part of it: %s\n", strings.Join(found, ","))
+		fmt.Fprintf(p.plain(p.stderr), "tools here, which sandboxes get with --tools, or a part of it: %s\n", strings.Join(found, ","))
 	}
 	select {
 	case <-cmd.Context().Done():

@@ -150,15 +150,26 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	expect(t, "exec web --user nobody-here -- true", exitNotRun, "")
 	expect(t, "exec nothing -- true", exitNotRun, "")
 	expectOf(t, []string{"exec", "web", "--id", "x", "--detach", "--", "sh", "-c", "echo one; echo two"}, 0, "x\n")
-	expect(t, "exec logs web x --follow --from-offset 4", 0, "two\n")
-	expect(t, "exec logs web x --from-offset 100", exitFailure, "")
-	expect(t, "exec get web x", 0, "finished")
-	expect(t, "exec cancel web x", 0, "x\n")
-	expect(t, "exec list web --state finished", 0, "echo two")
+	expect(t, "execs logs web x --follow --from-offset 4", 0, "two\n")
+	expect(t, "execs logs web x --from-offset 100", exitFailure, "")
+	expect(t, "execs get web x", 0, "finished")
+	expect(t, "execs cancel web x", 0, "x\n")
+	expect(t, "execs list web --state finished", 0, "echo two")
 	code, stdout, stderr := call(t.Context(), "echo from stdin", "exec", "web", "-i", "--", "sh", "-")
 	if code != 0 || stdout != "from stdin\n" {
 		t.Errorf("stdin: %d, %q, %q", code, stdout, stderr)
 	}
+	expectOf(t, []string{"exec", "--id", "seven", "--detach", "web", "sh", "-c", "sleep 0.2; echo seven; exit 7"}, 0, "seven\n")
+	expect(t, "execs logs web seven --follow", 7, "seven\n")
+	expect(t, "execs logs web seven", 0, "seven\n")
+	if code := run(t.Context(), []string{"exec", "web", "echo", "hello"}, strings.NewReader(""), fullDisk{}, new(screen)); code != exitNotRun {
+		t.Errorf("exec whose output cannot be written: %d", code)
+	}
+	if code, stdout, stderr := call(t.Context(), "", "exec", "--output-limit", "4", "-e", "A=12345", "web", "sh", "-c", "echo $A"); code != 0 || stdout != "1234" || !strings.Contains(stderr, "--output-limit") {
+		t.Errorf("output beyond its limit: %d, %q, %q", code, stdout, stderr)
+	}
+	failedCreateNamesItsSandbox(t)
+	stdinThatNobodyReadsIsSaid(t)
 	if stop() != 0 {
 		t.Error("up ends cleanly")
 	}
@@ -166,6 +177,9 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	stop = startUp(t)
 	expectOf(t, []string{"exec", "web", "--", "echo", "still there"}, 0, "still there\n")
 	expect(t, "sandbox stop web", 0, "web")
+	if code, _, stderr := call(t.Context(), "", "exec", "web", "ls"); code != exitNotRun || !strings.Contains(stderr, "`boxfleet sandbox resume web` starts it again") {
+		t.Errorf("exec in a stopped sandbox: %d, %s", code, stderr)
+	}
 	expect(t, "sandbox resume web", 0, "web")
 	expect(t, "sandbox explain web", 0, "ready")
 	expect(t, "sandbox events web --from 2", 0, "sandbox.stopped")
@@ -202,7 +216,7 @@ func interruptedExecIsCancelled(t *testing.T) {
 	if code := interrupted(t, "begin", "exec", "web", "--id", "i", "--", "sh", "-c", "echo begin; sleep 60"); code != 143 {
 		t.Errorf("want 143, got %d", code)
 	}
-	expect(t, "exec get web i", 0, "cancelled")
+	expect(t, "execs get web i", 0, "cancelled")
 }
 
 func interruptedRunLeavesNothing(t *testing.T) {
@@ -212,4 +226,34 @@ func interruptedRunLeavesNothing(t *testing.T) {
 	expectOf(t, []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--", "sh", "-c", "exit 9"}, 9, "")
 	expectOf(t, []string{"run", "--image", image, "--label", "team=run", "--mount", "/etc:/data", "--", "true"}, exitNotRun, "")
 	expect(t, "sandbox list --label team=run -o json", 0, "[]\n")
+}
+
+func failedCreateNamesItsSandbox(t *testing.T) {
+	t.Helper()
+	code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--memory", "64m", "--label", "team=a", "--", "/not/there")
+	_, list, _ := call(t.Context(), "", "ps", "-q", "--state", "failed")
+	id := strings.TrimSpace(list)
+	if code != exitFailure || id == "" || !strings.Contains(stderr, "`boxfleet sandbox delete "+id+"` deletes it") {
+		t.Errorf("a create that fails: %d, %q, failed is %q", code, stderr, id)
+	}
+}
+
+func stdinThatNobodyReadsIsSaid(t *testing.T) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	for _, said := range []bool{false, true} {
+		var stderr bytes.Buffer
+		code := run(t.Context(), []string{"exec", "web", "cat"}, r, new(bytes.Buffer), &stderr)
+		if code != 0 || strings.Contains(stderr.String(), "give it with -i") != said {
+			t.Errorf("something on stdin: %v; got %d, %s", said, code, stderr.String())
+		}
+		if _, err := w.WriteString("x"); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -28,15 +29,17 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 	spec := filepath.Join(t.TempDir(), "spec.yaml")
 	named := filepath.Join(t.TempDir(), "named.yaml")
 	write(t, named, "id: a\nimage: x\n")
+	twice := filepath.Join(t.TempDir(), "twice.yaml")
+	write(t, twice, "image: x\npids: 1\n---\nimage: x\ncpu: -1\n")
 	write(t, spec, "image: x\nenv:\n  A: 1\nmemroy: 512m\n")
 	for line, want := range map[string]string{
 		"nonsense":                                         "nonsense",
-		"sandbox":                                          "sandbox --help",
+		"sandbox":                                          "missing subcommand; see boxfleet sandbox --help",
 		"sandbox nonsense":                                 "nonsense",
 		"sandbox get":                                      "SANDBOX",
 		"sandbox get a b":                                  `"b"`,
 		"sandbox get a.b":                                  "a.b",
-		"sandbox create":                                   "spec.image",
+		"sandbox create":                                   "--image is missing",
 		"sandbox create --image x --cpu many":              "--cpu",
 		"sandbox create --image x --memory 1q":             "--memory",
 		"sandbox create --image x --env A":                 "--env",
@@ -45,6 +48,7 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 		"sandbox create --image x --mount /a:/b:rx":        "--mount",
 		"sandbox create --image x --id a.b":                "--id",
 		"sandbox create --image x --nonsense":              "--nonsense",
+		"sandbox create --image x --name --read-only":      "the name may be missing",
 		"sandbox create -f " + spec:                        "spec.memroy: " + spec + ": line 4, column 1",
 		"sandbox create -f /nonexistent":                   "/nonexistent",
 		"sandbox create --image x --mount cache:/x":        "spec.mounts[0].source",
@@ -54,23 +58,43 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 		"sandbox create --image x --on-delete-timeout 5m":  "--on-delete-timeout",
 		"run --image x -f - -i -- cat":                     "--file - and --stdin",
 		"sandbox extend web":                               "DURATION is missing",
-		"sandbox extend web 1.5x":                          "DURATION: time: unknown unit",
+		"sandbox extend web 1.5x":                          "DURATION: must be a duration such as 90s",
 		"sandbox extend we.b 1h":                           "we.b",
 		"sandbox extend web 1h 2h":                         `"2h"`,
 		"sandbox delete":                                   "SANDBOX",
 		"sandbox delete a --label k=v":                     `"a"`,
-		"exec a":                                           "behind --",
-		"exec a ls":                                        `"ls"`,
+		"exec a":                                           "COMMAND is missing",
+		"exec a --":                                        "COMMAND is missing",
+		"exec a.b ls":                                      "a.b",
+		"exec a -o xml ls -o json":                         "output",
 		"exec -- ls":                                       "SANDBOX",
-		"exec a --timeout soon -- ls":                      "--timeout",
+		"exec a --timeout 5 -- ls":                         `--timeout: must be a duration such as 90s or 1h30m, got "5"`,
+		"run --image x --cpu x ls":                         `--cpu: must be a number, got "x"`,
+		"completion":                                       "missing subcommand",
+		"completion tcsh":                                  "unknown command",
+		"help nonsense":                                    "unknown command",
+		"help sandbox nonsense":                            "unknown command",
+		"exec --tiemout 1s a ls":                           "did you mean --timeout?",
+		"sandbx list":                                      "did you mean `boxfleet sandbox`?",
+		"sandbox lsit":                                     "did you mean `boxfleet sandbox list`?",
+		"stop web":                                         "did you mean `boxfleet sandbox stop`?",
+		"ps --state raedy":                                 "did you mean ready?",
+		"rm":                                               "SANDBOX is missing",
+		"rm a b.c":                                         "b.c",
+		"logs web --since soon":                            "--since: want a time",
+		"logs web --since -5m":                             "--since: want a time",
+		"logs web --tail -1":                               "--tail: must not be negative",
+		"execs logs web x --tail -2":                       "--tail: must not be negative",
+		"run --image x":                                    "COMMAND is missing",
 		"exec a --cwd relative -- ls":                      "spec.cwd",
-		"run -f " + named + " -- ls":                       "id is of sandbox create and apply",
+		"run -f " + named + " -- ls":                       "id is for sandbox create and apply",
 		"apply":                                            "--file",
 		"apply -f " + spec:                                 "spec.memroy",
 		"apply a -f x":                                     `"a"`,
 		"spec":                                             "spec --help",
 		"spec validate":                                    "--file",
 		"spec validate -f " + spec:                         "spec.memroy",
+		"spec validate -f " + twice:                        "\n  spec.cpu: " + twice + ": line 5, column 6: must be 0.01",
 		"spec render -f " + spec:                           "spec.memroy",
 		"spec render --offline":                            "spec.image",
 		"run -- ls":                                        "spec.image",
@@ -86,6 +110,21 @@ func TestWrongUsageEndsWith2AndSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("want exit code 2 and %q on stderr\ngot %d, stdout %q, stderr %q", want, code, stdout, stderr)
 			}
 		})
+	}
+}
+
+// fullDisk takes nothing.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
+	clean(t)
+	for _, line := range []string{"version", "version -o json", "spec example"} {
+		var stderr strings.Builder
+		if code := run(t.Context(), strings.Fields(line), strings.NewReader(""), fullDisk{}, &stderr); code != exitFailure || !strings.Contains(stderr.String(), "boxfleet: ") && !strings.Contains(stderr.String(), "error") {
+			t.Errorf("%s: got %d, %q", line, code, stderr.String())
+		}
 	}
 }
 
@@ -259,7 +298,7 @@ func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
 	clean(t)
 	_, example, _ := call(t.Context(), "", "spec", "example")
 	code, stdout, stderr := call(t.Context(), example, "spec", "validate", "-f", "-")
-	if code != 0 || stdout != "stdin: document 1 holds: web\n" {
+	if code != 0 || stdout != "stdin: document 1 is valid: web\n" {
 		t.Errorf("validate what example prints: %d, %q, %s", code, stdout, stderr)
 	}
 	code, stdout, stderr = call(t.Context(), example, "spec", "render", "-f", "-", "--offline")
@@ -273,7 +312,7 @@ func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
 	if !json.Valid([]byte(stdout)) {
 		t.Errorf("the example as JSON: %d, %q, %s", code, stdout, stderr)
 	}
-	if code, stdout, stderr := call(t.Context(), stdout, "spec", "validate", "-f", "-"); code != 0 || stdout != "stdin: document 1 holds: web\n" {
+	if code, stdout, stderr := call(t.Context(), stdout, "spec", "validate", "-f", "-"); code != 0 || stdout != "stdin: document 1 is valid: web\n" {
 		t.Errorf("validate what example prints as JSON: %d, %q, %s", code, stdout, stderr)
 	}
 	if code, stdout, _ := call(t.Context(), "", "spec", "schema"); code != 0 || !strings.Contains(stdout, `"$schema"`) {

@@ -46,7 +46,7 @@ func (p *program) explainWait(ctx context.Context, c *sdk.Client, id string, tel
 			case p.watched():
 				tell(reasons(x))
 			case x.Position > 0:
-				fmt.Fprintf(p.stderr, "boxfleet: sandbox %s waits: %s\n", id, reasons(x))
+				p.note("sandbox %s waits: %s", id, reasons(x))
 				return
 			}
 		}

@@ -101,7 +101,7 @@ func check(d *spec.Document) error {
 
 func readAll(file string, stdin io.Reader) ([]byte, error) {
 	if file == "" {
-		return nil, usage("--file is missing: which spec? - is stdin")
+		return nil, usage("--file is missing: the file with the spec, or - for stdin")
 	}
 	in := stdin
 	if file != "-" {

@@ -21,6 +21,7 @@ var phases = []struct {
 	{"stop", measureStop},
 	{"exec", measureExec},
 	{"output", measureOutput},
+	{"neighbour", measureNeighbour},
 	{"replay", measureReplay},
 	{"restart", measureRestart},
 	{"age", measureAge},

@@ -18,21 +18,11 @@ func measureOutput(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	s, err := d.client.Create(ctx, spec())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, deleteAll(ctx, []*sdk.Sandbox{s})) }()
 	bare, err := b.engine.create(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, bare.remove(ctx)) }()
-	ours := func(ctx context.Context, command []string) (int64, error) {
-		var n counter
-		err := execOK(ctx, s, command, sdk.WithStdout(&n))
-		return int64(n), err
-	}
 	theirs := func(ctx context.Context, command []string) (int64, error) { return bare.exec(ctx, command...) }
 	for _, l := range []struct {
 		m            *measurement
@@ -43,7 +33,7 @@ func measureOutput(ctx context.Context, b *bench) (err error) {
 	} {
 		l.m.Unit, l.m.More = unitThroughput, true
 		for range b.pick(7, 2) {
-			rate, err := throughput(ctx, l.execs, l.mebis, ours)
+			rate, err := d.throughput(ctx, l.execs, l.mebis)
 			if err != nil {
 				return err
 			}
@@ -56,6 +46,20 @@ func measureOutput(ctx context.Context, b *bench) (err error) {
 		b.add(l.m)
 	}
 	return nil
+}
+
+// throughput is that of a new sandbox, which has its whole burst.
+func (d *deployment) throughput(ctx context.Context, execs, mebis int) (rate float64, err error) {
+	s, err := d.client.Create(ctx, spec())
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, deleteAll(ctx, []*sdk.Sandbox{s})) }()
+	return throughput(ctx, execs, mebis, func(ctx context.Context, command []string) (int64, error) {
+		var n counter
+		err := execOK(ctx, s, command, sdk.WithStdout(&n))
+		return int64(n), err
+	})
 }
 
 // throughput runs execs at once that each write so many MiB, and checks that every byte came.

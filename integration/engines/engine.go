@@ -50,16 +50,41 @@ func Default(tb testing.TB) *Engine {
 // unique.
 func Start(tb testing.TB, name string) *Engine {
 	tb.Helper()
-	return start(tb, name, 0)
+	return start(tb, name, nil)
 }
 
 // StartSmall is [Start] with the engine's data on a file system of its own, of so many bytes, in memory.
 func StartSmall(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
-	return start(tb, name, size)
+	return start(tb, name, func(e *Engine) {
+		if err := errors.Join(os.Mkdir(e.Data(), 0o710), syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
+			tb.Fatal(err)
+		}
+	})
 }
 
-func start(tb testing.TB, name string, size int64) *Engine {
+// StartOnDisk is [Start] with the engine's data on a disk of its own, of so many bytes: an ext4 in a file. It is
+// mounted at [Engine.Disk], where others may have their data beside the engine's.
+func StartOnDisk(tb testing.TB, name string, size int64) *Engine {
+	tb.Helper()
+	return start(tb, name, func(e *Engine) {
+		image, data := filepath.Join(e.dir, "disk.img"), filepath.Join(e.Disk(), "data")
+		err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size), os.Mkdir(e.Disk(), 0o710), os.Mkdir(e.Data(), 0o710))
+		if err != nil {
+			tb.Fatal(err)
+		}
+		run(tb, "mkfs.ext4", "-q", "-F", "-E", "nodiscard", image)
+		run(tb, "mount", "-o", "loop", image, e.Disk())
+		if err := errors.Join(os.Mkdir(data, 0o710), syscall.Mount(data, e.Data(), "", syscall.MS_BIND, "")); err != nil {
+			tb.Fatal(err)
+		}
+	})
+}
+
+// Disk is where the disk of [StartOnDisk] is mounted.
+func (e *Engine) Disk() string { return filepath.Join(e.dir, "disk") }
+
+func start(tb testing.TB, name string, disk func(*Engine)) *Engine {
 	tb.Helper()
 	if os.Geteuid() != 0 {
 		tb.Fatal("starting Docker engines takes root")
@@ -79,10 +104,8 @@ func start(tb testing.TB, name string, size int64) *Engine {
 	tb.Cleanup(e.remove)
 	run(tb, "ip", "netns", "add", e.namespace)
 	run(tb, "ip", "-n", e.namespace, "link", "set", "lo", "up")
-	if size > 0 {
-		if err := errors.Join(os.Mkdir(e.Data(), 0o710), syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
-			tb.Fatal(err)
-		}
+	if disk != nil {
+		disk(e)
 	}
 	e.Restart()
 	return e

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) e
 
 // stays matches what a worker keeps in its state directory, below <deployment>/<host>: it is the
 // host's, not a sandbox's.
-var stays = regexp.MustCompile(`^[^/]+/[^/]+/(lock|images\.json|supervisor-[0-9a-f]{16})$`)
+var stays = regexp.MustCompile(`^[^/]+/[^/]+/(lock|images\.json|supervisor-[0-9a-f]{16}|reserve/[a-z0-9-]+)$`)
 
 // leftInDirectories lists the files of workers that belong to no host any more.
 func (f *Fleet) leftInDirectories() []string {
@@ -77,7 +78,7 @@ func (f *Fleet) leftInDirectories() []string {
 				return err
 			}
 			name, _ := filepath.Rel(dir, path)
-			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 && filepath.Base(name) == "sandboxes"; entry.IsDir() && kept {
+			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 && slices.Contains([]string{"sandboxes", "reserve"}, filepath.Base(name)); entry.IsDir() && kept {
 				return nil
 			}
 			if !entry.IsDir() && stays.MatchString(name) {

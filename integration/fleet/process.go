@@ -41,6 +41,9 @@ type Role struct {
 	AllowMounts  []string           `json:"allow_mounts,omitempty"`
 	Firewall     string             `json:"firewall,omitempty"`
 	Deny         []string           `json:"deny,omitempty"`
+	Allow        []string           `json:"allow,omitempty"`
+	Ports        string             `json:"ports,omitempty"`
+	Connections  int                `json:"connections,omitempty"`
 	DNS          []string           `json:"dns,omitempty"`
 	Profiles     []string           `json:"profiles,omitempty"`
 	Runtimes     []string           `json:"runtimes,omitempty"`

@@ -36,7 +36,8 @@ func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	return d.server.Answer(ctx, &d.at)
 }
 
-// fill writes what is to be there before: on a server that does not write to disk at once.
+// fill writes what is to be there before, on a server that does not write to disk at once, and has a coordinator
+// write the snapshots that a fleet of that age has.
 func (d *deployment) fill(ctx context.Context) error {
 	if err := d.startServer(ctx, true); err != nil {
 		return err
@@ -72,8 +73,37 @@ func (d *deployment) fill(ctx context.Context) error {
 		return err
 	}
 	conn.Close()
+	old, err := part.Start(roleVariable, role{Kind: kindCoordinator, Name: "filling", URL: d.at.URL})
+	if err != nil {
+		return err
+	}
+	defer old.Stop()
+	if err := old.Answer(ctx, new(ready)); err != nil {
+		return err
+	}
+	if err := d.untilWritten(ctx); err != nil {
+		return err
+	}
+	old.Stop()
 	d.server.Stop()
 	return nil
+}
+
+// untilWritten waits for the snapshots of all that happened until now: a coordinator that writes them is not idle.
+func (d *deployment) untilWritten(ctx context.Context) error {
+	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-rest"})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	last, err := conn.LastRecord(ctx)
+	if err != nil {
+		return err
+	}
+	return until(ctx, "a snapshot of every sandbox", askEvery, func() (bool, string, error) {
+		at, _, err := conn.Checkpoint(ctx)
+		return at.Record >= last, fmt.Sprintf("up to record %d of %d", at.Record, last), err
+	})
 }
 
 // startWorkers starts the processes of workers, which share the hosts, and does not wait until the hosts are ready.
@@ -183,8 +213,8 @@ func (d *deployment) makeDir() (err error) {
 	return err
 }
 
-// profiles has the coordinators and NATS write CPU profiles, until end is called.
-func (d *deployment) profiles(ctx context.Context) (end func() error, err error) {
+// profiles has the coordinators and NATS write CPU profiles of a phase, until end is called.
+func (d *deployment) profiles(ctx context.Context, phase string) (end func() error, err error) {
 	if d.profile == "" {
 		return func() error { return nil }, nil
 	}
@@ -200,7 +230,7 @@ func (d *deployment) profiles(ctx context.Context) (end func() error, err error)
 		all[name] = p
 	}
 	for name, p := range all {
-		if err := p.Ask(ctx, part.CommandProfile+" "+filepath.Join(dir, name+".prof"), nil); err != nil {
+		if err := p.Ask(ctx, part.CommandProfile+" "+filepath.Join(dir, phase+"-"+name+".prof"), nil); err != nil {
 			return nil, err
 		}
 	}

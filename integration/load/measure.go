@@ -131,7 +131,7 @@ func (m *measurement) pids() (pids []int) {
 
 // creates has sandboxes created, and judges what became of them.
 func (m *measurement) creates(ctx context.Context) error {
-	endProfiles, err := m.profiles(ctx)
+	endProfiles, err := m.profiles(ctx, "creates")
 	if err != nil {
 		return err
 	}
@@ -246,34 +246,35 @@ func mapValues(m map[string]int) (values []int) {
 	return values
 }
 
-// mostWindows is how often it is looked whether a coordinator has come to rest.
-const mostWindows = 12
-
-// rest measures what the coordinators cost while nothing happens: when they have written what they write some
-// time after something happened, so that a window costs no less than the one before it.
-func (m *measurement) rest(ctx context.Context) error {
+// rest measures what the coordinators cost while nothing happens.
+func (m *measurement) rest(ctx context.Context) (err error) {
+	begin := time.Now()
+	if err := m.untilWritten(ctx); err != nil {
+		return err
+	}
+	m.line("all snapshots are written", "after %.1f s", time.Since(begin).Seconds())
+	endProfiles, err := m.profiles(ctx, "idle")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, endProfiles()) }()
+	before := map[string]time.Duration{}
 	for name, p := range m.deciding {
-		share, before := 0.0, 0.0
-		for i := range mostWindows {
-			busy, err := part.Busy(p.Pid())
-			if err != nil {
-				return err
-			}
-			begin := time.Now()
-			if !sleep(ctx, m.settle) {
-				return ctx.Err()
-			}
-			after, err := part.Busy(p.Pid())
-			if err != nil {
-				return err
-			}
-			before, share = share, 100*(after-busy).Seconds()/time.Since(begin).Seconds()
-			if i > 0 && share > 0.8*before {
-				share = min(share, before)
-				break
-			}
+		if before[name], err = part.Busy(p.Pid()); err != nil {
+			return err
 		}
-		m.goal("idle coordinator "+name, share, "% of a core", true, 3, m.living >= 100000)
+	}
+	begin = time.Now()
+	if !sleep(ctx, m.settle) {
+		return ctx.Err()
+	}
+	passed := time.Since(begin).Seconds()
+	for name, p := range m.deciding {
+		after, err := part.Busy(p.Pid())
+		if err != nil {
+			return err
+		}
+		m.goal("idle coordinator "+name, 100*(after-before[name]).Seconds()/passed, "% of a core", true, 3, m.living >= 100000)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 // Fault is what happens to a request at a door. The zero value lets it pass.
 type Fault struct {
 	Status    int           // answer with this
+	Body      string        // and this
 	StallAt   int           // pass on so many bytes of the answer, and then nothing more
 	PerSecond int           // pass on so many bytes a second
 	Delay     time.Duration // wait first
@@ -61,6 +62,7 @@ func (r *Registry) Open(l net.Listener) *Door {
 		d.pause(q, f.Delay)
 		if f.Status != 0 {
 			w.WriteHeader(f.Status)
+			_, _ = io.WriteString(w, f.Body)
 			return
 		}
 		forward.ServeHTTP(w, q)

@@ -12,7 +12,7 @@ const Version = 1
 // Where things are, inside the container and below the sandbox's directories on the host.
 const (
 	SocketName  = "worker.sock" // in the control directory
-	ExecsDir    = "execs"       // in the run directory; one directory per exec
+	ExecsDir    = "execs"       // in the run directory, on the host; one directory per exec
 	PrimaryDir  = "primary"     // in the run directory; stdout and stderr of the primary command
 	StdoutName  = "stdout"
 	StderrName  = "stderr"
@@ -28,6 +28,14 @@ const (
 // PrimaryWindow is how many bytes at the end of each output file of the primary command can be read.
 // What is before them was given back to the disk, and reads as zeros; the file's size goes on.
 const PrimaryWindow = 1 << 20
+
+// The worker opens the files that a supervisor writes, and passes the descriptors with the frame that says
+// how many they are, in one message of the socket.
+const (
+	ExecFiles    = 3 // with a Start: stdout, stderr, and the exit record
+	PrimaryFiles = 2 // with a Welcome: stdout and stderr of the primary command
+	MaxFiles     = 8 // with one frame
+)
 
 // MaxExecs is how many execs a supervisor remembers, running and ended, until they are forgotten.
 // One more is refused with resource_exhausted.
@@ -74,6 +82,10 @@ type Hello struct {
 	Primary *Primary     `json:"primary,omitempty"`
 	Execs   []ExecStatus `json:"execs,omitempty"` // of this boot: running, or ended and not forgotten
 	More    bool         `json:"more,omitempty"`
+
+	// TakesFiles says that it writes to the files that come with Welcome and Start. One that is older makes its
+	// own, in a run directory that is mounted into its container.
+	TakesFiles bool `json:"takes_files,omitempty"`
 }
 
 // Welcome answers Hello. No exec starts before a boot's first one; only that one starts the
@@ -87,6 +99,7 @@ type Welcome struct {
 	StopSignal  int               `json:"stop_signal,omitempty"` // that the primary command ends by; default TERM, to its whole tree
 	DefaultUser string            `json:"default_user,omitempty"`
 	DefaultCwd  string            `json:"default_cwd,omitempty"`
+	Files       int               `json:"files,omitempty"` // that come with it: [PrimaryFiles], or 0 where the primary command runs already
 }
 
 // Start starts an exec, once: the same id again answers with its present status.
@@ -108,6 +121,10 @@ type Start struct {
 	Grace       time.Duration     `json:"grace,omitempty"`        // TERM to KILL after the timeout
 	OutputLimit int64             `json:"output_limit,omitempty"` // bytes kept of each stream
 	InlineLimit int64             `json:"inline_limit,omitempty"` // a Result carries the output up to this size, both streams together
+
+	// Files is how many come with it: [ExecFiles]. With 0 the output is kept in memory, up to half the
+	// InlineLimit of each stream, and there is no exit record on disk.
+	Files int `json:"files,omitempty"`
 }
 
 // Cancel ends an exec: TERM to its whole tree, KILL after Grace. For an ended one it does nothing.
@@ -116,7 +133,7 @@ type Cancel struct {
 	Grace time.Duration `json:"grace,omitempty"`
 }
 
-// Forget removes ended execs, their directories included. Running and unknown ones are passed over.
+// Forget drops ended execs; the worker removes their files. Running and unknown ones are passed over.
 type Forget struct {
 	IDs []string `json:"ids"`
 }
@@ -167,6 +184,7 @@ type Result struct {
 	StdoutBytes int64           `json:"stdout_bytes,omitempty"` // in its file
 	StderrBytes int64           `json:"stderr_bytes,omitempty"`
 	Truncated   bool            `json:"truncated,omitempty"` // it wrote more than was kept
+	DiskFull    bool            `json:"disk_full,omitempty"` // ... for want of room on the disk
 	OOMKills    int             `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
 	Inline      bool            `json:"inline,omitempty"`    // Stdout and Stderr are all of the output
 	Stdout      []byte          `json:"stdout,omitempty"`

@@ -10,9 +10,9 @@ import (
 // MaxRecord bounds an exit record on disk.
 const MaxRecord = 64 << 10
 
-// Record is the exit record of an exec, on disk from before the Result is sent until the exec is
-// forgotten. It lies where the sandbox's processes can write, so it is sealed with the sandbox's
-// key, and names the exec, so that the true record of another exec is not taken for its own.
+// Record is the exit record of an exec, on disk until the exec is forgotten. It is sealed with the sandbox's
+// key, and names the exec, so that neither a forged record nor the true one of another exec is taken for its
+// own: the processes of a sandbox whose supervisor is an older one can write where it lies.
 type Record struct {
 	Version int    `json:"v"`
 	Boot    string `json:"boot"`

@@ -2,7 +2,9 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +16,10 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
+
+// CoverInodes is the option by which file systems that cover volumes are known in a container's mount table: no
+// other file system of a container has this limit.
+const CoverInodes = "nr_inodes=1000003"
 
 // ContainerSpec describes a container. What it does not name is the engine's default, but for the
 // restart policy (none), the log (none: a supervisor writes nothing to it), the image's health check
@@ -42,6 +48,7 @@ type ContainerSpec struct {
 	NoNewPrivileges bool
 	ReadOnlyRoot    bool
 	Tmpfs           map[string]int64 // bytes of each file system in memory, by target
+	Covers          map[string]int64 // the same, with [CoverInodes]: the caller takes them away before anything runs
 	ShmSize         int64            // bytes of /dev/shm; 0: the engine's default
 	Disk            int64            // bytes of the container's own layer; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
@@ -66,6 +73,11 @@ type Container struct {
 	Running bool
 	Created time.Time
 
+	// Doubtful says that its image carries labels of Boxfleet's, or is gone: its own labels may be that
+	// image's, which anyone may have made, and prove nothing.
+	Doubtful bool
+	Binds    []string // paths of the engine's host that are mounted
+
 	// Only when inspected.
 	Pid        int // on the engine's host; 0 when it does not run
 	ExitCode   int
@@ -74,6 +86,8 @@ type Container struct {
 	StartedAt  time.Time
 	FinishedAt time.Time
 	Ports      []protocol.Port // published on the host, while it runs
+	Hostname   string
+	Address    string // in its network, while it runs; "" where it is in none or several
 }
 
 // CreateContainer makes a container and returns its id. It fails with already_exists when the name
@@ -98,7 +112,7 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 		Entrypoint:  spec.Entrypoint,
 		Cmd:         spec.Cmd,
 		Env:         spec.Env,
-		Labels:      e.labelled(spec.Labels),
+		Labels:      e.containerLabelled(spec.Labels),
 		User:        spec.User,
 		WorkingDir:  spec.Cwd,
 		Hostname:    spec.Hostname,
@@ -117,12 +131,13 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 		},
 	}
 	host.ReadonlyRootfs, host.ShmSize, host.Runtime = spec.ReadOnlyRoot, spec.ShmSize, spec.Runtime
+	host.Tmpfs = map[string]string{}
+	// Builds run what they make below /tmp, which the engine's own default would forbid.
 	for target, size := range spec.Tmpfs {
-		if host.Tmpfs == nil {
-			host.Tmpfs = map[string]string{}
-		}
-		// Builds run what they make below /tmp, which the engine's own default would forbid.
 		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
+	}
+	for target, size := range spec.Covers {
+		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777," + CoverInodes + ",size=" + strconv.FormatInt(size, 10)
 	}
 	if spec.Disk > 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
@@ -185,6 +200,39 @@ func (e *Engine) KillContainer(ctx context.Context, id string) error {
 // RemoveContainer kills and removes a container with its anonymous volumes, and waits until it is
 // gone, also when somebody else is removing it. Absent is no error.
 func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
+	err := e.removeContainer(ctx, id)
+	if err == nil || e.emptyLayer == nil || !tooDeep.MatchString(err.Error()) {
+		return err
+	}
+	if emptying := e.emptyLayerOf(ctx, id); emptying != nil {
+		return errors.Join(err, emptying)
+	}
+	return e.removeContainer(ctx, id)
+}
+
+// tooDeep is what the engine says of directories in a container's layer for which it has no descriptors.
+var tooDeep = regexp.MustCompile(`failed to remove root filesystem: .*too many open files`)
+
+// emptyLayerOf empties the layer of a container that the engine could not remove, and so uses no more.
+func (e *Engine) emptyLayerOf(ctx context.Context, id string) error {
+	layer := ""
+	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: e.readLimit()}, func(ctx context.Context) error {
+		got, err := e.client.ContainerInspect(ctx, id)
+		if err == nil && got.ContainerJSONBase != nil && got.State != nil && got.State.Dead {
+			layer = got.GraphDriver.Data["UpperDir"]
+		}
+		return err
+	})
+	if err != nil || layer == "" {
+		return err
+	}
+	if err := e.fence(); err != nil {
+		return err
+	}
+	return e.emptyLayer(ctx, layer)
+}
+
+func (e *Engine) removeContainer(ctx context.Context, id string) error {
 	c := call{verb: "remove", kind: kindContainer, name: id, limit: e.runLimit()}
 	err := e.do(ctx, c, func(ctx context.Context) error {
 		return e.client.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
@@ -229,12 +277,21 @@ func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error
 			ID: got.ID, Name: strings.TrimPrefix(got.Name, "/"), Image: got.Image, Labels: got.Config.Labels,
 			State: string(got.State.Status), Running: got.State.Running, Created: instant(got.Created),
 			Pid: got.State.Pid, ExitCode: got.State.ExitCode, OOMKilled: got.State.OOMKilled, Error: got.State.Error,
-			StartedAt: instant(got.State.StartedAt), FinishedAt: instant(got.State.FinishedAt),
+			StartedAt: instant(got.State.StartedAt), FinishedAt: instant(got.State.FinishedAt), Hostname: got.Config.Hostname,
 		}
 		if got.NetworkSettings != nil {
 			c.Ports = bound(got.NetworkSettings.Ports)
+			for _, n := range got.NetworkSettings.Networks {
+				if n != nil && len(got.NetworkSettings.Networks) == 1 {
+					c.Address = n.IPAddress
+				}
+			}
 		}
-		return nil
+		c.Binds = bindsOf(got.Mounts)
+		if c.Labels[LabelDeployment] != "" {
+			c.Doubtful, err = e.labelsOf(ctx, got.Image)
+		}
+		return err
 	})
 	return c, err
 }
@@ -251,7 +308,10 @@ func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
 				ID: got.ID, Image: got.Image, Labels: got.Labels, State: string(got.State),
 				// The engine counts a paused and a restarting container as running, too.
 				Running: got.State == container.StateRunning || got.State == container.StatePaused || got.State == container.StateRestarting,
-				Created: time.Unix(got.Created, 0).UTC(),
+				Created: time.Unix(got.Created, 0).UTC(), Binds: bindsOf(got.Mounts),
+			}
+			if c.Doubtful, err = e.labelsOf(ctx, got.ImageID); err != nil {
+				return err
 			}
 			if len(got.Names) > 0 {
 				c.Name = strings.TrimPrefix(got.Names[0], "/")
@@ -261,6 +321,15 @@ func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
 		return err
 	})
 	return containers, err
+}
+
+func bindsOf(mounts []container.MountPoint) (sources []string) {
+	for _, m := range mounts {
+		if m.Type == mount.TypeBind {
+			sources = append(sources, m.Source)
+		}
+	}
+	return sources
 }
 
 // instant reads the Engine's time; its zero is ours.

@@ -166,7 +166,7 @@ func TestAContainerThatCannotBeMadeOrStartedSaysWhy(t *testing.T) {
 	b, ctx := newBench(t), t.Context()
 
 	spec := b.sleeper()
-	spec.Image = "boxfleet/absent:none"
+	spec.Image = "boxfleet/never-made:none"
 	if _, err := b.CreateContainer(ctx, spec); !errors.Is(err, docker.ErrImageNotFound) || docker.IsNotFound(err) {
 		t.Errorf("missing image: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,10 @@ type Config struct {
 	// error, nothing is sent and the call returns that error. It must not block. Required; see
 	// [Unfenced].
 	Fence func() error
+
+	// EmptyLayer empties a directory of the engine's host, where the engine has no descriptors for it: it takes
+	// one for each level of what a container made in its own layer. nil: such a container is not removed.
+	EmptyLayer func(ctx context.Context, dir string) error
 
 	// CallTimeout bounds a change; reading takes a third of it at most, starting and removing twice
 	// as long, stopping its grace besides. 0 is [DefaultCallTimeout].
@@ -61,15 +66,19 @@ type Engine struct {
 	transport    *http.Transport
 	pinger       *client.Client // a new connection for each request
 	deployment   string
+	emptyLayer   func(ctx context.Context, dir string) error
 	callTimeout  time.Duration
 	stallTimeout time.Duration
 	pullStall    time.Duration
 	retryPause   time.Duration
 	dockerConfig string
+	fence        func() error // asked for every change by the transport
 	log          *slog.Logger
 
 	mu    sync.Mutex
-	pulls map[string]*pull // running pulls by reference
+	pulls map[string]*pull // running pulls by the names that they give
+
+	imageLabels map[string]bool // by the id of an image, whether it carries labels of Boxfleet's
 }
 
 // Connect finds the engine and agrees on an API version. It fails with [ErrEngineUnavailable] when
@@ -86,13 +95,16 @@ func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		deployment:   cfg.Deployment,
+		emptyLayer:   cfg.EmptyLayer,
 		callTimeout:  cmp.Or(cfg.CallTimeout, DefaultCallTimeout),
 		stallTimeout: cmp.Or(cfg.StallTimeout, DefaultStallTimeout),
 		pullStall:    cmp.Or(cfg.PullStall, DefaultPullStall),
 		retryPause:   cmp.Or(cfg.RetryPause, defaultRetryPause),
 		dockerConfig: cfg.DockerConfig,
+		fence:        cfg.Fence,
 		log:          cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		pulls:        map[string]*pull{},
+		imageLabels:  map[string]bool{},
 	}
 	if err := e.dial(cfg); err != nil {
 		return nil, protocol.Invalid("host", "%v", err)
@@ -209,6 +221,11 @@ type Info struct {
 	DiskQuota     bool   // the storage driver may be able to bound a container's own layer
 	RootDir       string // where images and containers are, on the engine's host
 	Rootless      bool
+	Seccomp       string // its profile: default, builtin, the path of another, or unconfined; "": it filters nothing
+	UserNamespace bool   // it maps the user ids of containers
+	MAC           string // apparmor, selinux, or ""
+	Runc          string // version, where it says it
+	Containerd    string
 
 	// Which limits the host's kernel can enforce. The engine drops the others with a warning.
 	CanLimitCPU, CanLimitMemory, CanLimitSwap, CanLimitPIDs bool
@@ -227,6 +244,23 @@ func mayLimitDisk(driver string, status [][2]string) bool {
 		return slices.Contains(status, [2]string{"Backing Filesystem", "xfs"})
 	}
 	return false
+}
+
+// readSecurity reads what an engine says as name=seccomp,profile=default.
+func (i *Info) readSecurity(options []string) {
+	for _, option := range options {
+		name, rest, _ := strings.Cut(strings.TrimPrefix(option, "name="), ",")
+		switch name {
+		case "seccomp":
+			i.Seccomp = cmp.Or(strings.TrimPrefix(rest, "profile="), "default")
+		case "apparmor", "selinux":
+			i.MAC = name
+		case "userns":
+			i.UserNamespace = true
+		case "rootless":
+			i.Rootless = true
+		}
+	}
 }
 
 // Info asks the engine what it is.
@@ -250,8 +284,17 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		}
 		slices.Sort(info.Runtimes)
 		info.DiskQuota = mayLimitDisk(got.Driver, got.DriverStatus)
-		info.Rootless = slices.Contains(got.SecurityOptions, "name=rootless")
-		return nil
+		info.readSecurity(got.SecurityOptions)
+		made, err := e.client.ServerVersion(ctx)
+		for _, c := range made.Components {
+			switch c.Name {
+			case "runc":
+				info.Runc = c.Version
+			case "containerd":
+				info.Containerd = c.Version
+			}
+		}
+		return err
 	})
 	return info, err
 }

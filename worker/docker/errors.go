@@ -67,7 +67,7 @@ func translate(ctx context.Context, c call, err error) error {
 	}
 	message := strings.TrimPrefix(err.Error(), "Error response from daemon: ")
 	fail := func(code protocol.Code, reason string) error {
-		return protocol.Errorf(code, reason, "%s: %s", c.subject(), message)
+		return protocol.Errorf(code, reason, "%s: %s", c.subject(), bounded(message))
 	}
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
@@ -80,6 +80,8 @@ func translate(ctx context.Context, c call, err error) error {
 			message = fmt.Sprintf("the engine did not answer within %s", c.limit)
 		}
 		return fail(protocol.Unavailable, protocol.ReasonEngineUnavailable)
+	case noRoom.MatchString(message) && !notOfDisk.MatchString(message):
+		return fail(protocol.ResourceExhausted, protocol.ReasonDiskFull)
 	case cerrdefs.IsNotFound(err):
 		return notFound(c, message, fail)
 	case c.kind == kindNetwork && strings.Contains(strings.ToLower(message), "overlap"):
@@ -105,6 +107,23 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.InvalidArgument, "")
 	}
 	return fail(protocol.Unavailable, ReasonEngineError)
+}
+
+// noRoom is what the engine says where a disk, or what a container may use of it, is full.
+var noRoom = regexp.MustCompile(`no space left on device|disk quota exceeded`)
+
+// notOfDisk is where the kernel says the same of something else: its cgroups, or its watches on files.
+var notOfDisk = regexp.MustCompile(`/sys/fs/cgroup|inotify`)
+
+// maxMessage bounds what an engine may say in an error. It names paths that a sandbox made as long as it liked.
+const maxMessage = 2 << 10
+
+// bounded leaves out the middle of a long message.
+func bounded(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxMessage*3/4], "") + " … " + strings.ToValidUTF8(message[len(message)-maxMessage/4:], "")
 }
 
 // notFound reads a 404.

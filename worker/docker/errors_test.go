@@ -2,6 +2,7 @@ package docker
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -30,5 +31,33 @@ func TestAStartThatFailsIsToldFromOneThatIsRefused(t *testing.T) {
 	err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"}, cerrdefs.ErrUnavailable.WithMessage("failed to create task for container: it restarts"))
 	if e := protocol.AsError(err); e.Reason != ReasonEngineError {
 		t.Errorf("what the engine calls unavailable: got %v", err)
+	}
+}
+
+// A full disk is nobody's defect, whatever the engine was about when it met it.
+func TestAFullDiskIsToldFromADefect(t *testing.T) {
+	t.Parallel()
+	for message, full := range map[string]bool{
+		`mkdir /var/lib/docker/overlay2/abc: no space left on device`:                                                                              true,
+		`failed to register layer: write /x: disk quota exceeded`:                                                                                  true,
+		`failed to create task for container: OCI runtime create failed: write /run/x: no space left on device: unknown`:                           true,
+		`failed to create task for container: OCI runtime create failed: mkdir /sys/fs/cgroup/memory/docker/abc: no space left on device: unknown`: false,
+	} {
+		for _, verb := range []string{"create", "start", "copy to", "pull"} {
+			err := protocol.AsError(translate(t.Context(), call{verb: verb, kind: kindContainer, name: "x"}, errors.New("Error response from daemon: "+message)))
+			if got := err.Code == protocol.ResourceExhausted && err.Reason == protocol.ReasonDiskFull; got != full {
+				t.Errorf("%s: %s: got %v", verb, message, err)
+			}
+		}
+	}
+}
+
+// An engine names paths that a sandbox made: 25,000 nested directories are 50 KB in each try's line of the log.
+func TestWhatAnEngineSaysIsBounded(t *testing.T) {
+	t.Parallel()
+	long := "openfdat " + strings.Repeat("d/", 25_000) + ": too many open files"
+	err := translate(t.Context(), call{verb: "remove", kind: kindContainer, name: "x"}, errors.New(long))
+	if text := err.Error(); len(text) > 4<<10 || !strings.Contains(text, "too many open files") {
+		t.Errorf("%d bytes: %.100s", len(text), text)
 	}
 }

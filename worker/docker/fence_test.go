@@ -3,6 +3,7 @@ package docker_test
 import (
 	"context"
 	"errors"
+	"io"
 	"reflect"
 	"strings"
 	"sync/atomic"
@@ -11,12 +12,13 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
 // reading are the methods that change nothing, and therefore work without the host's lock.
 var reading = map[string]bool{
 	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
-	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true, "ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true,
+	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true, "ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true, "LoginFor": true,
 }
 
 // changing calls every other method so that it would change something.
@@ -37,6 +39,20 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	"PullImage": func(ctx context.Context, b *bench, _ string) error {
 		_, err := b.PullImage(ctx, "boxfleet/absent:none", nil)
 		return err
+	},
+	"TakeImage": func(ctx context.Context, b *bench, _ string) error {
+		archive := func(_ context.Context, w io.Writer, _ func(string, int64, int64)) error {
+			_, err := io.WriteString(w, "not a tar")
+			return err
+		}
+		return b.TakeImage(ctx, "boxfleet/absent:none", func(context.Context) (docker.Archive, error) { return archive, nil }, nil)
+	},
+	"PullAside": func(ctx context.Context, b *bench, _ string) error {
+		_, err := b.PullAside(ctx, dockertest.Image, "boxfleet/absent:none", func(string) {}, nil)
+		return err
+	},
+	"TagImage": func(ctx context.Context, b *bench, _ string) error {
+		return b.TagImage(ctx, dockertest.Image, "boxfleet/absent:none")
 	},
 	"CreateNetwork": func(ctx context.Context, b *bench, _ string) error {
 		return b.CreateNetwork(ctx, docker.NetworkSpec{Name: b.name("fenced")})

@@ -51,7 +51,8 @@ func TestAnEngineSaysWhatItIs(t *testing.T) {
 	info, err := b.Info(t.Context())
 	check(t, err)
 	if info.Version == "" || info.APIVersion == "" || info.Runtime == "" || info.CPUs < 1 || info.Memory < 1<<20 ||
-		info.Kernel == "" || info.CgroupVersion == "" || info.RootDir == "" || len(info.Runtimes) == 0 {
+		info.Kernel == "" || info.CgroupVersion == "" || info.RootDir == "" || len(info.Runtimes) == 0 ||
+		info.Seccomp == "" || info.Seccomp == "unconfined" || info.Runc == "" || info.Containerd == "" {
 		t.Errorf("got %+v", info)
 	}
 }

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -24,6 +25,7 @@ type Image struct {
 	Entrypoint   []string
 	Cmd          []string
 	StopSignal   int                   // that its command ends by; 0: TERM
+	Volumes      []string              // paths at which it declares volumes; sorted
 	Healthcheck  *protocol.Healthcheck // nil: none; without the defaults that are not the image's
 	Size         int64                 // bytes
 	OS           string
@@ -33,9 +35,14 @@ type Image struct {
 // FindImage reads an image that the engine has. It fails with [ErrImageNotFound] when it has none.
 // [Engine.PullImage] gets one.
 func (e *Engine) FindImage(ctx context.Context, ref string) (Image, error) {
+	return e.findImage(ctx, ref, ref)
+}
+
+// findImage reads the image that the engine has under a name, with its digest in the registry of ref.
+func (e *Engine) findImage(ctx context.Context, name, ref string) (Image, error) {
 	var img Image
-	err := e.do(ctx, call{verb: "inspect", kind: kindImage, name: ref, limit: e.readLimit()}, func(ctx context.Context) error {
-		got, err := e.client.ImageInspect(ctx, ref)
+	err := e.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: e.readLimit()}, func(ctx context.Context) error {
+		got, err := e.client.ImageInspect(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -43,6 +50,7 @@ func (e *Engine) FindImage(ctx context.Context, ref string) (Image, error) {
 			Size: got.Size, OS: got.Os, Architecture: got.Architecture}
 		if c := got.Config; c != nil {
 			img.User, img.Env, img.Cwd, img.Entrypoint, img.Cmd = c.User, c.Env, c.WorkingDir, c.Entrypoint, c.Cmd
+			img.Volumes = slices.Sorted(maps.Keys(c.Volumes))
 			img.StopSignal, img.Healthcheck = signalOf(c.StopSignal), healthcheckOf(c.Healthcheck, c.Shell)
 		}
 		return nil

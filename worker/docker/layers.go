@@ -84,3 +84,20 @@ func (l *layers) progress(ref string) protocol.PullProgress {
 	}
 	return p
 }
+
+// reached notes how many bytes of a layer were given to the engine, and says whether that is progress.
+func (l *layers) reached(id string, done, total int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	have := l.found[id]
+	if have == nil {
+		have = &layer{stage: stages["Downloading"]}
+		l.found[id] = have
+	}
+	moved := done > have.done
+	have.done, have.total = max(have.done, done), total
+	if done >= total {
+		have.stage = complete
+	}
+	return moved
+}

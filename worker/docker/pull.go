@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
 	"time"
@@ -40,17 +41,24 @@ func (e *Engine) PullImage(ctx context.Context, ref string, report func(protocol
 	if err != nil {
 		return Image{}, err
 	}
-	p := e.joinPull(ctx, full)
-	defer e.leavePull(p)
-	if err := p.wait(ctx, report); err != nil {
+	err = e.pullOnce(ctx, full, full, report, func(ctx context.Context, moved *layers) error { return e.pull(ctx, full, moved) })
+	if err != nil {
 		return Image{}, err
 	}
 	return e.FindImage(ctx, ref)
 }
 
+// pullOnce has bring get an image under a name on the engine, or waits for a pull of it that is already running.
+func (e *Engine) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress), bring func(context.Context, *layers) error) error {
+	p := e.joinPull(ctx, full, name, bring)
+	defer e.leavePull(p)
+	return p.wait(ctx, report)
+}
+
 // pull is one that runs.
 type pull struct {
 	ref    string
+	name   string // on the engine
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error // once done is closed
@@ -59,25 +67,25 @@ type pull struct {
 	waiting int // callers; guarded by the engine
 }
 
-// joinPull returns the running pull of ref, or a new one, as one more who waits for it.
-func (e *Engine) joinPull(ctx context.Context, ref string) *pull {
+// joinPull returns the running pull of ref to name, or a new one, and counts one more caller that waits for it.
+func (e *Engine) joinPull(ctx context.Context, ref, name string, bring func(context.Context, *layers) error) *pull {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if p := e.pulls[ref]; p != nil {
+	if p := e.pulls[name]; p != nil {
 		p.waiting++
 		return p
 	}
 	// It is nobody's own: it outlives the caller who came first.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p := &pull{ref: ref, cancel: cancel, done: make(chan struct{}), moved: newLayers(), waiting: 1}
-	e.pulls[ref] = p
+	p := &pull{ref: ref, name: name, cancel: cancel, done: make(chan struct{}), moved: newLayers(), waiting: 1}
+	e.pulls[name] = p
 	go func() {
 		defer cancel()
-		p.err = e.pullWithRetries(ctx, ref, p.moved)
+		p.err = e.pullWithRetries(ctx, ref, p.moved, bring)
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if e.pulls[ref] == p {
-			delete(e.pulls, ref)
+		if e.pulls[name] == p {
+			delete(e.pulls, name)
 		}
 		close(p.done)
 	}()
@@ -92,8 +100,8 @@ func (e *Engine) leavePull(p *pull) {
 		return
 	}
 	p.cancel()
-	if e.pulls[p.ref] == p {
-		delete(e.pulls, p.ref)
+	if e.pulls[p.name] == p {
+		delete(e.pulls, p.name)
 	}
 }
 
@@ -136,10 +144,10 @@ func (p *pull) wait(ctx context.Context, report func(protocol.PullProgress)) err
 }
 
 // pullWithRetries tries again where the registry could not be reached, which often passes.
-func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers) error {
+func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers, bring func(context.Context, *layers) error) error {
 	pause := e.retryPause
 	for try := 1; ; try++ {
-		err := e.pull(ctx, ref, moved)
+		err := bring(ctx, moved)
 		if try == pullTries || !errors.Is(err, errUnreachable) {
 			return err
 		}
@@ -173,8 +181,16 @@ func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
 		if errors.Is(cause(moving, err), errStalled) {
 			return e.stalled(ctx, ref)
 		}
-		return pullError(translate(ctx, c, err), known)
+		return e.pullFailed(ctx, ref, translate(ctx, c, err), known)
 	})
+}
+
+// pullFailed says what a failed pull means, and tells the engine's own words to the operator's log only.
+func (e *Engine) pullFailed(ctx context.Context, ref string, err error, known bool) error {
+	if err != nil && ctx.Err() == nil {
+		e.log.Info("the engine did not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
+	}
+	return pullError(ref, err, known)
 }
 
 // stalled tells a pull that stands still from an engine that does.
@@ -215,31 +231,60 @@ var (
 		`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)|server closed idle connection`)
 )
 
-// pullError says what a failed pull means. An engine that failed to pull is not an engine that
-// failed. known says whether the registry was given credentials.
-func pullError(err error, known bool) error {
+// causes say in own words why a pull may have failed. What an engine says may have an answer of the
+// registry in it, or of whatever else answered in its place: that is for the operator's log only.
+var causes = []struct {
+	engine *regexp.Regexp
+	text   string
+}{
+	{regexp.MustCompile(`(?i)no space left on device`), "the engine has no room for it"},
+	{regexp.MustCompile(`(?i)toomanyrequests|\b429\b`), "the registry takes no more requests for now"},
+	{regexp.MustCompile(`(?i)x509: `), "the registry's certificate is not valid for the engine"},
+	{regexp.MustCompile(`(?i)server gave HTTP response to HTTPS client`), "the registry speaks no TLS"},
+	{regexp.MustCompile(`(?i)connection refused`), "the connection is refused"},
+	{regexp.MustCompile(`(?i)no such host|server misbehaving`), "its name is not found"},
+	{regexp.MustCompile(`(?i)no route to host|network is unreachable`), "there is no way to it"},
+	{regexp.MustCompile(`(?i)timeout|deadline exceeded`), "it did not answer in time"},
+	{regexp.MustCompile(`(?i)connection reset|EOF|server closed idle connection`), "it broke off"},
+	{regexp.MustCompile(`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)`), "it answered with an HTTP status of 500 or more"},
+}
+
+func causeOf(message, otherwise string) string {
+	for _, c := range causes {
+		if c.engine.MatchString(message) {
+			return c.text
+		}
+	}
+	return otherwise
+}
+
+// pullError says what a failed pull of ref means, without any text of the engine's. An engine that failed
+// to pull is not an engine that failed. known says whether the registry was given credentials.
+func pullError(ref string, err error, known bool) error {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Code == protocol.Cancelled {
 		return err
 	}
-	fail := func(code protocol.Code, reason string) error { return protocol.Errorf(code, reason, "%s", e.Message) }
+	fail := func(code protocol.Code, reason, text string) error {
+		return protocol.Errorf(code, reason, "pull image %s: %s", ref, text)
+	}
 	switch {
-	case e.Reason == protocol.ReasonEngineUnavailable:
+	case e.Reason == protocol.ReasonEngineUnavailable, e.Reason == protocol.ReasonDiskFull:
 		return err
 	case denied.MatchString(e.Message), known && maybeDenied.MatchString(e.Message):
 		hint := "the worker has no credentials for it"
 		if known {
 			hint = "with the worker's credentials"
 		}
-		return protocol.Errorf(protocol.PermissionDenied, protocol.ReasonImageDenied, "%s (%s)", e.Message, hint)
+		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, "the registry denies it ("+hint+")")
 	case e.Reason == protocol.ReasonImageNotFound, noSuchImage.MatchString(e.Message), maybeDenied.MatchString(e.Message):
-		return fail(protocol.NotFound, protocol.ReasonImageNotFound)
+		return fail(protocol.NotFound, protocol.ReasonImageNotFound, "the registry has no such image, or shows it to nobody without credentials")
 	case unreachable.MatchString(e.Message):
-		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable)
+		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "the registry is not reached: "+causeOf(e.Message, "it did not answer"))
 	case e.Code == protocol.InvalidArgument:
-		return err
+		return fail(protocol.InvalidArgument, "", "the engine refuses the reference")
 	}
-	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed)
+	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, causeOf(e.Message, "the engine's reason is in the worker's log"))
 }
 
 // credentials finds what the worker's Docker configuration has for a registry, in the form that the

@@ -115,7 +115,7 @@ func (f *Firewall) recorded() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	elements, err := conn.GetSetElements(newScript(conn, f.table, false).made)
+	elements, err := conn.GetSetElements(newScript(conn, f.table, false, 0).made)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}

@@ -2,7 +2,7 @@
 // private ranges and from cloud metadata, by nftables in the network namespace of the Docker Engine.
 //
 //	packet from a sandbox ─► prerouting ─► chain of its bridge ─► never, internet, none or its ranges
-//	                             │            (source, answers, the host, its own network)
+//	                             │            (source, answers, the host, how many, its own network)
 //	                             └─► input: nothing that a sandbox began ends at the host
 //
 // A table of its own, with its own base chains, is nobody else's: Docker's daemon rebuilds its rules at

@@ -42,6 +42,8 @@ type Config struct {
 	Deployment string
 	Engine     string         // address of the Docker Engine
 	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, whatever it is allowed
+	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: none
+	MostConns  int            // connections that what is in one network may have to others at a time; 0: any number
 	Pool       netip.Prefix   // where the networks of sandboxes come from
 	Resolvers  []netip.Addr   // name servers that sandboxes with mode internet may ask; default: those of the engine's host
 	Logger     *slog.Logger
@@ -68,6 +70,7 @@ type Firewall struct {
 	mu     sync.Mutex
 	place  *namespace
 	silent bool              // the kernel cannot answer before routing
+	counts bool              // the kernel can count connections, as far as was tried
 	known  map[string]*entry // by bridge
 	gone   map[string]uint64 // by bridge: when it was forgotten, until a list is younger
 	clock  uint64
@@ -85,7 +88,7 @@ func New(cfg Config) *Firewall {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, known: map[string]*entry{}, gone: map[string]uint64{}}
+	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, counts: true, known: map[string]*entry{}, gone: map[string]uint64{}}
 }
 
 // enter finds the namespace of the engine, where that was not done. The caller holds the lock.
@@ -98,6 +101,13 @@ func (f *Firewall) enter() error {
 		f.place = place
 	}
 	return err
+}
+
+// Counts says whether the connections of networks are bounded, as far as was tried.
+func (f *Firewall) Counts() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.counts && f.cfg.MostConns > 0
 }
 
 // Close lets go of the namespace. The rules stay.
@@ -283,6 +293,12 @@ func (f *Firewall) writeAll() error {
 		f.silent = true
 		err = f.transact(f.common)
 	}
+	if errors.Is(err, unix.ENOENT) && f.counts && f.cfg.MostConns > 0 {
+		f.counts = false
+		if err = f.transact(f.common); err == nil {
+			f.cfg.Logger.Warn("the kernel cannot count connections (nft_connlimit): a sandbox may take the whole table of them")
+		}
+	}
 	if err != nil {
 		f.leave()
 		return explain(err)
@@ -357,7 +373,7 @@ func (f *Firewall) written(bridge string) bool {
 
 // isBridge tells the chain of a network from the common ones.
 func isBridge(chain string) bool {
-	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainInternet, chainNone, chainRefuse}, chain)
+	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainServers, chainInternet, chainPrivate, chainNone, chainRefuse, chainCounted}, chain)
 }
 
 // forget removes the chains of bridges. What is half there is made whole first.
@@ -439,7 +455,13 @@ func (f *Firewall) transact(write func(*script) error) error {
 	if err != nil {
 		return err
 	}
-	if err := write(newScript(conn, f.table, f.silent)); err != nil {
+	most := 0
+	if f.counts {
+		most = f.cfg.MostConns
+	}
+	script := newScript(conn, f.table, f.silent, most)
+	script.allowed = f.cfg.Allow
+	if err := write(script); err != nil {
 		return err
 	}
 	return conn.Flush()
@@ -460,17 +482,17 @@ func (f *Firewall) DNS(p Policy) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	servers := f.cfg.Resolvers
-	if len(servers) == 0 && p.Mode != protocol.NetworkInternet && f.enter() == nil {
+	if len(servers) == 0 && !p.internet() && f.enter() == nil {
 		servers = f.place.resolvers()
 	}
 	var list []string
 	for _, a := range servers {
 		single := netip.PrefixFrom(a, 32)
-		if p.Mode == protocol.NetworkInternet || p.allows(a) && !protocol.RangeWithin(single, never) && !protocol.RangeWithin(single, f.cfg.Deny) {
+		if p.internet() || p.allows(a, f.cfg.Allow) && !protocol.RangeWithin(single, never) && !protocol.RangeWithin(single, f.cfg.Deny) {
 			list = append(list, a.String())
 		}
 	}
-	if len(list) == 0 && p.Mode != protocol.NetworkInternet {
+	if len(list) == 0 && !p.internet() {
 		list = []string{deadResolver}
 	}
 	return list
@@ -479,6 +501,12 @@ func (f *Firewall) DNS(p Policy) []string {
 // deadResolver is nobody: the engine asks it from inside of the container, where it means the container
 // itself.
 const deadResolver = "0.0.0.0"
+
+// Withheld returns the first range of a policy that is private, and that the operator does not let policies allow.
+func (f *Firewall) Withheld(p Policy) (index int, is bool) {
+	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool { return protocol.PrivateRange(r) && !protocol.RangeWithin(r, f.cfg.Allow) })
+	return i, i >= 0
+}
 
 // Denied returns the first range of a policy that is never reached, because of what it is, because only
 // sandboxes or the host itself are there, or because the operator says so.
@@ -496,38 +524,6 @@ func (f *Firewall) Denied(p Policy) (index int, is bool) {
 		}
 	}
 	return 0, false
-}
-
-// FreePort asks the kernel for a port that is free on the loopback of the engine's host.
-func (f *Firewall) FreePort(transport string) (port int, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := f.enter(); err != nil {
-		return 0, err
-	}
-	kind, proto := unix.SOCK_STREAM, 0
-	if transport == protocol.ProtocolUDP {
-		kind = unix.SOCK_DGRAM
-	}
-	err = f.place.do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, proto)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-			return err
-		}
-		name, err := unix.Getsockname(fd)
-		if bound, ok := name.(*unix.SockaddrInet4); ok {
-			port = bound.Port
-		}
-		return err
-	})
-	if err != nil {
-		return 0, protocol.Errorf(protocol.Unavailable, "", "find a free port: %v", err)
-	}
-	return port, nil
 }
 
 func unprotected(format string, args ...any) error {

@@ -79,6 +79,37 @@ func TestRangesThatAreNeverReachedCannotBeAllowed(t *testing.T) {
 	}
 }
 
+func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
+	t.Parallel()
+	f := firewall.New(firewall.Config{Deployment: "x", Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}})
+	for text, withheld := range map[string]bool{
+		"internet": false, "allow 10.1.0.0/16": false, "allow 10.1.2.0/24": false, "allow 10.0.0.0/8": true, "allow 8.0.0.0/8,192.168.0.0/16": true,
+		"allow 0.0.0.0/0": false, "allow 172.0.0.0/8": false, "allow 100.64.1.0/24": true, "allow 203.0.113.0/24": true,
+	} {
+		p, err := firewall.ParsePolicy(text)
+		check(t, err)
+		if _, got := f.Withheld(p); got != withheld {
+			t.Errorf("%s: %t", text, got)
+		}
+	}
+	h := newHost(t)
+	h.wall(func(c *firewall.Config) { c.Allow = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")} })
+	for text, servers := range map[string][]string{
+		"allow 10.77.0.0/16": {"0.0.0.0"}, "allow 10.0.0.0/7": {"0.0.0.0"}, "allow 0.0.0.0/0": {hostServer, otherServer}, "internet": nil,
+	} {
+		p, err := firewall.ParsePolicy(text)
+		check(t, err)
+		got := h.wall(func(c *firewall.Config) {
+			if text == "allow 0.0.0.0/0" {
+				c.Resolvers = []netip.Addr{netip.MustParseAddr(hostServer), netip.MustParseAddr(otherServer)}
+			}
+		}).DNS(p)
+		if !slices.Equal(got, servers) {
+			t.Errorf("%s: the name servers are %v, want %v", text, got, servers)
+		}
+	}
+}
+
 func TestWhatCannotBeProtectedIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

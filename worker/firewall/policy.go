@@ -2,6 +2,7 @@ package firewall
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -54,7 +55,19 @@ func ParsePolicy(text string) (Policy, error) {
 	return p, nil
 }
 
-// allows says whether the policy's ranges have an address.
-func (p Policy) allows(a netip.Addr) bool {
-	return protocol.RangeWithin(netip.PrefixFrom(a, a.BitLen()), p.Allow)
+// everything is a range that means the same as mode internet.
+var everything = netip.MustParsePrefix("0.0.0.0/0")
+
+// internet says whether a policy lets a sandbox reach the whole internet, and ask the host's name servers.
+func (p Policy) internet() bool {
+	return p.Mode == protocol.NetworkInternet || slices.Contains(p.Allow, everything)
+}
+
+// allows says whether the policy's ranges have an address, of the private ones only those that the operator
+// allows, too: a range that has public addresses as well means these alone.
+func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
+	single := netip.PrefixFrom(a, a.BitLen())
+	return slices.ContainsFunc(p.Allow, func(r netip.Prefix) bool {
+		return r.Contains(a) && (!protocol.PrivateRange(single) || protocol.PrivateRange(r) && protocol.RangeWithin(r, operator))
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -19,8 +20,12 @@ const (
 	chainInput      = "input"
 	chainNever      = "never"
 	chainInternet   = "internet"
+	chainServers    = "servers"
+	chainPrivate    = "private"
 	chainNone       = "none"
 	chainRefuse     = "refuse"
+	chainCounted    = "counted"  // nothing goes through it: it shows whether the kernel can count connections
+	setCounted      = "counted-" // and the bound: connections by bridge
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 	setMade         = "made"
@@ -37,18 +42,22 @@ type script struct {
 	networks *nftables.Set // bridge: its chain
 	bridges  *nftables.Set
 	made     *nftables.Set // record of bridges that were asked for
+	counted  *nftables.Set // connections by bridge
 	refuse   expr.Any
-	silent   bool // refuse by silence: the kernel cannot answer before routing
+	silent   bool           // refuse by silence: the kernel cannot answer before routing
+	allowed  []netip.Prefix // private ranges that policies may allow
+	most     int            // connections of a network; 0: any number
 }
 
-func newScript(conn *nftables.Conn, table string, silent bool) *script {
+func newScript(conn *nftables.Conn, table string, silent bool, most int) *script {
 	t := &nftables.Table{Name: table, Family: nftables.TableFamilyINet}
 	s := &script{
 		conn: conn, table: t,
 		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict},
 		bridges:  &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
 		made:     &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}, // so that `nft` can print it
-		refuse:   &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent,
+		counted:  &nftables.Set{Table: t, Name: setCounted + strconv.Itoa(most), KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian, Dynamic: true},
+		refuse:   &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent, most: most,
 	}
 	return s
 }
@@ -65,7 +74,7 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 	if err := s.conn.AddSet(s.made, nil); err != nil {
 		return err
 	}
-	for _, name := range []string{chainRefuse, chainNever, chainInternet, chainNone} {
+	for _, name := range []string{chainRefuse, chainNever, chainServers, chainPrivate, chainInternet, chainNone} {
 		s.chain(name)
 	}
 	s.base(chainPrerouting, nftables.ChainHookPrerouting)
@@ -87,17 +96,26 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 	}, s.refuse)
 
 	for _, a := range named { // by the operator: also where they are in a range that is never reached
-		s.resolver(a)
+		s.resolver(chainServers, a)
 	}
+	s.rule(chainInternet, nil, jump(chainServers))
 	s.rule(chainInternet, nil, jump(chainNever))
 	for _, a := range resolvers {
-		s.resolver(a)
+		s.resolver(chainInternet, a)
 	}
 	for _, r := range private {
-		s.rule(chainInternet, to(r), s.refuse)
+		s.rule(chainPrivate, to(r), s.refuse)
 	}
+	s.rule(chainInternet, nil, jump(chainPrivate))
 	s.rule(chainInternet, nil, verdict(expr.VerdictAccept))
 	s.rule(chainNone, nil, s.refuse)
+	if s.most > 0 {
+		if err := s.conn.AddSet(s.counted, nil); err != nil {
+			return err
+		}
+		s.chain(chainCounted)
+		s.rule(chainCounted, s.tooMany(), s.refuse)
+	}
 
 	s.rule(chainPrerouting, incoming(), &expr.Lookup{SourceRegister: 1, SetName: s.networks.Name, SetID: s.networks.ID, IsDestRegSet: true})
 	// Whatever way a packet took to the host, also a broadcast in the sandbox's own network.
@@ -108,9 +126,9 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 }
 
 // resolver lets names be asked of a server, and nothing else.
-func (s *script) resolver(a netip.Addr) {
+func (s *script) resolver(chain string, a netip.Addr) {
 	for _, by := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		s.rule(chainInternet, slices.Concat(to(netip.PrefixFrom(a, 32)), transport(by), []expr.Any{
+		s.rule(chain, slices.Concat(to(netip.PrefixFrom(a, 32)), transport(by), []expr.Any{
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(53)},
 		}), verdict(expr.VerdictAccept))
@@ -132,15 +150,15 @@ func (s *script) network(n Network) error {
 		&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)},
 	}, s.refuse)
+	if s.most > 0 {
+		s.rule(n.Bridge, s.tooMany(), s.refuse)
+	}
 	s.rule(n.Bridge, to(n.Subnet), verdict(expr.VerdictAccept))
 	switch n.Policy.Mode {
 	case protocol.NetworkInternet:
 		s.rule(n.Bridge, nil, jump(chainInternet))
 	case protocol.NetworkAllow:
-		s.rule(n.Bridge, nil, jump(chainNever))
-		for _, r := range n.Policy.Allow {
-			s.rule(n.Bridge, to(r), verdict(expr.VerdictAccept))
-		}
+		s.allow(n)
 	}
 	s.rule(n.Bridge, nil, jump(chainNone))
 	key := ifname(n.Bridge)
@@ -150,6 +168,33 @@ func (s *script) network(n Network) error {
 		}
 	}
 	return s.conn.SetAddElements(s.networks, []nftables.SetElement{{Key: key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
+}
+
+// allow writes what the ranges of a policy let through: of private ones those that the operator allows, too,
+// and of the others what is public.
+func (s *script) allow(n Network) {
+	accept := verdict(expr.VerdictAccept)
+	if n.Policy.internet() {
+		s.rule(n.Bridge, nil, jump(chainServers))
+	}
+	s.rule(n.Bridge, nil, jump(chainNever))
+	var public []netip.Prefix
+	for _, r := range n.Policy.Allow {
+		switch {
+		case !protocol.PrivateRange(r):
+			public = append(public, r)
+		case protocol.RangeWithin(r, s.allowed):
+			s.rule(n.Bridge, to(r), accept)
+		}
+	}
+	if n.Policy.internet() {
+		s.rule(n.Bridge, nil, jump(chainInternet))
+		return
+	}
+	s.rule(n.Bridge, nil, jump(chainPrivate))
+	for _, r := range public {
+		s.rule(n.Bridge, to(r), accept)
+	}
 }
 
 // forget takes the rules of a network away, and keeps the record of its bridge. The transaction fails where something of it is not there.
@@ -204,6 +249,22 @@ func answer() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+	}
+}
+
+// tooMany matches the first packet of a connection where so many from the same bridge are known. The kernel's table
+// of connections is one for the whole host: without this, a sandbox that fills it leaves its host and all others
+// without new ones. What is counted is in a set, since rules are written again and again, which would forget it;
+// another bound has another set. The kernel takes out what has no connections any more.
+func (s *script) tooMany() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+		&expr.Dynset{SrcRegKey: 1, SetName: s.counted.Name, SetID: s.counted.ID, Operation: unix.NFT_DYNSET_OP_ADD, Exprs: []expr.Any{
+			&expr.Connlimit{Count: uint32(s.most), Flags: expr.NFT_CONNLIMIT_F_INV},
+		}},
 	}
 }
 

@@ -112,6 +112,19 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	}
 }
 
+func TestOutputThatTheDiskHasNoRoomForSaysSo(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{disk: "256k"})
+	script := []string{"sh", "-c", "head -c 1000000 /dev/zero; echo end"}
+	r := s.end(s.start(control.Start{Argv: script}))
+	if code(r) != "0" || !r.Truncated || !r.DiskFull || r.StdoutBytes == 0 || r.StdoutBytes > 256<<10 {
+		t.Errorf("result %+v", r)
+	}
+	if cut := s.exec(control.Start{Argv: []string{"true"}, OutputLimit: 10}); cut.DiskFull {
+		t.Errorf("an exec that prints nothing: %+v", cut)
+	}
+}
+
 func TestX8_OutputPastTheCapIsDroppedAndMarked(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -196,6 +209,53 @@ func TestX10_TimeoutKillsTheWholeTree(t *testing.T) {
 	}
 	if r := s.sh("echo alive"); string(r.Stdout) != "alive\n" {
 		t.Errorf("afterwards: %+v", r)
+	}
+}
+
+// With the profile "standard" root can leave its groups, as su does, and then its parents. The session tells whose it is.
+func TestX10_TimeoutKillsWhatLeftItsGroupAndItsParents(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{privileged: true})
+	s.start(control.Start{ID: "bystander", Argv: []string{"sh", "-c", "(su root -c 'sleep 1001' &); sleep 1000"}})
+	r := s.exec(control.Start{ID: "x", Argv: []string{"sh", "-c", "(su root -c 'sleep 2001' &); sleep 2000"}, Timeout: 2 * time.Second})
+	if !r.TimedOut {
+		t.Errorf("ended with %+v", r)
+	}
+	left := strings.Join(s.processes(), "\n")
+	if strings.Contains(left, "sleep 200") || !strings.Contains(left, "sleep 1001") {
+		t.Errorf("there are still:\n%s", left)
+	}
+}
+
+// The exec's own group is the last in /proc/PID/status, behind all that the image gives the user.
+func TestX10_TimeoutKillsTheTreeOfAUserOfManyGroups(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	in := func(groups int) {
+		t.Helper()
+		if r := s.sh(fmt.Sprintf("seq 1 %d | sed 's/.*/g&:x:100000&:agent/' > /etc/group", groups)); code(r) != "0" {
+			t.Fatalf("write /etc/group: %+v", r)
+		}
+	}
+	in(3000)
+	r := s.exec(control.Start{
+		Argv: []string{"sh", "-c", "trap '' TERM; grep Groups: /proc/self/status | wc -w; setsid sh -c 'sleep 1000 & sleep 1000' & sleep 1000; sleep 1000"},
+		User: "agent", Timeout: 2 * time.Second, // its tree is to be there by then
+	})
+	if !r.TimedOut {
+		t.Errorf("it ended with %+v, want timed out", r)
+	}
+	if got := strings.TrimSpace(string(r.Stdout)); got != "3002" { // words: a title, and the exec's own
+		t.Errorf("its groups are %s words, want 3002", got)
+	}
+	s.awaitEmpty()
+	in(5000)
+	r = s.exec(control.Start{Argv: []string{"true"}, User: "agent"})
+	if !r.Failed || r.Error == nil || r.Error.Reason != protocol.ReasonUserUnknown || r.Error.Field != "spec.user" {
+		t.Errorf("a user of 5,000 groups: %+v, want a refusal that names spec.user", r)
+	}
+	if r := s.exec(control.Start{Argv: []string{"true"}, User: "agent:10"}); code(r) != "0" {
+		t.Errorf("the same with one group: %+v", r)
 	}
 }
 
@@ -409,6 +469,51 @@ func TestP8_ARootExecCannotLookIntoPID1(t *testing.T) {
 	r := s.sh("kill -9 1; kill -STOP 1; echo still here")
 	if string(r.Stdout) != "still here\n" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The supervisor holds files of the host. No process of the sandbox comes by them: not by inheriting, not by looking
+// into PID 1, and not by having PID 1 go there for it.
+func TestH1_NoExecComesByTheFilesOfPID1(t *testing.T) {
+	t.Parallel()
+	for _, privileged := range []bool{false, true} {
+		s := newSandbox(t, option{privileged: privileged, welcome: control.Welcome{Command: []string{"sh", "-c", "echo printed; sleep 1000"}}})
+		held := s.start(control.Start{Argv: []string{"sh", "-c", "seq 1 100000; sleep 1000"}})
+		s.await("output", func() bool { return len(s.outputs[held]) > 0 && len(s.primary) > 0 })
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.pid))
+		var ours []string
+		for _, fd := range fds {
+			if target, _ := os.Readlink(fd); strings.HasPrefix(target, s.dir) {
+				ours = append(ours, filepath.Base(fd))
+			}
+		}
+		if want := control.ExecFiles + control.PrimaryFiles; err != nil || len(ours) != want {
+			t.Fatalf("PID 1 holds %v of the host's files, %v, want %d", ours, err, want)
+		}
+		for _, user := range []string{"0", "1000"} {
+			r := s.exec(control.Start{User: user, Argv: []string{"sh", "-c", `
+				for n in $(seq 0 64); do
+					readlink /proc/1/fd/$n
+					(: < /proc/1/fd/$n) && echo read $n
+					(: >> /proc/1/fd/$n) && echo written $n
+					[ $n -gt 2 ] && readlink /proc/$$/fd/$n
+				done; echo tried`}})
+			if string(r.Stdout) != "tried\n" {
+				t.Errorf("privileged %v, user %s: %q", privileged, user, r.Stdout)
+			}
+			for _, of := range []string{"1", "self"} {
+				for _, n := range ours {
+					path := fmt.Sprintf("/proc/%s/fd/%s", of, n)
+					if r := s.exec(control.Start{User: user, Cwd: path, Argv: []string{"pwd"}}); !r.Failed {
+						t.Errorf("privileged %v, user %s: a command ran in %s: %q", privileged, user, path, r.Stdout)
+					}
+					if r := s.exec(control.Start{User: user, Argv: []string{path}}); !r.Failed && code(r) != "126" && code(r) != "127" {
+						t.Errorf("privileged %v, user %s: %s was run: exit code %s", privileged, user, path, code(r))
+					}
+				}
+			}
+		}
+		s.cancel(held, 0)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
@@ -28,7 +27,8 @@ const helloWithin = 10 * time.Second
 // happened, and may take their time: neither an exec nor a pending Start waits for them. They must
 // not call Close.
 type Config struct {
-	ControlDir string // on the host; mounted into the container as the control directory
+	ControlDir string   // on the host; mounted into the container as the control directory
+	Run        *os.Root // the run directory, on the host: the files that the supervisor writes are made there
 	Welcome    control.Welcome
 
 	// Lease says until when something may be changed in the sandbox, or why not; nil: always. It is asked
@@ -48,6 +48,7 @@ type Config struct {
 // Link is the connection to the supervisor of one sandbox, over all its reconnects.
 type Link struct {
 	config   Config
+	files    *outFiles
 	listener *net.UnixListener
 	calls    *calls
 	running  sync.WaitGroup
@@ -60,22 +61,29 @@ type Link struct {
 	current *session        // welcomed connection
 	hello   control.Hello
 	changed chan struct{} // closed and made anew when current or closed change
+
+	prepared map[string]*prepared // by exec
 }
 
 // Listen makes the socket and begins to accept. An old socket of that name is removed.
 func Listen(config Config) (*Link, error) {
-	if len(config.Welcome.Key) == 0 {
-		return nil, errors.New("supervise: the welcome needs a key")
+	if len(config.Welcome.Key) == 0 || config.Run == nil {
+		return nil, errors.New("supervise: the welcome needs a key, and the supervisor's files a directory")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
 	config.Welcome.Version = control.Version
-	listener, err := listen(config.ControlDir)
+	files, err := openOutFiles(config.Run)
 	if err != nil {
 		return nil, err
 	}
-	l := &Link{config: config, listener: listener, calls: newCalls(), changed: make(chan struct{})}
+	listener, err := listen(config.ControlDir)
+	if err != nil {
+		files.close()
+		return nil, err
+	}
+	l := &Link{config: config, files: files, listener: listener, calls: newCalls(), changed: make(chan struct{}), prepared: map[string]*prepared{}}
 	l.running.Go(l.calls.run)
 	l.running.Go(l.accept)
 	return l, nil
@@ -98,11 +106,21 @@ func listen(dir string) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("supervise: listen in %s: %w", dir, err)
 	}
 	listener.SetUnlinkOnClose(false) // a newer link may have made its own by then
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := errors.Join(os.Chmod(path, 0o600), bounded(listener)); err != nil {
 		listener.Close()
 		return nil, fmt.Errorf("supervise: %w", err)
 	}
 	return listener, nil
+}
+
+// bounded has the kernel hold so many connections that wait to be accepted, and not thousands.
+func bounded(listener *net.UnixListener) error {
+	raw, err := listener.SyscallConn()
+	if err != nil {
+		return err
+	}
+	ctrlErr := raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), backlog) })
+	return errors.Join(ctrlErr, err)
 }
 
 // Expect says which process may be the supervisor: the container's init, by its pid on this host.
@@ -124,8 +142,21 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
+// Anything in the sandbox may dial, as often as it likes.
+const (
+	backlog     = 128 // connections that wait in the kernel
+	strangeRest = 100 * time.Millisecond
+	strangeMost = 8 // strangers, or connections too many, between two rests
+)
+
+// accept takes connections. Those that are refused are as many as strangeMost allows: who dials without end
+// waits, and costs the worker nothing.
 func (l *Link) accept() {
-	for {
+	for refused := 0; ; {
+		if refused >= strangeMost {
+			time.Sleep(strangeRest)
+			refused = 0
+		}
 		conn, err := l.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
@@ -139,22 +170,24 @@ func (l *Link) accept() {
 		switch {
 		case l.closed, l.pid == 0 && len(l.held) >= heldMost:
 			conn.Close() // a supervisor dials again
+			refused++
 		case l.pid == 0:
 			l.held = append(l.held, conn)
-		default:
-			l.admit(conn)
+		case !l.admit(conn):
+			refused++
 		}
 		l.mu.Unlock()
 	}
 }
 
-// admit begins a session with the expected process, in place of an older one. l.mu is held.
-func (l *Link) admit(conn *net.UnixConn) {
+// admit begins a session with the expected process, in place of an older one, and refuses others. l.mu is
+// held.
+func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	pid, err := peer(conn)
 	if err != nil || pid != l.pid {
 		l.config.Logger.Warn("a stranger dialled the supervisor's socket", "pid", pid, "expected", l.pid)
 		conn.Close()
-		return
+		return false
 	}
 	if l.pending != nil {
 		l.pending.conn.Close()
@@ -165,6 +198,7 @@ func (l *Link) admit(conn *net.UnixConn) {
 	s := newSession(conn, pid, l.config.Lease)
 	l.pending = s
 	l.running.Go(func() { l.serve(s) })
+	return true
 }
 
 // peer asks the kernel who connected.
@@ -186,7 +220,7 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 // serve carries a session from the handshake to its end.
 func (l *Link) serve(s *session) {
 	defer s.end()
-	hello, err := s.handshake(&l.config.Welcome)
+	hello, err := s.handshake(l.config.Welcome, l.files)
 	if err != nil {
 		l.config.Logger.Warn("a supervisor's handshake failed", "error", err)
 		return
@@ -210,6 +244,11 @@ func (l *Link) install(s *session, hello control.Hello) bool {
 		l.calls.add(l.config.OnDisconnect)
 	}
 	l.pending, l.current, l.hello = nil, s, hello
+	for i := range hello.Execs {
+		if hello.Execs[i].Result != nil {
+			l.files.sets.ended(hello.Execs[i].ID)
+		}
+	}
 	if l.config.OnConnect != nil {
 		l.calls.add(func() { l.config.OnConnect(hello) })
 	}
@@ -235,6 +274,9 @@ func (l *Link) signal() {
 
 // dispatch hands a notice to its callback.
 func (l *Link) dispatch(n *control.Notice) {
+	if n.Result != nil {
+		l.files.sets.ended(n.Result.ID)
+	}
 	switch {
 	case n.Output != nil && l.config.OnOutput != nil:
 		l.calls.addOutput(*n.Output, l.config.OnOutput)
@@ -265,7 +307,7 @@ func (l *Link) session(ctx context.Context) (*session, control.Hello, error) {
 		s, hello, closed, changed := l.current, l.hello, l.closed, l.changed
 		l.mu.Unlock()
 		if closed {
-			return nil, hello, protocol.Errorf(protocol.Unavailable, "", "the link to the supervisor is closed")
+			return nil, hello, errLinkClosed
 		}
 		if s != nil {
 			return s, hello, nil
@@ -299,4 +341,5 @@ func (l *Link) Close() {
 	l.mu.Unlock()
 	l.calls.close()
 	l.running.Wait()
+	l.files.close()
 }

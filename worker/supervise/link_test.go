@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,6 +37,16 @@ func TestLink_OnlyTheExpectedProcessIsHeard(t *testing.T) {
 	}
 }
 
+func openRun(t *testing.T) *os.Root {
+	t.Helper()
+	run, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { run.Close() })
+	return run
+}
+
 func TestLink_ListensBelowADeepDirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
@@ -43,7 +54,7 @@ func TestLink_ListensBelowADeepDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the second finds the first one's socket
-		link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)}})
+		link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +68,7 @@ func TestLink_ListensBelowADeepDirectory(t *testing.T) {
 
 func TestLink_WithoutASupervisorSaysUnavailable(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	link, err := supervise.Listen(supervise.Config{ControlDir: t.TempDir(), Welcome: control.Welcome{Key: make([]byte, 32)}})
+	link, err := supervise.Listen(supervise.Config{ControlDir: t.TempDir(), Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,13 +126,49 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 	s.connected()
 }
 
+// Root in a sandbox dials the socket as fast as it can. That costs the worker little, and the supervisor
+// gets through.
+func TestLink_WhoDialsWithoutEndIsRefusedSeldom(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	s.link.Close()
+	s.listen(control.Welcome{Key: s.key}, nil)
+	defer s.link.Close()
+	s.link.Expect(s.pid)
+	var refused atomic.Int64
+	const busy = time.Second
+	end := time.Now().Add(busy)
+	var dialling sync.WaitGroup
+	for range 4 {
+		dialling.Go(func() {
+			for time.Now().Before(end) {
+				conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName))
+				if err != nil { // as many wait as may
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				conn.SetReadDeadline(end)
+				if _, err := conn.Read(make([]byte, 1)); err != nil && !os.IsTimeout(err) {
+					refused.Add(1)
+				}
+				conn.Close()
+			}
+		})
+	}
+	s.connected()
+	dialling.Wait()
+	if n, most := refused.Load(), int64(8*(busy/(100*time.Millisecond)+2)); n > most {
+		t.Errorf("%d were refused within %s, want at most %d", n, busy, most)
+	}
+}
+
 // What waits for a socket that a stopped supervisor does not empty is not written once the lease is over.
 func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var over atomic.Bool
 	asked := make(chan struct{}, 16)
-	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Welcome: control.Welcome{Key: make([]byte, 32)},
+	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)},
 		Lease: func() (time.Duration, error) {
 			asked <- struct{}{}
 			if over.Load() {

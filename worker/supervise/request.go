@@ -18,6 +18,9 @@ import (
 // no longer allowed it as it was written, or the supervisor read it too late; resource_exhausted;
 // unavailable.
 //
+// The exec's files are made before, and are the same ones each time. Where they cannot be made, for want of space,
+// say, the exec runs all the same and less is kept of its output; see [control.Start].
+//
 // OnEnd may be called before Start returns.
 func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStatus, error) {
 	reply, err := l.ask(ctx, control.Command{Start: &start})
@@ -35,10 +38,13 @@ func (l *Link) Cancel(ctx context.Context, execID string, grace time.Duration) e
 	return err
 }
 
-// Forget removes ended execs from the supervisor's memory and their directories from disk. Running
-// and unknown ones are passed over.
+// Forget has the supervisor drop ended execs, and removes their files, also where the supervisor does not answer. It
+// passes over those that run, but nobody can read their output any more.
 func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	_, err := l.ask(ctx, control.Command{Forget: &control.Forget{IDs: execIDs}})
+	for _, id := range execIDs {
+		l.removeFiles(id, err == nil)
+	}
 	return err
 }
 
@@ -50,13 +56,80 @@ func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	return err
 }
 
+// prepared are the files of an exec that is going to be started.
+type prepared struct {
+	files *passed
+	done  chan struct{} // closed when they are there
+}
+
+// Prepare makes the files of an exec that [Link.Start] is going to start, while the caller does something else: on a
+// busy disk that takes longer than to start the process. cancel removes them again where Start was not called.
+func (l *Link) Prepare(execID string) (cancel func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || !l.hello.TakesFiles || l.prepared[execID] != nil {
+		return func() {}
+	}
+	p := &prepared{done: make(chan struct{})}
+	l.prepared[execID] = p
+	l.running.Go(func() {
+		defer close(p.done)
+		p.files = l.execFiles(execID)
+	})
+	return func() {
+		if files, there := l.takePrepared(execID); there {
+			files.release()
+			l.removeFiles(execID, false)
+		}
+	}
+}
+
+// takePrepared returns the files that were prepared, once.
+func (l *Link) takePrepared(id string) (files *passed, there bool) {
+	l.mu.Lock()
+	p := l.prepared[id]
+	delete(l.prepared, id)
+	l.mu.Unlock()
+	if p == nil {
+		return nil, false
+	}
+	<-p.done
+	return p.files, true
+}
+
+func (l *Link) removeFiles(id string, forgotten bool) {
+	if err := l.files.remove(l.config.Run, id, forgotten); err != nil {
+		l.config.Logger.Warn("the files of an exec stay", "exec", id, "error", err)
+	}
+}
+
+// execFiles makes the files of an exec; nil where that cannot be.
+func (l *Link) execFiles(id string) *passed {
+	files, err := l.files.exec(id)
+	if err != nil {
+		l.config.Logger.Warn("an exec has no files for its output", "exec", id, "error", err)
+	}
+	return files
+}
+
 func (l *Link) ask(ctx context.Context, c control.Command) (*control.Reply, error) {
+	var files *passed
+	defer func() { files.release() }()
 	for {
-		s, _, err := l.session(ctx)
+		s, hello, err := l.session(ctx)
 		if err != nil {
 			return nil, err
 		}
-		reply, lost, err := s.ask(ctx, c)
+		if c.Start != nil && hello.TakesFiles && files == nil {
+			var made bool
+			if files, made = l.takePrepared(c.Start.ID); !made {
+				files = l.execFiles(c.Start.ID)
+			}
+			start := *c.Start
+			start.Files = files.count()
+			c.Start = &start
+		}
+		reply, lost, err := s.ask(ctx, c, files)
 		switch {
 		case err != nil:
 			return nil, err
@@ -67,6 +140,9 @@ func (l *Link) ask(ctx context.Context, c control.Command) (*control.Reply, erro
 		case reply.Error != nil:
 			return nil, reply.Error
 		default:
+			if reply.Status != nil && reply.Status.Result != nil {
+				l.files.sets.ended(reply.Status.ID)
+			}
 			return reply, nil
 		}
 	}

@@ -44,14 +44,27 @@ func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "read the exit record of %s: %v", execID, err)
 	}
+	if len(data) == 0 { // its file was made before the exec began
+		return nil, protocol.Errorf(protocol.NotFound, "", "exec %s has no exit record", execID)
+	}
 	return control.Open(key, execID, data)
 }
 
-// RemoveExec removes an exec's directory and all that is in it, and nothing else. One that is not
-// there is not an error.
+// RemoveExec removes an exec's files, and nothing else. That there are none is not an error.
 func RemoveExec(run *os.Root, execID string) error {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return err
+	}
+	begins := []string{execID}
+	if set, err := setOf(run, execID); err == nil && set != "" {
+		begins = append(begins, set)
+	}
+	for _, begin := range begins {
+		for _, name := range fileNames {
+			if err := run.RemoveAll(control.ExecsDir + "/" + fileOf(begin, name)); err != nil {
+				return protocol.Errorf(protocol.Internal, "", "remove the %s of exec %s: %v", name, execID, err)
+			}
+		}
 	}
 	if err := run.RemoveAll(control.ExecsDir + "/" + execID); err != nil {
 		return protocol.Errorf(protocol.Internal, "", "remove the directory of exec %s: %v", execID, err)
@@ -59,12 +72,32 @@ func RemoveExec(run *os.Root, execID string) error {
 	return nil
 }
 
-// openExecFile walks down one name at a time, so that no link is followed anywhere on the way.
-func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
+// fileOf is the name of a file in the directory of all execs: of a set, or of an exec of an earlier version's worker.
+func fileOf(begin, name string) string { return begin + "." + name }
+
+// FilesOf is how the names of an exec's files begin, in the directory of all execs.
+func FilesOf(run *os.Root, execID string) (string, error) {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
+		return "", err
+	}
+	if set, err := setOf(run, execID); err != nil || set != "" {
+		return set, err
+	}
+	return execID, nil
+}
+
+// openExecFile opens a file of an exec. An older supervisor made a directory for each exec: it is walked down one
+// name at a time, so that no link is followed anywhere on the way.
+func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
+	begin, err := FilesOf(run, execID)
+	if err != nil {
 		return nil, err
 	}
-	return openFile(run, name, control.ExecsDir, execID)
+	file, err := openFile(run, fileOf(begin, name), control.ExecsDir)
+	if protocol.CodeOf(err) == protocol.NotFound && begin == execID {
+		return openFile(run, name, control.ExecsDir, execID)
+	}
+	return file, err
 }
 
 // openFile opens a regular file below directories of the run directory, one after another.

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -148,6 +149,9 @@ type option struct {
 	args    []string
 	onEnd   func(control.Result)
 	lease   func() (time.Duration, error)
+
+	privileged bool   // root execs keep capabilities, as with the profile "standard"
+	disk       string // size of the disk that files lie on; "": much
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
@@ -163,6 +167,13 @@ func newSandbox(t testing.TB, o option) *sandbox {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if o.disk != "" {
+		run := filepath.Join(dir, "run")
+		if err := syscall.Mount("none", run, "tmpfs", 0, "size="+o.disk); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { syscall.Unmount(run, syscall.MNT_DETACH) })
 	}
 	if s.run, err = os.OpenRoot(filepath.Join(dir, "run")); err != nil {
 		t.Fatal(err)
@@ -189,6 +200,7 @@ func (s *sandbox) listenLeased(w control.Welcome, onEnd func(control.Result), le
 	var err error
 	s.link, err = supervise.Listen(supervise.Config{
 		ControlDir:   filepath.Join(s.dir, "ctl"),
+		Run:          s.run,
 		Welcome:      w,
 		Lease:        lease,
 		OnConnect:    func(h control.Hello) { s.note(func() { s.hellos = append(s.hellos, h) }) },
@@ -251,12 +263,20 @@ func (s *sandbox) boot(o option) {
 	args := []string{"run", "-d", "--name", s.container, "--label", "boxfleet-test=supervisor", "--network", "none",
 		"--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID", "--cap-add", "KILL", "--cap-add", "SETPCAP",
 		"--security-opt", "no-new-privileges", "--user", "0:0", "--memory", "256m",
-		"-v", binary + ":/.boxfleet/supervisor:ro", "-v", s.dir + "/ctl:/.boxfleet/ctl:ro", "-v", s.dir + "/run:/.boxfleet/run",
+		"-v", binary + ":/.boxfleet/supervisor:ro", "-v", s.dir + "/ctl:/.boxfleet/ctl:ro",
 		"--entrypoint", "/.boxfleet/supervisor"}
 	if !strings.Contains(strings.Join(o.args, " "), "--pids-limit") {
 		args = append(args, "--pids-limit", "512")
 	}
+	if o.privileged {
+		for _, name := range append(strings.Fields("AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID NET_BIND_SERVICE SETFCAP SYS_CHROOT"), control.OwnCapability) {
+			args = append(args, "--cap-add", name)
+		}
+	}
 	args = append(append(args, o.args...), o.image)
+	if o.privileged {
+		args = append(args, "-privileged")
+	}
 	if _, err := docker(args...); err != nil {
 		s.t.Fatal(err)
 	}

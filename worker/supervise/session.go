@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
@@ -24,9 +26,15 @@ type session struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	out     []control.Command // not yet encoded
+	out     []queued // not yet encoded
 	seq     uint64
 	waiting map[uint64]chan *control.Reply // nil when the session has ended
+}
+
+// queued is a command, and the files that go with it.
+type queued struct {
+	control.Command
+	files *passed
 }
 
 func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)) *session {
@@ -35,8 +43,9 @@ func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)
 	return s
 }
 
-// handshake reads the Hello with all its pages and answers it.
-func (s *session) handshake(w *control.Welcome) (control.Hello, error) {
+// handshake reads the Hello with all its pages and answers it. The Welcome that may start the primary command
+// goes with the files for its output.
+func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, error) {
 	s.conn.SetDeadline(time.Now().Add(helloWithin))
 	defer s.conn.SetDeadline(time.Time{})
 	var hello control.Hello
@@ -57,13 +66,31 @@ func (s *session) handshake(w *control.Welcome) (control.Hello, error) {
 			break
 		}
 	}
-	c := control.Command{Welcome: w}
+	c := control.Command{Welcome: &w}
 	if s.lease != nil { // one that is over starts nothing; to adopt what runs none is needed
 		until, _ := s.lease()
 		c.Until = control.Until(until)
 	}
-	_, err := s.conn.Write(control.Append(nil, &c))
-	return hello, err
+	if !hello.TakesFiles || hello.Primary != nil || len(w.Command) == 0 {
+		_, err := s.conn.Write(control.Append(nil, &c))
+		return hello, err
+	}
+	passed, err := files.command()
+	if err != nil {
+		return hello, err
+	}
+	defer passed.release()
+	w.Files = len(passed.fds)
+	return hello, s.writeWith(control.Append(nil, &c), passed.fds)
+}
+
+// writeWith writes frames, and the files that belong to the last of them.
+func (s *session) writeWith(frames []byte, files []int) error {
+	n, _, err := s.conn.WriteMsgUnix(frames, unix.UnixRights(files...), nil)
+	if err == nil && n < len(frames) {
+		_, err = s.conn.Write(frames[n:])
+	}
+	return err
 }
 
 func (s *session) next(n *control.Notice) error {
@@ -104,7 +131,7 @@ func (s *session) answer(r *control.Reply) {
 // present write is on the socket, which a supervisor that is stopped can delay for long.
 func (s *session) write() {
 	var buf []byte
-	var commands []control.Command
+	var commands []queued
 	for {
 		s.mu.Lock()
 		for len(s.out) == 0 && s.waiting != nil {
@@ -116,9 +143,13 @@ func (s *session) write() {
 		}
 		commands, s.out = s.out, commands[:0]
 		s.mu.Unlock()
-		buf = s.encode(buf[:0], commands)
+		var err error
+		buf, err = s.send(buf[:0], commands)
+		for _, c := range commands {
+			c.files.release()
+		}
 		clear(commands)
-		if _, err := s.conn.Write(buf); err != nil {
+		if err != nil {
 			s.conn.Close()
 			return
 		}
@@ -128,22 +159,18 @@ func (s *session) write() {
 	}
 }
 
-// encode appends commands as frames, and answers those that may not be sent.
-func (s *session) encode(buf []byte, commands []control.Command) []byte {
-	var until time.Duration
-	var refused error
-	if s.lease != nil {
-		trusted, err := s.lease()
-		until, refused = control.Until(trusted), err
-	}
+// send writes commands as frames, and answers those that may not be sent. Frames go out together as far as no
+// files go with them.
+func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	for i := range commands {
-		c := &commands[i]
-		if c.Start != nil || c.StopAll != nil {
+		c := &commands[i].Command
+		if s.lease != nil && (c.Start != nil || c.StopAll != nil) {
+			until, refused := s.lease()
 			if refused != nil {
 				s.answer(&control.Reply{Seq: c.Seq, Error: protocol.AsError(refused)})
 				continue
 			}
-			c.Until = until
+			c.Until = control.Until(until)
 		}
 		framed := control.Append(buf, c)
 		if size := len(framed) - len(buf); size > control.MaxCommand {
@@ -152,8 +179,18 @@ func (s *session) encode(buf []byte, commands []control.Command) []byte {
 			continue
 		}
 		buf = framed
+		if files := commands[i].files; files != nil {
+			if err := s.writeWith(buf, files.fds); err != nil {
+				return buf, err
+			}
+			buf = buf[:0]
+		}
 	}
-	return buf
+	if len(buf) == 0 {
+		return buf, nil
+	}
+	_, err := s.conn.Write(buf)
+	return buf, err
 }
 
 // end closes the connection and lets every waiting call go.
@@ -167,11 +204,15 @@ func (s *session) end() {
 	s.changed.Signal()
 	s.mu.Unlock()
 	s.writing.Wait()
+	for _, c := range s.out {
+		c.files.release()
+	}
+	s.out = nil
 }
 
-// ask sends a command and waits for its reply. lost says that the connection ended first, so that
-// it is not known whether the command was carried out.
-func (s *session) ask(ctx context.Context, c control.Command) (reply *control.Reply, lost bool, err error) {
+// ask sends a command, with its files, and waits for its reply. lost says that the connection ended first, so
+// that it is not known whether the command was carried out.
+func (s *session) ask(ctx context.Context, c control.Command, files *passed) (reply *control.Reply, lost bool, err error) {
 	answer := make(chan *control.Reply, 1)
 	s.mu.Lock()
 	if s.waiting == nil {
@@ -180,7 +221,7 @@ func (s *session) ask(ctx context.Context, c control.Command) (reply *control.Re
 	}
 	s.seq++
 	c.Seq = s.seq
-	s.out = append(s.out, c)
+	s.out = append(s.out, queued{c, files.hold()})
 	s.waiting[c.Seq] = answer
 	s.changed.Signal()
 	s.mu.Unlock()

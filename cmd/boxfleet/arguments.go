@@ -1,0 +1,135 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// counts checks that a command gets these arguments and nothing more.
+func counts(cmd *cobra.Command, args []string, names ...string) error {
+	if len(args) < len(names) {
+		return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
+	}
+	if len(args) > len(names) {
+		return usage("unexpected argument %q; see %s --help", args[len(names)], cmd.CommandPath())
+	}
+	return nil
+}
+
+// takes is counts where each argument is an id.
+func takes(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := counts(cmd, args, names...); err != nil {
+			return err
+		}
+		for i, name := range names {
+			if err := protocol.ValidateID(name, args[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// takesSome takes one or more ids.
+func takesSome(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return counts(cmd, args, name)
+		}
+		for _, id := range args {
+			if err := protocol.ValidateID(name, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// takesCommand takes nothing, and behind "--" a command, which may be left out.
+func takesCommand(cmd *cobra.Command, args []string) error {
+	before, _ := splitDash(cmd, args)
+	return takes()(cmd, before)
+}
+
+// splitDash splits the arguments at "--".
+func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
+	at := cmd.ArgsLenAtDash()
+	if at < 0 {
+		return args, nil
+	}
+	return args[:at], args[at:]
+}
+
+// commandLine is the arguments of a command that runs another one: ids, and the command to run. Flags of
+// boxfleet stand before the command to run and among the ids. From its first argument on everything belongs
+// to it, as with ssh and docker; "--" before it is allowed, and needed where it begins with a dash.
+type commandLine struct{ ids, command []string }
+
+// of makes cmd take these ids and a command to run.
+func (l *commandLine) of(cmd *cobra.Command, names ...string) {
+	cmd.Flags().SetInterspersed(false)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := l.parse(cmd, args, len(names)); err != nil {
+			return err
+		}
+		if err := takes(names...)(cmd, l.ids); err != nil {
+			return err
+		}
+		if len(l.command) == 0 {
+			return usage("COMMAND is missing; see %s --help", cmd.CommandPath())
+		}
+		return nil
+	}
+}
+
+// parse splits the arguments behind the first flags, and reads the flags that stand behind each id.
+func (l *commandLine) parse(cmd *cobra.Command, args []string, ids int) error {
+	flags := cmd.Flags()
+	for len(l.ids) < ids && len(args) > 0 && flags.ArgsLenAtDash() < 0 {
+		l.ids = append(l.ids, args[0])
+		if err := flags.Parse(args[1:]); err != nil {
+			return cmd.FlagErrorFunc()(cmd, err)
+		}
+		args = flags.Args()
+	}
+	if help := flags.Lookup("help"); help != nil && help.Changed {
+		return pflag.ErrHelp
+	}
+	l.command = args
+	return nil
+}
+
+// wrongFlag is the error of flags that cannot be read.
+func wrongFlag(cmd *cobra.Command, err error) error {
+	if errors.Is(err, pflag.ErrHelp) {
+		return err
+	}
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && len(unknown.GetSpecifiedName()) > 1 {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, f.Name)
+			}
+		})
+		return usage("%v%s; see %s --help", err, didYouMean("--", unknown.GetSpecifiedName(), names), cmd.CommandPath())
+	}
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		if want := kinds[invalid.GetFlag().Value.Type()]; want != "" {
+			return usage("--%s: must be %s, got %.40q; see %s --help", invalid.GetFlag().Name, want, invalid.GetValue(), cmd.CommandPath())
+		}
+	}
+	return usage("%v; see %s --help", err, cmd.CommandPath())
+}
+
+// kinds are what the flags of a type take, in words.
+var kinds = map[string]string{
+	"duration": "a duration such as 90s or 1h30m", "bool": "true or false", "float64": "a number",
+	"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0",
+}

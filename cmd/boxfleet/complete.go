@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// completeWithin bounds how long a shell waits for names of the fleet.
+const completeWithin = 2 * time.Second
+
+type completion = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective)
+
+// completed are names that the fleet is asked for. A fleet that does not answer has none.
+func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+	if p.configure(cmd) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completeWithin)
+	defer cancel()
+	c, err := p.connect(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer c.Close()
+	names, _ := ask(ctx, c) // what came before an error is offered
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeSandbox completes the first argument: the id or the name of a sandbox.
+func (p *program) completeSandbox(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return p.completed(cmd, sandboxIDs)
+}
+
+// completeSandboxes completes each argument: ids of sandboxes that are not there yet.
+func (p *program) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ids, directive := p.completed(cmd, sandboxIDs)
+	return slices.DeleteFunc(ids, func(id string) bool { return slices.Contains(args, id) }), directive
+}
+
+func sandboxIDs(ctx context.Context, c *sdk.Client) (ids []string, err error) {
+	for s, err := range c.All(ctx, sdk.ListOptions{Limit: 1000}) {
+		if err != nil {
+			return ids, err
+		}
+		if name := s.Info().Name; name != "" {
+			ids = append(ids, name)
+		}
+		ids = append(ids, s.ID())
+	}
+	return ids, nil
+}
+
+// completeExec completes the id of a sandbox, and then that of an exec of it, which may have to be in one of
+// these states.
+func (p *program) completeExec(states ...protocol.ExecState) completion {
+	return func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+		if len(args) != 1 {
+			return p.completeSandbox(cmd, args, toComplete)
+		}
+		return p.completed(cmd, func(ctx context.Context, c *sdk.Client) (ids []string, err error) {
+			execs, _, err := c.Sandbox(args[0]).Execs(ctx, sdk.ExecsOptions{States: states, Limit: 1000})
+			for _, x := range execs {
+				ids = append(ids, x.ID())
+			}
+			return ids, err
+		})
+	}
+}
+
+// completeHost completes the first argument: the name of a host's worker.
+func (p *program) completeHost(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return p.completed(cmd, workerNames)
+}
+
+func workerNames(ctx context.Context, c *sdk.Client) (names []string, err error) {
+	hosts, err := c.Hosts(ctx)
+	for _, h := range hosts {
+		names = append(names, h.Worker)
+	}
+	return names, err
+}
+
+// completeImported completes the first argument: the name of an imported image.
+func (p *program) completeImported(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return p.completed(cmd, func(ctx context.Context, c *sdk.Client) (refs []string, err error) {
+		imported, _, err := c.Images(ctx)
+		for _, want := range imported {
+			refs = append(refs, want.Ref)
+		}
+		return refs, err
+	})
+}
+
+// imageRefs are the names of all images that the hosts have, each once.
+func imageRefs(ctx context.Context, c *sdk.Client) (refs []string, err error) {
+	imported, hosts, err := c.Images(ctx)
+	for _, want := range imported {
+		refs = append(refs, want.Ref)
+	}
+	for _, h := range hosts {
+		for _, i := range h.Images {
+			refs = append(refs, i.Ref)
+		}
+	}
+	return distinct(refs), err
+}
+
+// completeFlag completes the values of a flag with names that the fleet is asked for.
+func (p *program) completeFlag(cmd *cobra.Command, flag string, ask func(ctx context.Context, c *sdk.Client) ([]string, error)) {
+	mustComplete(cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return p.completed(cmd, ask)
+	}))
+}
+
+// completeValues completes the values of a flag that takes one of a few.
+func completeValues(cmd *cobra.Command, flag string, values ...string) {
+	mustComplete(cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)))
+}
+
+// mustComplete takes the error of a flag that is not there, or is completed already.
+func mustComplete(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// addQuiet adds --quiet to a command that lists something.
+func addQuiet(cmd *cobra.Command, quiet *bool) {
+	cmd.Flags().BoolVarP(quiet, "quiet", "q", false, "print only the names, one a line")
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// execsVerbs are the commands below execs. They are not below exec, where they would take the place of
+// sandboxes of these names.
+var execsVerbs = []string{"list", "ls", "ps", "get", "cancel", "kill", "logs"}
+
+func (p *program) execsCommand() *cobra.Command {
+	return group("execs", "Look at the execs of a sandbox, and end them", p.execsList(), p.execsGet(), p.execsCancel(), p.execsLogs())
+}
+
+func (p *program) execsList() *cobra.Command {
+	var states []string
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list SANDBOX", Aliases: []string{"ls", "ps"}, Short: "List the execs of a sandbox", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Example: "  boxfleet execs list web --state running",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o := sdk.ExecsOptions{Limit: 1000}
+			var err error
+			if o.States, err = statesOf(states, execStates); err != nil {
+				return err
+			}
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				found := []protocol.Exec{}
+				for more := true; more; more = o.Page != "" {
+					execs, next, err := c.Sandbox(args[0]).Execs(ctx, o)
+					if err != nil {
+						return err
+					}
+					for _, x := range execs {
+						found = append(found, x.Info())
+					}
+					o.Page = next
+				}
+				if quiet {
+					return p.showNames(execIDs(found))
+				}
+				return p.show(found, func(w io.Writer) { printExecs(w, c.Now(ctx), found) })
+			})
+		},
+	}
+	cmd.Flags().StringSliceVar(&states, "state", nil, "only execs in this `state`; may be repeated")
+	addQuiet(cmd, &quiet)
+	completeValues(cmd, "state", namesOf(execStates)...)
+	return cmd
+}
+
+var execStates = []protocol.ExecState{protocol.ExecStateAccepted, protocol.ExecStateRunning, protocol.ExecStateFinished, protocol.ExecStateFailed, protocol.ExecStateCancelled, protocol.ExecStateTimedOut}
+
+func execIDs(execs []protocol.Exec) []string {
+	ids := []string{}
+	for i := range execs {
+		ids = append(ids, execs[i].ID)
+	}
+	return ids
+}
+
+// commandWidth is how much of a command a list shows.
+const commandWidth = 60
+
+func printExecs(w io.Writer, now time.Time, execs []protocol.Exec) {
+	rows := [][]any{{"EXEC", "STATE", "EXIT", "AGE", "TOOK", "COMMAND"}}
+	for i := range execs {
+		x := &execs[i]
+		exit, took := "-", "-"
+		if x.ExitCode != nil {
+			exit = fmt.Sprint(*x.ExitCode)
+		}
+		if !x.EndedAt.IsZero() && !x.StartedAt.IsZero() {
+			took = x.EndedAt.Sub(x.StartedAt).Round(time.Millisecond).String()
+		}
+		rows = append(rows, []any{x.ID, stateColour(string(x.State)), exit, ago(now, x.AcceptedAt), took, cut(fmt.Sprintf("%q", x.Spec.Command), commandWidth)})
+	}
+	table(w, rows...)
+}
+
+func (p *program) execsGet() *cobra.Command {
+	return &cobra.Command{
+		Use: "get SANDBOX EXEC", Short: "Show an exec", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: p.completeExec(), Example: "  boxfleet execs get web 01kpm3…",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				x, err := c.Sandbox(args[0]).GetExec(ctx, args[1])
+				if err != nil {
+					return err
+				}
+				info := x.Info()
+				return p.show(info, func(w io.Writer) { printExec(w, &info) })
+			})
+		},
+	}
+}
+
+func printExec(w io.Writer, x *protocol.Exec) {
+	rows := [][]any{{"id", x.ID}, {"state", stateColour(string(x.State))}, {"command", fmt.Sprintf("%q", x.Spec.Command)}, {"accepted", stamp(x.AcceptedAt)}}
+	if x.Spec.Service != "" {
+		rows = append(rows, []any{"service", x.Spec.Service})
+	}
+	if !x.StartedAt.IsZero() {
+		rows = append(rows, []any{"started", stamp(x.StartedAt)})
+	}
+	if !x.EndedAt.IsZero() {
+		rows = append(rows, []any{"ended", stamp(x.EndedAt)})
+	}
+	if x.ExitCode != nil {
+		rows = append(rows, []any{"exit code", *x.ExitCode})
+	}
+	rows = append(rows, []any{"output", fmt.Sprintf("%d bytes of stdout, %d of stderr", x.StdoutBytes, x.StderrBytes)})
+	if x.Truncated {
+		rows = append(rows, []any{"", "it wrote more than was kept"})
+	}
+	if x.OutputError != nil {
+		rows = append(rows, []any{"", "output is missing: " + x.OutputError.Message})
+	}
+	if x.OOMKills > 0 {
+		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox for want of memory", x.OOMKills)})
+	}
+	if x.Reason != "" {
+		rows = append(rows, []any{"reason", x.Reason})
+	}
+	if x.Error != nil {
+		rows = append(rows, []any{"error", x.Error})
+	}
+	table(w, rows...)
+}
+
+func (p *program) execsCancel() *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel SANDBOX EXEC", Aliases: []string{"kill"}, Short: "End an exec with its whole process tree", Args: takes("SANDBOX", "EXEC"), Example: "  boxfleet execs cancel web 01kpm3…",
+		ValidArgsFunction: p.completeExec(protocol.ExecStateAccepted, protocol.ExecStateRunning),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				box := c.Sandbox(args[0])
+				if err := box.Cancel(ctx, args[1]); err != nil {
+					return err
+				}
+				x, err := box.GetExec(ctx, args[1])
+				if err != nil {
+					return err
+				}
+				return p.show(x.Info(), func(w io.Writer) { fmt.Fprintln(w, args[1]) })
+			})
+		},
+	}
+}
+
+func (p *program) execsLogs() *cobra.Command {
+	var o sdk.LogsOptions
+	var tail int
+	cmd := &cobra.Command{
+		Use: "logs SANDBOX EXEC", Short: "Print the output of an exec, whenever it ran", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: p.completeExec(),
+		Long: `Print the output of an exec: its stdout on stdout, its stderr on stderr. With -o json each chunk is a
+line with stream, offset and data in base64. With --follow boxfleet ends with the exit code of the exec, as
+boxfleet exec does.`,
+		Example: "  boxfleet execs logs web 01kpm3… --follow\n  boxfleet execs logs web 01kpm3… --from-offset 4096",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkTail(cmd, tail); err != nil {
+				return err
+			}
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				x, err := c.Sandbox(args[0]).GetExec(ctx, args[1])
+				if err != nil {
+					return err
+				}
+				read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
+					of := o
+					of.Follow = follow
+					return x.Logs(ctx, of)
+				}
+				if err := p.printLogs(read, o.Follow, tail, time.Time{}); err != nil {
+					return ignoreInterrupt(ctx, o.Follow, err)
+				}
+				if !o.Follow {
+					return nil
+				}
+				result, err := x.Wait(ctx, sdk.WithCollect(0))
+				if result == nil {
+					return ignoreInterrupt(ctx, true, err)
+				}
+				return exitOf(result, err)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&o.Follow, "follow", false, "go on until the exec has ended; it goes on when this ends")
+	cmd.Flags().Int64Var(&o.FromStdout, "from-offset", 0, "begin with this `byte` of stdout")
+	cmd.Flags().Int64Var(&o.FromStderr, "from-offset-stderr", 0, "begin with this `byte` of stderr")
+	addTail(cmd, &tail)
+	return cmd
+}
+
+func (p *program) printChunk(k sdk.Chunk) error {
+	if p.json() {
+		return p.line(k)
+	}
+	w := p.stdout
+	if k.Stream == sdk.Stderr {
+		w = p.guarded(p.stderr)
+	}
+	_, err := w.Write(k.Data)
+	return err
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"cmp"
+	"log/slog"
+	"net/url"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// leastSecret is the length of a secret that is looked for in texts: shorter ones are parts of words.
+const leastSecret = 4
+
+// secrets are what this process shows NATS, as it may stand in an error or a line of the log that a library
+// makes: a password has a form in a URL and one without.
+func (c *config) secrets() []string {
+	found := []string{c.Token}
+	for _, text := range strings.Split(c.NATS, ",") {
+		_, rest, hasScheme := strings.Cut(text, "://")
+		if !hasScheme {
+			rest = text
+		}
+		at := strings.LastIndexByte(rest, '@')
+		if at < 0 {
+			continue
+		}
+		who := rest[:at]
+		_, password, isUser := strings.Cut(who, ":")
+		secret := cmp.Or(password, who)
+		if isUser && password == "" {
+			continue
+		}
+		found = append(found, secret)
+		if decoded, err := url.PathUnescape(secret); err == nil {
+			found = append(found, decoded)
+		}
+	}
+	var long []string
+	for _, secret := range found {
+		if len(secret) >= leastSecret {
+			long = append(long, secret)
+		}
+	}
+	return distinct(long)
+}
+
+// redacted is a text without passwords and tokens.
+func (p *program) redacted(text string) string { return redacted(text, p.config.secrets()) }
+
+func redacted(text string, secrets []string) string {
+	text = protocol.Redacted(text)
+	for _, secret := range secrets {
+		text = strings.ReplaceAll(text, secret, "xxxxx")
+	}
+	return text
+}
+
+// redactedAttr makes the log leave out passwords and tokens.
+func (p *program) redactedAttr() func([]string, slog.Attr) slog.Attr {
+	secrets := p.config.secrets()
+	return func(_ []string, a slog.Attr) slog.Attr {
+		switch a.Value.Kind() {
+		case slog.KindString, slog.KindAny:
+			before := a.Value.String()
+			if after := redacted(before, secrets); after != before {
+				a.Value = slog.StringValue(after)
+			}
+		}
+		return a
+	}
+}

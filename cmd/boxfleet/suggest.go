@@ -1,0 +1,74 @@
+package main
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxfleet/boxfleet/spec"
+)
+
+// didYouMean names the one of some names that was probably meant, or nothing.
+func didYouMean(prefix, name string, known []string) string {
+	if meant := spec.Nearest(name, known); meant != "" {
+		return "; did you mean " + prefix + meant + "?"
+	}
+	return ""
+}
+
+// namesOf are values as texts.
+func namesOf[T ~string](values []T) []string {
+	names := make([]string, len(values))
+	for i, v := range values {
+		names[i] = string(v)
+	}
+	return names
+}
+
+// statesOf reads --state. One that nothing is ever in would find nothing.
+func statesOf[T ~string](names []string, known []T) ([]T, error) {
+	var states []T
+	for _, name := range names {
+		if !slices.Contains(known, T(name)) {
+			return nil, usage("--state: must be %s, got %.40q%s", strings.Join(namesOf(known), ", "), name, didYouMean("", name, namesOf(known)))
+		}
+		states = append(states, T(name))
+	}
+	return states, nil
+}
+
+// unknownCommand is the error of a command that is not there below another one.
+func unknownCommand(cmd *cobra.Command, name string) error {
+	return usage("unknown command %q%s; see %s --help", name, commandMeant(cmd, name), cmd.CommandPath())
+}
+
+// commandMeant looks for a command of nearly that name below cmd, and then for one of that name elsewhere:
+// people say `boxfleet stop web`.
+func commandMeant(cmd *cobra.Command, name string) string {
+	var known, elsewhere []string
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		for _, below := range c.Commands() {
+			if below.Hidden {
+				continue
+			}
+			names := append([]string{below.Name()}, below.Aliases...)
+			if c == cmd {
+				known = append(known, names...)
+			}
+			if slices.Contains(names, strings.ToLower(name)) {
+				elsewhere = append(elsewhere, "`"+below.CommandPath()+"`")
+			}
+			visit(below)
+		}
+	}
+	visit(cmd.Root())
+	if meant := spec.Nearest(name, known); meant != "" {
+		return "; did you mean `" + cmd.CommandPath() + " " + meant + "`?"
+	}
+	if len(elsewhere) > 0 {
+		return "; did you mean " + strings.Join(elsewhere, " or ") + "?"
+	}
+	return ""
+}

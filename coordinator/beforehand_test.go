@@ -1,0 +1,40 @@
+package coordinator
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A sandbox that no host could take that this coordinator knows is refused only once it has heard of every host that
+// registered before.
+func TestAHostThatHasJustRegisteredCounts(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	c, stop := d.inMemory(Config{Name: "c1"})
+	small, large := host("w1", 0), host("w2", 0)
+	small.HostID, small.Memory, large.HostID, large.Memory = "h1", 1<<30, "h2", 8<<30
+	d.register(small)
+	d.eventually("the small host is known", func() bool { return d.hostIs("w1", protocol.HostReady) })
+	stop() // from now on it hears of a host when the test says so
+	whole := protocol.SandboxSpec{Image: "i", Memory: 4 << 30}
+	whole.Resolve()
+	refused := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		return c.refuseBeforehand(ctx, key{"default", "s"}, &whole, nil)
+	}
+	if refused() == nil {
+		t.Error("what no host could take is accepted")
+	}
+	d.register(large)
+	if err := refused(); err != nil {
+		t.Errorf("before it heard of the large host: %v", err)
+	}
+	c.hosts.follow("w2", large, 2)
+	if err := refused(); err != nil {
+		t.Errorf("with the large host: %v", err)
+	}
+}

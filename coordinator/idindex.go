@@ -1,0 +1,110 @@
+package coordinator
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// idIndex has the generated ids of a set of sandboxes in their order, by tenant, so that those with a prefix are
+// found without a look at the others. The zero value is empty.
+type idIndex struct{ tenants map[string]*sortedIDs }
+
+func (x *idIndex) add(k key) {
+	if !protocol.GeneratedID(k.id) {
+		return
+	}
+	if x.tenants == nil {
+		x.tenants = map[string]*sortedIDs{}
+	}
+	ids := x.tenants[k.tenant]
+	if ids == nil {
+		ids = &sortedIDs{}
+		x.tenants[k.tenant] = ids
+	}
+	ids.add(k.id)
+}
+
+func (x *idIndex) remove(k key) {
+	if ids := x.tenants[k.tenant]; ids != nil && ids.remove(k.id) && len(ids.parts) == 0 {
+		delete(x.tenants, k.tenant)
+	}
+}
+
+// withPrefix lists ids of a tenant that begin with a prefix, in their order, at most so many.
+func (x *idIndex) withPrefix(tenant, prefix string, most int) []string {
+	if ids := x.tenants[tenant]; ids != nil {
+		return ids.withPrefix(prefix, most)
+	}
+	return nil
+}
+
+// sortedIDs is a sorted set in parts of at most maxPart ids, none of them empty: a change moves no more than one part.
+type sortedIDs struct{ parts [][]string }
+
+const maxPart = 512
+
+// part is the index of the part that has an id, or should: the last one that does not begin after it.
+func (s *sortedIDs) part(id string) int {
+	i, found := slices.BinarySearchFunc(s.parts, id, func(part []string, id string) int { return strings.Compare(part[0], id) })
+	if !found && i > 0 {
+		i--
+	}
+	return i
+}
+
+func (s *sortedIDs) add(id string) {
+	if len(s.parts) == 0 {
+		s.parts = [][]string{{id}}
+		return
+	}
+	i := s.part(id)
+	part := s.parts[i]
+	at, found := slices.BinarySearch(part, id)
+	switch {
+	case found:
+		return
+	case len(part) < maxPart:
+		s.parts[i] = slices.Insert(part, at, id)
+		return
+	case at == maxPart: // ids come in the order of their making: a part stays full
+		s.parts = slices.Insert(s.parts, i+1, []string{id})
+		return
+	}
+	half := maxPart / 2
+	s.parts = slices.Insert(s.parts, i+1, slices.Clone(part[half:]))
+	s.parts[i] = slices.Clip(part[:half])
+	s.add(id)
+}
+
+func (s *sortedIDs) remove(id string) bool {
+	if len(s.parts) == 0 {
+		return false
+	}
+	i := s.part(id)
+	at, found := slices.BinarySearch(s.parts[i], id)
+	if !found {
+		return false
+	}
+	if s.parts[i] = slices.Delete(s.parts[i], at, at+1); len(s.parts[i]) == 0 {
+		s.parts = slices.Delete(s.parts, i, i+1)
+	}
+	return true
+}
+
+func (s *sortedIDs) withPrefix(prefix string, most int) (found []string) {
+	if len(s.parts) == 0 {
+		return nil
+	}
+	for i := s.part(prefix); i < len(s.parts); i++ {
+		from, _ := slices.BinarySearch(s.parts[i], prefix)
+		for _, id := range s.parts[i][from:] {
+			if !strings.HasPrefix(id, prefix) || len(found) == most {
+				return found
+			}
+			found = append(found, id)
+		}
+	}
+	return found
+}

@@ -1,0 +1,431 @@
+package coordinator
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// named asks for a sandbox with a name.
+func (d *deployment) named(name, id string) *protocol.Reply {
+	d.t.Helper()
+	return d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Name: name, Sandbox: &protocol.SandboxSpec{Image: "i"}})
+}
+
+func (d *deployment) mustName(name, id string) {
+	d.t.Helper()
+	if r := d.named(name, id); r.Error != nil || r.Sandbox == nil || r.Sandbox.Name != name || r.Sandbox.ID != id {
+		d.t.Fatalf("%s as %s: %+v, %v %v", id, name, r.Sandbox, r.Error, r.Waiting)
+	}
+}
+
+// resolves asks a read for a sandbox, and returns the id that it answers with.
+func (d *deployment) resolves(endpoint, ref string) (string, *protocol.Error) {
+	d.t.Helper()
+	reply, err := d.conn.Query(d.t.Context(), "default", endpoint, &protocol.Query{Sandbox: ref})
+	if err != nil {
+		return "", protocol.AsError(err)
+	}
+	return reply.Sandbox.ID, nil
+}
+
+func (d *deployment) isFree(id string) {
+	d.t.Helper()
+	if _, err := d.conn.SandboxReservation(d.t.Context(), "default", id); protocol.CodeOf(err) != protocol.NotFound {
+		d.t.Errorf("a refused create took the id %s: %v", id, err)
+	}
+}
+
+func takenName(r *protocol.Reply) bool {
+	return r.Error != nil && r.Error.Code == protocol.AlreadyExists && r.Error.Reason == protocol.ReasonNameTaken && r.Error.Field == "name"
+}
+
+func TestANameBelongsToOneLivingSandbox(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	stop := d.coordinator("c1", Timing{})
+	d.mustName("web", "s1")
+	if r := d.named("web", "s2"); !takenName(r) || !strings.Contains(r.Error.Message, "s1") {
+		t.Errorf("a second one: %v", r.Error)
+	}
+	d.isFree("s2")
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" {
+		t.Errorf("web is %s, %v", id, err)
+	}
+	if r := d.request(protocol.VerbExtend, "web", "r1", protocol.Request{TTL: protocol.Duration(time.Hour)}); r.Error != nil || r.Sandbox.ID != "s1" || r.Sandbox.ExpiresAt.IsZero() {
+		t.Errorf("a request by name: %+v, %v", r.Sandbox, r.Error)
+	}
+	stop()
+	defer d.coordinator("c2", Timing{})() // which has it from the log
+	if r := d.request(protocol.VerbDelete, "web", "r2", protocol.Request{}); r.Error != nil || r.Sandbox.ID != "s1" {
+		t.Fatalf("a delete by name: %+v, %v", r.Sandbox, r.Error)
+	}
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" { // until another has it
+		t.Errorf("web is %s, %v", id, err)
+	}
+	d.mustName("web", "s2")
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s2" {
+		t.Errorf("web is %s, %v", id, err)
+	}
+	// A failed one is not living.
+	d.work("s2", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{Kind: protocol.SandboxFailed, Error: &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Message: "m"}}}
+	})
+	d.mustName("web", "s3")
+	// A repeated create gets its own answer, even if another sandbox has the name now.
+	if r := d.named("web", "s1"); r.Error != nil || r.Sandbox.State != protocol.StateDeleted || r.Changed {
+		t.Errorf("a repeated create: %+v, %v", r.Sandbox, r.Error)
+	}
+	if r := d.request(protocol.VerbCreate, "s3", "create-s3", protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}}); !refused(r) || takenName(r) {
+		t.Errorf("the same request with another name: %+v, %v", r.Sandbox, r.Error)
+	}
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{Name: "web", States: []string{"pending", "failed", "deleted"}})
+	if err != nil || len(reply.Sandboxes) != 3 {
+		t.Errorf("list by name: %+v, %v", reply, err)
+	}
+	d.mustName("other", "s4")
+	reply, err = d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{Name: "web"})
+	if err != nil || len(reply.Sandboxes) != 2 || reply.Sandboxes[0].Name != "web" {
+		t.Errorf("list by name: %+v, %v", reply, err)
+	}
+}
+
+func TestOneOfManyCreatesAtOnceGetsTheName(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	for _, name := range []string{"c1", "c2"} {
+		defer d.coordinator(name, Timing{})()
+	}
+	for round := range 5 {
+		const n = 8
+		replies := make([]*protocol.Reply, n)
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() { replies[i] = d.named("web", fmt.Sprintf("s%d-%d", round, i)) })
+		}
+		all.Wait()
+		winner := ""
+		for i, r := range replies {
+			switch {
+			case r.Error == nil && winner == "":
+				winner = r.Sandbox.ID
+			case r.Error == nil:
+				t.Fatalf("%s and %s have one name", winner, r.Sandbox.ID)
+			case !takenName(r):
+				t.Fatal(r.Error)
+			default:
+				d.isFree(fmt.Sprintf("s%d-%d", round, i))
+			}
+		}
+		if winner == "" {
+			t.Fatal("nobody got the name")
+		}
+		if r := d.request(protocol.VerbDelete, "web", fmt.Sprint("delete", round), protocol.Request{}); r.Error != nil || r.Sandbox.ID != winner {
+			t.Fatalf("web is %+v, not %s: %v", r.Sandbox, winner, r.Error)
+		}
+	}
+}
+
+// A create took the name, and its request is gone before it came to a first event. Whoever comes next gets the name,
+// and the first one, should its coordinator go on after all, comes to nothing.
+func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"create-before-reserve", "create-before-append"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			d := newDeployment(t)
+			arrived, goOn := make(chan struct{}), make(chan struct{})
+			var came atomic.Bool
+			defer d.run(Config{Name: "c1", Probe: func(p string) {
+				if p == point && came.CompareAndSwap(false, true) {
+					close(arrived)
+					<-goOn
+				}
+			}})()
+			release := sync.OnceFunc(func() { close(goOn) })
+			defer release()
+			slow := make(chan *protocol.Reply, 1)
+			go func() {
+				answers, err := d.conn.Answers()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer answers.Close()
+				inbox, answer, stop := answers.Expect("create-s1")
+				defer stop()
+				r := protocol.Request{Version: protocol.Version, Name: "web", Sandbox: &protocol.SandboxSpec{Image: "i"}}
+				if err := d.conn.Submit(t.Context(), "default", protocol.VerbCreate, "s1", "create-s1", inbox, protocol.Encode(&r)); err != nil {
+					t.Error(err)
+				}
+				slow <- <-answer
+			}()
+			<-arrived
+			if r := d.named("web", "s2"); !takenName(r) {
+				t.Errorf("while the first is being decided: %v", r.Error)
+			}
+			d.raw(func(js natsjs.JetStream) error {
+				stream, err := js.Stream(t.Context(), protocol.StreamRequests)
+				if err == nil {
+					err = stream.Purge(t.Context())
+				}
+				return err
+			})
+			d.mustName("web", "s3")
+			release()
+			if r := <-slow; r.Error == nil && r.Sandbox.State != protocol.StateFailed {
+				t.Errorf("the slow one: %+v", r.Sandbox)
+			}
+			if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s3" {
+				t.Errorf("web is %s, %v", id, err)
+			}
+			if b := d.list()["s1"]; b == nil || b.State != protocol.StateFailed || b.Error.Reason != protocol.ReasonAbandoned {
+				t.Errorf("the first one is %+v", b)
+			}
+		})
+	}
+}
+
+// A request by name that was stored before the name passed on means the sandbox that had it: it may be delivered
+// again after it was decided.
+func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	c, stop := d.inMemory(Config{Name: "c1"})
+	defer stop()
+	d.mustName("web", "s1")
+	first, _, err := d.conn.SandboxName(t.Context(), "default", "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.remove("s1")
+	d.mustName("web", "s2")
+	last, err := d.conn.LastRequest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		sequence uint64
+		want     string
+	}{{first.Stored + 1, "s1"}, {last + 1, "s2"}} {
+		k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
+		if err != nil || k.id != x.want {
+			t.Errorf("request %d means %s, %v; want %s", x.sequence, k.id, err, x.want)
+		}
+	}
+	// Nor does one from before two changes mean a sandbox that came in between.
+	d.remove("s2")
+	d.mustName("web", "s4")
+	if k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
+		t.Errorf("a request to the first of three means %s, %v", k.id, err)
+	}
+	d.mustName("once", "s3")
+	if _, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Sandbox: "once", Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {
+		t.Errorf("a request from before there was one: %v", err)
+	}
+}
+
+func TestIDsAndNamesDoNotMeet(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	d.create("web", protocol.SandboxSpec{Image: "i"})
+	if r := d.named("web", "s1"); !takenName(r) {
+		t.Errorf("a name that is an id: %v", r.Error)
+	}
+	d.isFree("s1")
+	d.mustName("db", "s2")
+	spec := &protocol.SandboxSpec{Image: "i"}
+	if r := d.request(protocol.VerbCreate, "db", "r1", protocol.Request{Sandbox: spec}); !takenName(r) {
+		t.Errorf("an id that is a name: %v", r.Error)
+	}
+	d.isFree("db")
+	generated := "01" + strings.Repeat("0", 24)
+	for _, bad := range []string{generated, "a.b", strings.Repeat("x", 65)} {
+		if r := d.named(bad, "s3"); r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "name" {
+			t.Errorf("%s as a name: %v", bad, r.Error)
+		}
+	}
+	if r := d.request(protocol.VerbStop, "s2", "r2", protocol.Request{Name: "x"}); r.Error == nil || r.Error.Field != "name" {
+		t.Errorf("a stop with a name: %v", r.Error)
+	}
+	d.isFree("s3")
+}
+
+func TestWhatIsRefusedBeforehandTakesNothing(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	h := host("w1", 0)
+	h.Memory = 8 << 30
+	d.register(h)
+	d.eventually("the host is there", func() bool { return d.host("w1") != nil })
+	service := func(image string) protocol.SandboxSpec {
+		return protocol.SandboxSpec{Image: "i", RequiredServices: protocol.Services{"db": {Image: image}}}
+	}
+	for field, s := range map[string]protocol.SandboxSpec{
+		"sandbox.image": {Image: "busybox:no:tag"}, "sandbox.required_services.db.image": service("postgres:no:tag"),
+		"sandbox.memory": {Image: "i", Memory: 1 << 40}, "sandbox.tools[0]": {Image: "i", Tools: []string{"git"}},
+	} {
+		r := d.request(protocol.VerbCreate, "s1", "r-"+fmt.Sprint(len(field)), protocol.Request{Name: "web", Sandbox: &s})
+		if r.Error == nil || r.Error.Field != field {
+			t.Errorf("want %s refused, got %v", field, r.Error)
+		}
+		d.isFree("s1")
+		if hold, _, err := d.conn.SandboxName(t.Context(), "default", "web"); hold != nil || err != nil {
+			t.Errorf("a refused create took the name: %+v, %v", hold, err)
+		}
+	}
+	d.mustName("web", "s1")
+}
+
+func TestAnIDIsFoundByItsBeginningIfOnlyOneBeginsSo(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	id := func(text string) string { return text + strings.Repeat("0", 26-len(text)) }
+	for _, text := range []string{"01aaa1", "01aaa2", "01bbb1", "01bbb2"} {
+		d.create(id(text), protocol.SandboxSpec{Image: "i"})
+	}
+	d.create("01bb", protocol.SandboxSpec{Image: "i"})
+	d.remove(id("01bbb1"))
+	for ref, want := range map[string]string{"01aaa1": id("01aaa1"), "01bbb": id("01bbb2"), "01bbb1": id("01bbb1"), "01bb": "01bb", id("01aaa2"): id("01aaa2")} {
+		if got, err := d.resolves(protocol.EndpointResolve, ref); got != want {
+			t.Errorf("%s is %s, %v", ref, got, err)
+		}
+	}
+	_, err := d.resolves(protocol.EndpointResolve, "01aaa")
+	if err == nil || err.Code != protocol.FailedPrecondition || err.Reason != protocol.ReasonAmbiguousPrefix || !strings.Contains(err.Message, id("01aaa1")+", "+id("01aaa2")) {
+		t.Errorf("an ambiguous one: %v", err)
+	}
+	for _, ref := range []string{"01a", "02bbb", "01bbbx", "web"} {
+		if _, err := d.resolves(protocol.EndpointResolve, ref); err == nil || err.Code != protocol.NotFound {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+	if _, err := d.resolves(protocol.EndpointGet, "01aaa1"); err == nil || err.Code != protocol.NotFound {
+		t.Errorf("get takes a prefix: %v", err)
+	}
+	if r := d.request(protocol.VerbDelete, "01aaa1", "r1", protocol.Request{}); r.Error == nil || r.Error.Code != protocol.NotFound {
+		t.Errorf("delete takes a prefix: %v", r.Error)
+	}
+}
+
+// A name goes with the history of the sandbox that had it last, and not with that of an earlier one.
+func TestANameIsPurgedWithTheHistoryOfItsSandbox(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.run(Config{Name: "c1", CleanupTTL: time.Millisecond, Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}})()
+	d.mustName("web", "s1")
+	d.mustName("gone", "s2")
+	d.remove("s1")
+	d.mustName("web", "s3")
+	d.remove("s2")
+	d.eventually("both are purged", func() bool {
+		purged, err := d.conn.Purged(t.Context(), "default", "s1")
+		hold, _, nameErr := d.conn.SandboxName(t.Context(), "default", "gone")
+		return err == nil && purged && nameErr == nil && hold == nil
+	})
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s3" {
+		t.Errorf("web is %s, %v", id, err)
+	}
+	info := d.stream("KV_" + protocol.BucketNames)
+	if info.State.Msgs != 1 {
+		t.Errorf("%d names are kept", info.State.Msgs)
+	}
+	if _, err := d.resolves(protocol.EndpointGet, "gone"); err == nil || err.Code != protocol.NotFound {
+		t.Errorf("what was purged: %v", err)
+	}
+}
+
+// A create with a name of its own does not get an id that is the name of another living sandbox.
+func TestANamedCreateDoesNotTakeANameForItsID(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	d.mustName("db", "s1")
+	r := d.request(protocol.VerbCreate, "db", "r1", protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}})
+	if !takenName(r) {
+		t.Errorf("an id that is a name: %+v %v", r.Sandbox, r.Error)
+	}
+	d.isFree("db")
+	if id, err := d.resolves(protocol.EndpointGet, "db"); id != "s1" {
+		t.Errorf("db is %s, %v", id, err)
+	}
+}
+
+// Two requests create one id with one name at once: the one that comes too late does not free the name.
+func TestWhoLosesAnIDLeavesTheNameToWhoGotIt(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	var n atomic.Int32
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	defer d.run(Config{Name: "c1", Probe: func(p string) {
+		if p == "create-before-reserve" && n.Add(1) == 1 {
+			close(arrived)
+			<-goOn
+		}
+	}})()
+	first := make(chan *protocol.Reply, 1)
+	spec := &protocol.SandboxSpec{Image: "i"}
+	go func() {
+		first <- d.request(protocol.VerbCreate, "s1", "r1", protocol.Request{Name: "web", Sandbox: spec})
+	}()
+	<-arrived
+	if r := d.request(protocol.VerbCreate, "s1", "r2", protocol.Request{Name: "web", Sandbox: spec}); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	close(goOn)
+	if r := <-first; r.Error == nil {
+		t.Errorf("both: %+v", r.Sandbox)
+	}
+	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" {
+		t.Errorf("web is %s, %v", id, err)
+	}
+	if r := d.named("web", "s2"); !takenName(r) {
+		t.Errorf("two living ones have one name: %+v %v", r.Sandbox, r.Error)
+	}
+}
+
+// The names were lost, or the log was set back behind them: who lives keeps the name.
+func TestALivingSandboxKeepsANameThatTheBucketLost(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	defer d.coordinator("c1", Timing{})()
+	for what, setBack := range map[string]func(){
+		"lost": func() { d.emptied("KV_" + protocol.BucketNames) },
+		"of a log that is gone": func() {
+			hold, revision, err := d.conn.SandboxName(t.Context(), "default", "web")
+			if err != nil || hold == nil {
+				t.Fatal(hold, err)
+			}
+			if _, err := d.conn.TakeName(t.Context(), "default", "web", revision, protocol.NameHold{Sandbox: "gone", Request: "r", Before: hold.Sandbox, Stored: hold.Stored}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		id := "s" + what[:1]
+		d.mustName("web", id)
+		setBack()
+		if got, err := d.resolves(protocol.EndpointGet, "web"); got != id {
+			t.Errorf("%s: web is %s, %v", what, got, err)
+		}
+		if r := d.named("web", id+"2"); !takenName(r) {
+			t.Errorf("%s: two living ones have one name: %v", what, r.Error)
+		}
+		if r := d.request(protocol.VerbCreate, "web", "r-"+id, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); !takenName(r) {
+			t.Errorf("%s: its name is an id: %v", what, r.Error)
+		}
+		if r := d.request(protocol.VerbDelete, "web", "delete-"+id, protocol.Request{}); r.Error != nil || r.Sandbox.ID != id {
+			t.Errorf("%s: a delete by name: %v", what, r.Error)
+		}
+	}
+}

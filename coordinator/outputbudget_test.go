@@ -1,0 +1,157 @@
+package coordinator
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+)
+
+// printed adds so many chunks of 64 KiB, each with the next record.
+func printed(u *outputUsage, record *uint64, k key, chunks int) {
+	for range chunks {
+		*record++
+		u.add(jetstream.StoredOutput{Tenant: k.tenant, Sandbox: k.id, Record: *record, Bytes: 64 << 10})
+	}
+}
+
+func TestWhoPrintsTooMuchLosesItsOwnOldestOutput(t *testing.T) {
+	t.Parallel()
+	const chunk = 64 << 10
+	quiet, loud, other := key{"a", "quiet"}, key{"a", "loud"}, key{"b", "other"}
+	for name, c := range map[string]struct {
+		limits outputLimits
+		want   map[key]uint64 // through which record
+	}{
+		"nobody has too much":         {outputLimits{sandbox: 100 * chunk, tenant: 200 * chunk, all: 1000 * chunk}, nil},
+		"no limits":                   {outputLimits{}, nil},
+		"one sandbox has":             {outputLimits{sandbox: 80 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},            // 70 of 100 are left
+		"a tenant has":                {outputLimits{tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},            // 91 of 110 are left
+		"the log is nearly full":      {outputLimits{all: 144 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},               // 110 of 140 are left
+		"the log has room for little": {outputLimits{all: 64 * chunk}, map[key]uint64{loud: 10 + 30 + 85, other: 10 + 6}}, // 10 and 15 of the one tenant, 24 of the other
+	} {
+		t.Run(name, func(t *testing.T) {
+			u, record := newOutputUsage(0), uint64(0)
+			printed(u, &record, quiet, 10)
+			printed(u, &record, other, 30)
+			printed(u, &record, loud, 100)
+			cuts := u.cuts(c.limits, 140*chunk)
+			got := map[key]uint64{}
+			for _, cut := range cuts {
+				got[cut.key] = cut.through
+			}
+			if fmt.Sprint(got) != fmt.Sprint(c.want) {
+				t.Errorf("cut through %v, want %v", got, c.want)
+			}
+			for _, cut := range cuts {
+				u.forget(cut.key, cut.through)
+			}
+			if again := u.cuts(c.limits, u.stored()); len(again) > 0 {
+				t.Errorf("afterwards %+v are still to be cut", again)
+			}
+		})
+	}
+}
+
+func (u *outputUsage) stored() (n int64) {
+	for _, t := range u.tenants {
+		n += t.bytes
+	}
+	return n
+}
+
+func TestTheSumOfOutputIsWhatTheLogStillHas(t *testing.T) {
+	t.Parallel()
+	u, record := newOutputUsage(1<<20), uint64(0)
+	for i := range 1000 {
+		printed(u, &record, key{"t", fmt.Sprint(i % 10)}, 10)
+	}
+	if n := len(u.tenants["t"].sandboxes["3"].pieces); n > 64 {
+		t.Errorf("%d pieces for 1000 chunks", n)
+	}
+	u.expire(5001)
+	if n, want := u.stored(), int64(5000*64<<10); n < want || n > want+10<<20 {
+		t.Errorf("%d bytes after half has expired, want %d and at most a piece of each sandbox more", n, want)
+	}
+	u.forget(key{"t", "3"}, record)
+	u.forget(key{"t", "none"}, record)
+	u.expire(record + 1)
+	if len(u.tenants) != 0 {
+		t.Errorf("%d tenants are left of nothing", len(u.tenants))
+	}
+}
+
+// A sandbox that prints many times what the log may have erases its own output only, also under another
+// coordinator, which begins with what is in the log.
+func TestASandboxThatPrintsWithoutEndErasesNobodyElsesOutput(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	const limit = 16 << 20
+	begin := func(name string) (stop func()) {
+		return d.run(Config{Name: name, Timing: Timing{Output: 20 * time.Millisecond}, Assets: jetstream.Assets{LogMaxBytes: limit}})
+	}
+	stop := begin("c1")
+	ctx := t.Context()
+	data := bytes.Repeat([]byte("x"), jetstream.ChunkSize)
+	at := map[string]int64{}
+	print := func(tenant, sandbox string, chunks int) {
+		t.Helper()
+		for range chunks {
+			k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: at[sandbox], NextStdout: at[sandbox] + int64(len(data)), Data: data}
+			stored, err := d.conn.PublishOutput(tenant, sandbox, "x", k)
+			if err == nil {
+				err = <-stored
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			at[sandbox] = k.NextStdout
+		}
+	}
+	kept := func(tenant, sandbox string) (from, bytes int64) {
+		from = -1
+		if _, err := d.conn.ReadOutput(ctx, tenant, sandbox, "x", 0, func(k jetstream.Chunk) error {
+			if from < 0 {
+				from = k.Offset
+			}
+			bytes += int64(len(k.Data))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return from, bytes
+	}
+	if err := d.conn.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	print("default", "quiet", 4)
+	print("other", "quiet2", 4)
+	for round := range 10 { // 40 MiB in all
+		print("default", "loud", 16)
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			_, n := kept("default", "loud")
+			if n <= limit/8 {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("round %d: %d bytes of the loud one are kept", round, n)
+			}
+		}
+		if round == 4 {
+			stop()
+			stop = begin("c2")
+		}
+	}
+	stop()
+	for tenant, sandbox := range map[string]string{"default": "quiet", "other": "quiet2"} {
+		if from, n := kept(tenant, sandbox); from != 0 || n != 4*jetstream.ChunkSize {
+			t.Errorf("of %s %d bytes from %d on are kept", sandbox, n, from)
+		}
+	}
+	from, n := kept("default", "loud")
+	if from+n != at["loud"] || n < limit/16 {
+		t.Errorf("of the loud one %d bytes from %d on are kept, want the newest, up to %d", n, from, at["loud"])
+	}
+}

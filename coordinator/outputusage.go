@@ -1,0 +1,234 @@
+package coordinator
+
+import (
+	"container/heap"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+)
+
+// outputUsage is how much output each sandbox has in the log. It is a sum over the log's messages, so a new
+// leader reads their headers once; with them go pieces of a sandbox's output, at most about [outputPieces] of
+// what it may have, by which its oldest can be named. It is pure.
+type outputUsage struct {
+	grain   int64 // how much a piece has before the next one begins
+	tenants map[string]*tenantOutput
+	first   uint64 // the log's first record, as far as that was looked at
+}
+
+type tenantOutput struct {
+	bytes     int64
+	sandboxes map[string]*sandboxOutput
+}
+
+type sandboxOutput struct {
+	bytes  int64
+	pieces []outputPiece // the oldest first
+}
+
+// outputPiece is some output that came one after another.
+type outputPiece struct {
+	last  uint64 // record
+	bytes int64
+}
+
+const (
+	outputPieces   = 64
+	outputGrainMin = 64 << 10
+)
+
+// outputLimits are how much output may be kept; 0: no limit.
+type outputLimits struct {
+	sandbox, tenant, all int64
+}
+
+// outputCut is the oldest output of a sandbox, which has to go.
+type outputCut struct {
+	key
+	through uint64 // record
+	bytes   int64
+}
+
+func newOutputUsage(grain int64) *outputUsage {
+	return &outputUsage{grain: max(grain, outputGrainMin), tenants: map[string]*tenantOutput{}}
+}
+
+func (u *outputUsage) add(m jetstream.StoredOutput) {
+	t := u.tenants[m.Tenant]
+	if t == nil {
+		t = &tenantOutput{sandboxes: map[string]*sandboxOutput{}}
+		u.tenants[strings.Clone(m.Tenant)] = t // else all of the message stays in memory
+	}
+	s := t.sandboxes[m.Sandbox]
+	if s == nil {
+		s = &sandboxOutput{}
+		t.sandboxes[strings.Clone(m.Sandbox)] = s
+	}
+	if n := len(s.pieces); n == 0 || s.pieces[n-1].bytes >= u.grain {
+		s.pieces = append(s.pieces, outputPiece{})
+	}
+	p := &s.pieces[len(s.pieces)-1]
+	p.last = m.Record
+	p.bytes += m.Bytes
+	s.bytes += m.Bytes
+	t.bytes += m.Bytes
+}
+
+// forget drops a sandbox's output up to a record, which is not there any more.
+func (u *outputUsage) forget(k key, through uint64) {
+	t := u.tenants[k.tenant]
+	if t == nil || t.sandboxes[k.id] == nil {
+		return
+	}
+	s := t.sandboxes[k.id]
+	for len(s.pieces) > 0 && s.pieces[0].last <= through {
+		s.bytes -= s.pieces[0].bytes
+		t.bytes -= s.pieces[0].bytes
+		s.pieces = s.pieces[1:]
+	}
+	if len(s.pieces) == 0 {
+		delete(t.sandboxes, k.id)
+	}
+	if len(t.sandboxes) == 0 {
+		delete(u.tenants, k.tenant)
+	}
+}
+
+// expire drops what is older than the log's first record.
+func (u *outputUsage) expire(first uint64) {
+	if first <= u.first {
+		return
+	}
+	u.first = first
+	for tenant, t := range u.tenants {
+		for id := range t.sandboxes {
+			u.forget(key{tenant, id}, first-1)
+		}
+	}
+}
+
+// cuts says what has to go, so that every sandbox and tenant is within its limit and the log, which has so
+// many bytes, has room: of a tenant beyond its limit the oldest of those sandboxes that have most, and of a
+// log that is nearly full the same of those tenants that have most. What has to go is an eighth more, so
+// that the next time is not at once.
+func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
+	if !u.exceeds(l, stored) {
+		return nil
+	}
+	c := cutting{done: map[key]*outputCut{}}
+	for tenant, t := range u.tenants {
+		left := &tenantLeft{bytes: t.bytes}
+		for id, s := range t.sandboxes {
+			b := &sandboxLeft{key: key{tenant, id}, sandboxOutput: s, left: s.bytes}
+			left.sandboxes = append(left.sandboxes, b)
+			if l.sandbox > 0 && s.bytes > l.sandbox {
+				for b.left > lessEighth(l.sandbox) && c.cut(left, b) {
+				}
+			}
+		}
+		if l.tenant > 0 && left.bytes > l.tenant {
+			heap.Init(left)
+			for left.bytes > lessEighth(l.tenant) && c.cutLargest(left) {
+			}
+		}
+		c.tenants = append(c.tenants, left)
+	}
+	if high := lessEighth(l.all); l.all > 0 && stored-c.bytes > high {
+		for _, t := range c.tenants {
+			heap.Init(t)
+		}
+		heap.Init(&c)
+		for stored-c.bytes > lessEighth(high) && len(c.tenants) > 0 && c.cutLargest(c.tenants[0]) {
+			heap.Fix(&c, 0)
+		}
+	}
+	all := make([]outputCut, 0, len(c.done))
+	for _, cut := range c.done {
+		all = append(all, *cut)
+	}
+	return all
+}
+
+// exceeds says whether anybody has more than a limit.
+func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
+	if l.all > 0 && stored > lessEighth(l.all) {
+		return true
+	}
+	for _, t := range u.tenants {
+		if l.tenant > 0 && t.bytes > l.tenant {
+			return true
+		}
+		if l.sandbox == 0 || t.bytes <= l.sandbox {
+			continue
+		}
+		for _, s := range t.sandboxes {
+			if s.bytes > l.sandbox {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func lessEighth(n int64) int64 { return n - n/8 }
+
+// cutting is what would be left after the cuts so far. It is a heap of tenants, and each of these one of
+// its sandboxes, those with most first.
+type cutting struct {
+	tenants []*tenantLeft
+	done    map[key]*outputCut
+	bytes   int64
+}
+
+type tenantLeft struct {
+	bytes     int64
+	sandboxes []*sandboxLeft
+}
+
+type sandboxLeft struct {
+	key
+	*sandboxOutput
+	cut  int // pieces
+	left int64
+}
+
+// cut takes the oldest piece that a sandbox has left; false: it has none.
+func (c *cutting) cut(t *tenantLeft, b *sandboxLeft) bool {
+	if b.cut == len(b.pieces) {
+		return false
+	}
+	p := b.pieces[b.cut]
+	b.cut++
+	b.left -= p.bytes
+	t.bytes -= p.bytes
+	c.bytes += p.bytes
+	if c.done[b.key] == nil {
+		c.done[b.key] = &outputCut{key: b.key}
+	}
+	c.done[b.key].through = p.last
+	c.done[b.key].bytes += p.bytes
+	return true
+}
+
+// cutLargest takes the oldest piece of the tenant's sandbox that has most; false: nothing is left.
+func (c *cutting) cutLargest(t *tenantLeft) bool {
+	if len(t.sandboxes) == 0 || !c.cut(t, t.sandboxes[0]) {
+		return false
+	}
+	heap.Fix(t, 0)
+	return true
+}
+
+func (t *tenantLeft) Len() int           { return len(t.sandboxes) }
+func (t *tenantLeft) Less(i, j int) bool { return t.sandboxes[i].left > t.sandboxes[j].left }
+func (t *tenantLeft) Swap(i, j int) {
+	t.sandboxes[i], t.sandboxes[j] = t.sandboxes[j], t.sandboxes[i]
+}
+func (t *tenantLeft) Push(any) {}
+func (t *tenantLeft) Pop() any { return nil }
+
+func (c *cutting) Len() int           { return len(c.tenants) }
+func (c *cutting) Less(i, j int) bool { return c.tenants[i].bytes > c.tenants[j].bytes }
+func (c *cutting) Swap(i, j int)      { c.tenants[i], c.tenants[j] = c.tenants[j], c.tenants[i] }
+func (c *cutting) Push(any)           {}
+func (c *cutting) Pop() any           { return nil }

@@ -1,0 +1,24 @@
+package coordinator
+
+import (
+	"regexp"
+	"strings"
+)
+
+var (
+	// As semver.org has it.
+	semverPattern = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-((?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(?:\.(?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*))?(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?$`)
+	notInSemver   = regexp.MustCompile(`[^0-9A-Za-z-]+`)
+)
+
+// semver is the build's version in the form that NATS services have: "v1.2.3" is 1.2.3, and a build that has no such
+// version, as of a commit, is 0.0.0 with the build behind it.
+func semver(build string) string {
+	if version := strings.TrimPrefix(build, "v"); semverPattern.MatchString(version) {
+		return version
+	}
+	if text := strings.Trim(notInSemver.ReplaceAllString(build, "-"), "-"); text != "" {
+		return "0.0.0+" + text
+	}
+	return "0.0.0"
+}

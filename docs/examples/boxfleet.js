@@ -1,0 +1,66 @@
+// What the examples beside this file share: a connection, requests and reads, all in JSON.
+// npm install nats
+
+const { connect, credsAuthenticator, headers, createInbox, StringCodec } = require("nats");
+const fs = require("fs");
+
+const text = StringCodec();
+const tenant = process.env.BOXFLEET_TENANT || "default";
+
+exports.open = () => {
+  const creds = process.env.BOXFLEET_CREDS;
+  return connect({
+    servers: process.env.BOXFLEET_NATS || "nats://127.0.0.1:4222",
+    token: process.env.BOXFLEET_TOKEN,
+    authenticator: creds ? credsAuthenticator(fs.readFileSync(creds)) : undefined,
+    inboxPrefix: "_INBOX", // an answer to a request is sent nowhere else
+  });
+};
+
+// An error of Boxfleet: its code and reason are for programs, its message is for people.
+class Refused extends Error {
+  constructor(e) {
+    super([e.code, e.reason, e.field, e.message].filter(Boolean).join(": "));
+    Object.assign(this, { code: e.code, reason: e.reason, field: e.field });
+  }
+}
+exports.Refused = Refused;
+
+function outcome(reply) {
+  if (reply.error) throw new Refused(reply.error);
+  return reply;
+}
+
+// read asks a coordinator: get, list, exec, events, output …
+exports.read = async (nc, endpoint, fields) => {
+  const m = await nc.request(`boxfleet.v1.api.${tenant}.${endpoint}`, text.encode(JSON.stringify({ v: 1, ...fields })), { timeout: 10000 });
+  return outcome(JSON.parse(text.decode(m.data)));
+};
+
+// request stores a request and waits for its outcome. It is sent again under the same id when no answer comes: it is the
+// same request then, and finds its own result.
+exports.request = async (nc, verb, sandbox, id, payload) => {
+  const inbox = createInbox();
+  const answers = nc.subscribe(inbox);
+  const h = headers();
+  h.set("Content-Type", "application/json");
+  h.set("Boxfleet-Request", id);
+  h.set("Boxfleet-Reply", inbox);
+  const data = text.encode(JSON.stringify({ v: 1, ...payload }));
+  try {
+    for (let tries = 0; tries < 5; tries++) {
+      await nc.jetstream().publish(`boxfleet.v1.request.${tenant}.${verb}.${sandbox}`, data, { headers: h });
+      const late = setTimeout(() => nc.publish(inbox), 5000); // an empty message: nothing came
+      for await (const m of answers) {
+        if (m.data.length === 0) break;
+        clearTimeout(late);
+        return outcome(JSON.parse(text.decode(m.data)));
+      }
+    }
+    throw new Error(`${verb} ${sandbox}: no answer`);
+  } finally {
+    answers.unsubscribe();
+  }
+};
+
+exports.sleep = (ms) => new Promise((done) => setTimeout(done, ms));

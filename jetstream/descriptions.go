@@ -1,0 +1,41 @@
+package jetstream
+
+import (
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// described marks a description that Boxfleet wrote: one that an operator wrote stays.
+const described = "Boxfleet: "
+
+// descriptions say what each stream and bucket is for, for operators who look with NATS's own tools.
+var descriptions = map[string]string{
+	protocol.StreamRequests: "requests that wait for a coordinator",
+	protocol.StreamEvents:   "the histories of sandboxes: what counts",
+	protocol.StreamLogs:     "output of execs, services and commands of sandboxes",
+	protocol.StreamDead:     "requests that could not be processed, with the reason",
+
+	"KV_" + protocol.BucketIDs:       "sandbox ids that were ever used",
+	"KV_" + protocol.BucketNames:     "which sandbox has a name, or had it last",
+	"KV_" + protocol.BucketExecIDs:   "where the log has the events of which exec",
+	"KV_" + protocol.BucketSandboxes: "snapshots of sandboxes, folded from their histories",
+	"KV_" + protocol.BucketImages:    "images that hosts should have, and that they have",
+	"KV_" + protocol.BucketHosts:     "what operators want of hosts: cordon, drain, forget",
+	"KV_" + protocol.BucketWorkers:   "hosts, as their workers describe them",
+	"KV_" + protocol.BucketLocks:     "which worker may change which host: leases",
+	"KV_" + protocol.BucketElections: "which coordinator leads: a lease",
+	"KV_" + protocol.BucketHistories: "which segments have the older parts of histories",
+
+	"OBJ_" + protocol.BucketBlobs:      "uploaded trees, until sandboxes have them",
+	"OBJ_" + protocol.BucketSegments:   "older parts of histories, compressed",
+	"OBJ_" + protocol.BucketImageFiles: "files of imported images",
+}
+
+// descriptionOf is the description of a stream that has one now.
+func descriptionOf(name, now string) string {
+	if text := descriptions[name]; text != "" && (now == "" || strings.HasPrefix(now, described)) {
+		return described + text
+	}
+	return now
+}

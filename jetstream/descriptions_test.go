@@ -1,0 +1,39 @@
+package jetstream_test
+
+import (
+	"testing"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Whoever looks with NATS's own tools reads what each stream is for, also of a deployment that was made before
+// there were descriptions.
+func TestEveryStreamAndBucketSaysWhatItIsFor(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.conn(t)
+	must(t, c.Provision(t.Context(), jetstream.Assets{}))
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	for s := range js.ListStreams(t.Context()).Info() {
+		if s.Config.Description == "" {
+			t.Errorf("%s has no description", s.Config.Name)
+		}
+		description := ""
+		if s.Config.Name == protocol.StreamDead {
+			description = "ours"
+		}
+		s.Config.Description = description
+		_, err := js.UpdateStream(t.Context(), s.Config)
+		must(t, err)
+	}
+	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
+	for s := range js.ListStreams(t.Context()).Info() {
+		if got := s.Config.Description; got == "" || (s.Config.Name == protocol.StreamDead) != (got == "ours") {
+			t.Errorf("%s: %q", s.Config.Name, got)
+		}
+	}
+}

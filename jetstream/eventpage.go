@@ -1,0 +1,85 @@
+package jetstream
+
+import (
+	"context"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// walkBack is how many messages are read backwards from the end before an event is looked for by halves: who
+// asks again and again for what is new wants one of these.
+const walkBack = 4
+
+// ReadEventsAt is [Conn.ReadEvents] that begins with the message that has the event, or with the first one that is
+// kept: what lies before it in the log is not read, so reading a history page by page costs by its length.
+func (c *Conn) ReadEventsAt(ctx context.Context, tenant, sandbox string, from uint64, visit func(*protocol.Batch) bool) error {
+	after, err := c.recordBefore(ctx, tenant, sandbox, from)
+	if err != nil {
+		return err
+	}
+	return c.ReadHistory(ctx, tenant, sandbox, after, visit)
+}
+
+// recordBefore is a record of the log before the message that has an event, and close to it.
+func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event uint64) (uint64, error) {
+	low, err := c.segmentsBefore(ctx, tenant, sandbox, event)
+	if err != nil || event <= 1 {
+		return low, err
+	}
+	e, err := c.lastEntry(ctx, tenant, sandbox)
+	for range walkBack {
+		if err != nil || e.batch == nil || !e.told {
+			break
+		}
+		if e.batch.First() <= event || e.after <= low {
+			return max(low, e.after), nil
+		}
+		m, missing := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": e.after})
+		if missing != nil {
+			break // moved into a segment, or something failed, which the next read says
+		}
+		e, err = c.entryOf(m)
+	}
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return low, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	for high := e.record; high > low+1; {
+		middle := low + (high-low)/2
+		next, err := c.historyNext(ctx, tenant, sandbox, middle)
+		switch {
+		case err != nil:
+			return 0, err
+		case len(next) == 0 || next[0].record >= high || next[0].batch == nil || next[0].batch.First() > event:
+			high = middle
+		case next[0].batch.Last() >= event:
+			return next[0].record - 1, nil
+		default:
+			low = next[0].record
+		}
+	}
+	return low, nil
+}
+
+// OldestEvent is the number of the oldest event of a history that is still kept, in the log or in a segment. Error:
+// not_found.
+func (c *Conn) OldestEvent(ctx context.Context, tenant, sandbox string) (oldest uint64, err error) {
+	b, err := c.FirstBatch(ctx, tenant, sandbox)
+	if err != nil || b.First() == 1 {
+		return 1, err
+	}
+	m, err := c.manifest(ctx, tenant, sandbox)
+	if err != nil {
+		return 0, err
+	}
+	oldest = b.First()
+	err = m.each(ctx, 0, func(s *segment) (bool, error) {
+		if s.FirstEvent != 0 {
+			oldest = min(oldest, s.FirstEvent)
+		}
+		return s.FirstEvent == 0, nil
+	})
+	return oldest, err
+}

@@ -1,0 +1,285 @@
+package jetstream
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// A page of output is found by its offset, not read up to: the messages of one log are stored in the order of
+// their offsets, but for those that were sent again, which are behind some that follow them, by outputReach at
+// most. So the place is looked for by halves, and messages before it are read only where a chunk is not found
+// where it should be.
+
+const (
+	// outputReach is how far ahead of a byte that is still missing output may be stored.
+	outputReach = OutputWindow * ChunkSize
+	// pageSteps is how many messages one page reads at most: a command that prints much in small pieces gets
+	// shorter pages.
+	pageSteps = 64
+	// replicaPause is between two looks at a replica that lags behind its leader.
+	replicaPause = 20 * time.Millisecond
+)
+
+// outputPager reads one page of one stream of a log.
+type outputPager struct {
+	conn    *Conn
+	subject string
+	stream  string
+	at      int64 // offset of the next byte wanted
+	limit   int
+	page    *protocol.OutputPage
+}
+
+// OutputPage reads a piece of a stream of output: at most limit bytes, from an offset on. log is an exec's id, or a name
+// as of [protocol.ServiceLog]. total is how many bytes there are in all once the command has ended, and negative
+// until then. Where what is wanted is no longer kept, the page begins behind it and says how much is missing. A page
+// without data, of output that goes on, means that there is none yet. Error: out_of_range for an offset beyond the end.
+func (c *Conn) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int, total int64) (*protocol.OutputPage, error) {
+	p := &outputPager{conn: c, subject: protocol.LogSubject(tenant, sandbox, log), stream: stream, at: offset, limit: limit,
+		page: &protocol.OutputPage{Stream: stream, Offset: offset, Data: []byte{}, Ended: total >= 0, End: max(total, 0)}}
+	if err := p.read(ctx, total); err != nil {
+		return nil, err
+	}
+	p.page.Offset = p.at - int64(len(p.page.Data))
+	p.page.Next, p.page.Missing = p.at, p.page.Offset-offset
+	p.page.Oldest = min(p.page.Oldest, p.page.Offset)
+	p.page.End = max(p.page.End, p.at)
+	return p.page, nil
+}
+
+// beyondEnd refuses an offset that nothing was written at.
+func (p *outputPager) beyondEnd() error {
+	if p.at <= p.page.End || !p.page.Ended && p.at <= p.page.End+outputReach {
+		return nil
+	}
+	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d", p.at, p.stream, p.page.End)
+	e.Field = "offset"
+	return e
+}
+
+func (p *outputPager) read(ctx context.Context, total int64) error {
+	last, err := p.conn.lastOnSubject(ctx, protocol.StreamLogs, p.subject)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return p.nothing(total)
+	}
+	if err != nil {
+		return err
+	}
+	end, err := p.position(last)
+	if err != nil {
+		return err
+	}
+	if total < 0 {
+		p.page.End = end
+	}
+	first, err := p.oldest(ctx)
+	if protocol.CodeOf(err) == protocol.NotFound { // removed meanwhile
+		return p.nothing(total)
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.beyondEnd(); err != nil {
+		return err
+	}
+	switch {
+	case p.at >= p.page.End:
+		return nil // there is nothing yet, or no more
+	case end > p.at:
+		found, err := p.halve(ctx, p.at, first, last)
+		if err != nil {
+			return err
+		}
+		covers, err := p.take(found)
+		if err != nil || covers {
+			return p.goOn(ctx, found.sequence, err)
+		}
+	}
+	return p.search(ctx, first, last)
+}
+
+// nothing is for a log of which nothing is kept. How far one went that goes on is not known then: who read it up to
+// where they ask is told that there is no more yet.
+func (p *outputPager) nothing(total int64) error {
+	if total < 0 {
+		p.page.Oldest, p.page.End = p.at, p.at
+		return nil
+	}
+	p.at = max(p.at, total) // all of it is gone
+	p.page.Oldest, p.page.End = total, total
+	return p.beyondEnd()
+}
+
+// position is how far a stream was published when a message was stored, as far as the message says.
+func (p *outputPager) position(m *stored) (int64, error) {
+	k, err := chunkOf(m.header, m.data)
+	if k.Stream == p.stream {
+		return k.Offset + int64(len(k.Data)), err
+	}
+	return p.vouched(&k), err
+}
+
+// vouched is how far a stream is stored without a gap once a chunk is.
+func (p *outputPager) vouched(k *Chunk) int64 {
+	if p.stream == Stderr {
+		return k.NextStderr
+	}
+	return k.NextStdout
+}
+
+// oldest reads the first message that is kept, and which of the stream's bytes are.
+func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
+	if first, err = p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
+		return nil, err
+	}
+	k, err := chunkOf(first.header, first.data)
+	if err != nil {
+		return nil, err
+	}
+	p.page.Oldest = p.vouched(&k)
+	if k.Stream == p.stream {
+		p.page.Oldest = k.Offset
+	}
+	return first, nil
+}
+
+// halve finds the message at which the stream goes beyond an offset. It does so at last, and may before first.
+func (p *outputPager) halve(ctx context.Context, offset int64, first, last *stored) (*stored, error) {
+	if at, err := p.position(first); err != nil || at > offset {
+		return first, err
+	}
+	low, high := first.sequence, last.sequence // it does not at low; it does at found, the first message from high on
+	found := last
+	for high-low > 1 {
+		middle := low + (high-low)/2
+		m, err := p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, middle)
+		if protocol.CodeOf(err) == protocol.NotFound { // removed meanwhile
+			high = middle
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		at, err := p.position(m)
+		switch {
+		case err != nil:
+			return nil, err
+		case m.sequence >= high:
+			high = middle
+		case at > offset:
+			high, found = middle, m
+		default:
+			low = m.sequence
+		}
+	}
+	return found, nil
+}
+
+// take adds what a message has of the wanted bytes. covers says whether it has the next one.
+func (p *outputPager) take(m *stored) (covers bool, err error) {
+	k, err := chunkOf(m.header, m.data)
+	end := k.Offset + int64(len(k.Data))
+	if err != nil || k.Stream != p.stream || k.Offset > p.at || end <= p.at {
+		return false, err
+	}
+	data := k.Data[p.at-k.Offset:]
+	data = data[:min(len(data), p.limit-len(p.page.Data))]
+	p.page.Data = append(p.page.Data, data...)
+	p.at += int64(len(data))
+	return true, nil
+}
+
+// goOn adds what follows a message, as far as it is stored in order.
+func (p *outputPager) goOn(ctx context.Context, after uint64, err error) error {
+	for range pageSteps {
+		if err != nil || len(p.page.Data) == p.limit {
+			return err
+		}
+		m, err := p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, after+1)
+		if protocol.CodeOf(err) == protocol.NotFound {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := p.take(m); err != nil {
+			return err
+		}
+		after = m.sequence
+	}
+	return nil
+}
+
+// search looks for the next byte wherever it may be stored, and goes over to the next one that is kept where it is
+// not there any more. last is the newest message, as the leader has it.
+func (p *outputPager) search(ctx context.Context, first, last *stored) error {
+	from, err := p.halve(ctx, p.at-outputReach-ChunkSize, first, last)
+	if err != nil {
+		return err
+	}
+	var found *stored
+	var gone bool // more was stored than may be ahead of what is on its way
+	next := int64(-1)
+	look := func(m *stored) (bool, error) {
+		k, err := chunkOf(m.header, m.data)
+		if err != nil {
+			return false, err
+		}
+		gone = gone || p.vouched(&k) > p.at
+		if k.Stream == p.stream {
+			switch end := k.Offset + int64(len(k.Data)); {
+			case k.Offset <= p.at && end > p.at:
+				found = m
+			case k.Offset > p.at && (next < 0 || k.Offset < next):
+				next = k.Offset
+			}
+			gone = gone || k.Offset > p.at+outputReach
+		}
+		return found == nil && k.Offset <= p.at+2*outputReach, nil
+	}
+	if err := p.scanTo(ctx, from.sequence, last.sequence, look); err != nil {
+		return err
+	}
+	switch {
+	case found != nil:
+		_, err := p.take(found)
+		return p.goOn(ctx, found.sequence, err)
+	case !p.page.Ended && !gone:
+		return nil // it is on its way
+	case next < 0:
+		p.at = p.page.End
+		return nil
+	}
+	p.at = next
+	from, err = p.halve(ctx, next, first, last)
+	if err != nil {
+		return err
+	}
+	_, err = p.take(from)
+	return p.goOn(ctx, from.sequence, err)
+}
+
+// scanTo visits the messages of the log from one on, and at least up to another one, which a replica that lags
+// behind may not have yet.
+func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*stored) (bool, error)) error {
+	ctx, cancel := p.conn.bound(ctx)
+	defer cancel()
+	for enough := false; ; {
+		err := p.conn.scan(ctx, protocol.StreamLogs, p.subject, from, func(m *stored) (bool, error) {
+			goOn, err := visit(m)
+			from, enough = m.sequence+1, !goOn
+			return goOn, err
+		})
+		if err != nil || enough || from > to {
+			return err
+		}
+		if m, err := p.conn.lastOnSubject(ctx, protocol.StreamLogs, p.subject); err != nil || m.sequence < from {
+			return err // it was removed meanwhile
+		}
+		if !sleep(ctx, replicaPause) {
+			return ctx.Err()
+		}
+	}
+}

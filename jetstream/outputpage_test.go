@@ -1,0 +1,178 @@
+package jetstream_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// pages reads a stream of output page by page, from an offset on, until a page has nothing.
+func pages(ctx context.Context, c *jetstream.Conn, tenant, exec, stream string, offset int64, limit int, total int64) (data []byte, missing int64, err error) {
+	for {
+		p, err := c.OutputPage(ctx, tenant, "s", exec, stream, offset, limit, total)
+		if err != nil {
+			return nil, 0, err
+		}
+		if p.Offset != offset+p.Missing || p.Next != p.Offset+int64(len(p.Data)) || len(p.Data) > limit || p.End < p.Next || p.Oldest > p.Offset {
+			return nil, 0, fmt.Errorf("from %d: %d bytes at %d, next %d, %d missing, %d to %d are kept", offset, len(p.Data), p.Offset, p.Next, p.Missing, p.Oldest, p.End)
+		}
+		if p.Next == offset {
+			return data, missing, nil
+		}
+		data, missing, offset = append(data, p.Data...), missing+p.Missing, p.Next
+	}
+}
+
+func publishInOrder(t *testing.T, c *jetstream.Conn, tenant, exec string, chunks ...jetstream.Chunk) {
+	t.Helper()
+	for _, k := range chunks {
+		ack, err := c.PublishOutput(tenant, "s", exec, k)
+		must(t, err)
+		must(t, receive(t, 15*time.Second, "the acknowledgement", ack))
+	}
+}
+
+func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	const size, n = 1000, 150
+	must(t, publishChunks(t, c, d.tenant, "s", "x", size, n))
+	must(t, publishChunks(t, c, d.tenant, "s", "other", size, 3))
+	var stdout, stderr []byte
+	for i := range n {
+		stdout = append(stdout, bytes.Repeat([]byte{byte('a' + i%26)}, size)...)
+		stderr = append(stderr, byte(i))
+	}
+	for _, total := range []int64{-1, int64(len(stdout))} {
+		for offset, limit := range map[int64]int{0: 40_000, 1: 999, 999: 1, 1000: 100_000, 77_777: 7000, int64(len(stdout) - 1): 5, int64(len(stdout)): 5} {
+			if limit == 1 {
+				p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, limit, total)
+				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) || p.End != int64(len(stdout)) {
+					t.Errorf("one byte: %+v, %v", p, err)
+				}
+				continue
+			}
+			got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, offset, limit, total)
+			if err != nil || !bytes.Equal(got, stdout[offset:]) || missing != 0 {
+				t.Errorf("from %d by %d of %d: %d bytes, %v", offset, limit, total, len(got), err)
+			}
+		}
+	}
+	if got, _, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stderr, 3, 10, n); err != nil || !bytes.Equal(got, stderr[3:]) {
+		t.Errorf("stderr: %d bytes, %v", len(got), err)
+	}
+	_, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, int64(len(stdout))+1, 1, int64(len(stdout)))
+	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
+	_, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 1<<40, 1, -1)
+	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
+}
+
+// What was sent again is stored behind what follows it, and some of it comes twice.
+func TestPagesOfOutputThatWasStoredOutOfOrder(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	chunk := func(at int64, data string, next int64) jetstream.Chunk {
+		return jetstream.Chunk{Stream: jetstream.Stdout, Offset: at, Data: []byte(data), NextStdout: next}
+	}
+	const text = "0123456789abcdefghij"
+	in := []jetstream.Chunk{chunk(0, text[:4], 4), chunk(8, text[8:12], 4), chunk(12, text[12:16], 4), chunk(4, text[4:8], 8), chunk(8, text[8:12], 12), chunk(12, text[12:16], 16), chunk(16, text[16:], 20)}
+	publishInOrder(t, c, d.tenant, "x", in...)
+	for offset := range int64(len(text)) {
+		for limit := 1; limit < 9; limit += 3 {
+			if got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, offset, limit, int64(len(text))); err != nil || string(got) != text[offset:] || missing != 0 {
+				t.Errorf("from %d by %d: %q, %d missing, %v", offset, limit, got, missing, err)
+			}
+		}
+	}
+	// While something is on its way, a page ends before it, and loses nothing.
+	publishInOrder(t, c, d.tenant, "y", in[:2]...)
+	if got, missing, err := pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 0, 100, -1); err != nil || string(got) != text[:4] || missing != 0 {
+		t.Errorf("before the gap: %q, %d missing, %v", got, missing, err)
+	}
+	publishInOrder(t, c, d.tenant, "y", in[3:5]...) // from the first that was not stored on
+	if got, _, err := pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 4, 100, -1); err != nil || string(got) != text[4:12] {
+		t.Errorf("after it: %q, %v", got, err)
+	}
+}
+
+// Somebody else of the sandbox printed so much that all of a quiet log had to go: who follows that one waits on.
+func TestWhoFollowsOutputOfWhichNothingIsKeptWaitsOn(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	const at = 64 << 20
+	chunk := jetstream.Chunk{Stream: jetstream.Stdout, Offset: at, Data: []byte("0123456789"), NextStdout: at + 10}
+	publishInOrder(t, c, d.tenant, "x", chunk)
+	room, err := c.OutputRoom(t.Context())
+	must(t, err)
+	must(t, c.PurgeOutput(t.Context(), d.tenant, "s", room.Last))
+	p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
+	if err != nil || p.Next != at+10 || p.Missing != 0 || len(p.Data) != 0 || p.Ended {
+		t.Errorf("nothing is kept: %+v, %v", p, err)
+	}
+	chunk.Offset, chunk.NextStdout = at+10, at+20
+	publishInOrder(t, c, d.tenant, "x", chunk)
+	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
+	if err != nil || string(p.Data) != "0123456789" {
+		t.Errorf("what came then: %+v, %v", p, err)
+	}
+}
+
+func TestAPageOfOutputSaysWhatIsNoLongerKept(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	must(t, publishChunks(t, c, d.tenant, "s", "x", 100, 10))
+	p, err := c.OutputPage(t.Context(), d.tenant, "s", "none", jetstream.Stdout, 5, 10, 700)
+	if err != nil || p.Missing != 695 || p.Next != 700 || p.Oldest != 700 || len(p.Data) != 0 || !p.Ended {
+		t.Errorf("where nothing is kept: %+v, %v", p, err)
+	}
+	js, err := natsjs.New(d.raw(t))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), protocol.StreamLogs)
+	must(t, err)
+	must(t, stream.Purge(t.Context(), natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x")), natsjs.WithPurgeSequence(8))) // 4 of stdout
+	if p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 30, 1000, 1000); err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 || p.Oldest != 400 {
+		t.Errorf("where the beginning is gone: %d bytes, %+v, %v", len(p.Data), p, err)
+	}
+	for seq := uint64(13); seq <= 16; seq++ { // stdout 600 to 800
+		must(t, stream.DeleteMsg(t.Context(), seq))
+	}
+	got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, 450, 70, 1000)
+	if err != nil || missing != 200 || len(got) != 350 {
+		t.Errorf("over a gap: %d bytes, %d missing, %v", len(got), missing, err)
+	}
+	for seq := uint64(17); seq <= 20; seq++ {
+		must(t, stream.DeleteMsg(t.Context(), seq))
+	}
+	if got, missing, err = pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, 450, 70, 1000); err != nil || missing != 400 || len(got) != 150 {
+		t.Errorf("without the end: %d bytes, %d missing, %v", len(got), missing, err)
+	}
+}
+
+// A page costs by its own length, wherever it is.
+func TestAPageOfOutputReadsNotWhatIsBeforeIt(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c := d.opened(t)
+	const size, n = 64 << 10, 100
+	must(t, publishChunks(t, c, d.tenant, "s", "x", size, n))
+	before := c.Received()
+	for _, offset := range []int64{0, 50 * size, 99 * size, 100 * size} {
+		if _, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, 1000, 100*size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := c.Received() - before; got > 4<<20 {
+		t.Errorf("4 pages of 1000 bytes took %d bytes", got)
+	}
+}

@@ -1,0 +1,95 @@
+package sdk_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/integration/fleet"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
+)
+
+// Pages have what the streams have, of execs that are short, long, or still run.
+func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
+	ctx := f.Context(time.Minute)
+	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("pages"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(x *sdk.Exec, stream string, limit int, enough func(text []byte, page *protocol.OutputPage) bool) []byte {
+		t.Helper()
+		var text []byte
+		for offset := int64(0); ctx.Err() == nil; {
+			page, err := x.OutputPage(ctx, stream, offset, limit)
+			if err != nil || page.Missing != 0 || page.Offset != offset {
+				t.Fatalf("from %d: %+v, %v", offset, page, err)
+			}
+			if text = append(text, page.Data...); enough(text, page) {
+				return text
+			}
+			if offset = page.Next; len(page.Data) == 0 {
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		t.Fatal(ctx.Err())
+		return nil
+	}
+	whole := func(_ []byte, page *protocol.OutputPage) bool { return page.Ended && page.Next == page.End }
+	for script, limit := range map[string]int{"echo short; echo err >&2": 3, "seq 1 30000; seq 1 9 >&2": 50_000} {
+		x, err := s.Start(ctx, shell(script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := x.Wait(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := read(x, sdk.Stdout, limit, whole); !bytes.Equal(got, r.Stdout) {
+			t.Errorf("%s: %d bytes of stdout, want %d", script, len(got), len(r.Stdout))
+		}
+		if got := read(x, sdk.Stderr, limit, whole); !bytes.Equal(got, r.Stderr) {
+			t.Errorf("%s: %q on stderr, want %q", script, got, r.Stderr)
+		}
+	}
+	x, err := s.Start(ctx, shell("echo begun; exec sleep 100"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read(x, sdk.Stdout, 0, func(text []byte, page *protocol.OutputPage) bool {
+		if page.Ended {
+			t.Fatal("it has ended")
+		}
+		return string(text) == "begun\n"
+	})
+	if err := x.Cancel(ctx); err != nil {
+		t.Fatal(err)
+	}
+	read(x, sdk.Stdout, 0, whole)
+	var all []string
+	for e, err := range f.Client.Events(ctx, "pages", 1, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(e.Kind))
+	}
+	var paged []string
+	for from, last := uint64(0), uint64(1); from <= last; {
+		page, end, err := f.Client.EventPage(ctx, "pages", from, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range page.Events {
+			paged = append(paged, string(e.Kind))
+		}
+		from, last = page.Next, end
+	}
+	if strings.Join(paged, " ") != strings.Join(all, " ") {
+		t.Errorf("pages have %q, the stream %q", paged, all)
+	}
+	_, _, err = f.Client.EventPage(ctx, "pages", 9999, 0)
+	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
+	_, err = s.OutputPage(ctx, "", sdk.Stdout, 0, 0)
+	wantError(t, err, protocol.InvalidArgument, "")
+}

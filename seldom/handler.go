@@ -1,0 +1,240 @@
+package seldom
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	repeatFirst = time.Minute      // until the same line is logged again, doubled each time
+	repeatMost  = 10 * time.Minute // at most
+	alikeIn     = time.Minute
+	alikeMost   = 20  // lines with one message, within alikeIn
+	oneMost     = 6   // of them of one sandbox, so that one leaves room for others'
+	debugMost   = 600 // lines with one message of one sandbox, within alikeIn, where everything else is logged
+	linesKept   = 2000
+	sandboxKey  = "sandbox" // the attribute that says whose a line is
+)
+
+// Handler passes on what is worth it of what is logged.
+type Handler struct {
+	next    slog.Handler
+	with    string // what every record of this logger has
+	sandbox string // of every record of this logger
+	groups  bool
+	told    *told
+}
+
+// told is what was logged, by all loggers that come from one.
+type told struct {
+	mu       sync.Mutex
+	lines    map[string]*line
+	messages map[string]*message // of everybody; the program has only so many
+	ofOne    map[alike]*message  // of one sandbox
+}
+
+// line is a record in all its words.
+type line struct {
+	next     time.Time // logged again from then on
+	interval time.Duration
+	left     int // out, since it was logged last
+}
+
+// alike is what records have together: the message, and the sandbox.
+type alike struct{ text, sandbox string }
+
+// message counts records with one message.
+type message struct {
+	since time.Time
+	count int
+	left  int
+}
+
+// New puts a handler around another one. What is one already stays as it is.
+func New(next slog.Handler) *Handler {
+	if h, ok := next.(*Handler); ok {
+		return h
+	}
+	return &Handler{next: next, told: &told{lines: map[string]*line{}, messages: map[string]*message{}, ofOne: map[alike]*message{}}}
+}
+
+// Logger is l with a handler around its own.
+func Logger(l *slog.Logger) *slog.Logger { return slog.New(New(l.Handler())) }
+
+// Enabled implements slog.Handler.
+func (h *Handler) Enabled(ctx context.Context, l slog.Level) bool { return h.next.Enabled(ctx, l) }
+
+// WithAttrs implements slog.Handler.
+func (h *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	c := *h
+	c.next, c.with = h.next.WithAttrs(attrs), h.with+fmt.Sprint(attrs)
+	for _, a := range attrs {
+		if a.Key == sandboxKey && !h.groups {
+			c.sandbox = a.Value.String()
+		}
+	}
+	return &c
+}
+
+// WithGroup implements slog.Handler.
+func (h *Handler) WithGroup(name string) slog.Handler {
+	c := *h
+	c.next, c.with, c.groups = h.next.WithGroup(name), h.with+name+".", true
+	return &c
+}
+
+// Handle logs a record, or counts it as left out. With debug everything is logged but what one sandbox
+// repeats without end.
+func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
+	sandbox := h.sandbox
+	if sandbox == "" && !h.groups {
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key == sandboxKey {
+				sandbox = a.Value.String()
+			}
+			return sandbox == ""
+		})
+	}
+	left, ok := 0, false
+	if h.next.Enabled(ctx, slog.LevelDebug) {
+		left, ok = h.told.mayInDetail(r.Message, sandbox)
+	} else {
+		left, ok = h.told.may(r.Message, sandbox, func() string { return h.words(r) })
+	}
+	if !ok {
+		return nil
+	}
+	if left > 0 {
+		r = r.Clone()
+		r.AddAttrs(slog.Int("left_out", left))
+	}
+	return h.next.Handle(ctx, r)
+}
+
+func (h *Handler) words(r slog.Record) string {
+	var words strings.Builder
+	words.WriteString(r.Message + h.with)
+	r.Attrs(func(a slog.Attr) bool { words.WriteString(a.String()); return true })
+	return words.String()
+}
+
+// may says whether a line is to be logged, and how many like it were left out since the last one. The words
+// are only put together where the line may be logged: the flood itself costs little.
+func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	all := t.messages[text]
+	if all == nil {
+		all = &message{}
+		t.messages[text] = all
+	}
+	if all.begin(now); all.count >= alikeMost {
+		all.left++
+		return 0, false
+	}
+	own := all
+	if sandbox != "" {
+		if own = t.own(alike{text, sandbox}, now); own.count >= oneMost {
+			own.left++
+			return 0, false
+		}
+	}
+	l, due := t.line(now, words())
+	if !due {
+		l.left++
+		return 0, false
+	}
+	left = l.left + all.left
+	all.count, l.left, all.left = all.count+1, 0, 0
+	if own != all {
+		left += own.left
+		own.count, own.left = own.count+1, 0
+	}
+	return left, true
+}
+
+// mayInDetail is may where debugging is on.
+func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
+	if sandbox == "" {
+		return 0, true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.own(alike{text, sandbox}, time.Now())
+	if m.count >= debugMost {
+		m.left++
+		return 0, false
+	}
+	left, m.left = m.left, 0
+	m.count++
+	return left, true
+}
+
+// begin counts from 0 again each alikeIn.
+func (m *message) begin(now time.Time) {
+	if now.Sub(m.since) >= alikeIn {
+		m.since, m.count = now, 0
+	}
+}
+
+// own returns the count of one sandbox's records. t.mu is held. What is over is forgotten, and everything
+// where that is not enough.
+func (t *told) own(k alike, now time.Time) *message {
+	m := t.ofOne[k]
+	if m == nil {
+		if len(t.ofOne) >= linesKept {
+			for k, old := range t.ofOne {
+				if now.Sub(old.since) >= alikeIn && old.left == 0 {
+					delete(t.ofOne, k)
+				}
+			}
+		}
+		if len(t.ofOne) >= linesKept {
+			clear(t.ofOne)
+		}
+		m = &message{}
+		t.ofOne[k] = m
+	}
+	m.begin(now)
+	return m
+}
+
+// line says whether a line is due, and notes when it is again. t.mu is held.
+func (t *told) line(now time.Time, words string) (l *line, due bool) {
+	l = t.lines[words]
+	switch {
+	case l == nil || now.Sub(l.next) >= l.interval: // new, or it had ended
+		if l == nil {
+			l = &line{}
+			t.keep(now, words, l)
+		}
+		l.interval = repeatFirst
+	case now.Before(l.next):
+		return l, false
+	default:
+		l.interval = min(2*l.interval, repeatMost)
+	}
+	l.next = now.Add(l.interval)
+	return l, true
+}
+
+// keep remembers a line. What is over is forgotten, and everything where that is not enough: some lines then
+// come again early.
+func (t *told) keep(now time.Time, words string, l *line) {
+	if len(t.lines) >= linesKept {
+		for words, old := range t.lines {
+			if now.Sub(old.next) >= old.interval {
+				delete(t.lines, words)
+			}
+		}
+	}
+	if len(t.lines) >= linesKept {
+		clear(t.lines)
+	}
+	t.lines[words] = l
+}

@@ -1,0 +1,122 @@
+package seldom
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// quietLog is a log at a level, and what comes of it.
+func quietLog(level slog.Level) (*slog.Logger, *bytes.Buffer) {
+	out := &bytes.Buffer{}
+	return Logger(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level}))), out
+}
+
+func lines(out *bytes.Buffer) int { return strings.Count(out.String(), "\n") }
+
+func TestWhatGoesOnForLongIsLoggedMoreAndMoreRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, out := quietLog(slog.LevelWarn)
+		var at []time.Duration
+		for seen, passed := 0, time.Duration(0); passed < time.Hour; passed += 500 * time.Millisecond {
+			log.Warn("waiting for NATS", "error", errors.New("connection refused"))
+			if n := lines(out); n > seen {
+				seen, at = n, append(at, passed)
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		want := "[0s 1m0s 3m0s 7m0s 15m0s 25m0s 35m0s 45m0s 55m0s]"
+		if got := fmt.Sprint(at); got != want {
+			t.Errorf("logged after %s, want %s", got, want)
+		}
+		if !strings.Contains(out.String(), "left_out=119\n") {
+			t.Errorf("what was left out is not counted:\n%s", out)
+		}
+		time.Sleep(30 * time.Minute)
+		before := out.Len()
+		log.Warn("waiting for NATS", "error", errors.New("connection refused"))
+		if out.Len() == before {
+			t.Error("what begins again is not logged at once")
+		}
+	})
+}
+
+func TestManyThingsAtOnceDoNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, out := quietLog(slog.LevelWarn)
+		for i := range 100_000 {
+			log.With("sandbox", i).Warn("output waits")
+		}
+		log.Warn("something else")
+		time.Sleep(time.Minute)
+		log.With("sandbox", "last").Warn("output waits")
+		if n := lines(out); n != alikeMost+2 {
+			t.Errorf("%d lines", n)
+		}
+		if !strings.Contains(out.String(), "sandbox=last left_out=") {
+			t.Errorf("what was left out is not counted:\n%s", out)
+		}
+	})
+}
+
+// A sandbox that provokes a message without end, each time with other words, has a few lines, and those of
+// another sandbox are logged all the same.
+func TestOneSandboxDoesNotFillTheLog(t *testing.T) {
+	for name, own := range map[string]func(log *slog.Logger, sandbox string) (*slog.Logger, []any){
+		"its logger's":  func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log.With("sandbox", sandbox), nil },
+		"each record's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log, []any{"sandbox", sandbox} },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			log, out := quietLog(slog.LevelWarn)
+			warn := func(sandbox string, pid int) {
+				log, attrs := own(log, sandbox)
+				log.Warn("a stranger dialled", append(attrs, "pid", pid)...)
+			}
+			for pid := range 300_000 {
+				warn("hostile", pid)
+			}
+			warn("other", 1)
+			if n := strings.Count(out.String(), "sandbox=hostile"); n != oneMost {
+				t.Errorf("%s: %d lines of the hostile sandbox", name, n)
+			}
+			if !strings.Contains(out.String(), "sandbox=other") {
+				t.Errorf("%s: the other sandbox's line is not there:\n%s", name, out)
+			}
+			time.Sleep(time.Minute)
+			warn("hostile", 0)
+			warn("hostile", 1_000_000)
+			if !strings.Contains(out.String(), fmt.Sprintf("left_out=%d\n", 300_000-oneMost)) {
+				t.Errorf("%s: what was left out is not counted:\n%s", name, out)
+			}
+		})
+	}
+}
+
+func TestDebuggingLeavesOutOnlyWhatASandboxRepeatsWithoutEnd(t *testing.T) {
+	log, out := quietLog(slog.LevelDebug)
+	for range 1000 {
+		log.Warn("waiting for NATS")
+	}
+	if n := lines(out); n != 1000 {
+		t.Errorf("%d lines", n)
+	}
+	out.Reset()
+	for range 10_000 {
+		log.Debug("step", "sandbox", "s")
+	}
+	if n := lines(out); n != debugMost {
+		t.Errorf("%d lines of one sandbox", n)
+	}
+}
+
+func TestALogIsThinnedOnce(t *testing.T) {
+	log, _ := quietLog(slog.LevelWarn)
+	if again := Logger(log.With("worker", "w")); again.Handler().(*Handler).told != log.Handler().(*Handler).told {
+		t.Error("what is thinned already is thinned again")
+	}
+}

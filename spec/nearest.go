@@ -1,0 +1,50 @@
+package spec
+
+import "strings"
+
+// Nearest is the one of some known names that was probably meant by one that is not known: the one with the
+// fewest letters to change, a third of them at most. It is empty where none is near.
+func Nearest(name string, known []string) string {
+	if len(name) < 3 || len(name) > 64 { // too short to tell, or nobody's name
+		return ""
+	}
+	nearest, most := "", max(1, len(name)/3)
+	for _, k := range known {
+		d := changes(plainName(name), plainName(k))
+		if d < most || d == most && (nearest == "" || nearest[0] != name[0] && k != "" && k[0] == name[0]) { // few mistype the first letter
+			nearest, most = k, d
+		}
+	}
+	return nearest
+}
+
+// plainName is a name without what people confuse: the case of letters, and how words are joined.
+func plainName(name string) string {
+	return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(name))
+}
+
+// changes counts the letters to insert, remove, replace or swap with the next that make one text of another.
+func changes(from, to string) int {
+	a, b := []rune(from), []rune(to)
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}

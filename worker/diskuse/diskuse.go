@@ -1,0 +1,165 @@
+// Package diskuse measures what a sandbox has on a disk, and what it writes, while it may do its worst:
+// trees without end in depth and width, which change while they are looked at.
+//
+//	Tree     the blocks of a directory's files, with a handful of descriptors, through no link
+//	Unnamed  the blocks of files that were removed, and that processes have open still
+//	Written  the bytes that processes had written to file systems, by the kernel's own count
+//
+// None is enough alone: a file that was removed is in no tree, one that is only allocated was never written, and
+// what was written by a process that nobody waited for is not counted any more.
+//
+// The package imports nothing of this module.
+package diskuse
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Usage is what a tree has on its disk.
+type Usage struct {
+	Device  uint64 // of the tree's top
+	Bytes   int64  // of blocks that are allocated
+	Entries int64  // files and directories, the top among them
+	Recent  int64  // of Bytes, those of files that changed at since or later
+	Whole   bool   // everything was counted; else there is at least so much
+}
+
+// maxPending bounds the names of directories that are remembered, and are still to be looked into.
+const maxPending = 100_000
+
+// batch is how many names are read at once.
+const batch = 1024
+
+// Tree counts what is in a directory, until ctx ends. It goes into nothing that is mounted there. A tree that
+// is renamed under its hands is counted in part.
+func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
+	top, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return Usage{}, err
+	}
+	w := &walk{dir: top, since: since.Unix(), use: Usage{Whole: true}}
+	defer func() { w.dir.Close() }()
+	err = w.all(ctx)
+	return w.use, err
+}
+
+// walk is at one directory of a tree. What is above it is known by its number only, so that the depth costs no
+// descriptors.
+type walk struct {
+	dir     *os.File
+	above   []level
+	below   []string // directories of this one that are still to be looked into
+	pending int      // the same of all levels
+	since   int64
+	use     Usage
+}
+
+// level is a directory that the walk comes back to.
+type level struct {
+	inode uint64
+	below []string
+}
+
+func (w *walk) all(ctx context.Context) error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(w.dir.Fd()), &stat); err != nil {
+		return err
+	}
+	w.use.Device = stat.Dev
+	w.count(&stat)
+	w.read(ctx)
+	for ctx.Err() == nil {
+		if n := len(w.below); n > 0 {
+			name := w.below[n-1]
+			w.below, w.pending = w.below[:n-1], w.pending-1
+			w.enter(ctx, name)
+			continue
+		}
+		if len(w.above) == 0 {
+			return nil
+		}
+		if !w.leave() {
+			w.use.Whole = false
+			return nil
+		}
+	}
+	w.use.Whole = false
+	return nil
+}
+
+// enter goes into a directory, and counts what is in it.
+func (w *walk) enter(ctx context.Context, name string) {
+	fd, err := unix.Openat(int(w.dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		w.use.Whole = w.use.Whole && errors.Is(err, unix.ENOENT)
+		return
+	}
+	var here, stat unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(w.dir.Fd()), &here), unix.Fstat(fd, &stat)); err != nil || stat.Dev != w.use.Device {
+		unix.Close(fd)
+		return
+	}
+	w.dir.Close()
+	w.dir = os.NewFile(uintptr(fd), "directory")
+	w.above, w.below = append(w.above, level{here.Ino, w.below}), nil
+	w.read(ctx)
+}
+
+// leave goes back to the directory above, if it is the one that the walk came from.
+func (w *walk) leave() bool {
+	up := w.above[len(w.above)-1]
+	w.above = w.above[:len(w.above)-1]
+	fd, err := unix.Openat(int(w.dir.Fd()), "..", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	w.dir.Close()
+	w.dir, w.below = os.NewFile(uintptr(fd), "directory"), up.below
+	var stat unix.Stat_t
+	return unix.Fstat(fd, &stat) == nil && stat.Dev == w.use.Device && stat.Ino == up.inode
+}
+
+// read counts the entries of the directory.
+func (w *walk) read(ctx context.Context) {
+	for ctx.Err() == nil {
+		names, err := w.dir.Readdirnames(batch)
+		for _, name := range names {
+			var stat unix.Stat_t
+			if unix.Fstatat(int(w.dir.Fd()), name, &stat, unix.AT_SYMLINK_NOFOLLOW) != nil {
+				continue // it is gone
+			}
+			w.count(&stat)
+			if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+				continue
+			}
+			if w.pending == maxPending {
+				w.use.Whole = false
+				continue
+			}
+			w.below, w.pending = append(w.below, name), w.pending+1
+		}
+		if err != nil || len(names) == 0 {
+			return
+		}
+	}
+}
+
+func (w *walk) count(stat *unix.Stat_t) {
+	if stat.Dev != w.use.Device {
+		return
+	}
+	w.use.add(stat, w.since)
+}
+
+func (u *Usage) add(stat *unix.Stat_t, since int64) {
+	u.Entries++
+	u.Bytes += stat.Blocks * 512
+	if stat.Ctim.Sec >= since {
+		u.Recent += stat.Blocks * 512
+	}
+}

@@ -1,0 +1,58 @@
+package docker
+
+import (
+	"context"
+	"errors"
+
+	"github.com/boxfleet/boxfleet/imageref"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// PullAside pulls what the registry has under ref, gives it the name as, which it takes from any other
+// image, and reads it. What the engine calls ref itself stays. left, if it is called, hears by which
+// reference the engine has the image besides, since this pull; with others who wait, one of theirs is.
+// report and errors as with [Engine.PullImage].
+func (e *Engine) PullAside(ctx context.Context, ref, as string, left func(ref string), report func(protocol.PullProgress)) (Image, error) {
+	full, err := imageref.Full("spec.image", ref)
+	if err != nil {
+		return Image{}, err
+	}
+	err = e.pullOnce(ctx, full, as, report, func(ctx context.Context, moved *layers) error {
+		if err := e.fence(); err != nil { // the question is no change, but it is only asked for one
+			return err
+		}
+		found, err := e.digestIn(ctx, full)
+		if err != nil {
+			return err
+		}
+		if _, err = e.FindImage(ctx, found); errors.Is(err, ErrImageNotFound) {
+			if err = e.pull(ctx, found, moved); err == nil {
+				left(found)
+			}
+		}
+		if err == nil {
+			err = e.TagImage(ctx, found, as)
+		}
+		return err
+	})
+	if err != nil {
+		return Image{}, err
+	}
+	return e.findImage(ctx, as, full)
+}
+
+// digestIn asks the registry what it has under a reference, and returns the reference by its digest.
+func (e *Engine) digestIn(ctx context.Context, full string) (string, error) {
+	auth, known := e.credentials(ctx, registryOf(full))
+	c := call{verb: "ask for", kind: kindImage, name: full, limit: e.pullStall}
+	found := ""
+	err := e.do(ctx, c, func(limited context.Context) error {
+		got, err := e.client.DistributionInspect(limited, full, auth)
+		if err != nil {
+			return e.pullFailed(ctx, full, translate(ctx, c, err), known)
+		}
+		found, err = imageref.ByDigest(full, got.Descriptor.Digest.String())
+		return err
+	})
+	return found, err
+}

@@ -1,0 +1,62 @@
+package docker_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/removal"
+)
+
+// An engine takes a descriptor for each level of what a container made: with more levels than descriptors it
+// could never remove the container.
+func TestAContainerOfManyNestedDirectoriesIsRemoved(t *testing.T) {
+	levels, err := strconv.Atoi(os.Getenv("BOXFLEET_LEVELS"))
+	if err != nil || os.Getuid() != 0 {
+		t.Skip("it takes root, and half a minute: run `make deep`")
+	}
+	b, ctx := newBench(t), t.Context()
+	emptied := 0
+	e := connect(t, docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced, EmptyLayer: func(ctx context.Context, dir string) error {
+		emptied++
+		return removal.Contents(ctx, dir)
+	}})
+	spec := b.sleeper()
+	id := b.create(t, spec, false)
+	out, err := exec.Command("docker", "inspect", "-f", "{{.GraphDriver.Data.UpperDir}}", id).Output()
+	layer := strings.TrimSpace(string(out))
+	if err != nil || !filepath.IsAbs(layer) {
+		t.Skipf("the engine does not say where a layer is: %q, %v", layer, err)
+	}
+	at, err := unix.Open(layer, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	check(t, err)
+	for range levels {
+		check(t, unix.Mkdirat(at, "d", 0o700))
+		below, err := unix.Openat(at, "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		check(t, err)
+		unix.Close(at)
+		at = below
+	}
+	unix.Close(at)
+	if err := b.RemoveContainer(ctx, id); err == nil {
+		t.Skip("the engine has descriptors for all of them")
+	} else if n := len(err.Error()); n > 4<<10 {
+		t.Errorf("an error of %d bytes", n)
+	}
+	if err := e.RemoveContainer(ctx, id); err != nil {
+		t.Fatalf("%.500v", err)
+	}
+	if c, err := e.Inspect(ctx, id); !docker.IsNotFound(err) {
+		t.Errorf("it is still there: %+v, %v", c, err)
+	}
+	if emptied != 1 {
+		t.Errorf("its layer was emptied %d times", emptied)
+	}
+}

@@ -1,0 +1,56 @@
+package worker
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+func TestTheFilesInEtcAreAsAnEngineWritesThem(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]string{
+		"": "nameserver 127.0.0.11\noptions ndots:0\n",
+		"# a\nnameserver 10.0.0.2\nnameserver 10.0.0.3\n":               "nameserver 127.0.0.11\noptions ndots:0\n",
+		"domain a.example\nsearch b.example c.example\noptions edns0\n": "nameserver 127.0.0.11\nsearch b.example c.example\noptions edns0 ndots:0\n",
+		"options ndots:2 timeout:1\nsearch\n":                           "nameserver 127.0.0.11\noptions ndots:2 timeout:1\n",
+	} {
+		if got := resolvFile(host); got != want {
+			t.Errorf("of %q: %q, want %q", host, got, want)
+		}
+	}
+}
+
+func TestTheHostsFileOfAContainerStaysTheSameFile(t *testing.T) {
+	t.Parallel()
+	d := directory{path: t.TempDir()}
+	if err := d.makeEtc("web"); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(d.etc(), etcHosts)
+	before, _ := os.Stat(name)
+	for _, address := range []string{"10.201.0.2", "10.201.0.114", "10.201.0.3"} {
+		if err := d.tellAddress(docker.Container{Hostname: "web", Address: address}); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.makeEtc("web"); err != nil { // a create that is taken up again
+			t.Fatal(err)
+		}
+		got, _ := os.ReadFile(name)
+		if want := hostsFile("web", address); string(got) != want {
+			t.Errorf("it is %q, want %q", got, want)
+		}
+	}
+	after, err := os.Stat(name)
+	if err != nil || !os.SameFile(before, after) || after.Mode() != 0o644 {
+		t.Errorf("it is another file, or %v, %v", after.Mode(), err)
+	}
+	old := directory{path: t.TempDir()} // the container of an older worker has none of ours
+	if err := old.tellAddress(docker.Container{Hostname: "web", Address: "10.201.0.2"}); err != nil {
+		t.Error(err)
+	}
+	if entries, _ := os.ReadDir(old.path); len(entries) != 0 {
+		t.Errorf("it made %v", entries)
+	}
+}

@@ -1,0 +1,129 @@
+package firewall_test
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+// in runs f in a network namespace. What it dials stays there.
+func in(t *testing.T, namespace string, f func() error) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		own, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			done <- err
+			return
+		}
+		defer own.Close()
+		there, err := os.Open("/run/netns/" + namespace)
+		if err != nil {
+			done <- err
+			return
+		}
+		defer there.Close()
+		if err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err == nil {
+			err = f()
+			if unix.Setns(int(own.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+		}
+		done <- err
+	}()
+	check(t, <-done)
+}
+
+// beside makes a namespace with a link to the host, whose end there has a name.
+func (h *host) beside(t *testing.T, name, link, address, gateway string) string {
+	t.Helper()
+	namespace := h.namespace + "-" + name
+	run(t, "ip", "netns", "add", namespace)
+	t.Cleanup(func() { run(t, "ip", "netns", "delete", namespace) })
+	h.ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+	h.ip("link", "set", link, "up")
+	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", address, "dev", "eth0"}, {"link", "set", "eth0", "up"}, {"route", "add", "default", "via", gateway}} {
+		run(t, "ip", append([]string{"-n", namespace}, args...)...)
+	}
+	return namespace
+}
+
+// sandbox makes the bridge of a network, and a namespace on it.
+func (h *host) sandbox(t *testing.T, n firewall.Network) string {
+	t.Helper()
+	h.bridge(n)
+	h.ip("link", "set", n.Bridge, "up")
+	gateway := n.Subnet.Addr().Next()
+	link := "v" + n.Bridge[len(firewall.BridgePrefix):]
+	namespace := h.beside(t, link, link, netip.PrefixFrom(gateway.Next(), n.Subnet.Bits()).String(), gateway.String())
+	h.ip("link", "set", link, "master", n.Bridge)
+	return namespace
+}
+
+// TestConnectionsOfANetworkAreCounted opens more than a network may have, to a machine beside the host. Another
+// network of the host has its own.
+func TestConnectionsOfANetworkAreCounted(t *testing.T) {
+	t.Parallel()
+	const most, internet = 20, "9.9.9.9"
+	h := newHost(t)
+	world := h.beside(t, "world", "up0", "10.66.0.2/24", "10.66.0.1")
+	h.ip("address", "add", "10.66.0.1/24", "dev", "up0")
+	h.ip("route", "add", internet+"/32", "via", "10.66.0.2")
+	run(t, "ip", "-n", world, "address", "add", internet+"/32", "dev", "lo")
+	in(t, h.namespace, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
+	in(t, world, func() error {
+		l, err := net.Listen("tcp", internet+":80")
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err // the kernel answers
+	})
+	f := h.wall(func(c *firewall.Config) { c.MostConns = most })
+	greedy, modest := network(1, "internet"), network(2, "internet")
+	check(t, f.Protect(greedy))
+	check(t, f.Protect(modest))
+	if !f.Counts() {
+		t.Fatal("this kernel cannot count connections: there is nothing to test")
+	}
+	dial := func(namespace string, n int) (open int, last error) {
+		t.Helper()
+		in(t, namespace, func() error {
+			dialer := net.Dialer{Timeout: 5 * time.Second}
+			for range n {
+				c, err := dialer.Dial("tcp", internet+":80")
+				if err != nil {
+					last = err
+					continue
+				}
+				open++
+				t.Cleanup(func() { c.Close() })
+			}
+			return nil
+		})
+		return open, last
+	}
+	one, other := h.sandbox(t, greedy), h.sandbox(t, modest)
+	open, err := dial(one, most+10)
+	if open != most || err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("%d connections are open, want %d; the last one: %v", open, most, err)
+	}
+	if open, err := dial(other, 3); open != 3 {
+		t.Errorf("of the other network %d of 3 are open: %v", open, err)
+	}
+	// Rules that are written again do not forget what was counted.
+	check(t, f.Sync(f.Mark(), []firewall.Network{greedy, modest}))
+	if open, _ := dial(one, 3); open != 0 {
+		t.Errorf("after the rules were written again %d more are open:\n%s", open, h.nft("list", "table", "inet", "boxfleet-test-wall"))
+	}
+	check(t, f.Forget(greedy.Bridge))
+	check(t, f.Remove())
+}

@@ -1,0 +1,195 @@
+package registry
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/netip"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/boxfleet/boxfleet/imageref"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Client reads images of registries at public addresses.
+type Client struct {
+	transport *http.Transport
+}
+
+// New makes a client that connects to public addresses only, and to none in denied.
+func New(denied []netip.Prefix) *Client {
+	return &Client{transport: newTransport(public(denied))}
+}
+
+// Close closes connections that are idle.
+func (c *Client) Close() { c.transport.CloseIdleConnections() }
+
+// Login is what a registry is given to know the caller by. The zero value is nobody.
+type Login struct {
+	Username, Password string
+	IdentityToken      string // for a token, in place of a password
+	RegistryToken      string // sent as it is
+}
+
+// Image is an image of a registry.
+type Image struct {
+	Digest string // of what the reference names there: a manifest, or an index of those for several platforms
+
+	ref    string
+	known  bool
+	image  v1.Image
+	config []byte
+}
+
+// maxConfig bounds an image's configuration, in bytes.
+const maxConfig = 4 << 20
+
+// Open finds an image for linux and the architecture, by a full reference. Its layers are read by
+// [Image.Write], until ctx ends.
+//
+// It fails with invalid_argument for a name that is none for a registry; permission_denied, and reason policy_denied where a connection would have left the
+// public internet, or image_denied; not_found with image_not_found; and unavailable with
+// registry_unreachable, or image_pull_failed for everything else.
+func (c *Client) Open(ctx context.Context, ref, architecture string, login Login) (*Image, error) {
+	i := &Image{ref: ref, known: login != Login{}}
+	named, err := name.ParseReference(ref, name.StrictValidation)
+	if err != nil { // such as of one letter, which Docker takes
+		return nil, protocol.Invalid("spec.image", "the worker cannot ask a registry for %.200q", ref)
+	}
+	auth := authn.FromConfig(authn.AuthConfig{Username: login.Username, Password: login.Password,
+		IdentityToken: login.IdentityToken, RegistryToken: login.RegistryToken})
+	if !i.known {
+		auth = authn.Anonymous
+	}
+	found, err := remote.Get(named,
+		remote.WithContext(ctx), remote.WithTransport(&guard{next: c.transport, registry: imageref.Registry(ref)}), remote.WithAuth(auth),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: architecture}), remote.WithRetryBackoff(remote.Backoff{Steps: 1}))
+	if err != nil {
+		return nil, i.failed(ctx, err)
+	}
+	i.Digest = found.Digest.String()
+	if i.image, err = found.Image(); err != nil {
+		return nil, i.failed(ctx, err)
+	}
+	manifest, err := i.image.Manifest()
+	if err == nil && manifest.Config.Size > maxConfig {
+		err = errTooLong
+	}
+	if err == nil {
+		i.config, err = i.image.RawConfigFile()
+	}
+	if err != nil {
+		return nil, i.failed(ctx, err)
+	}
+	return i, nil
+}
+
+// saved is the manifest of an archive, as docker save writes it.
+type saved struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// Write writes the image as an archive in which it is called as. moved is told of each layer how many of
+// its bytes are written. What the registry sends is checked by its digests. Errors as of [Client.Open];
+// those of w are returned as they are.
+func (i *Image) Write(ctx context.Context, w io.Writer, as string, moved func(layer string, done, total int64)) error {
+	layers, err := i.image.Layers()
+	if err != nil {
+		return i.failed(ctx, err)
+	}
+	config, err := i.image.ConfigName()
+	if err != nil {
+		return i.failed(ctx, err)
+	}
+	out := tar.NewWriter(w)
+	index := saved{Config: config.Hex + ".json", RepoTags: []string{as}}
+	if err := writeFile(out, index.Config, i.config); err != nil {
+		return err
+	}
+	written := map[string]bool{}
+	for _, layer := range layers {
+		file, err := i.writeLayer(ctx, out, layer, written, moved)
+		if err != nil {
+			return err
+		}
+		index.Layers = append(index.Layers, file)
+	}
+	manifest, err := json.Marshal([]saved{index})
+	if err != nil {
+		return err
+	}
+	if err := writeFile(out, "manifest.json", manifest); err != nil {
+		return err
+	}
+	return out.Close()
+}
+
+func writeFile(out *tar.Writer, file string, content []byte) error {
+	err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644, Size: int64(len(content))})
+	if err == nil {
+		_, err = out.Write(content)
+	}
+	return err
+}
+
+// writeLayer writes a layer as the registry has it, compressed or not, unless it was written.
+func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer, written map[string]bool, moved func(string, int64, int64)) (file string, err error) {
+	digest, err := layer.Digest()
+	if err != nil {
+		return "", i.failed(ctx, err)
+	}
+	if file = digest.Hex + ".tar"; written[file] {
+		return file, nil
+	}
+	written[file] = true
+	size, err := layer.Size()
+	if err != nil {
+		return "", i.failed(ctx, err)
+	}
+	moved(digest.Hex, 0, size)
+	content, err := layer.Compressed()
+	if err != nil {
+		return "", i.failed(ctx, err)
+	}
+	defer content.Close()
+	if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644, Size: size}); err != nil {
+		return "", err
+	}
+	watched := &remoteReader{r: content, moved: func(done int64) { moved(digest.Hex, done, size) }}
+	n, err := io.Copy(out, watched)
+	if watched.err != nil {
+		return "", i.failed(ctx, watched.err)
+	}
+	if err == nil && n < size {
+		return "", i.failed(ctx, io.ErrUnexpectedEOF)
+	}
+	return file, err
+}
+
+// remoteReader tells how much was read, and keeps the remote side's error apart from the writer's.
+type remoteReader struct {
+	r     io.Reader
+	done  int64
+	moved func(int64)
+	err   error
+}
+
+func (r *remoteReader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if n > 0 {
+		r.done += int64(n)
+		r.moved(r.done)
+	}
+	if err != nil && err != io.EOF {
+		r.err = err
+	}
+	return n, err
+}

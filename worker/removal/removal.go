@@ -1,0 +1,224 @@
+// Package removal removes trees that a sandbox may have shaped: as deep, as wide and as crooked as it
+// could make them.
+//
+// It holds two descriptors however deep a tree is, follows no link, leaves what is mounted in the tree
+// alone, and says what is wrong in a few words: a path could be longer than any log wants to have.
+//
+//	top/a/b/c…   what a holds is removed; its directories that hold something come up to top, under
+//	             names that nobody can guess; then a is empty, and goes
+//
+// Each directory is moved once at most, so the work grows with the number of entries alone. What was
+// broken off goes on by the same call.
+//
+// The package imports nothing of this module.
+package removal
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Tree removes what a path names, a link as such. The path's directories are the caller's own, and may
+// lead through links. Nothing there is no error. After the end of ctx it returns its error, and a part
+// is left.
+func Tree(ctx context.Context, path string) error {
+	parent, err := os.Open(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return failure(filepath.Base(path), err)
+	}
+	defer parent.Close()
+	return Below(ctx, parent, filepath.Base(path))
+}
+
+// Contents removes what is in a directory, and leaves the directory. Nothing there is no error.
+func Contents(ctx context.Context, path string) error {
+	top, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return failure(filepath.Base(path), err)
+	}
+	defer top.Close()
+	r := removing{top: top, mark: ".removed-" + rand.Text() + "-"}
+	return r.empty(ctx)
+}
+
+// Below removes what name is in an open directory, as [Tree] does. name has no slash.
+func Below(ctx context.Context, dir *os.File, name string) error {
+	err := unlink(int(dir.Fd()), name)
+	if !errors.Is(err, unix.ENOTEMPTY) {
+		return failure(name, err)
+	}
+	top, err := open(int(dir.Fd()), name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return failure(name, err)
+	}
+	r := removing{top: top, mark: ".removed-" + rand.Text() + "-"}
+	err = r.empty(ctx)
+	top.Close()
+	if err != nil {
+		return err
+	}
+	return failure(name, unlink(int(dir.Fd()), name))
+}
+
+// removing is the removal of what is in one directory.
+type removing struct {
+	top   *os.File
+	mark  string // what the names of the directories begin with that came up to top
+	moved int
+}
+
+// batch is how many names are read at once. The names of a directory without end fit no memory.
+const batch = 1024
+
+// empty removes everything that is in top.
+func (r *removing) empty(ctx context.Context) error {
+	return r.each(ctx, r.top, func(name string) error {
+		err := unlink(int(r.top.Fd()), name)
+		if !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+		dir, err := open(int(r.top.Fd()), name)
+		if err != nil {
+			return ignoreGone(err)
+		}
+		defer dir.Close()
+		if err := r.each(ctx, dir, func(below string) error { return r.take(dir, below) }); err != nil {
+			return err
+		}
+		err = unlink(int(r.top.Fd()), name)
+		if errors.Is(err, unix.ENOTEMPTY) { // filled again: the next pass finds it
+			return nil
+		}
+		return err
+	})
+}
+
+// take removes an entry of a directory below top, or moves it up to top.
+func (r *removing) take(dir *os.File, name string) error {
+	err := unlink(int(dir.Fd()), name)
+	if !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	r.moved++
+	return ignoreGone(unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), r.mark+strconv.Itoa(r.moved)))
+}
+
+// each calls remove with the names in a directory until it has none. Of a deep tree each pass finds the
+// next level in top, so only ctx bounds how many there are.
+func (r *removing) each(ctx context.Context, dir *os.File, remove func(name string) error) error {
+	for {
+		if _, err := dir.Seek(0, 0); err != nil {
+			return failure("a directory", err)
+		}
+		seen := 0
+		for {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			names, err := dir.Readdirnames(batch)
+			for _, name := range names {
+				if err := remove(name); err != nil {
+					return failure(name, err)
+				}
+			}
+			seen += len(names)
+			if len(names) == 0 { // the end, or err says why it is none
+				if err != nil && !errors.Is(err, io.EOF) {
+					return failure("a directory", err)
+				}
+				break
+			}
+		}
+		if seen == 0 {
+			return nil
+		}
+	}
+}
+
+// unlink removes a name, and a directory where it is empty. The error is ENOTEMPTY where it is not, and nil
+// where nothing is there.
+func unlink(dir int, name string) error {
+	err := ignoreGone(unix.Unlinkat(dir, name, 0))
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	asDir := ignoreGone(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
+	if errors.Is(asDir, unix.EEXIST) {
+		return unix.ENOTEMPTY
+	}
+	if errors.Is(asDir, unix.ENOTDIR) { // so it was no directory that could not be removed as a file
+		return err
+	}
+	return asDir
+}
+
+// open opens a directory as what it is: through no link, and not what is mounted on it.
+func open(dir int, name string) (*os.File, error) {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS})
+	if errors.Is(err, unix.ENOSYS) {
+		fd, err = unix.Openat(dir, name, flags, 0)
+	}
+	if errors.Is(err, unix.EXDEV) {
+		return nil, errors.New("something is mounted on it")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "directory"), nil
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// maxName bounds the name in an error.
+const maxName = 80
+
+// Error says what could not be removed: its last name, shortened, and never its path.
+type Error struct {
+	Name string
+	Err  error
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("remove %s: %v", e.Name, e.Err) }
+
+// Unwrap returns what was wrong.
+func (e *Error) Unwrap() error { return e.Err }
+
+// failure names what could not be removed, unless err, of something in it, does so already.
+func failure(name string, err error) error {
+	var named *Error
+	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		err = path.Err
+	}
+	if len(name) > maxName {
+		name = name[:maxName] + "…"
+	}
+	return &Error{Name: strconv.Quote(name), Err: err}
+}

@@ -1,0 +1,398 @@
+package supervise
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// Most execs print nothing, or are forgotten before their record comes to disk. To make three files for each, and to
+// remove them, costs a file system's journal more than all the rest of such an exec costs the worker, and the store's
+// flushes wait for it. So the files are a set that goes to the next exec if nothing was written to it: a file that has
+// had a byte is removed with its exec, and its set's number is never another's.
+//
+// Which set is an exec's must outlive the worker. It is in a file beside them, the table: one line of fixed length for
+// each set, with its number and its exec.
+
+const (
+	tableName = ".sets" // ids have no dot
+	lineSize  = 128     // divides a page: a line that is written is never there by half
+	numberEnd = 8
+	idEnd     = numberEnd + protocol.MaxIDLength
+	tableMost = lineSize * control.MaxExecs
+
+	// sparesMost is how many sets wait for an exec at most; the files of the others are removed.
+	sparesMost = 128
+)
+
+// heldFiles counts the files that stay open in this process while no exec has them, of all sandboxes. They are at most a
+// part of what it may have open: the others are opened again for their next exec.
+var heldFiles atomic.Int64
+
+const heldPart = 8
+
+var heldLimit = sync.OnceValue(func() int64 {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return int64(min(limit.Cur, 1<<20) / heldPart)
+})
+
+// set is what the table says of a set of files.
+type set struct {
+	line   int64
+	number uint64
+	files  *passed // open; nil: not now
+	ended  bool    // its exec has: nothing is written any more once its supervisor has forgotten it
+}
+
+// sets are the sets of files of one sandbox. Execs that began when their files were named after them are not in
+// it.
+type sets struct {
+	dir int // of the files
+
+	mu    sync.Mutex
+	table *os.File // nil: not yet opened, or not any more
+	alien bool     // it is another link's, or no table: files are named after their execs
+	byID  map[string]*set
+	clean []*set // free, with files that are empty
+	free  []*set // free, without files
+	lines int64
+	last  uint64          // highest number that was given
+	named map[string]bool // execs whose files are named after them
+}
+
+// setName is how the names of a set's files begin.
+func setName(number uint64) string { return "." + strconv.FormatUint(number, 10) }
+
+// openSets reads what an earlier worker left. The directory's descriptor stays the caller's.
+func openSets(dir int) (*sets, error) {
+	s := &sets{dir: dir, byID: map[string]*set{}, named: map[string]bool{}}
+	there, err := s.look()
+	if err != nil || !there[tableName] {
+		return s, err
+	}
+	if err := s.openTable(0); err != nil {
+		s.alien = true
+		return s, nil
+	}
+	data, err := io.ReadAll(io.NewSectionReader(s.table, 0, tableMost))
+	if err != nil {
+		s.close()
+		return s, notRead(err)
+	}
+	for lines := data; len(lines) >= lineSize; lines = lines[lineSize:] {
+		s.last = max(s.last, binary.LittleEndian.Uint64(lines))
+	}
+	for ; len(data) >= lineSize; data = data[lineSize:] {
+		one := &set{line: s.lines, number: binary.LittleEndian.Uint64(data)}
+		s.lines++
+		id, files := idOf(data), 0
+		for _, name := range fileNames {
+			if there[fileOf(setName(one.number), name)] {
+				files++
+			}
+		}
+		switch {
+		case files == 0:
+			s.renumber(one)
+			if id == "" || s.write(one, "") == nil {
+				s.free = append(s.free, one)
+			}
+		case id == "":
+			s.clean = append(s.clean, one)
+		default:
+			s.byID[id] = one
+		}
+	}
+	return s, nil
+}
+
+// look lists the directory.
+func (s *sets) look() (there map[string]bool, err error) {
+	fd, err := unix.Openat(s.dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, notMade(control.ExecsDir, err)
+	}
+	dir := os.NewFile(uintptr(fd), control.ExecsDir)
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, notMade(control.ExecsDir, err)
+	}
+	there = map[string]bool{}
+	for _, name := range names {
+		there[name] = true
+		before, after, files := strings.Cut(name, ".")
+		if before != "" && files {
+			s.named[before] = true
+		}
+		if number, _, ofSet := strings.Cut(after, "."); before == "" && ofSet { // also where the table was lost
+			n, _ := strconv.ParseUint(number, 10, 64)
+			s.last = max(s.last, n)
+		}
+	}
+	return there, nil
+}
+
+// openTable opens the table for this link alone.
+func (s *sets) openTable(flags int) error {
+	fd, err := unix.Openat(s.dir, tableName, flags|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return notMade(tableName, err)
+	}
+	table := os.NewFile(uintptr(fd), tableName)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink != 1 {
+		table.Close()
+		return hostile(tableName, "is not a regular file of its own")
+	}
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		table.Close()
+		return notMade(tableName, err)
+	}
+	s.table = table
+	return nil
+}
+
+func (s *sets) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.table != nil {
+		s.table.Close()
+		s.table = nil
+	}
+	s.alien = true
+	for _, one := range s.byID {
+		one.files.release()
+	}
+	for _, one := range s.clean {
+		if one.files != nil {
+			heldFiles.Add(-control.ExecFiles)
+			one.files.release()
+		}
+	}
+	s.byID, s.clean, s.free = nil, nil, nil
+}
+
+// open opens the files of an exec, or makes them, the same ones each time.
+func (s *sets) open(id string) (*passed, error) {
+	one, known, err := s.choose(id)
+	switch {
+	case err != nil:
+		return nil, err
+	case one == nil:
+		return openFiles(s.dir, id)
+	case !known:
+		if err := s.write(one, id); err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			delete(s.byID, id)
+			one.files.release()
+			one.files = nil
+			s.renumber(one)
+			s.free = append(s.free, one)
+			return nil, err
+		}
+	}
+	s.mu.Lock()
+	files, name := one.files.hold(), setName(one.number)
+	s.mu.Unlock()
+	if files != nil {
+		return files, nil
+	}
+	if files, err = openFiles(s.dir, name); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID[id] == one && one.files == nil {
+		one.files = files.hold()
+	}
+	return files, nil
+}
+
+// choose finds an exec's set, or takes one that is free; nil: its files are named after it.
+func (s *sets) choose(id string) (one *set, known bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if one := s.byID[id]; one != nil {
+		return one, true, nil
+	}
+	if err := protocol.ValidateID("exec_id", id); err != nil {
+		return nil, false, err
+	}
+	if s.alien || s.named[id] {
+		return nil, false, nil
+	}
+	if s.table == nil {
+		if err := s.openTable(unix.O_CREAT); err != nil {
+			return nil, false, err
+		}
+	}
+	if one = s.next(); one != nil {
+		s.byID[id] = one
+	}
+	return one, false, nil
+}
+
+// next is a set that is free, with its files where there is one; nil: there are too many. s.mu is held.
+func (s *sets) next() (one *set) {
+	if n := len(s.clean); n > 0 {
+		one, s.clean = s.clean[n-1], s.clean[:n-1]
+		if one.files != nil {
+			heldFiles.Add(-control.ExecFiles)
+		}
+		return one
+	}
+	if n := len(s.free); n > 0 {
+		one, s.free = s.free[n-1], s.free[:n-1]
+		return one
+	}
+	if s.lines == control.MaxExecs {
+		return nil
+	}
+	s.lines++
+	one = &set{line: s.lines - 1}
+	s.renumber(one)
+	return one
+}
+
+// renumber gives a set a number that none has had: its files are others from now on. s.mu is held.
+func (s *sets) renumber(one *set) {
+	s.last++
+	one.number = s.last
+}
+
+// write puts a line into the table. No lock is held: the disk may be busy.
+func (s *sets) write(one *set, id string) error {
+	var line [lineSize]byte
+	binary.LittleEndian.PutUint64(line[:], one.number)
+	copy(line[numberEnd:idEnd], id)
+	if _, err := s.table.WriteAt(line[:], one.line*lineSize); err != nil {
+		return notMade(tableName, err)
+	}
+	return nil
+}
+
+// ended notes that an exec has ended.
+func (s *sets) ended(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if one := s.byID[id]; one != nil {
+		one.ended = true
+	}
+}
+
+// giveBack ends an exec's right to its set, and keeps the files for another exec if nothing is in them and nothing
+// will be: forgotten says that its supervisor has forgotten it. found is false where it has no set.
+func (s *sets) giveBack(id string, forgotten bool) (found bool) {
+	s.mu.Lock()
+	one := s.byID[id]
+	delete(s.byID, id)
+	keep := one != nil && one.ended && forgotten && len(s.clean) < sparesMost
+	s.mu.Unlock()
+	if one == nil {
+		return false
+	}
+	clean := keep && one.empty()
+	if !clean {
+		removeFiles(s.dir, setName(one.number))
+	}
+	s.mu.Lock()
+	one.ended = false
+	if !clean {
+		s.renumber(one)
+	}
+	if !clean || heldFiles.Load() >= heldLimit() {
+		one.files.release()
+		one.files = nil
+	}
+	s.mu.Unlock()
+	err := s.write(one, "")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err != nil:
+		one.files.release()
+	case !clean:
+		s.free = append(s.free, one)
+	default:
+		if one.files != nil {
+			heldFiles.Add(control.ExecFiles)
+		}
+		s.clean = append(s.clean, one)
+	}
+	return true
+}
+
+// empty says whether nothing is in the files of a set, which are open.
+func (one *set) empty() bool {
+	if one.files.count() != control.ExecFiles {
+		return false
+	}
+	for _, fd := range one.files.fds {
+		var stat unix.Stat_t
+		if unix.Fstat(fd, &stat) != nil || stat.Size != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// openFiles opens the files of an exec, or makes them. Their order is that of [control.Start].
+func openFiles(dir int, begin string) (*passed, error) {
+	return makeFiles(dir, fileOf(begin, control.StdoutName), fileOf(begin, control.StderrName), fileOf(begin, control.RecordName))
+}
+
+func removeFiles(dir int, begin string) {
+	for _, name := range fileNames {
+		unix.Unlinkat(dir, fileOf(begin, name), 0)
+	}
+}
+
+// setOf looks into the table for the set of an exec: how the names of its files begin, or "".
+func setOf(run *os.Root, execID string) (string, error) {
+	file, err := openFile(run, tableName, control.ExecsDir)
+	if protocol.CodeOf(err) == protocol.NotFound {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	var part [32 * lineSize]byte
+	for at := int64(0); at < tableMost; at += int64(len(part)) {
+		n, err := file.ReadAt(part[:], at)
+		for lines := part[:n]; len(lines) >= lineSize; lines = lines[lineSize:] {
+			if idOf(lines) == execID {
+				return setName(binary.LittleEndian.Uint64(lines)), nil
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return "", notRead(err)
+		}
+	}
+	return "", nil
+}
+
+func notRead(err error) error {
+	return protocol.Errorf(protocol.Internal, "", "read the table of output files: %v", err)
+}
+
+// idOf is the exec of a line.
+func idOf(line []byte) string { return string(bytes.TrimRight(line[numberEnd:idEnd], "\x00")) }

@@ -1,0 +1,218 @@
+package supervise_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+// filesOfExecs are the names of all files of execs.
+func (s *sandbox) filesOfExecs() map[string]bool {
+	s.t.Helper()
+	paths, _ := filepath.Glob(filepath.Join(s.dir, "run/execs/*.*.*"))
+	names := map[string]bool{}
+	for _, p := range paths {
+		names[filepath.Base(p)] = true
+	}
+	return names
+}
+
+func (s *sandbox) forget(id string) {
+	s.t.Helper()
+	if err := s.link.Forget(s.t.Context(), id); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *sandbox) begins(id string) string {
+	s.t.Helper()
+	begin, err := supervise.FilesOf(s.run, id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return begin
+}
+
+// Files that nothing was written to serve one exec after another, and the directory does not grow.
+func TestSets_ExecsThatPrintNothingMakeNoFiles(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	var first map[string]bool
+	for i := range 20 {
+		id := fmt.Sprintf("quiet-%d", i)
+		if r := s.exec(control.Start{ID: id, Argv: []string{"true"}}); code(r) != "0" {
+			t.Fatalf("%s: %s", id, code(r))
+		}
+		s.forget(id)
+		if i == 0 {
+			first = s.filesOfExecs()
+		}
+	}
+	if now := s.filesOfExecs(); len(first) != control.ExecFiles || len(now) != control.ExecFiles {
+		t.Errorf("files %v, later %v", first, now)
+	}
+}
+
+// What was once written to, by whomever, no other exec gets.
+func TestSets_AFileWithContentIsNoOthers(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	for _, c := range []struct {
+		id   string
+		run  control.Start
+		wait bool // for the record
+	}{
+		{"stdout", control.Start{Argv: []string{"sh", "-c", "echo secret"}}, false},
+		{"stderr", control.Start{Argv: []string{"sh", "-c", "echo secret >&2"}}, false},
+		{"record", control.Start{Argv: []string{"true"}}, true},
+		{"never-began", control.Start{Argv: []string{"/absent"}}, false},
+	} {
+		c.run.ID = c.id
+		s.exec(c.run)
+		if c.wait {
+			s.waitForRecord(c.id)
+		}
+		kept, err := supervise.OpenOutput(s.run, c.id, "stdout")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer kept.Close()
+		before := s.begins(c.id)
+		s.forget(c.id)
+		next := "after-" + c.id
+		s.exec(control.Start{ID: next, Argv: []string{"sh", "-c", "echo mine"}})
+		if after := s.begins(next); after == before {
+			t.Errorf("%s: the next exec has its files", c.id)
+		}
+		if got := s.output(next, "stdout"); got != "mine\n" {
+			t.Errorf("%s: the next exec's output is %q", c.id, got)
+		}
+		if data, _ := io.ReadAll(kept); c.id == "stdout" && string(data) != "secret\n" || c.id != "stdout" && len(data) > 0 {
+			t.Errorf("%s: a reader of it finds %q", c.id, data)
+		}
+		s.forget(next)
+	}
+}
+
+// An exec that still runs when its worker has done with it goes on writing.
+func TestSets_ARunningExecKeepsItsFiles(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	s.start(control.Start{ID: "runs", Argv: []string{"sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late"}})
+	before := s.begins("runs")
+	s.forget("runs")
+	s.exec(control.Start{ID: "next", Argv: []string{"true"}})
+	if s.begins("next") == before {
+		t.Error("the next exec has its files")
+	}
+	s.sh("touch /tmp/go")
+	s.end("runs")
+	if got := s.output("next", "stdout"); got != "" {
+		t.Errorf("the next exec printed %q", got)
+	}
+}
+
+// The next worker knows whose the files are: while the supervisor lives, and when it is gone.
+func TestSets_TheNextWorkerFindsThem(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, option{})
+	s.exec(control.Start{ID: "spare", Argv: []string{"true"}})
+	s.forget("spare")
+	s.start(control.Start{ID: "runs", Argv: []string{"sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late; exit 7"}})
+	s.link.Close()
+	again := "new"
+	s.listen(control.Welcome{Key: s.key}, nil)
+	s.link.Expect(s.pid)
+	s.exec(control.Start{ID: again, Argv: []string{"sh", "-c", "touch /tmp/go; echo other"}})
+	s.await("the end", func() bool { _, ended := s.results["runs"]; return ended })
+	s.waitForRecord("runs")
+	if s.begins(again) == s.begins("runs") {
+		t.Error("two execs have the same files")
+	}
+	s.link.Close()
+	record, err := supervise.ReadRecord(s.run, s.key, "runs")
+	if err != nil || code(record.Result) != "7" {
+		t.Errorf("the record: %+v, %v", record, err)
+	}
+	for id, want := range map[string]string{"runs": "late\n", again: "other\n"} {
+		if got := s.output(id, "stdout"); got != want {
+			t.Errorf("%s: %q", id, got)
+		}
+	}
+}
+
+// The files of a sandbox that the worker before made are named after their execs.
+func TestSets_FilesThatAreNamedAfterTheirExecs(t *testing.T) {
+	t.Parallel()
+	run := openRun(t)
+	key, zero := make([]byte, 32), 0
+	dir := filepath.Join(run.Name(), control.ExecsDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{
+		"old.stdout": []byte("before"), "old.stderr": nil,
+		"old.exit": control.Seal(key, control.Record{Boot: "b", Result: control.Result{ID: "old", ExitCode: &zero}}),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file, err := supervise.OpenOutput(run, "old", "stdout")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if data, _ := io.ReadAll(file); string(data) != "before" {
+		t.Errorf("output %q", data)
+	}
+	if r, err := supervise.ReadRecord(run, key, "old"); err != nil || code(r.Result) != "0" {
+		t.Errorf("record %+v, %v", r, err)
+	}
+	if err := supervise.RemoveExec(run, "old"); err != nil {
+		t.Error(err)
+	}
+	if _, err := supervise.OpenOutput(run, "old", "stdout"); protocol.CodeOf(err) != protocol.NotFound {
+		t.Errorf("after it was removed: %v", err)
+	}
+}
+
+// What lies in the table's place in an older sandbox leads nowhere.
+func TestSets_AHostileTable(t *testing.T) {
+	t.Parallel()
+	for name, make := range map[string]func(table string) error{
+		"link":      func(table string) error { return os.Symlink("/etc/passwd", table) },
+		"directory": func(table string) error { return os.Mkdir(table, 0o700) },
+		"garbage":   func(table string) error { return os.WriteFile(table, []byte(fmt.Sprint(os.Environ())), 0o600) },
+		"huge":      func(table string) error { return os.WriteFile(table, nil, 0o600) },
+	} {
+		run := openRun(t)
+		dir := filepath.Join(run.Name(), control.ExecsDir)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		table := filepath.Join(dir, ".sets")
+		if err := make(table); err != nil {
+			t.Fatal(err)
+		}
+		if name == "huge" {
+			os.Truncate(table, 1<<40)
+		}
+		link, err := supervise.Listen(supervise.Config{ControlDir: t.TempDir(), Run: run, Welcome: control.Welcome{Key: []byte("key")}})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		link.Close()
+		if f, err := supervise.OpenOutput(run, "e", "stdout"); err == nil {
+			t.Errorf("%s: there is %s", name, f.Name())
+			f.Close()
+		}
+	}
+}
