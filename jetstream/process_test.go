@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -44,16 +43,8 @@ func (p *processes) conn(t testing.TB) *jetstream.Conn { return p.connTo(t, stri
 // startProcesses runs a cluster of three processes; kill ends one by its name, as kill -9 does.
 func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 	t.Helper()
-	ports, taken := make([]int, 6), []net.Listener{} // all taken at once, so that they differ
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		must(t, err)
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-		taken = append(taken, l)
-	}
-	for _, l := range taken {
-		must(t, l.Close())
-	}
+	ports, err := embedded.FreePorts(6)
+	must(t, err)
 	p = &processes{deployment: &deployment{tenant: "t1"}}
 	running := map[string]*exec.Cmd{}
 	dir := t.TempDir()

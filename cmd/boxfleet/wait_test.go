@@ -59,13 +59,11 @@ func newNATS(t *testing.T, authorization string) *natsServer {
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := embedded.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
+	return strconv.Itoa(ports[0])
 }
 
 func (s *natsServer) url() string { return "nats://127.0.0.1:" + s.port }

@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/url"
 	"path/filepath"
 	"strconv"
@@ -16,15 +15,11 @@ const serverKind = "server"
 // startServer starts the NATS server as a process, which can be killed and started again on its store.
 func (f *Fleet) startServer() {
 	f.TB.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := embedded.FreePorts(1)
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	address := free.Addr().String()
-	if err := free.Close(); err != nil {
-		f.TB.Fatal(err)
-	}
-	f.Server = f.start(serverKind, "n1", Role{NATS: "nats://" + address, StateDir: filepath.Join(f.Dir, "nats")})
+	f.Server = f.start(serverKind, "n1", Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.Dir, "nats")})
 }
 
 // RestartServer kills the NATS server, as kill -9 does, and starts it again.

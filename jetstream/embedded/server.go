@@ -4,7 +4,6 @@ package embedded
 
 import (
 	"fmt"
-	"net"
 	"net/url"
 	"strconv"
 	"time"
@@ -19,7 +18,7 @@ type Config struct {
 	Dir   string // JetStream's store; must not be empty
 	Name  string // of the server; must be unique in a cluster
 	Host  string // to listen on; default 127.0.0.1
-	Port  int    // to listen on; 0 lets the system choose, -1 opens no port at all
+	Port  int    // to listen on; 0 takes a free one, -1 opens no port at all
 	Token string // clients must give it where it is set; in-process clients too
 
 	ClusterName string   // non-empty: a member of a cluster
@@ -49,8 +48,12 @@ func Start(cfg Config) (*Server, error) {
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
 	}
 	switch {
-	case cfg.Port == 0:
-		opts.Port = server.RANDOM_PORT
+	case cfg.Port == 0: // not the server's own random port: that one is ephemeral, and may be taken when the server restarts
+		ports, err := FreePorts(1)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Port, opts.Port = ports[0], ports[0]
 	case cfg.Port < 0:
 		opts.DontListen, opts.Port = true, 0
 	}
@@ -67,8 +70,11 @@ func Start(cfg Config) (*Server, error) {
 			opts.Routes = append(opts.Routes, u)
 		}
 	}
-	if cfg.Port > 0 {
-		if err := portFree(opts.Host, cfg.Port); err != nil {
+	for _, port := range []int{cfg.Port, cfg.ClusterPort} {
+		if port <= 0 {
+			continue
+		}
+		if err := portFree(opts.Host, port); err != nil {
 			return nil, err
 		}
 	}
@@ -79,21 +85,9 @@ func Start(cfg Config) (*Server, error) {
 	s.Start()
 	if !s.ReadyForConnections(10 * time.Second) {
 		s.Shutdown()
-		return nil, protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server does not start (port %d taken, or store %s in use?)", cfg.Port, cfg.Dir)
-	}
-	if addr, ok := s.Addr().(*net.TCPAddr); ok {
-		cfg.Port = addr.Port // a stopped server no longer knows it
+		return nil, protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server is not ready after 10 s (is another server using the store %s?)", cfg.Dir)
 	}
 	return &Server{s, cfg}, nil
-}
-
-// portFree says why the server would not come up: it would itself only wait in vain.
-func portFree(host string, port int) error {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-	if err != nil {
-		return protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server cannot listen: %v", err)
-	}
-	return l.Close()
 }
 
 // Stop ends the server and waits until its store is closed.
@@ -127,24 +121,10 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 	}
 }
 
-// freePorts asks the system for n ports that are free now.
-func freePorts(n int) ([]int, error) {
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, protocol.Errorf(protocol.Internal, "", "find a free port: %v", err)
-		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-	}
-	return ports, nil
-}
-
 // StartCluster runs n servers on loopback as one cluster and waits until it has a leader for its
 // meta data, at most 30 s. Each gets a directory below dir.
 func StartCluster(dir string, n int) ([]*Server, error) {
-	ports, err := freePorts(2 * n)
+	ports, err := FreePorts(2 * n)
 	if err != nil {
 		return nil, err
 	}

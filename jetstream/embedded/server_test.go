@@ -2,7 +2,9 @@ package embedded_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -75,21 +77,53 @@ func TestEachWriteIsOnDiskUnlessToldOtherwise(t *testing.T) {
 	}
 }
 
-func TestAPortInUseIsSaidAtOnce(t *testing.T) {
+func TestAPortInUseIsReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	began := time.Now()
-	_, err = embedded.Start(embedded.Config{Dir: t.TempDir(), Port: l.Addr().(*net.TCPAddr).Port})
-	var typed *protocol.Error
-	if !errors.As(err, &typed) || typed.Code != protocol.Unavailable {
-		t.Fatalf("%T %v", err, err)
+	taken := l.Addr().(*net.TCPAddr).Port
+	for name, cfg := range map[string]embedded.Config{
+		"for clients":           {Port: taken},
+		"for the other members": {ClusterName: "boxfleet", ClusterPort: taken},
+	} {
+		cfg.Dir = t.TempDir()
+		began := time.Now()
+		_, err = embedded.Start(cfg)
+		var typed *protocol.Error
+		if !errors.As(err, &typed) || typed.Code != protocol.Unavailable {
+			t.Errorf("%s: %T %v", name, err, err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("%s: after %s", name, took)
+		}
 	}
-	if took := time.Since(began); took > time.Second {
-		t.Fatalf("after %s", took)
+}
+
+// The system gives ephemeral ports to outgoing connections: one of them could take a port that was free
+// a moment ago, before the server listens there or while the server restarts.
+func TestFreePortsAreNotEphemeral(t *testing.T) {
+	t.Parallel()
+	content, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first, last int
+	if _, err := fmt.Sscan(string(content), &first, &last); err != nil {
+		t.Fatal(err)
+	}
+	ports, err := embedded.FreePorts(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int]bool{}
+	for _, port := range ports {
+		if port >= first && port <= last || port < 1024 || seen[port] {
+			t.Errorf("port %d of %v", port, ports)
+		}
+		seen[port] = true
 	}
 }
 

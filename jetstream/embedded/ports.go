@@ -1,0 +1,52 @@
+package embedded
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	firstPort     = 10000 // FreePorts tries from here up to the first ephemeral port
+	lastPort      = 32767 // used where the system does not tell its ephemeral ports
+	triesForAPort = 100
+)
+
+// FreePorts returns n different TCP ports that are free on loopback now. It avoids the ephemeral ports,
+// which the system gives to outgoing connections: one of those could take the port before a server listens
+// on it, or while the server restarts. The error has code internal.
+func FreePorts(n int) ([]int, error) {
+	last := lastPort
+	if content, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		var ephemeral int
+		if _, err := fmt.Sscan(string(content), &ephemeral); err == nil && ephemeral > firstPort {
+			last = ephemeral - 1
+		}
+	}
+	ports, taken := make([]int, 0, n), map[int]bool{}
+	for range n * triesForAPort {
+		if len(ports) == n {
+			return ports, nil
+		}
+		port := firstPort + rand.IntN(last-firstPort+1)
+		if !taken[port] && portFree("127.0.0.1", port) == nil {
+			ports = append(ports, port)
+		}
+		taken[port] = true
+	}
+	return nil, protocol.Errorf(protocol.Internal, "", "found only %d of %d free ports between %d and %d", len(ports), n, firstPort, last)
+}
+
+// portFree returns an error if something listens on the port already. Otherwise the server itself would
+// wait in vain, without an error.
+func portFree(host string, port int) error {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server cannot listen: %v", err)
+	}
+	return l.Close()
+}
