@@ -10,12 +10,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
 // natsVariable has the test binary run a NATS server with the configuration file that it names.
