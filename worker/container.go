@@ -53,7 +53,7 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 }
 
 // hostname is what the primary container calls itself.
-func (s *sandbox) hostname(b *protocol.Sandbox) string { return cmp.Or(b.Spec.Hostname, s.key.id) }
+func (s *sandbox) hostname(b *protocol.Sandbox) string { return cmp.Or(b.Spec.Hostname, s.key.ID) }
 
 // mountTargets are the paths of the primary container at which something is mounted.
 func mountTargets(spec *protocol.SandboxSpec, bound bindingList) []string {
@@ -89,7 +89,7 @@ var standardCapabilities = []string{
 
 func (s *sandbox) labels(b *protocol.Sandbox) map[string]string {
 	return map[string]string{
-		docker.LabelTenant: s.key.tenant, docker.LabelSandbox: s.key.id, docker.LabelRole: "primary",
+		docker.LabelTenant: s.key.Tenant, docker.LabelSandbox: s.key.ID, docker.LabelRole: "primary",
 		docker.LabelGeneration: strconv.FormatUint(b.Generation, 10),
 	}
 }

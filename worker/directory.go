@@ -41,7 +41,7 @@ func (w *worker) sandboxesDir() string { return filepath.Join(w.dir, "sandboxes"
 
 func (w *worker) directory(k key, generation uint64) directory {
 	// Ids have no dot, so no two sandboxes share a name.
-	name := fmt.Sprintf("%s.%s.%d", k.tenant, k.id, generation)
+	name := fmt.Sprintf("%s.%s.%d", k.Tenant, k.ID, generation)
 	return directory{k, generation, filepath.Join(w.sandboxesDir(), name)}
 }
 
@@ -61,7 +61,7 @@ func (w *worker) sandboxDirs() ([]directory, error) {
 		if err != nil || protocol.ValidateID("", parts[0]) != nil || protocol.ValidateID("", parts[1]) != nil {
 			continue
 		}
-		dirs = append(dirs, w.directory(key{parts[0], parts[1]}, g))
+		dirs = append(dirs, w.directory(key{Tenant: parts[0], ID: parts[1]}, g))
 	}
 	return dirs, nil
 }

@@ -54,7 +54,7 @@ func (d *diskWatch) stop(writer diskWriter, room diskRoom, inodes bool) {
 	}
 	why := protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull,
 		"the disk of its host had %s left, and the sandbox filled it: %s", left, writer.by)
-	d.log.Warn("a sandbox is stopped, since it fills a disk", "tenant", writer.key.tenant, "sandbox", writer.key.id,
+	d.log.Warn("a sandbox is stopped, since it fills a disk", "tenant", writer.key.Tenant, "sandbox", writer.key.ID,
 		"disk", room.dir, "free", protocol.Bytes(room.free), "inodes", room.inodes, "by", writer.by, "rate", int64(writer.rate))
 	d.stopped(writer.key, why) // so that what ends with it knows why
 	home := ""
@@ -62,7 +62,7 @@ func (d *diskWatch) stop(writer diskWriter, room diskRoom, inodes bool) {
 		if c.key == writer.key {
 			home = c.home
 			if err := c.kill(); err != nil && !errors.Is(err, unix.EPERM) {
-				d.log.Warn("a process that fills a disk is not ended", "sandbox", writer.key.id, "error", err)
+				d.log.Warn("a process that fills a disk is not ended", "sandbox", writer.key.ID, "error", err)
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func (d *diskWatch) stop(writer diskWriter, room diskRoom, inodes bool) {
 	d.release()
 	if home != "" {
 		if err := noteDiskStop(home, why); err != nil {
-			d.log.Warn("why a sandbox was stopped is not noted beside it", "sandbox", writer.key.id, "error", err)
+			d.log.Warn("why a sandbox was stopped is not noted beside it", "sandbox", writer.key.ID, "error", err)
 		}
 	}
 }

@@ -20,8 +20,8 @@ import (
 )
 
 var (
-	one = key{"default", "one"}
-	two = key{"default", "two"}
+	one = key{Tenant: "default", ID: "one"}
+	two = key{Tenant: "default", ID: "two"}
 )
 
 // sampleOf is a sample of two sandboxes: bytes on device 1, and bytes written.
@@ -203,7 +203,7 @@ func TestWhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 		t.Fatalf("a worker looked last %s ago", time.Since(d.away))
 	}
 	track := func(k key, size int, want error) {
-		home := filepath.Join(dir, k.id)
+		home := filepath.Join(dir, k.ID)
 		if err := os.Mkdir(home, 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func newPublishing(t *testing.T) *publishing {
 	t.Cleanup(func() { file.Close(); root.Close() })
 	w := newWorker(Config{Conn: conn, Logger: slog.New(slog.DiscardHandler), Probe: func(string) {},
 		OutputBurst: DefaultOutputBurst, OutputRate: DefaultOutputRate, OutputPatience: time.Minute})
-	s := &sandbox{w: w, key: key{"default", "s"}, log: w.log}
+	s := &sandbox{w: w, key: key{Tenant: "default", ID: "s"}, log: w.log}
 	return &publishing{t: t, conn: conn, run: &execRun{s: s, id: "x"}, a: &attachment{s: s, run: root, over: make(chan struct{})}, file: file}
 }
 

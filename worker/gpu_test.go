@@ -10,7 +10,7 @@ import (
 )
 
 // box names a sandbox of these tests.
-func box(id string) key { return key{"default", id} }
+func box(id string) key { return key{Tenant: "default", ID: id} }
 
 // mustTake fails the test where so many GPUs are not to be had.
 func mustTake(t *testing.T, g *gpus, id string, n int, want ...string) {

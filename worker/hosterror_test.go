@@ -37,7 +37,7 @@ func fullDisk(t *testing.T) string {
 func TestAFullDiskIsResourceExhausted(t *testing.T) {
 	t.Parallel()
 	w := &worker{dir: fullDisk(t)}
-	d := w.directory(key{"default", "web"}, 1)
+	d := w.directory(key{Tenant: "default", ID: "web"}, 1)
 	_, err := d.make()
 	for what, err := range map[string]error{"make": err, "save": d.saveDefaults(defaults{Cwd: "/"})} {
 		if what == "save" && errors.Is(err, fs.ErrNotExist) {

@@ -27,7 +27,7 @@ func granted(turns []*turn) (n int) {
 
 func TestASandboxThatPrintsALotHasOneChunkBeforeAnothersNext(t *testing.T) {
 	o := newOutlet(DefaultOutputBurst, DefaultOutputRate)
-	loud, quiet := key{"t", "loud"}, key{"t", "quiet"}
+	loud, quiet := key{Tenant: "t", ID: "loud"}, key{Tenant: "t", ID: "quiet"}
 	var loudTurns []*turn
 	for range 1000 { // as many execs
 		loudTurns = append(loudTurns, o.ask(loud, jetstream.ChunkSize))
@@ -60,7 +60,7 @@ func TestASandboxThatPrintsALotHasOneChunkBeforeAnothersNext(t *testing.T) {
 
 func TestExecsOfASandboxTakeTurns(t *testing.T) {
 	o := newOutlet(DefaultOutputBurst, DefaultOutputRate)
-	k := key{"t", "s"}
+	k := key{Tenant: "t", ID: "s"}
 	var order strings.Builder
 	turns := map[string]*turn{}
 	for _, exec := range []string{"a", "b", "c"} {
@@ -95,14 +95,14 @@ func TestAfterItsBurstASandboxGetsItsRate(t *testing.T) {
 			}
 			return time.Since(begin).Round(100 * time.Millisecond)
 		}
-		k := key{"t", "s"}
+		k := key{Tenant: "t", ID: "s"}
 		if d := send(k, 8*mebibyte); d != 0 {
 			t.Errorf("its burst took %s", d)
 		}
 		if d := send(k, 20*mebibyte); d < 9*time.Second || d > 11*time.Second {
 			t.Errorf("20 MiB after it took %s", d)
 		}
-		if d := send(key{"t", "other"}, 8*mebibyte); d != 0 {
+		if d := send(key{Tenant: "t", ID: "other"}, 8*mebibyte); d != 0 {
 			t.Errorf("another sandbox's burst took %s", d)
 		}
 		time.Sleep(5 * time.Second) // it has its burst again
@@ -125,7 +125,7 @@ func TestAfterItsBurstASandboxGetsItsRate(t *testing.T) {
 func TestATurnThatNobodyWantsAnyMoreIsNoOnesBurden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutlet(1, 1)
-		k := key{"t", "s"}
+		k := key{Tenant: "t", ID: "s"}
 		first := o.ask(k, 100)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -141,7 +141,7 @@ func TestATurnThatNobodyWantsAnyMoreIsNoOnesBurden(t *testing.T) {
 		o.mu.Unlock()
 		time.Sleep(20 * time.Hour)
 		for i := range 3 {
-			o.ask(key{"t", fmt.Sprint(i)}, 1).done()
+			o.ask(key{Tenant: "t", ID: fmt.Sprint(i)}, 1).done()
 		}
 		if len(o.queues) != 3 {
 			t.Errorf("%d sandboxes are remembered", len(o.queues))
@@ -153,7 +153,7 @@ func TestATurnThatNobodyWantsAnyMoreIsNoOnesBurden(t *testing.T) {
 func TestOutputLeavesRoomForTheExecsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutlet(DefaultOutputBurst, DefaultOutputRate)
-		loud, quiet := key{"t", "loud"}, key{"t", "quiet"}
+		loud, quiet := key{Tenant: "t", ID: "loud"}, key{Tenant: "t", ID: "quiet"}
 		send := func(total int) time.Duration {
 			begin := time.Now()
 			for range total / jetstream.ChunkSize {

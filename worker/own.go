@@ -44,11 +44,11 @@ func (w *worker) hasName(k key, name string) bool {
 // nameOf is what the Engine calls a sandbox's container and network. Ids have no dot, so no two
 // sandboxes, and no service of one and another sandbox, share a name.
 func nameOf(deployment string, k key) string {
-	return "boxfleet." + deployment + "." + k.tenant + "." + k.id
+	return "boxfleet." + deployment + "." + k.Tenant + "." + k.ID
 }
 
 // labelledKey reads which sandbox an object's labels name.
 func labelledKey(labels map[string]string) (key, bool) {
-	k := key{labels[docker.LabelTenant], labels[docker.LabelSandbox]}
-	return k, protocol.ValidateID("", k.tenant) == nil && protocol.ValidateID("", k.id) == nil
+	k := key{Tenant: labels[docker.LabelTenant], ID: labels[docker.LabelSandbox]}
+	return k, protocol.ValidateID("", k.Tenant) == nil && protocol.ValidateID("", k.ID) == nil
 }

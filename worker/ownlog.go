@@ -118,7 +118,7 @@ func (l *ownLog) catchUp(ctx context.Context) (n int64, err error) {
 // begin learns from the log what was published before.
 func (l *ownLog) begin(ctx context.Context) (err error) {
 	var end [2]int64
-	if end[0], end[1], err = l.s.w.conn.OutputEnd(ctx, l.s.key.tenant, l.s.key.id, l.name); err != nil {
+	if end[0], end[1], err = l.s.w.conn.OutputEnd(ctx, l.s.key.Tenant, l.s.key.ID, l.name); err != nil {
 		return err
 	}
 	if l.generation > 1 {
@@ -166,7 +166,7 @@ func (l *ownLog) send(ctx context.Context, k jetstream.Chunk) error {
 		return err
 	}
 	defer t.done()
-	stored, err := l.s.w.conn.PublishOutput(l.s.key.tenant, l.s.key.id, l.name, k)
+	stored, err := l.s.w.conn.PublishOutput(l.s.key.Tenant, l.s.key.ID, l.name, k)
 	if err != nil {
 		return err
 	}

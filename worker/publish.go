@@ -97,7 +97,7 @@ func (p *publisher) check(ctx context.Context) error {
 	}
 	conn := p.r.s.w.conn
 	reconnects := conn.Reconnects()
-	stdout, stderr, err := conn.OutputEnd(ctx, p.r.s.key.tenant, p.r.s.key.id, p.r.id)
+	stdout, stderr, err := conn.OutputEnd(ctx, p.r.s.key.Tenant, p.r.s.key.ID, p.r.id)
 	if err != nil {
 		return p.later(err)
 	}
@@ -265,7 +265,7 @@ func (p *publisher) send(f *os.File, name string, stream *outputStream, sent *pi
 		stream.ended = true
 		return at, nil
 	}
-	stored, err := p.r.s.w.conn.PublishOutput(p.r.s.key.tenant, p.r.s.key.id, p.r.id, p.chunk(name, at, data[:n]))
+	stored, err := p.r.s.w.conn.PublishOutput(p.r.s.key.Tenant, p.r.s.key.ID, p.r.id, p.chunk(name, at, data[:n]))
 	if err != nil {
 		t.done()
 		return at, p.later(err)

@@ -12,7 +12,7 @@ import (
 // A worker that cannot end what it has in hand says what that is, and does not wait for ever.
 func TestAWorkerDoesNotWaitForEverToComeToRest(t *testing.T) {
 	var log bytes.Buffer
-	w := &worker{log: slog.New(slog.NewTextHandler(&log, nil)), sandboxes: map[key]*sandbox{{"default", "stuck"}: nil}}
+	w := &worker{log: slog.New(slog.NewTextHandler(&log, nil)), sandboxes: map[key]*sandbox{{Tenant: "default", ID: "stuck"}: nil}}
 	atRest := make(chan error, 1)
 	if err := w.awaitRest(atRest, 10*time.Millisecond); err != errNotAtRest {
 		t.Errorf("it ends with %v", err)

@@ -63,12 +63,12 @@ type sandbox struct {
 
 func newSandbox(w *worker, k key) *sandbox {
 	s := &sandbox{
-		w: w, key: k, log: w.log.With("sandbox", k.id), wake: make(chan struct{}, 1),
+		w: w, key: k, log: w.log.With("sandbox", k.ID), wake: make(chan struct{}, 1),
 		stale: true, dirty: true, runs: map[string]*execRun{},
 		services: map[string]*service{}, commands: map[string]chan control.Result{}, attaching: make(chan struct{}), epoch: -1,
 	}
 	s.journal = w.conn.Journal(jetstream.JournalConfig{
-		Tenant: k.tenant, Sandbox: k.id, Writer: w.cfg.Name, Token: w.token, KeepEnded: 1, FromSnapshot: true,
+		Tenant: k.Tenant, Sandbox: k.ID, Writer: w.cfg.Name, Token: w.token, KeepEnded: 1, FromSnapshot: true,
 	})
 	return s
 }

@@ -126,7 +126,7 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 		Name: s.serviceName(v.name), Image: image.ID,
 		Hostname: v.name, Network: s.name(), Aliases: []string{v.name},
 		Labels: map[string]string{
-			docker.LabelTenant: s.key.tenant, docker.LabelSandbox: s.key.id, docker.LabelRole: "service", docker.LabelService: v.name,
+			docker.LabelTenant: s.key.Tenant, docker.LabelSandbox: s.key.ID, docker.LabelRole: "service", docker.LabelService: v.name,
 			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.path,
 		},
 		DNS: s.w.isolation.servers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,

@@ -79,7 +79,7 @@ func (w *worker) firstProcesses() map[int]string {
 	found := map[int]string{}
 	for _, s := range sandboxes {
 		s.mu.Lock()
-		name := s.key.tenant + "/" + s.key.id
+		name := s.key.Tenant + "/" + s.key.ID
 		if s.attached != nil {
 			found[s.attached.pid] = name
 		}

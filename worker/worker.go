@@ -236,8 +236,8 @@ type worker struct {
 	wg        sync.WaitGroup // mailboxes
 }
 
-// key names a sandbox.
-type key struct{ tenant, id string }
+// key identifies a sandbox.
+type key = protocol.SandboxKey
 
 // Run takes the host's lock and works until ctx ends. Execs and sandboxes go on without it; the
 // next worker on the host adopts them. Errors: failed_precondition with reason host_held, naming
@@ -528,7 +528,7 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	// The coordinator is asked by registering and by heartbeats to tell everything; the worker must
 	// be listening then.
 	stop, err := w.conn.Work(w.cfg.Name, func(tenant, id string, b *protocol.Batch) {
-		w.reach(ctx, key{tenant, id}, func(s *sandbox) bool { return s.told(b) })
+		w.reach(ctx, key{Tenant: tenant, ID: id}, func(s *sandbox) bool { return s.told(b) })
 	})
 	if err != nil {
 		return err
@@ -577,7 +577,7 @@ func (w *worker) awaitRest(atRest <-chan error, within time.Duration) error {
 	defer w.mu.Unlock()
 	going := make([]string, 0, len(w.sandboxes))
 	for k := range w.sandboxes {
-		going = append(going, k.tenant+"/"+k.id)
+		going = append(going, k.String())
 	}
 	stacks := make([]byte, 1<<20)
 	w.log.Error("what was in hand does not end", "within", within, "sandboxes", going, "goroutines", string(stacks[:runtime.Stack(stacks, true)]))

@@ -1,0 +1,7 @@
+package protocol
+
+// SandboxKey identifies a sandbox in a deployment. It is never encoded: messages and subjects carry its parts.
+type SandboxKey struct{ Tenant, ID string }
+
+// String returns TENANT/ID.
+func (k SandboxKey) String() string { return k.Tenant + "/" + k.ID }
