@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -87,7 +88,7 @@ func (s *sandbox) admit(ctx context.Context, b *protocol.Sandbox) error {
 		if why == "" {
 			return nil
 		}
-		if !sleep(ctx, admitAgain) {
+		if !backoff.Sleep(ctx, admitAgain) {
 			return ctx.Err()
 		}
 		why = s.w.admissions.take(s.key, b.Spec.Totals(), o)

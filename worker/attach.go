@@ -9,8 +9,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -39,7 +42,7 @@ type attachment struct {
 	crash crashLoop
 	loops *protocol.Error // it was found to loop: what the sandbox fails with
 	own   primaryRun
-	heard chan struct{} // own has changed; has room for one
+	heard wake.Signal // own has changed
 
 	output     *ownLog // of the primary container's command; nil: it has none
 	stopOutput func()  // ends publishing it
@@ -83,11 +86,11 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	}
 	run, err := os.OpenRoot(d.run())
 	if err != nil {
-		return nil, hostError(err, "open the run directory")
+		return nil, hosterr.Wrap(err, "open the run directory")
 	}
 	a := &attachment{
 		s: s, run: run, home: d.home(), key: secret, over: make(chan struct{}), primary: primary,
-		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, heard: make(chan struct{}, 1),
+		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, heard: wake.New(),
 	}
 	a.link, err = supervise.Listen(supervise.Config{
 		ControlDir: d.ctl(), Run: run, Welcome: welcome, Lease: s.w.trusted,
@@ -95,7 +98,7 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	})
 	if err != nil {
 		run.Close()
-		return nil, hostError(err, "listen for the supervisor")
+		return nil, hosterr.Wrap(err, "listen for the supervisor")
 	}
 	return a, nil
 }
@@ -109,7 +112,7 @@ func (a *attachment) greet(ctx context.Context, pid int) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
-		for sleep(waiting, aliveCheck) {
+		for backoff.Sleep(waiting, aliveCheck) {
 			if unix.Kill(pid, 0) == unix.ESRCH {
 				stop()
 			}
@@ -160,7 +163,7 @@ func (a *attachment) whileConnected(ctx context.Context) (context.Context, conte
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
-		for a.link.Up() && sleep(ctx, judgePeriod) {
+		for a.link.Up() && backoff.Sleep(ctx, judgePeriod) {
 		}
 	}()
 	return ctx, cancel
@@ -245,10 +248,7 @@ func (s *sandbox) primary(a *attachment, p control.Primary) {
 		p.Since = now
 	}
 	a.own.Primary = p
-	select {
-	case a.heard <- struct{}{}:
-	default:
-	}
+	a.heard.Wake()
 	s.wakeUp()
 }
 

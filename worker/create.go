@@ -9,6 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 // create makes a sandbox: everything that is not there yet, so that it goes on where an earlier
@@ -30,7 +31,7 @@ func (s *sandbox) create(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	case making.Err() != nil:
 		return s.failCreate(ctx, b, overdue(b, err))
-	case passing(err) && !diskFull(err): // another host has room
+	case hosterr.Temporary(err) && !hosterr.DiskFull(err): // another host has room
 		return err
 	}
 	return s.failCreate(ctx, b, protocol.AsError(err))
@@ -70,26 +71,6 @@ func overdue(b *protocol.Sandbox, err error) *protocol.Error {
 	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", b.Spec.CreateTimeout, err)
 	why.Field = protocol.AsError(err).Field
 	return why
-}
-
-// passing says whether an error may go away by itself.
-func passing(err error) bool {
-	e := protocol.AsError(err)
-	switch e.Code {
-	case protocol.Unavailable:
-		switch e.Reason {
-		case protocol.ReasonImagePullFailed, protocol.ReasonImagePullStalled, protocol.ReasonRegistryUnreachable:
-			return false // it was tried long enough
-		}
-		return true
-	case protocol.DeadlineExceeded, protocol.Cancelled:
-		return true
-	}
-	switch e.Reason {
-	case protocol.ReasonLeaseLost, protocol.ReasonNoNetwork, protocol.ReasonNoGPU, protocol.ReasonDiskFull: // one may be given back
-		return true
-	}
-	return false
 }
 
 func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {

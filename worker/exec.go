@@ -9,6 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -23,9 +24,9 @@ type execRun struct {
 	done    chan struct{} // closed when the run is over
 	stop    context.CancelFunc
 
-	stdout, stderr atomic.Int64  // sizes that the supervisor announced
-	more           chan struct{} // they grew
-	cancelled      atomic.Bool   // the supervisor was told to end it
+	stdout, stderr atomic.Int64 // sizes that the supervisor announced
+	more           wake.Signal  // they grew
+	cancelled      atomic.Bool  // the supervisor was told to end it
 }
 
 // startExecs starts a run for each exec that has not ended and has none, where a supervisor is
@@ -88,7 +89,7 @@ func (s *sandbox) newRun(ctx context.Context, x *protocol.Exec, a *attachment) *
 	ctx, stop := context.WithCancel(ctx)
 	r := &execRun{
 		s: s, id: x.ID, service: x.Spec.Service, result: make(chan control.Result, 1), done: make(chan struct{}), stop: stop,
-		more: make(chan struct{}, 1),
+		more: wake.New(),
 	}
 	s.runs[x.ID] = r
 	go func() {
@@ -148,10 +149,7 @@ func (r *execRun) grown(stdout, stderr int64) {
 		for old := g.size.Load(); g.to > old && !g.size.CompareAndSwap(old, g.to); old = g.size.Load() {
 		}
 	}
-	select {
-	case r.more <- struct{}{}:
-	default:
-	}
+	r.more.Wake()
 }
 
 // cancel has the supervisor end the exec's process tree; the result comes by itself.

@@ -3,13 +3,15 @@ package worker
 import (
 	"context"
 	"errors"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 const (
@@ -64,7 +66,7 @@ func (w *worker) register(ctx context.Context) error {
 			return err
 		}
 		w.log.Warn("the worker is not registered yet", "error", err)
-		if !sleep(ctx, time.Second) {
+		if !backoff.Sleep(ctx, time.Second) {
 			return ctx.Err()
 		}
 	}
@@ -84,10 +86,10 @@ func (w *worker) condition() (healthy bool, problem, firewall string) {
 // lost.
 type listening struct {
 	times atomic.Uint64
-	fresh chan struct{} // has room for one
+	fresh wake.Signal
 }
 
-func newListening() *listening { return &listening{fresh: make(chan struct{}, 1)} }
+func newListening() *listening { return &listening{fresh: wake.New()} }
 
 func (l *listening) again() {
 	l.times.Add(1)
@@ -95,12 +97,7 @@ func (l *listening) again() {
 }
 
 // nudge has the next heartbeat sent at once.
-func (l *listening) nudge() {
-	select {
-	case l.fresh <- struct{}{}:
-	default:
-	}
-}
+func (l *listening) nudge() { l.fresh.Wake() }
 
 // beat says that the worker is alive.
 func (w *worker) beat(ctx context.Context) error {
@@ -186,7 +183,7 @@ func (w *worker) watchEngine(ctx context.Context, known bool) error {
 			}
 			switch e.Action {
 			case "die", "oom", "destroy", "start", "stop", "pause", "unpause":
-				if k, ok := labelledKey(e.Labels); ok && w.hasName(k, e.Labels["name"]) { // the engine's own word; what has another name is looked at from time to time
+				if k, ok := docker.KeyOf(e.Labels); ok && w.hasName(k, e.Labels["name"]) { // the engine's own word; what has another name is looked at from time to time
 					w.reach(ctx, k, (*sandbox).look)
 				}
 			}
@@ -198,7 +195,7 @@ func (w *worker) watchEngine(ctx context.Context, known bool) error {
 			if !w.awaitEngine(ctx) {
 				return ctx.Err()
 			}
-			if time.Since(followed) < pingPeriod && !sleep(ctx, againFirst) { // it answers, and does not tell
+			if time.Since(followed) < pingPeriod && !backoff.Sleep(ctx, againFirst) { // it answers, and does not tell
 				return ctx.Err()
 			}
 			if asked = w.engineAsBefore(ctx); begunAnew(asked) {
@@ -240,7 +237,7 @@ func (w *worker) awaitEngine(ctx context.Context) bool {
 		if err == nil {
 			return true
 		}
-		if !sleep(ctx, 250*time.Millisecond) {
+		if !backoff.Sleep(ctx, 250*time.Millisecond) {
 			return false
 		}
 	}
@@ -264,7 +261,7 @@ func (w *worker) engineAsBefore(ctx context.Context) error {
 		info, err = w.engine.Info(ctx)
 	}
 	switch {
-	case err != nil && passing(err):
+	case err != nil && hosterr.Temporary(err):
 		w.log.Warn("the engine that is back is asked again later what it is", "error", err)
 		return err
 	case err != nil:
@@ -340,9 +337,4 @@ func (w *worker) adopt(ctx context.Context) error {
 		w.reach(ctx, k, func(s *sandbox) bool { return s.found(found) })
 	}
 	return nil
-}
-
-func labelledGeneration(labels map[string]string) uint64 {
-	g, _ := strconv.ParseUint(labels[docker.LabelGeneration], 10, 64) // 0, no generation, for what is not a number
-	return g
 }

@@ -12,8 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 // The host's lock is two locks. The lease in the log's own store decides: it is on the Docker
@@ -24,11 +26,11 @@ import (
 // lockPlace takes the local lock, and reads the identity of the file that it is on.
 func (w *worker) lockPlace() (unlock func(), err error) {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
-		return nil, hostError(err, "make the state directory")
+		return nil, hosterr.Wrap(err, "make the state directory")
 	}
 	f, err := os.OpenFile(filepath.Join(w.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, hostError(err, "open the lock file")
+		return nil, hosterr.Wrap(err, "open the lock file")
 	}
 	data := make([]byte, 256)
 	n, _ := f.ReadAt(data, 0) // an empty file has no identity yet
@@ -41,7 +43,7 @@ func (w *worker) lockPlace() (unlock func(), err error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		f.Close()
-		return nil, hostError(err, "read the machine's boot id")
+		return nil, hosterr.Wrap(err, "read the machine's boot id")
 	}
 	if id == "" {
 		id = rand.Text()
@@ -49,7 +51,7 @@ func (w *worker) lockPlace() (unlock func(), err error) {
 	text := fmt.Sprintf("%s\n%s (process %d)\n", id, w.cfg.Name, os.Getpid())
 	if err := errors.Join(f.Truncate(0), writeAt(f, text)); err != nil {
 		f.Close()
-		return nil, hostError(err, "write the lock file")
+		return nil, hosterr.Wrap(err, "write the lock file")
 	}
 	// A copy of the file on a cloned machine has another boot id.
 	w.place = id + "." + strings.TrimSpace(string(boot))
@@ -95,7 +97,7 @@ func (w *worker) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 			w.log.Info("the host is held; waiting for a sign of life or the end of the lock", "holder", held.Error())
 			w.cfg.OnState(false, "waits for the lock of host "+w.hostID+", "+held.Error())
 		}
-		if !sleep(ctx, 250*time.Millisecond) {
+		if !backoff.Sleep(ctx, 250*time.Millisecond) {
 			return nil, ctx.Err()
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -41,14 +40,6 @@ func (w *worker) hasName(k key, name string) bool {
 	return name == base || strings.HasPrefix(name, base+".")
 }
 
-// nameOf is what the Engine calls a sandbox's container and network. Ids have no dot, so no two
-// sandboxes, and no service of one and another sandbox, share a name.
-func nameOf(deployment string, k key) string {
-	return "boxfleet." + deployment + "." + k.Tenant + "." + k.ID
-}
+func nameOf(deployment string, k key) string { return docker.ObjectName(deployment, k) }
 
-// labelledKey reads which sandbox an object's labels name.
-func labelledKey(labels map[string]string) (key, bool) {
-	k := key{Tenant: labels[docker.LabelTenant], ID: labels[docker.LabelSandbox]}
-	return k, protocol.ValidateID("", k.Tenant) == nil && protocol.ValidateID("", k.ID) == nil
-}
+func labelledKey(labels map[string]string) (key, bool) { return docker.KeyOf(labels) }

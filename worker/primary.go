@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
@@ -143,7 +144,7 @@ func (s *sandbox) primarySteady(ctx context.Context, b *protocol.Sandbox, a *att
 		if wait == 0 {
 			return nil
 		}
-		if awaitWake(ctx, a.heard, min(wait, judgePeriod)); ctx.Err() != nil {
+		if a.heard.WaitFor(ctx, min(wait, judgePeriod)); ctx.Err() != nil {
 			return protocol.Errorf(protocol.DeadlineExceeded, "", "the sandbox's command does not run")
 		}
 		if err := s.stillRuns(ctx, a); err != nil {
@@ -192,6 +193,6 @@ func (s *sandbox) awaitOwnEnd(ctx context.Context, a *attachment) {
 		defer s.mu.Unlock()
 		return a.own.Running
 	}
-	for runs() && a.link.Up() && sleep(ctx, restLooks) {
+	for runs() && a.link.Up() && backoff.Sleep(ctx, restLooks) {
 	}
 }

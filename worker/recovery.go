@@ -1,6 +1,10 @@
 package worker
 
-import "sync"
+import (
+	"context"
+	"sync"
+	"time"
+)
 
 // recovery wakes those who try again after a pause that grows, once the Engine or NATS is back: what they
 // waited for may have been that.
@@ -25,5 +29,16 @@ func (r *recovery) happened() {
 	if r.back != nil {
 		close(r.back)
 		r.back = nil
+	}
+}
+
+// awaitWake waits until ready is closed, until d has passed, or until ctx ends.
+func awaitWake(ctx context.Context, ready <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-ready:
+	case <-t.C:
 	}
 }

@@ -171,7 +171,7 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 		return err
 	}
 	for _, c := range containers {
-		if k, ok := labelledKey(c.Labels); ok && k == s.key {
+		if k, ok := docker.KeyOf(c.Labels); ok && k == s.key {
 			if err := s.w.engine.RemoveContainer(ctx, c.ID); err != nil && !docker.IsNotFound(err) {
 				return err
 			}
@@ -188,7 +188,7 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 		return err
 	}
 	for _, n := range networks {
-		if k, ok := labelledKey(n.Labels); ok && k == s.key {
+		if k, ok := docker.KeyOf(n.Labels); ok && k == s.key {
 			if err := s.removeLabelled(ctx, networkObject(n)); err != nil {
 				return err
 			}
@@ -219,7 +219,7 @@ func (s *sandbox) discard(ctx context.Context) error {
 		return err
 	}
 	st, _ := s.journal.State()
-	s.seen.generation = labelledGeneration(c.Labels)
+	s.seen.generation = docker.GenerationOf(c.Labels)
 	if next(&st.Sandbox, s.w.hostID, s.seen) != opDiscard {
 		return errSuperseded
 	}

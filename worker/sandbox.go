@@ -11,6 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -22,7 +23,7 @@ type sandbox struct {
 	key     key
 	journal *jetstream.Journal
 	log     *slog.Logger
-	wake    chan struct{}
+	wake    wake.Signal
 
 	mu          sync.Mutex
 	stale       bool      // the log may have more than the journal
@@ -63,7 +64,7 @@ type sandbox struct {
 
 func newSandbox(w *worker, k key) *sandbox {
 	s := &sandbox{
-		w: w, key: k, log: w.log.With("sandbox", k.ID), wake: make(chan struct{}, 1),
+		w: w, key: k, log: w.log.With("sandbox", k.ID), wake: wake.New(),
 		stale: true, dirty: true, runs: map[string]*execRun{},
 		services: map[string]*service{}, commands: map[string]chan control.Result{}, attaching: make(chan struct{}), epoch: -1,
 	}
@@ -142,12 +143,7 @@ func (s *sandbox) look() bool {
 	return !s.gone
 }
 
-func (s *sandbox) wakeUp() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *sandbox) wakeUp() { s.wake.Wake() }
 
 // errSuperseded says that the log moved on while an operation was under way.
 var errSuperseded = errors.New("superseded")
@@ -182,7 +178,7 @@ func (s *sandbox) run(ctx context.Context) {
 				timer = crashCheck
 			}
 		}
-		if !awaitWake(ctx, s.wake, timer) {
+		if !s.wake.WaitFor(ctx, timer) {
 			return
 		}
 	}
@@ -220,7 +216,7 @@ func (s *sandbox) retire() bool {
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if here || s.stale || s.dirty || len(s.runs) > 0 || s.attached != nil || len(s.services) > 0 || len(s.wake) > 0 {
+	if here || s.stale || s.dirty || len(s.runs) > 0 || s.attached != nil || len(s.services) > 0 || s.wake.Pending() {
 		return false
 	}
 	s.gone = true
@@ -281,10 +277,7 @@ func (s *sandbox) settle(ctx context.Context) error {
 func (s *sandbox) looked() {
 	if s.w.firstLook.looked(s.key) {
 		s.w.listening.nudge()
-		select {
-		case s.w.changed <- struct{}{}:
-		default:
-		}
+		s.w.changed.Wake()
 	}
 }
 
@@ -411,7 +404,7 @@ func (s *sandbox) restful() (a *attachment, restful bool) {
 
 // shows says whether the attached container runs on.
 func (v *view) shows(a *attachment, generation uint64) bool {
-	return v.container.Running && v.container.Pid == a.pid && labelledGeneration(v.container.Labels) == generation
+	return v.container.Running && v.container.Pid == a.pid && docker.GenerationOf(v.container.Labels) == generation
 }
 
 // observe looks at the host, if it may have changed. An error leaves nothing known.
@@ -442,7 +435,7 @@ func (s *sandbox) observe(ctx context.Context) error {
 	s.mu.Lock()
 	s.home = c.Labels[docker.LabelDirectory]
 	s.mu.Unlock()
-	s.seen.generation = labelledGeneration(c.Labels)
+	s.seen.generation = docker.GenerationOf(c.Labels)
 	switch {
 	case c.ID == "":
 		s.seen.container = containerAbsent
@@ -482,7 +475,7 @@ func (s *sandbox) inspectNamed(ctx context.Context, name string) (docker.Contain
 }
 
 // name is what the Engine calls the sandbox's container and network.
-func (s *sandbox) name() string { return nameOf(s.w.conn.Deployment(), s.key) }
+func (s *sandbox) name() string { return docker.ObjectName(s.w.conn.Deployment(), s.key) }
 
 // do carries out one operation, under a context that ends when the log no longer wants it.
 func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) error {

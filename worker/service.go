@@ -7,8 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 // service is one service container of a sandbox, and the goroutine that brings it up and watches over
@@ -25,7 +28,7 @@ type service struct {
 
 	stop    context.CancelFunc
 	done    chan struct{} // closed when the goroutine has ended
-	wake    chan struct{} // something about it has changed; has room for one
+	wake    wake.Signal   // something about it has changed
 	network func()        // says that the sandbox's network is there
 	linked  chan struct{} // closed by it
 	settled chan struct{} // closed when it is ready, or has failed
@@ -106,12 +109,7 @@ func (v *service) detach() {
 	}
 }
 
-func (v *service) wakeUp() {
-	select {
-	case v.wake <- struct{}{}:
-	default:
-	}
-}
+func (v *service) wakeUp() { v.wake.Wake() }
 
 func (v *service) directory() directory { return v.s.directory(v.generation).service(v.name) }
 
@@ -165,7 +163,7 @@ func (v *service) append(ctx context.Context, events ...protocol.Event) error {
 			return err
 		}
 		v.s.log.Warn("what became of a service is appended again", "service", v.name, "error", err)
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 	}
@@ -196,7 +194,7 @@ func (v *service) failure(why *protocol.Error) *protocol.Error {
 	if why != nil {
 		e = *why
 	}
-	if passing(&e) { // it was tried long enough
+	if hosterr.Temporary(&e) { // it was tried long enough
 		e.Code = protocol.FailedPrecondition
 	}
 	if e.Field == "" {

@@ -10,6 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 // raise makes the container and places the trees that are for it, where that was not done, starts it,
@@ -19,7 +20,7 @@ func (v *service) raise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.ID != "" && labelledGeneration(c.Labels) != v.generation {
+	if c.ID != "" && docker.GenerationOf(c.Labels) != v.generation {
 		if err := v.s.w.engine.RemoveContainer(ctx, c.ID); err != nil {
 			return err
 		}
@@ -32,7 +33,7 @@ func (v *service) raise(ctx context.Context) error {
 		}
 	}
 	secret, err := d.secret()
-	if err != nil && passing(err) {
+	if err != nil && hosterr.Temporary(err) {
 		return err
 	}
 	if err != nil {

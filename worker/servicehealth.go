@@ -86,7 +86,7 @@ func (v *service) untilHealthy(ctx context.Context) error {
 			wait = min(pause, h.StartInterval.Std(), h.Interval.Std())
 			pause = 2 * wait
 		}
-		if !awaitWake(ctx, v.wake, wait) {
+		if !v.wake.WaitFor(ctx, wait) {
 			return ctx.Err()
 		}
 	}
@@ -106,7 +106,7 @@ func (v *service) steady(ctx context.Context, tested *control.Primary) (bool, er
 			return true, nil
 		}
 		v.nowWaits("its command has just started")
-		if !awaitWake(ctx, v.wake, left) {
+		if !v.wake.WaitFor(ctx, left) {
 			return false, ctx.Err()
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // wantsServices says whether the log wants a sandbox's services up on this host.
@@ -51,7 +52,7 @@ func (s *sandbox) keepServices(ctx context.Context, b *protocol.Sandbox, op oper
 func (s *sandbox) newService(b *protocol.Sandbox, name string, required bool) *service {
 	v := &service{
 		s: s, name: name, required: required, generation: b.Generation, sandbox: b.Spec,
-		done: make(chan struct{}), wake: make(chan struct{}, 1), linked: make(chan struct{}), settled: make(chan struct{}),
+		done: make(chan struct{}), wake: wake.New(), linked: make(chan struct{}), settled: make(chan struct{}),
 		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, seenEpoch: s.w.epoch.Load(), epoch: -1,
 	}
 	v.spec, _ = b.Spec.Service(name)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 // begin brings the service up: container, supervisor, health, hooks. Each step can be taken again.
@@ -27,7 +28,7 @@ func (v *service) begin(ctx context.Context) error {
 			return err
 		case beginning.Err() != nil:
 			return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s: %v", v.sandbox.CreateTimeout, err)
-		case !passing(err), errors.As(err, new(*hookFailure)):
+		case !hosterr.Temporary(err), errors.As(err, new(*hookFailure)):
 			return err
 		}
 		v.s.log.Warn("a service is brought up again", "service", v.name, "error", err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 const (
@@ -27,7 +28,7 @@ func (v *service) watch(ctx context.Context) {
 		if due := v.due(); wait == 0 || due > 0 && due < wait {
 			wait = due
 		}
-		awaitWake(ctx, v.wake, wait)
+		v.wake.WaitFor(ctx, wait)
 	}
 }
 
@@ -48,7 +49,7 @@ func (v *service) keepUp(ctx context.Context) time.Duration {
 	if hopeless {
 		return 0
 	}
-	if err != nil && !passing(err) {
+	if err != nil && !hosterr.Temporary(err) {
 		v.stumbled(err)
 		return v.pause()
 	}
@@ -64,7 +65,7 @@ func (v *service) keepUp(ctx context.Context) time.Duration {
 		if errors.Is(err, docker.ErrEngineUnavailable) || protocol.AsError(err).Reason == protocol.ReasonLeaseLost {
 			return againFirst // it was not for the container
 		}
-		if !passing(err) {
+		if !hosterr.Temporary(err) {
 			v.stumbled(err)
 		}
 		return v.pause()

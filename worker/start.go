@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
 const (
@@ -83,7 +84,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	}
 	s.w.cfg.Probe("after-hello")
 	s.container, s.epoch = c, epoch
-	s.seen.container, s.seen.generation, s.seen.leftovers = containerRunning, labelledGeneration(c.Labels), true
+	s.seen.container, s.seen.generation, s.seen.leftovers = containerRunning, docker.GenerationOf(c.Labels), true
 	s.attach(a)
 	return a, nil
 }
@@ -113,7 +114,7 @@ func (s *sandbox) startMounted(ctx context.Context, d directory, id string, leni
 func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachment, error) {
 	d := s.directory(b.Generation)
 	secret, err := d.secret()
-	if err != nil && passing(err) {
+	if err != nil && hosterr.Temporary(err) {
 		return nil, err
 	}
 	if s.container.ID == "" || err != nil {
@@ -136,7 +137,7 @@ func (s *sandbox) attachRunning(ctx context.Context, b *protocol.Sandbox) error 
 		return s.restarted(ctx, b, a)
 	}
 	a, err := s.startAgain(ctx, b)
-	if err != nil && !passing(err) {
+	if err != nil && !hosterr.Temporary(err) {
 		return s.fail(ctx, b, protocol.AsError(err))
 	}
 	if err != nil || a.boot == b.Boot {
@@ -158,9 +159,9 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, errSuperseded), ctx.Err() != nil, (passing(err) || portBusy(err)) && starting.Err() == nil:
+	case errors.Is(err, errSuperseded), ctx.Err() != nil, (hosterr.Temporary(err) || portBusy(err)) && starting.Err() == nil:
 		return err
-	case passing(err):
+	case hosterr.Temporary(err):
 		return s.fail(ctx, b, overdue(b, err))
 	default:
 		return s.fail(ctx, b, protocol.AsError(err))
@@ -250,9 +251,9 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 	case waits:
 		s.revived.undo()
 		return s.awaitHost(ctx, b, err)
-	case passing(err) && protocol.AsError(err).Reason == protocol.ReasonSupervisorUnhealthy:
+	case hosterr.Temporary(err) && protocol.AsError(err).Reason == protocol.ReasonSupervisorUnhealthy:
 		return err
-	case passing(err): // it was not for the container
+	case hosterr.Temporary(err): // it was not for the container
 		s.revived.undo()
 		return err
 	}

@@ -124,12 +124,12 @@ func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 func labelledObjects(containers []docker.Container, networks []docker.Network) map[key][]labelled {
 	objects := map[key][]labelled{}
 	for _, c := range containers {
-		if k, ok := labelledKey(c.Labels); ok {
-			objects[k] = append(objects[k], labelled{id: c.ID, name: c.Name, generation: labelledGeneration(c.Labels)})
+		if k, ok := docker.KeyOf(c.Labels); ok {
+			objects[k] = append(objects[k], labelled{id: c.ID, name: c.Name, generation: docker.GenerationOf(c.Labels)})
 		}
 	}
 	for _, n := range networks {
-		if k, ok := labelledKey(n.Labels); ok {
+		if k, ok := docker.KeyOf(n.Labels); ok {
 			objects[k] = append(objects[k], networkObject(n))
 		}
 	}
@@ -137,5 +137,5 @@ func labelledObjects(containers []docker.Container, networks []docker.Network) m
 }
 
 func networkObject(n docker.Network) labelled {
-	return labelled{id: n.ID, name: n.Name, network: true, subnet: n.Subnet, bridge: n.Bridge, generation: labelledGeneration(n.Labels)}
+	return labelled{id: n.ID, name: n.Name, network: true, subnet: n.Subnet, bridge: n.Bridge, generation: docker.GenerationOf(n.Labels)}
 }

@@ -15,15 +15,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oklog/ulid/v2"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oklog/ulid/v2"
-
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
@@ -217,7 +219,7 @@ type worker struct {
 	abilities  *abilities
 	isolation  *isolation
 	orphans    orphans
-	changed    chan struct{} // has room for one: the entry in the table of hosts is old
+	changed    wake.Signal // the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time // by the store's clock
 	outlet     *outlet
@@ -265,16 +267,16 @@ func Run(ctx context.Context, cfg Config) error {
 		case begunAnew(err):
 			cfg.Logger.Warn("the worker begins anew", "worker", cfg.Name, "error", err)
 			pause = engineFirst
-		case diskFull(err):
+		case hosterr.DiskFull(err):
 			cfg.Logger.Warn("waiting for room on the worker's disk", "worker", cfg.Name, "error", err)
 			cfg.OnState(false, "waits for room on its disk: "+err.Error())
-			if !sleep(ctx, engineMost) {
+			if !backoff.Sleep(ctx, engineMost) {
 				return nil
 			}
 		case again && protocol.CodeOf(err) == protocol.Unavailable: // it is not there yet, or restarted once more
 			cfg.Logger.Warn("waiting for the Docker engine", "worker", cfg.Name, "error", err)
 			cfg.OnState(false, "waits for the Docker engine: "+err.Error())
-			if !sleep(ctx, pause) {
+			if !backoff.Sleep(ctx, pause) {
 				return nil
 			}
 			pause = min(2*pause, engineMost)
@@ -294,7 +296,7 @@ func newWorker(cfg Config) *worker {
 	return &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
 		sandboxes: map[key]*sandbox{}, listening: newListening(), outlet: newOutlet(cfg.OutputBurst, cfg.OutputRate),
-		changed: make(chan struct{}, 1), admissions: newAdmissions(), firstLook: newFirstLook(),
+		changed: wake.New(), admissions: newAdmissions(), firstLook: newFirstLook(),
 	}
 }
 
@@ -365,7 +367,7 @@ func (w *worker) awaitDeployment(ctx context.Context) error {
 		}
 		w.log.Warn("waiting for a coordinator to provision the deployment", "error", err)
 		w.cfg.OnState(false, "waits for a coordinator to make the streams: "+err.Error())
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 	}
@@ -484,7 +486,7 @@ func (w *worker) keepSupervisor() error {
 		return nil
 	}
 	if err := errors.Join(os.WriteFile(w.supervisor+".tmp", data, 0o555), os.Rename(w.supervisor+".tmp", w.supervisor)); err != nil {
-		return hostError(err, "keep the supervisor")
+		return hosterr.Wrap(err, "keep the supervisor")
 	}
 	return nil
 }
@@ -638,7 +640,7 @@ func (w *worker) giveUp(ctx context.Context, lease *jetstream.Lease) {
 			break
 		}
 		w.log.Warn("the host's entry is not removed yet", "error", err)
-		sleep(ctx, time.Second)
+		backoff.Sleep(ctx, time.Second)
 	}
 	w.release(ctx, lease)
 }
@@ -667,34 +669,4 @@ func (w *worker) forgetHost(ctx context.Context) error {
 		}
 	}
 	return w.engine.RemoveHostID(ctx)
-}
-
-// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// awaitWake waits until it is woken, or for d where that is not 0, or for the end of ctx, and says
-// which: false for the end of ctx.
-func awaitWake(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
-	var after <-chan time.Time
-	if d > 0 {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		after = t.C
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-wake:
-	case <-after:
-	}
-	return true
 }

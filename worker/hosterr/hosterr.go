@@ -1,0 +1,54 @@
+// Package hosterr translates errors of the worker's own machine, and says which errors may pass.
+//
+//	os, unix ──► Wrap ──► *protocol.Error
+//
+// It imports protocol.
+package hosterr
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Wrap turns an error of the host's file system into one for the caller: a full disk is resource_exhausted, any
+// other error internal. format and args say what was tried; the text of err follows.
+func Wrap(err error, format string, args ...any) *protocol.Error {
+	code, reason := protocol.Internal, ""
+	if DiskFull(err) {
+		code, reason = protocol.ResourceExhausted, protocol.ReasonDiskFull
+	}
+	return protocol.Errorf(code, reason, "%s: %v", fmt.Sprintf(format, args...), err)
+}
+
+// DiskFull reports whether err says that a disk, or a quota on it, has no room left.
+func DiskFull(err error) bool {
+	var e *protocol.Error
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.As(err, &e) && e.Reason == protocol.ReasonDiskFull
+}
+
+// Temporary reports whether err may go away without anybody changing the sandbox's spec or the host's
+// configuration, so that the worker should retry.
+func Temporary(err error) bool {
+	e := protocol.AsError(err)
+	switch e.Code {
+	case protocol.Unavailable:
+		switch e.Reason {
+		case protocol.ReasonImagePullFailed, protocol.ReasonImagePullStalled, protocol.ReasonRegistryUnreachable:
+			return false // the pull has its own retries
+		}
+		return true
+	case protocol.DeadlineExceeded, protocol.Cancelled:
+		return true
+	}
+	switch e.Reason {
+	case protocol.ReasonLeaseLost, protocol.ReasonDiskFull:
+		return true
+	case protocol.ReasonNoNetwork, protocol.ReasonNoGPU: // another sandbox may free one
+		return true
+	}
+	return false
+}
