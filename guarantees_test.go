@@ -1,0 +1,61 @@
+package boxfleet
+
+import (
+	"flag"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the tests that carry a code into docs/guarantees.md")
+
+const guaranteesPage = "docs/guarantees.md"
+
+// guaranteeRow is a row of the page: a code, the guarantee in one sentence, and its tests.
+var guaranteeRow = regexp.MustCompile(`(?m)^\| ([A-Z]+[0-9]+) \| (.+) \| (.*)\|$`)
+
+// TestGuaranteesNameTheirTests fails when a code in a test's name has no row, when a row misses a test that carries
+// its code, and when a listed test does not exist.
+func TestGuaranteesNameTheirTests(t *testing.T) {
+	tests := testNames(goFiles(t))
+	rows := map[string]bool{}
+	page := read(t, guaranteesPage)
+	updated := guaranteeRow.ReplaceAllStringFunc(page, func(row string) string {
+		cells := guaranteeRow.FindStringSubmatch(row)
+		if rows[cells[1]] {
+			t.Errorf("%s has two rows for %s", guaranteesPage, cells[1])
+		}
+		rows[cells[1]] = true
+		var listed []string
+		for _, name := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(cells[3], -1) {
+			if slices.Contains(tests, name[1]) && !strings.HasPrefix(name[1], "Test"+cells[1]+"_") {
+				listed = append(listed, "`"+name[1]+"`")
+			}
+		}
+		for _, name := range tests {
+			if strings.HasPrefix(name, "Test"+cells[1]+"_") {
+				listed = append(listed, "`"+name+"`")
+			}
+		}
+		if len(listed) == 0 {
+			t.Errorf("%s: no test is listed for %s", guaranteesPage, cells[1])
+		}
+		return "| " + cells[1] + " | " + cells[2] + " | " + strings.Join(listed, ", ") + " |"
+	})
+	for _, name := range tests {
+		if code := regexp.MustCompile(`^Test([A-Z]+[0-9]+)_`).FindStringSubmatch(name); code != nil && !rows[code[1]] {
+			t.Errorf("%s has no row for %s, which %s carries", guaranteesPage, code[1], name)
+		}
+	}
+	switch {
+	case updated == page:
+	case *update:
+		if err := os.WriteFile(guaranteesPage, []byte(updated), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Errorf("%s does not list the tests as they are: go test . -run TestGuarantees -update", guaranteesPage)
+	}
+}
