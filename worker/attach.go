@@ -130,7 +130,7 @@ func (a *attachment) greet(ctx context.Context, pid int) error {
 			"the supervisor speaks version %d, this worker %d", hello.Version, control.Version)
 	}
 	a.boot = hello.Boot
-	a.s.w.disk.track(a.s.key, pid, a.home)
+	a.s.w.disk.Track(a.s.key, pid, a.home)
 	return nil
 }
 

@@ -41,7 +41,7 @@ func (s *sandbox) copyTree(ctx context.Context, container string, c protocol.Cop
 		return err
 	}
 	target.Mounted = mounted
-	ctx, copied, done := s.w.disk.copying(ctx, s.key)
+	ctx, copied, done := s.w.disk.Copy(ctx, s.key)
 	defer done()
 	blob, err := s.w.conn.Blob(ctx, c.Digest)
 	if err != nil {

@@ -16,7 +16,7 @@
 // servicestart.go brings it up, servicecontainer.go makes and starts its container, servicehealth.go
 // says when it is ready, servicewatch.go whether it stays so.
 //
-// diskwatch.go watches the room on the host's disks beside all this, and stops the sandbox that fills one.
+// worker/disk watches the free space on the host's disks beside all this, and stops the sandbox that fills one.
 //
 // But for that, nothing on the host is changed without the lock: every request that changes something passes the
 // fence in worker/docker, and starting an exec passes it here.

@@ -41,7 +41,7 @@ func (w *worker) full() string {
 	if why := w.firstLook.full(); why != "" {
 		return why
 	}
-	if why := w.disk.full(); why != "" {
+	if why := w.disk.Full(); why != "" {
 		return why
 	}
 	m := &w.cfg.Watermarks

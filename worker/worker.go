@@ -24,6 +24,7 @@ import (
 	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/disk"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/removal"
@@ -211,7 +212,7 @@ type worker struct {
 	gpus       *gpus
 	admissions *admissions
 	firstLook  *firstLook
-	disk       *diskWatch
+	disk       *disk.Watch
 	mounts     *mountPolicy
 	images     *images
 	tools      *toolbox
@@ -318,12 +319,15 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	defer w.isolation.wall.Close()
-	w.disk = newDiskWatch(w)
+	w.disk = disk.New(disk.Config{
+		WorkerDir: w.cfg.StateDir, EngineDir: w.info.RootDir, ReserveDir: w.dir, Low: w.cfg.DiskLow,
+		Reserve: w.cfg.DiskReserve, OnStop: w.diskStopped, Logger: w.log,
+	})
 	watching, stopWatching := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		w.disk.run(watching)
+		w.disk.Run(watching)
 	}()
 	defer func() {
 		stopWatching()
@@ -502,7 +506,7 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	go func() {
 		select {
 		case <-seen:
-			w.disk.seen.Store(true)
+			w.disk.AllTracked()
 		case <-ctx.Done():
 		}
 	}()

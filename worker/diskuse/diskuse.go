@@ -2,7 +2,7 @@
 // trees without end in depth and width, which change while they are looked at.
 //
 //	Tree     the blocks of a directory's files, with a handful of descriptors, through no link
-//	Unnamed  the blocks of files that were removed, and that processes have open still
+//	Deleted  the blocks of files that were removed, and that processes have open still
 //	Written  the bytes that processes had written to file systems, by the kernel's own count
 //
 // None is enough alone: a file that was removed is in no tree, one that is only allocated was never written, and
@@ -24,9 +24,9 @@ import (
 type Usage struct {
 	Device  uint64 // of the tree's top
 	Bytes   int64  // of blocks that are allocated
-	Entries int64  // files and directories, the top among them
+	Inodes int64  // files and directories, the top among them
 	Recent  int64  // of Bytes, those of files that changed at since or later
-	Whole   bool   // everything was counted; else there is at least so much
+	Complete   bool   // everything was counted; else there is at least so much
 }
 
 // maxPending bounds the names of directories that are remembered, and are still to be looked into.
@@ -42,7 +42,7 @@ func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	w := &walk{dir: top, since: since.Unix(), use: Usage{Whole: true}}
+	w := &walk{dir: top, since: since.Unix(), use: Usage{Complete: true}}
 	defer func() { w.dir.Close() }()
 	err = w.all(ctx)
 	return w.use, err
@@ -84,11 +84,11 @@ func (w *walk) all(ctx context.Context) error {
 			return nil
 		}
 		if !w.leave() {
-			w.use.Whole = false
+			w.use.Complete = false
 			return nil
 		}
 	}
-	w.use.Whole = false
+	w.use.Complete = false
 	return nil
 }
 
@@ -96,7 +96,7 @@ func (w *walk) all(ctx context.Context) error {
 func (w *walk) enter(ctx context.Context, name string) {
 	fd, err := unix.Openat(int(w.dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		w.use.Whole = w.use.Whole && errors.Is(err, unix.ENOENT)
+		w.use.Complete = w.use.Complete && errors.Is(err, unix.ENOENT)
 		return
 	}
 	var here, stat unix.Stat_t
@@ -138,7 +138,7 @@ func (w *walk) read(ctx context.Context) {
 				continue
 			}
 			if w.pending == maxPending {
-				w.use.Whole = false
+				w.use.Complete = false
 				continue
 			}
 			w.below, w.pending = append(w.below, name), w.pending+1
@@ -157,7 +157,7 @@ func (w *walk) count(stat *unix.Stat_t) {
 }
 
 func (u *Usage) add(stat *unix.Stat_t, since int64) {
-	u.Entries++
+	u.Inodes++
 	u.Bytes += stat.Blocks * 512
 	if stat.Ctim.Sec >= since {
 		u.Recent += stat.Blocks * 512

@@ -41,7 +41,7 @@ func TestATreeIsCountedHoweverDeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	use, err := Tree(context.Background(), top, time.Now().Add(-time.Minute))
-	if err != nil || !use.Whole || use.Entries != levels+3 || use.Bytes < 1<<20 || use.Recent != use.Bytes {
+	if err != nil || !use.Complete || use.Inodes != levels+3 || use.Bytes < 1<<20 || use.Recent != use.Bytes {
 		t.Errorf("counted %+v, %v", use, err)
 	}
 	if old, err := Tree(context.Background(), top, time.Now().Add(time.Minute)); err != nil || old.Recent != 0 {
@@ -49,7 +49,7 @@ func TestATreeIsCountedHoweverDeep(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	if part, _ := Tree(ended, top, time.Now()); part.Whole {
+	if part, _ := Tree(ended, top, time.Now()); part.Complete {
 		t.Errorf("a walk that was broken off counted the whole: %+v", part)
 	}
 }
@@ -96,7 +96,7 @@ func TestWhatHasNoNameIsCountedWhileItIsOpenOrMapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	count := func() Usage {
-		return Unnamed(context.Background(), []int{os.Getpid(), os.Getpid()}, stat.Dev, time.Now().Add(-time.Minute))
+		return Deleted(context.Background(), []int{os.Getpid(), os.Getpid()}, stat.Dev, time.Now().Add(-time.Minute))
 	}
 	if use := count(); use.Bytes >= 1<<20 {
 		t.Errorf("a file with a name is counted: %+v", use)
@@ -104,7 +104,7 @@ func TestWhatHasNoNameIsCountedWhileItIsOpenOrMapped(t *testing.T) {
 	if err := os.Remove(f.Name()); err != nil {
 		t.Fatal(err)
 	}
-	if use := count(); !use.Whole || use.Bytes < 1<<20 || use.Bytes >= 2<<20 || use.Recent != use.Bytes || use.Device != stat.Dev {
+	if use := count(); !use.Complete || use.Bytes < 1<<20 || use.Bytes >= 2<<20 || use.Recent != use.Bytes || use.Device != stat.Dev {
 		t.Errorf("open: counted %+v", use)
 	}
 	mapped, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)

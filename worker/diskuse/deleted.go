@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unnamed counts the files without a name that processes have open or mapped, on the file system of their root,
+// Deleted counts the files without a name that processes have open or mapped, on the file system of their root,
 // until ctx ends. Of an overlay the kernel shows another device than that of its layer, so the caller says in which
 // one they are.
-func Unnamed(ctx context.Context, pids []int, device uint64, since time.Time) Usage {
-	u := &unnamed{since: since.Unix(), seen: map[file]bool{}, use: Usage{Device: device, Whole: true}}
+func Deleted(ctx context.Context, pids []int, device uint64, since time.Time) Usage {
+	u := &unnamed{since: since.Unix(), seen: map[file]bool{}, use: Usage{Device: device, Complete: true}}
 	for _, pid := range pids {
 		var root unix.Stat_t
 		if unix.Stat(fmt.Sprintf("/proc/%d/root", pid), &root) != nil {
@@ -23,7 +23,7 @@ func Unnamed(ctx context.Context, pids []int, device uint64, since time.Time) Us
 			u.read(ctx, fmt.Sprintf("/proc/%d/%s", pid, of), root.Dev, device)
 		}
 	}
-	u.use.Whole = ctx.Err() == nil
+	u.use.Complete = ctx.Err() == nil
 	return u.use
 }
 

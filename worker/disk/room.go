@@ -1,0 +1,114 @@
+package disk
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// room is the space that a file system has left for users other than root.
+type room struct {
+	dir       string // a directory on the file system
+	device    uint64
+	free      int64 // bytes
+	size      int64 // bytes
+	inodes    int64 // free
+	allInodes int64 // 0: the file system does not limit them
+}
+
+// readRoom reads the free space of dir's file system. ok is false if dir cannot be read: a host that only lends its
+// Docker socket does not have the engine's directory.
+func readRoom(dir string) (_ room, ok bool) {
+	var fs unix.Statfs_t
+	var stat unix.Stat_t
+	if unix.Statfs(dir, &fs) != nil || unix.Stat(dir, &stat) != nil {
+		return room{}, false
+	}
+	return room{dir: dir, device: stat.Dev, free: int64(fs.Bavail) * fs.Bsize, size: int64(fs.Blocks) * fs.Bsize,
+		inodes: int64(fs.Ffree), allInodes: int64(fs.Files)}, true
+}
+
+func deviceOf(dir string) uint64 {
+	r, _ := readRoom(dir)
+	return r.device
+}
+
+// Defaults for the space that counts as low.
+const (
+	lowPart   = 10      // a tenth of the disk,
+	lowMost   = 2 << 30 // but not more bytes than this
+	lowInodes = 50_000  // nor more inodes than this
+)
+
+// Defaults for the size of the reserve.
+const (
+	reservePart = 50 // a fiftieth of the disk,
+	reserveMost = 32 << 20
+)
+
+// limits are the operator's settings.
+type limits struct {
+	low     protocol.Bytes // 0: derived from the disk's size
+	reserve protocol.Bytes // 0: derived from the disk's size
+}
+
+// lowOf returns how many bytes must be free. Below that, the watch stops sandboxes.
+func (l limits) lowOf(r room) int64 {
+	if l.low > 0 {
+		return min(int64(l.low), r.size/2)
+	}
+	return min(r.size/lowPart, lowMost)
+}
+
+func (l limits) lowInodesOf(r room) int64 { return min(r.allInodes/lowPart, lowInodes) }
+
+// reserveOf returns how many bytes the worker reserves for itself.
+func (l limits) reserveOf(r room) int64 {
+	if l.reserve > 0 {
+		return min(int64(l.reserve), r.size/lowPart)
+	}
+	return min(r.size/reservePart, reserveMost)
+}
+
+// level says how urgent it is to stop a writer.
+type level int
+
+const (
+	enough   level = iota
+	near           // measure the sandboxes, so that their rates are known when the disk is low
+	low            // stop the fastest writer if it would soon fill the disk
+	critical       // stop the fastest writer, however slow it is
+)
+
+// nearFactor times the low limit is near.
+const nearFactor = 2
+
+// level classifies a disk that lost this many bytes in the last second. inodes reports that the inodes, not the bytes,
+// are the more urgent shortage.
+func (l limits) level(r room, lost int64) (_ level, inodes bool) {
+	byBytes, limit := enough, l.lowOf(r)
+	switch in2s := r.free - 2*max(lost, 0); {
+	case r.free < limit/2:
+		byBytes = critical
+	case r.free < limit, r.free-lost < limit/2: // critical within a second
+		byBytes = low
+	case r.free < nearFactor*limit || in2s < limit:
+		byBytes = near
+	}
+	if r.allInodes == 0 {
+		return byBytes, false
+	}
+	byInodes, limit := enough, l.lowInodesOf(r)
+	switch {
+	case r.inodes < limit/2:
+		byInodes = critical
+	case r.inodes < limit:
+		byInodes = low
+	case r.inodes < nearFactor*limit:
+		byInodes = near
+	}
+	if byInodes > byBytes {
+		return byInodes, true
+	}
+	return byBytes, false
+}

@@ -1,0 +1,298 @@
+package disk
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/diskuse"
+)
+
+// Config says which disks to watch. All fields but Low and Reserve are required.
+type Config struct {
+	WorkerDir  string         // on the worker's disk, with the directories of all sandboxes
+	EngineDir  string         // of the Docker engine; it may be missing on this host
+	ReserveDir string         // the reserve is kept below this directory, on the worker's disk
+	Low        protocol.Bytes // stop sandboxes when less than this is free; 0: a tenth of the disk, at most 2 GiB
+	Reserve    protocol.Bytes // the worker's own reserve; 0: a fiftieth of the disk, at most 32 MiB
+
+	// OnStop is called, with the error that a sandbox fails with, before the sandbox's processes are killed.
+	OnStop func(protocol.SandboxKey, *protocol.Error)
+	Logger *slog.Logger
+}
+
+// Watch watches the free space on the host's disks, and stops the sandbox that would fill one:
+//
+//	enough free space  nothing is measured
+//	near the limit     the sandboxes' use of the disk is measured once a second
+//	below the limit    the fastest writer is stopped if it would fill the disk within a minute
+//	below half of it   writers are stopped, the fastest first
+//
+// The reason is written into the sandbox's directory; see [ReadNote]. A nil *Watch watches nothing.
+type Watch struct {
+	log     *slog.Logger
+	limits  limits
+	dirs    []string // WorkerDir and EngineDir
+	layers  string   // where the engine keeps the layers of containers
+	reserve *reserve
+	onStop  func(protocol.SandboxKey, *protocol.Error)
+
+	mu         sync.Mutex
+	containers map[int]container // by the PID of their first process
+	copies     map[*copying]bool
+
+	full     atomic.Pointer[string] // why the host takes no sandboxes; nil: it takes some
+	allKnown atomic.Bool            // all containers that ran before this worker started are tracked
+
+	// Used by Run's goroutine only.
+	before     *sample // the previous measurement; nil: none since the disk had enough space
+	sampledAt  time.Time
+	checkedAt  time.Time
+	free       map[uint64]int64 // at checkedAt, by device
+	stoppedAny bool             // since the disk last had enough space
+	warnedAt   time.Time        // of the warning that the disk is full and no sandbox writes
+
+	// unwatchedSince is when the previous worker last watched the disk. It is reset after the one check for a
+	// sandbox that filled the disk meanwhile.
+	unwatchedSince time.Time
+}
+
+// container is a running container.
+type container struct {
+	key   protocol.SandboxKey
+	home  string // the sandbox's directory
+	pid   int    // of the first process
+	group string // control groups of all its processes
+	layer string // directory of its writable layer; "": unknown
+
+	device uint64 // of the layer
+}
+
+// copying is a tree that is being copied into a container.
+type copying struct {
+	key    protocol.SandboxKey
+	device uint64
+	bytes  atomic.Int64
+	cancel context.CancelCauseFunc
+}
+
+const (
+	checkPeriod   = 250 * time.Millisecond // between two checks of the free space
+	measurePeriod = time.Second            // between two measurements of the sandboxes
+	measureWithin = 2 * time.Second        // time limit of one measurement
+	recentWithin  = 15 * time.Second       // data changed within this counts as recent
+)
+
+// A writer is stopped if it would fill the remaining space within fillsWithin or, when hardly any space remains, if it
+// writes faster than leastRate or leastInodes.
+const (
+	fillsWithin = time.Minute
+	leastRate   = 64 << 10 // bytes a second
+	leastInodes = 20       // inodes a second
+)
+
+// New returns a watch, which starts with Run.
+func New(cfg Config) *Watch {
+	limits := limits{low: cfg.Low, reserve: cfg.Reserve}
+	reserve := newReserve(cfg.ReserveDir, limits.reserveOf)
+	return &Watch{
+		log: cfg.Logger, limits: limits, dirs: []string{cfg.WorkerDir, cfg.EngineDir},
+		layers: filepath.Join(cfg.EngineDir, "overlay2"), reserve: reserve, unwatchedSince: reserve.lastMark(),
+		onStop: cfg.OnStop, containers: map[int]container{}, copies: map[*copying]bool{}, free: map[uint64]int64{},
+	}
+}
+
+// Track watches a sandbox's container, whose first process is pid, until that process ends. home is the sandbox's
+// directory.
+func (d *Watch) Track(k protocol.SandboxKey, pid int, home string) {
+	if d == nil {
+		return
+	}
+	c := container{key: k, home: home, pid: pid, group: diskuse.Group(pid), layer: diskuse.Layer(pid)}
+	if c.layer != "" && !filepath.IsAbs(c.layer) {
+		c.layer = filepath.Join(d.layers, c.layer)
+	}
+	if r, ok := readRoom(cmp.Or(c.layer, d.dirs[1])); ok {
+		c.device = r.device
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.containers[pid] = c
+}
+
+// AllTracked tells the watch that Track has been called for all containers that ran before this worker started. Only
+// then can the watch tell who filled a disk while no worker ran.
+func (d *Watch) AllTracked() { d.allKnown.Store(true) }
+
+// Copy watches a copy into one of a sandbox's containers. The caller writes what it copies to the returned counter
+// too, and calls done at the end. If the copy fills the disk, the returned context ends with the sandbox's error as
+// its cause.
+func (d *Watch) Copy(ctx context.Context, k protocol.SandboxKey) (_ context.Context, counter io.Writer, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	c := &copying{key: k, cancel: cancel}
+	if d == nil {
+		return ctx, c, func() { cancel(nil) }
+	}
+	c.device = deviceOf(d.dirs[1])
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.copies[c] = true
+	return ctx, c, func() {
+		cancel(nil)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.copies, c)
+	}
+}
+
+// Write counts bytes that are copied.
+func (c *copying) Write(p []byte) (int, error) {
+	c.bytes.Add(int64(len(p)))
+	return len(p), nil
+}
+
+// Full returns why the host should take no new sandboxes, or "".
+func (d *Watch) Full() string {
+	if d == nil {
+		return ""
+	}
+	if why := d.full.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
+// Run watches until ctx ends.
+func (d *Watch) Run(ctx context.Context) {
+	for {
+		d.check(ctx, time.Now())
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(checkPeriod):
+		}
+	}
+}
+
+// shortage is the disk that has the least space left, relative to its limits.
+type shortage struct {
+	room
+	level  level
+	inodes bool // inodes, not bytes, are short
+}
+
+// check reads the free space of all disks and, where it is short, stops the sandbox that uses it up.
+func (d *Watch) check(ctx context.Context, now time.Time) {
+	worst, free := d.readRooms(now)
+	d.checkedAt, d.free = now, free
+	d.setFull(worst)
+	firstKnown := !d.unwatchedSince.IsZero() && d.allKnown.Load()
+	if firstKnown {
+		d.before = nil // so that chooseWriter asks, once, who wrote while no worker ran
+		defer func() { d.unwatchedSince = time.Time{} }()
+	}
+	if d.unwatchedSince.IsZero() {
+		d.reserve.mark(now)
+	}
+	if worst.level == enough {
+		d.before, d.stoppedAny = nil, false
+		return
+	}
+	mayWait := worst.level == near && d.before != nil || d.stoppedAny
+	if mayWait && !firstKnown && now.Sub(d.sampledAt) < measurePeriod {
+		return
+	}
+	taken := d.measure(ctx, free)
+	w, found := d.chooseWriter(taken, worst)
+	d.before, d.sampledAt = taken, time.Now()
+	switch {
+	case found:
+		d.stop(w, worst)
+		d.before, d.stoppedAny = nil, true
+	case worst.level == critical:
+		d.fullForNoSandbox(worst, now)
+	}
+}
+
+// readRooms reads the free space of all disks, and takes the reserve where there is enough of it.
+func (d *Watch) readRooms(now time.Time) (worst shortage, free map[uint64]int64) {
+	free = map[uint64]int64{}
+	for i, dir := range d.dirs {
+		r, ok := readRoom(dir)
+		if !ok {
+			continue
+		}
+		lost := int64(0)
+		if was, known := d.free[r.device]; known {
+			lost = int64(float64(was-r.free) / max(now.Sub(d.checkedAt).Seconds(), 0.01))
+		}
+		free[r.device] = r.free
+		l, inodes := d.limits.level(r, lost)
+		if l > worst.level {
+			worst = shortage{r, l, inodes}
+		}
+		if i == 0 && l == enough && !d.reserve.held {
+			if err := d.reserve.hold(r); err != nil {
+				d.log.Warn("could not reserve space on the worker's disk", "error", err)
+			}
+		}
+	}
+	return worst, free
+}
+
+// setFull keeps new sandboxes away from a host with a disk that is low.
+func (d *Watch) setFull(s shortage) {
+	if s.level < low {
+		d.full.Store(nil)
+		return
+	}
+	why := fmt.Sprintf("the disk of %s has %s left, less than worker.disk_low (%s)",
+		s.dir, protocol.Bytes(s.free), protocol.Bytes(d.limits.lowOf(s.room)))
+	if s.inodes {
+		why = fmt.Sprintf("the disk of %s has only %d free inodes", s.dir, s.room.inodes)
+	}
+	d.full.Store(&why)
+}
+
+// fullForNoSandbox handles a disk that is full although no sandbox writes to it.
+func (d *Watch) fullForNoSandbox(s shortage, now time.Time) {
+	if s.device == deviceOf(d.dirs[0]) && d.reserve.held {
+		d.releaseReserve()
+	}
+	if now.Sub(d.warnedAt) > time.Minute {
+		d.warnedAt = now
+		d.log.Warn("a disk is full, but no sandbox is writing to it; free some space",
+			"disk", s.dir, "free", protocol.Bytes(s.free), "inodes", s.room.inodes)
+	}
+}
+
+// chooseWriter returns the sandbox to stop, if there is one.
+func (d *Watch) chooseWriter(now *sample, s shortage) (_ writer, found bool) {
+	if s.level < low {
+		return writer{}, false
+	}
+	limit := d.limits.lowOf(s.room)
+	if d.before == nil {
+		// The disk filled up between two checks, or before this worker started. Without a rate, stop a sandbox only
+		// for large recent writes, and not a second one: those that were spared may keep what they wrote before.
+		w := latestWriter(now, s.device)
+		allKnown := d.unwatchedSince.IsZero() || d.allKnown.Load()
+		return w, s.level == critical && !d.stoppedAny && !s.inodes && allKnown && w.rate >= float64(limit/4)
+	}
+	w := fastestWriter(d.before, now, s.device, s.inodes)
+	least, left := float64(leastRate), s.free-limit/2
+	if s.inodes {
+		least, left = leastInodes, s.room.inodes-d.limits.lowInodesOf(s.room)/2
+	}
+	if s.level == low {
+		least = max(least, float64(left)/fillsWithin.Seconds())
+	}
+	return w, w.rate >= least
+}

@@ -1,0 +1,137 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// smallDisk mounts a disk of 16 MiB.
+func smallDisk(t *testing.T) (dir string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("only root may mount")
+	}
+	dir = t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=16m"); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// watchOf returns a watch whose worker and engine share a disk.
+func watchOf(dir string, log io.Writer, onStop func(protocol.SandboxKey, *protocol.Error)) *Watch {
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	return New(Config{WorkerDir: dir, EngineDir: dir, ReserveDir: dir, OnStop: onStop, Logger: logger})
+}
+
+// fill writes a file into a sandbox's directory, and returns the error of the last write.
+func fill(t *testing.T, home string, size int) error {
+	t.Helper()
+	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		t.Fatal(err)
+	}
+	return os.WriteFile(filepath.Join(home, "output"), make([]byte, size), 0o600)
+}
+
+// process starts a process that stands for a sandbox's container.
+func process(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
+}
+
+// The note is written although the disk is full, and neither the log nor the engine is needed.
+func TestStopsAWriterAndRecordsWhyOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := smallDisk(t)
+	var logged bytes.Buffer
+	var stopped *protocol.Error
+	d := watchOf(dir, &logged, func(_ protocol.SandboxKey, why *protocol.Error) { stopped = why })
+	d.unwatchedSince = time.Time{}
+	home := filepath.Join(dir, "home")
+	ctx := t.Context()
+	d.check(ctx, time.Now())
+	if !d.reserve.held || d.Full() != "" {
+		t.Fatalf("on an empty disk: reserve held %v, full: %q", d.reserve.held, d.Full())
+	}
+	culprit := process(t)
+	d.Track(one, culprit.Process.Pid, home)
+	if err := fill(t, home, 64<<20); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filling the disk: %v", err)
+	}
+	d.check(ctx, time.Now())
+	if err := culprit.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("the writer ended with %v\n%s", err, logged.String())
+	}
+	if stopped == nil || stopped.Reason != protocol.ReasonDiskFull || d.Full() == "" {
+		t.Errorf("stopped for %v, full: %q", stopped, d.Full())
+	}
+	if note := ReadNote(home); note == nil || note.Message != stopped.Message {
+		t.Errorf("the note says %v, want %v\n%s", note, stopped, logged.String())
+	}
+	if err := os.Remove(filepath.Join(home, "output")); err != nil {
+		t.Fatal(err)
+	}
+	d.check(ctx, time.Now().Add(time.Minute))
+	if d.Full() != "" || !d.reserve.held {
+		t.Errorf("after space was freed: reserve held %v, full: %q", d.reserve.held, d.Full())
+	}
+	if err := RemoveNote(home); err != nil || ReadNote(home) != nil {
+		t.Errorf("removing the note: %v", err)
+	}
+}
+
+// A worker that starts on a full disk stops the sandbox that filled it, but only once it knows all sandboxes.
+func TestStopsASandboxThatFilledTheDiskWhileNoWorkerRan(t *testing.T) {
+	t.Parallel()
+	dir := smallDisk(t)
+	quarter := func(room) int64 { return mib / 4 }
+	earlier := newReserve(dir, quarter)
+	if err := earlier.hold(room{}); err != nil {
+		t.Fatal(err)
+	}
+	earlier.mark(time.Now().Add(-time.Hour))
+	var stopped []protocol.SandboxKey
+	d := watchOf(dir, io.Discard, func(k protocol.SandboxKey, _ *protocol.Error) { stopped = append(stopped, k) })
+	if time.Since(d.unwatchedSince) < 59*time.Minute {
+		t.Fatalf("the last mark was %s ago, want an hour", time.Since(d.unwatchedSince))
+	}
+	track := func(k protocol.SandboxKey, size int, want error) {
+		home := filepath.Join(dir, k.ID)
+		if err := fill(t, home, size); !errors.Is(err, want) {
+			t.Fatal(err)
+		}
+		d.Track(k, process(t).Process.Pid, home)
+	}
+	track(one, 2*mib, nil)
+	d.check(t.Context(), time.Now())
+	track(two, 64*mib, unix.ENOSPC)
+	d.check(t.Context(), time.Now())
+	if len(stopped) > 0 {
+		t.Fatalf("stopped %v before all sandboxes were known", stopped)
+	}
+	d.AllTracked()
+	for range 3 {
+		d.check(t.Context(), time.Now())
+	}
+	if len(stopped) != 1 || stopped[0] != two {
+		t.Errorf("stopped %v, want only %v", stopped, two)
+	}
+}
