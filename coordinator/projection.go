@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -53,6 +54,8 @@ type projection struct {
 	restored    int                        // how often that was
 	settled     bool                       // what is known of sandboxes was compared with the log since
 
+	schedulerDue atomic.Bool // the scheduler is to be woken for batches that were folded in
+
 	saving  bool             // this coordinator writes the snapshots
 	unsaved map[key]struct{} // what changed since they were written
 	ending  map[key]struct{} // sandboxes that are over, and whose journals are kept until they are stored
@@ -76,7 +79,8 @@ func (p *projection) journal(k key) *jetstream.Journal {
 	j := p.journals[k]
 	if j == nil {
 		j = p.conn.Journal(jetstream.JournalConfig{
-			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs, OnApply: p.applied,
+			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs,
+			OnApply: p.applied, OnAppended: p.appended,
 			OnReset: func() { p.drop(k) },
 			OnOpen:  func(s *protocol.State, record uint64) { p.handle(k, s, record) },
 		})
@@ -85,27 +89,41 @@ func (p *projection) journal(k key) *jetstream.Journal {
 	return j
 }
 
-// applied takes over a sandbox's new state, and tells its worker what this coordinator decided.
+// applied takes over a sandbox's new state. The journal calls it under its lock: whoever needs to know of the
+// change is notified later, by appended and observe.
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
 	k := key{b.Tenant, b.Sandbox}
 	p.execs.applied(k, s, b) // before it is over
 	p.mu.Lock()
-	before := p.sandboxes[k]
-	matters := p.putLocked(k, &handle, b.Record)
-	p.mu.Unlock()
-	if b.Writer == p.writer && handle.Worker != "" {
-		worker := p.route(handle.HostID, handle.Worker)
-		if err := p.conn.Tell(worker, b); err != nil {
-			p.log.Warn("a worker is not told, and will be later", "worker", worker, "sandbox", b.Sandbox, "error", err)
-		}
+	defer p.mu.Unlock()
+	if p.putLocked(k, &handle, b.Record) {
+		p.schedulerDue.Store(true)
 	}
-	if b.Writer == p.writer && before != nil && before.HostID != "" && before.HostID != handle.HostID { // it is another's now
-		if err := p.conn.Tell(p.route(before.HostID, before.Worker), b); err != nil {
-			p.log.Warn("a worker is not told that a sandbox is another's, and sees it when it reads the log again", "worker", before.Worker, "sandbox", b.Sandbox, "error", err)
-		}
+}
+
+// appended notifies others of a batch that this coordinator appended: the sandbox's worker, the worker that had
+// the sandbox before, and the scheduler.
+func (p *projection) appended(a jetstream.Appended) {
+	if a.After.Worker != "" {
+		p.notify(p.route(a.After.HostID, a.After.Worker), a.Batch)
 	}
-	if matters {
+	if a.Before.HostID != "" && a.Before.HostID != a.After.HostID {
+		p.notify(p.route(a.Before.HostID, a.Before.Worker), a.Batch)
+	}
+	p.wakeSchedulerIfDue()
+}
+
+// notify sends a worker a batch of one of its sandboxes. A worker that misses it is notified again, see telling.go.
+func (p *projection) notify(worker string, b *protocol.Batch) {
+	if err := p.conn.Tell(worker, b); err != nil {
+		p.log.Warn("could not notify a worker; it is notified again later", "worker", worker, "sandbox", b.Sandbox, "error", err)
+	}
+}
+
+// wakeSchedulerIfDue wakes the scheduler if a batch that was folded in since the last call may concern it.
+func (p *projection) wakeSchedulerIfDue() {
+	if p.schedulerDue.Swap(false) {
 		p.wakeUp()
 	}
 }
@@ -171,6 +189,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	if err == nil {
 		err = p.readHistories(ctx, read)
 	}
+	p.wakeSchedulerIfDue()
 	if err != nil {
 		return 0, err
 	}
@@ -236,6 +255,7 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 }
 
 func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
+	defer p.wakeSchedulerIfDue()
 	k := key{b.Tenant, b.Sandbox}
 	p.mu.RLock()
 	o, over := p.over[k]

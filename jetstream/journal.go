@@ -34,10 +34,16 @@ type JournalConfig struct {
 	// and the log has its last message. What the snapshot lacks of ended execs, the state lacks.
 	FromSnapshot bool
 
-	// OnApply is called after each batch was folded in, in order, with the state after it, under
-	// the journal's lock: it must be quick and must not call the journal. While a history is read from its
-	// beginning, that is an older state than the journal's own. It may be nil.
+	// OnApply keeps a copy of the state current. It is called after each batch was folded in, in order, with the
+	// state after it, under the journal's lock: it must be quick, do no I/O and not call the journal. While a history
+	// is read from its beginning, that state is older than the journal's own. It may be nil.
 	OnApply func(s *protocol.State, b *protocol.Batch)
+
+	// OnAppended is called for each batch that this journal appended, outside the journal's lock: after the
+	// log acknowledged the batch and it was folded in, before the decisions in it return from Do, and for one batch
+	// at a time in the order of the log. The next append of this journal waits for it. It is not called for an
+	// append whose outcome stayed unknown, nor for batches of other writers. It may be nil.
+	OnAppended func(a Appended)
 
 	// OnReset is called, as OnApply is, before a history is folded again from its beginning, because the
 	// log no longer has what was folded, or from a snapshot. It may be nil.
@@ -46,6 +52,13 @@ type JournalConfig struct {
 	// OnOpen is called, as OnApply is, when a history was read from its beginning, or from a snapshot, with the state
 	// that is the journal's own now, and the record it was folded up to. It may be nil.
 	OnOpen func(s *protocol.State, record uint64)
+}
+
+// Appended is a batch that a journal appended.
+type Appended struct {
+	Batch  *protocol.Batch
+	Before protocol.Sandbox // as the batch's decisions saw it
+	After  protocol.Sandbox // when the log had acknowledged the batch; may include later batches of other writers
 }
 
 // Journal is one writer's view of one sandbox's history: its fold, and the way to append to it.
@@ -281,41 +294,54 @@ func (j *Journal) commit(group []*decision) {
 			return
 		}
 		confirm = false
-		batch, expected, took, rest := j.assemble(group)
-		if len(batch.Events) == 0 && !confirmed {
-			// What appends nothing is checked by no compare-and-set: a refusal, or nothing to do,
-			// holds only on a state that was read just now. A follower that says Fresh may be behind.
+		a := j.assemble(group)
+		if len(a.batch.Events) == 0 && !confirmed {
+			// No compare-and-set checks what appends nothing: a refusal, or nothing to do, holds only on a
+			// state that was read just now. A follower that calls Fresh may be behind.
 			confirm, confirmed = true, true
 			continue
 		}
-		if len(batch.Events) == 0 {
-			finish(took, nil)
-			group = rest
+		if len(a.batch.Events) == 0 {
+			finish(a.took, nil)
+			group = a.rest
 			continue
 		}
-		won, err := j.append(within.ctx, batch, expected)
+		won, err := j.append(within.ctx, a.batch, a.expected)
 		if err == nil && !won {
-			group = append(took, rest...) // decide again on what was written
+			group = append(a.took, a.rest...) // decide again, on what the other writer wrote
 			continue
 		}
+		took, rest := a.took, a.rest
 		if won {
-			j.mu.Lock()
-			j.applyLocked(&j.fold, batch)
-			j.mu.Unlock()
-			for _, d := range took {
-				for i := range d.events {
-					e := &d.events[i]
-					e.Record, e.Writer, e.Token = batch.Record, batch.Writer, batch.Token
-				}
-			}
-			if last := took[len(took)-1]; last.more { // it goes first in the next message
-				last.before = append(last.before, last.events...)
-				took, rest = took[:len(took)-1], append([]*decision{last}, rest...)
-			}
+			took, rest = j.acknowledged(a)
 		}
 		finish(took, err)
 		group = rest
 	}
+}
+
+// acknowledged folds in a batch that the log has acknowledged and calls OnAppended. It returns the decisions
+// that the batch completes, and those that are still to be appended.
+func (j *Journal) acknowledged(a *attempt) (took, rest []*decision) {
+	j.mu.Lock()
+	j.applyLocked(&j.fold, a.batch)
+	now := j.state.Sandbox
+	j.mu.Unlock()
+	if j.cfg.OnAppended != nil {
+		j.cfg.OnAppended(Appended{Batch: a.batch, Before: a.before, After: now})
+	}
+	for _, d := range a.took {
+		for i := range d.events {
+			e := &d.events[i]
+			e.Record, e.Writer, e.Token = a.batch.Record, a.batch.Writer, a.batch.Token
+		}
+	}
+	last := len(a.took) - 1
+	if d := a.took[last]; d.more { // its remaining events go first in the next message
+		d.before = append(d.before, d.events...)
+		return a.took[:last], append([]*decision{d}, a.rest...)
+	}
+	return a.took, a.rest
 }
 
 // finish ends decisions: with err, or each with what it said itself.
@@ -490,29 +516,33 @@ func (j *Journal) hearsBeyond(expected uint64) bool {
 	}
 }
 
+// attempt is a batch that is to be appended, with the decisions it came from.
+type attempt struct {
+	batch *protocol.Batch
+
+	// expected is the last message of the fold that the decisions saw, read together with the state: a batch that
+	// is folded in meanwhile must make the append lose, not shift the expected position.
+	expected Position
+	before   protocol.Sandbox // the sandbox at expected
+
+	took []*decision // those that the batch completes; refusals too, since they hold only if the batch does
+	rest []*decision // those that did not fit
+}
+
 // assemble asks the decisions of a group in order, each on the state that those before it leave,
-// and makes one batch, which has no events when there is nothing to write. took is what the batch
-// settles, refusals among it: they hold only if the batch does. rest is what did not fit.
-//
-// expected is the place that the decisions were made on, read together with the state: a batch
-// that is folded in meanwhile must make the append lose, not shift what it expects.
-func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected Position, took, rest []*decision) {
+// and puts their events into one batch. The batch has no events if there is nothing to append.
+func (j *Journal) assemble(group []*decision) *attempt {
 	j.mu.Lock()
-	scratch, expected := j.takeScratchLocked(), j.at
+	scratch := j.takeScratchLocked()
+	a := &attempt{expected: j.at, before: j.state.Sandbox}
 	now := after(j.last, j.conn.Now())
 	j.mu.Unlock()
 	var tried []protocol.Event
 	defer func() { j.keepScratch(scratch, tried) }()
-	batch = &protocol.Batch{
-		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
-		ID: strings.ToLower(ulid.Make().String()), Writer: j.cfg.Writer,
-	}
-	if j.cfg.Token != nil {
-		batch.Token = j.cfg.Token()
-	}
-	whole, size := j.conn.maxBatch(), 0
+	a.batch = j.newBatch()
+	limit, size := j.conn.maxBatch(), 0
 	for i, d := range group {
-		d.events, d.more, d.err = nil, false, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // nobody waits any more
+		d.events, d.more, d.err = nil, false, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // its caller is gone
 		var events []protocol.Event
 		if d.err == nil {
 			events, d.err = j.ask(d, scratch, now)
@@ -520,27 +550,41 @@ func (j *Journal) assemble(group []*decision) (batch *protocol.Batch, expected P
 		fits, cost := 0, 0
 		if d.err == nil && len(events) > 0 {
 			j.address(events, now)
-			fits, cost, d.err = prefix(events, whole-size, maxBatchEvents-len(batch.Events), whole)
+			fits, cost, d.err = prefix(events, limit-size, maxBatchEvents-len(a.batch.Events), limit)
 		}
 		if d.err == nil && len(events) > 0 {
-			if fits < len(events) && len(batch.Events) > 0 {
-				return batch, expected, took, group[i:] // in the next message
+			if fits < len(events) && len(a.batch.Events) > 0 {
+				a.rest = group[i:] // the next message takes it
+				return a
 			}
-			// All of them are judged, also those that go into a later message.
+			// All events are checked, including those that go into a later message.
 			if d.err = scratch.Number(events); d.err != nil {
-				scratch = j.replay(batch.Events)
+				scratch = j.replay(a.batch.Events)
 			} else {
 				size, tried = size+cost, append(tried, events...)
 				d.events, d.more = events[:fits:fits], fits < len(events)
-				batch.Events = append(batch.Events, d.events...)
+				a.batch.Events = append(a.batch.Events, d.events...)
 			}
 		}
-		took = append(took, d)
+		a.took = append(a.took, d)
 		if d.more {
-			return batch, expected, took, group[i+1:]
+			a.rest = group[i+1:]
+			return a
 		}
 	}
-	return batch, expected, took, nil
+	return a
+}
+
+// newBatch returns a batch of this writer without events.
+func (j *Journal) newBatch() *protocol.Batch {
+	b := &protocol.Batch{
+		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
+		ID: strings.ToLower(ulid.Make().String()), Writer: j.cfg.Writer,
+	}
+	if j.cfg.Token != nil {
+		b.Token = j.cfg.Token()
+	}
+	return b
 }
 
 // after is now, or last where that is a little later: two writers know the store's time up to their way to it
