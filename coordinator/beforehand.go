@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -17,7 +18,7 @@ type hostTable struct {
 	version uint64
 	looked  time.Time
 	hosts   []*protocol.Host
-	most    abilities
+	most    placement.Limits
 }
 
 // refuseBeforehand says why a sandbox could never be: an image that is none, or more than any host gives. It says so
@@ -51,12 +52,11 @@ func (c *coordinator) refuseBeforehand(ctx context.Context, k key, whole *protoc
 func (c *coordinator) onNoHost(b *protocol.Sandbox) *protocol.Error {
 	hosts, most := c.hostTable.now(c)
 	if slices.ContainsFunc(hosts, func(h *protocol.Host) bool {
-		there, err := specOn(b, h)
-		return err == nil && len(lacks(b, there, h, most)) == 0
+		return placement.CouldTake(b, h, most)
 	}) {
 		return nil
 	}
-	return impossible(b, hosts)
+	return placement.Impossible(b, hosts)
 }
 
 // hostsWithin is how long a create that no known host could take waits until all hosts are known.
@@ -77,13 +77,13 @@ func (c *coordinator) knowsAllHosts(ctx context.Context) bool {
 	return err == nil
 }
 
-func (t *hostTable) now(c *coordinator) ([]*protocol.Host, abilities) {
+func (t *hostTable) now(c *coordinator) ([]*protocol.Host, placement.Limits) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c.hosts.changedSince(t.version) || time.Since(t.looked) > c.cfg.Timing.Scan {
 		rows, version := c.hosts.rows()
-		t.hosts, t.version, t.looked = hostsOf(rows), version, time.Now()
-		t.most = abilitiesOf(t.hosts)
+		t.hosts, t.version, t.looked = placement.HostsOf(rows), version, time.Now()
+		t.most = placement.LimitsOf(t.hosts)
 	}
 	return t.hosts, t.most
 }

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -161,11 +162,11 @@ func TestAResumeStaysOnItsHost(t *testing.T) {
 	h.must(decideResume(&h.state, "u1"))
 	hosts := []*protocol.Host{host("w1", 1), host("w2", 0)}
 	hosts[0].HostID, hosts[1].HostID = "h1", "h2"
-	if chosen, _ := place(&h.state.Sandbox, hosts, nil); chosen == nil || chosen.Worker != "w1" {
+	if chosen, _ := placement.Place(&h.state.Sandbox, hosts, nil); chosen == nil || chosen.Worker != "w1" {
 		t.Errorf("placed on %v, want w1", chosen)
 	}
 	hosts[0].State = protocol.HostLost
-	if chosen, refusals := place(&h.state.Sandbox, hosts, nil); chosen != nil || len(refusals) != 2 {
+	if chosen, refusals := placement.Place(&h.state.Sandbox, hosts, nil); chosen != nil || len(refusals) != 2 {
 		t.Errorf("placed on %v with refusals %v", chosen, refusals)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -170,51 +171,14 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	h.judgeClock(e)
 }
 
-// everyGPU is what a sandbox with all of its host's GPUs uses: more than any host has.
-const everyGPU = 1 << 10
-
-// usage is what sandboxes take of a host.
-type usage struct {
-	protocol.Totals
-	n, gpus int
-}
-
-func usageOf(s *protocol.SandboxSpec) usage {
-	u := usage{Totals: s.Totals(), n: 1, gpus: s.GPUCount()}
-	if u.gpus < 0 {
-		u.gpus = everyGPU
-	}
-	return u
-}
-
-func (u usage) plus(v usage) usage { return usage{u.Totals.Plus(v.Totals), u.n + v.n, u.gpus + v.gpus} }
-
-// addTo counts it on a host.
-func (u usage) addTo(h *protocol.Host) {
-	h.Sandboxes += u.n
-	h.UsedCPU += u.CPU
-	h.UsedMem += u.Memory
-	h.UsedDisk += u.Disk
-	h.UsedPIDs += u.PIDs
-	h.UsedGPUs = min(h.UsedGPUs+u.gpus, h.GPUs)
-}
-
 // list returns every host with its state and what is placed on it.
 func (h *hosts) list() []*protocol.Host {
 	rows, _ := h.rows()
-	return hostsOf(rows)
-}
-
-func hostsOf(rows []hostRow) []*protocol.Host {
-	list := make([]*protocol.Host, len(rows))
-	for i := range rows {
-		list[i] = rows[i].host
-	}
-	return list
+	return placement.HostsOf(rows)
 }
 
 // rows is list in the order of the workers' names, with the versions of its rows and of all.
-func (h *hosts) rows() ([]hostRow, uint64) {
+func (h *hosts) rows() ([]placement.Row, uint64) {
 	used, workers := h.projection.uses()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -228,7 +192,7 @@ func (h *hosts) rows() ([]hostRow, uint64) {
 			h.ids[hostID] = host.Worker
 		}
 	}
-	rows, copies := make([]hostRow, 0, len(h.known)), make([]protocol.Host, len(h.known))
+	rows, copies := make([]placement.Row, 0, len(h.known)), make([]protocol.Host, len(h.known))
 	now := h.now()
 	for _, e := range h.known {
 		if h.forgottenLocked(e.host.HostID) {
@@ -238,13 +202,13 @@ func (h *hosts) rows() ([]hostRow, uint64) {
 		*host = e.host
 		host.State = e.state(h.timing)
 		h.show(host)
-		used[host.HostID].addTo(host)
+		used[host.HostID].AddTo(host)
 		if !e.heard.IsZero() {
 			host.SeenAt = now.Add(-time.Since(e.heard))
 		}
-		rows = append(rows, hostRow{host, e.version})
+		rows = append(rows, placement.Row{Host: host, Version: e.version})
 	}
-	slices.SortFunc(rows, func(a, b hostRow) int { return cmp.Compare(a.host.Worker, b.host.Worker) })
+	slices.SortFunc(rows, func(a, b placement.Row) int { return cmp.Compare(a.Host.Worker, b.Host.Worker) })
 	return rows, h.version
 }
 

@@ -2,148 +2,17 @@ package coordinator
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/protocol"
 )
-
-// stocked is a host that says it has images of these names, and the id sha256:cafe0123.
-func stocked(worker string, n int, t imageTable, names ...string) *protocol.Host {
-	h := host(worker, n)
-	h.Images, h.Instance = true, "i-"+worker
-	names = append(names, "docker.io/library/sha256:cafe0123")
-	slices.Sort(names)
-	t[worker] = &protocol.HostImages{Worker: worker, Instance: h.Instance, Listed: true, Names: names}
-	return h
-}
-
-const (
-	appImage = "docker.io/library/app:latest"
-	dbDigest = "registry.local/db@sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
-)
-
-func TestNeverPullsMeansAHostThatHasTheImages(t *testing.T) {
-	told := imageTable{}
-	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, appImage), stocked("w3", 7, told, appImage, dbDigest)}
-	services := func(image string) map[string]protocol.Service {
-		return map[string]protocol.Service{"db": {Image: image}}
-	}
-	dbTag := strings.Replace(dbDigest, "@", ":1@", 1)
-	for what, c := range map[string]struct {
-		spec  protocol.SandboxSpec
-		want  string // worker
-		field string // in the refusal of w1
-	}{
-		"short name":                {protocol.SandboxSpec{Image: "app"}, "w2", "spec.image"},
-		"full name":                 {protocol.SandboxSpec{Image: appImage}, "w2", "spec.image"},
-		"digest":                    {protocol.SandboxSpec{Image: dbDigest}, "w3", "spec.image"},
-		"digest with a tag":         {protocol.SandboxSpec{Image: dbTag}, "w3", "spec.image"},
-		"id":                        {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
-		"short id":                  {protocol.SandboxSpec{Image: "cafe01"}, "w1", ""},
-		"other tag":                 {protocol.SandboxSpec{Image: "app:2"}, "", "spec.image"},
-		"required service":          {protocol.SandboxSpec{Image: "app", RequiredServices: services(dbDigest)}, "w3", "spec.image"},
-		"service only":              {protocol.SandboxSpec{Image: "cafe0123", RequiredServices: services("app")}, "w2", "spec.required_services.db.image"},
-		"optional service":          {protocol.SandboxSpec{Image: "app", OptionalServices: services("nowhere")}, "w2", "spec.image"},
-		"required service, nowhere": {protocol.SandboxSpec{Image: "app", RequiredServices: services("nowhere")}, "", "spec.image"},
-	} {
-		b := &protocol.Sandbox{State: protocol.StatePending, Spec: c.spec}
-		b.Spec.Pull = protocol.PullNever
-		chosen, refusals := place(b, hosts, told)
-		got := ""
-		if chosen != nil {
-			got = chosen.Worker
-		}
-		if got != c.want {
-			t.Errorf("%s: placed on %q, want %q: %+v", what, got, c.want, refusals)
-		}
-		if r := refusals[0].Reason; c.field == "" && r != "" || !strings.HasPrefix(r, c.field) {
-			t.Errorf("%s: the empty host says %q, want something of %q", what, r, c.field)
-		}
-		if e := impossible(b, hosts); e != nil {
-			t.Errorf("%s: it does not wait: %v", what, e)
-		}
-		if chosen, _ := place(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "app:2", Pull: protocol.PullMissing}}, hosts, told); chosen == nil {
-			t.Errorf("%s: what may be pulled is refused", what)
-		}
-	}
-}
-
-func TestAHostThatDoesNotTellItsImagesIsTriedAndOneThatHasNotYetIsNot(t *testing.T) {
-	b := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: "app", Pull: protocol.PullNever}}
-	for what, c := range map[string]struct {
-		change func(*protocol.Host, *protocol.HostImages)
-		taken  bool
-	}{
-		"lacks it":                        {func(*protocol.Host, *protocol.HostImages) {}, false},
-		"an older worker":                 {func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }, true},
-		"said by the worker's former run": {func(h *protocol.Host, i *protocol.HostImages) { h.Instance, i.Names = "new", []string{appImage} }, false},
-		"the engine did not list them":    {func(_ *protocol.Host, i *protocol.HostImages) { i.Listed, i.Names = false, []string{appImage} }, false},
-		"more than were told":             {func(_ *protocol.Host, i *protocol.HostImages) { i.Cut = true }, true},
-	} {
-		told := imageTable{}
-		h := stocked("w1", 0, told)
-		c.change(h, told["w1"])
-		if chosen, refusals := place(b, []*protocol.Host{h}, told); (chosen != nil) != c.taken {
-			t.Errorf("%s: %+v", what, refusals)
-		}
-	}
-	h := stocked("w1", 0, imageTable{})
-	if chosen, refusals := place(b, []*protocol.Host{h}, nil); chosen != nil || !strings.Contains(refusals[0].Reason, "not said yet") {
-		t.Errorf("nothing was said yet: %+v", refusals)
-	}
-	b.Resuming, b.HostID = true, h.HostID
-	if chosen, refusals := place(b, []*protocol.Host{h}, nil); chosen == nil {
-		t.Errorf("a resume, whose containers are there: %+v", refusals)
-	}
-}
-
-// Nobody waits for a name that was misspelt.
-func TestAnImageThatNobodyHasOrBringsIsNotWaitedForLong(t *testing.T) {
-	app := func(pull string) *protocol.Sandbox {
-		return &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: "app", Pull: pull,
-			OptionalServices: map[string]protocol.Service{"x": {Image: "misspelt"}}}}
-	}
-	for what, c := range map[string]struct {
-		b       *protocol.Sandbox
-		change  func(*protocol.Host, *protocol.HostImages)
-		imports []*protocol.WantedImage
-		fails   bool
-	}{
-		"nobody has it":    {b: app(protocol.PullNever), fails: true},
-		"it may be pulled": {b: app(protocol.PullMissing)},
-		"a resume":         {b: &protocol.Sandbox{Resuming: true, HostID: "h-w1", Spec: app(protocol.PullNever).Spec}},
-		"a host has it":    {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Names = []string{appImage} }},
-		"a host that is lost has it": {b: app(protocol.PullNever), change: func(h *protocol.Host, i *protocol.HostImages) {
-			h.State, i.Names = protocol.HostLost, []string{appImage}
-		}},
-		"a host has not said yet":     {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Listed = false }},
-		"a host does not say":         {b: app(protocol.PullNever), change: func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }},
-		"it is in a configuration":    {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Images = []protocol.HostImage{{Ref: appImage}} }},
-		"it is imported":              {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage}}},
-		"it is imported for the host": {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w1"}}}},
-		"it is imported for another":  {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w3"}}}, fails: true},
-	} {
-		told := imageTable{}
-		hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 0, told)}
-		if c.change != nil {
-			c.change(hosts[0], told["w1"])
-		}
-		e := nowhere(c.b, hosts, told, c.imports)
-		if (e != nil) != c.fails || e != nil && (e.Reason != protocol.ReasonImageNotFound || e.Field != "spec.image") {
-			t.Errorf("%s: %v", what, e)
-		}
-	}
-	if e := nowhere(app(protocol.PullNever), nil, nil, nil); e != nil {
-		t.Errorf("without a host: %v", e)
-	}
-}
 
 func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Image: 300 * time.Millisecond})()
-	h := stocked("w1", 0, imageTable{})
+	h := reporting("w1", 0, placement.Images{})
 	h.Healthy, h.SeenAt = true, time.Now()
 	if err := d.conn.RegisterHost(t.Context(), h); err != nil {
 		t.Fatal(err)
@@ -172,37 +41,6 @@ func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
 	}
 }
 
-func TestAHostThatHasTheImageIsPreferredWhileItIsNearlyAsEmpty(t *testing.T) {
-	told := imageTable{}
-	lacks, has, silent := stocked("a", 0, told), stocked("b", 0, told, appImage), host("c", 0)
-	b := &protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "app", Memory: 1 << 20}}
-	on := func(hosts ...*protocol.Host) string {
-		chosen, _ := place(b, hosts, told)
-		return chosen.Worker
-	}
-	if got := on(lacks, has); got != "b" {
-		t.Errorf("of two empty ones %s is chosen", got)
-	}
-	has.Slots, lacks.Slots, silent.Slots = 100, 100, 100
-	has.Sandboxes = 9
-	if got := on(lacks, has); got != "b" {
-		t.Errorf("with nine of a hundred slots taken: %s", got)
-	}
-	has.Sandboxes = 11
-	if got := on(lacks, has); got != "a" {
-		t.Errorf("spreading is given up for an image: %s", got)
-	}
-	b.Spec.OptionalServices = map[string]protocol.Service{"x": {Image: "app"}, "y": {Image: "nowhere"}}
-	has.Sandboxes = 8
-	if got := on(lacks, has); got != "a" {
-		t.Errorf("two images of three are worth as much as three: %s", got)
-	}
-	has.Sandboxes = 1
-	if got := on(has, silent); got != "c" {
-		t.Errorf("a host that does not tell is not taken, though it is emptier: %s", got)
-	}
-}
-
 func TestImagesThatPendingSandboxesWaitForAreTold(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
@@ -226,50 +64,5 @@ func TestImagesThatPendingSandboxesWaitForAreTold(t *testing.T) {
 	}
 	if got := ask(); len(got) > 0 {
 		t.Errorf("of a deleted one: %q", got)
-	}
-}
-
-func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
-	told := imageTable{}
-	byDefault := []string{"docker.io", "public"}
-	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, "127.0.0.1:5000/there:1"), stocked("w3", 7, told)}
-	hosts[0].Registries, hosts[1].Registries, hosts[2].Registries = byDefault, byDefault, []string{"10.1.1.1:5000"}
-	imports := []*protocol.WantedImage{{Ref: "127.0.0.1:5000/imported:1"}}
-	for what, c := range map[string]struct {
-		spec  protocol.SandboxSpec
-		on    string // worker
-		fails string // the field, where it is of no use to wait
-	}{
-		"the host's own":      {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
-		"on a host":           {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},
-		"on a host, always":   {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1", Pull: protocol.PullAlways}, "", "spec.image"},
-		"imported":            {protocol.SandboxSpec{Image: "127.0.0.1:5000/imported:1"}, "", ""},
-		"of one operator's":   {protocol.SandboxSpec{Image: "10.1.1.1:5000/x:1"}, "w3", ""},
-		"public":              {protocol.SandboxSpec{Image: "ghcr.io/a/b:1"}, "w1", ""},
-		"of a service":        {protocol.SandboxSpec{Image: "busybox", RequiredServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "", "spec.required_services.db.image"},
-		"of an optional one":  {protocol.SandboxSpec{Image: "busybox", OptionalServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "w1", ""},
-		"an id that is there": {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
-		"of no registry":      {protocol.SandboxSpec{Image: "boxfleet.local/d/imported/x:1"}, "", "spec.image"},
-	} {
-		b := &protocol.Sandbox{State: protocol.StatePending, Spec: c.spec}
-		if b.Spec.Pull == "" {
-			b.Spec.Pull = protocol.PullMissing
-		}
-		got := ""
-		chosen, refusals := place(b, hosts, told)
-		if chosen != nil {
-			got = chosen.Worker
-		}
-		if got != c.on {
-			t.Errorf("%s: placed on %q, want %q: %+v", what, got, c.on, refusals)
-		}
-		e := nowhere(b, hosts, told, imports)
-		if c.fails == "" && e != nil || c.fails != "" && (e == nil || e.Field != c.fails || e.Reason != protocol.ReasonPolicyDenied || e.Code != protocol.PermissionDenied) {
-			t.Errorf("%s: got %v", what, e)
-		}
-	}
-	hosts[1].Registries = nil // an older worker finds out by trying
-	if e := nowhere(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}}, hosts, told, nil); e != nil {
-		t.Errorf("with an older worker: %v", e)
 	}
 }

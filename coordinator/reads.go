@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -251,7 +252,7 @@ func (c *coordinator) explain(ctx context.Context, tenant string, q *protocol.Qu
 	switch {
 	case b.State == protocol.StatePending && (!b.Assigned || c.hosts.states()[b.HostID] == protocol.HostLost || c.hosts.forgotten(b.HostID)):
 		hosts := c.hosts.list()
-		_, e.Hosts = place(standing(b, c.conn.Now()), hosts, c.images.list())
+		_, e.Hosts = placement.Place(placement.WithoutExpiredRefusals(b, c.conn.Now()), hosts, c.images.list())
 		e.Waiting, e.Deadline = "no host takes it now", c.queueDeadline(b)
 		if len(hosts) == 0 {
 			e.Waiting = "there is no host"

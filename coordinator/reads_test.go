@@ -1,10 +1,12 @@
 package coordinator
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -69,5 +71,40 @@ func TestAFleetOfManyHostsIsListed(t *testing.T) {
 	d.eventually("every host is listed", func() bool { return len(list()) >= n })
 	if workers := list(); !slices.IsSorted(workers) || len(slices.Compact(workers)) != n {
 		t.Errorf("the hosts are %q", workers)
+	}
+}
+
+func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
+	type row struct {
+		at time.Time
+		id string
+	}
+	order := func(a, b row) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) }
+	token := func(r row) string { return pageToken(r.at, r.id) }
+	small := func(row) int { return 1 }
+	var rows []row
+	for i := range 25 {
+		rows = append(rows, row{time.Unix(int64(i/3), 5), fmt.Sprintf("s%02d", i)}) // some at the same time
+	}
+	want := slices.SortedFunc(slices.Values(rows), order)
+	var got []row
+	q := &protocol.Query{Limit: 4}
+	for pages := 0; ; pages++ {
+		page, next, err := paginate(slices.Clone(rows), order, token, small, q)
+		if err != nil || pages > 10 {
+			t.Fatal(pages, err)
+		}
+		got = append(got, page...)
+		if next == "" {
+			break
+		}
+		q.Page = next
+		rows = append(rows, row{time.Unix(100+int64(pages), 0), fmt.Sprint("new", pages)}) // made meanwhile: the newest
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v\nwant %v", got, want)
+	}
+	if _, _, err := paginate(rows, order, token, small, &protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
+		t.Errorf("a bad page token: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -55,8 +56,8 @@ type taken struct {
 	pids      int64
 }
 
-func takenBy(u usage) taken {
-	return taken{u.n, u.gpus, int64(u.CPU*1e9 + 0.5), u.Memory, u.Disk, u.PIDs}
+func takenBy(u placement.Usage) taken {
+	return taken{u.Sandboxes, u.GPUs, int64(u.CPU*1e9 + 0.5), u.Memory, u.Disk, u.PIDs}
 }
 
 func (r *taken) add(v taken, sign int) {
@@ -69,8 +70,11 @@ func (r *taken) add(v taken, sign int) {
 	r.pids += s * v.pids
 }
 
-func (r taken) usage() usage {
-	return usage{Totals: protocol.Totals{CPU: float64(r.nanoCPU) / 1e9, Memory: r.mem, Disk: r.disk, PIDs: r.pids}, n: r.n, gpus: r.gpus}
+func (r taken) usage() placement.Usage {
+	return placement.Usage{
+		Totals:    protocol.Totals{CPU: float64(r.nanoCPU) / 1e9, Memory: r.mem, Disk: r.disk, PIDs: r.pids},
+		Sandboxes: r.n, GPUs: r.gpus,
+	}
 }
 
 func newSandboxIndex() sandboxIndex {
@@ -109,7 +113,7 @@ func (x *sandboxIndex) move(k key, old, b *protocol.Sandbox) (matters bool) {
 		if b.Assigned || b.State == protocol.StateDeleting { // it holds its place until it is gone
 			now.used = was.used
 			if old == nil || old.Generation != b.Generation || was.used.n == 0 {
-				now.used = takenBy(usageOf(&b.Spec))
+				now.used = takenBy(placement.UsageOf(&b.Spec))
 			}
 		}
 	}
@@ -190,10 +194,10 @@ func (x *sandboxIndex) line(w waiting, in bool) {
 }
 
 // uses returns what is taken of each host on which there is something, and the worker that it had.
-func (p *projection) uses() (used map[string]usage, workers map[string]string) {
+func (p *projection) uses() (used map[string]placement.Usage, workers map[string]string) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	used, workers = make(map[string]usage, len(p.index.hosts)), make(map[string]string, len(p.index.hosts))
+	used, workers = make(map[string]placement.Usage, len(p.index.hosts)), make(map[string]string, len(p.index.hosts))
 	for id, u := range p.index.hosts {
 		used[id] = u.used.usage()
 		if len(u.sandboxes) > 0 {
@@ -204,15 +208,15 @@ func (p *projection) uses() (used map[string]usage, workers map[string]string) {
 }
 
 // changedUses returns what is taken of hosts whose use changed since the last call.
-func (p *projection) changedUses() map[string]usage {
+func (p *projection) changedUses() map[string]placement.Usage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.index.changed) == 0 {
 		return nil
 	}
-	used := make(map[string]usage, len(p.index.changed))
+	used := make(map[string]placement.Usage, len(p.index.changed))
 	for id := range p.index.changed {
-		used[id] = usage{}
+		used[id] = placement.Usage{}
 		if u := p.index.hosts[id]; u != nil {
 			used[id] = u.used.usage()
 		}
@@ -297,7 +301,7 @@ func (p *projection) line(lost []string, flying bool) []*protocol.Sandbox {
 
 // launch counts an assignment on its host before it is in the log, if the sandbox is still the one that it was
 // made for, and none of its is on its way.
-func (p *projection) launch(b *protocol.Sandbox, hostID string, u usage) bool {
+func (p *projection) launch(b *protocol.Sandbox, hostID string, u placement.Usage) bool {
 	k := key{b.Tenant, b.ID}
 	p.mu.Lock()
 	defer p.mu.Unlock()

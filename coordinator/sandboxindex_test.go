@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -54,8 +55,8 @@ func TestTheIndexesSayWhatAScanSays(t *testing.T) {
 			k := key{"t", fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
-				if b := model[k]; b != nil && p.launch(b, "h9", usageOf(&b.Spec)) {
-					flying[k] = placed{"h9", takenBy(usageOf(&b.Spec))}
+				if b := model[k]; b != nil && p.launch(b, "h9", placement.UsageOf(&b.Spec)) {
+					flying[k] = placed{"h9", takenBy(placement.UsageOf(&b.Spec))}
 				}
 			case 1:
 				p.land(k)
@@ -88,7 +89,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 			on[b.HostID][k] = true
 			if b.Assigned || b.State == protocol.StateDeleting {
 				u := used[b.HostID]
-				u.add(takenBy(usageOf(&b.Spec)), 1)
+				u.add(takenBy(placement.UsageOf(&b.Spec)), 1)
 				used[b.HostID] = u
 			}
 			if owes(b) {

@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oklog/ulid/v2"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oklog/ulid/v2"
-
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -81,7 +81,7 @@ const assignsAtOnce = 64
 type scheduling struct {
 	*coordinator
 	lease   *jetstream.Lease
-	index   *hostIndex
+	index   *placement.Index
 	version uint64                       // of the table of hosts, as the index has it
 	looked  time.Time                    // when that was
 	kinds   map[*protocol.Sandbox]string // of those that wait
@@ -93,7 +93,7 @@ type scheduling struct {
 func (c *coordinator) newScheduling(lease *jetstream.Lease) *scheduling {
 	c.images.tellAll()
 	return &scheduling{
-		coordinator: c, lease: lease, index: newHostIndex(), slots: make(chan struct{}, assignsAtOnce),
+		coordinator: c, lease: lease, index: placement.NewIndex(), slots: make(chan struct{}, assignsAtOnce),
 		kinds: map[*protocol.Sandbox]string{}, never: map[string]*protocol.Error{},
 	}
 }
@@ -146,7 +146,7 @@ func (c *coordinator) waiting(hosts []*protocol.Host) []*protocol.Sandbox {
 // look takes over what changed on the hosts.
 func (s *scheduling) look() {
 	for worker, told := range s.images.takeChanged() {
-		s.index.setImages(worker, told)
+		s.index.SetImages(worker, told)
 	}
 	if s.hosts.changedSince(s.version) || time.Since(s.looked) > s.cfg.Timing.Scan { // one that falls silent says nothing
 		s.projection.changedUses() // the rows have them
@@ -155,11 +155,11 @@ func (s *scheduling) look() {
 			clear(s.never)
 		}
 		s.version, s.looked = version, time.Now()
-		s.index.setRows(rows)
+		s.index.SetHosts(rows)
 		return
 	}
 	for host, u := range s.projection.changedUses() {
-		s.index.setUse(host, u)
+		s.index.SetUsage(host, u)
 	}
 }
 
@@ -167,13 +167,13 @@ func (s *scheduling) look() {
 // changed.
 func (s *scheduling) pass(ctx context.Context) {
 	s.look()
-	line := s.projection.line(append(s.index.lost(), s.hosts.allForgotten()...), false)
+	line := s.projection.line(append(s.index.Lost(), s.hosts.allForgotten()...), false)
 	kinds := make(map[*protocol.Sandbox]string, len(line))
 	full, imageless := map[string]bool{}, map[string]*protocol.Error{} // by kind, in this pass
 	for _, b := range line {
 		kind := s.kinds[b]
 		if kind == "" {
-			kind = kindOf(b)
+			kind = placement.KindOf(b)
 		}
 		kinds[b] = kind
 	}
@@ -191,14 +191,14 @@ func (s *scheduling) pass(ctx context.Context) {
 				return
 			}
 			s.look()
-			if chosen := s.index.place(standing(b, s.conn.Now()), kind); chosen != nil {
+			if chosen := s.index.Place(placement.WithoutExpiredRefusals(b, s.conn.Now()), kind); chosen != nil {
 				s.assign(ctx, b, chosen)
 				continue
 			}
 			<-s.slots
 			full[kind] = !b.Resuming && len(b.Refusals) == 0 // there is hardly more room before the next pass
 		}
-		if why := s.whyNever(b, kind, imageless); why != nil && s.projection.launch(b, "", usage{}) {
+		if why := s.whyNever(b, kind, imageless); why != nil && s.projection.launch(b, "", placement.Usage{}) {
 			s.slots <- struct{}{}
 			s.append(ctx, b, func(state *protocol.State) ([]protocol.Event, error) { return decideFail(state, why) })
 		}
@@ -209,7 +209,7 @@ func (s *scheduling) pass(ctx context.Context) {
 func (s *scheduling) whyNever(b *protocol.Sandbox, kind string, imageless map[string]*protocol.Error) *protocol.Error {
 	why, known := s.never[kind]
 	if !known {
-		why = impossible(b, s.index.hosts())
+		why = placement.Impossible(b, s.index.Hosts())
 		s.never[kind] = why
 	}
 	waited := s.conn.Now().Sub(b.StateChangedAt)
@@ -217,7 +217,7 @@ func (s *scheduling) whyNever(b *protocol.Sandbox, kind string, imageless map[st
 		return why
 	}
 	if why, known = imageless[kind]; !known {
-		why = nowhere(b, s.index.hosts(), s.index.images, s.images.imported())
+		why = placement.ImageUnavailable(b, s.index.Hosts(), s.index.Images(), s.images.imported())
 		imageless[kind] = why
 	}
 	if why != nil && why.Reason == protocol.ReasonImageNotFound && waited <= s.cfg.Timing.Image {
@@ -232,8 +232,8 @@ const tellTime = 2 * time.Second
 // assign places a sandbox on a host. It counts there at once, also for the next one, and is taken back should it
 // not come into the log.
 func (s *scheduling) assign(ctx context.Context, b *protocol.Sandbox, chosen *protocol.Host) {
-	there, err := specOn(b, chosen)
-	if err != nil || !s.projection.launch(b, chosen.HostID, usageOf(there)) {
+	there, err := placement.SpecOn(b, chosen)
+	if err != nil || !s.projection.launch(b, chosen.HostID, placement.UsageOf(there)) {
 		<-s.slots
 		return
 	}

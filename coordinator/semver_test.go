@@ -1,6 +1,8 @@
 package coordinator
 
-import "testing"
+import (
+	"testing"
+)
 
 func TestTheServiceSaysTheBuildsVersion(t *testing.T) {
 	t.Parallel()

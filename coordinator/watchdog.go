@@ -3,7 +3,6 @@ package coordinator
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -329,18 +329,7 @@ func (f lazily) String() string { return f() }
 
 // whyNot says why hosts do not take a sandbox, of the first few of them.
 func (c *coordinator) whyNot(b *protocol.Sandbox, now time.Time) string {
-	b = standing(b, now)
-	hosts, images := c.seen.hosts(c), c.images.list()
-	why, most := "", abilitiesOf(hosts)
-	for i, h := range hosts {
-		if i == mostHosts {
-			return fmt.Sprintf("%s; and %d more", why, len(hosts)-mostHosts)
-		}
-		if reason := refuse(b, h, images, most); reason != "" {
-			why += fmt.Sprintf("; %s: %s", h.Worker, reason)
-		}
-	}
-	return why
+	return placement.Reasons(placement.WithoutExpiredRefusals(b, now), c.seen.hosts(c), c.images.list())
 }
 
 // seenHosts is the list of hosts as it was a moment ago: where ten thousand sandboxes fail at once, it is made once.

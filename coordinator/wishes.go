@@ -3,7 +3,6 @@ package coordinator
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -352,12 +352,12 @@ func (p *projection) holds(hosts []*protocol.Host) {
 type moves struct {
 	mu      sync.Mutex
 	hosts   []*protocol.Host
-	images  imageTable
+	images  placement.Images
 	decided map[key]bool // a decision may be asked for again
 }
 
 // begin begins a scan.
-func (m *moves) begin(hosts []*protocol.Host, images imageTable) {
+func (m *moves) begin(hosts []*protocol.Host, images placement.Images) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.hosts, m.images, m.decided = hosts, images, map[key]bool{}
@@ -371,24 +371,11 @@ func (m *moves) takenElsewhere(b *protocol.Sandbox, now time.Time) bool {
 	if taken, decided := m.decided[k]; decided || m.decided == nil {
 		return taken
 	}
-	again := *standing(b, now)
+	again := *placement.WithoutExpiredRefusals(b, now)
 	again.State, again.Worker, again.HostID = protocol.StatePending, "", ""
-	chosen, _ := place(&again, m.hosts, m.images)
+	chosen, _ := placement.Place(&again, m.hosts, m.images)
 	if m.decided[k] = chosen != nil; chosen != nil {
-		usageOf(&b.Spec).addTo(chosen)
+		placement.UsageOf(&b.Spec).AddTo(chosen)
 	}
 	return chosen != nil
-}
-
-// draining says what a host's operator wants it to be, "" where he wants nothing.
-func draining(h *protocol.Host) string {
-	switch {
-	case h.Drain != nil && !h.Drain.Deadline.IsZero():
-		return fmt.Sprintf("the host is drained until %s", h.Drain.Deadline.UTC().Format(time.RFC3339))
-	case h.Drain != nil:
-		return "the host is drained"
-	case h.Cordoned:
-		return "the host is cordoned"
-	}
-	return ""
 }

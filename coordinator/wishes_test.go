@@ -288,7 +288,7 @@ func TestADrainMovesWhatFitsElsewhere(t *testing.T) {
 	m := &moves{}
 	m.begin([]*protocol.Host{drained, other}, nil)
 	for i, want := range []bool{true, true, true, true, false} {
-		b := wants(1 << 30)
+		b := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Memory: 1 << 30, CPU: 1}}
 		b.ID, b.State, b.HostID = []string{"a", "a", "b", "b", "c"}[i], protocol.StateReady, drained.HostID
 		if got := m.takenElsewhere(b, time.Now()); got != want {
 			t.Errorf("%d: %s is taken elsewhere: %v", i, b.ID, got)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
@@ -22,7 +23,7 @@ func accepted(t *testing.T, request protocol.SandboxSpec) *history {
 // assign places a sandbox on a host as the scheduler does.
 func (h *history) assign(to *protocol.Host) {
 	h.t.Helper()
-	there, err := specOn(&h.state.Sandbox, to)
+	there, err := placement.SpecOn(&h.state.Sandbox, to)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
 	h.must(decideResume(&h.state, "u1"))
 	w1.Defaults = &protocol.SandboxSpec{Memory: 9 << 30, User: "other"} // the operator changed them
 	w1.Memory = 2 << 30
-	if chosen, refusals := place(&h.state.Sandbox, []*protocol.Host{w1}, nil); chosen == nil {
+	if chosen, refusals := placement.Place(&h.state.Sandbox, []*protocol.Host{w1}, nil); chosen == nil {
 		t.Fatalf("it does not fit where it was: %v", refusals)
 	}
 	changed := h.state.Sandbox.Spec
@@ -99,7 +100,7 @@ func TestPlacementLooksAtTheSpecAsItWouldBeThere(t *testing.T) {
 	} {
 		c.request.Image = "i"
 		b := &accepted(t, c.request).state.Sandbox
-		chosen, refusals := place(b, []*protocol.Host{withDefaults("w1", c.defaults)}, nil)
+		chosen, refusals := placement.Place(b, []*protocol.Host{withDefaults("w1", c.defaults)}, nil)
 		if (chosen != nil) != (c.want == "") || !strings.Contains(refusals[0].Reason, c.want) {
 			t.Errorf("%s: want %q, got %v", name, c.want, refusals)
 		}
@@ -107,15 +108,15 @@ func TestPlacementLooksAtTheSpecAsItWouldBeThere(t *testing.T) {
 }
 
 func TestAWorkersWordThatNothingIsPulledCountsInPlacement(t *testing.T) {
-	told := imageTable{}
-	lacks, has := stocked("w1", 0, told), stocked("w2", 5, told, appImage)
+	told := placement.Images{}
+	lacks, has := reporting("w1", 0, told), reporting("w2", 5, told, appImage)
 	lacks.Defaults, has.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}, &protocol.SandboxSpec{Pull: protocol.PullNever}
 	b := &accepted(t, protocol.SandboxSpec{Image: "app"}).state.Sandbox
-	if chosen, refusals := place(b, []*protocol.Host{lacks, has}, told); chosen != has {
+	if chosen, refusals := placement.Place(b, []*protocol.Host{lacks, has}, told); chosen != has {
 		t.Errorf("got %v", refusals)
 	}
 	b = &accepted(t, protocol.SandboxSpec{Image: "app", Pull: protocol.PullAlways}).state.Sandbox
-	if _, refusals := place(b, []*protocol.Host{lacks, has}, told); refusals[0].Reason != "" {
+	if _, refusals := placement.Place(b, []*protocol.Host{lacks, has}, told); refusals[0].Reason != "" {
 		t.Errorf("one that says otherwise: %v", refusals)
 	}
 }
@@ -123,10 +124,10 @@ func TestAWorkersWordThatNothingIsPulledCountsInPlacement(t *testing.T) {
 func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
 	b := &accepted(t, protocol.SandboxSpec{Image: "i", Tmpfs: []protocol.Tmpfs{{Target: "/t"}}}).state.Sandbox
 	conflict := withDefaults("w1", protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}})
-	if why := impossible(b, []*protocol.Host{conflict}); why == nil || why.Field != "spec.tmpfs[1].target" || !strings.Contains(why.Message, "worker w1") {
+	if why := placement.Impossible(b, []*protocol.Host{conflict}); why == nil || why.Field != "spec.tmpfs[1].target" || !strings.Contains(why.Message, "worker w1") {
 		t.Errorf("got %v", why)
 	}
-	if why := impossible(b, []*protocol.Host{conflict, host("w2", 10)}); why != nil {
+	if why := placement.Impossible(b, []*protocol.Host{conflict, host("w2", 10)}); why != nil {
 		t.Errorf("another host could: %v", why)
 	}
 }
@@ -136,10 +137,10 @@ func TestWhatALostHostGaveIsNoRefusalOfTheOthers(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i"})
 	h.assign(withDefaults("w1", protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/only/there", Target: "/t"}}, Runtime: "runsc"}))
 	hosts := []*protocol.Host{host("w2", 0)}
-	if why := impossible(&h.state.Sandbox, hosts); why != nil {
+	if why := placement.Impossible(&h.state.Sandbox, hosts); why != nil {
 		t.Errorf("it fails: %v", why)
 	}
-	if chosen, refusals := place(&h.state.Sandbox, hosts, nil); chosen == nil {
+	if chosen, refusals := placement.Place(&h.state.Sandbox, hosts, nil); chosen == nil {
 		t.Errorf("it does not fit: %v", refusals)
 	}
 }
@@ -207,7 +208,7 @@ func BenchmarkPlaceOnHostsWithDefaults(b *testing.B) {
 	whole, builtIn := spec.Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"B": "b", "C": "c"}})
 	box := &protocol.Sandbox{State: protocol.StatePending, Spec: whole, BuiltIn: builtIn}
 	for b.Loop() {
-		if chosen, _ := place(box, hosts, nil); chosen == nil {
+		if chosen, _ := placement.Place(box, hosts, nil); chosen == nil {
 			b.Fatal("not placed")
 		}
 	}

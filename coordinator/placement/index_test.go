@@ -1,4 +1,4 @@
-package coordinator
+package placement
 
 import (
 	"fmt"
@@ -44,7 +44,7 @@ func drawImages(t *rapid.T, worker string) *protocol.HostImages {
 	return &protocol.HostImages{Worker: worker, Instance: "i-" + worker, Listed: true, Names: names}
 }
 
-func drawSandbox(t *rapid.T, hosts []hostRow) *protocol.Sandbox {
+func drawSandbox(t *rapid.T, hosts []Row) *protocol.Sandbox {
 	spec := protocol.SandboxSpec{
 		Image: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "image"), CPU: 1, Memory: protocol.Bytes(rapid.IntRange(1, 4).Draw(t, "memory")) << 30,
 		Env: map[string]string{"N": rapid.SampledFrom([]string{"1", "2"}).Draw(t, "env")},
@@ -60,7 +60,7 @@ func drawSandbox(t *rapid.T, hosts []hostRow) *protocol.Sandbox {
 	}
 	b := &protocol.Sandbox{ID: "b", State: protocol.StatePending, Spec: spec, BuiltIn: []string{"profile"}}
 	if rapid.IntRange(0, 5).Draw(t, "resumes") == 0 {
-		b.Resuming, b.HostID = true, hosts[rapid.IntRange(0, len(hosts)-1).Draw(t, "host")].host.HostID
+		b.Resuming, b.HostID = true, hosts[rapid.IntRange(0, len(hosts)-1).Draw(t, "host")].Host.HostID
 	}
 	return b
 }
@@ -68,43 +68,43 @@ func drawSandbox(t *rapid.T, hosts []hostRow) *protocol.Sandbox {
 // Whatever changes on the hosts, and in whatever order, the index finds the host that a look at all of them finds.
 func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		index, told, version := newHostIndex(), imageTable{}, uint64(1)
-		var rows []hostRow
+		index, told, version := NewIndex(), Images{}, uint64(1)
+		var rows []Row
 		for i := range rapid.IntRange(1, 9).Draw(t, "hosts") {
-			rows = append(rows, hostRow{drawHost(t, fmt.Sprint("w", i)), version})
+			rows = append(rows, Row{drawHost(t, fmt.Sprint("w", i)), version})
 		}
-		index.setRows(slices.Clone(rows))
+		index.SetHosts(slices.Clone(rows))
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			i := rapid.IntRange(0, len(rows)-1).Draw(t, "which")
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0: // its worker registers again
 				version++
-				h := drawHost(t, rows[i].host.Worker)
-				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = rows[i].host.Sandboxes, rows[i].host.UsedCPU, rows[i].host.UsedMem, rows[i].host.UsedDisk, min(rows[i].host.UsedGPUs, h.GPUs)
-				rows[i] = hostRow{h, version}
-				index.setRows(slices.Clone(rows))
+				h := drawHost(t, rows[i].Host.Worker)
+				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = rows[i].Host.Sandboxes, rows[i].Host.UsedCPU, rows[i].Host.UsedMem, rows[i].Host.UsedDisk, min(rows[i].Host.UsedGPUs, h.GPUs)
+				rows[i] = Row{h, version}
+				index.SetHosts(slices.Clone(rows))
 			case 1: // it says what images it has
-				worker := rows[i].host.Worker
+				worker := rows[i].Host.Worker
 				if told[worker] = drawImages(t, worker); told[worker] == nil {
 					delete(told, worker)
 				}
-				index.setImages(worker, told[worker])
+				index.SetImages(worker, told[worker])
 			case 2: // sandboxes come and go
-				n := rapid.IntRange(0, rows[i].host.Slots).Draw(t, "sandboxes")
-				u := usage{n: n, Totals: protocol.Totals{CPU: float64(n), Memory: protocol.Bytes(n) << 30, Disk: protocol.Bytes(n) << 29}, gpus: min(n, 1)}
-				h := *rows[i].host
+				n := rapid.IntRange(0, rows[i].Host.Slots).Draw(t, "sandboxes")
+				u := Usage{Sandboxes: n, Totals: protocol.Totals{CPU: float64(n), Memory: protocol.Bytes(n) << 30, Disk: protocol.Bytes(n) << 29}, GPUs: min(n, 1)}
+				h := *rows[i].Host
 				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = 0, 0, 0, 0, 0
-				u.addTo(&h)
-				rows[i].host = &h
-				index.setUse(h.HostID, u)
+				u.AddTo(&h)
+				rows[i].Host = &h
+				index.SetUsage(h.HostID, u)
 			default:
 				b := drawSandbox(t, rows)
 				var hosts []*protocol.Host
 				for _, r := range rows {
-					hosts = append(hosts, r.host)
+					hosts = append(hosts, r.Host)
 				}
-				want, refusals := place(b, hosts, told)
-				got := index.place(b, kindOf(b))
+				want, refusals := Place(b, hosts, told)
+				got := index.Place(b, KindOf(b))
 				if (want == nil) != (got == nil) || want != nil && want.Worker != got.Worker {
 					t.Fatalf("the index places on %+v, the scan on %+v: %+v", got, want, refusals)
 				}
@@ -113,11 +113,11 @@ func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 	})
 }
 
-func fleet(n int) (rows []hostRow) {
+func fleet(n int) (rows []Row) {
 	for i := range n {
 		h := host(fmt.Sprintf("w%04d", i), 0)
 		h.Slots, h.Memory, h.CPU = 200, 1<<40, 64
-		rows = append(rows, hostRow{h, 1})
+		rows = append(rows, Row{h, 1})
 	}
 	return rows
 }
@@ -126,33 +126,33 @@ func fleet(n int) (rows []hostRow) {
 func BenchmarkPlace(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint("index/hosts=", n), func(b *testing.B) {
-			index := newHostIndex()
-			index.setRows(fleet(n))
-			used := map[string]usage{}
+			index := NewIndex()
+			index.SetHosts(fleet(n))
+			used := map[string]Usage{}
 			for i := range 4 {
 				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i), CPU: 0.01, Memory: 1 << 24}}
-				index.place(s, kindOf(s))
+				index.Place(s, KindOf(s))
 			}
 			b.ResetTimer()
 			for i := range b.N {
 				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
-				h := index.place(s, kindOf(s))
-				used[h.HostID] = used[h.HostID].plus(usageOf(&s.Spec))
+				h := index.Place(s, KindOf(s))
+				used[h.HostID] = used[h.HostID].Plus(UsageOf(&s.Spec))
 				if i%(n*100) == 0 {
 					clear(used) // before all are full
 				}
-				index.setUse(h.HostID, used[h.HostID])
+				index.SetUsage(h.HostID, used[h.HostID])
 			}
 		})
 		b.Run(fmt.Sprint("scan/hosts=", n), func(b *testing.B) {
 			var hosts []*protocol.Host
 			for _, r := range fleet(n) {
-				hosts = append(hosts, r.host)
+				hosts = append(hosts, r.Host)
 			}
 			for i := range b.N {
 				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
-				h, _ := place(s, hosts, nil)
-				usageOf(&s.Spec).addTo(h)
+				h, _ := Place(s, hosts, nil)
+				UsageOf(&s.Spec).AddTo(h)
 				if h.Sandboxes == 100 {
 					h.Sandboxes, h.UsedCPU, h.UsedMem = 0, 0, 0
 				}

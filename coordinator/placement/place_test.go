@@ -1,9 +1,6 @@
-package coordinator
+package placement
 
 import (
-	"cmp"
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// host is one with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
+// Host is one with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
 func host(worker string, n int) *protocol.Host {
 	return &protocol.Host{
 		Worker: worker, HostID: "h-" + worker, Instance: "i-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
@@ -24,13 +21,13 @@ func wants(memory protocol.Bytes) *protocol.Sandbox {
 }
 
 func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
-	chosen, _ := place(wants(1<<30), []*protocol.Host{host("w1", 3), host("w2", 1), host("w3", 2)}, nil)
+	chosen, _ := Place(wants(1<<30), []*protocol.Host{host("w1", 3), host("w2", 1), host("w3", 2)}, nil)
 	if chosen == nil || chosen.Worker != "w2" {
 		t.Errorf("placed on %+v, want w2", chosen)
 	}
 	fewSlots := host("w1", 0)
 	fewSlots.Sandboxes = 9
-	if chosen, _ := place(wants(1<<30), []*protocol.Host{fewSlots, host("w2", 5)}, nil); chosen.Worker != "w2" {
+	if chosen, _ := Place(wants(1<<30), []*protocol.Host{fewSlots, host("w2", 5)}, nil); chosen.Worker != "w2" {
 		t.Errorf("placed on %s, which has one slot left", chosen.Worker)
 	}
 }
@@ -40,7 +37,7 @@ func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
 func TestPlaceCountsCores(t *testing.T) {
 	busy, idle := host("busy", 1), host("idle", 1)
 	for busy.UsedCPU, idle.UsedCPU = 2, 1; busy.UsedCPU < 20; busy.UsedCPU, idle.UsedCPU = busy.UsedCPU+4, idle.UsedCPU+4 {
-		if chosen, refusals := place(wants(1<<30), []*protocol.Host{busy, idle}, nil); chosen != idle {
+		if chosen, refusals := Place(wants(1<<30), []*protocol.Host{busy, idle}, nil); chosen != idle {
 			t.Errorf("with %v and %v of %v cores promised: %+v", busy.UsedCPU, idle.UsedCPU, idle.CPU, refusals)
 		}
 	}
@@ -59,13 +56,13 @@ func TestASandboxGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		b.Spec.Profile = c.profile
-		if chosen, refusals := place(b, c.hosts, nil); chosen != c.want {
+		if chosen, refusals := Place(b, c.hosts, nil); chosen != c.want {
 			t.Errorf("%s: %+v", c.profile, refusals)
 		}
 	}
 	b := wants(1 << 30)
 	b.Spec.Profile = protocol.ProfileHardened
-	if e := impossible(b, []*protocol.Host{loose}); e == nil || e.Field != "spec.profile" || e.Code != protocol.PermissionDenied {
+	if e := Impossible(b, []*protocol.Host{loose}); e == nil || e.Field != "spec.profile" || e.Code != protocol.PermissionDenied {
 		t.Errorf("where no host allows it: %v", e)
 	}
 }
@@ -86,7 +83,7 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 		change("e-mount", func(*protocol.Host) {}),
 		change("f-open", func(h *protocol.Host) { h.Firewall, h.Problem = "", "no right" }),
 	}
-	chosen, refusals := place(b, hosts, nil)
+	chosen, refusals := Place(b, hosts, nil)
 	if chosen != nil {
 		t.Fatalf("placed on %s", chosen.Worker)
 	}
@@ -95,11 +92,11 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 			t.Errorf("refusal %d is %+v, want one of %s about %q", i, r, hosts[i].Worker, want)
 		}
 	}
-	if why := impossible(b, hosts); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0].source" {
+	if why := Impossible(b, hosts); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0].source" {
 		t.Errorf("a mount that no host allows: %v", why)
 	}
 	b.Spec.Mounts[0].Source = "/srv/cache/go"
-	if why := impossible(b, hosts); why != nil {
+	if why := Impossible(b, hosts); why != nil {
 		t.Errorf("a mount that a busy host allows: %v", why)
 	}
 }
@@ -111,7 +108,7 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 	b := wants(1 << 30)
 	for source, want := range map[string]string{"/srv/cache/go": "writer", "/srv/cache/fixed": "", "/srv/cache": "", "/srv": "", "/srv/cachet": ""} {
 		b.Spec.Mounts = []protocol.Mount{{Source: source, Target: "/t", Writable: true}}
-		chosen, refusals := place(b, hosts, nil)
+		chosen, refusals := Place(b, hosts, nil)
 		got := ""
 		if chosen != nil {
 			got = chosen.Worker
@@ -123,12 +120,12 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 		if !strings.HasPrefix(source, "/srv/cache/") && source != "/srv/cache" {
 			field = "source"
 		}
-		if why := impossible(b, hosts); (why == nil) != (want != "") || why != nil && (why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0]."+field) {
+		if why := Impossible(b, hosts); (why == nil) != (want != "") || why != nil && (why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0]."+field) {
 			t.Errorf("%s: %v", source, why)
 		}
 	}
 	b.Spec.Mounts = []protocol.Mount{{Source: "/srv/cache/go", Target: "/t"}}
-	if chosen, _ := place(b, hosts, nil); chosen != reader {
+	if chosen, _ := Place(b, hosts, nil); chosen != reader {
 		t.Errorf("what is only read is placed on %s", chosen.Worker)
 	}
 }
@@ -144,53 +141,18 @@ func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		b.Spec.OptionalServices = protocol.Services{"db": {Profile: profile}}
-		if chosen, refusals := place(b, []*protocol.Host{older, strict, loose}, nil); chosen == nil || chosen.Worker != want {
+		if chosen, refusals := Place(b, []*protocol.Host{older, strict, loose}, nil); chosen == nil || chosen.Worker != want {
 			t.Errorf("%q is placed on %+v, want %s: %v", profile, chosen, want, refusals)
 		}
 	}
 	b := wants(1 << 30)
 	b.Spec.RequiredServices = protocol.Services{"db": {Profile: protocol.ProfileStandard}}
-	chosen, refusals := place(b, []*protocol.Host{strict}, nil)
+	chosen, refusals := Place(b, []*protocol.Host{strict}, nil)
 	if chosen != nil || !strings.HasPrefix(refusals[0].Reason, "spec.required_services.db.profile: ") {
 		t.Errorf("placed on %+v: %v", chosen, refusals)
 	}
-	if why := impossible(b, []*protocol.Host{strict}); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.required_services.db.profile" {
+	if why := Impossible(b, []*protocol.Host{strict}); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.required_services.db.profile" {
 		t.Errorf("a profile that no host allows: %v", why)
-	}
-}
-
-func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
-	type row struct {
-		at time.Time
-		id string
-	}
-	order := func(a, b row) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) }
-	token := func(r row) string { return pageToken(r.at, r.id) }
-	small := func(row) int { return 1 }
-	var rows []row
-	for i := range 25 {
-		rows = append(rows, row{time.Unix(int64(i/3), 5), fmt.Sprintf("s%02d", i)}) // some at the same time
-	}
-	want := slices.SortedFunc(slices.Values(rows), order)
-	var got []row
-	q := &protocol.Query{Limit: 4}
-	for pages := 0; ; pages++ {
-		page, next, err := paginate(slices.Clone(rows), order, token, small, q)
-		if err != nil || pages > 10 {
-			t.Fatal(pages, err)
-		}
-		got = append(got, page...)
-		if next == "" {
-			break
-		}
-		q.Page = next
-		rows = append(rows, row{time.Unix(100+int64(pages), 0), fmt.Sprint("new", pages)}) // made meanwhile: the newest
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %v\nwant %v", got, want)
-	}
-	if _, _, err := paginate(rows, order, token, small, &protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
-		t.Errorf("a bad page token: %v", err)
 	}
 }
 
@@ -205,22 +167,22 @@ func TestALimitOfDiskGoesWhereItCanBeKept(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		change(&b.Spec)
-		chosen, refusals := place(b, []*protocol.Host{with, without}, nil)
+		chosen, refusals := Place(b, []*protocol.Host{with, without}, nil)
 		if chosen != with || !strings.HasPrefix(refusals[1].Reason, field+": without cannot limit") {
 			t.Errorf("%s is placed on %+v: %v", field, chosen, refusals)
 		}
-		if chosen, _ := place(b, []*protocol.Host{without}, nil); chosen != without {
+		if chosen, _ := Place(b, []*protocol.Host{without}, nil); chosen != without {
 			t.Errorf("%s: where no host can keep it, one's Engine is not asked", field)
 		}
-		if why := impossible(b, []*protocol.Host{without}); why != nil {
+		if why := Impossible(b, []*protocol.Host{without}); why != nil {
 			t.Errorf("%s: %v", field, why)
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
-		if chosen, _ := place(b, []*protocol.Host{without, away}, nil); chosen != nil {
+		if chosen, _ := Place(b, []*protocol.Host{without, away}, nil); chosen != nil {
 			t.Errorf("%s is placed on %s while a host that may keep it is away", field, chosen.Worker)
 		}
 	}
-	if chosen, _ := place(wants(1<<30), []*protocol.Host{with, without}, nil); chosen != without {
+	if chosen, _ := Place(wants(1<<30), []*protocol.Host{with, without}, nil); chosen != without {
 		t.Errorf("without a limit it is placed on %+v", chosen)
 	}
 }
@@ -236,21 +198,21 @@ func TestALimitOfCPUGoesWhereTheCoresAre(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		change(&b.Spec)
-		chosen, refusals := place(b, []*protocol.Host{large, small}, nil)
+		chosen, refusals := Place(b, []*protocol.Host{large, small}, nil)
 		if chosen != large || refusals[1].Reason != field+": 8 wanted, small has 2" {
 			t.Errorf("%s is placed on %+v: %v", field, chosen, refusals)
 		}
-		if chosen, _ := place(b, []*protocol.Host{small}, nil); chosen != small {
+		if chosen, _ := Place(b, []*protocol.Host{small}, nil); chosen != small {
 			t.Errorf("%s: where no host has them, one's Engine is not asked", field)
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostSuspect}
-		if chosen, _ := place(b, []*protocol.Host{small, away}, nil); chosen != nil {
+		if chosen, _ := Place(b, []*protocol.Host{small, away}, nil); chosen != nil {
 			t.Errorf("%s is placed on %s while a host that may have them is away", field, chosen.Worker)
 		}
 	}
 	b := wants(1 << 30)
 	b.Spec.CPU = 2
-	if chosen, _ := place(b, []*protocol.Host{large, small}, nil); chosen != small {
+	if chosen, _ := Place(b, []*protocol.Host{large, small}, nil); chosen != small {
 		t.Errorf("what either has is placed on %+v", chosen)
 	}
 }
@@ -268,8 +230,8 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 	var refusals []protocol.HostRefusal
 	for range 7 {
 		var chosen *protocol.Host
-		if chosen, refusals = place(b, hosts, nil); chosen != nil {
-			usageOf(&b.Spec).addTo(chosen)
+		if chosen, refusals = Place(b, hosts, nil); chosen != nil {
+			UsageOf(&b.Spec).AddTo(chosen)
 		}
 	}
 	if want := "50GiB of disk are wanted, 0B of 200GiB are free"; refusals[0].Reason != want {
@@ -284,7 +246,7 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 		a, b := host("a", 1), host("b", 1)
 		a.Disk, b.Disk, a.PIDs, b.PIDs = 100<<30, 100<<30, 100_000, 100_000
 		change(a, b)
-		if chosen, refusals := place(wants(1<<30), []*protocol.Host{a, b}, nil); chosen != b {
+		if chosen, refusals := Place(wants(1<<30), []*protocol.Host{a, b}, nil); chosen != b {
 			t.Errorf("placed on %+v: %v", chosen, refusals)
 		}
 	}
@@ -305,10 +267,10 @@ func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		b.Spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"192.0.2.0/24", allow}}
-		if chosen, refusals := place(b, hosts, nil); chosen != want {
+		if chosen, refusals := Place(b, hosts, nil); chosen != want {
 			t.Errorf("%s: %v", allow, refusals)
 		}
-		why := impossible(b, hosts[:1])
+		why := Impossible(b, hosts[:1])
 		if (why == nil) != (want == strict) || why != nil && (why.Field != "spec.network.allow[1]" || why.Code != protocol.PermissionDenied) {
 			t.Errorf("%s where all deny it: %v", allow, why)
 		}
@@ -340,7 +302,7 @@ func TestAPrivateRangeAndAPortAreTheOperatorsToAllow(t *testing.T) {
 			b.Spec.Network, field = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{c.allow}}, "spec.network.allow[0]"
 		}
 		for h, want := range map[*protocol.Host]bool{open: c.onOpen, shut: c.onShut, older: c.old} {
-			why := impossible(b, []*protocol.Host{h})
+			why := Impossible(b, []*protocol.Host{h})
 			if (why == nil) != want || why != nil && (why.Field != field || why.Code != protocol.PermissionDenied || why.Reason != protocol.ReasonPolicyDenied) {
 				t.Errorf("%s on %s: %v", what, h.Worker, why)
 			}
@@ -354,10 +316,10 @@ func TestProcessesOfAContainerAreTheOperatorsToGive(t *testing.T) {
 	b := wants(1 << 30)
 	b.Spec.PIDs = 4096
 	b.Spec.RequiredServices = protocol.Services{"db": {PIDs: 5000}}
-	if why := impossible(b, []*protocol.Host{h}); why == nil || why.Field != "spec.required_services.db.pids" || why.Code != protocol.PermissionDenied {
+	if why := Impossible(b, []*protocol.Host{h}); why == nil || why.Field != "spec.required_services.db.pids" || why.Code != protocol.PermissionDenied {
 		t.Errorf("got %v", why)
 	}
-	if why := impossible(b, []*protocol.Host{older}); why != nil {
+	if why := Impossible(b, []*protocol.Host{older}); why != nil {
 		t.Errorf("a host that says nothing refuses it: %v", why)
 	}
 }
@@ -367,17 +329,17 @@ func TestWhatNoHostAloneGivesIsRefusedAtOnce(t *testing.T) {
 	h1.Mounts, h2.Mounts, both.Mounts = []string{"/a"}, []string{"/b"}, []string{"/a", "/b"}
 	b := wants(1 << 30)
 	b.Spec.Mounts = []protocol.Mount{{Source: "/a", Target: "/x"}, {Source: "/b", Target: "/y"}}
-	why := impossible(b, []*protocol.Host{h2, h1})
+	why := Impossible(b, []*protocol.Host{h2, h1})
 	if why == nil || why.Reason != protocol.ReasonNoHost || why.Field != "spec" ||
-		why.Message != "no host alone gives all of it; h1: spec.mounts[1].source: /b is not below the allow-list of h1; h2: spec.mounts[0].source: /a is not below the allow-list of h2" {
+		why.Message != "no host alone meets all requirements; h1: spec.mounts[1].source: /b is not below the allow-list of h1; h2: spec.mounts[0].source: /a is not below the allow-list of h2" {
 		t.Errorf("got %v", why)
 	}
-	if why := impossible(b, []*protocol.Host{h1, h2, both}); why != nil {
+	if why := Impossible(b, []*protocol.Host{h1, h2, both}); why != nil {
 		t.Errorf("a host that gives it all is busy: %v", why)
 	}
 	// What every host lacks is named, though each lacks something else besides.
 	h1.Runtimes, b.Spec.Runtime, b.Spec.Tools = []string{"runsc"}, "runsc", []string{"git"}
-	if why := impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" || why.Reason != protocol.ReasonToolUnavailable {
+	if why := Impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" || why.Reason != protocol.ReasonToolUnavailable {
 		t.Errorf("got %v", why)
 	}
 }
@@ -396,25 +358,25 @@ func TestWhatNoHostCanEverHoldIsRefusedAtOnce(t *testing.T) {
 	}
 	for field, b := range map[string]*protocol.Sandbox{"spec.memory": wants(100 << 30), "spec.memory ": services, "spec.disk": disk} {
 		field = strings.TrimSpace(field)
-		e := impossible(b, []*protocol.Host{small, large})
+		e := Impossible(b, []*protocol.Host{small, large})
 		if e == nil || e.Reason != protocol.ReasonNoHost || e.Field != field || !strings.Contains(e.Message, "largest host has") {
 			t.Errorf("%s: %v", field, e)
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostLost}
-		if e := impossible(b, []*protocol.Host{small, large, away}); e != nil {
+		if e := Impossible(b, []*protocol.Host{small, large, away}); e != nil {
 			t.Errorf("%s, while a host is away: %v", field, e)
 		}
-		_, refusals := place(b, []*protocol.Host{small, large, away}, nil)
+		_, refusals := Place(b, []*protocol.Host{small, large, away}, nil)
 		if r := refusals[0]; !strings.Contains(r.Reason, "not known until its worker is back") {
 			t.Errorf("the host that is away: %+v", r)
 		}
 	}
-	if e := impossible(wants(15<<30), []*protocol.Host{small, large}); e != nil {
+	if e := Impossible(wants(15<<30), []*protocol.Host{small, large}); e != nil {
 		t.Errorf("what a busy host could hold: %v", e)
 	}
 	resumed := wants(100 << 30)
 	resumed.Resuming, resumed.HostID = true, small.HostID
-	if e := impossible(resumed, []*protocol.Host{small}); e != nil {
+	if e := Impossible(resumed, []*protocol.Host{small}); e != nil {
 		t.Errorf("what was on a host before: %v", e)
 	}
 }
@@ -424,10 +386,10 @@ func TestAHostThatGaveASandboxBackIsPassedOverForAWhile(t *testing.T) {
 	b := wants(1 << 30)
 	b.Refusals = []protocol.Refusal{{HostID: "h-w1", Worker: "w1", Reason: "all of its 2 slots are taken", Until: now.Add(time.Second)}}
 	hosts := []*protocol.Host{host("w1", 0), host("w2", 5)}
-	if chosen, refusals := place(standing(b, now), hosts, nil); chosen != hosts[1] || !strings.Contains(refusals[0].Reason, "2 slots") {
+	if chosen, refusals := Place(WithoutExpiredRefusals(b, now), hosts, nil); chosen != hosts[1] || !strings.Contains(refusals[0].Reason, "2 slots") {
 		t.Errorf("meanwhile: %+v", refusals)
 	}
-	if chosen, _ := place(standing(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {
+	if chosen, _ := Place(WithoutExpiredRefusals(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {
 		t.Error("afterwards it is passed over still")
 	}
 }
@@ -448,20 +410,20 @@ func TestASandboxGoesToAHostWithTheLabelsThatItWants(t *testing.T) {
 	} {
 		s := wants(1 << 30)
 		s.Spec.Placement = c.placement
-		chosen, refusals := place(s, hosts, nil)
+		chosen, refusals := Place(s, hosts, nil)
 		if chosen != c.want || refusals[1].Reason != c.why {
 			t.Errorf("%q: %+v", c.placement, refusals)
 		}
-		if e := impossible(s, hosts); e != nil {
+		if e := Impossible(s, hosts); e != nil {
 			t.Errorf("%q: %v", c.placement, e)
 		}
 	}
 	s := wants(1 << 30)
 	s.Spec.Placement = []string{"zone=z"}
-	if e := impossible(s, hosts); e == nil || e.Field != "spec.placement[0]" || e.Reason != protocol.ReasonNoHost {
+	if e := Impossible(s, hosts); e == nil || e.Field != "spec.placement[0]" || e.Reason != protocol.ReasonNoHost {
 		t.Errorf("where no host is: %v", e)
 	}
-	if e := impossible(s, append(hosts, &protocol.Host{Worker: "away", State: protocol.HostLost})); e != nil {
+	if e := Impossible(s, append(hosts, &protocol.Host{Worker: "away", State: protocol.HostLost})); e != nil {
 		t.Errorf("while a host is away that may be there: %v", e)
 	}
 }
