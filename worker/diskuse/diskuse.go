@@ -22,11 +22,11 @@ import (
 
 // Usage is what a tree has on its disk.
 type Usage struct {
-	Device  uint64 // of the tree's top
-	Bytes   int64  // of blocks that are allocated
-	Inodes int64  // files and directories, the top among them
-	Recent  int64  // of Bytes, those of files that changed at since or later
-	Complete   bool   // everything was counted; else there is at least so much
+	Device   uint64 // of the tree's top
+	Bytes    int64  // of blocks that are allocated
+	Inodes   int64  // files and directories, the top among them
+	Recent   int64  // of Bytes, those of files that changed at since or later
+	Complete bool   // everything was counted; else there is at least so much
 }
 
 // maxPending bounds the names of directories that are remembered, and are still to be looked into.
