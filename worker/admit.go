@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
 // admissions is what the sandboxes on this host may take of it, each counted once the worker has taken it up.
@@ -50,11 +51,11 @@ func (a *admissions) take(k key, t protocol.Totals, o offer) string {
 }
 
 // settle counts a sandbox that is on the host, whatever room there is, and lets go of what the log says is over.
-func (a *admissions) settle(k key, b *protocol.Sandbox, hostID string, o observed) {
+func (a *admissions) settle(k key, b *protocol.Sandbox, hostID string, o decide.Inspection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	_, counted := a.held[k]
-	there := o.container != containerAbsent && o.container != containerUnknown && !b.Resuming || o.container == containerRunning
+	there := o.Container != decide.ContainerAbsent && o.Container != decide.ContainerUnknown && !b.Resuming || o.Container == decide.ContainerRunning
 	switch {
 	case !holdsHost(b, hostID):
 		delete(a.held, k)
@@ -97,13 +98,7 @@ func (s *sandbox) admit(ctx context.Context, b *protocol.Sandbox) error {
 		return nil
 	}
 	s.log.Warn("the sandbox is given back", "why", why)
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
-			return nil
-		}
-		return []protocol.Event{{Kind: protocol.SandboxRefused, Reason: protocol.ReasonNoRoom,
-			Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
-	})
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Refused(st, why) })
 	if err == nil {
 		err = errSuperseded
 	}

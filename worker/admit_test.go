@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
 func TestAWorkerTakesWhatItHasRoomForInItsOwnOrder(t *testing.T) {
@@ -28,20 +29,20 @@ func TestAWorkerTakesWhatItHasRoomForInItsOwnOrder(t *testing.T) {
 			t.Errorf("%s: want %q, got %q", step.name, step.want, got)
 		}
 	}
-	a.settle(box("b"), here("b", protocol.StateStopped, false), "h1", observed{container: containerExited})
+	a.settle(box("b"), here("b", protocol.StateStopped, false), "h1", decide.Inspection{Container: decide.ContainerExited})
 	if why := a.take(box("d"), protocol.Totals{}, o); why != "" {
 		t.Errorf("in place of what was stopped: %s", why)
 	}
-	a.settle(box("d"), here("d", protocol.StatePending, true), "h2", observed{container: containerAbsent})
+	a.settle(box("d"), here("d", protocol.StatePending, true), "h2", decide.Inspection{Container: decide.ContainerAbsent})
 	if len(a.held) != 2 {
 		t.Errorf("what is another host's is counted: %v", a.held)
 	}
 	// What runs already is counted, whatever room there is; what is resumed, when it is.
-	a.settle(box("runs"), here("runs", protocol.StateReady, true), "h1", observed{container: containerRunning})
-	a.settle(box("runs-too"), here("runs-too", protocol.StateReady, true), "h1", observed{container: containerRunning})
+	a.settle(box("runs"), here("runs", protocol.StateReady, true), "h1", decide.Inspection{Container: decide.ContainerRunning})
+	a.settle(box("runs-too"), here("runs-too", protocol.StateReady, true), "h1", decide.Inspection{Container: decide.ContainerRunning})
 	resumed := here("resumed", protocol.StatePending, true)
 	resumed.Resuming = true
-	a.settle(box("resumed"), resumed, "h1", observed{container: containerExited})
+	a.settle(box("resumed"), resumed, "h1", decide.Inspection{Container: decide.ContainerExited})
 	if _, counted := a.held[box("resumed")]; counted || len(a.held) != 4 {
 		t.Errorf("counted: %v", a.held)
 	}

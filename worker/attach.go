@@ -13,6 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
@@ -39,9 +40,9 @@ type attachment struct {
 
 	// Of the primary container's command, guarded by the sandbox's lock. A container that is started
 	// again has another attachment, so nothing that ended with it counts.
-	crash crashLoop
+	crash decide.CrashLoop
 	loops *protocol.Error // it was found to loop: what the sandbox fails with
-	own   primaryRun
+	own   decide.PrimaryRun
 	heard wake.Signal // own has changed
 
 	output     *ownLog // of the primary container's command; nil: it has none
@@ -90,7 +91,7 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	}
 	a := &attachment{
 		s: s, run: run, home: d.home(), key: secret, over: make(chan struct{}), primary: primary,
-		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, heard: wake.New(),
+		crash: decide.CrashLoop{Window: s.w.cfg.CrashWindow, Guard: s.w.cfg.CrashGuard}, heard: wake.New(),
 	}
 	a.link, err = supervise.Listen(supervise.Config{
 		ControlDir: d.ctl(), Run: run, Welcome: welcome, Lease: s.w.trusted,
@@ -163,7 +164,7 @@ func (a *attachment) whileConnected(ctx context.Context) (context.Context, conte
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
-		for a.link.Up() && backoff.Sleep(ctx, judgePeriod) {
+		for a.link.Up() && backoff.Sleep(ctx, decide.CheckPeriod) {
 		}
 	}()
 	return ctx, cancel
@@ -207,7 +208,7 @@ func (a *attachment) connected(h control.Hello) {
 		}
 	}
 	a.s.mu.Lock()
-	a.own.boot = h.Boot
+	a.own.Boot = h.Boot
 	a.s.mu.Unlock()
 	if h.Primary != nil {
 		a.primary(a, *h.Primary)
@@ -243,7 +244,7 @@ func (s *sandbox) primary(a *attachment, p control.Primary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	a.crash.heard(&p, now)
+	a.crash.Report(&p, now)
 	if p.Since.IsZero() || p.Since.After(now) {
 		p.Since = now
 	}

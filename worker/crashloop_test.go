@@ -10,6 +10,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -21,61 +22,6 @@ const (
 // ago is what a supervisor says of a command that has been so for a while, and exited before.
 func ago(d time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-d)}
-}
-
-// A supervisor that connects again says everything once more.
-func TestACommandThatStumbledOnceIsNotLoopingAfterAReconnect(t *testing.T) {
-	now := time.Now()
-	c := crashLoop{window: testWindow, guard: testGuard}
-	stumbled, up := ago(time.Hour, false), ago(time.Hour-time.Second, true)
-	c.heard(&stumbled, stumbled.Since)
-	c.heard(&up, up.Since)
-	c.heard(&up, now)
-	if c.failing(now) || c.looping(now) {
-		t.Errorf("one that has run for an hour: %+v", c)
-	}
-
-	// A worker that was away when it exited takes it for what it is.
-	c.forget()
-	c.heard(&up, now)
-	if c.failing(now) {
-		t.Errorf("to a new worker: %+v", c)
-	}
-	c.forget()
-	just := ago(time.Second, true)
-	c.heard(&just, now)
-	if !c.failing(now) || c.looping(now) {
-		t.Errorf("one that exited a second ago, to a new worker: %+v", c)
-	}
-	down := ago(testWindow+time.Second, false)
-	c.forget()
-	c.heard(&down, now)
-	if !c.looping(now) {
-		t.Errorf("one that has not run for the window: %+v", c)
-	}
-}
-
-// An exit that was not heard, because the supervisor was not connected, counts.
-func TestAnExitThatWasNotHeardIsKnownFromTheNextRun(t *testing.T) {
-	now := time.Now()
-	c := crashLoop{window: testWindow, guard: testGuard}
-	c.heard(&control.Primary{Running: true, Since: now.Add(-time.Hour)}, now)
-	next := ago(time.Second, true)
-	c.heard(&next, now)
-	if !c.failing(now) || c.failingSince != next.Since {
-		t.Errorf("%+v", c)
-	}
-}
-
-func TestACrashLoopForWantOfMemoryIsNamedSo(t *testing.T) {
-	killed := killedExit
-	for kills, reason := range map[int]string{0: protocol.ReasonCrashLoop, 1: protocol.ReasonOOMKilled} {
-		c := crashLoop{window: testWindow, guard: testGuard}
-		c.heard(&control.Primary{LastExit: &killed, OOMKills: kills}, time.Now())
-		if why := c.why("it", 1<<20); why.Reason != reason {
-			t.Errorf("%d kills: %v", kills, why)
-		}
-	}
 }
 
 // linked is an attachment whose supervisor can be let connect.
@@ -93,7 +39,7 @@ func linked(t *testing.T, s *sandbox) (a *attachment, connect func() net.Conn) {
 	}
 	t.Cleanup(link.Close)
 	link.Expect(os.Getpid())
-	a = &attachment{s: s, link: link, crash: crashLoop{window: testWindow, guard: testGuard}}
+	a = &attachment{s: s, link: link, crash: decide.CrashLoop{Window: testWindow, Guard: testGuard}}
 	return a, func() net.Conn {
 		conn, err := net.Dial("unix", filepath.Join(dir, control.SocketName))
 		if err != nil {
@@ -149,7 +95,7 @@ func TestAPrimaryCommandIsJudgedByWhatIsHeardOfThisStartOfItsContainer(t *testin
 func TestAServiceIsNotJudgedByWhatAnEngineEnded(t *testing.T) {
 	s := &sandbox{w: &worker{}, wake: make(chan struct{}, 1)}
 	a, connect := linked(t, s)
-	v := &service{s: s, wake: make(chan struct{}, 1), attached: a, crash: crashLoop{window: testWindow, guard: testGuard}}
+	v := &service{s: s, wake: make(chan struct{}, 1), attached: a, crash: decide.CrashLoop{Window: testWindow, Guard: testGuard}}
 	v.output = newOwnLog(s, protocol.ServiceLog(v.name), v.generation, v.directory)
 	v.primary(a, ago(testWindow, false))
 	if why := v.loops(); why != nil {

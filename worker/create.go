@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
@@ -159,12 +160,12 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		return id, err
 	}
 	id, a, err := s.launch(ctx, b, create, func(id string) (*attachment, error) {
-		if s.seen.container == containerAbsent || s.seen.container == containerMade { // one that ran has changed what was copied
+		if s.inspection.Container == decide.ContainerAbsent || s.inspection.Container == decide.ContainerMade { // one that ran has changed what was copied
 			if err := s.copyTrees(ctx, id, "", b.Spec.Copies, mounted); err != nil {
 				return nil, err
 			}
 		}
-		if s.seen.container != containerRunning {
+		if s.inspection.Container != decide.ContainerRunning {
 			if err := s.phase(b, "start"); err != nil {
 				return nil, err
 			}
@@ -189,12 +190,9 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	s.w.cfg.Probe("before-ready")
 	err = s.afterPhases(ctx, b, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StatePending {
-			return nil
-		}
-		return append(s.primaryEvents(&st.Sandbox), protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
+		return decide.Ready(st, s.ownRun(), &protocol.SandboxDetails{
 			Image: image.ID, Digest: image.Digest, Isolation: cmp.Or(b.Spec.Runtime, s.w.info.Runtime), Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
-		}})
+		})
 	})
 	s.w.cfg.Probe("after-ready")
 	return err

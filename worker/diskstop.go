@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/disk"
 )
 
@@ -18,7 +19,7 @@ func (w *worker) diskStopped(k key, why *protocol.Error) {
 	}
 	s.mu.Lock()
 	s.diskStop = why
-	if s.cancelOp != nil && s.op == opCreate && !s.making {
+	if s.cancelOp != nil && s.op == decide.Create && !s.making {
 		s.cancelOp()
 	}
 	s.mu.Unlock()

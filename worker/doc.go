@@ -21,6 +21,6 @@
 // But for that, nothing on the host is changed without the lock: every request that changes something passes the
 // fence in worker/docker, and starting an exec passes it here.
 //
-// The package imports protocol, jetstream, imageref, imagetar, treetar, seldom, supervisor/control and its own
-// sub-packages, never coordinator.
+// The package imports protocol, jetstream, imageref, imagetar, treetar, seldom, wake, backoff,
+// supervisor/control and its own sub-packages, never coordinator.
 package worker

@@ -10,6 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -76,7 +77,7 @@ func (s *sandbox) startExecs(ctx context.Context) {
 func (s *sandbox) where(x *protocol.Exec) (a *attachment, ended bool) {
 	running := x.State == protocol.ExecStateRunning
 	if x.Spec.Service == "" {
-		return s.attached, running && s.seen.container != containerUnknown && s.seen.container != containerRunning
+		return s.attached, running && s.inspection.Container != decide.ContainerUnknown && s.inspection.Container != decide.ContainerRunning
 	}
 	v := s.services[x.Spec.Service]
 	if v == nil {
@@ -198,15 +199,7 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) erro
 func (r *execRun) nowhere(ctx context.Context) error {
 	generation := uint64(0)
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
-	return r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
-		x := st.Execs[r.id]
-		if x == nil || x.State != protocol.ExecStateAccepted {
-			return nil
-		}
-		why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServiceDown, "the service %s does not run", r.service)
-		why.Field = "spec.service"
-		return []protocol.Event{{Kind: protocol.ExecFailed, Reason: why.Reason, Error: why, Exec: &protocol.ExecDetails{ID: r.id, Inline: true}}}
-	})
+	return r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event { return decide.ServiceDown(st, r.id, r.service) })
 }
 
 func ignore(err, that error) error {
@@ -225,24 +218,17 @@ func (r *execRun) started(ctx context.Context, boot string) (number uint64, err 
 	r.s.mu.Lock()
 	since := r.s.unstarted[r.id]
 	r.s.mu.Unlock()
-	again, late := false, false
+	again := false
 	events, err := r.s.appendEvents(ctx, generation, func(st *protocol.State) []protocol.Event {
-		x := st.Execs[r.id]
-		if again = x != nil && x.State == protocol.ExecStateRunning && x.Boot == boot; again {
-			number = x.StartSequence
+		number, again = decide.StartedBefore(st, r.id, boot)
+		waited := time.Duration(0)
+		if !since.IsZero() {
+			waited = time.Since(since)
 		}
-		if x == nil || x.State != protocol.ExecStateAccepted || st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateReady {
-			return nil
-		}
-		if late = !since.IsZero() && time.Since(since) > x.Spec.StartWithin(); late {
-			why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonStartTimeout,
-				"the exec was not started within %s: its worker could not reach the sandbox's supervisor, or NATS", x.Spec.StartWithin())
-			return []protocol.Event{{Kind: protocol.ExecFailed, Reason: why.Reason, Error: why, Exec: &protocol.ExecDetails{ID: r.id, Inline: true}}}
-		}
-		return []protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: r.id, Boot: boot}}}
+		return decide.ExecStart(st, r.id, boot, waited)
 	})
 	switch {
-	case err == nil && late:
+	case err == nil && events[0].Kind == protocol.ExecFailed: // it waited too long
 		return 0, errSuperseded
 	case err == nil:
 		return events[0].Sequence, nil
@@ -336,7 +322,7 @@ func (r *execRun) leftBehind(x *protocol.Exec, a *attachment, why string) (contr
 		return result, nil
 	default:
 	}
-	unknown := control.Result{ID: r.id, Failed: true, Error: interrupted(why)}
+	unknown := control.Result{ID: r.id, Failed: true, Error: decide.Interrupted(why)}
 	if stopped := r.s.diskStopped(); stopped != nil {
 		unknown.Error = stopped
 	}
@@ -389,11 +375,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 	generation := uint64(0)
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
 	err := r.s.append(ctx, generation, func(st *protocol.State) []protocol.Event {
-		now := st.Execs[r.id]
-		if now == nil || now.State != protocol.ExecStateRunning {
-			return nil
-		}
-		return []protocol.Event{endEvent(&st.Sandbox, now, result, details, a != nil && a.ending.Load())}
+		return decide.ExecEnd(st, &result, details, a != nil && a.ending.Load())
 	})
 	r.s.w.cfg.Probe("after-exec-end")
 	if err == nil || errors.Is(err, errSuperseded) {
@@ -425,39 +407,4 @@ func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result)
 		to = within(result.Ended, started)
 	}
 	return from, to
-}
-
-// killedExit is the exit code of a command that KILL ended.
-const killedExit = 128 + 9
-
-// endEvent says how an exec ended. ending says that this worker had everything in the sandbox ended.
-func endEvent(b *protocol.Sandbox, x *protocol.Exec, result control.Result, details *protocol.ExecDetails, ending bool) protocol.Event {
-	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}
-	switch {
-	case result.Failed:
-		e.Kind, e.Error = protocol.ExecFailed, result.Error
-		if e.Error == nil {
-			e.Error = protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "the supervisor gave no reason")
-		}
-		e.Reason = e.Error.Reason
-	case result.TimedOut:
-		e.Kind, e.Reason = protocol.ExecTimedOut, protocol.ReasonTimeout
-	case result.Cancelled:
-		e.Kind, e.Reason = protocol.ExecCancelled, protocol.ReasonCancelRequested
-		switch {
-		case x.Cancelling:
-		case b.Desired == protocol.StateStopped:
-			e.Reason = protocol.ReasonSandboxStopped
-		case b.Desired == protocol.StateDeleted:
-			e.Reason = protocol.ReasonSandboxDeleted
-		case ending:
-			e.Reason = protocol.ReasonSandboxFailed
-		default: // nobody asked for it: the engine, or somebody on the host, ended the container
-			e.Kind, e.Reason = protocol.ExecFailed, protocol.ReasonInterrupted
-			e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted: its container was stopped from outside")
-		}
-	case result.OOMKills > 0 && result.ExitCode != nil && *result.ExitCode == killedExit:
-		e.Reason = protocol.ReasonOOMKilled
-	}
-	return e
 }

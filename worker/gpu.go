@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -99,13 +100,13 @@ func (g *gpus) others(k key) (held, rested map[string]bool) {
 }
 
 // settle lets go of what a sandbox does not hold any more, by the log and by what the host shows.
-func (g *gpus) settle(k key, b *protocol.Sandbox, hostID string, c containerState) {
+func (g *gpus) settle(k key, b *protocol.Sandbox, hostID string, c decide.ContainerState) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	u, has := g.of[k]
 	switch {
-	case !has, c == containerUnknown, c == containerRunning, holdsHost(b, hostID):
-	case c == containerAbsent:
+	case !has, c == decide.ContainerUnknown, c == decide.ContainerRunning, holdsHost(b, hostID):
+	case c == decide.ContainerAbsent:
 		delete(g.of, k)
 	default:
 		u.resting = true

@@ -6,6 +6,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -45,10 +46,10 @@ func TestNoTwoSandboxesHaveAGPU(t *testing.T) {
 	_, err = g.take(box("c"), -1)
 	refusedGPU(t, err)
 	gone := &protocol.Sandbox{State: protocol.StateDeleted, HostID: "h1"}
-	g.settle(box("a"), gone, "h1", containerAbsent)
+	g.settle(box("a"), gone, "h1", decide.ContainerAbsent)
 	mustTake(t, g, "c", 2, "0", "2")
-	g.settle(box("b"), gone, "h1", containerAbsent)
-	g.settle(box("c"), gone, "h1", containerAbsent)
+	g.settle(box("b"), gone, "h1", decide.ContainerAbsent)
+	g.settle(box("c"), gone, "h1", decide.ContainerAbsent)
 	mustTake(t, g, "d", -1, "0", "1", "2")
 	_, err = g.take(box("e"), 1)
 	refusedGPU(t, err)
@@ -58,17 +59,17 @@ func TestAStoppedSandboxGivesItsGPUsBackLast(t *testing.T) {
 	stopped := &protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}
 	g := emptyHost(2)
 	mustTake(t, g, "a", 1, "0")
-	g.settle(box("a"), stopped, "h1", containerExited)
+	g.settle(box("a"), stopped, "h1", decide.ContainerExited)
 	mustTake(t, g, "b", 1, "1") // a resume of the first one finds its own
 	if err := g.claim(box("a"), []string{"0"}); err != nil {
 		t.Errorf("a resume: %v", err)
 	}
 	_, err := g.take(box("c"), 1)
 	refusedGPU(t, err)
-	g.settle(box("a"), stopped, "h1", containerExited)
+	g.settle(box("a"), stopped, "h1", decide.ContainerExited)
 	mustTake(t, g, "c", 1, "0") // nothing else is left
 	refusedGPU(t, g.claim(box("a"), []string{"0"}))
-	g.settle(box("c"), &protocol.Sandbox{State: protocol.StateDeleted}, "h1", containerAbsent)
+	g.settle(box("c"), &protocol.Sandbox{State: protocol.StateDeleted}, "h1", decide.ContainerAbsent)
 	if err := g.claim(box("a"), []string{"0"}); err != nil {
 		t.Errorf("a resume after the other one's end: %v", err)
 	}
@@ -77,19 +78,19 @@ func TestAStoppedSandboxGivesItsGPUsBackLast(t *testing.T) {
 func TestAGPUIsHeldForAsLongAsTheSandboxHasItsHost(t *testing.T) {
 	for name, c := range map[string]struct {
 		b     protocol.Sandbox
-		seen  containerState
+		seen  decide.ContainerState
 		holds bool
 	}{
-		"being made":                           {protocol.Sandbox{State: protocol.StatePending, HostID: "h1", Assigned: true}, containerAbsent, true},
-		"to be started again":                  {protocol.Sandbox{State: protocol.StateReady, HostID: "h1", Assigned: true}, containerExited, true},
-		"being deleted":                        {protocol.Sandbox{State: protocol.StateDeleting, HostID: "h1"}, containerExited, true},
-		"failed and not halted yet":            {protocol.Sandbox{State: protocol.StateFailed, HostID: "h1"}, containerRunning, true},
-		"an engine that did not answer":        {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}, containerUnknown, true},
-		"stopped":                              {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}, containerExited, false},
-		"a resume that waits":                  {protocol.Sandbox{State: protocol.StatePending, HostID: "h1", Resuming: true}, containerExited, false},
-		"made, and assigned elsewhere":         {protocol.Sandbox{State: protocol.StateReady, HostID: "h2", Assigned: true}, containerMade, false},
-		"never made, and assigned elsewhere":   {protocol.Sandbox{State: protocol.StatePending, HostID: "h2", Assigned: true}, containerAbsent, false},
-		"running here, and assigned elsewhere": {protocol.Sandbox{State: protocol.StateReady, HostID: "h2", Assigned: true}, containerRunning, true},
+		"being made":                           {protocol.Sandbox{State: protocol.StatePending, HostID: "h1", Assigned: true}, decide.ContainerAbsent, true},
+		"to be started again":                  {protocol.Sandbox{State: protocol.StateReady, HostID: "h1", Assigned: true}, decide.ContainerExited, true},
+		"being deleted":                        {protocol.Sandbox{State: protocol.StateDeleting, HostID: "h1"}, decide.ContainerExited, true},
+		"failed and not halted yet":            {protocol.Sandbox{State: protocol.StateFailed, HostID: "h1"}, decide.ContainerRunning, true},
+		"an engine that did not answer":        {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}, decide.ContainerUnknown, true},
+		"stopped":                              {protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}, decide.ContainerExited, false},
+		"a resume that waits":                  {protocol.Sandbox{State: protocol.StatePending, HostID: "h1", Resuming: true}, decide.ContainerExited, false},
+		"made, and assigned elsewhere":         {protocol.Sandbox{State: protocol.StateReady, HostID: "h2", Assigned: true}, decide.ContainerMade, false},
+		"never made, and assigned elsewhere":   {protocol.Sandbox{State: protocol.StatePending, HostID: "h2", Assigned: true}, decide.ContainerAbsent, false},
+		"running here, and assigned elsewhere": {protocol.Sandbox{State: protocol.StateReady, HostID: "h2", Assigned: true}, decide.ContainerRunning, true},
 	} {
 		g := emptyHost(1)
 		mustTake(t, g, "a", 1, "0")
@@ -116,7 +117,7 @@ func TestGPUsAreFoundAgainAtAdoption(t *testing.T) {
 	_, err = w.gpus.take(box("newer"), 1)
 	refusedGPU(t, err)
 	w.findGPUs([]docker.Container{made("runs", "1", true), made("was-stopped", "1", false)})
-	w.gpus.settle(box("was-stopped"), &protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}, "h1", containerExited)
+	w.gpus.settle(box("was-stopped"), &protocol.Sandbox{State: protocol.StateStopped, HostID: "h1"}, "h1", decide.ContainerExited)
 	refusedGPU(t, w.gpus.claim(box("was-stopped"), []string{"1"}))
 	w.gpus.forget()
 	w.findGPUs(nil) // the next tenure finds that somebody removed it all

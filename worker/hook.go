@@ -13,6 +13,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
 // runHook runs a hook in the primary container, as the sandbox's user and in its directory, and
@@ -40,7 +41,7 @@ func (s *sandbox) runHook(ctx context.Context, name string, h *protocol.Hook) (e
 // The execs run on meanwhile. Whatever becomes of it, the sandbox is deleted.
 func (s *sandbox) farewell(ctx context.Context, b *protocol.Sandbox) error {
 	h := b.Spec.OnDelete
-	if h == nil || b.OnDelete != "" || b.ReadyAt.IsZero() || s.seen.container != containerRunning {
+	if h == nil || b.OnDelete != "" || b.ReadyAt.IsZero() || s.inspection.Container != decide.ContainerRunning {
 		return nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, h.Timeout.Std()+hookMargin)
@@ -65,12 +66,7 @@ func (s *sandbox) farewell(ctx context.Context, b *protocol.Sandbox) error {
 	if e.Error != nil {
 		e.Reason = e.Error.Reason
 	}
-	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StateDeleting || st.Sandbox.OnDelete != "" {
-			return nil
-		}
-		return []protocol.Event{e}
-	})
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Hook(st, e) })
 	if errors.Is(err, errSuperseded) {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
@@ -64,14 +65,10 @@ func (s *sandbox) tellPhases(ctx context.Context, b *protocol.Sandbox) (end func
 // afterPhases appends what decide says, and before it, in the same message, the phases of the create that the log
 // does not have yet. Where decide has nothing to say the phases alone are appended, if the sandbox still waits
 // for its create.
-func (s *sandbox) afterPhases(ctx context.Context, b *protocol.Sandbox, decide func(st *protocol.State) []protocol.Event) error {
+func (s *sandbox) afterPhases(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
 	return s.phasesOf(b).Tell(func(untold []protocol.Event) error {
 		return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-			events := decide(st)
-			if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
-				return events
-			}
-			return append(progress.Missing(untold, st.Sandbox.Phase), events...)
+			return decide.Phases(st, untold, choose(st))
 		})
 	})
 }

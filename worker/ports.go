@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -155,6 +156,6 @@ func (s *sandbox) launch(ctx context.Context, b *protocol.Sandbox, create func(p
 		if err := s.w.engine.RemoveContainer(ctx, id); err != nil {
 			return "", nil, err
 		}
-		id, s.container, s.seen.container = "", docker.Container{}, containerAbsent
+		id, s.container, s.inspection.Container = "", docker.Container{}, decide.ContainerAbsent
 	}
 }

@@ -6,125 +6,28 @@ import (
 
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// primaryRun is the newest that a supervisor said of the sandbox's own command.
-type primaryRun struct {
-	control.Primary
-	boot string // of the supervisor
-}
-
-// ended says whether the command was started, or was to be, and does not run.
-func (r *primaryRun) ended() bool { return !r.Running && (r.LastExit != nil || r.Error != nil) }
-
-// events are what the history lacks of the command's starts and ends. It is pure. A run that began and
-// ended while the worker was away is left out; the number of restarts shows it.
-func (r *primaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
-	if known == nil || known.Boot != r.boot {
-		known = &protocol.PrimaryStatus{State: protocol.PrimaryHasEnded, Restarts: -1}
-	}
-	started := protocol.Event{Kind: protocol.PrimaryStarted, Primary: &protocol.PrimaryDetails{Boot: r.boot, Restarts: r.Restarts}}
-	open := known.State == protocol.PrimaryRunning
-	switch {
-	case known.Restarts > r.Restarts: // an old word
-	case r.Running && known.Restarts == r.Restarts:
-	case r.Running:
-		if before := r.Restarts - 1; open || known.Restarts < before {
-			return []protocol.Event{r.endOf(before), started}
-		}
-		return []protocol.Event{started}
-	case !r.ended() || known.Restarts == r.Restarts && !open:
-	case r.Error != nil || known.Restarts == r.Restarts:
-		return []protocol.Event{r.endOf(r.Restarts)}
-	default:
-		return []protocol.Event{started, r.endOf(r.Restarts)}
-	}
-	return nil
-}
-
-// endOf is the event of the end that was heard last, of the run with this number.
-func (r *primaryRun) endOf(run int) protocol.Event {
-	e := protocol.Event{Kind: protocol.PrimaryEnded, Error: r.Error,
-		Primary: &protocol.PrimaryDetails{Boot: r.boot, Restarts: run, ExitCode: r.LastExit, OOMKills: r.OOMKills}}
-	switch {
-	case r.Error != nil:
-		e.Reason = r.Error.Reason
-	case outOfMemory(&r.Primary):
-		e.Reason = protocol.ReasonOOMKilled
-	}
-	return e
-}
-
-// steady says how long to wait until it is known whether the command runs, 0 where it has run for
-// steadyFor. The error says why it cannot be started, or how it ended before that, in a run that began
-// at from or later. It is pure.
-func (r *primaryRun) steady(spec *protocol.SandboxSpec, from, now time.Time) (time.Duration, *protocol.Error) {
-	switch {
-	case r.Error != nil:
-		return 0, r.unstartable()
-	case r.Running:
-		return max(0, steadyFor-now.Sub(r.Since)), nil
-	case r.LastExit == nil || r.Began.Before(from): // it will be started, or started again
-		return judgePeriod, nil
-	case !r.Began.IsZero() && r.Since.Sub(r.Began) >= steadyFor:
-		return 0, nil
-	case outOfMemory(&r.Primary):
-		why := protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "the sandbox's command ran out of memory (%s) as it started", spec.Memory)
-		why.Field = "spec.memory"
-		return 0, why
-	}
-	why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCommandExited,
-		"the sandbox's command ended at once, with exit code %d; it is meant to run as long as the sandbox does: "+
-			"leave it out for a sandbox that waits for execs, and run what ends by itself as an exec", *r.LastExit)
-	why.Field = "spec.command"
-	return 0, why
-}
-
-// unstartable is the error of a command that cannot be started.
-func (r *primaryRun) unstartable() *protocol.Error {
-	why := *r.Error
-	why.Message = "the sandbox's command cannot be started: " + why.Message
-	if r.LastExit != nil {
-		why.Message += protocol.Errorf("", "", " (exit code %d)", *r.LastExit).Message
-	}
-	if why.Field == "" {
-		why.Field = "spec.command"
-	}
-	return &why
-}
-
 // ownRun is what was last heard of the sandbox's own command, also after its container ended.
-func (s *sandbox) ownRun() primaryRun {
+func (s *sandbox) ownRun() *decide.PrimaryRun {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.attached != nil {
-		return s.attached.own
+		own := s.attached.own
+		return &own
 	}
-	return s.lastOwn
-}
-
-// primaryEvents are what the history lacks of the command's starts and ends.
-func (s *sandbox) primaryEvents(b *protocol.Sandbox) []protocol.Event {
-	if len(b.Spec.Command) == 0 {
-		return nil
-	}
-	run := s.ownRun()
-	return run.events(b.Primary)
+	last := s.lastOwn
+	return &last
 }
 
 // tellPrimary appends what the history lacks of the command's starts and ends.
 func (s *sandbox) tellPrimary(ctx context.Context, b *protocol.Sandbox) error {
-	if len(s.primaryEvents(b)) == 0 {
+	if len(decide.PrimaryEvents(b, s.ownRun())) == 0 {
 		return nil
 	}
 	s.w.cfg.Probe("before-primary-told")
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StateReady {
-			return nil
-		}
-		return s.primaryEvents(&st.Sandbox)
-	})
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Primary(st, s.ownRun()) })
 	return ignore(err, errSuperseded)
 }
 
@@ -137,14 +40,14 @@ func (s *sandbox) primarySteady(ctx context.Context, b *protocol.Sandbox, a *att
 	}
 	for {
 		run := s.ownRun()
-		wait, why := run.steady(&b.Spec, from, time.Now())
+		wait, why := run.Steady(&b.Spec, from, time.Now())
 		if why != nil {
 			return a.withOutput(ctx, why)
 		}
 		if wait == 0 {
 			return nil
 		}
-		if a.heard.WaitFor(ctx, min(wait, judgePeriod)); ctx.Err() != nil {
+		if a.heard.WaitFor(ctx, min(wait, decide.CheckPeriod)); ctx.Err() != nil {
 			return protocol.Errorf(protocol.DeadlineExceeded, "", "the sandbox's command does not run")
 		}
 		if err := s.stillRuns(ctx, a); err != nil {

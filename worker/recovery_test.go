@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
 func TestARecoveryEndsThePausesThatBeganBefore(t *testing.T) {
@@ -41,11 +40,6 @@ func TestAnExecThatComesAfterTheStopIsCancelled(t *testing.T) {
 	stopping := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "stopping")
 	if r, err := notStarted("x", stopping); err != nil || !r.Cancelled || r.Failed {
 		t.Errorf("%+v, %v", r, err)
-	}
-	x := &protocol.Exec{State: protocol.ExecStateRunning}
-	b := &protocol.Sandbox{Desired: protocol.StateStopped}
-	if e := endEvent(b, x, control.Result{Cancelled: true}, nil, false); e.Kind != protocol.ExecCancelled || e.Reason != protocol.ReasonSandboxStopped {
-		t.Errorf("it ends as %s, %s", e.Kind, e.Reason)
 	}
 	if _, err := notStarted("x", protocol.Errorf(protocol.Unavailable, "", "gone")); err == nil {
 		t.Error("what passes is an end")

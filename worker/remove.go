@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -31,12 +32,7 @@ func (s *sandbox) stop(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	s.w.cfg.Probe("before-stopped")
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
-			return nil
-		}
-		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxStopped)...), protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
-	})
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Stopped(st, s.ownRun()) })
 	s.w.cfg.Probe("after-stopped")
 	return err
 }
@@ -49,7 +45,7 @@ func (s *sandbox) lastWords(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.runsEnded(ctx, b.Spec.Grace.Std(), ofAll); err != nil {
 		return err
 	}
-	s.seen.container = containerExited
+	s.inspection.Container = decide.ContainerExited
 	s.allEnded = true
 	s.startExecs(ctx)
 	s.allEnded = false
@@ -152,12 +148,7 @@ func (s *sandbox) delete(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	s.w.cfg.Probe("before-deleted")
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StateDeleting {
-			return nil
-		}
-		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxDeleted)...), protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
-	})
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Deleted(st, s.ownRun()) })
 	s.w.cfg.Probe("after-deleted")
 	return err
 }
@@ -219,11 +210,11 @@ func (s *sandbox) discard(ctx context.Context) error {
 		return err
 	}
 	st, _ := s.journal.State()
-	s.seen.generation = docker.GenerationOf(c.Labels)
-	if next(&st.Sandbox, s.w.hostID, s.seen) != opDiscard {
+	s.inspection.Generation = docker.GenerationOf(c.Labels)
+	if decide.Next(&st.Sandbox, s.w.hostID, s.inspection) != decide.Discard {
 		return errSuperseded
 	}
-	s.log.Info("removing what is not this host's any more", "state", st.Sandbox.State, "container", c.ID, "generation", s.seen.generation)
+	s.log.Info("removing what is not this host's any more", "state", st.Sandbox.State, "container", c.ID, "generation", s.inspection.Generation)
 	s.abandonRuns()
 	if c.ID != "" {
 		if err := s.w.engine.RemoveContainer(ctx, c.ID); err != nil && !docker.IsNotFound(err) {

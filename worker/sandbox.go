@@ -12,6 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -36,27 +37,27 @@ type sandbox struct {
 	services    map[string]*service
 	commands    map[string]chan control.Result // by id: what the worker itself runs in the sandbox's containers
 	cancelOp    context.CancelFunc
-	op          operation
+	op          decide.Operation
 	runs        map[string]*execRun
 	again       time.Duration        // the pause before execs are taken up again; 0: none failed since
 	againAt     time.Time            // when that is over
 	unstarted   map[string]time.Time // execs that are accepted and not started, and since when that is known here
 	attached    *attachment
-	lastOwn     primaryRun      // what was heard of the sandbox's own command before its container ended
-	home        string          // directory that the container says it uses; "": there is no container
-	attaching   chan struct{}   // closed and replaced when attached changes
-	labelled    []labelled      // what carries its labels on the host, when that was last listed
-	diskStop    *protocol.Error // why the watch over the disk stopped it; nil: it did not, or see its note
-	phases      createPhases    // of its create, while that goes on
+	lastOwn     decide.PrimaryRun // what was heard of the sandbox's own command before its container ended
+	home        string            // directory that the container says it uses; "": there is no container
+	attaching   chan struct{}     // closed and replaced when attached changes
+	labelled    []labelled        // what carries its labels on the host, when that was last listed
+	diskStop    *protocol.Error   // why the watch over the disk stopped it; nil: it did not, or see its note
+	phases      createPhases      // of its create, while that goes on
 
 	// Only the goroutine's own.
-	seen      observed
-	container docker.Container
-	fresh     bool      // container was looked at in this step
-	aside     chan view // the outcome of a look that goes on beside the mailbox; nil: none does
-	epoch     int64     // of the engine, when the container was last seen running; -1: never in this tenure
-	revived   revivals
-	allEnded  bool // every container has ended: execs find out what became of them
+	inspection decide.Inspection
+	container  docker.Container
+	fresh      bool      // container was looked at in this step
+	aside      chan view // the outcome of a look that goes on beside the mailbox; nil: none does
+	epoch      int64     // of the engine, when the container was last seen running; -1: never in this tenure
+	revived    revivals
+	allEnded   bool // every container has ended: execs find out what became of them
 
 	assigned     assignment
 	waitingSince time.Time // for what the container needs of its host to start again; zero: it does not
@@ -118,11 +119,11 @@ func (s *sandbox) superseded() bool {
 	s.journal.View(func(st *protocol.State, _ uint64) {
 		b := &st.Sandbox
 		switch s.op {
-		case opCreate, opResume:
+		case decide.Create, decide.Resume:
 			wanted = b.State == protocol.StatePending && b.HostID == s.w.hostID
-		case opRevive, opAttach:
+		case decide.Revive, decide.Attach:
 			wanted = b.State == protocol.StateReady && b.Desired == protocol.StateReady
-		case opStop:
+		case decide.Stop:
 			wanted = b.State == protocol.StateReady
 		}
 	})
@@ -243,24 +244,24 @@ func (s *sandbox) settle(ctx context.Context) error {
 			return err
 		}
 		st, _ := s.journal.State()
-		op := next(&st.Sandbox, s.w.hostID, s.seen)
-		s.w.gpus.settle(s.key, &st.Sandbox, s.w.hostID, s.seen.container)
-		s.w.admissions.settle(s.key, &st.Sandbox, s.w.hostID, s.seen)
-		if op != opDiscard && op != opHalt && op != opNothing {
+		op := decide.Next(&st.Sandbox, s.w.hostID, s.inspection)
+		s.w.gpus.settle(s.key, &st.Sandbox, s.w.hostID, s.inspection.Container)
+		s.w.admissions.settle(s.key, &st.Sandbox, s.w.hostID, s.inspection)
+		if op != decide.Discard && op != decide.Halt && op != decide.Nothing {
 			s.looked()
 		}
 		s.keepServices(ctx, &st.Sandbox, op)
 		s.startExecs(ctx)
-		if op == opDiscard && s.w.cfg.ReapDryRun {
-			s.log.Warn("would remove what is over", "container", s.container.Name, "generation", s.seen.generation, "state", st.Sandbox.State)
+		if op == decide.Discard && s.w.cfg.ReapDryRun {
+			s.log.Warn("would remove what is over", "container", s.container.Name, "generation", s.inspection.Generation, "state", st.Sandbox.State)
 			s.looked()
 			return nil
 		}
-		if op == opNothing {
+		if op == decide.Nothing {
 			if err := s.removeStrays(ctx); err != nil {
 				return err
 			}
-			if s.seen.container != containerUnknown {
+			if s.inspection.Container != decide.ContainerUnknown {
 				s.looked()
 			}
 			return s.checkPrimary(ctx)
@@ -357,7 +358,7 @@ func (s *sandbox) lookAside(ctx context.Context) (looking bool, err error) {
 		}
 		s.aside = nil
 		switch {
-		case !restful || v.err == nil && !v.shows(a, s.seen.generation):
+		case !restful || v.err == nil && !v.shows(a, s.inspection.Generation):
 			s.mu.Lock()
 			s.dirty = true
 			s.mu.Unlock()
@@ -390,15 +391,17 @@ func (s *sandbox) lookAside(ctx context.Context) (looking bool, err error) {
 func (s *sandbox) restful() (a *attachment, restful bool) {
 	s.mu.Lock()
 	a = s.attached
-	s.seen.connected, s.seen.boot = a != nil, ""
+	s.inspection.Connected, s.inspection.Boot = a != nil, ""
 	if a != nil {
-		s.seen.boot = a.boot
+		s.inspection.Boot = a.boot
 	}
 	s.mu.Unlock()
-	if a == nil || s.seen.container != containerRunning {
+	if a == nil || s.inspection.Container != decide.ContainerRunning {
 		return a, false
 	}
-	s.journal.View(func(st *protocol.State, _ uint64) { restful = next(&st.Sandbox, s.w.hostID, s.seen) == opNothing })
+	s.journal.View(func(st *protocol.State, _ uint64) {
+		restful = decide.Next(&st.Sandbox, s.w.hostID, s.inspection) == decide.Nothing
+	})
 	return a, restful
 }
 
@@ -412,9 +415,9 @@ func (s *sandbox) observe(ctx context.Context) error {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = false
-	s.seen.connected, s.seen.boot, s.fresh = s.attached != nil, "", dirty
+	s.inspection.Connected, s.inspection.Boot, s.fresh = s.attached != nil, "", dirty
 	if s.attached != nil {
-		s.seen.boot = s.attached.boot
+		s.inspection.Boot = s.attached.boot
 	}
 	network := s.networkSeen
 	s.mu.Unlock()
@@ -423,33 +426,33 @@ func (s *sandbox) observe(ctx context.Context) error {
 	}
 	v := s.view(ctx)
 	if v.err != nil {
-		s.seen.container = containerUnknown
+		s.inspection.Container = decide.ContainerUnknown
 		s.mu.Lock()
 		s.dirty = true
 		s.mu.Unlock()
 		return v.err
 	}
 	c := v.container
-	s.seen.leftovers, s.seen.services = v.directory || network, v.services
+	s.inspection.Leftovers, s.inspection.Services = v.directory || network, v.services
 	s.container = c
 	s.mu.Lock()
 	s.home = c.Labels[docker.LabelDirectory]
 	s.mu.Unlock()
-	s.seen.generation = docker.GenerationOf(c.Labels)
+	s.inspection.Generation = docker.GenerationOf(c.Labels)
 	switch {
 	case c.ID == "":
-		s.seen.container = containerAbsent
+		s.inspection.Container = decide.ContainerAbsent
 	case c.Running:
-		s.seen.container = containerRunning
+		s.inspection.Container = decide.ContainerRunning
 		s.epoch = v.epoch
 	case c.StartedAt.IsZero() || c.State == "created":
-		s.seen.container = containerMade
+		s.inspection.Container = decide.ContainerMade
 	default:
-		s.seen.container = containerExited
+		s.inspection.Container = decide.ContainerExited
 	}
-	if s.seen.container != containerRunning || s.attached != nil && s.attached.pid != c.Pid {
+	if s.inspection.Container != decide.ContainerRunning || s.attached != nil && s.attached.pid != c.Pid {
 		s.detach()
-		s.seen.connected = false
+		s.inspection.Connected = false
 	}
 	return nil
 }
@@ -478,8 +481,8 @@ func (s *sandbox) inspectNamed(ctx context.Context, name string) (docker.Contain
 func (s *sandbox) name() string { return docker.ObjectName(s.w.conn.Deployment(), s.key) }
 
 // do carries out one operation, under a context that ends when the log no longer wants it.
-func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) error {
-	if err := s.w.fence(); err != nil && op != opAttach {
+func (s *sandbox) do(ctx context.Context, op decide.Operation, st *protocol.State) error {
+	if err := s.w.fence(); err != nil && op != decide.Attach {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -490,31 +493,31 @@ func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) erro
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.op, s.cancelOp, s.dirty = opNothing, nil, true
+		s.op, s.cancelOp, s.dirty = decide.Nothing, nil, true
 	}()
 	b := &st.Sandbox
 	s.log.Debug("step", "operation", op, "state", b.State)
 	var err error
 	switch op {
-	case opCreate:
+	case decide.Create:
 		if err = s.admit(ctx, b); err == nil {
 			err = s.create(ctx, b)
 		}
-	case opResume:
+	case decide.Resume:
 		if err = s.admit(ctx, b); err == nil {
 			err = s.resume(ctx, b)
 		}
-	case opAttach:
+	case decide.Attach:
 		err = s.attachRunning(ctx, b)
-	case opRevive:
+	case decide.Revive:
 		err = s.revive(ctx, b)
-	case opStop:
+	case decide.Stop:
 		err = s.stop(ctx, b)
-	case opHalt:
+	case decide.Halt:
 		err = s.halt(ctx, b)
-	case opDelete:
+	case decide.Delete:
 		err = s.delete(ctx, b)
-	case opDiscard:
+	case decide.Discard:
 		err = s.discard(ctx)
 	}
 	s.mu.Lock()
@@ -528,21 +531,18 @@ func (s *sandbox) do(ctx context.Context, op operation, st *protocol.State) erro
 
 // append appends what decide says of the newest state, if the sandbox is still this host's and of
 // this generation. It returns errSuperseded where decide has nothing to say.
-func (s *sandbox) append(ctx context.Context, generation uint64, decide func(st *protocol.State) []protocol.Event) error {
-	_, err := s.appendEvents(ctx, generation, decide)
+func (s *sandbox) append(ctx context.Context, generation uint64, choose decide.Decision) error {
+	_, err := s.appendEvents(ctx, generation, choose)
 	return err
 }
 
 // appendEvents appends as append does, and returns the events as they are in the log.
-func (s *sandbox) appendEvents(ctx context.Context, generation uint64, decide func(st *protocol.State) []protocol.Event) ([]protocol.Event, error) {
+func (s *sandbox) appendEvents(ctx context.Context, generation uint64, choose decide.Decision) ([]protocol.Event, error) {
 	events, err := s.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := s.w.fence(); err != nil {
 			return nil, err
 		}
-		if st.Sandbox.HostID != s.w.hostID || st.Sandbox.Generation != generation {
-			return nil, nil
-		}
-		return decide(st), nil
+		return decide.Here(st, s.w.hostID, generation, choose), nil
 	})
 	if err == nil && len(events) == 0 {
 		return nil, errSuperseded
@@ -559,41 +559,16 @@ func (s *sandbox) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.E
 	return s.append(ctx, b.Generation, s.failed(why))
 }
 
-// failed says what follows from a failure.
-func (s *sandbox) failed(why *protocol.Error) func(*protocol.State) []protocol.Event {
-	return func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StatePending && st.Sandbox.State != protocol.StateReady {
-			return nil
-		}
-		return append(append(s.primaryEvents(&st.Sandbox), endExecs(st, protocol.ReasonSandboxFailed)...), protocol.Event{
-			Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason,
-		})
-	}
-}
-
-// endExecs ends every exec whose end is not known: those that never started are cancelled, the
-// others were interrupted.
-func endExecs(st *protocol.State, reason string) []protocol.Event {
-	var events []protocol.Event
-	for _, x := range st.Active() {
-		e := protocol.Event{Kind: protocol.ExecCancelled, Reason: reason, Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}}
-		if x.State == protocol.ExecStateRunning {
-			e.Kind, e.Error, e.Exec.Inline = protocol.ExecFailed, interrupted(reason), false
-		}
-		events = append(events, e)
-	}
-	return events
-}
-
-func interrupted(reason string) *protocol.Error {
-	return protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted (%s); its exit code is not known", reason)
+// failed is the decision to fail the sandbox.
+func (s *sandbox) failed(why *protocol.Error) decide.Decision {
+	return func(st *protocol.State) []protocol.Event { return decide.Failed(st, s.ownRun(), why) }
 }
 
 // crashing says whether the primary command has exited and may be looping.
 func (s *sandbox) crashing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.attached != nil && s.attached.crash.failing(time.Now())
+	return s.attached != nil && s.attached.crash.Failing(time.Now())
 }
 
 // checkPrimary tells the log what became of the primary command, and fails a sandbox whose command exits
@@ -634,8 +609,8 @@ func (s *sandbox) loops(memory protocol.Bytes) *protocol.Error {
 	if a == nil {
 		return nil
 	}
-	if a.loops == nil && a.crash.looping(time.Now()) && a.link.Up() {
-		a.loops = a.crash.why("the primary command", memory)
+	if a.loops == nil && a.crash.Looping(time.Now()) && a.link.Up() {
+		a.loops = a.crash.Error("the primary command", memory)
 	}
 	return a.loops
 }

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
@@ -41,7 +41,7 @@ type service struct {
 	down     bool // the container does not run
 	givenUp  bool // and will not by itself
 	proc     control.Primary
-	crash    crashLoop
+	crash    decide.CrashLoop
 	problem  string // why it is not ready yet
 
 	// Only the goroutine's own.
@@ -128,7 +128,7 @@ func (v *service) primary(_ *attachment, p control.Primary) {
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
 	v.proc = p
-	v.crash.heard(&p, time.Now())
+	v.crash.Report(&p, time.Now())
 	v.wakeUp()
 }
 
@@ -146,18 +146,10 @@ func (v *service) status() (status protocol.ServiceStatus) {
 
 // append appends an event about the service, trying until the log has it or no longer wants the
 // service up here.
-func (v *service) append(ctx context.Context, events ...protocol.Event) error {
-	for i := range events {
-		if events[i].Service == nil {
-			events[i].Service = &protocol.ServiceDetails{Name: v.name}
-		}
-	}
+func (v *service) append(ctx context.Context, events []protocol.Event) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := v.s.append(ctx, v.generation, func(st *protocol.State) []protocol.Event {
-			if !wantsServices(&st.Sandbox, v.s.w.hostID) {
-				return nil
-			}
-			return slices.Clone(events)
+			return decide.Service(st, v.s.w.hostID, events)
 		})
 		if err == nil || errors.Is(err, errSuperseded) {
 			return err
@@ -182,7 +174,7 @@ func (v *service) fail(ctx context.Context, err error) *protocol.Error {
 		e.Message += quoted(v.output.last())
 	}
 	v.s.log.Warn("a service fails", "service", v.name, "error", &e)
-	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceFailed, Reason: e.Reason, Error: &e}); err != nil {
+	if err := v.append(ctx, decide.ServiceFailed(v.name, &e)); err != nil {
 		v.s.log.Debug("the failure of a service is not appended", "service", v.name, "error", err)
 	}
 	return v.failure(&e)

@@ -9,13 +9,13 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
 // How a service becomes ready. Health tests run through the supervisor, as execs that no log has: a
 // timeout then ends the test's whole tree, which the Engine's own health check does not, and all
 // fields work on an Engine of any version (start_interval came with 25).
 const (
-	steadyFor = 500 * time.Millisecond // a service without a health check is ready when it has run so long
 	endsMost  = 3                      // a command that ended so often before it was ready has failed
 	testFirst = 100 * time.Millisecond // from the first test to the second; then twice as long, up to the start interval
 )
@@ -57,15 +57,15 @@ func (v *service) untilHealthy(ctx context.Context) error {
 		switch {
 		case !p.Running:
 			v.nowWaits("its command does not run")
-			wait = judgePeriod
+			wait = decide.CheckPeriod
 		case h == nil:
-			if wait = time.Until(p.Since.Add(steadyFor)); wait > 0 {
+			if wait = time.Until(p.Since.Add(decide.SteadyFor)); wait > 0 {
 				v.nowWaits("its command has just started")
 			} else if v.connected() {
 				return nil
 			} else { // the container may have ended, and the engine not have said so yet
 				v.nowWaits("its supervisor is not connected")
-				wait = judgePeriod
+				wait = decide.CheckPeriod
 			}
 		default:
 			if err := v.s.w.fence(); err != nil {
@@ -101,7 +101,7 @@ func (v *service) steady(ctx context.Context, tested *control.Primary) (bool, er
 		if !sameRun(tested, &p) || !v.connected() {
 			return false, nil
 		}
-		left := time.Until(p.Since.Add(steadyFor))
+		left := time.Until(p.Since.Add(decide.SteadyFor))
 		if left <= 0 {
 			return true, nil
 		}
@@ -125,13 +125,13 @@ func (v *service) connected() bool {
 
 // unsteady says why a command that has not been ready yet never will be.
 func (v *service) unsteady(p *control.Primary) error {
-	ends := endsOf(p)
+	ends := decide.EndsOf(p)
 	switch {
 	case p.Error != nil: // it cannot be started at all
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "its command cannot be started: %s", p.Error.Message)
 	case ends == 0 || p.LastExit == nil:
 		return nil
-	case outOfMemory(p):
+	case decide.OutOfMemory(p):
 		return v.outOfMemory()
 	case ends >= endsMost:
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,

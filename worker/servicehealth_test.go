@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
 // What a supervisor said last, before it was killed with its container, makes no service ready.
@@ -15,7 +16,7 @@ func TestAServiceIsReadyOnlyWhileItsSupervisorIsConnected(t *testing.T) {
 	a, connect := linked(t, s)
 	v := &service{
 		s: s, name: "db", wake: make(chan struct{}, 1), attached: a,
-		proc: control.Primary{Running: true, Since: time.Now().Add(-2 * steadyFor)},
+		proc: control.Primary{Running: true, Since: time.Now().Add(-2 * decide.SteadyFor)},
 	}
 	s.services[v.name] = v
 
@@ -40,12 +41,12 @@ func TestAHealthTestEndsWithTheConnection(t *testing.T) {
 	select {
 	case <-ctx.Done():
 		t.Fatal("it ends while the supervisor is connected")
-	case <-time.After(judgePeriod + judgePeriod/2):
+	case <-time.After(decide.CheckPeriod + decide.CheckPeriod/2):
 	}
 	conn.Close()
 	select {
 	case <-ctx.Done():
-	case <-time.After(10 * judgePeriod):
+	case <-time.After(10 * decide.CheckPeriod):
 		t.Fatal("it goes on without a supervisor")
 	}
 }

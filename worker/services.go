@@ -7,23 +7,16 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/decide"
 )
-
-// wantsServices says whether the log wants a sandbox's services up on this host.
-func wantsServices(b *protocol.Sandbox, hostID string) bool {
-	if b.HostID != hostID || !b.Assigned {
-		return false
-	}
-	return b.State == protocol.StatePending || b.State == protocol.StateReady && b.Desired == protocol.StateReady
-}
 
 // keepServices has a goroutine for each service while the log wants them up, whatever operation leads
 // there, and none otherwise.
-func (s *sandbox) keepServices(ctx context.Context, b *protocol.Sandbox, op operation) {
+func (s *sandbox) keepServices(ctx context.Context, b *protocol.Sandbox, op decide.Operation) {
 	names, required := b.Spec.Services()
-	if op == opDiscard || !wantsServices(b, s.w.hostID) || s.stoppedForDisk(b.Generation) != nil {
+	if op == decide.Discard || !decide.WantsServices(b, s.w.hostID) || s.stoppedForDisk(b.Generation) != nil {
 		s.endServices()
-		if op == opNothing {
+		if op == decide.Nothing {
 			s.dropServices()
 		}
 		return
@@ -53,7 +46,7 @@ func (s *sandbox) newService(b *protocol.Sandbox, name string, required bool) *s
 	v := &service{
 		s: s, name: name, required: required, generation: b.Generation, sandbox: b.Spec,
 		done: make(chan struct{}), wake: wake.New(), linked: make(chan struct{}), settled: make(chan struct{}),
-		crash: crashLoop{window: s.w.cfg.CrashWindow, guard: s.w.cfg.CrashGuard}, seenEpoch: s.w.epoch.Load(), epoch: -1,
+		crash: decide.CrashLoop{Window: s.w.cfg.CrashWindow, Guard: s.w.cfg.CrashGuard}, seenEpoch: s.w.epoch.Load(), epoch: -1,
 	}
 	v.spec, _ = b.Spec.Service(name)
 	v.network = sync.OnceFunc(func() { close(v.linked) })
@@ -90,7 +83,7 @@ func (s *sandbox) servicesReady(ctx context.Context, a *attachment) error {
 
 // awaitSettled waits until the service is ready, or has failed.
 func (v *service) awaitSettled(ctx context.Context, primary *attachment) error {
-	look := time.NewTicker(judgePeriod)
+	look := time.NewTicker(decide.CheckPeriod)
 	defer look.Stop()
 	for {
 		select {
@@ -101,7 +94,7 @@ func (v *service) awaitSettled(ctx context.Context, primary *attachment) error {
 				return err
 			}
 			if run := v.s.ownRun(); run.Error != nil { // nothing that a service does helps it
-				return primary.withOutput(ctx, run.unstartable())
+				return primary.withOutput(ctx, run.Unstartable())
 			}
 		case <-ctx.Done():
 			return v.unready()

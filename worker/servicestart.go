@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
@@ -49,7 +50,7 @@ func (v *service) tryBegin(ctx context.Context) error {
 		return err
 	}
 	v.s.w.cfg.Probe("before-service-ready")
-	err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady})
+	err := v.append(ctx, decide.ServiceReady(v.name))
 	v.s.w.cfg.Probe("after-service-ready")
 	return err
 }
@@ -69,12 +70,7 @@ func (v *service) hooks(ctx context.Context) error {
 			return err
 		}
 		v.s.w.cfg.Probe("after-service-hook")
-		events := []protocol.Event{{Kind: protocol.ServiceHook, Service: &protocol.ServiceDetails{Name: v.name, Hook: i + 1, ExitCode: exit, Output: output}}}
-		if failed != nil { // both at once: no restart may take the hook for one that went well
-			events[0].Error, events[0].Reason = failed, failed.Reason
-			events = append(events, protocol.Event{Kind: protocol.ServiceFailed, Reason: failed.Reason, Error: failed})
-		}
-		if err := v.append(ctx, events...); err != nil {
+		if err := v.append(ctx, decide.ServiceHook(v.name, i+1, exit, output, failed)); err != nil {
 			return err
 		}
 		if failed != nil {

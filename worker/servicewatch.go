@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
@@ -14,7 +15,6 @@ import (
 const (
 	againFirst  = time.Second // until a container that ended is started again; then twice as long
 	againMost   = 30 * time.Second
-	judgePeriod = time.Second // between two looks at a command that may be looping
 )
 
 // watch keeps the container running and says in the log when the service stops to be what the log
@@ -82,7 +82,7 @@ func (v *service) pause() time.Duration {
 
 // calm begins the pauses anew for a command that has run for the guard.
 func (v *service) calm() {
-	if p := v.process(); p.Running && v.s.attachedTo(v.name) != nil && time.Since(p.Since) >= v.crash.guard {
+	if p := v.process(); p.Running && v.s.attachedTo(v.name) != nil && time.Since(p.Since) >= v.crash.Guard {
 		v.again = againFirst
 	}
 }
@@ -92,7 +92,7 @@ func (v *service) forgetOldEngine() {
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
 	if epoch := v.s.w.epoch.Load(); v.seenEpoch != epoch {
-		v.crash.forget()
+		v.crash.Reset()
 		v.seenEpoch, v.again, v.notBefore = epoch, againFirst, time.Time{}
 	}
 }
@@ -101,7 +101,7 @@ func (v *service) forgetOldEngine() {
 func (v *service) stumbled(why error) {
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
-	v.crash.ended(time.Now(), protocol.AsError(why).Reason == protocol.ReasonOOMKilled)
+	v.crash.Ended(time.Now(), protocol.AsError(why).Reason == protocol.ReasonOOMKilled)
 }
 
 // loops says why the service fails that ends again and again, nil where it does not. A supervisor that is
@@ -110,10 +110,10 @@ func (v *service) loops() *protocol.Error {
 	v.forgetOldEngine()
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
-	if !v.crash.looping(time.Now()) || v.attached != nil && !v.attached.link.Up() {
+	if !v.crash.Looping(time.Now()) || v.attached != nil && !v.attached.link.Up() {
 		return nil
 	}
-	return v.crash.why("the service", v.spec.Memory)
+	return v.crash.Error("the service", v.spec.Memory)
 }
 
 // giveUp says that there will be no container: one that the log says was there is not made anew, and
@@ -146,7 +146,7 @@ func (v *service) judge(ctx context.Context) {
 	v.ofRun(p.Since)
 	h := v.health
 	if h == nil {
-		if failed && v.mayRecover(&status) && time.Since(p.Since) >= v.crash.guard {
+		if failed && v.mayRecover(&status) && time.Since(p.Since) >= v.crash.Guard {
 			v.recovered(ctx)
 		}
 		return
@@ -198,7 +198,7 @@ func (v *service) lastHook(status *protocol.ServiceStatus) int {
 }
 
 func (v *service) recovered(ctx context.Context) {
-	if err := v.append(ctx, protocol.Event{Kind: protocol.ServiceReady}); err != nil {
+	if err := v.append(ctx, decide.ServiceReady(v.name)); err != nil {
 		v.s.log.Debug("that a service is well again is not appended", "service", v.name, "error", err)
 	}
 }
@@ -206,15 +206,15 @@ func (v *service) recovered(ctx context.Context) {
 // due is when judge has to look again, 0 for not by itself.
 func (v *service) due() time.Duration {
 	v.s.mu.Lock()
-	mayLoop := v.crash.failing(time.Now().Add(-judgePeriod))
+	mayLoop := v.crash.Failing(time.Now().Add(-decide.CheckPeriod))
 	running := v.attached != nil && v.proc.Running
 	v.s.mu.Unlock()
 	var due time.Duration
 	if h := v.health; h != nil && running {
 		due = max(time.Until(v.tested.Add(h.Interval.Std())), time.Millisecond)
 	}
-	if mayLoop && (due == 0 || due > judgePeriod) {
-		due = judgePeriod
+	if mayLoop && (due == 0 || due > decide.CheckPeriod) {
+		due = decide.CheckPeriod
 	}
 	return due
 }

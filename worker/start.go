@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
@@ -20,7 +21,7 @@ const (
 // id must be known.
 func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, c docker.Container) (*attachment, error) {
 	s.detach() // of an earlier try
-	if s.seen.container == containerExited {
+	if s.inspection.Container == decide.ContainerExited {
 		// It may have ended with its engine, and one that is about to end still answers on connections that
 		// it has: what it began to start then could never be removed.
 		if err := s.w.engine.Ping(ctx); err != nil {
@@ -36,7 +37,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	defer func() { mounted.close() }()
 	// A sandbox that was ready is brought back with what there is.
 	lenient := b.State == protocol.StateReady
-	if s.seen.container != containerRunning {
+	if s.inspection.Container != decide.ContainerRunning {
 		if err = s.w.gpus.claim(s.key, labelledGPUs(s.container.Labels)); err == nil {
 			mounted, err = s.startMounted(ctx, d, c.ID, lenient)
 		}
@@ -49,7 +50,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 		a.close()
 		return nil, err
 	}
-	if c.Pid == 0 || s.seen.container != containerRunning || !s.fresh {
+	if c.Pid == 0 || s.inspection.Container != decide.ContainerRunning || !s.fresh {
 		c, err = s.w.engine.Inspect(ctx, c.ID)
 	}
 	if err == nil && !c.Running {
@@ -84,7 +85,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	}
 	s.w.cfg.Probe("after-hello")
 	s.container, s.epoch = c, epoch
-	s.seen.container, s.seen.generation, s.seen.leftovers = containerRunning, docker.GenerationOf(c.Labels), true
+	s.inspection.Container, s.inspection.Generation, s.inspection.Leftovers = decide.ContainerRunning, docker.GenerationOf(c.Labels), true
 	s.attach(a)
 	return a, nil
 }
@@ -120,7 +121,7 @@ func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachm
 	if s.container.ID == "" || err != nil {
 		return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's container or directory is gone")
 	}
-	if s.seen.container != containerRunning {
+	if s.inspection.Container != decide.ContainerRunning {
 		if err := s.protectAgain(ctx, &b.Spec); err != nil {
 			return nil, err
 		}
@@ -167,12 +168,7 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 		return s.fail(ctx, b, protocol.AsError(err))
 	}
 	s.w.cfg.Probe("before-resumed")
-	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StatePending {
-			return nil
-		}
-		return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: a.boot, Ports: a.ports}}}
-	})
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Resumed(st, a.boot, a.ports) })
 	s.w.cfg.Probe("after-resumed")
 	return err
 }
@@ -184,10 +180,7 @@ func (s *sandbox) restarted(ctx context.Context, b *protocol.Sandbox, a *attachm
 		reason = protocol.ReasonEngineRestarted
 	}
 	return s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StateReady {
-			return nil
-		}
-		return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: a.boot, Ports: a.ports}}}
+		return decide.Restarted(st, reason, a.boot, a.ports)
 	})
 }
 
@@ -274,12 +267,7 @@ func (s *sandbox) awaitHost(ctx context.Context, b *protocol.Sandbox, missing er
 	if b.Error != nil && b.Error.Message == why.Message { // said already
 		return missing
 	}
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
-		if st.Sandbox.State != protocol.StateReady {
-			return nil
-		}
-		return []protocol.Event{{Kind: protocol.SandboxWaiting, Error: why, Reason: why.Reason}}
-	})
+	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Waiting(st, why) })
 	if err != nil {
 		return err
 	}
@@ -306,4 +294,4 @@ func endedByItself(b *protocol.Sandbox, c docker.Container) *protocol.Error {
 
 // endedForMemory says whether a container that ended by itself did so for want of memory. An engine notes
 // the end of any process in it for want of memory, and forgets that only when the container is started.
-func endedForMemory(c docker.Container) bool { return c.OOMKilled && c.ExitCode == killedExit }
+func endedForMemory(c docker.Container) bool { return c.OOMKilled && c.ExitCode == decide.KilledExit }

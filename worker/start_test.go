@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
@@ -46,9 +47,9 @@ func TestAContainerThatEndedForWantOfMemoryIsToldByItsExitCode(t *testing.T) {
 		c      docker.Container
 		reason string
 	}{
-		{docker.Container{OOMKilled: true, ExitCode: killedExit}, protocol.ReasonOOMKilled},
+		{docker.Container{OOMKilled: true, ExitCode: decide.KilledExit}, protocol.ReasonOOMKilled},
 		{docker.Container{OOMKilled: true, ExitCode: 1}, protocol.ReasonContainerExited},
-		{docker.Container{ExitCode: killedExit}, protocol.ReasonContainerExited},
+		{docker.Container{ExitCode: decide.KilledExit}, protocol.ReasonContainerExited},
 	} {
 		if why := endedByItself(&protocol.Sandbox{}, is.c); why.Reason != is.reason {
 			t.Errorf("%+v: %v", is.c, why)

@@ -1,4 +1,4 @@
-package worker
+package decide
 
 import (
 	"fmt"
@@ -15,8 +15,8 @@ import (
 func TestTheHistoryGetsWhatItLacksOfACommand(t *testing.T) {
 	t.Parallel()
 	four := 4
-	said := func(restarts int, running bool) *primaryRun {
-		r := &primaryRun{boot: "b1", Primary: control.Primary{Running: running, Restarts: restarts}}
+	said := func(restarts int, running bool) *PrimaryRun {
+		r := &PrimaryRun{Boot: "b1", Primary: control.Primary{Running: running, Restarts: restarts}}
 		if !running || restarts > 0 {
 			r.LastExit = &four
 		}
@@ -31,10 +31,10 @@ func TestTheHistoryGetsWhatItLacksOfACommand(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		known *protocol.PrimaryStatus
-		said  *primaryRun
+		said  *PrimaryRun
 		want  string
 	}{
-		{"nothing is heard", nil, &primaryRun{boot: "b1"}, ""},
+		{"nothing is heard", nil, &PrimaryRun{Boot: "b1"}, ""},
 		{"the first start", nil, said(0, true), "started 0"},
 		{"it is known", known("b1", running, 0), said(0, true), ""},
 		{"its end", known("b1", running, 0), said(0, false), "ended 0:4"},
@@ -65,24 +65,24 @@ func TestACommandIsSteadyOnceItHasRunForAWhile(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	three := 3
-	run := func(p control.Primary) *primaryRun { return &primaryRun{Primary: p} }
+	run := func(p control.Primary) *PrimaryRun { return &PrimaryRun{Primary: p} }
 	for what, c := range map[string]struct {
-		run    *primaryRun
+		run    *PrimaryRun
 		from   time.Time
 		wait   time.Duration
 		reason string
 	}{
-		"not started yet":     {run(control.Primary{}), time.Time{}, judgePeriod, ""},
-		"just started":        {run(control.Primary{Running: true, Since: now}), time.Time{}, steadyFor, ""},
-		"running":             {run(control.Primary{Running: true, Since: now.Add(-steadyFor)}), time.Time{}, 0, ""},
+		"not started yet":     {run(control.Primary{}), time.Time{}, CheckPeriod, ""},
+		"just started":        {run(control.Primary{Running: true, Since: now}), time.Time{}, SteadyFor, ""},
+		"running":             {run(control.Primary{Running: true, Since: now.Add(-SteadyFor)}), time.Time{}, 0, ""},
 		"ended at once":       {run(control.Primary{LastExit: &three, Began: now, Since: now}), time.Time{}, 0, protocol.ReasonCommandExited},
-		"ended after a while": {run(control.Primary{LastExit: &three, Began: now.Add(-steadyFor), Since: now}), time.Time{}, 0, ""},
+		"ended after a while": {run(control.Primary{LastExit: &three, Began: now.Add(-SteadyFor), Since: now}), time.Time{}, 0, ""},
 		"ended before services were ready": {run(control.Primary{LastExit: &three, Began: now.Add(-time.Second), Since: now}), now,
-			judgePeriod, ""},
+			CheckPeriod, ""},
 		"cannot be started": {run(control.Primary{Error: protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed, "x")}), now,
 			0, protocol.ReasonStartFailed},
 	} {
-		wait, why := c.run.steady(&protocol.SandboxSpec{}, c.from, now)
+		wait, why := c.run.Steady(&protocol.SandboxSpec{}, c.from, now)
 		reason := ""
 		if why != nil {
 			reason = why.Reason

@@ -1,0 +1,116 @@
+package decide
+
+import (
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+const (
+	testWindow = 5 * time.Minute
+	testGuard  = 30 * time.Second
+)
+
+// ago is what a supervisor says of a command that has been so for a while, and exited before.
+func ago(d time.Duration, running bool) control.Primary {
+	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-d)}
+}
+
+// A supervisor that connects again says everything once more.
+func TestACommandThatStumbledOnceIsNotLoopingAfterAReconnect(t *testing.T) {
+	now := time.Now()
+	c := CrashLoop{Window: testWindow, Guard: testGuard}
+	stumbled, up := ago(time.Hour, false), ago(time.Hour-time.Second, true)
+	c.Report(&stumbled, stumbled.Since)
+	c.Report(&up, up.Since)
+	c.Report(&up, now)
+	if c.Failing(now) || c.Looping(now) {
+		t.Errorf("one that has run for an hour: %+v", c)
+	}
+
+	// A worker that was away when it exited takes it for what it is.
+	c.Reset()
+	c.Report(&up, now)
+	if c.Failing(now) {
+		t.Errorf("to a new worker: %+v", c)
+	}
+	c.Reset()
+	just := ago(time.Second, true)
+	c.Report(&just, now)
+	if !c.Failing(now) || c.Looping(now) {
+		t.Errorf("one that exited a second ago, to a new worker: %+v", c)
+	}
+	down := ago(testWindow+time.Second, false)
+	c.Reset()
+	c.Report(&down, now)
+	if !c.Looping(now) {
+		t.Errorf("one that has not run for the window: %+v", c)
+	}
+}
+
+// An exit that was not heard, because the supervisor was not connected, counts.
+func TestAnExitThatWasNotHeardIsKnownFromTheNextRun(t *testing.T) {
+	now := time.Now()
+	c := CrashLoop{Window: testWindow, Guard: testGuard}
+	c.Report(&control.Primary{Running: true, Since: now.Add(-time.Hour)}, now)
+	next := ago(time.Second, true)
+	c.Report(&next, now)
+	if !c.Failing(now) || c.failingSince != next.Since {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestACrashLoopForWantOfMemoryIsNamedSo(t *testing.T) {
+	killed := KilledExit
+	for kills, reason := range map[int]string{0: protocol.ReasonCrashLoop, 1: protocol.ReasonOOMKilled} {
+		c := CrashLoop{Window: testWindow, Guard: testGuard}
+		c.Report(&control.Primary{LastExit: &killed, OOMKills: kills}, time.Now())
+		if why := c.Error("it", 1<<20); why.Reason != reason {
+			t.Errorf("%d kills: %v", kills, why)
+		}
+	}
+}
+
+func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
+	at := func(s float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(s * float64(time.Second))) }
+	fresh := func() *CrashLoop { return &CrashLoop{Window: 300 * time.Second, Guard: 30 * time.Second} }
+
+	c := fresh()
+	says := func(s float64, running bool, exits int) { // the supervisor, of a command that changed then
+		p := control.Primary{Running: running, Restarts: exits, Since: at(s)}
+		if exits > 0 {
+			p.LastExit = new(int)
+		}
+		c.Report(&p, at(s))
+	}
+	exits := 0
+	for s := 0.0; s < 300; s += 10 { // starts and exits, again and again
+		says(s, true, exits)
+		exits++
+		says(s+1, false, exits)
+		if c.Looping(at(s + 5)) {
+			t.Fatalf("looping after %v s, the window is 300 s", s+5)
+		}
+	}
+	if !c.Looping(at(302)) {
+		t.Error("not looping after the window")
+	}
+
+	c = fresh()
+	says(0, true, 0)
+	says(1, false, 1)
+	says(290, true, 1)
+	if c.Failing(at(321)) || c.Looping(at(321)) {
+		t.Error("looping although it has run for the guard")
+	}
+	says(330, false, 2)
+	if c.Looping(at(340)) {
+		t.Error("an exit after a long run begins a new window")
+	}
+
+	if fresh().Looping(at(1e6)) {
+		t.Error("looping although it never exited")
+	}
+}

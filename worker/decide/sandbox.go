@@ -1,0 +1,124 @@
+package decide
+
+import (
+	"cmp"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/progress"
+)
+
+// Here returns what decide returns, if the sandbox is still assigned to this host in this generation.
+func Here(st *protocol.State, hostID string, generation uint64, decide Decision) []protocol.Event {
+	if st.Sandbox.HostID != hostID || st.Sandbox.Generation != generation {
+		return nil
+	}
+	return decide(st)
+}
+
+// Decision returns the events that follow from a state, none if the news no longer applies to it.
+type Decision func(st *protocol.State) []protocol.Event
+
+// Refused gives a sandbox back that this host has no room for.
+func Refused(st *protocol.State, why string) []protocol.Event {
+	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
+		return nil
+	}
+	return []protocol.Event{{Kind: protocol.SandboxRefused, Reason: protocol.ReasonNoRoom,
+		Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoRoom, "%s", why)}}
+}
+
+// Phases puts the phases of a create that the log does not have yet before events, while the sandbox waits for
+// its create. unreported are all phases that the worker entered.
+func Phases(st *protocol.State, unreported, events []protocol.Event) []protocol.Event {
+	if st.Sandbox.State != protocol.StatePending || !st.Sandbox.Assigned {
+		return events
+	}
+	return append(progress.Missing(unreported, st.Sandbox.Phase), events...)
+}
+
+// Ready ends a create. run is the sandbox's own command.
+func Ready(st *protocol.State, run *PrimaryRun, made *protocol.SandboxDetails) []protocol.Event {
+	if st.Sandbox.State != protocol.StatePending {
+		return nil
+	}
+	return append(PrimaryEvents(&st.Sandbox, run), protocol.Event{Kind: protocol.SandboxReady, Phase: made})
+}
+
+// Resumed ends a resume.
+func Resumed(st *protocol.State, boot string, ports []protocol.Port) []protocol.Event {
+	if st.Sandbox.State != protocol.StatePending {
+		return nil
+	}
+	return []protocol.Event{{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
+}
+
+// Restarted records that the container of a ready sandbox was started again, with a new supervisor.
+func Restarted(st *protocol.State, reason, boot string, ports []protocol.Port) []protocol.Event {
+	if st.Sandbox.State != protocol.StateReady {
+		return nil
+	}
+	return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
+}
+
+// Waiting records what a ready sandbox needs of its host before its container can start again.
+func Waiting(st *protocol.State, why *protocol.Error) []protocol.Event {
+	if st.Sandbox.State != protocol.StateReady {
+		return nil
+	}
+	return []protocol.Event{{Kind: protocol.SandboxWaiting, Error: why, Reason: why.Reason}}
+}
+
+// Primary records starts and ends of a ready sandbox's own command.
+func Primary(st *protocol.State, run *PrimaryRun) []protocol.Event {
+	if st.Sandbox.State != protocol.StateReady {
+		return nil
+	}
+	return PrimaryEvents(&st.Sandbox, run)
+}
+
+// Stopped ends a stop: its execs have ended, and so has the container.
+func Stopped(st *protocol.State, run *PrimaryRun) []protocol.Event {
+	if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
+		return nil
+	}
+	return endSandbox(st, run, protocol.ReasonSandboxStopped, protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
+}
+
+// Hook records the outcome of the on_delete hook, once.
+func Hook(st *protocol.State, hook protocol.Event) []protocol.Event {
+	if st.Sandbox.State != protocol.StateDeleting || st.Sandbox.OnDelete != "" {
+		return nil
+	}
+	return []protocol.Event{hook}
+}
+
+// Deleted ends a delete: nothing of the sandbox is left on the host.
+func Deleted(st *protocol.State, run *PrimaryRun) []protocol.Event {
+	if st.Sandbox.State != protocol.StateDeleting {
+		return nil
+	}
+	return endSandbox(st, run, protocol.ReasonSandboxDeleted, protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
+}
+
+// Failed fails a sandbox, and ends its execs.
+func Failed(st *protocol.State, run *PrimaryRun, why *protocol.Error) []protocol.Event {
+	if st.Sandbox.State != protocol.StatePending && st.Sandbox.State != protocol.StateReady {
+		return nil
+	}
+	return endSandbox(st, run, protocol.ReasonSandboxFailed, protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason})
+}
+
+// endSandbox puts the ends of the sandbox's own command and of its execs before end.
+func endSandbox(st *protocol.State, run *PrimaryRun, reason string, end protocol.Event) []protocol.Event {
+	return append(append(PrimaryEvents(&st.Sandbox, run), endExecs(st, reason)...), end)
+}
+
+// PullProgress records how far a pull is that the create waits for. current is the phase that the worker is in, "" if
+// it does not know.
+func PullProgress(st *protocol.State, current string, pull *protocol.PullProgress) []protocol.Event {
+	if st.Sandbox.State != protocol.StatePending { // an optional service may pull later
+		return nil
+	}
+	phase := cmp.Or(current, st.Sandbox.Phase, "image")
+	return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
+}

@@ -1,0 +1,319 @@
+package decide
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+var update = flag.Bool("update", false, "write what the decisions are now to testdata")
+
+// Scenario files, testdata/*.txt, hold two kinds of lines. An event that is in the log, whoever wrote it, begins with
+// its kind. A decision of the worker begins with "decide"; below it are the events that it returned, or "nothing".
+//
+//	# a comment
+//	sandbox.assigned host=h1 gen=1
+//	decide ready boot=b1
+//	  > sandbox.ready boot=b1
+//
+// What a decision returns is in the log for the lines that follow. The decisions are those of this package in lower
+// case. Run the tests with -update to write what the decisions are now; read the difference before keeping it.
+func TestDecisionScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := play(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Equal(got, want) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Fatalf("want\n%s\ngot\n%s", want, got)
+		})
+	}
+}
+
+// play applies the lines of a scenario, and returns it with the outcome below each decision.
+func play(text []byte) ([]byte, error) {
+	var out bytes.Buffer
+	st := &protocol.State{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for lines.Scan() {
+		line := lines.Text()
+		if strings.HasPrefix(line, "  ") {
+			continue // an old outcome
+		}
+		out.WriteString(line + "\n")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		w, err := parseWords(line)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", line, err)
+		}
+		events, err := w.events(st)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", line, err)
+		}
+		for i := range events {
+			events[i].Tenant, events[i].Sandbox, events[i].Time = "t", "s", time.Unix(int64(st.Sandbox.Sequence), 0).UTC()
+		}
+		if err := st.Number(events); err != nil {
+			return nil, fmt.Errorf("%q is not legal: %w", line, err)
+		}
+		if w.first != "decide" {
+			continue
+		}
+		for i := range events {
+			out.WriteString("  > " + describe(&events[i]) + "\n")
+		}
+		if len(events) == 0 {
+			out.WriteString("  > nothing\n")
+		}
+	}
+	return out.Bytes(), lines.Err()
+}
+
+// words are a line of a scenario: bare words first, then words of the form key=value.
+type words struct {
+	first  string
+	bare   []string
+	values map[string]string
+}
+
+func parseWords(line string) (*words, error) {
+	w := &words{values: map[string]string{}}
+	for i, word := range strings.Fields(line) {
+		key, value, assigned := strings.Cut(word, "=")
+		switch {
+		case i == 0:
+			w.first = word
+		case assigned:
+			w.values[key] = value
+		case len(w.values) > 0:
+			return nil, fmt.Errorf("%q is behind the key=value words", word)
+		default:
+			w.bare = append(w.bare, word)
+		}
+	}
+	return w, nil
+}
+
+func (w *words) has(key string) bool { return w.values[key] != "" }
+
+func (w *words) number(key string) int {
+	n, _ := strconv.Atoi(w.values[key])
+	return n
+}
+
+func (w *words) code() *int {
+	if !w.has("code") {
+		return nil
+	}
+	n := w.number("code")
+	return &n
+}
+
+// why is an error with the reason of the line.
+func (w *words) why() *protocol.Error {
+	if !w.has("reason") {
+		return nil
+	}
+	return protocol.Errorf(protocol.FailedPrecondition, w.values["reason"], "a message")
+}
+
+func (w *words) events(st *protocol.State) ([]protocol.Event, error) {
+	if w.first != "decide" {
+		return w.logged()
+	}
+	if len(w.bare) == 0 {
+		return nil, fmt.Errorf("which decision")
+	}
+	known := false
+	host, generation := cmp.Or(w.values["host"], "h1"), uint64(w.number("gen"))
+	if generation == 0 {
+		generation = st.Sandbox.Generation
+	}
+	events := Here(st, host, generation, func(st *protocol.State) (events []protocol.Event) {
+		events, known = w.decide(st, host)
+		return events
+	})
+	if !known && st.Sandbox.HostID == host && st.Sandbox.Generation == generation {
+		return nil, fmt.Errorf("no such decision")
+	}
+	return events, nil
+}
+
+// decide asks the decision that the line names.
+func (w *words) decide(st *protocol.State, host string) (events []protocol.Event, known bool) {
+	id := ""
+	if len(w.bare) > 1 {
+		id = w.bare[1]
+	}
+	boot := w.values["boot"]
+	run := w.run()
+	switch w.bare[0] {
+	case "refused":
+		return Refused(st, "no memory is free"), true
+	case "phases":
+		return Phases(st, w.phases(), nil), true
+	case "ready":
+		return Phases(st, w.phases(), Ready(st, run, &protocol.SandboxDetails{Boot: boot, Container: "c1"})), true
+	case "resumed":
+		return Resumed(st, boot, nil), true
+	case "restarted":
+		return Restarted(st, w.values["reason"], boot, nil), true
+	case "waiting":
+		return Waiting(st, w.why()), true
+	case "pull":
+		return PullProgress(st, w.values["phase"], &protocol.PullProgress{Image: "i"}), true
+	case "primary":
+		return Primary(st, run), true
+	case "stopped":
+		return Stopped(st, run), true
+	case "hook":
+		return Hook(st, protocol.Event{Kind: protocol.SandboxHook, Error: w.why(),
+			Phase: &protocol.SandboxDetails{Phase: "on_delete", ExitCode: w.code()}}), true
+	case "deleted":
+		return Deleted(st, run), true
+	case "failed":
+		return Failed(st, run, w.why()), true
+	case "exec_start":
+		waited, _ := time.ParseDuration(w.values["waited"])
+		return ExecStart(st, id, boot, waited), true
+	case "service_down":
+		return ServiceDown(st, id, "db"), true
+	case "exec_end":
+		return ExecEnd(st, w.result(), &protocol.ExecDetails{ID: id, ExitCode: w.code()}, w.has("ending")), true
+	case "service_ready":
+		return Service(st, host, ServiceReady(id)), true
+	case "service_failed":
+		return Service(st, host, ServiceFailed(id, w.why())), true
+	case "service_hook":
+		return Service(st, host, ServiceHook(id, w.number("hook"), w.code(), nil, w.why())), true
+	case "service_ended":
+		status := st.Sandbox.Services[id]
+		return Service(st, host, ServiceEnded(id, boot, &status, &run.Primary)), true
+	}
+	return nil, false
+}
+
+// run is a supervisor's report: code=, restarts= and oom=, and running= for a command that runs.
+func (w *words) run() *PrimaryRun {
+	return &PrimaryRun{Boot: w.values["boot"], Primary: control.Primary{
+		Running: w.has("running"), Restarts: w.number("restarts"), LastExit: w.code(), OOMKills: w.number("oom"),
+	}}
+}
+
+func (w *words) result() *control.Result {
+	return &control.Result{ExitCode: w.code(), TimedOut: w.has("timed_out"), Cancelled: w.has("cancelled"),
+		Failed: w.has("reason"), Error: w.why(), OOMKills: w.number("oom")}
+}
+
+// phases are what phase=a,b says that the worker entered.
+func (w *words) phases() (events []protocol.Event) {
+	for _, phase := range strings.FieldsFunc(w.values["phase"], func(r rune) bool { return r == ',' }) {
+		events = append(events, protocol.Event{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase}})
+	}
+	return events
+}
+
+// logged is an event that is in the log.
+func (w *words) logged() ([]protocol.Event, error) {
+	e := protocol.Event{Kind: protocol.Kind(w.first), Reason: w.values["reason"], Error: w.why()}
+	box := &protocol.SandboxDetails{Worker: "w1", HostID: w.values["host"], Generation: uint64(w.number("gen")), Boot: w.values["boot"]}
+	id := ""
+	if len(w.bare) > 0 {
+		id = w.bare[0]
+	}
+	switch subject, _, _ := strings.Cut(w.first, "."); {
+	case e.Kind == protocol.SandboxAccepted:
+		spec := &protocol.SandboxSpec{Image: "i", Memory: 1 << 20}
+		if w.has("command") {
+			spec.Command = []string{w.values["command"]}
+		}
+		if w.has("service") {
+			spec.RequiredServices = map[string]protocol.Service{w.values["service"]: {Image: "i"}}
+		}
+		spec.Resolve()
+		box.Spec = spec
+		e.Phase = box
+	case subject == "exec":
+		e.Exec = &protocol.ExecDetails{ID: id, Boot: w.values["boot"], ExitCode: w.code()}
+		if e.Kind == protocol.ExecAccepted {
+			e.Exec.Spec = &protocol.ExecSpec{Command: []string{"true"}, Service: w.values["service"]}
+		}
+	case subject == "sandbox":
+		e.Phase = box
+	default:
+		return nil, fmt.Errorf("the scenarios have no events of this kind")
+	}
+	return []protocol.Event{e}, nil
+}
+
+// describe prints an event on one line, and leaves out what is empty.
+func describe(e *protocol.Event) string {
+	text := []string{string(e.Kind)}
+	add := func(key string, value any) {
+		if s := fmt.Sprint(value); s != "" && s != "0" && s != "false" {
+			text = append(text, key+"="+s)
+		}
+	}
+	code := func(exit *int) {
+		if exit != nil {
+			text = append(text, fmt.Sprintf("code=%d", *exit))
+		}
+	}
+	switch {
+	case e.Exec != nil:
+		text = append(text, e.Exec.ID)
+		add("boot", e.Exec.Boot)
+		code(e.Exec.ExitCode)
+		add("inline", e.Exec.Inline)
+	case e.Service != nil:
+		text = append(text, e.Service.Name)
+		add("hook", e.Service.Hook)
+		add("ends", e.Service.Ends)
+		code(e.Service.ExitCode)
+	case e.Primary != nil:
+		add("boot", e.Primary.Boot)
+		text = append(text, fmt.Sprintf("run=%d", e.Primary.Restarts))
+		code(e.Primary.ExitCode)
+	case e.Phase != nil:
+		add("phase", e.Phase.Phase)
+		add("boot", e.Phase.Boot)
+		add("container", e.Phase.Container)
+		add("pull", e.Phase.Pull != nil)
+		code(e.Phase.ExitCode)
+	}
+	add("reason", e.Reason)
+	if e.Error != nil {
+		add("error", e.Error.Code)
+	}
+	return strings.Join(text, " ")
+}

@@ -1,0 +1,69 @@
+package decide
+
+import (
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// WantsServices reports whether the log wants a sandbox's services to run on this host.
+func WantsServices(b *protocol.Sandbox, hostID string) bool {
+	if b.HostID != hostID || !b.Assigned {
+		return false
+	}
+	return b.State == protocol.StatePending || b.State == protocol.StateReady && b.Desired == protocol.StateReady
+}
+
+// Service records what became of a service, while the log wants it to run on this host.
+func Service(st *protocol.State, hostID string, events []protocol.Event) []protocol.Event {
+	if !WantsServices(&st.Sandbox, hostID) {
+		return nil
+	}
+	return append([]protocol.Event(nil), events...)
+}
+
+func ServiceReady(name string) []protocol.Event {
+	return []protocol.Event{{Kind: protocol.ServiceReady, Service: &protocol.ServiceDetails{Name: name}}}
+}
+
+func ServiceFailed(name string, why *protocol.Error) []protocol.Event {
+	return []protocol.Event{{Kind: protocol.ServiceFailed, Reason: why.Reason, Error: why, Service: &protocol.ServiceDetails{Name: name}}}
+}
+
+// ServiceHook records the hook with this number, the first being 1. A failed hook fails the service in the same
+// message, so that no restart of the worker takes it for one that passed.
+func ServiceHook(name string, number int, exit *int, output []byte, failed *protocol.Error) []protocol.Event {
+	hook := protocol.Event{Kind: protocol.ServiceHook,
+		Service: &protocol.ServiceDetails{Name: name, Hook: number, ExitCode: exit, Output: output}}
+	if failed == nil {
+		return []protocol.Event{hook}
+	}
+	hook.Error, hook.Reason = failed, failed.Reason
+	return append([]protocol.Event{hook}, ServiceFailed(name, failed)...)
+}
+
+// ServiceEnded records that the service's command has ended, if the log does not have it: one event for all ends
+// since the last one. The supervisor pauses before it restarts the command, which bounds their rate. Since a failed
+// service may end for weeks, only an end with another exit code is recorded of it.
+func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.Primary) []protocol.Event {
+	ends := EndsOf(p)
+	recorded := status.Boot == boot && status.Ends >= ends
+	same := status.LastExit != nil && p.LastExit != nil && *status.LastExit == *p.LastExit
+	if ends == 0 || recorded || status.State == protocol.ServiceStateFailed && same {
+		return nil
+	}
+	e := protocol.Event{Kind: protocol.ServiceEnded, Error: p.Error,
+		Service: &protocol.ServiceDetails{Name: name, ExitCode: p.LastExit, Ends: ends, Boot: boot}}
+	if OutOfMemory(p) {
+		e.Reason = protocol.ReasonOOMKilled
+	}
+	return []protocol.Event{e}
+}
+
+// EndsOf is how often a command has ended since its container was started.
+func EndsOf(p *control.Primary) int {
+	ends := p.Restarts
+	if !p.Running && (p.LastExit != nil || p.Error != nil) {
+		ends++
+	}
+	return ends
+}

@@ -1,0 +1,94 @@
+package decide
+
+import (
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Operation is what a worker does next for a sandbox.
+type Operation string
+
+const (
+	Nothing Operation = ""        // the host is as the log says
+	Create  Operation = "create"  // make network and container, start, wait for the supervisor, append ready
+	Resume  Operation = "resume"  // start the stopped container, append ready
+	Attach  Operation = "attach"  // connect to the supervisor of a running container
+	Revive  Operation = "revive"  // a container that should run does not: start it again, or fail
+	Stop    Operation = "stop"    // end execs, stop the container, append stopped
+	Halt    Operation = "halt"    // stop a container that should not run, and keep it
+	Delete  Operation = "delete"  // end execs, remove everything, append deleted
+	Discard Operation = "discard" // remove everything of a sandbox that is not this host's, append nothing
+)
+
+// ContainerState is the state of a sandbox's container on the host.
+type ContainerState int
+
+const (
+	ContainerUnknown ContainerState = iota // not inspected yet, or the engine did not answer
+	ContainerAbsent
+	ContainerMade // created, never started
+	ContainerRunning
+	ContainerExited
+)
+
+// Inspection is what there is of a sandbox on the host.
+type Inspection struct {
+	Container  ContainerState
+	Generation uint64 // of the container
+	Leftovers  bool   // there is a network or a directory
+	Connected  bool   // the supervisor is connected
+	Boot       string // of the connected supervisor
+	Services   bool   // a service's container runs; only inspected where none should
+}
+
+// Next compares the log with the host, and returns the operation that brings the host closer to the log.
+func Next(b *protocol.Sandbox, hostID string, there Inspection) Operation {
+	if there.Container == ContainerUnknown {
+		return Nothing // the engine did not answer, so the container may well be there
+	}
+	present := there.Container != ContainerAbsent || there.Leftovers
+	if b.State == protocol.StateNone {
+		return Nothing // never touch a sandbox that the log does not know
+	}
+	foreign := b.HostID != hostID || there.Container != ContainerAbsent && there.Generation != b.Generation
+	if foreign || b.State == protocol.StateDeleted {
+		if present {
+			return Discard
+		}
+		if foreign {
+			return Nothing
+		}
+	}
+	switch b.State {
+	case protocol.StatePending:
+		switch {
+		case !b.Assigned:
+			return Nothing
+		case b.Resuming:
+			return Resume
+		}
+		return Create
+	case protocol.StateReady:
+		switch {
+		case b.Desired == protocol.StateStopped:
+			return Stop
+		case there.Container != ContainerRunning:
+			return Revive
+		case !there.Connected, there.Boot != b.Boot: // or the log does not have the restart yet
+			return Attach
+		}
+	case protocol.StateStopped:
+		if there.Container == ContainerRunning || there.Services {
+			return Halt
+		}
+	case protocol.StateFailed:
+		if b.ReadyAt.IsZero() && present {
+			return Discard // a failed create leaves nothing behind
+		}
+		if there.Container == ContainerRunning || there.Services {
+			return Halt // kept so that people can inspect it
+		}
+	case protocol.StateDeleting:
+		return Delete
+	}
+	return Nothing
+}
