@@ -1,26 +1,24 @@
-// Package worker is what is done: it holds one Docker host's lock, and makes the host show what
-// the log says.
+// Package worker holds the lock of one Docker host, and brings the host to what the log says.
 //
 //	work items, engine events, supervisor ──► sandbox.go  one goroutine per sandbox
-//	                                             │  next(state, observed) ─► one operation
+//	                                             │  decide.Next(state, inspection) ─► one operation
 //	                            ┌────────────────┼──────────────┐
 //	                        create.go        exec.go        remove.go
 //	                            │                │              │
-//	                      worker/docker   worker/supervise   journal ─► the log
+//	                      worker/docker   worker/supervise   worker/decide ─► journal ─► the log
 //
-// A sandbox moves by steps: what the log says it should be and what the host shows it to be give
-// one operation, until nothing is left to do. A restart asks the same question and goes on; there
-// is no second path for recovery. step.go, subnet.go, crashloop.go are pure.
+// A sandbox moves by steps: its state in the log and the inspection of the host give one operation, until nothing is
+// left to do. A worker that restarts takes the same steps; there is no second path for recovery. Package
+// worker/decide, which chooses the operation and the events to append, is pure.
 //
-// The services of a sandbox have a goroutine each, which services.go keeps: service.go is one of them,
-// servicestart.go brings it up, servicecontainer.go makes and starts its container, servicehealth.go
-// says when it is ready, servicewatch.go whether it stays so.
+// Each service of a sandbox has a goroutine of its own. services.go starts and ends them, service.go is one of them,
+// servicestart.go brings it up, servicecontainer.go makes and starts its container, servicehealth.go decides when it is
+// ready, servicewatch.go watches it from then on.
 //
-// worker/disk watches the free space on the host's disks beside all this, and stops the sandbox that fills one.
+// worker/disk watches the free space on the host's disks, and stops the sandbox that fills one. It needs no lock.
+// Everything else that changes the host does: each request to the engine passes the fence in worker/docker, and the
+// start of an exec passes the fence of this package.
 //
-// But for that, nothing on the host is changed without the lock: every request that changes something passes the
-// fence in worker/docker, and starting an exec passes it here.
-//
-// The package imports protocol, jetstream, imageref, imagetar, treetar, seldom, wake, backoff,
-// supervisor/control and its own sub-packages, never coordinator.
+// The package imports protocol, jetstream, imageref, imagetar, treetar, seldom, wake, backoff, supervisor/control and
+// its own sub-packages, never coordinator.
 package worker
