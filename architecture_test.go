@@ -39,6 +39,8 @@ var rules = []struct{ from, to, why string }{
 	{"worker/disk", module + "/worker", "nobody imports worker"},
 	{"worker/disk", module + "/worker/docker", "the disk watch needs no engine: it also works while the engine hangs on a full disk"},
 	{"worker/disk", module + "/jetstream/...", "the disk watch needs no log: NATS may be down because of the same full disk"},
+	{"worker/output", module + "/worker", "nobody imports worker"},
+	{"worker/output", module + "/worker/docker", "output is published from files; the engine has no part in it"},
 	{"sdk", module + "/coordinator", "siblings meet in the log, never in imports"},
 	{"sdk", module + "/worker/...", "callers do not link the worker"},
 	{"sdk", "github.com/docker/docker/...", "callers do not link the Docker client"},

@@ -15,6 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -45,8 +46,8 @@ type attachment struct {
 	own   decide.PrimaryRun
 	heard wake.Signal // own has changed
 
-	output     *ownLog // of the primary container's command; nil: it has none
-	stopOutput func()  // ends publishing it
+	output     *output.CommandLog // of the primary container's command; nil: it has none
+	stopOutput func()             // ends publishing it
 
 	once sync.Once
 	over chan struct{} // closed when the container has ended, or the worker lets go
@@ -54,16 +55,16 @@ type attachment struct {
 
 // listen opens the socket that the supervisor of the primary container dials.
 func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*attachment, error) {
-	output := newOwnLog(s, protocol.PrimaryLog, b.Generation, func() directory { return d })
+	output := s.newCommandLog(protocol.PrimaryLog, b.Generation, func() directory { return d })
 	grown := func(o control.Output) {
 		if o.ID == "" {
-			output.grown(o.Stdout, o.Stderr)
+			output.Grow(o.Stdout, o.Stderr)
 			return
 		}
 		s.output(o)
 	}
 	changed := func(a *attachment, p control.Primary) {
-		output.grown(p.Stdout, p.Stderr)
+		output.Grow(p.Stdout, p.Stderr)
 		s.primary(a, p)
 	}
 	a, err := s.listenIn(d, secret, control.Welcome{Command: b.Spec.Command, Grace: b.Spec.Grace.Std()}, grown, changed)

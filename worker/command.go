@@ -6,6 +6,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -72,12 +73,9 @@ func outputOf(a *attachment, r *control.Result) []byte {
 			if err != nil {
 				continue // there is none
 			}
-			*f.into = readEnd(file, f.size)
+			*f.into = output.ReadEnd(file, f.size)
 			file.Close()
 		}
 	}
-	return lastOf(append(append([]byte(nil), stdout...), stderr...))
+	return output.End(append(append([]byte(nil), stdout...), stderr...))
 }
-
-// lastOf is the end of some output, as much as an event carries.
-func lastOf(output []byte) []byte { return output[max(0, len(output)-protocol.MaxLastOutput):] }

@@ -96,7 +96,7 @@ func TestAServiceIsNotJudgedByWhatAnEngineEnded(t *testing.T) {
 	s := &sandbox{w: &worker{}, wake: make(chan struct{}, 1)}
 	a, connect := linked(t, s)
 	v := &service{s: s, wake: make(chan struct{}, 1), attached: a, crash: decide.CrashLoop{Window: testWindow, Guard: testGuard}}
-	v.output = newOwnLog(s, protocol.ServiceLog(v.name), v.generation, v.directory)
+	v.output = s.newCommandLog(protocol.ServiceLog(v.name), v.generation, v.directory)
 	v.primary(a, ago(testWindow, false))
 	if why := v.loops(); why != nil {
 		t.Errorf("without a supervisor: %v", why)

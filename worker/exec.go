@@ -11,6 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
@@ -173,7 +174,7 @@ func (r *execRun) cancel(grace time.Duration) {
 // exec from this host.
 func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) error {
 	adopted := x.State == protocol.ExecStateRunning
-	r.s.w.outlet.worked(r.s.key)
+	r.s.w.output.ExecStartsOrEnds(r.s.key)
 	if !adopted && a == nil {
 		return ignore(r.nowhere(ctx), errSuperseded)
 	}
@@ -187,7 +188,7 @@ func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attachment) erro
 		}
 		r.s.w.cfg.Probe("after-exec-started")
 	}
-	p := newPublisher(r, a, x, adopted)
+	p := r.newOutput(a, x, adopted)
 	result, err := r.await(ctx, x, number, a, p)
 	if err != nil {
 		return err
@@ -240,7 +241,7 @@ func (r *execRun) started(ctx context.Context, boot string) (number uint64, err 
 }
 
 // await starts the exec, where it was not started, and publishes its output until it ends.
-func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a *attachment, p *publisher) (control.Result, error) {
+func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a *attachment, p *output.Exec) (control.Result, error) {
 	if a == nil || x.Boot != "" && x.Boot != a.boot {
 		return r.leftBehind(x, a, containerEnded)
 	}
@@ -267,7 +268,7 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a 
 		return notStarted(r.id, protocol.AsError(err))
 	}
 	if status.Age > 0 { // its supervisor knows best
-		p.startedAgo(x, status.Age)
+		p.SetAge(status.Age)
 	}
 	if status.Result != nil {
 		r.s.ended(*status.Result)
@@ -281,13 +282,12 @@ func (r *execRun) await(ctx context.Context, x *protocol.Exec, number uint64, a 
 		case <-again:
 			r.grown(0, 0)
 		case <-r.more:
-			err := p.publish(ctx, r.stdout.Load(), r.stderr.Load())
-			if again = nil; errors.As(err, new(*notTaken)) {
-				again = time.After(outputRetry)
-			} else if err != nil {
+			pause, err := p.Publish(ctx, r.stdout.Load(), r.stderr.Load())
+			if err != nil {
 				return control.Result{}, err
-			} else if p.holds() {
-				again = time.After(keepOutput)
+			}
+			if again = nil; pause > 0 {
+				again = time.After(pause)
 			}
 		case <-a.over:
 			if ctx.Err() != nil {
@@ -341,7 +341,7 @@ func (r *execRun) leftBehind(x *protocol.Exec, a *attachment, why string) (contr
 }
 
 // finish publishes the rest of the output, appends the end, and lets the supervisor forget.
-func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p *publisher, result control.Result) error {
+func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p *output.Exec, result control.Result) error {
 	details := &protocol.ExecDetails{ID: r.id, ExitCode: result.ExitCode, Truncated: result.Truncated, OOMKills: result.OOMKills}
 	r.s.journal.View(func(st *protocol.State, _ uint64) {
 		if now := st.Execs[r.id]; now != nil {
@@ -349,28 +349,30 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 		}
 	})
 	details.Started, details.Ended = ranBetween(r.s.w.conn, x.StartedAt, &result)
-	if result.Inline && !p.checked { // adopted: some may be in the log
-		if err := p.check(ctx); err != nil && !errors.As(err, new(*notTaken)) {
+	inline := result.Inline
+	if inline { // unless an earlier worker published some of it
+		var err error
+		if inline, err = p.NothingPublished(ctx); err != nil {
 			return err
 		}
 	}
-	if result.Inline && p.checked && p.out.published == 0 && p.err.published == 0 {
+	if inline {
 		details.Inline, details.Stdout, details.Stderr = true, result.Stdout, result.Stderr
 		details.StdoutBytes, details.StderrBytes = int64(len(result.Stdout)), int64(len(result.Stderr))
 	} else {
-		lost, err := p.publishAll(ctx, result.StdoutBytes, result.StderrBytes)
+		lost, err := p.PublishAll(ctx, result.StdoutBytes, result.StderrBytes)
 		if err != nil {
 			return err
 		}
 		details.OutputError = lost
-		details.StdoutBytes, details.StderrBytes = p.out.published, p.err.published
-		details.Truncated = details.Truncated || p.out.published < result.StdoutBytes || p.err.published < result.StderrBytes
+		details.StdoutBytes, details.StderrBytes = p.Published()
+		details.Truncated = details.Truncated || details.StdoutBytes < result.StdoutBytes || details.StderrBytes < result.StderrBytes
 		details.Inline = details.StdoutBytes == 0 && details.StderrBytes == 0
 	}
 	if result.DiskFull && details.OutputError == nil {
 		details.OutputError = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull, "the disk of its host was full")
 	}
-	r.s.w.outlet.worked(r.s.key)
+	r.s.w.output.ExecStartsOrEnds(r.s.key)
 	r.s.w.cfg.Probe("before-exec-end")
 	generation := uint64(0)
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
@@ -378,8 +380,8 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attachment, p
 		return decide.ExecEnd(st, &result, details, a != nil && a.ending.Load())
 	})
 	r.s.w.cfg.Probe("after-exec-end")
-	if err == nil || errors.Is(err, errSuperseded) {
-		p.keep()
+	if a != nil && (err == nil || errors.Is(err, errSuperseded)) {
+		p.Forget(a.during, func() { a.forget(r.id) })
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/output"
 )
 
 // ownRun is what was last heard of the sandbox's own command, also after its container ended.
@@ -63,18 +64,18 @@ func (a *attachment) withOutput(ctx context.Context, why *protocol.Error) *proto
 	}
 	a.endOutput(ctx)
 	told := *why
-	told.Message += quoted(a.output.last())
+	told.Message += quoted(a.output.Last())
 	return &told
 }
 
 // follow publishes what the sandbox's own command prints until the attachment is closed, or endOutput.
-func (a *attachment) follow(output *ownLog) {
+func (a *attachment) follow(log *output.CommandLog) {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	a.output, a.stopOutput = output, func() { stop(); <-done }
+	a.output, a.stopOutput = log, func() { stop(); <-done }
 	go func() {
 		defer close(done)
-		output.run(ctx)
+		log.Run(ctx)
 	}()
 }
 
@@ -84,18 +85,18 @@ func (a *attachment) endOutput(ctx context.Context) {
 		return
 	}
 	a.stopOutput()
-	a.output.rest(ctx, func() bool { return false })
+	a.output.Finish(ctx, func() bool { return false })
 }
 
 // awaitOwnEnd waits for a while until the supervisor has said how the command ended that it was told to end.
 func (s *sandbox) awaitOwnEnd(ctx context.Context, a *attachment) {
-	ctx, cancel := context.WithTimeout(ctx, publishRest)
+	ctx, cancel := context.WithTimeout(ctx, output.FinishWithin)
 	defer cancel()
 	runs := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return a.own.Running
 	}
-	for runs() && a.link.Up() && backoff.Sleep(ctx, restLooks) {
+	for runs() && a.link.Up() && backoff.Sleep(ctx, output.FinishPoll) {
 	}
 }

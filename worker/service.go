@@ -12,6 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/output"
 )
 
 // service is one service container of a sandbox, and the goroutine that brings it up and watches over
@@ -33,7 +34,7 @@ type service struct {
 	linked  chan struct{} // closed by it
 	settled chan struct{} // closed when it is ready, or has failed
 	err     *protocol.Error
-	output  *ownLog
+	output  *output.CommandLog
 
 	// Guarded by the sandbox's lock.
 	attached *attachment
@@ -63,7 +64,7 @@ func (v *service) run(ctx context.Context) {
 	publishing := make(chan struct{})
 	go func() {
 		defer close(publishing)
-		v.output.run(ctx)
+		v.output.Run(ctx)
 	}()
 	defer func() { <-publishing }()
 	switch status := v.status(); status.State {
@@ -116,7 +117,7 @@ func (v *service) directory() directory { return v.s.directory(v.generation).ser
 // heard takes the sizes of output.
 func (v *service) heard(o control.Output) {
 	if o.ID == "" {
-		v.output.grown(o.Stdout, o.Stderr)
+		v.output.Grow(o.Stdout, o.Stderr)
 		return
 	}
 	v.s.output(o)
@@ -124,7 +125,7 @@ func (v *service) heard(o control.Output) {
 
 // primary notes that the service's command started or ended.
 func (v *service) primary(_ *attachment, p control.Primary) {
-	v.output.grown(p.Stdout, p.Stderr)
+	v.output.Grow(p.Stdout, p.Stderr)
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
 	v.proc = p
@@ -171,7 +172,7 @@ func (v *service) fail(ctx context.Context, err error) *protocol.Error {
 	switch e.Reason {
 	case protocol.ReasonContainerExited, protocol.ReasonUnhealthy, protocol.ReasonOOMKilled, protocol.ReasonCrashLoop,
 		protocol.ReasonStartFailed, protocol.ReasonCreateTimeout:
-		e.Message += quoted(v.output.last())
+		e.Message += quoted(v.output.Last())
 	}
 	v.s.log.Warn("a service fails", "service", v.name, "error", &e)
 	if err := v.append(ctx, decide.ServiceFailed(v.name, &e)); err != nil {

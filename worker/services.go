@@ -53,7 +53,7 @@ func (s *sandbox) newService(b *protocol.Sandbox, name string, required bool) *s
 	if b.State != protocol.StatePending || b.Resuming {
 		v.network() // it is there, or the sandbox has failed
 	}
-	v.output = newOwnLog(s, protocol.ServiceLog(name), v.generation, v.directory)
+	v.output = s.newCommandLog(protocol.ServiceLog(name), v.generation, v.directory)
 	return v
 }
 
@@ -107,7 +107,7 @@ func (v *service) unready() *protocol.Error {
 	v.s.mu.Lock()
 	problem := v.problem
 	v.s.mu.Unlock()
-	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "the required service %s is not ready: %s%s", v.name, problem, quoted(v.output.last()))
+	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "the required service %s is not ready: %s%s", v.name, problem, quoted(v.output.Last()))
 	why.Field = v.sandbox.ServiceField(v.name)
 	return why
 }

@@ -65,7 +65,7 @@ func (s *sandbox) endInServices(ctx context.Context, grace time.Duration) bool {
 		if a := s.attachedTo(v.name); a != nil {
 			ending.Go(func() {
 				ended := a.end(ctx, grace)
-				v.output.rest(ctx, func() bool { return v.process().Running && v.connected() })
+				v.output.Finish(ctx, func() bool { return v.process().Running && v.connected() })
 				mu.Lock()
 				defer mu.Unlock()
 				all = all && ended

@@ -27,6 +27,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/disk"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
@@ -149,7 +150,7 @@ func (c *Config) check() error {
 	if c.OutputBurst < 0 || c.OutputRate < 0 {
 		return protocol.Invalid("output_burst, output_rate", "must not be negative")
 	}
-	c.OutputBurst, c.OutputRate = cmp.Or(c.OutputBurst, DefaultOutputBurst), cmp.Or(c.OutputRate, DefaultOutputRate)
+	c.OutputBurst, c.OutputRate = cmp.Or(c.OutputBurst, output.DefaultBurst), cmp.Or(c.OutputRate, output.DefaultRate)
 	if c.Slots == 0 {
 		c.Slots = 100
 	}
@@ -223,9 +224,7 @@ type worker struct {
 	changed    wake.Signal // the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time // by the store's clock
-	outlet     *outlet
-	freeing    freeing
-	kept       atomic.Int64 // execs that have ended and whose files are kept for a moment
+	output     *output.Host
 
 	health    health
 	recovery  recovery
@@ -296,7 +295,10 @@ const (
 func newWorker(cfg Config) *worker {
 	return &worker{
 		cfg: cfg, conn: cfg.Conn, log: cfg.Logger.With("worker", cfg.Name), instance: strings.ToLower(ulid.Make().String()),
-		sandboxes: map[key]*sandbox{}, listening: newListening(), outlet: newOutlet(cfg.OutputBurst, cfg.OutputRate),
+		sandboxes: map[key]*sandbox{}, listening: newListening(), output: output.New(output.Config{
+			Conn: cfg.Conn, Burst: cfg.OutputBurst, Rate: cfg.OutputRate, Patience: cfg.OutputPatience,
+			After: cfg.OutputWithin, Probe: cfg.Probe,
+		}),
 		changed: wake.New(), admissions: newAdmissions(), firstLook: newFirstLook(),
 	}
 }

@@ -1,0 +1,212 @@
+package output
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+// CommandLog publishes what a container's own command prints, in the way of an exec's output, under a name that no exec
+// has. The files keep the last control.PrimaryWindow bytes of each stream.
+type CommandLog struct {
+	feed
+	cfg  CommandLogConfig
+	more chan struct{} // has room for one
+
+	mu    sync.Mutex
+	sizes [2]int64 // of stdout and stderr, as the supervisor announced
+
+	known bool // begin succeeded; used by Run, and by Finish after it
+}
+
+// CommandLogConfig describes a container's command. All fields but Earlier are required.
+type CommandLogConfig struct {
+	Key    protocol.SandboxKey
+	Name   string        // protocol.PrimaryLog, or a protocol.ServiceLog
+	RunDir func() string // path of the container's run directory
+
+	// Earlier returns how much the command had printed on other hosts before it came to this one. end is how much the
+	// log has now. nil: it ran on no other host.
+	Earlier func(end [2]int64) ([2]int64, error)
+	Logger  *slog.Logger
+}
+
+// A command's output is published at most once in commandPeriod; after more than muchOutput bytes, only after
+// FinishWithin, so that a command that prints without end leaves time for the output of others.
+const (
+	commandPeriod = 100 * time.Millisecond
+	muchOutput    = 256 << 10
+	commandRetry  = 5 * time.Second
+
+	// FinishWithin limits how long the last output of a command may take.
+	FinishWithin = 2 * time.Second
+	// FinishPoll is the pause between two checks whether the supervisor has said that the command ended.
+	FinishPoll = 10 * time.Millisecond
+)
+
+// NewCommandLog returns the publisher of a command's output.
+func (h *Host) NewCommandLog(cfg CommandLogConfig) *CommandLog {
+	l := &CommandLog{feed: feed{host: h, key: cfg.Key, name: cfg.Name, rolling: true}, cfg: cfg}
+	l.more = make(chan struct{}, 1)
+	return l
+}
+
+// Grow tells how much the command has printed. Sizes that are smaller than before are ignored.
+func (l *CommandLog) Grow(stdout, stderr int64) {
+	l.mu.Lock()
+	l.sizes = [2]int64{max(l.sizes[0], stdout), max(l.sizes[1], stderr)}
+	l.mu.Unlock()
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
+}
+
+func (l *CommandLog) printed() [2]int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sizes
+}
+
+// Run publishes until ctx ends.
+func (l *CommandLog) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.more:
+		}
+		n, err := l.catchUp(ctx)
+		pause := commandPeriod
+		if err != nil && ctx.Err() == nil {
+			l.cfg.Logger.Warn("could not publish the output of a container's command, will retry", "log", l.name, "error", err)
+			l.Grow(0, 0)
+			pause = commandRetry
+		} else if n > muchOutput {
+			pause = FinishWithin
+		}
+		if !backoff.Sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// Finish publishes, within [FinishWithin], what the command printed before it ended. The supervisor announces the last
+// sizes before it says that the command ended, so Finish waits until runs returns false. Run must have returned.
+func (l *CommandLog) Finish(ctx context.Context, runs func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, FinishWithin)
+	defer cancel()
+	for runs() && backoff.Sleep(ctx, FinishPoll) {
+	}
+	if l.known && l.published() == l.printed() || l.printed() == [2]int64{} {
+		return
+	}
+	if _, err := l.catchUp(ctx); err != nil {
+		l.cfg.Logger.Warn("could not publish the last output of a container's command", "log", l.name, "error", err)
+	}
+}
+
+// published returns how much was published of each file.
+func (l *CommandLog) published() [2]int64 {
+	return [2]int64{l.streams[0].published, l.streams[1].published}
+}
+
+// catchUp publishes what is new, and returns how much that was.
+func (l *CommandLog) catchUp(ctx context.Context) (n int64, err error) {
+	if !l.known {
+		if err := l.begin(ctx); err != nil {
+			return 0, err
+		}
+		l.known = true
+	}
+	before := l.published()
+	err = l.publish(ctx)
+	after := l.published()
+	return after[0] - before[0] + after[1] - before[1], err
+}
+
+// begin reads from the log how much was published before.
+func (l *CommandLog) begin(ctx context.Context) (err error) {
+	var end, earlier [2]int64
+	if end[0], end[1], err = l.host.conn.OutputEnd(ctx, l.key.Tenant, l.key.ID, l.name); err != nil {
+		return err
+	}
+	if l.cfg.Earlier != nil {
+		if earlier, err = l.cfg.Earlier(end); err != nil {
+			return err
+		}
+	}
+	for i := range end {
+		l.streams[i].base, l.streams[i].published = earlier[i], max(0, end[i]-earlier[i])
+	}
+	return nil
+}
+
+// publish publishes what is new.
+func (l *CommandLog) publish(ctx context.Context) error {
+	run, err := os.OpenRoot(l.cfg.RunDir())
+	if err != nil {
+		return nil // it was removed
+	}
+	defer run.Close()
+	for i, size := range l.printed() {
+		if l.streams[i].published >= size {
+			continue
+		}
+		f, err := supervise.OpenPrimary(run, names[i])
+		if err != nil { // the container removed or replaced it
+			l.streams[i].published = size
+			continue
+		}
+		err = l.publishFile(ctx, f, i, size, l)
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func (l *CommandLog) mayContinue() error       { return nil }
+func (l *CommandLog) sent() error              { return nil }
+func (l *CommandLog) stored(*os.File, *stream) {}
+
+// Last returns the end of the command's output, as much as an event carries.
+func (l *CommandLog) Last() []byte {
+	run, err := os.OpenRoot(l.cfg.RunDir())
+	if err != nil {
+		return nil
+	}
+	defer run.Close()
+	var all []byte
+	for i, size := range l.printed() {
+		f, err := supervise.OpenPrimary(run, names[i])
+		if err != nil {
+			continue
+		}
+		all = append(all, ReadEnd(f, size)...)
+		f.Close()
+	}
+	return End(all)
+}
+
+// ReadEnd returns the end of a file of this size, as much as an event carries.
+func ReadEnd(f *os.File, size int64) []byte {
+	from := max(0, size-protocol.MaxLastOutput)
+	data := make([]byte, size-from)
+	n, err := f.ReadAt(data, from)
+	if err != nil && err != io.EOF {
+		return nil
+	}
+	return data[:n]
+}
+
+// End returns the end of some output, as much as an event carries.
+func End(output []byte) []byte { return output[max(0, len(output)-protocol.MaxLastOutput):] }

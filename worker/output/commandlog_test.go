@@ -1,0 +1,55 @@
+package output
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// A command that comes from another host continues at the offsets that it had there. What its file has overwritten
+// before it could be published is missing, which the offsets show.
+func TestCommandLogContinuesAndSkipsWhatWasOverwritten(t *testing.T) {
+	t.Parallel()
+	host, dir := newHost(t), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, control.PrimaryDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, control.PrimaryDir, control.StdoutName)
+	const size, earlier = control.PrimaryWindow + 5000, 700
+	if err := os.WriteFile(file, text(0, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := host.NewCommandLog(CommandLogConfig{
+		Key: protocol.SandboxKey{Tenant: "default", ID: "s"}, Name: protocol.PrimaryLog, RunDir: func() string { return dir },
+		Earlier: func([2]int64) ([2]int64, error) { return [2]int64{earlier, 0}, nil }, Logger: slog.New(slog.DiscardHandler),
+	})
+	l.Grow(size, 0)
+	l.Finish(t.Context(), func() bool { return false })
+	if l.published() != [2]int64{size, 0} {
+		t.Errorf("published %v of %d bytes", l.published(), size)
+	}
+	at := int64(5000)
+	_, err := host.conn.ReadOutput(t.Context(), "default", "s", protocol.PrimaryLog, 0, func(k jetstream.Chunk) error {
+		if end := at + int64(len(k.Data)); k.Offset != earlier+at || !bytes.Equal(k.Data, text(at, end)) {
+			t.Fatalf("a chunk of %d bytes begins at %d, want what was printed from %d on", len(k.Data), k.Offset, at)
+		}
+		at += int64(len(k.Data))
+		return nil
+	})
+	if err != nil || at != size {
+		t.Errorf("read up to %d of %d bytes: %v", at, size, err)
+	}
+	stdout, stderr, err := host.conn.OutputEnd(t.Context(), "default", "s", protocol.PrimaryLog)
+	if err != nil || stdout != earlier+size || stderr != 0 {
+		t.Errorf("the log ends at %d, %d: %v", stdout, stderr, err)
+	}
+	if last := l.Last(); !bytes.Equal(last, text(size-protocol.MaxLastOutput, size)) {
+		t.Errorf("the last output has %d bytes", len(last))
+	}
+}

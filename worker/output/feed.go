@@ -1,0 +1,200 @@
+package output
+
+import (
+	"context"
+	"io"
+	"os"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+)
+
+// feed publishes the two streams of one command, each in order.
+type feed struct {
+	host    *Host
+	key     protocol.SandboxKey
+	name    string // of the exec, or of the log
+	streams [2]stream
+
+	// rolling is set for the files of a container's own command, which keep only the last [control.PrimaryWindow]
+	// bytes. What was overwritten before it was published is skipped, which shows in the offsets; such a feed has one
+	// chunk in flight. The files of an exec keep everything, and are published with [jetstream.OutputWindow].
+	rolling bool
+}
+
+// names are those of the streams, in the order of feed.streams.
+var names = [2]string{jetstream.Stdout, jetstream.Stderr}
+
+// stream is how much of one stream was published.
+type stream struct {
+	base      int64 // offset, in the log, of the file's first byte
+	published int64 // offset, in the file, behind the last byte that the log acknowledged
+	ended     bool  // nothing more can be read, whatever the supervisor announced
+
+	freeing
+}
+
+// observer decides about the chunks of a feed.
+type observer interface {
+	// mayContinue is asked before each chunk, and twice a second while one waits. An error ends publishing.
+	mayContinue() error
+	// sent is called after a chunk was sent. An error ends publishing.
+	sent() error
+	// stored is called after the log acknowledged a chunk of a file.
+	stored(f *os.File, s *stream)
+}
+
+// retryPause is the pause after the log stored no output.
+const retryPause = 500 * time.Millisecond
+
+// publishFile publishes a stream up to size, with several chunks in flight, and counts what the log acknowledged.
+func (p *feed) publishFile(ctx context.Context, f *os.File, i int, size int64, o observer) (err error) {
+	s := &p.streams[i]
+	var sent chunks
+	defer sent.abandon()
+	tick := time.NewTicker(retryPause)
+	defer tick.Stop()
+	p.skipOverwritten(s, size)
+	for at := s.published; at < size && !s.ended || len(sent.inFlight) > 0; {
+		var next *turn
+		var granted <-chan struct{}
+		if at < size && !s.ended && len(sent.inFlight) < p.window() {
+			if err := o.mayContinue(); err != nil {
+				return err
+			}
+			next = p.host.turns.ask(p.key, min(size-at, jetstream.ChunkSize))
+			granted = next.granted
+		}
+		for waits := true; waits; {
+			select {
+			case err := <-sent.oldest():
+				if err != nil {
+					next.done()
+					return err
+				}
+				s.published = sent.settle()
+				o.stored(f, s)
+				waits = next != nil
+			case <-granted:
+				if at, err = p.send(f, i, &sent, next, at, size, o); err != nil {
+					return err
+				}
+				waits = false
+			case <-tick.C:
+				if next == nil {
+					continue
+				}
+				if err := o.mayContinue(); err != nil {
+					next.done()
+					return err
+				}
+			case <-ctx.Done():
+				next.done()
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
+// window is how many chunks may be in flight. Readers know that nothing is stored further ahead.
+func (p *feed) window() int {
+	if p.rolling {
+		return 1
+	}
+	return jetstream.OutputWindow
+}
+
+// skipOverwritten skips what a rolling file of this size has overwritten.
+func (p *feed) skipOverwritten(s *stream, size int64) {
+	if p.rolling {
+		s.published = max(s.published, size-control.PrimaryWindow)
+	}
+}
+
+// send sends the chunk at an offset of the file, in its turn, and returns where the next one begins. Where the file
+// cannot be read, it ends the stream or, in a rolling file, skips to size.
+func (p *feed) send(
+	f *os.File, i int, inFlight *chunks, t *turn, at, size int64, o observer,
+) (next int64, err error) {
+	s := &p.streams[i]
+	data := make([]byte, t.size)
+	n, err := f.ReadAt(data, at)
+	if n == 0 || err != nil && err != io.EOF { // the container truncated or replaced it
+		t.done()
+		if p.rolling {
+			s.published = size
+			return size, nil
+		}
+		s.ended = true
+		return at, nil
+	}
+	stored, err := p.host.conn.PublishOutput(p.key.Tenant, p.key.ID, p.name, p.chunk(i, at, data[:n]))
+	if err != nil {
+		t.done()
+		return at, err
+	}
+	inFlight.add(at+int64(n), stored, t)
+	return at + int64(n), o.sent()
+}
+
+// chunk returns the chunk with the bytes at an offset of a stream. Chunks before it that are still in flight may be
+// lost, so only a chunk that follows the last acknowledged byte counts itself as published.
+func (p *feed) chunk(i int, at int64, data []byte) jetstream.Chunk {
+	var next [2]int64
+	for j, s := range p.streams {
+		next[j] = s.base + s.published
+	}
+	if at == p.streams[i].published {
+		next[i] += int64(len(data))
+	}
+	return jetstream.Chunk{
+		Stream: names[i], Offset: p.streams[i].base + at, Data: data, NextStdout: next[0], NextStderr: next[1],
+	}
+}
+
+// chunks are those of one stream that are in flight, the oldest first.
+type chunks struct {
+	inFlight []chunkInFlight
+}
+
+type chunkInFlight struct {
+	end    int64 // offset behind it
+	stored <-chan error
+	turn   *turn
+}
+
+func (c *chunks) add(end int64, stored <-chan error, t *turn) {
+	c.inFlight = append(c.inFlight, chunkInFlight{end, stored, t})
+}
+
+// oldest receives the log's answer to the oldest chunk. It is nil if none is in flight.
+func (c *chunks) oldest() <-chan error {
+	if len(c.inFlight) == 0 {
+		return nil
+	}
+	return c.inFlight[0].stored
+}
+
+// settle removes the oldest chunk, which was answered, and returns where it ends.
+func (c *chunks) settle() (end int64) {
+	first := c.inFlight[0]
+	c.inFlight = c.inFlight[1:]
+	first.turn.done()
+	return first.end
+}
+
+// abandon ends the turns of all chunks as they are answered, in the background.
+func (c *chunks) abandon() {
+	if len(c.inFlight) == 0 {
+		return
+	}
+	go func() {
+		for len(c.inFlight) > 0 {
+			<-c.oldest()
+			c.settle()
+		}
+	}()
+}

@@ -1,0 +1,21 @@
+package output
+
+import "testing"
+
+// A worker that comes back continues behind the last stored chunk. Chunks before that one may be missing if they were
+// in flight together.
+func TestChunkCountsOnlyAcknowledgedBytesAsPublished(t *testing.T) {
+	p := &feed{streams: [2]stream{{published: 100}, {base: 1000, published: 7}}}
+	for _, c := range []struct {
+		stream         int
+		at             int64
+		stdout, stderr int64
+	}{
+		{0, 100, 103, 1007}, {0, 103, 100, 1007}, {1, 7, 100, 1010}, {1, 10, 100, 1007},
+	} {
+		k := p.chunk(c.stream, c.at, []byte("abc"))
+		if k.NextStdout != c.stdout || k.NextStderr != c.stderr || k.Offset != p.streams[c.stream].base+c.at {
+			t.Errorf("%s at %d: %+v", names[c.stream], c.at, k)
+		}
+	}
+}
