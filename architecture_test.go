@@ -28,6 +28,8 @@ var rules = []struct{ from, to, why string }{
 	{"worker", module + "/sdk", "siblings meet in the log, never in imports"},
 	{"worker", "github.com/nats-io/nats-server/...", "a worker connects to NATS; cmd decides whether it is embedded"},
 	{"worker", module + "/spec", "a worker does what the log says; how people write it is not its business"},
+	{"worker/network", module + "/worker", "the parts of the worker do not know the worker"},
+	{"worker/network", module + "/jetstream/...", "networks follow the specs; the log is the worker's business"},
 	{"worker/firewall", "github.com/docker/docker/...", "only worker/docker knows the Engine"},
 	{"sdk", module + "/coordinator", "siblings meet in the log, never in imports"},
 	{"sdk", module + "/worker/...", "callers do not link the worker"},

@@ -10,7 +10,7 @@
 //
 // A sandbox moves by steps: what the log says it should be and what the host shows it to be give
 // one operation, until nothing is left to do. A restart asks the same question and goes on; there
-// is no second path for recovery. step.go, subnet.go, crashloop.go are pure.
+// is no second path for recovery. step.go and crashloop.go are pure.
 //
 // The services of a sandbox have a goroutine each, which services.go keeps: service.go is one of them,
 // servicestart.go brings it up, servicecontainer.go makes and starts its container, servicehealth.go

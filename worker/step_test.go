@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"net/netip"
 	"testing"
 	"time"
 
@@ -69,45 +68,6 @@ func TestNextComparesTheLogWithTheHost(t *testing.T) {
 				t.Errorf("next(%s desired %s, %+v) = %q, want %q", c.b.State, c.b.Desired, c.o, got, c.want)
 			}
 		})
-	}
-}
-
-func TestQ11_SubnetsDoNotRunOut(t *testing.T) {
-	s, err := newSubnets("10.201.0.0/16")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.look([]netip.Prefix{netip.MustParsePrefix("10.201.0.0/24"), netip.MustParsePrefix("192.168.0.0/16")}) // somebody else's networks
-	if n := s.free(); n != 4096-16 {
-		t.Errorf("%d are free", n)
-	}
-	seen := map[netip.Prefix]bool{}
-	for range 4096 - 16 {
-		p, err := s.take()
-		if err != nil {
-			t.Fatalf("after %d subnets: %v", len(seen), err)
-		}
-		if seen[p] || p.Overlaps(netip.MustParsePrefix("10.201.0.0/24")) || p.Bits() != subnetBits {
-			t.Fatalf("subnet %s is taken or of the wrong size", p)
-		}
-		seen[p] = true
-	}
-	if p, err := s.take(); protocol.CodeOf(err) != protocol.ResourceExhausted {
-		t.Fatalf("a subnet beyond the pool: %s, %v", p, err)
-	}
-	back := netip.MustParsePrefix("10.201.7.16/28")
-	s.give(back)
-	if p, err := s.take(); err != nil || p != back {
-		t.Errorf("got %s, %v, want the one that was given back, %s", p, err, back)
-	}
-}
-
-func TestNetworkPoolIsChecked(t *testing.T) {
-	for _, pool := range []string{"", "10.0.0.0/29", "10.0.0.1", "fd00::/64", "x",
-		"127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/8", "0.0.0.0/0", "8.8.8.0/24", "172.0.0.0/8"} {
-		if _, err := newSubnets(pool); protocol.AsError(err) == nil || protocol.AsError(err).Field != "network_pool" {
-			t.Errorf("pool %q: %v, want an error that names the field", pool, err)
-		}
 	}
 }
 
