@@ -32,6 +32,8 @@ var rules = []struct{ from, to, why string }{
 	{"worker/decide", "log/slog", "decisions are pure: no logger"},
 	{"worker/decide", module + "/jetstream/...", "decisions take the state as it is; the journal asks them"},
 	{"worker/decide", module + "/worker/docker", "decisions are pure: what the engine has comes as a value"},
+	{"worker/network", module + "/worker", "the parts of the worker do not know the worker"},
+	{"worker/network", module + "/jetstream/...", "networks follow the specs; the log is the worker's business"},
 	{"worker/firewall", "github.com/docker/docker/...", "only worker/docker knows the Engine"},
 	{"treetar", module + "/worker/...", "treetar rewrites one stream into another; it knows no host and no engine"},
 	{"treetar", module + "/jetstream/...", "treetar rewrites one stream into another; where it is stored is not its concern"},

@@ -11,6 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/network"
 )
 
 // create makes a sandbox: everything that is not there yet, so that it goes on where an earlier
@@ -78,10 +79,10 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.w.abilities.check(&b.Spec); err != nil {
 		return err
 	}
-	if err := s.w.isolation.check(&b.Spec); err != nil {
+	if err := s.w.isolation.Check(&b.Spec); err != nil {
 		return err
 	}
-	if err := s.w.checkPorts(&b.Spec); err != nil {
+	if err := network.CheckPorts(s.w.ports, &b.Spec); err != nil {
 		return err
 	}
 	mounts, err := s.w.planBindings(&b.Spec)
@@ -135,7 +136,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := s.phase(b, "network"); err != nil {
 		return err
 	}
-	network, err := s.network(ctx, b, before)
+	rules, err := s.network(ctx, b, before)
 	if err != nil {
 		return err
 	}
@@ -149,7 +150,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			return "", err
 		}
 		spec := s.containerSpec(b, d, image, bound, gpus)
-		spec.Ports, spec.DNS = ports, s.w.isolation.servers(&b.Spec)
+		spec.Ports, spec.DNS = ports, s.w.isolation.NameServers(&b.Spec)
 		coverVolumes(&spec, volumes, b.Spec.Memory)
 		s.w.cfg.Probe("before-container-create")
 		err = s.whole(func() error {
@@ -169,7 +170,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 			if err := s.phase(b, "start"); err != nil {
 				return nil, err
 			}
-			if err := s.w.restore(network); err != nil {
+			if err := s.w.isolation.Restore(rules); err != nil {
 				return nil, err
 			}
 		}
@@ -191,7 +192,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	s.w.cfg.Probe("before-ready")
 	err = s.afterPhases(ctx, b, func(st *protocol.State) []protocol.Event {
 		return decide.Ready(st, s.ownRun(), &protocol.SandboxDetails{
-			Image: image.ID, Digest: image.Digest, Isolation: cmp.Or(b.Spec.Runtime, s.w.info.Runtime), Container: id, Subnet: network.Subnet.String(), Boot: a.boot, Ports: a.ports,
+			Image: image.ID, Digest: image.Digest, Isolation: cmp.Or(b.Spec.Runtime, s.w.info.Runtime), Container: id, Subnet: rules.Subnet.String(), Boot: a.boot, Ports: a.ports,
 		})
 	})
 	s.w.cfg.Probe("after-ready")
@@ -224,17 +225,17 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox, before bool)
 	labels := s.labels(b)
 	labels[docker.LabelNetwork] = policy.String()
 	for {
-		subnet, err := s.w.subnets.take()
+		subnet, err := s.w.subnets.Take()
 		if err != nil {
 			return firewall.Network{}, err
 		}
 		n := firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: policy}
-		if s.w.isolation.wall.Exists(n.Bridge) { // somebody else's, or an orphan: the engine would take it for its own
-			s.w.subnets.passOver(subnet)
+		if s.w.isolation.BridgeExists(n.Bridge) { // somebody else's, or an orphan: the engine would take it for its own
+			s.w.subnets.MarkForeign(subnet)
 			continue
 		}
-		if err := s.w.protect(n); err != nil {
-			s.w.subnets.give(subnet)
+		if err := s.w.isolation.Protect(n); err != nil {
+			s.w.subnets.Release(subnet)
 			return n, err
 		}
 		s.w.cfg.Probe("before-network-create")
@@ -243,25 +244,25 @@ func (s *sandbox) network(ctx context.Context, b *protocol.Sandbox, before bool)
 		})
 		s.w.cfg.Probe("after-network-create")
 		if err == nil {
-			s.w.subnets.use(subnet)
-			return n, s.w.protected(n)
+			s.w.subnets.Use(subnet)
+			return n, s.w.isolation.Verify(n)
 		}
 		// The engine may have made it nevertheless: what the list of networks has is protected again.
-		if lost := s.w.unprotect(n.Bridge); lost != nil {
+		if lost := s.w.isolation.Unprotect(n.Bridge); lost != nil {
 			s.log.Warn("the rules of a network that was not made are left", "error", lost)
 		}
 		if protocol.CodeOf(err) == protocol.AlreadyExists && !before { // the machine lost what the earlier try left beside it
-			s.w.subnets.give(subnet)
+			s.w.subnets.Release(subnet)
 			if n, found, findErr := s.networkOfBefore(ctx); found || findErr != nil {
 				return n, findErr
 			}
 			return n, err
 		}
 		if !errors.Is(err, docker.ErrSubnetOverlap) {
-			s.w.subnets.give(subnet)
+			s.w.subnets.Release(subnet)
 			return n, err
 		}
-		s.w.subnets.passOver(subnet)
+		s.w.subnets.MarkForeign(subnet)
 	}
 }
 
@@ -271,10 +272,10 @@ func (s *sandbox) networkOfBefore(ctx context.Context) (n firewall.Network, foun
 	if err != nil || !found {
 		return n, false, err
 	}
-	s.w.subnets.use(there.Subnet)
-	n = protectedNetwork(there)
-	if err := s.w.protect(n); err != nil {
+	s.w.subnets.Use(there.Subnet)
+	n = network.RulesOf(there)
+	if err := s.w.isolation.Protect(n); err != nil {
 		return n, true, err
 	}
-	return n, true, s.w.protected(n)
+	return n, true, s.w.isolation.Verify(n)
 }

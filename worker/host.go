@@ -56,7 +56,7 @@ func (w *worker) register(ctx context.Context) error {
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Cores: w.info.CPUs, Memory: w.offeredMemory(), Defaults: w.cfg.Defaults,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.tools.usable(),
 			Profiles: w.abilities.profiles, ServiceProfiles: w.abilities.services, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota, Images: true, ReadsSegments: true,
-			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: texts(w.isolation.deny), AllowNetworks: texts(w.isolation.allow), Ports: w.ports.String(), Registries: w.cfg.Images.Registries, MostPIDs: w.cfg.PIDs, Posture: w.posture(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
+			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.Denied(), AllowNetworks: w.isolation.Allowed(), Ports: w.ports.String(), Registries: w.cfg.Images.Registries, MostPIDs: w.cfg.PIDs, Posture: w.posture(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
 		}
 		if h.CPU == 0 {
 			h.CPU = float64(w.info.CPUs)
@@ -75,7 +75,7 @@ func (w *worker) register(ctx context.Context) error {
 // condition is what a host says of itself: whether the Engine answers, what is wrong, and what keeps
 // the networks of sandboxes apart.
 func (w *worker) condition() (healthy bool, problem, firewall string) {
-	firewall, unprotected := w.isolation.shown()
+	firewall, unprotected := w.isolation.Status()
 	if problem = w.health.get(); problem != "" {
 		return false, problem, firewall
 	}
@@ -290,7 +290,7 @@ func (w *worker) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mark := w.mark()
+	mark := w.isolation.Mark()
 	networks, err := w.engine.Networks(ctx)
 	if err != nil {
 		return err
@@ -298,8 +298,10 @@ func (w *worker) adopt(ctx context.Context) error {
 	ruled := make(chan struct{})
 	go func() {
 		defer close(ruled)
-		w.syncRules(ctx, mark, networks)
-		if err := w.lookAtSubnets(ctx); err != nil && ctx.Err() == nil {
+		if w.isolation.Sync(ctx, mark, networks) {
+			w.changed.Wake() // the table of hosts shows the firewall's status
+		}
+		if err := w.isolation.RefreshSubnets(ctx); err != nil && ctx.Err() == nil {
 			w.log.Warn("what of the pool of networks is free is looked at again later", "error", err)
 		}
 	}()
@@ -312,7 +314,7 @@ func (w *worker) adopt(ctx context.Context) error {
 	for _, found := range objects {
 		for _, o := range found {
 			if o.network {
-				w.subnets.use(o.subnet)
+				w.subnets.Use(o.subnet)
 			}
 		}
 	}

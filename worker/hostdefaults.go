@@ -16,7 +16,7 @@ func (w *worker) checkDefaults() error {
 	}
 	err := w.abilities.allows(s)
 	if err == nil {
-		err = w.isolation.check(s)
+		err = w.isolation.Check(s)
 	}
 	if err == nil {
 		_, err = w.planBindings(s)

@@ -6,12 +6,13 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/network"
 )
 
 func TestDefaultsThatTheHostCannotGiveAreRefusedByName(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{Memory: 1 << 30, Runtimes: []string{"runsc"}, Tools: []string{"git"}, ToolsHome: dir}
-	w := &worker{info: docker.Info{Runtimes: []string{"runsc"}}, isolation: &isolation{}}
+	w := &worker{info: docker.Info{Runtimes: []string{"runsc"}}, isolation: &network.Isolation{}}
 	var err error
 	if w.mounts, err = newMountPolicy([]string{dir}, nil); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 func (w *worker) posture() *protocol.Posture {
 	p := enginePosture(w.info)
 	p.Warnings = append(p.Warnings, lowLimits(w.cfg.Slots, w.cfg.Connections, sysctl)...)
-	if w.isolation.required && w.isolation.health.get() == "" && !w.isolation.wall.Counts() {
+	if w.isolation.ConnectionsUnlimited() {
 		p.Warnings = append(p.Warnings, "the kernel cannot count connections (module nft_connlimit): one sandbox can fill the host's table of them")
 	}
 	return p

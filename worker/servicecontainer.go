@@ -130,7 +130,7 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 			docker.LabelTenant: s.key.Tenant, docker.LabelSandbox: s.key.ID, docker.LabelRole: "service", docker.LabelService: v.name,
 			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.path,
 		},
-		DNS: s.w.isolation.servers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
+		DNS: s.w.isolation.NameServers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
 		Binds: append([]docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
 			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},

@@ -10,6 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/network"
 )
 
 const (
@@ -68,7 +69,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 		err = d.uncoverVolumes(c.Pid)
 	}
 	if err == nil {
-		a.ports, err = givenPorts(b.Spec.Ports, c.Ports)
+		a.ports, err = network.PublishedPorts(b.Spec.Ports, c.Ports)
 	}
 	if err == nil {
 		err = d.tellAddress(c)
@@ -127,7 +128,7 @@ func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachm
 		}
 	}
 	a, err := s.start(ctx, b, d, secret, s.container)
-	err, _ = portTaken(err, b.Ports)
+	err, _ = network.PortConflict(err, b.Ports)
 	return a, err
 }
 
@@ -160,7 +161,7 @@ func (s *sandbox) resume(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, errSuperseded), ctx.Err() != nil, (hosterr.Temporary(err) || portBusy(err)) && starting.Err() == nil:
+	case errors.Is(err, errSuperseded), ctx.Err() != nil, (hosterr.Temporary(err) || network.PortTaken(err)) && starting.Err() == nil:
 		return err
 	case hosterr.Temporary(err):
 		return s.fail(ctx, b, overdue(b, err))
@@ -233,7 +234,7 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
 	}
 	a, err := s.startAgain(ctx, b)
-	waits := sourceMissing(err) || portBusy(err)
+	waits := sourceMissing(err) || network.PortTaken(err)
 	if !waits {
 		s.waitingSince = time.Time{}
 	}

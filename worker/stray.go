@@ -9,6 +9,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/network"
 )
 
 // labelled is a container or a network on the host that carries a sandbox's labels. Most are what
@@ -102,20 +103,20 @@ func (s *sandbox) removeLabelled(ctx context.Context, o labelled) error {
 	// The kernel takes as long to take rules away as the engine its network. Nothing of the sandbox is in
 	// it any more; if something else is, the engine refuses, and the rules are put back.
 	forgotten := make(chan error, 1)
-	go func() { forgotten <- s.w.unprotect(o.bridge) }()
+	go func() { forgotten <- s.w.isolation.Unprotect(o.bridge) }()
 	err := s.w.engine.RemoveNetwork(ctx, o.id)
 	lost := <-forgotten
 	if err != nil {
 		if n, found, _ := s.findNetwork(ctx); found {
-			lost = errors.Join(lost, s.w.protect(protectedNetwork(n)))
+			lost = errors.Join(lost, s.w.isolation.Protect(network.RulesOf(n)))
 		}
 	}
 	if err == nil {
-		lost = errors.Join(lost, s.w.networkGone(o.bridge))
+		lost = errors.Join(lost, s.w.isolation.Removed(o.bridge))
 	}
 	if err = errors.Join(err, lost); err == nil {
-		s.w.withdraw()
-		s.w.subnets.give(o.subnet)
+		s.w.isolation.Withdraw()
+		s.w.subnets.Release(o.subnet)
 	}
 	return err
 }

@@ -67,8 +67,8 @@ func (w *worker) full() string {
 			return why
 		}
 	}
-	if w.subnets.free() == 0 {
-		return fmt.Sprintf("all networks of its pool %s are taken", w.subnets.pool)
+	if w.subnets.Free() == 0 {
+		return fmt.Sprintf("all networks of its pool %s are in use", w.subnets.Pool())
 	}
 	return ""
 }

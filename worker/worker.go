@@ -27,6 +27,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/disk"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/network"
 	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
@@ -160,7 +161,7 @@ func (c *Config) check() error {
 	if c.NetworkPool == "" {
 		c.NetworkPool = DefaultNetworkPool
 	}
-	if _, err := newSubnets(c.NetworkPool); err != nil {
+	if _, err := network.NewSubnets(c.NetworkPool); err != nil {
 		return err
 	}
 	if c.Connections == 0 {
@@ -208,7 +209,7 @@ type worker struct {
 	place    string // identity of the local lock
 
 	supervisor string // path of this worker's copy of the supervisor
-	subnets    *subnets
+	subnets    *network.Subnets
 	ports      protocol.PortRange // that may be published
 	gpus       *gpus
 	admissions *admissions
@@ -219,8 +220,7 @@ type worker struct {
 	tools      *toolbox
 	homes      homes
 	abilities  *abilities
-	isolation  *isolation
-	orphans    orphans
+	isolation  *network.Isolation
 	changed    wake.Signal // the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
 	started    time.Time // by the store's clock
@@ -320,7 +320,7 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.prepare(ctx); err != nil {
 		return err
 	}
-	defer w.isolation.wall.Close()
+	defer w.isolation.Close()
 	w.disk = disk.New(disk.Config{
 		WorkerDir: w.cfg.StateDir, EngineDir: w.info.RootDir, ReserveDir: w.dir, Low: w.cfg.DiskLow,
 		Reserve: w.cfg.DiskReserve, OnStop: w.diskStopped, Logger: w.log,
@@ -453,19 +453,19 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 		return err
 	}
 	w.gpus = newGPUs(w.abilities.gpus)
-	if w.subnets, err = newSubnets(w.cfg.NetworkPool); err != nil {
+	if w.subnets, err = network.NewSubnets(w.cfg.NetworkPool); err != nil {
 		return err
 	}
 	if w.ports, err = protocol.ParsePortRange("ports", w.cfg.Ports); err != nil {
 		return err
 	}
-	if w.isolation, err = newIsolation(&w.cfg, w.conn.Deployment(), w.engine.Address(), w.subnets.pool); err != nil {
+	if w.isolation, err = network.New(w.networkConfig()); err != nil {
 		return err
 	}
 	if err = w.checkDefaults(); err != nil {
 		return err
 	}
-	return w.lookAtSubnets(ctx)
+	return w.isolation.RefreshSubnets(ctx)
 }
 
 // hidden is what no sandbox may see of this host, beside what is so on every host.
@@ -669,10 +669,8 @@ func (w *worker) forgetHost(ctx context.Context) error {
 	if err := removal.Tree(ctx, filepath.Join(w.cfg.StateDir, w.conn.Deployment())); err != nil {
 		return err
 	}
-	if w.isolation.required {
-		if err := w.isolation.wall.Remove(); err != nil {
-			return err
-		}
+	if err := w.isolation.RemoveAll(); err != nil {
+		return err
 	}
 	return w.engine.RemoveHostID(ctx)
 }

@@ -1,0 +1,80 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+// orphanPasses is for how many reconciliations a bridge must have been an orphan before it is removed: an engine may
+// still be creating a network for a worker that was killed.
+const orphanPasses = 4
+
+// orphans are bridges that were made for networks of this deployment but belong to no network of the engine, with the
+// time at which each was first found without one.
+type orphans map[firewall.Bridge]time.Time
+
+// removeOrphans removes bridges left by an engine that was killed while it created their networks. It judges by
+// complete lists of the engine's networks, which are read after the bridges were listed.
+func (i *Isolation) removeOrphans(ctx context.Context) error {
+	abandoned, err := i.firewall.Abandoned()
+	if err != nil {
+		return err
+	}
+	if len(abandoned) == 0 {
+		i.orphans = nil
+		return nil
+	}
+	used, err := i.engine.UsedSubnets(ctx)
+	if err != nil {
+		return err
+	}
+	bridges, err := i.engine.Bridges(ctx)
+	if err != nil {
+		return err
+	}
+	i.orphans = i.orphans.update(abandoned, i.subnets.Pool(), used, bridges, time.Now())
+	for b, since := range i.orphans {
+		if time.Since(since) < i.orphanRest {
+			continue
+		}
+		if i.reapDryRun {
+			i.log.Warn("would remove an orphan bridge", "bridge", b.Name)
+			continue
+		}
+		if err := i.fence(); err != nil {
+			return err
+		}
+		removed, err := i.firewall.RemoveBridge(b)
+		if err != nil {
+			return err
+		}
+		if removed {
+			i.log.Info("removed an orphan bridge", "bridge", b.Name)
+			i.subnets.unmarkForeign(b.Subnet)
+		}
+	}
+	return nil
+}
+
+// update returns the orphans among the abandoned bridges; those that were orphans before keep their time. Only bridges
+// in this worker's pool count: an earlier worker may have used another pool.
+func (o orphans) update(abandoned []firewall.Bridge, pool netip.Prefix, used []netip.Prefix, bridges []docker.Network,
+	now time.Time) orphans {
+	updated := orphans{}
+	for _, b := range abandoned {
+		if !pool.Overlaps(b.Subnet) || slices.ContainsFunc(used, b.Subnet.Overlaps) ||
+			slices.ContainsFunc(bridges, func(n docker.Network) bool { return n.Bridge == b.Name }) {
+			continue
+		}
+		updated[b] = now
+		if since, known := o[b]; known {
+			updated[b] = since
+		}
+	}
+	return updated
+}

@@ -1,0 +1,69 @@
+package network
+
+import (
+	"context"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
+)
+
+// Mark returns a point in time for [Isolation.Sync], to be taken before the engine's networks are listed.
+func (i *Isolation) Mark() uint64 { return i.firewall.Mark() }
+
+// Sync restores missing rules and removes those of networks that are gone. networks are the engine's networks of this
+// deployment, listed after mark was taken. It reports whether [Isolation.Status] changed.
+func (i *Isolation) Sync(ctx context.Context, mark uint64, networks []docker.Network) (changed bool) {
+	if !i.required || i.fence() != nil {
+		i.Withdraw()
+		return false
+	}
+	rules := make([]firewall.Network, 0, len(networks))
+	for _, n := range networks {
+		if _, ours := docker.KeyOf(n.Labels); ours && n.Subnet.IsValid() {
+			rules = append(rules, RulesOf(n))
+		}
+	}
+	err := i.firewall.Sync(mark, rules)
+	if err == nil {
+		err = i.verifyNamespace(ctx)
+	}
+	if err == nil {
+		if err := i.removeOrphans(ctx); err != nil && ctx.Err() == nil {
+			i.log.Warn("could not remove orphan bridges; retrying at the next reconciliation", "error", err)
+		}
+	}
+	if !i.setProblem(err) {
+		return false
+	}
+	if err != nil {
+		i.log.Warn("cannot protect the networks of sandboxes; the host takes no sandboxes", "error", err)
+	} else {
+		i.log.Info("the networks of sandboxes are protected")
+	}
+	return true
+}
+
+// verifyNamespace checks, by the engine's bridges, that the rules are in the engine's network namespace. An engine
+// without bridges is verified with its first network.
+func (i *Isolation) verifyNamespace(ctx context.Context) error {
+	networks, err := i.engine.Bridges(ctx)
+	if err != nil || len(networks) == 0 {
+		return err
+	}
+	bridges := make([]firewall.Network, 0, len(networks))
+	for _, n := range networks {
+		bridges = append(bridges, firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet})
+	}
+	return i.firewall.Check(bridges...)
+}
+
+// RefreshSubnets updates which subnets of the pool are free.
+func (i *Isolation) RefreshSubnets(ctx context.Context) error {
+	i.subnets.begin()
+	used, err := i.engine.UsedSubnets(ctx)
+	if err == nil {
+		i.subnets.update(slices.Concat(used, machineSubnets(), i.firewall.Subnets()))
+	}
+	return err
+}
