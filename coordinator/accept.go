@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/execindex"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
@@ -40,7 +41,7 @@ func (c *coordinator) handle(ctx context.Context, d *jetstream.Delivery) error {
 			c.cfg.Probe(d.Verb + "-before-ack")
 			return nil
 		case waits(err):
-			c.gate.blame(ctx, key{d.Tenant, d.Sandbox}, protocol.AsError(err))
+			c.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, protocol.AsError(err))
 			say(protocol.AsError(err))
 			pause = probePause
 		default:
@@ -124,7 +125,7 @@ func (c *coordinator) stalls(ctx context.Context, d *jetstream.Delivery) {
 	why, _ := c.gate.closed()
 	if why == nil {
 		why = protocol.Errorf(protocol.Unavailable, "", "the event log has not answered for %s", stallPause)
-		c.gate.blame(ctx, key{d.Tenant, d.Sandbox}, why)
+		c.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, why)
 	}
 	c.conn.AnswerWaiting(d, why)
 }
@@ -178,7 +179,7 @@ func (c *coordinator) decide(ctx context.Context, d *jetstream.Delivery) (reply 
 		return nil, err
 	}
 	if d.Verb == protocol.VerbCreate {
-		reply, err = c.create(ctx, d, key{d.Tenant, d.Sandbox}, r)
+		reply, err = c.create(ctx, d, key{Tenant: d.Tenant, ID: d.Sandbox}, r)
 		return reply, protocol.InPayload(d.Verb, err)
 	}
 	k, err := c.meant(ctx, d)
@@ -215,7 +216,7 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 	own := *r.Sandbox // what identifies the request: the defaults below it may change before it is repeated
 	own.Resolve()
 	mine := reservation(d, named(&own, r.Name), c.conn.Now())
-	whole, refused := c.cfg.Defaults.Over(k.tenant, *r.Sandbox)
+	whole, refused := c.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
 	whole, builtIn := spec.Resolve(whole)
 	if refused == nil {
 		refused = c.refuseBeforehand(ctx, k, &whole, builtIn)
@@ -226,7 +227,7 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 	}
 	c.cfg.Probe("create-before-append")
 	if before != nil && !sameReservation(before, &mine) {
-		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.id)
+		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.ID)
 	}
 	var j *jetstream.Journal
 	switch {
@@ -272,9 +273,9 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 		}
 	}
 	c.cfg.Probe("exec-before-append")
-	looked := seen{}
+	looked := execindex.Lookups{}
 	_, err = c.doOnce(ctx, j, d, k, r, looked, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		used, err := c.projection.execs.used(k, r.ExecID, looked)
+		used, err := c.projection.execs.Used(k, r.ExecID, looked)
 		if err != nil {
 			return nil, err
 		}
@@ -298,20 +299,20 @@ var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestU
 // doOnce appends what is decided, unless the request's id was used for an exec of the same id: such
 // requests are not remembered by themselves. A decision does no I/O: what it cannot tell of the ids of execs from
 // memory is read, noted in looked, and it is asked again.
-func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, looked seen, decide jetstream.Decide) ([]protocol.Event, error) {
+func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, looked execindex.Lookups, decide jetstream.Decide) ([]protocol.Event, error) {
 	others := false // an exec of that id is somebody else's
 	ids := []string{d.ID}
 	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
 		ids = append(ids, r.ExecID)
 	}
-	j.View(func(s *protocol.State, _ uint64) { c.projection.execs.expect(k, s) })
+	j.View(func(s *protocol.State, _ uint64) { c.projection.execs.EnsureCovers(k, s) })
 	once := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 		if why := c.refusals.of(d); why != nil {
 			return nil, why
 		}
 		own := d.Verb == protocol.VerbExec && r.ExecID == d.ID
 		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && s.Sandbox.TotalExecs > len(s.Execs) {
-			if used, err := c.projection.execs.used(k, d.ID, looked); err != nil {
+			if used, err := c.projection.execs.Used(k, d.ID, looked); err != nil {
 				return nil, err
 			} else if used {
 				return nil, errOldExec
@@ -322,10 +323,10 @@ func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetst
 	do := func() ([]protocol.Event, error) {
 		for {
 			events, err := j.Do(ctx, once)
-			if !errors.Is(err, errUnsure) {
+			if !errors.Is(err, execindex.ErrUnknown) {
 				return events, err
 			}
-			if err := c.projection.execs.look(ctx, k, looked, ids...); err != nil {
+			if err := c.projection.execs.Lookup(ctx, k, looked, ids...); err != nil {
 				return nil, err
 			}
 		}
@@ -371,7 +372,7 @@ func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key,
 		}
 		return decideCancel(s, d.ID, r.ExecID)
 	}
-	looked := seen{}
+	looked := execindex.Lookups{}
 	events, err := c.doOnce(ctx, j, d, k, r, looked, decide)
 	if err != nil {
 		// The refusal may come from a state that is behind: ask once more on what the log has now.
@@ -418,7 +419,7 @@ func (c *coordinator) bury(ctx context.Context, d *jetstream.Delivery, why *prot
 	if err != nil {
 		return err
 	}
-	return c.abandon(ctx, key{d.Tenant, d.Sandbox}, d.ID, deadLettered(why))
+	return c.abandon(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, d.ID, deadLettered(why))
 }
 
 // abandon ends an id that was reserved and never came to its first event.

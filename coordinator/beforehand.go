@@ -38,7 +38,7 @@ func (c *coordinator) refuseBeforehand(ctx context.Context, k key, whole *protoc
 	if slices.ContainsFunc(c.hostsRead, func(s signal) bool { return !s.isGiven() }) {
 		return nil
 	}
-	b := &protocol.Sandbox{Tenant: k.tenant, ID: k.id, Spec: *whole, BuiltIn: builtIn, State: protocol.StatePending}
+	b := &protocol.Sandbox{Tenant: k.Tenant, ID: k.ID, Spec: *whole, BuiltIn: builtIn, State: protocol.StatePending}
 	if c.onNoHost(b) == nil || !c.knowsAllHosts(ctx) {
 		return nil
 	}

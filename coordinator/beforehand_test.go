@@ -24,7 +24,7 @@ func TestAHostThatHasJustRegisteredCounts(t *testing.T) {
 	refused := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		return c.refuseBeforehand(ctx, key{"default", "s"}, &whole, nil)
+		return c.refuseBeforehand(ctx, key{Tenant: "default", ID: "s"}, &whole, nil)
 	}
 	if refused() == nil {
 		t.Error("what no host could take is accepted")

@@ -80,13 +80,13 @@ func (c *coordinator) compactAll(ctx context.Context, lease *jetstream.Lease, lo
 	all := c.projection.everyLiving()
 	there := make(map[key]bool, len(looked))
 	for _, b := range all {
-		if k := (key{b.Tenant, b.ID}); looked[k] != nil {
+		if k := (key{Tenant: b.Tenant, ID: b.ID}); looked[k] != nil {
 			there[k] = true
 		}
 	}
 	maps.DeleteFunc(looked, func(k key, _ *lookedAt) bool { return !there[k] })
 	for _, b := range all {
-		k := key{b.Tenant, b.ID}
+		k := key{Tenant: b.Tenant, ID: b.ID}
 		l := looked[k]
 		if l == nil {
 			l = &lookedAt{}
@@ -107,22 +107,22 @@ func (c *coordinator) compactOne(ctx context.Context, lease *jetstream.Lease, k 
 		return nil
 	}
 	defer c.compacting.Store(nil)
-	done, err := c.conn.Compact(ctx, k.tenant, k.id, jetstream.Compaction{
+	done, err := c.conn.Compact(ctx, k.Tenant, k.ID, jetstream.Compaction{
 		Keep: c.cfg.Histories.Keep, MinBatches: c.cfg.Histories.MinBatches, MinBytes: int64(c.cfg.Histories.MinBytes),
 		MaxAge: c.cfg.Histories.MaxAge, Guard: lease.Check, Probe: c.cfg.Probe,
 		IndexedThrough: func(ctx context.Context) (uint64, error) { return c.execIDsStoredThrough(ctx, k) },
 	})
 	switch {
 	case errors.Is(err, jetstream.ErrConflict):
-		c.log.Info("somebody else compacts the same history", "sandbox", k.id)
+		c.log.Info("somebody else compacts the same history", "sandbox", k.ID)
 		return nil
 	case err != nil:
-		c.log.Warn("a history stays in the log for now", "sandbox", k.id, "error", err)
+		c.log.Warn("a history stays in the log for now", "sandbox", k.ID, "error", err)
 		return err
 	}
 	*l = lookedAt{sequence: b.Sequence, waits: done.Waits, dropAt: done.DropAt}
 	if done.Segments+done.Dropped > 0 || done.Purged > 0 {
-		c.log.Info("a history was compacted", "sandbox", k.id, "segments", done.Segments, "messages", done.Messages, "dropped", done.Dropped, "purged_through", done.Purged)
+		c.log.Info("a history was compacted", "sandbox", k.ID, "segments", done.Segments, "messages", done.Messages, "dropped", done.Dropped, "purged_through", done.Purged)
 	}
 	return nil
 }
@@ -150,4 +150,14 @@ func (p *projection) everyLiving() []*protocol.Sandbox {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return slices.Collect(maps.Values(p.sandboxes))
+}
+
+// execIDsStoredThrough stores a sandbox's execs and returns the record up to which the index has them all: events
+// before it are no longer needed to know which ids were used.
+func (c *coordinator) execIDsStoredThrough(ctx context.Context, k key) (record uint64, err error) {
+	s := c.projection.journal(k).Snapshot()
+	if err := c.projection.execs.StoreThrough(ctx, k, s); err != nil {
+		return 0, err
+	}
+	return s.Record, nil
 }

@@ -205,7 +205,7 @@ func (c *coordinator) run(ctx context.Context) error {
 		})
 	})
 	group.Go(func() error {
-		return c.again(ctx, "hear what is stored of execs", func() error { return c.projection.execs.follow(ctx) })
+		return c.again(ctx, "hear what is stored of execs", func() error { return c.projection.execs.Follow(ctx) })
 	})
 	group.Go(func() error { return c.hosts.listen(ctx, c.conn) })
 	group.Go(func() error { return c.conn.WatchStore(ctx, c.cfg.RestartStore) })

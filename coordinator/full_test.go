@@ -83,7 +83,7 @@ func (d *deployment) begin(id string) {
 
 // submitted is a request that was acknowledged, and what is heard of it.
 type submitted struct {
-	verb, sandbox, id string
+	verb, sandbox, ID string
 	answer            <-chan *protocol.Reply
 }
 
@@ -106,7 +106,7 @@ func (a submitted) hears(t *testing.T) *protocol.Reply {
 	case r := <-a.answer:
 		return r
 	case <-time.After(30 * time.Second):
-		t.Fatalf("%s %s hears nothing", a.verb, a.id)
+		t.Fatalf("%s %s hears nothing", a.verb, a.ID)
 		return nil
 	}
 }
@@ -153,7 +153,7 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 	}
 	for _, a := range all {
 		if r := a.hears(t); r.Waiting == nil || r.Waiting.Code != protocol.ResourceExhausted || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Exec != nil || r.Sandbox != nil {
-			t.Fatalf("%s %s: want to hear that it waits, got %+v", a.verb, a.id, r)
+			t.Fatalf("%s %s: want to hear that it waits, got %+v", a.verb, a.ID, r)
 		}
 	}
 	d.eventually("everybody is told", func() bool { return told() == protocol.ReasonLogFull })
@@ -166,7 +166,7 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 			r = a.hears(t)
 		}
 		if r.Error != nil || !r.Changed {
-			t.Fatalf("%s %s: %+v", a.verb, a.id, r)
+			t.Fatalf("%s %s: %+v", a.verb, a.ID, r)
 		}
 	}
 	if n := d.messages(protocol.StreamDead); n != 0 {
@@ -323,7 +323,7 @@ func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
 			r = a.hears(t)
 		}
 		if r.Error != nil || r.Exec == nil {
-			t.Fatalf("%s %s: %+v", a.verb, a.id, r)
+			t.Fatalf("%s %s: %+v", a.verb, a.ID, r)
 		}
 	}
 	if n := d.messages(protocol.StreamDead); n != 0 {

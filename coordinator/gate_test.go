@@ -28,7 +28,7 @@ func TestASandboxWhoseHistoryDoesNotAnswerHoldsUpNobodyElse(t *testing.T) {
 	silent := protocol.Errorf(protocol.Unavailable, "", "no answer")
 	blame := func(id string, why *protocol.Error, closes bool) {
 		t.Helper()
-		g.blame(t.Context(), key{"default", id}, why)
+		g.blame(t.Context(), key{Tenant: "default", ID: id}, why)
 		if now, _ := g.closed(); (now != nil) != closes {
 			t.Errorf("after %v of sandbox %s the gate is closed by %v", why, id, now)
 		}
@@ -41,7 +41,7 @@ func TestASandboxWhoseHistoryDoesNotAnswerHoldsUpNobodyElse(t *testing.T) {
 	server.Stop()
 	// The log does not even say how much room it has, once the last answer is old.
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		g.blame(t.Context(), key{"default", "other"}, silent)
+		g.blame(t.Context(), key{Tenant: "default", ID: "other"}, silent)
 		if now, _ := g.closed(); now != nil {
 			return
 		}

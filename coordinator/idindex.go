@@ -12,23 +12,23 @@ import (
 type idIndex struct{ tenants map[string]*sortedIDs }
 
 func (x *idIndex) add(k key) {
-	if !protocol.GeneratedID(k.id) {
+	if !protocol.GeneratedID(k.ID) {
 		return
 	}
 	if x.tenants == nil {
 		x.tenants = map[string]*sortedIDs{}
 	}
-	ids := x.tenants[k.tenant]
+	ids := x.tenants[k.Tenant]
 	if ids == nil {
 		ids = &sortedIDs{}
-		x.tenants[k.tenant] = ids
+		x.tenants[k.Tenant] = ids
 	}
-	ids.add(k.id)
+	ids.add(k.ID)
 }
 
 func (x *idIndex) remove(k key) {
-	if ids := x.tenants[k.tenant]; ids != nil && ids.remove(k.id) && len(ids.parts) == 0 {
-		delete(x.tenants, k.tenant)
+	if ids := x.tenants[k.Tenant]; ids != nil && ids.remove(k.ID) && len(ids.parts) == 0 {
+		delete(x.tenants, k.Tenant)
 	}
 }
 

@@ -16,10 +16,10 @@ func TestTheIndexOfIDsFindsWhatASearchOfAllFinds(t *testing.T) {
 		for range rapid.IntRange(0, 3000).Draw(t, "changes") {
 			id := fmt.Sprintf("01%024d", rapid.IntRange(0, 2000).Draw(t, "id"))
 			if rapid.IntRange(0, 3).Draw(t, "remove") == 0 {
-				x.remove(key{"a", id})
+				x.remove(key{Tenant: "a", ID: id})
 				delete(all, id)
 			} else {
-				x.add(key{"a", id})
+				x.add(key{Tenant: "a", ID: id})
 				all[id] = true
 			}
 		}
@@ -46,7 +46,7 @@ func TestTheIndexOfIDsFindsWhatASearchOfAllFinds(t *testing.T) {
 func BenchmarkPrefix(b *testing.B) {
 	var x idIndex
 	for i := range 100_000 {
-		x.add(key{"a", fmt.Sprintf("01%024d", i)})
+		x.add(key{Tenant: "a", ID: fmt.Sprintf("01%024d", i)})
 	}
 	for b.Loop() {
 		if got := x.withPrefix("a", "010000000000000000000502", 6); len(got) != 6 {

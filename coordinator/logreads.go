@@ -12,7 +12,7 @@ import (
 
 // events answers a page of a sandbox's history. One that begins right behind the last event is empty.
 func (c *coordinator) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	j, err := c.projection.findFresh(ctx, key{tenant, q.Sandbox}, 0)
+	j, err := c.projection.findFresh(ctx, key{Tenant: tenant, ID: q.Sandbox}, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (c *coordinator) output(ctx context.Context, tenant string, q *protocol.Que
 	if q.Exec != "" && q.Service != "" {
 		return nil, protocol.Invalid("service", "is not used together with exec")
 	}
-	k := key{tenant, q.Sandbox}
+	k := key{Tenant: tenant, ID: q.Sandbox}
 	j, err := c.projection.findFresh(ctx, k, 0)
 	if err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func (c *coordinator) execOutput(ctx context.Context, j *jetstream.Journal, k ke
 	if x.Inline && x.State.Terminal() {
 		reply.Output, err = c.inlineOutput(ctx, x, q, total)
 	} else {
-		reply.Output, err = c.conn.OutputPage(ctx, k.tenant, k.id, x.ID, q.Stream, q.Offset, q.Limit, total)
+		reply.Output, err = c.conn.OutputPage(ctx, k.Tenant, k.ID, x.ID, q.Stream, q.Offset, q.Limit, total)
 	}
 	if err != nil {
 		return nil, err

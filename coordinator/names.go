@@ -19,7 +19,7 @@ import (
 // reserve takes a create's name, where it has one, and its id. It returns the reservation that was there before.
 // Nothing is taken where the create is refused.
 func (c *coordinator) reserve(ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error) (before *protocol.Reservation, err error) {
-	if refused == nil && !protocol.GeneratedID(k.id) {
+	if refused == nil && !protocol.GeneratedID(k.ID) {
 		refused = c.mayBeID(ctx, k)
 		if refused != nil && !isNameTaken(refused) {
 			return nil, refused
@@ -27,9 +27,9 @@ func (c *coordinator) reserve(ctx context.Context, d *jetstream.Delivery, k key,
 	}
 	if name == "" && refused == nil {
 		c.cfg.Probe("create-before-reserve")
-		return c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
+		return c.conn.ReserveSandbox(ctx, k.Tenant, k.ID, mine)
 	}
-	before, err = c.conn.SandboxReservation(ctx, k.tenant, k.id)
+	before, err = c.conn.SandboxReservation(ctx, k.Tenant, k.ID)
 	switch {
 	case err == nil && !sameReservation(before, &mine):
 		return before, nil
@@ -48,7 +48,7 @@ func (c *coordinator) reserve(ctx context.Context, d *jetstream.Delivery, k key,
 	}
 	c.cfg.Probe("create-before-reserve")
 	if before == nil {
-		before, err = c.conn.ReserveSandbox(ctx, k.tenant, k.id, mine)
+		before, err = c.conn.ReserveSandbox(ctx, k.Tenant, k.ID, mine)
 	}
 	if err == nil && before != nil && !sameReservation(before, &mine) { // somebody was faster with the id
 		err = c.leaveName(ctx, k, name)
@@ -71,7 +71,7 @@ func (c *coordinator) leaveName(ctx context.Context, k key, name string) error {
 	if its == name {
 		return nil
 	}
-	return c.conn.FreeName(ctx, k.tenant, name, k.id)
+	return c.conn.FreeName(ctx, k.Tenant, name, k.ID)
 }
 
 func sameReservation(a, b *protocol.Reservation) bool {
@@ -92,32 +92,32 @@ func (c *coordinator) takeName(ctx context.Context, d *jetstream.Delivery, k key
 		if !sleep(ctx, pause) {
 			return ctx.Err()
 		}
-		hold, revision, err := c.conn.SandboxName(ctx, k.tenant, name)
+		hold, revision, err := c.conn.SandboxName(ctx, k.Tenant, name)
 		if err != nil {
 			return err
 		}
-		next := protocol.NameHold{Sandbox: k.id, Request: d.ID, Stored: d.Sequence}
+		next := protocol.NameHold{Sandbox: k.ID, Request: d.ID, Stored: d.Sequence}
 		if hold != nil {
-			if hold.Sandbox == k.id {
+			if hold.Sandbox == k.ID {
 				return nil
 			}
-			if err := c.mayTake(ctx, key{k.tenant, hold.Sandbox}, name, hold.Request); err != nil {
+			if err := c.mayTake(ctx, key{Tenant: k.Tenant, ID: hold.Sandbox}, name, hold.Request); err != nil {
 				return err
 			}
 			next.Before, next.BeforeStored = hold.Sandbox, hold.Stored
 		}
-		if other, state, err := c.unsaid(ctx, k.tenant, name, hold); err != nil {
+		if other, state, err := c.unsaid(ctx, k.Tenant, name, hold); err != nil {
 			return err
-		} else if other != "" && other != k.id {
+		} else if other != "" && other != k.ID {
 			return nameTaken("%s is the name of sandbox %s, which is %s", name, other, state)
 		}
-		if _, err := c.conn.SandboxReservation(ctx, k.tenant, name); err == nil {
+		if _, err := c.conn.SandboxReservation(ctx, k.Tenant, name); err == nil {
 			return nameTaken("%s is, or was, the id of a sandbox, and an id is never used again: choose another name", name)
 		} else if protocol.CodeOf(err) != protocol.NotFound {
 			return err
 		}
 		c.cfg.Probe("create-before-name")
-		if _, err = c.conn.TakeName(ctx, k.tenant, name, revision, next); err != jetstream.ErrConflict {
+		if _, err = c.conn.TakeName(ctx, k.Tenant, name, revision, next); err != jetstream.ErrConflict {
 			return err
 		}
 	}
@@ -127,15 +127,15 @@ func (c *coordinator) takeName(ctx context.Context, d *jetstream.Delivery, k key
 func (c *coordinator) mayTake(ctx context.Context, holder key, name, request string) error {
 	state, holds, err := c.holdsName(ctx, holder, name)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		queued, err := c.conn.RequestQueued(ctx, holder.tenant, protocol.VerbCreate, holder.id)
+		queued, err := c.conn.RequestQueued(ctx, holder.Tenant, protocol.VerbCreate, holder.ID)
 		if err != nil {
 			return err
 		}
 		if queued {
-			return nameTaken("a create of sandbox %s with the name %s is just being decided", holder.id, name)
+			return nameTaken("a create of sandbox %s with the name %s is just being decided", holder.ID, name)
 		}
 		r := protocol.Reservation{Request: request, Time: c.conn.Now()}
-		if _, err := c.conn.ReserveSandbox(ctx, holder.tenant, holder.id, r); err != nil {
+		if _, err := c.conn.ReserveSandbox(ctx, holder.Tenant, holder.ID, r); err != nil {
 			return err
 		}
 		if err := c.abandon(ctx, holder, request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
@@ -150,7 +150,7 @@ func (c *coordinator) mayTake(ctx context.Context, holder key, name, request str
 		return err
 	}
 	if holds {
-		return nameTaken("%s is the name of sandbox %s, which is %s", name, holder.id, state)
+		return nameTaken("%s is the name of sandbox %s, which is %s", name, holder.ID, state)
 	}
 	return nil
 }
@@ -172,25 +172,25 @@ func (c *coordinator) holdsName(ctx context.Context, k key, name string) (state 
 
 // mayBeID refuses an id that is a living sandbox's name: requests by that name would reach another sandbox.
 func (c *coordinator) mayBeID(ctx context.Context, k key) error {
-	hold, _, err := c.conn.SandboxName(ctx, k.tenant, k.id)
+	hold, _, err := c.conn.SandboxName(ctx, k.Tenant, k.ID)
 	if err != nil {
 		return err
 	}
-	holder, state, err := c.unsaid(ctx, k.tenant, k.id, hold)
+	holder, state, err := c.unsaid(ctx, k.Tenant, k.ID, hold)
 	if err != nil {
 		return err
 	}
-	if holder == "" && hold != nil && hold.Sandbox != k.id {
+	if holder == "" && hold != nil && hold.Sandbox != k.ID {
 		var holds bool
-		if state, holds, err = c.holdsName(ctx, key{k.tenant, hold.Sandbox}, k.id); holds {
+		if state, holds, err = c.holdsName(ctx, key{Tenant: k.Tenant, ID: hold.Sandbox}, k.ID); holds {
 			holder = hold.Sandbox
 		}
 		if err != nil && protocol.CodeOf(err) != protocol.NotFound {
 			return err
 		}
 	}
-	if holder != "" && holder != k.id {
-		return nameTaken("%s is the name of sandbox %s, which is %s, and cannot be an id", k.id, holder, state)
+	if holder != "" && holder != k.ID {
+		return nameTaken("%s is the name of sandbox %s, which is %s, and cannot be an id", k.ID, holder, state)
 	}
 	return nil
 }
@@ -198,11 +198,11 @@ func (c *coordinator) mayBeID(ctx context.Context, k key) error {
 // unsaid is the living sandbox that has a name by the log while the bucket says another one, or none: the bucket was
 // lost, or either was set back.
 func (c *coordinator) unsaid(ctx context.Context, tenant, name string, hold *protocol.NameHold) (id string, state protocol.SandboxState, err error) {
-	id = c.projection.named(key{tenant, name})
+	id = c.projection.named(key{Tenant: tenant, ID: name})
 	if id == "" || hold != nil && hold.Sandbox == id {
 		return "", "", nil
 	}
-	state, holds, err := c.holdsName(ctx, key{tenant, id}, name)
+	state, holds, err := c.holdsName(ctx, key{Tenant: tenant, ID: id}, name)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		err = nil
 	}
@@ -224,7 +224,7 @@ func nameTaken(format string, args ...any) error {
 // create of the sandbox which has the name now means the one that had it before: it may have been decided before
 // this coordinator got it, and the answer lost.
 func (c *coordinator) meant(ctx context.Context, d *jetstream.Delivery) (key, error) {
-	k := key{d.Tenant, d.Sandbox}
+	k := key{Tenant: d.Tenant, ID: d.Sandbox}
 	hold, err := c.nameHold(ctx, k)
 	if err != nil || hold == nil {
 		return k, err
@@ -238,22 +238,22 @@ func (c *coordinator) meant(ctx context.Context, d *jetstream.Delivery) (key, er
 		case hold.Before == "", d.Sequence < hold.BeforeStored: // or an earlier one, which is not known any more
 			return k, errNoSandbox()
 		default:
-			return key{k.tenant, hold.Before}, nil
+			return key{Tenant: k.Tenant, ID: hold.Before}, nil
 		}
 	}
-	return key{k.tenant, hold.Sandbox}, nil
+	return key{Tenant: k.Tenant, ID: hold.Sandbox}, nil
 }
 
 // nameHold reads which sandbox has a name, nil where it is no name: ids win.
 func (c *coordinator) nameHold(ctx context.Context, k key) (*protocol.NameHold, error) {
-	if protocol.GeneratedID(k.id) || protocol.ValidateID("name", k.id) != nil || c.projection.knows(k) {
+	if protocol.GeneratedID(k.ID) || protocol.ValidateID("name", k.ID) != nil || c.projection.knows(k) {
 		return nil, nil
 	}
-	hold, _, err := c.conn.SandboxName(ctx, k.tenant, k.id)
+	hold, _, err := c.conn.SandboxName(ctx, k.Tenant, k.ID)
 	if err != nil {
 		return nil, err
 	}
-	id, _, err := c.unsaid(ctx, k.tenant, k.id, hold)
+	id, _, err := c.unsaid(ctx, k.Tenant, k.ID, hold)
 	switch {
 	case err != nil:
 		return nil, err
@@ -262,7 +262,7 @@ func (c *coordinator) nameHold(ctx context.Context, k key) (*protocol.NameHold, 
 	case hold == nil:
 		return nil, nil
 	}
-	if b := c.projection.get(key{k.tenant, hold.Sandbox}); b != nil && b.Name != k.id { // its create lost the id to another one
+	if b := c.projection.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID { // its create lost the id to another one
 		return nil, nil
 	}
 	return hold, nil
@@ -274,7 +274,7 @@ func (c *coordinator) byName(endpoints map[string]jetstream.Endpoint) map[string
 	for name, read := range endpoints {
 		all[name] = func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 			if q.Sandbox != "" && protocol.ValidateID("tenant", tenant) == nil {
-				hold, err := c.nameHold(ctx, key{tenant, q.Sandbox})
+				hold, err := c.nameHold(ctx, key{Tenant: tenant, ID: q.Sandbox})
 				if err != nil {
 					return nil, err
 				}
@@ -313,7 +313,7 @@ func (p *projection) withPrefix(tenant, prefix string) (string, error) {
 	}
 	p.mu.RUnlock()
 	switch {
-	case len(found) <= 1 && !p.overRead.isGiven() && (len(found) == 0 || p.isOver(key{tenant, found[0]})):
+	case len(found) <= 1 && !p.overRead.isGiven() && (len(found) == 0 || p.isOver(key{Tenant: tenant, ID: found[0]})):
 		return "", protocol.Errorf(protocol.Unavailable, "", "the coordinator is still reading what is stored of deleted sandboxes; try again")
 	case len(found) == 0:
 		return "", errNoSandbox()
@@ -338,7 +338,7 @@ func (c *coordinator) freeName(ctx context.Context, k key) error {
 	if err != nil || handles[0] == nil || handles[0].Name == "" {
 		return err
 	}
-	return c.conn.FreeName(ctx, k.tenant, handles[0].Name, k.id)
+	return c.conn.FreeName(ctx, k.Tenant, handles[0].Name, k.ID)
 }
 
 func (p *projection) overHasName(k key) bool {
@@ -357,10 +357,10 @@ func (p *projection) named(name key) string {
 // renameLocked notes which name a sandbox holds now; after is nil where it is none of the living ones any more. p.mu is
 // held for writing.
 func (p *projection) renameLocked(k key, before, after *protocol.Sandbox) {
-	if before != nil && before.Name != "" && p.livingNames[key{k.tenant, before.Name}] == k.id {
-		delete(p.livingNames, key{k.tenant, before.Name})
+	if before != nil && before.Name != "" && p.livingNames[key{Tenant: k.Tenant, ID: before.Name}] == k.ID {
+		delete(p.livingNames, key{Tenant: k.Tenant, ID: before.Name})
 	}
 	if after != nil && after.Name != "" && after.State.HoldsName() {
-		p.livingNames[key{k.tenant, after.Name}] = k.id
+		p.livingNames[key{Tenant: k.Tenant, ID: after.Name}] = k.ID
 	}
 }

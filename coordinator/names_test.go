@@ -217,15 +217,15 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 		want     string
 	}{{first.Stored + 1, "s1"}, {last + 1, "s2"}} {
 		k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
-		if err != nil || k.id != x.want {
-			t.Errorf("request %d means %s, %v; want %s", x.sequence, k.id, err, x.want)
+		if err != nil || k.ID != x.want {
+			t.Errorf("request %d means %s, %v; want %s", x.sequence, k.ID, err, x.want)
 		}
 	}
 	// Nor does one from before two changes mean a sandbox that came in between.
 	d.remove("s2")
 	d.mustName("web", "s4")
 	if k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("a request to the first of three means %s, %v", k.id, err)
+		t.Errorf("a request to the first of three means %s, %v", k.ID, err)
 	}
 	d.mustName("once", "s3")
 	if _, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Sandbox: "once", Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {

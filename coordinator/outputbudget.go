@@ -27,7 +27,7 @@ func (o OutputBudget) check() error {
 
 // limits are the budget in a log with so much room.
 func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
-	l := outputLimits{sandbox: int64(o.Sandbox), tenant: int64(o.Tenant), all: room.Limit}
+	l := outputLimits{sandbox: int64(o.Sandbox), Tenant: int64(o.Tenant), all: room.Limit}
 	switch {
 	case l.sandbox == 0 && room.Limit > 0:
 		l.sandbox = room.Limit / 8
@@ -117,10 +117,10 @@ func (c *coordinator) cutOutput(ctx context.Context, lease *jetstream.Lease, k *
 		if err := lease.Check(); err != nil {
 			return err
 		}
-		if err := c.conn.PurgeOutput(ctx, cut.tenant, cut.id, cut.through); err != nil {
+		if err := c.conn.PurgeOutput(ctx, cut.Tenant, cut.ID, cut.through); err != nil {
 			return err
 		}
-		c.log.Info("a sandbox has lost its oldest output: it, or its tenant, has more than may be kept", "tenant", cut.tenant, "sandbox", cut.id, "bytes", cut.bytes)
+		c.log.Info("a sandbox has lost its oldest output: it, or its tenant, has more than may be kept", "tenant", cut.Tenant, "sandbox", cut.ID, "bytes", cut.bytes)
 		k.bytes -= cut.bytes
 		k.mu.Lock()
 		k.usage.forget(cut.key, cut.through)

@@ -13,22 +13,22 @@ import (
 func printed(u *outputUsage, record *uint64, k key, chunks int) {
 	for range chunks {
 		*record++
-		u.add(jetstream.StoredOutput{Tenant: k.tenant, Sandbox: k.id, Record: *record, Bytes: 64 << 10})
+		u.add(jetstream.StoredOutput{Tenant: k.Tenant, Sandbox: k.ID, Record: *record, Bytes: 64 << 10})
 	}
 }
 
 func TestWhoPrintsTooMuchLosesItsOwnOldestOutput(t *testing.T) {
 	t.Parallel()
 	const chunk = 64 << 10
-	quiet, loud, other := key{"a", "quiet"}, key{"a", "loud"}, key{"b", "other"}
+	quiet, loud, other := key{Tenant: "a", ID: "quiet"}, key{Tenant: "a", ID: "loud"}, key{Tenant: "b", ID: "other"}
 	for name, c := range map[string]struct {
 		limits outputLimits
 		want   map[key]uint64 // through which record
 	}{
-		"nobody has too much":         {outputLimits{sandbox: 100 * chunk, tenant: 200 * chunk, all: 1000 * chunk}, nil},
+		"nobody has too much":         {outputLimits{sandbox: 100 * chunk, Tenant: 200 * chunk, all: 1000 * chunk}, nil},
 		"no limits":                   {outputLimits{}, nil},
 		"one sandbox has":             {outputLimits{sandbox: 80 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},            // 70 of 100 are left
-		"a tenant has":                {outputLimits{tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},            // 91 of 110 are left
+		"a tenant has":                {outputLimits{Tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},            // 91 of 110 are left
 		"the log is nearly full":      {outputLimits{all: 144 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},               // 110 of 140 are left
 		"the log has room for little": {outputLimits{all: 64 * chunk}, map[key]uint64{loud: 10 + 30 + 85, other: 10 + 6}}, // 10 and 15 of the one tenant, 24 of the other
 	} {
@@ -66,7 +66,7 @@ func TestTheSumOfOutputIsWhatTheLogStillHas(t *testing.T) {
 	t.Parallel()
 	u, record := newOutputUsage(1<<20), uint64(0)
 	for i := range 1000 {
-		printed(u, &record, key{"t", fmt.Sprint(i % 10)}, 10)
+		printed(u, &record, key{Tenant: "t", ID: fmt.Sprint(i % 10)}, 10)
 	}
 	if n := len(u.tenants["t"].sandboxes["3"].pieces); n > 64 {
 		t.Errorf("%d pieces for 1000 chunks", n)
@@ -75,8 +75,8 @@ func TestTheSumOfOutputIsWhatTheLogStillHas(t *testing.T) {
 	if n, want := u.stored(), int64(5000*64<<10); n < want || n > want+10<<20 {
 		t.Errorf("%d bytes after half has expired, want %d and at most a piece of each sandbox more", n, want)
 	}
-	u.forget(key{"t", "3"}, record)
-	u.forget(key{"t", "none"}, record)
+	u.forget(key{Tenant: "t", ID: "3"}, record)
+	u.forget(key{Tenant: "t", ID: "none"}, record)
 	u.expire(record + 1)
 	if len(u.tenants) != 0 {
 		t.Errorf("%d tenants are left of nothing", len(u.tenants))

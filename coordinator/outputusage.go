@@ -39,7 +39,7 @@ const (
 
 // outputLimits are how much output may be kept; 0: no limit.
 type outputLimits struct {
-	sandbox, tenant, all int64
+	sandbox, Tenant, all int64
 }
 
 // outputCut is the oldest output of a sandbox, which has to go.
@@ -76,21 +76,21 @@ func (u *outputUsage) add(m jetstream.StoredOutput) {
 
 // forget drops a sandbox's output up to a record, which is not there any more.
 func (u *outputUsage) forget(k key, through uint64) {
-	t := u.tenants[k.tenant]
-	if t == nil || t.sandboxes[k.id] == nil {
+	t := u.tenants[k.Tenant]
+	if t == nil || t.sandboxes[k.ID] == nil {
 		return
 	}
-	s := t.sandboxes[k.id]
+	s := t.sandboxes[k.ID]
 	for len(s.pieces) > 0 && s.pieces[0].last <= through {
 		s.bytes -= s.pieces[0].bytes
 		t.bytes -= s.pieces[0].bytes
 		s.pieces = s.pieces[1:]
 	}
 	if len(s.pieces) == 0 {
-		delete(t.sandboxes, k.id)
+		delete(t.sandboxes, k.ID)
 	}
 	if len(t.sandboxes) == 0 {
-		delete(u.tenants, k.tenant)
+		delete(u.tenants, k.Tenant)
 	}
 }
 
@@ -102,7 +102,7 @@ func (u *outputUsage) expire(first uint64) {
 	u.first = first
 	for tenant, t := range u.tenants {
 		for id := range t.sandboxes {
-			u.forget(key{tenant, id}, first-1)
+			u.forget(key{Tenant: tenant, ID: id}, first-1)
 		}
 	}
 }
@@ -119,16 +119,16 @@ func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 	for tenant, t := range u.tenants {
 		left := &tenantLeft{bytes: t.bytes}
 		for id, s := range t.sandboxes {
-			b := &sandboxLeft{key: key{tenant, id}, sandboxOutput: s, left: s.bytes}
+			b := &sandboxLeft{key: key{Tenant: tenant, ID: id}, sandboxOutput: s, left: s.bytes}
 			left.sandboxes = append(left.sandboxes, b)
 			if l.sandbox > 0 && s.bytes > l.sandbox {
 				for b.left > lessEighth(l.sandbox) && c.cut(left, b) {
 				}
 			}
 		}
-		if l.tenant > 0 && left.bytes > l.tenant {
+		if l.Tenant > 0 && left.bytes > l.Tenant {
 			heap.Init(left)
-			for left.bytes > lessEighth(l.tenant) && c.cutLargest(left) {
+			for left.bytes > lessEighth(l.Tenant) && c.cutLargest(left) {
 			}
 		}
 		c.tenants = append(c.tenants, left)
@@ -155,7 +155,7 @@ func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
 		return true
 	}
 	for _, t := range u.tenants {
-		if l.tenant > 0 && t.bytes > l.tenant {
+		if l.Tenant > 0 && t.bytes > l.Tenant {
 			return true
 		}
 		if l.sandbox == 0 || t.bytes <= l.sandbox {

@@ -60,7 +60,7 @@ func (p *projection) retireLocked(k key, o over) {
 	p.index.wakes.drop(k)
 	delete(p.sandboxes, k)
 	if !p.saving { // else when it is stored
-		p.execs.forget(k)
+		p.execs.Forget(k)
 	}
 	if o.saved || !p.saving || len(p.ending) >= maxEnding {
 		delete(p.journals, k)
@@ -84,12 +84,12 @@ const maxEnding = 1000
 // compactLocked is a key with strings of its own: those of a message would keep all of it in memory, and
 // every sandbox would have its tenant's name once more.
 func (p *projection) compactLocked(k key) key {
-	tenant, known := p.tenants[k.tenant]
+	tenant, known := p.tenants[k.Tenant]
 	if !known {
-		tenant = strings.Clone(k.tenant)
+		tenant = strings.Clone(k.Tenant)
 		p.tenants[tenant] = tenant
 	}
-	return key{tenant, strings.Clone(k.id)}
+	return key{Tenant: tenant, ID: strings.Clone(k.ID)}
 }
 
 // knows says whether a sandbox is known, living or over.
@@ -114,8 +114,8 @@ func (p *projection) openOver(ctx context.Context, k key) (*jetstream.Journal, e
 	j := p.journals[k]
 	p.mu.RUnlock()
 	if j == nil {
-		j = p.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs})
-		s, err := p.conn.Snapshot(ctx, k.tenant, k.id)
+		j = p.conn.Journal(jetstream.JournalConfig{Tenant: k.Tenant, Sandbox: k.ID, Writer: p.writer, KeepEnded: keptExecs})
+		s, err := p.conn.Snapshot(ctx, k.Tenant, k.ID)
 		switch {
 		case err == nil && s.Usable():
 			j.Restore(s)
@@ -130,11 +130,11 @@ func (p *projection) openOver(ctx context.Context, k key) (*jetstream.Journal, e
 func (p *projection) readOver(ctx context.Context) error {
 	var behind []key
 	err := p.conn.ReadOver(ctx, func(r *jetstream.OverRecord) {
-		k := key{r.Tenant, r.Sandbox}
+		k := key{Tenant: r.Tenant, ID: r.Sandbox}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.sandboxes[k] != nil { // its end was not heard, or its history began again
-			behind = append(behind, key{strings.Clone(k.tenant), strings.Clone(k.id)})
+			behind = append(behind, key{Tenant: strings.Clone(k.Tenant), ID: strings.Clone(k.ID)})
 			return
 		}
 		p.retireLocked(k, over{created: r.CreatedAt.UnixNano(), ended: r.EndedAt.UnixNano(), record: r.Record, labels: labelSet(r.Labels, r.Name), named: r.Name != "", saved: true})
@@ -157,7 +157,7 @@ func (p *projection) forgetOver(k key) {
 	delete(p.ending, k)
 	delete(p.unsaved, k)
 	delete(p.journals, k)
-	p.execs.forget(k)
+	p.execs.Forget(k)
 }
 
 // endedBefore lists sandboxes that are over since before a time, at most so many.
@@ -186,10 +186,10 @@ func (p *projection) endedBefore(t time.Time, most int) (list []key) {
 func (p *projection) overPage(tenant, after string, labels uint64, most int) (list []overRow) {
 	p.mu.RLock()
 	for k, o := range p.over {
-		if k.tenant != tenant || o.labels&labels != labels {
+		if k.Tenant != tenant || o.labels&labels != labels {
 			continue
 		}
-		if row := (overRow{k, pageToken(time.Unix(0, o.created), k.id)}); row.token > after {
+		if row := (overRow{k, pageToken(time.Unix(0, o.created), k.ID)}); row.token > after {
 			list = append(list, row)
 		}
 	}
@@ -241,7 +241,7 @@ func (c *coordinator) readHandles(ctx context.Context, rows []overRow) ([]*proto
 	group, ctx := errgroup.WithContext(ctx)
 	for i, row := range rows {
 		group.Go(func() error {
-			s, err := c.conn.Snapshot(ctx, row.key.tenant, row.key.id)
+			s, err := c.conn.Snapshot(ctx, row.key.Tenant, row.key.ID)
 			if err == nil && s.Usable() && s.State.Sandbox.State == protocol.StateDeleted {
 				handles[i] = &s.State.Sandbox
 				return nil

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/coordinator/execindex"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -46,7 +47,7 @@ func (s readSlots) take(ctx context.Context) (release func(), err error) {
 }
 
 func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	k := key{tenant, q.Sandbox}
+	k := key{Tenant: tenant, ID: q.Sandbox}
 	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
 	if err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key,
 	everything := false
 	j.View(func(s *protocol.State, _ uint64) {
 		x, sequence, everything = s.Execs[id], s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
-		c.projection.execs.expect(k, s)
+		c.projection.execs.EnsureCovers(k, s)
 	})
 	if x != nil || everything {
 		return x, sequence, nil
@@ -82,60 +83,12 @@ func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key,
 		}
 		defer release()
 	}
-	entry, found, _, err := c.projection.execs.find(ctx, k, id)
+	entry, found, _, err := c.projection.execs.Find(ctx, k, id)
 	if err != nil || !found || entry.Accepted == 0 {
 		return nil, sequence, err
 	}
-	x, err = c.readExec(ctx, k, entry, c.conn.Batch)
+	x, err = execindex.Read(ctx, k, entry, c.conn.Batch)
 	return x, sequence, err
-}
-
-// readExec reads an exec's events by their records, and folds them. It returns nil where the log does not have them
-// there: it was set back.
-func (c *coordinator) readExec(ctx context.Context, k key, entry jetstream.ExecEntry, read func(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error)) (*protocol.Exec, error) {
-	records := []uint64{entry.Accepted}
-	for _, r := range []uint64{entry.Started, entry.Ended} {
-		if r > records[len(records)-1] {
-			records = append(records, r)
-		}
-	}
-	batches := make([]*protocol.Batch, len(records))
-	group, ctx := errgroup.WithContext(ctx)
-	for i, r := range records {
-		group.Go(func() (err error) {
-			batches[i], err = read(ctx, k.tenant, k.id, r)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		if protocol.CodeOf(err) == protocol.NotFound {
-			return nil, nil
-		}
-		return nil, err
-	}
-	return foldExec(entry, batches), nil
-}
-
-// foldExec folds the events of one exec, whose sandbox was ready.
-func foldExec(entry jetstream.ExecEntry, batches []*protocol.Batch) *protocol.Exec {
-	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StateReady, Desired: protocol.StateReady}}
-	for _, b := range batches {
-		for _, e := range b.Events {
-			if e.Exec == nil || jetstream.HashExec(e.Exec.ID) != entry.Hash {
-				continue
-			}
-			s.Sandbox.Sequence, e.State = e.Sequence-1, ""
-			_ = s.Apply(&e) // what the fold of the history did not take this one does not take either
-		}
-	}
-	for _, x := range s.Execs {
-		if entry.Ended != 0 && !x.State.Terminal() {
-			return nil
-		}
-		x.Cancelling = x.Cancelling || entry.Cancelling
-		return x
-	}
-	return nil
 }
 
 func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
@@ -146,7 +99,7 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 			return nil, protocol.Invalid(fmt.Sprintf("states[%d]", i), "is not a state of an exec: %.40q", s)
 		}
 	}
-	k := key{tenant, q.Sandbox}
+	k := key{Tenant: tenant, ID: q.Sandbox}
 	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
 	if err != nil {
 		return nil, err
@@ -159,7 +112,7 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 			known = append(known, x)
 		}
 		sequence, everything = s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
-		c.projection.execs.expect(k, s)
+		c.projection.execs.EnsureCovers(k, s)
 	})
 	slices.SortFunc(known, func(a, b *protocol.Exec) int { return cmp.Compare(b.AcceptSequence, a.AcceptSequence) })
 	page, err := newExecPage(q, sequence)
@@ -185,7 +138,7 @@ func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protoco
 		return err
 	}
 	defer release()
-	all, err := c.projection.execs.all(ctx, k)
+	all, err := c.projection.execs.All(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -193,7 +146,7 @@ func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protoco
 	for _, x := range known {
 		inMemory[jetstream.HashExec(x.ID)] = x
 	}
-	read := onceEach(c.conn.Batch)
+	read := execindex.ShareReads(c.conn.Batch)
 	var next []jetstream.ExecEntry
 	fill := func() (more bool, err error) {
 		execs := make([]*protocol.Exec, len(next))
@@ -202,7 +155,7 @@ func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protoco
 		for i, entry := range next {
 			if execs[i] = inMemory[entry.Hash]; execs[i] == nil {
 				group.Go(func() (err error) {
-					execs[i], err = c.readExec(ctx, k, entry, read)
+					execs[i], err = execindex.Read(ctx, k, entry, read)
 					return err
 				})
 			}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/coordinator/execindex"
 	"github.com/boxfleet/boxfleet/integration/seed"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
@@ -156,9 +157,9 @@ func (d *benched) memoryOfIDs(n int) float64 {
 	if err != nil {
 		d.b.Fatal(err)
 	}
-	bytes := filterOf(h.Entries).size()
+	bytes := execindex.FilterBytes(h.Entries)
 	for _, p := range pages {
-		bytes += filterOf(p).size()
+		bytes += execindex.FilterBytes(p)
 	}
 	return float64(bytes) / float64(n)
 }

@@ -201,8 +201,14 @@ func TestReadsOfPastExecsHaveABound(t *testing.T) {
 // Of many who want to know what the log has now, few ask, and none is told what was so before it came.
 func TestLooksAtTheLogAreShared(t *testing.T) {
 	t.Parallel()
-	d := provisioned(t)
-	accept := d.accepting()
+	d := newDeployment(t)
+	d.coordinator("c0", Timing{})() // makes the streams
+	d.work("a", func(*protocol.State) []protocol.Event {
+		return []protocol.Event{{
+			Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}},
+		}}
+	})
+	d.begin("a")
 	conn := d.connect("reader")
 	j := conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: "a", Writer: "c"})
 	if err := j.Refresh(t.Context()); err != nil {
@@ -210,12 +216,15 @@ func TestLooksAtTheLogAreShared(t *testing.T) {
 	}
 	var looks refreshes
 	for i := range 20 {
-		accept(i, 1)
+		d.work("a", func(*protocol.State) []protocol.Event {
+			return []protocol.Event{{Kind: protocol.ExecAccepted, Request: fmt.Sprint("r", i),
+				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Spec: &protocol.ExecSpec{Command: []string{"true"}}}}}
+		})
 		at := d.last("a")
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
-				if err := looks.refresh(t.Context(), theOne, j, 10*time.Second); err != nil {
+				if err := looks.refresh(t.Context(), key{Tenant: "default", ID: "a"}, j, 10*time.Second); err != nil {
 					t.Error(err)
 				}
 				if got := j.Position().Record; got < at {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/coordinator/execindex"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -19,8 +20,8 @@ import (
 // log when somebody asks.
 const keptExecs = 128
 
-// key names a sandbox.
-type key struct{ tenant, id string }
+// key identifies a sandbox.
+type key = protocol.SandboxKey
 
 // projection is what a coordinator knows of all sandboxes: the fold of the whole log, kept current
 // by following it and by the coordinator's own appends. Of a sandbox that is over it keeps no more than that,
@@ -48,7 +49,7 @@ type projection struct {
 	overIDs     idIndex                    // and of those that are over
 	firstOver   int64                      // none ended before, ns since 1970; 0: not known
 	tenants     map[string]string          // their names, each once
-	execs       *execIndex                 // has a lock of its own
+	execs       *execindex.Index           // has a lock of its own
 	looks       refreshes                  // too
 	followed    jetstream.Position         // how far the log was followed, since it was last begun
 	restored    int                        // how often that was
@@ -66,7 +67,7 @@ func newProjection(conn *jetstream.Conn, log *slog.Logger, writer string, fresh 
 		conn: conn, log: log, writer: writer, fresh: fresh, route: func(_, worker string) string { return worker },
 		look: func(*protocol.Sandbox) time.Time { return time.Time{} },
 		wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), overRead: newSignal(),
-		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execs: newExecIndex(conn, log),
+		journals: map[key]*jetstream.Journal{}, sandboxes: map[key]*protocol.Sandbox{}, execs: execindex.New(conn, log),
 		index: newSandboxIndex(), livingNames: map[key]string{}, over: map[key]over{}, tenants: map[string]string{},
 		unsaved: map[key]struct{}{}, ending: map[key]struct{}{},
 	}
@@ -79,7 +80,7 @@ func (p *projection) journal(k key) *jetstream.Journal {
 	j := p.journals[k]
 	if j == nil {
 		j = p.conn.Journal(jetstream.JournalConfig{
-			Tenant: k.tenant, Sandbox: k.id, Writer: p.writer, KeepEnded: keptExecs,
+			Tenant: k.Tenant, Sandbox: k.ID, Writer: p.writer, KeepEnded: keptExecs,
 			OnApply: p.applied, OnAppended: p.appended,
 			OnReset: func() { p.drop(k) },
 			OnOpen:  func(s *protocol.State, record uint64) { p.handle(k, s, record) },
@@ -93,8 +94,8 @@ func (p *projection) journal(k key) *jetstream.Journal {
 // change is notified later, by appended and observe.
 func (p *projection) applied(s *protocol.State, b *protocol.Batch) {
 	handle := s.Sandbox
-	k := key{b.Tenant, b.Sandbox}
-	p.execs.applied(k, s, b) // before it is over
+	k := key{Tenant: b.Tenant, ID: b.Sandbox}
+	p.execs.Applied(k, s, b) // before it is over
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.putLocked(k, &handle, b.Record) {
@@ -171,7 +172,7 @@ func (p *projection) restore(ctx context.Context) (from uint64, err error) {
 	p.overIDs = idIndex{}
 	p.mu.Unlock()
 	from, err = p.conn.ReadSnapshots(ctx, func(tenant, sandbox string, s *jetstream.Snapshot) {
-		k := key{tenant, sandbox}
+		k := key{Tenant: tenant, ID: sandbox}
 		if s == nil {
 			read = append(read, k)
 			return
@@ -205,7 +206,7 @@ func (p *projection) handle(k key, s *protocol.State, record uint64) {
 		return
 	}
 	handle := s.Sandbox
-	p.execs.restored(k, s)
+	p.execs.Restored(k, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.putLocked(k, &handle, record)
@@ -226,7 +227,7 @@ func (p *projection) readHistories(ctx context.Context, keys []key) error {
 				p.forget(k) // nothing is left of it, or it is over
 			}
 			if err != nil && !away(err) { // it is lost, and holds nobody else up
-				p.log.Error("a history cannot be read", "sandbox", k.id, "error", err)
+				p.log.Error("a history cannot be read", "sandbox", k.ID, "error", err)
 				return nil
 			}
 			return err
@@ -245,7 +246,7 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 		p.followed = jetstream.Position{Record: b.Record, Batch: b.ID}
 		p.mu.Unlock()
 	}, func() {
-		p.execs.caughtUp()
+		p.execs.LogFollowed()
 		caughtUp()
 	})
 	if jetstream.IsRewound(err) {
@@ -256,7 +257,7 @@ func (p *projection) follow(ctx context.Context, from *uint64, caughtUp func()) 
 
 func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	defer p.wakeSchedulerIfDue()
-	k := key{b.Tenant, b.Sandbox}
+	k := key{Tenant: b.Tenant, ID: b.Sandbox}
 	p.mu.RLock()
 	o, over := p.over[k]
 	living := p.sandboxes[k] != nil
@@ -271,7 +272,7 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 	if !j.Observe(b) {
 		j.Fresh()
 	} else if err := j.Refresh(ctx); err != nil {
-		p.log.Warn("a gap in a history is not read, and will be later", "sandbox", k.id, "error", err)
+		p.log.Warn("a gap in a history is not read, and will be later", "sandbox", k.ID, "error", err)
 	}
 	if !living && p.get(k) == nil {
 		p.forget(k)
@@ -324,7 +325,7 @@ func (p *projection) findFresh(ctx context.Context, k key, min uint64) (*jetstre
 	ctx, cancel := context.WithTimeout(ctx, p.fresh)
 	defer cancel()
 	if err := p.looks.refresh(ctx, k, j, p.fresh); err != nil {
-		p.log.Warn("a read is answered from memory", "sandbox", k.id, "error", err)
+		p.log.Warn("a read is answered from memory", "sandbox", k.ID, "error", err)
 	}
 	return j, nil
 }
@@ -334,7 +335,7 @@ func (p *projection) living(tenant string) (list []*protocol.Sandbox) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	for k, b := range p.sandboxes {
-		if k.tenant == tenant {
+		if k.Tenant == tenant {
 			list = append(list, b)
 		}
 	}
@@ -343,7 +344,7 @@ func (p *projection) living(tenant string) (list []*protocol.Sandbox) {
 
 // drop takes a sandbox's handle away, until its history is folded again. The ids of its execs stay.
 func (p *projection) drop(k key) {
-	p.execs.reset(k)
+	p.execs.Reset(k)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.index.move(k, p.sandboxes[k], nil)

@@ -103,7 +103,7 @@ func (c *coordinator) defaults(_ context.Context, tenant string, _ *protocol.Que
 }
 
 func (c *coordinator) get(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	j, err := c.projection.findFresh(ctx, key{tenant, q.Sandbox}, q.MinSequence)
+	j, err := c.projection.findFresh(ctx, key{Tenant: tenant, ID: q.Sandbox}, q.MinSequence)
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (c *coordinator) listHosts(_ context.Context, _ string, q *protocol.Query) 
 func (c *coordinator) explainExecs(e *protocol.Explanation) {
 	b := e.Sandbox
 	waiting := 0
-	c.projection.journal(key{b.Tenant, b.ID}).View(func(s *protocol.State, _ uint64) {
+	c.projection.journal(key{Tenant: b.Tenant, ID: b.ID}).View(func(s *protocol.State, _ uint64) {
 		for _, x := range s.Active() {
 			if x.State != protocol.ExecStateAccepted {
 				continue

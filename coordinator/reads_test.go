@@ -77,10 +77,10 @@ func TestAFleetOfManyHostsIsListed(t *testing.T) {
 func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	type row struct {
 		at time.Time
-		id string
+		ID string
 	}
-	order := func(a, b row) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) }
-	token := func(r row) string { return pageToken(r.at, r.id) }
+	order := func(a, b row) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.ID, b.ID)) }
+	token := func(r row) string { return pageToken(r.at, r.ID) }
 	small := func(row) int { return 1 }
 	var rows []row
 	for i := range 25 {

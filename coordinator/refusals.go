@@ -21,8 +21,9 @@ type refusals struct {
 
 // refusedRequest names what was asked: another thing under the same id is not refused for the same reason.
 type refusedRequest struct {
-	tenant, verb, sandbox, id string
-	payload                   [sha256.Size]byte
+	sandbox       key
+	verb, request string
+	payload       [sha256.Size]byte
 }
 
 type refusal struct {
@@ -37,7 +38,7 @@ const (
 )
 
 func nameOf(d *jetstream.Delivery) refusedRequest {
-	return refusedRequest{d.Tenant, d.Verb, d.Sandbox, d.ID, sha256.Sum256(d.Payload)}
+	return refusedRequest{key{Tenant: d.Tenant, ID: d.Sandbox}, d.Verb, d.ID, sha256.Sum256(d.Payload)}
 }
 
 // note keeps a refusal of all copies that are stored up to a sequence. Where there are too many, all go:

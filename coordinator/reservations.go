@@ -120,7 +120,7 @@ func (c *coordinator) followReservations(ctx context.Context, r *reservations) e
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.handled = revision
-		if k := (key{tenant, sandbox}); !c.projection.knows(k) {
+		if k := (key{Tenant: tenant, ID: sandbox}); !c.projection.knows(k) {
 			r.open[k] = reserved{request: v.Request, seen: time.Now(), revision: revision}
 		}
 	}, func() {
@@ -135,7 +135,7 @@ func (c *coordinator) followReservations(ctx context.Context, r *reservations) e
 func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) bool {
 	_, err := c.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		queued, queueErr := c.conn.RequestQueued(ctx, k.tenant, protocol.VerbCreate, k.id)
+		queued, queueErr := c.conn.RequestQueued(ctx, k.Tenant, protocol.VerbCreate, k.ID)
 		if queued || queueErr != nil {
 			return false
 		}
@@ -143,7 +143,7 @@ func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) b
 			"the id was reserved, and the request was not carried out"))
 	}
 	if err != nil {
-		c.log.Warn("a reservation is looked at again", "sandbox", k.id, "error", err)
+		c.log.Warn("a reservation is looked at again", "sandbox", k.ID, "error", err)
 	}
 	return err == nil
 }

@@ -45,7 +45,7 @@ type waiting struct {
 }
 
 func (w waiting) compare(v waiting) int {
-	return cmp.Or(w.since.Compare(v.since), cmp.Compare(w.key.id, v.key.id), cmp.Compare(w.key.tenant, v.key.tenant))
+	return cmp.Or(w.since.Compare(v.since), cmp.Compare(w.key.ID, v.key.ID), cmp.Compare(w.key.Tenant, v.key.Tenant))
 }
 
 // taken is a usage in whole numbers, so that what is added and taken back again leaves nothing behind.
@@ -302,7 +302,7 @@ func (p *projection) line(lost []string, flying bool) []*protocol.Sandbox {
 // launch counts an assignment on its host before it is in the log, if the sandbox is still the one that it was
 // made for, and none of its is on its way.
 func (p *projection) launch(b *protocol.Sandbox, hostID string, u placement.Usage) bool {
-	k := key{b.Tenant, b.ID}
+	k := key{Tenant: b.Tenant, ID: b.ID}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.sandboxes[k]

@@ -22,7 +22,7 @@ func handle(id string, state protocol.SandboxState) *protocol.Sandbox {
 func (p *projection) put(b *protocol.Sandbox, record uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.putLocked(key{b.Tenant, b.ID}, b, record)
+	p.putLocked(key{Tenant: b.Tenant, ID: b.ID}, b, record)
 }
 
 func drawHandle(t *rapid.T, id string, before *protocol.Sandbox) *protocol.Sandbox {
@@ -52,7 +52,7 @@ func TestTheIndexesSayWhatAScanSays(t *testing.T) {
 		p := newProjection(nil, nil, "c1", 0)
 		model, flying := map[key]*protocol.Sandbox{}, map[key]placed{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			k := key{"t", fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
+			k := key{Tenant: "t", ID: fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
 				if b := model[k]; b != nil && p.launch(b, "h9", placement.UsageOf(&b.Spec)) {
@@ -62,7 +62,7 @@ func TestTheIndexesSayWhatAScanSays(t *testing.T) {
 				p.land(k)
 				delete(flying, k)
 			default:
-				b := drawHandle(t, k.id, model[k])
+				b := drawHandle(t, k.ID, model[k])
 				p.put(b, 1)
 				if b.State == protocol.StateDeleted {
 					delete(model, k)
@@ -137,7 +137,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 	}
 	list := p.line([]string{"h1", "h8"}, true)
 	for i, b := range list {
-		if len(list) != len(line) || (key{b.Tenant, b.ID}) != line[i].key {
+		if len(list) != len(line) || (key{Tenant: b.Tenant, ID: b.ID}) != line[i].key {
 			t.Fatalf("the line is %v, want %v", list, line)
 		}
 	}
@@ -201,7 +201,7 @@ func TestDeadlinesComeInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, model := deadlines{at: map[key]time.Time{}}, map[key]time.Time{}
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
-			k, at := key{"t", fmt.Sprint(rapid.IntRange(0, 9).Draw(t, "which"))}, time.Unix(int64(rapid.IntRange(1, 20).Draw(t, "at")), 0)
+			k, at := key{Tenant: "t", ID: fmt.Sprint(rapid.IntRange(0, 9).Draw(t, "which"))}, time.Unix(int64(rapid.IntRange(1, 20).Draw(t, "at")), 0)
 			switch rapid.IntRange(0, 3).Draw(t, "step") {
 			case 0:
 				d.drop(k)

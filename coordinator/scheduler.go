@@ -245,7 +245,7 @@ func (s *scheduling) assign(ctx context.Context, b *protocol.Sandbox, chosen *pr
 // append appends what is decided about a sandbox that waits, beside the pass that found it. It gives back the slot
 // that the caller took. The lease is looked at once more when its turn in the log has come.
 func (s *scheduling) append(ctx context.Context, b *protocol.Sandbox, decide func(*protocol.State) ([]protocol.Event, error)) {
-	k := key{b.Tenant, b.ID}
+	k := key{Tenant: b.Tenant, ID: b.ID}
 	s.group.Go(func() {
 		defer func() { <-s.slots }()
 		defer s.projection.land(k)

@@ -73,7 +73,7 @@ func (p *projection) stopSaving() {
 	p.saving = false
 	for k := range p.unsaved {
 		if _, over := p.over[k]; over {
-			p.execs.forget(k)
+			p.execs.Forget(k)
 		}
 	}
 	clear(p.unsaved)
@@ -135,7 +135,7 @@ func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, stor
 			return err
 		}
 		if err != nil {
-			c.log.Warn("a snapshot is not written, and will be later", "sandbox", k.id, "error", err)
+			c.log.Warn("a snapshot is not written, and will be later", "sandbox", k.ID, "error", err)
 			if at := stored[k].at; at.Record < covered.Record {
 				covered = at
 			}
@@ -188,10 +188,10 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 		return c.keepOver(ctx, k, stored)
 	}
 	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.store(ctx, k); err != nil {
+	if err := c.projection.execs.Store(ctx, k); err != nil {
 		return err
 	}
-	revision, err := c.conn.WriteSnapshot(ctx, k.tenant, k.id, s, stored.revision)
+	revision, err := c.conn.WriteSnapshot(ctx, k.Tenant, k.ID, s, stored.revision)
 	if err != nil {
 		stored.revision = 0
 		return err
@@ -213,15 +213,15 @@ func (c *coordinator) keepOver(ctx context.Context, k key, stored *kept) error {
 		return nil
 	}
 	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.storeAll(ctx, k, s); err != nil {
+	if err := c.projection.execs.StoreThrough(ctx, k, s); err != nil {
 		return err
 	}
-	if err := c.conn.WriteOver(ctx, k.tenant, k.id, s); err != nil {
+	if err := c.conn.WriteOver(ctx, k.Tenant, k.ID, s); err != nil {
 		return err
 	}
 	stored.at = jetstream.Position{Record: s.Record, Batch: s.Batch}
 	c.projection.overIsSaved(k, s.Record)
-	c.projection.execs.forget(k)
+	c.projection.execs.Forget(k)
 	return nil
 }
 

@@ -43,7 +43,7 @@ func (c *coordinator) tellSome(ctx context.Context, lease *jetstream.Lease, due 
 			if c.projection.get(t.key) == nil {
 				continue
 			}
-			if err := c.conn.TellAbout(t.worker, t.key.tenant, t.key.id); err != nil {
+			if err := c.conn.TellAbout(t.worker, t.key.Tenant, t.key.ID); err != nil {
 				c.log.Warn("a worker is not told, and will be later", "worker", t.worker, "error", err)
 			}
 		}

@@ -117,7 +117,7 @@ func (c *coordinator) watchSandbox(ctx context.Context, lease *jetstream.Lease, 
 	if c.due(b, c.hosts.byID(b.HostID), c.conn.Now()) == nil {
 		return nil
 	}
-	_, err := c.projection.journal(key{b.Tenant, b.ID}).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+	_, err := c.projection.journal(key{Tenant: b.Tenant, ID: b.ID}).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := lease.Check(); err != nil {
 			return nil, err
 		}
@@ -145,7 +145,7 @@ func (c *coordinator) watchActive(ctx context.Context, lease *jetstream.Lease) e
 			hosts[h.HostID] = h
 		}
 		for _, b := range active {
-			if err := c.watchExecs(ctx, key{b.Tenant, b.ID}, b, hosts[b.HostID], now); err != nil && ctx.Err() == nil {
+			if err := c.watchExecs(ctx, key{Tenant: b.Tenant, ID: b.ID}, b, hosts[b.HostID], now); err != nil && ctx.Err() == nil {
 				c.log.Warn("the watchdog will look again", "sandbox", b.ID, "error", err)
 			}
 		}
@@ -201,7 +201,7 @@ func (c *coordinator) purgeOver(ctx context.Context, lease *jetstream.Lease) err
 			group.Go(func() {
 				defer func() { <-slots }()
 				if err := c.purge(ctx, k); err != nil && ctx.Err() == nil {
-					c.log.Warn("a sandbox is purged later", "sandbox", k.id, "error", err)
+					c.log.Warn("a sandbox is purged later", "sandbox", k.ID, "error", err)
 				}
 			})
 		}
@@ -234,10 +234,10 @@ func (c *coordinator) forgetPurged(ctx context.Context) error {
 			if n++; n > atOnce || ctx.Err() != nil {
 				break
 			}
-			purged, err := c.conn.Purged(ctx, k.tenant, k.id)
+			purged, err := c.conn.Purged(ctx, k.Tenant, k.ID)
 			switch {
 			case err != nil:
-				c.log.Debug("whether a sandbox was purged is asked later", "sandbox", k.id, "error", err)
+				c.log.Debug("whether a sandbox was purged is asked later", "sandbox", k.ID, "error", err)
 			case purged:
 				c.projection.forgetOver(k)
 				delete(looked, k)
@@ -436,7 +436,7 @@ func (c *coordinator) purge(ctx context.Context, k key) error {
 	if err := c.freeName(ctx, k); err != nil {
 		return err
 	}
-	if err := c.conn.PurgeHistory(ctx, k.tenant, k.id); err != nil {
+	if err := c.conn.PurgeHistory(ctx, k.Tenant, k.ID); err != nil {
 		return err
 	}
 	c.budget.Load().purged(k)

@@ -367,7 +367,7 @@ func (m *moves) begin(hosts []*protocol.Host, images placement.Images) {
 func (m *moves) takenElsewhere(b *protocol.Sandbox, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	k := key{b.Tenant, b.ID}
+	k := key{Tenant: b.Tenant, ID: b.ID}
 	if taken, decided := m.decided[k]; decided || m.decided == nil {
 		return taken
 	}

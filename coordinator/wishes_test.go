@@ -363,7 +363,7 @@ func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
 		}
 		stop()
 		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0), unstarted: newUnstarted(), overdue: newUnstarted()}
-		k := key{"default", "a"}
+		k := key{Tenant: "default", ID: "a"}
 		j := c.projection.journal(k)
 		err := j.Refresh(t.Context())
 		b := c.projection.get(k)

@@ -1,24 +1,22 @@
-package coordinator
+package execindex
 
 import (
 	"context"
 	"iter"
-	"sync"
 
 	"github.com/boxfleet/boxfleet/jetstream"
-	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// all lists what is known of a sandbox's execs, the newest first.
-func (x *execIndex) all(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntry], error) {
+// All lists a sandbox's execs, the newest first.
+func (x *Index) All(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntry], error) {
 	for {
 		x.mu.Lock()
-		e := x.of[k]
+		e := x.sandboxes[k]
 		if e == nil {
 			x.mu.Unlock()
 			return func(func(jetstream.ExecEntry) bool) {}, nil
 		}
-		before, mayBe := e.drops, e.mayBe
+		before, mayBe := e.drops, e.maybeStored
 		x.mu.Unlock()
 		var stored []jetstream.ExecEntry
 		if mayBe {
@@ -26,7 +24,7 @@ func (x *execIndex) all(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntr
 			if err == nil {
 				stored, err = x.sorted(ctx, k, h)
 			}
-			if err == errNoHead {
+			if err == errChanged {
 				continue
 			}
 			if err != nil {
@@ -34,7 +32,7 @@ func (x *execIndex) all(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntr
 			}
 		}
 		x.mu.Lock()
-		same := x.of[k] == e && e.drops == before
+		same := x.sandboxes[k] == e && e.drops == before
 		recent := make(map[jetstream.ExecHash]jetstream.ExecEntry, len(e.recent))
 		for hash, r := range e.recent {
 			recent[hash] = r.ExecEntry
@@ -46,7 +44,7 @@ func (x *execIndex) all(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntr
 	}
 }
 
-// merged is what is stored with what came later.
+// merged lists the stored entries and those that came later in one order.
 func merged(recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstream.ExecEntry) iter.Seq[jetstream.ExecEntry] {
 	var accepted []jetstream.ExecEntry
 	for _, r := range recent {
@@ -64,7 +62,7 @@ func merged(recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstrea
 			}
 			r, later := recent[s.Hash]
 			if later && r.Accepted != 0 {
-				continue // it comes by itself
+				continue // it is listed among the later ones
 			}
 			if !yield(s.With(r)) {
 				return
@@ -78,27 +76,27 @@ func merged(recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstrea
 	}
 }
 
-// sorted returns everything that is stored, the newest first. It is read once for all who ask for it meanwhile.
-// Error: errNoHead, where the caller looks again.
-func (x *execIndex) sorted(ctx context.Context, k key, h *execHead) ([]jetstream.ExecEntry, error) {
+// sorted returns all stored entries, the newest first. Concurrent callers share one read. It returns errChanged where
+// the caller starts over.
+func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.ExecEntry, error) {
 	at := pageKey{k, h.line, h.Stored(), allEntries}
 	for {
 		x.mu.Lock()
 		p, there := x.pages.get(at)
 		x.mu.Unlock()
 		if there {
-			return p.all, nil
+			return p.All, nil
 		}
 		var all []jetstream.ExecEntry
-		err := x.share(ctx, "pages "+k.tenant+"."+k.id, func(ctx context.Context) error {
-			head, err := x.conn.ExecHead(ctx, k.tenant, k.id)
+		err := x.share(ctx, "pages "+k.Tenant+"."+k.ID, func(ctx context.Context) error {
+			head, err := x.conn.ExecHead(ctx, k.Tenant, k.ID)
 			if err == jetstream.ErrNoIndex || err == nil && head.Stored() != h.Stored() {
 				return x.outdated(k)
 			}
 			if err != nil {
 				return err
 			}
-			pages, err := x.conn.ExecPages(ctx, k.tenant, k.id, head)
+			pages, err := x.conn.ExecPages(ctx, k.Tenant, k.ID, head)
 			if err == jetstream.ErrNoIndex {
 				return x.lostPage(ctx, k, head.Stored())
 			}
@@ -112,48 +110,24 @@ func (x *execIndex) sorted(ctx context.Context, k key, h *execHead) ([]jetstream
 			all = jetstream.NewestFirst(jetstream.Merge(all, entries))
 			x.mu.Lock()
 			defer x.mu.Unlock()
-			x.pages.put(at, execPages{all: all}, len(all)*entrySize+200)
+			x.pages.put(at, readPages{All: all}, len(all)*entrySize+200)
 			return nil
 		})
 		if err != nil {
 			return nil, err
 		}
 		if all != nil {
-			return all, nil // it may be too large to be kept
+			return all, nil // it may be too large for the cache
 		}
 	}
 }
 
 const entrySize = 72 // of an entry in memory
 
-// outdated forgets a head that is not the stored one.
-func (x *execIndex) outdated(k key) error {
+// outdated drops a cached head that is no longer the stored one.
+func (x *Index) outdated(k key) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.heads.remove(k)
-	return errNoHead
-}
-
-type readBatch = func(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error)
-
-// onceEach reads each record once: a message has the events of many execs.
-func onceEach(read readBatch) readBatch {
-	type result struct {
-		once  sync.Once
-		batch *protocol.Batch
-		err   error
-	}
-	var mu sync.Mutex
-	results := map[uint64]*result{}
-	return func(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
-		mu.Lock()
-		r := results[record]
-		if r == nil {
-			r = &result{}
-			results[record] = r
-		}
-		mu.Unlock()
-		r.once.Do(func() { r.batch, r.err = read(ctx, tenant, sandbox, record) })
-		return r.batch, r.err
-	}
+	return errChanged
 }

@@ -1,4 +1,4 @@
-package coordinator
+package execindex
 
 import (
 	"errors"
@@ -16,23 +16,23 @@ import (
 
 // indexed is one coordinator's view of a sandbox's execs.
 type indexed struct {
-	*execIndex
+	*Index
 	j *jetstream.Journal
 }
 
-var theOne = key{"default", "a"}
+var theOne = key{Tenant: "default", ID: "a"}
 
 func (d *deployment) indexed(from *jetstream.Snapshot) *indexed {
 	d.t.Helper()
-	x := newExecIndex(d.conn, slog.New(slog.DiscardHandler))
+	x := New(d.conn, slog.New(slog.DiscardHandler))
 	x.live = from == nil
-	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.tenant, Sandbox: theOne.id, Writer: "c", KeepEnded: 8,
-		OnApply: func(s *protocol.State, b *protocol.Batch) { x.applied(theOne, s, b) }, OnReset: func() { x.reset(theOne) }})
+	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "c", KeepEnded: 8,
+		OnApply: func(s *protocol.State, b *protocol.Batch) { x.Applied(theOne, s, b) }, OnReset: func() { x.Reset(theOne) }})
 	if from != nil {
 		copied := *from
 		copied.State = from.State.Clone()
 		j.Restore(&copied)
-		x.restored(theOne, from.State)
+		x.Restored(theOne, from.State)
 	}
 	i := &indexed{x, j}
 	i.refresh(d)
@@ -49,7 +49,7 @@ func (i *indexed) refresh(d *deployment) {
 // keep stores the index, and then takes a snapshot, as a leader does.
 func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 	s := i.j.Snapshot()
-	if err := i.store(d.t.Context(), theOne); err != nil {
+	if err := i.Store(d.t.Context(), theOne); err != nil {
 		d.t.Error(err)
 	}
 	return s
@@ -58,44 +58,45 @@ func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 // knows asks as a decision does.
 func (i *indexed) knows(d *deployment, id string) bool {
 	d.t.Helper()
-	looked := seen{}
+	lookups := Lookups{}
 	for {
-		used, err := i.used(theOne, id, looked)
+		used, err := i.Used(theOne, id, lookups)
 		if err == nil {
 			return used
 		}
-		if !errors.Is(err, errUnsure) {
+		if !errors.Is(err, ErrUnknown) {
 			d.t.Fatal(err)
 		}
-		if err := i.look(d.t.Context(), theOne, looked, id); err != nil {
+		if err := i.Lookup(d.t.Context(), theOne, lookups, id); err != nil {
 			d.t.Fatal(err)
 		}
 	}
+}
+
+// read reads an exec as a coordinator does: from the fold, or by the index where it ended long ago.
+func (i *indexed) read(d *deployment, id string) (x *protocol.Exec, err error) {
+	i.j.View(func(s *protocol.State, _ uint64) { x = s.Execs[id] })
+	if x != nil {
+		return x, nil
+	}
+	entry, found, _, err := i.Find(d.t.Context(), theOne, id)
+	if err != nil || !found {
+		return nil, err
+	}
+	return Read(d.t.Context(), theOne, entry, d.conn.Batch)
 }
 
 // evict forgets all that can be read again.
 func (i *indexed) evict() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.heads, i.pages = newCache[key, *execHead](1), newCache[pageKey, execPages](1)
-}
-
-// provisioned is a deployment with a sandbox that is ready, and without a coordinator.
-func provisioned(t *testing.T) *deployment {
-	t.Helper()
-	d := newDeployment(t)
-	d.coordinator("c0", Timing{})() // makes the streams
-	d.work("a", func(*protocol.State) []protocol.Event {
-		return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}}
-	})
-	d.begin("a")
-	return d
+	i.heads, i.pages = newCache[key, *indexHead](1), newCache[pageKey, readPages](1)
 }
 
 // accepting returns how execs are appended that are accepted; some of those that are active end with them.
 func (d *deployment) accepting() (accept func(first, n int)) {
 	zero := 0
-	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.tenant, Sandbox: theOne.id, Writer: "w1", KeepEnded: 1})
+	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "w1", KeepEnded: 1})
 	return func(first, n int) {
 		d.t.Helper()
 		_, err := j.Do(d.t.Context(), func(s *protocol.State, _ time.Time) (events []protocol.Event, err error) {
@@ -193,8 +194,7 @@ func (d *deployment) agrees(who string, i *indexed) {
 		t.Fatal(err)
 	}
 	s, _ := whole.State()
-	c := &coordinator{conn: d.conn, projection: &projection{execs: i.execIndex}}
-	all, err := i.all(t.Context(), theOne)
+	all, err := i.All(t.Context(), theOne)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,15 +208,15 @@ func (d *deployment) agrees(who string, i *indexed) {
 	if len(listed) != len(s.Execs) {
 		t.Errorf("%s: %d of %d execs are listed", who, len(listed), len(s.Execs))
 	}
-	looked := 0
+	lookups := 0
 	for id, want := range s.Execs {
 		if e := listed[jetstream.HashExec(id)]; e.State != want.State || e.Sequence != want.AcceptSequence {
 			t.Fatalf("%s: %s is listed as %+v, not %+v", who, id, e, want)
 		}
-		if looked++; looked > 60 {
+		if lookups++; lookups > 60 {
 			continue
 		}
-		got, _, err := c.pastExec(t.Context(), i.j, theOne, id, nil)
+		got, err := i.read(d, id)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s: %s is\n%+v, not\n%+v, %v", who, id, got, want, err)
 		}
@@ -228,7 +228,7 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 	d := provisioned(t)
 	code := 3
 	say := func(events ...protocol.Event) {
-		d.work("a", func(*protocol.State) []protocol.Event { return events })
+		d.appendEvents(events...)
 	}
 	accept := func(id string) protocol.Event {
 		return protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id,
@@ -299,7 +299,7 @@ func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
 			// All of it is lost again, and who starts has nothing to add, but is asked whether everything is stored.
 			d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 			again := d.indexed(s)
-			if err := again.storeAll(t.Context(), theOne, again.j.Snapshot()); err != nil {
+			if err := again.StoreThrough(t.Context(), theOne, again.j.Snapshot()); err != nil {
 				t.Error(err)
 			}
 			if n := d.storedExecs("a"); n != execs+20 {

@@ -1,0 +1,396 @@
+package execindex
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Index says whether an exec id was used in a sandbox, and where the events of an exec are. A decision asks it while
+// it appends: the append succeeds only on the fold that the decision saw, so the log takes one of two requests for the
+// same id. A registry beside the log would cost every exec another durable write before its first event.
+//
+// Memory holds the ids that came since the leader stored the index last, on every coordinator. Everything older is in
+// the bucket; a filter per page in use is cached and answers for almost every new id. Where a filter cannot answer,
+// the page is read, see [Index.Find]. So memory does not grow with the number of ended execs.
+type Index struct {
+	conn *jetstream.Conn
+	log  *slog.Logger
+
+	mu        sync.Mutex
+	sandboxes map[key]*sandboxExecs      // no entry: the sandbox has had no exec
+	heads     *cache[key, *indexHead]    // with their filters
+	pages     *cache[pageKey, readPages] // as they were read
+	lines     uint64                     // numbers the lines of heads, see [indexHead]
+	live      bool                       // the log has been followed to its end
+	rewind    bool                       // the log was rewound: the stored index may be of another history
+	shared    singleflight.Group         // reads of whole indexes and histories
+}
+
+// Limits of the caches, in bytes.
+const (
+	filtersBytes = 32 << 20 // 10 bits for each id: 26 million ids
+	pagesBytes   = 32 << 20
+)
+
+// sandboxExecs is what memory knows of a sandbox's execs. The stored index has everything up to base, recent has what
+// came after it.
+type sandboxExecs struct {
+	base        jetstream.Position // zero: recent has everything since the history began
+	total       int                // execs accepted so far, as the fold counts them
+	recent      map[jetstream.ExecHash]recentExec
+	marks       []jetstream.Position // the messages in recent, in log order
+	announced   jetstream.Position   // a stored head reaches this far, beyond the fold
+	old         map[uint64]struct{}  // prefixes of ids that an older version stored and the history no longer has
+	maybeStored bool                 // the bucket may have an index
+	drops       uint64               // how often entries left recent because they are stored
+}
+
+type recentExec struct {
+	jetstream.ExecEntry
+	last uint64 // record of the newest message about it
+}
+
+// indexHead is the head of a stored index without its entries, with filters of the pages that were read. Heads of one
+// line were stored one after the other: a page read under one of them is valid under the others, as far as their
+// versions say.
+type indexHead struct {
+	*jetstream.ExecHead
+	line        uint64
+	headFilter  *filter
+	pageFilters map[int]*filter
+}
+
+func (h *indexHead) size() int {
+	n := 300 + h.headFilter.size()
+	for _, f := range h.pageFilters {
+		n += 24 + f.size()
+	}
+	return n
+}
+
+// pageKey names a page that was read. The same version always means the same content.
+type pageKey struct {
+	key
+	line    uint64 // of the head
+	version uint64 // of the head's entries: its revision; of a page: the head's spills
+	page    int    // or one of the constants below
+}
+
+const (
+	entriesOfHead = -1
+	allEntries    = -2 // by acceptance, the newest first
+)
+
+// readPages is one page, or the whole index in order.
+type readPages struct {
+	page jetstream.ExecPage
+	All  []jetstream.ExecEntry
+}
+
+type key = protocol.SandboxKey
+
+// New returns an index that knows nothing yet.
+func New(conn *jetstream.Conn, log *slog.Logger) *Index {
+	return &Index{conn: conn, log: log, sandboxes: map[key]*sandboxExecs{},
+		heads: newCache[key, *indexHead](filtersBytes), pages: newCache[pageKey, readPages](pagesBytes)}
+}
+
+// Restored notes that a sandbox's fold begins with a snapshot: the index was stored before it.
+func (x *Index) Restored(k key, s *protocol.State) {
+	switch s.Sandbox.State {
+	case protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
+		return // it accepts no more execs whatever their ids
+	}
+	if s.Sandbox.TotalExecs == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.sandboxes[k]; e == nil || e.total != s.Sandbox.TotalExecs { // otherwise the log was followed to this point
+		x.begins(k, s)
+	}
+}
+
+// begins notes that the events before a state were not shown to the index. x.mu is held.
+func (x *Index) begins(k key, s *protocol.State) {
+	e := x.sandboxes[k]
+	if e == nil {
+		e = &sandboxExecs{}
+		x.sandboxes[k] = e
+	}
+	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
+}
+
+// EnsureCovers makes the index reach as far as a sandbox's fold, whatever the fold was made from.
+func (x *Index) EnsureCovers(k key, s *protocol.State) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.sandboxes[k]; s.Sandbox.TotalExecs > 0 && (e == nil || e.total < s.Sandbox.TotalExecs) {
+		x.begins(k, s)
+	}
+}
+
+// LogFollowed notes that the log was followed to its end: a sandbox that begins now has no stored index yet.
+func (x *Index) LogFollowed() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.live = true
+}
+
+// Reset notes that a history is folded from its beginning because the log was rewound. Its used ids stay used.
+func (x *Index) Reset(k key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.rewind = true
+	x.heads.remove(k)
+	if e := x.sandboxes[k]; e != nil {
+		for hash := range e.recent {
+			e.recent[hash] = recentExec{ExecEntry: jetstream.ExecEntry{Hash: hash}}
+		}
+		e.base, e.total, e.marks, e.announced, e.maybeStored = jetstream.Position{}, 0, nil, jetstream.Position{}, true
+	}
+}
+
+// Forget drops a sandbox from memory.
+func (x *Index) Forget(k key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.sandboxes, k)
+	x.heads.remove(k)
+}
+
+// Applied adds the execs of a batch; s is the fold after it.
+func (x *Index) Applied(k key, s *protocol.State, b *protocol.Batch) {
+	said, accepted := entriesOf(s, b)
+	if len(said) == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.sandboxes[k]
+	if e == nil {
+		e = &sandboxExecs{maybeStored: !x.live || x.rewind}
+		x.sandboxes[k] = e
+	}
+	if s.Sandbox.TotalExecs > e.total+accepted { // the fold included batches that were not shown here
+		e.base, e.maybeStored = jetstream.Position{Record: b.Record - 1}, true
+	}
+	e.total = s.Sandbox.TotalExecs
+	for _, entry := range said {
+		e.add(entry, b.Record)
+	}
+	if at := (jetstream.Position{Record: b.Record, Batch: b.ID}); len(e.marks) == 0 || e.marks[len(e.marks)-1].Record < b.Record {
+		if e.marks = append(e.marks, at); at == e.announced {
+			e.drop(at)
+		}
+	}
+}
+
+func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
+	if e.recent == nil {
+		e.recent = map[jetstream.ExecHash]recentExec{}
+	}
+	r := e.recent[entry.Hash]
+	r.ExecEntry, r.last = r.With(entry), max(r.last, record)
+	r.Hash = entry.Hash
+	e.recent[entry.Hash] = r
+}
+
+// drop forgets the entries that are stored, up to a message.
+func (e *sandboxExecs) drop(stored jetstream.Position) {
+	i, found := slices.BinarySearchFunc(e.marks, stored.Record, func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })
+	if !found || e.marks[i] != stored {
+		if i == len(e.marks) {
+			e.announced = stored // the fold may get there later
+		}
+		return
+	}
+	for hash, r := range e.recent {
+		if r.last <= stored.Record {
+			delete(e.recent, hash)
+		}
+	}
+	if len(e.recent) == 0 {
+		e.recent = nil // an emptied map keeps its memory
+	}
+	e.base, e.marks, e.announced, e.old, e.maybeStored = stored, slices.Clone(e.marks[i+1:]), jetstream.Position{}, nil, true
+	e.drops++
+}
+
+// entriesOf lists the execs that a batch mentions, and counts those that it accepts.
+func entriesOf(s *protocol.State, b *protocol.Batch) (said []jetstream.ExecEntry, accepted int) {
+	for i := range b.Events {
+		e := &b.Events[i]
+		if e.Exec == nil || e.Exec.ID == "" {
+			continue
+		}
+		entry := jetstream.ExecEntry{Hash: jetstream.HashExec(e.Exec.ID)}
+		switch e.Kind {
+		case protocol.ExecAccepted:
+			if s != nil && s.Execs[e.Exec.ID] != nil && s.Execs[e.Exec.ID].AcceptSequence != e.Sequence {
+				continue // the fold rejected it
+			}
+			entry.Accepted, entry.Sequence, entry.State = b.Record, e.Sequence, protocol.ExecStateAccepted
+			accepted++
+		case protocol.ExecStarted:
+			entry.Started, entry.State = b.Record, protocol.ExecStateRunning
+		case protocol.ExecCancelRequested:
+			entry.Cancelling = true
+		case protocol.ExecFinished:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateFinished
+		case protocol.ExecFailed:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateFailed
+		case protocol.ExecCancelled:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateCancelled
+		case protocol.ExecTimedOut:
+			entry.Ended, entry.State = b.Record, protocol.ExecStateTimedOut
+		default:
+			continue
+		}
+		said = append(said, entry)
+	}
+	return said, accepted
+}
+
+// headStored takes over a head that a coordinator stored.
+func (x *Index) headStored(k key, h *jetstream.ExecHead) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.sandboxes[k]
+	if _, there := x.heads.get(k); there || e != nil {
+		x.cacheHead(k, h)
+	}
+	if e != nil {
+		e.drop(h.Last)
+	}
+}
+
+// cacheHead caches a head without its entries, unless a newer one is cached. x.mu is held.
+func (x *Index) cacheHead(k key, h *jetstream.ExecHead) *indexHead {
+	known, there := x.heads.get(k)
+	if there && known.Stored() >= h.Stored() {
+		return known
+	}
+	kept := &indexHead{ExecHead: h.WithoutEntries(), headFilter: filterOf(h.Entries), pageFilters: map[int]*filter{}}
+	if there && h.Follows(known.ExecHead) {
+		kept.line = known.line
+		if known.Depth == h.Depth && (known.Spills == h.Spills || x.spilled(k, known, h.Last)) {
+			kept.pageFilters = known.pageFilters
+		}
+	} else { // the index was rebuilt
+		x.lines++
+		kept.line = x.lines
+	}
+	x.heads.put(k, kept, kept.size())
+	x.pages.put(pageKey{k, kept.line, h.Stored(), entriesOfHead}, readPages{page: h.Entries}, len(h.Entries)+200)
+	return kept
+}
+
+// spilled adds to the page filters the entries that a store moved there: at most those of the previous head, and those
+// that came since, up to the message at last. It reports false where memory does not have them all: the previous head
+// is no longer cached, or the fold has not reached last. x.mu is held.
+func (x *Index) spilled(k key, known *indexHead, last jetstream.Position) bool {
+	e := x.sandboxes[k]
+	before, there := x.pages.get(pageKey{k, known.line, known.Stored(), entriesOfHead})
+	if !there || e == nil || e.base.Record > known.Last.Record || !slices.Contains(e.marks, last) {
+		return false
+	}
+	add := func(hash jetstream.ExecHash) {
+		page := known.Page(hash)
+		if f := known.pageFilters[page]; f != nil && !f.add(hash) {
+			delete(known.pageFilters, page) // it is full; the next read of the page makes a new one
+		}
+	}
+	for i := range before.page.Len() {
+		add(before.page.At(i).Hash)
+	}
+	for hash := range e.recent {
+		add(hash)
+	}
+	return true
+}
+
+// Follow follows the heads that coordinators store, until ctx ends.
+func (x *Index) Follow(ctx context.Context) error {
+	return x.conn.FollowExecHeads(ctx, func(tenant, sandbox string, h *jetstream.ExecHead) {
+		x.headStored(key{Tenant: tenant, ID: sandbox}, h)
+	}, func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.heads = newCache[key, *indexHead](x.heads.limit) // heads stored during a gap were missed
+	})
+}
+
+// Lookups are ids that were looked up in the stored index for one decision. That an id was not found holds until
+// entries leave memory.
+type Lookups map[jetstream.ExecHash]struct {
+	Used  bool
+	drops uint64
+}
+
+// ErrUnknown says that memory cannot tell whether an id was used; [Index.Lookup] can.
+var ErrUnknown = errors.New("memory does not tell whether the exec id was used")
+
+// Used reports whether an exec of the sandbox ever had the id, as far as its history is folded. It does no I/O.
+func (x *Index) Used(k key, id string, lookups Lookups) (bool, error) {
+	hash := jetstream.HashExec(id)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.sandboxes[k]
+	if e == nil {
+		return false, nil
+	}
+	if e.has(hash) {
+		return true, nil
+	}
+	if !e.maybeStored {
+		return false, nil
+	}
+	if l, did := lookups[hash]; did && (l.Used || l.drops == e.drops) {
+		return l.Used, nil
+	}
+	h, there := x.heads.get(k)
+	if !there || h.headFilter.mayHave(hash) {
+		return false, ErrUnknown
+	}
+	if h.Depth > 0 {
+		if f := h.pageFilters[h.Page(hash)]; f == nil || f.mayHave(hash) {
+			return false, ErrUnknown
+		}
+	}
+	return false, nil
+}
+
+func (e *sandboxExecs) has(hash jetstream.ExecHash) bool {
+	if _, used := e.recent[hash]; used {
+		return true
+	}
+	_, used := e.old[hash.Prefix()]
+	return used
+}
+
+// Lookup reads from the stored index what memory cannot tell about ids, so that [Index.Used] can.
+func (x *Index) Lookup(ctx context.Context, k key, lookups Lookups, ids ...string) error {
+	for _, id := range ids {
+		if _, err := x.Used(k, id, lookups); err == nil {
+			continue
+		}
+		_, found, drops, err := x.Find(ctx, k, id)
+		if err != nil {
+			return err
+		}
+		l := lookups[jetstream.HashExec(id)]
+		l.Used, l.drops = found, drops
+		lookups[jetstream.HashExec(id)] = l
+	}
+	return nil
+}
