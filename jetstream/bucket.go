@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -44,7 +45,8 @@ func (b kv) replace(ctx context.Context, key string, revision uint64, write func
 			return written, err
 		}
 	}
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		old, there, err := b.get(ctx, key)
 		if protocol.CodeOf(err) == protocol.NotFound && revision == 0 {
 			err = nil
@@ -60,7 +62,7 @@ func (b kv) replace(ctx context.Context, key string, revision uint64, write func
 			return 0, err
 		}
 		written, err := b.put(ctx, key, value, int64(there))
-		if err != ErrConflict || !sleep(ctx, pause) {
+		if err != ErrConflict || !pause.Wait(ctx) {
 			return written, err
 		}
 	}
@@ -93,7 +95,8 @@ func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
 func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
 	ctx, cancel := b.conn.bound(ctx)
 	defer cancel()
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		revision, err = b.put(ctx, key, value, 0)
 		if err != ErrConflict {
 			return revision, err
@@ -108,7 +111,7 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 			return 0, err
 		}
 		// Gone in the meantime, or, on a cluster, not there to be read yet.
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return 0, ErrConflict
 		}
 	}

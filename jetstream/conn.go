@@ -14,7 +14,9 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // Config says how to reach NATS.
@@ -178,7 +180,8 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 func (c *Conn) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
 	_, bounded := ctx.Deadline()
 	var last error
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	pause := backoff.New(100*time.Millisecond, time.Second)
+	for {
 		nc, err := connectOnce(ctx, opts)
 		switch {
 		case err != nil && ctx.Err() != nil:
@@ -190,9 +193,9 @@ func (c *Conn) connectWithin(ctx context.Context, opts nats.Options, cfg Config)
 		if cfg.Wait {
 			c.log.Warn("waiting for NATS", "at", redacted(cfg.URL), "error", err)
 		} else {
-			pause = 100 * time.Millisecond
+			pause.Reset()
 		}
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return nil, err
 		}
 	}
@@ -360,13 +363,8 @@ func (c *Conn) Closed() <-chan struct{} { return c.closed }
 
 // awaitConnection waits until the connection is up. Errors: the end of ctx, or of the connection.
 func (c *Conn) awaitConnection(ctx context.Context) error {
-	back := make(chan struct{}, 1)
-	defer c.OnReconnect(func() {
-		select {
-		case back <- struct{}{}:
-		default:
-		}
-	})()
+	back := wake.New()
+	defer c.OnReconnect(back.Wake)()
 	for !c.nc.IsConnected() {
 		select {
 		case <-ctx.Done():
@@ -421,7 +419,7 @@ func (c *Conn) mayAskAgain(ctx, try context.Context) bool {
 	if try.Err() != nil {
 		return ctx.Err() == nil
 	}
-	return c.nc.IsReconnecting() && sleep(ctx, firstPause)
+	return c.nc.IsReconnecting() && backoff.Sleep(ctx, firstPause)
 }
 
 // Open reads what the deployment is: its id and its replicas. Error: failed_precondition with
@@ -463,16 +461,4 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	c.meta = meta
 	c.mu.Unlock()
 	return meta, c.hearElections() // one server elects nobody, but there may be more one day
-}
-
-// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

@@ -128,5 +128,3 @@ const (
 	retryPause = 200 * time.Millisecond
 	firstPause = time.Millisecond
 )
-
-func nextPause(p time.Duration) time.Duration { return min(2*p, retryPause) }

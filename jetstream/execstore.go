@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -105,7 +106,8 @@ var ErrIndexRemoved = errors.New("the index of execs was removed")
 func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry, last Position, whole bool) (*ExecHead, error) {
 	b, key := c.kv(protocol.BucketExecIDs), execHeadKey(tenant, sandbox)
 	h := known
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		if h == nil {
 			h = &ExecHead{salt: rand.Uint64()}
 		}
@@ -157,7 +159,7 @@ func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *Ex
 			}
 			return &next, nil
 		}
-		if err != ErrConflict || !sleep(ctx, pause) {
+		if err != ErrConflict || !pause.Wait(ctx) {
 			return nil, err
 		}
 		was := h.revision

@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 const (
@@ -24,15 +26,11 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 		err   error
 	}
 	answers := make(chan answer)
-	back := make(chan struct{}, 1)
-	defer c.OnReconnect(func() {
-		select {
-		case back <- struct{}{}:
-		default:
-		}
-	})()
+	back := wake.New()
+	defer c.OnReconnect(back.Wake)()
 	err = translate(context.DeadlineExceeded, doing)
-	for pause := insistFirst; ; pause = min(2*pause, insistMost) {
+	pause := backoff.New(insistFirst, insistMost)
+	for {
 		if waited := c.awaitConnection(ctx); waited != nil {
 			return value, waited
 		}
@@ -43,7 +41,7 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 			case <-ctx.Done():
 			}
 		}()
-		again := time.NewTimer(pause)
+		again := time.NewTimer(pause.Next())
 		for asked := true; asked; {
 			select {
 			case a := <-answers:
@@ -54,7 +52,8 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 			case <-ctx.Done():
 				return value, err
 			case <-back:
-				pause, asked = insistFirst, false
+				pause.Reset()
+				asked = false
 			case <-again.C:
 				asked = false
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -387,7 +388,7 @@ func (j *Journal) refreshStale(within *patience, always bool) error {
 		j.mu.Unlock()
 		if moved {
 			within.renew()
-		} else if !sleep(within.ctx, retryPause) {
+		} else if !backoff.Sleep(within.ctx, retryPause) {
 			return err
 		}
 	}
@@ -420,7 +421,8 @@ func (p *patience) renew() {
 // expected one itself is looked for.
 func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
 	tried := false
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		try, cancel := context.WithTimeout(ctx, appendTry)
 		record, err := j.conn.Append(try, batch, expected.Record)
 		cancel()
@@ -440,7 +442,7 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected Po
 		if won || lost {
 			return won, nil
 		}
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return false, protocol.Errorf(protocol.Unavailable, "", "append to %s: %v", j.cfg.Sandbox, err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -352,7 +353,7 @@ func (j *Journal) readOn(ctx context.Context, at Position, last entry, alone boo
 // startOver folds the history from its beginning, if the log still does not have a position that was
 // folded, after a moment, or in any case. It reports whether it did.
 func (j *Journal) startOver(ctx context.Context, folded Position, inAnyCase, alone bool) (over bool, err error) {
-	if !sleep(ctx, lookAgain) {
+	if !backoff.Sleep(ctx, lookAgain) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
 	there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)

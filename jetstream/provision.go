@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -183,7 +184,7 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 func (c *Conn) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)
-		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !sleep(ctx, 100*time.Millisecond) {
+		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return err
 		}
 		c.log.Warn("waiting for NATS to make what is kept in it", "what", name, "error", err)
