@@ -304,7 +304,7 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 			HeadersOnly: f.headersOnly, AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerIdle,
 		}
 		try, stop := context.WithTimeout(ctx, patience)
-		consumer, err = insist(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {
+		consumer, err = askRepeatedly(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {
 			return c.js.CreateConsumer(ctx, f.stream, config)
 		})
 		again := err != nil && try.Err() != nil && ctx.Err() == nil

@@ -146,7 +146,7 @@ func (c *Conn) createStream(ctx context.Context, cfg jetstream.StreamConfig) err
 func (c *Conn) apply(ctx context.Context, doing string, change func(context.Context) error) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	refused, err := insist(ctx, c, doing, func(ctx context.Context) (refused, err error) {
+	refused, err := askRepeatedly(ctx, c, doing, func(ctx context.Context) (refused, err error) {
 		if err = change(ctx); isOneOf(translate(err, doing), protocol.Unavailable, protocol.DeadlineExceeded) {
 			return nil, err
 		}

@@ -444,7 +444,7 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.Wait
 func (c *Conn) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return insist(ctx, c, "open the queue "+k.stream, func(ctx context.Context) (jetstream.Consumer, error) {
+	return askRepeatedly(ctx, c, "open the queue "+k.stream, func(ctx context.Context) (jetstream.Consumer, error) {
 		return c.js.CreateOrUpdateConsumer(ctx, k.stream, k.config)
 	})
 }

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	insistFirst = 250 * time.Millisecond
-	insistMost  = 500 * time.Millisecond
+	askFirst = 250 * time.Millisecond
+	askMost  = 500 * time.Millisecond
 )
 
 // insist asks for something until it is answered, which must be harmless to ask for twice. A cluster that
 // elects a leader drops what it is asked, and an answer can be lost, so the question is put again soon;
 // the ones before still stand, for a server that is only slow. The same at once after a reconnect. It
 // gives up at the end of ctx, and with an error that does not pass.
-func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
+func askRepeatedly[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
@@ -29,7 +29,7 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 	back := wake.New()
 	defer c.OnReconnect(back.Wake)()
 	err = translate(context.DeadlineExceeded, doing)
-	pause := backoff.New(insistFirst, insistMost)
+	pause := backoff.New(askFirst, askMost)
 	for {
 		if waited := c.awaitConnection(ctx); waited != nil {
 			return value, waited
