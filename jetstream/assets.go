@@ -9,21 +9,21 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Assets says how the deployment's streams and buckets are made. Zero means what is there, and the
-// default where there is nothing yet. A value that would weaken what is there is refused.
+// Assets configures the deployment's streams and buckets. Zero keeps the current value, or sets the default
+// where there is none yet. A value that would weaken an existing asset is refused.
 type Assets struct {
-	Replicas        int           // copies of each stream; default 1. Only [Conn.Grow] changes them
-	LogMaxAge       time.Duration // output is kept for this time; default 360 h
-	LogMaxBytes     int64         // and up to this size; default 8 GiB
-	EventMaxBytes   int64         // the event log refuses appends beyond; new work is refused before; default 8 GiB
-	Requests        int64         // requests that may wait; one more is refused with resource_exhausted; default 100,000
-	Duplicates      time.Duration // a request whose message id was published less than this ago is dropped by the server, unanswered; default 100 ms, the server's least
-	BlobMaxAge      time.Duration // uploaded trees are kept for this time; default 24 h
-	BlobMaxBytes    int64         // and up to this size; one more is refused; default 4 GiB
-	ImageMaxBytes   int64         // files of imported images; one more is refused; default 16 GiB
-	SegmentMaxBytes int64         // older parts of histories, compressed; one more stays in the event log; default 8 GiB
-	TableMaxBytes   int64         // each table of ids, snapshots and images; default 1 GiB
-	LockTTL         time.Duration // of host locks; default 30 s, the least that survives a NATS fail-over
+	Replicas        int           // copies of each stream; default 1; only [Conn.Grow] changes them
+	LogMaxAge       time.Duration // of stored output; default 360 h
+	LogMaxBytes     int64         // of stored output; default 8 GiB
+	EventMaxBytes   int64         // of the event log, which then refuses appends; new work is refused earlier; default 8 GiB
+	Requests        int64         // waiting requests; beyond it: resource_exhausted; default 100,000
+	Duplicates      time.Duration // the server's duplicate window for message ids; default 100 ms, its minimum
+	BlobMaxAge      time.Duration // of uploaded trees; default 24 h
+	BlobMaxBytes    int64         // of uploaded trees; further uploads are refused; default 4 GiB
+	ImageMaxBytes   int64         // files of imported images; further imports are refused; default 16 GiB
+	SegmentMaxBytes int64         // of compressed segments; beyond it histories stay in the event log; default 8 GiB
+	TableMaxBytes   int64         // of each table of ids, snapshots and images; default 1 GiB
+	LockTTL         time.Duration // of host locks; default 30 s, the minimum that survives a NATS failover
 	ElectionTTL     time.Duration // of the scheduler's lock; default 2.5 s
 }
 
@@ -38,12 +38,12 @@ const (
 	hostTTL      = 60 * time.Second // of an entry in the table of hosts
 	maxConsumers = 100_000          // the server's own default is 1,000
 
-	smallTable = 64 << 20 // limit of tables that hold one row for each host, or less
-	deadMost   = 1 << 30
-	waitMost   = 4 << 30 // bytes of waiting requests
+	smallTable      = 64 << 20 // limit of tables with at most one row for each host
+	maxDeadLetters  = 1 << 30
+	maxRequestBytes = 4 << 30 // of all waiting requests
 )
 
-// asset is one stream or bucket: how it is made, and which of its settings an operator has.
+// asset is the configuration of one stream or bucket and the settings that an operator can change.
 type asset struct {
 	config   jetstream.StreamConfig
 	settings []setting
@@ -51,12 +51,12 @@ type asset struct {
 
 // setting is one value of a stream's configuration.
 type setting struct {
-	field    string // of the configuration, such as "log_max_age"; empty where nobody can set it
-	wanted   int64  // 0: what is there, else the default
+	field    string // of the configuration, such as "log_max_age"; empty if nobody can set it
+	wanted   int64  // 0: the current value, or the default
 	standard int64  // the default
 	value    func(*jetstream.StreamConfig) *int64
-	free     bool // either way is no loss: where nobody names it, it is the default
-	late     bool // streams that were made before there was such a limit get the default
+	free     bool // a change in either direction loses nothing; unset means the default
+	late     bool // existing streams without this limit get the default
 	format   func(int64) string
 }
 
@@ -80,8 +80,8 @@ func maxBytes(field string, wanted, standard int64) setting {
 func formatAge(v int64) string   { return time.Duration(v).String() }
 func formatBytes(v int64) string { return protocol.Bytes(v).String() }
 
-// assets are all streams and buckets, in the order in which they are made. Replicas and the persist
-// mode depend on what is there, and are not in them.
+// assets returns all streams and buckets in the order in which they are made. Replicas and the persist mode
+// depend on the existing deployment and are not included.
 func (a *Assets) assets() []asset {
 	all := []asset{
 		a.requests(),
@@ -94,7 +94,7 @@ func (a *Assets) assets() []asset {
 		{config: jetstream.StreamConfig{Name: protocol.StreamLogs, Subjects: []string{protocol.LogFilter}, AllowDirect: true},
 			settings: []setting{maxAge("log_max_age", a.LogMaxAge, 360*time.Hour), maxBytes("log_max_bytes", a.LogMaxBytes, 8<<30)}},
 		{config: jetstream.StreamConfig{Name: protocol.StreamDead, Subjects: []string{protocol.DeadFilter}, AllowDirect: true},
-			settings: []setting{maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, deadMost)}},
+			settings: []setting{maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, maxDeadLetters)}},
 		{config: writeOnce(protocol.BucketIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketNames), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
 		{config: bucket(protocol.BucketExecIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
@@ -134,13 +134,13 @@ func (a *Assets) requests() asset {
 				value: func(c *jetstream.StreamConfig) *int64 { return &c.MaxMsgs }},
 			{field: "duplicates", wanted: int64(a.Duplicates), standard: int64(100 * time.Millisecond), free: true, format: formatAge,
 				value: func(c *jetstream.StreamConfig) *int64 { return (*int64)(&c.Duplicates) }},
-			maxBytes("", 0, waitMost),
+			maxBytes("", 0, maxRequestBytes),
 		},
 	}
 }
 
-// bucket is a key-value bucket as the KV API expects it, without direct gets: what is read here is
-// read from the leader. Its age is the bucket's own, since a key's is lost on its first update.
+// bucket configures a key-value bucket as the KV API expects it, but without direct gets: Boxfleet reads from the
+// leader. The maximum age belongs to the bucket, since a key's own TTL is lost at its first update.
 func bucket(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
@@ -149,8 +149,8 @@ func bucket(name string) jetstream.StreamConfig {
 	}
 }
 
-// writeOnce is a bucket whose keys can be made once: one message per key, the newer refused, no
-// deletes, no purges, no age.
+// writeOnce configures a bucket whose keys are written once: one message per key, newer ones are refused, no
+// deletes, no purges, no maximum age.
 func writeOnce(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"},
@@ -159,7 +159,7 @@ func writeOnce(name string) jetstream.StreamConfig {
 	}
 }
 
-// objects is a bucket of the object store, as its API makes one.
+// objects configures a bucket of the object store as its API does.
 func objects(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "OBJ_" + name, Subjects: []string{"$O." + name + ".C.>", "$O." + name + ".M.>"},

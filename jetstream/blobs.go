@@ -8,9 +8,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PutBlob stores content under its digest, unless it is there already and will be for a while.
+// PutBlob stores content under its digest, unless it is already stored and fresh.
 func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
-	// Putting it again would take the chunks away from those who are reading them.
+	// Storing it again would remove the chunks that others are reading.
 	if fresh, err := c.FreshBlob(ctx, digest); fresh || err != nil {
 		return err
 	}
@@ -27,8 +27,8 @@ func (c *Conn) PutBlob(ctx context.Context, digest string, r io.Reader) error {
 	return nil
 }
 
-// FreshBlob says whether content with this digest is stored, and not so old that it may be removed
-// before somebody who has just found it has used it: its life is less than half over.
+// FreshBlob reports whether content with this digest is stored and less than half of its life is over, so that a
+// caller that finds it now has time to use it.
 func (c *Conn) FreshBlob(ctx context.Context, digest string) (bool, error) {
 	info, err := c.objectInfo(ctx, protocol.BucketBlobs, digest)
 	if err != nil || info == nil {
@@ -38,7 +38,7 @@ func (c *Conn) FreshBlob(ctx context.Context, digest string) (bool, error) {
 	return life == 0 || c.Now().Sub(info.ModTime) < life/2, err
 }
 
-// BlobLife is how long content is kept after it was stored; 0: for ever.
+// BlobLife returns how long content is stored; 0: forever.
 func (c *Conn) BlobLife(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -48,12 +48,12 @@ func (c *Conn) BlobLife(ctx context.Context) (time.Duration, error) {
 	}
 	status, err := store.Status(ctx)
 	if err != nil {
-		return 0, translate(err, "ask how long uploads are kept")
+		return 0, translate(err, "read how long uploads are stored")
 	}
 	return status.TTL(), nil
 }
 
-// RenewBlob stores content again that is there and no longer fresh, so that its life begins again.
+// RenewBlob restarts the life of stored content that is no longer fresh, by storing it again.
 func (c *Conn) RenewBlob(ctx context.Context, digest string) error {
 	fresh, err := c.FreshBlob(ctx, digest)
 	if err != nil || fresh {
@@ -61,7 +61,7 @@ func (c *Conn) RenewBlob(ctx context.Context, digest string) error {
 	}
 	content, err := c.Blob(ctx, digest)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // it was never stored, or is over
+		return nil // it was never stored, or has expired
 	}
 	if err != nil {
 		return err
@@ -70,14 +70,14 @@ func (c *Conn) RenewBlob(ctx context.Context, digest string) error {
 	return c.PutBlob(ctx, digest, content)
 }
 
-// HasBlob says whether content with this digest is stored.
+// HasBlob reports whether content with this digest is stored.
 func (c *Conn) HasBlob(ctx context.Context, digest string) (bool, error) {
 	info, err := c.objectInfo(ctx, protocol.BucketBlobs, digest)
 	return info != nil, err
 }
 
-// Blob opens stored content; the caller closes it. What is read is checked against the store's own
-// digest. Error: not_found; and while it is read unavailable, where it was removed meanwhile.
+// Blob opens stored content, which the caller closes. Reads verify the store's own digest. Error: not_found.
+// A read fails with unavailable if the content is removed meanwhile.
 func (c *Conn) Blob(ctx context.Context, digest string) (io.ReadCloser, error) {
 	return c.openObject(ctx, protocol.BucketBlobs, digest)
 }

@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sinceBoot is the machine's time since its boot, suspensions included. Go's monotonic clock stops in them.
+// sinceBoot returns the time since the machine booted, including suspensions, during which Go's monotonic clock stops.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		return time.Since(began) // no kernel of today says so
+		return time.Since(began) // no current kernel fails here
 	}
 	return time.Duration(t.Nano())
 }

@@ -4,5 +4,5 @@ package jetstream
 
 import "time"
 
-// sinceBoot is the time of this process. Only clients run here, which hold no lease.
+// sinceBoot returns the age of this process. Only clients run on these systems, and clients hold no lease.
 func sinceBoot() time.Duration { return time.Since(began) }

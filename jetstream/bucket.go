@@ -6,10 +6,11 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// kv is a key-value bucket, written with plain publishes so that each write says what it expects.
+// kv is a key-value bucket. It is written with plain publishes so that each write states its expected revision.
 type kv struct {
 	conn *Conn
 	name string
@@ -21,18 +22,19 @@ func (b kv) stream() string            { return "KV_" + b.name }
 func (b kv) subject(key string) string { return "$KV." + b.name + "." + key }
 func (b kv) key(subject string) string { return strings.TrimPrefix(subject, "$KV."+b.name+".") }
 
-// put writes a value. expected is the revision that it replaces, 0 for none, or anySequence.
+// put writes a value. expected is the revision that it replaces, 0 for no revision, or anySequence.
 func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (revision uint64, err error) {
 	m := nats.NewMsg(b.subject(key))
 	m.Data = value
 	return b.conn.publish(ctx, m, expected)
 }
 
-// replace writes what write says, given the value that is there, nil for none; nil leaves that as it is.
-// revision is that of the value which the caller wrote last, 0 where that is not known: while it is there,
-// write is not shown it. Where it is gone, and nothing is in its place, nothing is written: somebody removed
-// it. It returns the revision of what was written, 0 where nothing was.
-func (b kv) replace(ctx context.Context, key string, revision uint64, write func(old []byte) ([]byte, error)) (uint64, error) {
+// replace updates a key by compare-and-set: write gets the current value, nil for none, and returns the new one, or
+// nil to leave the key alone. revision is that of the caller's own last write, 0 if unknown: while it is current,
+// write is called with nil, which saves a read. If that write is gone and the key is empty, another process removed
+// it and nothing is written. replace returns the new revision, 0 if nothing was written.
+func (b kv) replace(ctx context.Context, key string, revision uint64,
+	write func(old []byte) ([]byte, error)) (uint64, error) {
 	ctx, cancel := b.conn.bound(ctx)
 	defer cancel()
 	if revision != 0 {
@@ -44,8 +46,9 @@ func (b kv) replace(ctx context.Context, key string, revision uint64, write func
 			return written, err
 		}
 	}
-	for pause := firstPause; ; pause = nextPause(pause) {
-		old, there, err := b.get(ctx, key)
+	pause := backoff.New(firstPause, retryPause)
+	for {
+		old, current, err := b.get(ctx, key)
 		if protocol.CodeOf(err) == protocol.NotFound && revision == 0 {
 			err = nil
 		}
@@ -59,14 +62,14 @@ func (b kv) replace(ctx context.Context, key string, revision uint64, write func
 		if value == nil || err != nil {
 			return 0, err
 		}
-		written, err := b.put(ctx, key, value, int64(there))
-		if err != ErrConflict || !sleep(ctx, pause) {
+		written, err := b.put(ctx, key, value, int64(current))
+		if err != ErrConflict || !pause.Wait(ctx) {
 			return written, err
 		}
 	}
 }
 
-// remove deletes a key, leaving the bucket's delete marker, if its revision is the expected one.
+// remove deletes a key if its revision is the expected one. The bucket's delete marker stays.
 func (b kv) remove(ctx context.Context, key string, expected int64) error {
 	m := nats.NewMsg(b.subject(key))
 	m.Header.Set("KV-Operation", "DEL")
@@ -74,8 +77,8 @@ func (b kv) remove(ctx context.Context, key string, expected int64) error {
 	return err
 }
 
-// get reads a key from the leader. A deleted key has no value and the revision of its marker.
-// Error: not_found for a key that never was, or is no longer kept.
+// get reads a key from the leader. A deleted key has value nil and the revision of its marker.
+// Error: not_found for a key that never existed or has expired.
 func (b kv) get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
 	m, err := b.conn.lastOnSubject(ctx, b.stream(), b.subject(key))
 	if err != nil {
@@ -89,11 +92,12 @@ func (b kv) get(ctx context.Context, key string) (value []byte, revision uint64,
 
 func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
 
-// create writes a key that must not be there, over a delete marker too. Error: [ErrConflict].
+// create writes a key that must not exist; a delete marker is overwritten. Error: [ErrConflict].
 func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
 	ctx, cancel := b.conn.bound(ctx)
 	defer cancel()
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		revision, err = b.put(ctx, key, value, 0)
 		if err != ErrConflict {
 			return revision, err
@@ -107,26 +111,28 @@ func (b kv) create(ctx context.Context, key string, value []byte) (revision uint
 		case protocol.CodeOf(err) != protocol.NotFound:
 			return 0, err
 		}
-		// Gone in the meantime, or, on a cluster, not there to be read yet.
-		if !sleep(ctx, pause) {
+		// The key was deleted meanwhile, or a replica of the cluster does not have it yet.
+		if !pause.Wait(ctx) {
 			return 0, ErrConflict
 		}
 	}
 }
 
-// follow reads every key and then each change, until ctx ends. A deleted key comes with value nil.
-// An expired one is not announced.
-func (b kv) follow(ctx context.Context, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
+// keyHandler handles the newest value of a key; nil: it was deleted.
+type keyHandler func(key string, value []byte, revision uint64)
+
+// follow reads every key and then each change, until ctx ends. Expiry is not announced.
+func (b kv) follow(ctx context.Context, handle keyHandler, caughtUp func()) error {
 	return b.followKeys(ctx, ">", handle, caughtUp)
 }
 
 // followKeys is follow for the keys of a pattern.
-func (b kv) followKeys(ctx context.Context, pattern string, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
+func (b kv) followKeys(ctx context.Context, pattern string, handle keyHandler, caughtUp func()) error {
 	return b.followFrom(ctx, pattern, 0, handle, caughtUp)
 }
 
-// followFrom is followKeys for what was written after a revision.
-func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle func(key string, value []byte, revision uint64), caughtUp func()) error {
+// followFrom is followKeys for the changes after a revision.
+func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle keyHandler, caughtUp func()) error {
 	for {
 		err := b.conn.follow(ctx, b.stream(), b.subject(pattern), after+1, func(m *stored) {
 			value := m.data
@@ -140,7 +146,7 @@ func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle
 		if !IsRewound(err) {
 			return err
 		}
-		b.conn.log.Warn("a bucket is another one than before, and is read from its beginning", "bucket", b.name)
+		b.conn.log.Warn("a bucket was made again and is read from its beginning", "bucket", b.name)
 		after = 0
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Clock is where a connection reads the time of its machine. The zero value reads the machine's clocks;
-// tests set others.
+// Clock is how a connection reads the time of its machine. The zero value reads the machine's clocks; tests
+// replace them.
 type Clock struct {
 	// Wall is the wall clock, which people and programs may set at any time. Default time.Now.
 	Wall func() time.Time
 
-	// Boot is the time since some moment in the past. It counts suspensions, and nobody can set it. Default
-	// CLOCK_BOOTTIME, or the process's monotonic clock where there is none.
+	// Boot is the time since some moment in the past. It includes suspensions, and nobody can set it. Default
+	// CLOCK_BOOTTIME, or the process's monotonic clock on systems without it.
 	Boot func() time.Duration
 }
 
@@ -31,10 +31,10 @@ func (k *Clock) setDefaults() {
 // readAtOnce is how close together two clocks must be read to be compared.
 const readAtOnce = time.Millisecond
 
-// ahead is how far the wall clock is from the time since boot. Only its changes say something: the wall
-// clock was set, or the machine was paused by its hypervisor, which set the wall clock right afterwards.
+// ahead returns the difference between the wall clock and the time since boot. Only a change of the difference means
+// something: the wall clock was set, or a hypervisor paused the machine and the wall clock was corrected afterwards.
 func (k *Clock) ahead() (ahead, boot time.Duration) {
-	for range 3 { // the process may be interrupted between two of them
+	for range 3 { // the process may be interrupted between the readings
 		first := k.Boot()
 		wall := k.Wall().UnixNano()
 		boot = k.Boot()
@@ -46,37 +46,37 @@ func (k *Clock) ahead() (ahead, boot time.Duration) {
 }
 
 const (
-	measurePeriod = 10 * time.Second // between two measures of the store's clock
-	measurePause  = time.Second      // the same, where the last one failed, or may no longer be true
+	measurePeriod = 10 * time.Second // between two measurements of the store's clock
+	measurePause  = time.Second      // the same after a failure or while the last measurement is in doubt
 	measureWithin = 2 * time.Second  // for one answer
 
-	// clockDrift is how far two clocks may go apart, per time.
+	// clockDrift is how fast two clocks may diverge, in seconds per second.
 	clockDrift = 1.0 / 5000
 
-	// clockJump is by how much a clock has to change at once to have been set.
+	// clockJump is the sudden change from which on a clock counts as having been set.
 	clockJump = time.Second
 )
 
-// storeClock is the clock of the store: the wall clock of the server that leads the event log, as seen
-// from here. It goes on by the time since boot, so it does not move when somebody sets this machine's clock.
+// storeClock is the store's clock: the wall clock of the server that leads the event log, as measured from this
+// process. Between measurements it advances with the time since boot, so setting this machine's clock does not move it.
 type storeClock struct {
 	machine Clock
 
 	mu        sync.Mutex
 	known     bool
 	epoch     time.Time     // the store's clock when the time since boot was 0
-	off       time.Duration // at most, of epoch, when it was measured
-	at        time.Duration // of that measure, since boot
-	asked     time.Duration // of the last try to measure, since boot
+	off       time.Duration // largest possible error of epoch when it was measured
+	at        time.Duration // when epoch was measured, since boot
+	asked     time.Duration // when a measurement was last tried, since boot
 	doubt     bool          // the store may have another clock now
 	measuring bool
-	ahead     time.Duration // of the wall clock before the time since boot, when it was last read
+	ahead     time.Duration // last difference between the wall clock and the time since boot, see [Clock.ahead]
 	looked    bool          // ahead is set
 }
 
-// take takes a measure: an answer carried the store's time ts, and was asked for and came at these times
-// since boot. Of two measures the one with the shorter way is kept, unless they cannot both be true: then
-// the store's clock was set, or another server leads. It returns by how much the clock was moved for that.
+// take uses an answer of the store as a measurement: the answer carried the store's time ts and was requested and
+// received at the given times since boot. Of two measurements the one with the shorter round trip wins, unless they
+// contradict each other: then the store's clock was set or another server leads, and take returns the change.
 func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved time.Duration) {
 	if ts.IsZero() || received < sent {
 		return 0
@@ -98,13 +98,13 @@ func (s *storeClock) take(sent, received time.Duration, ts time.Time) (moved tim
 	return 0
 }
 
-// now returns the store's time, and whether it should be measured again now. Who is told so has to.
+// now returns the store's time, and whether the caller must measure it again now.
 func (s *storeClock) now() (now time.Time, measure bool) {
 	ahead, boot := s.machine.ahead()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.looked && (ahead-s.ahead).Abs() > clockJump {
-		s.doubt = true // the store's machine may be this one
+		s.doubt = true // the store may run on this machine
 	}
 	s.ahead, s.looked = ahead, true
 	pause := measurePeriod
@@ -121,21 +121,20 @@ func (s *storeClock) now() (now time.Time, measure bool) {
 	return s.epoch.Add(boot), measure
 }
 
-// distrust has the clock measured again soon: another server may lead.
+// distrust has the clock measured again soon, because another server may lead the event log.
 func (s *storeClock) distrust() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.doubt = true
 }
 
-// Now returns the time of the store, in UTC: the wall clock of the server that leads the event log, as far
-// as this process knows it. Events carry it, and everything that compares an event's time with the present
-// asks for it, so that no two machines' clocks are compared.
+// Now returns the store's time in UTC: the wall clock of the server that leads the event log, as far as this process
+// knows it. Events carry it, and code that compares an event's time with the present uses it, so that clocks of
+// different machines are never compared.
 //
-// It is measured when the streams are first read, and then with one request each 10 s at most, as long as
-// Now is called. It goes on while the store is away. Until the streams were read it is this machine's wall
-// clock. It may go back where the store's clock is set back: waits inside a process are timed by its own
-// monotonic clock.
+// It is measured when the streams are first read, and then at most every 10 s while Now is being called. It advances
+// while the store is away. Before the streams were read it is this machine's wall clock. It goes backwards if the
+// store's clock is set back, so waits inside a process use the process's monotonic clock.
 func (c *Conn) Now() time.Time {
 	now, measure := c.clock.now()
 	if measure {
@@ -144,7 +143,7 @@ func (c *Conn) Now() time.Time {
 	return now.UTC()
 }
 
-// Skew is how far this machine's wall clock is ahead of the store's; known is false before the first measure.
+// Skew returns how far this machine's wall clock is ahead of the store's; known is false before the first measurement.
 func (c *Conn) Skew() (skew time.Duration, known bool) {
 	now := c.Now()
 	wall := c.clock.machine.Wall()
@@ -153,7 +152,7 @@ func (c *Conn) Skew() (skew time.Duration, known bool) {
 	return wall.Sub(now), c.clock.known
 }
 
-// StoreTime translates a time by this machine's wall clock, of a moment that is not long ago.
+// StoreTime converts a recent time of this machine's wall clock into the store's time.
 func (c *Conn) StoreTime(wall time.Time) time.Time {
 	ago := c.clock.machine.Wall().Sub(wall.Round(0))
 	return c.Now().Add(-ago)
@@ -174,12 +173,12 @@ func (c *Conn) measureClock() {
 	ctx, end := c.await(ctx)
 	defer end()
 	if _, err := c.readStream(ctx, protocol.StreamEvents); err != nil {
-		c.log.Debug("the store's clock is not measured", "error", err)
+		c.log.Debug("could not measure the store's clock", "error", err)
 	}
 }
 
-// sinceBoot is the time since boot by this connection's clock.
+// sinceBoot returns the time since boot by this connection's clock.
 func (c *Conn) sinceBoot() time.Duration { return c.clock.machine.Boot() }
 
-// began is where the time counts from where the machine does not say how long it has been up.
+// began is the start of the time count on machines that do not tell how long they have been up.
 var began = time.Now()

@@ -10,30 +10,30 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Compaction says how much of a history stays in the event log.
+// Compaction configures how much of a history stays in the event log.
 type Compaction struct {
-	Keep       int   // the newest messages always stay; at least 1
-	MinBatches int   // older ones are moved when they are more than so many,
-	MinBytes   int64 // or more than so many bytes
-	// MaxAge is how long a segment is kept after its last message was stored; 0: as long as the history is.
+	Keep       int   // newest messages that always stay; at least 1
+	MinBatches int   // older messages are moved if there are more than this many,
+	MinBytes   int64 // or more than this many bytes
+	// MaxAge is how long a segment is stored after its last message was written; 0: as long as its history.
 	MaxAge time.Duration
 
-	// Guard is asked before each step that changes something; an error ends the work. It may be nil.
+	// Guard is called before each step that changes something; an error ends the compaction. It may be nil.
 	Guard func() error
-	// IndexedThrough is up to which record the history's execs are found without reading it. It may be nil: all are.
+	// IndexedThrough returns the record up to which the exec index covers the history. It may be nil: all of it.
 	IndexedThrough func(ctx context.Context) (uint64, error)
 	// Probe is called at named points of the work, for tests that crash there. It may be nil.
 	Probe func(point string)
 }
 
-// Compacted says what a compaction did.
+// Compacted is the result of a compaction.
 type Compacted struct {
-	Segments int       // that were stored
-	Messages int       // that they hold
-	Dropped  int       // segments that were too old
-	Purged   uint64    // the log has messages behind this record only; 0: nothing was purged
-	Waits    bool      // messages are in segments and in the log, until a newer snapshot is stored
-	DropAt   time.Time // when the oldest segment is too old; zero: there is none that will be
+	Segments int       // stored
+	Messages int       // in these segments
+	Dropped  int       // expired segments
+	Purged   uint64    // the log has only messages after this record; 0: nothing was purged
+	Waits    bool      // messages stay in the log besides their segments until a newer snapshot is stored
+	DropAt   time.Time // when the oldest segment expires; zero: no segment will
 }
 
 // compacting is one call of Compact.
@@ -45,10 +45,10 @@ type compacting struct {
 	done            Compacted
 }
 
-// Compact moves the older part of a long history into segments, and drops segments that are too old. It
-// goes in this order: a segment is stored, read back, and named in the manifest; and only what is in the
-// manifest, and lies before the stored snapshot, leaves the log. So a crash anywhere leaves messages twice and none
-// nowhere, and the next call goes on from there. When two compact the same history, one gets [ErrConflict].
+// Compact moves the older part of a long history into segments and drops expired segments. A segment is stored and
+// read back before the manifest names it, and messages leave the log only once the manifest has them and the stored
+// snapshot is past them. A crash can leave messages in both places but never in neither, and the next call
+// continues. If two processes compact the same history, one gets [ErrConflict].
 func (c *Conn) Compact(ctx context.Context, tenant, sandbox string, cfg Compaction) (Compacted, error) {
 	if cfg.Keep < 1 {
 		return Compacted{}, protocol.Invalid("keep", "must be at least 1, got %d", cfg.Keep)
@@ -64,7 +64,7 @@ func (c *Conn) Compact(ctx context.Context, tenant, sandbox string, cfg Compacti
 	if w.manifest, err = c.manifest(ctx, tenant, sandbox); err != nil {
 		return w.done, err
 	}
-	for _, step := range []func(context.Context) error{w.agree, w.tidy, w.move, w.purge, w.drop} {
+	for _, step := range []func(context.Context) error{w.reconcile, w.removeLoose, w.move, w.purge, w.drop} {
 		if err := step(ctx); err != nil {
 			return w.done, err
 		}
@@ -74,9 +74,9 @@ func (c *Conn) Compact(ctx context.Context, tenant, sandbox string, cfg Compacti
 
 func (w *compacting) subject() string { return protocol.EventSubject(w.tenant, w.sandbox) }
 
-// agree compares the manifest with the log: where the log was set back to a backup, segments may hold what
-// is no longer its history. The log decides, as far as it goes.
-func (w *compacting) agree(ctx context.Context) error {
+// reconcile compares the manifest with the log. After the log was restored from a backup, segments may hold messages
+// that are no longer part of its history. The log decides wherever it has messages.
+func (w *compacting) reconcile(ctx context.Context) error {
 	m, last := w.manifest, w.manifest.last()
 	if last == 0 {
 		return nil
@@ -95,11 +95,11 @@ func (w *compacting) agree(ctx context.Context) error {
 			return err
 		}
 	}
-	return w.disown(ctx, &first[0])
+	return w.dropDiverged(ctx, &first[0])
 }
 
-// disown drops the segments that are not of the log's history: those that do not end before the log begins.
-func (w *compacting) disown(ctx context.Context, first *entry) error {
+// dropDiverged drops the segments that do not end before the log begins: they are of another history.
+func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	m := w.manifest
 	kept, end := 0, uint64(0)
 	for kept < len(m.Segments) && m.Segments[kept].LastRecord < first.record {
@@ -109,9 +109,10 @@ func (w *compacting) disown(ctx context.Context, first *entry) error {
 	switch {
 	case kept > 0:
 		end = m.Segments[kept-1].LastRecord
-	case first.told && first.after == 0: // the log has all of it
+	case first.told && first.after == 0: // the log has the entire history
 		all := []segment{}
-		if err := m.each(ctx, 0, func(s *segment) (bool, error) { all = append(all, *s); return true, nil }); err != nil {
+		err := m.each(ctx, 0, func(s *segment) (bool, error) { all = append(all, *s); return true, nil })
+		if err != nil {
 			return err
 		}
 		dropped, m.Pages = all, nil
@@ -119,9 +120,11 @@ func (w *compacting) disown(ctx context.Context, first *entry) error {
 		end = m.Pages[len(m.Pages)-1].LastRecord
 	}
 	if first.told && first.after != end {
-		return protocol.Errorf(protocol.Internal, "", "the segments of the history of %s end at record %d, and the log begins after %d", w.sandbox, end, first.after)
+		return protocol.Errorf(protocol.Internal, "",
+			"the segments of the history of %s end at record %d, and the log begins after %d", w.sandbox, end, first.after)
 	}
-	w.conn.log.Warn("segments hold what is no longer a part of the log's history, and are dropped", "sandbox", w.sandbox, "segments", len(dropped))
+	w.conn.log.Warn("segments hold messages that are no longer part of the log's history; dropping them",
+		"sandbox", w.sandbox, "segments", len(dropped))
 	for _, s := range dropped {
 		m.Loose = append(m.Loose, s.Object)
 	}
@@ -129,7 +132,7 @@ func (w *compacting) disown(ctx context.Context, first *entry) error {
 	return w.write(ctx)
 }
 
-// inLog says whether the log itself has a position of the history.
+// inLog reports whether the log itself has a position of the history.
 func (w *compacting) inLog(ctx context.Context, p Position) (bool, error) {
 	m, err := w.conn.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -149,8 +152,8 @@ func (w *compacting) write(ctx context.Context) error {
 	return w.manifest.write(ctx)
 }
 
-// tidy removes objects that are no part of the history.
-func (w *compacting) tidy(ctx context.Context) error {
+// removeLoose removes objects that are not part of the history.
+func (w *compacting) removeLoose(ctx context.Context) error {
 	if len(w.manifest.Loose) == 0 {
 		return nil
 	}
@@ -166,7 +169,7 @@ func (w *compacting) tidy(ctx context.Context) error {
 	return w.write(ctx)
 }
 
-// move stores what is too much of the log in segments.
+// move stores the log's excess messages in segments.
 func (w *compacting) move(ctx context.Context) error {
 	older, err := w.older(ctx)
 	if err != nil || older <= 0 {
@@ -195,14 +198,14 @@ func (w *compacting) move(ctx context.Context) error {
 	return err
 }
 
-// older is how many of the log's messages are to be in segments, 0 where they are few.
+// older returns how many of the log's messages belong in segments, 0 if too few to bother.
 func (w *compacting) older(ctx context.Context) (int, error) {
 	count, err := w.conn.messagesOn(ctx, protocol.StreamEvents, w.subject())
 	older := count - w.Keep
 	if err != nil || older <= 0 {
 		return 0, err
 	}
-	// What a crash left in both places is not to be moved, only to be purged.
+	// Messages that a crash left in both places are purged, not moved again.
 	moved, seen, batches, bytes := w.manifest.last(), 0, 0, int64(0)
 	err = w.conn.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
@@ -217,7 +220,7 @@ func (w *compacting) older(ctx context.Context) (int, error) {
 	return older, nil
 }
 
-// store stores a segment and names it in the manifest.
+// store stores a segment and adds it to the manifest.
 func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	content, s, err := w.conn.encodeSegment(w.tenant, w.sandbox, part)
 	if err != nil {
@@ -229,13 +232,13 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 		return err
 	}
 	w.Probe("compact-before-store")
-	if err := w.conn.storeSegment(ctx, &s, content); err != nil { // perhaps somebody else took it for a part of a crash
+	if err := w.conn.storeSegment(ctx, &s, content); err != nil { // another compaction may have removed it as loose
 		return errors.Join(err, w.conn.removeSegment(ctx, s.Object))
 	}
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
-		if err == ErrConflict { // the writer that won takes it for an abandoned one, or does not know it
+		if err == ErrConflict { // the writer that won lists the object as loose, or does not know it
 			return errors.Join(err, w.conn.removeSegment(ctx, s.Object))
 		}
 		return err
@@ -244,7 +247,7 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 	return nil
 }
 
-// purge removes from the log what is in segments and no reader needs to begin with.
+// purge removes messages from the log that are in segments and that no reader needs to start from.
 func (w *compacting) purge(ctx context.Context) error {
 	last := w.manifest.last()
 	if last == 0 {
@@ -253,7 +256,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	w.done.Waits = true
 	s, err := w.conn.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil // it will be
+		return nil // it will be stored
 	}
 	if err != nil {
 		return err
@@ -278,7 +281,7 @@ func (w *compacting) purge(ctx context.Context) error {
 		return nil
 	}
 	if held, err := w.inLog(ctx, s.position()); err != nil || !held {
-		return err // the snapshot is of another history of the log
+		return err // the snapshot is of another history
 	}
 	w.Probe("compact-before-purge")
 	if err := w.Guard(); err != nil {
@@ -291,7 +294,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	return nil
 }
 
-// drop forgets segments that are too old, and not in the log, too. The state as of a newer message is kept in their place.
+// drop forgets expired segments that are not in the log either. A newer state is stored in their place.
 func (w *compacting) drop(ctx context.Context) error {
 	m, now := w.manifest, w.conn.Now()
 	if w.MaxAge <= 0 {
@@ -301,7 +304,7 @@ func (w *compacting) drop(ctx context.Context) error {
 	if err != nil || len(first) == 0 {
 		return err
 	}
-	over := func(s *segment) bool { return now.Sub(s.Until) > w.MaxAge && s.LastRecord < first[0].record }
+	expired := func(s *segment) bool { return now.Sub(s.Until) > w.MaxAge && s.LastRecord < first[0].record }
 	var old []segment
 	pages, kept := 0, 0
 	for pages < len(m.Pages) {
@@ -309,14 +312,14 @@ func (w *compacting) drop(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(list) > 0 && !over(&list[len(list)-1]) {
+		if len(list) > 0 && !expired(&list[len(list)-1]) {
 			break
 		}
 		old = append(old, list...)
 		pages++
 	}
 	if pages == len(m.Pages) {
-		for kept < len(m.Segments) && over(&m.Segments[kept]) {
+		for kept < len(m.Segments) && expired(&m.Segments[kept]) {
 			kept++
 		}
 		old = append(old, m.Segments[:kept]...)
@@ -324,7 +327,7 @@ func (w *compacting) drop(ctx context.Context) error {
 	if len(old) == 0 {
 		return w.dropAt(ctx)
 	}
-	if ok, err := w.keepBase(ctx, old[len(old)-1].LastRecord); err != nil || !ok {
+	if ok, err := w.storeBase(ctx, old[len(old)-1].LastRecord); err != nil || !ok {
 		return err
 	}
 	w.Probe("compact-before-drop")
@@ -341,17 +344,18 @@ func (w *compacting) drop(ctx context.Context) error {
 		return err
 	}
 	for _, key := range gone {
-		if err := w.conn.purge(ctx, "KV_"+protocol.BucketHistories, "$KV."+protocol.BucketHistories+"."+key, 0); err != nil {
+		subject := "$KV." + protocol.BucketHistories + "." + key
+		if err := w.conn.purge(ctx, "KV_"+protocol.BucketHistories, subject, 0); err != nil {
 			return err
 		}
 	}
-	if err := w.tidy(ctx); err != nil {
+	if err := w.removeLoose(ctx); err != nil {
 		return err
 	}
 	return w.dropAt(ctx)
 }
 
-// dropAt notes when the oldest segment will be too old.
+// dropAt notes when the oldest segment expires.
 func (w *compacting) dropAt(ctx context.Context) error {
 	return w.manifest.each(ctx, 0, func(s *segment) (bool, error) {
 		w.done.DropAt = s.Until.Add(w.MaxAge)
@@ -359,9 +363,9 @@ func (w *compacting) dropAt(ctx context.Context) error {
 	})
 }
 
-// keepBase keeps the stored snapshot, if it goes beyond a record and has a state, for those who cannot read from
-// the beginning any more.
-func (w *compacting) keepBase(ctx context.Context, beyond uint64) (bool, error) {
+// storeBase stores a copy of the snapshot, if it has a state and is past a record, for readers that can no longer
+// read the history from its beginning.
+func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error) {
 	s, err := w.conn.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return false, nil
@@ -378,9 +382,10 @@ func (w *compacting) keepBase(ctx context.Context, beyond uint64) (bool, error) 
 	if err := w.Guard(); err != nil {
 		return false, err
 	}
-	_, err = w.conn.kv(protocol.BucketHistories).replace(ctx, baseKey(w.tenant, w.sandbox), 0, func(old []byte) ([]byte, error) {
-		var there Snapshot
-		if old != nil && protocol.Decode(old, &there) == nil && there.Record >= s.Record && there.Fold >= s.Fold {
+	histories, key := w.conn.kv(protocol.BucketHistories), baseKey(w.tenant, w.sandbox)
+	_, err = histories.replace(ctx, key, 0, func(old []byte) ([]byte, error) {
+		var stored Snapshot
+		if old != nil && protocol.Decode(old, &stored) == nil && stored.Record >= s.Record && stored.Fold >= s.Fold {
 			return nil, nil
 		}
 		return protocol.Encode(s), nil
@@ -388,17 +393,17 @@ func (w *compacting) keepBase(ctx context.Context, beyond uint64) (bool, error) 
 	return err == nil, err
 }
 
-// messagesOn is how many messages a subject has, as the stream's leader says.
+// messagesOn returns the number of messages on a subject according to the stream's leader.
 func (c *Conn) messagesOn(ctx context.Context, name, subject string) (int, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	stream, err := c.js.Stream(ctx, name)
 	if err != nil {
-		return 0, translate(err, "look at "+name)
+		return 0, translate(err, "read the state of "+name)
 	}
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
-		return 0, translate(err, "look at "+name)
+		return 0, translate(err, "read the state of "+name)
 	}
 	return int(info.State.Subjects[subject]), nil
 }
@@ -411,19 +416,19 @@ func (c *Conn) purgeThrough(ctx context.Context, name, subject string, through u
 	if err != nil {
 		return translate(err, "purge "+name)
 	}
-	return translate(stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(through+1)), "purge "+name)
+	err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(through+1))
+	return translate(err, "purge "+name)
 }
 
-// PurgeHistory removes a deleted sandbox's history but its last message, its segments, its output, its exec ids
-// and its snapshot. Its own id stays reserved for ever. The last message, which says that it was
-// deleted, is the tombstone: it tells an id whose history is no longer kept from one that never
-// had any.
+// PurgeHistory removes everything of a deleted sandbox except the last message of its history and its reserved id:
+// the rest of the history, segments, output, exec ids and snapshots. The last message says that the sandbox was
+// deleted and is its tombstone: it distinguishes an id whose history was removed from one that never had a history.
 func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 	if err := c.purgeSegments(ctx, tenant, sandbox); err != nil {
 		return err
 	}
 	histories := "$KV." + protocol.BucketHistories + "." + manifestKey(tenant, sandbox)
-	// The last snapshot goes last: while it is there, the rest is found again and purged again.
+	// The last snapshot is removed last: while it exists, the next purge finds the rest.
 	for _, p := range []struct {
 		stream, subject string
 		keep            uint64
@@ -443,7 +448,7 @@ func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 	return nil
 }
 
-// purgeSegments removes the segments of a history, and whatever was to be one.
+// purgeSegments removes the segments of a history, including unfinished ones.
 func (c *Conn) purgeSegments(ctx context.Context, tenant, sandbox string) error {
 	m, err := c.manifest(ctx, tenant, sandbox)
 	if err != nil || m.revision == 0 {
@@ -457,7 +462,7 @@ func (c *Conn) purgeSegments(ctx context.Context, tenant, sandbox string) error 
 	segments := m.Segments
 	for _, p := range m.Pages {
 		list, err := m.page(ctx, p.Key)
-		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // an earlier purge has removed it
+		if err != nil && protocol.CodeOf(err) != protocol.NotFound { // not_found: an earlier purge removed it
 			return err
 		}
 		segments = append(segments, list...)

@@ -14,25 +14,30 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // Config says how to reach NATS.
 type Config struct {
 	URL       string                     // one or more, comma separated; ignored with InProcess
 	Token     string                     // ignored with Login
-	Creds     string                     // path of a credentials file, read again at each try to connect
-	Login     func() (Login, error)      // called at each try to connect, so that changed credentials are used; must not block for long; may be nil
-	LoginFrom string                     // where Login or Creds come from, for people; may be empty
-	Wait      bool                       // wait for NATS until ctx ends, also where that has no deadline
+	Creds     string                     // path of a credentials file, read again at each attempt to connect
+	Login     func() (Login, error)      // called at each attempt to connect; must not block for long; may be nil
+	LoginFrom string                     // where Login or Creds come from, for error messages; may be empty
+	Wait      bool                       // wait for NATS until ctx ends, even if ctx has no deadline
 	InProcess nats.InProcessConnProvider // an embedded server
 	Name      string                     // of the connection, shown by the server
-	Timeout   time.Duration              // of one call where the caller's context has no deadline; default 10 s
+	Timeout   time.Duration              // of one call if the caller's context has no deadline; default 10 s
 	Logger    *slog.Logger               // default slog.Default
 	OnState   func(connected bool)       // called on each change; may be nil
 	Clock     Clock                      // for tests: the machine's clocks
-	Options   func(*nats.Options)        // for tests: the last word on the client's options
+	Options   func(*nats.Options)        // for tests: changes the client's options last
 }
+
+// Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
+// use.
 
 // Conn is a connection to NATS with Boxfleet's assets. It reconnects for ever. Its methods may be
 // called at once from many goroutines.
@@ -44,13 +49,13 @@ type Conn struct {
 	login   credentials
 	closed  chan struct{} // closed with the connection
 	room    roomKept
-	life    atomic.Uint64 // counts the connections that were lost: the next server may have another log
+	life    atomic.Uint64 // number of lost connections: the next server may have another log
 	quorum  quorum
 	looked  *storageLook // the last; under mu
 	clock   storeClock
 
-	directs  chan struct{} // slots of batched direct gets
-	openings chan struct{} // slots of histories that are read from their beginning
+	directs  chan struct{} // slots for batched direct gets
+	openings chan struct{} // slots for histories that are read from their beginning
 	segments segmentCache
 
 	mu          sync.Mutex
@@ -58,22 +63,25 @@ type Conn struct {
 	meta        *assets
 	onReconnect map[int]func()
 	onLoss      map[int]func()
-	elections   bool // they are heard
+	elections   bool // subscribed to election notices
 	nextID      int
 }
 
-// assets is what is read once from the provisioned streams.
+// assets is what a connection reads once from the provisioned streams.
 type assets struct {
 	deployment string
 	replicas   int
 }
 
-// Connect connects, waiting at most until ctx ends: where ctx has no deadline it tries once, unless
-// [Config.Wait] is set. What cannot mend itself is not waited for. Errors: invalid_argument, for URLs or
-// a credentials file; permission_denied, where the server refuses the credentials; unavailable.
+// Connect connects to NATS. It retries until ctx's deadline; without a deadline it tries once, unless [Config.Wait] is
+// set. It does not retry errors that need a change of configuration. Errors: invalid_argument for URLs or a
+// credentials file; permission_denied if the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c := &Conn{log: cfg.Logger, timeout: cfg.Timeout, onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{}, closed: make(chan struct{}),
-		directs: make(chan struct{}, directsAtOnce), openings: make(chan struct{}, openingsAtOnce)}
+	c := &Conn{
+		log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
+		onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{},
+		directs: make(chan struct{}, directsAtOnce), openings: make(chan struct{}, openingsAtOnce),
+	}
 	c.segments.full, c.segments.inManifest = segmentSize, segmentsInManifest
 	if c.log == nil {
 		c.log = slog.Default()
@@ -128,13 +136,13 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.MaxReconnects(-1),
-		// A publish that timed out must not be stored after the reconnect.
+		// A publish that timed out must not be stored after a reconnect.
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(10 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				c.log.Warn("NATS is away", "error", err)
+				c.log.Warn("lost the connection to NATS", "error", err)
 			}
 			c.cutOff()
 			state(false)
@@ -142,7 +150,7 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 		nats.ClosedHandler(func(*nats.Conn) { ended() }),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			c.login.took()
-			c.log.Info("NATS is back", "server", nc.ConnectedServerName())
+			c.log.Info("reconnected to NATS", "server", nc.ConnectedServerName())
 			state(true)
 			c.reconnected()
 		}),
@@ -155,9 +163,9 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 			if sub != nil {
 				subject = sub.Subject
 			}
-			c.log.Warn("NATS reports", "error", err, "subject", subject)
+			c.log.Warn("the NATS client reports an error", "error", err, "subject", subject)
 			if errors.Is(err, nats.ErrSlowConsumer) {
-				go c.reconnected() // messages were dropped: followers read what they missed
+				go c.reconnected() // messages were dropped: followers must read them
 			}
 		}),
 	}
@@ -174,11 +182,12 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// connectWithin tries until it works, the server refuses the credentials, or ctx ends.
+// connectWithin retries until it is connected, the server refuses the credentials, or ctx ends.
 func (c *Conn) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
 	_, bounded := ctx.Deadline()
 	var last error
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	pause := backoff.New(100*time.Millisecond, time.Second)
+	for {
 		nc, err := connectOnce(ctx, opts)
 		switch {
 		case err != nil && ctx.Err() != nil:
@@ -190,16 +199,16 @@ func (c *Conn) connectWithin(ctx context.Context, opts nats.Options, cfg Config)
 		if cfg.Wait {
 			c.log.Warn("waiting for NATS", "at", redacted(cfg.URL), "error", err)
 		} else {
-			pause = 100 * time.Millisecond
+			pause.Reset()
 		}
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return nil, err
 		}
 	}
 }
 
-// connectOnce leaves a try behind when ctx ends: a server that takes connections and says nothing is waited
-// for 2 s, and there may be many.
+// connectOnce abandons the attempt when ctx ends: the client waits 2 s for each server that accepts connections and
+// then says nothing, and there may be many.
 func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	type try struct {
 		nc  *nats.Conn
@@ -224,8 +233,8 @@ func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 	}
 }
 
-// OnReconnect calls f after each reconnect, when messages may have been missed, until stop is
-// called. f must not block.
+// OnReconnect calls f after each reconnect, since messages may have been missed, until stop is called. f must not
+// block.
 func (c *Conn) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
 
 func (c *Conn) register(calls map[int]func(), f func()) (stop func()) {
@@ -242,7 +251,7 @@ func (c *Conn) register(calls map[int]func(), f func()) (stop func()) {
 }
 
 func (c *Conn) reconnected() {
-	if err := c.checkPayload(); err != nil { // another server, or other settings
+	if err := c.checkPayload(); err != nil { // it may be another server, or have other settings
 		c.log.Error("NATS cannot take all of Boxfleet's messages", "error", err)
 	}
 	c.clock.distrust()
@@ -250,7 +259,7 @@ func (c *Conn) reconnected() {
 	c.call(c.onLoss)
 }
 
-// call calls what was registered.
+// call calls the registered functions.
 func (c *Conn) call(registered map[int]func()) {
 	c.mu.Lock()
 	fs := slices.Collect(maps.Values(registered))
@@ -260,11 +269,10 @@ func (c *Conn) call(registered map[int]func()) {
 	}
 }
 
-// OnLoss calls f when messages may have been lost that nobody sends again: after each reconnect, and
-// each time that the event log or the log of output has a new leader, since what the old one stored
-// last it may not have passed on. It does so until stop is called. f must not block. Election notices
-// can be lost themselves, so a caller that waits for something also looks from time to time. Errors: unavailable
-// where the connection is closed.
+// OnLoss calls f when messages may have been lost that nobody sends again, until stop is called: after each reconnect,
+// and each time the event log or the output log elects a leader, because the old leader may not have published what it
+// stored last. f must not block. Election notices can be lost too, so callers that wait for something also poll now and
+// then. Error: unavailable if the connection is closed.
 func (c *Conn) OnLoss(f func()) (stop func(), err error) {
 	if err := c.hearElections(); err != nil {
 		return nil, err
@@ -272,15 +280,20 @@ func (c *Conn) OnLoss(f func()) (stop func(), err error) {
 	return c.register(c.onLoss, f), nil
 }
 
-// hearElections subscribes once to what a server says when it becomes the leader of a stream.
+// hearElections subscribes once to the notices of new stream leaders.
 func (c *Conn) hearElections() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.elections {
 		return nil
 	}
+	elected := func(*nats.Msg) {
+		c.mayHaveGrown()
+		c.clock.distrust()
+		c.call(c.onLoss)
+	}
 	for _, stream := range []string{protocol.StreamEvents, protocol.StreamLogs} {
-		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(*nats.Msg) { c.mayHaveGrown(); c.clock.distrust(); c.call(c.onLoss) }); err != nil {
+		if _, err := c.nc.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, elected); err != nil {
 			return translate(err, "listen for elections")
 		}
 	}
@@ -288,8 +301,8 @@ func (c *Conn) hearElections() error {
 	return nil
 }
 
-// mayHaveGrown forgets how many replicas there are: one server elects nobody, so there may be several now,
-// and what a replica says may be behind.
+// mayHaveGrown forgets the number of replicas: a single server holds no elections, so there may be several now, and
+// a replica's answer may be stale.
 func (c *Conn) mayHaveGrown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -298,11 +311,11 @@ func (c *Conn) mayHaveGrown() {
 	}
 }
 
-// errCutOff is why a call ended whose connection was lost: its answer cannot come any more.
-var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer")
+// errCutOff ends a call whose connection was lost: its answer cannot arrive any more.
+var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NATS was lost before the answer arrived")
 
-// await bounds a call that waits for an answer like bound, and ends it with errCutOff as its cause
-// when the connection is lost, so that it can be made again on the next one.
+// await bounds a call that waits for an answer as bound does. If the connection is lost it ends the call with the
+// cause errCutOff, so that the caller can repeat it on the next connection.
 func (c *Conn) await(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)
@@ -329,8 +342,8 @@ func (c *Conn) cutOff() {
 	}
 }
 
-// causeOf is what ended ctx where that says more than err: that the connection was lost, or that there
-// is no majority of the servers.
+// causeOf returns the cause of ctx's end if that says more than err: the connection was lost, or the servers have no
+// majority.
 func causeOf(ctx context.Context, err error) error {
 	var cause *protocol.Error
 	if err != nil && errors.As(context.Cause(ctx), &cause) {
@@ -339,11 +352,11 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// Connected says whether the connection is up now.
+// Connected reports whether the connection is up.
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 
-// Health is nil while the connection is up. Errors: permission_denied where the server refuses the
-// credentials, or they cannot be read; unavailable.
+// Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials or
+// they cannot be read; unavailable.
 func (c *Conn) Health() error {
 	if c.nc.IsConnected() {
 		return nil
@@ -351,22 +364,17 @@ func (c *Conn) Health() error {
 	if err := c.login.standing(); err != nil {
 		return err
 	}
-	return protocol.Errorf(protocol.Unavailable, "", "NATS is away")
+	return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")
 }
 
-// Closed is closed when the connection has ended for good: by [Conn.Close], or since the server said something
-// that the client does not go on from.
+// Closed is closed when the connection has ended for good: by [Conn.Close], or because the client gave up after an
+// error of the server.
 func (c *Conn) Closed() <-chan struct{} { return c.closed }
 
-// awaitConnection waits until the connection is up. Errors: the end of ctx, or of the connection.
+// awaitConnection waits until the connection is up. It fails when ctx ends or the connection is closed.
 func (c *Conn) awaitConnection(ctx context.Context) error {
-	back := make(chan struct{}, 1)
-	defer c.OnReconnect(func() {
-		select {
-		case back <- struct{}{}:
-		default:
-		}
-	})()
+	back := wake.New()
+	defer c.OnReconnect(back.Wake)()
 	for !c.nc.IsConnected() {
 		select {
 		case <-ctx.Done():
@@ -379,21 +387,20 @@ func (c *Conn) awaitConnection(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the connection. What is in flight fails.
+// Close closes the connection. Calls in flight fail.
 func (c *Conn) Close() { c.nc.Close() }
 
-// bound ends what waits for one answer after the connection's timeout, however much time the caller
-// has: an answer that was lost never comes.
+// bound limits the wait for one answer to the connection's timeout, however much time the caller has: an answer that
+// was lost never comes.
 func (c *Conn) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.timeout)
 }
 
-// askAgain is after how long a question is asked again that was not answered.
+// askAgain is how long a question waits for its answer before it is repeated.
 const askAgain = 2 * time.Second
 
-// ask sends a question that may be asked twice, and waits for the answer. Question and answer are
-// core messages, and either is lost where a connection or a server breaks: it is asked again, on
-// the next connection where this one is away, until the connection's timeout is over.
+// ask sends an idempotent question and waits for the answer. Both are core messages and are lost if a connection or
+// a server breaks. Until the connection's timeout, ask repeats the question, on the next connection if necessary.
 func (c *Conn) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -408,31 +415,30 @@ func (c *Conn) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	}
 }
 
-// awaitOnce is await for one of several tries.
+// awaitOnce is await for one of several attempts.
 func (c *Conn) awaitOnce(ctx context.Context) (try context.Context, end func()) {
 	try, cancel := c.await(ctx)
 	again := time.AfterFunc(askAgain, cancel)
 	return try, func() { again.Stop(); cancel() }
 }
 
-// mayAskAgain says whether a try failed because no answer came, or because there is no connection
-// just now, and ctx leaves time for another.
+// mayAskAgain reports whether an attempt got no answer or had no connection, and ctx leaves time for another.
 func (c *Conn) mayAskAgain(ctx, try context.Context) bool {
 	if try.Err() != nil {
 		return ctx.Err() == nil
 	}
-	return c.nc.IsReconnecting() && sleep(ctx, firstPause)
+	return c.nc.IsReconnecting() && backoff.Sleep(ctx, firstPause)
 }
 
-// Open reads what the deployment is: its id and its replicas. Error: failed_precondition with
-// reason not_provisioned where no coordinator has been here yet.
+// Open reads the deployment's id and number of replicas. Error: failed_precondition with reason not_provisioned if
+// no coordinator has made the streams yet.
 func (c *Conn) Open(ctx context.Context) error {
 	_, err := c.assets(ctx)
 	return err
 }
 
-// Deployment is the id of the deployment, made when it was first provisioned. [Conn.Open] or
-// [Conn.Provision] must have succeeded.
+// Deployment returns the id of the deployment, which its first provisioning chose. [Conn.Open] or [Conn.Provision]
+// must have succeeded.
 func (c *Conn) Deployment() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -451,7 +457,7 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	stream, err := insist(ctx, c, "look for Boxfleet's streams", func(ctx context.Context) (jetstream.Stream, error) {
+	stream, err := askRepeatedly(ctx, c, "find Boxfleet's streams", func(ctx context.Context) (jetstream.Stream, error) {
 		return c.readStream(ctx, protocol.StreamEvents)
 	})
 	if err != nil {
@@ -462,17 +468,5 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	c.mu.Lock()
 	c.meta = meta
 	c.mu.Unlock()
-	return meta, c.hearElections() // one server elects nobody, but there may be more one day
-}
-
-// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return meta, c.hearElections() // a single server holds no elections, but the deployment may grow
 }

@@ -6,13 +6,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// described marks a description that Boxfleet wrote: one that an operator wrote stays.
+// described marks descriptions that Boxfleet wrote: an operator's own description stays.
 const described = "Boxfleet: "
 
-// descriptions say what each stream and bucket is for, for operators who look with NATS's own tools.
+// descriptions tell operators who use NATS's own tools what each stream and bucket is for.
 var descriptions = map[string]string{
 	protocol.StreamRequests: "requests that wait for a coordinator",
-	protocol.StreamEvents:   "the histories of sandboxes: what counts",
+	protocol.StreamEvents:   "the histories of sandboxes: the source of truth",
 	protocol.StreamLogs:     "output of execs, services and commands of sandboxes",
 	protocol.StreamDead:     "requests that could not be processed, with the reason",
 
@@ -32,7 +32,7 @@ var descriptions = map[string]string{
 	"OBJ_" + protocol.BucketImageFiles: "files of imported images",
 }
 
-// descriptionOf is the description of a stream that has one now.
+// descriptionOf returns the description for a stream that currently has the description now.
 func descriptionOf(name, now string) string {
 	if text := descriptions[name]; text != "" && (now == "" || strings.HasPrefix(now, described)) {
 		return described + text

@@ -11,9 +11,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ErrConflict says that a compare-and-set lost: somebody else wrote first. It never leaves a
-// [Journal], which reads what was written and decides again.
-var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "write_conflict", Message: "somebody else wrote first"}
+// ErrConflict says that a compare-and-set lost because another process wrote first. It never leaves a
+// [Journal], which reads the other write and decides again.
+var ErrConflict = &protocol.Error{Code: protocol.FailedPrecondition, Reason: "write_conflict",
+	Message: "another process wrote first"}
 
 // Codes of the server that nats.go does not name.
 const (
@@ -21,12 +22,12 @@ const (
 	codeInsufficientStorage jetstream.ErrorCode = 10047
 	codeInsufficientStore   jetstream.ErrorCode = 10023 // a limit of the whole server's store
 	codeAccountResources    jetstream.ErrorCode = 10002 // a limit of the account
-	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // a cluster that is just starting, too
+	codeNoSuitablePeers     jetstream.ErrorCode = 10005 // also while a cluster is starting
 	codeDuplicateInProcess  jetstream.ErrorCode = 10158 // the first copy of the message waits for a majority
 )
 
-// translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set
-// comes back as one of two codes, depending on whether the winner is already applied.
+// translate turns an error of the NATS client into a *protocol.Error. A lost compare-and-set has one of two codes,
+// depending on whether the server has already applied the winning write.
 func translate(err error, doing string) error {
 	if err == nil {
 		return nil
@@ -70,7 +71,7 @@ func translate(err error, doing string) error {
 	case errors.Is(err, jetstream.ErrKeyNotFound), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrMsgNotFound):
 		return protocol.Errorf(protocol.NotFound, "", "%s: %v", doing, err)
 	case errors.Is(err, nats.ErrReconnectBufExceeded):
-		return protocol.Errorf(protocol.Unavailable, "", "%s: NATS is away", doing)
+		return protocol.Errorf(protocol.Unavailable, "", "%s: no connection to NATS", doing)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
 		return protocol.Errorf(protocol.DeadlineExceeded, "", "%s: no answer in time", doing)
 	}
@@ -82,8 +83,8 @@ func notProvisioned(doing string) *protocol.Error {
 		"%s: Boxfleet's streams are not there yet: start a coordinator; if one runs, its log says what keeps it, such as a max_file_store of NATS that is too small", doing)
 }
 
-// translateWrite is translate for a message that was to be stored under a subject. A store that is
-// full says which one it is: what waits in the request queue is another matter than the event log.
+// translateWrite is translate for storing a message under a subject. If a store is full, the reason tells which: a
+// full request queue matters less than a full event log.
 func translateWrite(err error, subject string) error {
 	doing := "write to " + subject
 	var api *jetstream.APIError
@@ -100,12 +101,12 @@ func translateWrite(err error, subject string) error {
 	return protocol.Errorf(protocol.ResourceExhausted, reason, "%s: %s", doing, api.Description)
 }
 
-// isUnder says whether a subject begins as a filter does, up to its wildcards.
+// isUnder reports whether a subject begins as a filter does, up to its wildcards.
 func isUnder(subject, filter string) bool {
 	return strings.HasPrefix(subject, strings.TrimRight(filter, "*.")+".")
 }
 
-// storeIsFull says whether the server stores nothing more: a limit of the stream or of the server's
+// storeIsFull reports whether the server stores nothing more because a limit of the stream or of the server's
 // store is reached, or its disk is full.
 func storeIsFull(api *jetstream.APIError) bool {
 	switch api.ErrorCode {
@@ -115,7 +116,7 @@ func storeIsFull(api *jetstream.APIError) bool {
 	return strings.Contains(api.Description, "no space left") || strings.Contains(api.Description, "insufficient resources")
 }
 
-// isOneOf says whether err has one of the codes.
+// isOneOf reports whether err has one of the codes.
 func isOneOf(err error, codes ...protocol.Code) bool {
 	got := protocol.CodeOf(err)
 	for _, c := range codes {

@@ -11,10 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Append writes one batch to its sandbox's history: the commit point of everything. expected is
-// the record (stream sequence) of the history's last message, 0 for none. It returns the new
-// record. Errors: [ErrConflict] when somebody wrote first; any other error leaves the outcome
-// open, and the caller must read the history to learn it.
+// Append writes one batch to its sandbox's history: the commit point of every decision. expected is the record
+// (stream sequence) of the history's last message, 0 for none. It returns the new record. Errors: [ErrConflict]
+// if another writer was first; after any other error the outcome is unknown until the caller reads the history.
 func (c *Conn) Append(ctx context.Context, b *protocol.Batch, expected uint64) (uint64, error) {
 	m := nats.NewMsg(protocol.AppendSubject(b.Writer, b.Tenant, b.Sandbox))
 	for k, v := range b.Headers() {
@@ -24,8 +23,8 @@ func (c *Conn) Append(ctx context.Context, b *protocol.Batch, expected uint64) (
 	return c.publish(ctx, m, int64(expected))
 }
 
-// batchOf reads a message of the event log, stored or republished. The subject is what permissions
-// vouch for: a batch that names another sandbox than its subject is nobody's, and comes back nil.
+// batchOf decodes a message of the event log, stored or republished. Permissions protect the subject, so a batch that
+// names another sandbox than its subject is ignored: it returns nil.
 func (c *Conn) batchOf(m *stored) (*protocol.Batch, error) {
 	b, err := protocol.DecodeBatch(m.data, m.sequence)
 	if err != nil {
@@ -48,24 +47,24 @@ func (c *Conn) Record(ctx context.Context, record uint64) (*protocol.Batch, erro
 	}
 	b, err := c.batchOf(m)
 	if b == nil && err == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "record %d is not of the sandbox that it is filed under", record)
+		err = protocol.Errorf(protocol.NotFound, "", "record %d names another sandbox than its subject", record)
 	}
 	return b, err
 }
 
-// LastRecord is the number of the last message that the log has, or had.
+// LastRecord returns the highest record that the log has or had.
 func (c *Conn) LastRecord(ctx context.Context) (uint64, error) {
 	return c.lastSequence(ctx, protocol.StreamEvents)
 }
 
-// FollowEvents reads every history from a record on, in the order of the log, and goes on with
-// what comes, until ctx ends, or the log no longer has what was handled: [IsRewound]. caughtUp is called once, when everything was handled that was in the log at
-// the beginning and nothing more was waiting.
+// FollowEvents reads every history from a record on, in the order of the log, and then new batches, until ctx ends or
+// the log no longer has the last handled message: [IsRewound]. caughtUp is called once, after all batches that were in
+// the log at the start have been handled and none is waiting.
 func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*protocol.Batch), caughtUp func()) error {
 	return c.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
 		b, err := c.batchOf(m)
 		if err != nil {
-			c.log.Error("an entry of the event log cannot be read", "record", m.sequence, "subject", m.subject, "error", err)
+			c.log.Error("could not read an entry of the event log", "record", m.sequence, "subject", m.subject, "error", err)
 		}
 		if b != nil {
 			handle(b)
@@ -73,10 +72,10 @@ func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*proto
 	}, caughtUp)
 }
 
-// Live hears what is appended to one sandbox's history from now on, over core NATS, until stop is
-// called. Nothing is replayed, and messages are lost while the connection is away, and where the
-// leader of the log dies between storing a batch and telling it: the caller reads the history after
-// [Conn.OnReconnect], where a number is missing, and after a silence. tenant and sandbox may be "*".
+// Live receives batches that are appended to a sandbox's history from now on, over core NATS, until stop is called.
+// It replays nothing. Messages are lost while the connection is away, and if the log's leader dies after it stored a
+// batch and before it published it. So callers read the history after [Conn.OnReconnect], if a number is missing, and
+// after a silence. tenant and sandbox may be "*".
 func (c *Conn) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	sub, err := c.nc.Subscribe(protocol.LiveSubject(tenant, sandbox), func(m *nats.Msg) {
 		record, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
@@ -85,7 +84,7 @@ func (c *Conn) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop 
 		}
 		b, err := c.batchOf(&stored{subject: m.Subject, sequence: record, data: m.Data})
 		if err != nil {
-			c.log.Error("a live event cannot be read", "record", record, "error", err)
+			c.log.Error("could not read a live event", "record", record, "error", err)
 		}
 		if b != nil {
 			handle(b)
@@ -100,14 +99,14 @@ func (c *Conn) Live(tenant, sandbox string, handle func(*protocol.Batch)) (stop 
 	return func() { _ = sub.Unsubscribe() }, nil // fails only when the connection is closed
 }
 
-// Flush waits until the server has seen everything sent before, subscriptions among it.
+// Flush waits until the server has processed everything sent before, including subscriptions.
 func (c *Conn) Flush(ctx context.Context) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	return translate(c.nc.FlushWithContext(ctx), "flush")
 }
 
-// purge removes the messages of a subject, but the newest keep.
+// purge removes the messages of a subject except the newest keep.
 func (c *Conn) purge(ctx context.Context, name, subject string, keep uint64) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -122,11 +121,9 @@ func (c *Conn) purge(ctx context.Context, name, subject string, keep uint64) err
 	return translate(stream.Purge(ctx, opts...), "purge "+name)
 }
 
-// retryPause is between two tries of something that NATS could not do. What is only not there yet,
-// since a cluster is just writing it, is tried again after firstPause, doubled each time.
+// retryPause is the pause before NATS is asked again for something it failed to do. Something that a cluster is just
+// writing is read again after firstPause, which doubles up to retryPause.
 const (
 	retryPause = 200 * time.Millisecond
 	firstPause = time.Millisecond
 )
-
-func nextPause(p time.Duration) time.Duration { return min(2*p, retryPause) }

@@ -6,12 +6,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// walkBack is how many messages are read backwards from the end before an event is looked for by halves: who
-// asks again and again for what is new wants one of these.
+// walkBack is how many messages are read backwards from the end before the binary search for an event: pollers want
+// one of the newest.
 const walkBack = 4
 
-// ReadEventsAt is [Conn.ReadEvents] that begins with the message that has the event, or with the first one that is
-// kept: what lies before it in the log is not read, so reading a history page by page costs by its length.
+// ReadEventsAt is [Conn.ReadEvents] without the messages before the event: it starts with the message that has the
+// event, or with the oldest one stored. So reading a history page by page costs no more than its length.
 func (c *Conn) ReadEventsAt(ctx context.Context, tenant, sandbox string, from uint64, visit func(*protocol.Batch) bool) error {
 	after, err := c.recordBefore(ctx, tenant, sandbox, from)
 	if err != nil {
@@ -20,7 +20,7 @@ func (c *Conn) ReadEventsAt(ctx context.Context, tenant, sandbox string, from ui
 	return c.ReadHistory(ctx, tenant, sandbox, after, visit)
 }
 
-// recordBefore is a record of the log before the message that has an event, and close to it.
+// recordBefore returns a record of the log shortly before the message that has an event.
 func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event uint64) (uint64, error) {
 	low, err := c.segmentsBefore(ctx, tenant, sandbox, event)
 	if err != nil || event <= 1 {
@@ -36,7 +36,7 @@ func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event u
 		}
 		m, missing := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": e.after})
 		if missing != nil {
-			break // moved into a segment, or something failed, which the next read says
+			break // it was moved into a segment, or the read failed, in which case the next one reports why
 		}
 		e, err = c.entryOf(m)
 	}
@@ -63,7 +63,7 @@ func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event u
 	return low, nil
 }
 
-// OldestEvent is the number of the oldest event of a history that is still kept, in the log or in a segment. Error:
+// OldestEvent returns the number of the oldest stored event of a history, in the log or in a segment. Error:
 // not_found.
 func (c *Conn) OldestEvent(ctx context.Context, tenant, sandbox string) (oldest uint64, err error) {
 	b, err := c.FirstBatch(ctx, tenant, sandbox)

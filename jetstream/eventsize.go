@@ -4,32 +4,32 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// What one message holds at most, below the server's maximum payload: a message that is larger than it
-// may be is refused whole, however often it is tried. The margin is for the headers, for the batch around
-// its events, and for the work item that carries the batch to a worker.
+// Limits of one message, below the server's maximum payload: the server refuses a message that is too large, however
+// often it is sent. The margin covers the headers, the batch around its events, and the work item that carries the
+// batch to a worker.
 const (
 	maxBatchBytes  = 768 << 10
 	maxBatchEvents = 512
 	batchMargin    = 4 << 10
 )
 
-// maxBatch is how many bytes of events a message to this server may have.
+// maxBatch returns how many bytes of events one message to this server may have.
 func (c *Conn) maxBatch() int {
 	payload := int(c.nc.MaxPayload())
 	if payload <= 0 {
-		return maxBatchBytes // no server has said yet
+		return maxBatchBytes // no server has answered yet
 	}
 	return min(maxBatchBytes, payload-batchMargin)
 }
 
-// prefix says how many of the events fit into a message that has so many bytes and so many events of
-// room left, and how many bytes those take. Error: invalid_argument, where one alone is larger than a message.
-func prefix(events []protocol.Event, room, count, whole int) (fits, bytes int, err error) {
+// prefix returns how many of the events fit into a message with room for this many bytes and this many events, and the
+// bytes they take. limit is the size of an empty message. Error: invalid_argument if a single event exceeds it.
+func prefix(events []protocol.Event, room, count, limit int) (fits, bytes int, err error) {
 	full := false
 	for i := range events {
 		size := eventSize(&events[i])
-		if size > whole {
-			return 0, 0, tooLarge(&events[i], size, whole)
+		if size > limit {
+			return 0, 0, tooLarge(&events[i], size, limit)
 		}
 		full = full || bytes+size > room || fits == count
 		if !full {
@@ -40,10 +40,10 @@ func prefix(events []protocol.Event, room, count, whole int) (fits, bytes int, e
 	return fits, bytes, nil
 }
 
-// tooLarge says which part of an event makes it larger than a message.
-func tooLarge(e *protocol.Event, size, whole int) error {
+// tooLarge returns an error that names the part of an event that makes it larger than a message.
+func tooLarge(e *protocol.Event, size, limit int) error {
 	err := protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-		"%s would take a message of %d bytes, and the NATS server takes %d: make it smaller, or raise max_payload there", e.Kind, size, whole)
+		"%s would take a message of %d bytes, and the NATS server takes %d: make it smaller, or raise max_payload there", e.Kind, size, limit)
 	switch {
 	case e.Phase != nil && e.Phase.Spec != nil, e.Exec != nil && e.Exec.Spec != nil:
 		err.Field = "spec"
@@ -57,16 +57,16 @@ func tooLarge(e *protocol.Event, size, whole int) error {
 	return err
 }
 
-// The names of fields, the numbers, the times and the heads of texts, of an event and of what is in it.
+// Upper bounds for field names, numbers, times and the headers of strings, in an event and its parts.
 const (
 	eventFrame = 256
 	execFrame  = 256
 	specFrame  = 160
-	itemFrame  = 5 // the head of a text
+	itemFrame  = 5 // the header of a string
 )
 
-// eventSize is how many bytes an event takes in a batch at most. What events of execs have, which are
-// most, is added up; the rest is encoded, which takes longer.
+// eventSize returns an upper bound of an event's size in a batch. It adds up the fields of exec events, which are the
+// most frequent, and encodes the rest, which is slower.
 func eventSize(e *protocol.Event) int {
 	n := eventFrame + len(e.Kind) + len(e.State) + len(e.Request) + len(e.Reason)
 	if e.Error != nil {

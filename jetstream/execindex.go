@@ -10,11 +10,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The index of a sandbox's execs says of each id that was ever accepted where its events are in the log. It
-// is kept in pages: the head, which has what came last, and, once that is too much for one message, 2^depth
-// pages by hash. Nothing is ever taken out of it but with its sandbox.
+// A sandbox's exec index records, for each exec id that was ever accepted, where its events are in the log. It consists
+// of pages: the head, which has the newest entries, and, once they exceed one message, 2^depth pages by hash. Entries
+// are removed only together with their sandbox.
 
-// ExecHash names an exec of a sandbox: the first 16 bytes of the SHA-256 of its id.
+// ExecHash identifies an exec of a sandbox: the first 16 bytes of the SHA-256 of its id.
 type ExecHash [16]byte
 
 // HashExec hashes an exec's id.
@@ -23,27 +23,27 @@ func HashExec(id string) ExecHash {
 	return ExecHash(sum[:16])
 }
 
-// Prefix is the first half of the hash, which is all that older pages have of an id.
+// Prefix returns the first half of the hash, the only part that older pages have.
 func (h ExecHash) Prefix() uint64 { return binary.BigEndian.Uint64(h[:8]) }
 
-// ExecEntry is what the index has of one exec. Without Accepted only its id is known: it was accepted in a
-// history that the log no longer has, or it is an end whose beginning is stored elsewhere.
+// ExecEntry is the index's entry for one exec. Without Accepted only the id is known: the log no longer has the
+// history that accepted it, or the entry is an end whose beginning is stored elsewhere.
 type ExecEntry struct {
 	Hash       ExecHash
-	Accepted   uint64 // record of its acceptance; 0: not known
+	Accepted   uint64 // record of its acceptance; 0: unknown
 	Sequence   uint64 // number of the event that accepted it
 	Started    uint64 // record; 0: it was not started
 	Ended      uint64 // record; 0: it has not ended
 	State      protocol.ExecState
-	Cancelling bool // somebody asked for its end
+	Cancelling bool // its cancellation was requested
 
-	short bool // the second half of the hash is not known: see [ExecHash.Prefix]
+	short bool // the second half of the hash is unknown: see [ExecHash.Prefix]
 }
 
-// entryBytes is the size of an entry in a page: hash, four numbers of 6 bytes, state.
+// entryBytes is the size of an entry in a page: hash, four 6-byte numbers, state.
 const entryBytes = 16 + 4*6 + 1
 
-// The states of entries in a page, by their numbers.
+// entryStates are the exec states by their numbers in a page.
 var entryStates = []protocol.ExecState{"", protocol.ExecStateAccepted, protocol.ExecStateRunning, protocol.ExecStateFinished,
 	protocol.ExecStateFailed, protocol.ExecStateCancelled, protocol.ExecStateTimedOut}
 
@@ -85,14 +85,14 @@ func entryAt(b []byte) (e ExecEntry) {
 	return e
 }
 
-// OfLostHistory is the entry of an id of which only the prefix of its hash is known.
+// OfLostHistory returns the entry of an id of which only the prefix of its hash is known.
 func OfLostHistory(prefix uint64) ExecEntry {
 	e := ExecEntry{short: true}
 	binary.BigEndian.PutUint64(e.Hash[:8], prefix)
 	return e
 }
 
-// With returns the entry with what a later one of the same exec says.
+// With returns the entry updated by a later one of the same exec.
 func (e ExecEntry) With(later ExecEntry) ExecEntry {
 	set := func(n *uint64, to uint64) {
 		if to != 0 {
@@ -110,26 +110,26 @@ func (e ExecEntry) With(later ExecEntry) ExecEntry {
 	return e
 }
 
-// ExecPage is a page of the index: entries in the order of their hashes, as they are stored.
+// ExecPage is a page of the index in its stored form: entries in the order of their hashes.
 type ExecPage []byte
 
-// Len is how many entries the page has.
+// Len returns the number of entries.
 func (p ExecPage) Len() int { return len(p) / entryBytes }
 
-// At is an entry, by its place.
+// At returns the entry at an index.
 func (p ExecPage) At(i int) ExecEntry { return entryAt(p[i*entryBytes:]) }
 
 func (p ExecPage) hash(i int) []byte { return p[i*entryBytes : i*entryBytes+16] }
 
-// Find returns what the page has of an exec.
+// Find returns the page's entry for an exec.
 func (p ExecPage) Find(h ExecHash) (e ExecEntry, found bool) {
-	if i := p.place(h[:]); i < p.Len() && bytes.Equal(p.hash(i), h[:]) {
+	if i := p.search(h[:]); i < p.Len() && bytes.Equal(p.hash(i), h[:]) {
 		return p.At(i), true
 	}
-	// Entries of which only half the hash is known have zeros behind it, and come before others.
+	// Short entries have zeros in the second half of the hash and precede the others.
 	short := ExecHash{}
 	copy(short[:8], h[:8])
-	if i := p.place(short[:]); i < p.Len() && bytes.Equal(p.hash(i), short[:]) {
+	if i := p.search(short[:]); i < p.Len() && bytes.Equal(p.hash(i), short[:]) {
 		if e := p.At(i); e.short {
 			return e, true
 		}
@@ -137,8 +137,8 @@ func (p ExecPage) Find(h ExecHash) (e ExecEntry, found bool) {
 	return ExecEntry{}, false
 }
 
-// place is that of the first entry whose hash is not before h.
-func (p ExecPage) place(h []byte) int {
+// search returns the index of the first entry whose hash is not before h.
+func (p ExecPage) search(h []byte) int {
 	low, high := 0, p.Len()
 	for low < high {
 		if mid := (low + high) / 2; bytes.Compare(p.hash(mid), h) < 0 {
@@ -150,7 +150,7 @@ func (p ExecPage) place(h []byte) int {
 	return low
 }
 
-// With returns the page with more entries, in any order. What is in it stays.
+// With returns the page with more entries, in any order. Existing entries stay.
 func (p ExecPage) With(more []ExecEntry) ExecPage {
 	more = slices.Clone(more)
 	slices.SortFunc(more, func(a, b ExecEntry) int { return bytes.Compare(a.Hash[:], b.Hash[:]) })
@@ -173,7 +173,7 @@ func (p ExecPage) With(more []ExecEntry) ExecPage {
 	return append(all, p[i*entryBytes:]...)
 }
 
-// Entries are all of the page.
+// Entries returns all entries.
 func (p ExecPage) Entries() []ExecEntry {
 	all := make([]ExecEntry, p.Len())
 	for i := range all {
@@ -182,7 +182,7 @@ func (p ExecPage) Entries() []ExecEntry {
 	return all
 }
 
-// valid says whether stored bytes are a page.
+// valid reports whether stored bytes are a page.
 func (p ExecPage) valid() bool {
 	if len(p)%entryBytes != 0 {
 		return false
@@ -195,38 +195,38 @@ func (p ExecPage) valid() bool {
 	return true
 }
 
-// ExecHead is the head of a sandbox's index. Everything that the history says of execs up to the message at Last,
-// which says something of them, is in the head or on a page.
+// ExecHead is the head of a sandbox's index. The head and its pages cover the history up to the message at Last, the
+// last one with an event of an exec.
 type ExecHead struct {
 	Last    Position
 	Depth   int    // there are 2^Depth pages; 0: none
-	Spills  uint64 // how often entries went from the head to the pages
-	Count   int    // entries on the pages, about
+	Spills  uint64 // how often entries were moved from the head to the pages
+	Count   int    // approximate number of entries on the pages
 	Entries ExecPage
 
-	salt     uint64 // spreads hashes over pages, so that nobody can choose ids for one page
-	revision uint64 // of what is stored; 0: nothing is
+	salt     uint64 // of the hash that selects pages, so that nobody can choose ids for one page
+	revision uint64 // of the stored head; 0: none is stored
 }
 
-// Stored says whether there is such a head in the bucket, by its revision.
+// Stored returns the revision of the head in the bucket, 0 if it is not stored.
 func (h *ExecHead) Stored() (revision uint64) { return h.revision }
 
-// WithoutEntries is the head as it is, but for its entries.
+// WithoutEntries returns a copy of the head without its entries.
 func (h *ExecHead) WithoutEntries() *ExecHead {
 	bare := *h
 	bare.Entries = nil
 	return &bare
 }
 
-// Follows says whether the head is a later one of the same index, which was not made again in between.
+// Follows reports whether the head is a later version of another one, of the same index.
 func (h *ExecHead) Follows(before *ExecHead) bool {
 	return h.salt == before.salt && h.Depth >= before.Depth && h.Spills >= before.Spills
 }
 
-// Page is the number of the page that an exec belongs on.
+// Page returns the number of the page that an exec belongs on.
 func (h *ExecHead) Page(x ExecHash) int { return pageAt(h.salt, h.Depth, x) }
 
-// pageAt spreads by multiplication: ids that somebody chose by their hashes do not share a page for that.
+// pageAt selects a page by multiplying with the salt, so that ids with chosen hashes do not end up on one page.
 func pageAt(salt uint64, depth int, x ExecHash) int {
 	if depth == 0 {
 		return 0
@@ -235,12 +235,12 @@ func pageAt(salt uint64, depth int, x ExecHash) int {
 }
 
 const (
-	headMost   = 1500 // entries in the head, and about so many on a page: 64 KB
+	headMost   = 1500 // entries in the head, and roughly the most on a page: 64 KB
 	pageWanted = 1100 // entries on a page, on average, when pages are made
 	depthMost  = 20
 )
 
-// depthFor is the depth for so many entries.
+// depthFor returns the depth for this many entries.
 func depthFor(n, atLeast int) int {
 	d := max(atLeast, 1)
 	for d < depthMost && n>>d > pageWanted {
@@ -300,14 +300,14 @@ func decodePage(value []byte) (ExecPage, error) {
 	return v.Entries, nil
 }
 
-// NewestFirst sorts entries by their acceptance, and takes out those that the history does not have.
+// NewestFirst sorts entries by their acceptance and removes those without one.
 func NewestFirst(all []ExecEntry) []ExecEntry {
 	all = slices.DeleteFunc(all, func(e ExecEntry) bool { return e.Accepted == 0 })
 	slices.SortFunc(all, func(a, b ExecEntry) int { return cmp.Compare(b.Sequence, a.Sequence) })
 	return all
 }
 
-// Merge returns entries with those of a page that was stored later, each exec once.
+// Merge adds the entries of a page that was stored later, each exec once.
 func Merge(all []ExecEntry, later ExecPage) []ExecEntry {
 	more := make(map[ExecHash]ExecEntry, later.Len())
 	for i := range later.Len() {

@@ -13,21 +13,21 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ErrNoIndex says that a sandbox's index of execs, or a page of it, is not there or cannot be read: it is to be
-// made again from the history.
+// ErrNoIndex says that a sandbox's exec index, or a page of it, is missing or unreadable: rebuild it from the history.
 var ErrNoIndex = errors.New("there is no index of execs yet")
 
-// headKey ends the key of a head: tenant.sandbox.head. Pages are at tenant.sandbox.<pages>.<number>, where the
-// name of the pages says how ids are spread over them: those of a head that was lost are not mixed with others.
-// Older versions have pages of half hashes at tenant.sandbox.<number>, from 0 on.
+// headKey ends the key of a head: tenant.sandbox.head. Pages are at tenant.sandbox.<pages>.<number>. The name of the
+// pages includes the salt that spreads ids over them, so pages of a lost head are not mixed with others. Older
+// versions have pages of half hashes at tenant.sandbox.<number>, from 0 on.
 const headKey = "head"
 
 func execHeadKey(tenant, sandbox string) string { return tenant + "." + sandbox + "." + headKey }
 
-// pagesKey is that of all pages of a depth, without their numbers.
+// pagesKey returns the common key of all pages of a depth, without their numbers.
 func (h *ExecHead) pagesKey(tenant, sandbox string, depth int) string {
 	return fmt.Sprintf("%s.%s.p%d_%016x", tenant, sandbox, depth, h.salt)
 }
@@ -36,8 +36,8 @@ func (h *ExecHead) pageKey(tenant, sandbox string, depth, page int) string {
 	return h.pagesKey(tenant, sandbox, depth) + "." + strconv.Itoa(page)
 }
 
-// ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], with an empty head where one is stored that
-// cannot be read.
+// ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], together with an empty head if the stored one is
+// unreadable.
 func (c *Conn) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead, error) {
 	value, revision, err := c.kv(protocol.BucketExecIDs).get(ctx, execHeadKey(tenant, sandbox))
 	switch {
@@ -48,13 +48,13 @@ func (c *Conn) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead,
 	}
 	h, err := decodeHead(value, revision)
 	if err != nil {
-		c.log.Error("an index of execs cannot be read, and is made again", "sandbox", sandbox, "error", err)
+		c.log.Error("could not read an index of execs; rebuilding it", "sandbox", sandbox, "error", err)
 		return &ExecHead{salt: rand.Uint64(), revision: revision}, ErrNoIndex
 	}
 	return h, nil
 }
 
-// ExecPage reads a page of the index that has this head. Error: [ErrNoIndex].
+// ExecPage reads a page of the index with this head. Error: [ErrNoIndex].
 func (c *Conn) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead, page int) (ExecPage, error) {
 	value, _, err := c.kv(protocol.BucketExecIDs).get(ctx, h.pageKey(tenant, sandbox, h.Depth, page))
 	switch {
@@ -65,13 +65,13 @@ func (c *Conn) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead
 	}
 	p, err := decodePage(value)
 	if err != nil {
-		c.log.Error("a page of execs cannot be read, and is made again", "sandbox", sandbox, "page", page, "error", err)
+		c.log.Error("could not read a page of execs; rebuilding it", "sandbox", sandbox, "page", page, "error", err)
 		return nil, ErrNoIndex
 	}
 	return p, nil
 }
 
-// pagesAtOnce is how many pages are read or written at a time.
+// pagesAtOnce is how many pages are read or written concurrently.
 const pagesAtOnce = 8
 
 // ExecPages reads all pages of an index. Error: [ErrNoIndex].
@@ -91,87 +91,107 @@ func (c *Conn) ExecPages(ctx context.Context, tenant, sandbox string, h *ExecHea
 	return pages, group.Wait()
 }
 
-// ErrIndexRemoved says that an index is gone that the caller has seen: somebody removed it, or it was lost.
+// ErrIndexRemoved says that an index that the caller has seen no longer exists.
 var ErrIndexRemoved = errors.New("the index of execs was removed")
 
-// StoreExecs adds entries to a sandbox's index. last is the last message that says something of execs up to which
-// index and entries together have everything. known is the head that the caller read or stored last; nil: there is
-// none, as far as it knows. whole says that the entries are those of the whole
-// history, so that pages may be missing. It returns the head as it is stored then. What another process stored stays,
-// whichever of the two comes late. Errors: [ErrIndexRemoved]; [ErrNoIndex] where a page is lost.
+// StoreExecs adds entries to a sandbox's index and returns the stored head. last is the last message with an event of
+// an exec that the index covers with these entries. known is the head that the caller last read or stored, nil if it
+// knows of none. complete says that the entries are those of the entire history, so pages may be missing. Entries
+// that another process stores concurrently stay. Errors: [ErrIndexRemoved]; [ErrNoIndex] if a page is lost.
 //
-// Pages are written first, and then the head that says so: a reader of a head finds everything in it or in one
-// of its pages. Where the head was replaced meanwhile, all is done again from that one.
-func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry, last Position, whole bool) (*ExecHead, error) {
+// Pages are written before the head that refers to them: a reader of a head finds every entry in the head or on one of
+// its pages. If the head was replaced meanwhile, StoreExecs starts again from the new one.
+func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry,
+	last Position, complete bool) (*ExecHead, error) {
 	b, key := c.kv(protocol.BucketExecIDs), execHeadKey(tenant, sandbox)
-	h := known
-	for pause := firstPause; ; pause = nextPause(pause) {
+	h, pause := known, backoff.New(firstPause, retryPause)
+	for {
 		if h == nil {
 			h = &ExecHead{salt: rand.Uint64()}
 		}
-		next := *h
-		next.Last = last
-		if h.Last.Record > last.Record { // of a leader after this one, or of a history that was lost
-			newer, err := c.HasBatch(ctx, tenant, sandbox, h.Last)
+		next, err := c.nextHead(ctx, tenant, sandbox, h, add, last, complete)
+		if err == ErrNoIndex { // another process may have made more pages and removed the old ones
+			now, err := c.ExecHead(ctx, tenant, sandbox)
 			if err != nil {
 				return nil, err
 			}
-			if newer {
-				next.Last = h.Last
+			if now.revision == h.revision {
+				return nil, ErrNoIndex
 			}
+			h = now
+			continue
 		}
-		next.Entries = h.Entries.With(add)
-		spilled := next.Entries.Len() > headMost
-		if spilled && h.revision == 0 { // the salt must stand before pages are made by it
-			next.Entries, next.Last = nil, Position{}
-			spilled = false
-		}
-		if spilled {
-			err := c.spill(ctx, tenant, sandbox, &next, whole)
-			if err == ErrNoIndex { // perhaps somebody made more pages, and took these away
-				var now *ExecHead
-				if now, err = c.ExecHead(ctx, tenant, sandbox); err == nil && now.revision != h.revision {
-					h = now
-					continue
-				}
-				if err == nil {
-					err = ErrNoIndex
-				}
-			}
-			if err != nil {
-				return nil, err
-			}
+		if err != nil {
+			return nil, err
 		}
 		revision, err := b.putOver(ctx, key, next.encode(), h.revision)
 		if err == nil {
 			next.revision = revision
-			if spilled && next.Depth != h.Depth && h.Depth > 0 {
-				err = c.purge(ctx, b.stream(), b.subject(h.pagesKey(tenant, sandbox, h.Depth)+".*"), 0)
-				if err != nil {
-					c.log.Warn("old pages of execs are left", "sandbox", sandbox, "error", err)
-				}
+			if next.Depth != h.Depth && h.Depth > 0 {
+				c.removePages(ctx, tenant, sandbox, h)
 			}
-			if next.Last.Record == 0 {
-				h = &next
-				continue // now with the pages
+			if next.Last.Record != 0 {
+				return next, nil
 			}
-			return &next, nil
+			h = next // the salt is stored; write the pages now
+			continue
 		}
-		if err != ErrConflict || !sleep(ctx, pause) {
+		if err != ErrConflict || !pause.Wait(ctx) {
 			return nil, err
 		}
-		was := h.revision
-		h, err = c.ExecHead(ctx, tenant, sandbox)
-		if err == ErrNoIndex && was != 0 && h == nil {
-			return nil, ErrIndexRemoved
-		}
-		if err != nil && err != ErrNoIndex {
+		if h, err = c.newerHead(ctx, tenant, sandbox, h.revision); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// putOver is put, over a value of a revision; 0: over none, or a delete marker.
+// nextHead returns the head that follows h with more entries. If they exceed the head, it writes the pages.
+func (c *Conn) nextHead(ctx context.Context, tenant, sandbox string, h *ExecHead, add []ExecEntry,
+	last Position, complete bool) (*ExecHead, error) {
+	next := *h
+	next.Last = last
+	if h.Last.Record > last.Record { // a later leader wrote it, or it is of a history that was lost
+		newer, err := c.HasBatch(ctx, tenant, sandbox, h.Last)
+		if err != nil {
+			return nil, err
+		}
+		if newer {
+			next.Last = h.Last
+		}
+	}
+	next.Entries = h.Entries.With(add)
+	if next.Entries.Len() <= headMost {
+		return &next, nil
+	}
+	if h.revision == 0 { // store the salt before pages depend on it
+		next.Entries, next.Last = nil, Position{}
+		return &next, nil
+	}
+	return &next, c.spill(ctx, tenant, sandbox, &next, complete)
+}
+
+// newerHead reads the head that replaced revision, nil if the head never existed.
+func (c *Conn) newerHead(ctx context.Context, tenant, sandbox string, replaced uint64) (*ExecHead, error) {
+	h, err := c.ExecHead(ctx, tenant, sandbox)
+	if err == ErrNoIndex && replaced != 0 && h == nil {
+		return nil, ErrIndexRemoved
+	}
+	if err != nil && err != ErrNoIndex {
+		return nil, err
+	}
+	return h, nil
+}
+
+// removePages removes the pages of a head that was replaced by one with more pages.
+func (c *Conn) removePages(ctx context.Context, tenant, sandbox string, old *ExecHead) {
+	b := c.kv(protocol.BucketExecIDs)
+	pages := b.subject(old.pagesKey(tenant, sandbox, old.Depth) + ".*")
+	if err := c.purge(ctx, b.stream(), pages, 0); err != nil {
+		c.log.Warn("could not remove old pages of an index of execs", "sandbox", sandbox, "error", err)
+	}
+}
+
+// putOver replaces the value of a revision; 0: the key must not exist or be deleted.
 func (b kv) putOver(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
 	if revision == 0 {
 		return b.create(ctx, key, value)
@@ -179,7 +199,7 @@ func (b kv) putOver(ctx context.Context, key string, value []byte, revision uint
 	return b.put(ctx, key, value, int64(revision))
 }
 
-// HasBatch says whether a place is one of a sandbox's history.
+// HasBatch reports whether a position is part of a sandbox's history.
 func (c *Conn) HasBatch(ctx context.Context, tenant, sandbox string, at Position) (bool, error) {
 	b, err := c.Batch(ctx, tenant, sandbox, at.Record)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -196,17 +216,17 @@ func (c *Conn) FirstBatch(ctx context.Context, tenant, sandbox string) (*protoco
 	}
 	b, err := c.batchOf(m)
 	if b == nil && err == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "the history of sandbox %s does not begin with its own", sandbox)
+		err = protocol.Errorf(protocol.NotFound, "", "the first message of sandbox %s names another sandbox", sandbox)
 	}
 	return b, err
 }
 
-// spill moves the entries of a head to its pages, of which there are twice as many where they would be too full.
-func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, whole bool) error {
+// spill moves the entries of a head to its pages, and doubles the number of pages if they would be too full.
+func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, complete bool) error {
 	entries, depth := h.Entries.Entries(), depthFor(h.Count+h.Entries.Len(), h.Depth)
 	if depth != h.Depth {
 		pages, err := c.ExecPages(ctx, tenant, sandbox, h)
-		if err != nil && !(whole && err == ErrNoIndex) {
+		if err != nil && !(complete && err == ErrNoIndex) {
 			return err
 		}
 		for _, p := range pages {
@@ -227,7 +247,8 @@ func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, w
 			continue
 		}
 		group.Go(func() error {
-			before, after, err := c.growPage(ctx, h.pageKey(tenant, sandbox, depth, n), more, depth == h.Depth && !whole)
+			key, must := h.pageKey(tenant, sandbox, depth, n), depth == h.Depth && !complete
+			before, after, err := c.growPage(ctx, key, more, must)
 			mu.Lock()
 			defer mu.Unlock()
 			if h.Count += after; depth == h.Depth {
@@ -244,13 +265,13 @@ func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, w
 	return nil
 }
 
-// growPage adds entries to a page. must says that there is one: otherwise it was lost, and what was on it.
+// growPage adds entries to a page. must says that the page has to exist already: otherwise it was lost.
 func (c *Conn) growPage(ctx context.Context, key string, more []ExecEntry, must bool) (before, after int, err error) {
 	_, err = c.kv(protocol.BucketExecIDs).replace(ctx, key, 0, func(old []byte) ([]byte, error) {
 		p, damaged := ExecPage(nil), error(nil)
 		if old != nil {
 			if p, damaged = decodePage(old); damaged != nil {
-				c.log.Error("a page of execs cannot be read, and is made again", "key", key, "error", damaged)
+				c.log.Error("could not read a page of execs; rebuilding it", "key", key, "error", damaged)
 			}
 		}
 		if must && (old == nil || damaged != nil) {
@@ -263,8 +284,8 @@ func (c *Conn) growPage(ctx context.Context, key string, more []ExecEntry, must 
 	return before, after, err
 }
 
-// FollowExecHeads hears of every head that is stored from now on, until ctx ends. begun is called when it begins;
-// nothing that is stored after that is missed.
+// FollowExecHeads handles every head that is stored from now on, until ctx ends. It misses none that is stored after
+// it has called begun.
 func (c *Conn) FollowExecHeads(ctx context.Context, handle func(tenant, sandbox string, h *ExecHead), begun func()) error {
 	b := c.kv(protocol.BucketExecIDs)
 	from, err := c.lastSequence(ctx, b.stream())
@@ -279,15 +300,14 @@ func (c *Conn) FollowExecHeads(ctx context.Context, handle func(tenant, sandbox 
 		}
 		h, err := decodeHead(m.data, m.sequence)
 		if err != nil {
-			c.log.Error("an index of execs cannot be read", "key", b.key(m.subject), "error", err)
+			c.log.Error("could not read an index of execs", "key", b.key(m.subject), "error", err)
 			return
 		}
 		handle(parts[0], parts[1], h)
 	}, nil)
 }
 
-// EachExecEvent reads a sandbox's history from its beginning and hands out what it says of execs, in its
-// order, with the place of the message that says it.
+// EachExecEvent visits the batches of a sandbox's history from its beginning, in order.
 func (c *Conn) EachExecEvent(ctx context.Context, tenant, sandbox string, visit func(b *protocol.Batch)) error {
 	return c.ReadHistory(ctx, tenant, sandbox, 0, func(b *protocol.Batch) bool {
 		visit(b)
@@ -295,14 +315,13 @@ func (c *Conn) EachExecEvent(ctx context.Context, tenant, sandbox string, visit 
 	})
 }
 
-// execIDPage is a page of an older version: the hashes of ids in the order of the sandbox's history, eight
-// bytes each.
+// execIDPage is a page of an older version: the hashes of ids in the order of the sandbox's history, eight bytes each.
 type execIDPage struct {
 	Version int    `json:"v"`
 	Hashes  []byte `json:"hashes"`
 }
 
-// OldExecIDs reads the ids that an older version stored of a sandbox's execs, as [ExecHash.Prefix].
+// OldExecIDs reads the exec ids that an older version stored for a sandbox, as [ExecHash.Prefix].
 func (c *Conn) OldExecIDs(ctx context.Context, tenant, sandbox string) (prefixes []uint64, err error) {
 	for page := 0; ; page++ {
 		value, _, err := c.kv(protocol.BucketExecIDs).get(ctx, tenant+"."+sandbox+"."+strconv.Itoa(page))
@@ -314,7 +333,7 @@ func (c *Conn) OldExecIDs(ctx context.Context, tenant, sandbox string) (prefixes
 		}
 		var p execIDPage
 		if err := protocol.Decode(value, &p); err != nil {
-			c.log.Error("an old page of exec ids cannot be read", "sandbox", sandbox, "page", page, "error", err)
+			c.log.Error("could not read an old page of exec ids", "sandbox", sandbox, "page", page, "error", err)
 			continue
 		}
 		for b := range slices.Chunk(p.Hashes, 8) {

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -286,7 +287,7 @@ func (c *Conn) copied(ctx context.Context, copied, origin string, enough func(fr
 		if enough(from.State, to.State) {
 			return nil
 		}
-		if !sleep(ctx, 50*time.Millisecond) {
+		if !backoff.Sleep(ctx, 50*time.Millisecond) {
 			return protocol.Errorf(protocol.Cancelled, "", "%s has %d of %d messages of %s: run it again", copied, to.State.Msgs, from.State.Msgs, origin)
 		}
 	}
@@ -310,7 +311,7 @@ func (c *Conn) inSync(ctx context.Context, name string, replicas int) error {
 		if err != nil && !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) {
 			return err
 		}
-		if !sleep(ctx, 50*time.Millisecond) {
+		if !backoff.Sleep(ctx, 50*time.Millisecond) {
 			return protocol.Errorf(protocol.DeadlineExceeded, "", "the replicas of %s are not in sync yet: see boxfleet ping", name)
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// headerOf reads a header that a client wrote, in whatever letter case: NATS keeps it as it is, and clients write it as
-// HTTP does, or in small letters.
+// headerOf reads a header that a client wrote in any letter case: NATS does not normalize names, and clients write them
+// as HTTP does or in lower case.
 func headerOf(h map[string][]string, name string) string {
 	if v := nats.Header(h).Get(name); v != "" {
 		return v

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/boxfleet/boxfleet/backoff"
 )
 
 // held are the messages that this process has received and not settled. The server gives a message to
@@ -56,7 +58,7 @@ func (h *held) release(name heldName) jetstream.Msg {
 
 // keep tells the server of everything that is held for longer than a period, until ctx ends.
 func (h *held) keep(ctx context.Context, period time.Duration) {
-	for sleep(ctx, period) {
+	for backoff.Sleep(ctx, period) {
 		for _, m := range h.due(period) {
 			_ = m.InProgress() // where it fails, the message comes again, and is known
 		}

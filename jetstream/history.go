@@ -7,22 +7,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A history is read in the order of its records: first what was moved out of the log into segments, then
-// what is in the log. Each message says which one its writer took for the last, so a reader notices what is
-// missing, also where it goes while it reads: then it looks for the segments that have it.
+// A history is read in the order of its records: first the segments, then the log. Each message names its
+// predecessor, so a reader notices missing messages, even those that are moved while it reads, and looks for their
+// segments then.
 
-// historyReader reads one history, from a record on.
+// historyReader reads one history from a record on.
 type historyReader struct {
 	conn            *Conn
 	tenant, sandbox string
 	at              uint64                       // record of the last message that was visited
 	visit           func(e *entry) (bool, error) // false ends reading
-	moved           func(context.Context) error  // called before segments are read, once; nil: nothing
-	vouched         uint64                       // record before which no segment has anything more
-	ended           bool                         // visit said so
+	moved           func(context.Context) error  // called once, before segments are read; may be nil
+	vouched         uint64                       // segments have nothing more before this record
+	ended           bool                         // visit returned false
 }
 
-// errMoved says that messages are missing before the one that came.
+// errMoved says that messages are missing before the current one.
 var errMoved = errors.New("messages are missing")
 
 func (c *Conn) historyReader(tenant, sandbox string, after uint64, visit func(e *entry) (bool, error)) *historyReader {
@@ -31,21 +31,22 @@ func (c *Conn) historyReader(tenant, sandbox string, after uint64, visit func(e 
 
 func (r *historyReader) take(e *entry) (bool, error) {
 	r.at = e.record
-	goOn, err := r.visit(e)
-	r.ended = r.ended || !goOn
-	return goOn, err
+	more, err := r.visit(e)
+	r.ended = r.ended || !more
+	return more, err
 }
 
-// joins says whether a message follows the last one that was visited, as far as can be known.
+// joins reports whether a message follows the last visited one, as far as that can be known.
 func (r *historyReader) joins(e *entry) bool {
 	return e.record == r.vouched || e.told && e.after <= r.at
 }
 
-// bulk reads in batches, from any replica, so the newest messages may be missing.
+// bulk reads in batches from any replica, so the newest messages may be missing.
 func (r *historyReader) bulk(ctx context.Context) error {
 	for !r.ended {
 		var next uint64
-		err := r.conn.scan(ctx, protocol.StreamEvents, protocol.EventSubject(r.tenant, r.sandbox), r.at+1, func(m *stored) (bool, error) {
+		subject := protocol.EventSubject(r.tenant, r.sandbox)
+		err := r.conn.scan(ctx, protocol.StreamEvents, subject, r.at+1, func(m *stored) (bool, error) {
 			e, err := r.conn.entryOf(m)
 			if err != nil {
 				return false, err
@@ -66,7 +67,7 @@ func (r *historyReader) bulk(ctx context.Context) error {
 	return nil
 }
 
-// step reads the next message from the log's leader; none: there is no more.
+// step reads the next message from the log's leader. none is true at the end.
 func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 	for !r.ended {
 		next, err := r.conn.historyNext(ctx, r.tenant, r.sandbox, r.at)
@@ -84,7 +85,7 @@ func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 	return true, nil
 }
 
-// tail reads one message after another from the leader: never stale, and fast where little is new.
+// tail reads one message after another from the leader: never stale, and fast if few are new.
 func (r *historyReader) tail(ctx context.Context) error {
 	for {
 		if none, err := r.step(ctx); none || err != nil {
@@ -94,11 +95,10 @@ func (r *historyReader) tail(ctx context.Context) error {
 }
 
 // shortRead is how many messages are read one by one before the rest is read in batches. For each batch the server
-// counts how many messages there are, which takes milliseconds in a large log: too much for the many
-// histories that are short.
+// counts the remaining messages, which takes milliseconds in a large log: too much for the many short histories.
 const shortRead = 8
 
-// all reads a few messages, then batches, and then what the replica that answered may lack.
+// all reads a few messages, then batches, and then what the answering replica may lack.
 func (r *historyReader) all(ctx context.Context) error {
 	for range shortRead {
 		if none, err := r.step(ctx); none || err != nil {
@@ -111,7 +111,7 @@ func (r *historyReader) all(ctx context.Context) error {
 	return r.tail(ctx)
 }
 
-// fill visits what segments have between the last message that was visited and a record.
+// fill visits the messages that segments have between the last visited message and a record.
 func (r *historyReader) fill(ctx context.Context, before uint64) error {
 	if moved := r.moved; moved != nil {
 		r.moved = nil
@@ -126,23 +126,22 @@ func (r *historyReader) fill(ctx context.Context, before uint64) error {
 	return err
 }
 
-// History reads the batches of a sandbox's history whose record is greater than after. On a
-// cluster the newest may be missing; [Conn.HistoryTail] has them.
+// History reads the batches of a sandbox's history after a record. In a cluster the newest may be missing;
+// [Conn.HistoryTail] has them.
 func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, err error) {
 	err = c.historyReader(tenant, sandbox, after, gather(&batches)).bulk(ctx)
 	return batches, err
 }
 
-// HistoryTail reads like History, one message after another from the stream's leader: never stale,
-// and fast where little is new.
+// HistoryTail reads like History, but one message after another from the stream's leader: never stale, and fast if
+// few are new.
 func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, err error) {
 	err = c.historyReader(tenant, sandbox, after, gather(&batches)).tail(ctx)
 	return batches, err
 }
 
-// ReadHistory visits the batches of a sandbox's history whose record is greater than after, in their order
-// and up to what is there at the moment of the call, until visit returns false. No more than a few MiB of it
-// are in memory at once. A visit may take long.
+// ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the moment of the
+// call, until visit returns false. It has at most a few MiB in memory at once. A visit may take long.
 func (c *Conn) ReadHistory(ctx context.Context, tenant, sandbox string, after uint64, visit func(*protocol.Batch) bool) error {
 	r := c.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
 		return e.batch == nil || visit(e.batch), nil
@@ -150,8 +149,8 @@ func (c *Conn) ReadHistory(ctx context.Context, tenant, sandbox string, after ui
 	return r.all(ctx)
 }
 
-// ReadEvents is ReadHistory for what has an event's number or a later one. It may visit some of what comes
-// before, too. The first batch that it visits begins later where the event is no longer kept.
+// ReadEvents is ReadHistory from the message that has an event on. It may visit a few messages before it. If the event
+// is no longer stored, it starts with a later one.
 func (c *Conn) ReadEvents(ctx context.Context, tenant, sandbox string, from uint64, visit func(*protocol.Batch) bool) error {
 	after, err := c.segmentsBefore(ctx, tenant, sandbox, from)
 	if err != nil {
@@ -160,7 +159,7 @@ func (c *Conn) ReadEvents(ctx context.Context, tenant, sandbox string, from uint
 	return c.ReadHistory(ctx, tenant, sandbox, after, visit)
 }
 
-// gather appends what is visited.
+// gather appends the visited batches.
 func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
 	return func(e *entry) (bool, error) {
 		if e.batch != nil {
@@ -170,8 +169,8 @@ func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
 	}
 }
 
-// historyNext reads the one message of a history that follows a record, from the stream's leader; none
-// where there is none.
+// historyNext reads the message of a history that follows a record from the stream's leader. It returns an empty slice
+// at the end.
 func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
 	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -191,13 +190,12 @@ func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after ui
 func (c *Conn) LastBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
 	e, err := c.lastEntry(ctx, tenant, sandbox)
 	if err == nil && e.batch == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "the last message of sandbox %s cannot be read", sandbox)
+		err = protocol.Errorf(protocol.NotFound, "", "could not read the last message of sandbox %s", sandbox)
 	}
 	return e.batch, err
 }
 
-// Batch reads the batch of a sandbox's history at one record, in the log or in a segment. Error: not_found,
-// where the history has none there.
+// Batch reads the batch of a sandbox's history at a record, in the log or in a segment. Error: not_found.
 func (c *Conn) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
 	b, err := c.Record(ctx, record)
 	if protocol.CodeOf(err) == protocol.NotFound {

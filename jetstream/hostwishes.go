@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -12,7 +13,8 @@ func (c *Conn) ChangeHostWish(ctx context.Context, hostID string, change func(w 
 	b := c.kv(protocol.BucketHosts)
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		w, revision, err := c.hostWish(ctx, b, hostID)
 		if err != nil {
 			return nil, err
@@ -30,7 +32,7 @@ func (c *Conn) ChangeHostWish(ctx context.Context, hostID string, change func(w 
 		default:
 			_, err = b.put(ctx, hostID, protocol.Encode(w), int64(revision))
 		}
-		if err != ErrConflict || !sleep(ctx, pause) {
+		if err != ErrConflict || !pause.Wait(ctx) {
 			return w, err
 		}
 	}

@@ -10,47 +10,47 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Decide looks at a sandbox's state and returns the events that should follow, without numbers. It
-// changes nothing, does no I/O, and may be called several times: when somebody else wrote first,
-// it is asked again on the newer state. An error, or no events, appends nothing.
+// Decide returns the events that should follow a sandbox's state, without numbers. It changes nothing, does no I/O, and
+// may be called several times: if another process wrote first, it is called again on the newer state. If it returns an
+// error or no events, nothing is appended.
 //
-// What is more than one message takes is appended in parts: as many of the first events as fit, and
-// then decide is asked again, on the state that these leave, until what it returns fits. So a decision
-// that may return many events says what is still to be done: it ends the execs that are active, not
-// those that were when it was made. When its process dies in between, the next process that looks asks again.
+// If the events exceed one message, the first ones that fit are appended, and decide is called again on the resulting
+// state until its events fit. So a decision that may return many events must state what remains to be done: "end the
+// active execs", not "end these execs". If its process dies in between, the next process decides the rest.
 type Decide func(s *protocol.State, now time.Time) ([]protocol.Event, error)
 
-// JournalConfig says who writes.
+// JournalConfig configures a journal.
 type JournalConfig struct {
 	Tenant, Sandbox string
 	Writer          string        // name of the coordinator or worker
 	Token           func() uint64 // fencing token of the writer's lock; nil: none
-	KeepEnded       int           // ended execs kept in the state; default 256
+	KeepEnded       int           // ended execs to hold in the state; default 256
 
-	// FromSnapshot has a long history begin with the stored snapshot of the sandbox, where that can be used
-	// and the log has its last message. What the snapshot lacks of ended execs, the state lacks.
+	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if it is usable and the log has its last
+	// message. The state then lacks the ended execs that the snapshot lacks.
 	FromSnapshot bool
 
-	// OnApply keeps a copy of the state current. It is called after each batch was folded in, in order, with the
-	// state after it, under the journal's lock: it must be quick, do no I/O and not call the journal. While a history
-	// is read from its beginning, that state is older than the journal's own. It may be nil.
+	// OnApply maintains a copy of the state. It is called after each batch was folded in, in order, with the state
+	// after it, under the journal's lock: it must be quick, do no I/O and not call the journal. While a history is
+	// read from its beginning, that state is older than the journal's own. It may be nil.
 	OnApply func(s *protocol.State, b *protocol.Batch)
 
-	// OnAppended is called for each batch that this journal appended, outside the journal's lock: after the
-	// log acknowledged the batch and it was folded in, before the decisions in it return from Do, and for one batch
-	// at a time in the order of the log. The next append of this journal waits for it. It is not called for an
-	// append whose outcome stayed unknown, nor for batches of other writers. It may be nil.
+	// OnAppended is called for each batch that this journal appended, outside the journal's lock: after the log
+	// acknowledged the batch and the journal folded it in, before its decisions return from Do, and for one batch at a
+	// time in the order of the log. The journal's next append waits for it. It is not called for batches of other
+	// writers, nor if the outcome of an append stayed unknown. It may be nil.
 	OnAppended func(a Appended)
 
-	// OnReset is called, as OnApply is, before a history is folded again from its beginning, because the
-	// log no longer has what was folded, or from a snapshot. It may be nil.
+	// OnReset is called, under the lock as OnApply, before a history is folded again from its beginning or from a
+	// snapshot because the log no longer has what was folded. It may be nil.
 	OnReset func()
 
-	// OnOpen is called, as OnApply is, when a history was read from its beginning, or from a snapshot, with the state
-	// that is the journal's own now, and the record it was folded up to. It may be nil.
+	// OnOpen is called, under the lock as OnApply, after a history was read from its beginning or from a snapshot, with
+	// the journal's new state and the record it was folded up to. It may be nil.
 	OnOpen func(s *protocol.State, record uint64)
 }
 
@@ -58,49 +58,49 @@ type JournalConfig struct {
 type Appended struct {
 	Batch  *protocol.Batch
 	Before protocol.Sandbox // as the batch's decisions saw it
-	After  protocol.Sandbox // when the log had acknowledged the batch; may include later batches of other writers
+	After  protocol.Sandbox // after the acknowledgement; may include later batches of other writers
 }
 
-// Journal is one writer's view of one sandbox's history: its fold, and the way to append to it.
-// While an append is in flight, further decisions wait, and then go out as one message that
-// carries them all, each event with its own number: a group commit.
+// Journal is one writer's view of one sandbox's history: it folds the history and appends to it. Decisions that arrive
+// while an append is in flight wait and are then appended as one message (group commit), each event with its own
+// number.
 type Journal struct {
 	conn *Conn
 	cfg  JournalConfig
 
-	reading chan struct{} // one that reads much has its slot
+	reading chan struct{} // slot for a long read
 
 	mu sync.Mutex
 	fold
-	stale    bool // the history must be read before the next decision
+	stale    bool // read the history before the next decision
 	queue    []*decision
 	busy     bool
-	moved    chan struct{} // closed when the next batch is folded in; nil: nobody waits for that
-	opening  *opening      // nil: nothing is being read from its beginning
+	moved    chan struct{} // closed when the next batch is folded in; nil: nothing waits for it
+	opening  *opening      // nil: the history is not being read from its beginning
 	begun    int           // how often an opening became the fold
-	progress uint64        // counts the messages that were read
+	progress uint64        // number of messages read
 	scratch  *scratch
 
-	noSnapshot bool // the opening has looked for one; of who reads
+	noSnapshot bool // the opening has already looked for a snapshot; owned by the reader
 
-	// A server that comes back may have another history. life is the connection's at the time of the last
-	// look at the history; doubt is where the fold was when the connection was lost, and is to be looked for.
+	// A server that comes back may have another history. life is that of the connection when the history was last read.
+	// doubt is the end of the fold when the connection was lost: the log must be checked for it.
 	life  uint64
 	doubt Position
 }
 
-// decision is one call of Do, waiting.
+// decision is one waiting call of Do.
 type decision struct {
 	ctx    context.Context
 	decide Decide
-	before []protocol.Event // what earlier messages took of it
+	before []protocol.Event // its events in earlier messages
 	events []protocol.Event
-	more   bool  // it had more events than a message takes
-	err    error // of decide itself
+	more   bool  // it had more events than fit into the message
+	err    error // of decide
 	done   chan error
 }
 
-// Journal opens the history of a sandbox; nothing is read yet.
+// Journal opens the history of a sandbox without reading anything yet.
 func (c *Conn) Journal(cfg JournalConfig) *Journal {
 	if cfg.KeepEnded == 0 {
 		cfg.KeepEnded = 256
@@ -108,7 +108,7 @@ func (c *Conn) Journal(cfg JournalConfig) *Journal {
 	return &Journal{conn: c, cfg: cfg, reading: make(chan struct{}, 1), fold: fold{state: &protocol.State{}}, stale: true, life: c.life.Load()}
 }
 
-// Restore gives a journal the state of a snapshot, where that is newer.
+// Restore replaces the journal's state by that of a snapshot, if the snapshot is newer.
 func (j *Journal) Restore(s *Snapshot) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -117,38 +117,38 @@ func (j *Journal) Restore(s *Snapshot) {
 	}
 }
 
-// Fresh says that the history up to now is folded in, so that the next decision need not read it
-// first. A follower of the whole log calls it when it has caught up; a decision on a state that is
-// behind costs a lost compare-and-set and nothing else.
+// Fresh says that the history up to now is folded in, so that the next decision need not read it. A follower of the whole
+// log calls it when it has caught up. If the state is behind after all, a decision loses a compare-and-set and is
+// repeated.
 func (j *Journal) Fresh() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.stale = false
 }
 
-// View calls f with the folded state, which f must neither change nor keep.
+// View calls f with the folded state, which f must neither change nor retain.
 func (j *Journal) View(f func(s *protocol.State, record uint64)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	f(j.state, j.at.Record)
 }
 
-// State returns a copy of the folded state, and the record it was folded up to.
+// State returns a copy of the folded state and the record it was folded up to.
 func (j *Journal) State() (*protocol.State, uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.state.Clone(), j.at.Record
 }
 
-// Snapshot returns a copy of the folded state, and where the fold ends.
+// Snapshot returns a copy of the folded state and its position.
 func (j *Journal) Snapshot() *Snapshot {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return &Snapshot{Version: protocol.Version, Record: j.at.Record, Batch: j.at.Batch, Fold: protocol.FoldVersion, State: j.state.Clone()}
 }
 
-// Observe folds in a batch that was heard of from outside, where it is the next one. It reports
-// whether batches between are missing, which [Journal.Refresh] reads.
+// Observe folds in a batch that was received from elsewhere, if it is the next one. It reports whether batches in
+// between are missing, which [Journal.Refresh] reads.
 func (j *Journal) Observe(b *protocol.Batch) (gap bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -160,23 +160,24 @@ func (j *Journal) Observe(b *protocol.Batch) (gap bool) {
 	return false
 }
 
-// doubtLocked notes, after a connection was lost, which place of the log is to be looked for.
+// doubtLocked notes after a lost connection which position the log must be checked for.
 func (j *Journal) doubtLocked() {
 	if j.doubt.Record == 0 && j.life != j.conn.life.Load() {
 		j.doubt = j.at
 	}
 }
 
-// applyLocked folds a batch in, unless that was done before.
+// applyLocked folds a batch in, unless it already was.
 func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 	if b.Last() <= f.state.Sandbox.Sequence || b.First() != f.state.Sandbox.Sequence+1 {
 		return
 	}
 	for i := range b.Events {
 		if err := f.state.Apply(&b.Events[i]); err != nil {
-			// Everybody folds the same events by the same code, so this is a defect of the writer.
-			// The event is counted, so that the history goes on.
-			j.conn.log.Error("an illegal event is in the log", "sandbox", b.Sandbox, "event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
+			// Everyone folds the same events with the same code, so this is a defect of the writer. Count the event
+			// so that the history continues.
+			j.conn.log.Error("the log has an illegal event", "sandbox", b.Sandbox,
+				"event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
 			f.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
 	}
@@ -189,7 +190,7 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 		j.scratch.changed(b.Events)
 		j.scratch.trimmed(f.state, j.cfg.KeepEnded)
 		if s := j.scratch; s != nil && len(s.differ) > 2*keptScratch {
-			j.scratch = nil // nobody has decided for long
+			j.scratch = nil // there was no decision for a long time
 		}
 	}
 	f.state.Trim(j.cfg.KeepEnded)
@@ -198,21 +199,21 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 	}
 }
 
-// Refresh folds in everything that is in the history now. Where the log does not have what was folded
-// before, a server having lost it, the history is folded again from its beginning. What was read before ctx
-// ended need not be read again by the next call. Until all of a history is read that nothing was folded of,
-// the state stays empty.
+// Refresh folds in everything that the history has now. If a server lost what was folded before, the history is folded
+// again from its beginning. If ctx ends early, the next call continues where this one stopped. While a history is read
+// for the first time, the state stays empty.
 func (j *Journal) Refresh(ctx context.Context) error {
 	life := j.conn.life.Load()
 	j.mu.Lock()
 	j.doubtLocked()
 	empty := j.at.Record == 0
 	j.mu.Unlock()
+	r := &refresh{Journal: j}
 	var err error
 	if empty {
-		err = j.open(ctx)
+		err = r.open(ctx)
 	} else {
-		err = j.catchUp(ctx)
+		err = r.catchUp(ctx)
 	}
 	if err != nil {
 		return err
@@ -229,14 +230,13 @@ func (c *Conn) singleReplica() bool {
 	return c.meta != nil && c.meta.replicas == 1
 }
 
-// maxGroup is how many decisions one append carries at most.
+// maxGroup is the largest number of decisions in one append.
 const maxGroup = 256
 
-// Do asks decide, appends what it returns, in several messages where it is more than one takes, and
-// returns those events as they are in the log. The error is decide's own, or unavailable: then the
-// outcome is open, and decide must be written so that calling Do again is safe; or invalid_argument
-// with reason too_large, where a single event is larger than a message. What was appended in messages
-// before the one that failed stays. When ctx ends, Do returns at once; what is in flight goes on.
+// Do calls decide, appends the events it returns, in several messages if necessary, and returns them as they are in the
+// log. Errors: decide's own; unavailable: the outcome is unknown, and decide must make it safe to call Do again;
+// invalid_argument with reason too_large: a single event is larger than a message. Messages appended before one that
+// failed stay. When ctx ends, Do returns at once; an append in flight continues.
 func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, error) {
 	d := &decision{ctx: ctx, decide: decide, done: make(chan error, 1)}
 	j.mu.Lock()
@@ -254,9 +254,9 @@ func (j *Journal) Do(ctx context.Context, decide Decide) ([]protocol.Event, erro
 	}
 }
 
-// run appends until the queue is empty. What was just appended wakes others, which decide next; they
-// are let go first, so that one message carries what they decide. (Under 8 writers this saves a
-// quarter of the messages and half of the lost races; a single one it costs nothing.)
+// run appends until the queue is empty. Callers whose append has just finished often decide again at once. They run
+// first, so that one message carries all their decisions. (With 8 writers this saves a quarter of the messages and half
+// of the lost races; a single writer loses nothing.)
 func (j *Journal) run() {
 	for {
 		for range 3 {
@@ -272,32 +272,36 @@ func (j *Journal) run() {
 			return
 		}
 		j.mu.Unlock()
-		j.commit(group)
+		(&commit{j, newPatience()}).run(group)
 	}
 }
 
-// appendWithin bounds one group's way into the log, through a fail-over of NATS; appendTry bounds
-// one try.
+// appendWithin bounds the append of one group, including a failover of NATS; appendTry bounds one attempt.
 const (
 	appendWithin = 30 * time.Second
 	appendTry    = 3 * time.Second
 )
 
-// commit decides and appends a group, as often as others write first.
-func (j *Journal) commit(group []*decision) {
-	within := newPatience()
-	defer func() { within.end() }()
+// commit is the append of one group of decisions.
+type commit struct {
+	*Journal
+	within *patience
+}
+
+// run decides and appends the group, again each time another process writes first.
+func (j *commit) run(group []*decision) {
+	defer func() { j.within.end() }()
 	confirm, confirmed := false, false
 	for len(group) > 0 {
-		if err := j.refreshStale(within, confirm); err != nil {
+		if err := j.refreshStale(confirm); err != nil {
 			finish(group, err)
 			return
 		}
 		confirm = false
 		a := j.assemble(group)
 		if len(a.batch.Events) == 0 && !confirmed {
-			// No compare-and-set checks what appends nothing: a refusal, or nothing to do, holds only on a
-			// state that was read just now. A follower that calls Fresh may be behind.
+			// No compare-and-set protects a decision without events: a refusal, or nothing to do, is valid only on
+			// a state that was just read. A follower that calls Fresh may be behind.
 			confirm, confirmed = true, true
 			continue
 		}
@@ -306,7 +310,7 @@ func (j *Journal) commit(group []*decision) {
 			group = a.rest
 			continue
 		}
-		won, err := j.append(within.ctx, a.batch, a.expected)
+		won, err := j.append(j.within.ctx, a.batch, a.expected)
 		if err == nil && !won {
 			group = append(a.took, a.rest...) // decide again, on what the other writer wrote
 			continue
@@ -322,7 +326,7 @@ func (j *Journal) commit(group []*decision) {
 
 // acknowledged folds in a batch that the log has acknowledged and calls OnAppended. It returns the decisions
 // that the batch completes, and those that are still to be appended.
-func (j *Journal) acknowledged(a *attempt) (took, rest []*decision) {
+func (j *commit) acknowledged(a *attempt) (took, rest []*decision) {
 	j.mu.Lock()
 	j.applyLocked(&j.fold, a.batch)
 	now := j.state.Sandbox
@@ -344,7 +348,7 @@ func (j *Journal) acknowledged(a *attempt) (took, rest []*decision) {
 	return a.took, a.rest
 }
 
-// finish ends decisions: with err, or each with what it said itself.
+// finish returns decisions to their callers: with err, or each with its own result.
 func finish(group []*decision, err error) {
 	for _, d := range group {
 		if err != nil {
@@ -357,15 +361,15 @@ func finish(group []*decision, err error) {
 	}
 }
 
-func (j *Journal) makeStale() {
+func (j *commit) makeStale() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.stale = true
 }
 
-// refreshStale reads the history where that is due, or always, through a fail-over of NATS as append does. A
-// long history may take many tries: one that read something is none of those that failed.
-func (j *Journal) refreshStale(within *patience, always bool) error {
+// refreshStale reads the history if it is stale, or always, and retries through a failover of NATS as append does. A
+// long history may take many attempts: one that made progress does not count as failed.
+func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
 		stale, before := j.stale || j.life != j.conn.life.Load(), j.progress
@@ -373,7 +377,7 @@ func (j *Journal) refreshStale(within *patience, always bool) error {
 		if !stale && !always {
 			return nil
 		}
-		try, end := context.WithTimeout(within.ctx, appendTry)
+		try, end := context.WithTimeout(j.within.ctx, appendTry)
 		err := j.Refresh(try)
 		end()
 		if err == nil {
@@ -386,14 +390,14 @@ func (j *Journal) refreshStale(within *patience, always bool) error {
 		moved := j.progress > before
 		j.mu.Unlock()
 		if moved {
-			within.renew()
-		} else if !sleep(within.ctx, retryPause) {
+			j.within.renew()
+		} else if !backoff.Sleep(j.within.ctx, retryPause) {
 			return err
 		}
 	}
 }
 
-// patience is how long a group's way into the log may take.
+// patience is the time that a group has to be appended.
 type patience struct {
 	ctx context.Context
 	end context.CancelFunc
@@ -404,23 +408,24 @@ func newPatience() *patience {
 	return &patience{ctx, end}
 }
 
-// renew begins to count again.
+// renew starts the time again.
 func (p *patience) renew() {
 	p.end()
 	*p = *newPatience()
 }
 
-// append writes a batch. won is false when somebody else wrote first; what they wrote is folded
-// in. A lost answer is told from a lost race by the batch's id, since a single server and a cluster
-// answer a second try with different errors: the try is repeated, with the same id and the same
-// expectation, until the history shows the batch or another one in its place.
+// append writes a batch. won is false if another process wrote first; its batch is then folded in. A lost answer is
+// distinguished from a lost race by the batch's id, since a single server and a cluster answer a repeated append with
+// different errors: the append is repeated with the same id and the same expected position until the history shows
+// this batch or another one in its place.
 //
-// The message that follows the expected one is all that need be read: it is the batch, or what came
-// in its place. When still more was written, the next append loses once more. Where none follows, the
-// expected one itself is looked for.
-func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
+// Only the message after the expected position needs to be read: it is this batch or the winner. If still more was
+// written, the next append loses once more. If there is none, append checks that the log still has the expected
+// position.
+func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Position) (won bool, err error) {
 	tried := false
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		try, cancel := context.WithTimeout(ctx, appendTry)
 		record, err := j.conn.Append(try, batch, expected.Record)
 		cancel()
@@ -432,7 +437,7 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected Po
 			return false, err
 		}
 		if err == ErrConflict && !tried && j.hearsBeyond(expected.Record) {
-			return false, nil // what won is folded in
+			return false, nil // the winner is folded in
 		}
 		tried = true
 		j.makeStale()
@@ -440,15 +445,15 @@ func (j *Journal) append(ctx context.Context, batch *protocol.Batch, expected Po
 		if won || lost {
 			return won, nil
 		}
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return false, protocol.Errorf(protocol.Unavailable, "", "append to %s: %v", j.cfg.Sandbox, err)
 		}
 	}
 }
 
-// outcome looks for what became of a batch: won where it follows the expected record, lost where
-// something else does, or where the log does not have the expected record: what was folded is then folded again.
-func (j *Journal) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
+// outcome finds out what became of a batch: it won if it follows the expected position, and lost if another message does,
+// or if the log does not have the expected position, in which case the history is folded again.
+func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()
 	for range 3 {
@@ -467,7 +472,7 @@ func (j *Journal) outcome(ctx context.Context, batch *protocol.Batch, expected P
 			}
 			return won, !won
 		}
-		// There is nothing yet, or the expected record may be of another history.
+		// There is no next message yet, or the expected position is of another history.
 		if err := j.Refresh(ctx); err != nil {
 			return false, false
 		}
@@ -478,8 +483,8 @@ func (j *Journal) outcome(ctx context.Context, batch *protocol.Batch, expected P
 	return false, true
 }
 
-// foldNext folds in the message that follows a position, unless more than that is folded in by now.
-func (j *Journal) foldNext(at Position, e *entry) {
+// foldNext folds in the message that follows a position, unless more was folded in meanwhile.
+func (j *commit) foldNext(at Position, e *entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.at == at {
@@ -488,13 +493,13 @@ func (j *Journal) foldNext(at Position, e *entry) {
 	j.stale = false
 }
 
-// hearWithin is how long a lost race waits to hear of what won before it reads that. Coordinators
-// follow the log and workers are told of what coordinators decide, so the batch is on its way: asking
-// the leader for it would cost both sides more than all the rest of the append.
+// hearWithin is how long a writer that lost a race waits to receive the winner's batch before it reads it. Coordinators
+// follow the log, and workers are notified of the coordinators' decisions, so the batch is already on its way. Asking
+// the leader would cost both sides more than the rest of the append.
 const hearWithin = 2 * time.Millisecond
 
-// hearsBeyond says whether more than the expected record is folded in, now or within hearWithin.
-func (j *Journal) hearsBeyond(expected uint64) bool {
+// hearsBeyond reports whether more than the expected record is folded in, now or within hearWithin.
+func (j *commit) hearsBeyond(expected uint64) bool {
 	over := time.NewTimer(hearWithin)
 	defer over.Stop()
 	for {
@@ -520,18 +525,18 @@ func (j *Journal) hearsBeyond(expected uint64) bool {
 type attempt struct {
 	batch *protocol.Batch
 
-	// expected is the last message of the fold that the decisions saw, read together with the state: a batch that
-	// is folded in meanwhile must make the append lose, not shift the expected position.
+	// expected is the end of the fold that the decisions saw, read together with the state: if a batch is folded in
+	// meanwhile, the append must lose instead of following that batch.
 	expected Position
 	before   protocol.Sandbox // the sandbox at expected
 
-	took []*decision // those that the batch completes; refusals too, since they hold only if the batch does
+	took []*decision // those that the batch completes, with refusals, which are valid only if the batch wins
 	rest []*decision // those that did not fit
 }
 
-// assemble asks the decisions of a group in order, each on the state that those before it leave,
-// and puts their events into one batch. The batch has no events if there is nothing to append.
-func (j *Journal) assemble(group []*decision) *attempt {
+// assemble asks the decisions of a group in order, each on the state that the previous ones leave, and puts their
+// events into one batch. The batch has no events if there is nothing to append.
+func (j *commit) assemble(group []*decision) *attempt {
 	j.mu.Lock()
 	scratch := j.takeScratchLocked()
 	a := &attempt{expected: j.at, before: j.state.Sandbox}
@@ -542,7 +547,7 @@ func (j *Journal) assemble(group []*decision) *attempt {
 	a.batch = j.newBatch()
 	limit, size := j.conn.maxBatch(), 0
 	for i, d := range group {
-		d.events, d.more, d.err = nil, false, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // its caller is gone
+		d.events, d.more, d.err = nil, false, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // the caller may be gone
 		var events []protocol.Event
 		if d.err == nil {
 			events, d.err = j.ask(d, scratch, now)
@@ -575,8 +580,8 @@ func (j *Journal) assemble(group []*decision) *attempt {
 	return a
 }
 
-// newBatch returns a batch of this writer without events.
-func (j *Journal) newBatch() *protocol.Batch {
+// newBatch returns this writer's next batch, without events.
+func (j *commit) newBatch() *protocol.Batch {
 	b := &protocol.Batch{
 		Version: protocol.Version, Tenant: j.cfg.Tenant, Sandbox: j.cfg.Sandbox,
 		ID: strings.ToLower(ulid.Make().String()), Writer: j.cfg.Writer,
@@ -587,9 +592,9 @@ func (j *Journal) newBatch() *protocol.Batch {
 	return b
 }
 
-// after is now, or last where that is a little later: two writers know the store's time up to their way to it
-// and back, and no event should seem to come before the one that it follows. A history whose times are far
-// ahead was stamped by a clock that was set wrong.
+// after returns now, or last if that is slightly later: two writers' measurements of the store's time differ by their
+// round trips, and no event should seem to precede the one it follows. If last is far ahead, it was stamped with a
+// clock that was set wrong.
 func after(last, now time.Time) time.Time {
 	if last.After(now) && last.Sub(now) <= clockJump {
 		return last
@@ -597,20 +602,19 @@ func after(last, now time.Time) time.Time {
 	return now
 }
 
-// ask asks one decision. One that panics is refused by itself: it runs beside those of others, in the
-// journal's own goroutine.
-func (j *Journal) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
+// ask calls one decision. One that panics fails alone: it shares the journal's goroutine with other callers' decisions.
+func (j *commit) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			j.conn.log.Error("a decision panics", "sandbox", j.cfg.Sandbox, "panic", p, "stack", string(debug.Stack()))
+			j.conn.log.Error("a decision panicked", "sandbox", j.cfg.Sandbox, "panic", p, "stack", string(debug.Stack()))
 			events, err = nil, protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()
 	return d.decide(s, now)
 }
 
-// address fills in what a decision leaves out.
-func (j *Journal) address(events []protocol.Event, now time.Time) {
+// address fills in the fields that decisions leave empty.
+func (j *commit) address(events []protocol.Event, now time.Time) {
 	for k := range events {
 		e := &events[k]
 		e.Tenant, e.Sandbox = j.cfg.Tenant, j.cfg.Sandbox
@@ -620,12 +624,12 @@ func (j *Journal) address(events []protocol.Event, now time.Time) {
 	}
 }
 
-// replay builds the scratch state again, after a decision spoilt it.
-func (j *Journal) replay(events []protocol.Event) *protocol.State {
+// replay rebuilds the scratch state after a decision corrupted it.
+func (j *commit) replay(events []protocol.Event) *protocol.State {
 	scratch, _ := j.State()
 	for i := range events {
 		if err := scratch.Apply(&events[i]); err != nil {
-			j.conn.log.Error("a decision does not replay", "sandbox", j.cfg.Sandbox, "error", err)
+			j.conn.log.Error("could not replay a decision", "sandbox", j.cfg.Sandbox, "error", err)
 		}
 	}
 	return scratch

@@ -5,7 +5,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // Holder names the holder of a lease. It is the lease's value.
@@ -39,7 +41,7 @@ type Lease struct {
 	ahead    time.Duration // of the wall clock before the time since boot, when the renewal began that gave trust
 	lost     bool
 	lostCh   chan struct{}
-	renewNow chan struct{} // has room for one
+	renewNow wake.Signal // renew before the next regular renewal
 }
 
 // HeldError says who holds a lease that could not be taken.
@@ -76,10 +78,11 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 		return nil, err
 	}
 	h.Version, h.Since = protocol.Version, c.Now()
-	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{}), renewNow: make(chan struct{}, 1)}
+	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{}), renewNow: wake.New()}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		ahead, start := c.clock.machine.ahead()
 		var revision uint64
 		if takeOver > 0 {
@@ -110,7 +113,7 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 			// Our own, of unknown age: written again, it may be trusted from now.
 			takeOver = current
 		}
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return nil, err
 		}
 	}
@@ -168,10 +171,7 @@ func (l *Lease) Trusted() (until time.Duration, err error) {
 
 // hurry has Run renew the lease at once.
 func (l *Lease) hurry() {
-	select {
-	case l.renewNow <- struct{}{}:
-	default:
-	}
+	l.renewNow.Wake()
 }
 
 // Lost is closed when somebody else has the lease, or it ended: it never comes back.
@@ -253,7 +253,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	expected := l.revision
 	l.trusted = 0
 	l.mu.Unlock()
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		err := l.bucket.remove(ctx, l.key, int64(expected))
 		if err != ErrConflict {
 			return err
@@ -262,7 +263,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		if expected, err = l.reclaim(ctx); err != nil {
 			return err
 		}
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return ErrConflict
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -69,7 +70,7 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	for {
 		m, err := c.leaderGetOnce(bounded, stream, body)
 		// A stream has no leader while one is elected.
-		if protocol.CodeOf(err) != protocol.Unavailable || !sleep(bounded, retryPause) {
+		if protocol.CodeOf(err) != protocol.Unavailable || !backoff.Sleep(bounded, retryPause) {
 			return m, err
 		}
 	}
@@ -266,7 +267,7 @@ func (f *follower) run(ctx context.Context) error {
 			return err
 		}
 		c.log.Warn("following starts again", "stream", f.stream, "error", err)
-		if !sleep(ctx, retryPause) {
+		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
 		_ = c.awaitConnection(ctx) // where it fails, the next try says why
@@ -303,7 +304,7 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 			HeadersOnly: f.headersOnly, AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerIdle,
 		}
 		try, stop := context.WithTimeout(ctx, patience)
-		consumer, err = insist(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {
+		consumer, err = askRepeatedly(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {
 			return c.js.CreateConsumer(ctx, f.stream, config)
 		})
 		again := err != nil && try.Err() != nil && ctx.Err() == nil

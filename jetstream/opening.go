@@ -5,65 +5,73 @@ import (
 	"errors"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// fold is a state, and where in the log it ends.
+// fold is a state and its position in the log.
 type fold struct {
 	state *protocol.State
 	at    Position  // of the last message folded in
-	last  time.Time // of its last event; zero after a snapshot
+	last  time.Time // of the last event; zero after a snapshot
 }
 
-// opening is the fold of a history that is read from its beginning, or from a snapshot. It becomes the
-// journal's when all of it is read: nobody sees the state of a sandbox as it was long ago. What a try has
-// read stays for the next one.
+// opening is the fold of a history that is being read from its beginning or from a snapshot. It becomes the journal's
+// fold at the end of the history, so nobody sees a sandbox's past state as its present one. If an attempt fails, the
+// next one continues the opening.
 type opening struct {
 	fold
-	life  uint64 // the connection's, when it was last compared with the log
+	life  uint64 // of the connection when the opening was last compared with the log
 	again bool   // the log does not have what the journal folded before
 }
 
 const (
-	// openingsAtOnce is how many histories are read from their beginning at a time, on one connection.
+	// openingsAtOnce is how many histories one connection reads from their beginning at a time.
 	openingsAtOnce = 16
-	// shortHistory is how many messages are read before the snapshot is looked for, which costs two questions.
+	// shortHistory is how many messages are read before looking for a snapshot, which costs two requests.
 	shortHistory = directBatch
-	// fewNew is how many new messages are read one by one, from the leader.
+	// fewNew is how many new messages are read one by one from the leader.
 	fewNew = 4
 )
 
-// alone keeps others from reading much of the same history at the same time, until release is called.
-func (j *Journal) alone(ctx context.Context) (release func(), err error) {
+// refresh is one call of [Journal.Refresh].
+type refresh struct {
+	*Journal
+	hasSlot bool // it has the journal's slot for long reads
+}
+
+// takeSlot prevents other long reads of the same history until release is called.
+func (j *refresh) takeSlot(ctx context.Context) (release func(), err error) {
 	select {
 	case j.reading <- struct{}{}:
-		return func() { <-j.reading }, nil
+		j.hasSlot = true
+		return func() { j.hasSlot = false; <-j.reading }, nil
 	case <-ctx.Done():
 		return nil, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
 }
 
-// open reads a history that nothing was folded of.
-func (j *Journal) open(ctx context.Context) error {
-	release, err := j.alone(ctx)
+// open reads a history of which nothing is folded yet.
+func (j *refresh) open(ctx context.Context) error {
+	release, err := j.takeSlot(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if j.Position().Record != 0 { // somebody else has read it meanwhile, or it was heard of from its beginning
+	if j.Position().Record != 0 { // another reader was faster, or the history was received from its beginning
 		j.mu.Lock()
 		if o := j.opening; o != nil && !o.again {
 			j.opening = nil
-			j.tellLocked()
+			j.reportOpenLocked()
 		}
 		j.mu.Unlock()
-		return j.catchUpAlone(ctx)
+		return j.catchUp(ctx)
 	}
 	return j.openAlone(ctx)
 }
 
-// openAlone goes on reading a history from its beginning, and makes what it gives the journal's fold.
-func (j *Journal) openAlone(ctx context.Context) error {
+// openAlone continues to read a history from its beginning, and makes the result the journal's fold.
+func (j *refresh) openAlone(ctx context.Context) error {
 	c := j.conn
 	select {
 	case c.openings <- struct{}{}:
@@ -88,8 +96,8 @@ func (j *Journal) openAlone(ctx context.Context) error {
 	}
 }
 
-// resumeOpening takes up what an earlier try has read, if the log still has that.
-func (j *Journal) resumeOpening(ctx context.Context) error {
+// resumeOpening continues the opening of an earlier attempt if the log still has its last message, or starts a new one.
+func (j *refresh) resumeOpening(ctx context.Context) error {
 	life := j.conn.life.Load()
 	j.mu.Lock()
 	o := j.opening
@@ -113,7 +121,7 @@ func (j *Journal) resumeOpening(ctx context.Context) error {
 	return nil
 }
 
-// beginLocked has an opening begin with a fold.
+// beginLocked starts an opening from a fold.
 func (j *Journal) beginLocked(o *opening, f fold) {
 	reset := o.again || o.at.Record != 0 || j.opening != nil && j.opening.at.Record != 0
 	j.opening, o.fold = o, f
@@ -122,12 +130,12 @@ func (j *Journal) beginLocked(o *opening, f fold) {
 	}
 }
 
-// errLong says that a history is long enough to look for its snapshot.
+// errLong says that a history is long enough to look for a snapshot.
 var errLong = errors.New("a long history")
 
-// readOpening folds what follows the opening's place into it. It returns errLong, once, where the
-// journal may begin with a snapshot and there is more than a little to read.
-func (j *Journal) readOpening(ctx context.Context) error {
+// readOpening folds the messages after the opening's position into it. Once, it returns errLong if the journal may start
+// from a snapshot and the history is not short.
+func (j *refresh) readOpening(ctx context.Context) error {
 	j.mu.Lock()
 	o := j.opening
 	after, mayRestore := o.at.Record, j.cfg.FromSnapshot && !j.noSnapshot
@@ -157,17 +165,17 @@ func isTombstone(b *protocol.Batch) bool {
 	return b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted
 }
 
-// startFromSnapshot has the opening begin with the stored snapshot, if there is one that can be used and
-// that the log has the last message of, and that says more than what is read.
-func (j *Journal) startFromSnapshot(ctx context.Context) error {
-	j.noSnapshot = true // not again, in this tenure of the journal
+// startFromSnapshot starts the opening from the stored snapshot, if it is usable, the log has its last message, and it is
+// newer than the opening.
+func (j *refresh) startFromSnapshot(ctx context.Context) error {
+	j.noSnapshot = true // look only once
 	s, err := j.conn.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded, protocol.Cancelled) {
 		j.noSnapshot = false
 		return err
 	}
 	if err != nil || !s.Usable() {
-		return nil // there is none, or it is another version's
+		return nil // there is none, or it is of another version
 	}
 	held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, s.position())
 	if err != nil {
@@ -183,20 +191,20 @@ func (j *Journal) startFromSnapshot(ctx context.Context) error {
 	return nil
 }
 
-// startFromBase has the opening begin with the state that is kept in place of segments which are kept no
-// longer. Without one a deleted history is just being purged, or segments were lost: nothing may be decided on a state
-// that lacks events, and its numbers would repeat.
-func (j *Journal) startFromBase(ctx context.Context, o *opening, e *entry) error {
+// startFromBase starts the opening from the state that replaces expired segments. If there is none, a deleted history is
+// just being purged, or segments were lost: nothing may be decided on a state that lacks events, since event numbers
+// would repeat.
+func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error {
 	s, err := j.conn.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if err != nil {
 		return err
 	}
 	if s == nil || s.State == nil || s.State.Sandbox.Sequence+1 < e.batch.First() {
-		return protocol.Errorf(protocol.Internal, "", "the history of %s goes on with event %d, and what comes before it is not there",
+		return protocol.Errorf(protocol.Internal, "", "the history of %s lacks the events before event %d",
 			j.cfg.Sandbox, e.batch.First())
 	}
 	if s.Fold != protocol.FoldVersion {
-		j.conn.log.Warn("the beginning of a history is no longer kept, and its fold is of another version: fields may be missing",
+		j.conn.log.Warn("the beginning of a history has expired and its state is of another fold version; fields may be missing",
 			"sandbox", j.cfg.Sandbox, "fold", s.Fold, "now", protocol.FoldVersion)
 	}
 	j.mu.Lock()
@@ -206,15 +214,15 @@ func (j *Journal) startFromBase(ctx context.Context, o *opening, e *entry) error
 	return nil
 }
 
-// opened makes the opening's fold the journal's.
-func (j *Journal) opened() {
+// opened makes the opening's fold the journal's fold.
+func (j *refresh) opened() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	o := j.opening
 	j.opening, j.noSnapshot = nil, false
-	defer j.tellLocked()
+	defer j.reportOpenLocked()
 	if !o.again && j.at.Record > o.at.Record {
-		return // it was heard of meanwhile
+		return // newer batches were received meanwhile
 	}
 	j.fold, j.scratch = o.fold, nil
 	j.begun++
@@ -223,22 +231,22 @@ func (j *Journal) opened() {
 	}
 }
 
-// tellLocked tells of the journal's own state, after the states of an opening were told.
-func (j *Journal) tellLocked() {
+// reportOpenLocked calls OnOpen with the journal's own state, after OnApply was called with the states of an opening.
+func (j *Journal) reportOpenLocked() {
 	if j.cfg.OnOpen != nil {
 		j.cfg.OnOpen(j.state, j.at.Record)
 	}
 }
 
-// foldLocked folds in a message of the history. What the next append expects is the last message, even
-// when there is something in it that does not fold.
+// foldLocked folds in a message of the history. The next append expects the last message, even if that has events that do
+// not fold.
 func (j *Journal) foldLocked(f *fold, e *entry) {
 	j.progress++
 	if b := e.batch; b != nil && b.First() > f.state.Sandbox.Sequence+1 {
-		// What comes between is no longer kept: a tombstone is all there is.
+		// The batches in between were removed: only a tombstone is left.
 		buried := &protocol.State{}
 		if err := buried.Bury(&b.Events[len(b.Events)-1]); err != nil {
-			j.conn.log.Error("a history goes on with a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
+			j.conn.log.Error("a history has a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 		} else {
 			f.state = buried
 			j.scratch = nil
@@ -251,14 +259,9 @@ func (j *Journal) foldLocked(f *fold, e *entry) {
 	}
 }
 
-// catchUp folds in what is new, and begins again at the history's beginning where the log does not have
-// what was folded before.
-func (j *Journal) catchUp(ctx context.Context) error { return j.catchUpWith(ctx, false) }
-
-// catchUpAlone is catchUp for a caller that already holds a slot for large reads.
-func (j *Journal) catchUpAlone(ctx context.Context) error { return j.catchUpWith(ctx, true) }
-
-func (j *Journal) catchUpWith(ctx context.Context, alone bool) error {
+// catchUp folds in what is new, and starts again at the history's beginning if the log does not have what was folded
+// before.
+func (j *refresh) catchUp(ctx context.Context) error {
 	for try := 1; ; try++ {
 		j.mu.Lock()
 		at, doubt := j.at, j.doubt
@@ -269,7 +272,7 @@ func (j *Journal) catchUpWith(ctx context.Context, alone bool) error {
 		}
 		broken := err != nil || last.record < at.Record || last.record == at.Record && !last.isAt(at)
 		if !broken && last.record > at.Record {
-			if broken, err = j.readOn(ctx, at, last, alone); err != nil {
+			if broken, err = j.readOn(ctx, at, last); err != nil {
 				return err
 			}
 		}
@@ -288,29 +291,28 @@ func (j *Journal) catchUpWith(ctx context.Context, alone bool) error {
 			if p.Record == 0 {
 				continue
 			}
-			if over, err := j.startOver(ctx, p, try > 2, alone); over || err != nil {
+			if done, err := j.startOver(ctx, p, try > 2); done || err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// caughtUp notes that the log has what was in doubt, and what is folded.
-func (j *Journal) caughtUp(doubt Position) {
+// caughtUp notes that the log has what was in doubt and what is folded.
+func (j *refresh) caughtUp(doubt Position) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.doubt == doubt {
 		j.doubt = Position{}
 	}
 	if o := j.opening; o != nil && o.again && len(j.reading) == 0 {
-		j.opening = nil // a server that was behind had it seem that the log was rewound
-		j.tellLocked()
+		j.opening = nil // the log had only seemed rewound, because a server was behind
+		j.reportOpenLocked()
 	}
 }
 
-// readOn folds in what follows a position, up to the last entry. It reports true where that follows
-// something else.
-func (j *Journal) readOn(ctx context.Context, at Position, last entry, alone bool) (broken bool, err error) {
+// readOn folds in the messages after a position, up to the last entry. broken says that they do not follow the position.
+func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record
 	r := j.conn.historyReader(j.cfg.Tenant, j.cfg.Sandbox, at.Record, func(e *entry) (bool, error) {
 		if e.told && e.after != reached {
@@ -323,24 +325,24 @@ func (j *Journal) readOn(ctx context.Context, at Position, last entry, alone boo
 		j.foldLocked(&j.fold, e)
 		return reached < last.record, nil
 	})
-	if last.told && last.after == at.Record { // there is nothing between
+	if last.told && last.after == at.Record { // there is nothing in between
 		_, err := r.take(&last)
 		return broken, err
 	}
 	for range fewNew {
 		none, err := r.step(ctx)
-		if none || err != nil || r.ended { // none: purged meanwhile
+		if none || err != nil || r.ended { // none: the rest was purged meanwhile
 			return broken, err
 		}
 	}
-	if !alone {
-		release, err := j.alone(ctx)
+	if !j.hasSlot {
+		release, err := j.takeSlot(ctx)
 		if err != nil {
 			return false, err
 		}
 		defer release()
 		if j.Position().Record >= last.record {
-			return false, nil // somebody else has read it meanwhile
+			return false, nil // another reader was faster
 		}
 	}
 	if err := r.bulk(ctx); err != nil || r.ended {
@@ -349,21 +351,21 @@ func (j *Journal) readOn(ctx context.Context, at Position, last entry, alone boo
 	return broken, r.tail(ctx)
 }
 
-// startOver folds the history from its beginning, if the log still does not have a position that was
-// folded, after a moment, or in any case. It reports whether it did.
-func (j *Journal) startOver(ctx context.Context, folded Position, inAnyCase, alone bool) (over bool, err error) {
-	if !sleep(ctx, lookAgain) {
+// startOver waits a moment and folds the history from its beginning if the log still does not have a folded position, or
+// in any case if inAnyCase is set. It reports whether it did.
+func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool) (done bool, err error) {
+	if !backoff.Sleep(ctx, lookAgain) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
 	there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)
 	if err != nil || there && !inAnyCase {
 		return false, err
 	}
-	if !alone {
+	if !j.hasSlot {
 		j.mu.Lock()
 		begun := j.begun
 		j.mu.Unlock()
-		release, err := j.alone(ctx)
+		release, err := j.takeSlot(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -372,7 +374,7 @@ func (j *Journal) startOver(ctx context.Context, folded Position, inAnyCase, alo
 		already := j.begun != begun
 		j.mu.Unlock()
 		if already {
-			return false, nil // it is looked at again
+			return false, nil // catchUp checks again
 		}
 	}
 	last, err := j.conn.lastEntry(ctx, j.cfg.Tenant, j.cfg.Sandbox)
@@ -380,9 +382,9 @@ func (j *Journal) startOver(ctx context.Context, folded Position, inAnyCase, alo
 		return false, err
 	}
 	if at := j.Position(); at.Record > last.record && at.Record > folded.Record {
-		return false, nil // it was written meanwhile, and is read again
+		return false, nil // it was written meanwhile; catchUp reads again
 	}
-	j.conn.log.Warn("the log does not have what was folded from it: it is folded again from its beginning",
+	j.conn.log.Warn("the log lacks messages that were folded from it; folding it again from its beginning",
 		"sandbox", j.cfg.Sandbox, "folded", folded.Record, "log", last.record)
 	return true, j.openAlone(ctx)
 }

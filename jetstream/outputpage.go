@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -278,7 +279,7 @@ func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*s
 		if m, err := p.conn.lastOnSubject(ctx, protocol.StreamLogs, p.subject); err != nil || m.sequence < from {
 			return err // it was removed meanwhile
 		}
-		if !sleep(ctx, replicaPause) {
+		if !backoff.Sleep(ctx, replicaPause) {
 			return ctx.Err()
 		}
 	}

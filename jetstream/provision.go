@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -145,7 +146,7 @@ func (c *Conn) createStream(ctx context.Context, cfg jetstream.StreamConfig) err
 func (c *Conn) apply(ctx context.Context, doing string, change func(context.Context) error) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	refused, err := insist(ctx, c, doing, func(ctx context.Context) (refused, err error) {
+	refused, err := askRepeatedly(ctx, c, doing, func(ctx context.Context) (refused, err error) {
 		if err = change(ctx); isOneOf(translate(err, doing), protocol.Unavailable, protocol.DeadlineExceeded) {
 			return nil, err
 		}
@@ -183,7 +184,7 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 func (c *Conn) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)
-		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !sleep(ctx, 100*time.Millisecond) {
+		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return err
 		}
 		c.log.Warn("waiting for NATS to make what is kept in it", "what", name, "error", err)

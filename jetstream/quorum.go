@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -59,7 +60,7 @@ func (c *Conn) whileQuorum(ctx context.Context) (context.Context, context.Cancel
 				end(errNoQuorum(why))
 				return
 			}
-			sleep(ctx, quorumPause)
+			backoff.Sleep(ctx, quorumPause)
 		}
 	})
 	return ctx, func() { look.Stop(); end(nil) }

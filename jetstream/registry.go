@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -18,7 +19,8 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 	ctx, cancel := b.conn.bound(ctx)
 	defer cancel()
 	r.Version = protocol.Version
-	for pause := firstPause; ; pause = nextPause(pause) {
+	pause := backoff.New(firstPause, retryPause)
+	for {
 		_, err := b.put(ctx, key, protocol.Encode(&r), 0)
 		if err == nil {
 			return nil, nil
@@ -36,7 +38,7 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 			return nil, err
 		}
 		// On a cluster, the entry that won may not be readable yet.
-		if !sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return nil, protocol.Errorf(protocol.Unavailable, "", "reserve %s: another request is reserving it now", key)
 		}
 	}

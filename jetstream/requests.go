@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -309,8 +310,8 @@ func (c *Conn) remove(ctx context.Context, sequence uint64) {
 // trimRequests removes requests up to the first that is not settled, each time that some were, until none
 // is left that is settled.
 func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
-	trimmed, pause := int64(0), trimPeriod
-	for sleep(ctx, pause) {
+	trimmed, retries := int64(0), backoff.New(trimPeriod, trimMost)
+	for pause := retries.Next(); backoff.Sleep(ctx, pause); {
 		n := settled.Load()
 		if n == trimmed {
 			continue
@@ -322,9 +323,11 @@ func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 		if err != nil && ctx.Err() == nil {
 			c.log.Warn("settled requests are removed later", "error", err)
 		}
-		if pause = min(2*pause, trimMost); all && err == nil { // else one of them may take long to settle
-			trimmed, pause = n, trimPeriod
+		if all && err == nil { // otherwise a request may take long to settle
+			trimmed = n
+			retries.Reset()
 		}
+		pause = retries.Next()
 	}
 }
 
@@ -406,7 +409,7 @@ func (c *Conn) consume(ctx context.Context, k consumption) error {
 			return ctx.Err()
 		}
 		c.log.Warn("a queue is opened again", "stream", k.stream, "error", err)
-		if !sleep(ctx, retryPause) {
+		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
 		_ = c.awaitConnection(ctx) // where it fails, the next try says why
@@ -441,7 +444,7 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.Wait
 func (c *Conn) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return insist(ctx, c, "open the queue "+k.stream, func(ctx context.Context) (jetstream.Consumer, error) {
+	return askRepeatedly(ctx, c, "open the queue "+k.stream, func(ctx context.Context) (jetstream.Consumer, error) {
 		return c.js.CreateOrUpdateConsumer(ctx, k.stream, k.config)
 	})
 }

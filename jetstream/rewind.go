@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -121,7 +122,7 @@ func (f *follower) check(ctx context.Context) error {
 			return err
 		case looks == 1:
 			return errRewound
-		case !sleep(ctx, lookAgain):
+		case !backoff.Sleep(ctx, lookAgain):
 			return ctx.Err()
 		}
 	}

@@ -115,7 +115,7 @@ func (c *Conn) LogRoom(ctx context.Context) (Room, error) {
 func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamInfo, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return insist(ctx, c, "look at "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+	return askRepeatedly(ctx, c, "look at "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
 		stream, err := c.readStream(ctx, name)
 		if err != nil {
 			return nil, err

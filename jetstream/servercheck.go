@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -44,7 +45,7 @@ func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
 			return err
 		}
 		c.log.Error("waiting for JetStream", "error", err)
-		if !sleep(ctx, awaitPause) {
+		if !backoff.Sleep(ctx, awaitPause) {
 			return err
 		}
 	}

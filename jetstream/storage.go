@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -87,7 +88,7 @@ func (c *Conn) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, st
 		if info, err = c.js.AccountInfo(ctx); err == nil {
 			return info, ""
 		}
-		if !sleep(ctx, retryPause) {
+		if !backoff.Sleep(ctx, retryPause) {
 			return nil, "NATS: " + whyNoJetStream(err)
 		}
 	}

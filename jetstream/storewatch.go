@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -29,8 +30,9 @@ const (
 //
 // It also logs what [Conn.Storage] says is less safe than it should be, each time that changes.
 func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) error) error {
-	probed, reported, said, pause := time.Now(), time.Now().Add(firstReport-reportPeriod), "", recoverPause
-	for sleep(ctx, probePeriod) {
+	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
+	pause := backoff.New(recoverPause, recoverMost)
+	for backoff.Sleep(ctx, probePeriod) {
 		if time.Since(reported) > reportPeriod {
 			said, reported = c.reportStorage(ctx, said), time.Now()
 		}
@@ -45,7 +47,7 @@ func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) err
 		if why == "" {
 			c.room.setFailed("")
 			c.log.Warn("the event log takes writes again")
-			pause = recoverPause
+			pause.Reset()
 			continue
 		}
 		if c.room.setFailed(why) {
@@ -53,12 +55,11 @@ func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) err
 		}
 		if err := c.RecoverStore(ctx, restart); err != nil {
 			c.log.Error("the event log does not take writes again", "error", err)
-			if !sleep(ctx, pause) {
+			if !pause.Wait(ctx) {
 				break
 			}
-			pause = min(2*pause, recoverMost)
 			if protocol.CodeOf(err) == protocol.ResourceExhausted {
-				pause = recoverPause // a disk that gets room is to be found soon
+				pause.Reset() // a disk that gets room is to be found soon
 			}
 		}
 		c.room.suspect()

@@ -4,19 +4,21 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 const (
-	insistFirst = 250 * time.Millisecond
-	insistMost  = 500 * time.Millisecond
+	askFirst = 250 * time.Millisecond
+	askMost  = 500 * time.Millisecond
 )
 
 // insist asks for something until it is answered, which must be harmless to ask for twice. A cluster that
 // elects a leader drops what it is asked, and an answer can be lost, so the question is put again soon;
 // the ones before still stand, for a server that is only slow. The same at once after a reconnect. It
 // gives up at the end of ctx, and with an error that does not pass.
-func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
+func askRepeatedly[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
@@ -24,15 +26,11 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 		err   error
 	}
 	answers := make(chan answer)
-	back := make(chan struct{}, 1)
-	defer c.OnReconnect(func() {
-		select {
-		case back <- struct{}{}:
-		default:
-		}
-	})()
+	back := wake.New()
+	defer c.OnReconnect(back.Wake)()
 	err = translate(context.DeadlineExceeded, doing)
-	for pause := insistFirst; ; pause = min(2*pause, insistMost) {
+	pause := backoff.New(askFirst, askMost)
+	for {
 		if waited := c.awaitConnection(ctx); waited != nil {
 			return value, waited
 		}
@@ -43,7 +41,7 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 			case <-ctx.Done():
 			}
 		}()
-		again := time.NewTimer(pause)
+		again := time.NewTimer(pause.Next())
 		for asked := true; asked; {
 			select {
 			case a := <-answers:
@@ -54,7 +52,8 @@ func insist[T any](ctx context.Context, c *Conn, doing string, ask func(ctx cont
 			case <-ctx.Done():
 				return value, err
 			case <-back:
-				pause, asked = insistFirst, false
+				pause.Reset()
+				asked = false
 			case <-again.C:
 				asked = false
 			}
