@@ -1,5 +1,5 @@
-# `make help` lists the targets. All work from a fresh clone with Go and make; those that need a
-# Docker engine get one first.
+# `make help` lists the targets. All of them work from a fresh clone with Go and make; those that need a Docker
+# engine install or start one first.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,11 +8,11 @@ SHELL := bash
 GO        ?= go
 IMAGE     := boxfleet/demo:busybox
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# Inputs for each target. A time would do as well, but Go 1.26 sometimes reports one that is over as a
-# failure (go.dev/issue/75804).
+# Inputs for each fuzz target. A duration also works, but Go 1.26 sometimes reports its end as a failure
+# (go.dev/issue/75804).
 FUZZTIME  ?= 10000x
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
-# Two packages at once: they share one engine, and the machine may be small. The one that takes longest goes first.
+# Run two packages at once: they share one engine, and the machine may be small. The slowest package starts first.
 PARALLEL  ?= 2
 TESTFLAGS ?=
 
@@ -24,37 +24,37 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
 
 .PHONY: build
-build: ## bin/boxfleet and bin/boxfleet-supervisor
+build: ## build bin/boxfleet and bin/boxfleet-supervisor
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/boxfleet-supervisor ./cmd/boxfleet-supervisor
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/boxfleet ./cmd/boxfleet
 
 .PHONY: engine
-engine: ## make sure that a Docker engine answers; as root on Debian, install and start one
+engine: ## check for a Docker engine; as root on Debian, install and start one
 	scripts/engine
 
 .PHONY: image
-image: engine ## make the small image of demo, tests and benchmark
+image: engine ## build the small image for the demo, tests and benchmark
 	scripts/image $(IMAGE)
 
 .PHONY: registry
-registry: ## make sure that there is a registry server for tests
+registry: ## check for the registry server that tests need, or unpack one
 	@scripts/registry >/dev/null
 
 .PHONY: tools
-tools: ## make sure that the programs are there that tests use
+tools: ## check for the programs that tests need, or install them
 	@scripts/tools
 
 .PHONY: examples
-examples: image build ## run the examples of docs/wire.md, which need Node and npm
+examples: image build ## run the examples in docs/examples (needs Node and npm)
 	npm install --silent --no-audit --no-fund --prefix bin/node nats@2.29.3
 	BOXFLEET_NEED_NODE=1 NODE_PATH="$$PWD/bin/node/node_modules" $(GO) test ./integration -run TestTheExamplesInAnotherLanguageRun -count 1
 
 .PHONY: demo
-demo: image build ## run a real build in a sandbox, and show what happened
+demo: image build ## run a real build in a sandbox and print its history
 	bin/boxfleet demo
 
 .PHONY: lint
-lint: ## go vet, staticcheck, formatting, and who may import whom
+lint: ## go vet, staticcheck, formatting, import rules, and whether the documents match the code
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) test -count 1 .
@@ -62,10 +62,10 @@ lint: ## go vet, staticcheck, formatting, and who may import whom
 	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
 
 .PHONY: test
-test: image build tools lint registry ## all tests
+test: image build tools lint registry ## run all tests
 	@rm -rf bin/reports && mkdir -p bin
 	BOXFLEET_TEST_REPORTS=$(CURDIR)/bin/reports $(GO) test -count 1 -p $(PARALLEL) -timeout 30m $(TESTFLAGS) ./integration ./... 2>&1 | tee bin/test.log || { \
-		echo; echo "what failed (all of it: bin/test.log; what each fleet did: bin/reports):"; \
+		echo; echo "failures (complete log: bin/test.log; report of each fleet: bin/reports):"; \
 		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 
 .PHONY: test-race
@@ -73,28 +73,28 @@ test-race: ## tests of the packages without an engine, under the race detector
 	$(GO) test -race -timeout 15m $(TESTFLAGS) $(PURE)
 
 .PHONY: fuzz-short
-fuzz-short: ## each fuzz target with FUZZTIME inputs (10000x)
+fuzz-short: ## run each fuzz target with FUZZTIME inputs (10000x)
 	scripts/fuzz $(FUZZTIME)
 
-# The long ones are programs and tests below integration.
+# The following take minutes and are not part of `make test`.
 
 .PHONY: networks
-networks: image tools ## five hundred networks with their rules on one engine, made and removed; takes minutes on a small machine
+networks: image tools ## create and remove 500 networks with their firewall rules on one engine; takes minutes
 	BOXFLEET_NETWORKS=500 $(GO) test ./integration -run TestQ11_ManyNetworksOnOneHost -count 1 -v -timeout 15m
 
 .PHONY: deep
-deep: image ## a container with more nested directories than the engine has descriptors is removed; takes a minute
+deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
 	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerOfManyNestedDirectories -count 1 -v -timeout 10m
 
 .PHONY: bench
-bench: image build ## measure Boxfleet beside the bare engine: a table, and raw samples as JSON
+bench: image build ## measure Boxfleet beside the bare engine; prints a table and writes raw samples as JSON
 	$(GO) run ./integration/bench
 
 .PHONY: bench-short
-bench-short: image build ## the same with few samples: shows that it works, not how fast
+bench-short: image build ## the same with few samples: checks that it works, not how fast
 	$(GO) run ./integration/bench -short
 
-# Of `make load`; the program's own flags are in `go run ./integration/load -h`.
+# Settings of `make load`; `go run ./integration/load -h` lists the program's own flags.
 WORKERS   ?= 100
 SANDBOXES ?= 1000
 RATE      ?= 0
@@ -102,14 +102,14 @@ PROFILE   ?=
 LOADFLAGS ?=
 
 .PHONY: load
-load: ## simulated WORKERS (100) get SANDBOXES (1000), RATE a second or all at once; PROFILE=dir, LOADFLAGS='-living 100000 -restart'
+load: ## create SANDBOXES (1000) on simulated WORKERS (100), RATE per second or at once; PROFILE=dir, LOADFLAGS='-living 100000 -restart'
 	$(GO) run ./integration/load -workers $(WORKERS) -sandboxes $(SANDBOXES) -rate $(RATE) -profile '$(PROFILE)' $(LOADFLAGS)
 
 .PHONY: load-short
-load-short: ## the same with few, through a restart of NATS and a fail-over: shows that it works, not how fast
+load-short: ## the same with few, a NATS restart and a fail-over: checks that it works, not how fast
 	$(GO) run ./integration/load -short -workers 20 -sandboxes 200 -living 300 -over 300 -coordinators 2 -settle 1s -restart -failover -limit 2m
 
 .PHONY: clean
-clean: ## what builds made, and what killed test runs left
+clean: ## remove build results and what killed test runs left
 	rm -rf bin
 	scripts/clean

@@ -1,3 +1,3 @@
-// Package boxfleet holds nothing but the test of the architecture: which package may know which.
-// README.md is the way in, ARCHITECTURE.md the map.
+// Package boxfleet holds only the tests that keep the repository in shape: who may import whom, and whether the
+// documents match the code. Start with README.md; ARCHITECTURE.md is the map.
 package boxfleet

@@ -275,6 +275,31 @@ func TestGoNamesInDocumentsExist(t *testing.T) {
 	}
 }
 
+// functionInFile is a function or method in a document, behind its file and a colon.
+var functionInFile = regexp.MustCompile("`([\\w/-]+\\.go):(\\w+)`")
+
+func TestFunctionsNamedWithTheirFileExist(t *testing.T) {
+	declared, found := map[string]bool{}, 0
+	for _, file := range goFiles(t) {
+		for _, declaration := range file.syntax.Decls {
+			if f, ok := declaration.(*ast.FuncDecl); ok {
+				declared[file.name+":"+f.Name.Name] = true
+			}
+		}
+	}
+	for _, p := range documents(t) {
+		for _, named := range functionInFile.FindAllStringSubmatch(p.text, -1) {
+			found++
+			if !declared[named[1]+":"+named[2]] {
+				t.Errorf("%s: %s has no function %s", p, named[1], named[2])
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("found only %d functions", found)
+	}
+}
+
 // markdownLink is a link to a page of the repository, to a heading, or to both.
 var markdownLink = regexp.MustCompile(`\]\(([^)\s:]*?)(?:#([^)\s]+))?\)`)
 

@@ -85,7 +85,7 @@ func resultOf(e *protocol.Event) *Result {
 //
 // A command that exits non-zero is a result and no error. The result is returned beside the error
 // of [Result.Err] where the exec was not run to its own end. When ctx ends the exec goes on: cancel
-// it with [Sandbox.Cancel], or wait again with [Client.GetExec] and [Exec.Wait].
+// it with [Sandbox.Cancel], or wait again with [Sandbox.GetExec] and [Exec.Wait].
 //
 // Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors:
 // invalid_argument naming the field; not_found; failed_precondition where the sandbox is not

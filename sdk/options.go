@@ -57,7 +57,7 @@ func WithWait(wait bool) Option {
 }
 
 // WithYAML gives Create a spec as YAML, in the form of docs/spec.md: one document. The spec that is
-// given to Create goes over it, as [spec.Merge] does: what it says replaces, maps are merged, lists
+// given to Create goes over it, as spec.Merge does: what it says replaces, maps are merged, lists
 // are appended. env are the variables for $VAR in the text; nil: none is set. The document's id and name
 // are the sandbox's, unless [WithID] and [WithName] say others. Its copies that have a source are uploaded, with
 // paths as seen from the working directory.

@@ -1,5 +1,4 @@
-// What the examples beside this file share: a connection, requests and reads, all in JSON.
-// npm install nats
+// Shared by the examples in this directory: a connection, requests and reads, all in JSON. Needs: npm install nats
 
 const { connect, credsAuthenticator, headers, createInbox, StringCodec } = require("nats");
 const fs = require("fs");
@@ -13,11 +12,11 @@ exports.open = () => {
     servers: process.env.BOXFLEET_NATS || "nats://127.0.0.1:4222",
     token: process.env.BOXFLEET_TOKEN,
     authenticator: creds ? credsAuthenticator(fs.readFileSync(creds)) : undefined,
-    inboxPrefix: "_INBOX", // an answer to a request is sent nowhere else
+    inboxPrefix: "_INBOX", // coordinators answer requests only to such inboxes
   });
 };
 
-// An error of Boxfleet: its code and reason are for programs, its message is for people.
+// Refused is an error from Boxfleet. Code and reason are for programs, the message is for people.
 class Refused extends Error {
   constructor(e) {
     super([e.code, e.reason, e.field, e.message].filter(Boolean).join(": "));
@@ -31,14 +30,14 @@ function outcome(reply) {
   return reply;
 }
 
-// read asks a coordinator: get, list, exec, events, output …
+// read queries a coordinator: get, list, exec, events, output …
 exports.read = async (nc, endpoint, fields) => {
   const m = await nc.request(`boxfleet.v1.api.${tenant}.${endpoint}`, text.encode(JSON.stringify({ v: 1, ...fields })), { timeout: 10000 });
   return outcome(JSON.parse(text.decode(m.data)));
 };
 
-// request stores a request and waits for its outcome. It is sent again under the same id when no answer comes: it is the
-// same request then, and finds its own result.
+// request publishes a request and waits for its outcome. Without an answer it publishes the request again under the same
+// id, which cannot run it twice: a repeated request finds its own result.
 exports.request = async (nc, verb, sandbox, id, payload) => {
   const inbox = createInbox();
   const answers = nc.subscribe(inbox);
@@ -50,7 +49,7 @@ exports.request = async (nc, verb, sandbox, id, payload) => {
   try {
     for (let tries = 0; tries < 5; tries++) {
       await nc.jetstream().publish(`boxfleet.v1.request.${tenant}.${verb}.${sandbox}`, data, { headers: h });
-      const late = setTimeout(() => nc.publish(inbox), 5000); // an empty message: nothing came
+      const late = setTimeout(() => nc.publish(inbox), 5000); // an empty message ends the wait
       for await (const m of answers) {
         if (m.data.length === 0) break;
         clearTimeout(late);

@@ -1,4 +1,4 @@
-// node events.js SANDBOX: prints the history of a sandbox, and follows it until it is deleted.
+// node events.js SANDBOX: prints a sandbox's history and follows it until the sandbox is deleted.
 
 const { open, read, sleep } = require("./boxfleet");
 
@@ -13,7 +13,7 @@ async function main([sandbox]) {
         if (e.state === "deleted") return;
       }
       from = history.next;
-      if (from > sequence) await sleep(500); // there is no more yet
+      if (from > sequence) await sleep(500); // no further events yet
     }
   } finally {
     await nc.drain();

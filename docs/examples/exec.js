@@ -1,5 +1,5 @@
-// node exec.js SANDBOX COMMAND [ARG …]: runs a command in a sandbox, prints its output as it comes, and ends with
-// its exit code.
+// node exec.js SANDBOX COMMAND [ARG …]: runs a command in a sandbox, streams its output, and exits with its exit
+// code.
 
 const { open, read, request, sleep } = require("./boxfleet");
 

@@ -92,7 +92,7 @@ type Container struct {
 
 // CreateContainer makes a container and returns its id. It fails with already_exists when the name
 // is taken, with [ErrImageNotFound] when the engine has no such image (it pulls nothing here, see
-// [Engine.FindImage]), and with invalid_argument when the engine refuses the spec.
+// [Engine.PullImage]), and with invalid_argument when the engine refuses the spec.
 func (e *Engine) CreateContainer(ctx context.Context, spec ContainerSpec) (string, error) {
 	var id string
 	config, host, networking := e.configs(spec)
