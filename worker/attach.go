@@ -14,6 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/supervise"
@@ -54,8 +55,8 @@ type attachment struct {
 }
 
 // listen opens the socket that the supervisor of the primary container dials.
-func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*attachment, error) {
-	output := s.newCommandLog(protocol.PrimaryLog, b.Generation, func() directory { return d })
+func (s *sandbox) listen(b *protocol.Sandbox, d hostdir.Dir, secret []byte) (*attachment, error) {
+	output := s.newCommandLog(protocol.PrimaryLog, b.Generation, func() hostdir.Dir { return d })
 	grown := func(o control.Output) {
 		if o.ID == "" {
 			output.Grow(o.Stdout, o.Stderr)
@@ -76,8 +77,8 @@ func (s *sandbox) listen(b *protocol.Sandbox, d directory, secret []byte) (*atta
 
 // listenIn opens the socket that the supervisor with this directory dials. The welcome is completed
 // from the directory.
-func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, output func(control.Output), primary func(*attachment, control.Primary)) (*attachment, error) {
-	defaults, err := d.defaults()
+func (s *sandbox) listenIn(d hostdir.Dir, secret []byte, welcome control.Welcome, output func(control.Output), primary func(*attachment, control.Primary)) (*attachment, error) {
+	defaults, err := d.Defaults()
 	if err != nil {
 		return nil, err
 	}
@@ -86,16 +87,16 @@ func (s *sandbox) listenIn(d directory, secret []byte, welcome control.Welcome, 
 	if welcome.Command == nil {
 		welcome.Command = defaults.Command
 	}
-	run, err := os.OpenRoot(d.run())
+	run, err := os.OpenRoot(d.Run())
 	if err != nil {
 		return nil, hosterr.Wrap(err, "open the run directory")
 	}
 	a := &attachment{
-		s: s, run: run, home: d.home(), key: secret, over: make(chan struct{}), primary: primary,
+		s: s, run: run, home: d.Sandbox(), key: secret, over: make(chan struct{}), primary: primary,
 		crash: decide.CrashLoop{Window: s.w.cfg.CrashWindow, Guard: s.w.cfg.CrashGuard}, heard: wake.New(),
 	}
 	a.link, err = supervise.Listen(supervise.Config{
-		ControlDir: d.ctl(), Run: run, Welcome: welcome, Lease: s.w.trusted,
+		ControlDir: d.Ctl(), Run: run, Welcome: welcome, Lease: s.w.trusted,
 		OnConnect: a.connected, OnOutput: output, OnEnd: s.ended, OnPrimary: func(p control.Primary) { primary(a, p) }, Logger: s.log,
 	})
 	if err != nil {

@@ -12,10 +12,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 // containerSpec is the sandbox's primary container.
-func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.Image, bound bindingList, gpus []string) docker.ContainerSpec {
+func (s *sandbox) containerSpec(b *protocol.Sandbox, d hostdir.Dir, image docker.Image, bound hostfiles.Bindings, gpus []string) docker.ContainerSpec {
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
 		Name: s.name(), Image: image.ID,
@@ -23,10 +25,10 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 		CPU: b.Spec.CPU, Memory: int64(b.Spec.Memory), PIDs: b.Spec.PIDs,
 		Binds: slices.Concat([]docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
-			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
-		}, d.etcBinds(mountTargets(&b.Spec, bound)), d.binds(bound.Bindings)),
+			{Source: d.Ctl(), Target: at("ctl"), ReadOnly: true},
+		}, d.EtcBinds(mountTargets(&b.Spec, bound)), bound.Binds(d)),
 	}
-	spec.Labels[docker.LabelDirectory] = d.path
+	spec.Labels[docker.LabelDirectory] = d.Path
 	setProfile(&spec, b.Spec.Profile)
 	spec.ReadOnlyRoot, spec.Runtime, spec.GPUs = b.Spec.ReadOnly, b.Spec.Runtime, gpus
 	if len(gpus) > 0 {
@@ -56,9 +58,9 @@ func (s *sandbox) containerSpec(b *protocol.Sandbox, d directory, image docker.I
 func (s *sandbox) hostname(b *protocol.Sandbox) string { return cmp.Or(b.Spec.Hostname, s.key.ID) }
 
 // mountTargets are the paths of the primary container at which something is mounted.
-func mountTargets(spec *protocol.SandboxSpec, bound bindingList) []string {
+func mountTargets(spec *protocol.SandboxSpec, bound hostfiles.Bindings) []string {
 	var targets []string
-	for _, b := range bound.Bindings {
+	for _, b := range bound.List {
 		targets = append(targets, path.Clean(b.Target))
 	}
 	for _, m := range spec.Tmpfs {

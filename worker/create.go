@@ -10,7 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
@@ -85,7 +87,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if err := network.CheckPorts(s.w.ports, &b.Spec); err != nil {
 		return err
 	}
-	mounts, err := s.w.planBindings(&b.Spec)
+	mounts, err := s.w.files.Check(&b.Spec)
 	if err != nil {
 		return err
 	}
@@ -101,10 +103,10 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		return err
 	}
 	defer release()
-	d := s.w.directory(s.key, b.Generation)
-	_, noKey := d.secret()
+	d := s.w.dirs.Of(s.key, b.Generation)
+	_, noKey := d.Secret()
 	before := noKey == nil // an earlier try came so far; it may have made a network
-	secret, err := d.make()
+	secret, err := d.Create()
 	if err != nil {
 		return err
 	}
@@ -115,22 +117,22 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 	if cwd == "" {
 		cwd = image.Cwd
 	}
-	if err := d.makeEtc(s.hostname(b)); err != nil {
+	if err := d.WriteEtc(s.hostname(b)); err != nil {
 		return err
 	}
-	bound, err := s.keepBindings(ctx, b, d, image, user, mounts)
+	bound, err := s.w.files.Choose(&b.Spec, d, mounts, s.homeOf(ctx, b, image, user))
 	if err != nil {
 		return err
 	}
-	mounted := append(mountTargets(&b.Spec, bound), etcTargets...)
-	volumes, err := volumesOf(image, mounted, "spec.image")
+	mounted := append(mountTargets(&b.Spec, bound), hostdir.EtcTargets...)
+	volumes, err := hostfiles.Volumes(image, mounted, "spec.image")
 	if err != nil {
 		return err
 	}
-	if err := checkCopies(&b.Spec, "", coveredVolumes(volumes, mounted)); err != nil {
+	if err := hostfiles.CheckCopies(&b.Spec, "", volumes, mounted); err != nil {
 		return err
 	}
-	if err := d.saveDefaults(defaults{User: user, Cwd: cwd, Volumes: volumes, StopSignal: image.StopSignal}); err != nil {
+	if err := d.SaveDefaults(hostdir.Defaults{User: user, Cwd: cwd, Volumes: volumes, StopSignal: image.StopSignal}); err != nil {
 		return err
 	}
 	if err := s.phase(b, "network"); err != nil {
@@ -151,7 +153,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		}
 		spec := s.containerSpec(b, d, image, bound, gpus)
 		spec.Ports, spec.DNS = ports, s.w.isolation.NameServers(&b.Spec)
-		coverVolumes(&spec, volumes, b.Spec.Memory)
+		hostfiles.CoverVolumes(&spec, volumes, b.Spec.Memory)
 		s.w.cfg.Probe("before-container-create")
 		err = s.whole(func() error {
 			id, err = s.w.engine.CreateContainer(ctx, spec)

@@ -46,7 +46,7 @@ func (s *sandbox) stoppedForDisk(generation uint64) *protocol.Error {
 	if why := s.diskStopped(); why != nil {
 		return why
 	}
-	return disk.ReadNote(s.directory(generation).path)
+	return disk.ReadNote(s.directory(generation).Path)
 }
 
 // forgetDiskStop lets a sandbox start again after the disk watch stopped it.
@@ -54,7 +54,7 @@ func (s *sandbox) forgetDiskStop(generation uint64) error {
 	s.mu.Lock()
 	s.diskStop = nil
 	s.mu.Unlock()
-	if err := disk.RemoveNote(s.directory(generation).path); err != nil {
+	if err := disk.RemoveNote(s.directory(generation).Path); err != nil {
 		return hostError(err, "forget why the sandbox was stopped")
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/output"
 )
 
@@ -41,12 +42,12 @@ func (r *execRun) runDir(a *attachment) (run *os.Root, secret []byte, done func(
 	r.s.journal.View(func(st *protocol.State, _ uint64) { generation = st.Sandbox.Generation })
 	d := r.s.directory(generation)
 	if r.service != "" {
-		d = d.service(r.service)
+		d = d.Service(r.service)
 	}
-	if secret, err = d.secret(); err != nil {
+	if secret, err = d.Secret(); err != nil {
 		return nil, nil, nil, err
 	}
-	if run, err = os.OpenRoot(d.run()); err != nil {
+	if run, err = os.OpenRoot(d.Run()); err != nil {
 		return nil, nil, nil, protocol.Errorf(protocol.NotFound, "", "open the run directory: %v", err)
 	}
 	return run, secret, func() { run.Close() }, nil
@@ -54,12 +55,12 @@ func (r *execRun) runDir(a *attachment) (run *os.Root, secret []byte, done func(
 
 // newCommandLog returns the publisher of what a container's own command prints. name is protocol.PrimaryLog, or a
 // protocol.ServiceLog; in returns the container's directory.
-func (s *sandbox) newCommandLog(name string, generation uint64, in func() directory) *output.CommandLog {
+func (s *sandbox) newCommandLog(name string, generation uint64, in func() hostdir.Dir) *output.CommandLog {
 	cfg := output.CommandLogConfig{
-		Key: s.key, Name: name, RunDir: func() string { return in().run() }, Logger: s.log,
+		Key: s.key, Name: name, RunDir: func() string { return in().Run() }, Logger: s.log,
 	}
 	if generation > 1 {
-		cfg.Earlier = func(end [2]int64) ([2]int64, error) { return in().earlierOutput(end) }
+		cfg.Earlier = func(end [2]int64) ([2]int64, error) { return in().EarlierOutput(end) }
 	}
 	return s.w.output.NewCommandLog(cfg)
 }

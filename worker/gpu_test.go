@@ -8,6 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 // box names a sandbox of these tests.
@@ -126,11 +128,11 @@ func TestGPUsAreFoundAgainAtAdoption(t *testing.T) {
 
 func TestAContainerIsLabelledWithItsGPUs(t *testing.T) {
 	s := &sandbox{w: &worker{conn: &jetstream.Conn{}}, key: box("a")}
-	spec := s.containerSpec(&protocol.Sandbox{Spec: protocol.SandboxSpec{GPUs: "2"}}, directory{}, docker.Image{}, bindingList{}, []string{"0", "2"})
+	spec := s.containerSpec(&protocol.Sandbox{Spec: protocol.SandboxSpec{GPUs: "2"}}, hostdir.Dir{}, docker.Image{}, hostfiles.Bindings{}, []string{"0", "2"})
 	if !slices.Equal(spec.GPUs, []string{"0", "2"}) || !slices.Equal(labelledGPUs(spec.Labels), spec.GPUs) {
 		t.Errorf("it has %v, and the label %q", spec.GPUs, spec.Labels[docker.LabelGPUs])
 	}
-	spec = s.containerSpec(&protocol.Sandbox{}, directory{}, docker.Image{}, bindingList{}, nil)
+	spec = s.containerSpec(&protocol.Sandbox{}, hostdir.Dir{}, docker.Image{}, hostfiles.Bindings{}, nil)
 	if _, labelled := spec.Labels[docker.LabelGPUs]; labelled || len(spec.GPUs) > 0 {
 		t.Errorf("one without: %+v", spec)
 	}

@@ -48,13 +48,13 @@ func (h *health) get() string {
 func (w *worker) register(ctx context.Context) error {
 	for {
 		healthy, problem, firewall := w.condition()
-		mounts, writable := w.mounts.advertised()
+		mounts, writable := w.files.Mounts.Advertised()
 		_, pids := processes()
 		now, skew := w.conn.Now(), w.skew()
 		h := &protocol.Host{
 			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Cores: w.info.CPUs, Memory: w.offeredMemory(), Defaults: w.cfg.Defaults,
-			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.tools.usable(),
+			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.files.Tools.Usable(),
 			Profiles: w.abilities.profiles, ServiceProfiles: w.abilities.services, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota, Images: true, ReadsSegments: true,
 			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.Denied(), AllowNetworks: w.isolation.Allowed(), Ports: w.ports.String(), Registries: w.cfg.Images.Registries, MostPIDs: w.cfg.PIDs, Posture: w.posture(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
 		}
@@ -306,7 +306,7 @@ func (w *worker) adopt(ctx context.Context) error {
 		}
 	}()
 	defer func() { <-ruled }()
-	dirs, err := w.sandboxDirs()
+	dirs, err := w.dirs.List()
 	if err != nil {
 		return err
 	}
@@ -325,7 +325,7 @@ func (w *worker) adopt(ctx context.Context) error {
 	}
 	w.findGPUs(containers)
 	for _, d := range dirs {
-		named(d.key) // to be looked at, also where there is nothing else
+		named(d.Key) // to be looked at, also where there is nothing else
 	}
 	w.mu.Lock()
 	for k := range w.sandboxes {

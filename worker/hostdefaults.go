@@ -19,7 +19,7 @@ func (w *worker) checkDefaults() error {
 		err = w.isolation.Check(s)
 	}
 	if err == nil {
-		_, err = w.planBindings(s)
+		_, err = w.files.Check(s)
 	}
 	if err == nil && s.Disk > 0 && !w.info.DiskQuota {
 		err = protocol.Invalid("spec.disk", "the engine's storage has no quotas to enforce it")

@@ -6,6 +6,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
@@ -14,10 +15,10 @@ func TestDefaultsThatTheHostCannotGiveAreRefusedByName(t *testing.T) {
 	cfg := Config{Memory: 1 << 30, Runtimes: []string{"runsc"}, Tools: []string{"git"}, ToolsHome: dir}
 	w := &worker{info: docker.Info{Runtimes: []string{"runsc"}}, isolation: &network.Isolation{}}
 	var err error
-	if w.mounts, err = newMountPolicy([]string{dir}, nil); err != nil {
+	if w.files.Mounts, err = hostfiles.NewPolicy([]string{dir}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if w.tools, err = newToolbox(cfg.Tools, cfg.ToolsHome, "", w.mounts); err != nil {
+	if w.files.Tools, err = hostfiles.NewToolbox(cfg.Tools, cfg.ToolsHome, "", w.files.Mounts); err != nil {
 		t.Fatal(err)
 	}
 	if w.abilities, err = newAbilities(&cfg, w.info); err != nil {

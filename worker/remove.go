@@ -8,6 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 // stop ends the execs, then the container, and appends that. The container is kept.
@@ -169,7 +170,7 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 		}
 	}
 	st, _ := s.journal.State()
-	if needHome(st.Sandbox.Spec.Tools) {
+	if hostfiles.NeedHome(st.Sandbox.Spec.Tools) {
 		if err := s.removePasswd(ctx); err != nil {
 			return err
 		}
@@ -189,10 +190,10 @@ func (s *sandbox) removeRest(ctx context.Context) error {
 	s.mu.Lock()
 	s.networkSeen = false
 	s.mu.Unlock()
-	dirs, err := s.w.sandboxDirs()
+	dirs, err := s.w.dirs.List()
 	for _, d := range append(dirs, s.directory(st.Sandbox.Generation)) {
-		if d.key == s.key {
-			err = errors.Join(err, d.remove(ctx))
+		if d.Key == s.key {
+			err = errors.Join(err, d.Remove(ctx))
 		}
 	}
 	return err

@@ -327,7 +327,7 @@ type view struct {
 func (s *sandbox) view(ctx context.Context) view {
 	v := view{epoch: s.w.epoch.Load()}
 	if v.container, v.err = s.inspect(ctx); v.err == nil {
-		v.directory, v.err = s.w.hasDirectory(s.key)
+		v.directory, v.err = s.w.dirs.Has(s.key)
 	}
 	if v.err == nil {
 		v.services, v.err = s.servicesRun(ctx)

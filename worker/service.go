@@ -11,6 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/output"
 )
@@ -112,7 +113,7 @@ func (v *service) detach() {
 
 func (v *service) wakeUp() { v.wake.Wake() }
 
-func (v *service) directory() directory { return v.s.directory(v.generation).service(v.name) }
+func (v *service) directory() hostdir.Dir { return v.s.directory(v.generation).Service(v.name) }
 
 // heard takes the sizes of output.
 func (v *service) heard(o control.Output) {

@@ -10,7 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 // raise makes the container and places the trees that are for it, where that was not done, starts it,
@@ -32,7 +34,7 @@ func (v *service) raise(ctx context.Context) error {
 			return err
 		}
 	}
-	secret, err := d.secret()
+	secret, err := d.Secret()
 	if err != nil && hosterr.Temporary(err) {
 		return err
 	}
@@ -44,7 +46,7 @@ func (v *service) raise(ctx context.Context) error {
 	}
 	// Also where an earlier try came so far; one that ran before has changed what was copied.
 	if !c.Running && c.StartedAt.IsZero() {
-		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies, etcTargets); err != nil {
+		if err := v.s.copyTrees(ctx, c.ID, v.name, v.sandbox.Copies, hostdir.EtcTargets); err != nil {
 			return err
 		}
 		v.s.w.cfg.Probe("after-service-copy")
@@ -62,7 +64,7 @@ func (v *service) raise(ctx context.Context) error {
 
 // make makes the container of a service that is brought up for the first time. One that was there
 // before and is gone is not repaired in secret.
-func (v *service) make(ctx context.Context, d directory) (string, error) {
+func (v *service) make(ctx context.Context, d hostdir.Dir) (string, error) {
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
 		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's container is gone")
 	}
@@ -79,14 +81,14 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 		command = image.Cmd
 	}
 	field := v.sandbox.ServiceField(v.name) + ".image"
-	volumes, err := volumesOf(image, etcTargets, field)
+	volumes, err := hostfiles.Volumes(image, hostdir.EtcTargets, field)
 	if err != nil {
 		return "", err
 	}
-	if err := checkCopies(&v.sandbox, v.name, coveredVolumes(volumes, nil)); err != nil {
+	if err := hostfiles.CheckCopies(&v.sandbox, v.name, volumes, nil); err != nil {
 		return "", err
 	}
-	defaults := defaults{
+	defaults := hostdir.Defaults{
 		Volumes: volumes,
 		User:    v.spec.User, Cwd: image.Cwd, Command: append(slices.Clone(image.Entrypoint), command...),
 		StopSignal: image.StopSignal, Healthcheck: image.Healthcheck,
@@ -97,13 +99,13 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if defaults.User == "" {
 		defaults.User = image.User
 	}
-	if _, err := d.make(); err != nil {
+	if _, err := d.Create(); err != nil {
 		return "", err
 	}
-	if err := d.saveDefaults(defaults); err != nil {
+	if err := d.SaveDefaults(defaults); err != nil {
 		return "", err
 	}
-	if err := d.makeEtc(v.name); err != nil {
+	if err := d.WriteEtc(v.name); err != nil {
 		return "", err
 	}
 	select {
@@ -113,14 +115,14 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	}
 	v.s.w.cfg.Probe("before-service-create")
 	spec := v.containerSpec(d, image)
-	coverVolumes(&spec, volumes, v.spec.Memory)
+	hostfiles.CoverVolumes(&spec, volumes, v.spec.Memory)
 	id, err := v.s.w.engine.CreateContainer(context.WithoutCancel(ctx), spec)
 	v.s.w.cfg.Probe("after-service-create")
 	return id, naming(err, docker.ReasonNoDiskQuota, v.sandbox.ServiceField(v.name)+".disk")
 }
 
 // containerSpec is the service's container.
-func (v *service) containerSpec(d directory, image docker.Image) docker.ContainerSpec {
+func (v *service) containerSpec(d hostdir.Dir, image docker.Image) docker.ContainerSpec {
 	s := v.s
 	at := func(name string) string { return path.Join(control.ContainerAt, name) }
 	spec := docker.ContainerSpec{
@@ -128,13 +130,13 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 		Hostname: v.name, Network: s.name(), Aliases: []string{v.name},
 		Labels: map[string]string{
 			docker.LabelTenant: s.key.Tenant, docker.LabelSandbox: s.key.ID, docker.LabelRole: "service", docker.LabelService: v.name,
-			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.path,
+			docker.LabelGeneration: strconv.FormatUint(v.generation, 10), docker.LabelDirectory: d.Path,
 		},
 		DNS: s.w.isolation.NameServers(&v.sandbox), CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk), Runtime: v.sandbox.Runtime,
 		Binds: append([]docker.Bind{
 			{Source: s.w.supervisor, Target: at("supervisor"), ReadOnly: true},
-			{Source: d.ctl(), Target: at("ctl"), ReadOnly: true},
-		}, d.etcBinds(nil)...),
+			{Source: d.Ctl(), Target: at("ctl"), ReadOnly: true},
+		}, d.EtcBinds(nil)...),
 	}
 	setProfile(&spec, v.spec.Capabilities())
 	for name, value := range v.spec.Env {
@@ -145,7 +147,7 @@ func (v *service) containerSpec(d directory, image docker.Image) docker.Containe
 }
 
 // connect starts the container, where it does not run, and waits for its supervisor.
-func (v *service) connect(ctx context.Context, d directory, a *attachment, c docker.Container) error {
+func (v *service) connect(ctx context.Context, d hostdir.Dir, a *attachment, c docker.Container) error {
 	epoch := v.s.w.epoch.Load()
 	if !c.Running {
 		v.isDown()
@@ -176,11 +178,11 @@ func (v *service) connect(ctx context.Context, d directory, a *attachment, c doc
 		return v.ended(c)
 	}
 	v.epoch = epoch
-	if err := d.tellAddress(c); err != nil {
+	if err := d.SetAddress(c.Hostname, c.Address); err != nil {
 		return err
 	}
 	v.s.w.boundTerminals(c.Pid)
-	if err := d.uncoverVolumes(c.Pid); err != nil {
+	if err := uncoverVolumes(d, c.Pid); err != nil {
 		return err
 	}
 	if err := a.greet(ctx, c.Pid); err != nil {

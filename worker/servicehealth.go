@@ -10,6 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
 // How a service becomes ready. Health tests run through the supervisor, as execs that no log has: a
@@ -21,8 +22,8 @@ const (
 )
 
 // healthcheck is the spec's, else the image's, nil for none.
-func (v *service) healthcheck(d directory) (*protocol.Healthcheck, error) {
-	defaults, err := d.defaults()
+func (v *service) healthcheck(d hostdir.Dir) (*protocol.Healthcheck, error) {
+	defaults, err := d.Defaults()
 	h := v.spec.Healthcheck
 	if h == nil {
 		h = defaults.Healthcheck

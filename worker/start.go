@@ -3,13 +3,14 @@ package worker
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/decide"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
@@ -20,7 +21,7 @@ const (
 
 // start starts the container, where it does not run, and waits for its supervisor. Of the container its
 // id must be known.
-func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, secret []byte, c docker.Container) (*attachment, error) {
+func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d hostdir.Dir, secret []byte, c docker.Container) (*attachment, error) {
 	s.detach() // of an earlier try
 	if s.inspection.Container == decide.ContainerExited {
 		// It may have ended with its engine, and one that is about to end still answers on connections that
@@ -34,17 +35,17 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 	if err != nil {
 		return nil, err
 	}
-	var mounted *shown
-	defer func() { mounted.close() }()
+	var mounted *hostfiles.Opened
+	defer func() { mounted.Close() }()
 	// A sandbox that was ready is brought back with what there is.
 	lenient := b.State == protocol.StateReady
 	if s.inspection.Container != decide.ContainerRunning {
 		if err = s.w.gpus.claim(s.key, labelledGPUs(s.container.Labels)); err == nil {
 			mounted, err = s.startMounted(ctx, d, c.ID, lenient)
 		}
-	} else if _, unverified := os.Stat(d.unverified()); unverified == nil { // a worker that started it came no further
-		if mounted, err = s.w.openBindings(d, lenient); err == nil {
-			err = mounted.hide()
+	} else if hostfiles.Unverified(d) { // a worker that started it came no further
+		if mounted, err = s.w.files.Open(d, lenient); err == nil {
+			err = mounted.Hide()
 		}
 	}
 	if err != nil {
@@ -61,18 +62,18 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited, "the container ended at once, with exit code %d %s", c.ExitCode, c.Error)
 	}
 	if err == nil && mounted != nil {
-		if err = mounted.verify(c.Pid); err != nil {
+		if err = mounted.Verify(c.Pid); err != nil {
 			err = errors.Join(err, s.w.engine.KillContainer(ctx, c.ID))
 		}
 	}
 	if err == nil {
-		err = d.uncoverVolumes(c.Pid)
+		err = uncoverVolumes(d, c.Pid)
 	}
 	if err == nil {
 		a.ports, err = network.PublishedPorts(b.Spec.Ports, c.Ports)
 	}
 	if err == nil {
-		err = d.tellAddress(c)
+		err = d.SetAddress(c.Hostname, c.Address)
 	}
 	if err != nil {
 		a.close()
@@ -92,17 +93,17 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d directory, s
 }
 
 // startMounted starts a container while the links of its mounts lead to their sources.
-func (s *sandbox) startMounted(ctx context.Context, d directory, id string, lenient bool) (*shown, error) {
-	mounted, err := s.w.openBindings(d, lenient)
+func (s *sandbox) startMounted(ctx context.Context, d hostdir.Dir, id string, lenient bool) (*hostfiles.Opened, error) {
+	mounted, err := s.w.files.Open(d, lenient)
 	if err != nil {
 		return nil, err
 	}
-	if err = mounted.show(); err == nil {
+	if err = mounted.Show(); err == nil {
 		s.w.cfg.Probe("before-container-start")
 		err = s.whole(func() error { return s.w.engine.StartContainer(ctx, id) })
 		s.w.cfg.Probe("before-mounts-hidden")
 	}
-	if hideErr := mounted.hide(); err == nil {
+	if hideErr := mounted.Hide(); err == nil {
 		err = hideErr
 	}
 	if err == nil {
@@ -115,7 +116,7 @@ func (s *sandbox) startMounted(ctx context.Context, d directory, id string, leni
 // secret.
 func (s *sandbox) startAgain(ctx context.Context, b *protocol.Sandbox) (*attachment, error) {
 	d := s.directory(b.Generation)
-	secret, err := d.secret()
+	secret, err := d.Secret()
 	if err != nil && hosterr.Temporary(err) {
 		return nil, err
 	}
@@ -234,7 +235,7 @@ func (s *sandbox) revive(ctx context.Context, b *protocol.Sandbox) error {
 			"the sandbox's container does not keep running (exit code %d)", c.ExitCode))
 	}
 	a, err := s.startAgain(ctx, b)
-	waits := sourceMissing(err) || network.PortTaken(err)
+	waits := hostfiles.SourceMissing(err) || network.PortTaken(err)
 	if !waits {
 		s.waitingSince = time.Time{}
 	}

@@ -26,7 +26,9 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/disk"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 	"github.com/boxfleet/boxfleet/worker/network"
 	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/removal"
@@ -204,7 +206,8 @@ type worker struct {
 	info     docker.Info
 	address  string // of the engine
 	hostID   string
-	dir      string // of this host, below StateDir
+	dir      string       // of this host, below StateDir
+	dirs     hostdir.Root // of sandboxes, below dir
 	instance string
 	place    string // identity of the local lock
 
@@ -215,10 +218,9 @@ type worker struct {
 	admissions *admissions
 	firstLook  *firstLook
 	disk       *disk.Watch
-	mounts     *mountPolicy
+	files      hostfiles.Files
 	images     *images
-	tools      *toolbox
-	homes      homes
+	homes      hostfiles.Homes
 	abilities  *abilities
 	isolation  *network.Isolation
 	changed    wake.Signal // the entry in the table of hosts is old
@@ -392,7 +394,7 @@ func (w *worker) identify(ctx context.Context) error {
 		return err
 	}
 	cfg.Fence = w.fence
-	if canVerify() { // others may not look into containers
+	if hostfiles.CanVerify() { // others may not look into containers
 		cfg.EmptyLayer = removal.Contents
 	}
 	if w.engine, err = docker.Connect(ctx, cfg); err != nil {
@@ -400,6 +402,7 @@ func (w *worker) identify(ctx context.Context) error {
 	}
 	w.address = w.engine.Address()
 	w.dir = filepath.Join(w.cfg.StateDir, w.conn.Deployment(), w.hostID)
+	w.dirs = hostdir.In(w.dir)
 	w.images = newImages(w)
 	return nil
 }
@@ -443,10 +446,10 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if w.info, err = w.engine.Info(ctx); err != nil {
 		return err
 	}
-	if w.mounts, err = newMountPolicy(w.cfg.AllowMounts, w.hidden()); err != nil {
+	if w.files.Mounts, err = hostfiles.NewPolicy(w.cfg.AllowMounts, w.hidden()); err != nil {
 		return err
 	}
-	if w.tools, err = newToolbox(w.cfg.Tools, w.cfg.ToolsHome, w.cfg.SSHAgent, w.mounts); err != nil {
+	if w.files.Tools, err = hostfiles.NewToolbox(w.cfg.Tools, w.cfg.ToolsHome, w.cfg.SSHAgent, w.files.Mounts); err != nil {
 		return err
 	}
 	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {

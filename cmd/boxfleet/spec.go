@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 	"github.com/boxfleet/boxfleet/spec"
-	"github.com/boxfleet/boxfleet/worker"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 // specFlags are the flags that say what a sandbox is made of.
@@ -58,7 +58,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeValues(cmd, "on-host-loss", protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace)
 	completeValues(cmd, "profile", protocol.ProfileHardened, protocol.ProfileStandard)
 	completeValues(cmd, "pull", protocol.PullMissing, protocol.PullAlways, protocol.PullNever)
-	completeValues(cmd, "tool", worker.ToolNames()...)
+	completeValues(cmd, "tool", hostfiles.ToolNames()...)
 }
 
 // document puts the spec together: the file, and the flags over it. Nothing is uploaded yet.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/worker"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 func (p *program) upCommand() *cobra.Command {
@@ -78,7 +78,7 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
-	if found := worker.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 && len(p.config.Worker.Tools) == 0 {
+	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 && len(p.config.Worker.Tools) == 0 {
 		fmt.Fprintf(p.plain(p.stderr), "tools here, which sandboxes get with --tools, or a part of it: %s\n", strings.Join(found, ","))
 	}
 	select {

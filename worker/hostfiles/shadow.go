@@ -1,4 +1,4 @@
-package worker
+package hostfiles
 
 import (
 	"context"
@@ -13,34 +13,34 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
-// Bounds of a directory that is looked through, and copied, for a sandbox.
+// Bounds of a directory that is searched for links, and copied, for a sandbox.
 const (
 	maxShadowEntries = 200_000
 	maxShadowBytes   = 2 << 30
 	maxShadowDepth   = 64
 )
 
-func (d directory) shadows() string           { return filepath.Join(d.path, "shadow") }
-func (d directory) shadow(name string) string { return filepath.Join(d.shadows(), name) }
+// shadowDir contains a sandbox's copies of tools' directories.
+func shadowDir(d hostdir.Dir) string { return filepath.Join(d.Path, "shadow") }
 
-// shadow makes a copy of a directory where it holds links that lead out of it, and says whether it
-// did. What leads out is left out of the copy, and so are sockets, pipes and devices: what a link
-// leads to is the worker's to read, and may not be the sandbox's. The owners stay, so that the
-// sandbox may do with the copy what it could do with the directory.
+// shadow copies a directory if it contains links that lead out of it, and reports whether it did. The copy does not
+// contain those links, because their targets are for the worker's user to read and not for the sandbox. Nor does it
+// contain sockets, pipes or devices. Owners are kept, so the sandbox can use the copy as it could the directory.
 func shadow(source *os.File, to string) (bool, error) {
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", source.Fd()))
 	if err != nil {
 		return false, err
 	}
 	defer root.Close()
-	looking := &shadowing{}
-	if err := looking.dir(root, "", nil, 0); err != nil || !looking.leadsOut {
+	search := &shadowing{}
+	if err := search.dir(root, "", nil, 0); err != nil || !search.leadsOut {
 		return false, err
 	}
-	if err := removal.Tree(context.Background(), to); err != nil { // of an earlier try
+	if err := removal.Tree(context.Background(), to); err != nil { // left by an earlier try
 		return false, err
 	}
 	if err := os.MkdirAll(to, 0o700); err != nil {
@@ -59,7 +59,7 @@ func shadow(source *os.File, to string) (bool, error) {
 	return true, errors.Join(copying.dir(root, "", into, 0), describe(into, ".", info))
 }
 
-// shadowing goes through a directory, to find whether links lead out of it, or to copy it.
+// shadowing walks a directory, to find out whether links lead out of it or to copy it.
 type shadowing struct {
 	copying  bool
 	leadsOut bool
@@ -67,7 +67,8 @@ type shadowing struct {
 	bytes    int64
 }
 
-// dir goes through what is in a directory. Each directory is opened below the one before.
+// dir visits the entries of a directory, whose name is relative to the first one. Subdirectories are opened through
+// their parent's descriptor.
 func (s *shadowing) dir(from *os.Root, name string, into *os.Root, depth int) error {
 	d, err := from.Open(".")
 	if err != nil {
@@ -79,14 +80,14 @@ func (s *shadowing) dir(from *os.Root, name string, into *os.Root, depth int) er
 		return err
 	}
 	if s.entries += len(names); s.entries > maxShadowEntries || depth > maxShadowDepth {
-		return fmt.Errorf("it has more than %d entries, or directories deeper than %d", maxShadowEntries, maxShadowDepth)
+		return fmt.Errorf("it has more than %d entries, or more than %d levels", maxShadowEntries, maxShadowDepth)
 	}
 	for _, base := range names {
 		if err := s.visit(from, base, path.Join(name, base), into, depth); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		if s.leadsOut && !s.copying {
-			return nil // all that was asked
+			return nil // the search is done
 		}
 	}
 	return nil
@@ -99,37 +100,42 @@ func (s *shadowing) visit(from *os.Root, base, name string, into *os.Root, depth
 	}
 	switch mode := info.Mode(); {
 	case mode.IsDir():
-		return s.directory(from, base, name, into, depth, info)
+		return s.subdir(from, base, name, into, depth, info)
 	case mode.Type() == fs.ModeSymlink:
-		to, err := from.Readlink(base)
-		if err != nil {
-			return err
-		}
-		if !protocol.TreeLinkStays(name, to) {
-			s.leadsOut = true
-			return nil
-		}
-		if s.copying {
-			stat := info.Sys().(*syscall.Stat_t)
-			return errors.Join(into.Symlink(to, base), into.Lchown(base, int(stat.Uid), int(stat.Gid)))
-		}
+		return s.symlink(from, base, name, into, info)
 	case mode.IsRegular() && s.copying:
 		return s.file(from, base, into, info)
 	}
 	return nil
 }
 
-func (s *shadowing) directory(from *os.Root, base, name string, into *os.Root, depth int, info fs.FileInfo) error {
-	below, err := from.OpenRoot(base)
+func (s *shadowing) symlink(from *os.Root, base, name string, into *os.Root, info fs.FileInfo) error {
+	to, err := from.Readlink(base)
 	if err != nil {
 		return err
 	}
-	defer below.Close()
-	if now, err := below.Stat("."); err != nil || !os.SameFile(info, now) {
+	if !protocol.TreeLinkStays(name, to) {
+		s.leadsOut = true
+		return nil
+	}
+	if !s.copying {
+		return nil
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	return errors.Join(into.Symlink(to, base), into.Lchown(base, int(stat.Uid), int(stat.Gid)))
+}
+
+func (s *shadowing) subdir(from *os.Root, base, name string, into *os.Root, depth int, info fs.FileInfo) error {
+	sub, err := from.OpenRoot(base)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	if now, err := sub.Stat("."); err != nil || !os.SameFile(info, now) {
 		return errors.Join(err, errChanged)
 	}
 	if !s.copying {
-		return s.dir(below, name, nil, depth+1)
+		return s.dir(sub, name, nil, depth+1)
 	}
 	if err := into.Mkdir(base, 0o700); err != nil {
 		return err
@@ -139,10 +145,10 @@ func (s *shadowing) directory(from *os.Root, base, name string, into *os.Root, d
 		return err
 	}
 	defer made.Close()
-	return errors.Join(s.dir(below, name, made, depth+1), describe(into, base, info))
+	return errors.Join(s.dir(sub, name, made, depth+1), describe(into, base, info))
 }
 
-var errChanged = errors.New("it changed while it was read")
+var errChanged = errors.New("it changed while it was being read")
 
 func (s *shadowing) file(from *os.Root, base string, into *os.Root, info fs.FileInfo) error {
 	source, err := from.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -164,9 +170,10 @@ func (s *shadowing) file(from *os.Root, base string, into *os.Root, info fs.File
 	return errors.Join(err, made.Close(), describe(into, base, info))
 }
 
-// describe gives a copy the owner, the mode and the time of what it is of.
+// describe gives a copy the owner, mode and time of its original.
 func describe(into *os.Root, base string, info fs.FileInfo) error {
 	stat := info.Sys().(*syscall.Stat_t)
-	return errors.Join(into.Chown(base, int(stat.Uid), int(stat.Gid)), into.Chmod(base, info.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky)),
+	return errors.Join(into.Chown(base, int(stat.Uid), int(stat.Gid)),
+		into.Chmod(base, info.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky)),
 		into.Chtimes(base, time.Time{}, info.ModTime()))
 }

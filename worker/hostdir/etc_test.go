@@ -1,14 +1,12 @@
-package worker
+package hostdir
 
 import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestTheFilesInEtcAreAsAnEngineWritesThem(t *testing.T) {
+func TestResolvConfIsAsAnEngineWritesIt(t *testing.T) {
 	t.Parallel()
 	for host, want := range map[string]string{
 		"": "nameserver 127.0.0.11\noptions ndots:0\n",
@@ -22,19 +20,19 @@ func TestTheFilesInEtcAreAsAnEngineWritesThem(t *testing.T) {
 	}
 }
 
-func TestTheHostsFileOfAContainerStaysTheSameFile(t *testing.T) {
+func TestTheHostsFileKeepsItsInode(t *testing.T) {
 	t.Parallel()
-	d := directory{path: t.TempDir()}
-	if err := d.makeEtc("web"); err != nil {
+	d := Dir{Path: t.TempDir()}
+	if err := d.WriteEtc("web"); err != nil {
 		t.Fatal(err)
 	}
 	name := filepath.Join(d.etc(), etcHosts)
 	before, _ := os.Stat(name)
 	for _, address := range []string{"10.201.0.2", "10.201.0.114", "10.201.0.3"} {
-		if err := d.tellAddress(docker.Container{Hostname: "web", Address: address}); err != nil {
+		if err := d.SetAddress("web", address); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.makeEtc("web"); err != nil { // a create that is taken up again
+		if err := d.WriteEtc("web"); err != nil { // a create that is resumed
 			t.Fatal(err)
 		}
 		got, _ := os.ReadFile(name)
@@ -44,13 +42,13 @@ func TestTheHostsFileOfAContainerStaysTheSameFile(t *testing.T) {
 	}
 	after, err := os.Stat(name)
 	if err != nil || !os.SameFile(before, after) || after.Mode() != 0o644 {
-		t.Errorf("it is another file, or %v, %v", after.Mode(), err)
+		t.Errorf("it is another file, or has mode %v, %v", after.Mode(), err)
 	}
-	old := directory{path: t.TempDir()} // the container of an older worker has none of ours
-	if err := old.tellAddress(docker.Container{Hostname: "web", Address: "10.201.0.2"}); err != nil {
+	old := Dir{Path: t.TempDir()} // a container of an older worker has no such file
+	if err := old.SetAddress("web", "10.201.0.2"); err != nil {
 		t.Error(err)
 	}
-	if entries, _ := os.ReadDir(old.path); len(entries) != 0 {
-		t.Errorf("it made %v", entries)
+	if entries, _ := os.ReadDir(old.Path); len(entries) != 0 {
+		t.Errorf("it created %v", entries)
 	}
 }

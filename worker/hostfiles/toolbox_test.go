@@ -1,4 +1,4 @@
-package worker
+package hostfiles
 
 import (
 	"net"
@@ -10,15 +10,16 @@ import (
 	"testing"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-func TestTheTableOfToolsHolds(t *testing.T) {
+func TestTheTableOfToolsIsConsistent(t *testing.T) {
 	used := map[string]bool{}
 	for _, tool := range tools {
 		for _, use := range tool.uses {
 			used[use.mount] = true
 			if findToolMount(use.mount) == nil {
-				t.Errorf("%s has the mount %s, which there is not", tool.name, use.mount)
+				t.Errorf("%s has the mount %s, which does not exist", tool.name, use.mount)
 			}
 		}
 	}
@@ -27,22 +28,22 @@ func TestTheTableOfToolsHolds(t *testing.T) {
 			t.Errorf("no tool has %s", m.name)
 		}
 		if m.mode == toolSocket != (m.source == "") {
-			t.Errorf("%s: only sockets have no source", m.name)
+			t.Errorf("%s: a mount has no source if and only if it is a socket", m.name)
 		}
 		for _, other := range toolMounts[i+1:] {
 			if m.name == other.name {
-				t.Errorf("%s is there twice", m.name)
+				t.Errorf("%s is defined twice", m.name)
 			}
-			// What a sandbox can write must not lead the worker to another mount's source.
-			if m.source != "" && other.source != "" && (below(m.source, other.source) || below(other.source, m.source)) {
-				t.Errorf("%s lies in %s, or holds it", m.name, other.name)
+			// A sandbox must not be able to redirect another mount's source.
+			if m.source != "" && other.source != "" && (isBelow(m.source, other.source) || isBelow(other.source, m.source)) {
+				t.Errorf("%s is inside %s, or contains it", m.name, other.name)
 			}
 		}
 	}
 }
 
-// fill makes files below a directory; content that begins with -> is a link's, a name that ends with
-// a slash a directory's.
+// fill creates files below a directory. Content that begins with -> makes a link, a name that ends with a slash a
+// directory.
 func fill(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
@@ -64,20 +65,20 @@ func fill(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-func boxOf(t *testing.T, offered []string, home, agent string) *toolbox {
+func boxOf(t *testing.T, offered []string, home, agent string) *Toolbox {
 	t.Helper()
-	policy, err := newMountPolicy(nil, nil)
+	policy, err := NewPolicy(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	box, err := newToolbox(offered, home, agent, policy)
+	box, err := NewToolbox(offered, home, agent, policy)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return box
 }
 
-func TestToolsBecomeMountsOnce(t *testing.T) {
+func TestToolsThatShareAMountMountItOnce(t *testing.T) {
 	dir := t.TempDir()
 	home := filepath.Join(dir, "home")
 	fill(t, home, map[string]string{
@@ -91,19 +92,19 @@ func TestToolsBecomeMountsOnce(t *testing.T) {
 	}
 	defer listener.Close()
 	box := boxOf(t, []string{"all"}, home, agent)
-	if got := strings.Join(box.usable(), " "); got != "codex opencode git uv npm apt" {
+	if got := strings.Join(box.Usable(), " "); got != "codex opencode git uv npm apt" {
 		t.Errorf("usable: %s", got)
 	}
 	if got := strings.Join(FoundTools(home, ""), " "); got != "codex opencode git uv" {
 		t.Errorf("found: %s", got)
 	}
 	spec := &protocol.SandboxSpec{Tools: []string{"opencode", "codex", "git", "uv", "npm"}}
-	list, env, err := box.plan(spec, "/home/agent", directory{path: filepath.Join(dir, "state")})
+	planned, err := box.plan(spec, "/home/agent", hostdir.Dir{Path: filepath.Join(dir, "state")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, b := range list {
+	for _, b := range planned.List {
 		mode := "ro"
 		if b.Writable {
 			mode = "rw"
@@ -122,6 +123,7 @@ func TestToolsBecomeMountsOnce(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+	env := planned.Env
 	if env["SSH_AUTH_SOCK"] != "/ssh-agent" || env["UV_PYTHON_INSTALL_DIR"] != home+"/.local/share/uv/python" || len(env) != 2 {
 		t.Errorf("environment: %v", env)
 	}
@@ -131,7 +133,7 @@ func TestToolsAreRefusedByTheirField(t *testing.T) {
 	dir := t.TempDir()
 	home := filepath.Join(dir, "home")
 	fill(t, home, map[string]string{".claude/x": "x", ".codex": "->/etc", ".agents/a": "x", ".npm": "a file", ".cache/uv/x": "x"})
-	d := directory{path: filepath.Join(dir, "state")}
+	d := hostdir.Dir{Path: filepath.Join(dir, "state")}
 	box := boxOf(t, []string{"claude", "codex", "npm", "uv", "git"}, home, filepath.Join(home, ".claude", "x"))
 	for what, c := range map[string]struct {
 		spec   protocol.SandboxSpec
@@ -146,7 +148,7 @@ func TestToolsAreRefusedByTheirField(t *testing.T) {
 		"turned off":                 {protocol.SandboxSpec{Tools: []string{"uv", "opencode"}}, "/root", protocol.FailedPrecondition, protocol.ReasonToolUnavailable},
 		"unknown":                    {protocol.SandboxSpec{Tools: []string{"uv", "vim"}}, "/root", protocol.FailedPrecondition, protocol.ReasonToolUnavailable},
 	} {
-		_, _, err := box.plan(&c.spec, c.home, d)
+		_, err := box.plan(&c.spec, c.home, d)
 		if e := protocol.AsError(err); e == nil || e.Code != c.code || e.Reason != c.reason || e.Field != "spec.tools[1]" {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -157,24 +159,24 @@ func TestToolsAreRefusedByTheirField(t *testing.T) {
 		home string
 	}{
 		"where a mount goes":    {protocol.SandboxSpec{Tools: uv, Mounts: []protocol.Mount{{Source: "/x", Target: "/root/.cache/uv/"}}}, "/root"},
-		"where memory goes":     {protocol.SandboxSpec{Tools: uv, Tmpfs: []protocol.Tmpfs{{Target: "/root/.cache/uv"}}}, "/root"},
+		"where a tmpfs goes":    {protocol.SandboxSpec{Tools: uv, Tmpfs: []protocol.Tmpfs{{Target: "/root/.cache/uv"}}}, "/root"},
 		"above a copy":          {protocol.SandboxSpec{Tools: uv, Copies: []protocol.Copy{{Target: "/root/.cache/uv/x"}}}, "/root"},
-		"in what is the worker": {protocol.SandboxSpec{Tools: uv}, "/.boxfleet/run"},
-		"in the kernel's":       {protocol.SandboxSpec{Tools: uv}, "/proc/self"},
+		"in the worker's files": {protocol.SandboxSpec{Tools: uv}, "/.boxfleet/run"},
+		"in the kernel's files": {protocol.SandboxSpec{Tools: uv}, "/proc/self"},
 	} {
-		_, _, err := box.plan(&c.spec, c.home, d)
+		_, err := box.plan(&c.spec, c.home, d)
 		if e := protocol.AsError(err); e == nil || e.Code != protocol.InvalidArgument || e.Field != "spec.tools[0]" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	elsewhere := protocol.SandboxSpec{Tools: uv, Copies: []protocol.Copy{{Target: "/root/.cache/uv/x", Service: "db"}}}
-	if _, _, err := box.plan(&elsewhere, "/root", d); err != nil {
+	if _, err := box.plan(&elsewhere, "/root", d); err != nil {
 		t.Errorf("a copy into a service's container: %v", err)
 	}
-	if _, err := newToolbox([]string{"git", "vim"}, home, "", nil); protocol.AsError(err) == nil || protocol.AsError(err).Field != "tools[1]" {
+	if _, err := NewToolbox([]string{"git", "vim"}, home, "", nil); protocol.AsError(err) == nil || protocol.AsError(err).Field != "tools[1]" {
 		t.Errorf("an operator offers vim: %v", err)
 	}
-	if _, _, err := boxOf(t, nil, home, "").plan(&protocol.SandboxSpec{Tools: uv}, "/root", d); protocol.CodeOf(err) != protocol.FailedPrecondition {
+	if _, err := boxOf(t, nil, home, "").plan(&protocol.SandboxSpec{Tools: uv}, "/root", d); protocol.CodeOf(err) != protocol.FailedPrecondition {
 		t.Errorf("by default nothing is offered: %v", err)
 	}
 }
@@ -188,12 +190,12 @@ func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	to := filepath.Join(dir, "copies", "it")
+	to := filepath.Join(dir, "copies", "copy")
 	if copied, err := shadow(f, to); copied || err != nil {
 		t.Fatalf("without such links: %v, %v", copied, err)
 	}
 	if _, err := os.Lstat(to); err == nil {
-		t.Error("something was made")
+		t.Error("a copy was made")
 	}
 	secret := filepath.Join(dir, "secret")
 	fill(t, dir, map[string]string{"secret": "SECRET"})
@@ -206,7 +208,7 @@ func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
 	if err := os.Chmod(filepath.Join(source, "d"), 0o711); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second is a try after one that was broken off
+	for range 2 { // the second time over the copy of an earlier try
 		if copied, err := shadow(f, to); !copied || err != nil {
 			t.Fatalf("with such links: %v, %v", copied, err)
 		}
@@ -240,16 +242,16 @@ func TestHomesComeFromPasswd(t *testing.T) {
 	}
 }
 
-func TestHomesThatAreKeptAreBounded(t *testing.T) {
-	var h homes
+func TestOnlySoManyHomesAreRemembered(t *testing.T) {
+	var h Homes
 	if _, known := h.find(imageUser{"1", "box"}); known {
-		t.Error("something is known at the start")
+		t.Error("a home is known at the start")
 	}
 	for i := range 3 * maxHomes {
 		of := imageUser{strconv.Itoa(i), "box"}
-		h.keep(of, "/home")
+		h.remember(of, "/home")
 		if home, known := h.find(of); home != "/home" || !known || len(h.known) > maxHomes {
-			t.Fatalf("after %d: %q, %t, %d are kept", i, home, known, len(h.known))
+			t.Fatalf("after %d: %q, %t, %d are remembered", i, home, known, len(h.known))
 		}
 	}
 	if _, known := h.find(imageUser{strconv.Itoa(3*maxHomes - 1), "root"}); known {
@@ -269,15 +271,15 @@ func TestS12_AnotherNameOfTheEnginesSocketIsNoAgent(t *testing.T) {
 	if err := os.Link(socket, agent); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := newMountPolicy(nil, []string{socket})
+	policy, err := NewPolicy(nil, []string{socket})
 	if err != nil {
 		t.Fatal(err)
 	}
-	box, err := newToolbox([]string{"git"}, dir, agent, policy)
+	box, err := NewToolbox([]string{"git"}, dir, agent, policy)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = box.plan(&protocol.SandboxSpec{Tools: []string{"git"}}, "/root", directory{path: filepath.Join(dir, "state")})
+	_, err = box.plan(&protocol.SandboxSpec{Tools: []string{"git"}}, "/root", hostdir.Dir{Path: filepath.Join(dir, "state")})
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonMountDenied || e.Field != "spec.tools[0]" {
 		t.Errorf("a hard link to the engine's socket: %v", err)
 	}

@@ -1,4 +1,4 @@
-package worker
+package hostfiles
 
 import (
 	"os"
@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
 )
 
-func TestAMountThatWasExchangedIsSeen(t *testing.T) {
+func TestAnExchangedMountIsDetected(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"root/m", "other"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -29,7 +29,7 @@ func TestAMountThatWasExchangedIsSeen(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		return sameMount(root, binding{Target: target, Writable: writable}, f)
+		return sameMount(root, Binding{Target: target, Writable: writable}, f)
 	}
 	if err := same("root/m", "/m", true); err != nil {
 		t.Error(err)
@@ -38,9 +38,9 @@ func TestAMountThatWasExchangedIsSeen(t *testing.T) {
 		t.Error("another directory passes")
 	}
 	if same("root/m", "/m", false) == nil {
-		t.Error("what can be written passes for read-only")
+		t.Error("a writable mount passes for a read-only one")
 	}
-	// A link of the image is followed in the container, not on the host.
+	// A link in the image is resolved inside the container, not on the host.
 	if err := os.Symlink("/m", filepath.Join(dir, "root", "link")); err != nil {
 		t.Fatal(err)
 	}
@@ -49,67 +49,67 @@ func TestAMountThatWasExchangedIsSeen(t *testing.T) {
 	}
 }
 
-func TestLinksOfMountsLeadNowhereButForAStart(t *testing.T) {
+func TestLinksLeadToTheSourcesOnlyDuringAStart(t *testing.T) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "allowed", "data")
 	if err := os.MkdirAll(source, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := newMountPolicy([]string{filepath.Join(dir, "allowed")}, nil)
+	policy, err := NewPolicy([]string{filepath.Join(dir, "allowed")}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &worker{mounts: policy}
-	d := directory{path: filepath.Join(dir, "sandbox")}
+	files := Files{Mounts: policy}
+	d := hostdir.Dir{Path: filepath.Join(dir, "sandbox")}
 	leads := func() string {
-		real, err := filepath.EvalSymlinks(d.link(0))
+		real, err := filepath.EvalSymlinks(link(d, 0))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return real
 	}
-	if err := d.saveBindings(bindingList{Bindings: []binding{{Field: "spec.mounts[0]", Source: source, Target: "/m", Dir: true}}}); err != nil {
+	if err := (Bindings{List: []Binding{{Field: "spec.mounts[0]", Source: source, Target: "/m", Dir: true}}}).save(d); err != nil {
 		t.Fatal(err)
 	}
-	if got := leads(); got != d.link(0)+".empty" {
+	if got := leads(); got != placeholder(d, 0) {
 		t.Errorf("before the start it leads to %s", got)
 	}
-	s, err := w.openBindings(d, false)
+	o, err := files.Open(d, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	if err := s.show(); err != nil || leads() != source {
+	defer o.Close()
+	if err := o.Show(); err != nil || leads() != source {
 		t.Errorf("for the start it leads to %s, %v", leads(), err)
 	}
-	if err := s.hide(); err != nil || leads() != d.link(0)+".empty" {
+	if err := o.Hide(); err != nil || leads() != placeholder(d, 0) {
 		t.Errorf("after the start it leads to %s, %v", leads(), err)
 	}
-	if _, err := os.Stat(d.unverified()); err != nil {
-		t.Errorf("it counts as verified: %v", err)
+	if !Unverified(d) {
+		t.Error("it counts as verified")
 	}
-	// A worker that died in between left them shown; the next one hides them before it copies anything.
-	if err := s.show(); err != nil {
+	// A worker that died during a start left the sources visible. The next one hides them before it copies anything.
+	if err := o.Show(); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := (&sandbox{w: w}).keepBindings(t.Context(), nil, d, docker.Image{}, "", nil)
-	if err != nil || len(kept.Bindings) != 1 || leads() != d.placeholder(0) {
-		t.Errorf("at the next try it leads to %s, %+v, %v", leads(), kept, err)
+	stored, err := files.Choose(nil, d, nil, nil)
+	if err != nil || len(stored.List) != 1 || leads() != placeholder(d, 0) {
+		t.Errorf("at the next try it leads to %s, %+v, %v", leads(), stored, err)
 	}
 }
 
-// What was there at the create, and is not for the moment: a resume is refused, and a sandbox that is
-// brought back waits, unless it can do without.
+// If a source is missing that existed at the create, a resume is refused. A sandbox that the worker restarts waits
+// for it, unless it is optional.
 func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 	dir := t.TempDir()
 	home, data := filepath.Join(dir, "home"), filepath.Join(dir, "data")
 	fill(t, home, map[string]string{".ssh/known_hosts": "host key", ".claude/x": "x", ".claude.json": "{}"})
 	fill(t, data, map[string]string{"deep/f": "x"})
-	policy, err := newMountPolicy([]string{data}, nil)
+	policy, err := NewPolicy([]string{data}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &worker{mounts: policy, tools: boxOf(t, []string{"git", "claude"}, home, "")}
+	files := Files{Mounts: policy, Tools: boxOf(t, []string{"git", "claude"}, home, "")}
 	for _, c := range []struct {
 		what, remove string
 		spec         protocol.SandboxSpec
@@ -119,14 +119,14 @@ func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 		{"a mount", filepath.Join(data, "deep"), protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: filepath.Join(data, "deep"), Target: "/m"}}}, false},
 		{"a required file", filepath.Join(home, ".claude"), protocol.SandboxSpec{Tools: []string{"claude"}}, false},
 	} {
-		d := directory{path: filepath.Join(dir, "of "+c.what)}
-		list, err := w.planBindings(&c.spec)
+		d := hostdir.Dir{Path: filepath.Join(dir, "of "+c.what)}
+		list, err := files.Check(&c.spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ofTools, _, err := w.tools.plan(&c.spec, "/root", d)
+		tools, err := files.Tools.plan(&c.spec, "/root", d)
 		if err == nil {
-			err = d.saveBindings(bindingList{Bindings: append(list, ofTools...)})
+			err = (Bindings{List: append(list, tools.List...)}).save(d)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -134,22 +134,22 @@ func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 		if err := os.RemoveAll(c.remove); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.openBindings(d, false); !sourceMissing(err) {
+		if _, err := files.Open(d, false); !SourceMissing(err) {
 			t.Errorf("%s: a resume: %v", c.what, err)
 		}
-		s, err := w.openBindings(d, true)
-		if c.passes != (err == nil) || err != nil && !sourceMissing(err) {
-			t.Errorf("%s: a sandbox that is brought back: %v", c.what, err)
+		o, err := files.Open(d, true)
+		if c.passes != (err == nil) || err != nil && !SourceMissing(err) {
+			t.Errorf("%s: a sandbox that is restarted: %v", c.what, err)
 		}
 		if err != nil {
 			continue
 		}
-		if err := s.show(); err != nil {
+		if err := o.Show(); err != nil {
 			t.Error(err)
 		}
-		if real, err := filepath.EvalSymlinks(d.link(0)); err != nil || real != d.placeholder(0) {
+		if real, err := filepath.EvalSymlinks(link(d, 0)); err != nil || real != placeholder(d, 0) {
 			t.Errorf("%s: its link leads to %s, %v", c.what, real, err)
 		}
-		s.close()
+		o.Close()
 	}
 }

@@ -1,6 +1,6 @@
-package worker
+package hostfiles
 
-// toolMode is what a sandbox may do with a tool's files.
+// toolMode says what a sandbox may do with a tool's files.
 type toolMode int
 
 const (
@@ -9,28 +9,27 @@ const (
 	toolSocket // connect to it
 )
 
-// toolMount is a file, directory or socket of the worker's user that tools share.
+// toolMount is a file, directory or socket of the worker's user. Several tools may share one.
 type toolMount struct {
 	name string
-	// source is below the home directory of the worker's user; that of the socket is in the
-	// environment variable SSH_AUTH_SOCK of the worker.
+	// source is below the home directory of the worker's user. A socket has none: its address comes from the
+	// worker's environment variable SSH_AUTH_SOCK.
 	source string
-	// target is below the home directory of the sandbox's user, or absolute; "": the same absolute
-	// path as the source's.
+	// target is absolute, or below the home directory of the sandbox's user. "" is the absolute path of the source.
 	target string
 	mode   toolMode
-	file   bool // it is a file, not a directory
-	// shadow says that the sandbox gets a copy, of its own, where the directory holds links that lead
-	// out of it: bound as it is they would lead elsewhere in the sandbox. Caches, which are large and
-	// full of such links, are bound as they are.
+	file   bool // the source is a file, not a directory
+	// shadow gives the sandbox a copy of its own if the directory contains links that lead out of it: mounted
+	// directly, they would lead elsewhere in the sandbox. Caches are large and full of such links, so they are
+	// mounted directly.
 	shadow bool
-	env    string // variable that tells programs the target; "": they look there by themselves
+	env    string // environment variable that tells programs the target; "": they know the place
 }
 
-// toolUse is a mount that a tool has.
+// toolUse is one mount of a tool.
 type toolUse struct {
 	mount    string
-	required bool // without it the tool is refused; else it is left out where the host has none
+	required bool // the tool is refused if the host does not have it; otherwise it is left out
 }
 
 // tool is a builtin tool.
@@ -39,7 +38,7 @@ type tool struct {
 	uses []toolUse
 }
 
-// toolMounts and tools are all that is known of builtin tools.
+// toolMounts and tools define the builtin tools completely.
 var toolMounts = []toolMount{
 	{name: ".claude", source: ".claude", target: ".claude", mode: toolReadWrite, shadow: true},
 	{name: ".claude.json", source: ".claude.json", target: ".claude.json", mode: toolReadWrite, file: true},
@@ -49,10 +48,10 @@ var toolMounts = []toolMount{
 	{name: "opencode-data", source: ".local/share/opencode", target: ".local/share/opencode", mode: toolReadWrite, shadow: true},
 	{name: "gh-auth", source: ".config/gh", target: ".config/gh", mode: toolReadOnly, shadow: true},
 	{name: "ssh-agent", target: "/ssh-agent", mode: toolSocket, env: "SSH_AUTH_SOCK"},
-	// Read-only: who could write it could make the host's user trust another server.
+	// Read-only: a sandbox that can write it could make the host's user trust a foreign server.
 	{name: "ssh-known-hosts", source: ".ssh/known_hosts", target: ".ssh/known_hosts", mode: toolReadOnly, file: true},
 	{name: "uv-cache", source: ".cache/uv", target: ".cache/uv", mode: toolReadWrite},
-	// Interpreters know where they were installed.
+	// The same path as on the host: interpreters contain the path of their installation.
 	{name: "uv-python", source: ".local/share/uv/python", mode: toolReadWrite, env: "UV_PYTHON_INSTALL_DIR"},
 	{name: "npm", source: ".npm", target: ".npm", mode: toolReadWrite},
 	{name: "apt", source: ".cache/boxfleet-apt", target: "/var/cache/apt/archives", mode: toolReadWrite},
@@ -66,4 +65,31 @@ var tools = []tool{
 	{"uv", []toolUse{{"uv-cache", false}, {"uv-python", false}}},
 	{"npm", []toolUse{{"npm", false}}},
 	{"apt", []toolUse{{"apt", false}}},
+}
+
+// ToolNames lists the builtin tools.
+func ToolNames() []string {
+	var names []string
+	for _, t := range tools {
+		names = append(names, t.name)
+	}
+	return names
+}
+
+func findTool(name string) *tool {
+	for i := range tools {
+		if tools[i].name == name {
+			return &tools[i]
+		}
+	}
+	return nil
+}
+
+func findToolMount(name string) *toolMount {
+	for i := range toolMounts {
+		if toolMounts[i].name == name {
+			return &toolMounts[i]
+		}
+	}
+	return nil
 }

@@ -1,4 +1,4 @@
-package worker
+package hostfiles
 
 import (
 	"errors"
@@ -31,7 +31,7 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 	if err := os.WriteFile(socket, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := newMountPolicy([]string{allowed}, []string{socket, state})
+	policy, err := NewPolicy([]string{allowed}, []string{socket, state})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 		filepath.Join(allowed, "sub"):          "",
 		filepath.Join(allowed, "in"):           "",
 		allowed + "/sub/../sub":                "",
-		allowed:                                protocol.PermissionDenied, // holds the socket and the state
+		allowed:                                protocol.PermissionDenied, // contains the socket and the state
 		filepath.Join(allowed, "out"):          protocol.PermissionDenied,
 		filepath.Join(allowed, "root"):         protocol.PermissionDenied,
 		socket:                                 protocol.PermissionDenied,
@@ -70,15 +70,15 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 			t.Errorf("mount of %s leads to %s", source, real)
 		}
 	}
-	none, err := newMountPolicy(nil, nil)
+	none, err := NewPolicy(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := none.open("m", outside, false); protocol.CodeOf(err) != protocol.PermissionDenied {
-		t.Errorf("an empty allow-list lets %s through: %v", outside, err)
+		t.Errorf("an empty allow-list allows %s: %v", outside, err)
 	}
 	for _, bad := range []string{"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root"), allowed + ":rx"} {
-		if _, err := newMountPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
+		if _, err := NewPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("allow-list with %s: %v", bad, err)
 		}
 	}
@@ -98,7 +98,7 @@ func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	policy, err := newMountPolicy([]string{shared}, []string{socket})
+	policy, err := NewPolicy([]string{shared}, []string{socket})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,16 +118,16 @@ func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("a hard link to the socket", link, protocol.PermissionDenied)
-	check("a directory that holds one", shared, protocol.PermissionDenied)
-	check("a directory beside it", filepath.Join(shared, "fine"), "")
+	check("a directory that contains one", shared, protocol.PermissionDenied)
+	check("a directory next to it", filepath.Join(shared, "fine"), "")
 	if err := os.Remove(link); err != nil {
 		t.Fatal(err)
 	}
 	check("the directory without it", shared, "")
-	if policy, err = newMountPolicy([]string{shared}, []string{socket, filepath.Join(shared, "to", "come")}); err != nil {
+	if policy, err = NewPolicy([]string{shared}, []string{socket, filepath.Join(shared, "to", "come")}); err != nil {
 		t.Fatal(err)
 	}
-	check("a directory that will hold what no sandbox may see", shared, protocol.PermissionDenied)
+	check("a directory that will contain a forbidden path", shared, protocol.PermissionDenied)
 	if os.Geteuid() != 0 {
 		return
 	}
@@ -140,7 +140,7 @@ func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	check("the socket's directory, seen through another mount", bound, protocol.PermissionDenied)
+	check("the socket's directory through another mount", bound, protocol.PermissionDenied)
 	if err := unix.Mount(dir, bound, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -149,8 +149,8 @@ func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	check("a directory above it, seen through another mount", bound, protocol.PermissionDenied)
-	check("one beside it, seen through another mount", filepath.Join(bound, "shared", "fine"), "")
+	check("a directory above it through another mount", bound, protocol.PermissionDenied)
+	check("one next to it through another mount", filepath.Join(bound, "shared", "fine"), "")
 	if err := unix.Mount("proc", filepath.Join(shared, "fine"), "proc", 0, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +162,9 @@ func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 	check("a file system of the kernel", filepath.Join(shared, "fine"), protocol.PermissionDenied)
 }
 
-func TestTheNarrowestEntrySaysWhatMayBeWritten(t *testing.T) {
+func TestTheNarrowestEntryDecidesWhatIsWritable(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root may offer what can be written")
+		t.Skip("only root may offer writable mounts")
 	}
 	dir := t.TempDir()
 	fixed := filepath.Join(dir, "fixed")
@@ -176,7 +176,7 @@ func TestTheNarrowestEntrySaysWhatMayBeWritten(t *testing.T) {
 	if err := os.Symlink(fixed, filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	policy, err := newMountPolicy([]string{fixed + ":ro", dir + ":rw", filepath.Join(fixed, "open") + ":rw"}, nil)
+	policy, err := NewPolicy([]string{fixed + ":ro", dir + ":rw", filepath.Join(fixed, "open") + ":rw"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,13 +194,13 @@ func TestTheNarrowestEntrySaysWhatMayBeWritten(t *testing.T) {
 			}
 		}
 	}
-	all, writable := policy.advertised()
+	all, writable := policy.Advertised()
 	if len(all) != 3 || len(writable) != 2 || all[0] != fixed {
-		t.Errorf("advertised: %q, of it %q", all, writable)
+		t.Errorf("advertised: %q, writable: %q", all, writable)
 	}
 }
 
-func TestALinkThatComesWhileASourceIsResolvedIsRefused(t *testing.T) {
+func TestALinkThatAppearsAfterASourceWasResolvedIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"allowed/a/b", "outside/b"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -211,7 +211,7 @@ func TestALinkThatComesWhileASourceIsResolvedIsRefused(t *testing.T) {
 	if err := errors.Join(os.Rename(a, a+"2"), os.Symlink(filepath.Join(dir, "outside"), a)); err != nil {
 		t.Fatal(err)
 	}
-	// The path as it was resolved a moment ago.
+	// Open the path that was resolved before the exchange.
 	if f, err := openBelow(filepath.Join(dir, "allowed"), filepath.Join(a, "b")); err == nil {
 		f.Close()
 		t.Error("a link was followed")
@@ -222,8 +222,7 @@ func TestALinkThatComesWhileASourceIsResolvedIsRefused(t *testing.T) {
 	}
 }
 
-// However a directory and a link are exchanged, what is opened is the directory, and what is refused is
-// denied.
+// While a directory and a link are exchanged all the time, each open either gets the directory or is denied.
 func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
 	dir := t.TempDir()
 	allowed, outside := filepath.Join(dir, "allowed"), filepath.Join(dir, "outside")
@@ -235,7 +234,7 @@ func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy, err := newMountPolicy([]string{allowed}, nil)
+	policy, err := NewPolicy([]string{allowed}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,19 +262,19 @@ func TestASourceThatIsExchangedWhileItIsResolvedIsDenied(t *testing.T) {
 		}
 		opened++
 		if info, err := f.Stat(); err != nil || !os.SameFile(info, inside) {
-			t.Errorf("something else was opened, %v", err)
+			t.Errorf("another file was opened, %v", err)
 		}
 		f.Close()
 	}
 	close(stop)
 	<-stopped
 	if opened == 0 || refused == 0 {
-		t.Errorf("%d were opened, %d refused: they were not exchanged meanwhile", opened, refused)
+		t.Errorf("%d were opened, %d refused: want some of each", opened, refused)
 	}
 }
 
-// Whatever is renamed on the machine, by whomever, is no attack on a path.
-func TestRenamesElsewhereDoNotKeepAPathFromBeingOpened(t *testing.T) {
+// A rename elsewhere on the machine is not an attack on a path.
+func TestRenamesElsewhereDoNotPreventOpening(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"root/a", "elsewhere"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -310,27 +309,4 @@ func TestRenamesElsewhereDoNotKeepAPathFromBeingOpened(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-}
-
-func TestWhatTheOperatorHidesIsNotMounted(t *testing.T) {
-	dir := t.TempDir()
-	for _, d := range []string{"data/worker", "data/nats", "other"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w := &worker{cfg: Config{StateDir: filepath.Join(dir, "data", "worker"), Hidden: []string{filepath.Join(dir, "data"), "", "relative"}}}
-	policy, err := newMountPolicy([]string{dir}, w.hidden())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for source, want := range map[string]protocol.Code{"other": "", "data": protocol.PermissionDenied, "data/nats": protocol.PermissionDenied, "data/worker": protocol.PermissionDenied, "": protocol.PermissionDenied} {
-		f, _, err := policy.open("m", filepath.Join(dir, source), false)
-		if protocol.CodeOf(err) != want {
-			t.Errorf("%q: %v, want %q", source, err, want)
-		}
-		if f != nil {
-			f.Close()
-		}
-	}
 }

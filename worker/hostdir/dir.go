@@ -1,0 +1,160 @@
+package hostdir
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/removal"
+)
+
+// Root is the directory that contains the directories of all sandboxes of one engine.
+type Root struct{ path string }
+
+// In returns the root in a worker's state directory for one engine.
+func In(stateDir string) Root { return Root{filepath.Join(stateDir, "sandboxes")} }
+
+// Of returns the directory of one generation of a sandbox, which need not exist.
+func (r Root) Of(k protocol.SandboxKey, generation uint64) Dir {
+	// Ids have no dot, so no two sandboxes share a name.
+	name := fmt.Sprintf("%s.%s.%d", k.Tenant, k.ID, generation)
+	return Dir{Key: k, Generation: generation, Path: filepath.Join(r.path, name)}
+}
+
+// List returns the directories that exist.
+func (r Root) List() ([]Dir, error) {
+	entries, err := os.ReadDir(r.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, hosterr.Wrap(err, "list sandboxes")
+	}
+	var dirs []Dir
+	for _, e := range entries {
+		if d, ok := r.parse(e.Name()); ok {
+			dirs = append(dirs, d)
+		}
+	}
+	return dirs, nil
+}
+
+func (r Root) parse(name string) (Dir, bool) {
+	parts := strings.Split(name, ".")
+	if len(parts) != 3 || protocol.ValidateID("", parts[0]) != nil || protocol.ValidateID("", parts[1]) != nil {
+		return Dir{}, false
+	}
+	g, err := strconv.ParseUint(parts[2], 10, 64)
+	return r.Of(protocol.SandboxKey{Tenant: parts[0], ID: parts[1]}, g), err == nil
+}
+
+// Has reports whether a sandbox has a directory, of any generation.
+func (r Root) Has(k protocol.SandboxKey) (bool, error) {
+	dirs, err := r.List()
+	return slices.ContainsFunc(dirs, func(d Dir) bool { return d.Key == k }), err
+}
+
+// Dir is the directory of one generation of a sandbox, or of a service in it:
+//
+//	<tenant>.<sandbox>.<generation>/
+//	    key         authenticates the supervisor's exit records; the container never sees it
+//	    defaults    what the image adds to the spec; see Defaults
+//	    bindings    which files of the host are mounted; see package hostfiles
+//	    mounts/     links to them, under which the engine mounts them
+//	    shadow/     copies of tools' directories that cannot be mounted themselves
+//	    unverified  exists while nobody has checked what the container has mounted
+//	    ctl/        bind-mounted read-only; contains the worker's socket
+//	    etc/        bind-mounted read-only, file by file, instead of the engine's own files
+//	    run/        output and exit records, written by the supervisor; the worker does not trust its content
+//	    services/<name>/
+//	                the same for a service's container, and
+//	        output  how much output it had published on other hosts
+type Dir struct {
+	Key        protocol.SandboxKey
+	Generation uint64
+	Path       string
+}
+
+// At returns d at another path, if that is absolute and has the same name: a worker with another state directory
+// may have created it there.
+func (d Dir) At(path string) Dir {
+	if filepath.IsAbs(path) && filepath.Base(path) == filepath.Base(d.Path) {
+		d.Path = filepath.Clean(path)
+	}
+	return d
+}
+
+// Service returns the directory of a service of the sandbox.
+func (d Dir) Service(name string) Dir {
+	return Dir{Key: d.Key, Generation: d.Generation, Path: filepath.Join(d.Path, "services", name)}
+}
+
+// Sandbox returns the path of the sandbox's own directory, also if d is that of a service.
+func (d Dir) Sandbox() string {
+	if services := filepath.Dir(d.Path); filepath.Base(services) == "services" {
+		return filepath.Dir(services)
+	}
+	return d.Path
+}
+
+// Ctl is the directory with the worker's socket.
+func (d Dir) Ctl() string { return filepath.Join(d.Path, "ctl") }
+
+// Run is the directory that the supervisor writes to.
+func (d Dir) Run() string { return filepath.Join(d.Path, "run") }
+
+// Create makes the directory, or completes one that a crash left half made, and returns its key.
+func (d Dir) Create() ([]byte, error) {
+	for _, dir := range []string{d.Path, d.Ctl(), d.Run()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, hosterr.Wrap(err, "create a sandbox's directory")
+		}
+	}
+	if secret, err := d.Secret(); err == nil {
+		return secret, nil
+	}
+	secret := make([]byte, keyLength)
+	rand.Read(secret) // never fails
+	if err := d.WriteFile("key", secret); err != nil {
+		return nil, hosterr.Wrap(err, "create a sandbox's key")
+	}
+	return secret, nil
+}
+
+const keyLength = 32
+
+// Secret reads the key. Errors: not_found if the directory was never completed, unavailable if it cannot be read
+// now.
+func (d Dir) Secret() ([]byte, error) {
+	secret, err := os.ReadFile(filepath.Join(d.Path, "key"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the process may be out of descriptors
+		return nil, protocol.Errorf(protocol.Unavailable, "", "read the sandbox's key: %v", err)
+	}
+	if err != nil || len(secret) != keyLength {
+		return nil, protocol.Errorf(protocol.NotFound, "", "the sandbox has no key: %v", err)
+	}
+	return secret, nil
+}
+
+// WriteFile replaces a file of the directory. After a failure or a crash the old content is still there.
+func (d Dir) WriteFile(name string, data []byte) error {
+	file := filepath.Join(d.Path, name)
+	if err := os.WriteFile(file+".tmp", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".tmp", file)
+}
+
+// Remove removes the directory and everything in it, whatever a container has put there.
+func (d Dir) Remove(ctx context.Context) error {
+	if err := removal.Tree(ctx, d.Path); err != nil && ctx.Err() == nil {
+		return hosterr.Wrap(err, "remove a sandbox's directory")
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,52 @@
+package hostdir
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+)
+
+// Defaults are what an image adds to a spec. They are stored because the image's name may refer to another image
+// later.
+type Defaults struct {
+	User    string   `json:"user,omitempty"`
+	Cwd     string   `json:"cwd,omitempty"`
+	Command []string `json:"command,omitempty"` // of a service
+
+	Volumes     []string              `json:"volumes,omitempty"`     // that the image declares; see hostfiles.Volumes
+	StopSignal  int                   `json:"stop_signal,omitempty"` // that stops the container's own command; 0: TERM
+	Healthcheck *protocol.Healthcheck `json:"healthcheck,omitempty"` // of a service
+}
+
+// SaveDefaults stores the defaults of a sandbox or service.
+func (d Dir) SaveDefaults(v Defaults) error {
+	if err := d.WriteFile("defaults", protocol.Encode(&v)); err != nil {
+		return hosterr.Wrap(err, "save a sandbox's defaults")
+	}
+	return nil
+}
+
+// Defaults reads what SaveDefaults stored.
+func (d Dir) Defaults() (v Defaults, err error) {
+	data, err := os.ReadFile(filepath.Join(d.Path, "defaults"))
+	if err != nil {
+		return v, hosterr.Wrap(err, "read a sandbox's defaults")
+	}
+	return v, protocol.Decode(data, &v)
+}
+
+// EarlierOutput returns how much of its two streams a container's command had already published when it came to
+// this host. The first call stores now, which is how much is published at that moment; later calls return what the
+// first one stored.
+func (d Dir) EarlierOutput(now [2]int64) (earlier [2]int64, err error) {
+	data, err := os.ReadFile(filepath.Join(d.Path, "output"))
+	if err == nil {
+		return earlier, protocol.Decode(data, &earlier)
+	}
+	if err := d.WriteFile("output", protocol.Encode(&now)); err != nil {
+		return earlier, hosterr.Wrap(err, "record how much a command has printed")
+	}
+	return now, nil
+}

@@ -1,0 +1,132 @@
+package hostfiles
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+)
+
+// Binding is one path of the host in a sandbox, as the sandbox's create chose it. Each start mounts the same
+// bindings, after resolving and checking their sources again.
+//
+// The engine opens the source of a mount itself, by name, when the container starts. Between the worker's check and
+// that moment, everybody who can write the directory could put a link in place of the source. So the engine gets the
+// name of a link in the sandbox's directory. Before and after a start the link leads to an empty placeholder:
+// nothing that is copied into the container reaches the host, and neither does a container that somebody else
+// starts. For the start it leads to the source, which the worker keeps open. Then, before the supervisor may run
+// anything, the worker compares what the container has mounted with the files that it opened.
+type Binding struct {
+	Field    string `json:"field"`            // of the spec, for errors
+	Source   string `json:"source,omitempty"` // on the host, as the caller named it
+	Tool     string `json:"tool,omitempty"`   // name of a tool's mount; "": Source must be below the allow-list
+	Target   string `json:"target"`
+	Writable bool   `json:"writable,omitempty"`
+	Dir      bool   `json:"dir,omitempty"`      // the source is a directory
+	Shadow   bool   `json:"shadow,omitempty"`   // the source is a copy in the sandbox's directory
+	Optional bool   `json:"optional,omitempty"` // the tool works without it
+}
+
+// Bindings are all bindings of a sandbox, as they are stored in its directory.
+type Bindings struct {
+	List []Binding         `json:"bindings,omitempty"`
+	Env  map[string]string `json:"env,omitempty"` // tells programs where the files are
+}
+
+const bindingsFile = "bindings"
+
+func linkDir(d hostdir.Dir) string            { return filepath.Join(d.Path, "mounts") }
+func link(d hostdir.Dir, i int) string        { return filepath.Join(linkDir(d), strconv.Itoa(i)) }
+func placeholder(d hostdir.Dir, i int) string { return link(d, i) + ".empty" }
+
+// unverifiedFile exists from before a start until the container's mounts were compared.
+func unverifiedFile(d hostdir.Dir) string { return filepath.Join(d.Path, "unverified") }
+
+// Unverified reports whether a container was started and its mounts were not verified since.
+func Unverified(d hostdir.Dir) bool {
+	_, err := os.Stat(unverifiedFile(d))
+	return err == nil
+}
+
+// load reads the bindings that a create chose. ok is false if it did not get that far, or if an old worker without
+// this file made the sandbox.
+func load(d hostdir.Dir) (b Bindings, ok bool, err error) {
+	data, err := os.ReadFile(filepath.Join(d.Path, bindingsFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return b, false, nil
+	}
+	if err == nil {
+		err = protocol.Decode(data, &b)
+	}
+	if err != nil {
+		return b, false, hosterr.Wrap(err, "read a sandbox's mounts")
+	}
+	return b, true, nil
+}
+
+// save creates the placeholders and stores the bindings.
+func (b Bindings) save(d hostdir.Dir) error {
+	err := os.MkdirAll(linkDir(d), 0o700)
+	for i, one := range b.List {
+		err = errors.Join(err, hide(d, i, one))
+	}
+	if err == nil {
+		err = d.WriteFile(bindingsFile, protocol.Encode(&b))
+	}
+	if err != nil {
+		return hosterr.Wrap(err, "store a sandbox's mounts")
+	}
+	return nil
+}
+
+// hide points a link to its placeholder, which it creates if it is missing.
+func hide(d hostdir.Dir, i int, b Binding) error {
+	empty := placeholder(d, i)
+	var err error
+	if b.Dir {
+		err = os.MkdirAll(empty, 0o555)
+	} else {
+		var f *os.File
+		if f, err = os.OpenFile(empty, os.O_CREATE|os.O_RDONLY, 0o444); err == nil {
+			err = f.Close()
+		}
+	}
+	return errors.Join(err, point(d, i, filepath.Base(empty)))
+}
+
+// hide points all links to their placeholders.
+func (b Bindings) hide(d hostdir.Dir) error {
+	var errs []error
+	for i, one := range b.List {
+		errs = append(errs, hide(d, i, one))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return hosterr.Wrap(err, "hide the sources of mounts")
+	}
+	return nil
+}
+
+// point replaces a link atomically.
+func point(d hostdir.Dir, i int, to string) error {
+	tmp := link(d, i) + ".tmp"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return errors.Join(os.Symlink(to, tmp), os.Rename(tmp, link(d, i)))
+}
+
+// Binds are the bindings as mounts of a container, by their links. They do not include mounts below a source: nobody
+// has checked those, and the engine would leave them writable in a read-only mount.
+func (b Bindings) Binds(d hostdir.Dir) []docker.Bind {
+	var binds []docker.Bind
+	for i, one := range b.List {
+		binds = append(binds, docker.Bind{Source: link(d, i), Target: one.Target, ReadOnly: !one.Writable, NonRecursive: true})
+	}
+	return binds
+}

@@ -1,0 +1,152 @@
+package hostfiles
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+)
+
+// Files are the files of this host that sandboxes may use.
+type Files struct {
+	Mounts *Policy
+	Tools  *Toolbox
+}
+
+// Check checks the mounts and tools of a spec, and returns the bindings of its mounts.
+func (f Files) Check(spec *protocol.SandboxSpec) ([]Binding, error) {
+	for i, name := range spec.Tools {
+		if err := f.Tools.check(fmt.Sprintf("spec.tools[%d]", i), name); err != nil {
+			return nil, err
+		}
+	}
+	var list []Binding
+	for i, m := range spec.Mounts {
+		field := fmt.Sprintf("spec.mounts[%d]", i)
+		source, _, err := f.Mounts.open(field, m.Source, m.Writable)
+		if err != nil {
+			return nil, err
+		}
+		info, err := source.Stat()
+		source.Close()
+		if err != nil {
+			return nil, mountDenied(field, "%s: %v", m.Source, err)
+		}
+		list = append(list, Binding{Field: field, Source: m.Source, Target: m.Target, Writable: m.Writable, Dir: info.IsDir()})
+	}
+	return list, nil
+}
+
+// Choose adds the bindings of a spec's tools to those of its mounts, and stores all of them in the sandbox's
+// directory. If an earlier try of the create has stored a choice, that one is returned: its container may exist
+// already. home finds the home directory of the sandbox's user, and a value for HOME or "". It is called only if a
+// tool needs it.
+func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Binding, home func() (dir, env string, err error)) (Bindings, error) {
+	stored, ok, err := load(d)
+	if err != nil {
+		return stored, err
+	}
+	if ok {
+		return stored, stored.hide(d) // a worker that died during a start left the sources visible
+	}
+	chosen := Bindings{List: mounts}
+	if len(spec.Tools) > 0 {
+		var dir, env string
+		if NeedHome(spec.Tools) {
+			if dir, env, err = home(); err != nil {
+				return chosen, err
+			}
+		}
+		tools, err := f.Tools.plan(spec, dir, d)
+		if err != nil {
+			return chosen, err
+		}
+		chosen = Bindings{List: append(mounts, tools.List...), Env: tools.Env}
+		if env != "" {
+			chosen.Env["HOME"] = env
+		}
+	}
+	return chosen, chosen.save(d)
+}
+
+// Open resolves, opens and checks every source of a sandbox's bindings. If lenient, an optional source that is
+// missing is replaced by its placeholder.
+func (f Files) Open(d hostdir.Dir, lenient bool) (*Opened, error) {
+	stored, _, err := load(d)
+	if err != nil {
+		return nil, err
+	}
+	o := &Opened{dir: d, bindings: stored}
+	for i, b := range stored.List {
+		source, real, err := f.openBinding(d, b)
+		if lenient && b.Optional && SourceMissing(err) {
+			source, real, err = openPlaceholder(d, i, b)
+		}
+		if err != nil {
+			o.Close()
+			return nil, err
+		}
+		o.files, o.real = append(o.files, source), append(o.real, real)
+	}
+	return o, nil
+}
+
+// openBinding opens the source of a binding as it is now.
+func (f Files) openBinding(d hostdir.Dir, b Binding) (*os.File, string, error) {
+	switch {
+	case b.Shadow:
+		return openShadow(d, b.Tool)
+	case b.Tool != "":
+		source, real, err := f.Tools.open(b.Field, b.Tool)
+		switch {
+		case errors.Is(err, errNoTool):
+			err = missingSource{toolUnavailable(b.Field, "%s is no longer on the host, but the sandbox was created with it", b.Tool)}
+		case errors.Is(err, errUnverified):
+			err = toolUnavailable(b.Field, "the sandbox was created with %s, which %v", b.Tool, err)
+		}
+		return source, real, err
+	}
+	return f.Mounts.open(b.Field, b.Source, b.Writable)
+}
+
+// openPlaceholder opens the placeholder of a binding.
+func openPlaceholder(d hostdir.Dir, i int, b Binding) (*os.File, string, error) {
+	err := hide(d, i, b)
+	var f *os.File
+	if err == nil {
+		f, err = openPath(unix.AT_FDCWD, placeholder(d, i), 0)
+	}
+	if err != nil {
+		return nil, "", hosterr.Wrap(err, "mount an empty placeholder at %s", b.Target)
+	}
+	return f, placeholder(d, i), nil
+}
+
+// openShadow opens the sandbox's copy of a tool's directory.
+func openShadow(d hostdir.Dir, name string) (*os.File, string, error) {
+	copies, err := filepath.EvalSymlinks(shadowDir(d))
+	var f *os.File
+	if err == nil {
+		f, err = openBelow(copies, filepath.Join(copies, name))
+	}
+	if err != nil {
+		return nil, "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's copy of %s is gone: %v", name, err)
+	}
+	return f, filepath.Join(shadowDir(d), name), nil
+}
+
+// missingSource is the error for a source that does not exist and may come back.
+type missingSource struct{ why *protocol.Error }
+
+func (m missingSource) Error() string { return m.why.Error() }
+func (m missingSource) Unwrap() error { return m.why }
+
+// SourceMissing reports whether an error says that a source does not exist. It may come back, for example when a file
+// system is mounted.
+func SourceMissing(err error) bool { return errors.As(err, &missingSource{}) }

@@ -1,0 +1,94 @@
+package hostfiles
+
+import (
+	"path"
+	"strings"
+	"sync"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// Homes finds the home directories of sandboxes' users and remembers those that it found in images. An image never
+// changes, and reading a file in it takes a container, some 50 ms of a create
+// (`go test ./integration -run TestTheHomeOfAUser -v`). The zero value is ready to use.
+type Homes struct {
+	mu    sync.Mutex
+	known map[imageUser]string // "": the user has none in /etc/passwd
+}
+
+type imageUser struct{ image, user string }
+
+// maxHomes bounds the memory: beyond it everything is forgotten.
+const maxHomes = 1000
+
+func (h *Homes) find(of imageUser) (home string, known bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	home, known = h.known[of]
+	return home, known
+}
+
+func (h *Homes) remember(of imageUser, home string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.known == nil || len(h.known) >= maxHomes {
+		h.known = map[imageUser]string{}
+	}
+	h.known[of] = home
+}
+
+// Of returns the home directory of a sandbox's user as the sandbox's commands will find it: HOME of the spec or the
+// image, or else the directory in the image's /etc/passwd, which passwd reads. Root without an entry there gets
+// /root, and env is then the value that HOME must be set to. Error: invalid_argument if no home is found.
+func (h *Homes) Of(spec *protocol.SandboxSpec, image docker.Image, user string, passwd func() ([]byte, error)) (home, env string, err error) {
+	if home, ok := spec.Env["HOME"]; ok {
+		home, err = checkHome("spec.env.HOME", home)
+		return home, "", err
+	}
+	for _, variable := range image.Env {
+		if home, ok := strings.CutPrefix(variable, "HOME="); ok {
+			home, err = checkHome("spec.image", home)
+			return home, "", err
+		}
+	}
+	name, _, _ := strings.Cut(user, ":")
+	if name == "" {
+		name = "0"
+	}
+	of := imageUser{image.ID, name}
+	home, known := h.find(of)
+	if !known {
+		data, err := passwd()
+		if err != nil {
+			return "", "", err
+		}
+		home = passwdHome(data, name)
+		h.remember(of, home)
+	}
+	if path.IsAbs(home) {
+		return path.Clean(home), "", nil
+	}
+	if name == "0" || name == "root" {
+		return "/root", "/root", nil
+	}
+	return "", "", protocol.Invalid("spec.user", "%s has no home directory in the image's /etc/passwd, which tools need; set HOME in spec.env", name)
+}
+
+func checkHome(field, home string) (string, error) {
+	if !path.IsAbs(home) {
+		return "", protocol.Invalid(field, "HOME must be an absolute path because tools are mounted there, got %.80q", home)
+	}
+	return path.Clean(home), nil
+}
+
+// passwdHome finds a user by name or id in an /etc/passwd, whose lines are name:password:uid:gid:gecos:home:shell.
+func passwdHome(passwd []byte, user string) string {
+	for line := range strings.Lines(string(passwd)) {
+		fields := strings.Split(strings.TrimRight(line, "\n"), ":")
+		if len(fields) >= 6 && (fields[0] == user || fields[2] == user) {
+			return fields[5]
+		}
+	}
+	return ""
+}

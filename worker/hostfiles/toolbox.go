@@ -1,0 +1,198 @@
+package hostfiles
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Toolbox finds the files of builtin tools on this host, for the tools that its operator offers.
+type Toolbox struct {
+	offered []string
+	home    string // of the worker's user
+	agent   string // address of its ssh agent's socket
+	policy  *Policy
+
+	verifies bool // the process can verify mounts; see CanVerify
+}
+
+// allTools stands for every tool in the operator's list.
+const allTools = "all"
+
+// NewToolbox returns the toolbox for the tools in offered, whose files are below home. agent is the address of the
+// ssh agent's socket, or "". Error: invalid_argument.
+func NewToolbox(offered []string, home, agent string, policy *Policy) (*Toolbox, error) {
+	t := &Toolbox{home: home, agent: agent, policy: policy, verifies: CanVerify()}
+	for i, name := range offered {
+		if name == allTools {
+			t.offered = ToolNames()
+			break
+		}
+		if !slices.Contains(ToolNames(), name) {
+			field := fmt.Sprintf("tools[%d]", i)
+			return nil, protocol.Invalid(field, "must be %s or %s, got %.40q", allTools, strings.Join(ToolNames(), ", "), name)
+		}
+		t.offered = append(t.offered, name)
+	}
+	if len(t.offered) > 0 && !filepath.IsAbs(home) {
+		return nil, protocol.Invalid("tools_home", "must be an absolute path, got %.80q", home)
+	}
+	return t, nil
+}
+
+// FoundTools lists the builtin tools for which a user has at least one file.
+func FoundTools(home, agent string) []string {
+	policy, err := NewPolicy(nil, nil)
+	if err != nil {
+		return nil
+	}
+	box, err := NewToolbox([]string{allTools}, home, agent, policy)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(box.Usable(), func(name string) bool {
+		return !slices.ContainsFunc(findTool(name).uses, func(u toolUse) bool { return box.has(u.mount) })
+	})
+}
+
+// Usable lists the offered tools that work here and whose required files exist.
+func (t *Toolbox) Usable() []string {
+	var names []string
+	for _, name := range t.offered {
+		missing := slices.ContainsFunc(findTool(name).uses, func(u toolUse) bool { return u.required && !t.has(u.mount) })
+		if !missing && t.works(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (t *Toolbox) has(mount string) bool {
+	f, _, err := t.open("", mount)
+	if f != nil {
+		f.Close()
+	}
+	return err == nil
+}
+
+// works reports whether the worker may mount everything that a tool requires, and at least one of its files.
+func (t *Toolbox) works(name string) bool {
+	some, required := false, true
+	for _, u := range findTool(name).uses {
+		may := t.mayMount(findToolMount(u.mount))
+		some, required = some || may, required && (may || !u.required)
+	}
+	return some && required
+}
+
+// mayMount reports whether the worker may mount this here. If it cannot verify mounts, it mounts nothing writable and
+// no socket: as with the allow-list, an exchanged source could be anybody's file.
+func (t *Toolbox) mayMount(m *toolMount) bool { return t.verifies || m.mode == toolReadOnly }
+
+// check refuses a tool that does not exist, is not offered, or does not work here.
+func (t *Toolbox) check(field, name string) error {
+	switch {
+	case findTool(name) == nil:
+		return toolUnavailable(field, "there is no tool %.40q; the tools are %s", name, strings.Join(ToolNames(), ", "))
+	case !slices.Contains(t.offered, name):
+		return toolUnavailable(field, "the host does not offer %s", name)
+	case !t.works(name):
+		return toolUnavailable(field, "%s needs files that %v", name, errUnverified)
+	}
+	return nil
+}
+
+// Why a mount is left out. The texts follow the name of the mount.
+var (
+	errNoTool     = errors.New("does not exist")
+	errUnverified = errors.New("only a worker that runs as root mounts writable, or as a socket")
+)
+
+// open opens the source of a tool's mount as it is now. Errors: errNoTool if it does not exist, errUnverified if the
+// worker may not mount it, and one that names field if it exists and cannot be mounted.
+func (t *Toolbox) open(field, name string) (*os.File, string, error) {
+	m := findToolMount(name)
+	if m == nil {
+		return nil, "", toolUnavailable(field, "no tool has a mount %.40q", name)
+	}
+	if !t.mayMount(m) {
+		return nil, "", errUnverified
+	}
+	f, real, err := t.find(m)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, "", errNoTool
+	}
+	if err == nil {
+		if err = t.checkSource(m, f, real); err != nil {
+			f.Close()
+		}
+	}
+	if err != nil {
+		return nil, "", mountDenied(field, "%s %v", m.name, err)
+	}
+	return f, real, nil
+}
+
+// find opens a source below the home directory, or the socket. It follows links, but not out of the home directory.
+func (t *Toolbox) find(m *toolMount) (*os.File, string, error) {
+	if m.mode == toolSocket {
+		return t.findAgent()
+	}
+	home, err := filepath.EvalSymlinks(t.home)
+	if err != nil {
+		return nil, "", err
+	}
+	real, err := filepath.EvalSymlinks(filepath.Join(home, m.source))
+	if err != nil {
+		return nil, "", err
+	}
+	if !isBelow(real, home) || real == home {
+		return nil, "", fmt.Errorf("leads out of %s, to %s", t.home, real)
+	}
+	f, err := openBelow(home, real)
+	return f, real, err
+}
+
+// findAgent opens the ssh agent's socket.
+func (t *Toolbox) findAgent() (*os.File, string, error) {
+	if !filepath.IsAbs(t.agent) {
+		return nil, "", fs.ErrNotExist
+	}
+	real, err := filepath.EvalSymlinks(t.agent)
+	if err != nil {
+		return nil, "", err
+	}
+	f, err := openPath(unix.AT_FDCWD, real, unix.RESOLVE_NO_SYMLINKS)
+	return f, real, err
+}
+
+// checkSource returns why an open source must not be mounted, in words that follow the mount's name.
+func (t *Toolbox) checkSource(m *toolMount, f *os.File, real string) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	switch {
+	case m.mode == toolSocket && info.Mode().Type() != fs.ModeSocket:
+		return errors.New("is not a socket")
+	case m.mode != toolSocket && m.file && !info.Mode().IsRegular():
+		return errors.New("is not a regular file")
+	case m.mode != toolSocket && !m.file && !info.IsDir():
+		return errors.New("is not a directory")
+	}
+	return t.policy.forbids(f, info, real)
+}
+
+func toolUnavailable(field, format string, args ...any) *protocol.Error {
+	return &protocol.Error{
+		Code: protocol.FailedPrecondition, Reason: protocol.ReasonToolUnavailable, Field: field, Message: fmt.Sprintf(format, args...),
+	}
+}
