@@ -12,6 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/watermark"
 )
 
 const (
@@ -49,7 +50,7 @@ func (w *worker) register(ctx context.Context) error {
 	for {
 		healthy, problem, firewall := w.condition()
 		mounts, writable := w.files.Mounts.Advertised()
-		_, pids := processes()
+		_, pids := watermark.Processes()
 		now, skew := w.conn.Now(), w.skew()
 		h := &protocol.Host{
 			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	againFirst  = time.Second // until a container that ended is started again; then twice as long
-	againMost   = 30 * time.Second
+	againFirst = time.Second // until a container that ended is started again; then twice as long
+	againMost  = 30 * time.Second
 )
 
 // watch keeps the container running and says in the log when the service stops to be what the log

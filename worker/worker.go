@@ -29,6 +29,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostdir"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
+	"github.com/boxfleet/boxfleet/worker/images"
 	"github.com/boxfleet/boxfleet/worker/network"
 	"github.com/boxfleet/boxfleet/worker/output"
 	"github.com/boxfleet/boxfleet/worker/removal"
@@ -137,7 +138,7 @@ func (c *Config) check() error {
 	if err := protocol.ValidateHostLabels("labels", c.Labels); err != nil {
 		return err
 	}
-	if err := c.Images.check(); err != nil {
+	if err := c.Images.Check(); err != nil {
 		return err
 	}
 	def := func(d *time.Duration, v time.Duration) {
@@ -157,7 +158,7 @@ func (c *Config) check() error {
 	if c.Slots == 0 {
 		c.Slots = 100
 	}
-	if err := c.Watermarks.check(); err != nil {
+	if err := c.Watermarks.Check(); err != nil {
 		return err
 	}
 	if c.NetworkPool == "" {
@@ -219,7 +220,7 @@ type worker struct {
 	firstLook  *firstLook
 	disk       *disk.Watch
 	files      hostfiles.Files
-	images     *images
+	images     *images.Images
 	homes      hostfiles.Homes
 	abilities  *abilities
 	isolation  *network.Isolation
@@ -434,7 +435,7 @@ func (w *worker) token() uint64 {
 func (w *worker) prepare(ctx context.Context) error {
 	kept := make(chan error, 1)
 	go func() {
-		w.images.load()
+		w.images.Load()
 		kept <- w.keepSupervisor()
 	}()
 	err := w.preparePolicy(ctx)
@@ -554,7 +555,7 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return w.beat(ctx) })
 	group.Go(func() error { return w.keepRegistered(ctx) })
 	group.Go(func() error { return w.watchEngine(ctx, unknown == nil) })
-	group.Go(func() error { return w.images.run(ctx) })
+	group.Go(func() error { return w.images.Run(ctx, w.info.RootDir) })
 	group.Go(func() error { return w.keepWatchers(ctx) })
 	w.once.Do(func() {
 		w.tellPosture()

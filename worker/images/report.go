@@ -1,0 +1,108 @@
+package images
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// Limits of one report, so that it fits into a message.
+const (
+	maxReported  = 1000      // images that the worker manages; names
+	maxNameBytes = 128 << 10 // all names together
+)
+
+// reportPause is the minimum time between two reports.
+const reportPause = 500 * time.Millisecond
+
+// reportSink publishes reports.
+type reportSink interface {
+	TellImages(ctx context.Context, h *protocol.HostImages) error
+	Now() time.Time
+}
+
+// reporter publishes which images the host has.
+type reporter struct {
+	engine    *docker.Engine
+	inventory *inventory
+	sink      reportSink
+	interval  time.Duration       // between checks for changes that the engine did not announce
+	identity  protocol.HostImages // fields that are in each report
+	log       *slog.Logger
+}
+
+// run publishes a report now and after each change, until ctx ends.
+func (p *reporter) run(ctx context.Context) {
+	var published []byte
+	report := p.identity
+	check := time.NewTicker(p.interval)
+	defer check.Stop()
+	for {
+		var retry <-chan time.Time
+		names, err := p.engine.ImageNames(ctx)
+		if err == nil {
+			report.Listed = true
+			report.Names, report.Cut = limitNames(p.inventory.withRefs(names))
+		} else if ctx.Err() == nil {
+			p.log.Warn("could not list the host's images", "error", err)
+			retry = time.After(time.Second)
+		}
+		rows := p.inventory.rows()
+		report.Images = rows[:min(len(rows), maxReported)]
+		if content := protocol.Encode(report); !bytes.Equal(content, published) {
+			now := report
+			now.Time = p.sink.Now()
+			if err := p.sink.TellImages(ctx, &now); err == nil {
+				published = content
+			} else if ctx.Err() == nil {
+				p.log.Warn("could not publish the list of the host's images", "error", err)
+				p.inventory.changed.Wake()
+			}
+		}
+		if !backoff.Sleep(ctx, reportPause) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.inventory.changed:
+		case <-retry:
+		case <-check.C:
+		}
+	}
+}
+
+// follow has a report made whenever the engine announces that an image changed, until ctx ends.
+func (p *reporter) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := p.engine.FollowImages(ctx, p.inventory.changed.Wake)
+		if ctx.Err() == nil {
+			p.log.Debug("could not follow the engine's image events", "error", err)
+		}
+		if !backoff.Sleep(ctx, time.Second) {
+			return
+		}
+		p.inventory.changed.Wake() // some events may have been missed
+	}
+}
+
+// limitNames returns the names that are reported, sorted; cut reports that there were more. names has the important
+// ones first.
+func limitNames(names []string) (reported []string, cut bool) {
+	size := 0
+	for _, name := range names {
+		if size += len(name); len(reported) == maxReported || size > maxNameBytes {
+			cut = true
+			break
+		}
+		reported = append(reported, name)
+	}
+	slices.Sort(reported)
+	return slices.Compact(reported), cut
+}
