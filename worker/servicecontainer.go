@@ -66,7 +66,7 @@ func (v *service) make(ctx context.Context, d directory) (string, error) {
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
 		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's container is gone")
 	}
-	if err := v.s.w.abilities.checkService(&v.sandbox, v.name); err != nil {
+	if err := v.s.w.abilities.CheckService(&v.sandbox, v.name); err != nil {
 		return "", err
 	}
 	image, release, err := v.s.image(ctx, v.generation, v.spec.Image, v.sandbox.Pull)
@@ -179,7 +179,7 @@ func (v *service) connect(ctx context.Context, d directory, a *attachment, c doc
 	if err := d.tellAddress(c); err != nil {
 		return err
 	}
-	v.s.w.boundTerminals(c.Pid)
+	v.s.w.limitTerminals(c.Pid)
 	if err := d.uncoverVolumes(c.Pid); err != nil {
 		return err
 	}
