@@ -199,8 +199,8 @@ func TestAWorkerDoesNotStartWithDefaultsThatCannotBe(t *testing.T) {
 	for text, want := range map[string]string{
 		"memroy: 1g":                       "worker.defaults.memroy: " + file + ": line 1, column 1: is not a known field",
 		"cpu: 1\nimage: x":                 "worker.defaults.image: " + file + ": line 2, column 8: cannot have a default of a worker",
-		"runtime: runsc":                   "worker.defaults.runtime: the host's operator does not allow to choose runsc",
-		"profile: standard":                "worker.defaults.profile: the host's operator allows hardened",
+		"runtime: runsc":                   "worker.defaults.runtime: the host's operator does not allow the runtime runsc",
+		"profile: standard":                "worker.defaults.profile: the host's operator allows only hardened",
 		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the host's allow-list",
 		"tools: [git]":                     "worker.defaults.tools[0]: the host does not offer git",
 		"network: none":                    "worker.defaults.network: the host's operator turned its firewall off",

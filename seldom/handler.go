@@ -10,41 +10,41 @@ import (
 )
 
 const (
-	repeatFirst = time.Minute      // until the same line is logged again, doubled each time
-	repeatMost  = 10 * time.Minute // at most
+	repeatFirst = time.Minute      // pause before the same line is logged again; it doubles each time
+	repeatMost  = 10 * time.Minute // the longest pause
 	alikeIn     = time.Minute
-	alikeMost   = 20  // lines with one message, within alikeIn
-	oneMost     = 6   // of them of one sandbox, so that one leaves room for others'
-	debugMost   = 600 // lines with one message of one sandbox, within alikeIn, where everything else is logged
+	alikeMost   = 20  // lines with the same message within alikeIn
+	oneMost     = 6   // of them from one sandbox, so that others can log too
+	debugMost   = 600 // lines with the same message from one sandbox within alikeIn, at debug level
 	linesKept   = 2000
-	sandboxKey  = "sandbox" // the attribute that says whose a line is
+	sandboxKey  = "sandbox" // the attribute that names the sandbox
 )
 
-// Handler passes on what is worth it of what is logged.
+// Handler passes on only some of the records that repeat each other.
 type Handler struct {
 	next    slog.Handler
-	with    string // what every record of this logger has
-	sandbox string // of every record of this logger
+	with    string // the attributes that every record of this logger has
+	sandbox string // the sandbox that every record of this logger is about
 	groups  bool
 	told    *told
 }
 
-// told is what was logged, by all loggers that come from one.
+// told is what was logged, by all loggers derived from the same one.
 type told struct {
 	mu       sync.Mutex
 	lines    map[string]*line
-	messages map[string]*message // of everybody; the program has only so many
-	ofOne    map[alike]*message  // of one sandbox
+	messages map[string]*message // of all sandboxes; a program has a limited number of messages
+	ofOne    map[alike]*message  // of each sandbox
 }
 
-// line is a record in all its words.
+// line is a record with all its text.
 type line struct {
-	next     time.Time // logged again from then on
+	next     time.Time // when it is logged again
 	interval time.Duration
-	left     int // out, since it was logged last
+	left     int // how many were left out since it was last logged
 }
 
-// alike is what records have together: the message, and the sandbox.
+// alike is what similar records share: the message and the sandbox.
 type alike struct{ text, sandbox string }
 
 // message counts records with one message.
@@ -54,7 +54,7 @@ type message struct {
 	left  int
 }
 
-// New puts a handler around another one. What is one already stays as it is.
+// New wraps a handler. It returns a Handler unchanged.
 func New(next slog.Handler) *Handler {
 	if h, ok := next.(*Handler); ok {
 		return h
@@ -62,7 +62,7 @@ func New(next slog.Handler) *Handler {
 	return &Handler{next: next, told: &told{lines: map[string]*line{}, messages: map[string]*message{}, ofOne: map[alike]*message{}}}
 }
 
-// Logger is l with a handler around its own.
+// Logger returns l with its handler wrapped.
 func Logger(l *slog.Logger) *slog.Logger { return slog.New(New(l.Handler())) }
 
 // Enabled implements slog.Handler.
@@ -87,8 +87,8 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &c
 }
 
-// Handle logs a record, or counts it as left out. With debug everything is logged but what one sandbox
-// repeats without end.
+// Handle logs a record, or counts it as left out. At debug level, only records that one sandbox repeats without end are
+// left out.
 func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 	sandbox := h.sandbox
 	if sandbox == "" && !h.groups {
@@ -122,8 +122,8 @@ func (h *Handler) words(r slog.Record) string {
 	return words.String()
 }
 
-// may says whether a line is to be logged, and how many like it were left out since the last one. The words
-// are only put together where the line may be logged: the flood itself costs little.
+// may reports whether to log a line, and how many similar lines were left out since the last one. It calls words only
+// if the line may be logged, so that a flood of records costs little.
 func (t *told) may(text, sandbox string, words func() string) (left int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,7 +158,7 @@ func (t *told) may(text, sandbox string, words func() string) (left int, ok bool
 	return left, true
 }
 
-// mayInDetail is may where debugging is on.
+// mayInDetail is may at debug level.
 func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	if sandbox == "" {
 		return 0, true
@@ -175,15 +175,15 @@ func (t *told) mayInDetail(text, sandbox string) (left int, ok bool) {
 	return left, true
 }
 
-// begin counts from 0 again each alikeIn.
+// begin restarts the count every alikeIn.
 func (m *message) begin(now time.Time) {
 	if now.Sub(m.since) >= alikeIn {
 		m.since, m.count = now, 0
 	}
 }
 
-// own returns the count of one sandbox's records. t.mu is held. What is over is forgotten, and everything
-// where that is not enough.
+// own returns the count of one sandbox's records. The caller holds t.mu. Counts that have expired are dropped, and all
+// of them if there are still too many.
 func (t *told) own(k alike, now time.Time) *message {
 	m := t.ofOne[k]
 	if m == nil {
@@ -204,11 +204,11 @@ func (t *told) own(k alike, now time.Time) *message {
 	return m
 }
 
-// line says whether a line is due, and notes when it is again. t.mu is held.
+// line reports whether a line is due, and notes when it is due again. The caller holds t.mu.
 func (t *told) line(now time.Time, words string) (l *line, due bool) {
 	l = t.lines[words]
 	switch {
-	case l == nil || now.Sub(l.next) >= l.interval: // new, or it had ended
+	case l == nil || now.Sub(l.next) >= l.interval: // new, or it had stopped
 		if l == nil {
 			l = &line{}
 			t.keep(now, words, l)
@@ -223,8 +223,8 @@ func (t *told) line(now time.Time, words string) (l *line, due bool) {
 	return l, true
 }
 
-// keep remembers a line. What is over is forgotten, and everything where that is not enough: some lines then
-// come again early.
+// keep remembers a line. Lines that have expired are dropped, and all of them if there are still too many; some lines
+// are then logged again too early.
 func (t *told) keep(now time.Time, words string, l *line) {
 	if len(t.lines) >= linesKept {
 		for words, old := range t.lines {

@@ -19,7 +19,7 @@ func quietLog(level slog.Level) (*slog.Logger, *bytes.Buffer) {
 
 func lines(out *bytes.Buffer) int { return strings.Count(out.String(), "\n") }
 
-func TestWhatGoesOnForLongIsLoggedMoreAndMoreRarely(t *testing.T) {
+func TestRepeatedLinesAreLoggedLessAndLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, out := quietLog(slog.LevelWarn)
 		var at []time.Duration
@@ -35,18 +35,18 @@ func TestWhatGoesOnForLongIsLoggedMoreAndMoreRarely(t *testing.T) {
 			t.Errorf("logged after %s, want %s", got, want)
 		}
 		if !strings.Contains(out.String(), "left_out=119\n") {
-			t.Errorf("what was left out is not counted:\n%s", out)
+			t.Errorf("does not count the lines that were left out:\n%s", out)
 		}
 		time.Sleep(30 * time.Minute)
 		before := out.Len()
 		log.Warn("waiting for NATS", "error", errors.New("connection refused"))
 		if out.Len() == before {
-			t.Error("what begins again is not logged at once")
+			t.Error("a line that begins again is not logged at once")
 		}
 	})
 }
 
-func TestManyThingsAtOnceDoNotFillTheLog(t *testing.T) {
+func TestLinesWithTheSameMessageAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, out := quietLog(slog.LevelWarn)
 		for i := range 100_000 {
@@ -59,14 +59,14 @@ func TestManyThingsAtOnceDoNotFillTheLog(t *testing.T) {
 			t.Errorf("%d lines", n)
 		}
 		if !strings.Contains(out.String(), "sandbox=last left_out=") {
-			t.Errorf("what was left out is not counted:\n%s", out)
+			t.Errorf("does not count the lines that were left out:\n%s", out)
 		}
 	})
 }
 
 // A sandbox that provokes a message without end, each time with other words, has a few lines, and those of
 // another sandbox are logged all the same.
-func TestOneSandboxDoesNotFillTheLog(t *testing.T) {
+func TestOneSandboxCannotFillTheLog(t *testing.T) {
 	for name, own := range map[string]func(log *slog.Logger, sandbox string) (*slog.Logger, []any){
 		"its logger's":  func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log.With("sandbox", sandbox), nil },
 		"each record's": func(log *slog.Logger, sandbox string) (*slog.Logger, []any) { return log, []any{"sandbox", sandbox} },
@@ -82,22 +82,22 @@ func TestOneSandboxDoesNotFillTheLog(t *testing.T) {
 			}
 			warn("other", 1)
 			if n := strings.Count(out.String(), "sandbox=hostile"); n != oneMost {
-				t.Errorf("%s: %d lines of the hostile sandbox", name, n)
+				t.Errorf("%s: logged %d lines of the hostile sandbox", name, n)
 			}
 			if !strings.Contains(out.String(), "sandbox=other") {
-				t.Errorf("%s: the other sandbox's line is not there:\n%s", name, out)
+				t.Errorf("%s: does not log the line of the other sandbox:\n%s", name, out)
 			}
 			time.Sleep(time.Minute)
 			warn("hostile", 0)
 			warn("hostile", 1_000_000)
 			if !strings.Contains(out.String(), fmt.Sprintf("left_out=%d\n", 300_000-oneMost)) {
-				t.Errorf("%s: what was left out is not counted:\n%s", name, out)
+				t.Errorf("%s: does not count the lines that were left out:\n%s", name, out)
 			}
 		})
 	}
 }
 
-func TestDebuggingLeavesOutOnlyWhatASandboxRepeatsWithoutEnd(t *testing.T) {
+func TestDebugLevelLimitsOnlyOneSandboxsRepetitions(t *testing.T) {
 	log, out := quietLog(slog.LevelDebug)
 	for range 1000 {
 		log.Warn("waiting for NATS")
@@ -110,13 +110,13 @@ func TestDebuggingLeavesOutOnlyWhatASandboxRepeatsWithoutEnd(t *testing.T) {
 		log.Debug("step", "sandbox", "s")
 	}
 	if n := lines(out); n != debugMost {
-		t.Errorf("%d lines of one sandbox", n)
+		t.Errorf("logged %d lines of one sandbox", n)
 	}
 }
 
-func TestALogIsThinnedOnce(t *testing.T) {
+func TestALoggerIsWrappedOnce(t *testing.T) {
 	log, _ := quietLog(slog.LevelWarn)
 	if again := Logger(log.With("worker", "w")); again.Handler().(*Handler).told != log.Handler().(*Handler).told {
-		t.Error("what is thinned already is thinned again")
+		t.Error("wraps a Handler again")
 	}
 }

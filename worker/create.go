@@ -78,7 +78,7 @@ func overdue(b *protocol.Sandbox, err error) *protocol.Error {
 }
 
 func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
-	if err := s.w.abilities.check(&b.Spec); err != nil {
+	if err := s.w.abilities.Check(&b.Spec); err != nil {
 		return err
 	}
 	if err := s.w.isolation.Check(&b.Spec); err != nil {
@@ -147,7 +147,7 @@ func (s *sandbox) make(ctx context.Context, b *protocol.Sandbox) error {
 		if err := s.phase(b, "container"); err != nil {
 			return "", err
 		}
-		gpus, err := s.w.gpus.take(s.key, b.Spec.GPUCount())
+		gpus, err := s.w.gpus.Take(s.key, b.Spec.GPUCount())
 		if err != nil {
 			return "", err
 		}

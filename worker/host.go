@@ -56,7 +56,7 @@ func (w *worker) register(ctx context.Context) error {
 			Worker: w.cfg.Name, HostID: w.hostID, Instance: w.instance, Token: w.token(), Build: w.cfg.Build,
 			Labels: w.cfg.Labels, Slots: w.cfg.Slots, CPU: w.cfg.CPU, Cores: w.info.CPUs, Memory: w.offeredMemory(), Defaults: w.cfg.Defaults,
 			Engine: w.info.Version, Runtime: w.info.Runtime, Mounts: mounts, Writable: writable, Tools: w.files.Tools.Usable(),
-			Profiles: w.abilities.profiles, ServiceProfiles: w.abilities.services, Runtimes: w.abilities.runtimes, GPUs: w.abilities.gpus, DiskQuota: w.info.DiskQuota, Images: true, ReadsSegments: true,
+			Profiles: w.abilities.Profiles, ServiceProfiles: w.abilities.ServiceProfiles, Runtimes: w.abilities.Runtimes, GPUs: w.abilities.GPUs, DiskQuota: w.info.DiskQuota, Images: true, ReadsSegments: true,
 			Disk: w.offeredDisk(), PIDs: int64(pids), DenyNetworks: w.isolation.Denied(), AllowNetworks: w.isolation.Allowed(), Ports: w.ports.String(), Registries: w.cfg.Images.Registries, MostPIDs: w.cfg.PIDs, Posture: w.posture(), Firewall: firewall, Healthy: healthy, Problem: problem, Full: w.full(), StartedAt: w.started, SeenAt: now, Skew: skew,
 		}
 		if h.CPU == 0 {

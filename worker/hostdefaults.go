@@ -14,7 +14,7 @@ func (w *worker) checkDefaults() error {
 	if err := protocol.ValidateWorkerDefaults(s); err != nil {
 		return err
 	}
-	err := w.abilities.allows(s)
+	err := w.abilities.CheckChoices(s)
 	if err == nil {
 		err = w.isolation.Check(s)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/abilities"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 	"github.com/boxfleet/boxfleet/worker/network"
@@ -21,7 +22,7 @@ func TestDefaultsThatTheHostCannotGiveAreRefusedByName(t *testing.T) {
 	if w.files.Tools, err = hostfiles.NewToolbox(cfg.Tools, cfg.ToolsHome, "", w.files.Mounts); err != nil {
 		t.Fatal(err)
 	}
-	if w.abilities, err = newAbilities(&cfg, w.info); err != nil {
+	if w.abilities, err = abilities.New(abilities.Config{Runtimes: cfg.Runtimes}, w.info); err != nil {
 		t.Fatal(err)
 	}
 	for want, defaults := range map[string]*protocol.SandboxSpec{

@@ -245,7 +245,7 @@ func (s *sandbox) settle(ctx context.Context) error {
 		}
 		st, _ := s.journal.State()
 		op := decide.Next(&st.Sandbox, s.w.hostID, s.inspection)
-		s.w.gpus.settle(s.key, &st.Sandbox, s.w.hostID, s.inspection.Container)
+		s.w.settleGPUs(s.key, &st.Sandbox, s.inspection.Container)
 		s.w.admissions.settle(s.key, &st.Sandbox, s.w.hostID, s.inspection)
 		if op != decide.Discard && op != decide.Halt && op != decide.Nothing {
 			s.looked()

@@ -68,7 +68,7 @@ func (v *service) make(ctx context.Context, d hostdir.Dir) (string, error) {
 	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
 		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the service's container is gone")
 	}
-	if err := v.s.w.abilities.checkService(&v.sandbox, v.name); err != nil {
+	if err := v.s.w.abilities.CheckService(&v.sandbox, v.name); err != nil {
 		return "", err
 	}
 	image, release, err := v.s.image(ctx, v.generation, v.spec.Image, v.sandbox.Pull)
@@ -181,7 +181,7 @@ func (v *service) connect(ctx context.Context, d hostdir.Dir, a *attachment, c d
 	if err := d.SetAddress(c.Hostname, c.Address); err != nil {
 		return err
 	}
-	v.s.w.boundTerminals(c.Pid)
+	v.s.w.limitTerminals(c.Pid)
 	if err := uncoverVolumes(d, c.Pid); err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d hostdir.Dir,
 	// A sandbox that was ready is brought back with what there is.
 	lenient := b.State == protocol.StateReady
 	if s.inspection.Container != decide.ContainerRunning {
-		if err = s.w.gpus.claim(s.key, labelledGPUs(s.container.Labels)); err == nil {
+		if err = s.w.gpus.Claim(s.key, labelledGPUs(s.container.Labels)); err == nil {
 			mounted, err = s.startMounted(ctx, d, c.ID, lenient)
 		}
 	} else if hostfiles.Unverified(d) { // a worker that started it came no further
@@ -80,7 +80,7 @@ func (s *sandbox) start(ctx context.Context, b *protocol.Sandbox, d hostdir.Dir,
 		return nil, err
 	}
 	s.w.cfg.Probe("before-hello")
-	s.w.boundTerminals(c.Pid)
+	s.w.limitTerminals(c.Pid)
 	if err := a.greet(ctx, c.Pid); err != nil {
 		a.close()
 		return nil, err

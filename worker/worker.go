@@ -24,6 +24,7 @@ import (
 	"github.com/boxfleet/boxfleet/seldom"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/abilities"
 	"github.com/boxfleet/boxfleet/worker/disk"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/hostdir"
@@ -103,7 +104,7 @@ const DefaultNetworkPool = "10.201.0.0/16"
 // What one sandbox may take of what the kernel has for the whole machine.
 const (
 	DefaultConnections = 2048
-	DefaultMostPIDs    = 16384
+	DefaultMostPIDs    = abilities.DefaultMostPIDs
 
 	leastConnections = 64
 )
@@ -215,14 +216,14 @@ type worker struct {
 	supervisor string // path of this worker's copy of the supervisor
 	subnets    *network.Subnets
 	ports      protocol.PortRange // that may be published
-	gpus       *gpus
+	gpus       *abilities.GPUs
 	admissions *admissions
 	firstLook  *firstLook
 	disk       *disk.Watch
 	files      hostfiles.Files
 	images     *images.Images
 	homes      hostfiles.Homes
-	abilities  *abilities
+	abilities  *abilities.Abilities
 	isolation  *network.Isolation
 	changed    wake.Signal // the entry in the table of hosts is old
 	lease      atomic.Pointer[jetstream.Lease]
@@ -234,7 +235,7 @@ type worker struct {
 	listening *listening
 	epoch     engineEpoch
 	once      sync.Once
-	unbounded sync.Once // it was said that terminals are not bounded
+	unbounded sync.Once // the warning that terminals are not limited
 
 	mu        sync.Mutex
 	sandboxes map[key]*sandbox
@@ -453,10 +454,12 @@ func (w *worker) preparePolicy(ctx context.Context) error {
 	if w.files.Tools, err = hostfiles.NewToolbox(w.cfg.Tools, w.cfg.ToolsHome, w.cfg.SSHAgent, w.files.Mounts); err != nil {
 		return err
 	}
-	if w.abilities, err = newAbilities(&w.cfg, w.info); err != nil {
+	if w.abilities, err = abilities.New(abilities.Config{
+		Profiles: w.cfg.Profiles, ServiceProfiles: w.cfg.ServiceProfiles, Runtimes: w.cfg.Runtimes, PIDs: w.cfg.PIDs,
+	}, w.info); err != nil {
 		return err
 	}
-	w.gpus = newGPUs(w.abilities.gpus)
+	w.gpus = abilities.NewGPUs(w.abilities.GPUs)
 	if w.subnets, err = network.NewSubnets(w.cfg.NetworkPool); err != nil {
 		return err
 	}
@@ -523,7 +526,7 @@ func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 		w.mu.Lock()
 		clear(w.sandboxes)
 		w.mu.Unlock()
-		w.gpus.forget()
+		w.gpus.Forget()
 		w.admissions.forget()
 		atRest <- err
 	}()
@@ -556,9 +559,9 @@ func (w *worker) work(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return w.keepRegistered(ctx) })
 	group.Go(func() error { return w.watchEngine(ctx, unknown == nil) })
 	group.Go(func() error { return w.images.Run(ctx, w.info.RootDir) })
-	group.Go(func() error { return w.keepWatchers(ctx) })
+	group.Go(func() error { return w.watchWatchers(ctx) })
 	w.once.Do(func() {
-		w.tellPosture()
+		w.logPosture()
 		w.log.Info("worker is ready", "host", w.hostID, "engine", w.info.Version, "token", w.token())
 		if w.cfg.OnReady != nil {
 			w.cfg.OnReady()

@@ -1,5 +1,5 @@
-// Command boxfleet-supervisor is PID 1 of every sandbox. It is mounted into the container by the
-// worker and takes no configuration there; see package supervisor.
+// Command boxfleet-supervisor is PID 1 of every sandbox. The worker mounts it into the container. It reads no
+// configuration files; see package supervisor.
 package main
 
 import (
@@ -16,13 +16,13 @@ import (
 func main() {
 	log := slog.New(seldom.New(slog.NewTextHandler(os.Stderr, nil)))
 	config := supervisor.Config{Logger: log}
-	groups := flag.Uint("groups", supervisor.DefaultGroupBase, "first group id by which execs are found")
+	groups := flag.Uint("groups", supervisor.DefaultGroupBase, "first of the group ids that mark the processes of execs")
 	flag.StringVar(&config.ControlDir, "control", control.ContainerAt+"/ctl", "directory of the worker's socket")
 	flag.BoolVar(&config.Privileged, "privileged", false, "commands run as root keep the container's capabilities")
 	flag.Parse()
 	config.GroupBase = uint32(*groups)
 	if err := supervisor.Run(context.Background(), config); err != nil {
-		log.Error("the supervisor cannot run", "error", err)
+		log.Error("the supervisor failed", "error", err)
 		os.Exit(1)
 	}
 }

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Deleted counts the files without a name that processes have open or mapped, on the file system of their root,
-// until ctx ends. Of an overlay the kernel shows another device than that of its layer, so the caller says in which
-// one they are.
+// Deleted counts deleted files that processes still have open or mapped, on the file system of their root, until ctx
+// ends. For an overlay, the kernel reports another device than that of its layer, so the caller passes the layer's
+// device.
 func Deleted(ctx context.Context, pids []int, device uint64, since time.Time) Usage {
 	u := &unnamed{since: since.Unix(), seen: map[file]bool{}, use: Usage{Device: device, Complete: true}}
 	for _, pid := range pids {
 		var root unix.Stat_t
 		if unix.Stat(fmt.Sprintf("/proc/%d/root", pid), &root) != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		for _, of := range []string{"fd", "map_files"} {
 			u.read(ctx, fmt.Sprintf("/proc/%d/%s", pid, of), root.Dev, device)
@@ -27,7 +27,7 @@ func Deleted(ctx context.Context, pids []int, device uint64, since time.Time) Us
 	return u.use
 }
 
-// file is one, however many have it open.
+// file identifies a file, so that it is counted once even if many processes have it open.
 type file struct{ device, inode uint64 }
 
 type unnamed struct {
@@ -36,7 +36,7 @@ type unnamed struct {
 	use   Usage
 }
 
-// read counts what the links in a directory lead to, if that is in one of two devices.
+// read counts the files to which the links in a directory point, if they are on one of two devices.
 func (u *unnamed) read(ctx context.Context, path string, one, other uint64) {
 	dir, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
 	if err != nil {

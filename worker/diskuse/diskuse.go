@@ -1,12 +1,12 @@
-// Package diskuse measures what a sandbox has on a disk, and what it writes, while it may do its worst:
-// trees without end in depth and width, which change while they are looked at.
+// Package diskuse measures what a sandbox has on a disk and how much it writes, even if the sandbox is hostile: its
+// trees may be deep and wide without end, and change while they are read.
 //
-//	Tree     the blocks of a directory's files, with a handful of descriptors, through no link
-//	Deleted  the blocks of files that were removed, and that processes have open still
-//	Written  the bytes that processes had written to file systems, by the kernel's own count
+//	Tree     the blocks of a directory's files, with a handful of descriptors, following no link
+//	Deleted  the blocks of deleted files that processes still have open
+//	Written  the bytes that processes have written to file systems, as the kernel counts them
 //
-// None is enough alone: a file that was removed is in no tree, one that is only allocated was never written, and
-// what was written by a process that nobody waited for is not counted any more.
+// None of them is enough alone: a deleted file is in no tree, a file that is only allocated was never written, and the
+// kernel no longer counts what an ended process wrote if its parent did not wait for it.
 //
 // The package imports nothing of this module.
 package diskuse
@@ -22,21 +22,21 @@ import (
 
 // Usage is what a tree has on its disk.
 type Usage struct {
-	Device   uint64 // of the tree's top
-	Bytes    int64  // of blocks that are allocated
-	Inodes   int64  // files and directories, the top among them
-	Recent   int64  // of Bytes, those of files that changed at since or later
-	Complete bool   // everything was counted; else there is at least so much
+	Device   uint64 // of the tree's root
+	Bytes    int64  // of allocated blocks
+	Inodes   int64  // files and directories, including the root
+	Recent   int64  // those of Bytes that are in files changed since the given time
+	Complete bool   // everything was counted; otherwise the numbers are lower bounds
 }
 
-// maxPending bounds the names of directories that are remembered, and are still to be looked into.
+// maxPending limits how many names of unread directories are remembered.
 const maxPending = 100_000
 
-// batch is how many names are read at once.
+// batch is how many names are read at a time.
 const batch = 1024
 
-// Tree counts what is in a directory, until ctx ends. It goes into nothing that is mounted there. A tree that
-// is renamed under its hands is counted in part.
+// Tree counts what is in a directory, until ctx ends. It does not enter mounts. If directories are moved during the
+// walk, the count is incomplete.
 func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	top, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -48,18 +48,18 @@ func Tree(ctx context.Context, path string, since time.Time) (Usage, error) {
 	return w.use, err
 }
 
-// walk is at one directory of a tree. What is above it is known by its number only, so that the depth costs no
-// descriptors.
+// walk is positioned at one directory of a tree. It remembers the directories above only by inode, so a deep tree needs
+// no more descriptors.
 type walk struct {
 	dir     *os.File
 	above   []level
-	below   []string // directories of this one that are still to be looked into
-	pending int      // the same of all levels
+	below   []string // subdirectories that are still to be read
+	pending int      // the number of such directories on all levels
 	since   int64
 	use     Usage
 }
 
-// level is a directory that the walk comes back to.
+// level is a directory to which the walk returns.
 type level struct {
 	inode uint64
 	below []string
@@ -92,7 +92,7 @@ func (w *walk) all(ctx context.Context) error {
 	return nil
 }
 
-// enter goes into a directory, and counts what is in it.
+// enter goes into a directory and counts its entries.
 func (w *walk) enter(ctx context.Context, name string) {
 	fd, err := unix.Openat(int(w.dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -110,7 +110,7 @@ func (w *walk) enter(ctx context.Context, name string) {
 	w.read(ctx)
 }
 
-// leave goes back to the directory above, if it is the one that the walk came from.
+// leave returns to the directory above. It returns false if that is not the one the walk came from.
 func (w *walk) leave() bool {
 	up := w.above[len(w.above)-1]
 	w.above = w.above[:len(w.above)-1]
@@ -131,7 +131,7 @@ func (w *walk) read(ctx context.Context) {
 		for _, name := range names {
 			var stat unix.Stat_t
 			if unix.Fstatat(int(w.dir.Fd()), name, &stat, unix.AT_SYMLINK_NOFOLLOW) != nil {
-				continue // it is gone
+				continue // it was removed
 			}
 			w.count(&stat)
 			if stat.Mode&unix.S_IFMT != unix.S_IFDIR {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestATreeIsCountedHoweverDeep(t *testing.T) {
+func TestCountsDeepTrees(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()
 	at, err := unix.Open(top, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -45,21 +45,21 @@ func TestATreeIsCountedHoweverDeep(t *testing.T) {
 		t.Errorf("counted %+v, %v", use, err)
 	}
 	if old, err := Tree(context.Background(), top, time.Now().Add(time.Minute)); err != nil || old.Recent != 0 {
-		t.Errorf("of later: %+v, %v", old, err)
+		t.Errorf("counts old files as recent: %+v, %v", old, err)
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	if part, _ := Tree(ended, top, time.Now()); part.Complete {
-		t.Errorf("a walk that was broken off counted the whole: %+v", part)
+		t.Errorf("an interrupted walk claims to be complete: %+v", part)
 	}
 }
 
-// What was written to a file that has no name any more is in no tree.
-func TestWhatIsWrittenIsCountedByGroup(t *testing.T) {
+// The bytes go to a deleted file, which is in no tree.
+func TestCountsWrittenBytesByGroup(t *testing.T) {
 	dir := t.TempDir()
 	var system unix.Statfs_t
 	if err := unix.Statfs(dir, &system); err != nil || system.Type == unix.TMPFS_MAGIC {
-		t.Skip("the temporary directory is in memory: nothing is written")
+		t.Skip("the temporary directory is in memory, so nothing is written")
 	}
 	group := Group(os.Getpid())
 	count := func() int64 { return Written(Processes(map[string]bool{group: true})[group]) }
@@ -76,12 +76,12 @@ func TestWhatIsWrittenIsCountedByGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if wrote := count() - before; wrote < 1<<20 {
-		t.Errorf("counted %d bytes of a MiB", wrote)
+		t.Errorf("counted only %d of 1 MiB", wrote)
 	}
 }
 
-// What was only allocated, in a file that has no name any more, was never written and is in no tree.
-func TestWhatHasNoNameIsCountedWhileItIsOpenOrMapped(t *testing.T) {
+// The file was only allocated and then deleted: it is in no tree, and was never written.
+func TestCountsDeletedFilesThatAreOpenOrMapped(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
@@ -99,13 +99,13 @@ func TestWhatHasNoNameIsCountedWhileItIsOpenOrMapped(t *testing.T) {
 		return Deleted(context.Background(), []int{os.Getpid(), os.Getpid()}, stat.Dev, time.Now().Add(-time.Minute))
 	}
 	if use := count(); use.Bytes >= 1<<20 {
-		t.Errorf("a file with a name is counted: %+v", use)
+		t.Errorf("counts a file that is not deleted: %+v", use)
 	}
 	if err := os.Remove(f.Name()); err != nil {
 		t.Fatal(err)
 	}
 	if use := count(); !use.Complete || use.Bytes < 1<<20 || use.Bytes >= 2<<20 || use.Recent != use.Bytes || use.Device != stat.Dev {
-		t.Errorf("open: counted %+v", use)
+		t.Errorf("open file: counted %+v", use)
 	}
 	mapped, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
@@ -114,13 +114,13 @@ func TestWhatHasNoNameIsCountedWhileItIsOpenOrMapped(t *testing.T) {
 	f.Close()
 	if os.Getuid() == 0 {
 		if use := count(); use.Bytes < 1<<20 {
-			t.Errorf("mapped: counted %+v", use)
+			t.Errorf("mapped file: counted %+v", use)
 		}
 	}
 	if err := unix.Munmap(mapped); err != nil {
 		t.Fatal(err)
 	}
 	if use := count(); use.Bytes >= 1<<20 {
-		t.Errorf("a file that is gone is counted: %+v", use)
+		t.Errorf("counts a file that nobody has open: %+v", use)
 	}
 }

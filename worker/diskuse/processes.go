@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// Group is the control groups of a process, as the kernel writes them: those of a container's processes are
-// the same, and nobody else's are. It is "" where there is no such process.
+// Group returns the control groups of a process, in the kernel's format. The processes of a container share them with
+// nobody else. It returns "" if the process does not exist.
 func Group(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -17,7 +17,7 @@ func Group(pid int) string {
 	return string(data)
 }
 
-// Processes are the processes of each [Group]. Whose group is not asked for is left out.
+// Processes returns the processes in each of these groups; see [Group].
 func Processes(groups map[string]bool) map[string][]int {
 	found := map[string][]int{}
 	proc, err := os.Open("/proc")
@@ -25,7 +25,7 @@ func Processes(groups map[string]bool) map[string][]int {
 		return found
 	}
 	defer proc.Close()
-	names, _ := proc.Readdirnames(-1) // in part, where it fails
+	names, _ := proc.Readdirnames(-1) // on an error, as many as could be read
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -38,8 +38,8 @@ func Processes(groups map[string]bool) map[string][]int {
 	return found
 }
 
-// Written is how many bytes processes had written to file systems on disks, with those of their children that have
-// ended and that they waited for.
+// Written returns how many bytes processes have written to file systems on disks, including those of their ended
+// children for which they waited.
 func Written(pids []int) (written int64) {
 	for _, pid := range pids {
 		written += writtenBy(pid)
@@ -47,7 +47,7 @@ func Written(pids []int) (written int64) {
 	return written
 }
 
-// writtenBy is the count of one process, 0 where it cannot be read.
+// writtenBy returns the count of one process, 0 if it cannot be read.
 func writtenBy(pid int) int64 {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
 	if err != nil {
@@ -62,8 +62,8 @@ func writtenBy(pid int) int64 {
 	return 0
 }
 
-// Layer is where the writable layer of a container lies on the host, whose process pid is: what its root file
-// system says, if that is an overlay. A relative path is below the Engine's overlay2. "" where it is not known.
+// Layer returns the directory of a container's writable layer, if its root is an overlay; pid is one of its processes.
+// A relative path is below the engine's overlay2 directory. It returns "" if the directory is not known.
 func Layer(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {

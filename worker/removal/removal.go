@@ -1,14 +1,13 @@
-// Package removal removes trees that a sandbox may have shaped: as deep, as wide and as crooked as it
-// could make them.
+// Package removal removes trees whose shape a sandbox chose: as deep, wide and twisted as it could make them.
 //
-// It holds two descriptors however deep a tree is, follows no link, leaves what is mounted in the tree
-// alone, and says what is wrong in a few words: a path could be longer than any log wants to have.
+// It needs two descriptors however deep a tree is, follows no link, and does not touch what is mounted inside the tree.
+// Its errors are short: a full path could be too long for any log.
 //
-//	top/a/b/c…   what a holds is removed; its directories that hold something come up to top, under
-//	             names that nobody can guess; then a is empty, and goes
+//	top/a/b/c…   the contents of a are removed; its non-empty directories are moved up to top, under
+//	             names that nobody can guess; then a is empty, and is removed
 //
-// Each directory is moved once at most, so the work grows with the number of entries alone. What was
-// broken off goes on by the same call.
+// Each directory is moved at most once, so the work grows only with the number of entries. Calling it again resumes an
+// interrupted removal.
 //
 // The package imports nothing of this module.
 package removal
@@ -27,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree removes what a path names, a link as such. The path's directories are the caller's own, and may
-// lead through links. Nothing there is no error. After the end of ctx it returns its error, and a part
-// is left.
+// Tree removes what a path names; it does not follow a link at its end. The directories above must belong to the
+// caller, and may be links. A path that does not exist is no error. If ctx ends, Tree returns its error and leaves the
+// rest.
 func Tree(ctx context.Context, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +41,7 @@ func Tree(ctx context.Context, path string) error {
 	return Below(ctx, parent, filepath.Base(path))
 }
 
-// Contents removes what is in a directory, and leaves the directory. Nothing there is no error.
+// Contents removes what is in a directory, but not the directory. A directory that does not exist is no error.
 func Contents(ctx context.Context, path string) error {
 	top, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +55,7 @@ func Contents(ctx context.Context, path string) error {
 	return r.empty(ctx)
 }
 
-// Below removes what name is in an open directory, as [Tree] does. name has no slash.
+// Below removes an entry of an open directory, as [Tree] does. name must not contain a slash.
 func Below(ctx context.Context, dir *os.File, name string) error {
 	err := unlink(int(dir.Fd()), name)
 	if !errors.Is(err, unix.ENOTEMPTY) {
@@ -81,14 +80,14 @@ func Below(ctx context.Context, dir *os.File, name string) error {
 // removing is the removal of what is in one directory.
 type removing struct {
 	top   *os.File
-	mark  string // what the names of the directories begin with that came up to top
+	mark  string // prefix of the names of directories that were moved up to top
 	moved int
 }
 
-// batch is how many names are read at once. The names of a directory without end fit no memory.
+// batch is how many names are read at a time: a directory may have more names than fit in memory.
 const batch = 1024
 
-// empty removes everything that is in top.
+// empty removes everything in top.
 func (r *removing) empty(ctx context.Context) error {
 	return r.each(ctx, r.top, func(name string) error {
 		err := unlink(int(r.top.Fd()), name)
@@ -104,7 +103,7 @@ func (r *removing) empty(ctx context.Context) error {
 			return err
 		}
 		err = unlink(int(r.top.Fd()), name)
-		if errors.Is(err, unix.ENOTEMPTY) { // filled again: the next pass finds it
+		if errors.Is(err, unix.ENOTEMPTY) { // it was filled again: the next pass finds it
 			return nil
 		}
 		return err
@@ -121,8 +120,8 @@ func (r *removing) take(dir *os.File, name string) error {
 	return ignoreGone(unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), r.mark+strconv.Itoa(r.moved)))
 }
 
-// each calls remove with the names in a directory until it has none. Of a deep tree each pass finds the
-// next level in top, so only ctx bounds how many there are.
+// each calls remove with the names in a directory until it is empty. In a deep tree, each pass finds the next level in
+// top, so only ctx limits the number of passes.
 func (r *removing) each(ctx context.Context, dir *os.File, remove func(name string) error) error {
 	for {
 		if _, err := dir.Seek(0, 0); err != nil {
@@ -140,7 +139,7 @@ func (r *removing) each(ctx context.Context, dir *os.File, remove func(name stri
 				}
 			}
 			seen += len(names)
-			if len(names) == 0 { // the end, or err says why it is none
+			if len(names) == 0 { // the end of the directory, or an error
 				if err != nil && !errors.Is(err, io.EOF) {
 					return failure("a directory", err)
 				}
@@ -153,8 +152,8 @@ func (r *removing) each(ctx context.Context, dir *os.File, remove func(name stri
 	}
 }
 
-// unlink removes a name, and a directory where it is empty. The error is ENOTEMPTY where it is not, and nil
-// where nothing is there.
+// unlink removes a file, or a directory if it is empty. The error is ENOTEMPTY if it is not. A name that does not exist
+// is no error.
 func unlink(dir int, name string) error {
 	err := ignoreGone(unix.Unlinkat(dir, name, 0))
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
@@ -164,13 +163,13 @@ func unlink(dir int, name string) error {
 	if errors.Is(asDir, unix.EEXIST) {
 		return unix.ENOTEMPTY
 	}
-	if errors.Is(asDir, unix.ENOTDIR) { // so it was no directory that could not be removed as a file
+	if errors.Is(asDir, unix.ENOTDIR) { // not a directory: report why it could not be removed as a file
 		return err
 	}
 	return asDir
 }
 
-// open opens a directory as what it is: through no link, and not what is mounted on it.
+// open opens a directory itself, not what a link points to or what is mounted on it.
 func open(dir int, name string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS})
@@ -178,7 +177,7 @@ func open(dir int, name string) (*os.File, error) {
 		fd, err = unix.Openat(dir, name, flags, 0)
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return nil, errors.New("something is mounted on it")
+		return nil, errors.New("it is a mount point")
 	}
 	if err != nil {
 		return nil, err
@@ -193,7 +192,7 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// maxName bounds the name in an error.
+// maxName limits the name in an error.
 const maxName = 80
 
 // Error says what could not be removed: its last name, shortened, and never its path.
@@ -204,10 +203,10 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("remove %s: %v", e.Name, e.Err) }
 
-// Unwrap returns what was wrong.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// failure names what could not be removed, unless err, of something in it, does so already.
+// failure names what could not be removed, unless err already names something inside it.
 func failure(name string, err error) error {
 	var named *Error
 	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratch is a directory in memory, which a hundred thousand changes take no time in.
+// scratch returns a directory in memory, where a hundred thousand changes take little time.
 func scratch(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "removal-")
@@ -55,7 +55,7 @@ func deep(tb testing.TB, in string, levels int) string {
 	return top
 }
 
-// lowLimit has the process make do with few descriptors more than it has now.
+// lowLimit lets the process open only a few more descriptors than it has now.
 func lowLimit(t *testing.T, more int) {
 	t.Helper()
 	highest := 0
@@ -79,19 +79,19 @@ func lowLimit(t *testing.T, more int) {
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &before) })
 }
 
-// Nested directories are removed with a handful of descriptors; os.RemoveAll holds one for each.
-func TestADeepTreeGoesWithFewDescriptors(t *testing.T) { // not parallel: it lowers the process's limit
+// Nested directories are removed with a handful of descriptors; os.RemoveAll needs one for each level.
+func TestRemovesADeepTreeWithFewDescriptors(t *testing.T) { // not parallel: it lowers the process's limit
 	top := deep(t, scratch(t), 5_000)
 	lowLimit(t, 4)
 	if err := Tree(context.Background(), top); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(top); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("the tree still exists: %v", err)
 	}
 }
 
-func TestLinksAreRemovedAndNotFollowed(t *testing.T) {
+func TestRemovesLinksWithoutFollowingThem(t *testing.T) {
 	t.Parallel()
 	dir := scratch(t)
 	kept := filepath.Join(dir, "kept")
@@ -115,14 +115,14 @@ func TestLinksAreRemovedAndNotFollowed(t *testing.T) {
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 1 || left[0].Name() != "kept" {
-		t.Errorf("left: %v, %v", left, err)
+		t.Errorf("the removal left %v, %v", left, err)
 	}
 	if _, err := os.Stat(filepath.Join(kept, "file")); err != nil {
-		t.Errorf("what a link led to is gone: %v", err)
+		t.Errorf("the target of a link was removed: %v", err)
 	}
 }
 
-func TestAWideTreeGoes(t *testing.T) {
+func TestRemovesAWideTree(t *testing.T) {
 	t.Parallel()
 	top := filepath.Join(scratch(t), "top")
 	for i := range 3 {
@@ -136,12 +136,12 @@ func TestAWideTreeGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(top); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("the tree still exists: %v", err)
 	}
 }
 
-// What is mounted in a tree is not the sandbox's to lose.
-func TestWhatIsMountedInATreeStays(t *testing.T) {
+// What is mounted in a tree does not belong to the sandbox.
+func TestLeavesMountsInATree(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may mount")
 	}
@@ -162,18 +162,18 @@ func TestWhatIsMountedInATreeStays(t *testing.T) {
 	defer unix.Unmount(on, unix.MNT_DETACH)
 	err := Tree(context.Background(), filepath.Join(dir, "top"))
 	if err == nil {
-		t.Error("it is gone, with what is mounted in it")
+		t.Error("removed a tree with a mount in it")
 	}
 	if _, err := os.Stat(filepath.Join(kept, "file")); err != nil {
-		t.Errorf("what was mounted is gone: %v", err)
+		t.Errorf("removed what was mounted: %v", err)
 	}
 	if err := unix.Unmount(on, unix.MNT_DETACH); err != nil {
-		// It may have come up to the top with its directory.
+		// The mount may have been moved up to the top with its directory.
 		t.Log(err)
 	}
 }
 
-func TestAnErrorIsShort(t *testing.T) {
+func TestErrorsAreShort(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may make a file immutable")
 	}
@@ -194,7 +194,7 @@ func TestAnErrorIsShort(t *testing.T) {
 	}
 }
 
-func TestARemovalThatIsBrokenOffGoesOn(t *testing.T) {
+func TestResumesAnInterruptedRemoval(t *testing.T) {
 	t.Parallel()
 	top := deep(t, scratch(t), 50)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -1,4 +1,4 @@
-package worker
+package kernel
 
 import (
 	"bufio"
@@ -16,7 +16,7 @@ import (
 
 const watchersVariable = "BOXFLEET_TEST_WATCHERS"
 
-// hold takes file watchers, says so, and waits for the end of its input.
+// hold creates file watchers, prints "held", and waits until its input ends.
 func hold(n string) {
 	count, _ := strconv.Atoi(n)
 	for range count {
@@ -29,18 +29,18 @@ func hold(n string) {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-// TestTheSandboxThatHoldsTheMostFileWatchersLosesThem has processes in namespaces of their own, as containers have.
+// Its processes have PID namespaces of their own, as those of containers do.
 func TestTheSandboxThatHoldsTheMostFileWatchersLosesThem(t *testing.T) {
 	if n := os.Getenv(watchersVariable); n != "" {
 		hold(n)
 		os.Exit(0)
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("namespaces of processes take root")
+		t.Skip("only root may create PID namespaces")
 	}
 	containers, ended := map[int]string{}, map[string]chan struct{}{}
 	for name, n := range map[string]int{"greedy": 20, "modest": 3} {
-		// The shell is the container's first process, and what it starts holds the file watchers.
+		// The shell is the container's first process, and its child holds the file watchers.
 		cmd := exec.Command("sh", "-c", `"$0" -test.run='^TestTheSandboxThatHoldsTheMostFileWatchersLosesThem$'; :`, os.Args[0])
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", watchersVariable, n))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
@@ -55,37 +55,37 @@ func TestTheSandboxThatHoldsTheMostFileWatchersLosesThem(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		over := make(chan struct{})
+		exited := make(chan struct{})
 		if line, err := bufio.NewReader(out).ReadString('\n'); strings.TrimSpace(line) != "held" {
 			t.Fatalf("%s: %q, %v", name, line, err)
 		}
-		go func() { _ = cmd.Wait(); close(over) }()
-		t.Cleanup(func() { in.Close(); <-over })
-		containers[cmd.Process.Pid], ended[name] = name, over
+		go func() { _ = cmd.Wait(); close(exited) }()
+		t.Cleanup(func() { in.Close(); <-exited })
+		containers[cmd.Process.Pid], ended[name] = name, exited
 	}
 	if name, n := relieve(containers, 25); n != 0 {
-		t.Errorf("%d processes of %s are ended, though it holds no more than it may", n, name)
+		t.Errorf("killed %d processes of %s, which does not hold too many", n, name)
 	}
 	if name, n := relieve(containers, 10); name != "greedy" || n != 1 {
-		t.Errorf("%d processes of %s are ended", n, name)
+		t.Errorf("killed %d processes of %s, want one of greedy", n, name)
 	}
 	select {
 	case <-ended["greedy"]:
 	case <-time.After(30 * time.Second):
-		t.Error("what held the most runs on")
+		t.Error("the process that holds the most still runs")
 	}
 	select {
 	case <-ended["modest"]:
-		t.Error("another one is ended")
+		t.Error("killed a process of another sandbox")
 	default:
 	}
 	if watchersUsedUp() {
-		t.Error("root is said to have no file watchers left")
+		t.Error("reports that root has no file watchers left")
 	}
 }
 
-// What another user has is not root's, and its sandbox not to blame, unless it may have been root's before.
-func TestFileWatchersOfOtherUsersAreNotRoots(t *testing.T) {
+// Another user's file watchers do not count as root's, unless the process may have created them as root.
+func TestIgnoresFileWatchersOfOtherUsers(t *testing.T) {
 	for status, want := range map[string]bool{
 		"Name:\tx\nUid:\t0\t0\t0\t0\nCapBnd:\t0000000000000000\n":             true,
 		"Name:\tx\nUid:\t1000\t1000\t1000\t1000\nCapBnd:\t0000000000000000\n": false,
@@ -93,11 +93,11 @@ func TestFileWatchersOfOtherUsersAreNotRoots(t *testing.T) {
 		"Name:\tx\nUid:\t1000\t1000\t1000\t1000\n":                            true,
 	} {
 		if got := isOrWasRoot(status); got != want {
-			t.Errorf("%q: %v", status, got)
+			t.Errorf("%q: counts as root: %v", status, got)
 		}
 	}
 	if !mayHoldRoots(os.Getpid()) && os.Getuid() == 0 {
-		t.Error("this process is not root")
+		t.Error("does not count this process, which is root")
 	}
 	before := watchersOf(os.Getpid())
 	f, err := os.Create(t.TempDir() + "/inotify.h")
@@ -106,6 +106,6 @@ func TestFileWatchersOfOtherUsersAreNotRoots(t *testing.T) {
 	}
 	defer f.Close()
 	if n := watchersOf(os.Getpid()); n > before {
-		t.Errorf("a file of such a name counts: %d, then %d", before, n)
+		t.Errorf("counts a file named inotify: %d, then %d", before, n)
 	}
 }
