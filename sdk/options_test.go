@@ -14,7 +14,7 @@ import (
 )
 
 // The options of each call are part of its type, so the compiler refuses the others.
-func TestOptionsCompileOnlyWhereTheyApply(t *testing.T) {
+func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
 	takers := map[string]string{ // the options of each call, without the With
 		"c.Create(ctx, sdk.SandboxSpec{}, %)": "ID Name RequestID Wait YAML",
 		"s.Start(ctx, sdk.ExecSpec{}, %)":     "ID RequestID",
