@@ -44,7 +44,7 @@ type Options struct {
 	Logger *slog.Logger    // logs changes of the connection and requests that wait; default [slog.Default]
 }
 
-// Client drives a fleet. It is safe for concurrent use and reconnects by itself, for as long as it takes.
+// Client drives a fleet. It is safe for concurrent use and reconnects by itself without limit.
 type Client struct {
 	conn           *jetstream.Conn
 	ownsConn       bool
@@ -94,7 +94,8 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	var err error
 	if c.conn == nil {
 		c.ownsConn = true
-		c.conn, err = jetstream.Connect(ctx, jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger})
+		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger}
+		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
 			return nil, failed(ctx, err, "connect")
 		}

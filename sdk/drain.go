@@ -65,7 +65,8 @@ func (t *tail) drainLive(ctx context.Context) error {
 func (t *tail) drainLog(ctx context.Context) error {
 	return t.readUntil(ctx, t.satisfied, func() error {
 		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
-			"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept", t.exec, t.offset[Stdout], t.offset[Stderr])
+			"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept",
+			t.exec, t.offset[Stdout], t.offset[Stderr])
 	})
 }
 
@@ -84,8 +85,7 @@ func (t *tail) readKept(ctx context.Context) error {
 	})
 }
 
-// readUntil reads the log until enough says so, or until what is missing has not arrived in time: then it returns the
-// error of missing.
+// readUntil reads the log until enough is true. If the missing output does not arrive in time, it returns missing().
 func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func() error) error {
 	within := t.client.giveUpAfter()
 	deadline, giveUp := time.Now().Add(maxLogLag), time.Now().Add(within)
@@ -129,7 +129,8 @@ func (t *tail) checkOffsets(d *protocol.ExecDetails) error {
 
 func outputNotKept(exec, stream string, from, to int64) error {
 	return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
-		"exec %s: bytes %d to %d of %s are no longer kept; the oldest that is kept after them is %d", exec, from, to, stream, to)
+		"exec %s: bytes %d to %d of %s are no longer kept; the oldest that is kept after them is %d",
+		exec, from, to, stream, to)
 }
 
 // unreadable is the error of a log of output that could not be read for too long.

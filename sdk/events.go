@@ -113,7 +113,8 @@ func (r *eventReader) run(ctx context.Context, follow bool) error {
 
 // replay yields the events that exist. It holds no more than a few MiB of the history in memory.
 func (r *eventReader) replay(ctx context.Context) error {
-	unknown := protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: unknown id, or its history has expired", r.sandbox)
+	unknown := protocol.Errorf(protocol.NotFound, "",
+		"sandbox %s has no history: unknown id, or its history has expired", r.sandbox)
 	last, err := r.client.conn.LastBatch(ctx, r.client.tenant, r.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return unknown

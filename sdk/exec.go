@@ -30,7 +30,7 @@ func newExec(s *Sandbox, info *ExecInfo) *Exec {
 // A command that exits non-zero is a result, not an error. If the exec could not run to its own end, Exec returns both
 // the result and the error of [Result.Err].
 //
-// When ctx ends, the exec goes on: wait for it again with [Sandbox.ExecByID] and [Exec.Wait], or end it with
+// When ctx ends, the exec continues: wait for it again with [Sandbox.ExecByID] and [Exec.Wait], or end it with
 // [Exec.Cancel]. Give it an id with [WithID] to be able to.
 //
 // Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors: invalid_argument naming the
@@ -38,7 +38,7 @@ func newExec(s *Sandbox, info *ExecInfo) *Exec {
 // before; those of [Exec.Output].
 func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (*Result, error) {
 	o := settingsOf(opts, ExecOption.forExec)
-	id, err := s.prepareExec(ctx, o, &spec, findForever)
+	id, err := prepareExec(ctx, s, o, &spec, findForever)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (
 // Options: [WithID], [WithRequestID]. Errors are those of [Sandbox.Exec].
 func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption) (*Exec, error) {
 	o := settingsOf(opts, StartOption.forStart)
-	id, err := s.prepareExec(ctx, o, &spec, findBounded)
+	id, err := prepareExec(ctx, s, o, &spec, findBounded)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption)
 }
 
 // prepareExec checks an exec and its options, and finds its sandbox.
-func (s *Sandbox) prepareExec(ctx context.Context, o *settings, spec *ExecSpec, mode findMode) (id string, err error) {
+func prepareExec(ctx context.Context, s *Sandbox, o *settings, spec *ExecSpec, mode findMode) (id string, err error) {
 	for _, check := range []func() error{
 		o.checkReading, o.fillIDs, func() error { return protocol.ValidateID("sandbox", s.ID()) }, spec.Validate,
 	} {
@@ -89,7 +89,8 @@ func (s *Sandbox) prepareExec(ctx context.Context, o *settings, spec *ExecSpec, 
 }
 
 func execRequest(sandbox string, spec *ExecSpec, o *settings) Request {
-	return Request{Verb: protocol.VerbExec, Sandbox: sandbox, ID: *o.request, Payload: protocol.Request{ExecID: *o.id, Exec: spec}}
+	payload := protocol.Request{ExecID: *o.id, Exec: spec}
+	return Request{Verb: protocol.VerbExec, Sandbox: sandbox, ID: *o.request, Payload: payload}
 }
 
 // RunCode runs code with an interpreter of the sandbox's image, such as "python3", "node" or "sh". The code is passed

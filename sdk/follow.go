@@ -24,7 +24,8 @@ type follower struct {
 // follow makes a follower that starts after an event. record is that of the event, 0 if it is not known. The follower
 // replays nothing unless it learns that it may have missed something. The caller must close it.
 func (f *feed) follow(last, record uint64) *follower {
-	w := &follower{feed: f, live: make(chan *protocol.Batch, followerBuffer), missing: make(chan struct{}, 1), last: last, record: record}
+	w := &follower{feed: f, last: last, record: record,
+		live: make(chan *protocol.Batch, followerBuffer), missing: make(chan struct{}, 1)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.followers[w] = struct{}{}

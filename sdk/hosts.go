@@ -59,7 +59,8 @@ func unknownHost(field, name string, hosts []*Host) error {
 	} else if len(names) > 0 {
 		known = "it has " + strings.Join(names, ", ")
 	}
-	return &Error{Code: protocol.NotFound, Field: field, Message: fmt.Sprintf("the fleet has no worker %.80s; %s", name, known)}
+	message := fmt.Sprintf("the fleet has no worker %.80s; %s", name, known)
+	return &Error{Code: protocol.NotFound, Field: field, Message: message}
 }
 
 // Cordon gives a host no new work, not even resumes of sandboxes that are stopped on it. What runs there continues. The
@@ -155,7 +156,8 @@ func (h *Hosts) Forget(ctx context.Context, name string) error {
 	}
 	if host.State != protocol.HostLost {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonHostHeld,
-			"the host of worker %s is %s, and only a lost host can be forgotten: stop its worker, and wait until `host list` shows the host as lost",
+			"the host of worker %s is %s, and only a lost host can be forgotten: "+
+				"stop its worker, and wait until `host list` shows the host as lost",
 			host.Worker, host.State)
 	}
 	if _, err := h.client.conn.ChangeHostWish(ctx, host.HostID, func(w *protocol.HostWish) error {

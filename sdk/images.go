@@ -57,7 +57,8 @@ func (i *Images) read(ctx context.Context) (imported []*ImportedImage, hosts []*
 //
 // Options: [WithWorkers], [WithProgress], [WithChanges] for a root file system. Errors: invalid_argument for a name or
 // content that is no image or more than one; not_found for a worker that the fleet does not know.
-func (i *Images) Import(ctx context.Context, ref string, content io.ReadSeeker, opts ...ImportOption) (*ImportedImage, error) {
+func (i *Images) Import(ctx context.Context, ref string, content io.ReadSeeker, opts ...ImportOption) (
+	*ImportedImage, error) {
 	o := settingsOf(opts, ImportOption.forImport)
 	image, err := i.describe(ctx, ref, o)
 	if err != nil {
@@ -158,7 +159,8 @@ const imagePoll = 500 * time.Millisecond
 // outcomes by worker. It does not wait for hosts that are not ready, unless the import named their workers: if no host
 // is ready, it returns at once. It outlasts outages of coordinators and NATS. It calls report, unless that is nil, with
 // each change. Ending ctx ends only the wait.
-func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(worker string, i HostImage)) (map[string]HostImage, error) {
+func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(worker string, i HostImage)) (
+	map[string]HostImage, error) {
 	found := map[string]HostImage{}
 	for {
 		workers, err := i.targets(ctx, image)
@@ -180,7 +182,8 @@ func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(wor
 				}
 			}
 		}
-		if !slices.ContainsFunc(workers, func(w string) bool { return found[w].State == "" || found[w].State == protocol.ImageLoading }) {
+		isOpen := func(w string) bool { return found[w].State == "" || found[w].State == protocol.ImageLoading }
+		if !slices.ContainsFunc(workers, isOpen) {
 			return found, nil
 		}
 		if !pause(ctx, imagePoll) {

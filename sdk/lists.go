@@ -63,16 +63,16 @@ func listOf[T any](read func() ([]T, error)) iter.Seq2[T, error] {
 // no coordinator is running.
 func (c *Client) List(ctx context.Context, opts ...ListOption) iter.Seq2[*Sandbox, error] {
 	s := settingsOf(opts, ListOption.forList)
-	return pages(s.page, func(page string) (*Page[*Sandbox], error) { return c.listPage(ctx, s, page) })
+	return pages(s.page, func(page string) (*Page[*Sandbox], error) { return listPage(ctx, c, s, page) })
 }
 
 // ListPage reads one page of the sandboxes. Options and errors are those of [Client.List].
 func (c *Client) ListPage(ctx context.Context, opts ...ListOption) (*Page[*Sandbox], error) {
 	s := settingsOf(opts, ListOption.forList)
-	return c.listPage(ctx, s, s.page)
+	return listPage(ctx, c, s, s.page)
 }
 
-func (c *Client) listPage(ctx context.Context, s *settings, page string) (*Page[*Sandbox], error) {
+func listPage(ctx context.Context, c *Client, s *settings, page string) (*Page[*Sandbox], error) {
 	reply, err := c.query(ctx, protocol.EndpointList, protocol.Query{
 		Labels: s.labels, Name: given(s.name), States: s.states, Limit: s.pageSize, Page: page})
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // restarts: each stream in order and without repeat. Offsets count from the first byte ever printed. The host buffers
 // the last MiB of each stream; if a command prints more before it is stored, output is lost and the offsets jump.
 //
-// With [WithFollow] the sequence goes on until the sandbox has failed or is deleted, and outlasts outages of NATS. It
+// With [WithFollow] the sequence continues until the sandbox has failed or is deleted, and outlasts outages of NATS. It
 // also ends with ctx or the first error. [Exec.Output] reads what an exec prints.
 //
 // Options: [WithFollow], [WithOffset], [WithService]. Errors: not_found; failed_precondition if the sandbox has no
@@ -27,7 +27,7 @@ func (s *Sandbox) Logs(ctx context.Context, opts ...LogsOption) iter.Seq2[Chunk,
 	}
 	return func(yield func(Chunk, error) bool) {
 		y := &yielder{yield: yield}
-		log, err := s.logName(ctx, o)
+		log, err := logName(ctx, s, o)
 		if err == nil {
 			err = readLog(ctx, s, log, o, y)
 		}
@@ -38,7 +38,7 @@ func (s *Sandbox) Logs(ctx context.Context, opts ...LogsOption) iter.Seq2[Chunk,
 }
 
 // logName refreshes the handle and returns the name under which the log of output keeps what the caller wants.
-func (s *Sandbox) logName(ctx context.Context, o *settings) (string, error) {
+func logName(ctx context.Context, s *Sandbox, o *settings) (string, error) {
 	if err := o.checkReading(); err != nil {
 		return "", err
 	}
@@ -61,7 +61,8 @@ func (s *Sandbox) logName(ctx context.Context, o *settings) (string, error) {
 
 // LogsPage is [Exec.OutputPage] for what the sandbox's own command printed or, with [WithService], what a service
 // printed.
-func (s *Sandbox) LogsPage(ctx context.Context, stream string, offset int64, limit int, opts ...LogsPageOption) (*OutputPage, error) {
+func (s *Sandbox) LogsPage(ctx context.Context, stream string, offset int64, limit int, opts ...LogsPageOption) (
+	*OutputPage, error) {
 	o := settingsOf(opts, LogsPageOption.forLogsPage)
 	reply, err := s.client.query(ctx, protocol.EndpointOutput,
 		protocol.Query{Sandbox: s.ID(), Service: o.service, Stream: stream, Offset: offset, Limit: limit})

@@ -13,8 +13,8 @@ import (
 // lookupTimeout bounds one read of what a request did.
 const lookupTimeout = 2 * time.Second
 
-// lookUpUntil reads at growing intervals whether the request was decided and only its answer lost. It returns false once
-// ends has passed. While the fleet reports that the request waits, it extends ends.
+// lookUpUntil reads at growing intervals whether the request was decided and only its answer lost. It returns false
+// once ends has passed. While the fleet reports that the request waits, it extends ends.
 func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
 		if !pause(ctx, min(interval, time.Until(ends))) {
@@ -53,7 +53,8 @@ func (s *submission) lookUp(ctx context.Context) *protocol.Reply {
 		if isOurs(reply, r) {
 			return reply
 		}
-		return &protocol.Reply{Error: protocol.Errorf(protocol.AlreadyExists, "", "%s: the id was taken by another request", r.Verb)}
+		taken := protocol.Errorf(protocol.AlreadyExists, "", "%s: the id was taken by another request", r.Verb)
+		return &protocol.Reply{Error: taken}
 	case protocol.VerbExtend: // the sandbox does not show which request extended it
 		if extended {
 			return reply

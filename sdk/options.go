@@ -228,7 +228,7 @@ func WithFrom(sequence uint64) EventsOption {
 	return option(func(s *settings) { s.from = max(sequence, 1) })
 }
 
-// WithFollow says whether the sequence goes on with what comes later (true) or ends with what exists now (false, the
+// WithFollow says whether the sequence continues with what comes later (true) or ends with what exists now (false, the
 // default). Each call documents what ends a followed sequence.
 func WithFollow(follow bool) FollowOption {
 	return option(func(s *settings) { s.follow = follow })

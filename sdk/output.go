@@ -27,8 +27,8 @@ type Chunk struct {
 }
 
 // Output reads the exec's output, no matter when it ran: each stream in order, without gap or repeat. With
-// [WithFollow] the sequence goes on until the exec has ended; without it, it ends with what is stored now. It also ends
-// with ctx or the first error.
+// [WithFollow] the sequence continues until the exec has ended; without it, it ends with what is stored now. It also
+// ends with ctx or the first error.
 //
 // To resume after an interruption, pass the offset after the last byte of each stream to [WithOffset].
 //
@@ -121,7 +121,7 @@ func (s *yielder) write(stream string, offset int64, data []byte) error {
 func (s *yielder) wants(string) bool { return !s.stopped }
 
 // Reader reads one stream of the exec's output, [Stdout] or [Stderr], from a byte offset to the end of the exec, which
-// is io.EOF. Close the reader or end ctx to stop earlier; the exec goes on. Errors are those of [Exec.Output].
+// is io.EOF. Close the reader or end ctx to stop earlier; the exec continues. Errors are those of [Exec.Output].
 func (x *Exec) Reader(ctx context.Context, stream string, offset int64) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()

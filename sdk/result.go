@@ -31,7 +31,9 @@ type Result struct {
 	// disk_full, the host's disk was full.
 	OutputError *Error `json:"output_error,omitempty"`
 
-	OOMKills   int    `json:"oom_kills,omitempty"`  // processes of the sandbox that ran out of memory meanwhile and were killed
+	// OOMKills is how many processes of the sandbox the kernel killed for lack of memory while the exec ran.
+	OOMKills int `json:"oom_kills,omitempty"`
+
 	Incomplete bool   `json:"incomplete,omitempty"` // the fleet kept more than fits into Stdout and Stderr
 	Sequence   uint64 `json:"sequence"`             // of the event that ended the exec
 	Record     uint64 `json:"-"`                    // stream sequence of that event's message

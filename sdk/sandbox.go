@@ -92,7 +92,7 @@ func (k *known) newest() uint64 {
 // Create creates a sandbox and waits until it is ready or, with WithWait(false), until the request is accepted. If the
 // sandbox was accepted and then failed, Create returns both the handle and the error.
 //
-// When ctx ends, the sandbox may exist and goes on being created: delete it, or repeat the call with the same
+// When ctx ends, the sandbox may exist, and its creation continues: delete it, or repeat the call with the same
 // [WithRequestID] to get it.
 //
 // Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
@@ -163,27 +163,27 @@ func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 // Stop ends the running execs and stops the sandbox, which can be resumed. It waits until the sandbox has stopped or,
 // with WithWait(false), until the request is accepted. Stopping a stopped sandbox succeeds.
 //
-// When ctx ends, the stop goes on if it was accepted; repeating the call is safe.
+// When ctx ends, an accepted stop continues; repeating the call is safe.
 //
 // Options: [WithRequestID], [WithWait]. Errors: not_found; failed_precondition if the sandbox cannot be stopped; the
 // sandbox's own error if it failed.
 func (s *Sandbox) Stop(ctx context.Context, opts ...ChangeOption) error {
-	return s.control(ctx, protocol.VerbStop, opts, untilStopped)
+	return control(ctx, s, protocol.VerbStop, opts, untilStopped)
 }
 
 // Resume starts a stopped sandbox again and waits until it is ready. Resuming a ready sandbox succeeds. Options, errors
 // and the effect of ctx are those of [Sandbox.Stop].
 func (s *Sandbox) Resume(ctx context.Context, opts ...ChangeOption) error {
-	return s.control(ctx, protocol.VerbResume, opts, untilReady)
+	return control(ctx, s, protocol.VerbResume, opts, untilReady)
 }
 
 // Delete ends the running execs, removes everything of the sandbox except its history, and waits until that is done.
 // Deleting a deleted sandbox succeeds. Options, errors and the effect of ctx are those of [Sandbox.Stop].
 func (s *Sandbox) Delete(ctx context.Context, opts ...ChangeOption) error {
-	return s.control(ctx, protocol.VerbDelete, opts, untilDeleted)
+	return control(ctx, s, protocol.VerbDelete, opts, untilDeleted)
 }
 
-func (s *Sandbox) control(ctx context.Context, verb string, opts []ChangeOption, until condition) error {
+func control(ctx context.Context, s *Sandbox, verb string, opts []ChangeOption, until condition) error {
 	o := settingsOf(opts, ChangeOption.forChange)
 	if err := o.fillIDs(); err != nil {
 		return err
@@ -206,17 +206,19 @@ func (s *Sandbox) Extend(ctx context.Context, ttl time.Duration, opts ...Request
 		return protocol.Invalid("ttl", "must be positive, got %s", ttl)
 	}
 	o.acceptedOnly = true
-	return change{sandbox: s, verb: protocol.VerbExtend, settings: o, payload: protocol.Request{TTL: Duration(ttl)}}.do(ctx)
+	payload := protocol.Request{TTL: Duration(ttl)}
+	return change{sandbox: s, verb: protocol.VerbExtend, settings: o, payload: payload}.do(ctx)
 }
 
 // parallelDeletes is how many sandboxes DeleteByLabels deletes at a time.
 const parallelDeletes = 16
 
 // DeleteByLabels deletes every sandbox that has all of the labels, at least one, and returns those that it deleted. One
-// failure does not stop the others; the error is the first. When ctx ends, accepted deletes go on.
+// failure does not stop the others; the error is the first. When ctx ends, accepted deletes continue.
 //
 // Option: [WithWait]. Errors: invalid_argument without labels; those of [Client.List] and [Sandbox.Delete].
-func (c *Client) DeleteByLabels(ctx context.Context, labels map[string]string, opts ...DeleteByLabelsOption) ([]*Sandbox, error) {
+func (c *Client) DeleteByLabels(ctx context.Context, labels map[string]string, opts ...DeleteByLabelsOption) (
+	[]*Sandbox, error) {
 	if len(labels) == 0 {
 		return nil, protocol.Invalid("labels", "must not be empty: that would delete everything")
 	}

@@ -122,13 +122,14 @@ func (s *submission) explain(err error) error {
 // check returns the error that an outcome is or, if it lacks what its request must be answered with, says so. Fields
 // are named as the caller's spec has them.
 func (s *submission) check(reply *protocol.Reply) error {
-	switch {
-	case reply.Error != nil:
-		return protocol.InSpec(s.request.Verb, reply.Error)
-	case s.request.Verb == protocol.VerbExec && reply.Exec == nil, s.request.Verb != protocol.VerbExec && reply.Sandbox == nil && reply.Exec == nil:
-		return protocol.Errorf(protocol.Internal, "", "the answer to %s %s describes neither a sandbox nor an exec", s.request.Verb, s.request.Sandbox)
+	verb := s.request.Verb
+	if reply.Error != nil {
+		return protocol.InSpec(verb, reply.Error)
 	}
-	return nil
+	if reply.Exec != nil || reply.Sandbox != nil && verb != protocol.VerbExec {
+		return nil
+	}
+	return protocol.Errorf(protocol.Internal, "", "the answer to %s %s lacks what was asked for", verb, s.request.Sandbox)
 }
 
 // run publishes the request until it is answered, refused, given up, or its effect is found.

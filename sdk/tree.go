@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -26,8 +27,7 @@ type archive struct {
 	bytes   int64
 }
 
-// write writes the whole stream. The first entry, ".", is the tree itself: a directory, or the only
-// file of it.
+// write writes the whole stream. Its first entry, ".", is the root: the directory, or the file if the source is one.
 func (a *archive) write() error {
 	info, err := os.Stat(a.source)
 	if err != nil {
@@ -56,7 +56,7 @@ func (a *archive) tree(info fs.FileInfo) error {
 	return a.dir(root, "", info)
 }
 
-// single writes a tree that is one file.
+// single writes a source that is one file.
 func (a *archive) single(info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return protocol.Invalid("source", "%s is neither a file nor a directory", a.source)
@@ -68,8 +68,8 @@ func (a *archive) single(info fs.FileInfo) error {
 	return a.file(f, ".", info)
 }
 
-// dir adds what is in a directory, in the order of the names. root is the directory itself, opened
-// below its parent, and must be what info describes: it may have been exchanged for another.
+// dir adds the entries of a directory, sorted by name. root is the directory, opened below its parent. It must be the
+// one that info describes: somebody may have replaced it.
 func (a *archive) dir(root *os.Root, name string, info fs.FileInfo) error {
 	d, err := root.Open(".")
 	if err != nil {
@@ -113,7 +113,7 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 	}
 	switch mode := info.Mode(); {
 	case mode.IsRegular():
-		f, err := root.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe that was put there must not hold us up
+		f, err := root.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0) // does not block if somebody replaced the file by a pipe
 		if err != nil {
 			return fileError(err)
 		}
@@ -141,14 +141,14 @@ func (a *archive) visit(root *os.Root, base, name string) error {
 	return protocol.Invalid("source", "%s is neither a file, a directory nor a link", a.path(name))
 }
 
-// path is an entry's path on the caller's machine, for errors.
+// path is an entry's path on this machine, for errors.
 func (a *archive) path(name string) string { return filepath.Join(a.source, filepath.FromSlash(name)) }
 
 func (a *archive) changed(name string) error {
 	return protocol.Errorf(protocol.FailedPrecondition, "", "%s changed while it was read", a.path(name))
 }
 
-// file adds a file, which must be what info describes, and closes it.
+// file adds a file and closes it. It must be the one that info describes.
 func (a *archive) file(f *os.File, name string, info fs.FileInfo) error {
 	defer f.Close()
 	now, err := f.Stat()
@@ -173,7 +173,8 @@ func (a *archive) file(f *os.File, name string, info fs.FileInfo) error {
 
 func (a *archive) header(name, link string, info fs.FileInfo) error {
 	uid, gid := owner(info)
-	h := &tar.Header{Name: name, Uid: uid, Gid: gid, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime().Truncate(1e9), Typeflag: tar.TypeReg}
+	h := &tar.Header{Name: name, Uid: uid, Gid: gid, Mode: int64(info.Mode().Perm()), Typeflag: tar.TypeReg,
+		ModTime: info.ModTime().Truncate(time.Second)}
 	for bit, unix := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
 		if info.Mode()&bit != 0 {
 			h.Mode |= unix
@@ -189,7 +190,8 @@ func (a *archive) header(name, link string, info fs.FileInfo) error {
 	}
 	a.entries++
 	if a.bytes += h.Size; a.entries > protocol.MaxTreeEntries || a.bytes > int64(protocol.MaxTreeBytes) {
-		return protocol.Invalid("source", "%s has more than %d entries or %s", a.source, protocol.MaxTreeEntries, protocol.MaxTreeBytes)
+		return protocol.Invalid("source", "%s has more than %d entries or %s",
+			a.source, protocol.MaxTreeEntries, protocol.MaxTreeBytes)
 	}
 	return fileError(a.tar.WriteHeader(h))
 }

@@ -89,7 +89,7 @@ const uploadTries = 3
 func retryUpload(ctx context.Context, try func() error) (err error) {
 	for range uploadTries {
 		err = try()
-		if code := protocol.CodeOf(err); ctx.Err() != nil || code != protocol.Unavailable && code != protocol.DeadlineExceeded {
+		if ctx.Err() != nil || !isTransient(err) {
 			break
 		}
 	}
