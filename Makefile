@@ -61,6 +61,10 @@ lint: ## go vet, staticcheck, formatting, import rules, and whether the document
 	@unformatted="$$(gofmt -l $$(find . -name '*.go' -not -path './.*'))"; \
 	if [[ -n "$$unformatted" ]]; then echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; fi
 
+.PHONY: api
+api: ## write docs/api.txt, the listing of the SDK's API
+	$(GO) test -count 1 . -run TestAPIListing -update
+
 .PHONY: test
 test: image build tools lint registry ## run all tests
 	@rm -rf bin/reports && mkdir -p bin

@@ -251,7 +251,7 @@ func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 	if err := protocol.Decode(dead.Data, again); err != nil {
 		t.Fatal(err)
 	}
-	reply, err := f.Client.Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: "poison", ID: "r-dead", Payload: *again})
+	reply, err := f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: "poison", ID: "r-dead", Payload: *again})
 	if err != nil || reply.Exec == nil {
 		t.Fatalf("sent again: %v", err)
 	}

@@ -23,7 +23,7 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 	ctx := f.Context(2 * time.Minute)
 	var host *protocol.Host
 	f.Eventually(10*time.Second, "the coordinator knows the host", func() (err error) {
-		host, err = f.Client.Host(ctx, "w1")
+		host, err = f.Client.Hosts().Get(ctx, "w1")
 		return err
 	})
 	const n = 4

@@ -22,7 +22,7 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 	skewed := func(by time.Duration) {
 		t.Helper()
 		f.Eventually(15*time.Second, "the skew is shown", func() error {
-			hosts, err := f.Client.Hosts(ctx)
+			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			if err != nil {
 				return err
 			}

@@ -58,7 +58,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for range x.Output(ctx, sdk.WithFollow(true)) {
 		break // it runs
 	}
 	// Both hosts are equally full: the first one takes the next, and dies over it.
@@ -140,7 +140,7 @@ func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
 	f.TB.Helper()
 	f.Eventually(30*time.Second, "each coordinator knows "+worker, func() error {
 		for range 20 {
-			hosts, err := f.Client.Hosts(ctx)
+			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			if err != nil {
 				return err
 			}
@@ -295,7 +295,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 // leases says who holds which host by which token.
 func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	t.Helper()
-	hosts, err := f.Client.Hosts(ctx)
+	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -222,7 +222,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	writeFile(t, filepath.Join(dirs.tree, "f"), "copied\n", 0o644, time.Now())
 	writeFile(t, filepath.Join(dirs.tree, "left.log"), "left out", 0o644, time.Now())
 	var err error
-	if dirs.copied, err = f.Client.Upload(f.Context(time.Minute), sdk.Tree{Source: dirs.tree, Target: "/copied", Exclude: []string{"*.log"}, Owner: "1000:7"}); err != nil {
+	if dirs.copied, err = f.Client.Upload(f.Context(time.Minute), dirs.tree, "/copied", sdk.WithExclude("*.log"), sdk.WithOwner("1000:7")); err != nil {
 		t.Fatal(err)
 	}
 	home := t.TempDir()

@@ -19,7 +19,7 @@ func TestACreateIsFourMessagesOfTheLogAtMost(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	f.Create("warm") // the first create of a host looks up more
 	s := f.Create("s1")
-	batches, err := f.Client.History(ctx, s.ID(), 0)
+	batches, err := f.Client.Raw().History(ctx, s.ID(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func running(f *fleet.Fleet, s *sdk.Sandbox, id string) {
 // printed waits for the first output of an exec: from then on it is known to have run.
 func printed(t *testing.T, ctx context.Context, x *sdk.Exec) {
 	t.Helper()
-	for _, err := range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for _, err := range x.Output(ctx, sdk.WithFollow(true)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 // unhealthy says whether the only host is shown as one whose engine does not answer.
 func unhealthy(f *fleet.Fleet) func() error {
 	return func() error {
-		hosts, err := f.Client.Hosts(f.Context(2 * time.Second))
+		hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(2 * time.Second)))
 		switch {
 		case err != nil:
 			return err
@@ -230,7 +230,7 @@ func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
 	e.Flags = []string{"--add-runtime", "other=" + runc, "--default-runtime", "other"}
 	e.Restart()
 	f.Eventually(adoptedWithin, "the host says so", func() error {
-		hosts, err := f.Client.Hosts(ctx)
+		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err != nil || len(hosts) != 1 || hosts[0].Runtime != "other" {
 			return fmt.Errorf("%+v, %v", hosts, err)
 		}
@@ -255,7 +255,7 @@ func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	idOf := func(worker string) (id string) {
 		f.Eventually(10*time.Second, worker+" is there", func() error {
-			hosts, err := f.Client.Hosts(ctx)
+			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			for _, h := range hosts {
 				if h.Worker == worker && h.State == protocol.HostReady {
 					id = h.HostID
@@ -349,7 +349,7 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 		bounded, cancel := context.WithTimeout(ctx, 9*time.Second)
 		defer cancel()
 		_, errPing := f.Client.Ping(bounded)
-		_, errList := f.Client.List(bounded, sdk.ListOptions{})
+		_, errList := f.Client.ListPage(bounded)
 		got, errGet := f.Client.Get(bounded, "a")
 		if err := errors.Join(errPing, errList, errGet); err != nil {
 			t.Errorf("a read while the engine hangs: %v", err)

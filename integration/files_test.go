@@ -126,7 +126,7 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 	for _, c := range []struct{ source, target string }{
 		{tree, "/not/there/yet"}, {filepath.Join(tree, "script"), "/opt/tool"}, {filepath.Join(tree, "empty"), "/opt/files/"},
 	} {
-		copied, err := f.Client.CopyTree(ctx, c.source, c.target, "left out")
+		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithExclude("left out"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,15 +172,15 @@ func TestATreeThatLeadsOutIsRefusedByItsPath(t *testing.T) {
 		if err := make(path); err != nil {
 			t.Fatal(err)
 		}
-		_, err := f.Client.CopyTree(ctx, tree, "/x")
+		_, err := f.Client.Upload(ctx, tree, "/x")
 		wantError(t, what, err, protocol.InvalidArgument, "", "source")
 		if err != nil && !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: the error does not name %s: %v", what, path, err)
 		}
 	}
-	_, err := f.Client.CopyTree(ctx, "/not/there", "/x")
+	_, err := f.Client.Upload(ctx, "/not/there", "/x")
 	wantError(t, "a tree that is not there", err, protocol.NotFound, "", "")
-	_, err = f.Client.CopyTree(ctx, t.TempDir(), "relative")
+	_, err = f.Client.Upload(ctx, t.TempDir(), "relative")
 	wantError(t, "a relative target", err, protocol.InvalidArgument, "", "target")
 }
 
@@ -285,13 +285,13 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 		sums.Write(part)
 	}
 	begin := time.Now()
-	copied, err := f.Client.CopyTree(ctx, tree, "/tree")
+	copied, err := f.Client.Upload(ctx, tree, "/tree")
 	if err != nil {
 		t.Fatal(err)
 	}
 	uploaded := time.Since(begin)
 	again := time.Now()
-	if twice, err := f.Client.CopyTree(ctx, tree, "/tree"); err != nil || twice != copied {
+	if twice, err := f.Client.Upload(ctx, tree, "/tree"); err != nil || twice != copied {
 		t.Errorf("the same tree again: %v, %v", err, twice)
 	}
 	repeated := time.Since(again)
@@ -329,20 +329,20 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := f.Spec()
-	for _, c := range []sdk.Tree{
-		{Source: filepath.Join(dir, "a"), Target: "/etc/app/one.conf"},
-		{Source: filepath.Join(dir, "b"), Target: "/etc/app/two.conf", Owner: "7:8"}, // beside the other one
-		{Source: filepath.Join(dir, "b"), Target: "/top"},                            // in the root
-		{Source: filepath.Join(dir, "b"), Target: "/bin/busybox.conf"},
-		{Source: empty, Target: "/made/empty"},
-		{Source: empty, Target: "/bin"}, // it is there, and stays as it is
-		{Source: empty, Target: "/owned/empty", Owner: "9"},
+	for _, c := range []struct{ source, target, owner string }{
+		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // beside the other one
+		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root
+		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
+		{source: empty, target: "/made/empty"},
+		{source: empty, target: "/bin"}, // it is there, and stays as it is
+		{source: empty, target: "/owned/empty", owner: "9"},
 	} {
-		copied, err := f.Client.Upload(ctx, c)
+		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithOwner(c.owner))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if copied.Target != c.Target || copied.Owner != c.Owner {
+		if copied.Target != c.target || copied.Owner != c.owner {
 			t.Errorf("%+v gives %+v", c, copied)
 		}
 		spec.Copies = append(spec.Copies, copied)
@@ -377,7 +377,7 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, target := range map[string]string{"a directory in the place of a file": "/bin/busybox", "a way through a file": "/bin/busybox/x"} {
-		copied, err := f.Client.CopyTree(ctx, dir, target)
+		copied, err := f.Client.Upload(ctx, dir, target)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -386,7 +386,7 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 		_, err = f.Client.Create(ctx, spec)
 		wantError(t, what, err, protocol.FailedPrecondition, protocol.ReasonCopyFailed, "spec.copies[0]")
 	}
-	copied, err := f.Client.CopyTree(ctx, filepath.Join(dir, "a"), "/bin")
+	copied, err := f.Client.Upload(ctx, filepath.Join(dir, "a"), "/bin")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -412,7 +412,7 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{host + ":rw"}, Tools: []string{"git"}, ToolsHome: home})
 	ctx := f.Context(time.Minute)
-	copied, err := f.Client.CopyTree(ctx, tree, "/work")
+	copied, err := f.Client.Upload(ctx, tree, "/work")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -449,7 +449,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	ctx, host := f.Context(time.Minute), engines.Default(t).Host
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "f"), "copied", 0o666, time.Now())
-	copied, err := f.Client.CopyTree(ctx, dir, "/x")
+	copied, err := f.Client.Upload(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -506,18 +506,18 @@ func TestWhatIsExcludedIsNotUploaded(t *testing.T) {
 		}
 	}
 	patterns := []string{"/.git", "*.pyc", "**/node_modules/", "*.log", "!README"}
-	with, err := f.Client.CopyTree(ctx, dir, "/x", patterns...)
+	with, err := f.Client.Upload(ctx, dir, "/x", sdk.WithExclude(patterns...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	without, err := f.Client.CopyTree(ctx, plain, "/x")
+	without, err := f.Client.Upload(ctx, plain, "/x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if with != without {
 		t.Errorf("what is left out leaves a trace: %+v, %+v", with, without)
 	}
-	_, err = f.Client.CopyTree(ctx, dir, "/x", "fine", "a[")
+	_, err = f.Client.Upload(ctx, dir, "/x", sdk.WithExclude("fine", "a["))
 	wantError(t, "a pattern that is none", err, protocol.InvalidArgument, "", "exclude[1]")
 }
 
@@ -560,7 +560,7 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 	}()
 	uploaded, refused := 0, 0
 	for n := 0; n < 500 || n < 20_000 && (uploaded == 0 || exchanges.Load() < 100); n++ {
-		copied, err := f.Client.CopyTree(ctx, tree, "/x")
+		copied, err := f.Client.Upload(ctx, tree, "/x")
 		if err != nil {
 			refused++
 			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.FailedPrecondition && code != protocol.NotFound && code != protocol.Internal {
@@ -630,19 +630,19 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 		return found
 	}
 	firstStored := time.Now() // or later
-	first, err := f.Client.CopyTree(ctx, dir, "/x")
+	first, err := f.Client.Upload(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	writeFile(t, filepath.Join(dir, "f"), fmt.Sprint("other", try), 0o644, time.Now())
 	otherStored := time.Now()
-	other, err := f.Client.CopyTree(ctx, dir, "/x")
+	other, err := f.Client.Upload(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	uploads := 0
 	again := func() protocol.Copy {
-		copied, err := f.Client.Upload(ctx, sdk.Tree{Source: dir, Target: "/x", Progress: func(int64, int64) { uploads++ }})
+		copied, err := f.Client.Upload(ctx, dir, "/x", sdk.WithProgress(func(int64, int64) { uploads++ }))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -707,7 +707,7 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	ctx := f.Context(2 * time.Minute)
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "f"), "content", 0o644, time.Now())
-	copied, err := f.Client.CopyTree(ctx, dir, "/x")
+	copied, err := f.Client.Upload(ctx, dir, "/x")
 	if err != nil {
 		t.Fatal(err)
 	}

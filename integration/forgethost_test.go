@@ -34,10 +34,10 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range ran.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for range ran.Output(ctx, sdk.WithFollow(true)) {
 		break // it runs
 	}
-	if err := f.Client.ForgetHost(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
+	if err := f.Client.Hosts().Forget(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
 		t.Errorf("a host that is alive: %v", err)
 	}
 	w.Kill()
@@ -61,7 +61,7 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := moves.Refresh(ctx); err != nil || moves.Info().Worker != "w2" || moves.Info().Generation != 2 {
 		t.Errorf("it is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
 	}
-	if err := f.Client.ForgetHost(ctx, "w1"); err != nil {
+	if err := f.Client.Hosts().Forget(ctx, "w1"); err != nil {
 		t.Fatal(err)
 	}
 	if err := deletes.WaitDeleted(ctx); err != nil {
@@ -77,13 +77,13 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 		}
 		return err
 	})
-	if hosts, err := f.Client.Hosts(ctx); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
+	if hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx)); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
 		t.Errorf("the hosts are %v, %v", hosts, err)
 	}
 	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // in the midst of removing a sandbox
 	w = w.Restart()
 	f.Eventually(30*time.Second, "it takes work", func() error {
-		h, err := f.Client.Host(ctx, "w1")
+		h, err := f.Client.Hosts().Get(ctx, "w1")
 		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
 			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
 		}
@@ -99,10 +99,10 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := f.Client.DrainHost(ctx, "w2", 0); err != nil {
+	if err := f.Client.Hosts().Drain(ctx, "w2", 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Client.WaitDrained(ctx, "w2", nil); err != nil {
+	if err := f.Client.Hosts().WaitDrained(ctx, "w2", nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" || moves.Info().Generation != 3 {
@@ -154,14 +154,14 @@ func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
 	}
 	f.Worker("w2", fleet.Role{})
 	f.Eventually(10*time.Second, "another host is there", func() error {
-		h, err := f.Client.Host(ctx, "w2")
+		h, err := f.Client.Hosts().Get(ctx, "w2")
 		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
 			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
 		}
 		return err
 	})
 	link.Cut()
-	if err := f.Client.DrainHost(ctx, "w1", 0); err != nil {
+	if err := f.Client.Hosts().Drain(ctx, "w1", 0); err != nil {
 		t.Fatal(err)
 	}
 	f.Eventually(20*time.Second, "it is moved", func() error {

@@ -103,7 +103,7 @@ func half() []byte {
 func (h *hostile) output(x *sdk.Exec) []byte {
 	h.t.Helper()
 	var b []byte
-	for k, err := range x.Logs(h.Context(20*time.Second), sdk.LogsOptions{}) {
+	for k, err := range x.Output(h.Context(20 * time.Second)) {
 		if err != nil {
 			h.t.Fatalf("read the output of %s: %v", x.ID(), err)
 		}

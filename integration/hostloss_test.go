@@ -71,7 +71,7 @@ func TestAStopGivesItsGrace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		for range x.Output(ctx, sdk.WithFollow(true)) {
 			break // its trap is set
 		}
 		began := time.Now()

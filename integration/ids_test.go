@@ -115,7 +115,7 @@ func TestAnIDIsNeverUsedAgain(t *testing.T) {
 	}
 	f.Eventually(20*time.Second, "the histories are purged", func() error {
 		for _, id := range []string{"one", "two"} {
-			if batches, err := f.Client.History(ctx, id, 0); err != nil || len(batches) != 1 {
+			if batches, err := f.Client.Raw().History(ctx, id, 0); err != nil || len(batches) != 1 {
 				return fmt.Errorf("%s: %d messages, %v", id, len(batches), err)
 			}
 		}

@@ -59,7 +59,7 @@ func imageSpec(f *fleet.Fleet, ref, pull string) protocol.SandboxSpec {
 func pulls(f *fleet.Fleet, id string) []protocol.PullProgress {
 	f.TB.Helper()
 	var all []protocol.PullProgress
-	for e, err := range f.Client.Events(f.Context(10*time.Second), id, 1, false) {
+	for e, err := range f.Client.Sandbox(id).Events(f.Context(10 * time.Second)) {
 		if err != nil {
 			f.TB.Fatal(err)
 		}
@@ -433,7 +433,7 @@ func TestUnusedImagesGo(t *testing.T) {
 	}
 	want := map[string]string{kept: "pre_pull ready", used: "pulled ready", two: "pulled ready"}
 	f.Eventually(10*time.Second, "the rest is listed", func() error { // the worker tells it a while after it is so
-		_, hosts, err := f.Client.Images(ctx)
+		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 		if err != nil || len(hosts) != 1 {
 			return fmt.Errorf("%v, %v", hosts, err)
 		}

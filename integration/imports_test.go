@@ -61,7 +61,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer content.Close()
-		want, err := f.Client.ImportImage(ctx, sdk.ImageFile{Ref: ref, Content: content})
+		want, err := f.Client.Images().Import(ctx, ref, content)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	f.Worker("w1", fleet.Role{StateDir: state})
 	for ref, want := range wants {
 		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the host may only just be heard of again
-			hosts, err := f.Client.WaitImage(ctx, want, nil)
+			hosts, err := f.Client.Images().Wait(ctx, want, nil)
 			if err == nil && hosts["w1"].State != protocol.ImageReady {
 				err = errors.New(string(hosts["w1"].State))
 			}
@@ -119,7 +119,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 		}
 	}
 	for ref := range wants {
-		if err := f.Client.RemoveImage(ctx, ref); err != nil {
+		if err := f.Client.Images().Remove(ctx, ref); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -142,11 +142,11 @@ func TestAnImportWithoutHostsIsNotWaitedFor(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(20 * time.Second)
 	data, _ := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "f"})
-	want, err := f.Client.ImportImage(ctx, sdk.ImageFile{Ref: "early:1", Content: bytes.NewReader(data)})
+	want, err := f.Client.Images().Import(ctx, "early:1", bytes.NewReader(data))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if hosts, err := f.Client.WaitImage(ctx, want, nil); err != nil || len(hosts) > 0 {
+	if hosts, err := f.Client.Images().Wait(ctx, want, nil); err != nil || len(hosts) > 0 {
 		t.Errorf("waited for %v, %v", hosts, err)
 	}
 }

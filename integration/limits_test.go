@@ -99,7 +99,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for range x.Output(ctx, sdk.WithFollow(true)) {
 		break
 	}
 	if err := x.Cancel(ctx); err != nil {

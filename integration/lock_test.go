@@ -268,7 +268,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	}
 	h.Eventually(10*time.Second, "the exec runs", func() error {
 		n := 0
-		for range x.Logs(h.Context(5*time.Second), sdk.LogsOptions{}) {
+		for range x.Output(h.Context(5 * time.Second)) {
 			n++
 		}
 		if n == 0 {

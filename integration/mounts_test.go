@@ -168,7 +168,7 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	if made == 0 || exchanges.Load() < 100 {
 		t.Errorf("%d sandboxes were made during %d exchanges: this shows nothing", made, exchanges.Load())
 	}
-	for s, err := range f.Client.All(ctx, sdk.ListOptions{}) {
+	for s, err := range f.Client.List(ctx) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -132,7 +132,7 @@ func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	if info := x.Info(); info.OutputError == nil || info.ExitCode == nil || *info.ExitCode != 3 {
 		t.Errorf("the exec is read as %+v", info)
 	}
-	for _, err := range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for _, err := range x.Output(ctx, sdk.WithFollow(true)) {
 		if err != nil {
 			t.Errorf("its logs: %v", err)
 		}

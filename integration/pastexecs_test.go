@@ -108,7 +108,7 @@ func TestACoordinatorKilledWhileItCompacts(t *testing.T) {
 	worker.Restart()
 	run()
 	next := uint64(1)
-	for e, err := range f.Client.Events(ctx, "s", 1, false) {
+	for e, err := range f.Client.Sandbox("s").Events(ctx) {
 		if err != nil || e.Sequence != next {
 			t.Fatalf("event %d in place of %d: %v", e.Sequence, next, err)
 		}

@@ -68,7 +68,7 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 		}
 		docker(t, stocked.Host, "rmi", "later:1")
 		f.Eventually(10*time.Second, "the host no longer says that it has it", func() error {
-			_, hosts, err := f.Client.Images(ctx)
+			hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 			if err == nil && strings.Contains(fmt.Sprint(hosts[0].Names, hosts[1].Names), "later") {
 				err = errors.New("it does")
 			}
@@ -133,7 +133,7 @@ func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
 	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: time.Hour}})
 	ctx := f.Context(time.Minute)
 	f.Eventually(10*time.Second, "the host says that it has it", func() error {
-		_, hosts, err := f.Client.Images(ctx)
+		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 		if err == nil && (len(hosts) != 1 || !slices.Contains(hosts[0].Names, "docker.io/"+ref)) {
 			err = fmt.Errorf("%+v", hosts)
 		}
@@ -161,7 +161,7 @@ func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
 	f.Worker("w1", fleet.Role{Deny: []string{"10.1.0.0/16"}})
 	ctx := f.Context(time.Minute)
 	f.Create("ordinary")
-	hosts, err := f.Client.Hosts(ctx)
+	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 	if err != nil || len(hosts) != 1 {
 		t.Fatal(hosts, err)
 	}

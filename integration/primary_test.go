@@ -37,7 +37,7 @@ func primaryEvents(h *fleet.History) []string {
 func ownOutput(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox) string {
 	t.Helper()
 	var text strings.Builder
-	for k, err := range s.Logs(f.Context(10*time.Second), false) {
+	for k, err := range s.Logs(f.Context(10 * time.Second)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +137,7 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	followed := make(chan string, 1)
 	go func() {
 		var all strings.Builder
-		for k, err := range s.Logs(ctx, true) {
+		for k, err := range s.Logs(ctx, sdk.WithFollow(true)) {
 			if err != nil {
 				all.WriteString(err.Error())
 			}

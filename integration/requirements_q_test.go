@@ -75,7 +75,7 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{})
 	// The worker hangs just when it was given something; its heart was heard a moment ago.
 	f.Eventually(5*time.Second, "the host is ready", func() error {
-		hosts, err := f.Client.Hosts(ctx)
+		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || hosts[0].State != protocol.HostReady) {
 			err = fmt.Errorf("%+v", hosts)
 		}
@@ -112,7 +112,7 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for range x.Output(ctx, sdk.WithFollow(true)) {
 		break // it runs
 	}
 	w.Kill()

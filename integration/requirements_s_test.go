@@ -28,7 +28,7 @@ import (
 func history(ctx context.Context, t *testing.T, c *sdk.Client, id string) []protocol.Event {
 	t.Helper()
 	var events []protocol.Event
-	for e, err := range c.Events(ctx, id, 1, false) {
+	for e, err := range c.Sandbox(id).Events(ctx) {
 		if err != nil {
 			t.Fatalf("history of %s: %v", id, err)
 		}
@@ -97,7 +97,7 @@ func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 	// after waits for a moment of the create of a sandbox: for an event, or for some time.
 	event := func(n int) func(string) {
 		return func(id string) {
-			for e, err := range f.Client.Events(ctx, id, 1, true) {
+			for e, err := range f.Client.Sandbox(id).Events(ctx, sdk.WithFollow(true)) {
 				if err != nil || int(e.Sequence) >= n {
 					return
 				}
@@ -161,11 +161,11 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
-			for range f.Client.Events(following, "s5", 1, true) {
+			for range f.Client.Sandbox("s5").Events(following, sdk.WithFollow(true)) {
 			}
 		})
 		wg.Go(func() {
-			for range x.Logs(following, sdk.LogsOptions{Follow: true}) {
+			for range x.Output(following, sdk.WithFollow(true)) {
 			}
 		})
 	}
@@ -250,7 +250,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+		for range x.Output(ctx, sdk.WithFollow(true)) {
 			return x
 		}
 		t.Fatal("no output")
@@ -451,14 +451,14 @@ func TestS13_RetentionTakesEverythingButTheID(t *testing.T) {
 			t.Errorf("%s was deleted with reason %q", id, s.Info().Reason)
 		}
 		f.Eventually(10*time.Second, "the history of "+id+" is purged", func() error {
-			batches, err := f.Client.History(ctx, id, 0)
+			batches, err := f.Client.Raw().History(ctx, id, 0)
 			if err == nil && len(batches) != 1 {
 				err = fmt.Errorf("%d messages are kept", len(batches))
 			}
 			return err
 		})
 		var got error
-		for _, err := range f.Client.Events(ctx, id, 1, false) {
+		for _, err := range f.Client.Sandbox(id).Events(ctx) {
 			got = err
 		}
 		wantError(t, "the events of "+id, got, protocol.OutOfRange, protocol.ReasonSequenceNotKept, "")
@@ -590,7 +590,7 @@ func TestS15_FollowingCostsNextToNothingWhileNothingHappens(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
-				for range client.Events(following, id, 1, true) {
+				for range client.Sandbox(id).Events(following, sdk.WithFollow(true)) {
 				}
 			})
 		}
@@ -670,7 +670,7 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 	var seen []protocol.Event
 	done := make(chan error, 1)
 	go func() {
-		for e, err := range f.Client.Events(ctx, "s16", 3, true) {
+		for e, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(3), sdk.WithFollow(true)) {
 			if err != nil {
 				done <- err
 				return
@@ -720,16 +720,16 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 	for _, from := range []uint64{last + 2, 1 << 40} {
 		for _, follow := range []bool{false, true} {
 			var got error
-			for _, err := range f.Client.Events(ctx, "s16", from, follow) {
+			for _, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(from), sdk.WithFollow(follow)) {
 				got = err
 			}
 			wantError(t, fmt.Sprintf("events from %d of %d", from, last), got, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "")
 		}
 	}
-	for e, err := range f.Client.Events(ctx, "s16", last+1, false) {
+	for e, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(last+1)) {
 		t.Errorf("from behind the end came %v, %v; want nothing", e, err)
 	}
-	for _, err := range f.Client.Events(ctx, "never-was", 1, false) {
+	for _, err := range f.Client.Sandbox("never-was").Events(ctx) {
 		wantError(t, "events of no sandbox", err, protocol.NotFound, "", "")
 	}
 	f.Judge()
@@ -806,14 +806,14 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 			}
 		}
 	}
-	list := func(o sdk.ExecsOptions) (ids []string, pages int) {
-		for {
-			execs, next, err := s.Execs(ctx, o)
+	list := func(opts ...sdk.ExecsOption) (ids []string, pages int) {
+		for next := ""; ; {
+			page, err := s.ExecsPage(ctx, append(opts, sdk.WithPage(next))...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			pages++
-			for _, x := range execs {
+			for _, x := range page.Items {
 				i := x.Info()
 				ids = append(ids, i.ID)
 				ended := i.State.Terminal()
@@ -821,18 +821,18 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 					t.Errorf("exec %s lacks times or defaults: %+v", i.ID, i)
 				}
 			}
-			if o.Page = next; next == "" {
+			if next = page.Next; next == "" {
 				return ids, pages
 			}
 		}
 	}
-	if ids, pages := list(sdk.ExecsOptions{Limit: 3}); strings.Join(ids, " ") != "x6 x5 x4 x3 x2 x1 x0" || pages != 3 {
+	if ids, pages := list(sdk.WithPageSize(3)); strings.Join(ids, " ") != "x6 x5 x4 x3 x2 x1 x0" || pages != 3 {
 		t.Errorf("all execs on %d pages: %q", pages, ids)
 	}
-	if ids, _ := list(sdk.ExecsOptions{States: []protocol.ExecState{protocol.ExecStateFinished}, Limit: 2}); strings.Join(ids, " ") != "x6 x4 x2 x1 x0" {
+	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFinished), sdk.WithPageSize(2)); strings.Join(ids, " ") != "x6 x4 x2 x1 x0" {
 		t.Errorf("finished execs: %q", ids)
 	}
-	if ids, _ := list(sdk.ExecsOptions{States: []protocol.ExecState{protocol.ExecStateFailed, protocol.ExecStateAccepted, protocol.ExecStateRunning}}); strings.Join(ids, " ") != "x5 x3" {
+	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFailed, protocol.ExecStateAccepted, protocol.ExecStateRunning)); strings.Join(ids, " ") != "x5 x3" {
 		t.Errorf("failed and running execs: %q", ids)
 	}
 
@@ -846,9 +846,9 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 			t.Fatal("a sandbox without an image")
 		}
 	}
-	all := func(o sdk.ListOptions) string {
+	all := func(opts []sdk.ListOption) string {
 		var ids []string
-		for s, err := range f.Client.All(ctx, o) {
+		for s, err := range f.Client.List(ctx, opts...) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -856,12 +856,15 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 		}
 		return strings.Join(ids, " ")
 	}
-	for want, o := range map[string]sdk.ListOptions{
-		"b4 b3 b2 b1 b0 s18": {Limit: 2}, "b4 b2 b0": {Labels: map[string]string{"team": "b", "n": "0"}, Limit: 1},
-		"s18": {States: []protocol.SandboxState{protocol.StateReady}}, "b4 b3 b2 b1 b0": {States: []protocol.SandboxState{protocol.StateFailed}}, "": {Labels: map[string]string{"team": ""}},
+	for want, opts := range map[string][]sdk.ListOption{
+		"b4 b3 b2 b1 b0 s18": {sdk.WithPageSize(2)},
+		"b4 b2 b0":           {sdk.WithLabels(map[string]string{"team": "b", "n": "0"}), sdk.WithPageSize(1)},
+		"s18":                {sdk.WithStates(protocol.StateReady)},
+		"b4 b3 b2 b1 b0":     {sdk.WithStates(protocol.StateFailed)},
+		"":                   {sdk.WithLabels(map[string]string{"team": ""})},
 	} {
-		if got := all(o); got != want {
-			t.Errorf("%+v lists %q, want %q", o, got, want)
+		if got := all(opts); got != want {
+			t.Errorf("the list is %q, want %q", got, want)
 		}
 	}
 }
@@ -946,15 +949,15 @@ func TestS20_TheSDKLinksNeitherServerNorEngine(t *testing.T) {
 	_, badID := f.Client.Get(ctx, "a.b")
 	_, run := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"})
 	_, ended := s.Exec(over, script("true"))
-	_, page := f.Client.List(ctx, sdk.ListOptions{Page: "nonsense"})
+	_, page := f.Client.ListPage(ctx, sdk.WithPage("nonsense"))
 	_, labels := f.Client.DeleteByLabels(ctx, nil)
-	_, option := s.Exec(ctx, script("true"), sdk.WithWait(false))
-	_, copied := f.Client.CopyTree(ctx, "/not/there", "/x")
+	_, option := s.Exec(ctx, script("true"), sdk.WithCollect(-1))
+	_, copied := f.Client.Upload(ctx, "/not/there", "/x")
 	_, nobody := sdk.Connect(over, sdk.Options{URL: "nats://127.0.0.1:1"})
 	_, exit := s.GetExec(ctx, "never-was")
 	for what, err := range map[string]error{
 		"create": create, "get": get, "bad id": badID, "exec": run, "ended context": ended, "page": page, "labels": labels,
-		"option": option, "copy": copied, "connect": nobody, "get exec": exit, "cancel": s.Cancel(ctx, "never-was"),
+		"option": option, "copy": copied, "connect": nobody, "get exec": exit, "cancel": s.ExecByID("never-was").Cancel(ctx),
 	} {
 		var e *protocol.Error
 		if !errors.As(err, &e) || e.Code == "" || e.Code == protocol.Internal {
@@ -1018,7 +1021,7 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	// Past the SDK, which refuses the same.
 	bad := f.Spec()
 	bad.CPU = -1
-	_, err := f.Client.Submit(ctx, sdk.Request{Verb: protocol.VerbCreate, Sandbox: "s24", Payload: protocol.Request{Sandbox: &bad}})
+	_, err := f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbCreate, Sandbox: "s24", Payload: protocol.Request{Sandbox: &bad}})
 	wantError(t, "a bad spec at the coordinator", err, protocol.InvalidArgument, "", "spec.cpu")
 	_, err = f.Client.Create(ctx, bad, sdk.WithID("s24"))
 	wantError(t, "a bad spec at the SDK", err, protocol.InvalidArgument, "", "spec.cpu")

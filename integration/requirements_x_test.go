@@ -81,7 +81,7 @@ func TestX1_BytesOfAnyKindComeBackUnchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := f.Spec()
-	copied, err := f.Client.CopyTree(ctx, source, "/data/ten megabytes")
+	copied, err := f.Client.Upload(ctx, source, "/data/ten megabytes")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestX2_ArgumentsAndPathsAreNeverShell(t *testing.T) {
 	} {
 		_, err := s.Exec(ctx, spec)
 		wantError(t, "a NUL byte in "+field, err, protocol.InvalidArgument, "", field)
-		_, err = f.Client.Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: s.ID(), Payload: protocol.Request{ExecID: "nul", Exec: &spec}})
+		_, err = f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: s.ID(), Payload: protocol.Request{ExecID: "nul", Exec: &spec}})
 		wantError(t, "a NUL byte past the SDK in "+field, err, protocol.InvalidArgument, "", field)
 	}
 }
@@ -216,8 +216,8 @@ func TestX6_StreamsStayApartAndGoOnFromAnOffset(t *testing.T) {
 	connections := 0
 	for live := false; connections < 1000; connections++ {
 		ended := true
-		o := sdk.LogsOptions{FromStdout: int64(got[sdk.Stdout].Len()), FromStderr: int64(got[sdk.Stderr].Len()), Follow: true}
-		for k, err := range x.Logs(ctx, o) {
+		for k, err := range x.Output(ctx, sdk.WithFollow(true),
+			sdk.WithOffset(sdk.Stdout, int64(got[sdk.Stdout].Len())), sdk.WithOffset(sdk.Stderr, int64(got[sdk.Stderr].Len()))) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -284,7 +284,7 @@ func TestX7_OutputIsBytes(t *testing.T) {
 		t.Errorf("bytes that are no text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
 	}
 	// It is in the history too, which JSON readers read.
-	for e, err := range f.Client.Events(ctx, s.ID(), 1, false) {
+	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -431,7 +431,7 @@ func TestX11_ExitCodesAreTheTruth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range x.Logs(ctx, sdk.LogsOptions{Follow: true}) {
+	for range x.Output(ctx, sdk.WithFollow(true)) {
 		break // it runs
 	}
 	if err := s.Refresh(ctx); err != nil {
@@ -473,7 +473,7 @@ func TestX15_AbilitiesOfAHostAreToldBeforehand(t *testing.T) {
 	f.Worker("w1", fleet.Role{AllowMounts: []string{dir}, Slots: 7})
 	var host *protocol.Host
 	f.Eventually(10*time.Second, "the host is listed", func() error {
-		hosts, err := f.Client.Hosts(ctx)
+		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err != nil || len(hosts) != 1 {
 			return fmt.Errorf("%d hosts: %v", len(hosts), err)
 		}
@@ -508,7 +508,7 @@ func TestX16_TwoClientsSeeTheSameSandbox(t *testing.T) {
 		ch := make(chan []string, 1)
 		go func() {
 			var lines []string
-			for e, err := range c.Events(ctx, "x16", 1, true) {
+			for e, err := range c.Sandbox("x16").Events(ctx, sdk.WithFollow(true)) {
 				if err != nil {
 					lines = append(lines, err.Error())
 					break
@@ -528,7 +528,7 @@ func TestX16_TwoClientsSeeTheSameSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := theirs.Cancel(ctx, x.ID()); err != nil {
+	if err := theirs.ExecByID(x.ID()).Cancel(ctx); err != nil {
 		t.Fatal(err)
 	}
 	r, err := x.Wait(ctx)
@@ -568,7 +568,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 	if s.Info().Reason != protocol.ReasonIdleTTL {
 		t.Errorf("it was stopped with reason %q", s.Info().Reason)
 	}
-	for e, err := range f.Client.Events(ctx, "x17", 1, false) {
+	for e, err := range f.Client.Sandbox("x17").Events(ctx) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -235,7 +235,7 @@ func (c *counter) finish(f *fleet.Fleet) error {
 	if info.State != protocol.ExecStateFinished || info.ExitCode == nil || *info.ExitCode != 9 {
 		return fmt.Errorf("the exec is %s, %v, %v", info.State, info.ExitCode, info.Error)
 	}
-	late, err := io.ReadAll(x.Reader(ctx, sdk.Stdout))
+	late, err := io.ReadAll(x.Reader(ctx, sdk.Stdout, 0))
 	if err != nil {
 		return err
 	}

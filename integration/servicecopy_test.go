@@ -24,13 +24,13 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 		writeFile(t, filepath.Join(dir, name, "f"), name, 0o640, time.Unix(1_000_000_000, 0))
 	}
 	spec := withServices(f, services{"db": small("cat /seed/f >/tmp/seen; exec sleep 1000")}, services{"cache": small("cat /seed/f >/tmp/seen; exec sleep 1000")})
-	for _, c := range []sdk.Tree{
-		{Source: filepath.Join(dir, "primary"), Target: "/seed"},
-		{Source: filepath.Join(dir, "db"), Target: "/seed", Service: "db", Owner: "70:71"},
-		{Source: filepath.Join(dir, "db", "f"), Target: "/etc/db.conf", Service: "db"},
-		{Source: filepath.Join(dir, "cache"), Target: "/seed", Service: "cache"},
+	for _, c := range []struct{ source, target, service, owner string }{
+		{source: filepath.Join(dir, "primary"), target: "/seed"},
+		{source: filepath.Join(dir, "db"), target: "/seed", service: "db", owner: "70:71"},
+		{source: filepath.Join(dir, "db", "f"), target: "/etc/db.conf", service: "db"},
+		{source: filepath.Join(dir, "cache"), target: "/seed", service: "cache"},
 	} {
-		copied, err := f.Client.Upload(ctx, c)
+		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithService(c.service), sdk.WithOwner(c.owner))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "f"), "copied", 0o644, time.Now())
-	copied, err := f.Client.Upload(ctx, sdk.Tree{Source: dir, Target: "/seed", Service: "db"})
+	copied, err := f.Client.Upload(ctx, dir, "/seed", sdk.WithService("db"))
 	if err != nil {
 		t.Fatal(err)
 	}

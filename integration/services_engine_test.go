@@ -163,7 +163,7 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	printed := func() (all string) {
 		t.Helper()
 		var end int64
-		for k, err := range s.ServiceLogs(ctx, "talker", false) {
+		for k, err := range s.Logs(ctx, sdk.WithService("talker")) {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -376,7 +376,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	defer stop()
 	var stdout, stderr strings.Builder
 	gaps := int64(0)
-	for k, err := range s.ServiceLogs(following, "talker", true) {
+	for k, err := range s.Logs(following, sdk.WithService("talker"), sdk.WithFollow(true)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -399,7 +399,7 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 		t.Errorf("the output ends at %d of %d, stderr is %q", gaps, total, stderr.String())
 	}
 	t.Logf("%d of %d bytes were kept", stdout.Len(), gaps)
-	for _, err := range s.ServiceLogs(ctx, "nobody", false) {
+	for _, err := range s.Logs(ctx, sdk.WithService("nobody")) {
 		if protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("the output of a service that is not there: %v", err)
 		}
@@ -553,7 +553,7 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	tree := t.TempDir()
 	writeFile(t, filepath.Join(tree, "f"), "copied", 0o644, time.Now())
-	copied, err := f.Client.Upload(f.Context(time.Minute), sdk.Tree{Source: tree, Target: "/tree", Service: "web"})
+	copied, err := f.Client.Upload(f.Context(time.Minute), tree, "/tree", sdk.WithService("web"))
 	if err != nil {
 		t.Fatal(err)
 	}

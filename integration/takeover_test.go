@@ -6,6 +6,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
 )
 
 // A host whose worker comes back under another name, with another state directory, is the same
@@ -39,7 +40,7 @@ func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	if err := s.Refresh(ctx); err != nil || s.Info().Unreachable || s.Info().State != protocol.StateReady {
 		t.Errorf("%+v, %v", s.Info(), err)
 	}
-	hosts, err := f.Client.Hosts(ctx)
+	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 	if err != nil || len(hosts) != 1 || hosts[0].Worker != "second" || hosts[0].Sandboxes != 2 {
 		t.Errorf("hosts %+v, %v", hosts, err)
 	}

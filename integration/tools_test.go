@@ -44,7 +44,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home, SSHAgent: agent})
 	ctx := f.Context(time.Minute)
 	f.Eventually(10*time.Second, "the host says what it offers", func() error {
-		hosts, err := f.Client.Hosts(ctx)
+		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || strings.Join(hosts[0].Tools, " ") != "claude git uv codex apt opencode") {
 			err = fmt.Errorf("there are %+v", hosts)
 		}

@@ -139,7 +139,7 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 		}
 		w2.Stop()
 		f.Eventually(20*time.Second, "w2 is known to be gone", func() error {
-			hosts, err := f.Client.Hosts(ctx)
+			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			if slices.ContainsFunc(hosts, func(h *protocol.Host) bool { return h.Worker == "w2" && h.State == protocol.HostReady }) {
 				return errors.New("it is ready")
 			}

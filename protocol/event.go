@@ -11,22 +11,22 @@ type Kind string
 
 // The kinds. [Transitions] says which is legal when, and who may write it.
 const (
-	SandboxAccepted        Kind = "sandbox.accepted"         // Sandbox.Spec, BuiltIn, Name
-	SandboxAssigned        Kind = "sandbox.assigned"         // Sandbox.Worker, HostID, Generation; Spec, where the worker's defaults change it
-	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room for it, and another host is looked for: Error
-	SandboxReplaced        Kind = "sandbox.replaced"         // its host is lost, or drained, and it is made again elsewhere: Reason
-	SandboxPreparing       Kind = "sandbox.preparing"        // Sandbox.Phase
-	SandboxReady           Kind = "sandbox.ready"            // Sandbox.Image, Isolation, Boot, …
-	SandboxRestarted       Kind = "sandbox.restarted"        // its container was started again after the engine lost it; Sandbox.Boot
-	SandboxWaiting         Kind = "sandbox.waiting"          // its container cannot be started again yet: Error
+	SandboxAccepted        Kind = "sandbox.accepted"         // Phase.Spec, BuiltIn, Name
+	SandboxAssigned        Kind = "sandbox.assigned"         // Phase.Worker, HostID, Generation; Spec if the worker's defaults change it
+	SandboxRefused         Kind = "sandbox.refused"          // its worker has no room, so it is placed again: Error
+	SandboxReplaced        Kind = "sandbox.replaced"         // its host is lost or drained, so it is recreated elsewhere: Reason
+	SandboxPreparing       Kind = "sandbox.preparing"        // Phase.Phase, Pull
+	SandboxReady           Kind = "sandbox.ready"            // Phase.Image, Isolation, Boot, …
+	SandboxRestarted       Kind = "sandbox.restarted"        // its container was restarted after the engine lost it: Phase.Boot
+	SandboxWaiting         Kind = "sandbox.waiting"          // its container cannot be restarted yet: Error
 	SandboxStopRequested   Kind = "sandbox.stop_requested"   // Reason
 	SandboxStopped         Kind = "sandbox.stopped"          // Reason
 	SandboxResumeRequested Kind = "sandbox.resume_requested" //
 	SandboxFailed          Kind = "sandbox.failed"           // Error
-	SandboxExtended        Kind = "sandbox.extended"         // Sandbox.ExpiresAt
-	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request found that everything is as it asks, and is remembered: Sandbox.Verb, Exec
+	SandboxExtended        Kind = "sandbox.extended"         // Phase.ExpiresAt
+	SandboxUnchanged       Kind = "sandbox.unchanged"        // a request changed nothing, and is recorded: Phase.Verb, Exec
 	SandboxDeleteRequested Kind = "sandbox.delete_requested" // Reason
-	SandboxHook            Kind = "sandbox.hook"             // the on_delete command has ended: Sandbox.ExitCode, Output; Error where it failed
+	SandboxHook            Kind = "sandbox.hook"             // the on_delete command has ended: Phase.ExitCode, Output; Error if it failed
 	SandboxDeleted         Kind = "sandbox.deleted"          // Reason
 	ExecAccepted           Kind = "exec.accepted"            // Exec.Spec
 	ExecStarted            Kind = "exec.started"             // Exec.Boot

@@ -92,7 +92,7 @@ type Ping struct {
 	// Skew is how far the wall clock of the coordinator that answered is ahead of the store's; nil: not known.
 	Skew *Duration `json:"skew,omitempty"`
 
-	// Clocks says, a sentence each, whose clock is off by more than [MaxSkew].
+	// Clocks describes, one sentence each, the machines whose clock differs from the store's by more than [MaxSkew].
 	Clocks []string `json:"clocks,omitempty"`
 }
 

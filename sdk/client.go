@@ -14,37 +14,37 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// DefaultURL is where a client looks for NATS when it is told nothing else.
+// DefaultURL is the NATS server that a client connects to unless [Options] names another: nats://127.0.0.1:4222.
 const DefaultURL = "nats://127.0.0.1:4222"
 
-// Options says how a client reaches the fleet. The zero value means a fleet of `boxfleet up` on
-// this machine without a token.
-type Options struct {
-	URL    string // of NATS; several, comma separated, for a cluster; default [DefaultURL]
-	Token  string // where the server wants one
-	Creds  string // path of a NATS credentials file, where the server wants one
-	Tenant string // default [protocol.DefaultTenant]
-	Name   string // of the connection, shown by the NATS server; default "boxfleet-sdk"
-
-	// RequestTimeout is how long an answer to a request is waited for before the request is sent
-	// again with the same id, which is harmless; default 10 s. Each time it is waited for twice as
-	// long, up to 2 min, since the request itself is stored. Calls that only wait for the
-	// acceptance give up after [RequestTries] times that when their context has no deadline.
-	RequestTimeout time.Duration
-
-	// IDPrefixes has handles also be made from the beginning of a generated id, of [protocol.MinPrefix] characters or
-	// more, if only one sandbox has an id that begins so. It is for people who type ids.
-	IDPrefixes bool
-
-	Conn   *jetstream.Conn // an open connection to use instead; Close leaves it open
-	Logger *slog.Logger    // of the connection's changes, and of requests that wait; default slog.Default
-}
-
-// RequestTries times the request timeout is how long an answer is waited for without a deadline.
+// RequestTries bounds the calls whose context has no deadline: they give up after RequestTries times
+// [Options.RequestTimeout].
 const RequestTries = 3
 
-// Client drives a fleet. Its methods may be called at once from many goroutines. It reconnects by
-// itself, for ever.
+const defaultRequestTimeout = 10 * time.Second
+
+// Options says how a client reaches the fleet. The zero value fits a `boxfleet up` on this machine that wants no token.
+type Options struct {
+	URL    string // NATS servers, separated by commas; default [DefaultURL]
+	Token  string // the server's token, if it wants one
+	Creds  string // path of a NATS credentials file, if the server wants one
+	Tenant string // default "default"
+	Name   string // of the connection, as the NATS server lists it; default "boxfleet-sdk"
+
+	// RequestTimeout is how long a request waits for its answer before it is sent again with the same id, which is
+	// harmless; default 10 s. A stored request is sent again at intervals that double, up to 2 min. A call that waits
+	// only for acceptance and whose context has no deadline gives up after [RequestTries] times this timeout.
+	RequestTimeout time.Duration
+
+	// IDPrefixes also accepts the beginning of a generated id, of [protocol.MinPrefix] characters or more, wherever an
+	// id is expected, if exactly one sandbox has an id that starts so. It is meant for people who type ids.
+	IDPrefixes bool
+
+	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open
+	Logger *slog.Logger    // logs changes of the connection and requests that wait; default [slog.Default]
+}
+
+// Client drives a fleet. It is safe for concurrent use and reconnects by itself without limit.
 type Client struct {
 	conn           *jetstream.Conn
 	ownsConn       bool
@@ -53,22 +53,23 @@ type Client struct {
 	prefixes       bool
 	answers        *jetstream.Answers
 	stopOnLoss     func()
-	status         status
+	status         fleetStatus
 	stopStatus     func()
 	log            *slog.Logger
-	complained     atomic.Int64 // when it was last said that a request waits
+	warned         atomic.Int64 // when the last warning about a waiting request was logged, in Unix nanoseconds
 
-	ctx   context.Context // of the repairs of feeds; ended by Close
+	ctx   context.Context // of the repairs of feeds; cancelled by Close
 	close context.CancelFunc
 
 	mu    sync.Mutex
-	feeds map[string]*feed
-	wg    sync.WaitGroup // repairs
+	feeds map[string]*feed // by sandbox id
+	wg    sync.WaitGroup   // repairs of feeds
 }
 
-// Connect connects to NATS, waiting at most until ctx ends; with no deadline it tries once. It
-// does not ask whether a coordinator runs: [Client.Ping] does. Errors: unavailable;
-// permission_denied for wrong credentials; invalid_argument for a tenant that is no id.
+// Connect connects to NATS, retrying until ctx ends; without a deadline it tries once. It does not check that a
+// coordinator is running; [Client.Ping] does. Ending ctx after Connect has returned does not affect the client.
+//
+// Errors: unavailable; permission_denied for wrong credentials; invalid_argument for a tenant that is not a valid id.
 func Connect(ctx context.Context, o Options) (*Client, error) {
 	if o.Tenant == "" {
 		o.Tenant = protocol.DefaultTenant
@@ -83,22 +84,24 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		o.Name = "boxfleet-sdk"
 	}
 	if o.RequestTimeout == 0 {
-		o.RequestTimeout = 10 * time.Second
+		o.RequestTimeout = defaultRequestTimeout
 	}
-	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, prefixes: o.IDPrefixes, feeds: map[string]*feed{}, log: o.Logger}
+	c := &Client{conn: o.Conn, tenant: o.Tenant, requestTimeout: o.RequestTimeout, prefixes: o.IDPrefixes,
+		feeds: map[string]*feed{}, log: o.Logger}
 	if c.log == nil {
 		c.log = slog.Default()
 	}
 	var err error
 	if c.conn == nil {
 		c.ownsConn = true
-		c.conn, err = jetstream.Connect(ctx, jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger})
+		config := jetstream.Config{URL: o.URL, Token: o.Token, Creds: o.Creds, Name: o.Name, Logger: o.Logger}
+		c.conn, err = jetstream.Connect(ctx, config)
 		if err != nil {
 			return nil, failed(ctx, err, "connect")
 		}
 	}
-	if err := c.listen(); err != nil {
-		c.unlisten()
+	if err := c.subscribe(); err != nil {
+		c.unsubscribe()
 		if c.ownsConn {
 			c.conn.Close()
 		}
@@ -107,21 +110,21 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	return c, nil
 }
 
-// listen opens what the client hears of by itself.
-func (c *Client) listen() (err error) {
+// subscribe opens the subscriptions that the client needs all the time.
+func (c *Client) subscribe() (err error) {
 	c.ctx, c.close = context.WithCancel(context.Background())
 	if c.answers, err = c.conn.Answers(); err != nil {
 		return err
 	}
-	if c.stopStatus, err = c.conn.HearStatus(c.status.hear); err != nil {
+	if c.stopStatus, err = c.conn.HearStatus(c.status.update); err != nil {
 		return err
 	}
 	c.stopOnLoss, err = c.conn.OnLoss(c.mayHaveMissed)
 	return err
 }
 
-// unlisten ends what listen opened, as far as it came.
-func (c *Client) unlisten() {
+// unsubscribe undoes subscribe, even if that failed half-way.
+func (c *Client) unsubscribe() {
 	c.close()
 	for _, stop := range []func(){c.stopOnLoss, c.stopStatus} {
 		if stop != nil {
@@ -133,14 +136,14 @@ func (c *Client) unlisten() {
 	}
 }
 
-// Close ends the client's subscriptions and its connection, unless that was given to it. Calls
-// that are still waiting end with an error when their context does.
+// Close ends the client's subscriptions and closes its connection, unless [Options.Conn] provided it. Calls still
+// waiting return an error when their own context ends. Sandboxes and execs are not affected.
 func (c *Client) Close() {
-	c.unlisten()
+	c.unsubscribe()
 	c.mu.Lock()
 	for _, f := range c.feeds {
 		f.unsubscribe()
-		f.mu.Lock() // a repair that has begun is waited for; no other begins
+		f.mu.Lock() // wg.Wait below waits for a repair that has started; closed keeps others from starting
 		f.closed = true
 		f.mu.Unlock()
 	}
@@ -152,60 +155,67 @@ func (c *Client) Close() {
 	c.wg.Wait()
 }
 
-// Tenant is the tenant that the client works for.
+// Tenant returns the tenant that the client works for.
 func (c *Client) Tenant() string { return c.tenant }
 
-// Ping asks who is there: which coordinator answered, and what the deployment promises. Errors:
-// unavailable where no coordinator runs.
-func (c *Client) Ping(ctx context.Context) (*protocol.Ping, error) {
-	reply, err := c.Query(ctx, protocol.EndpointPing, protocol.Query{})
+// Ping asks which coordinator answers and how durable the deployment is. It does not retry. Errors: unavailable if no
+// coordinator is running.
+func (c *Client) Ping(ctx context.Context) (*Ping, error) {
+	reply, err := c.query(ctx, protocol.EndpointPing, protocol.Query{})
 	if err != nil {
 		return nil, err
 	}
 	return reply.Ping, nil
 }
 
-// nowWithin bounds how long the store is asked for its time.
-const nowWithin = time.Second
+// nowTimeout bounds how long Now asks the store for its time.
+const nowTimeout = time.Second
 
-// Now returns the time of the store, which is that of all times in handles and events: this machine's clock
-// may be set otherwise. The store is asked once, for at most a second; where it does not answer, the time is
-// this machine's.
+// Now returns the time by the clock of the store, which stamps all times in handles and events; this machine's clock
+// may differ. If the store has not answered within a second, Now returns this machine's time.
 func (c *Client) Now(ctx context.Context) time.Time {
-	ctx, cancel := context.WithTimeout(ctx, nowWithin)
+	ctx, cancel := context.WithTimeout(ctx, nowTimeout)
 	defer cancel()
-	_ = c.conn.Open(ctx) // which tells the time; without an answer it is this machine's
+	_ = c.conn.Open(ctx) // reads the store's clock; without it Now falls back to this machine's
 	return c.conn.Now()
 }
 
-// Hosts lists the hosts of the fleet, as a coordinator sees them now.
-func (c *Client) Hosts(ctx context.Context) ([]*protocol.Host, error) {
-	var hosts []*protocol.Host
-	for q := (protocol.Query{}); ; {
-		reply, err := c.Query(ctx, protocol.EndpointHosts, q)
-		if err != nil {
-			return nil, err
-		}
-		hosts = append(hosts, reply.Hosts...)
-		if q.Page = reply.Next; q.Page == "" {
-			return hosts, nil
-		}
-	}
-}
-
-// Defaults reads what lies below the specs of this tenant's creates, as the operator configured it
-// for the coordinator that answers. Those of the worker that a sandbox is placed on lie below them;
-// each of [Client.Hosts] has its own.
-func (c *Client) Defaults(ctx context.Context) (*protocol.SandboxSpec, error) {
-	reply, err := c.Query(ctx, protocol.EndpointDefaults, protocol.Query{})
+// Defaults reads the spec that lies below the specs of this tenant's sandboxes, as the operator configured it for the
+// coordinator that answers. Below it lie the defaults of the worker that gets the sandbox, which [Host] has. It does
+// not retry.
+func (c *Client) Defaults(ctx context.Context) (*SandboxSpec, error) {
+	reply, err := c.query(ctx, protocol.EndpointDefaults, protocol.Query{})
 	if err != nil {
 		return nil, err
 	}
 	if reply.Defaults == nil {
-		return &protocol.SandboxSpec{}, nil
+		return &SandboxSpec{}, nil
 	}
 	return reply.Defaults, nil
 }
 
-// NewID makes an id that nobody has used: a ULID in lower case.
+// query asks an endpoint of the read service, once.
+func (c *Client) query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
+	reply, err := c.conn.Query(ctx, c.tenant, endpoint, &q)
+	return reply, failed(ctx, err, "ask for "+endpoint)
+}
+
+// history reads a sandbox's batches after a record: first in bulk, from any replica, then what that replica lacked.
+func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
+	batches, err := c.conn.History(ctx, c.tenant, sandbox, after)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(batches); n > 0 {
+		after = batches[n-1].Record
+	}
+	tail, err := c.conn.HistoryTail(ctx, c.tenant, sandbox, after)
+	return append(batches, tail...), err
+}
+
+// giveUpAfter bounds how long a call without a deadline waits for a part of the fleet that does not answer. It is
+// longer than the election of a leader.
+func (c *Client) giveUpAfter() time.Duration { return RequestTries * c.requestTimeout }
+
+// NewID generates a new unique id: a ULID in lower case, 26 characters.
 func NewID() string { return strings.ToLower(ulid.Make().String()) }

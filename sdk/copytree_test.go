@@ -11,6 +11,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
 )
 
 // tree makes files below a new directory; a name that ends with a slash is a directory, content
@@ -51,19 +52,19 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 	if err := os.Chtimes(filepath.Join(dir, "$(x)`y`"), at, at); err != nil {
 		t.Fatal(err)
 	}
-	first, err := f.Client.CopyTree(ctx, dir, "/deep/down", "left")
+	first, err := f.Client.Upload(ctx, dir, "/deep/down", sdk.WithExclude("left"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := f.Client.CopyTree(ctx, dir, "/deep/down", "left")
+	second, err := f.Client.Upload(ctx, dir, "/deep/down", sdk.WithExclude("left"))
 	if err != nil || first != second {
 		t.Errorf("the same tree gives the same digest: %v, %v, %v", first, second, err)
 	}
-	file, err := f.Client.CopyTree(ctx, filepath.Join(dir, "a/b c"), "/single/renamed")
+	file, err := f.Client.Upload(ctx, filepath.Join(dir, "a/b c"), "/single/renamed")
 	if err != nil {
 		t.Fatal(err)
 	}
-	into, err := f.Client.CopyTree(ctx, filepath.Join(dir, "a/b c"), "/into/")
+	into, err := f.Client.Upload(ctx, filepath.Join(dir, "a/b c"), "/into/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 		"an absolute link":      {"bad": "->/etc/passwd"},
 		"a link that leads out": {"d/bad": "->../../x"},
 	} {
-		_, err := f.Client.CopyTree(ctx, tree(t, files), "/x")
+		_, err := f.Client.Upload(ctx, tree(t, files), "/x")
 		wantError(t, err, protocol.InvalidArgument, "")
 		if !strings.Contains(err.Error(), "bad") {
 			t.Errorf("%s: the path is named: %v", name, err)
@@ -94,7 +95,7 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 	if err := syscall.Mkfifo(filepath.Join(special, "pipe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.Client.CopyTree(ctx, special, "/x")
+	_, err = f.Client.Upload(ctx, special, "/x")
 	wantError(t, err, protocol.InvalidArgument, "")
 	special = tree(t, nil)
 	socket, err := net.Listen("unix", filepath.Join(special, "socket"))
@@ -102,10 +103,10 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 		t.Fatal(err)
 	}
 	defer socket.Close()
-	_, err = f.Client.CopyTree(ctx, special, "/x")
+	_, err = f.Client.Upload(ctx, special, "/x")
 	wantError(t, err, protocol.InvalidArgument, "")
-	_, err = f.Client.CopyTree(ctx, filepath.Join(special, "nothing"), "/x")
+	_, err = f.Client.Upload(ctx, filepath.Join(special, "nothing"), "/x")
 	wantError(t, err, protocol.NotFound, "")
-	_, err = f.Client.CopyTree(ctx, special, "relative")
+	_, err = f.Client.Upload(ctx, special, "relative")
 	wantError(t, err, protocol.InvalidArgument, "")
 }

@@ -7,107 +7,158 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Events reads the numbered history of a sandbox, by its id or name, from event number from on (0 and 1 mean the first):
-// what is there, marked Replay, and with follow what comes, in one sequence without gap or repeat.
-// While nothing happens it costs one small question to the log for each followed sandbox, ever more
-// rarely: once a minute in the end. Without follow it ends with the last event there is; with
-// follow it ends behind the event of the sandbox's deletion, or with ctx. A slow reader costs
-// bounded memory once it follows.
+// Events reads the sandbox's numbered history in one sequence without gap or repeat: first the events that exist, with
+// Replay set, then, with [WithFollow], those that come. Without WithFollow it ends with the last event that exists;
+// with it, after the event of the sandbox's deletion. It also ends with ctx or the first error.
 //
-// The sequence ends with the first error. Errors: not_found where there is no history, because the
-// sandbox never was or its history is no longer kept; out_of_range with reason
-// sequence_beyond_end where from is greater than the next number, and with sequence_not_kept where
-// the history begins later; its message says the oldest number that is kept.
-func (c *Client) Events(ctx context.Context, sandbox string, from uint64, follow bool) iter.Seq2[protocol.Event, error] {
-	return func(yield func(protocol.Event, error) bool) {
-		if err := c.events(ctx, sandbox, max(from, 1), follow, yield); err != nil {
-			yield(protocol.Event{}, failed(ctx, err, "events of "+sandbox))
-		}
-	}
-}
-
-func (c *Client) events(ctx context.Context, sandbox string, from uint64, follow bool, yield func(protocol.Event, error) bool) error {
-	sandbox, err := c.idOf(ctx, sandbox)
-	if err != nil {
-		return err
-	}
-	var w *follower
-	if follow {
-		f, err := c.feed(sandbox)
+// Following an idle sandbox costs one small read of the log at growing intervals, up to a minute. A slow reader uses a
+// bounded amount of memory.
+//
+// Options: [WithFrom], [WithFollow]. Errors: not_found if the sandbox never existed or its history has expired;
+// out_of_range with reason sequence_beyond_end if the first event would have a number greater than the next one, and
+// with sequence_not_kept if it has expired: the message says the oldest number still kept.
+func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
+	o := settingsOf(opts, EventsOption.forEvents)
+	return func(yield func(Event, error) bool) {
+		id, err := s.historyID(ctx)
 		if err != nil {
-			return err
+			yield(Event{}, failed(ctx, err, "events of "+s.ID()))
+			return
 		}
-		defer f.release()
-		w = f.follow(0, 0)
-		defer w.close()
+		eventsOf(ctx, s.client, id, o.from, o.follow)(yield)
 	}
-	end, goOn, err := c.replayEvents(ctx, sandbox, from, yield)
-	if err != nil || !goOn || w == nil {
-		return err
-	}
-	w.last, w.record = end.Last(), end.Record
-	w.feed.knows(w.last, w.record)
-	for {
-		if end.Events[len(end.Events)-1].State == protocol.StateDeleted {
-			return nil
-		}
-		if end, err = w.next(ctx); err != nil {
-			return err
-		}
-		if !yieldFrom(end, from, false, yield) {
-			return nil
+}
+
+// Events reads the events of the exec out of its sandbox's history; see [Sandbox.Events]. The sequence ends after the
+// event that ended the exec. [WithFrom] takes a number of the sandbox's history; without it the whole history is read.
+//
+// Options: [WithFrom], [WithFollow]. Errors are those of [Sandbox.Events].
+func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		for e, err := range x.sandbox.Events(ctx, opts...) {
+			switch {
+			case err != nil:
+				yield(e, err)
+				return
+			case e.Exec == nil || e.Exec.ID != x.id:
+			case !yield(e, nil) || e.Exec.State.Terminal():
+				return
+			}
 		}
 	}
 }
 
-// replayEvents yields what there is of a history from an event on, and returns its last batch. goOn is false when the
-// reader has had enough. No more of it than a few MiB is in memory at once.
-func (c *Client) replayEvents(ctx context.Context, sandbox string, from uint64, yield func(protocol.Event, error) bool) (end *protocol.Batch, goOn bool, err error) {
-	last, err := c.conn.LastBatch(ctx, c.tenant, sandbox)
+// EventsPage asks a coordinator, once, for at most limit events of the sandbox's history from a number on, 1 to 1000; 0
+// means 100. From 0 it starts with the oldest event still kept. A page ends early once its events take more than half a
+// MiB. last is the number of the last event that exists: a page from last+1 is empty. Use it where the client may not
+// read the streams; [Sandbox.Events] reads them directly and can follow.
+//
+// Errors: not_found; out_of_range with reason sequence_beyond_end for a number greater than last+1, and with
+// sequence_not_kept for an expired event; resource_exhausted with reason too_many_reads.
+func (s *Sandbox) EventsPage(ctx context.Context, from uint64, limit int) (page *EventPage, last uint64, err error) {
+	reply, err := s.client.query(ctx, protocol.EndpointEvents, protocol.Query{Sandbox: s.ID(), From: from, Limit: limit})
+	if err != nil {
+		return nil, 0, err
+	}
+	return reply.History, reply.Sequence, nil
+}
+
+// eventsOf reads the events of the sandbox with this id.
+func eventsOf(ctx context.Context, c *Client, sandbox string, from uint64, follow bool) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		r := &eventReader{client: c, sandbox: sandbox, from: max(from, 1), yield: yield}
+		if err := r.run(ctx, follow); err != nil {
+			yield(Event{}, failed(ctx, err, "events of "+sandbox))
+		}
+	}
+}
+
+// eventReader yields a sandbox's events from a number on.
+type eventReader struct {
+	client  *Client
+	sandbox string
+	from    uint64
+	yield   func(Event, error) bool
+
+	end     *protocol.Batch // last batch read
+	stopped bool            // the caller has left its loop
+}
+
+func (r *eventReader) run(ctx context.Context, follow bool) error {
+	if !follow {
+		return r.replay(ctx)
+	}
+	f, err := r.client.feed(r.sandbox)
+	if err != nil {
+		return err
+	}
+	defer f.release()
+	w := f.follow(0, 0)
+	defer w.close()
+	if err := r.replay(ctx); err != nil || r.stopped {
+		return err
+	}
+	w.last, w.record = r.end.Last(), r.end.Record
+	w.feed.coverFrom(w.last, w.record)
+	for r.end.Events[len(r.end.Events)-1].State != protocol.StateDeleted {
+		if r.end, err = w.next(ctx); err != nil {
+			return err
+		}
+		if r.pass(r.end, false); r.stopped {
+			return nil
+		}
+	}
+	return nil
+}
+
+// replay yields the events that exist. It holds no more than a few MiB of the history in memory.
+func (r *eventReader) replay(ctx context.Context) error {
+	unknown := protocol.Errorf(protocol.NotFound, "",
+		"sandbox %s has no history: unknown id, or its history has expired", r.sandbox)
+	last, err := r.client.conn.LastBatch(ctx, r.client.tenant, r.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return nil, false, protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: unknown id, or its history has expired", sandbox)
+		return unknown
 	}
 	if err != nil {
-		return nil, false, err
+		return err
 	}
-	if from > last.Last()+1 {
-		return nil, false, protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "there is no event %d of sandbox %s: the last one is %d", from, sandbox, last.Last())
+	if r.from > last.Last()+1 {
+		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+			"there is no event %d of sandbox %s: the last one is %d", r.from, r.sandbox, last.Last())
 	}
-	goOn = true
-	var refused error
-	err = c.conn.ReadEvents(ctx, c.tenant, sandbox, from, func(b *protocol.Batch) bool {
-		next := from
-		if end != nil {
-			next = end.Last() + 1
+	var expired error
+	err = r.client.conn.ReadEvents(ctx, r.client.tenant, r.sandbox, r.from, func(b *protocol.Batch) bool {
+		next := r.from
+		if r.end != nil {
+			next = r.end.Last() + 1
 		}
 		if b.First() > next {
-			refused = protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s has expired: the oldest that is kept is %d", next, sandbox, b.First())
+			expired = protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept,
+				"event %d of sandbox %s has expired: the oldest that is kept is %d", next, r.sandbox, b.First())
 			return false
 		}
-		end = b
-		goOn = yieldFrom(b, from, true, yield)
-		return goOn
+		r.end = b
+		r.pass(b, true)
+		return !r.stopped
 	})
-	if refused != nil {
-		err = refused
+	switch {
+	case expired != nil:
+		return expired
+	case err == nil && r.end == nil:
+		return unknown
 	}
-	if err == nil && end == nil {
-		err = protocol.Errorf(protocol.NotFound, "", "sandbox %s has no history: unknown id, or its history has expired", sandbox)
-	}
-	return end, goOn, err
+	return err
 }
 
-// yieldFrom yields the events of a batch from a number on. It returns false when the reader has
-// had enough.
-func yieldFrom(b *protocol.Batch, from uint64, replay bool, yield func(protocol.Event, error) bool) bool {
+// pass yields the wanted events of a batch.
+func (r *eventReader) pass(b *protocol.Batch, replay bool) {
 	for _, e := range b.Events {
-		if e.Sequence < from {
+		if e.Sequence < r.from {
 			continue
 		}
-		e.Replay = replay
-		if !yield(e, nil) {
-			return false
+		if e.Replay = replay; !r.yield(e, nil) {
+			r.stopped = true
+			return
 		}
 	}
-	return true
 }

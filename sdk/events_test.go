@@ -7,13 +7,14 @@ import (
 
 	"github.com/boxfleet/boxfleet/integration/fleet"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/sdk"
 )
 
 func eventsReplayAndFollowInOneSequence(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("follow")
 	there := s.Info().Sequence
 	next := uint64(2)
-	for e, err := range f.Client.Events(ctx, s.ID(), 2, true) {
+	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx, sdk.WithFrom(2), sdk.WithFollow(true)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +42,7 @@ func aSlowFollowerMissesNothing(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("slow")
 	const execs = 400 // more batches than wait for a follower
 	next := uint64(1)
-	for e, err := range f.Client.Events(ctx, s.ID(), 1, true) {
+	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx, sdk.WithFollow(true)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +81,7 @@ func eventsOutOfRangeAreTold(t *testing.T, f *fleet.Fleet) {
 		"no id":          {"a.b", 1, protocol.InvalidArgument, ""},
 	} {
 		for _, follow := range []bool{false, true} {
-			for _, err := range f.Client.Events(ctx, tc.sandbox, tc.from, follow) {
+			for _, err := range f.Client.Sandbox(tc.sandbox).Events(ctx, sdk.WithFrom(tc.from), sdk.WithFollow(follow)) {
 				if err == nil {
 					t.Fatalf("%s: an event comes", name)
 				}

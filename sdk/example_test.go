@@ -9,10 +9,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
+// Create a sandbox, run a command in it, delete it.
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -21,11 +21,11 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer client.Close()
-	box, err := client.Create(ctx, protocol.SandboxSpec{Image: "boxfleet/demo:busybox"})
+	box, err := client.Create(ctx, sdk.SandboxSpec{Image: "boxfleet/demo:busybox"})
 	if err != nil {
 		log.Fatal(err)
 	}
-	result, err := box.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo hello; exit 3"}})
+	result, err := box.Exec(ctx, sdk.ExecSpec{Command: []string{"sh", "-c", "echo hello; exit 3"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -35,53 +35,75 @@ func Example() {
 	}
 }
 
-// Output streams as it comes; the exec can be cancelled from elsewhere.
-func ExampleSandbox_Exec_streaming() {
-	ctx := context.Background()
+// connect connects to the fleet of this machine.
+func connect(ctx context.Context) *sdk.Client {
 	client, err := sdk.Connect(ctx, sdk.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
+	return client
+}
+
+// Stream output as it arrives.
+func ExampleSandbox_Exec_streaming() {
+	ctx := context.Background()
+	client := connect(ctx)
 	defer client.Close()
 	result, err := client.Sandbox("web").Exec(ctx,
-		protocol.ExecSpec{Command: []string{"go", "test", "./..."}, Timeout: protocol.Duration(10 * time.Minute)},
+		sdk.ExecSpec{Command: []string{"go", "test", "./..."}, Timeout: sdk.Duration(10 * time.Minute)},
 		sdk.WithStdout(os.Stdout), sdk.WithStderr(os.Stderr))
 	switch {
-	case errors.Is(err, protocol.ErrDeadlineExceeded) && result != nil:
+	case errors.Is(err, sdk.ErrDeadlineExceeded) && result != nil:
 		fmt.Println("ran longer than ten minutes")
 	case err != nil:
 		log.Fatal(err)
 	}
 }
 
-// Start an exec, and read its stdout from elsewhere or later.
+// Start an exec, and read its stdout elsewhere or later.
 func ExampleExec_Reader() {
 	ctx := context.Background()
-	client, err := sdk.Connect(ctx, sdk.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	client := connect(ctx)
 	defer client.Close()
-	x, err := client.Sandbox("web").Start(ctx, protocol.ExecSpec{Command: []string{"make"}})
+	x, err := client.Sandbox("web").Start(ctx, sdk.ExecSpec{Command: []string{"make"}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	stdout := x.Reader(ctx, sdk.Stdout)
+	stdout := x.Reader(ctx, sdk.Stdout, 0)
 	defer stdout.Close()
 	if _, err := io.Copy(os.Stdout, stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// Replay a history and go on with what comes.
-func ExampleClient_Events() {
+// Resume an interrupted read of output where it stopped, with only the exec's id and the offsets.
+func ExampleExec_Output_resume() {
 	ctx := context.Background()
-	client, err := sdk.Connect(ctx, sdk.Options{})
+	client := connect(ctx)
+	defer client.Close()
+	next := map[string]int64{sdk.Stdout: 4096, sdk.Stderr: 0} // what an earlier process has read
+	x := client.Sandbox("web").ExecByID("build-1")
+	for chunk, err := range x.Output(ctx, sdk.WithFollow(true),
+		sdk.WithOffset(sdk.Stdout, next[sdk.Stdout]), sdk.WithOffset(sdk.Stderr, next[sdk.Stderr])) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %s", chunk.Stream, chunk.Data)
+		next[chunk.Stream] = chunk.Offset + int64(len(chunk.Data))
+	}
+	result, err := x.Wait(ctx, sdk.WithCollect(0))
 	if err != nil {
 		log.Fatal(err)
 	}
+	fmt.Println("exit code", *result.ExitCode)
+}
+
+// Read the history of a sandbox, and follow it until the sandbox is deleted.
+func ExampleSandbox_Events() {
+	ctx := context.Background()
+	client := connect(ctx)
 	defer client.Close()
-	for e, err := range client.Events(ctx, "web", 1, true) {
+	for e, err := range client.Sandbox("web").Events(ctx, sdk.WithFollow(true)) {
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -90,34 +112,41 @@ func ExampleClient_Events() {
 }
 
 // Give a sandbox a directory of this machine.
-func ExampleClient_CopyTree() {
+func ExampleClient_Upload() {
 	ctx := context.Background()
-	client, err := sdk.Connect(ctx, sdk.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	client := connect(ctx)
 	defer client.Close()
-	source, err := client.CopyTree(ctx, ".", "/src", ".git")
+	source, err := client.Upload(ctx, ".", "/src", sdk.WithExclude(".git"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	box, err := client.Create(ctx, protocol.SandboxSpec{Image: "boxfleet/demo:busybox", Copies: []protocol.Copy{source}}, sdk.WithID("build-1"))
+	box, err := client.Create(ctx, sdk.SandboxSpec{Image: "boxfleet/demo:busybox", Copies: []sdk.Copy{source}}, sdk.WithID("build-1"))
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(box.Info().State)
 }
 
+// List sandboxes by label.
+func ExampleClient_List() {
+	ctx := context.Background()
+	client := connect(ctx)
+	defer client.Close()
+	for box, err := range client.List(ctx, sdk.WithLabels(map[string]string{"team": "build"}), sdk.WithStates(sdk.StateReady)) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(box.ID(), box.Info().Worker)
+	}
+}
+
+// Create a sandbox from YAML. The spec argument is merged over it.
 func ExampleWithYAML() {
 	ctx := context.Background()
-	client, err := sdk.Connect(ctx, sdk.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	client := connect(ctx)
 	defer client.Close()
 	text := []byte("image: boxfleet/demo:busybox\nenv: {GREETING: \"hello ${WHO:-world}\"}\n")
-	// The spec that is given goes over the YAML.
-	box, err := client.Create(ctx, protocol.SandboxSpec{Memory: 1 << 30}, sdk.WithYAML(text, map[string]string{"WHO": "Ada"}))
+	box, err := client.Create(ctx, sdk.SandboxSpec{Memory: 1 << 30}, sdk.WithYAML(text, map[string]string{"WHO": "Ada"}))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -12,30 +12,28 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// exclusion says what of a tree is left out: the last pattern that matches decides.
+// exclusion says which entries of a tree to leave out. The last pattern that matches decides.
 type exclusion []excludePattern
 
 type excludePattern struct {
-	glob    []string // of each name on the path; "**" is any number of directories
+	glob    []string // one for each name of the path; "**" matches any number of directories
 	include bool     // begins with "!"
-	dirs    bool     // ends with "/": directories only
+	dirs    bool     // ends with "/": matches directories only
 }
 
-// CheckExclude says whether patterns are well-formed: invalid_argument naming "exclude[i]". They are
-// those of a .gitignore:
+// CheckExclude checks the patterns of [WithExclude]. Its error is invalid_argument naming "exclude[i]". Patterns are those
+// of a .gitignore:
 //
 //   - a pattern without a slash, or with one only at its end, matches a name at any depth: *.pyc, .venv
-//   - any other matches a path from the root of the tree on: /bin, docs/*.pdf
-//   - * and ? match within a name, [a-z] one character, ** any number of directories; a /** at the end
-//     matches everything in a directory, but not the directory itself
-//   - a slash at the end matches directories only; what is in them is left out too
-//   - ! at the beginning takes back what an earlier pattern left out, but for what is in a directory
-//     that is left out
-//   - a backslash takes the next character as it is; spaces at the end, empty patterns, and those that
-//     begin with #, say nothing
+//   - any other pattern matches a path from the root of the tree: /bin, docs/*.pdf
+//   - * and ? match within a name, [a-z] matches one character, ** any number of directories; a /** at the end matches
+//     everything in a directory but not the directory itself
+//   - a slash at the end matches only directories, and so leaves out everything below them
+//   - ! at the beginning includes again what an earlier pattern left out, unless its directory is left out
+//   - a backslash escapes the next character; spaces at the end, empty patterns and patterns that begin with # are
+//     ignored
 //
-// Beyond that, ./ at the beginning and doubled slashes say nothing, and names of classes, such as
-// [[:alpha:]], are refused.
+// Unlike git, a leading ./ and doubled slashes are ignored, and character classes such as [[:alpha:]] are refused.
 func CheckExclude(patterns []string) error {
 	_, err := parseExclude(patterns)
 	return err
@@ -56,7 +54,7 @@ func parseExclude(patterns []string) (exclusion, error) {
 	return e, nil
 }
 
-// trimSpaces takes spaces away from the end, unless a backslash keeps them.
+// trimSpaces removes spaces at the end unless a backslash escapes them.
 func trimSpaces(text string) string {
 	trimmed := strings.TrimRight(text, " ")
 	if strings.HasSuffix(trimmed, `\`) {
@@ -65,7 +63,7 @@ func trimSpaces(text string) string {
 	return trimmed
 }
 
-// classNames matches the beginning of a name of a class, which the glob does not know.
+// classNames matches the beginning of a character class, which doublestar does not support.
 var classNames = regexp.MustCompile(`\[[^]]*\[:`)
 
 func parsePattern(text string) (p excludePattern, ok bool) {
@@ -86,8 +84,8 @@ func parsePattern(text string) (p excludePattern, ok bool) {
 	return p, !slices.ContainsFunc(p.glob, func(name string) bool { return !doublestar.ValidatePattern(name) })
 }
 
-// nameGlob is the glob for one name. { and } mean themselves, and several stars one, unless they are
-// the whole name.
+// nameGlob is the glob for one name. It takes { and } literally, and several stars for one unless the name consists of
+// stars.
 func nameGlob(name string) string {
 	if len(name) > 1 && strings.Trim(name, "*") == "" {
 		return "**"
@@ -107,7 +105,7 @@ func nameGlob(name string) string {
 	return b.String()
 }
 
-// matches says whether an entry is left out. name is its path in the tree.
+// matches says whether to leave out an entry. name is its path in the tree.
 func (e exclusion) matches(name string, dir bool) bool {
 	out := false
 	names := strings.Split(name, "/")
@@ -119,7 +117,7 @@ func (e exclusion) matches(name string, dir bool) bool {
 	return out
 }
 
-// matchNames matches name by name, so that nothing but ** reaches over a slash.
+// matchNames matches name by name, so that only ** crosses a slash.
 func matchNames(glob, names []string) bool {
 	if len(glob) == 0 || len(names) == 0 {
 		return len(glob) == len(names)

@@ -2,261 +2,241 @@ package sdk
 
 import (
 	"context"
-	"time"
+	"sync"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Exec is a handle of an exec.
+// Exec is a handle for one exec: what its last call learnt about the exec, and the calls on it. It is safe for
+// concurrent use. A handle holds no resources in the fleet; dropping it does not affect the exec.
 type Exec struct {
 	client  *Client
 	sandbox *Sandbox
-	info    protocol.Exec
+	id      string
+
+	mu   sync.Mutex
+	info ExecInfo
 }
 
-// Info is the exec as the handle saw it when it was made.
-func (x *Exec) Info() protocol.Exec { return x.info }
-
-// ID is the exec's id.
-func (x *Exec) ID() string { return x.info.ID }
-
-// Result is how an exec ended.
-type Result struct {
-	Sandbox  string             `json:"sandbox"`
-	ID       string             `json:"id"`
-	State    protocol.ExecState `json:"state"`               // finished, failed, cancelled or timed_out
-	ExitCode *int               `json:"exit_code,omitempty"` // nil: not known. 128+n: died of signal n
-	Reason   string             `json:"reason,omitempty"`
-	Error    *protocol.Error    `json:"error,omitempty"` // why it failed
-	Started  time.Time          `json:"started,omitzero"`
-	Ended    time.Time          `json:"ended,omitzero"`
-
-	// What was collected of the output: up to the cap of [WithCollect], and nothing of a stream
-	// that had a writer.
-	Stdout []byte `json:"stdout,omitempty"`
-	Stderr []byte `json:"stderr,omitempty"`
-
-	StdoutBytes int64 `json:"stdout_bytes"`        // that were kept in all
-	StderrBytes int64 `json:"stderr_bytes"`        //
-	Truncated   bool  `json:"truncated,omitempty"` // the command wrote more than was kept
-
-	// OutputError says why the end of the output is missing: the log of output took none for too long, or, with
-	// reason disk_full, the disk of its host was full.
-	OutputError *protocol.Error `json:"output_error,omitempty"`
-
-	OOMKills   int    `json:"oom_kills,omitempty"`  // processes of the sandbox that the kernel killed for want of memory while it ran
-	Incomplete bool   `json:"incomplete,omitempty"` // more was kept than is in Stdout and Stderr, because of the cap
-	Sequence   uint64 `json:"sequence"`             // of the event that ended it
-	Record     uint64 `json:"-"`                    // of that event's message
+func newExec(s *Sandbox, info *ExecInfo) *Exec {
+	s.saw(info.Sequence)
+	return &Exec{client: s.client, sandbox: s, id: info.ID, info: *info}
 }
 
-// Err is nil for an exec that ended by itself, with whatever exit code. Otherwise it says why:
-// the exec's own error where it could not run or was interrupted, cancelled, or
-// deadline_exceeded with reason timeout.
-func (r *Result) Err() error {
-	switch r.State {
-	case protocol.ExecStateFinished:
-		return nil
-	case protocol.ExecStateCancelled:
-		return protocol.Errorf(protocol.Cancelled, r.Reason, "exec %s was cancelled", r.ID)
-	case protocol.ExecStateTimedOut:
-		return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonTimeout, "exec %s ran longer than its timeout", r.ID)
-	}
-	if r.Error != nil {
-		return r.Error
-	}
-	return protocol.Errorf(protocol.Internal, r.Reason, "exec %s failed and does not say why", r.ID)
-}
-
-func resultOf(e *protocol.Event) *Result {
-	d := e.Exec
-	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
-		Started: d.Started, Ended: d.Ended, StdoutBytes: d.StdoutBytes, StderrBytes: d.StderrBytes,
-		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence, Record: e.Record}
-	if r.Ended.IsZero() {
-		r.Ended = e.Time
-	}
-	return r
-}
-
-// Exec runs a command in the sandbox and waits for its end. The output is streamed into the
-// writers of [WithStdout] and [WithStderr] as it comes; what has no writer is collected after the
-// end, at most [DefaultCollect] bytes or what [WithCollect] says.
+// Exec runs a command in the sandbox and waits for its end. Output is streamed into the writers of [WithStdout] and
+// [WithStderr] as it arrives. A stream without a writer is collected into the Result, up to [DefaultCollect] bytes or
+// the limit of [WithCollect].
 //
-// A command that exits non-zero is a result and no error. The result is returned beside the error
-// of [Result.Err] where the exec was not run to its own end. When ctx ends the exec goes on: cancel
-// it with [Sandbox.Cancel], or wait again with [Sandbox.GetExec] and [Exec.Wait].
+// A command that exits non-zero is a result, not an error. If the exec could not run to its own end, Exec returns both
+// the result and the error of [Result.Err].
 //
-// Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors:
-// invalid_argument naming the field; not_found; failed_precondition where the sandbox is not
-// ready; already_exists for an id used in this sandbox before.
-func (s *Sandbox) Exec(ctx context.Context, spec protocol.ExecSpec, opts ...Option) (*Result, error) {
-	call, err := newCall("Exec", opts, "WithID", "WithRequestID", "WithStdout", "WithStderr", "WithCollect")
+// When ctx ends, the exec continues: wait for it again with [Sandbox.ExecByID] and [Exec.Wait], or end it with
+// [Exec.Cancel]. Give it an id with [WithID] to be able to.
+//
+// Options: [WithID], [WithRequestID], [WithStdout], [WithStderr], [WithCollect]. Errors: invalid_argument naming the
+// field; not_found; failed_precondition if the sandbox is not ready; already_exists for an id used in this sandbox
+// before; those of [Exec.Output].
+func (s *Sandbox) Exec(ctx context.Context, spec ExecSpec, opts ...ExecOption) (*Result, error) {
+	o := settingsOf(opts, ExecOption.forExec)
+	id, err := prepareExec(ctx, s, o, &spec, findForever)
 	if err != nil {
 		return nil, err
 	}
-	id, err := s.checkExec(ctx, &spec, findForever)
-	if err != nil {
-		return nil, err
-	}
-	out := call.destinations()
-	t, err := s.client.tail(id, call.id, out, call.streams())
+	out := o.destinations()
+	t, err := startTail(s.client, id, *o.id, out, o.streams())
 	if err != nil {
 		return nil, failed(ctx, err, "exec")
 	}
 	defer t.close()
-	sub := s.client.submit(ctx, execRequest(id, &spec, call), submitForever)
+	sub := s.client.submit(ctx, execRequest(id, &spec, o), submitForever)
 	defer sub.stop()
 	e, err := t.untilEnd(ctx, sub)
 	if err != nil {
-		return nil, failed(ctx, err, "exec "+call.id)
+		return nil, failed(ctx, err, "exec "+*o.id)
 	}
 	s.saw(e.Sequence)
 	return out.result(ctx, t, e)
 }
 
-// Start runs a command in the sandbox and waits only until that is accepted: then it is durable,
-// and will be done. Options: [WithID], [WithRequestID]. Errors as of [Sandbox.Exec].
-func (s *Sandbox) Start(ctx context.Context, spec protocol.ExecSpec, opts ...Option) (*Exec, error) {
-	call, err := newCall("Start", opts, "WithID", "WithRequestID")
+// Start runs a command in the sandbox and returns once the request is accepted: it is then durable and will be carried
+// out. Wait for the end with [Exec.Wait]. When ctx ends first, the outcome is open; repeat the call with the same
+// [WithRequestID] to learn it. Without a deadline Start gives up after [RequestTries] times the request timeout.
+//
+// Options: [WithID], [WithRequestID]. Errors are those of [Sandbox.Exec].
+func (s *Sandbox) Start(ctx context.Context, spec ExecSpec, opts ...StartOption) (*Exec, error) {
+	o := settingsOf(opts, StartOption.forStart)
+	id, err := prepareExec(ctx, s, o, &spec, findBounded)
 	if err != nil {
 		return nil, err
 	}
-	id, err := s.checkExec(ctx, &spec, findBounded)
+	reply, err := s.client.ask(ctx, execRequest(id, &spec, o), submitBounded)
 	if err != nil {
 		return nil, err
 	}
-	reply, err := s.client.ask(ctx, execRequest(id, &spec, call), submitBounded)
-	if err != nil {
-		return nil, err
-	}
-	return s.exec(reply.Exec), nil
+	return newExec(s, reply.Exec), nil
 }
 
-// exec makes a handle of an exec as an answer shows it.
-func (s *Sandbox) exec(info *protocol.Exec) *Exec {
-	s.saw(info.Sequence)
-	return &Exec{client: s.client, sandbox: s, info: *info}
-}
-
-// checkExec checks an exec, and finds its sandbox.
-func (s *Sandbox) checkExec(ctx context.Context, spec *protocol.ExecSpec, mode findMode) (id string, err error) {
-	if err := protocol.ValidateID("sandbox", s.ID()); err != nil {
-		return "", err
-	}
-	if err := spec.Validate(); err != nil {
-		return "", err
+// prepareExec checks an exec and its options, and finds its sandbox.
+func prepareExec(ctx context.Context, s *Sandbox, o *settings, spec *ExecSpec, mode findMode) (id string, err error) {
+	for _, check := range []func() error{
+		o.checkReading, o.fillIDs, func() error { return protocol.ValidateID("sandbox", s.ID()) }, spec.Validate,
+	} {
+		if err := check(); err != nil {
+			return "", err
+		}
 	}
 	return s.find(ctx, mode)
 }
 
-func execRequest(sandbox string, spec *protocol.ExecSpec, call *call) Request {
-	return Request{Verb: protocol.VerbExec, Sandbox: sandbox, ID: call.request, Payload: protocol.Request{ExecID: call.id, Exec: spec}}
+func execRequest(sandbox string, spec *ExecSpec, o *settings) Request {
+	payload := protocol.Request{ExecID: *o.id, Exec: spec}
+	return Request{Verb: protocol.VerbExec, Sandbox: sandbox, ID: *o.request, Payload: payload}
 }
 
-// RunCode runs code with an interpreter of the sandbox's image, such as "python3", "node" or "sh".
-// The code goes in on stdin, never through a shell or an argument: at most protocol.MaxStdin
-// bytes. Options and errors as of [Sandbox.Exec]; invalid_argument for an interpreter that is not
-// a plain name.
-func (s *Sandbox) RunCode(ctx context.Context, interpreter, code string, opts ...Option) (*Result, error) {
+// RunCode runs code with an interpreter of the sandbox's image, such as "python3", "node" or "sh". The code is passed
+// on stdin, never through a shell or an argument, and is at most [protocol.MaxStdin] bytes. Options, errors and the
+// effect of ctx are those of [Sandbox.Exec]; an interpreter that is not a plain name fails with invalid_argument.
+func (s *Sandbox) RunCode(ctx context.Context, interpreter, code string, opts ...ExecOption) (*Result, error) {
 	if err := protocol.ValidateInterpreter("interpreter", interpreter); err != nil {
 		return nil, err
 	}
-	return s.Exec(ctx, protocol.ExecSpec{Command: []string{interpreter, "-"}, Stdin: []byte(code)}, opts...)
+	return s.Exec(ctx, ExecSpec{Command: []string{interpreter, "-"}, Stdin: []byte(code)}, opts...)
 }
 
-// Cancel asks for the end of an exec: its whole process tree gets TERM and, after the exec's
-// grace, KILL. It returns when that is accepted; [Exec.Wait] waits for the end. To cancel one that
-// has ended is no error. Option: [WithRequestID]. Errors: not_found.
-func (s *Sandbox) Cancel(ctx context.Context, exec string, opts ...Option) error {
-	call, err := newCall("Cancel", opts, "WithRequestID")
+// ExecByID makes a handle from the id of an exec without asking whether the exec exists. Its Info is empty until a call
+// fills it.
+func (s *Sandbox) ExecByID(id string) *Exec {
+	sandbox, _ := s.ref()
+	return &Exec{client: s.client, sandbox: s, id: id, info: ExecInfo{Tenant: s.client.tenant, Sandbox: sandbox, ID: id}}
+}
+
+// GetExec reads an exec, once. Errors: not_found; unavailable if no coordinator is running.
+func (s *Sandbox) GetExec(ctx context.Context, id string) (*Exec, error) {
+	x := s.ExecByID(id)
+	if err := x.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// ID returns the exec's id.
+func (x *Exec) ID() string { return x.id }
+
+// Sandbox returns the handle of the exec's sandbox.
+func (x *Exec) Sandbox() *Sandbox { return x.sandbox }
+
+// Info returns the exec as the handle's last call described it.
+func (x *Exec) Info() ExecInfo {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.info
+}
+
+// learn keeps what an answer says, unless the handle knows something newer.
+func (x *Exec) learn(info *ExecInfo) {
+	x.sandbox.saw(info.Sequence)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if info.Sequence >= x.info.Sequence {
+		x.info = *info
+	}
+}
+
+// find checks the exec's id and returns that of its sandbox.
+func (x *Exec) find(ctx context.Context, mode findMode) (sandbox string, err error) {
+	if err := protocol.ValidateID("sandbox", x.sandbox.ID()); err != nil {
+		return "", err
+	}
+	if err := protocol.ValidateID("exec", x.ID()); err != nil {
+		return "", err
+	}
+	return x.sandbox.find(ctx, mode)
+}
+
+// Refresh reads the exec again, once, and updates Info. It never makes Info older. Errors: not_found; unavailable if no
+// coordinator is running.
+func (x *Exec) Refresh(ctx context.Context) error {
+	sandbox, err := x.find(ctx, findOnce)
 	if err != nil {
 		return err
 	}
-	if err := protocol.ValidateID("exec", exec); err != nil {
-		return err
-	}
-	id, err := s.find(ctx, findBounded)
+	reply, err := x.client.query(ctx, protocol.EndpointExec,
+		protocol.Query{Sandbox: sandbox, Exec: x.ID(), MinSequence: x.sandbox.newest()})
 	if err != nil {
 		return err
 	}
-	r := Request{Verb: protocol.VerbCancel, Sandbox: id, ID: call.request, Payload: protocol.Request{ExecID: exec}}
-	_, err = s.client.ask(ctx, r, submitBounded)
-	if err != nil && protocol.AsError(err).Reason == protocol.ReasonExecTerminal {
+	x.learn(reply.Exec)
+	return nil
+}
+
+// Cancel asks for the end of the exec: its whole process tree gets TERM and, after the exec's grace period, KILL. It
+// returns once the request is accepted; [Exec.Wait] waits for the end. Cancelling an exec that has ended succeeds. When
+// ctx ends first, the outcome is open; repeating the call is safe.
+//
+// Option: [WithRequestID]. Errors: not_found.
+func (x *Exec) Cancel(ctx context.Context, opts ...RequestOption) error {
+	o := settingsOf(opts, RequestOption.forRequest)
+	if err := o.fillIDs(); err != nil {
+		return err
+	}
+	sandbox, err := x.find(ctx, findBounded)
+	if err != nil {
+		return err
+	}
+	r := Request{Verb: protocol.VerbCancel, Sandbox: sandbox, ID: *o.request, Payload: protocol.Request{ExecID: x.ID()}}
+	reply, err := x.client.ask(ctx, r, submitBounded)
+	switch {
+	case err == nil && reply.Exec != nil:
+		x.learn(reply.Exec)
+	case err != nil && protocol.AsError(err).Reason == protocol.ReasonExecTerminal:
 		return nil
 	}
 	return err
 }
 
-// GetExec reads an exec. Errors: not_found.
-func (s *Sandbox) GetExec(ctx context.Context, exec string) (*Exec, error) {
-	if err := protocol.ValidateID("sandbox", s.ID()); err != nil {
+// Wait waits for the exec's end, no matter who started it or when, and updates Info. The writers of [WithStdout] and
+// [WithStderr] get the whole output, or what follows the offsets of [WithOffset]. Ending ctx ends only the wait. Result
+// and errors are those of [Sandbox.Exec].
+//
+// Options: [WithStdout], [WithStderr], [WithCollect], [WithOffset].
+func (x *Exec) Wait(ctx context.Context, opts ...WaitOption) (*Result, error) {
+	o := settingsOf(opts, WaitOption.forWait)
+	if err := o.checkReading(); err != nil {
 		return nil, err
 	}
-	if err := protocol.ValidateID("exec", exec); err != nil {
-		return nil, err
-	}
-	id, err := s.find(ctx, findOnce)
+	sandbox, err := x.find(ctx, findForever)
 	if err != nil {
 		return nil, err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExec, protocol.Query{Sandbox: id, Exec: exec, MinSequence: s.newest()})
-	if err != nil {
-		return nil, err
-	}
-	return s.exec(reply.Exec), nil
-}
-
-// ExecsOptions selects execs of a sandbox.
-type ExecsOptions struct {
-	States []protocol.ExecState // any of them; none: all
-	Limit  int                  // per page, 1 to 1000; 0: 100
-	Page   string               // the next of the page before
-}
-
-// Execs reads one page of the sandbox's execs. next is empty on the last page.
-func (s *Sandbox) Execs(ctx context.Context, o ExecsOptions) (execs []*Exec, next string, err error) {
-	id, err := s.find(ctx, findOnce)
-	if err != nil {
-		return nil, "", err
-	}
-	states := make([]string, len(o.States))
-	for i, state := range o.States {
-		states[i] = string(state)
-	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExecs, protocol.Query{Sandbox: id, MinSequence: s.newest(), States: states, Limit: o.Limit, Page: o.Page})
-	if err != nil {
-		return nil, "", err
-	}
-	for _, info := range reply.Execs {
-		execs = append(execs, s.exec(info))
-	}
-	return execs, reply.Next, nil
-}
-
-// Cancel asks for the exec's end; see [Sandbox.Cancel].
-func (x *Exec) Cancel(ctx context.Context, opts ...Option) error {
-	return x.sandbox.Cancel(ctx, x.info.ID, opts...)
-}
-
-// Wait waits for the exec's end, whoever started it and whenever that was. With writers it streams
-// the output, from the first byte on. Options: [WithStdout], [WithStderr], [WithCollect]. Result and
-// errors as of [Sandbox.Exec].
-func (x *Exec) Wait(ctx context.Context, opts ...Option) (*Result, error) {
-	call, err := newCall("Wait", opts, "WithStdout", "WithStderr", "WithCollect")
-	if err != nil {
-		return nil, err
-	}
-	out := call.destinations()
-	t, err := x.client.tail(x.info.Sandbox, x.info.ID, out, call.streams())
+	out := o.destinations()
+	t, err := startTail(x.client, sandbox, x.ID(), out, o.streams())
 	if err != nil {
 		return nil, failed(ctx, err, "wait")
 	}
 	defer t.close()
-	e, err := t.catchUpAndFollow(ctx, &x.info)
+	t.skipTo(o.offsets)
+	info := x.Info()
+	e, err := t.catchUpAndFollow(ctx, &info)
 	if err != nil {
-		return nil, failed(ctx, err, "wait for exec "+x.info.ID)
+		return nil, failed(ctx, err, "wait for exec "+x.ID())
 	}
-	x.sandbox.saw(e.Sequence)
+	x.learnEnd(e)
 	return out.result(ctx, t, e)
+}
+
+// learnEnd keeps what the event that ended the exec says.
+func (x *Exec) learnEnd(e *Event) {
+	info, d := x.Info(), e.Exec
+	if e.Sequence <= info.Sequence {
+		return
+	}
+	info.State, info.ExitCode, info.Reason, info.Error = d.State, d.ExitCode, e.Reason, e.Error
+	info.StartedAt, info.EndedAt = d.Started, d.Ended
+	if info.EndedAt.IsZero() {
+		info.EndedAt = e.Time
+	}
+	info.StdoutBytes, info.StderrBytes, info.Truncated, info.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
+	info.OOMKills, info.OutputError = d.OOMKills, d.OutputError
+	info.Sequence, info.Record = e.Sequence, e.Record
+	x.learn(&info)
 }

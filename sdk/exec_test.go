@@ -49,7 +49,7 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 	if r == nil || r.State != protocol.ExecStateFailed {
 		t.Errorf("what could not be run is failed: %+v", r)
 	}
-	wantError(t, s.Cancel(ctx, "never-was"), protocol.NotFound, "")
+	wantError(t, s.ExecByID("never-was").Cancel(ctx), protocol.NotFound, "")
 	_, err = s.Exec(ctx, command("true"), sdk.WithID(x.ID()))
 	wantError(t, err, protocol.AlreadyExists, "")
 	_, err = f.Client.Sandbox("never-was").Exec(ctx, command("true"))
@@ -95,13 +95,13 @@ func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
 	if err != nil || !bytes.Equal(capped.Stdout, stdout.Bytes()[:1000]) || len(capped.Stderr) != 1000 || !capped.Incomplete {
 		t.Errorf("capped at %d and %d bytes, incomplete %v, %v", len(capped.Stdout), len(capped.Stderr), capped.Incomplete, err)
 	}
-	read, err := io.ReadAll(x.Reader(ctx, sdk.Stderr))
+	read, err := io.ReadAll(x.Reader(ctx, sdk.Stderr, 0))
 	if err != nil || !bytes.Equal(read, stderr.Bytes()) {
 		t.Errorf("read %d bytes: %v", len(read), err)
 	}
 	for _, follow := range []bool{false, true} {
 		logs := map[string][]byte{}
-		for k, err := range x.Logs(ctx, sdk.LogsOptions{FromStdout: 1 << 20, FromStderr: size / 2, Follow: follow}) {
+		for k, err := range x.Output(ctx, sdk.WithOffset(sdk.Stdout, 1<<20), sdk.WithOffset(sdk.Stderr, size/2), sdk.WithFollow(follow)) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +114,7 @@ func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
 			t.Errorf("from an offset, follow %v: %d and %d bytes", follow, len(logs[sdk.Stdout]), len(logs[sdk.Stderr]))
 		}
 	}
-	for _, err := range x.Logs(ctx, sdk.LogsOptions{FromStdout: size + 1}) {
+	for _, err := range x.Output(ctx, sdk.WithOffset(sdk.Stdout, size+1)) {
 		if err != nil {
 			wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 		}
@@ -174,7 +174,7 @@ func aLoopOverOutputMayBeLeftAtOnce(t *testing.T, f *fleet.Fleet) {
 		t.Fatal(err)
 	}
 	first := func(follow bool) (text string) {
-		for k, err := range x.Logs(ctx, sdk.LogsOptions{Follow: follow}) {
+		for k, err := range x.Output(ctx, sdk.WithFollow(follow)) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -204,7 +204,7 @@ func parallelExecsSeeTheirOwnResults(t *testing.T, f *fleet.Fleet) {
 	for i := range 100 {
 		wg.Go(func() {
 			var out bytes.Buffer
-			var opts []sdk.Option
+			var opts []sdk.ExecOption
 			if i%2 == 0 {
 				opts = append(opts, sdk.WithStdout(&out))
 			}
@@ -256,12 +256,17 @@ func codeRunsFromStdin(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-func TestP9_OptionsThatACallCannotHonourAreRefused(t *testing.T) {
+func TestP9_InvalidOptionsAreRefused(t *testing.T) {
 	s := new(sdk.Client).Sandbox("x")
 	for name, call := range map[string]func() error{
-		"Stop WithID":      func() error { return s.Stop(t.Context(), sdk.WithID("y")) },
-		"Exec WithWait":    func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithWait(false)); return err },
-		"Start WithStdout": func() error { _, err := s.Start(t.Context(), command("true"), sdk.WithStdout(io.Discard)); return err },
+		"negative offset": func() error {
+			_, err := s.ExecByID("y").Wait(t.Context(), sdk.WithOffset(sdk.Stdout, -1))
+			return err
+		},
+		"unknown stream": func() error {
+			_, err := s.ExecByID("y").Wait(t.Context(), sdk.WithOffset("out", 1))
+			return err
+		},
 		"negative collect": func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithCollect(-1)); return err },
 		"bad id":           func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithID("a.b")); return err },
 		"empty id":         func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithID("")); return err },

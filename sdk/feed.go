@@ -9,34 +9,33 @@ import (
 )
 
 const (
-	// keepFeed is how long a feed without users is kept: the next exec then needs no subscription.
-	keepFeed = 5 * time.Second
-	// settleFeed is after how long a new feed reads the history once: on a cluster the servers may
-	// hear of a subscription later than of the request that followed it.
-	settleFeed = 500 * time.Millisecond
-	// recheckFirst is after how much silence the history is read, as long as somebody waits: the leader
-	// of the log republishes what it stored, and where it dies between the two nobody is told but by the
-	// next one, or nobody at all. The longer the silence, the longer it is until the next look.
-	recheckFirst = 3 * time.Second
-	recheckMost  = time.Minute
+	// feedLinger is how long an unused feed stays subscribed, so that the next exec needs no new subscription.
+	feedLinger = 5 * time.Second
+	// firstCheck is when a new feed reads the history once: servers of a cluster may learn of a subscription later than
+	// of the request that followed it.
+	firstCheck = 500 * time.Millisecond
+	// minRecheck is the silence after which a waiter's history is read. The leader of the log publishes what it stored;
+	// if it dies between the two, subscribers learn of the batch only with the next one, or never. The pause doubles
+	// with each further silence.
+	minRecheck = 3 * time.Second
+	maxRecheck = time.Minute
 )
 
-// pace is how long it is until the next look after a silence.
-type pace time.Duration
+// backoff is the pause between two rechecks.
+type backoff time.Duration
 
-// next is the pace after one more look; silent says that nothing was heard since the last one.
-func (p *pace) next(silent bool) time.Duration {
-	d := recheckFirst
+// next is the pause after one more recheck; silent says that nothing arrived since the last one.
+func (p *backoff) next(silent bool) time.Duration {
+	d := minRecheck
 	if silent {
-		d = min(2*time.Duration(*p), recheckMost)
+		d = min(2*time.Duration(*p), maxRecheck)
 	}
-	*p = pace(d)
+	*p = backoff(d)
 	return d
 }
 
-// feed is a client's one live subscription to a sandbox's history, shared by all that wait for
-// something in it. From its first batch, or from the first answer, on it delivers every batch
-// in order at least once: where a number is missing, after a reconnect and after a silence, it reads
+// feed is a client's one live subscription to a sandbox's history, shared by all its waiters. From its first batch, or
+// the first answer, on it delivers every batch in order at least once: after a gap, a reconnect or a silence it reads
 // the history.
 type feed struct {
 	client  *Client
@@ -46,25 +45,25 @@ type feed struct {
 	mu          sync.Mutex
 	users       int
 	idle        *time.Timer // runs while there are no users
-	check       *time.Timer
-	settled     bool   // it was checked once
-	checked     uint64 // heard, at the last check
-	pace        pace
+	check       *time.Timer // until the next recheck
+	settled     bool        // the first check has run
+	checked     uint64      // live, at the last check
+	backoff     backoff
 	closed      bool
 	unsubscribe func()
-	execs       map[string][]chan protocol.Event // who waits for the end of an exec
+	execs       map[string][]chan protocol.Event // waiters for the end of an exec, by exec id
 	followers   map[*follower]struct{}
 
 	last, record uint64 // newest batch delivered; 0: nothing is known yet
 	first        uint64 // first event delivered
-	heard        uint64 // newest event heard live
-	missed       bool   // something may be missed, and last does not say since when
+	live         uint64 // newest event that arrived on the subscription
+	missed       bool   // batches may have been missed while last was still unknown
 	repairing    bool
 	again        bool // repair once more
 }
 
-// feed returns the feed of a sandbox; the caller must release it. It is subscribed when feed
-// returns: a request sent afterwards on the same connection comes after the subscription.
+// feed returns the subscribed feed of a sandbox; the caller must release it. A request sent afterwards on the same
+// connection reaches the server after the subscription.
 func (c *Client) feed(sandbox string) (*feed, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +73,7 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 		f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
 			return c.history(ctx, sandbox, after)
 		}
-		stop, err := c.conn.Live(c.tenant, sandbox, f.hear)
+		stop, err := c.conn.Live(c.tenant, sandbox, f.receive)
 		if err != nil {
 			return nil, err
 		}
@@ -85,9 +84,9 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	defer f.mu.Unlock()
 	switch {
 	case f.check == nil:
-		f.check = time.AfterFunc(settleFeed, f.recheck)
-	case time.Duration(f.pace) > recheckFirst: // who comes now has not waited long
-		f.check.Reset(f.pace.next(false))
+		f.check = time.AfterFunc(firstCheck, f.recheck)
+	case time.Duration(f.backoff) > minRecheck: // a new user starts with short pauses again
+		f.check.Reset(f.backoff.next(false))
 	}
 	f.users++
 	if f.idle != nil {
@@ -97,13 +96,13 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	return f, nil
 }
 
-// release gives the feed back. It is closed when nobody has taken it for a while.
+// release gives the feed back. It is closed once it has been unused for a while.
 func (f *feed) release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.users--
 	if f.users == 0 {
-		f.idle = time.AfterFunc(keepFeed, f.closeIdle)
+		f.idle = time.AfterFunc(feedLinger, f.closeIdle)
 	}
 }
 
@@ -150,13 +149,13 @@ func (f *feed) drop(id string, ended chan protocol.Event) {
 	f.execs[id] = waiting
 }
 
-// hear takes a live batch.
-func (f *feed) hear(b *protocol.Batch) {
+// receive handles a batch that arrived on the subscription.
+func (f *feed) receive(b *protocol.Batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.heard = max(f.heard, b.Last())
+	f.live = max(f.live, b.Last())
 	switch {
-	case f.repairing: // the repair goes on until it has read this one
+	case f.repairing: // the repair continues until it has read this batch
 	case f.last != 0 && b.Last() <= f.last:
 	case f.last != 0 && b.First() != f.last+1:
 		f.repair()
@@ -165,7 +164,7 @@ func (f *feed) hear(b *protocol.Batch) {
 	}
 }
 
-// deliver hands a batch to all that wait for it. f.mu is held.
+// deliver hands a batch to all waiters. f.mu is held.
 func (f *feed) deliver(b *protocol.Batch) {
 	if f.first == 0 {
 		f.first = b.First()
@@ -177,7 +176,7 @@ func (f *feed) deliver(b *protocol.Batch) {
 			continue
 		}
 		for _, ended := range f.execs[e.Exec.ID] {
-			ended <- *e // has room for the one event that ends the exec
+			ended <- *e // has room: only one event ends an exec
 		}
 		delete(f.execs, e.Exec.ID)
 	}
@@ -186,13 +185,13 @@ func (f *feed) deliver(b *protocol.Batch) {
 	}
 }
 
-// knows tells the feed that the caller waits for what follows an event, which is at a record of
-// the log; 0: it does not know which. Where the feed does not reach back so far it reads what is between.
-func (f *feed) knows(sequence, record uint64) {
+// coverFrom says that the caller waits for what follows an event, with the event's record or 0 if that is not known. If
+// the feed does not reach back that far, it reads the events between. Sequence 0 means that the caller knows none.
+func (f *feed) coverFrom(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case sequence == 0: // it knows nothing either
+	case sequence == 0:
 	case f.last == 0:
 		f.last, f.record, f.first = sequence, record, sequence+1
 		if f.missed {
@@ -203,16 +202,16 @@ func (f *feed) knows(sequence, record uint64) {
 	}
 }
 
-// replay is knows for a caller that came after the event: it delivers again all that follows.
+// replay is coverFrom for a caller that subscribed after the event: it delivers everything after the event again.
 func (f *feed) replay(sequence, record uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rewind(sequence, record)
 }
 
-// rewind delivers again what follows an event. f.mu is held.
+// rewind delivers everything after an event again. f.mu is held.
 func (f *feed) rewind(sequence, record uint64) {
-	f.heard = max(f.heard, f.last)
+	f.live = max(f.live, f.last)
 	if f.first == 0 || f.first > sequence+1 {
 		f.first = sequence + 1
 	}
@@ -222,15 +221,15 @@ func (f *feed) rewind(sequence, record uint64) {
 	f.repair()
 }
 
-// recheck reads the history once when the feed has settled, and then where somebody waits and
-// nothing was heard since the last time.
+// recheck reads the history once after the feed has subscribed, and again whenever somebody waits and nothing has
+// arrived since the last check.
 func (f *feed) recheck() {
 	f.mu.Lock()
-	silent := f.settled && f.heard == f.checked
+	silent := f.settled && f.live == f.checked
 	due := !f.settled || f.users > 0 && silent
-	f.settled, f.checked = true, f.heard
-	if again := f.pace.next(silent); !f.closed && f.client.ctx.Err() == nil {
-		f.check.Reset(again)
+	f.settled, f.checked = true, f.live
+	if pause := f.backoff.next(silent); !f.closed && f.client.ctx.Err() == nil {
+		f.check.Reset(pause)
 	}
 	f.mu.Unlock()
 	if due {
@@ -238,8 +237,7 @@ func (f *feed) recheck() {
 	}
 }
 
-// mayHaveMissed is called when live batches may have been lost. One look is enough for all that follow:
-// what it finds is delivered to them.
+// mayHaveMissed is called when live batches may have been lost. One read of the history serves all followers.
 func (f *feed) mayHaveMissed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -253,7 +251,7 @@ func (f *feed) mayHaveMissed() {
 	}
 }
 
-// repair reads the history after the newest batch. f.mu is held.
+// repair reads the history after the newest batch, in the background. f.mu is held.
 func (f *feed) repair() {
 	if f.repairing {
 		f.again = true
@@ -266,20 +264,20 @@ func (f *feed) repair() {
 	f.client.wg.Add(1)
 	go func() {
 		defer f.client.wg.Done()
-		for !f.repaired() {
+		for !f.repairOnce() {
 		}
 	}()
 }
 
-// repaired reads the history once, and says whether that was enough.
-func (f *feed) repaired() bool {
+// repairOnce reads the history, and says whether the repair is done.
+func (f *feed) repairOnce() bool {
 	f.mu.Lock()
 	f.again = false
-	record, heard := f.record, f.heard
+	record, live := f.record, f.live
 	f.mu.Unlock()
 	batches, err := f.read(f.client.ctx, record)
 	if err != nil {
-		// A client that is closed needs no repair; a connection that is away comes back.
+		// Retry until the connection is back. A closed client needs no repair.
 		return !pause(f.client.ctx, retryPause)
 	}
 	f.mu.Lock()
@@ -293,9 +291,9 @@ func (f *feed) repaired() bool {
 		}
 		f.record = max(f.record, b.Record)
 	}
-	// What was heard meanwhile may have been stored after the log was read. What was heard before,
-	// and is not there, is not waited for.
-	if f.again || f.last < f.heard && (f.heard > heard || len(batches) > 0) {
+	// A batch that arrived during the read may have been stored after it, so read again. A batch that had arrived
+	// before the read and is not in the log never will be.
+	if f.again || f.last < f.live && (f.live > live || len(batches) > 0) {
 		return false
 	}
 	f.repairing = false

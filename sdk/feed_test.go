@@ -55,12 +55,12 @@ func TestWhatIsHeardWhileTheLogIsReadIsDelivered(t *testing.T) {
 		}
 		err = write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady, Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
 		if err == nil {
-			err = until(func() bool { return f.heard == 2 })
+			err = until(func() bool { return f.live == 2 })
 		}
 		return batches, err
 	}
 	f.mu.Unlock()
-	f.knows(1, record)
+	f.coverFrom(1, record)
 	f.mayHaveMissed()
 	if err := until(func() bool { return !f.repairing }); err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 	}
 	write(protocol.Event{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending})
 
-	told := eventsOf(ctx, c)
+	told := followEvents(ctx, c)
 	f, err := c.feed("s")
 	if err != nil {
 		t.Fatal(err)
@@ -97,8 +97,8 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 	defer f.release()
 	ended, forget := f.awaitExec("x")
 	defer forget()
-	f.knows(1, record)
-	time.Sleep(settleFeed + 200*time.Millisecond)
+	f.coverFrom(1, record)
+	time.Sleep(firstCheck + 200*time.Millisecond)
 	silence(ctx, t, server)
 
 	write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady, Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
@@ -130,12 +130,12 @@ func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := eventsOf(ctx, c)
+	told := followEvents(ctx, c)
 	<-told
 	tail, publish, output := outputOf(t, c, ctx)
 	publish("one", 0, 3)
 	heard(ctx, t, output, "one")
-	time.Sleep(settleFeed + 200*time.Millisecond)
+	time.Sleep(firstCheck + 200*time.Millisecond)
 	tail.check.Reset(time.Hour) // no later look finds them
 	tail.feed.mu.Lock()
 	tail.feed.check.Reset(time.Hour)
@@ -145,7 +145,7 @@ func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
 	if _, err := c.conn.Append(ctx, b, record); err != nil {
 		t.Fatal(err)
 	}
-	tail.deafen()
+	tail.stop()
 	publish("two", 3, 6)
 	nc, err := nats.Connect(server.ClientURL())
 	if err != nil {
@@ -168,26 +168,26 @@ func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
 
 func TestLooksAfterASilenceBecomeRare(t *testing.T) {
 	t.Parallel()
-	var p pace
+	var p backoff
 	p.next(false)
 	var looks []time.Duration
 	for at := time.Duration(0); at < 10*time.Minute; {
 		looks = append(looks, p.next(true))
 		at += looks[len(looks)-1]
 	}
-	if looks[0] != 2*recheckFirst || looks[len(looks)-1] != recheckMost || len(looks) > 15 || !slices.IsSorted(looks) {
+	if looks[0] != 2*minRecheck || looks[len(looks)-1] != maxRecheck || len(looks) > 15 || !slices.IsSorted(looks) {
 		t.Errorf("the pauses are %v", looks)
 	}
-	if p.next(false) != recheckFirst {
+	if p.next(false) != minRecheck {
 		t.Error("what is heard does not bring back the first pause")
 	}
 }
 
-// eventsOf follows the events of s from the first one on.
-func eventsOf(ctx context.Context, c *Client) <-chan protocol.Event {
+// followEvents follows the events of s from the first one on.
+func followEvents(ctx context.Context, c *Client) <-chan protocol.Event {
 	told := make(chan protocol.Event, 10)
 	go func() {
-		for e, err := range c.Events(ctx, "s", 1, true) {
+		for e, err := range c.Sandbox("s").Events(ctx, WithFollow(true)) {
 			if err != nil {
 				return
 			}
@@ -229,7 +229,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish
 	t.Helper()
 	got = make(chan string, 10)
 	out := &yielder{yield: func(k Chunk, _ error) bool { got <- string(k.Data); return true }}
-	tail, err := c.tail("s", "x", out, true)
+	tail, err := startTail(c, "s", "x", out, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +277,7 @@ func TestOutputThatNobodyWasToldOfIsFound(t *testing.T) {
 	tail, publish, got := outputOf(t, c, ctx)
 	publish("one", 0, 3)
 	heard(ctx, t, got, "one")
-	tail.deafen()
+	tail.stop()
 	publish("two", 3, 6)
 	heard(ctx, t, got, "two")
 }
@@ -294,7 +294,7 @@ func TestOutputThatWasStoredAheadComesInItsOrder(t *testing.T) {
 	select {
 	case text := <-got:
 		t.Fatalf("%q came before what is missing", text)
-	case <-time.After(recheckFirst + 500*time.Millisecond): // the log was read meanwhile
+	case <-time.After(minRecheck + 500*time.Millisecond): // the log was read meanwhile
 	}
 	publish("1", 0, 1)
 	for _, want := range []string{"1", "2", "3", "45"} {
@@ -307,7 +307,7 @@ func TestOutputThatIsNotKeptIsToldFromOutputThatIsOnItsWay(t *testing.T) {
 	for what, chunk := range map[string]struct{ offset, stored int64 }{
 		"what is missing was stored":            {2, 1},
 		"a chunk that follows all that was":     {2, 3},
-		"further ahead than any publisher gets": {outputReach + 1, 0},
+		"further ahead than any publisher gets": {maxAhead + 1, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

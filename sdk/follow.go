@@ -6,26 +6,26 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// followerRoom is how many batches wait for a follower that is slow. What finds no room is dropped
-// and read from the history later, so that a slow reader costs bounded memory.
-const followerRoom = 256
+// followerBuffer is how many batches wait for a slow follower. It drops the rest and reads them from the history later,
+// so that a slow reader uses a bounded amount of memory.
+const followerBuffer = 256
 
-// follower reads a sandbox's history in order, each batch once, from a position on and for ever.
-// It belongs to one goroutine; push and mayHaveMissed are called by the feed.
+// follower reads a sandbox's history in order, each batch once, from a position on and without end. It belongs to one
+// goroutine, except that the feed calls push and mayHaveMissed.
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch
 	missing chan struct{} // has room for one: read the history
 
-	last, record uint64 // the batch before the next one; record may be 0 where it is not known
+	last, record uint64 // sequence and record of the last batch returned; record 0: not known
 	backlog      []*protocol.Batch
 }
 
-// follow makes a follower, which starts behind an event. record is the one of that event, 0 where
-// it is not known. Nothing is replayed unless the follower is told that it may have missed something.
-// The caller must close it.
+// follow makes a follower that starts after an event. record is that of the event, 0 if it is not known. The follower
+// replays nothing unless it learns that it may have missed something. The caller must close it.
 func (f *feed) follow(last, record uint64) *follower {
-	w := &follower{feed: f, live: make(chan *protocol.Batch, followerRoom), missing: make(chan struct{}, 1), last: last, record: record}
+	w := &follower{feed: f, last: last, record: record,
+		live: make(chan *protocol.Batch, followerBuffer), missing: make(chan struct{}, 1)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.followers[w] = struct{}{}
@@ -87,7 +87,7 @@ func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
 	}
 }
 
-// read reads the history after the last batch, trying until it can be read or ctx ends.
+// read reads the history after the last batch, retrying until that succeeds or ctx ends.
 func (w *follower) read(ctx context.Context) error {
 	for {
 		batches, err := w.feed.client.history(ctx, w.feed.sandbox, w.record)

@@ -62,7 +62,7 @@ func TestMissingOutputIsTold(t *testing.T) {
 	subject := func(name string) string { return protocol.LogSubject(protocol.DefaultTenant, "s", name) }
 	f.Eventually(20*time.Second, "the output that goes on is kept", func() error {
 		var size int
-		for k, err := range execs["runs"].Logs(ctx, sdk.LogsOptions{}) {
+		for k, err := range execs["runs"].Output(ctx) {
 			if err != nil {
 				return err
 			}
@@ -90,7 +90,7 @@ func TestMissingOutputIsTold(t *testing.T) {
 	remove("end", func() (*natsjs.RawStreamMsg, error) { return logs.GetLastMsgForSubject(ctx, subject("end")) })
 
 	all := func(ctx context.Context, x *sdk.Exec, follow bool) (last error) {
-		for _, err := range x.Logs(ctx, sdk.LogsOptions{Follow: follow}) {
+		for _, err := range x.Output(ctx, sdk.WithFollow(follow)) {
 			last = err
 		}
 		return last
@@ -123,7 +123,7 @@ func TestMissingOutputIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	delete(execs, "runs") // it may be followed for as long as it runs
-	for _, err := range client.Sandbox("s").Logs(ctx, false) {
+	for _, err := range client.Sandbox("s").Logs(ctx) {
 		wantUnread(t, err)
 	}
 	readAll(wantUnread)

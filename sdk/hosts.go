@@ -2,58 +2,97 @@ package sdk
 
 import (
 	"context"
+	"fmt"
+	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Hosts are the fleet's, not the tenant's: what follows here is for operators.
+// Hosts reads and controls the hosts of the fleet. Hosts belong to the fleet, not to a tenant, so its methods are for
+// operators. They name a host by its worker's name or by its own id.
+type Hosts struct{ client *Client }
 
-// Host reads what is known of one host, by the name of its worker or by its own id. Error: not_found.
-func (c *Client) Host(ctx context.Context, name string) (*protocol.Host, error) {
-	hosts, err := c.Hosts(ctx)
+// Hosts returns the part of the API that is about hosts.
+func (c *Client) Hosts() *Hosts { return &Hosts{c} }
+
+// List reads all hosts as a coordinator knows them now. The sequence ends with the first error. Errors: unavailable if
+// no coordinator is running.
+func (h *Hosts) List(ctx context.Context) iter.Seq2[*Host, error] {
+	return pages("", func(page string) (*Page[*Host], error) {
+		reply, err := h.client.query(ctx, protocol.EndpointHosts, protocol.Query{Page: page})
+		if err != nil {
+			return nil, err
+		}
+		return &Page[*Host]{Items: reply.Hosts, Next: reply.Next}, nil
+	})
+}
+
+// Get reads one host. Errors: not_found; unavailable if no coordinator is running.
+func (h *Hosts) Get(ctx context.Context, name string) (*Host, error) {
+	hosts, err := ReadAll(h.List(ctx))
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, h := range hosts {
-		if h.Worker == name || h.HostID == name {
-			return h, nil
+	for _, host := range hosts {
+		if host.Worker == name || host.HostID == name {
+			return host, nil
 		}
-		names = append(names, h.Worker)
 	}
-	return nil, unknownHost("host", name, names)
+	return nil, unknownHost("host", name, hosts)
 }
 
-// CordonHost has a host get no new work, resumes of what is stopped on it included. What runs there goes on. It
-// holds until [Client.UncordonHost], also over a restart of its worker. Error: not_found.
-func (c *Client) CordonHost(ctx context.Context, name string) error {
-	return c.wishOf(ctx, name, func(w *protocol.HostWish) error {
+// maxNamed is how many of the fleet's workers an error names.
+const maxNamed = 20
+
+// unknownHost is the error for a name that no worker has.
+func unknownHost(field, name string, hosts []*Host) error {
+	names := make([]string, len(hosts))
+	for i, host := range hosts {
+		names[i] = host.Worker
+	}
+	known := "it has none"
+	if slices.Sort(names); len(names) > maxNamed {
+		known = fmt.Sprintf("it has %s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
+	} else if len(names) > 0 {
+		known = "it has " + strings.Join(names, ", ")
+	}
+	message := fmt.Sprintf("the fleet has no worker %.80s; %s", name, known)
+	return &Error{Code: protocol.NotFound, Field: field, Message: message}
+}
+
+// Cordon gives a host no new work, not even resumes of sandboxes that are stopped on it. What runs there continues. The
+// cordon lasts until [Hosts.Uncordon], across restarts of the worker. When ctx ends first, the outcome is open;
+// repeating the call is safe. Errors: not_found.
+func (h *Hosts) Cordon(ctx context.Context, name string) error {
+	return h.changeIntent(ctx, name, func(w *protocol.HostWish) error {
 		w.Cordoned = true
 		return nil
 	})
 }
 
-// UncordonHost takes a cordon back, and a drain with it. Error: not_found.
-func (c *Client) UncordonHost(ctx context.Context, name string) error {
-	return c.wishOf(ctx, name, func(w *protocol.HostWish) error {
+// Uncordon ends a cordon, and a drain with it. Sandboxes that the drain has ended are not restored. Errors: not_found.
+func (h *Hosts) Uncordon(ctx context.Context, name string) error {
+	return h.changeIntent(ctx, name, func(w *protocol.HostWish) error {
 		w.Cordoned, w.Drain = false, nil
 		return nil
 	})
 }
 
-// DrainHost cordons a host and has what runs on it go. A sandbox with on_host_loss replace is made again elsewhere
-// once none of its execs is active and another host takes it. The others are waited for; what still runs so long
-// from now is ended with reason drained: one with replace is made again elsewhere, one with fail fails, one with
-// wait is stopped. 0 waits for ever; a repeated call with 0 leaves the deadline as it was. It does not wait for the
-// host to be empty, see [Client.WaitDrained]. Errors: invalid_argument, not_found.
-func (c *Client) DrainHost(ctx context.Context, name string, deadline time.Duration) error {
+// Drain cordons a host and empties it. A sandbox with on_host_loss replace is recreated elsewhere as soon as it has no
+// active exec and another host takes it; the drain waits for all others. What still runs after deadline, counted from
+// now, is ended with reason drained: a sandbox with replace is recreated elsewhere, one with fail fails, one with wait
+// is stopped. A deadline of 0 waits without limit or, if the host is being drained, leaves the deadline as it was.
+//
+// Drain returns once the fleet knows of it; [Hosts.WaitDrained] waits for the end. Errors: invalid_argument; not_found.
+func (h *Hosts) Drain(ctx context.Context, name string, deadline time.Duration) error {
 	if deadline < 0 {
 		return protocol.Invalid("deadline", "must not be negative, got %s", deadline)
 	}
-	return c.wishOf(ctx, name, func(w *protocol.HostWish) error {
-		now := c.Now(ctx)
+	return h.changeIntent(ctx, name, func(w *protocol.HostWish) error {
+		now := h.client.Now(ctx)
 		drain := protocol.HostDrain{Since: now}
 		if w.Drain != nil {
 			drain = *w.Drain
@@ -68,30 +107,30 @@ func (c *Client) DrainHost(ctx context.Context, name string, deadline time.Durat
 
 const hostPoll = 300 * time.Millisecond
 
-// WaitDrained waits until no sandbox runs on a host, or is being removed there. report hears of the host as it is,
-// at first and with each change; it may be nil. Errors: failed_precondition where the drain was taken back;
-// not_found.
-func (c *Client) WaitDrained(ctx context.Context, name string, report func(*protocol.Host)) error {
-	var before *protocol.Host
+// WaitDrained waits until no sandbox runs or is being removed on a host. It calls report, unless that is nil, with the
+// host as it is at first and after each change. Ending ctx ends only the wait. Errors: failed_precondition if the drain
+// was undone; not_found.
+func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)) error {
+	var before *Host
 	for {
-		h, err := c.Host(ctx, name)
+		host, err := h.Get(ctx, name)
 		if isTransient(err) && pause(ctx, hostPoll) {
 			continue
 		}
 		if err != nil {
 			return failed(ctx, err, "wait for the drain")
 		}
-		if report != nil && (before == nil || before.Sandboxes != h.Sandboxes || before.Execs != h.Execs || before.State != h.State) {
-			report(h)
+		if report != nil && hasProgressed(before, host) {
+			report(host)
 		}
-		before = h
+		before = host
 		switch {
-		case h.Drain != nil && h.Sandboxes == 0:
+		case host.Drain != nil && host.Sandboxes == 0:
 			return nil
-		case h.Drain == nil:
-			w, err := c.conn.HostWish(ctx, h.HostID) // a coordinator may not have heard of it yet
+		case host.Drain == nil:
+			w, err := h.client.conn.HostWish(ctx, host.HostID) // coordinators may not know of the drain yet
 			if err == nil && w.Drain == nil {
-				return protocol.Errorf(protocol.FailedPrecondition, "", "the drain of worker %s was taken back", name)
+				return protocol.Errorf(protocol.FailedPrecondition, "", "the drain of worker %s was undone", name)
 			}
 		}
 		if !pause(ctx, hostPoll) {
@@ -100,34 +139,46 @@ func (c *Client) WaitDrained(ctx context.Context, name string, report func(*prot
 	}
 }
 
-// ForgetHost gives up a host that does not come back, and waits until that is decided: its sandboxes that were to be
-// deleted become deleted; those that are made again elsewhere, are; the others fail with reason host_forgotten, the
-// stopped ones too. Only a host that is lost can be forgotten. One that comes back later removes what is left on it
-// before it takes work. Errors: failed_precondition for a host that is not lost; not_found.
-func (c *Client) ForgetHost(ctx context.Context, name string) error {
-	h, err := c.Host(ctx, name)
+// hasProgressed says whether a draining host differs from how it was before, nil at first.
+func hasProgressed(before, now *Host) bool {
+	return before == nil || before.Sandboxes != now.Sandboxes || before.Execs != now.Execs || before.State != now.State
+}
+
+// Forget gives up a lost host for good, and waits until the fleet has decided what becomes of its sandboxes: those that
+// were being deleted become deleted, those with on_host_loss replace are recreated elsewhere, and all others, stopped
+// ones too, fail with reason host_forgotten. If the host comes back later, its worker removes what is left on it before
+// it takes work. When ctx ends, the fleet carries on. Errors: failed_precondition for a host that is not lost;
+// not_found.
+func (h *Hosts) Forget(ctx context.Context, name string) error {
+	host, err := h.Get(ctx, name)
 	if err != nil {
 		return err
 	}
-	if h.State != protocol.HostLost {
+	if host.State != protocol.HostLost {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonHostHeld,
-			"the host of worker %s is %s, and only one that is lost can be forgotten: stop its worker, and wait until `host list` shows it as lost", h.Worker, h.State)
+			"the host of worker %s is %s, and only a lost host can be forgotten: "+
+				"stop its worker, and wait until `host list` shows the host as lost",
+			host.Worker, host.State)
 	}
-	if _, err := c.conn.ChangeHostWish(ctx, h.HostID, func(w *protocol.HostWish) error {
-		if w.Worker = h.Worker; w.Forget == nil || w.Forget.Refused != nil {
-			w.Forget = &protocol.HostForget{Since: c.Now(ctx)}
+	if _, err := h.client.conn.ChangeHostWish(ctx, host.HostID, func(w *protocol.HostWish) error {
+		if w.Worker = host.Worker; w.Forget == nil || w.Forget.Refused != nil {
+			w.Forget = &protocol.HostForget{Since: h.client.Now(ctx)}
 		}
 		return nil
 	}); err != nil {
 		return failed(ctx, err, "forget the host")
 	}
+	return h.waitForgotten(ctx, host.HostID)
+}
+
+func (h *Hosts) waitForgotten(ctx context.Context, hostID string) error {
 	for {
-		w, err := c.conn.HostWish(ctx, h.HostID)
+		w, err := h.client.conn.HostWish(ctx, hostID)
 		switch {
 		case isTransient(err):
 		case err != nil:
 			return failed(ctx, err, "forget the host")
-		case w.Forget == nil || w.Forget.Done && c.isGone(ctx, h.HostID):
+		case w.Forget == nil || w.Forget.Done && h.isGone(ctx, hostID):
 			return nil
 		case w.Forget.Refused != nil:
 			return w.Forget.Refused
@@ -138,21 +189,21 @@ func (c *Client) ForgetHost(ctx context.Context, name string) error {
 	}
 }
 
-// isGone says whether the host is listed no more.
-func (c *Client) isGone(ctx context.Context, hostID string) bool {
-	hosts, err := c.Hosts(ctx)
-	return err == nil && !slices.ContainsFunc(hosts, func(h *protocol.Host) bool { return h.HostID == hostID })
+// isGone says whether coordinators no longer list the host.
+func (h *Hosts) isGone(ctx context.Context, hostID string) bool {
+	hosts, err := ReadAll(h.List(ctx))
+	return err == nil && !slices.ContainsFunc(hosts, func(host *Host) bool { return host.HostID == hostID })
 }
 
-// wishOf changes what is wanted of a host.
-func (c *Client) wishOf(ctx context.Context, name string, change func(w *protocol.HostWish) error) error {
-	h, err := c.Host(ctx, name)
+// changeIntent changes the operator intent for a host.
+func (h *Hosts) changeIntent(ctx context.Context, name string, change func(w *protocol.HostWish) error) error {
+	host, err := h.Get(ctx, name)
 	if err != nil {
 		return err
 	}
-	_, err = c.conn.ChangeHostWish(ctx, h.HostID, func(w *protocol.HostWish) error {
-		w.Worker = h.Worker
+	_, err = h.client.conn.ChangeHostWish(ctx, host.HostID, func(w *protocol.HostWish) error {
+		w.Worker = host.Worker
 		return change(w)
 	})
-	return failed(ctx, err, "write what is wanted of the host")
+	return failed(ctx, err, "store what the operator wants of the host")
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -15,142 +16,157 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ImageFile is a file to import an image from.
-type ImageFile struct {
-	Ref     string        // the image's name, NAME or NAME:TAG, in place of those that an archive has
-	Content io.ReadSeeker // an archive of docker save, an OCI image layout, or a root filesystem, as tar, plain or compressed with gzip, bzip2 or zstd
-	Changes []string      // Dockerfile instructions for the image of a root filesystem, such as "ENV A=1"
-	Workers []string      // names of those that should have it; none: all, also those that come later
+// Images imports images into the fleet, so that it needs no registry, and lists what the hosts have. Images belong to
+// the fleet, not to a tenant, so its methods are for operators.
+type Images struct{ client *Client }
 
-	Progress func(sent, total int64) // of the upload; may be nil
+// Images returns the part of the API that is about images.
+func (c *Client) Images() *Images { return &Images{c} }
+
+// List reads the imported images, sorted by name. The sequence ends with the first error.
+func (i *Images) List(ctx context.Context) iter.Seq2[*ImportedImage, error] {
+	return listOf(func() ([]*ImportedImage, error) {
+		imported, _, err := i.read(ctx)
+		return imported, err
+	})
 }
 
-// ImportImage uploads an image and has the fleet's hosts get it, in place of what was imported under
-// its name before. They keep it until [Client.RemoveImage], so that a fleet needs no registry; a
-// host that joins later gets it too. [Client.WaitImage] waits for them. Images are the fleet's, not
-// the tenant's: importing is for operators.
+// OnHosts reads which images each worker manages, pulled and imported ones, sorted by worker. Images that others
+// brought to a host are not listed. The sequence ends with the first error.
+func (i *Images) OnHosts(ctx context.Context) iter.Seq2[*HostImages, error] {
+	return listOf(func() ([]*HostImages, error) {
+		_, hosts, err := i.read(ctx)
+		return hosts, err
+	})
+}
+
+func (i *Images) read(ctx context.Context) (imported []*ImportedImage, hosts []*HostImages, err error) {
+	imported, hosts, err = i.client.conn.Images(ctx)
+	slices.SortFunc(imported, func(a, b *ImportedImage) int { return strings.Compare(a.Ref, b.Ref) })
+	slices.SortFunc(hosts, func(a, b *HostImages) int { return strings.Compare(a.Worker, b.Worker) })
+	return imported, hosts, failed(ctx, err, "list images")
+}
+
+// Import uploads an image and gives it to the fleet's hosts under the name ref, NAME or NAME:TAG, in place of an
+// earlier import under that name. Names inside the content do not count. Hosts keep the image until [Images.Remove];
+// a host that joins later gets it too. [Images.Wait] waits for the hosts.
 //
-// Errors: invalid_argument for a name that is none, and for a file that is no tar, or an archive of
-// more than one image; not_found, field workers, for a worker that the fleet does not know.
-func (c *Client) ImportImage(ctx context.Context, f ImageFile) (*protocol.WantedImage, error) {
-	ref, err := imageref.Full("ref", f.Ref)
+// The content is a tar, plain or compressed with gzip, bzip2 or zstd: an archive that docker save wrote, an OCI image
+// layout, or a root file system. Import reads it twice or more, seeking back to its start. When ctx ends, an incomplete
+// upload is discarded; repeating the call is safe.
+//
+// Options: [WithWorkers], [WithProgress], [WithChanges] for a root file system. Errors: invalid_argument for a name or
+// content that is no image or more than one; not_found for a worker that the fleet does not know.
+func (i *Images) Import(ctx context.Context, ref string, content io.ReadSeeker, opts ...ImportOption) (
+	*ImportedImage, error) {
+	o := settingsOf(opts, ImportOption.forImport)
+	image, err := i.describe(ctx, ref, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := inspectContent(ctx, image, content); err != nil {
+		return nil, err
+	}
+	put := func() error {
+		if _, err := content.Seek(0, io.SeekStart); err != nil {
+			return fileError(err)
+		}
+		var from io.Reader = content
+		if o.progress != nil {
+			from = &progressReader{r: content, total: int64(image.Size), report: o.progress}
+		}
+		return i.client.conn.PutImageFile(ctx, image.Digest, from)
+	}
+	if err = retryUpload(ctx, put); err == nil {
+		err = i.client.conn.WantImage(ctx, image)
+	}
+	if err == nil { // a removal of another image with the same content may have deleted the file just before that
+		err = retryUpload(ctx, put)
+	}
+	return image, failed(ctx, err, "upload the image")
+}
+
+// describe checks an import and returns the image without what its content tells.
+func (i *Images) describe(ctx context.Context, name string, o *settings) (*ImportedImage, error) {
+	ref, err := imageref.Full("ref", name)
 	if err != nil {
 		return nil, err
 	}
 	if imageref.Registry(ref) == imageref.LocalRegistry {
-		return nil, protocol.Invalid("ref", "%s is for the names that workers give: %.80q", imageref.LocalRegistry, f.Ref)
+		return nil, protocol.Invalid("ref", "%s is reserved for names that workers give: %.80q", imageref.LocalRegistry, name)
 	}
 	if strings.Contains(ref, "@") {
-		return nil, protocol.Invalid("ref", "must be a name with a tag, not a digest: %.80q", f.Ref)
+		return nil, protocol.Invalid("ref", "must be a name with a tag, not a digest: %.80q", name)
 	}
-	for _, w := range f.Workers {
+	for _, w := range o.workers {
 		if err := protocol.ValidateID("workers", w); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.knownWorkers(ctx, f.Workers); err != nil {
+	if err := i.checkWorkers(ctx, o.workers); err != nil {
 		return nil, err
 	}
-	want := &protocol.WantedImage{Ref: ref, Changes: f.Changes, Workers: f.Workers, Time: c.Now(ctx)}
-	sum := sha256.New()
-	size := &counter{w: sum}
-	info, err := imagetar.Inspect(io.TeeReader(&cancellable{ctx, f.Content}, size))
-	if err == nil {
-		_, err = io.Copy(size, f.Content) // what a decompressor left
-	}
-	if err != nil {
-		return nil, failed(ctx, err, "read the image")
-	}
-	if info.Format == protocol.ImageArchive && len(f.Changes) > 0 {
-		return nil, protocol.Invalid("changes", "apply to root filesystems only, and this is an archive with an image")
-	}
-	want.Format, want.Size, want.Digest = info.Format, protocol.Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
-	put := func() error {
-		if _, err := f.Content.Seek(0, io.SeekStart); err != nil {
-			return fileError(err)
-		}
-		var content io.Reader = f.Content
-		if f.Progress != nil {
-			content = &watched{r: f.Content, total: size.n, tell: f.Progress}
-		}
-		return c.conn.PutImageFile(ctx, want.Digest, content)
-	}
-	if err = tryUpload(ctx, put); err == nil {
-		err = c.conn.WantImage(ctx, want)
-	}
-	if err == nil { // who gave up another image of the same content may have removed its file just before that
-		err = tryUpload(ctx, put)
-	}
-	return want, failed(ctx, err, "upload the image")
+	return &ImportedImage{Ref: ref, Changes: o.changes, Workers: o.workers, Time: i.client.Now(ctx)}, nil
 }
 
-// knownWorkers refuses names of workers that the fleet does not know: nobody would ever have the image for them.
-func (c *Client) knownWorkers(ctx context.Context, workers []string) error {
+// inspectContent reads the content to its end, and adds its format, size and digest to the image.
+func inspectContent(ctx context.Context, image *ImportedImage, content io.Reader) error {
+	sum := sha256.New()
+	size := &countingWriter{w: sum}
+	info, err := imagetar.Inspect(io.TeeReader(&contextReader{ctx, content}, size))
+	if err == nil {
+		_, err = io.Copy(size, content) // a decompressor may not read to the end
+	}
+	if err != nil {
+		return failed(ctx, err, "read the image")
+	}
+	if info.Format == protocol.ImageArchive && len(image.Changes) > 0 {
+		return protocol.Invalid("changes", "apply to root file systems only, and this is an archive with an image")
+	}
+	image.Format, image.Size, image.Digest = info.Format, Bytes(size.n), "sha256-"+hex.EncodeToString(sum.Sum(nil))
+	return nil
+}
+
+// checkWorkers refuses workers that the fleet does not know: no host would ever have the image for them.
+func (i *Images) checkWorkers(ctx context.Context, workers []string) error {
 	if len(workers) == 0 {
 		return nil
 	}
-	hosts, err := c.Hosts(ctx)
+	hosts, err := ReadAll(i.client.Hosts().List(ctx))
 	if err != nil {
 		return err
 	}
-	names := make([]string, 0, len(hosts))
-	for _, h := range hosts {
-		names = append(names, h.Worker)
-	}
-	for i, w := range workers {
-		if !slices.Contains(names, w) {
-			return unknownHost(fmt.Sprintf("workers[%d]", i), w, names)
+	for n, w := range workers {
+		if !slices.ContainsFunc(hosts, func(h *Host) bool { return h.Worker == w }) {
+			return unknownHost(fmt.Sprintf("workers[%d]", n), w, hosts)
 		}
 	}
 	return nil
 }
 
-// mostNamed is how many of the fleet's workers an error names.
-const mostNamed = 20
-
-// unknownHost is the error for a name that no worker has.
-func unknownHost(field, name string, names []string) error {
-	there := "it has none"
-	if slices.Sort(names); len(names) > mostNamed {
-		there = fmt.Sprintf("it has %s and %d more", strings.Join(names[:mostNamed], ", "), len(names)-mostNamed)
-	} else if len(names) > 0 {
-		there = "it has " + strings.Join(names, ", ")
-	}
-	return &protocol.Error{Code: protocol.NotFound, Field: field, Message: fmt.Sprintf("the fleet has no worker %.80s; %s", name, there)}
-}
-
-// RemoveImage has the fleet forget an imported image: hosts remove it once nothing uses it. Error:
-// not_found.
-func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+// Remove makes the fleet forget an imported image: hosts remove it once no sandbox uses it. Errors: not_found.
+func (i *Images) Remove(ctx context.Context, ref string) error {
 	full, err := imageref.Full("ref", ref)
 	if err != nil {
 		return err
 	}
-	return failed(ctx, c.conn.UnwantImage(ctx, full), "remove the image")
-}
-
-// Images lists what was imported, and, by worker, the images that each looks after: what it pulled,
-// and what it was told to have.
-func (c *Client) Images(ctx context.Context) (imported []*protocol.WantedImage, hosts []*protocol.HostImages, err error) {
-	imported, hosts, err = c.conn.Images(ctx)
-	slices.SortFunc(imported, func(a, b *protocol.WantedImage) int { return strings.Compare(a.Ref, b.Ref) })
-	slices.SortFunc(hosts, func(a, b *protocol.HostImages) int { return strings.Compare(a.Worker, b.Worker) })
-	return imported, hosts, failed(ctx, err, "list images")
+	return failed(ctx, i.client.conn.UnwantImage(ctx, full), "remove the image")
 }
 
 const imagePoll = 500 * time.Millisecond
 
-// WaitImage waits until each host that should have an imported image has it, or has failed to get it
-// once, and returns what became of it, by worker. Hosts that do not answer now are not waited for,
-// unless they were named at the import: where none does, and none was named, nobody is waited for.
-// While no coordinator or no NATS answers, the wait goes on. report hears of each change; it may be nil.
-func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, report func(worker string, i protocol.HostImage)) (map[string]protocol.HostImage, error) {
-	found := map[string]protocol.HostImage{}
+// Wait waits until each host that shall have an imported image has it or has failed once to get it, and returns the
+// outcomes by worker. It does not wait for hosts that are not ready, unless the import named their workers: if no host
+// is ready, it returns at once. It outlasts outages of coordinators and NATS. It calls report, unless that is nil, with
+// each change. Ending ctx ends only the wait.
+func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(worker string, i HostImage)) (
+	map[string]HostImage, error) {
+	found := map[string]HostImage{}
 	for {
-		workers, err := c.imageTargets(ctx, want)
-		var hosts []*protocol.HostImages
+		workers, err := i.targets(ctx, image)
+		var hosts []*HostImages
 		if err == nil {
-			_, hosts, err = c.Images(ctx)
+			_, hosts, err = i.read(ctx)
 		}
 		if isTransient(err) && pause(ctx, imagePoll) {
 			continue
@@ -159,17 +175,15 @@ func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, repo
 			return found, failed(ctx, err, "wait for the image")
 		}
 		for _, h := range hosts {
-			for _, i := range h.Images {
-				if i.Ref == want.Ref && i.File == want.Digest && slices.Contains(workers, h.Worker) && found[h.Worker].State != i.State {
-					found[h.Worker] = i
-					if report != nil {
-						report(h.Worker, i)
-					}
+			if at, ok := stateOn(h, image); ok && slices.Contains(workers, h.Worker) && found[h.Worker].State != at.State {
+				found[h.Worker] = at
+				if report != nil {
+					report(h.Worker, at)
 				}
 			}
 		}
-		open := slices.ContainsFunc(workers, func(w string) bool { return found[w].State == "" || found[w].State == protocol.ImageLoading })
-		if !open {
+		isOpen := func(w string) bool { return found[w].State == "" || found[w].State == protocol.ImageLoading }
+		if !slices.ContainsFunc(workers, isOpen) {
 			return found, nil
 		}
 		if !pause(ctx, imagePoll) {
@@ -178,12 +192,21 @@ func (c *Client) WaitImage(ctx context.Context, want *protocol.WantedImage, repo
 	}
 }
 
-// imageTargets are the workers whose hosts an image is waited for on.
-func (c *Client) imageTargets(ctx context.Context, want *protocol.WantedImage) ([]string, error) {
-	if len(want.Workers) > 0 {
-		return want.Workers, nil
+// stateOn returns what a host says about an imported image.
+func stateOn(h *HostImages, image *ImportedImage) (HostImage, bool) {
+	n := slices.IndexFunc(h.Images, func(i HostImage) bool { return i.Ref == image.Ref && i.File == image.Digest })
+	if n < 0 {
+		return HostImage{}, false
 	}
-	hosts, err := c.Hosts(ctx)
+	return h.Images[n], true
+}
+
+// targets are the workers that Wait waits for.
+func (i *Images) targets(ctx context.Context, image *ImportedImage) ([]string, error) {
+	if len(image.Workers) > 0 {
+		return image.Workers, nil
+	}
+	hosts, err := ReadAll(i.client.Hosts().List(ctx))
 	var workers []string
 	for _, h := range hosts {
 		if h.State == protocol.HostReady {

@@ -22,7 +22,7 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	if r, err := handle.Exec(ctx, shell("echo hello")); err != nil || string(r.Stdout) != "hello\n" || handle.ID() != first.ID() {
 		t.Fatalf("an exec by name, in %s: %+v, %v", handle.ID(), r, err)
 	}
-	for e, err := range f.Client.Events(ctx, "web", 1, false) {
+	for e, err := range f.Client.Sandbox("web").Events(ctx) {
 		if err != nil || e.Sandbox != first.ID() {
 			t.Fatalf("events by name: %+v, %v", e, err)
 		}
@@ -51,8 +51,8 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	if found, err := f.Client.Get(ctx, "web"); err != nil || found.ID() != second.ID() || found.Info().State != protocol.StateReady {
 		t.Errorf("web is %+v, %v", found.Info(), err)
 	}
-	page, err := f.Client.List(ctx, sdk.ListOptions{Name: "web"})
-	if err != nil || len(page.Sandboxes) != 1 {
+	page, err := f.Client.ListPage(ctx, sdk.WithName("web"))
+	if err != nil || len(page.Items) != 1 {
 		t.Errorf("list by name: %+v, %v", page, err)
 	}
 	if err := second.Delete(ctx); err != nil {

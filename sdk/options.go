@@ -2,116 +2,375 @@ package sdk
 
 import (
 	"io"
-	"slices"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Option changes one call. An option that a call cannot honour is refused with invalid_argument.
-type Option func(*call)
+// Options are typed by the calls that take them, so an option that a call cannot honour does not compile. An option
+// that fits several calls has a type that embeds the option interfaces of those calls. When the same option is given
+// twice, the last one wins.
 
-// call is what the options of one call add up to.
-type call struct {
-	id, name        string
-	request         string
-	accepted        bool
-	stdout, stderr  io.Writer
-	collect         int64
-	explicitRequest bool
-	yaml            []byte
-	env             map[string]string
-	given           []string // names of the options
+// CreateOption changes [Client.Create].
+type CreateOption interface{ forCreate(*settings) }
+
+// StartOption changes [Sandbox.Start].
+type StartOption interface{ forStart(*settings) }
+
+// ExecOption changes [Sandbox.Exec] and [Sandbox.RunCode].
+type ExecOption interface{ forExec(*settings) }
+
+// WaitOption changes [Exec.Wait].
+type WaitOption interface{ forWait(*settings) }
+
+// ChangeOption changes [Sandbox.Stop], [Sandbox.Resume] and [Sandbox.Delete].
+type ChangeOption interface{ forChange(*settings) }
+
+// RequestOption changes the calls that return once their request is accepted: [Sandbox.Extend] and [Exec.Cancel].
+type RequestOption interface{ forRequest(*settings) }
+
+// DeleteByLabelsOption changes [Client.DeleteByLabels].
+type DeleteByLabelsOption interface{ forDeleteByLabels(*settings) }
+
+// ListOption selects sandboxes in [Client.List] and [Client.ListPage].
+type ListOption interface{ forList(*settings) }
+
+// ExecsOption selects execs in [Sandbox.Execs] and [Sandbox.ExecsPage].
+type ExecsOption interface{ forExecs(*settings) }
+
+// EventsOption changes [Sandbox.Events] and [Exec.Events].
+type EventsOption interface{ forEvents(*settings) }
+
+// OutputOption changes [Exec.Output].
+type OutputOption interface{ forOutput(*settings) }
+
+// LogsOption changes [Sandbox.Logs].
+type LogsOption interface{ forLogs(*settings) }
+
+// LogsPageOption changes [Sandbox.LogsPage].
+type LogsPageOption interface{ forLogsPage(*settings) }
+
+// UploadOption changes [Client.Upload].
+type UploadOption interface{ forUpload(*settings) }
+
+// ImportOption changes [Images.Import].
+type ImportOption interface{ forImport(*settings) }
+
+// IDOption is the type of [WithID].
+type IDOption interface {
+	CreateOption
+	StartOption
+	ExecOption
 }
 
-// DefaultCollect is how much of stdout and of stderr, each, a [Result] holds at most.
-const DefaultCollect = 1 << 20
-
-// WithID gives the sandbox or the exec its id: 1 to 64 characters of A-Z a-z 0-9 _ -. An id is
-// never used twice, not even after a delete: already_exists. Without it the id is the request's.
-func WithID(id string) Option {
-	return func(c *call) { c.id = id; c.given = append(c.given, "WithID") }
+// NameOption is the type of [WithName].
+type NameOption interface {
+	CreateOption
+	ListOption
 }
 
-// WithName gives the sandbox a name, of the form of an id, by which it is found wherever its id is. At any time one
-// sandbox of a tenant that is pending, ready or stopped has a name; when it has failed or is deleted, the name is for
-// another one. A text that is, or was, the id of a sandbox is not a name, nor one that looks like a generated id.
-func WithName(name string) Option {
-	return func(c *call) { c.name = name; c.given = append(c.given, "WithName") }
+// RequestIDOption is the type of [WithRequestID].
+type RequestIDOption interface {
+	CreateOption
+	StartOption
+	ExecOption
+	ChangeOption
+	RequestOption
 }
 
-// WithRequestID gives the request its id, so that a caller who lost the connection or its memory
-// can ask again and gets the same sandbox or exec; what was refused is decided again. A request id is
-// for one request: another verb or exec with it is refused with already_exists. Do not use it for
-// another sandbox.
-func WithRequestID(id string) Option {
-	return func(c *call) {
-		c.request, c.explicitRequest = id, true
-		c.given = append(c.given, "WithRequestID")
-	}
+// UntilDoneOption is the type of [WithWait].
+type UntilDoneOption interface {
+	CreateOption
+	ChangeOption
+	DeleteByLabelsOption
 }
 
-// WithWait says whether the call waits until what it asks for is done (true, the default), or only
-// until a coordinator has accepted it, which is then durable and will be done.
-func WithWait(wait bool) Option {
-	return func(c *call) { c.accepted = !wait; c.given = append(c.given, "WithWait") }
+// ResultOption is the type of [WithStdout], [WithStderr] and [WithCollect].
+type ResultOption interface {
+	ExecOption
+	WaitOption
 }
 
-// WithYAML gives Create a spec as YAML, in the form of docs/spec.md: one document. The spec that is
-// given to Create goes over it, as spec.Merge does: what it says replaces, maps are merged, lists
-// are appended. env are the variables for $VAR in the text; nil: none is set. The document's id and name
-// are the sandbox's, unless [WithID] and [WithName] say others. Its copies that have a source are uploaded, with
-// paths as seen from the working directory.
-func WithYAML(document []byte, env map[string]string) Option {
-	return func(c *call) {
-		c.yaml, c.env = document, env
-		c.given = append(c.given, "WithYAML")
-	}
+// PageOption is the type of [WithPageSize] and [WithPage].
+type PageOption interface {
+	ListOption
+	ExecsOption
 }
 
-// WithStdout streams the exec's stdout into w as it comes, byte for byte. Writes are made one
-// after another, from the goroutine of the call; none is made after the call returned. A writer
-// that fails ends the call with its error, not the exec. A slow writer does not slow the exec.
-func WithStdout(w io.Writer) Option {
-	return func(c *call) { c.stdout = w; c.given = append(c.given, "WithStdout") }
+// FollowOption is the type of [WithFollow].
+type FollowOption interface {
+	EventsOption
+	OutputOption
+	LogsOption
+}
+
+// OffsetOption is the type of [WithOffset].
+type OffsetOption interface {
+	OutputOption
+	LogsOption
+	WaitOption
+}
+
+// ServiceOption is the type of [WithService].
+type ServiceOption interface {
+	LogsOption
+	LogsPageOption
+	UploadOption
+}
+
+// ProgressOption is the type of [WithProgress].
+type ProgressOption interface {
+	UploadOption
+	ImportOption
+}
+
+// option is every option. Its constructors return the interfaces of the calls that take it.
+type option func(*settings)
+
+func (o option) forCreate(s *settings)         { o(s) }
+func (o option) forStart(s *settings)          { o(s) }
+func (o option) forExec(s *settings)           { o(s) }
+func (o option) forWait(s *settings)           { o(s) }
+func (o option) forChange(s *settings)         { o(s) }
+func (o option) forRequest(s *settings)        { o(s) }
+func (o option) forDeleteByLabels(s *settings) { o(s) }
+func (o option) forList(s *settings)           { o(s) }
+func (o option) forExecs(s *settings)          { o(s) }
+func (o option) forEvents(s *settings)         { o(s) }
+func (o option) forOutput(s *settings)         { o(s) }
+func (o option) forLogs(s *settings)           { o(s) }
+func (o option) forLogsPage(s *settings)       { o(s) }
+func (o option) forUpload(s *settings)         { o(s) }
+func (o option) forImport(s *settings)         { o(s) }
+
+// WithID gives the sandbox or the exec its id: 1 to 64 characters of A-Z a-z 0-9 _ -. An id is never used twice, not
+// even after a delete: a second use fails with already_exists. The default is the id of the request, which is new
+// unless [WithRequestID] says otherwise.
+func WithID(id string) IDOption {
+	return option(func(s *settings) { s.id, s.idGiven = &id, true })
+}
+
+// WithName gives a new sandbox a name, in the form of an id, which finds the sandbox wherever its id does. In a tenant
+// only one sandbox that is pending, ready or stopped has a given name; once it has failed or is deleted, another
+// sandbox can take the name. A name must differ from every id ever used and must not look like a generated id.
+//
+// In a list it selects the sandboxes that have the name or, if they are deleted or failed, had it.
+func WithName(name string) NameOption {
+	return option(func(s *settings) { s.name = &name })
+}
+
+// WithRequestID gives the request its id, so that a caller that lost its connection or its memory can repeat the call
+// and get the same sandbox or exec. A refused request is decided again. A request id belongs to one request for one
+// sandbox: using it for another verb or exec fails with already_exists. The default is a new id.
+func WithRequestID(id string) RequestIDOption {
+	return option(func(s *settings) { s.request = &id })
+}
+
+// WithWait says whether the call waits until its work is done (true, the default) or only until a coordinator has
+// accepted the request. An accepted request is durable and will be carried out.
+func WithWait(wait bool) UntilDoneOption {
+	return option(func(s *settings) { s.acceptedOnly = !wait })
+}
+
+// WithYAML gives Create a spec as one YAML document in the format of docs/spec.md. The spec argument of Create is
+// merged over it as spec.Merge does: scalars replace, maps are merged, lists are appended. env holds the variables
+// for $VAR in the text; nil sets none. The document's id and name apply unless [WithID] and [WithName] give others.
+// Copies that have a source are uploaded first; relative paths start at the working directory.
+func WithYAML(document []byte, env map[string]string) CreateOption {
+	return option(func(s *settings) { s.yaml, s.env = document, env })
+}
+
+// WithStdout streams the exec's stdout into w as it arrives, byte for byte. The call's own goroutine makes all writes,
+// one after another, and none after the call has returned. A writer that fails ends the call with its error but leaves
+// the exec running. A slow writer does not slow the exec.
+func WithStdout(w io.Writer) ResultOption {
+	return option(func(s *settings) { s.stdout = w })
 }
 
 // WithStderr streams the exec's stderr into w; see [WithStdout].
-func WithStderr(w io.Writer) Option {
-	return func(c *call) { c.stderr = w; c.given = append(c.given, "WithStderr") }
+func WithStderr(w io.Writer) ResultOption {
+	return option(func(s *settings) { s.stderr = w })
 }
 
-// WithCollect bounds how many bytes of stdout and of stderr, each, the [Result] holds; default
-// [DefaultCollect]. 0 collects nothing. A stream that has a writer is not collected.
-func WithCollect(limit int64) Option {
-	return func(c *call) { c.collect = limit; c.given = append(c.given, "WithCollect") }
+// WithCollect limits how many bytes the [Result] holds of stdout and of stderr, each. The default is
+// [DefaultCollect]; 0 collects nothing. A stream that has a writer is not collected.
+func WithCollect(limit int64) ResultOption {
+	return option(func(s *settings) { s.collect = limit })
 }
 
-// newCall adds the options up, refuses those that the call cannot honour, and fills in the ids.
-func newCall(method string, opts []Option, allowed ...string) (*call, error) {
-	c := &call{collect: DefaultCollect}
+// WithLabels selects the sandboxes that have every one of these labels with these values.
+func WithLabels(labels map[string]string) ListOption {
+	return option(func(s *settings) { s.labels = labels })
+}
+
+// WithStates selects the sandboxes in any of these states. Without states it selects every state but deleted.
+func WithStates(states ...SandboxState) ListOption {
+	return option(func(s *settings) { s.states = texts(states) })
+}
+
+// WithExecStates selects the execs in any of these states. Without states it selects all execs.
+func WithExecStates(states ...ExecState) ExecsOption {
+	return option(func(s *settings) { s.states = texts(states) })
+}
+
+// WithPageSize sets how many items one page holds, 1 to 1000. The default, also for 0, is 100. Reading a whole list
+// takes fewer round trips with larger pages.
+func WithPageSize(items int) PageOption {
+	return option(func(s *settings) { s.pageSize = items })
+}
+
+// WithPage starts at a page: the Next of the [Page] before it. The default, also for an empty token, is the first page.
+func WithPage(token string) PageOption {
+	return option(func(s *settings) { s.page = token })
+}
+
+// WithFrom starts with the event of this number. The default, also for 0, is 1.
+func WithFrom(sequence uint64) EventsOption {
+	return option(func(s *settings) { s.from = max(sequence, 1) })
+}
+
+// WithFollow says whether the sequence continues with what comes later (true) or ends with what exists now (false, the
+// default). Each call documents what ends a followed sequence.
+func WithFollow(follow bool) FollowOption {
+	return option(func(s *settings) { s.follow = follow })
+}
+
+// WithOffset starts one stream, [Stdout] or [Stderr], at a byte offset. The default is 0, the first byte ever printed.
+// To resume an interrupted read, pass the offset after the last byte that arrived, once for each stream.
+func WithOffset(stream string, offset int64) OffsetOption {
+	return option(func(s *settings) {
+		if s.offsets == nil {
+			s.offsets = map[string]int64{}
+		}
+		s.offsets[stream] = offset
+	})
+}
+
+// WithService means a service of the sandbox instead of the sandbox's own container: its output in [Sandbox.Logs] and
+// [Sandbox.LogsPage], its container as the destination in [Client.Upload].
+func WithService(name string) ServiceOption {
+	return option(func(s *settings) { s.service = name })
+}
+
+// WithExclude leaves out the files and directories that the patterns match, with everything below them. The patterns
+// are those of a .gitignore; see [CheckExclude].
+func WithExclude(patterns ...string) UploadOption {
+	return option(func(s *settings) { s.exclude = append(s.exclude, patterns...) })
+}
+
+// WithOwner sets the owner that all files get in the sandbox: uid or uid:gid, as numbers. By default they keep the ids
+// that they have on this machine.
+func WithOwner(owner string) UploadOption {
+	return option(func(s *settings) { s.owner = owner })
+}
+
+// WithProgress reports the progress of an upload: the bytes sent so far and the bytes to send. The call's own goroutine
+// calls report every so often, and never for content that is already stored.
+func WithProgress(report func(sent, total int64)) ProgressOption {
+	return option(func(s *settings) { s.progress = report })
+}
+
+// WithChanges applies Dockerfile instructions, such as "ENV A=1", to the image made from a root file system.
+func WithChanges(instructions ...string) ImportOption {
+	return option(func(s *settings) { s.changes = append(s.changes, instructions...) })
+}
+
+// WithWorkers limits an import to the hosts of these workers. By default every host gets the image, including hosts
+// that join later.
+func WithWorkers(names ...string) ImportOption {
+	return option(func(s *settings) { s.workers = append(s.workers, names...) })
+}
+
+// settings is the sum of the options of one call. Each call reads the fields of the options that it takes.
+type settings struct {
+	// requests
+	id, name, request *string // nil: not given
+	idGiven           bool    // by an option; fillIDs sets id anyway
+	acceptedOnly      bool
+	yaml              []byte
+	env               map[string]string
+
+	// results of execs
+	stdout, stderr io.Writer
+	collect        int64
+
+	// lists
+	labels   map[string]string
+	states   []string
+	pageSize int
+	page     string
+
+	// events, output and logs
+	from    uint64
+	follow  bool
+	offsets map[string]int64
+	service string
+
+	// uploads and imports
+	exclude, changes, workers []string
+	owner                     string
+	progress                  func(sent, total int64)
+}
+
+// DefaultCollect is how many bytes of stdout and of stderr, each, a [Result] holds unless [WithCollect] says otherwise:
+// 1 MiB.
+const DefaultCollect = 1 << 20
+
+// settingsOf adds up options. apply is the method of their type.
+func settingsOf[O any](opts []O, apply func(O, *settings)) *settings {
+	s := &settings{collect: DefaultCollect, from: 1}
 	for _, o := range opts {
-		o(c)
+		apply(o, s)
 	}
-	for _, name := range c.given {
-		if !slices.Contains(allowed, name) {
-			return nil, protocol.Invalid("option", "%s does not take %s", method, name)
+	return s
+}
+
+// fillIDs checks the ids of a request and generates those that were not given.
+func (s *settings) fillIDs() error {
+	if s.request == nil {
+		generated := NewID()
+		s.request = &generated
+	} else if err := protocol.ValidateID("request", *s.request); err != nil {
+		return err
+	}
+	if s.id == nil {
+		s.id = s.request
+	}
+	if s.name != nil {
+		if err := protocol.ValidateName("name", *s.name); err != nil {
+			return err
 		}
 	}
-	if c.collect < 0 {
-		return nil, protocol.Invalid("option.WithCollect", "must not be negative, got %d", c.collect)
+	return protocol.ValidateID("id", *s.id)
+}
+
+// checkReading refuses limits and offsets that no output has.
+func (s *settings) checkReading() error {
+	if s.collect < 0 {
+		return protocol.Invalid("option.WithCollect", "must not be negative, got %d", s.collect)
 	}
-	if !c.explicitRequest {
-		c.request = NewID()
-	} else if err := protocol.ValidateID("request", c.request); err != nil {
-		return nil, err
-	}
-	if c.id == "" && !slices.Contains(c.given, "WithID") {
-		c.id = c.request
-	}
-	if slices.Contains(c.given, "WithName") {
-		if err := protocol.ValidateName("name", c.name); err != nil {
-			return nil, err
+	for stream, offset := range s.offsets {
+		if stream != Stdout && stream != Stderr {
+			return protocol.Invalid("option.WithOffset", "must name %s or %s, got %.40q", Stdout, Stderr, stream)
+		}
+		if offset < 0 {
+			return protocol.Invalid("option.WithOffset", "must not be negative, got %d", offset)
 		}
 	}
-	return c, protocol.ValidateID("id", c.id)
+	return nil
+}
+
+// given is the value of an option that may not have been given.
+func given(value *string) string {
+	if value == nil {
+		return ""
+	}
+	return *value
+}
+
+func texts[T ~string](values []T) []string {
+	all := make([]string, len(values))
+	for i, v := range values {
+		all[i] = string(v)
+	}
+	return all
 }

@@ -10,139 +10,104 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Names of the streams of an exec.
+// Names of the output streams.
 const (
-	Stdout = jetstream.Stdout
-	Stderr = jetstream.Stderr
+	Stdout = jetstream.Stdout // "stdout"
+	Stderr = jetstream.Stderr // "stderr"
 )
 
-// Chunk is a piece of an exec's output: bytes as the command wrote them, cut anywhere.
+// Chunk is a piece of output: bytes as the command wrote them, cut at any point.
 type Chunk struct {
 	Stream string `json:"stream"` // [Stdout] or [Stderr]
-	Offset int64  `json:"offset"` // of the first byte in its stream, from 0
+	Offset int64  `json:"offset"` // of the first byte of Data in its stream, from 0
 	Data   []byte `json:"data"`
 
-	// At is when it was stored, by the store's clock. [Sandbox.Logs] and [Sandbox.ServiceLogs] say it;
-	// elsewhere it is zero.
+	// At is when the chunk was stored, by the store's clock. Only [Sandbox.Logs] sets it.
 	At time.Time `json:"at,omitzero"`
 }
 
-// destination is where one stream of a call goes: to a writer, or into memory up to a limit.
-type destination struct {
-	w     io.Writer
-	limit int64
-	data  []byte
-}
-
-func (d *destination) write(data []byte) error {
-	if d.w != nil {
-		_, err := d.w.Write(data)
-		if err != nil {
-			return &failure{protocol.Errorf(protocol.Cancelled, "", "write output: %v", err), err}
-		}
-		return nil
-	}
-	room := d.limit - int64(len(d.data))
-	if int64(len(data)) > room {
-		data = data[:room]
-	}
-	d.data = append(d.data, data...)
-	return nil
-}
-
-func (d *destination) wants() bool { return d.w != nil || int64(len(d.data)) < d.limit }
-
-// destinations are the sink of a call.
-type destinations struct{ stdout, stderr destination }
-
-func (c *call) destinations() *destinations {
-	return &destinations{
-		stdout: destination{w: c.stdout, limit: c.collect},
-		stderr: destination{w: c.stderr, limit: c.collect},
-	}
-}
-
-// streams says whether output is wanted as it comes.
-func (c *call) streams() bool { return c.stdout != nil || c.stderr != nil }
-
-func (d *destinations) of(stream string) *destination {
-	if stream == Stdout {
-		return &d.stdout
-	}
-	return &d.stderr
-}
-
-func (d *destinations) write(stream string, _ int64, data []byte) error {
-	return d.of(stream).write(data)
-}
-
-func (d *destinations) wants(stream string) bool { return d.of(stream).wants() }
-
-// result makes the result of an exec that has ended, with its output.
-func (d *destinations) result(ctx context.Context, t *tail, e *protocol.Event) (*Result, error) {
-	r := resultOf(e)
-	err := t.drain(ctx, e)
-	r.Stdout, r.Stderr = d.stdout.data, d.stderr.data
-	r.Incomplete = d.stdout.w == nil && int64(len(r.Stdout)) < r.StdoutBytes || d.stderr.w == nil && int64(len(r.Stderr)) < r.StderrBytes
-	if err != nil {
-		return r, failed(ctx, err, "read the output of exec "+r.ID)
-	}
-	return r, r.Err()
-}
-
-// LogsOptions says what output is read.
-type LogsOptions struct {
-	FromStdout int64 // offset of the first byte wanted
-	FromStderr int64
-	Follow     bool // go on until the exec has ended; else what is there now
-}
-
-// Logs reads an exec's output, whenever it ran: each stream in order, without gap or repeat. The
-// sequence ends with the first error. Errors: out_of_range with reason output_not_kept where the
-// log lacks something of what is wanted, and for an offset beyond the end of an exec that has ended;
-// unavailable or deadline_exceeded where the log cannot be read for [RequestTries] times the request timeout.
-func (x *Exec) Logs(ctx context.Context, o LogsOptions) iter.Seq2[Chunk, error] {
+// Output reads the exec's output, no matter when it ran: each stream in order, without gap or repeat. With
+// [WithFollow] the sequence continues until the exec has ended; without it, it ends with what is stored now. It also
+// ends with ctx or the first error.
+//
+// To resume after an interruption, pass the offset after the last byte of each stream to [WithOffset].
+//
+// Options: [WithFollow], [WithOffset]. Errors: not_found; out_of_range with reason output_not_kept if the log has lost
+// part of the output, and with sequence_beyond_end for an offset beyond the end of an exec that has ended; unavailable
+// or deadline_exceeded if the log cannot be read for [RequestTries] times the request timeout.
+func (x *Exec) Output(ctx context.Context, opts ...OutputOption) iter.Seq2[Chunk, error] {
+	o := settingsOf(opts, OutputOption.forOutput)
 	return func(yield func(Chunk, error) bool) {
 		s := &yielder{yield: yield}
-		if err := x.logs(ctx, o, s); err != nil && !s.stopped {
-			yield(Chunk{}, failed(ctx, err, "read the output of exec "+x.info.ID))
+		if err := x.output(ctx, o, s); err != nil && !s.stopped {
+			yield(Chunk{}, failed(ctx, err, "read the output of exec "+x.ID()))
 		}
 	}
 }
 
-func (x *Exec) logs(ctx context.Context, o LogsOptions, s *yielder) error {
-	if o.FromStdout < 0 || o.FromStderr < 0 {
-		return protocol.Invalid("offset", "must not be negative")
+func (x *Exec) output(ctx context.Context, o *settings, s *yielder) error {
+	if err := o.checkReading(); err != nil {
+		return err
 	}
-	t, err := x.client.tail(x.info.Sandbox, x.info.ID, s, o.Follow)
+	mode := findOnce
+	if o.follow {
+		mode = findForever
+	}
+	sandbox, err := x.find(ctx, mode)
+	if err != nil {
+		return err
+	}
+	t, err := startTail(x.client, sandbox, x.ID(), s, o.follow)
 	if err != nil {
 		return err
 	}
 	defer t.close()
-	t.offset[Stdout], t.offset[Stderr] = o.FromStdout, o.FromStderr
-	if !o.Follow {
-		info, err := t.newest(ctx, &x.info)
+	t.skipTo(o.offsets)
+	info := x.Info()
+	if !o.follow {
+		now, err := t.newest(ctx, &info)
 		if err != nil {
 			return err
 		}
-		if !info.State.Terminal() {
+		if !now.State.Terminal() {
 			return t.readKept(ctx)
 		}
-		x = x.sandbox.exec(info)
+		x.learn(now)
+		info = *now
 	}
-	e, err := t.catchUpAndFollow(ctx, &x.info)
+	e, err := t.catchUpAndFollow(ctx, &info)
 	if err != nil {
 		return err
 	}
-	x.sandbox.saw(e.Sequence)
+	x.learnEnd(e)
 	return t.drain(ctx, e)
 }
 
-// yielder is the sink of Logs.
+// OutputPage asks a coordinator, once, for a piece of one stream of the exec's output: at most limit bytes from offset
+// on, 1 to [protocol.MaxOutputPage]; 0 means the maximum. The page may hold fewer bytes, and none while the exec has
+// not printed more. Use it where the client may not read the streams; [Exec.Output] reads them directly and can
+// follow.
+//
+// Errors: not_found; out_of_range with reason sequence_beyond_end for an offset beyond the end; resource_exhausted with
+// reason too_many_reads.
+func (x *Exec) OutputPage(ctx context.Context, stream string, offset int64, limit int) (*OutputPage, error) {
+	sandbox, err := x.find(ctx, findOnce)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := x.client.query(ctx, protocol.EndpointOutput,
+		protocol.Query{Sandbox: sandbox, Exec: x.ID(), Stream: stream, Offset: offset, Limit: limit})
+	if err != nil {
+		return nil, err
+	}
+	return reply.Output, nil
+}
+
+// yielder is the sink of a sequence of chunks.
 type yielder struct {
 	yield   func(Chunk, error) bool
-	stopped bool
-	at      time.Time // of the chunk that is written now
+	stopped bool      // the caller has left its loop
+	at      time.Time // of the chunk being written
 }
 
 func (s *yielder) write(stream string, offset int64, data []byte) error {
@@ -155,14 +120,14 @@ func (s *yielder) write(stream string, offset int64, data []byte) error {
 
 func (s *yielder) wants(string) bool { return !s.stopped }
 
-// Reader reads one stream of the exec's output, [Stdout] or [Stderr], from the first byte to the
-// end of the exec, which is io.EOF. Close it, or end ctx, to stop earlier.
-func (x *Exec) Reader(ctx context.Context, stream string) io.ReadCloser {
+// Reader reads one stream of the exec's output, [Stdout] or [Stderr], from a byte offset to the end of the exec, which
+// is io.EOF. Close the reader or end ctx to stop earlier; the exec continues. Errors are those of [Exec.Output].
+func (x *Exec) Reader(ctx context.Context, stream string, offset int64) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
 	go func() {
 		defer cancel()
-		for k, err := range x.Logs(ctx, LogsOptions{Follow: true}) {
+		for k, err := range x.Output(ctx, WithFollow(true), WithOffset(stream, offset)) {
 			if err != nil {
 				w.CloseWithError(err)
 				return

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// owner is who a file belongs to.
+// owner returns the ids of the file's owner.
 func owner(info fs.FileInfo) (uid, gid int) {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(stat.Uid), int(stat.Gid)

@@ -68,7 +68,7 @@ func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
 	}
 	read(x, sdk.Stdout, 0, whole)
 	var all []string
-	for e, err := range f.Client.Events(ctx, "pages", 1, false) {
+	for e, err := range f.Client.Sandbox("pages").Events(ctx) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
 	}
 	var paged []string
 	for from, last := uint64(0), uint64(1); from <= last; {
-		page, end, err := f.Client.EventPage(ctx, "pages", from, 3)
+		page, end, err := s.EventsPage(ctx, from, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,8 +88,8 @@ func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
 	if strings.Join(paged, " ") != strings.Join(all, " ") {
 		t.Errorf("pages have %q, the stream %q", paged, all)
 	}
-	_, _, err = f.Client.EventPage(ctx, "pages", 9999, 0)
+	_, _, err = s.EventsPage(ctx, 9999, 0)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
-	_, err = s.OutputPage(ctx, "", sdk.Stdout, 0, 0)
+	_, err = s.LogsPage(ctx, sdk.Stdout, 0, 0)
 	wantError(t, err, protocol.InvalidArgument, "")
 }

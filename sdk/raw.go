@@ -3,83 +3,76 @@ package sdk
 import (
 	"context"
 
+	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The lower layer: requests, reads and batches as they are on the wire. The rest of the package is
-// built on it.
+// Raw is the layer below the client: requests, queries and batches as they travel on the wire, in the types of packages
+// protocol and jetstream. Programs that drive sandboxes do not need it; tools and tests of the protocol do.
+type Raw struct{ client *Client }
 
-// Request is a request as it goes to the queue.
+// Raw returns the layer below the client. It shares the client's connection and tenant.
+func (c *Client) Raw() *Raw { return &Raw{c} }
+
+// Conn returns the client's connection. The client closes it unless [Options.Conn] provided it.
+func (r *Raw) Conn() *jetstream.Conn { return r.client.conn }
+
+// Request is a request as it is sent to the queue.
 type Request struct {
-	Verb    string // protocol.VerbCreate and so on
-	Sandbox string
-	ID      string // of the request; empty: a new one
-	Payload protocol.Request
+	Verb    string           // such as [protocol.VerbCreate]
+	Sandbox string           // the sandbox's id or, except for a create, its name
+	ID      string           // of the request; empty: a new one
+	Payload protocol.Request // Submit sets its version
 
-	after uint64 // record of the history that comes before what the request does; 0: not known
+	after uint64 // record of the history that precedes the request's effect; 0: not known
 }
 
-// Submit sends a request and waits for its answer. The request is sent again with the same id when
-// no answer comes; what it did is looked up where the answer was lost. When ctx ends first, the
-// outcome is open: asking again with the same ID tells it. With a ctx that has no deadline it
-// gives up after [RequestTries] times the request timeout, with deadline_exceeded. Where the fleet said
-// why it does not decide the request, the error has that reason, such as log_full; the request is
-// stored, and will be decided. A new create or exec is refused with resource_exhausted and log_full
-// while the fleet says that its log is full.
+// Submit sends a request and waits for its answer. Without an answer it sends the request again with the same id; if
+// only the answer was lost, it reads what the request did. When ctx ends first the outcome is open: submitting again
+// with the same ID reveals it. Without a deadline Submit gives up after [RequestTries] times the request timeout with
+// deadline_exceeded. If the fleet said why it has not decided the request, the error has that reason, such as log_full;
+// the request is stored and will be decided. While the fleet reports that its log is full, new creates and execs fail
+// at once with resource_exhausted and reason log_full.
 //
-// Nothing is checked here: what the payload says is for the coordinator to refuse. The error names fields of specs
-// below "spec", as everywhere in this package.
-func (c *Client) Submit(ctx context.Context, r Request) (*protocol.Reply, error) {
-	if err := protocol.ValidateID("sandbox", r.Sandbox); err != nil {
+// Submit does not validate the payload; the coordinator does. Errors name the fields of specs below "spec", as
+// everywhere in this package.
+func (r *Raw) Submit(ctx context.Context, request Request) (*protocol.Reply, error) {
+	if err := protocol.ValidateID("sandbox", request.Sandbox); err != nil {
 		return nil, err
 	}
-	if r.ID == "" {
-		r.ID = NewID()
-	} else if err := protocol.ValidateID("request", r.ID); err != nil {
+	if request.ID == "" {
+		request.ID = NewID()
+	} else if err := protocol.ValidateID("request", request.ID); err != nil {
 		return nil, err
 	}
-	return c.ask(ctx, r, submitBounded)
+	return r.client.ask(ctx, request, submitBounded)
 }
 
-// Query asks an endpoint of the read service: protocol.EndpointGet and so on. Errors: the
-// endpoint's own; unavailable where no coordinator runs.
-func (c *Client) Query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
-	reply, err := c.conn.Query(ctx, c.tenant, endpoint, &q)
-	return reply, failed(ctx, err, "ask for "+endpoint)
+// Query asks an endpoint of the read service, such as [protocol.EndpointGet], once. Errors: those of the endpoint;
+// unavailable if no coordinator is running.
+func (r *Raw) Query(ctx context.Context, endpoint string, q protocol.Query) (*protocol.Reply, error) {
+	return r.client.query(ctx, endpoint, q)
 }
 
-// History reads the batches of a sandbox's history whose record, the stream sequence of the
-// message, is greater than after. 0 reads all. It is complete up to the moment of the call, and
-// empty where there is nothing.
-func (c *Client) History(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
+// History reads the batches of a sandbox's history with a record (the stream sequence of their message) greater than
+// after; 0 reads all. It is complete up to the moment of the call and empty for an unknown sandbox. The sandbox must be
+// given by its id.
+func (r *Raw) History(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err
 	}
-	batches, err := c.history(ctx, sandbox, after)
+	batches, err := r.client.history(ctx, sandbox, after)
 	return batches, failed(ctx, err, "read the history of "+sandbox)
 }
 
-// history reads in bulk first, from any replica, and then what that one did not have yet.
-func (c *Client) history(ctx context.Context, sandbox string, after uint64) ([]*protocol.Batch, error) {
-	batches, err := c.conn.History(ctx, c.tenant, sandbox, after)
-	if err != nil {
-		return nil, err
-	}
-	if n := len(batches); n > 0 {
-		after = batches[n-1].Record
-	}
-	tail, err := c.conn.HistoryTail(ctx, c.tenant, sandbox, after)
-	return append(batches, tail...), err
-}
-
-// Live hears the batches that are appended to a sandbox's history from now on, on a subscription
-// of its own, until stop is called. Nothing is replayed, and batches are missed while the
-// connection is away, and where a server of a cluster dies between storing and telling: a number
-// that does not follow tells, or nothing does, and [Client.History] has what is missing. Who waits
-// for something reads it from time to time. handle must not block for long.
-func (c *Client) Live(sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
+// Live calls handle with each batch appended to a sandbox's history from now on, until stop is called. It uses its own
+// subscription and replays nothing. Batches are lost while the connection is down, and when a server of a cluster dies
+// between storing and publishing one. A gap in the sequence reveals a loss only if another batch follows, so a caller
+// that waits for something must also read [Raw.History] from time to time. handle must not block for long. The sandbox
+// must be given by its id.
+func (r *Raw) Live(sandbox string, handle func(*protocol.Batch)) (stop func(), err error) {
 	if err := protocol.ValidateID("sandbox", sandbox); err != nil {
 		return nil, err
 	}
-	return c.conn.Live(c.tenant, sandbox, handle)
+	return r.client.conn.Live(r.client.tenant, sandbox, handle)
 }

@@ -94,7 +94,7 @@ func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
 	}
 	var out output
 	ends := map[string]chan end{"plain": make(chan end, 1), "streamed": make(chan end, 1)}
-	start := func(id, script string, opts ...sdk.Option) {
+	start := func(id, script string, opts ...sdk.ExecOption) {
 		go func() {
 			r, err := box.Exec(ctx, shell(script), append(opts, sdk.WithID(id))...)
 			ends[id] <- end{r, err}
@@ -157,7 +157,7 @@ func streamedLogs(ctx context.Context, s *sdk.Sandbox) iter.Seq2[sdk.Chunk, erro
 	if err != nil {
 		return func(yield func(sdk.Chunk, error) bool) { yield(sdk.Chunk{}, err) }
 	}
-	return x.Logs(ctx, sdk.LogsOptions{})
+	return x.Output(ctx)
 }
 
 // output is a writer that can be looked into while it is written to.
@@ -202,7 +202,7 @@ func aServiceIsHeardToItsLastWord(t *testing.T, f *fleet.Fleet) {
 	var out output
 	over := make(chan error, 1)
 	go func() {
-		for k, err := range far.Sandbox(s.ID()).ServiceLogs(ctx, "db", true) {
+		for k, err := range far.Sandbox(s.ID()).Logs(ctx, sdk.WithService("db"), sdk.WithFollow(true)) {
 			if err != nil {
 				over <- err
 				return

@@ -104,7 +104,7 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 		}
 	}
 	submit := func(verb, id string, r protocol.Request) error {
-		_, err := f.Client.Submit(ctx, sdk.Request{Verb: verb, Sandbox: s.ID(), ID: id, Payload: r})
+		_, err := f.Client.Raw().Submit(ctx, sdk.Request{Verb: verb, Sandbox: s.ID(), ID: id, Payload: r})
 		return err
 	}
 	for name, call := range map[string]func(){
@@ -126,7 +126,7 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 		"a stop of a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonInvalidState, func() error {
 			return s.Stop(ctx, sdk.WithRequestID("stop"))
 		}),
-		"a cancel of what is not there": refused(protocol.NotFound, "", func() error { return s.Cancel(ctx, "never", sdk.WithRequestID("cancel")) }),
+		"a cancel of what is not there": refused(protocol.NotFound, "", func() error { return s.ExecByID("never").Cancel(ctx, sdk.WithRequestID("cancel")) }),
 		"an extend":                     accepted(func() error { return s.Extend(ctx, time.Hour, sdk.WithRequestID("extend")) }),
 		"another verb with a used id": refused(protocol.AlreadyExists, protocol.ReasonRequestUsed, func() error {
 			return s.Stop(ctx, sdk.WithRequestID("create"))
@@ -144,7 +144,7 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 			})
 		})
 	}
-	events, err := f.Client.History(ctx, s.ID(), 0)
+	events, err := f.Client.Raw().History(ctx, s.ID(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestAWaitForAnImageOutlastsTheLossOfTheCoordinator(t *testing.T) {
 	c.Stop()
 	waited := make(chan error, 1)
 	go func() {
-		_, err := f.Client.WaitImage(ctx, &protocol.WantedImage{Ref: "a/b:c"}, nil)
+		_, err := f.Client.Images().Wait(ctx, &protocol.WantedImage{Ref: "a/b:c"}, nil)
 		waited <- err
 	}()
 	select {

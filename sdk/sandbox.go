@@ -2,7 +2,6 @@ package sdk
 
 import (
 	"context"
-	"iter"
 	"sync"
 	"time"
 
@@ -11,98 +10,128 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Sandbox is a handle: what a sandbox was when it was last asked for, and the calls on it. It may
-// be shared by goroutines.
+// Sandbox is a handle for one sandbox: what its last call learnt about the sandbox, and the calls on it. It is safe for
+// concurrent use. A handle holds no resources in the fleet; dropping it does not affect the sandbox.
 type Sandbox struct {
 	client *Client
+	known
+}
 
+// known is what a handle knows about its sandbox.
+type known struct {
 	mu    sync.Mutex
 	id    string
-	found bool // id is one; else it may be a name, or the beginning of an id
-	info  protocol.Sandbox
-	seen  uint64 // newest event that a call on the handle, or on an exec of it, was told of
+	found bool // id is an id; otherwise it may be a name or the beginning of an id
+	info  SandboxInfo
+	newer uint64 // sequence of the newest event that the handle or an exec of it knows; info may be older
 }
 
-func (c *Client) handle(info *protocol.Sandbox) *Sandbox {
-	return &Sandbox{client: c, id: info.ID, found: true, info: *info}
+func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
+	return &Sandbox{client: c, known: known{id: info.ID, found: true, info: *info}}
 }
 
-// Info is the sandbox as the handle last saw it. Info().Sequence is the number of the event that
-// it reaches to: waits on the handle see everything after that.
-func (s *Sandbox) Info() protocol.Sandbox {
+// Sandbox makes a handle from an id or a name without asking whether such a sandbox exists. Its Info is empty until a
+// call fills it. The first call on the handle looks the sandbox up and binds the handle to it: later calls reach the
+// same sandbox even if another one takes the name.
+func (c *Client) Sandbox(idOrName string) *Sandbox {
+	return &Sandbox{client: c, known: known{
+		id: idOrName, found: protocol.GeneratedID(idOrName), info: SandboxInfo{Tenant: c.tenant, ID: idOrName}}}
+}
+
+// ID returns the sandbox's id. A handle made from a name, or from the beginning of an id, returns that text until its
+// first call has found the sandbox.
+func (s *Sandbox) ID() string {
+	id, _ := s.ref()
+	return id
+}
+
+// Info returns the sandbox as the handle's last call described it. Info().Sequence is the number of the last event that
+// it includes; waits on the handle notice everything after that event.
+func (s *Sandbox) Info() SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.info
 }
 
-// learn takes over what an answer says, unless the handle knows newer.
-func (s *Sandbox) learn(info *protocol.Sandbox) {
+// ref is the text that names the sandbox, and whether it is known to be an id.
+func (k *known) ref() (text string, found bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.id, k.found
+}
+
+// learn keeps what an answer says, unless the handle knows something newer.
+func (k *known) learn(info *SandboxInfo) {
 	if info == nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.found {
-		s.id, s.found = info.ID, true
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.found {
+		k.id, k.found = info.ID, true
 	}
-	if info.Sequence >= s.info.Sequence {
-		s.info = *info
+	if info.Sequence >= k.info.Sequence {
+		k.info = *info
 	}
 }
 
-// saw notes that a call was told of an event: what is read next is not older.
-func (s *Sandbox) saw(sequence uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.seen = max(s.seen, sequence)
+// saw notes that a call learnt of an event, so that later reads are at least as new.
+func (k *known) saw(sequence uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.newer = max(k.newer, sequence)
 }
 
-// newest is the number of the newest event that the handle was told of.
-func (s *Sandbox) newest() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return max(s.seen, s.info.Sequence)
+// newest is the sequence of the newest event that the handle knows.
+func (k *known) newest() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return max(k.newer, k.info.Sequence)
 }
 
-// Create makes a sandbox and waits until it is ready, or, with WithWait(false), only until it is
-// accepted. The handle is returned beside an error where the sandbox was accepted and failed.
+// Create creates a sandbox and waits until it is ready or, with WithWait(false), until the request is accepted. If the
+// sandbox was accepted and then failed, Create returns both the handle and the error.
+//
+// When ctx ends, the sandbox may exist, and its creation continues: delete it, or repeat the call with the same
+// [WithRequestID] to get it.
 //
 // Options: [WithID], [WithName], [WithRequestID], [WithWait], [WithYAML]. Errors: invalid_argument naming the field;
-// already_exists for an id that was ever used, and, with reason name_taken, for a name that a living sandbox has; the sandbox's own error where it failed. When ctx
-// ends the sandbox remains: delete it, or ask again with the same request id.
-func (c *Client) Create(ctx context.Context, spec protocol.SandboxSpec, opts ...Option) (*Sandbox, error) {
-	call, err := newCall("Create", opts, "WithID", "WithName", "WithRequestID", "WithWait", "WithYAML")
-	if err != nil {
+// already_exists if the id was ever used or, with reason name_taken, if a living sandbox has the name; the sandbox's
+// own error if it failed.
+func (c *Client) Create(ctx context.Context, spec SandboxSpec, opts ...CreateOption) (*Sandbox, error) {
+	o := settingsOf(opts, CreateOption.forCreate)
+	if err := o.fillIDs(); err != nil {
 		return nil, err
 	}
-	if call.yaml != nil {
-		if spec, err = c.fromYAML(ctx, call, spec); err != nil {
+	if o.yaml != nil {
+		var err error
+		if spec, err = specFromYAML(ctx, c, o, spec); err != nil {
 			return nil, err
 		}
 	}
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	s := c.handle(&protocol.Sandbox{Tenant: c.tenant, ID: call.id})
-	err = s.change(ctx, protocol.VerbCreate, call, protocol.Request{Sandbox: &spec, Name: call.name}, untilReady)
+	s := newSandbox(c, &SandboxInfo{Tenant: c.tenant, ID: *o.id})
+	payload := protocol.Request{Sandbox: &spec, Name: given(o.name)}
+	err := change{sandbox: s, verb: protocol.VerbCreate, settings: o, payload: payload, until: untilReady}.do(ctx)
 	if s.Info().Sequence == 0 {
 		return nil, err
 	}
 	return s, err
 }
 
-// Get reads a sandbox by its id or name. A name means the living sandbox that has it, or, while there is none, the
-// last one that had it and whose history is kept. Errors: not_found.
+// Get reads a sandbox by its id or name, once. A name means the living sandbox that has it or, if there is none, the
+// last one that had it and whose history is still kept. Errors: not_found; unavailable if no coordinator is running.
 func (c *Client) Get(ctx context.Context, idOrName string) (*Sandbox, error) {
 	s := c.Sandbox(idOrName)
 	return s, s.Refresh(ctx)
 }
 
-// Refresh reads the sandbox again; the handle is never older than it was.
+// Refresh reads the sandbox again, once, and updates Info. It never makes Info older. Errors: not_found; unavailable if
+// no coordinator is running.
 func (s *Sandbox) Refresh(ctx context.Context) error {
-	s.mu.Lock()
-	id, found := s.id, s.found
-	s.mu.Unlock()
+	id, found := s.ref()
 	if !found {
 		_, err := s.find(ctx, findOnce)
 		return err
@@ -110,146 +139,101 @@ func (s *Sandbox) Refresh(ctx context.Context) error {
 	if err := protocol.ValidateID("sandbox", id); err != nil {
 		return err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: id, MinSequence: s.newest()})
+	reply, err := s.client.query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: id, MinSequence: s.newest()})
 	if err == nil {
 		s.learn(reply.Sandbox)
 	}
 	return err
 }
 
-// Explain says what the sandbox waits for, and why each host does or does not take it.
-func (s *Sandbox) Explain(ctx context.Context) (*protocol.Explanation, error) {
+// Explain says what the sandbox waits for, and why each host does or does not take it. Errors: not_found; unavailable
+// if no coordinator is running.
+func (s *Sandbox) Explain(ctx context.Context) (*Explanation, error) {
 	id, err := s.find(ctx, findOnce)
 	if err != nil {
 		return nil, err
 	}
-	reply, err := s.client.Query(ctx, protocol.EndpointExplain, protocol.Query{Sandbox: id})
+	reply, err := s.client.query(ctx, protocol.EndpointExplain, protocol.Query{Sandbox: id})
 	if err != nil {
 		return nil, err
 	}
 	return reply.Explain, nil
 }
 
-// ListOptions selects sandboxes.
-type ListOptions struct {
-	Labels map[string]string       // each must be on the sandbox with this value
-	Name   string                  // which the sandbox has, or, of one that is over, had
-	States []protocol.SandboxState // any of them; none: every state but deleted
-	Limit  int                     // sandboxes per page, 1 to 1000; 0: 100
-	Page   string                  // the Next of the page before
+// Stop ends the running execs and stops the sandbox, which can be resumed. It waits until the sandbox has stopped or,
+// with WithWait(false), until the request is accepted. Stopping a stopped sandbox succeeds.
+//
+// When ctx ends, an accepted stop continues; repeating the call is safe.
+//
+// Options: [WithRequestID], [WithWait]. Errors: not_found; failed_precondition if the sandbox cannot be stopped; the
+// sandbox's own error if it failed.
+func (s *Sandbox) Stop(ctx context.Context, opts ...ChangeOption) error {
+	return control(ctx, s, protocol.VerbStop, opts, untilStopped)
 }
 
-// Page is one page of a list.
-type Page struct {
-	Sandboxes []*Sandbox
-	Next      string // ask for it with ListOptions.Page; empty on the last page
+// Resume starts a stopped sandbox again and waits until it is ready. Resuming a ready sandbox succeeds. Options, errors
+// and the effect of ctx are those of [Sandbox.Stop].
+func (s *Sandbox) Resume(ctx context.Context, opts ...ChangeOption) error {
+	return control(ctx, s, protocol.VerbResume, opts, untilReady)
 }
 
-// List reads one page of the sandboxes. [Client.All] reads all pages.
-func (c *Client) List(ctx context.Context, o ListOptions) (*Page, error) {
-	states := make([]string, len(o.States))
-	for i, s := range o.States {
-		states[i] = string(s)
+// Delete ends the running execs, removes everything of the sandbox except its history, and waits until that is done.
+// Deleting a deleted sandbox succeeds. Options, errors and the effect of ctx are those of [Sandbox.Stop].
+func (s *Sandbox) Delete(ctx context.Context, opts ...ChangeOption) error {
+	return control(ctx, s, protocol.VerbDelete, opts, untilDeleted)
+}
+
+func control(ctx context.Context, s *Sandbox, verb string, opts []ChangeOption, until condition) error {
+	o := settingsOf(opts, ChangeOption.forChange)
+	if err := o.fillIDs(); err != nil {
+		return err
 	}
-	reply, err := c.Query(ctx, protocol.EndpointList, protocol.Query{Labels: o.Labels, Name: o.Name, States: states, Limit: o.Limit, Page: o.Page})
-	if err != nil {
-		return nil, err
-	}
-	page := &Page{Next: reply.Next, Sandboxes: make([]*Sandbox, len(reply.Sandboxes))}
-	for i, info := range reply.Sandboxes {
-		page.Sandboxes[i] = c.handle(info)
-	}
-	return page, nil
+	return change{sandbox: s, verb: verb, settings: o, until: until}.do(ctx)
 }
 
-// All reads the sandboxes page by page from o.Page on. It ends with the first error.
-func (c *Client) All(ctx context.Context, o ListOptions) iter.Seq2[*Sandbox, error] {
-	return func(yield func(*Sandbox, error) bool) {
-		for {
-			page, err := c.List(ctx, o)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			for _, s := range page.Sandboxes {
-				if !yield(s, nil) {
-					return
-				}
-			}
-			if o.Page = page.Next; o.Page == "" {
-				return
-			}
-		}
-	}
-}
-
-// Stop ends the running execs and stops the sandbox; it can be resumed. It waits until the sandbox
-// is stopped, or, with WithWait(false), only until that is accepted. To stop a stopped one is no
-// error. Options: [WithRequestID], [WithWait]. Errors: not_found; failed_precondition where it
-// cannot be stopped; the sandbox's own error where it failed.
-func (s *Sandbox) Stop(ctx context.Context, opts ...Option) error {
-	return s.control(ctx, protocol.VerbStop, opts, untilStopped)
-}
-
-// Resume starts a stopped sandbox again, and waits until it is ready. See [Sandbox.Stop].
-func (s *Sandbox) Resume(ctx context.Context, opts ...Option) error {
-	return s.control(ctx, protocol.VerbResume, opts, untilReady)
-}
-
-// Extend sets that the sandbox is deleted so long from now, earlier or later than before; see
-// [protocol.SandboxSpec.TTL]. It returns when that is accepted. Option: [WithRequestID]. Errors:
-// not_found; invalid_argument for a ttl that is not positive; failed_precondition where the sandbox
-// failed, or is deleted.
-func (s *Sandbox) Extend(ctx context.Context, ttl time.Duration, opts ...Option) error {
-	call, err := newCall("Extend", opts, "WithRequestID")
-	if err != nil {
+// Extend sets the sandbox's remaining lifetime: it is deleted after ttl, counted from now, whether that is sooner or
+// later than before. See [protocol.SandboxSpec.TTL]. It returns once the request is accepted. When ctx ends first, the
+// outcome is open; repeating the call is safe.
+//
+// Option: [WithRequestID]. Errors: not_found; invalid_argument if ttl is not positive; failed_precondition if the
+// sandbox has failed or is deleted.
+func (s *Sandbox) Extend(ctx context.Context, ttl time.Duration, opts ...RequestOption) error {
+	o := settingsOf(opts, RequestOption.forRequest)
+	if err := o.fillIDs(); err != nil {
 		return err
 	}
 	if ttl <= 0 {
 		return protocol.Invalid("ttl", "must be positive, got %s", ttl)
 	}
-	call.accepted = true
-	return s.change(ctx, protocol.VerbExtend, call, protocol.Request{TTL: protocol.Duration(ttl)}, nil)
+	o.acceptedOnly = true
+	payload := protocol.Request{TTL: Duration(ttl)}
+	return change{sandbox: s, verb: protocol.VerbExtend, settings: o, payload: payload}.do(ctx)
 }
 
-// Delete ends the running execs and removes everything of the sandbox but its history, and waits
-// until that is done. To delete a deleted one is no error. See [Sandbox.Stop].
-func (s *Sandbox) Delete(ctx context.Context, opts ...Option) error {
-	return s.control(ctx, protocol.VerbDelete, opts, untilDeleted)
-}
+// parallelDeletes is how many sandboxes DeleteByLabels deletes at a time.
+const parallelDeletes = 16
 
-func (s *Sandbox) control(ctx context.Context, verb string, opts []Option, until condition) error {
-	call, err := newCall(verb, opts, "WithRequestID", "WithWait")
-	if err != nil {
-		return err
-	}
-	return s.change(ctx, verb, call, protocol.Request{}, until)
-}
-
-// deletesAtOnce is how many deletes DeleteByLabels has in hand.
-const deletesAtOnce = 16
-
-// DeleteByLabels deletes every sandbox that has all of the labels, of which there must be at least
-// one, and returns those whose delete succeeded. Several fail independently; the error is the
-// first one. Option: [WithWait].
-func (c *Client) DeleteByLabels(ctx context.Context, labels map[string]string, opts ...Option) ([]*Sandbox, error) {
+// DeleteByLabels deletes every sandbox that has all of the labels, at least one, and returns those that it deleted. One
+// failure does not stop the others; the error is the first. When ctx ends, accepted deletes continue.
+//
+// Option: [WithWait]. Errors: invalid_argument without labels; those of [Client.List] and [Sandbox.Delete].
+func (c *Client) DeleteByLabels(ctx context.Context, labels map[string]string, opts ...DeleteByLabelsOption) (
+	[]*Sandbox, error) {
 	if len(labels) == 0 {
 		return nil, protocol.Invalid("labels", "must not be empty: that would delete everything")
 	}
-	if _, err := newCall("DeleteByLabels", opts, "WithWait"); err != nil {
-		return nil, err
-	}
+	o := settingsOf(opts, DeleteByLabelsOption.forDeleteByLabels)
 	var mu sync.Mutex
 	var deleted []*Sandbox
 	var group errgroup.Group
-	group.SetLimit(deletesAtOnce)
-	for s, err := range c.All(ctx, ListOptions{Labels: labels}) {
+	group.SetLimit(parallelDeletes)
+	for s, err := range c.List(ctx, WithLabels(labels)) {
 		if err != nil {
 			group.Go(func() error { return err })
 			break
 		}
 		group.Go(func() error {
-			err := s.Delete(ctx, opts...)
+			err := s.Delete(ctx, WithWait(!o.acceptedOnly))
 			if err == nil {
 				mu.Lock()
 				defer mu.Unlock()

@@ -139,7 +139,7 @@ func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
 		want = append(want, id)
 	}
 	var got []string
-	for s, err := range f.Client.All(ctx, sdk.ListOptions{Labels: spec.Labels, Limit: 2}) {
+	for s, err := range f.Client.List(ctx, sdk.WithLabels(spec.Labels), sdk.WithPageSize(2)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,8 +148,8 @@ func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
 	if slices.Sort(got); !slices.Equal(got, want) {
 		t.Errorf("want %q, got %q", want, got)
 	}
-	page, err := f.Client.List(ctx, sdk.ListOptions{Labels: spec.Labels, States: []protocol.SandboxState{protocol.StateStopped}})
-	if err != nil || len(page.Sandboxes) != 0 {
+	page, err := f.Client.ListPage(ctx, sdk.WithLabels(spec.Labels), sdk.WithStates(sdk.StateStopped))
+	if err != nil || len(page.Items) != 0 {
 		t.Errorf("none is stopped: %v, %v", page, err)
 	}
 	_, err = f.Client.DeleteByLabels(ctx, nil)
@@ -158,8 +158,8 @@ func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
 	if err != nil || len(deleted) != len(want) {
 		t.Errorf("deleted %d of %d: %v", len(deleted), len(want), err)
 	}
-	page, err = f.Client.List(ctx, sdk.ListOptions{Labels: spec.Labels})
-	if err != nil || len(page.Sandboxes) != 0 {
+	page, err = f.Client.ListPage(ctx, sdk.WithLabels(spec.Labels))
+	if err != nil || len(page.Items) != 0 {
 		t.Errorf("all are deleted: %v, %v", page, err)
 	}
 }

@@ -59,7 +59,7 @@ func TestEventsGoOverWhatIsNoLongerInTheLog(t *testing.T) {
 		}
 	}
 	read := func(from uint64) (first, last uint64, err error) {
-		for e, failed := range client.Events(t.Context(), "s", from, false) {
+		for e, failed := range client.Sandbox("s").Events(t.Context(), sdk.WithFrom(from)) {
 			if failed != nil {
 				return first, last, failed
 			}

@@ -7,38 +7,40 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// status is why coordinators do not decide, as they last said it.
-type status struct {
-	last atomic.Pointer[said]
+// fleetStatus is the coordinators' latest report of why they decide nothing.
+type fleetStatus struct {
+	latest atomic.Pointer[report]
 }
 
-type said struct {
-	why *protocol.Error
-	at  time.Time
+type report struct {
+	waiting *Error // nil: they decide
+	at      time.Time
 }
 
-func (s *status) hear(m *protocol.Status) { s.last.Store(&said{why: m.Waiting, at: time.Now()}) }
+func (s *fleetStatus) update(m *protocol.Status) {
+	s.latest.Store(&report{waiting: m.Waiting, at: time.Now()})
+}
 
-// waits is why coordinators decide no creates and execs now, nil where they do, or say nothing.
-func (s *status) waits() *protocol.Error {
-	h := s.last.Load()
-	if h == nil || time.Since(h.at) > protocol.StatusAge {
+// waiting is why coordinators decide no creates and execs now; nil if they do, or have not reported lately.
+func (s *fleetStatus) waiting() *Error {
+	r := s.latest.Load()
+	if r == nil || time.Since(r.at) > protocol.StatusAge {
 		return nil
 	}
-	return h.why
+	return r.waiting
 }
 
-// refuses is the error of a request that need not be stored, since the log has no room for its events.
-// Requests that end something are taken. While the fleet only does not answer, all are.
-func (s *status) refuses(verb string) error {
+// refusal is the error of a create or exec that is not worth storing, because the log has no room for its events. Other
+// requests go through: they free room. While the fleet is merely unavailable, all requests are stored.
+func (s *fleetStatus) refusal(verb string) error {
 	if verb != protocol.VerbCreate && verb != protocol.VerbExec {
 		return nil
 	}
-	why := s.waits()
-	if why == nil || why.Code != protocol.ResourceExhausted {
+	waiting := s.waiting()
+	if waiting == nil || waiting.Code != protocol.ResourceExhausted {
 		return nil
 	}
-	refused := *why
-	refused.Message = verb + " is not taken: " + why.Message
-	return &refused
+	refusal := *waiting
+	refusal.Message = "no " + verb + " is accepted now: " + waiting.Message
+	return &refusal
 }

@@ -1,51 +1,48 @@
 package sdk
 
 import (
-	"bytes"
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
-	"github.com/boxfleet/boxfleet/spec"
 )
 
 // submitMode says when a submission without an answer gives up.
 type submitMode int
 
 const (
-	submitBounded submitMode = iota // after RequestTries times the timeout, when the context has no deadline
+	submitBounded submitMode = iota // after giveUpAfter if the context has no deadline, else with the context
 	submitForever                   // with the context only
 )
 
 const (
-	firstLook  = time.Second            // after this long without an answer, look what became of the request
-	sayAfter   = 5 * time.Second        // and after this long, say that the request waits
-	sayPause   = time.Minute            // between two such words of a client, at least
-	retryPause = 250 * time.Millisecond // after a publish that failed
-	resendMost = 2 * time.Minute        // between two publishes of a request that is stored, at most
+	firstLookup = time.Second            // how long to wait for an answer before reading what the request did
+	warnAfter   = 5 * time.Second        // when to log that a request waits
+	warnPause   = time.Minute            // between two such warnings of a client, at least
+	retryPause  = 250 * time.Millisecond // after a failed attempt
+	maxResend   = 2 * time.Minute        // between two publishes of a stored request, at most
 )
 
-// submission is one request on its way. It runs beside its waiter, because what the request asks
-// for may be done before the request's own acknowledgement is back.
+// submission is one request under way. It runs beside its caller, because what the request asks for may be done before
+// the request itself is acknowledged.
 type submission struct {
 	client  *Client
 	request Request
 	mode    submitMode
-	waiting atomic.Pointer[interim]        // the newest answer that was no outcome
-	refused atomic.Pointer[protocol.Error] // why it was not stored when that was last tried
+	waiting atomic.Pointer[waiting] // the latest interim answer
+	refused atomic.Pointer[Error]   // why the latest attempt to store the request failed
 
-	replies <-chan *protocol.Reply // the answer, from the inbox, after those that are none: see [submission.isOutcome]
-	found   chan *protocol.Reply   // the answer, found by looking
+	replies <-chan *protocol.Reply // from the inbox: any number of interim answers, then the outcome; see isOutcome
+	found   chan *protocol.Reply   // the outcome, if only its answer was lost
 	failed  chan error
 	stop    func()
 }
 
-// interim is why a request that is stored is not decided yet.
-type interim struct {
-	why  *protocol.Error
-	said time.Time
+// waiting is why a stored request is not decided yet.
+type waiting struct {
+	why *Error
+	at  time.Time
 }
 
 // submit sends a request. The caller must call stop.
@@ -64,7 +61,14 @@ func (c *Client) submit(ctx context.Context, r Request, mode submitMode) *submis
 	return s
 }
 
-// wait returns the answer. An answer that is an error is returned as the error.
+// ask submits a request and waits for its outcome.
+func (c *Client) ask(ctx context.Context, r Request, mode submitMode) (*protocol.Reply, error) {
+	sub := c.submit(ctx, r, mode)
+	defer sub.stop()
+	return sub.wait(ctx)
+}
+
+// wait returns the outcome. An outcome that is an error is returned as the error.
 func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	for {
 		var reply *protocol.Reply
@@ -86,65 +90,64 @@ func (s *submission) wait(ctx context.Context) (*protocol.Reply, error) {
 	}
 }
 
-// isOutcome says whether a reply is the answer. If not, it says why the request waits, and that is kept.
+// isOutcome says whether a reply is the outcome. An interim reply says why the request waits, which isOutcome notes.
 func (s *submission) isOutcome(reply *protocol.Reply) bool {
 	if reply.Waiting == nil {
 		return true
 	}
-	s.waiting.Store(&interim{why: reply.Waiting, said: time.Now()})
+	s.waiting.Store(&waiting{why: reply.Waiting, at: time.Now()})
 	return false
 }
 
-// explain adds to the error of a call that gave up why the fleet did not decide its request.
-func (s *submission) explain(err error) error {
-	why := s.client.status.waits()
-	if i := s.waiting.Load(); i != nil {
-		why = i.why
+// whyWaiting is why the fleet has not decided the request, nil if it did not say.
+func (s *submission) whyWaiting() *Error {
+	if w := s.waiting.Load(); w != nil {
+		return w.why
 	}
-	if why == nil || !isOver(err) {
+	return s.client.status.waiting()
+}
+
+// explain adds to the error of a call that gave up why the fleet has not decided its request.
+func (s *submission) explain(err error) error {
+	why := s.whyWaiting()
+	if why == nil || !isContextEnd(err) {
 		return err
 	}
 	typed := *protocol.AsError(err)
 	typed.Reason = why.Reason
 	typed.Message += ": the request is stored and will be decided; it waits: " + why.Message
-	return &failure{&typed, err}
+	return &typedError{&typed, err}
 }
 
-// check returns the error of an answer, or that it lacks what its request is answered with. The caller gave a spec.
+// check returns the error that an outcome is or, if it lacks what its request must be answered with, says so. Fields
+// are named as the caller's spec has them.
 func (s *submission) check(reply *protocol.Reply) error {
-	switch {
-	case reply.Error != nil:
-		return protocol.InSpec(s.request.Verb, reply.Error)
-	case s.request.Verb == protocol.VerbExec && reply.Exec == nil, s.request.Verb != protocol.VerbExec && reply.Sandbox == nil && reply.Exec == nil:
-		return protocol.Errorf(protocol.Internal, "", "the answer to %s %s holds no handle", s.request.Verb, s.request.Sandbox)
+	verb := s.request.Verb
+	if reply.Error != nil {
+		return protocol.InSpec(verb, reply.Error)
 	}
-	return nil
+	if reply.Exec != nil || reply.Sandbox != nil && verb != protocol.VerbExec {
+		return nil
+	}
+	return protocol.Errorf(protocol.Internal, "", "the answer to %s %s lacks what was asked for", verb, s.request.Sandbox)
 }
 
-// run publishes until the request is answered, found, refused or given up.
+// run publishes the request until it is answered, refused, given up, or its effect is found.
 func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 	c := s.client
-	if err := c.status.refuses(s.request.Verb); err != nil {
-		if reply := s.look(ctx); reply != nil { // it is no new one
-			s.found <- reply
-		} else {
-			s.failed <- err
-		}
+	if err := c.status.refusal(s.request.Verb); err != nil {
+		s.refuse(ctx, err)
 		return
 	}
-	within := RequestTries * c.requestTimeout
-	giveUp := time.Now().Add(within)
-	say := time.AfterFunc(sayAfter, s.sayWaits)
-	defer say.Stop()
+	giveUp := time.Now().Add(c.giveUpAfter())
+	warn := time.AfterFunc(warnAfter, s.warnWaiting)
+	defer warn.Stop()
 	for patience := c.requestTimeout; ; {
 		ends := time.Now().Add(patience)
 		if s.mode == submitBounded && ends.After(giveUp) {
 			ends = giveUp
 		}
-		bounded, cancel := context.WithDeadline(ctx, time.Now().Add(c.requestTimeout))
-		err := c.conn.Submit(bounded, c.tenant, s.request.Verb, s.request.Sandbox, s.request.ID, inbox, payload)
-		cancel()
-		s.refused.Store(protocol.AsError(err))
+		err := s.publish(ctx, inbox, payload)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -155,31 +158,48 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			if !pause(ctx, retryPause) {
 				return
 			}
-		case s.lookUntil(ctx, ends):
+		case s.lookUpUntil(ctx, ends):
 			return
-		default: // it is stored: another copy only asks for an answer that was lost
-			patience = max(c.requestTimeout, min(2*patience, resendMost))
+		default: // the request is stored; another copy only asks for a lost answer
+			patience = max(c.requestTimeout, min(2*patience, maxResend))
 		}
 		if s.mode == submitBounded && !time.Now().Before(giveUp) {
 			s.failed <- protocol.Errorf(protocol.DeadlineExceeded, "",
 				"%s %s: no answer within %s; it is not known whether request %s was carried out",
-				s.request.Verb, s.request.Sandbox, within, s.request.ID)
+				s.request.Verb, s.request.Sandbox, c.giveUpAfter(), s.request.ID)
 			return
 		}
 	}
 }
 
-// sayWaits logs that the request waits, and why, once a while for all requests of the client.
-func (s *submission) sayWaits() {
-	c := s.client
-	last, now := c.complained.Load(), time.Now().UnixNano()
-	if last != 0 && now-last < int64(sayPause) || !c.complained.CompareAndSwap(last, now) {
+// refuse ends a request that is not worth storing, unless it repeats one that was carried out.
+func (s *submission) refuse(ctx context.Context, err error) {
+	if reply := s.lookUp(ctx); reply != nil {
+		s.found <- reply
 		return
 	}
-	why := s.client.status.waits()
-	if i := s.waiting.Load(); i != nil {
-		why = i.why
-	} else if why == nil {
+	s.failed <- err
+}
+
+// publish stores the request, or another copy of it.
+func (s *submission) publish(ctx context.Context, inbox string, payload []byte) error {
+	c := s.client
+	ctx, cancel := context.WithTimeout(ctx, c.requestTimeout)
+	defer cancel()
+	err := c.conn.Submit(ctx, c.tenant, s.request.Verb, s.request.Sandbox, s.request.ID, inbox, payload)
+	s.refused.Store(protocol.AsError(err))
+	return err
+}
+
+// warnWaiting logs that the request waits, and why, at most once per warnPause for all requests of the client.
+func (s *submission) warnWaiting() {
+	c := s.client
+	last, now := c.warned.Load(), time.Now().UnixNano()
+	if last != 0 && now-last < int64(warnPause) || !c.warned.CompareAndSwap(last, now) {
+		return
+	}
+	why := s.whyWaiting()
+	if why == nil {
 		why = s.refused.Load()
 	}
 	if why == nil {
@@ -188,100 +208,7 @@ func (s *submission) sayWaits() {
 	c.log.Warn("waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox, "error", why)
 }
 
-// lookUntil looks at growing intervals whether the request was decided and only its answer lost.
-// done is false when the time is over. It is longer while the fleet says that the request waits.
-func (s *submission) lookUntil(ctx context.Context, ends time.Time) (done bool) {
-	for interval := firstLook; ; interval *= 2 {
-		if !pause(ctx, min(interval, time.Until(ends))) {
-			return true
-		}
-		if reply := s.look(ctx); reply != nil {
-			s.found <- reply
-			return true
-		}
-		if i := s.waiting.Load(); i != nil && s.mode == submitForever && time.Since(i.said) < resendMost {
-			ends = i.said.Add(resendMost)
-		}
-		if !time.Now().Before(ends) {
-			return false
-		}
-	}
-}
-
-// look asks the read service what became of the request, nil where nothing did yet.
-func (s *submission) look(ctx context.Context) *protocol.Reply {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	r := &s.request
-	extended := r.Verb == protocol.VerbExtend && s.extended(ctx) // before the handle is read, which then shows it
-	q, endpoint := protocol.Query{Sandbox: r.Sandbox}, protocol.EndpointGet
-	if r.Verb == protocol.VerbExec || r.Verb == protocol.VerbCancel {
-		q.Exec, endpoint = r.Payload.ExecID, protocol.EndpointExec
-	}
-	reply, err := s.client.conn.Query(ctx, s.client.tenant, endpoint, &q)
-	if err != nil || reply.Sandbox == nil && reply.Exec == nil {
-		return nil
-	}
-	switch r.Verb {
-	case protocol.VerbCreate:
-		// Defaults may lie below what was asked for.
-		return theirsOrOurs(reply, reply.Sandbox.Request == r.ID && reply.Sandbox.Name == r.Payload.Name && spec.Says(*reply.Sandbox.AcceptedSpec(), *r.Payload.Sandbox), r)
-	case protocol.VerbExec:
-		spec, found := *r.Payload.Exec, reply.Exec.Spec
-		spec.Resolve()
-		spec.Stdin, found.Stdin = nil, nil // not kept once the exec has ended
-		return theirsOrOurs(reply, reply.Exec.Request == r.ID && sameSpec(&spec, &found), r)
-	case protocol.VerbCancel:
-		if reply.Exec.Cancelling || reply.Exec.State.Terminal() {
-			return reply
-		}
-	case protocol.VerbStop:
-		if reply.Sandbox.Desired == protocol.StateStopped {
-			return reply
-		}
-	case protocol.VerbResume:
-		if reply.Sandbox.Desired == protocol.StateReady {
-			return reply
-		}
-	case protocol.VerbExtend:
-		// The handle does not show whose extension it has.
-		if extended {
-			return reply
-		}
-	case protocol.VerbDelete:
-		if reply.Sandbox.Desired == protocol.StateDeleted {
-			return reply
-		}
-	}
-	return nil
-}
-
-// extended says whether the history holds the extension that was asked for. Where it is not known what came
-// before, the whole of it is not read for that: the request itself is sent again, and answered.
-func (s *submission) extended(ctx context.Context) bool {
-	if s.request.after == 0 {
-		return false
-	}
-	batches, err := s.client.history(ctx, s.request.Sandbox, s.request.after)
-	return err == nil && slices.ContainsFunc(batches, func(b *protocol.Batch) bool {
-		return slices.ContainsFunc(b.Events, func(e protocol.Event) bool {
-			return e.Kind == protocol.SandboxExtended && e.Request == s.request.ID
-		})
-	})
-}
-
-// theirsOrOurs returns what was found where this request made it; else the id is taken, also by a
-// request of the same id for something else.
-func theirsOrOurs(reply *protocol.Reply, ours bool, r *Request) *protocol.Reply {
-	if ours {
-		return reply
-	}
-	return &protocol.Reply{Error: protocol.Errorf(protocol.AlreadyExists, "", "%s: the id was taken by another request", r.Verb)}
-}
-
-func sameSpec(a, b any) bool { return bytes.Equal(protocol.Encode(a), protocol.Encode(b)) }
-
-// pause waits for d or the end of ctx, and says which: false for the end of ctx.
+// pause waits for d or the end of ctx, and returns false for the latter.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -27,7 +27,7 @@ func TestAnUploadThatBreaksOffIsBegunAnew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tries := 0
-			err := tryUpload(c.ctx, func() error {
+			err := retryUpload(c.ctx, func() error {
 				tries++
 				if tries <= len(c.fails) {
 					return c.fails[tries-1]

@@ -2,16 +2,14 @@ package sdk
 
 import (
 	"context"
-	"slices"
 
-	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// fromYAML is the spec of a call that gives YAML, with parameters over it. What it has of this
-// machine is uploaded; the document's id goes to the call.
-func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.SandboxSpec) (protocol.SandboxSpec, error) {
-	d, err := spec.Parse(call.yaml, spec.Options{Env: call.env})
+// specFromYAML returns the spec of a create that gives YAML, with parameters merged over it. It uploads what the
+// document has of this machine, and takes id and name from the document unless options gave them.
+func specFromYAML(ctx context.Context, c *Client, o *settings, parameters SandboxSpec) (SandboxSpec, error) {
+	d, err := spec.Parse(o.yaml, spec.Options{Env: o.env})
 	if err != nil {
 		return parameters, err
 	}
@@ -20,15 +18,15 @@ func (c *Client) fromYAML(ctx context.Context, call *call, parameters protocol.S
 	if err := d.Validate(); err != nil {
 		return parameters, err
 	}
-	if d.ID != "" && !slices.Contains(call.given, "WithID") {
-		call.id = d.ID
+	if d.ID != "" && !o.idGiven {
+		o.id = &d.ID
 	}
-	if d.Name != "" && !slices.Contains(call.given, "WithName") {
-		call.name = d.Name
+	if d.Name != "" && o.name == nil {
+		o.name = &d.Name
 	}
 	for _, l := range d.Copies {
 		entry := &d.Spec.Copies[l.Index]
-		copied, err := c.Upload(ctx, Tree{Source: l.Source, Target: entry.Target, Exclude: l.Exclude, Owner: entry.Owner})
+		copied, err := c.Upload(ctx, l.Source, entry.Target, WithExclude(l.Exclude...), WithOwner(entry.Owner))
 		if err != nil {
 			return parameters, err
 		}

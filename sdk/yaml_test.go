@@ -18,7 +18,7 @@ func TestYAMLPutsFilesIntoOneDirectory(t *testing.T) {
 		}
 	}
 	text := strings.ReplaceAll("image: one\ncopies: ['DIR/gone:/gone', 'DIR/a:/x/', 'DIR/b:/x/']\n", "DIR", dir)
-	_, err := new(Client).fromYAML(t.Context(), &call{yaml: []byte(text)}, protocol.SandboxSpec{})
+	_, err := specFromYAML(t.Context(), new(Client), &settings{yaml: []byte(text)}, SandboxSpec{})
 	if protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("want that gone is not found, got %v", err)
 	}

@@ -47,7 +47,7 @@ func (p *program) completeSandboxes(cmd *cobra.Command, args []string, _ string)
 }
 
 func sandboxIDs(ctx context.Context, c *sdk.Client) (ids []string, err error) {
-	for s, err := range c.All(ctx, sdk.ListOptions{Limit: 1000}) {
+	for s, err := range c.List(ctx, sdk.WithPageSize(1000)) {
 		if err != nil {
 			return ids, err
 		}
@@ -67,11 +67,14 @@ func (p *program) completeExec(states ...protocol.ExecState) completion {
 			return p.completeSandbox(cmd, args, toComplete)
 		}
 		return p.completed(cmd, func(ctx context.Context, c *sdk.Client) (ids []string, err error) {
-			execs, _, err := c.Sandbox(args[0]).Execs(ctx, sdk.ExecsOptions{States: states, Limit: 1000})
-			for _, x := range execs {
+			page, err := c.Sandbox(args[0]).ExecsPage(ctx, sdk.WithExecStates(states...), sdk.WithPageSize(1000))
+			if err != nil {
+				return nil, err
+			}
+			for _, x := range page.Items {
 				ids = append(ids, x.ID())
 			}
-			return ids, err
+			return ids, nil
 		})
 	}
 }
@@ -85,7 +88,7 @@ func (p *program) completeHost(cmd *cobra.Command, args []string, _ string) ([]s
 }
 
 func workerNames(ctx context.Context, c *sdk.Client) (names []string, err error) {
-	hosts, err := c.Hosts(ctx)
+	hosts, err := sdk.ReadAll(c.Hosts().List(ctx))
 	for _, h := range hosts {
 		names = append(names, h.Worker)
 	}
@@ -98,7 +101,7 @@ func (p *program) completeImported(cmd *cobra.Command, args []string, _ string) 
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return p.completed(cmd, func(ctx context.Context, c *sdk.Client) (refs []string, err error) {
-		imported, _, err := c.Images(ctx)
+		imported, err := sdk.ReadAll(c.Images().List(ctx))
 		for _, want := range imported {
 			refs = append(refs, want.Ref)
 		}
@@ -108,7 +111,11 @@ func (p *program) completeImported(cmd *cobra.Command, args []string, _ string) 
 
 // imageRefs are the names of all images that the hosts have, each once.
 func imageRefs(ctx context.Context, c *sdk.Client) (refs []string, err error) {
-	imported, hosts, err := c.Images(ctx)
+	imported, err := sdk.ReadAll(c.Images().List(ctx))
+	if err != nil {
+		return nil, err
+	}
+	hosts, err := sdk.ReadAll(c.Images().OnHosts(ctx))
 	for _, want := range imported {
 		refs = append(refs, want.Ref)
 	}

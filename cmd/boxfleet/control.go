@@ -19,7 +19,7 @@ const controlsAtOnce = 8
 // controlAll stops, resumes or deletes sandboxes beside each other, and prints the id of each, in the order
 // in which they were named. One that fails holds up no other. Each has its error, the last of them as the
 // command's own.
-func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool, do func(*sdk.Sandbox, context.Context, ...sdk.Option) error) error {
+func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool, do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)
 	done := p.progress(verb + " " + strings.Join(ids, " "))
 	defer done()

@@ -132,7 +132,7 @@ func (d *demo) goCommand(ctx context.Context, args ...string) (string, error) {
 func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 	var source protocol.Copy
 	if err := d.step("upload the source", func() (err error) {
-		source, err = c.CopyTree(ctx, d.source, "/src", "/.git", "/bin")
+		source, err = c.Upload(ctx, d.source, "/src", sdk.WithExclude("/.git", "/bin"))
 		return err
 	}); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 		line := strings.Join(command, " ")
 		d.say("\n== %s", line)
 		err := d.step(line, func() error {
-			return d.exec(ctx, box, sdk.NewID(), &protocol.ExecSpec{Command: command}, nil)
+			return d.exec(ctx, box, sdk.NewID(), "", &protocol.ExecSpec{Command: command})
 		})
 		if err != nil {
 			return err
@@ -176,7 +176,7 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 // history prints the sandbox's history.
 func (d *demo) history(ctx context.Context, c *sdk.Client, id string) {
 	d.say("\n== history of sandbox %s", id)
-	for e, err := range c.Events(ctx, id, 1, false) {
+	for e, err := range c.Sandbox(id).Events(ctx) {
 		if err != nil {
 			d.say("   %v", err)
 			return

@@ -86,24 +86,23 @@ wait at all. KILL, or the loss of this machine, leaves the command running, too.
 			if err := spec.Validate(); err != nil {
 				return err
 			}
-			opts, err := requestOptions(cmd, id, request)
-			if err != nil {
+			if err := checkIDs(cmd, id, request); err != nil {
 				return err
 			}
 			if id == "" { // known beforehand, so that it can be cancelled before it is accepted
-				if id = request; id == "" {
-					id = sdk.NewID()
-					opts = append(opts, sdk.WithRequestID(id))
+				if request == "" {
+					request = sdk.NewID()
 				}
+				id = request
 			}
 			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				box := c.Sandbox(line.ids[0])
 				p.warnOfStdin(flags.stdin)
 				defer func() { p.warnOfStdin(flags.stdin) }() // a pipe may be slow
 				if detach {
-					return meantExecs(p.detached(ctx, box, id, spec, opts), &line)
+					return meantExecs(p.detached(ctx, box, id, request, spec), &line)
 				}
-				return meantExecs(p.exec(ctx, box, id, spec, opts), &line)
+				return meantExecs(p.exec(ctx, box, id, request, spec), &line)
 			}))
 		},
 	}
@@ -144,9 +143,13 @@ func notRun(err error) error {
 	return exitCode{exitNotRun, err}
 }
 
-func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) error {
+func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
 	p.execGoesOn(box, id)
-	x, err := box.Start(ctx, *spec, append(opts, sdk.WithID(id))...)
+	opts := []sdk.StartOption{sdk.WithID(id)}
+	if request != "" {
+		opts = append(opts, sdk.WithRequestID(request))
+	}
+	x, err := box.Start(ctx, *spec, opts...)
 	if err != nil {
 		return err
 	}
@@ -155,7 +158,11 @@ func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id string, spe
 }
 
 // exec runs a command, passes its output on, and returns its exit code as the error.
-func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) error {
+func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
+	opts := []sdk.ExecOption{sdk.WithID(id)}
+	if request != "" {
+		opts = append(opts, sdk.WithRequestID(request))
+	}
 	if !p.json() {
 		opts = append(opts, sdk.WithStdout(p.stdout), sdk.WithStderr(p.guarded(p.stderr)))
 	}
@@ -206,7 +213,7 @@ const (
 
 // execCancellable runs a command. Where its client is interrupted, the command is cancelled, and its end
 // waited for; the client's deadline ends only the wait.
-func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.Option) (*sdk.Result, error) {
+func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	p.execGoesOn(box, id)
@@ -217,7 +224,7 @@ func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id stri
 		stop()
 	})
 	defer undo()
-	result, err := box.Exec(running, *spec, append(opts, sdk.WithID(id))...)
+	result, err := box.Exec(running, *spec, opts...)
 	switch {
 	case result != nil:
 		p.inHand.done("exec")
@@ -271,7 +278,7 @@ func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox,
 func cancelExec(ctx context.Context, box *sdk.Sandbox, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, cancelWithin)
 	defer cancel()
-	return untilFound(ctx, func() error { return box.Cancel(ctx, id) })
+	return untilFound(ctx, func() error { return box.ExecByID(id).Cancel(ctx) })
 }
 
 // foundWithin bounds how long something is looked for that was asked for and may be there soon.

@@ -28,22 +28,17 @@ func (p *program) execsList() *cobra.Command {
 		Use: "list SANDBOX", Aliases: []string{"ls", "ps"}, Short: "List the execs of a sandbox", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
 		Example: "  boxfleet execs list web --state running",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o := sdk.ExecsOptions{Limit: 1000}
-			var err error
-			if o.States, err = statesOf(states, execStates); err != nil {
+			selected, err := statesOf(states, execStates)
+			if err != nil {
 				return err
 			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				found := []protocol.Exec{}
-				for more := true; more; more = o.Page != "" {
-					execs, next, err := c.Sandbox(args[0]).Execs(ctx, o)
+				for x, err := range c.Sandbox(args[0]).Execs(ctx, sdk.WithExecStates(selected...), sdk.WithPageSize(1000)) {
 					if err != nil {
 						return err
 					}
-					for _, x := range execs {
-						found = append(found, x.Info())
-					}
-					o.Page = next
+					found = append(found, x.Info())
 				}
 				if quiet {
 					return p.showNames(execIDs(found))
@@ -142,12 +137,11 @@ func (p *program) execsCancel() *cobra.Command {
 		ValidArgsFunction: p.completeExec(protocol.ExecStateAccepted, protocol.ExecStateRunning),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				box := c.Sandbox(args[0])
-				if err := box.Cancel(ctx, args[1]); err != nil {
+				x := c.Sandbox(args[0]).ExecByID(args[1])
+				if err := x.Cancel(ctx); err != nil {
 					return err
 				}
-				x, err := box.GetExec(ctx, args[1])
-				if err != nil {
+				if err := x.Refresh(ctx); err != nil {
 					return err
 				}
 				return p.show(x.Info(), func(w io.Writer) { fmt.Fprintln(w, args[1]) })
@@ -157,7 +151,8 @@ func (p *program) execsCancel() *cobra.Command {
 }
 
 func (p *program) execsLogs() *cobra.Command {
-	var o sdk.LogsOptions
+	var follow bool
+	var fromStdout, fromStderr int64
 	var tail int
 	cmd := &cobra.Command{
 		Use: "logs SANDBOX EXEC", Short: "Print the output of an exec, whenever it ran", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: p.completeExec(),
@@ -175,14 +170,12 @@ boxfleet exec does.`,
 					return err
 				}
 				read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
-					of := o
-					of.Follow = follow
-					return x.Logs(ctx, of)
+					return x.Output(ctx, sdk.WithFollow(follow), sdk.WithOffset(sdk.Stdout, fromStdout), sdk.WithOffset(sdk.Stderr, fromStderr))
 				}
-				if err := p.printLogs(read, o.Follow, tail, time.Time{}); err != nil {
-					return ignoreInterrupt(ctx, o.Follow, err)
+				if err := p.printLogs(read, follow, tail, time.Time{}); err != nil {
+					return ignoreInterrupt(ctx, follow, err)
 				}
-				if !o.Follow {
+				if !follow {
 					return nil
 				}
 				result, err := x.Wait(ctx, sdk.WithCollect(0))
@@ -193,9 +186,9 @@ boxfleet exec does.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&o.Follow, "follow", false, "go on until the exec has ended; it goes on when this ends")
-	cmd.Flags().Int64Var(&o.FromStdout, "from-offset", 0, "begin with this `byte` of stdout")
-	cmd.Flags().Int64Var(&o.FromStderr, "from-offset-stderr", 0, "begin with this `byte` of stderr")
+	cmd.Flags().BoolVar(&follow, "follow", false, "go on until the exec has ended; it goes on when this ends")
+	cmd.Flags().Int64Var(&fromStdout, "from-offset", 0, "begin with this `byte` of stdout")
+	cmd.Flags().Int64Var(&fromStderr, "from-offset-stderr", 0, "begin with this `byte` of stderr")
 	addTail(cmd, &tail)
 	return cmd
 }

@@ -16,8 +16,8 @@ import (
 
 func (p *program) hostCommand() *cobra.Command {
 	return group("host", "Look at the hosts of the fleet, and take them out of service", p.hostList(),
-		p.hostCordon("cordon", "cordoned", "Give a host no new work", "Give a host no new work, resumes of what is stopped on it included. What runs there goes on. It holds until\nboxfleet host uncordon, also over a restart of the worker.", (*sdk.Client).CordonHost),
-		p.hostCordon("uncordon", "uncordoned", "Give a host new work again, and end a drain of it", "Give a host new work again, and end a drain of it.", (*sdk.Client).UncordonHost),
+		p.hostCordon("cordon", "cordoned", "Give a host no new work", "Give a host no new work, resumes of what is stopped on it included. What runs there goes on. It holds until\nboxfleet host uncordon, also over a restart of the worker.", (*sdk.Hosts).Cordon),
+		p.hostCordon("uncordon", "uncordoned", "Give a host new work again, and end a drain of it", "Give a host new work again, and end a drain of it.", (*sdk.Hosts).Uncordon),
 		p.hostDrain(), p.hostForget())
 }
 
@@ -37,7 +37,7 @@ SECURITY counts what of the host's engine and kernel its operator should change,
 					}
 					return p.showNames(distinct(names))
 				}
-				hosts, err := c.Hosts(ctx)
+				hosts, err := sdk.ReadAll(c.Hosts().List(ctx))
 				if err != nil {
 					return err
 				}

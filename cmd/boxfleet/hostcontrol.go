@@ -35,12 +35,12 @@ func (p *program) showWished(name, result string) error {
 	return p.show(wished{name, result}, func(w io.Writer) { fmt.Fprintln(w, name, result) })
 }
 
-func (p *program) hostCordon(verb, result, short, long string, do func(*sdk.Client, context.Context, string) error) *cobra.Command {
+func (p *program) hostCordon(verb, result, short, long string, do func(*sdk.Hosts, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
 		Use: verb + " NAME", Short: short, Long: long, Args: oneHost, ValidArgsFunction: p.completeHost, Example: "  boxfleet host " + verb + " w1",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if err := do(c, ctx, args[0]); err != nil {
+				if err := do(c.Hosts(), ctx, args[0]); err != nil {
 					return err
 				}
 				return p.showWished(args[0], result)
@@ -76,7 +76,7 @@ ends it.`,
 }
 
 func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadline time.Duration, wait bool) error {
-	if err := c.DrainHost(ctx, name, deadline); err != nil {
+	if err := c.Hosts().Drain(ctx, name, deadline); err != nil {
 		return err
 	}
 	if !wait {
@@ -85,7 +85,7 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 	p.inHand.goesOn("drain", "the drain of %s goes on: `boxfleet host list` shows how far it is, `boxfleet host uncordon %s` ends it", name, name)
 	tell, done := p.progressing("draining " + name)
 	defer done()
-	err := c.WaitDrained(ctx, name, func(h *protocol.Host) {
+	err := c.Hosts().WaitDrained(ctx, name, func(h *protocol.Host) {
 		left := fmt.Sprintf("draining %s: %d sandboxes and %d execs are left", name, h.Sandboxes, h.Execs)
 		if h.State != protocol.HostReady {
 			left += fmt.Sprintf("; the host is %s", h.State)
@@ -120,12 +120,12 @@ nevertheless removes what is left on it before it takes work.`,
 }
 
 func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, yes bool) error {
-	h, err := c.Host(ctx, name)
+	h, err := c.Hosts().Get(ctx, name)
 	if err != nil {
 		return err
 	}
 	if h.State != protocol.HostLost { // before anybody is asked
-		return c.ForgetHost(ctx, name)
+		return c.Hosts().Forget(ctx, name)
 	}
 	fmt.Fprintf(p.plain(p.stderr), "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker, ago(c.Now(ctx), h.SeenAt), onHost(h))
 	if !yes {
@@ -136,7 +136,7 @@ func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, ye
 	done := p.progress("forgetting " + name)
 	defer done()
 	p.inHand.goesOn("forget", "the fleet goes on with forgetting %s: `boxfleet host list` shows it until that is done", name)
-	if err := c.ForgetHost(ctx, name); err != nil {
+	if err := c.Hosts().Forget(ctx, name); err != nil {
 		return err
 	}
 	p.inHand.done("forget")

@@ -39,7 +39,7 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 	for _, verb := range []string{"cordon", "uncordon", "drain", "forget"} {
 		refused("not_found: host: the fleet has no worker typo; it has w1", verb, "typo")
 	}
-	refused("only one that is lost can be forgotten", "forget", "w1", "--yes")
+	refused("only a lost host can be forgotten", "forget", "w1", "--yes")
 	refused("must not be negative", "drain", "w1", "--deadline", "-1s")
 	expect(t, "host cordon w1", 0, "w1 cordoned")
 	expect(t, "host cordon w1 -o json", 0, `{"worker":"w1","result":"cordoned"}`)

@@ -19,9 +19,15 @@ func (p *program) imageCommand() *cobra.Command {
 	return group("image", "Look at the images of the hosts, and import some", p.imageImport(), p.imageList(), p.imageRemove())
 }
 
+// importFlags are the flags of `image import`.
+type importFlags struct {
+	ref              string
+	workers, changes []string
+	wait             bool
+}
+
 func (p *program) imageImport() *cobra.Command {
-	var f sdk.ImageFile
-	var wait bool
+	var f importFlags
 	cmd := &cobra.Command{
 		Use: "import FILE|- --ref NAME[:TAG]", Short: "Put an image on the hosts, without a registry",
 		Long: `Put an image on the hosts, without a registry. The file is what docker save wrote, an OCI image layout
@@ -32,7 +38,7 @@ it, and hosts that join later get it too, until it is removed.`,
 			if len(args) != 1 {
 				return usage("FILE is missing, - for stdin; see %s --help", cmd.CommandPath())
 			}
-			if f.Ref == "" {
+			if f.ref == "" {
 				return usage("--ref is missing: the name that the image gets")
 			}
 			return nil
@@ -43,15 +49,14 @@ it, and hosts that join later get it too, until it is removed.`,
 				return err
 			}
 			defer done()
-			f.Content = content
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.importImage(ctx, c, f, wait) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.importImage(ctx, c, content, f) })
 		},
 	}
-	cmd.Flags().StringVar(&f.Ref, "ref", "", "`NAME[:TAG]` of the image")
-	cmd.Flags().StringArrayVar(&f.Workers, "worker", nil, "only the host of this `worker`; may be repeated (default: all hosts)")
-	cmd.Flags().StringArrayVar(&f.Changes, "change", nil, "Dockerfile `instruction` for the image of a root filesystem; may be repeated")
+	cmd.Flags().StringVar(&f.ref, "ref", "", "`NAME[:TAG]` of the image")
+	cmd.Flags().StringArrayVar(&f.workers, "worker", nil, "only the host of this `worker`; may be repeated (default: all hosts)")
+	cmd.Flags().StringArrayVar(&f.changes, "change", nil, "Dockerfile `instruction` for the image of a root filesystem; may be repeated")
 	p.completeFlag(cmd, "worker", workerNames)
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the hosts have it, not only stored")
+	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until the hosts have it, not only stored")
 	return cmd
 }
 
@@ -82,20 +87,20 @@ func (p *program) imageFile(name string) (content io.ReadSeeker, done func(), er
 }
 
 // importImage imports an image, and shows how each host gets it.
-func (p *program) importImage(ctx context.Context, c *sdk.Client, f sdk.ImageFile, wait bool) error {
+func (p *program) importImage(ctx context.Context, c *sdk.Client, content io.ReadSeeker, f importFlags) error {
 	tell, done := p.progressing("reading the image")
 	defer done()
-	f.Progress = func(sent, total int64) { tell("uploading the image " + bar(sent, total)) }
-	want, err := c.ImportImage(ctx, f)
+	want, err := c.Images().Import(ctx, f.ref, content, sdk.WithWorkers(f.workers...), sdk.WithChanges(f.changes...),
+		sdk.WithProgress(func(sent, total int64) { tell("uploading the image " + bar(sent, total)) }))
 	if err != nil {
 		return err
 	}
-	if !wait {
+	if !f.wait {
 		done()
 		return p.show(want, func(w io.Writer) { fmt.Fprintf(w, "%s is on its way to the hosts\n", want.Ref) })
 	}
 	tell("waiting for the hosts")
-	hosts, err := c.WaitImage(ctx, want, func(worker string, i protocol.HostImage) { tell(worker + ": " + i.State) })
+	hosts, err := c.Images().Wait(ctx, want, func(worker string, i protocol.HostImage) { tell(worker + ": " + i.State) })
 	done()
 	if err != nil {
 		return err
@@ -142,7 +147,11 @@ func (p *program) imageList() *cobra.Command {
 					}
 					return p.showNames(refs)
 				}
-				imported, hosts, err := c.Images(ctx)
+				imported, err := sdk.ReadAll(c.Images().List(ctx))
+				if err != nil {
+					return err
+				}
+				hosts, err := sdk.ReadAll(c.Images().OnHosts(ctx))
 				if err != nil {
 					return err
 				}
@@ -195,7 +204,7 @@ func (p *program) imageRemove() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				if err := c.RemoveImage(ctx, args[0]); err != nil {
+				if err := c.Images().Remove(ctx, args[0]); err != nil {
 					return err
 				}
 				removed := struct {

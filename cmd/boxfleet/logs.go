@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
@@ -25,6 +26,11 @@ offset, time and data in base64. The output of an exec is printed by boxfleet ex
 			if err := checkTail(cmd, tail); err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("service") {
+				if err := protocol.ValidateID("--service", service); err != nil {
+					return err
+				}
+			}
 			from, ago, err := sinceWhen(cmd, since)
 			if err != nil {
 				return err
@@ -35,10 +41,7 @@ offset, time and data in base64. The output of an exec is printed by boxfleet ex
 				}
 				box := c.Sandbox(args[0])
 				read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
-					if cmd.Flags().Changed("service") {
-						return box.ServiceLogs(ctx, service, follow)
-					}
-					return box.Logs(ctx, follow)
+					return box.Logs(ctx, sdk.WithService(service), sdk.WithFollow(follow))
 				}
 				return ignoreInterrupt(ctx, follow, p.printLogs(read, follow, tail, from))
 			})

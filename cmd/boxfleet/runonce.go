@@ -76,7 +76,7 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document, 
 	}()
 	done := p.creating(ctx, c, id, true)
 	defer done()
-	opts := []sdk.Option{sdk.WithID(id)}
+	opts := []sdk.CreateOption{sdk.WithID(id)}
 	if d.Name != "" {
 		opts = append(opts, sdk.WithName(d.Name))
 	}
@@ -98,7 +98,7 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document, 
 			end(interruption(syscall.SIGINT))
 		}
 	})()
-	err = p.exec(owned, box, sdk.NewID(), execSpec, nil)
+	err = p.exec(owned, box, sdk.NewID(), "", execSpec)
 	p.inHand.done("exec") // it goes with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "", "the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)

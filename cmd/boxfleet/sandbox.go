@@ -49,9 +49,12 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 			if d.ID != "" && !cmd.Flags().Changed("id") {
 				_ = cmd.Flags().Set("id", d.ID) // any text is taken
 			}
-			opts, err := requestOptions(cmd, id, request)
-			if err != nil {
+			if err := checkIDs(cmd, id, request); err != nil {
 				return err
+			}
+			opts := []sdk.CreateOption{sdk.WithWait(wait)}
+			if request != "" {
+				opts = append(opts, sdk.WithRequestID(request))
 			}
 			if d.Name != "" {
 				opts = append(opts, sdk.WithName(d.Name))
@@ -67,7 +70,7 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 				defer done()
 				p.inHand.goesOn("sandbox", "the create of sandbox %s goes on if it was accepted: `boxfleet sandbox get %s` shows it, "+
 					"`boxfleet sandbox delete %s` deletes it", id, id, id)
-				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithID(id), sdk.WithWait(wait))...)
+				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithID(id))...)
 				done()
 				if err != nil {
 					return p.notReady(box, err)
@@ -107,22 +110,17 @@ func (p *program) notReady(box *sdk.Sandbox, err error) error {
 	return err
 }
 
-// requestOptions are the options for --id and --request-id.
-func requestOptions(cmd *cobra.Command, id, request string) ([]sdk.Option, error) {
-	var opts []sdk.Option
+// checkIDs checks --id and --request-id, if they are given.
+func checkIDs(cmd *cobra.Command, id, request string) error {
 	if cmd.Flags().Changed("id") {
 		if err := protocol.ValidateID("--id", id); err != nil {
-			return nil, err
+			return err
 		}
-		opts = append(opts, sdk.WithID(id))
 	}
 	if cmd.Flags().Changed("request-id") {
-		if err := protocol.ValidateID("--request-id", request); err != nil {
-			return nil, err
-		}
-		opts = append(opts, sdk.WithRequestID(request))
+		return protocol.ValidateID("--request-id", request)
 	}
-	return opts, nil
+	return nil
 }
 
 func (p *program) sandboxGet() *cobra.Command {
@@ -254,20 +252,23 @@ func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Comm
 		Use: name, Aliases: aliases, Short: "List the sandboxes", Args: takes(),
 		Example: "  " + line + " --label team=build\n  " + line + " --state deleted -o json\n  boxfleet sandbox delete $(" + line + " -q --label team=build)",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o := sdk.ListOptions{Limit: 1000, Name: called}
+			opts := []sdk.ListOption{sdk.WithPageSize(1000)}
 			if cmd.Flags().Changed("name") {
 				if err := protocol.ValidateName("--name", called); err != nil {
 					return err
 				}
+				opts = append(opts, sdk.WithName(called))
 			}
-			if err := addPairs("--label", &o.Labels, labels); err != nil {
+			var selector map[string]string
+			if err := addPairs("--label", &selector, labels); err != nil {
 				return err
 			}
-			var err error
-			if o.States, err = statesOf(states, sandboxStates); err != nil {
+			selected, err := statesOf(states, sandboxStates)
+			if err != nil {
 				return err
 			}
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.list(ctx, c, o, quiet) })
+			opts = append(opts, sdk.WithLabels(selector), sdk.WithStates(selected...))
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.list(ctx, c, opts, quiet) })
 		},
 	}
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "only sandboxes with the label `K=V`; may be repeated, all must match")
@@ -280,9 +281,9 @@ func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Comm
 
 var sandboxStates = []protocol.SandboxState{protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted}
 
-func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions, quiet bool) error {
+func (p *program) list(ctx context.Context, c *sdk.Client, opts []sdk.ListOption, quiet bool) error {
 	found := []protocol.Sandbox{}
-	for s, err := range c.All(ctx, o) {
+	for s, err := range c.List(ctx, opts...) {
 		if err != nil {
 			return err
 		}
@@ -306,7 +307,7 @@ func (p *program) list(ctx context.Context, c *sdk.Client, o sdk.ListOptions, qu
 	})
 }
 
-func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, context.Context, ...sdk.Option) error) *cobra.Command {
+func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use: verb + " SANDBOX...", Short: short, Args: takesSome("SANDBOX"), ValidArgsFunction: p.completeSandboxes,
@@ -402,7 +403,7 @@ func (p *program) sandboxEvents() *cobra.Command {
 		Example: "  boxfleet sandbox events web\n  boxfleet sandbox events web --from 12 --follow -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
-				for e, err := range c.Events(ctx, args[0], from, follow) {
+				for e, err := range c.Sandbox(args[0]).Events(ctx, sdk.WithFrom(from), sdk.WithFollow(follow)) {
 					if err != nil {
 						return ignoreInterrupt(ctx, follow, err)
 					}

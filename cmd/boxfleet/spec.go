@@ -166,10 +166,8 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document, tell func(what
 	for _, l := range d.Copies {
 		tell("reading " + l.Source)
 		to := d.Spec.Copies[l.Index]
-		copied, err := c.Upload(ctx, sdk.Tree{
-			Source: l.Source, Target: to.Target, Exclude: l.Exclude, Owner: to.Owner, Service: to.Service,
-			Progress: func(sent, total int64) { tell("uploading " + l.Source + " " + bar(sent, total)) },
-		})
+		copied, err := c.Upload(ctx, l.Source, to.Target, sdk.WithExclude(l.Exclude...), sdk.WithOwner(to.Owner), sdk.WithService(to.Service),
+			sdk.WithProgress(func(sent, total int64) { tell("uploading " + l.Source + " " + bar(sent, total)) }))
 		if err != nil {
 			return err
 		}

@@ -145,7 +145,7 @@ func (f *specFlags) origin() string {
 // workerLayer is what a worker of the fleet has as defaults.
 func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, error) {
 	layer := spec.Layer{Name: "worker " + name}
-	hosts, err := c.Hosts(ctx)
+	hosts, err := sdk.ReadAll(c.Hosts().List(ctx))
 	if err != nil {
 		return layer, err
 	}

@@ -49,7 +49,7 @@ func execTrue(ctx context.Context, s *sdk.Sandbox) error {
 }
 
 // execOK runs a command that must exit 0.
-func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.Option) error {
+func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.ExecOption) error {
 	result, err := s.Exec(ctx, protocol.ExecSpec{Command: command}, opts...)
 	if err == nil && (result.ExitCode == nil || *result.ExitCode != 0) {
 		err = fmt.Errorf("exec of %q: %+v", command, result)

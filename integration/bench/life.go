@@ -74,7 +74,7 @@ var createSteps = []string{"accept", "place", "tell", "image", "network", "conta
 func stepsOfCreate(ctx context.Context, client *sdk.Client, sandbox string, begin time.Time) (map[string]float64, error) {
 	took := map[string]float64{}
 	step := "accept"
-	for e, err := range client.Events(ctx, sandbox, 1, false) {
+	for e, err := range client.Sandbox(sandbox).Events(ctx) {
 		if err != nil {
 			return nil, err
 		}

@@ -60,7 +60,7 @@ func execMany(ctx context.Context, s *sdk.Sandbox, n int) error {
 func replayRate(ctx context.Context, client *sdk.Client, sandbox string, execs int) (float64, error) {
 	start := time.Now()
 	var last uint64
-	for e, err := range client.Events(ctx, sandbox, 1, false) {
+	for e, err := range client.Sandbox(sandbox).Events(ctx) {
 		if err != nil {
 			return 0, err
 		}

@@ -67,7 +67,7 @@ func follow(ctx context.Context, client *sdk.Client, boxes []*sdk.Sandbox) (stop
 		}
 		end := s.Info().Sequence
 		followers.Go(func() {
-			for e, err := range client.Events(ctx, s.ID(), 1, true) {
+			for e, err := range client.Sandbox(s.ID()).Events(ctx, sdk.WithFollow(true)) {
 				if err != nil || e.Sequence == end {
 					caughtUp <- err
 				}

@@ -160,7 +160,7 @@ func (d *deployment) connect(ctx context.Context) (err error) {
 
 // hostStates counts the hosts by their state.
 func (d *deployment) hostStates(ctx context.Context) (map[protocol.HostState]int, error) {
-	hosts, err := d.client.Hosts(ctx)
+	hosts, err := sdk.ReadAll(d.client.Hosts().List(ctx))
 	if err != nil {
 		return nil, err
 	}

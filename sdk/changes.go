@@ -1,0 +1,181 @@
+package sdk
+
+import (
+	"context"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// condition says whether a sandbox in this state is what the caller waits for. Its error ends the wait: the state can
+// no longer be reached unless somebody asks for it.
+type condition func(state SandboxState, own *Error) (done bool, err error)
+
+func untilReady(state SandboxState, own *Error) (bool, error) {
+	switch state {
+	case protocol.StateReady:
+		return true, nil
+	case protocol.StateStopped:
+		return false, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopped, "the sandbox is stopped")
+	}
+	return false, endedError(state, own)
+}
+
+func untilStopped(state SandboxState, own *Error) (bool, error) {
+	return state == protocol.StateStopped, endedError(state, own)
+}
+
+func untilDeleted(state SandboxState, _ *Error) (bool, error) {
+	return state == protocol.StateDeleted, nil
+}
+
+// endedError is the error of a sandbox that will never be ready or stopped again, nil for others.
+func endedError(state SandboxState, own *Error) error {
+	switch state {
+	case protocol.StateFailed:
+		if own != nil {
+			return own
+		}
+		return protocol.Errorf(protocol.Internal, protocol.ReasonSandboxFailed, "the sandbox failed without saying why")
+	case protocol.StateDeleting, protocol.StateDeleted:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxDeleted, "the sandbox is %s", state)
+	}
+	return nil
+}
+
+// change is a request about a sandbox, and the condition that ends the call unless that waits only for acceptance.
+type change struct {
+	sandbox  *Sandbox
+	verb     string
+	settings *settings
+	payload  protocol.Request
+	until    condition
+}
+
+// do sends the request and waits.
+func (c change) do(ctx context.Context) error {
+	s, mode := c.sandbox, findForever
+	if c.settings.acceptedOnly {
+		mode = findBounded
+	}
+	id, err := s.find(ctx, mode)
+	if err != nil {
+		return err
+	}
+	request := Request{Verb: c.verb, Sandbox: id, ID: *c.settings.request, Payload: c.payload, after: s.Info().Record}
+	if c.settings.acceptedOnly {
+		reply, err := s.client.ask(ctx, request, submitBounded)
+		if err == nil {
+			s.learn(reply.Sandbox)
+		}
+		return err
+	}
+	// Follow before sending the request, so that its effect cannot be missed.
+	return withFollower(ctx, s, c.verb, func(w *follower) error {
+		reply, err := s.client.ask(ctx, request, submitForever)
+		if err != nil {
+			return err
+		}
+		s.learn(reply.Sandbox)
+		if !reply.Changed { // the effect may precede the follower
+			if isSuperseded(c.verb, reply.Sandbox) {
+				return nil
+			}
+			w.mayHaveMissed()
+		}
+		return await(ctx, s, w, c.until)
+	})
+}
+
+// withFollower calls do with a follower of the sandbox's history.
+func withFollower(ctx context.Context, s *Sandbox, doing string, do func(*follower) error) error {
+	f, err := s.client.feed(s.ID())
+	if err != nil {
+		return failed(ctx, err, doing)
+	}
+	defer f.release()
+	w := f.follow(0, 0)
+	defer w.close()
+	return do(w)
+}
+
+// isSuperseded says whether a repeated stop or resume was carried out and its opposite requested since. A resume can be
+// requested only once the stop is done, and the other way round.
+func isSuperseded(verb string, b *SandboxInfo) bool {
+	switch verb {
+	case protocol.VerbStop:
+		return b.Desired == protocol.StateReady
+	case protocol.VerbResume:
+		return b.Desired == protocol.StateStopped
+	}
+	return false
+}
+
+// await waits for the condition, starting from what the handle knows.
+func await(ctx context.Context, s *Sandbox, w *follower, until condition) error {
+	info := s.Info()
+	if done, err := until(info.State, info.Error); done || err != nil {
+		return err
+	}
+	w.last, w.record = info.Sequence, info.Record
+	w.feed.coverFrom(w.last, w.record)
+	for {
+		b, err := w.next(ctx)
+		if err != nil {
+			return failed(ctx, err, "wait for sandbox "+s.ID())
+		}
+		for i := range b.Events {
+			e := &b.Events[i]
+			if e.Sequence <= info.Sequence {
+				continue
+			}
+			done, err := until(e.State, e.Error)
+			if !done && err == nil {
+				continue
+			}
+			refreshTo(ctx, s, e)
+			return err
+		}
+	}
+}
+
+// refreshTo reads the sandbox as it is at an event or later, waiting for a coordinator to answer. If ctx ends first,
+// the handle keeps what the event itself says.
+func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
+	for {
+		reply, err := s.client.query(ctx, protocol.EndpointGet, protocol.Query{Sandbox: s.ID(), MinSequence: e.Sequence})
+		if err == nil {
+			s.learn(reply.Sandbox)
+			return
+		}
+		if !isTransient(err) || !pause(ctx, retryPause) {
+			break
+		}
+	}
+	info := s.Info()
+	info.State, info.Sequence, info.Reason, info.Error = e.State, e.Sequence, e.Reason, e.Error
+	info.Record = e.Record - 1 // the same message may hold more events after this one
+	s.learn(&info)
+}
+
+// WaitReady waits until the sandbox is ready. It starts from what the handle knows and misses nothing that came after.
+// Ending ctx ends only the wait. Errors: the sandbox's own if it failed; failed_precondition with reason
+// sandbox_stopped or sandbox_deleted if it is stopped or deleted; not_found.
+func (s *Sandbox) WaitReady(ctx context.Context) error { return waitUntil(ctx, s, untilReady) }
+
+// WaitStopped waits until the sandbox is stopped. Errors and the effect of ctx are those of [Sandbox.WaitReady].
+func (s *Sandbox) WaitStopped(ctx context.Context) error { return waitUntil(ctx, s, untilStopped) }
+
+// WaitDeleted waits until the sandbox is deleted. Ending ctx ends only the wait. Errors: not_found.
+func (s *Sandbox) WaitDeleted(ctx context.Context) error { return waitUntil(ctx, s, untilDeleted) }
+
+func waitUntil(ctx context.Context, s *Sandbox, until condition) error {
+	if s.Info().Sequence == 0 {
+		if err := s.Refresh(ctx); err != nil {
+			return err
+		}
+	}
+	return withFollower(ctx, s, "wait", func(w *follower) error {
+		w.mayHaveMissed()
+		return await(ctx, s, w, until)
+	})
+}

@@ -1,0 +1,141 @@
+package sdk
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+const (
+	// drainIdle is how long a tail waits for the next live chunk of an ended exec before it reads the log. Live chunks
+	// use another subscription than events, so they may arrive later.
+	drainIdle = 50 * time.Millisecond
+	// maxLogLag is how long the log of output may lag behind the event that ended an exec: a replica that is behind may
+	// answer.
+	maxLogLag = 5 * time.Second
+)
+
+// drain passes on all output of an exec that has ended.
+func (t *tail) drain(ctx context.Context, e *Event) error {
+	d := e.Exec
+	if d.Inline {
+		for _, k := range []jetstream.Chunk{{Stream: Stdout, Data: d.Stdout}, {Stream: Stderr, Data: d.Stderr}} {
+			if err := t.take(k); err != nil {
+				return err
+			}
+		}
+		return t.checkOffsets(d)
+	}
+	t.total = map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes}
+	if err := t.drainLive(ctx); err != nil {
+		return err
+	}
+	if err := t.drainLog(ctx); err != nil {
+		return err
+	}
+	return t.checkOffsets(d)
+}
+
+// drainLive takes live chunks until the output is complete or no more arrive.
+func (t *tail) drainLive(ctx context.Context) error {
+	if t.live == nil {
+		return nil
+	}
+	idle := time.NewTimer(drainIdle)
+	defer idle.Stop()
+	for !t.satisfied() {
+		select {
+		case k := <-t.live:
+			if err := t.take(k); err != nil {
+				return err
+			}
+			idle.Reset(drainIdle)
+		case <-idle.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// drainLog reads the log until the output is complete.
+func (t *tail) drainLog(ctx context.Context) error {
+	return t.readUntil(ctx, t.satisfied, func() error {
+		return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
+			"exec %s: the output after byte %d of stdout and %d of stderr is no longer kept",
+			t.exec, t.offset[Stdout], t.offset[Stderr])
+	})
+}
+
+// readKept reads what the log has now of a running exec. A gap may be filled a little later: see
+// [jetstream.OutputWindow].
+func (t *tail) readKept(ctx context.Context) error {
+	read := false
+	complete := func() bool {
+		first := !read
+		read = true
+		return !first && len(t.ahead) == 0 || !t.sink.wants(Stdout) && !t.sink.wants(Stderr)
+	}
+	return t.readUntil(ctx, complete, func() error {
+		k := t.ahead[0]
+		return outputNotKept(t.exec, k.Stream, t.offset[k.Stream], k.Offset)
+	})
+}
+
+// readUntil reads the log until enough is true. If the missing output does not arrive in time, it returns missing().
+func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func() error) error {
+	within := t.client.giveUpAfter()
+	deadline, giveUp := time.Now().Add(maxLogLag), time.Now().Add(within)
+	for interval := 10 * time.Millisecond; !enough(); interval *= 2 {
+		before := t.next
+		err := t.readLog(ctx)
+		if !isTransient(err) {
+			giveUp = time.Now().Add(within)
+		}
+		switch {
+		case err != nil && (!isTransient(err) || isFinal(err)):
+			return err
+		case err != nil && ctx.Err() == nil && time.Now().After(giveUp):
+			return unreadable("exec "+t.exec, err)
+		case err != nil: // while a leader is elected; the log does not lag
+			if !pause(ctx, retryPause) {
+				return ctx.Err()
+			}
+			deadline = time.Now().Add(maxLogLag)
+		case t.next != before:
+			deadline = time.Now().Add(maxLogLag)
+		case time.Now().After(deadline):
+			return missing()
+		case !enough() && !pause(ctx, interval):
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// checkOffsets refuses an offset beyond the end of a stream, which only a caller can have asked for.
+func (t *tail) checkOffsets(d *protocol.ExecDetails) error {
+	for stream, size := range map[string]int64{Stdout: d.StdoutBytes, Stderr: d.StderrBytes} {
+		if at := t.offset[stream]; at > size {
+			return protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+				"there is no byte %d of %s: exec %s wrote %d", at, stream, t.exec, size)
+		}
+	}
+	return nil
+}
+
+func outputNotKept(exec, stream string, from, to int64) error {
+	return protocol.Errorf(protocol.OutOfRange, protocol.ReasonOutputNotKept,
+		"exec %s: bytes %d to %d of %s are no longer kept; the oldest that is kept after them is %d",
+		exec, from, to, stream, to)
+}
+
+// unreadable is the error of a log of output that could not be read for too long.
+func unreadable(what string, err error) error {
+	e := *protocol.AsError(err)
+	e.Message = "the output of " + what + " is missing: its log cannot be read: " + e.Message
+	return &e
+}

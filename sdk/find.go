@@ -1,0 +1,72 @@
+package sdk
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// findMode says how long find keeps asking while no coordinator answers.
+type findMode int
+
+const (
+	findOnce    findMode = iota
+	findBounded          // until giveUpAfter if the context has no deadline, else until the context ends
+	findForever          // until the context ends
+)
+
+// find returns the sandbox's id. If only a name or the beginning of an id is known, it asks a coordinator. Requests
+// must go to an id: a repeated request could otherwise reach another sandbox that has taken the name.
+func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
+	ref, found := s.ref()
+	if found {
+		return ref, protocol.ValidateID("sandbox", ref)
+	}
+	if _, bounded := ctx.Deadline(); bounded && mode == findBounded {
+		mode = findForever
+	}
+	for giveUp := time.Now().Add(s.client.giveUpAfter()); ; {
+		info, err := s.client.resolve(ctx, ref)
+		if err == nil {
+			s.learn(info)
+			return info.ID, nil
+		}
+		if mode == findOnce || !isTransient(err) || isFinal(err) || mode == findBounded && time.Now().After(giveUp) {
+			return "", err
+		}
+		if !pause(ctx, retryPause) {
+			return "", ctxEnded(ctx.Err(), "find sandbox "+ref)
+		}
+	}
+}
+
+// resolve reads the sandbox with this id or name or, with Options.IDPrefixes, with an id that begins so.
+func (c *Client) resolve(ctx context.Context, ref string) (*SandboxInfo, error) {
+	if err := protocol.ValidateID("sandbox", ref); err != nil {
+		return nil, err
+	}
+	endpoint := protocol.EndpointGet
+	if c.prefixes && protocol.IDPrefix(ref) {
+		endpoint = protocol.EndpointResolve
+	}
+	reply, err := c.query(ctx, endpoint, protocol.Query{Sandbox: ref})
+	if err != nil {
+		return nil, err
+	}
+	return reply.Sandbox, nil
+}
+
+// historyID returns the id under which the sandbox's history is stored. Histories can be read without a coordinator, so
+// if none answers, the handle's text is taken for an id.
+func (s *Sandbox) historyID(ctx context.Context) (string, error) {
+	ref, found := s.ref()
+	if found {
+		return ref, protocol.ValidateID("sandbox", ref)
+	}
+	id, err := s.find(ctx, findOnce)
+	if protocol.CodeOf(err) == protocol.NotFound || isTransient(err) {
+		return ref, nil
+	}
+	return id, err
+}

@@ -1,0 +1,218 @@
+package sdk
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Logs reads what the sandbox's own command printed or, with [WithService], what a service printed, over all of its
+// restarts: each stream in order and without repeat. Offsets count from the first byte ever printed. The host buffers
+// the last MiB of each stream; if a command prints more before it is stored, output is lost and the offsets jump.
+//
+// With [WithFollow] the sequence continues until the sandbox has failed or is deleted, and outlasts outages of NATS. It
+// also ends with ctx or the first error. [Exec.Output] reads what an exec prints.
+//
+// Options: [WithFollow], [WithOffset], [WithService]. Errors: not_found; failed_precondition if the sandbox has no
+// command of its own; invalid_argument if it has no such service; unavailable or deadline_exceeded if the log cannot be
+// read for [RequestTries] times the request timeout, unless it is followed.
+func (s *Sandbox) Logs(ctx context.Context, opts ...LogsOption) iter.Seq2[Chunk, error] {
+	o := settingsOf(opts, LogsOption.forLogs)
+	what := "the sandbox's command"
+	if o.service != "" {
+		what = "the service " + o.service
+	}
+	return func(yield func(Chunk, error) bool) {
+		y := &yielder{yield: yield}
+		log, err := logName(ctx, s, o)
+		if err == nil {
+			err = readLog(ctx, s, log, o, y)
+		}
+		if err != nil && !y.stopped {
+			yield(Chunk{}, failed(ctx, err, "read the output of "+what))
+		}
+	}
+}
+
+// logName refreshes the handle and returns the name under which the log of output keeps what the caller wants.
+func logName(ctx context.Context, s *Sandbox, o *settings) (string, error) {
+	if err := o.checkReading(); err != nil {
+		return "", err
+	}
+	if err := s.Refresh(ctx); err != nil {
+		return "", err
+	}
+	info := s.Info()
+	if o.service == "" {
+		if len(info.Spec.Command) == 0 {
+			return "", protocol.Errorf(protocol.FailedPrecondition, "",
+				"sandbox %s has no command of its own; the output of an exec is read by the exec's id", info.ID)
+		}
+		return protocol.PrimaryLog, nil
+	}
+	if _, known := info.Spec.Service(o.service); !known {
+		return "", protocol.Invalid("service", "the sandbox has no service %.80q", o.service)
+	}
+	return protocol.ServiceLog(o.service), nil
+}
+
+// LogsPage is [Exec.OutputPage] for what the sandbox's own command printed or, with [WithService], what a service
+// printed.
+func (s *Sandbox) LogsPage(ctx context.Context, stream string, offset int64, limit int, opts ...LogsPageOption) (
+	*OutputPage, error) {
+	o := settingsOf(opts, LogsPageOption.forLogsPage)
+	reply, err := s.client.query(ctx, protocol.EndpointOutput,
+		protocol.Query{Sandbox: s.ID(), Service: o.service, Stream: stream, Offset: offset, Limit: limit})
+	if err != nil {
+		return nil, err
+	}
+	return reply.Output, nil
+}
+
+// logReader reads the output of a container's own command.
+type logReader struct {
+	client       *Client
+	sandbox, log string
+	sink         *yielder
+	next         uint64           // record of the log to continue from
+	offset       map[string]int64 // of the next byte of each stream
+
+	changed chan struct{} // has room for one: the log may have more
+	ended   chan error    // nil once the sandbox will print no more
+	closers []func()
+}
+
+// readLog reads a log of the sandbox. The handle has just been refreshed.
+func readLog(ctx context.Context, s *Sandbox, log string, o *settings, y *yielder) error {
+	info := s.Info()
+	r := &logReader{client: s.client, sandbox: info.ID, log: log, sink: y, next: 1, offset: map[string]int64{},
+		changed: make(chan struct{}, 1), ended: make(chan error, 1)}
+	for stream, offset := range o.offsets {
+		r.offset[stream] = offset
+	}
+	if !o.follow || isSilent(info.State) {
+		return r.readToEnd(ctx)
+	}
+	defer r.close()
+	if err := r.subscribe(ctx, info.Sequence); err != nil {
+		return err
+	}
+	return r.follow(ctx)
+}
+
+// subscribe begins to notice changes of the log, and the end of the sandbox.
+func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
+	notice := func() {
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
+	stop, err := r.client.conn.LiveOutput(r.client.tenant, r.sandbox, r.log, func(jetstream.Chunk) { notice() })
+	if err != nil {
+		return err
+	}
+	r.closers = append(r.closers, stop)
+	stopOnLoss, err := r.client.conn.OnLoss(notice)
+	if err != nil {
+		return err
+	}
+	watching, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		r.ended <- untilSilent(watching, r.client, r.sandbox, sequence)
+	}()
+	r.closers = append(r.closers, stopOnLoss, func() { cancel(); <-watched })
+	return nil
+}
+
+func (r *logReader) close() {
+	for i := len(r.closers) - 1; i >= 0; i-- {
+		r.closers[i]()
+	}
+}
+
+// read passes on what the log has and the sink lacks.
+func (r *logReader) read(ctx context.Context) (err error) {
+	r.next, err = r.client.conn.ReadOutput(ctx, r.client.tenant, r.sandbox, r.log, r.next, func(k jetstream.Chunk) error {
+		skip := max(0, r.offset[k.Stream]-k.Offset)
+		if skip >= int64(len(k.Data)) {
+			return nil
+		}
+		r.offset[k.Stream] = k.Offset + int64(len(k.Data))
+		r.sink.at = k.At
+		return r.sink.write(k.Stream, k.Offset+skip, k.Data[skip:])
+	})
+	return err
+}
+
+// readToEnd reads the log once, retrying for a while if it cannot be read.
+func (r *logReader) readToEnd(ctx context.Context) error {
+	for giveUp := time.Now().Add(r.client.giveUpAfter()); ; {
+		err := r.read(ctx)
+		switch {
+		case !isTransient(err):
+			return err
+		case ctx.Err() == nil && time.Now().After(giveUp):
+			return unreadable("sandbox "+r.sandbox, err)
+		case isFinal(err) || !pause(ctx, retryPause):
+			return err
+		}
+	}
+}
+
+// follow reads the log again after each change until the sandbox has ended.
+func (r *logReader) follow(ctx context.Context) error {
+	var interval backoff
+	recheck := time.NewTimer(interval.next(false)) // a server that dies loses what it was about to publish
+	defer recheck.Stop()
+	for {
+		err := r.read(ctx)
+		if isTransient(err) && !isFinal(err) && pause(ctx, retryPause) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-r.changed:
+			recheck.Reset(interval.next(false))
+		case <-recheck.C:
+			recheck.Reset(interval.next(true))
+		case err := <-r.ended:
+			if err != nil {
+				return err
+			}
+			return r.readToEnd(ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// isSilent says whether nothing in a sandbox in this state will ever print again.
+func isSilent(state SandboxState) bool {
+	return state == protocol.StateFailed || state == protocol.StateDeleted
+}
+
+// untilSilent follows a sandbox's events from one on until it has failed or is deleted.
+func untilSilent(ctx context.Context, c *Client, sandbox string, from uint64) error {
+	for {
+		var err error
+		for e, failed := range eventsOf(ctx, c, sandbox, from, true) {
+			if err = failed; err != nil {
+				break
+			}
+			if from = e.Sequence; isSilent(e.State) {
+				return nil
+			}
+		}
+		if !isTransient(err) || !pause(ctx, retryPause) {
+			return err
+		}
+	}
+}

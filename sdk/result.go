@@ -1,0 +1,138 @@
+package sdk
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// Result is how an exec ended.
+type Result struct {
+	Sandbox  string    `json:"sandbox"`
+	ID       string    `json:"id"`
+	State    ExecState `json:"state"`               // finished, failed, cancelled or timed_out
+	ExitCode *int      `json:"exit_code,omitempty"` // nil: not known. 128+n: killed by signal n
+	Reason   string    `json:"reason,omitempty"`
+	Error    *Error    `json:"error,omitempty"` // why it failed
+	Started  time.Time `json:"started,omitzero"`
+	Ended    time.Time `json:"ended,omitzero"`
+
+	// The collected output: up to the limit of [WithCollect], and nothing of a stream that had a writer.
+	Stdout []byte `json:"stdout,omitempty"`
+	Stderr []byte `json:"stderr,omitempty"`
+
+	StdoutBytes int64 `json:"stdout_bytes"`        // bytes that the fleet kept of stdout
+	StderrBytes int64 `json:"stderr_bytes"`        // bytes that the fleet kept of stderr
+	Truncated   bool  `json:"truncated,omitempty"` // the command wrote more than the fleet kept
+
+	// OutputError says why the end of the output is missing: the log of output refused it for too long or, with reason
+	// disk_full, the host's disk was full.
+	OutputError *Error `json:"output_error,omitempty"`
+
+	// OOMKills is how many processes of the sandbox the kernel killed for lack of memory while the exec ran.
+	OOMKills int `json:"oom_kills,omitempty"`
+
+	Incomplete bool   `json:"incomplete,omitempty"` // the fleet kept more than fits into Stdout and Stderr
+	Sequence   uint64 `json:"sequence"`             // of the event that ended the exec
+	Record     uint64 `json:"-"`                    // stream sequence of that event's message
+}
+
+// Err is nil for an exec that ended by itself, whatever its exit code. Otherwise it says why the exec ended: its own
+// error if it could not run or was interrupted, cancelled, or deadline_exceeded with reason timeout.
+func (r *Result) Err() error {
+	switch r.State {
+	case protocol.ExecStateFinished:
+		return nil
+	case protocol.ExecStateCancelled:
+		return protocol.Errorf(protocol.Cancelled, r.Reason, "exec %s was cancelled", r.ID)
+	case protocol.ExecStateTimedOut:
+		return protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonTimeout, "exec %s ran longer than its timeout", r.ID)
+	}
+	if r.Error != nil {
+		return r.Error
+	}
+	return protocol.Errorf(protocol.Internal, r.Reason, "exec %s failed without saying why", r.ID)
+}
+
+// resultOf is the result that the event which ended an exec describes, without its output.
+func resultOf(e *Event) *Result {
+	d := e.Exec
+	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
+		Started: d.Started, Ended: d.Ended, StdoutBytes: d.StdoutBytes, StderrBytes: d.StderrBytes,
+		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence, Record: e.Record}
+	if r.Ended.IsZero() {
+		r.Ended = e.Time
+	}
+	return r
+}
+
+// destination is where one stream of a call goes: to a writer, or into memory up to a limit.
+type destination struct {
+	w     io.Writer
+	start int64 // offset of the first byte that the caller wants
+	limit int64
+	data  []byte
+}
+
+func (d *destination) write(data []byte) error {
+	if d.w != nil {
+		_, err := d.w.Write(data)
+		if err != nil {
+			return &typedError{protocol.Errorf(protocol.Cancelled, "", "write output: %v", err), err}
+		}
+		return nil
+	}
+	room := d.limit - int64(len(d.data))
+	if int64(len(data)) > room {
+		data = data[:room]
+	}
+	d.data = append(d.data, data...)
+	return nil
+}
+
+func (d *destination) wants() bool { return d.w != nil || int64(len(d.data)) < d.limit }
+
+// isIncomplete says whether total bytes are more than were collected.
+func (d *destination) isIncomplete(total int64) bool {
+	return d.w == nil && d.start+int64(len(d.data)) < total
+}
+
+// destinations are the sink of a call that returns a Result.
+type destinations struct{ stdout, stderr destination }
+
+func (s *settings) destinations() *destinations {
+	return &destinations{
+		stdout: destination{w: s.stdout, limit: s.collect, start: s.offsets[Stdout]},
+		stderr: destination{w: s.stderr, limit: s.collect, start: s.offsets[Stderr]},
+	}
+}
+
+// streams says whether the caller wants output as it arrives.
+func (s *settings) streams() bool { return s.stdout != nil || s.stderr != nil }
+
+func (d *destinations) of(stream string) *destination {
+	if stream == Stdout {
+		return &d.stdout
+	}
+	return &d.stderr
+}
+
+func (d *destinations) write(stream string, _ int64, data []byte) error {
+	return d.of(stream).write(data)
+}
+
+func (d *destinations) wants(stream string) bool { return d.of(stream).wants() }
+
+// result is the result of an exec that has ended, with its output.
+func (d *destinations) result(ctx context.Context, t *tail, e *Event) (*Result, error) {
+	r := resultOf(e)
+	err := t.drain(ctx, e)
+	r.Stdout, r.Stderr = d.stdout.data, d.stderr.data
+	r.Incomplete = d.stdout.isIncomplete(r.StdoutBytes) || d.stderr.isIncomplete(r.StderrBytes)
+	if err != nil {
+		return r, failed(ctx, err, "read the output of exec "+r.ID)
+	}
+	return r, r.Err()
+}
