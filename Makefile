@@ -16,8 +16,10 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 PARALLEL  ?= 2
 TESTFLAGS ?=
 
-# Packages whose tests need no engine; the race detector needs a C compiler.
-PURE = ./protocol/... ./jetstream/... ./coordinator/... ./supervisor/... ./worker
+# Packages whose tests need neither an engine nor minutes. Those of jetstream and sdk start clusters.
+FAST = $(shell $(GO) list ./... | grep -vE '/(integration|cmd|sdk|jetstream)(/|$$)|/worker/(docker|firewall|supervise)(/|$$)')
+# Packages whose goroutines share the most state.
+RACE = ./jetstream/... ./coordinator/... ./supervisor/... ./worker
 
 .PHONY: help
 help: ## list the targets
@@ -72,9 +74,13 @@ test: image build tools lint registry ## run all tests
 		echo; echo "failures (complete log: bin/test.log; report of each fleet: bin/reports):"; \
 		grep -E '^ *--- FAIL|^FAIL|^panic:|^ {4,8}[a-z_]+_test\.go:[0-9]+:|^fatal error' bin/test.log | cut -c1-300 | tail -60; exit 1; }
 
+.PHONY: test-fast
+test-fast: ## run the tests that need no engine, for the inner loop; under two minutes
+	$(GO) test -timeout 5m -p $(PARALLEL) $(TESTFLAGS) $(FAST)
+
 .PHONY: test-race
-test-race: ## tests of the packages without an engine, under the race detector
-	$(GO) test -race -timeout 15m $(TESTFLAGS) $(PURE)
+test-race: ## run tests without an engine under the race detector (needs a C compiler)
+	$(GO) test -race -timeout 15m -p $(PARALLEL) $(TESTFLAGS) $(RACE)
 
 .PHONY: fuzz-short
 fuzz-short: ## run each fuzz target with FUZZTIME inputs (10000x)
