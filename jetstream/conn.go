@@ -149,13 +149,13 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 		}),
 		nats.ClosedHandler(func(*nats.Conn) { ended() }),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
-			c.login.took()
+			c.login.accepted()
 			c.log.Info("reconnected to NATS", "server", nc.ConnectedServerName())
 			state(true)
 			c.reconnected()
 		}),
 		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
-			if isRefusal(err) || !nc.IsConnected() && c.login.standing() != nil {
+			if isRefusal(err) || !nc.IsConnected() && c.login.problem() != nil {
 				c.login.refuse(nc, err)
 				return
 			}
@@ -361,7 +361,7 @@ func (c *Conn) Health() error {
 	if c.nc.IsConnected() {
 		return nil
 	}
-	if err := c.login.standing(); err != nil {
+	if err := c.login.problem(); err != nil {
 		return err
 	}
 	return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")

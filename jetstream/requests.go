@@ -156,8 +156,8 @@ const (
 	// requestAckWait is after how long a request goes to another coordinator, when the one that
 	// took it died. Taking one twice is harmless.
 	requestAckWait = 4 * time.Second
-	// keepPeriod is how often the server is told of requests that are held for longer.
-	keepPeriod = requestAckWait / 4
+	// extendPeriod is how often the ack wait of held requests is extended.
+	extendPeriod = requestAckWait / 4
 	// trimPeriod is how often settled requests are removed.
 	trimPeriod = 250 * time.Millisecond
 	trimMost   = 2 * time.Second // and, while one is not settled yet, at least
@@ -196,7 +196,7 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	beside, stop := context.WithCancel(ctx)
 	defer stop()
 	go q.conn.trimRequests(beside, &settled)
-	go q.held.keep(beside, keepPeriod)
+	go q.held.extend(beside, extendPeriod)
 	return q.conn.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
 		config: jetstream.ConsumerConfig{
