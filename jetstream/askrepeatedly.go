@@ -15,9 +15,14 @@ const (
 )
 
 // askRepeatedly sends an idempotent request until it is answered. A cluster that elects a leader drops requests, and
-// answers can be lost, so it repeats the request soon, and at once after a reconnect. Earlier requests stay open, in case
-// a server is only slow. It fails when ctx ends or on a permanent error.
-func askRepeatedly[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
+// answers can be lost, so it repeats the request soon, and at once after a reconnect. Earlier requests stay open, in
+// case a server is only slow. It fails when ctx ends or on a permanent error.
+func askRepeatedly[T any](
+	ctx context.Context,
+	c *Conn,
+	doing string,
+	ask func(ctx context.Context) (T, error),
+) (value T, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {

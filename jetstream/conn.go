@@ -48,10 +48,10 @@ type Conn struct {
 	timeout time.Duration
 	login   credentials
 	closed  chan struct{} // closed with the connection
-	room    roomKept
+	room    roomState
 	life    atomic.Uint64 // number of lost connections: the next server may have another log
 	quorum  quorum
-	looked  *storageLook // the last; under mu
+	checked *storageCheck // the last one; under mu
 	clock   storeClock
 
 	directs  chan struct{} // slots for batched direct gets
@@ -457,9 +457,14 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	stream, err := askRepeatedly(ctx, c, "find Boxfleet's streams", func(ctx context.Context) (jetstream.Stream, error) {
-		return c.readStream(ctx, protocol.StreamEvents)
-	})
+	stream, err := askRepeatedly(
+		ctx,
+		c,
+		"find Boxfleet's streams",
+		func(ctx context.Context) (jetstream.Stream, error) {
+			return c.readStream(ctx, protocol.StreamEvents)
+		},
+	)
 	if err != nil {
 		return nil, err
 	}

@@ -16,12 +16,18 @@ import (
 // connected to does not know the new consumer yet.
 const pullHeartbeat = time.Second
 
-// follow reads a stream, or one filter of it, from a sequence on, and then new messages, until ctx ends or the stream no
-// longer has the last handled message: [IsRewound]. It calls handle in order, and caughtUp, if it is not nil, once the
-// follower has passed the last sequence that the stream's leader had at the start. On failure it resumes after the last
-// handled message with a new consumer, for as long as it takes. The client's own ordered consumer is not used: if a
-// server is away or an answer is lost, it waits longer each time.
-func (c *Conn) follow(ctx context.Context, stream, filter string, from uint64, handle func(*stored), caughtUp func()) error {
+// follow reads a stream, or one filter of it, from a sequence on, and then new messages, until ctx ends or the stream
+// no longer has the last handled message: [IsRewound]. It calls handle in order, and caughtUp, if it is not nil, once
+// the follower has passed the last sequence that the stream's leader had at the start. On failure it resumes after
+// the last handled message with a new consumer, for as long as it takes. The client's own ordered consumer is not
+// used: if a server is away or an answer is lost, it waits longer each time.
+func (c *Conn) follow(
+	ctx context.Context,
+	stream, filter string,
+	from uint64,
+	handle func(*stored),
+	caughtUp func(),
+) error {
 	f := &follower{conn: c, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
 	return f.run(ctx)
 }
@@ -90,9 +96,14 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 			InactiveThreshold: consumerIdle,
 		}
 		try, stop := context.WithTimeout(ctx, wait)
-		consumer, err = askRepeatedly(try, c, "follow "+f.stream, func(ctx context.Context) (jetstream.Consumer, error) {
-			return c.js.CreateConsumer(ctx, f.stream, config)
-		})
+		consumer, err = askRepeatedly(
+			try,
+			c,
+			"follow "+f.stream,
+			func(ctx context.Context) (jetstream.Consumer, error) {
+				return c.js.CreateConsumer(ctx, f.stream, config)
+			},
+		)
 		again := err != nil && try.Err() != nil && ctx.Err() == nil
 		stop()
 		if !again {
@@ -110,7 +121,11 @@ const quiet = 3 * pullHeartbeat
 
 // read handles what a consumer delivers until a message is missing or ctx ends.
 func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error {
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(1024), jetstream.PullHeartbeat(pullHeartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	messages, err := consumer.Messages(
+		jetstream.PullMaxMessages(1024),
+		jetstream.PullHeartbeat(pullHeartbeat),
+		jetstream.WithMessagesErrOnMissingHeartbeat(true),
+	)
 	if err != nil {
 		return translate(err, "follow "+f.stream)
 	}
@@ -135,7 +150,9 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 				f.stream, meta.Sequence.Consumer, delivered)
 		}
 		f.next, f.pending, f.handled = meta.Sequence.Stream+1, meta.NumPending, meta.Timestamp
-		f.handle(&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()})
+		f.handle(
+			&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()},
+		)
 		f.progress()
 	}
 }
@@ -157,7 +174,13 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 		case err != nil:
 			return nil, err
 		default:
-			return nil, protocol.Errorf(protocol.Unavailable, "", "follow %s: message %d does not arrive", f.stream, m.sequence)
+			return nil, protocol.Errorf(
+				protocol.Unavailable,
+				"",
+				"follow %s: message %d does not arrive",
+				f.stream,
+				m.sequence,
+			)
 		}
 		f.progress()
 	}

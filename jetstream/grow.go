@@ -25,16 +25,20 @@ const (
 	parkedSubject = "boxfleet.v1.parked.log"
 )
 
-// Grow gives every stream and bucket this many replicas, 3 or 5, and waits until all are in sync or ctx ends. It reports
-// its progress to step, which may be nil. The deployment keeps running, but output is stored a little later. Sequences
-// and times of stored messages do not change. A later call continues one that failed or ended early. Grow also repairs
-// streams that lost replicas. It never removes replicas.
+// Grow gives every stream and bucket this many replicas, 3 or 5, and waits until all are in sync or ctx ends. It
+// reports its progress to step, which may be nil. The deployment keeps running, but output is stored a little later.
+// Sequences and times of stored messages do not change. A later call continues one that failed or ended early. Grow
+// also repairs streams that lost replicas. It never removes replicas.
 //
 // Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas, or with reason
 // server_settings if the cluster has too few servers; unavailable.
 func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error {
 	if replicas != 3 && replicas != 5 {
-		return protocol.Invalid("replicas", "must be 3 or 5, got %d: a majority of an even number is no safer than that of one less", replicas)
+		return protocol.Invalid(
+			"replicas",
+			"must be 3 or 5, got %d: a majority of an even number is no safer than that of one less",
+			replicas,
+		)
 	}
 	if step == nil {
 		step = func(string) {}
@@ -49,8 +53,12 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 	}
 	for name, f := range there {
 		if f.config.Replicas > replicas {
-			return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonWouldWeaken, Field: "replicas",
-				Message: fmt.Sprintf("%s has %d replicas and is not reduced to %d", name, f.config.Replicas, replicas)}
+			return &protocol.Error{
+				Code:    protocol.FailedPrecondition,
+				Reason:  protocol.ReasonWouldWeaken,
+				Field:   "replicas",
+				Message: fmt.Sprintf("%s has %d replicas and is not reduced to %d", name, f.config.Replicas, replicas),
+			}
 		}
 	}
 	for _, want := range (&Assets{}).assets() {
@@ -92,8 +100,14 @@ func (c *Conn) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	defer cancel()
 	err := c.provisioned(bounded, cfg.Name, func(ctx context.Context) error { return c.updateStream(ctx, cfg) })
 	if isOneOf(err, protocol.Internal, protocol.Unavailable) {
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings,
-			"%d replicas need a NATS cluster of %d servers that all have JetStream: %v", cfg.Replicas, cfg.Replicas, err)
+		return protocol.Errorf(
+			protocol.FailedPrecondition,
+			protocol.ReasonServerSettings,
+			"%d replicas need a NATS cluster of %d servers that all have JetStream: %v",
+			cfg.Replicas,
+			cfg.Replicas,
+			err,
+		)
 	}
 	return err
 }
@@ -217,7 +231,10 @@ func (m *logsMove) moveBack() move {
 	case !m.logsExist:
 		cfg := m.final
 		cfg.Subjects = nil
-		return move{"make it with replicas", func(ctx context.Context) error { return c.mirror(ctx, cfg, streamMoving) }}
+		return move{
+			"make it with replicas",
+			func(ctx context.Context) error { return c.mirror(ctx, cfg, streamMoving) },
+		}
 	case m.parked() && logs.Mirror == nil && logs.PersistMode == jetstream.AsyncPersistMode:
 		return move{"remove the old one", func(ctx context.Context) error {
 			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
@@ -253,8 +270,14 @@ const (
 )
 
 func movingConfig(logs jetstream.StreamConfig, replicas int) jetstream.StreamConfig {
-	return jetstream.StreamConfig{Name: streamMoving, Replicas: replicas, Storage: jetstream.FileStorage, AllowDirect: true, MaxConsumers: logs.MaxConsumers,
-		Metadata: map[string]string{metadataAge: logs.MaxAge.String(), metadataBytes: fmt.Sprint(logs.MaxBytes)}}
+	return jetstream.StreamConfig{
+		Name:         streamMoving,
+		Replicas:     replicas,
+		Storage:      jetstream.FileStorage,
+		AllowDirect:  true,
+		MaxConsumers: logs.MaxConsumers,
+		Metadata:     map[string]string{metadataAge: logs.MaxAge.String(), metadataBytes: fmt.Sprint(logs.MaxBytes)},
+	}
 }
 
 func restoredLimits(fresh, moving jetstream.StreamConfig) jetstream.StreamConfig {
@@ -361,7 +384,12 @@ func (c *Conn) inSync(ctx context.Context, name string, replicas int) error {
 			return err
 		}
 		if !backoff.Sleep(ctx, 50*time.Millisecond) {
-			return protocol.Errorf(protocol.DeadlineExceeded, "", "the replicas of %s are not in sync yet: see boxfleet ping", name)
+			return protocol.Errorf(
+				protocol.DeadlineExceeded,
+				"",
+				"the replicas of %s are not in sync yet: see boxfleet ping",
+				name,
+			)
 		}
 	}
 }

@@ -24,8 +24,13 @@ func (c *Conn) RegisterHost(ctx context.Context, h *protocol.Host) error {
 		}
 		var old protocol.Host
 		if value != nil && protocol.Decode(value, &old) == nil && old.HostID != h.HostID {
-			return protocol.Errorf(protocol.AlreadyExists, protocol.ReasonHostHeld,
-				"worker name %s is taken by host %s; it becomes free a minute after that host's worker stops", h.Worker, old.HostID)
+			return protocol.Errorf(
+				protocol.AlreadyExists,
+				protocol.ReasonHostHeld,
+				"worker name %s is taken by host %s; it becomes free a minute after that host's worker stops",
+				h.Worker,
+				old.HostID,
+			)
 		}
 		if _, err = b.put(ctx, h.Worker, protocol.Encode(h), expected); err != ErrConflict {
 			return err
@@ -38,8 +43,8 @@ func (c *Conn) ForgetHost(ctx context.Context, worker string) error {
 	return c.kv(protocol.BucketWorkers).remove(ctx, worker, anySequence)
 }
 
-// FollowHosts handles every entry of the table of hosts and each change, with its revision, until ctx ends. h is nil for
-// a removed entry.
+// FollowHosts handles every entry of the table of hosts and each change, with its revision, until ctx ends. h is nil
+// for a removed entry.
 func (c *Conn) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64),
 	caughtUp func()) error {
 	return c.kv(protocol.BucketWorkers).follow(ctx, func(key string, value []byte, revision uint64) {

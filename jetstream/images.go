@@ -30,8 +30,8 @@ func wantKey(ref string) string {
 // named.
 const UnwantedAge = 24 * time.Hour
 
-// PutImageFile stores the file of an image under its digest. If it is already stored, only its age is reset: an old file
-// might be removed before an image names it.
+// PutImageFile stores the file of an image under its digest. If it is already stored, only its age is reset: an old
+// file might be removed before an image names it.
 func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
 	for {
 		info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
@@ -163,8 +163,8 @@ func (c *Conn) hostImages(key string, value []byte) *protocol.HostImages {
 	return h
 }
 
-// FollowHostImages handles each worker's report of its host's images and each change, until ctx ends. report is nil for a
-// worker that was forgotten.
+// FollowHostImages handles each worker's report of its host's images and each change, until ctx ends. report is nil
+// for a worker that was forgotten.
 func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, report *protocol.HostImages)) error {
 	return c.kv(protocol.BucketImages).followKeys(ctx, hostPrefix+">", func(key string, value []byte, _ uint64) {
 		if value == nil {

@@ -25,9 +25,9 @@ type Holder struct {
 // suspensions; the server ends it after the whole time to live. So the holder fences itself first, then the lease ends,
 // and only then can another process take it.
 //
-// A hypervisor that pauses a machine also stops this clock. The pause shows when the wall clock is corrected afterwards:
-// after such a jump the lease is not trusted until it has been renewed. A pause that no clock of the machine shows goes
-// unnoticed.
+// A hypervisor that pauses a machine also stops this clock. The pause shows when the wall clock is corrected
+// afterwards: after such a jump the lease is not trusted until it has been renewed. A pause that no clock of the
+// machine shows goes unnoticed.
 type Lease struct {
 	bucket kv
 	key    string
@@ -161,7 +161,9 @@ func (l *Lease) Trusted() (until time.Duration, err error) {
 		return l.trusted, l.lostError("lock %s could not be renewed in time")
 	case (ahead - l.ahead).Abs() > l.ttl/jumpPart:
 		l.renewNow.Wake()
-		return boot, l.lostError("lock %s has to be renewed first: this machine's clock was set, or the machine was paused")
+		return boot, l.lostError(
+			"lock %s has to be renewed first: this machine's clock was set, or the machine was paused",
+		)
 	}
 	return l.trusted, nil
 }
@@ -238,7 +240,12 @@ func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
 	if err == nil && value != nil && protocol.Decode(value, &held) == nil && held.Instance == l.holder.Instance {
 		return revision, nil
 	}
-	return 0, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s has another holder", l.key)
+	return 0, protocol.Errorf(
+		protocol.FailedPrecondition,
+		protocol.ReasonLeaseLost,
+		"lock %s has another holder",
+		l.key,
+	)
 }
 
 // Release ends the lease, so that the next holder need not wait for its expiry. Run must have returned.

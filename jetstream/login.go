@@ -75,7 +75,10 @@ func checkURLs(urls string) error {
 		default:
 			return protocol.Invalid("nats", "%s: want nats, tls, ws or wss in place of %q", redacted(text), u.Scheme)
 		}
-		if port, err := strconv.Atoi(cmp.Or(u.Port(), "4222")); err != nil || port < 1 || port > 65535 || u.Hostname() == "" {
+		if port, err := strconv.Atoi(
+			cmp.Or(u.Port(), "4222"),
+		); err != nil || port < 1 || port > 65535 ||
+			u.Hostname() == "" {
 			return protocol.Invalid("nats", "%s names no host and port", redacted(text))
 		}
 	}

@@ -95,7 +95,12 @@ func (c *Conn) leaderGetOnce(ctx context.Context, stream string, query []byte) (
 	if answer.Error != nil {
 		return nil, translate(answer.Error, "read "+stream)
 	}
-	m := &stored{subject: answer.Message.Subject, sequence: answer.Message.Sequence, data: answer.Message.Data, time: answer.Message.Time}
+	m := &stored{
+		subject:  answer.Message.Subject,
+		sequence: answer.Message.Sequence,
+		data:     answer.Message.Data,
+		time:     answer.Message.Time,
+	}
 	if len(answer.Message.Header) > 0 {
 		if m.header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
 			return nil, protocol.Errorf(protocol.Internal, "", "read %s: %v", stream, err)
@@ -168,7 +173,9 @@ func (c *Conn) directGet(ctx context.Context, stream, subject string, from uint6
 		return nil, false, translate(err, "read "+stream)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only while the connection is being closed
-	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject, "batch": directBatch, "max_bytes": directBytes})
+	body, err := json.Marshal(
+		map[string]any{"seq": from, "next_by_subj": subject, "batch": directBatch, "max_bytes": directBytes},
+	)
 	if err != nil {
 		return nil, false, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
@@ -198,14 +205,19 @@ func (c *Conn) directGet(ctx context.Context, stream, subject string, from uint6
 		}
 		m := &stored{subject: msg.Header.Get("Nats-Subject"), header: msg.Header, data: msg.Data}
 		if m.sequence, err = strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64); err != nil {
-			return messages, false, protocol.Errorf(protocol.Internal, "", "read %s: a message without a sequence", stream)
+			return messages, false, protocol.Errorf(
+				protocol.Internal,
+				"",
+				"read %s: a message without a sequence",
+				stream,
+			)
 		}
 		messages = append(messages, m)
 	}
 }
 
-// nextAnswer waits for one message of an answer. Each message may take as long as a single answer, since the time of all
-// depends on their number.
+// nextAnswer waits for one message of an answer. Each message may take as long as a single answer, since the time of
+// all depends on their number.
 func (c *Conn) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
 	select {
 	case msg := <-answers:

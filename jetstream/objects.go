@@ -17,12 +17,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Boxfleet reads and writes objects in the format of NATS's object store, so that its tools can be used, but without its
-// client: that one sends chunks as fast as it can and fails if a server is slower, and it ends reading early if a replica
-// is behind.
+// Boxfleet reads and writes objects in the format of NATS's object store, so that its tools can be used, but without
+// its client: that one sends chunks as fast as it can and fails if a server is slower, and it ends reading early if a
+// replica is behind.
 
-// objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if there is none. Its
-// ModTime is when it was stored, by the server's clock.
+// objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if there is none.
+// Its ModTime is when it was stored, by the server's clock.
 func (c *Conn) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
 	info, _, err := c.objectAt(ctx, bucket, name)
 	return info, err
@@ -122,7 +122,11 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 		if n > 0 {
 			sum.Write(chunk[:n])
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
-			if err := u.send(ctx, &nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]}, blobWindow); err != nil {
+			if err := u.send(
+				ctx,
+				&nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]},
+				blobWindow,
+			); err != nil {
 				return err
 			}
 		}
@@ -260,8 +264,8 @@ func (c *Conn) purgeChunks(bucket, id string) error {
 	return translate(err, "remove an upload")
 }
 
-// removeParts removes the chunks of interrupted uploads: those that belong to none of the complete objects, listed by id,
-// and did not grow for at least age.
+// removeParts removes the chunks of interrupted uploads: those that belong to none of the complete objects, listed by
+// id, and did not grow for at least age.
 func (c *Conn) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration) error {
 	bounded, cancel := c.bound(ctx)
 	defer cancel()

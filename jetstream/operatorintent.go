@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ChangeHostWish changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps more
-// than once; its error ends the change. ChangeHostWish returns the new intent.
+// ChangeHostWish changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps
+// more than once; its error ends the change. ChangeHostWish returns the new intent.
 func (c *Conn) ChangeHostWish(ctx context.Context, hostID string,
 	change func(w *protocol.HostWish) error) (*protocol.HostWish, error) {
 	b := c.kv(protocol.BucketHosts)
