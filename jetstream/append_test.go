@@ -14,7 +14,12 @@ import (
 
 // accepted is the first batch of a history.
 func accepted(tenant, sandbox, writer string) *protocol.Batch {
-	return &protocol.Batch{Version: protocol.Version, Tenant: tenant, Sandbox: sandbox, Writer: writer, ID: "b-" + writer,
+	return &protocol.Batch{
+		Version: protocol.Version,
+		Tenant:  tenant,
+		Sandbox: sandbox,
+		Writer:  writer,
+		ID:      "b-" + writer,
 		Events: []protocol.Event{{
 			Sequence: 1, Kind: protocol.SandboxAccepted, State: protocol.StatePending, Time: time.Now().UTC(),
 			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
@@ -29,7 +34,11 @@ func TestAStaleExpectationIsAConflict(t *testing.T) {
 		must(t, err)
 		for _, expected := range []uint64{0, first - 1, first + 1} {
 			if expected == 0 || expected != first {
-				if _, err := c.Append(t.Context(), accepted(d.tenant, "s1", "k2"), expected); err != jetstream.ErrConflict {
+				if _, err := c.Append(
+					t.Context(),
+					accepted(d.tenant, "s1", "k2"),
+					expected,
+				); err != jetstream.ErrConflict {
 					t.Fatalf("expected %d where the last is %d: %v", expected, first, err)
 				}
 			}
@@ -53,7 +62,11 @@ func TestOfEightRacingWritersExactlyOneWins(t *testing.T) {
 			errs := make(chan error, writers)
 			for i, c := range conns {
 				go func() {
-					_, err := c.Append(context.WithoutCancel(t.Context()), accepted(d.tenant, sandbox, fmt.Sprintf("k%d", i)), 0)
+					_, err := c.Append(
+						context.WithoutCancel(t.Context()),
+						accepted(d.tenant, sandbox, fmt.Sprintf("k%d", i)),
+						0,
+					)
 					errs <- err
 				}()
 			}
@@ -123,7 +136,11 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		if history, err := c.History(t.Context(), "victim", "s1", 0); err != nil || len(history) != 0 {
 			t.Fatalf("the victim has %d batches, %v", len(history), err)
 		}
-		if _, err := c.Record(t.Context(), events[0].Record-1); protocol.CodeOf(err) != protocol.NotFound && len(d.servers) == 1 {
+		if _, err := c.Record(
+			t.Context(),
+			events[0].Record-1,
+		); protocol.CodeOf(err) != protocol.NotFound &&
+			len(d.servers) == 1 {
 			t.Fatalf("the forged record: %v", err)
 		}
 	})

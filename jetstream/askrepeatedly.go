@@ -14,11 +14,15 @@ const (
 	askMost  = 500 * time.Millisecond
 )
 
-// insist asks for something until it is answered, which must be harmless to ask for twice. A cluster that
-// elects a leader drops what it is asked, and an answer can be lost, so the question is put again soon;
-// the ones before still stand, for a server that is only slow. The same at once after a reconnect. It
-// gives up at the end of ctx, and with an error that does not pass.
-func askRepeatedly[T any](ctx context.Context, c *Conn, doing string, ask func(ctx context.Context) (T, error)) (value T, err error) {
+// askRepeatedly sends an idempotent request until it is answered. A cluster that elects a leader drops requests, and
+// answers can be lost, so it repeats the request soon, and at once after a reconnect. Earlier requests stay open, in
+// case a server is only slow. It fails when ctx ends or on a permanent error.
+func askRepeatedly[T any](
+	ctx context.Context,
+	c *Conn,
+	doing string,
+	ask func(ctx context.Context) (T, error),
+) (value T, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
@@ -48,7 +52,7 @@ func askRepeatedly[T any](ctx context.Context, c *Conn, doing string, ask func(c
 				if !isOneOf(a.err, protocol.Unavailable, protocol.DeadlineExceeded) {
 					return a.value, a.err
 				}
-				err = a.err // it passes, and says more than that no answer came
+				err = a.err // it is transient, but says more than that no answer came
 			case <-ctx.Done():
 				return value, err
 			case <-back:

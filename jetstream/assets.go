@@ -15,7 +15,7 @@ type Assets struct {
 	Replicas        int           // copies of each stream; default 1; only [Conn.Grow] changes them
 	LogMaxAge       time.Duration // of stored output; default 360 h
 	LogMaxBytes     int64         // of stored output; default 8 GiB
-	EventMaxBytes   int64         // of the event log, which then refuses appends; new work is refused earlier; default 8 GiB
+	EventMaxBytes   int64         // of the event log; new work is refused before it is full; default 8 GiB
 	Requests        int64         // waiting requests; beyond it: resource_exhausted; default 100,000
 	Duplicates      time.Duration // the server's duplicate window for message ids; default 100 ms, its minimum
 	BlobMaxAge      time.Duration // of uploaded trees; default 24 h
@@ -83,31 +83,41 @@ func formatBytes(v int64) string { return protocol.Bytes(v).String() }
 // assets returns all streams and buckets in the order in which they are made. Replicas and the persist mode
 // depend on the existing deployment and are not included.
 func (a *Assets) assets() []asset {
+	table := []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}
 	all := []asset{
 		a.requests(),
-		{config: jetstream.StreamConfig{
-			Name: protocol.StreamEvents, Subjects: []string{protocol.AppendFilter, protocol.EventFilter},
-			SubjectTransform: &jetstream.SubjectTransformConfig{Source: protocol.AppendFilter, Destination: protocol.AppendTransform},
-			RePublish:        &jetstream.RePublish{Source: protocol.EventAll, Destination: protocol.LiveAll},
-			AllowDirect:      true, DenyDelete: true, Discard: jetstream.DiscardNew,
-		}, settings: []setting{maxBytes("event_max_bytes", a.EventMaxBytes, 8<<30)}},
-		{config: jetstream.StreamConfig{Name: protocol.StreamLogs, Subjects: []string{protocol.LogFilter}, AllowDirect: true},
-			settings: []setting{maxAge("log_max_age", a.LogMaxAge, 360*time.Hour), maxBytes("log_max_bytes", a.LogMaxBytes, 8<<30)}},
-		{config: jetstream.StreamConfig{Name: protocol.StreamDead, Subjects: []string{protocol.DeadFilter}, AllowDirect: true},
-			settings: []setting{maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, maxDeadLetters)}},
-		{config: writeOnce(protocol.BucketIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
-		{config: bucket(protocol.BucketNames), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
-		{config: bucket(protocol.BucketExecIDs), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
-		{config: bucket(protocol.BucketSandboxes), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
-		{config: bucket(protocol.BucketImages), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
+		a.events(),
+		{config: stream(protocol.StreamLogs, protocol.LogFilter), settings: []setting{
+			maxAge("log_max_age", a.LogMaxAge, 360*time.Hour), maxBytes("log_max_bytes", a.LogMaxBytes, 8<<30),
+		}},
+		{config: stream(protocol.StreamDead, protocol.DeadFilter), settings: []setting{
+			maxAge("", 0, 30*24*time.Hour), maxBytes("", 0, maxDeadLetters),
+		}},
+		{config: writeOnce(protocol.BucketIDs), settings: table},
+		{config: bucket(protocol.BucketNames), settings: table},
+		{config: bucket(protocol.BucketExecIDs), settings: table},
+		{config: bucket(protocol.BucketSandboxes), settings: table},
+		{config: bucket(protocol.BucketImages), settings: table},
 		{config: bucket(protocol.BucketHosts), settings: []setting{maxBytes("", 0, smallTable)}},
-		{config: bucket(protocol.BucketWorkers), settings: []setting{maxAge("", 0, hostTTL), maxBytes("", 0, smallTable)}},
-		{config: bucket(protocol.BucketLocks), settings: []setting{maxAge("lock_ttl", a.LockTTL, DefaultLockTTL), maxBytes("", 0, smallTable)}},
-		{config: bucket(protocol.BucketElections), settings: []setting{maxAge("election_ttl", a.ElectionTTL, DefaultElectionTTL), maxBytes("", 0, smallTable)}},
-		{config: objects(protocol.BucketBlobs), settings: []setting{maxAge("blob_max_age", a.BlobMaxAge, 24*time.Hour), maxBytes("blob_max_bytes", a.BlobMaxBytes, 4<<30)}},
-		{config: bucket(protocol.BucketHistories), settings: []setting{maxBytes("table_max_bytes", a.TableMaxBytes, 1<<30)}},
-		{config: objects(protocol.BucketSegments), settings: []setting{maxBytes("segment_max_bytes", a.SegmentMaxBytes, 8<<30)}},
-		{config: objects(protocol.BucketImageFiles), settings: []setting{maxBytes("image_max_bytes", a.ImageMaxBytes, 16<<30)}},
+		{config: bucket(protocol.BucketWorkers), settings: []setting{
+			maxAge("", 0, hostTTL), maxBytes("", 0, smallTable),
+		}},
+		{config: bucket(protocol.BucketLocks), settings: []setting{
+			maxAge("lock_ttl", a.LockTTL, DefaultLockTTL), maxBytes("", 0, smallTable),
+		}},
+		{config: bucket(protocol.BucketElections), settings: []setting{
+			maxAge("election_ttl", a.ElectionTTL, DefaultElectionTTL), maxBytes("", 0, smallTable),
+		}},
+		{config: objects(protocol.BucketBlobs), settings: []setting{
+			maxAge("blob_max_age", a.BlobMaxAge, 24*time.Hour), maxBytes("blob_max_bytes", a.BlobMaxBytes, 4<<30),
+		}},
+		{config: bucket(protocol.BucketHistories), settings: table},
+		{config: objects(protocol.BucketSegments), settings: []setting{
+			maxBytes("segment_max_bytes", a.SegmentMaxBytes, 8<<30),
+		}},
+		{config: objects(protocol.BucketImageFiles), settings: []setting{
+			maxBytes("image_max_bytes", a.ImageMaxBytes, 16<<30),
+		}},
 	}
 	for i := range all {
 		c := &all[i].config
@@ -123,6 +133,24 @@ func (a *Assets) assets() []asset {
 	return all
 }
 
+func stream(name, subjects string) jetstream.StreamConfig {
+	return jetstream.StreamConfig{Name: name, Subjects: []string{subjects}, AllowDirect: true}
+}
+
+func (a *Assets) events() asset {
+	return asset{
+		config: jetstream.StreamConfig{
+			Name: protocol.StreamEvents, Subjects: []string{protocol.AppendFilter, protocol.EventFilter},
+			SubjectTransform: &jetstream.SubjectTransformConfig{
+				Source: protocol.AppendFilter, Destination: protocol.AppendTransform,
+			},
+			RePublish:   &jetstream.RePublish{Source: protocol.EventAll, Destination: protocol.LiveAll},
+			AllowDirect: true, DenyDelete: true, Discard: jetstream.DiscardNew,
+		},
+		settings: []setting{maxBytes("event_max_bytes", a.EventMaxBytes, 8<<30)},
+	}
+}
+
 func (a *Assets) requests() asset {
 	return asset{
 		config: jetstream.StreamConfig{
@@ -130,10 +158,21 @@ func (a *Assets) requests() asset {
 			Discard: jetstream.DiscardNew, MaxMsgSize: protocol.MaxSpecBytes + 64<<10,
 		},
 		settings: []setting{
-			{field: "requests", wanted: a.Requests, standard: 100_000, format: func(v int64) string { return strconv.FormatInt(v, 10) },
-				value: func(c *jetstream.StreamConfig) *int64 { return &c.MaxMsgs }},
-			{field: "duplicates", wanted: int64(a.Duplicates), standard: int64(100 * time.Millisecond), free: true, format: formatAge,
-				value: func(c *jetstream.StreamConfig) *int64 { return (*int64)(&c.Duplicates) }},
+			{
+				field:    "requests",
+				wanted:   a.Requests,
+				standard: 100_000,
+				format:   func(v int64) string { return strconv.FormatInt(v, 10) },
+				value:    func(c *jetstream.StreamConfig) *int64 { return &c.MaxMsgs },
+			},
+			{
+				field:    "duplicates",
+				wanted:   int64(a.Duplicates),
+				standard: int64(100 * time.Millisecond),
+				free:     true,
+				format:   formatAge,
+				value:    func(c *jetstream.StreamConfig) *int64 { return (*int64)(&c.Duplicates) },
+			},
 			maxBytes("", 0, maxRequestBytes),
 		},
 	}

@@ -112,7 +112,12 @@ func BenchmarkReserve(b *testing.B) {
 		unique++
 		prefix := fmt.Sprintf("r%d", unique)
 		timed(b, func(i int) {
-			_, err := c.ReserveSandbox(b.Context(), d.tenant, fmt.Sprintf("%s-%d", prefix, i), protocol.Reservation{Request: "r"})
+			_, err := c.ReserveSandbox(
+				b.Context(),
+				d.tenant,
+				fmt.Sprintf("%s-%d", prefix, i),
+				protocol.Reservation{Request: "r"},
+			)
 			must(b, err)
 		})
 	})

@@ -52,11 +52,18 @@ func TestABlobIsWholeOrRefusedWhileLeadersChange(t *testing.T) {
 			_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second)
 		}
 		for deadline := time.Now().Add(time.Minute); ; {
-			err := c.PutBlob(ctx, digest, &halfway{Reader: bytes.NewReader(content), left: len(content) / 2, then: change})
+			err := c.PutBlob(
+				ctx,
+				digest,
+				&halfway{Reader: bytes.NewReader(content), left: len(content) / 2, then: change},
+			)
 			if err == nil {
 				break
 			}
-			if code := protocol.CodeOf(err); code != protocol.Unavailable && code != protocol.DeadlineExceeded || time.Now().After(deadline) {
+			if code := protocol.CodeOf(
+				err,
+			); code != protocol.Unavailable && code != protocol.DeadlineExceeded ||
+				time.Now().After(deadline) {
 				t.Fatalf("refused with %v", err)
 			}
 			refused++
@@ -83,7 +90,11 @@ func TestReadsOfTheLeaderWaitForOne(t *testing.T) {
 	content, digest := randomBlob(1)
 	must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
 	for range 20 {
-		_, _ = nc.Request("$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs, nil, time.Second) // refused while one is elected
+		_, _ = nc.Request(
+			"$JS.API.STREAM.LEADER.STEPDOWN.OBJ_"+protocol.BucketBlobs,
+			nil,
+			time.Second,
+		) // refused while one is elected
 		for range 50 {
 			there, err := c.HasBlob(ctx, digest)
 			must(t, err)

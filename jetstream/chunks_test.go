@@ -18,10 +18,19 @@ func acceptedBefore(t testing.TB, c *jetstream.Conn, tenant, sandbox string, n i
 	state, batches := judge(t, c, tenant, sandbox)
 	last := batches[len(batches)-1].Record
 	for i := 0; i < n; {
-		b := &protocol.Batch{Version: protocol.Version, Tenant: tenant, Sandbox: sandbox, ID: fmt.Sprint("old-", i), Writer: "k1"}
+		b := &protocol.Batch{
+			Version: protocol.Version,
+			Tenant:  tenant,
+			Sandbox: sandbox,
+			ID:      fmt.Sprint("old-", i),
+			Writer:  "k1",
+		}
 		for ; i < n && len(b.Events) < 1000; i++ {
-			b.Events = append(b.Events, protocol.Event{Kind: protocol.ExecAccepted, Time: time.Now(), Tenant: tenant, Sandbox: sandbox,
-				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Spec: spec}})
+			b.Events = append(
+				b.Events,
+				protocol.Event{Kind: protocol.ExecAccepted, Time: time.Now(), Tenant: tenant, Sandbox: sandbox,
+					Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Spec: spec}},
+			)
 			must(t, state.Number(b.Events[len(b.Events)-1:]))
 		}
 		b.Events[0].Record = 0
@@ -38,8 +47,14 @@ func failAll(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 	}
 	var events []protocol.Event
 	for _, x := range s.Active() {
-		events = append(events, protocol.Event{Kind: protocol.ExecFailed, Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "the host was lost"),
-			Exec: &protocol.ExecDetails{ID: x.ID}})
+		events = append(
+			events,
+			protocol.Event{
+				Kind:  protocol.ExecFailed,
+				Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "the host was lost"),
+				Exec:  &protocol.ExecDetails{ID: x.ID},
+			},
+		)
 	}
 	return append(events, protocol.Event{Kind: protocol.SandboxFailed}), nil
 }
@@ -92,7 +107,13 @@ func TestPartsOfADecisionAreBelowTheServersMaximum(t *testing.T) {
 	}
 	events, err := journal(c, d.tenant, "s1", "k1").Do(t.Context(), accept)
 	must(t, err)
-	if s, batches := judge(t, c, d.tenant, "s1"); len(events) != 40 || s.Sandbox.ActiveExecs != 40 || len(batches) != 1+6 {
+	if s, batches := judge(
+		t,
+		c,
+		d.tenant,
+		"s1",
+	); len(events) != 40 || s.Sandbox.ActiveExecs != 40 ||
+		len(batches) != 1+6 {
 		t.Errorf("%d events, %d execs in %d messages", len(events), s.Sandbox.ActiveExecs, len(batches))
 	}
 }
@@ -105,14 +126,25 @@ func TestAfterADeathBetweenPartsTheNextLookGoesOn(t *testing.T) {
 	readySandbox(t, c, d.tenant, "s1")
 	acceptedBefore(t, c, d.tenant, "s1", 2000, &protocol.ExecSpec{Command: []string{"true"}})
 	dies, asked := d.opened(t), 0
-	_, err := journal(dies, d.tenant, "s1", "k1").Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+	_, err := journal(
+		dies,
+		d.tenant,
+		"s1",
+		"k1",
+	).Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 		if asked++; asked > 1 {
 			return nil, protocol.Errorf(protocol.Unavailable, "", "dead")
 		}
 		return failAll(s, now)
 	})
 	wantError(t, err, protocol.Unavailable, "")
-	if s, _ := judge(t, c, d.tenant, "s1"); s.Sandbox.State != protocol.StateReady || s.Sandbox.ActiveExecs != 2000-jetstream.MaxBatchEvents {
+	if s, _ := judge(
+		t,
+		c,
+		d.tenant,
+		"s1",
+	); s.Sandbox.State != protocol.StateReady ||
+		s.Sandbox.ActiveExecs != 2000-jetstream.MaxBatchEvents {
 		t.Fatalf("it is %s, with %d execs", s.Sandbox.State, s.Sandbox.ActiveExecs)
 	}
 	_, err = journal(c, d.tenant, "s1", "k2").Do(t.Context(), failAll)
@@ -137,8 +169,17 @@ func TestAnEventLargerThanAMessageIsRefusedByItself(t *testing.T) {
 	}
 	_, err := j.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
 		return []protocol.Event{
-			{Kind: protocol.ExecAccepted, Exec: &protocol.ExecDetails{ID: "small", Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
-			{Kind: protocol.ExecAccepted, Exec: &protocol.ExecDetails{ID: "large", Spec: &protocol.ExecSpec{Command: []string{strings.Repeat("x", 2<<20)}}}},
+			{
+				Kind: protocol.ExecAccepted,
+				Exec: &protocol.ExecDetails{ID: "small", Spec: &protocol.ExecSpec{Command: []string{"true"}}},
+			},
+			{
+				Kind: protocol.ExecAccepted,
+				Exec: &protocol.ExecDetails{
+					ID:   "large",
+					Spec: &protocol.ExecSpec{Command: []string{strings.Repeat("x", 2<<20)}},
+				},
+			},
 		}, nil
 	})
 	wantError(t, err, protocol.InvalidArgument, protocol.ReasonTooLarge)
@@ -209,7 +250,10 @@ func TestTheSizeOfAnEventIsNotUnderestimated(t *testing.T) {
 			t.Fatalf("an event of %d bytes is taken for %d", is, size)
 		}
 	}
-	small := protocol.Event{Kind: protocol.ExecAccepted, Exec: &protocol.ExecDetails{Spec: &protocol.ExecSpec{Env: map[string]string{}}}}
+	small := protocol.Event{
+		Kind: protocol.ExecAccepted,
+		Exec: &protocol.ExecDetails{Spec: &protocol.ExecSpec{Env: map[string]string{}}},
+	}
 	for i := range 3000 {
 		small.Exec.Spec.Env[fmt.Sprint("K", i)] = ""
 		small.Exec.Spec.Command = append(small.Exec.Spec.Command, "")

@@ -34,9 +34,12 @@ func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	c, err := jetstream.Connect(ctx, jetstream.Config{URL: d.url(), Logger: quiet, Clock: m.clock(), Options: func(o *nats.Options) {
-		o.IgnoreDiscoveredServers = true
-	}})
+	c, err := jetstream.Connect(
+		ctx,
+		jetstream.Config{URL: d.url(), Logger: quiet, Clock: m.clock(), Options: func(o *nats.Options) {
+			o.IgnoreDiscoveredServers = true
+		}},
+	)
 	must(t, err)
 	t.Cleanup(c.Close)
 	must(t, c.Open(ctx))
@@ -66,7 +69,12 @@ func TestNowIsTheStoresTimeWhateverTheOwnClockSays(t *testing.T) {
 		}
 
 		var decided time.Time
-		events, err := journal(c, d.tenant, "s1", "k1").Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+		events, err := journal(
+			c,
+			d.tenant,
+			"s1",
+			"k1",
+		).Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			decided = now
 			return becomeReady(s, now)
 		})
@@ -129,7 +137,9 @@ func TestTheStoresTimeIsTheWallClockUntilTheStoreAnswers(t *testing.T) {
 func TestTheMeasureOfTheShortestWayCounts(t *testing.T) {
 	var at time.Duration
 	wall := time.Unix(1e9, 0)
-	s := jetstream.NewStoreClock(jetstream.Clock{Wall: func() time.Time { return wall.Add(at) }, Boot: func() time.Duration { return at }})
+	s := jetstream.NewStoreClock(
+		jetstream.Clock{Wall: func() time.Time { return wall.Add(at) }, Boot: func() time.Duration { return at }},
+	)
 	is := func(want time.Time) {
 		t.Helper()
 		if now, _ := s.Now(); !now.Equal(want) {
@@ -153,7 +163,11 @@ func TestTheMeasureOfTheShortestWayCounts(t *testing.T) {
 	is(store(at).Add(-time.Millisecond))
 	// What cannot be an error of the way is another clock, also where the way was long.
 	at += 5 * time.Second
-	if moved := s.Take(at-2*time.Second, at, store(at-time.Second).Add(-time.Minute)); (moved + time.Minute).Abs() > time.Second {
+	if moved := s.Take(
+		at-2*time.Second,
+		at,
+		store(at-time.Second).Add(-time.Minute),
+	); (moved + time.Minute).Abs() > time.Second {
 		t.Errorf("moved by %s", moved)
 	}
 	is(store(at).Add(-time.Minute))
@@ -161,7 +175,12 @@ func TestTheMeasureOfTheShortestWayCounts(t *testing.T) {
 
 func TestTheStoresTimeIsMeasuredAgainWhenItMayHaveChanged(t *testing.T) {
 	var at, set time.Duration
-	s := jetstream.NewStoreClock(jetstream.Clock{Wall: func() time.Time { return time.Unix(1e9, 0).Add(at + set) }, Boot: func() time.Duration { return at }})
+	s := jetstream.NewStoreClock(
+		jetstream.Clock{
+			Wall: func() time.Time { return time.Unix(1e9, 0).Add(at + set) },
+			Boot: func() time.Duration { return at },
+		},
+	)
 	measures := func() bool { _, measure := s.Now(); return measure }
 	answers := func() { s.Take(at, at, time.Unix(2e9, 0).Add(at)) }
 	at = time.Hour

@@ -85,7 +85,7 @@ func (w *compacting) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(first) == 0 || first[0].told && first[0].after == last {
+	if len(first) == 0 || first[0].afterKnown && first[0].after == last {
 		return nil
 	}
 	same := false
@@ -109,7 +109,7 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	switch {
 	case kept > 0:
 		end = m.Segments[kept-1].LastRecord
-	case first.told && first.after == 0: // the log has the entire history
+	case first.afterKnown && first.after == 0: // the log has the entire history
 		all := []segment{}
 		err := m.each(ctx, 0, func(s *segment) (bool, error) { all = append(all, *s); return true, nil })
 		if err != nil {
@@ -119,9 +119,15 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 	case len(m.Pages) > 0:
 		end = m.Pages[len(m.Pages)-1].LastRecord
 	}
-	if first.told && first.after != end {
-		return protocol.Errorf(protocol.Internal, "",
-			"the segments of the history of %s end at record %d, and the log begins after %d", w.sandbox, end, first.after)
+	if first.afterKnown && first.after != end {
+		return protocol.Errorf(
+			protocol.Internal,
+			"",
+			"the segments of the history of %s end at record %d, and the log begins after %d",
+			w.sandbox,
+			end,
+			first.after,
+		)
 	}
 	w.conn.log.Warn("segments hold messages that are no longer part of the log's history; dropping them",
 		"sandbox", w.sandbox, "segments", len(dropped))
@@ -428,6 +434,7 @@ func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 		return err
 	}
 	histories := "$KV." + protocol.BucketHistories + "." + manifestKey(tenant, sandbox)
+	snapshot := "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox
 	// The last snapshot is removed last: while it exists, the next purge finds the rest.
 	for _, p := range []struct {
 		stream, subject string
@@ -437,9 +444,9 @@ func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 		{"KV_" + protocol.BucketHistories, histories, 0},
 		{protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), 0},
 		{"KV_" + protocol.BucketExecIDs, "$KV." + protocol.BucketExecIDs + "." + tenant + "." + sandbox + ".>", 0},
-		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox, 0},
+		{"KV_" + protocol.BucketSandboxes, snapshot, 0},
 		{protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1},
-		{"KV_" + protocol.BucketSandboxes, "$KV." + protocol.BucketSandboxes + "." + tenant + "." + sandbox + overSuffix, 0},
+		{"KV_" + protocol.BucketSandboxes, snapshot + endedSuffix, 0},
 	} {
 		if err := c.purge(ctx, p.stream, p.subject, p.keep); err != nil {
 			return err

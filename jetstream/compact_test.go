@@ -81,7 +81,13 @@ func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []ra
 		}
 		for i, m := range got {
 			if w := want[from+1+i]; m.Record != w.Record || !bytes.Equal(m.Batch, w.Batch) {
-				t.Fatalf("after record %d, message %d is record %d, want %d, or has other content", after, i, m.Record, w.Record)
+				t.Fatalf(
+					"after record %d, message %d is record %d, want %d, or has other content",
+					after,
+					i,
+					m.Record,
+					w.Record,
+				)
 			}
 		}
 	}
@@ -122,7 +128,14 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
 		longHistory(t, c, d.tenant, "s1", 12)
-		old := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2", OnReset: func() { t.Error("it is folded again") }})
+		old := c.Journal(
+			jetstream.JournalConfig{
+				Tenant:  d.tenant,
+				Sandbox: "s1",
+				Writer:  "k2",
+				OnReset: func() { t.Error("it is folded again") },
+			},
+		)
 		must(t, old.Refresh(ctx))
 		moreHistory(t, c, d.tenant, "s1", 12, 20)
 		before, batches := judge(t, c, d.tenant, "s1")
@@ -131,7 +144,8 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		// Without a snapshot the log keeps everything.
 		done, err := c.Compact(ctx, d.tenant, "s1", small())
 		must(t, err)
-		if done.Messages != len(want)-5 || done.Purged != 0 || !done.Waits || d.onSubject(t, d.tenant, "s1") != len(want) {
+		if done.Messages != len(want)-5 || done.Purged != 0 || !done.Waits ||
+			d.onSubject(t, d.tenant, "s1") != len(want) {
 			t.Fatalf("%+v, and %d of %d messages in the log", done, d.onSubject(t, d.tenant, "s1"), len(want))
 		}
 		sameFrom(t, c, d.tenant, "s1", want)
@@ -157,7 +171,8 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		// A journal that is behind the cut goes on, and so does one that reads it for the first time.
 		for _, j := range []*jetstream.Journal{old, journal(other, d.tenant, "s1", "k3")} {
 			must(t, j.Refresh(ctx))
-			if s, record := j.State(); s.Sandbox.Sequence != before.Sandbox.Sequence || record != batches[len(batches)-1].Record {
+			if s, record := j.State(); s.Sandbox.Sequence != before.Sandbox.Sequence ||
+				record != batches[len(batches)-1].Record {
 				t.Fatalf("it is at event %d, record %d", s.Sandbox.Sequence, record)
 			}
 		}
@@ -245,7 +260,12 @@ func TestAHistoryReadsTheSameWhileItIsCompacted(t *testing.T) {
 		lost := make(chan error, 2)
 		for range 2 {
 			go func() {
-				_, err := c.Compact(t.Context(), d.tenant, "s1", jetstream.Compaction{Keep: keep, MinBatches: 1, MinBytes: 1 << 30})
+				_, err := c.Compact(
+					t.Context(),
+					d.tenant,
+					"s1",
+					jetstream.Compaction{Keep: keep, MinBatches: 1, MinBytes: 1 << 30},
+				)
 				lost <- err
 			}()
 		}
@@ -339,7 +359,9 @@ func TestAJournalNoticesARewoundLogWhoseBeginningIsInSegments(t *testing.T) {
 	_, err := c.Compact(t.Context(), d.tenant, "s1", small())
 	must(t, err)
 	resets := 0
-	lives := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", OnReset: func() { resets++ }})
+	lives := c.Journal(
+		jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", OnReset: func() { resets++ }},
+	)
 	accept(t, lives, "y1")
 	d.take(t)
 	accept(t, lives, "y2", "y3")
@@ -395,7 +417,11 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	sameFrom(t, d.opened(t), d.tenant, "s1", want)
 	for _, from := range []uint64{1, 2, 9, 17, 30, 50, 53} {
 		first := uint64(0)
-		must(t, d.opened(t).ReadEvents(ctx, d.tenant, "s1", from, func(b *protocol.Batch) bool { first = b.First(); return false }))
+		must(
+			t,
+			d.opened(t).
+				ReadEvents(ctx, d.tenant, "s1", from, func(b *protocol.Batch) bool { first = b.First(); return false }),
+		)
 		if first == 0 || first > from || from-first > 12 {
 			t.Errorf("reading from event %d begins with %d", from, first)
 		}
@@ -487,7 +513,8 @@ func TestAFullBucketOfSegmentsKeepsHistoriesAndCanBeEmptied(t *testing.T) {
 	sameFrom(t, d.opened(t), d.tenant, "s2", want)
 }
 
-// What says where segments are was lost, or is of an older backup than the log. Nobody writes on a state that lacks events.
+// What says where segments are was lost, or is of an older backup than the log. Nobody writes on a state that lacks
+// events.
 func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -506,7 +533,9 @@ func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 		if s.Exists() {
 			return nil, nil
 		}
-		return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}}}, nil
+		return []protocol.Event{
+			{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+		}, nil
 	})
 	if err == nil {
 		t.Errorf("%d events were appended to a history of more than 20, as if there was none", len(events))

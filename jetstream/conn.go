@@ -48,10 +48,10 @@ type Conn struct {
 	timeout time.Duration
 	login   credentials
 	closed  chan struct{} // closed with the connection
-	room    roomKept
+	room    roomState
 	life    atomic.Uint64 // number of lost connections: the next server may have another log
 	quorum  quorum
-	looked  *storageLook // the last; under mu
+	checked *storageCheck // the last one; under mu
 	clock   storeClock
 
 	directs  chan struct{} // slots for batched direct gets
@@ -149,13 +149,13 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 		}),
 		nats.ClosedHandler(func(*nats.Conn) { ended() }),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
-			c.login.took()
+			c.login.accepted()
 			c.log.Info("reconnected to NATS", "server", nc.ConnectedServerName())
 			state(true)
 			c.reconnected()
 		}),
 		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
-			if isRefusal(err) || !nc.IsConnected() && c.login.standing() != nil {
+			if isRefusal(err) || !nc.IsConnected() && c.login.problem() != nil {
 				c.login.refuse(nc, err)
 				return
 			}
@@ -361,7 +361,7 @@ func (c *Conn) Health() error {
 	if c.nc.IsConnected() {
 		return nil
 	}
-	if err := c.login.standing(); err != nil {
+	if err := c.login.problem(); err != nil {
 		return err
 	}
 	return protocol.Errorf(protocol.Unavailable, "", "no connection to NATS")
@@ -457,9 +457,14 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	stream, err := askRepeatedly(ctx, c, "find Boxfleet's streams", func(ctx context.Context) (jetstream.Stream, error) {
-		return c.readStream(ctx, protocol.StreamEvents)
-	})
+	stream, err := askRepeatedly(
+		ctx,
+		c,
+		"find Boxfleet's streams",
+		func(ctx context.Context) (jetstream.Stream, error) {
+			return c.readStream(ctx, protocol.StreamEvents)
+		},
+	)
 	if err != nil {
 		return nil, err
 	}

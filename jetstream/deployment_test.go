@@ -230,7 +230,8 @@ func background(t testing.TB, f func(ctx context.Context) error) {
 	go func() { done <- f(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && protocol.CodeOf(err) != protocol.Cancelled {
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) &&
+			protocol.CodeOf(err) != protocol.Cancelled {
 			t.Errorf("ended by itself: %v", err)
 		}
 	})
@@ -265,7 +266,11 @@ func becomeReady(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		return nil, nil
 	}
 	return []protocol.Event{
-		{Kind: protocol.SandboxAccepted, Request: "r1", Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}},
+		{
+			Kind:    protocol.SandboxAccepted,
+			Request: "r1",
+			Phase:   &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
+		},
 		{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 		{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b1"}},
 	}, nil
@@ -301,7 +306,13 @@ func judge(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*protocol.S
 		for i := range b.Events {
 			e := &b.Events[i]
 			if e.Sequence != s.Sandbox.Sequence+1 {
-				t.Fatalf("record %d by %s: event %d follows event %d", b.Record, b.Writer, e.Sequence, s.Sandbox.Sequence)
+				t.Fatalf(
+					"record %d by %s: event %d follows event %d",
+					b.Record,
+					b.Writer,
+					e.Sequence,
+					s.Sandbox.Sequence,
+				)
 			}
 			if err := s.Apply(e); err != nil {
 				t.Fatalf("record %d by %s: %v", b.Record, b.Writer, err)

@@ -1,18 +1,23 @@
-// Package jetstream is where Boxfleet keeps things: the event log, the registry of ids, leases,
-// queues, output, the table of hosts. It is the only package that knows NATS; the embedded server
-// is in its sub-package embedded, so that the SDK does not link a server.
+// Package jetstream stores everything that Boxfleet stores in NATS JetStream. It is the only package that imports the
+// NATS client. The embedded server is in the sub-package embedded, so that the SDK does not link a server.
 //
-//	Conn ── EventLog ── Journal   append with compare-and-set, replay, follow, group commit
-//	   ├─── Compact               older parts of long histories, as segments in the object store
-//	   ├─── Reserve               ids that are never used again
-//	   ├─── TakeName              names, each of one sandbox at a time
-//	   ├─── Lease                 host locks and the scheduler's, with token and trust window
-//	   ├─── Now                   the store's time, by which events are stamped and compared
-//	   ├─── requests              a queue; each is decided, or delivered again
-//	   ├─── work                  what a worker is told, which may be lost and is told again
-//	   ├─── output                chunks with byte offsets
-//	   └─── hosts, heartbeats, blobs, snapshots, the read service
+//	Conn ── Append, FollowEvents   the event log: append by compare-and-set, follow
+//	   ├─── Journal                one writer's view of one history: fold, decide, group commit
+//	   ├─── ReadHistory, ReadEvents
+//	   ├─── Compact, PurgeHistory  segments of older messages in the object store
+//	   ├─── WriteSnapshot, Checkpoint, StoreExecs
+//	   ├─── ReserveSandbox         ids, which are never used twice
+//	   ├─── TakeName               names, each held by one sandbox at a time
+//	   ├─── AcquireHost            leases with a fencing token and a trust window, for hosts and the scheduler
+//	   ├─── Now                    the store's time, which events carry
+//	   ├─── Submit, Requests       the request queue and its dead letters
+//	   ├─── Tell, Work             notifications for workers, which may be lost and are repeated
+//	   ├─── PublishOutput, OutputPage
+//	   ├─── RegisterHost, Beat, ChangeHostWish
+//	   ├─── PutBlob, WantImage     uploads and imported images
+//	   ├─── ServeReads, Query      the read service
+//	   └─── Provision, Grow, Storage, WatchStore
 //
-// It imports protocol and nothing else of this module. Every error that leaves it is a
-// *protocol.Error, translated in errors.go.
+// Of this module it imports protocol, backoff and wake. Every error that it returns is a *protocol.Error, translated in
+// errors.go, or the error of a context.
 package jetstream

@@ -42,7 +42,13 @@ func translate(err error, doing string) error {
 		case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
 			return ErrConflict
 		case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:
-			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull, "%s: %s", doing, api.Description)
+			return protocol.Errorf(
+				protocol.ResourceExhausted,
+				protocol.ReasonQueueFull,
+				"%s: %s",
+				doing,
+				api.Description,
+			)
 		case jetstream.JSErrCodeStreamMessageExceedsMaximum:
 			return protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge, "%s: %s", doing, api.Description)
 		case jetstream.JSErrCodeStreamNotFound:
@@ -68,7 +74,9 @@ func translate(err error, doing string) error {
 		return notProvisioned(doing)
 	case errors.Is(err, nats.ErrNoResponders):
 		return protocol.Errorf(protocol.Unavailable, "", "%s: NATS: no server with JetStream answers", doing)
-	case errors.Is(err, jetstream.ErrKeyNotFound), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrMsgNotFound):
+	case errors.Is(err, jetstream.ErrKeyNotFound),
+		errors.Is(err, jetstream.ErrObjectNotFound),
+		errors.Is(err, jetstream.ErrMsgNotFound):
 		return protocol.Errorf(protocol.NotFound, "", "%s: %v", doing, err)
 	case errors.Is(err, nats.ErrReconnectBufExceeded):
 		return protocol.Errorf(protocol.Unavailable, "", "%s: no connection to NATS", doing)
@@ -79,8 +87,13 @@ func translate(err error, doing string) error {
 }
 
 func notProvisioned(doing string) *protocol.Error {
-	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
-		"%s: Boxfleet's streams are not there yet: start a coordinator; if one runs, its log says what keeps it, such as a max_file_store of NATS that is too small", doing)
+	return protocol.Errorf(
+		protocol.FailedPrecondition,
+		protocol.ReasonNotProvisioned,
+		"%s: Boxfleet's streams do not exist yet: start a coordinator; if one runs, its log says what prevents it "+
+			"from making them, such as a max_file_store of NATS that is too small",
+		doing,
+	)
 }
 
 // translateWrite is translate for storing a message under a subject. If a store is full, the reason tells which: a
@@ -113,7 +126,8 @@ func storeIsFull(api *jetstream.APIError) bool {
 	case codeStreamStoreFailed, codeInsufficientStorage, codeInsufficientStore:
 		return true
 	}
-	return strings.Contains(api.Description, "no space left") || strings.Contains(api.Description, "insufficient resources")
+	return strings.Contains(api.Description, "no space left") ||
+		strings.Contains(api.Description, "insufficient resources")
 }
 
 // isOneOf reports whether err has one of the codes.

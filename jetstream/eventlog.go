@@ -64,7 +64,15 @@ func (c *Conn) FollowEvents(ctx context.Context, from uint64, handle func(*proto
 	return c.follow(ctx, protocol.StreamEvents, protocol.EventFilter, from, func(m *stored) {
 		b, err := c.batchOf(m)
 		if err != nil {
-			c.log.Error("could not read an entry of the event log", "record", m.sequence, "subject", m.subject, "error", err)
+			c.log.Error(
+				"could not read an entry of the event log",
+				"record",
+				m.sequence,
+				"subject",
+				m.subject,
+				"error",
+				err,
+			)
 		}
 		if b != nil {
 			handle(b)

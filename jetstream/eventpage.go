@@ -12,7 +12,12 @@ const walkBack = 4
 
 // ReadEventsAt is [Conn.ReadEvents] without the messages before the event: it starts with the message that has the
 // event, or with the oldest one stored. So reading a history page by page costs no more than its length.
-func (c *Conn) ReadEventsAt(ctx context.Context, tenant, sandbox string, from uint64, visit func(*protocol.Batch) bool) error {
+func (c *Conn) ReadEventsAt(
+	ctx context.Context,
+	tenant, sandbox string,
+	from uint64,
+	visit func(*protocol.Batch) bool,
+) error {
 	after, err := c.recordBefore(ctx, tenant, sandbox, from)
 	if err != nil {
 		return err
@@ -28,7 +33,7 @@ func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event u
 	}
 	e, err := c.lastEntry(ctx, tenant, sandbox)
 	for range walkBack {
-		if err != nil || e.batch == nil || !e.told {
+		if err != nil || e.batch == nil || !e.afterKnown {
 			break
 		}
 		if e.batch.First() <= event || e.after <= low {

@@ -42,8 +42,15 @@ func prefix(events []protocol.Event, room, count, limit int) (fits, bytes int, e
 
 // tooLarge returns an error that names the part of an event that makes it larger than a message.
 func tooLarge(e *protocol.Event, size, limit int) error {
-	err := protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-		"%s would take a message of %d bytes, and the NATS server takes %d: make it smaller, or raise max_payload there", e.Kind, size, limit)
+	err := protocol.Errorf(
+		protocol.InvalidArgument,
+		protocol.ReasonTooLarge,
+		"%s would take a message of %d bytes, and the NATS server accepts %d: "+
+			"make it smaller, or raise the server's max_payload",
+		e.Kind,
+		size,
+		limit,
+	)
 	switch {
 	case e.Phase != nil && e.Phase.Spec != nil, e.Exec != nil && e.Exec.Spec != nil:
 		err.Field = "spec"

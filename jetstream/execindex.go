@@ -44,8 +44,15 @@ type ExecEntry struct {
 const entryBytes = 16 + 4*6 + 1
 
 // entryStates are the exec states by their numbers in a page.
-var entryStates = []protocol.ExecState{"", protocol.ExecStateAccepted, protocol.ExecStateRunning, protocol.ExecStateFinished,
-	protocol.ExecStateFailed, protocol.ExecStateCancelled, protocol.ExecStateTimedOut}
+var entryStates = []protocol.ExecState{
+	"",
+	protocol.ExecStateAccepted,
+	protocol.ExecStateRunning,
+	protocol.ExecStateFinished,
+	protocol.ExecStateFailed,
+	protocol.ExecStateCancelled,
+	protocol.ExecStateTimedOut,
+}
 
 const (
 	entryCancelling = 0x80
@@ -276,7 +283,11 @@ func decodeHead(value []byte, revision uint64) (*ExecHead, error) {
 	h := &ExecHead{Last: Position{v.Last, v.LastBatch}, Depth: v.Depth, Spills: v.Spills, Count: v.Count,
 		Entries: v.Entries, salt: v.Salt, revision: revision}
 	if !h.Entries.valid() || h.Depth < 0 || h.Depth > depthMost {
-		return nil, protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, "the head of an index of execs is damaged")
+		return nil, protocol.Errorf(
+			protocol.Internal,
+			protocol.ReasonUndecodable,
+			"the head of an index of execs is damaged",
+		)
 	}
 	return h, nil
 }
@@ -295,7 +306,11 @@ func decodePage(value []byte) (ExecPage, error) {
 		return nil, err
 	}
 	if !ExecPage(v.Entries).valid() {
-		return nil, protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, "a page of an index of execs is damaged")
+		return nil, protocol.Errorf(
+			protocol.Internal,
+			protocol.ReasonUndecodable,
+			"a page of an index of execs is damaged",
+		)
 	}
 	return v.Entries, nil
 }

@@ -12,7 +12,12 @@ import (
 
 func entries(from, to int, state protocol.ExecState) (all []jetstream.ExecEntry) {
 	for i := from; i < to; i++ {
-		e := jetstream.ExecEntry{Hash: jetstream.HashExec(fmt.Sprint("x", i)), Accepted: uint64(i + 1), Sequence: uint64(i + 1), State: state}
+		e := jetstream.ExecEntry{
+			Hash:     jetstream.HashExec(fmt.Sprint("x", i)),
+			Accepted: uint64(i + 1),
+			Sequence: uint64(i + 1),
+			State:    state,
+		}
 		if state.Terminal() {
 			e.Ended = uint64(i + 2)
 		}
@@ -21,7 +26,13 @@ func entries(from, to int, state protocol.ExecState) (all []jetstream.ExecEntry)
 	return all
 }
 
-func findExec(t testing.TB, c *jetstream.Conn, tenant string, h *jetstream.ExecHead, id string) (jetstream.ExecEntry, bool) {
+func findExec(
+	t testing.TB,
+	c *jetstream.Conn,
+	tenant string,
+	h *jetstream.ExecHead,
+	id string,
+) (jetstream.ExecEntry, bool) {
 	t.Helper()
 	x := jetstream.HashExec(id)
 	if e, found := h.Entries.Find(x); found {
@@ -54,7 +65,15 @@ func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
 					} else if to%800 == 0 {
 						state = protocol.ExecStateFinished
 					}
-					h, err := c.StoreExecs(ctx, d.tenant, "s1", known, entries(from, to, state), jetstream.Position{Record: uint64(to)}, false)
+					h, err := c.StoreExecs(
+						ctx,
+						d.tenant,
+						"s1",
+						known,
+						entries(from, to, state),
+						jetstream.Position{Record: uint64(to)},
+						false,
+					)
 					if err != nil {
 						t.Error(err)
 						return
@@ -88,7 +107,15 @@ func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
 
 		// What was removed with its sandbox is not stored again by who knew it.
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
-		if _, err := c.StoreExecs(ctx, d.tenant, "s1", h, entries(0, 1, protocol.ExecStateRunning), jetstream.Position{Record: execs + 1}, false); err != jetstream.ErrIndexRemoved {
+		if _, err := c.StoreExecs(
+			ctx,
+			d.tenant,
+			"s1",
+			h,
+			entries(0, 1, protocol.ExecStateRunning),
+			jetstream.Position{Record: execs + 1},
+			false,
+		); err != jetstream.ErrIndexRemoved {
 			t.Errorf("a late write after the purge: %v", err)
 		}
 		if _, err := c.ExecHead(ctx, d.tenant, "s1"); err != jetstream.ErrNoIndex {
@@ -137,7 +164,14 @@ func TestAPageOfExecsHasWhatWasAdded(t *testing.T) {
 // A late word of who saw less takes nothing back.
 func TestAnEntryOfAnExecGoesOnlyForward(t *testing.T) {
 	t.Parallel()
-	ended := jetstream.ExecEntry{Accepted: 1, Sequence: 1, Started: 2, Ended: 3, State: protocol.ExecStateFailed, Cancelling: true}
+	ended := jetstream.ExecEntry{
+		Accepted:   1,
+		Sequence:   1,
+		Started:    2,
+		Ended:      3,
+		State:      protocol.ExecStateFailed,
+		Cancelling: true,
+	}
 	for _, late := range []jetstream.ExecEntry{{}, {Accepted: 1, Sequence: 1, State: protocol.ExecStateAccepted}, {Started: 2, State: protocol.ExecStateRunning}} {
 		if got := ended.With(late); got != ended {
 			t.Errorf("with %+v it is %+v", late, got)

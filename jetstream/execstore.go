@@ -286,7 +286,11 @@ func (c *Conn) growPage(ctx context.Context, key string, more []ExecEntry, must 
 
 // FollowExecHeads handles every head that is stored from now on, until ctx ends. It misses none that is stored after
 // it has called begun.
-func (c *Conn) FollowExecHeads(ctx context.Context, handle func(tenant, sandbox string, h *ExecHead), begun func()) error {
+func (c *Conn) FollowExecHeads(
+	ctx context.Context,
+	handle func(tenant, sandbox string, h *ExecHead),
+	begun func(),
+) error {
 	b := c.kv(protocol.BucketExecIDs)
 	from, err := c.lastSequence(ctx, b.stream())
 	if err != nil {

@@ -127,7 +127,11 @@ func TestWhoWaitsForWhatIsGoneHasCaughtUp(t *testing.T) {
 	})
 	caughtUp := make(chan struct{})
 	background(t, func(ctx context.Context) error {
-		return c.FollowHosts(ctx, func(worker string, _ *protocol.Host, _ uint64) { t.Errorf("%s was not purged", worker) }, func() { close(caughtUp) })
+		return c.FollowHosts(
+			ctx,
+			func(worker string, _ *protocol.Host, _ uint64) { t.Errorf("%s was not purged", worker) },
+			func() { close(caughtUp) },
+		)
 	})
 	receive(t, 10*time.Second, "the end of what there was", caughtUp)
 }
@@ -173,7 +177,10 @@ func TestWhatIsWrittenAnewWhileItIsReadIsRead(t *testing.T) {
 			again <- err
 		})
 		read := map[string]int{}
-		must(t, c.ReadExecIDs(t.Context(), func(_, sandbox string, _ int, hashes []uint64) { read[sandbox] = len(hashes) }))
+		must(
+			t,
+			c.ReadExecIDs(t.Context(), func(_, sandbox string, _ int, hashes []uint64) { read[sandbox] = len(hashes) }),
+		)
 		must(t, <-again)
 		if len(read) != 2 {
 			t.Fatalf("of two pages these are read: %v", read)

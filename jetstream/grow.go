@@ -17,25 +17,28 @@ import (
 const (
 	growWithin = 30 * time.Second // bounds the server's answer to one stream's replicas
 
-	// streamMoving has the output while its stream is made again: the server changes no persist mode,
-	// and takes no async stream with replicas.
+	// streamMoving has the output while its stream is made again: the server changes no stream's persist mode and
+	// allows no replicas for async streams.
 	streamMoving = protocol.StreamLogs + "_MOVING"
-	// parkedSubject is what the output's stream listens to while it is moved: to no worker's output.
-	// The workers keep that on disk, and send it again until somebody listens.
+	// parkedSubject replaces the output stream's subjects while it is moved, so that it stores no output. Workers have
+	// the output on disk and send it until it is stored.
 	parkedSubject = "boxfleet.v1.parked.log"
 )
 
-// Grow makes every stream and bucket have so many replicas, 3 or 5, and waits until all are in sync,
-// or ctx ends. step is told what is done; it may be nil. The deployment goes on meanwhile; output is
-// sent a little later. What is stored keeps its sequences and times. Grow may be run again after any
-// end, and then goes on where it was. It mends streams that lost replicas, too. It never takes
-// replicas away.
+// Grow gives every stream and bucket this many replicas, 3 or 5, and waits until all are in sync or ctx ends. It
+// reports its progress to step, which may be nil. The deployment keeps running, but output is stored a little later.
+// Sequences and times of stored messages do not change. A later call continues one that failed or ended early. Grow
+// also repairs streams that lost replicas. It never removes replicas.
 //
-// Errors: invalid_argument; failed_precondition with reason would_weaken where there are more, or with
-// reason server_settings where the cluster has not so many servers; unavailable.
+// Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas, or with reason
+// server_settings if the cluster has too few servers; unavailable.
 func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error {
 	if replicas != 3 && replicas != 5 {
-		return protocol.Invalid("replicas", "must be 3 or 5, got %d: a majority of an even number is no safer than that of one less", replicas)
+		return protocol.Invalid(
+			"replicas",
+			"must be 3 or 5, got %d: a majority of an even number is no safer than that of one less",
+			replicas,
+		)
 	}
 	if step == nil {
 		step = func(string) {}
@@ -45,12 +48,17 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 		return err
 	}
 	if there[protocol.StreamEvents].config.Name == "" {
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned, "there is no deployment yet: start the first coordinator with --replicas %d", replicas)
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
+			"there is no deployment yet: start the first coordinator with --replicas %d", replicas)
 	}
 	for name, f := range there {
 		if f.config.Replicas > replicas {
-			return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonWouldWeaken, Field: "replicas",
-				Message: fmt.Sprintf("%s has %d replicas and is not cut to %d", name, f.config.Replicas, replicas)}
+			return &protocol.Error{
+				Code:    protocol.FailedPrecondition,
+				Reason:  protocol.ReasonWouldWeaken,
+				Field:   "replicas",
+				Message: fmt.Sprintf("%s has %d replicas and is not reduced to %d", name, f.config.Replicas, replicas),
+			}
 		}
 	}
 	for _, want := range (&Assets{}).assets() {
@@ -77,7 +85,7 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 	return c.readAssets(ctx)
 }
 
-// want is what a stream is made with by default.
+// want returns a stream's default configuration.
 func want(name string) jetstream.StreamConfig {
 	for _, a := range (&Assets{}).assets() {
 		if a.config.Name == name {
@@ -92,23 +100,31 @@ func (c *Conn) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	defer cancel()
 	err := c.provisioned(bounded, cfg.Name, func(ctx context.Context) error { return c.updateStream(ctx, cfg) })
 	if isOneOf(err, protocol.Internal, protocol.Unavailable) {
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings,
-			"%d replicas need a NATS cluster of %d servers that all have JetStream: %v", cfg.Replicas, cfg.Replicas, err)
+		return protocol.Errorf(
+			protocol.FailedPrecondition,
+			protocol.ReasonServerSettings,
+			"%d replicas need a NATS cluster of %d servers that all have JetStream: %v",
+			cfg.Replicas,
+			cfg.Replicas,
+			err,
+		)
 	}
 	return err
 }
 
-// growLogs moves the output to a stream with replicas and without the async mode: over to another
-// stream, as its mirror, and back. Each step is told from what is there, so that it can be run again.
+// growLogs turns the output's stream into one with replicas and without the async mode: it moves the output to another
+// stream, as its mirror, and back. Each step follows from the current state, so the move can be continued at any point.
 func (c *Conn) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
 		there, err := c.found(ctx, &Assets{})
 		if err != nil {
 			return err
 		}
-		logs, logsThere := there[protocol.StreamLogs]
-		moving, movingThere := there[streamMoving]
-		next := c.nextMove(logs, logsThere, moving, movingThere, fresh, replicas)
+		m := &logsMove{conn: c, replicas: replicas}
+		m.logs, m.logsExist = there[protocol.StreamLogs]
+		m.moving, m.movingExists = there[streamMoving]
+		m.setFinal(fresh)
+		next := m.next()
 		if next.do == nil {
 			return nil
 		}
@@ -122,92 +138,146 @@ func (c *Conn) growLogs(ctx context.Context, fresh jetstream.StreamConfig, repli
 	}
 }
 
-// move is one step of moving the output. Each may be done again.
+// move is one step of moving the output. It can be repeated.
 type move struct {
 	what string
 	do   func(context.Context) error
 }
 
-// nextMove is the step that what is there asks for.
-func (c *Conn) nextMove(logs found, logsThere bool, moving found, movingThere bool, fresh jetstream.StreamConfig, replicas int) move {
-	final := fresh
-	if movingThere {
-		final = restoredLimits(fresh, moving.config)
+// logsMove is the state of the move of the output's stream.
+type logsMove struct {
+	conn                    *Conn
+	replicas                int
+	logs, moving            found
+	logsExist, movingExists bool
+	final                   jetstream.StreamConfig // of the output's stream after the move
+}
+
+func (m *logsMove) setFinal(fresh jetstream.StreamConfig) {
+	m.final = fresh
+	if m.movingExists {
+		m.final = restoredLimits(fresh, m.moving.config)
 	}
-	final.Replicas, final.PersistMode = replicas, jetstream.DefaultPersistMode
-	parked := logsThere && len(logs.config.Subjects) == 1 && logs.config.Subjects[0] == parkedSubject
-	promoted := movingThere && moving.config.Mirror == nil
+	m.final.Replicas, m.final.PersistMode = m.replicas, jetstream.DefaultPersistMode
+}
+
+// parked reports whether the output's stream stores no new output.
+func (m *logsMove) parked() bool {
+	subjects := m.logs.config.Subjects
+	return m.logsExist && len(subjects) == 1 && subjects[0] == parkedSubject
+}
+
+// next returns the next step, a zero move at the end.
+func (m *logsMove) next() move {
+	switch promoted := m.movingExists && m.moving.config.Mirror == nil; {
+	case !m.movingExists:
+		return m.begin()
+	case !promoted && m.logsExist:
+		return m.moveAway()
+	case promoted:
+		return m.moveBack()
+	}
+	return m.removeCopy()
+}
+
+// begin returns the step for a deployment without a copy of the output.
+func (m *logsMove) begin() move {
+	c, logs := m.conn, m.logs.config
 	switch {
-	case !movingThere && logsThere && logs.config.Replicas == replicas:
+	case m.logsExist && logs.Replicas == m.replicas:
 		return move{}
-	case !movingThere && logsThere && logs.config.PersistMode != jetstream.AsyncPersistMode:
-		cfg := logs.config
-		cfg.Replicas = replicas
-		return move{"more replicas", func(ctx context.Context) error { return c.updateStream(ctx, cfg) }}
-	case !movingThere && logsThere:
+	case m.logsExist && logs.PersistMode != jetstream.AsyncPersistMode:
+		logs.Replicas = m.replicas
+		return move{"more replicas", func(ctx context.Context) error { return c.updateStream(ctx, logs) }}
+	case m.logsExist:
 		return move{"copy it", func(ctx context.Context) error {
-			return c.mirror(ctx, movingConfig(logs.config, replicas), protocol.StreamLogs)
+			return c.mirror(ctx, movingConfig(logs, m.replicas), protocol.StreamLogs)
 		}}
-	case !movingThere:
-		return move{"make it", func(ctx context.Context) error { return c.create(ctx, final) }}
-	case !promoted && logsThere && !parked:
-		cfg := logs.config
+	}
+	return move{"make it", func(ctx context.Context) error { return c.create(ctx, m.final) }}
+}
+
+// moveAway returns the step while the copy is still a mirror.
+func (m *logsMove) moveAway() move {
+	c := m.conn
+	if !m.parked() {
+		cfg := m.logs.config
 		cfg.Subjects = []string{parkedSubject}
 		return move{"take no new output", func(ctx context.Context) error {
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, nearly); err != nil { // most of it while output still comes
+			// Copy most of it while output still arrives.
+			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, nearlyAll); err != nil {
 				return err
 			}
 			return c.updateStream(ctx, cfg)
 		}}
-	case !promoted && logsThere:
-		cfg := moving.config
-		cfg.Mirror = nil
-		return move{"hand over to the copy", func(ctx context.Context) error {
-			if err := c.mark(ctx); err != nil {
-				return err
-			}
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, wholly); err != nil {
-				return err
-			}
-			return c.updateStream(ctx, cfg)
-		}}
-	case promoted && logsThere && parked && logs.config.Mirror == nil && logs.config.PersistMode == jetstream.AsyncPersistMode:
+	}
+	cfg := m.moving.config
+	cfg.Mirror = nil
+	return move{"hand over to the copy", func(ctx context.Context) error {
+		if err := c.mark(ctx); err != nil {
+			return err
+		}
+		if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
+			return err
+		}
+		return c.updateStream(ctx, cfg)
+	}}
+}
+
+// moveBack returns the step after the copy became a stream of its own.
+func (m *logsMove) moveBack() move {
+	c, logs := m.conn, m.logs.config
+	switch {
+	case !m.logsExist:
+		cfg := m.final
+		cfg.Subjects = nil
+		return move{
+			"make it with replicas",
+			func(ctx context.Context) error { return c.mirror(ctx, cfg, streamMoving) },
+		}
+	case m.parked() && logs.Mirror == nil && logs.PersistMode == jetstream.AsyncPersistMode:
 		return move{"remove the old one", func(ctx context.Context) error {
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, wholly); err != nil {
+			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
 				return err
 			}
 			return c.deleteStream(ctx, protocol.StreamLogs)
 		}}
-	case promoted && !logsThere:
-		cfg := final
-		cfg.Subjects = nil
-		return move{"make it with replicas", func(ctx context.Context) error { return c.mirror(ctx, cfg, streamMoving) }}
-	case promoted && logs.config.Mirror != nil:
+	case logs.Mirror != nil:
 		return move{"take output again", func(ctx context.Context) error {
-			if err := c.copied(ctx, protocol.StreamLogs, streamMoving, wholly); err != nil {
+			if err := c.copied(ctx, protocol.StreamLogs, streamMoving, all); err != nil {
 				return err
 			}
-			return c.updateStream(ctx, final)
+			return c.updateStream(ctx, m.final)
 		}}
 	}
+	return m.removeCopy()
+}
+
+func (m *logsMove) removeCopy() move {
 	return move{"remove the copy", func(ctx context.Context) error {
-		if err := c.purgeSubject(ctx, protocol.StreamLogs, parkedSubject); err != nil {
+		if err := m.conn.purgeSubject(ctx, protocol.StreamLogs, parkedSubject); err != nil {
 			return err
 		}
-		return c.deleteStream(ctx, streamMoving)
+		return m.conn.deleteStream(ctx, streamMoving)
 	}}
 }
 
-// The limits of the output's stream wait in the metadata of its copy, which itself has none: it must
-// not lose what the stream still has.
+// During the move, the metadata of the copy holds the limits of the output's stream. The copy itself has no limits, so
+// that it loses nothing that the stream still has.
 const (
 	metadataAge   = "boxfleet.max_age"
 	metadataBytes = "boxfleet.max_bytes"
 )
 
 func movingConfig(logs jetstream.StreamConfig, replicas int) jetstream.StreamConfig {
-	return jetstream.StreamConfig{Name: streamMoving, Replicas: replicas, Storage: jetstream.FileStorage, AllowDirect: true, MaxConsumers: logs.MaxConsumers,
-		Metadata: map[string]string{metadataAge: logs.MaxAge.String(), metadataBytes: fmt.Sprint(logs.MaxBytes)}}
+	return jetstream.StreamConfig{
+		Name:         streamMoving,
+		Replicas:     replicas,
+		Storage:      jetstream.FileStorage,
+		AllowDirect:  true,
+		MaxConsumers: logs.MaxConsumers,
+		Metadata:     map[string]string{metadataAge: logs.MaxAge.String(), metadataBytes: fmt.Sprint(logs.MaxBytes)},
+	}
 }
 
 func restoredLimits(fresh, moving jetstream.StreamConfig) jetstream.StreamConfig {
@@ -254,8 +324,8 @@ func (c *Conn) purgeSubject(ctx context.Context, name, subject string) error {
 	return stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
 }
 
-// mark writes a last message to the parked stream: what was removed at its end leaves no trace in a
-// copy, which would then go on with a sequence that was used before.
+// mark writes a last message to the parked stream. A copy does not show that messages at the end were removed, and
+// would reuse their sequences.
 func (c *Conn) mark(ctx context.Context) error {
 	last, err := c.lastOnSubject(ctx, protocol.StreamLogs, parkedSubject)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
@@ -269,12 +339,13 @@ func (c *Conn) mark(ctx context.Context) error {
 	return err
 }
 
-// nearly and wholly say how far a copy has to be.
-func nearly(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= from.Msgs }
-func wholly(from, to jetstream.StreamState) bool { return to.LastSeq >= from.LastSeq }
+// nearlyAll and all say how far a copy must be.
+func nearlyAll(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= from.Msgs }
+func all(from, to jetstream.StreamState) bool       { return to.LastSeq >= from.LastSeq }
 
-// copied waits until a copy has what its origin has.
-func (c *Conn) copied(ctx context.Context, copied, origin string, enough func(from, to jetstream.StreamState) bool) error {
+// copied waits until a copy has enough of its origin.
+func (c *Conn) copied(ctx context.Context, copied, origin string,
+	enough func(from, to jetstream.StreamState) bool) error {
 	for {
 		from, err := c.streamInfo(ctx, origin)
 		if err != nil {
@@ -288,12 +359,13 @@ func (c *Conn) copied(ctx context.Context, copied, origin string, enough func(fr
 			return nil
 		}
 		if !backoff.Sleep(ctx, 50*time.Millisecond) {
-			return protocol.Errorf(protocol.Cancelled, "", "%s has %d of %d messages of %s: run it again", copied, to.State.Msgs, from.State.Msgs, origin)
+			return protocol.Errorf(protocol.Cancelled, "", "%s has %d of %d messages of %s: run it again",
+				copied, to.State.Msgs, from.State.Msgs, origin)
 		}
 	}
 }
 
-// inSync waits until a stream has so many replicas and each has what the leader has.
+// inSync waits until a stream has this many replicas and each is current.
 func (c *Conn) inSync(ctx context.Context, name string, replicas int) error {
 	for {
 		info, err := c.streamInfo(ctx, name)
@@ -312,12 +384,17 @@ func (c *Conn) inSync(ctx context.Context, name string, replicas int) error {
 			return err
 		}
 		if !backoff.Sleep(ctx, 50*time.Millisecond) {
-			return protocol.Errorf(protocol.DeadlineExceeded, "", "the replicas of %s are not in sync yet: see boxfleet ping", name)
+			return protocol.Errorf(
+				protocol.DeadlineExceeded,
+				"",
+				"the replicas of %s are not in sync yet: see boxfleet ping",
+				name,
+			)
 		}
 	}
 }
 
-// stepDown asks the leader of a stream to let another one lead.
+// stepDown asks the leader of a stream to hand over to another server.
 func (c *Conn) stepDown(ctx context.Context, name string) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()

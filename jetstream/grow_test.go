@@ -57,7 +57,12 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItEnds(t *testing.T) {
 	readySandbox(t, c, d.tenant, "s1")
 	publish := func(ctx context.Context, exec string, n int) {
 		for {
-			k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
+			k := jetstream.Chunk{
+				Stream:     jetstream.Stdout,
+				Offset:     int64(n),
+				Data:       []byte{byte(n)},
+				NextStdout: int64(n + 1),
+			}
 			done, err := c.PublishOutput(d.tenant, "s1", exec, k)
 			if err == nil {
 				err = <-done
@@ -126,7 +131,12 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItEnds(t *testing.T) {
 			t.Errorf("%s has %d replicas", name, cfg.Replicas)
 		}
 	}
-	if cfg := configOf(t, d, protocol.StreamLogs); cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
+	if cfg := configOf(
+		t,
+		d,
+		protocol.StreamLogs,
+	); cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil ||
+		cfg.PersistMode != natsjs.DefaultPersistMode {
 		t.Errorf("the output's stream is %+v", cfg)
 	}
 	judge(t, c, d.tenant, "s1")
@@ -146,7 +156,14 @@ func TestStreamsThatLostReplicasAreNamedAndMended(t *testing.T) {
 	c := d.conn(t)
 	must(t, c.Provision(t.Context(), jetstream.Assets{Replicas: 3, LockTTL: lockTTL}))
 	report := c.Storage(t.Context())
-	if got := fmt.Sprint(report.Problems); !containsAll(got, protocol.StreamRequests, protocol.StreamEvents, "boxfleet storage grow --replicas 3") {
+	if got := fmt.Sprint(
+		report.Problems,
+	); !containsAll(
+		got,
+		protocol.StreamRequests,
+		protocol.StreamEvents,
+		"boxfleet storage grow --replicas 3",
+	) {
 		t.Fatalf("problems %s", got)
 	}
 	must(t, c.Grow(t.Context(), 3, nil))

@@ -10,16 +10,16 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 )
 
-// held are the messages that this process has received and not settled. The server gives a message to
-// somebody else after the ack wait, which is short, so that the death of its holder is noticed soon.
-// How long a message waits for its turn is another matter: the process that holds it says so until then.
+// held are the messages that this process has received and not settled. The server redelivers a message to another
+// process after the ack wait, which is short, so that a dead process is noticed soon. A process may need longer: until
+// it settles a message, it keeps extending the ack wait.
 type held struct {
 	mu       sync.Mutex
 	messages map[heldName]*heldMessage
 }
 
-// heldName says which message of the stream it is. A stream that was set back to an earlier copy gives
-// sequences again, to other messages.
+// heldName identifies a message of the stream. A stream that was restored from a backup assigns the same sequences
+// again, to other messages.
 type heldName struct {
 	sequence uint64
 	stored   time.Time
@@ -30,12 +30,12 @@ func nameOf(meta *jetstream.MsgMetadata) heldName {
 }
 
 type heldMessage struct {
-	message jetstream.Msg // its newest delivery
-	kept    time.Time     // when the server was last told
+	message  jetstream.Msg // its latest delivery
+	extended time.Time     // when its ack wait was last extended
 }
 
-// take holds a message. It reports false where it is held already: what was delivered again is only
-// another way to settle it.
+// take adds a message. It returns false if the message is already held: a redelivery only replaces the handle to settle
+// it.
 func (h *held) take(name heldName, m jetstream.Msg) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,11 +43,11 @@ func (h *held) take(name heldName, m jetstream.Msg) bool {
 		h.messages = map[heldName]*heldMessage{}
 	}
 	old := h.messages[name]
-	h.messages[name] = &heldMessage{message: m, kept: time.Now()}
+	h.messages[name] = &heldMessage{message: m, extended: time.Now()}
 	return old == nil
 }
 
-// release returns the newest delivery of a message, which is no longer held.
+// release removes a message and returns its latest delivery.
 func (h *held) release(name heldName) jetstream.Msg {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -56,11 +56,11 @@ func (h *held) release(name heldName) jetstream.Msg {
 	return m.message
 }
 
-// keep tells the server of everything that is held for longer than a period, until ctx ends.
-func (h *held) keep(ctx context.Context, period time.Duration) {
+// extend extends the ack wait of messages that are held for longer than a period, until ctx ends.
+func (h *held) extend(ctx context.Context, period time.Duration) {
 	for backoff.Sleep(ctx, period) {
 		for _, m := range h.due(period) {
-			_ = m.InProgress() // where it fails, the message comes again, and is known
+			_ = m.InProgress() // if it fails, the message is redelivered and recognized
 		}
 	}
 }
@@ -71,8 +71,8 @@ func (h *held) due(period time.Duration) []jetstream.Msg {
 	var due []jetstream.Msg
 	now := time.Now()
 	for _, m := range h.messages {
-		if now.Sub(m.kept) >= period {
-			m.kept = now
+		if now.Sub(m.extended) >= period {
+			m.extended = now
 			due = append(due, m.message)
 		}
 	}

@@ -38,7 +38,7 @@ func (r *historyReader) take(e *entry) (bool, error) {
 
 // joins reports whether a message follows the last visited one, as far as that can be known.
 func (r *historyReader) joins(e *entry) bool {
-	return e.record == r.vouched || e.told && e.after <= r.at
+	return e.record == r.vouched || e.afterKnown && e.after <= r.at
 }
 
 // bulk reads in batches from any replica, so the newest messages may be missing.
@@ -128,21 +128,34 @@ func (r *historyReader) fill(ctx context.Context, before uint64) error {
 
 // History reads the batches of a sandbox's history after a record. In a cluster the newest may be missing;
 // [Conn.HistoryTail] has them.
-func (c *Conn) History(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, err error) {
+func (c *Conn) History(
+	ctx context.Context,
+	tenant, sandbox string,
+	after uint64,
+) (batches []*protocol.Batch, err error) {
 	err = c.historyReader(tenant, sandbox, after, gather(&batches)).bulk(ctx)
 	return batches, err
 }
 
 // HistoryTail reads like History, but one message after another from the stream's leader: never stale, and fast if
 // few are new.
-func (c *Conn) HistoryTail(ctx context.Context, tenant, sandbox string, after uint64) (batches []*protocol.Batch, err error) {
+func (c *Conn) HistoryTail(
+	ctx context.Context,
+	tenant, sandbox string,
+	after uint64,
+) (batches []*protocol.Batch, err error) {
 	err = c.historyReader(tenant, sandbox, after, gather(&batches)).tail(ctx)
 	return batches, err
 }
 
 // ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the moment of the
 // call, until visit returns false. It has at most a few MiB in memory at once. A visit may take long.
-func (c *Conn) ReadHistory(ctx context.Context, tenant, sandbox string, after uint64, visit func(*protocol.Batch) bool) error {
+func (c *Conn) ReadHistory(
+	ctx context.Context,
+	tenant, sandbox string,
+	after uint64,
+	visit func(*protocol.Batch) bool,
+) error {
 	r := c.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
 		return e.batch == nil || visit(e.batch), nil
 	})
@@ -151,7 +164,12 @@ func (c *Conn) ReadHistory(ctx context.Context, tenant, sandbox string, after ui
 
 // ReadEvents is ReadHistory from the message that has an event on. It may visit a few messages before it. If the event
 // is no longer stored, it starts with a later one.
-func (c *Conn) ReadEvents(ctx context.Context, tenant, sandbox string, from uint64, visit func(*protocol.Batch) bool) error {
+func (c *Conn) ReadEvents(
+	ctx context.Context,
+	tenant, sandbox string,
+	from uint64,
+	visit func(*protocol.Batch) bool,
+) error {
 	after, err := c.segmentsBefore(ctx, tenant, sandbox, from)
 	if err != nil {
 		return err

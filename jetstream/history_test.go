@@ -20,8 +20,12 @@ func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
 		}
 		_, batches := judge(t, c, d.tenant, "s1")
 		var applied []uint64
-		j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2",
-			OnApply: func(s *protocol.State, b *protocol.Batch) { applied = append(applied, b.Last(), s.Sandbox.Sequence) }})
+		j := c.Journal(jetstream.JournalConfig{
+			Tenant:  d.tenant,
+			Sandbox: "s1",
+			Writer:  "k2",
+			OnApply: func(s *protocol.State, b *protocol.Batch) { applied = append(applied, b.Last(), s.Sandbox.Sequence) },
+		})
 		if !j.Observe(batches[1]) {
 			t.Fatal("a gap is not reported")
 		}
@@ -80,12 +84,21 @@ func TestWithoutSnapshotsTheLogIsFollowedFromItsBeginning(t *testing.T) {
 
 func deleteSandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
-	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+	_, err := journal(
+		c,
+		tenant,
+		sandbox,
+		"k1",
+	).Do(t.Context(), func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		var events []protocol.Event
 		for _, x := range s.Active() {
 			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: x.ID}})
 		}
-		return append(events, protocol.Event{Kind: protocol.SandboxDeleteRequested}, protocol.Event{Kind: protocol.SandboxDeleted}), nil
+		return append(
+			events,
+			protocol.Event{Kind: protocol.SandboxDeleteRequested},
+			protocol.Event{Kind: protocol.SandboxDeleted},
+		), nil
 	})
 	must(t, err)
 }
@@ -115,7 +128,8 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		for _, j := range []*jetstream.Journal{journal(c, d.tenant, "s1", "k3"), behind} {
 			must(t, j.Refresh(ctx))
 			s, _ := j.State()
-			if s.Sandbox.State != protocol.StateDeleted || !s.Sandbox.HistoryPurged || s.Sandbox.Sequence != before.Sandbox.Sequence {
+			if s.Sandbox.State != protocol.StateDeleted || !s.Sandbox.HistoryPurged ||
+				s.Sandbox.Sequence != before.Sandbox.Sequence {
 				t.Fatalf("after the purge: %+v", s.Sandbox)
 			}
 			refused := errors.New("deleted")
@@ -124,7 +138,13 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if taken, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r9"}); err != nil || taken == nil || taken.Request != "r1" {
+		if taken, err := c.ReserveSandbox(
+			ctx,
+			d.tenant,
+			"s1",
+			protocol.Reservation{Request: "r9"},
+		); err != nil || taken == nil ||
+			taken.Request != "r1" {
 			t.Fatalf("the id is %+v, %v", taken, err)
 		}
 		if _, err := c.Append(ctx, accepted(d.tenant, "s1", "k1"), 0); err != jetstream.ErrConflict {

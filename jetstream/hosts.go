@@ -9,9 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// RegisterHost writes a worker's entry in the table of hosts. It lasts a minute, and is written
-// again before that. An entry of the same name that belongs to another host is not overwritten:
-// already_exists.
+// RegisterHost writes a worker's entry in the table of hosts. The entry expires after a minute unless it is written
+// again. An entry of the same name that belongs to another host is not overwritten: already_exists.
 func (c *Conn) RegisterHost(ctx context.Context, h *protocol.Host) error {
 	b := c.kv(protocol.BucketWorkers)
 	h.Version = protocol.Version
@@ -25,8 +24,13 @@ func (c *Conn) RegisterHost(ctx context.Context, h *protocol.Host) error {
 		}
 		var old protocol.Host
 		if value != nil && protocol.Decode(value, &old) == nil && old.HostID != h.HostID {
-			return protocol.Errorf(protocol.AlreadyExists, protocol.ReasonHostHeld,
-				"worker name %s is taken by host %s; it is free a minute after the last sign of life of that host's worker", h.Worker, old.HostID)
+			return protocol.Errorf(
+				protocol.AlreadyExists,
+				protocol.ReasonHostHeld,
+				"worker name %s is taken by host %s; it becomes free a minute after that host's worker stops",
+				h.Worker,
+				old.HostID,
+			)
 		}
 		if _, err = b.put(ctx, h.Worker, protocol.Encode(h), expected); err != ErrConflict {
 			return err
@@ -39,9 +43,10 @@ func (c *Conn) ForgetHost(ctx context.Context, worker string) error {
 	return c.kv(protocol.BucketWorkers).remove(ctx, worker, anySequence)
 }
 
-// FollowHosts hears every entry of the table of hosts and each change, with its revision, until ctx ends. h is
-// nil for an entry that was removed.
-func (c *Conn) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64), caughtUp func()) error {
+// FollowHosts handles every entry of the table of hosts and each change, with its revision, until ctx ends. h is nil
+// for a removed entry.
+func (c *Conn) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64),
+	caughtUp func()) error {
 	return c.kv(protocol.BucketWorkers).follow(ctx, func(key string, value []byte, revision uint64) {
 		if value == nil {
 			handle(key, nil, revision)
@@ -49,14 +54,14 @@ func (c *Conn) FollowHosts(ctx context.Context, handle func(worker string, h *pr
 		}
 		h := &protocol.Host{}
 		if err := protocol.Decode(value, h); err != nil {
-			c.log.Error("an entry of the table of hosts cannot be read", "worker", key, "error", err)
+			c.log.Error("could not read an entry of the table of hosts", "worker", key, "error", err)
 			return
 		}
 		handle(key, h, revision)
 	}, caughtUp)
 }
 
-// HostsRevision is the revision of the newest change of the table of hosts.
+// HostsRevision returns the revision of the latest change of the table of hosts.
 func (c *Conn) HostsRevision(ctx context.Context) (uint64, error) {
 	return c.lastSequence(ctx, c.kv(protocol.BucketWorkers).stream())
 }
@@ -67,32 +72,33 @@ func (c *Conn) Beat(h *protocol.Heartbeat) error {
 	return translate(c.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "heartbeat")
 }
 
-// heard is a heartbeat as it came, and what it says.
-type heard struct {
+// receivedBeat is a heartbeat in its encoded and decoded form.
+type receivedBeat struct {
 	data []byte
 	beat *protocol.Heartbeat
 }
 
-// mostHeard is how many workers' last heartbeats are kept.
+// mostBeats is how many workers' last heartbeats are cached.
+const mostBeats = 10_000
 const mostHeard = 10_000
 
-// Heartbeats hears every worker's heartbeats until stop is called. handle must not change them.
+// Heartbeats calls handle with every worker's heartbeats until stop is called. handle must not change them.
 func (c *Conn) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err error) {
-	last := map[string]heard{} // by subject: most heartbeats say what the one before said
+	last := map[string]receivedBeat{} // by subject: most heartbeats repeat the previous one
 	sub, err := c.nc.Subscribe(protocol.HeartbeatSubject("*"), func(m *nats.Msg) {
 		if l, known := last[m.Subject]; known && bytes.Equal(l.data, m.Data) {
 			handle(l.beat)
 			return
 		}
 		h := &protocol.Heartbeat{}
-		// The name in the subject is the one that permissions vouch for.
+		// Permissions protect the name in the subject.
 		if protocol.Decode(m.Data, h) != nil || m.Subject != protocol.HeartbeatSubject(h.Worker) {
 			return
 		}
-		if len(last) >= mostHeard {
+		if len(last) >= mostBeats {
 			clear(last)
 		}
-		last[m.Subject] = heard{m.Data, h}
+		last[m.Subject] = receivedBeat{m.Data, h}
 		handle(h)
 	})
 	if err != nil {

@@ -36,7 +36,12 @@ func TestTheTableOfHostsIsFollowedAndANameIsOneHosts(t *testing.T) {
 		if h := receive(t, 5*time.Second, "the change", heard); h.Slots != 2 {
 			t.Fatalf("%+v", h)
 		}
-		wantError(t, other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"}), protocol.AlreadyExists, protocol.ReasonHostHeld)
+		wantError(
+			t,
+			other.RegisterHost(ctx, &protocol.Host{Worker: name, HostID: "h2"}),
+			protocol.AlreadyExists,
+			protocol.ReasonHostHeld,
+		)
 		must(t, c.ForgetHost(ctx, name))
 		if h := receive(t, 5*time.Second, "the removal", heard); h != nil {
 			t.Fatalf("%+v", h)
@@ -58,7 +63,13 @@ func TestAHeartbeatUnderAnotherWorkersSubjectIsNotHeard(t *testing.T) {
 		defer stop()
 		nc := d.raw(t)
 		eventually(t, 5*time.Second, "a heartbeat", func() bool {
-			must(t, nc.Publish(protocol.HeartbeatSubject("other"), protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Listening: 666})))
+			must(
+				t,
+				nc.Publish(
+					protocol.HeartbeatSubject("other"),
+					protocol.Encode(&protocol.Heartbeat{Version: 1, Worker: name, Listening: 666}),
+				),
+			)
 			must(t, nc.Flush())
 			must(t, c.Beat(&protocol.Heartbeat{Worker: name, Listening: 3}))
 			select {

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Keys of the bucket of images: "want.<hash of the reference>" and "host.<worker>". What is wanted
-// is the operator's to write, what a host has its worker's.
+// Keys of the bucket of images: "want.<hash of the reference>", written by operators, and "host.<worker>", written by
+// workers.
 const (
 	wantPrefix = "want."
 	hostPrefix = "host."
@@ -26,12 +26,12 @@ func wantKey(ref string) string {
 	return wantPrefix + hex.EncodeToString(sum[:16])
 }
 
-// UnwantedAge is how old a file must be that no wanted image names, to be removed: a younger one may
-// only be about to be named.
+// UnwantedAge is the age from which on a file that no wanted image names is removed: a younger file may be about to be
+// named.
 const UnwantedAge = 24 * time.Hour
 
-// PutImageFile stores the file of an image under its digest. One that is there already is only made young
-// again: an old one might be removed before it is named.
+// PutImageFile stores the file of an image under its digest. If it is already stored, only its age is reset: an old
+// file might be removed before an image names it.
 func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
 	for {
 		info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
@@ -52,14 +52,14 @@ func (c *Conn) ImageFile(ctx context.Context, digest string) (io.ReadCloser, err
 	return c.openObject(ctx, protocol.BucketImageFiles, digest)
 }
 
-// WantImage has hosts get an image, in place of what was wanted under its name before.
+// WantImage makes hosts get an image, instead of the one that was wanted under its name before.
 func (c *Conn) WantImage(ctx context.Context, want *protocol.WantedImage) error {
 	want.Version = protocol.Version
 	_, err := c.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
 	return err
 }
 
-// UnwantImage has hosts get rid of an imported image. Error: not_found.
+// UnwantImage makes hosts remove an imported image. Error: not_found.
 func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
 	b := c.kv(protocol.BucketImages)
 	value, revision, err := b.get(ctx, wantKey(ref))
@@ -76,8 +76,8 @@ func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
 	return err
 }
 
-// removeFile removes a file that no wanted image names and that was stored so long ago. Whoever stores it
-// again meanwhile, and names it only then, is seen by what is stored of it: the file stays.
+// removeFile removes a file of at least this age that no wanted image names. If another process stores the file again
+// meanwhile, in order to name it, the file's entry changes and the file stays.
 func (c *Conn) removeFile(ctx context.Context, digest string, age time.Duration) error {
 	info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
 	if err != nil || info == nil || c.Now().Sub(info.ModTime) < age {
@@ -105,8 +105,8 @@ func (c *Conn) imageFiles(ctx context.Context) (jetstream.ObjectStore, error) {
 	return store, translate(err, "open "+protocol.BucketImageFiles)
 }
 
-// RemoveUnwantedFiles removes the files of images that were replaced, and what was stored of those whose
-// import broke off, that are older than age, normally [UnwantedAge].
+// RemoveUnwantedFiles removes the files of replaced images and the remains of interrupted imports that are older than
+// age, normally [UnwantedAge].
 func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error {
 	store, err := c.imageFiles(ctx)
 	if err != nil {
@@ -116,19 +116,19 @@ func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error
 	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
 		return translate(err, "list the files of images")
 	}
-	whole := map[string]bool{}
+	complete := map[string]bool{}
 	for _, f := range files {
-		whole[f.NUID] = true
+		complete[f.NUID] = true
 		if c.Now().Sub(f.ModTime) > age {
 			if err := c.removeFile(ctx, f.Name, age); err != nil {
 				return err
 			}
 		}
 	}
-	return c.removeParts(ctx, protocol.BucketImageFiles, whole, age)
+	return c.removeParts(ctx, protocol.BucketImageFiles, complete, age)
 }
 
-// Images reads what is wanted, and what each worker says that its host has.
+// Images reads the wanted images and what each worker reports of its host's images.
 func (c *Conn) Images(ctx context.Context) (wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error) {
 	err = c.readAll(ctx, c.kv(protocol.BucketImages), func(key string, value []byte) {
 		switch {
@@ -148,7 +148,7 @@ func (c *Conn) Images(ctx context.Context) (wanted []*protocol.WantedImage, host
 func (c *Conn) wanted(key string, value []byte) *protocol.WantedImage {
 	w := &protocol.WantedImage{}
 	if err := protocol.Decode(value, w); err != nil || wantKey(w.Ref) != key {
-		c.log.Error("a wanted image cannot be read", "key", key, "error", err)
+		c.log.Error("could not read a wanted image", "key", key, "error", err)
 		return nil
 	}
 	return w
@@ -157,15 +157,15 @@ func (c *Conn) wanted(key string, value []byte) *protocol.WantedImage {
 func (c *Conn) hostImages(key string, value []byte) *protocol.HostImages {
 	h := &protocol.HostImages{}
 	if err := protocol.Decode(value, h); err != nil || hostPrefix+h.Worker != key {
-		c.log.Error("what a host says of its images cannot be read", "key", key, "error", err)
+		c.log.Error("could not read the images of a host", "key", key, "error", err)
 		return nil
 	}
 	return h
 }
 
-// FollowHostImages hears what each worker says of its host's images, and each change, until ctx ends;
-// told is nil for a worker that does not come back.
-func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, told *protocol.HostImages)) error {
+// FollowHostImages handles each worker's report of its host's images and each change, until ctx ends. report is nil
+// for a worker that was forgotten.
+func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, report *protocol.HostImages)) error {
 	return c.kv(protocol.BucketImages).followKeys(ctx, hostPrefix+">", func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(strings.TrimPrefix(key, hostPrefix), nil)
@@ -175,9 +175,10 @@ func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, 
 	}, nil)
 }
 
-// FollowWantedImages hears every wanted image and each change, until ctx ends; want is nil for one
-// that is no longer wanted. key tells them apart.
-func (c *Conn) FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage), caughtUp func()) error {
+// FollowWantedImages handles every wanted image and each change, until ctx ends; want is nil for one that is no longer
+// wanted. key identifies it.
+func (c *Conn) FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage),
+	caughtUp func()) error {
 	return c.kv(protocol.BucketImages).followKeys(ctx, wantPrefix+">", func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(key, nil)
@@ -187,14 +188,14 @@ func (c *Conn) FollowWantedImages(ctx context.Context, handle func(key string, w
 	}, caughtUp)
 }
 
-// TellImages says what the worker's host has.
+// TellImages publishes which images a worker's host has.
 func (c *Conn) TellImages(ctx context.Context, h *protocol.HostImages) error {
 	h.Version = protocol.Version
 	_, err := c.kv(protocol.BucketImages).put(ctx, hostPrefix+h.Worker, protocol.Encode(h), anySequence)
 	return err
 }
 
-// ForgetImages takes back what a worker said of a host that does not come back.
+// ForgetImages removes the report of a worker whose host does not come back.
 func (c *Conn) ForgetImages(ctx context.Context, worker string) error {
 	return c.kv(protocol.BucketImages).remove(ctx, hostPrefix+worker, anySequence)
 }

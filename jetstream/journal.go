@@ -30,8 +30,8 @@ type JournalConfig struct {
 	Token           func() uint64 // fencing token of the writer's lock; nil: none
 	KeepEnded       int           // ended execs to hold in the state; default 256
 
-	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if it is usable and the log has its last
-	// message. The state then lacks the ended execs that the snapshot lacks.
+	// FromSnapshot lets a long history start from the sandbox's stored snapshot, if it is usable and the log has its
+	// last message. The state then lacks the ended execs that the snapshot lacks.
 	FromSnapshot bool
 
 	// OnApply maintains a copy of the state. It is called after each batch was folded in, in order, with the state
@@ -105,7 +105,14 @@ func (c *Conn) Journal(cfg JournalConfig) *Journal {
 	if cfg.KeepEnded == 0 {
 		cfg.KeepEnded = 256
 	}
-	return &Journal{conn: c, cfg: cfg, reading: make(chan struct{}, 1), fold: fold{state: &protocol.State{}}, stale: true, life: c.life.Load()}
+	return &Journal{
+		conn:    c,
+		cfg:     cfg,
+		reading: make(chan struct{}, 1),
+		fold:    fold{state: &protocol.State{}},
+		stale:   true,
+		life:    c.life.Load(),
+	}
 }
 
 // Restore replaces the journal's state by that of a snapshot, if the snapshot is newer.
@@ -117,9 +124,9 @@ func (j *Journal) Restore(s *Snapshot) {
 	}
 }
 
-// Fresh says that the history up to now is folded in, so that the next decision need not read it. A follower of the whole
-// log calls it when it has caught up. If the state is behind after all, a decision loses a compare-and-set and is
-// repeated.
+// Fresh says that the history up to now is folded in, so that the next decision need not read it. A follower of the
+// whole log calls it when it has caught up. If the state is behind after all, a decision loses a compare-and-set and
+// is repeated.
 func (j *Journal) Fresh() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -144,7 +151,13 @@ func (j *Journal) State() (*protocol.State, uint64) {
 func (j *Journal) Snapshot() *Snapshot {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return &Snapshot{Version: protocol.Version, Record: j.at.Record, Batch: j.at.Batch, Fold: protocol.FoldVersion, State: j.state.Clone()}
+	return &Snapshot{
+		Version: protocol.Version,
+		Record:  j.at.Record,
+		Batch:   j.at.Batch,
+		Fold:    protocol.FoldVersion,
+		State:   j.state.Clone(),
+	}
 }
 
 // Observe folds in a batch that was received from elsewhere, if it is the next one. It reports whether batches in
@@ -189,7 +202,7 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 	if f == &j.fold {
 		j.scratch.changed(b.Events)
 		j.scratch.trimmed(f.state, j.cfg.KeepEnded)
-		if s := j.scratch; s != nil && len(s.differ) > 2*keptScratch {
+		if s := j.scratch; s != nil && len(s.differ) > 2*reuseScratch {
 			j.scratch = nil // there was no decision for a long time
 		}
 	}
@@ -451,8 +464,8 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 	}
 }
 
-// outcome finds out what became of a batch: it won if it follows the expected position, and lost if another message does,
-// or if the log does not have the expected position, in which case the history is folded again.
+// outcome finds out what became of a batch: it won if it follows the expected position, and lost if another message
+// does, or if the log does not have the expected position, in which case the history is folded again.
 func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Position) (won, lost bool) {
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()
@@ -464,7 +477,7 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 		j.mu.Lock()
 		known := j.life == j.conn.life.Load()
 		j.mu.Unlock()
-		if len(next) == 1 && known && (!next[0].told || next[0].after == expected.Record) {
+		if len(next) == 1 && known && (!next[0].afterKnown || next[0].after == expected.Record) {
 			j.foldNext(expected, &next[0])
 			won = next[0].batch != nil && next[0].batch.ID == batch.ID
 			if won {
@@ -543,11 +556,14 @@ func (j *commit) assemble(group []*decision) *attempt {
 	now := after(j.last, j.conn.Now())
 	j.mu.Unlock()
 	var tried []protocol.Event
-	defer func() { j.keepScratch(scratch, tried) }()
+	defer func() { j.returnScratch(scratch, tried) }()
 	a.batch = j.newBatch()
 	limit, size := j.conn.maxBatch(), 0
 	for i, d := range group {
-		d.events, d.more, d.err = nil, false, translate(d.ctx.Err(), "append to "+j.cfg.Sandbox) // the caller may be gone
+		d.events, d.more, d.err = nil, false, translate(
+			d.ctx.Err(),
+			"append to "+j.cfg.Sandbox,
+		) // the caller may be gone
 		var events []protocol.Event
 		if d.err == nil {
 			events, d.err = j.ask(d, scratch, now)
@@ -606,7 +622,15 @@ func after(last, now time.Time) time.Time {
 func (j *commit) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			j.conn.log.Error("a decision panicked", "sandbox", j.cfg.Sandbox, "panic", p, "stack", string(debug.Stack()))
+			j.conn.log.Error(
+				"a decision panicked",
+				"sandbox",
+				j.cfg.Sandbox,
+				"panic",
+				p,
+				"stack",
+				string(debug.Stack()),
+			)
 			events, err = nil, protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()

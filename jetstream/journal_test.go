@@ -81,7 +81,10 @@ func TestARefusalRefusesOnlyItself(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) { return nil, refused }); err != refused {
+				if _, err := j.Do(
+					ctx,
+					func(*protocol.State, time.Time) ([]protocol.Event, error) { return nil, refused },
+				); err != refused {
 					t.Error(err)
 				}
 			})
@@ -162,7 +165,12 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 		readySandbox(t, a, d.tenant, "s1")
 		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State != protocol.StateReady {
-				return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "it is %q", s.Sandbox.State)
+				return nil, protocol.Errorf(
+					protocol.FailedPrecondition,
+					protocol.ReasonSandboxNotReady,
+					"it is %q",
+					s.Sandbox.State,
+				)
 			}
 			return acceptExec("x1")(s, now)
 		})
@@ -180,13 +188,22 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 			{{Kind: protocol.ExecFailed, Exec: &protocol.ExecDetails{ID: "x1"}}},
 			{{Kind: protocol.SandboxStopRequested}, {Kind: protocol.SandboxStopped}},
 		} {
-			_, err := one.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) { return kinds, nil })
+			_, err := one.Do(
+				t.Context(),
+				func(*protocol.State, time.Time) ([]protocol.Event, error) { return kinds, nil },
+			)
 			must(t, err)
 		}
 		must(t, behind.Refresh(t.Context()))
 		_, err = one.Do(t.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
-			return []protocol.Event{{Kind: protocol.SandboxResumeRequested},
-				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}}, {Kind: protocol.SandboxReady}}, nil
+			return []protocol.Event{
+				{Kind: protocol.SandboxResumeRequested},
+				{
+					Kind:  protocol.SandboxAssigned,
+					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1},
+				},
+				{Kind: protocol.SandboxReady},
+			}, nil
 		})
 		must(t, err)
 		events, err := behind.Do(t.Context(), stop)
@@ -217,7 +234,12 @@ func TestARefusalIsDecidedOnTheNewestStateThoughAFollowerSaysFresh(t *testing.T)
 		}
 		_, err := behind.Do(t.Context(), func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State != protocol.StateReady {
-				return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "it is %q", s.Sandbox.State)
+				return nil, protocol.Errorf(
+					protocol.FailedPrecondition,
+					protocol.ReasonSandboxNotReady,
+					"it is %q",
+					s.Sandbox.State,
+				)
 			}
 			return acceptExec("x1")(s, now)
 		})
@@ -374,7 +396,11 @@ func TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing(t *testing.T)
 	d := startServer(t, jetstream.Assets{})
 	k, w := d.opened(t), d.opened(t)
 	readySandbox(t, k, d.tenant, "s1")
-	l := startLoad(context.WithoutCancel(t.Context()), []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}, 8)
+	l := startLoad(
+		context.WithoutCancel(t.Context()),
+		[]*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")},
+		8,
+	)
 	for range 3 {
 		before := l.count()
 		eventually(t, 10*time.Second, "progress before the restart", func() bool { return l.count() > before+100 })
@@ -393,7 +419,11 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 	d := startCluster(t)
 	k, w := d.opened(t), d.opened(t)
 	readySandbox(t, k, d.tenant, "s1")
-	l := startLoad(context.WithoutCancel(t.Context()), []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}, 8)
+	l := startLoad(
+		context.WithoutCancel(t.Context()),
+		[]*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")},
+		8,
+	)
 	eventually(t, 10*time.Second, "progress before the loss", func() bool { return l.count() > 200 })
 	lost := -1
 	for i, s := range d.servers {

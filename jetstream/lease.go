@@ -10,24 +10,24 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// Holder names the holder of a lease. It is the lease's value.
+// Holder describes the holder of a lease. It is the lease's value.
 type Holder struct {
 	Version  int       `json:"v"`
 	Name     string    `json:"name"`             // worker or coordinator
 	Instance string    `json:"instance"`         // one per process
-	Place    string    `json:"place,omitempty"`  // identity of the local lock file that is held beside
+	Place    string    `json:"place,omitempty"`  // identity of the local lock file that is held in addition
 	Detail   string    `json:"detail,omitempty"` // for people: machine, process id
-	Since    time.Time `json:"since"`            // by the store's clock, for people
+	Since    time.Time `json:"since"`            // for people, by the store's clock
 }
 
-// Lease is a lock that ends by itself: it holds as long as it is renewed. It is trusted until two
-// thirds of its time to live have passed since the start of the last renewal that succeeded, by the
-// time since boot, which counts suspensions; the server ends it after all of it. The order is so: the
-// holder fences itself, then the lease ends, then somebody else can take it.
+// Lease is a lock that expires unless its holder renews it. The holder trusts it until two thirds of its time to live
+// have passed since the start of the last successful renewal, measured by the time since boot, which includes
+// suspensions; the server ends it after the whole time to live. So the holder fences itself first, then the lease ends,
+// and only then can another process take it.
 //
-// A hypervisor that pauses a machine stops that clock too. It shows when the wall clock is set right
-// afterwards: after such a jump the lease is not trusted until it was renewed. A pause that no clock of the
-// machine shows cannot be noticed.
+// A hypervisor that pauses a machine also stops this clock. The pause shows when the wall clock is corrected
+// afterwards: after such a jump the lease is not trusted until it has been renewed. A pause that no clock of the
+// machine shows goes unnoticed.
 type Lease struct {
 	bucket kv
 	key    string
@@ -38,13 +38,13 @@ type Lease struct {
 	mu       sync.Mutex
 	revision uint64
 	trusted  time.Duration // the lease may be trusted until then, since boot
-	ahead    time.Duration // of the wall clock before the time since boot, when the renewal began that gave trust
+	ahead    time.Duration // [Clock.ahead] when the last successful renewal started
 	lost     bool
 	lostCh   chan struct{}
 	renewNow wake.Signal // renew before the next regular renewal
 }
 
-// HeldError says who holds a lease that could not be taken.
+// HeldError is returned for a lease that another process holds.
 type HeldError struct {
 	Holder   Holder
 	Revision uint64
@@ -54,19 +54,19 @@ func (e *HeldError) Error() string {
 	return "held by " + e.Holder.Name + " (" + e.Holder.Detail + ") since " + e.Holder.Since.Format(time.RFC3339)
 }
 
-// HostLock is the key of the lock of a Docker host.
+// HostLock returns the key of a Docker host's lock.
 func HostLock(hostID string) string { return "host." + hostID }
 
-// SchedulerLock is the key of the lock of the coordinator that schedules.
+// SchedulerLock is the key of the scheduling coordinator's lock.
 const SchedulerLock = "scheduler"
 
-// AcquireHost takes the lock of a Docker host. takeOver is the revision of a holder that is known
-// to be gone, from a [HeldError]; 0 for none. Errors: *HeldError; unavailable.
+// AcquireHost takes the lock of a Docker host. takeOver is the revision of a holder that is known to be gone, from a
+// [HeldError]; 0 for none. Errors: *HeldError; unavailable.
 func (c *Conn) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
 	return c.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
 }
 
-// AcquireScheduler takes the lock of the coordinator that schedules. Errors as AcquireHost.
+// AcquireScheduler takes the lock of the coordinator that schedules. Errors are those of AcquireHost.
 func (c *Conn) AcquireScheduler(ctx context.Context, h Holder) (*Lease, error) {
 	return c.acquire(ctx, protocol.BucketElections, SchedulerLock, h, 0)
 }
@@ -94,8 +94,7 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 			l.token, l.revision, l.trusted, l.ahead = revision, revision, start+l.trust(), ahead
 			return l, nil
 		}
-		// The write may have been done all the same; and when it was refused, the caller wants to
-		// know by whom.
+		// The write may have succeeded all the same. If it was refused, the caller wants to know the holder.
 		value, current, getErr := b.get(ctx, key)
 		var held Holder
 		switch {
@@ -104,13 +103,13 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 		case value == nil && err != ErrConflict:
 			return nil, err
 		case value == nil:
-			takeOver = 0 // it was given up, or who wrote first is not there to be read yet
+			takeOver = 0 // it was released, or the winner's write is not readable yet
 		case protocol.Decode(value, &held) != nil:
 			return nil, err
 		case held.Instance != h.Instance:
 			return nil, &HeldError{Holder: held, Revision: current}
 		default:
-			// Our own, of unknown age: written again, it may be trusted from now.
+			// It is our own, of unknown age. A new write makes it trusted from now on.
 			takeOver = current
 		}
 		if !pause.Wait(ctx) {
@@ -129,52 +128,51 @@ func (c *Conn) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
 	return stream.CachedInfo().Config.MaxAge, nil
 }
 
-// trust is how long the lease is trusted after the start of a renewal.
+// trust returns how long the lease is trusted after the start of a renewal.
 func (l *Lease) trust() time.Duration { return l.ttl * 2 / 3 }
 
-// Token is the fencing token: greater than that of every holder before.
+// Token returns the fencing token, which is greater than that of every earlier holder.
 func (l *Lease) Token() uint64 { return l.token }
 
-// TTL is how long the lease lasts without renewal.
+// TTL returns how long the lease lasts without renewal.
 func (l *Lease) TTL() time.Duration { return l.ttl }
 
-// Check returns nil while the lease may be trusted. Otherwise: failed_precondition with reason
-// lease_lost.
+// Check returns nil while the lease may be trusted. Error: failed_precondition with reason lease_lost.
 func (l *Lease) Check() error {
 	_, err := l.Trusted()
 	return err
 }
 
-// jumpPart is by which part of a lease's life the wall clock may move against the time since boot before
-// the lease has to be renewed: a shorter pause of the machine uses up less than the last third.
+// jumpPart is the part of a lease's life by which the wall clock may move against the time since boot before the lease
+// must be renewed: a pause of the machine shorter than that takes less than the last third.
 const jumpPart = 12
 
-// Trusted returns until when the lease may be trusted, by the time since boot, as far as is known now, also
-// where that is over. Errors as of Check.
+// Trusted returns the time since boot until which the lease may be trusted, as far as is known now, even if it has
+// passed. Errors are those of Check.
 func (l *Lease) Trusted() (until time.Duration, err error) {
 	ahead, boot := l.bucket.conn.clock.machine.ahead()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.lost:
-		return min(boot, l.trusted), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s was lost", l.key)
+		return min(boot, l.trusted), l.lostError("lock %s was lost")
 	case boot >= l.trusted:
-		l.hurry()
-		return l.trusted, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s could not be renewed in time", l.key)
+		l.renewNow.Wake()
+		return l.trusted, l.lostError("lock %s could not be renewed in time")
 	case (ahead - l.ahead).Abs() > l.ttl/jumpPart:
-		l.hurry()
-		return boot, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost,
-			"lock %s has to be renewed first: this machine's clock was set, or the machine was paused", l.key)
+		l.renewNow.Wake()
+		return boot, l.lostError(
+			"lock %s has to be renewed first: this machine's clock was set, or the machine was paused",
+		)
 	}
 	return l.trusted, nil
 }
 
-// hurry has Run renew the lease at once.
-func (l *Lease) hurry() {
-	l.renewNow.Wake()
+func (l *Lease) lostError(format string) error {
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, format, l.key)
 }
 
-// Lost is closed when somebody else has the lease, or it ended: it never comes back.
+// Lost is closed when another process has the lease or it has expired. It does not come back.
 func (l *Lease) Lost() <-chan struct{} { return l.lostCh }
 
 // Run renews the lease until ctx ends or it is lost. It does not release it.
@@ -188,11 +186,11 @@ func (l *Lease) Run(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 		trusted, err := l.renew(ctx)
-		pause, hurried = retryPause, nil // which a request for trust does not shorten
+		pause, hurried = retryPause, nil // a call of Trusted must not shorten the pause after a failure
 		switch {
 		case err == nil && trusted:
 			pause, hurried = l.ttl/6, l.renewNow
-		case err == nil: // the next renewal is what gives trust
+		case err == nil: // the next renewal makes it trusted
 		case protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
 			l.mu.Lock()
 			l.lost = true
@@ -200,13 +198,13 @@ func (l *Lease) Run(ctx context.Context) error {
 			close(l.lostCh)
 			return err
 		default:
-			l.bucket.conn.log.Warn("a lease is not renewed", "lock", l.key, "error", err)
-			_ = l.bucket.conn.awaitConnection(ctx) // it fails at the end of ctx, or where no renewal will ever work
+			l.bucket.conn.log.Warn("could not renew a lease", "lock", l.key, "error", err)
+			_ = l.bucket.conn.awaitConnection(ctx) // fails when ctx ends, or when no renewal can ever succeed
 		}
 	}
 }
 
-// renew writes the lease again, and says whether it may be trusted for that.
+// renew writes the lease again. trusted says whether that makes it trusted.
 func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/6)
 	defer cancel()
@@ -217,7 +215,7 @@ func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	revision, err := l.bucket.put(ctx, l.key, protocol.Encode(&l.holder), int64(expected))
 	trusted = err == nil
 	if err == ErrConflict {
-		revision, err = l.reclaim(ctx) // an earlier renewal had worked; how old it is, nobody knows
+		revision, err = l.reclaim(ctx) // an earlier renewal had succeeded; its age is unknown
 	}
 	if err != nil {
 		return false, err
@@ -231,8 +229,8 @@ func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	return trusted, nil
 }
 
-// reclaim looks whether the value that stands in the way is our own, from a renewal whose answer
-// was lost. Its revision is taken over, the trust is not: the next renewal gives it.
+// reclaim checks whether the conflicting value is our own, from a renewal whose answer was lost, and returns its
+// revision. The lease is trusted again only after the next renewal.
 func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
 	value, revision, err := l.bucket.get(ctx, l.key)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
@@ -242,10 +240,15 @@ func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
 	if err == nil && value != nil && protocol.Decode(value, &held) == nil && held.Instance == l.holder.Instance {
 		return revision, nil
 	}
-	return 0, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "lock %s is no longer ours", l.key)
+	return 0, protocol.Errorf(
+		protocol.FailedPrecondition,
+		protocol.ReasonLeaseLost,
+		"lock %s has another holder",
+		l.key,
+	)
 }
 
-// Release gives the lease up, so that the next holder need not wait for its end. Run must have returned.
+// Release ends the lease, so that the next holder need not wait for its expiry. Run must have returned.
 func (l *Lease) Release(ctx context.Context) error {
 	ctx, cancel := l.bucket.conn.bound(ctx)
 	defer cancel()
@@ -259,7 +262,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		if err != ErrConflict {
 			return err
 		}
-		// Run ended while a renewal was on its way, and that one was stored, or is just being stored.
+		// Run ended during a renewal, which was stored or is just being stored.
 		if expected, err = l.reclaim(ctx); err != nil {
 			return err
 		}
@@ -269,15 +272,14 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 }
 
-// SeizeHost takes the lock of a host whose holder is thought to be lost, which succeeds only when
-// its lease is really over, calls f while nobody can hold the lock, and gives it up again. Error:
-// *HeldError when the host is held after all.
+// SeizeHost takes the lock of a host whose holder seems to be lost, calls f while nobody else can hold the lock, and
+// releases it. It succeeds only if the holder's lease has ended. Error: *HeldError if the host is held after all.
 func (c *Conn) SeizeHost(ctx context.Context, hostID string, h Holder, f func(token uint64) error) error {
 	l, err := c.AcquireHost(ctx, hostID, h, 0)
 	if err != nil {
 		return err
 	}
-	// Whoever asked may have gone meanwhile; the lock must not stay behind.
+	// The lock must be released even if the caller has gone meanwhile.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.trust())
 	defer cancel()
 	err = f(l.Token())

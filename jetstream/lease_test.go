@@ -77,7 +77,13 @@ func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 }
 
 // takeWhenOver tries to take a host's lock until it is free.
-func takeWhenOver(t testing.TB, c *jetstream.Conn, host string, h jetstream.Holder, within time.Duration) (*jetstream.Lease, time.Time) {
+func takeWhenOver(
+	t testing.TB,
+	c *jetstream.Conn,
+	host string,
+	h jetstream.Holder,
+	within time.Duration,
+) (*jetstream.Lease, time.Time) {
 	t.Helper()
 	var l *jetstream.Lease
 	eventually(t, within, "the lock taken by "+h.Name, func() bool {
@@ -99,17 +105,32 @@ func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
 		}
 		_, err = b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0)
 		var held *jetstream.HeldError
-		if !errors.As(err, &held) || held.Holder.Name != "w1" || held.Holder.Detail != "pid 1" || held.Revision != first.Token() {
+		if !errors.As(err, &held) || held.Holder.Name != "w1" || held.Holder.Detail != "pid 1" ||
+			held.Revision != first.Token() {
 			t.Fatalf("%v, the first has token %d", err, first.Token())
 		}
-		if err := b.SeizeHost(t.Context(), d.tenant, holder("k1"), func(uint64) error { t.Error("seized"); return nil }); !errors.As(err, &held) {
+		if err := b.SeizeHost(
+			t.Context(),
+			d.tenant,
+			holder("k1"),
+			func(uint64) error { t.Error("seized"); return nil },
+		); !errors.As(
+			err,
+			&held,
+		) {
 			t.Fatal(err)
 		}
 
 		// Who knows that the first is gone takes its very revision, once.
 		second, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), held.Revision)
 		must(t, err)
-		if _, err := a.AcquireHost(t.Context(), d.tenant, holder("w3"), held.Revision); !errors.As(err, &held) || held.Holder.Name != "w2" {
+		if _, err := a.AcquireHost(
+			t.Context(),
+			d.tenant,
+			holder("w3"),
+			held.Revision,
+		); !errors.As(err, &held) ||
+			held.Holder.Name != "w2" {
 			t.Fatal(err)
 		}
 		if second.Token() <= first.Token() {
@@ -129,7 +150,10 @@ func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
 		}
 		must(t, third.Release(t.Context()))
 		seized := uint64(0)
-		must(t, b.SeizeHost(t.Context(), d.tenant, holder("k1"), func(token uint64) error { seized = token; return nil }))
+		must(
+			t,
+			b.SeizeHost(t.Context(), d.tenant, holder("k1"), func(token uint64) error { seized = token; return nil }),
+		)
 		if seized <= third.Token() {
 			t.Fatalf("token %d after %d", seized, third.Token())
 		}

@@ -19,11 +19,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Login is who a connection says it is: a user with a password, or a token. The zero value says nothing.
+// Login identifies a connection: a user with a password, or a token. The zero value is anonymous.
 type Login struct{ User, Password, Token string }
 
-// SplitLogin takes the login out of URLs of NATS, comma separated, so that it can be read again. same is
-// false, and the URLs are returned as they are, where they carry different ones.
+// SplitLogin separates the login from a comma-separated list of NATS URLs, so that it can be read again later. If the
+// URLs carry different logins, same is false and the URLs are returned unchanged.
 func SplitLogin(urls string) (without string, login Login, same bool) {
 	var found *url.Userinfo
 	for i, text := range splitURLs(urls) {
@@ -54,7 +54,7 @@ func SplitLogin(urls string) (without string, login Login, same bool) {
 	return without, Login{User: found.Username(), Password: password}, true
 }
 
-// checkURLs refuses what no server can be reached by, whatever becomes of the network.
+// checkURLs refuses URLs by which no server can ever be reached.
 func checkURLs(urls string) error {
 	list := splitURLs(urls)
 	if len(list) == 0 {
@@ -66,15 +66,19 @@ func checkURLs(urls string) error {
 		}
 		u, err := url.Parse(text)
 		if err != nil {
-			// What url.Parse says has the whole URL in it, and so perhaps a password.
-			return protocol.Invalid("nats", "one of the URLs cannot be read: want nats://HOST:PORT, tls://HOST:PORT, ws://HOST:PORT or wss://HOST:PORT")
+			// The error of url.Parse contains the URL and so possibly a password.
+			return protocol.Invalid("nats", "could not parse one of the URLs: "+
+				"want nats://HOST:PORT, tls://HOST:PORT, ws://HOST:PORT or wss://HOST:PORT")
 		}
 		switch u.Scheme {
 		case "nats", "tls", "ws", "wss":
 		default:
 			return protocol.Invalid("nats", "%s: want nats, tls, ws or wss in place of %q", redacted(text), u.Scheme)
 		}
-		if port, err := strconv.Atoi(cmp.Or(u.Port(), "4222")); err != nil || port < 1 || port > 65535 || u.Hostname() == "" {
+		if port, err := strconv.Atoi(
+			cmp.Or(u.Port(), "4222"),
+		); err != nil || port < 1 || port > 65535 ||
+			u.Hostname() == "" {
 			return protocol.Invalid("nats", "%s names no host and port", redacted(text))
 		}
 	}
@@ -82,46 +86,46 @@ func checkURLs(urls string) error {
 }
 
 const (
-	awayPause  = 250 * time.Millisecond // between two tries where NATS is away
-	awayJitter = 100 * time.Millisecond // on top, at most
-	// A server that refuses the credentials is asked more and more rarely: the next ones may be long in coming.
+	awayPause  = 250 * time.Millisecond // between two attempts while NATS is unreachable
+	awayJitter = 100 * time.Millisecond // added to it, at most
+	// The pause grows while a server refuses the credentials, since new ones may take long.
 	refusedPause = 500 * time.Millisecond
 	refusedMost  = 30 * time.Second
-	refusedAgain = time.Minute // between two lines in the log about it
-	refusedLook  = time.Second // between two looks whether the credentials have changed, which are then tried at once
+	refusedAgain = time.Minute // between two log lines about it
+	refusedCheck = time.Second // between two checks for new credentials, which are tried at once
 )
 
-// credentials is how a connection shows who it is, and how it stands with that. They are read again at
-// each try to connect.
+// credentials identify a connection and record whether the server accepts them. They are read again at each attempt
+// to connect.
 type credentials struct {
-	log  *slog.Logger
-	from string        // where they are read, for people
-	look func() string // something else after a change
+	log         *slog.Logger
+	from        string        // where they are read, for people
+	fingerprint func() string // changes with the credentials
 
 	closed <-chan struct{} // with the connection
 
 	mu       sync.Mutex
-	watched  bool // whether they change
+	watched  bool // they are watched for changes
 	login    Login
-	unread   error     // they could not be read last time
-	refused  error     // by the server, since the connection was lost; nil where it was not
+	unread   error     // of the last attempt to read them
+	refused  error     // by the server, since the connection was lost; nil: not refused
 	again    bool      // refused since the last pause
-	refusals int       // pauses in a row that followed a refusal
-	said     time.Time // when the log was told last
+	refusals int       // number of successive pauses that followed a refusal
+	said     time.Time // when the refusal was last logged
 }
 
-// options are those of the client that are about credentials.
+// options returns the client's options for the credentials.
 func (k *credentials) options(cfg Config) ([]nats.Option, error) {
-	k.look = func() string {
+	k.fingerprint = func() string {
 		var login Login
 		if cfg.Login != nil {
-			login, _ = cfg.Login() // one that cannot be read is no other one yet
+			login, _ = cfg.Login() // unreadable credentials do not count as changed
 		}
 		file, _ := os.ReadFile(cfg.Creds)
 		return fmt.Sprintf("%q %s", login, file)
 	}
 	options := []nats.Option{
-		// The client would otherwise close itself for good when a server refuses it twice.
+		// Otherwise the client closes itself for good when a server refuses it twice.
 		nats.IgnoreAuthErrorAbort(),
 		nats.CustomReconnectDelay(func(int) time.Duration { return k.pause() }),
 	}
@@ -132,7 +136,7 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 			return nil, err
 		}
 		k.login = login
-		// The client asks for the user first, and then for the token.
+		// The client asks for the user first, then for the token.
 		options = append(options,
 			nats.UserInfoHandler(func() (string, string) { l := k.read(cfg.Login); return l.User, l.Password }),
 			nats.TokenHandler(func() string {
@@ -161,14 +165,14 @@ func (k *credentials) options(cfg Config) ([]nats.Option, error) {
 	return options, nil
 }
 
-// readFile notes whether the credentials file could be read, which the client reads at each try.
+// readFile records whether the client could read the credentials file, which it does at each attempt to connect.
 func (k *credentials) readFile(o *nats.Options) error {
 	jwt, sign := o.UserJWT, o.SignatureCB
 	if _, err := jwt(); err != nil {
-		return protocol.Invalid("creds", "the NATS credentials file cannot be read: %v", err)
+		return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
 	}
 	if _, err := sign([]byte("nonce")); err != nil {
-		return protocol.Invalid("creds", "the NATS credentials file cannot be read: %v", err)
+		return protocol.Invalid("creds", "could not read the NATS credentials file: %v", err)
 	}
 	o.UserJWT = func() (string, error) {
 		text, err := jwt()
@@ -185,7 +189,7 @@ func (k *credentials) readFile(o *nats.Options) error {
 	return nil
 }
 
-// read reads the login again. One that cannot be read now is taken to be as it was.
+// read reads the login again. If that fails, it returns the previous one.
 func (k *credentials) read(login func() (Login, error)) Login {
 	l, err := login()
 	k.note(err)
@@ -206,9 +210,10 @@ func (k *credentials) note(unread error) {
 	}
 }
 
-// isRefusal says whether a server did not take the credentials.
+// isRefusal reports whether a server refused the credentials.
 func isRefusal(err error) bool {
-	for _, refusal := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
+	refusals := []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired}
+	for _, refusal := range refusals {
 		if errors.Is(err, refusal) {
 			return true
 		}
@@ -216,7 +221,7 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// refuse notes that a server refused the credentials, says so once a minute, and has them watched.
+// refuse records that a server refused the credentials, logs it once a minute, and starts watching the credentials.
 func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -229,7 +234,8 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 		return
 	}
 	k.said = time.Now()
-	attrs := []any{"error", err, "do", "put credentials that the server takes where this process reads them; it goes on by itself"}
+	attrs := []any{"error", err, "do",
+		"replace the credentials that this process reads by ones that the server accepts; it reconnects by itself"}
 	if k.from != "" {
 		attrs = append(attrs, "read from", k.from)
 	}
@@ -239,15 +245,15 @@ func (k *credentials) refuse(nc *nats.Conn, err error) {
 	k.log.Error("NATS refuses this process; it keeps trying", attrs...)
 }
 
-// watch has changed credentials tried at once, until a server takes some. A host lock outlives a rotation in
-// which the server is the first to change, but not half a minute more.
+// watch tries changed credentials at once until a server accepts some. If the server is the first to change in a
+// rotation, a host's lock survives until the process's credentials change too, but not half a minute more.
 func (k *credentials) watch(nc *nats.Conn) {
-	before := k.look()
+	before := k.fingerprint()
 	for {
 		select {
 		case <-k.closed:
 			return
-		case <-time.After(refusedLook):
+		case <-time.After(refusedCheck):
 		}
 		k.mu.Lock()
 		if k.refused == nil {
@@ -256,7 +262,7 @@ func (k *credentials) watch(nc *nats.Conn) {
 			return
 		}
 		k.mu.Unlock()
-		now := k.look()
+		now := k.fingerprint()
 		if now == before {
 			continue
 		}
@@ -270,27 +276,27 @@ func (k *credentials) watch(nc *nats.Conn) {
 	}
 }
 
-// took notes that a server took the credentials.
-func (k *credentials) took() {
+// accepted records that a server accepted the credentials.
+func (k *credentials) accepted() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.unread, k.refused, k.again, k.refusals, k.said = nil, nil, false, 0, time.Time{}
 }
 
-// standing is nil unless the credentials were refused, or could not be read, since the connection was lost.
-func (k *credentials) standing() error {
+// problem returns nil unless the credentials were refused or unreadable since the connection was lost.
+func (k *credentials) problem() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case k.unread != nil:
-		return protocol.Errorf(protocol.PermissionDenied, "", "the credentials for NATS cannot be read: %v", k.unread)
+		return protocol.Errorf(protocol.PermissionDenied, "", "could not read the credentials for NATS: %v", k.unread)
 	case k.refused != nil:
 		return protocol.Errorf(protocol.PermissionDenied, "", "NATS refuses the credentials: %v", k.refused)
 	}
 	return nil
 }
 
-// pause is how long the client waits before it tries the servers again, all of which it has tried.
+// pause returns how long the client waits after it has tried all servers.
 func (k *credentials) pause() time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -304,7 +310,7 @@ func (k *credentials) pause() time.Duration {
 	return pause + rand.N(pause/4)
 }
 
-// redacted is URLs without who connects: a name without a password is a token. They may have no scheme.
+// redacted returns URLs without logins: a user name without a password is a token. URLs may lack a scheme.
 func redacted(urls string) string {
 	list := splitURLs(urls)
 	for i, text := range list {

@@ -49,8 +49,19 @@ func startIssuer(t *testing.T) *issuer {
 	}
 	account, _ := newAccount()
 	_, system := newAccount() // without one a server has no JetStream
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
-		TrustedOperators: []*jwt.OperatorClaims{trusted}, AccountResolver: resolver, SystemAccount: system})
+	s, err := server.NewServer(
+		&server.Options{
+			Host:             "127.0.0.1",
+			Port:             server.RANDOM_PORT,
+			NoSigs:           true,
+			NoLog:            true,
+			JetStream:        true,
+			StoreDir:         t.TempDir(),
+			TrustedOperators: []*jwt.OperatorClaims{trusted},
+			AccountResolver:  resolver,
+			SystemAccount:    system,
+		},
+	)
 	must(t, err)
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -103,14 +114,27 @@ func TestAConnectionOutlivesItsCredentials(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k.creds")
 	i.issue(t, file, 2*time.Second)
 	var log lines
-	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: i.server.ClientURL(), Creds: file, LoginFrom: "creds " + file,
-		Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	c, err := jetstream.Connect(
+		t.Context(),
+		jetstream.Config{URL: i.server.ClientURL(), Creds: file, LoginFrom: "creds " + file,
+			Logger: slog.New(slog.NewTextHandler(&log, nil))},
+	)
 	must(t, err)
 	defer c.Close()
 	must(t, c.Health())
-	eventually(t, 10*time.Second, "the credentials have expired", func() bool { return protocol.CodeOf(c.Health()) == protocol.PermissionDenied })
+	eventually(
+		t,
+		10*time.Second,
+		"the credentials have expired",
+		func() bool { return protocol.CodeOf(c.Health()) == protocol.PermissionDenied },
+	)
 	must(t, os.Remove(file)) // between two of them there may be none
-	eventually(t, 10*time.Second, "they cannot be read", func() bool { return strings.Contains(fmt.Sprint(c.Health()), "no such file") })
+	eventually(
+		t,
+		10*time.Second,
+		"they cannot be read",
+		func() bool { return strings.Contains(fmt.Sprint(c.Health()), "no such file") },
+	)
 	i.issue(t, file, time.Hour)
 	eventually(t, 10*time.Second, "the new ones are taken", func() bool { return c.Health() == nil })
 	must(t, c.Flush(context.WithoutCancel(t.Context())))

@@ -56,7 +56,10 @@ func TestWhoMayHaveMissedSomethingHearsOfANewLeader(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	leader := func() int {
-		return slices.IndexFunc(d.servers, func(s *embedded.Server) bool { return s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) })
+		return slices.IndexFunc(
+			d.servers,
+			func(s *embedded.Server) bool { return s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) },
+		)
 	}
 	eventually(t, 10*time.Second, "a leader", func() bool { return leader() >= 0 })
 	first := leader()

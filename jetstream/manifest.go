@@ -10,24 +10,24 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The manifest of a history says which segments hold what was moved out of the log. It is written with
-// compare-and-set, after the segment that it names was stored and read back, and before anything leaves the
-// log. So a crash leaves a message in both places at most, and of two coordinators one wins.
+// The manifest of a history lists the segments with the messages that were moved out of the log. It is written by
+// compare-and-set, after a segment was stored and read back and before messages leave the log. So a crash leaves
+// messages in both places at worst, and of two coordinators one wins.
 type manifest struct {
 	Version  int            `json:"v"`
-	Segments []segment      `json:"segments,omitempty"` // the newest, in their order
-	Pages    []manifestPage `json:"pages,omitempty"`    // those before, in their order
+	Segments []segment      `json:"segments,omitempty"` // the newest, in order
+	Pages    []manifestPage `json:"pages,omitempty"`    // of the older ones, in order
 
-	// Loose are objects that are no part of the history: one that is being stored, and those that were
-	// dropped. Whoever changes the manifest next removes them first.
+	// Loose are objects that are not part of the history: one that is being stored, and those that were dropped. The
+	// next change of the manifest removes them first.
 	Loose []string `json:"loose,omitempty"`
 
 	conn            *Conn
 	tenant, sandbox string
-	revision        uint64 // 0: it is not stored
+	revision        uint64 // 0: not stored
 }
 
-// manifestPage says where a full list of segments is, under a key of its own.
+// manifestPage refers to a full list of segments under a key of its own.
 type manifestPage struct {
 	Key         string `json:"key"`
 	FirstEvent  uint64 `json:"first_event"`
@@ -41,18 +41,18 @@ type segmentList struct {
 	Segments []segment `json:"segments"`
 }
 
-// segmentsInManifest is how many segments a manifest names itself at most: when it has twice as many, the older half
-// becomes a page.
+// segmentsInManifest is the number of segments on a page. A manifest that lists twice as many moves the older half to a
+// page.
 const segmentsInManifest = 512
 
 func manifestKey(tenant, sandbox string) string { return tenant + "." + sandbox }
 func baseKey(tenant, sandbox string) string     { return manifestKey(tenant, sandbox) + ".base" }
 
-// manifest reads that of a history, from the leader; an empty one where there is none.
+// manifest reads a history's manifest from the leader. Without one it returns an empty manifest.
 func (c *Conn) manifest(ctx context.Context, tenant, sandbox string) (*manifest, error) {
 	m := &manifest{Version: protocol.Version, conn: c, tenant: tenant, sandbox: sandbox}
 	value, revision, err := c.kv(protocol.BucketHistories).get(ctx, manifestKey(tenant, sandbox))
-	// A deployment that no coordinator of this version has provisioned yet has no table of them.
+	// Before a coordinator of this version has provisioned the deployment, the table does not exist.
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {
 		return m, nil
 	}
@@ -61,7 +61,7 @@ func (c *Conn) manifest(ctx context.Context, tenant, sandbox string) (*manifest,
 	}
 	m.revision = revision
 	if err := protocol.Decode(value, m); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "the list of the segments of %s: %v", sandbox, err)
+		return nil, protocol.Errorf(protocol.Internal, "", "decode the list of segments of %s: %v", sandbox, err)
 	}
 	return m, protocol.CheckVersion(m.Version)
 }
@@ -73,15 +73,16 @@ func (m *manifest) write(ctx context.Context) error {
 			return err
 		}
 	}
-	revision, err := m.conn.kv(protocol.BucketHistories).put(ctx, manifestKey(m.tenant, m.sandbox), protocol.Encode(m), int64(m.revision))
+	key := manifestKey(m.tenant, m.sandbox)
+	revision, err := m.conn.kv(protocol.BucketHistories).put(ctx, key, protocol.Encode(m), int64(m.revision))
 	if err == nil {
 		m.revision = revision
 	}
 	return err
 }
 
-// turnPage moves the oldest segments of the list to a page. Its key is new: where the manifest is not written
-// after that, nobody knows the page, and it goes with the history.
+// turnPage moves the oldest segments of the list to a page with a new key. If the manifest is not written afterwards,
+// nothing refers to the page, and it is removed with the history.
 func (m *manifest) turnPage(ctx context.Context) error {
 	full := m.Segments[:m.conn.segments.inManifest]
 	value := protocol.Encode(&segmentList{Version: protocol.Version, Segments: full})
@@ -89,12 +90,13 @@ func (m *manifest) turnPage(ctx context.Context) error {
 	if _, err := m.conn.kv(protocol.BucketHistories).put(ctx, key, value, 0); err != nil {
 		return err
 	}
-	m.Pages = append(m.Pages, manifestPage{key, full[0].FirstEvent, full[0].FirstRecord, full[len(full)-1].LastRecord})
+	page := manifestPage{key, full[0].FirstEvent, full[0].FirstRecord, full[len(full)-1].LastRecord}
+	m.Pages = append(m.Pages, page)
 	m.Segments = append([]segment(nil), m.Segments[len(full):]...)
 	return nil
 }
 
-// page reads a page.
+// page reads the segments of a page.
 func (m *manifest) page(ctx context.Context, key string) ([]segment, error) {
 	value, _, err := m.conn.kv(protocol.BucketHistories).get(ctx, key)
 	if err != nil {
@@ -107,7 +109,7 @@ func (m *manifest) page(ctx context.Context, key string) ([]segment, error) {
 	return l.Segments, protocol.CheckVersion(l.Version)
 }
 
-// last is the newest record that a segment has; 0: there is none.
+// last returns the newest record in a segment; 0: there are no segments.
 func (m *manifest) last() uint64 {
 	if n := len(m.Segments); n > 0 {
 		return m.Segments[n-1].LastRecord
@@ -118,11 +120,11 @@ func (m *manifest) last() uint64 {
 	return 0
 }
 
-// each visits the segments that have something behind a record, in their order, until visit returns false.
+// each visits the segments with messages after a record, in order, until visit returns false.
 func (m *manifest) each(ctx context.Context, after uint64, visit func(s *segment) (bool, error)) error {
-	over := func(list []segment) (bool, error) {
+	visitAll := func(list []segment) (ended bool, err error) {
 		for i := sort.Search(len(list), func(i int) bool { return list[i].LastRecord > after }); i < len(list); i++ {
-			if goOn, err := visit(&list[i]); !goOn || err != nil {
+			if more, err := visit(&list[i]); !more || err != nil {
 				return true, err
 			}
 		}
@@ -136,16 +138,15 @@ func (m *manifest) each(ctx context.Context, after uint64, visit func(s *segment
 		if err != nil {
 			return err
 		}
-		if ended, err := over(list); ended || err != nil {
+		if ended, err := visitAll(list); ended || err != nil {
 			return err
 		}
 	}
-	_, err := over(m.Segments)
+	_, err := visitAll(m.Segments)
 	return err
 }
 
-// historyBase reads the state that is kept in place of the segments which are kept no longer; nil: there
-// is none.
+// historyBase reads the state that replaces expired segments, nil if there is none.
 func (c *Conn) historyBase(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
 	value, _, err := c.kv(protocol.BucketHistories).get(ctx, baseKey(tenant, sandbox))
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {

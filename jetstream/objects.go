@@ -17,18 +17,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Objects are written and read here in the format of NATS's object store, whose own tools can look
-// at them, but not by its client: that one sends chunks as fast as it can, and fails when a server
-// stores less fast; and it ends reading where a replica that is behind has no more.
+// Boxfleet reads and writes objects in the format of NATS's object store, so that its tools can be used, but without
+// its client: that one sends chunks as fast as it can and fails if a server is slower, and it ends reading early if a
+// replica is behind.
 
-// objectInfo reads what is stored of an object, from the leader: a replica may be behind. nil: there
-// is none. Its ModTime is when it was stored, by the server's clock.
+// objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if there is none.
+// Its ModTime is when it was stored, by the server's clock.
 func (c *Conn) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
 	info, _, err := c.objectAt(ctx, bucket, name)
 	return info, err
 }
 
-// objectAt is objectInfo with the sequence that it was read at.
+// objectAt is objectInfo with the entry's sequence.
 func (c *Conn) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
 	m, err := c.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -39,7 +39,7 @@ func (c *Conn) objectAt(ctx context.Context, bucket, name string) (*jetstream.Ob
 	}
 	info := &jetstream.ObjectInfo{}
 	if err := json.Unmarshal(m.data, info); err != nil {
-		return nil, 0, protocol.Errorf(protocol.Internal, "", "look for %s: %v", name, err)
+		return nil, 0, protocol.Errorf(protocol.Internal, "", "read the entry of %s: %v", name, err)
 	}
 	if info.Deleted {
 		return nil, 0, nil
@@ -48,9 +48,9 @@ func (c *Conn) objectAt(ctx context.Context, bucket, name string) (*jetstream.Ob
 	return info, m.sequence, nil
 }
 
-// objectMeta is the message that says what is stored of an object, in place of what was said before.
+// objectMeta returns the message that replaces an object's entry.
 func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
-	info.ModTime = time.Time{} // the message's own is what counts
+	info.ModTime = time.Time{} // the time of the message counts
 	data, err := json.Marshal(info)
 	m := nats.NewMsg(metaSubject(info.Bucket, info.Name))
 	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
@@ -58,7 +58,8 @@ func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
 	return m, err
 }
 
-// renewObject stores an object's entry again, without its content, so that its age starts from zero. Error: [ErrConflict] where another object or none is there by now.
+// renewObject writes an object's entry again, without its content, so that its age starts from zero. Error:
+// [ErrConflict] if the entry has changed.
 func (c *Conn) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	m, err := objectMeta(*info)
 	if err == nil {
@@ -67,7 +68,7 @@ func (c *Conn) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expe
 	return translate(err, "renew "+info.Name)
 }
 
-// removeObject removes an object. Error: [ErrConflict] where it was stored again meanwhile.
+// removeObject removes an object. Error: [ErrConflict] if it was stored again meanwhile.
 func (c *Conn) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
@@ -86,7 +87,7 @@ func (c *Conn) putObject(ctx context.Context, bucket, name string, r io.Reader) 
 	return c.putObjectAs(ctx, bucket, name, nuid.Next(), r)
 }
 
-// putObjectAs is putObject with a name for the chunks, which nobody has used before.
+// putObjectAs is putObject with a unique id for the chunks.
 func (c *Conn) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
 	u := &upload{conn: c, bucket: bucket, id: id}
 	if err := u.run(ctx, name, r); err != nil {
@@ -95,18 +96,18 @@ func (c *Conn) putObjectAs(ctx context.Context, bucket, name, id string, r io.Re
 	return nil
 }
 
-// upload writes one object, with few chunks on their way at once.
+// upload writes one object and limits the chunks in flight.
 type upload struct {
 	conn    *Conn
 	bucket  string
-	id      string // of the object: its chunks carry it in their subject
+	id      string // of the object, part of its chunks' subject
 	pending []jetstream.PubAckFuture
-	stored  uint64 // sequence of the last chunk that was acknowledged
+	stored  uint64 // sequence of the last acknowledged chunk
 }
 
 const (
 	blobChunk  = 128 << 10
-	blobWindow = 32 // chunks on their way
+	blobWindow = 32 // chunks in flight
 )
 
 func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
@@ -121,7 +122,11 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 		if n > 0 {
 			sum.Write(chunk[:n])
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
-			if err := u.send(ctx, &nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]}, blobWindow); err != nil {
+			if err := u.send(
+				ctx,
+				&nats.Msg{Subject: chunkSubject(u.bucket, u.id), Data: chunk[:n]},
+				blobWindow,
+			); err != nil {
 				return err
 			}
 		}
@@ -132,7 +137,7 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 			return err
 		}
 	}
-	if err := u.settle(ctx, 0); err != nil { // before anybody finds it
+	if err := u.settle(ctx, 0); err != nil { // all chunks must be stored before the entry
 		return err
 	}
 	info.Digest = storeDigest(sum.Sum(nil))
@@ -143,7 +148,7 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 	return u.send(ctx, meta, 0)
 }
 
-// send publishes a message, and waits until at most so many are on their way.
+// send publishes a message and waits until at most this many are in flight.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 	ack, err := u.conn.js.PublishMsgAsync(m)
 	if err != nil {
@@ -159,9 +164,9 @@ func (u *upload) settle(ctx context.Context, most int) error {
 		var err error
 		select {
 		case ack := <-u.pending[0].Ok():
-			// The client sends one again that nobody was there to take, behind those that follow it.
+			// The client repeats a message that no server took, behind the ones that follow it.
 			if ack.Sequence <= u.stored {
-				err = protocol.Errorf(protocol.Unavailable, "", "chunks were not stored in their order")
+				err = protocol.Errorf(protocol.Unavailable, "", "chunks were stored out of order")
 			}
 			u.stored = ack.Sequence
 		case err = <-u.pending[0].Err():
@@ -211,7 +216,7 @@ func (o *object) Close() error {
 	return err
 }
 
-// copyObject writes the content of an object to w, and checks it.
+// copyObject writes the content of an object to w and verifies it.
 func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.ObjectInfo, w io.Writer) error {
 	stream, subject, sum := "OBJ_"+bucket, chunkSubject(bucket, info.NUID), sha256.New()
 	copied, next := uint32(0), uint64(1)
@@ -229,7 +234,7 @@ func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.Ob
 		if copied > before {
 			continue
 		}
-		// A replica answered that is behind. The leader is not.
+		// The replica that answered is behind. The leader is not.
 		m, err := c.nextOnSubject(ctx, stream, subject, next)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			err = protocol.Errorf(protocol.Unavailable, "", "%s was removed while it was read", info.Name)
@@ -242,13 +247,13 @@ func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.Ob
 		}
 	}
 	if digest := storeDigest(sum.Sum(nil)); info.Chunks > 0 && digest != info.Digest {
-		return protocol.Errorf(protocol.Unavailable, "", "what is stored as %s has another digest than when it was stored", info.Name)
+		return protocol.Errorf(protocol.Unavailable, "", "the stored content of %s does not have its digest", info.Name)
 	}
 	return nil
 }
 
-// purgeChunks removes the chunks of an object. What stays of blobs goes by age, what stays of files
-// of images by [Conn.RemoveUnwantedFiles].
+// purgeChunks removes the chunks of an object. Remaining chunks of blobs expire; those of image files are removed by
+// [Conn.RemoveUnwantedFiles].
 func (c *Conn) purgeChunks(bucket, id string) error {
 	ctx, cancel := c.bound(context.Background())
 	defer cancel()
@@ -256,12 +261,12 @@ func (c *Conn) purgeChunks(bucket, id string) error {
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(bucket, id)))
 	}
-	return translate(err, "remove what was uploaded")
+	return translate(err, "remove an upload")
 }
 
-// removeParts removes chunks that belong to no object of those given, by their ids, and to which none
-// was added for that age: their writer has died.
-func (c *Conn) removeParts(ctx context.Context, bucket string, whole map[string]bool, age time.Duration) error {
+// removeParts removes the chunks of interrupted uploads: those that belong to none of the complete objects, listed by
+// id, and did not grow for at least age.
+func (c *Conn) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration) error {
 	bounded, cancel := c.bound(ctx)
 	defer cancel()
 	name := "OBJ_" + bucket
@@ -271,11 +276,11 @@ func (c *Conn) removeParts(ctx context.Context, bucket string, whole map[string]
 		parts, err = stream.Info(bounded, jetstream.WithSubjectFilter(chunkSubject(bucket, "*")))
 	}
 	if err != nil {
-		return translate(err, "look for what uploads left")
+		return translate(err, "find interrupted uploads")
 	}
 	for subject := range parts.State.Subjects {
 		id := strings.TrimPrefix(subject, chunkSubject(bucket, ""))
-		if whole[id] {
+		if complete[id] {
 			continue
 		}
 		last, err := c.lastOnSubject(ctx, name, subject)

@@ -12,10 +12,16 @@ import (
 
 // Pages of exec ids, as an older version wrote and read them.
 
-// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes, over that of a revision, 0 where
-// that is not known, and returns the new one, 0 where it is not known. Those that are stored stay, whoever stored them: a
-// page that lacks one would have its id accepted a second time.
-func (c *Conn) WriteExecIDs(ctx context.Context, tenant, sandbox string, page int, hashes []uint64, revision uint64) (uint64, error) {
+// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes, over that of a revision, 0 where that is not
+// known, and returns the new one, 0 where it is not known. Those that are stored stay, whoever stored them: a page
+// that lacks one would have its id accepted a second time.
+func (c *Conn) WriteExecIDs(
+	ctx context.Context,
+	tenant, sandbox string,
+	page int,
+	hashes []uint64,
+	revision uint64,
+) (uint64, error) {
 	key, others := tenant+"."+sandbox+"."+strconv.Itoa(page), false
 	written, err := c.kv(protocol.BucketExecIDs).replace(ctx, key, revision, func(old []byte) ([]byte, error) {
 		stored, err := decodeExecIDs(old)

@@ -133,8 +133,8 @@ func (j *Journal) beginLocked(o *opening, f fold) {
 // errLong says that a history is long enough to look for a snapshot.
 var errLong = errors.New("a long history")
 
-// readOpening folds the messages after the opening's position into it. Once, it returns errLong if the journal may start
-// from a snapshot and the history is not short.
+// readOpening folds the messages after the opening's position into it. Once, it returns errLong if the journal may
+// start from a snapshot and the history is not short.
 func (j *refresh) readOpening(ctx context.Context) error {
 	j.mu.Lock()
 	o := j.opening
@@ -165,8 +165,8 @@ func isTombstone(b *protocol.Batch) bool {
 	return b.Events[len(b.Events)-1].Kind == protocol.SandboxDeleted
 }
 
-// startFromSnapshot starts the opening from the stored snapshot, if it is usable, the log has its last message, and it is
-// newer than the opening.
+// startFromSnapshot starts the opening from the stored snapshot, if it is usable, the log has its last message, and
+// it is newer than the opening.
 func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	j.noSnapshot = true // look only once
 	s, err := j.conn.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
@@ -191,9 +191,9 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	return nil
 }
 
-// startFromBase starts the opening from the state that replaces expired segments. If there is none, a deleted history is
-// just being purged, or segments were lost: nothing may be decided on a state that lacks events, since event numbers
-// would repeat.
+// startFromBase starts the opening from the state that replaces expired segments. If there is none, a deleted history
+// is just being purged, or segments were lost: nothing may be decided on a state that lacks events, since event
+// numbers would repeat.
 func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error {
 	s, err := j.conn.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if err != nil {
@@ -204,8 +204,15 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 			j.cfg.Sandbox, e.batch.First())
 	}
 	if s.Fold != protocol.FoldVersion {
-		j.conn.log.Warn("the beginning of a history has expired and its state is of another fold version; fields may be missing",
-			"sandbox", j.cfg.Sandbox, "fold", s.Fold, "now", protocol.FoldVersion)
+		j.conn.log.Warn(
+			"the beginning of a history has expired and its state is of another fold version; fields may be missing",
+			"sandbox",
+			j.cfg.Sandbox,
+			"fold",
+			s.Fold,
+			"now",
+			protocol.FoldVersion,
+		)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -238,8 +245,8 @@ func (j *Journal) reportOpenLocked() {
 	}
 }
 
-// foldLocked folds in a message of the history. The next append expects the last message, even if that has events that do
-// not fold.
+// foldLocked folds in a message of the history. The next append expects the last message, even if that has events
+// that do not fold.
 func (j *Journal) foldLocked(f *fold, e *entry) {
 	j.progress++
 	if b := e.batch; b != nil && b.First() > f.state.Sandbox.Sequence+1 {
@@ -311,11 +318,12 @@ func (j *refresh) caughtUp(doubt Position) {
 	}
 }
 
-// readOn folds in the messages after a position, up to the last entry. broken says that they do not follow the position.
+// readOn folds in the messages after a position, up to the last entry. broken says that they do not follow the
+// position.
 func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record
 	r := j.conn.historyReader(j.cfg.Tenant, j.cfg.Sandbox, at.Record, func(e *entry) (bool, error) {
-		if e.told && e.after != reached {
+		if e.afterKnown && e.after != reached {
 			broken = true
 			return false, nil
 		}
@@ -325,7 +333,7 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 		j.foldLocked(&j.fold, e)
 		return reached < last.record, nil
 	})
-	if last.told && last.after == at.Record { // there is nothing in between
+	if last.afterKnown && last.after == at.Record { // there is nothing in between
 		_, err := r.take(&last)
 		return broken, err
 	}
@@ -351,10 +359,10 @@ func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken b
 	return broken, r.tail(ctx)
 }
 
-// startOver waits a moment and folds the history from its beginning if the log still does not have a folded position, or
-// in any case if inAnyCase is set. It reports whether it did.
+// startOver waits a moment and folds the history from its beginning if the log still does not have a folded position,
+// or in any case if inAnyCase is set. It reports whether it did.
 func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool) (done bool, err error) {
-	if !backoff.Sleep(ctx, lookAgain) {
+	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
 	there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)

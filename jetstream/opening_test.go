@@ -20,12 +20,32 @@ func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 	next, record := last.Last()+1, last.Record
 	for i := range execs {
 		x := fmt.Sprint("x", i)
-		b := &protocol.Batch{Version: protocol.Version, Tenant: tenant, Sandbox: sandbox, ID: fmt.Sprint("b", i), Writer: "k1", Events: []protocol.Event{
-			{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady, Request: x, Exec: &protocol.ExecDetails{
-				ID: x, State: protocol.ExecStateAccepted, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
-			{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady, Exec: &protocol.ExecDetails{
-				ID: x, State: protocol.ExecStateCancelled, Inline: true}},
-		}}
+		b := &protocol.Batch{
+			Version: protocol.Version,
+			Tenant:  tenant,
+			Sandbox: sandbox,
+			ID:      fmt.Sprint("b", i),
+			Writer:  "k1",
+			Events: []protocol.Event{
+				{
+					Sequence: next,
+					Kind:     protocol.ExecAccepted,
+					Time:     time.Now().UTC(),
+					State:    protocol.StateReady,
+					Request:  x,
+					Exec: &protocol.ExecDetails{
+						ID: x, State: protocol.ExecStateAccepted, Spec: &protocol.ExecSpec{Command: []string{"true"}}},
+				},
+				{
+					Sequence: next + 1,
+					Kind:     protocol.ExecCancelled,
+					Time:     time.Now().UTC(),
+					State:    protocol.StateReady,
+					Exec: &protocol.ExecDetails{
+						ID: x, State: protocol.ExecStateCancelled, Inline: true},
+				},
+			},
+		}
 		var err error
 		record, err = c.Append(t.Context(), b, record)
 		must(t, err)
@@ -43,11 +63,18 @@ func TestAHistoryThatTakesManyTriesIsReadInTheEnd(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	applied := 0
-	j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k2", OnApply: func(*protocol.State, *protocol.Batch) {
-		if applied++; applied%600 == 0 {
-			stop()
-		}
-	}})
+	j := c.Journal(
+		jetstream.JournalConfig{
+			Tenant:  d.tenant,
+			Sandbox: "s1",
+			Writer:  "k2",
+			OnApply: func(*protocol.State, *protocol.Batch) {
+				if applied++; applied%600 == 0 {
+					stop()
+				}
+			},
+		},
+	)
 	for tries := 1; ; tries++ {
 		err := j.Refresh(ctx)
 		if err == nil {
@@ -86,17 +113,20 @@ func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
 		opened, applied := uint64(0), []uint64(nil)
 		open := func() *jetstream.Journal {
 			opened, applied = 0, nil
-			return c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "w1", KeepEnded: 1, FromSnapshot: true,
-				OnOpen:  func(s *protocol.State, _ uint64) { opened = s.Sandbox.Sequence },
-				OnReset: func() { applied = nil },
-				OnApply: func(_ *protocol.State, b *protocol.Batch) { applied = append(applied, b.First()) }})
+			return c.Journal(
+				jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "w1", KeepEnded: 1, FromSnapshot: true,
+					OnOpen:  func(s *protocol.State, _ uint64) { opened = s.Sandbox.Sequence },
+					OnReset: func() { applied = nil },
+					OnApply: func(_ *protocol.State, b *protocol.Batch) { applied = append(applied, b.First()) }},
+			)
 		}
 		j := open()
 		must(t, j.Refresh(ctx))
 		got, _ := j.State()
 		want.Trim(1)
 		same(t, "the fold", got, want)
-		if from := snapshot.State.Sandbox.Sequence; len(applied) != 41 || applied[0] != from+1 || opened != want.Sandbox.Sequence {
+		if from := snapshot.State.Sandbox.Sequence; len(applied) != 41 || applied[0] != from+1 ||
+			opened != want.Sandbox.Sequence {
 			t.Errorf("from event %d of the snapshot: %v, and then it is at %d", from, applied, opened)
 		}
 		_, err = j.Do(ctx, acceptExec("more"))
@@ -144,7 +174,15 @@ func BenchmarkOpenedWithPastExecs(b *testing.B) {
 				runtime.GC()
 				runtime.ReadMemStats(&before)
 				for b.Loop() {
-					j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "w1", KeepEnded: 1, FromSnapshot: from == "snapshot"})
+					j := c.Journal(
+						jetstream.JournalConfig{
+							Tenant:       d.tenant,
+							Sandbox:      "s1",
+							Writer:       "w1",
+							KeepEnded:    1,
+							FromSnapshot: from == "snapshot",
+						},
+					)
 					must(b, j.Refresh(b.Context()))
 				}
 				runtime.ReadMemStats(&after)

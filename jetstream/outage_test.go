@@ -26,11 +26,25 @@ func (d *deployment) able(t *testing.T, id string) time.Time {
 		})
 	}
 	try("a consumer is made", func(ctx context.Context) error {
-		_, err := js.CreateConsumer(ctx, protocol.StreamRequests, natsjs.ConsumerConfig{Name: id, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, InactiveThreshold: time.Minute})
+		_, err := js.CreateConsumer(
+			ctx,
+			protocol.StreamRequests,
+			natsjs.ConsumerConfig{
+				Name:              id,
+				AckPolicy:         natsjs.AckNonePolicy,
+				MemoryStorage:     true,
+				InactiveThreshold: time.Minute,
+			},
+		)
 		return err
 	})
 	try("a request is stored", func(ctx context.Context) error {
-		_, err := js.Publish(ctx, protocol.RequestSubject(d.tenant, protocol.VerbStop, id), nil, natsjs.WithRetryAttempts(0))
+		_, err := js.Publish(
+			ctx,
+			protocol.RequestSubject(d.tenant, protocol.VerbStop, id),
+			nil,
+			natsjs.WithRetryAttempts(0),
+		)
 		return err
 	})
 	return time.Now()
@@ -90,7 +104,12 @@ func TestTheFirstRequestAfterAnOutageIsHeardWithinASecondOfNATSBeingAble(t *test
 				for h.id != id {
 					h = receive(t, 30*time.Second, "request "+id, requests)
 				}
-				t.Logf("%s: NATS was able after %s, and the request was heard %s later", id, able.Sub(began), h.at.Sub(able))
+				t.Logf(
+					"%s: NATS was able after %s, and the request was heard %s later",
+					id,
+					able.Sub(began),
+					h.at.Sub(able),
+				)
 				if late := h.at.Sub(able); id != "before" && late > 1500*time.Millisecond {
 					t.Errorf("%s: heard %s after NATS was able", id, late)
 				}

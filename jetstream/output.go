@@ -11,12 +11,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ChunkSize is how many bytes of output one message carries at most.
+// ChunkSize is the largest number of bytes of output in one message.
 const ChunkSize = 256 << 10
 
-// OutputWindow is how many chunks of one stream may be on their way at once. One that is not taken,
-// while a leader is elected, is sent again: it is then stored behind some that follow it, by so many
-// at most.
+// OutputWindow is how many chunks of one stream may be in flight. A chunk that is not stored, during an election, is
+// sent again and then stored after some of the chunks that follow it, at most this many.
 const OutputWindow = 16
 
 // Chunk is a piece of an exec's output.
@@ -25,11 +24,11 @@ type Chunk struct {
 	Offset int64  // of the first byte in its stream
 	Data   []byte
 
-	// At is when it was stored; zero where it is heard live, or was not stored yet.
+	// At is when it was stored; zero for a chunk that was received live or is not stored yet.
 	At time.Time
 
-	// NextStdout and NextStderr are the offsets up to which everything is stored once this chunk is,
-	// so that who publishes can go on from the last chunk alone.
+	// NextStdout and NextStderr are the offsets up to which everything is stored once this chunk is. They let a
+	// publisher continue from the last chunk alone.
 	NextStdout, NextStderr int64
 }
 
@@ -39,8 +38,8 @@ const (
 	Stderr = "stderr"
 )
 
-// PublishOutput sends a chunk and returns before it is acknowledged; the channel gives the result.
-// Chunks of one exec that are sent one after another are stored in that order, but see [OutputWindow].
+// PublishOutput sends a chunk and returns before it is acknowledged; the channel delivers the result. Chunks of one
+// exec that are sent one after another are stored in that order, with the exception of [OutputWindow].
 func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan error, error) {
 	m := nats.NewMsg(protocol.LogSubject(tenant, sandbox, exec))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
@@ -68,15 +67,15 @@ func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan erro
 	return done, nil
 }
 
-// Reconnects counts the times that the connection was made again.
+// Reconnects counts the reconnects.
 func (c *Conn) Reconnects() uint64 { return c.nc.Stats().Reconnects }
 
-// MayLoseOutput says whether the server may lose output that it acknowledged a moment before it was
-// killed: a single one writes it to disk a little later. [Conn.Open] must have succeeded.
+// MayLoseOutput reports whether the server may lose output that it acknowledged shortly before it was killed: a single
+// server writes output to disk a little later. [Conn.Open] must have succeeded.
 func (c *Conn) MayLoseOutput() bool { return c.singleReplica() }
 
-// OutputEnd reads how far the output of an exec was published without a gap. Some of what follows may
-// be stored, too.
+// OutputEnd reads up to where the output of an exec was published without a gap. Some of the output after that may also
+// be stored.
 func (c *Conn) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
 	m, err := c.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -89,30 +88,32 @@ func (c *Conn) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (std
 	return k.NextStdout, k.NextStderr, err
 }
 
-// ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record
-// of the output stream on. It returns the record after the last one. A chunk may come twice, and
-// behind some that follow it; its offset tells.
-func (c *Conn) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64, visit func(Chunk) error) (next uint64, err error) {
+// ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record of the output
+// stream on. It returns the record after the last one. A chunk may come twice, and after some that follow it, as its
+// offset shows.
+func (c *Conn) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
+	visit func(Chunk) error) (next uint64, err error) {
 	next = from
-	err = c.scan(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec), from, func(m *stored) (bool, error) {
+	subject := protocol.LogSubject(tenant, sandbox, exec)
+	err = c.scan(ctx, protocol.StreamLogs, subject, from, func(m *stored) (bool, error) {
 		k, err := chunkOf(m.header, m.data)
 		if err != nil {
 			return false, err
 		}
 		next = m.sequence + 1
-		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server's own
+		k.At, _ = time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp")) // the server writes it
 		return true, visit(k)
 	})
 	return next, err
 }
 
-// LiveOutput hears the chunks of an exec as they are published, until stop is called. Messages are
-// lost while the connection is away; offsets tell.
+// LiveOutput receives the chunks of an exec as they are published, until stop is called. Messages are lost while the
+// connection is away, as the offsets show.
 func (c *Conn) LiveOutput(tenant, sandbox, exec string, handle func(Chunk)) (stop func(), err error) {
 	sub, err := c.nc.Subscribe(protocol.LogSubject(tenant, sandbox, exec), func(m *nats.Msg) {
 		k, err := chunkOf(m.Header, m.Data)
 		if err != nil {
-			c.log.Warn("a chunk of output cannot be read", "subject", m.Subject, "error", err)
+			c.log.Warn("could not read a chunk of output", "subject", m.Subject, "error", err)
 			return
 		}
 		handle(k)
@@ -132,15 +133,23 @@ func chunkOf(h nats.Header, data []byte) (Chunk, error) {
 	for _, f := range []struct {
 		header string
 		value  *int64
-	}{{protocol.HeaderOffset, &k.Offset}, {protocol.HeaderNextOut, &k.NextStdout}, {protocol.HeaderNextErr, &k.NextStderr}} {
+	}{
+		{protocol.HeaderOffset, &k.Offset},
+		{protocol.HeaderNextOut, &k.NextStdout},
+		{protocol.HeaderNextErr, &k.NextStderr},
+	} {
 		v, err := strconv.ParseInt(h.Get(f.header), 10, 64)
 		if err != nil || v < 0 {
-			return k, protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, "a chunk of output without %s", f.header)
+			return k, undecodable("a chunk of output has no %s", f.header)
 		}
 		*f.value = v
 	}
 	if k.Stream != Stdout && k.Stream != Stderr {
-		return k, protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, "a chunk of output of stream %.20q", k.Stream)
+		return k, undecodable("a chunk of output belongs to stream %.20q", k.Stream)
 	}
 	return k, nil
+}
+
+func undecodable(format string, args ...any) error {
+	return protocol.Errorf(protocol.Internal, protocol.ReasonUndecodable, format, args...)
 }

@@ -99,7 +99,8 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		for range 2 * chunks {
 			must(t, receive(t, 5*time.Second, "the live output", heard))
 		}
-		if !bytes.Equal(read.stdout.Bytes(), live.stdout.Bytes()) || read.stdout.Len() != chunks*size || read.stderr.Len() != chunks {
+		if !bytes.Equal(read.stdout.Bytes(), live.stdout.Bytes()) || read.stdout.Len() != chunks*size ||
+			read.stderr.Len() != chunks {
 			t.Fatalf("%d and %d bytes read, %d live", read.stdout.Len(), read.stderr.Len(), live.stdout.Len())
 		}
 		// Who stopped after a chunk goes on behind it.
@@ -128,7 +129,13 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 func TestAnExecWithoutOutputEndsAtZero(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
-		if stdout, stderr, err := c.OutputEnd(t.Context(), d.tenant, "s1", "none"); stdout != 0 || stderr != 0 || err != nil {
+		if stdout, stderr, err := c.OutputEnd(
+			t.Context(),
+			d.tenant,
+			"s1",
+			"none",
+		); stdout != 0 || stderr != 0 ||
+			err != nil {
 			t.Fatal(stdout, stderr, err)
 		}
 		if next, err := c.ReadOutput(t.Context(), d.tenant, "s1", "none", 7, nil); next != 7 || err != nil {

@@ -8,18 +8,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A page of output is found by its offset, not read up to: the messages of one log are stored in the order of
-// their offsets, but for those that were sent again, which are behind some that follow them, by outputReach at
-// most. So the place is looked for by halves, and messages before it are read only where a chunk is not found
-// where it should be.
+// A page of output is found by its offset. The messages of a log are stored in the order of their offsets, except those
+// that were sent again, which come after some that follow them, by at most outputReach. So the position is found by
+// binary search, and the messages before it are read only if a chunk is missing there.
 
 const (
-	// outputReach is how far ahead of a byte that is still missing output may be stored.
+	// outputReach is how far output may be stored ahead of a missing byte.
 	outputReach = OutputWindow * ChunkSize
-	// pageSteps is how many messages one page reads at most: a command that prints much in small pieces gets
-	// shorter pages.
+	// pageSteps is the most messages that one page reads: commands that print in many small pieces get shorter pages.
 	pageSteps = 64
-	// replicaPause is between two looks at a replica that lags behind its leader.
+	// replicaPause is the pause before a replica that is behind its leader is read again.
 	replicaPause = 20 * time.Millisecond
 )
 
@@ -28,18 +26,23 @@ type outputPager struct {
 	conn    *Conn
 	subject string
 	stream  string
-	at      int64 // offset of the next byte wanted
+	at      int64 // offset of the next byte to read
 	limit   int
 	page    *protocol.OutputPage
 }
 
-// OutputPage reads a piece of a stream of output: at most limit bytes, from an offset on. log is an exec's id, or a name
-// as of [protocol.ServiceLog]. total is how many bytes there are in all once the command has ended, and negative
-// until then. Where what is wanted is no longer kept, the page begins behind it and says how much is missing. A page
-// without data, of output that goes on, means that there is none yet. Error: out_of_range for an offset beyond the end.
-func (c *Conn) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int, total int64) (*protocol.OutputPage, error) {
-	p := &outputPager{conn: c, subject: protocol.LogSubject(tenant, sandbox, log), stream: stream, at: offset, limit: limit,
-		page: &protocol.OutputPage{Stream: stream, Offset: offset, Data: []byte{}, Ended: total >= 0, End: max(total, 0)}}
+// OutputPage reads at most limit bytes of an output stream from an offset on. log is an exec's id or a name as of
+// [protocol.ServiceLog]. total is the number of bytes after the command has ended, and negative before. If the
+// requested bytes are no longer stored, the page begins after them and says how many are missing. A page without data
+// means that there is none yet, unless the output has ended. Error: out_of_range for an offset beyond the end.
+func (c *Conn) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int,
+	total int64) (*protocol.OutputPage, error) {
+	p := &outputPager{
+		conn: c, subject: protocol.LogSubject(tenant, sandbox, log), stream: stream, at: offset, limit: limit,
+		page: &protocol.OutputPage{
+			Stream: stream, Offset: offset, Data: []byte{}, Ended: total >= 0, End: max(total, 0),
+		},
+	}
 	if err := p.read(ctx, total); err != nil {
 		return nil, err
 	}
@@ -50,12 +53,13 @@ func (c *Conn) OutputPage(ctx context.Context, tenant, sandbox, log, stream stri
 	return p.page, nil
 }
 
-// beyondEnd refuses an offset that nothing was written at.
+// beyondEnd refuses an offset at which nothing was written.
 func (p *outputPager) beyondEnd() error {
 	if p.at <= p.page.End || !p.page.Ended && p.at <= p.page.End+outputReach {
 		return nil
 	}
-	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d", p.at, p.stream, p.page.End)
+	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+		"offset %d of %s is beyond its end at %d", p.at, p.stream, p.page.End)
 	e.Field = "offset"
 	return e
 }
@@ -63,7 +67,7 @@ func (p *outputPager) beyondEnd() error {
 func (p *outputPager) read(ctx context.Context, total int64) error {
 	last, err := p.conn.lastOnSubject(ctx, protocol.StreamLogs, p.subject)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return p.nothing(total)
+		return p.empty(total)
 	}
 	if err != nil {
 		return err
@@ -77,7 +81,7 @@ func (p *outputPager) read(ctx context.Context, total int64) error {
 	}
 	first, err := p.oldest(ctx)
 	if protocol.CodeOf(err) == protocol.NotFound { // removed meanwhile
-		return p.nothing(total)
+		return p.empty(total)
 	}
 	if err != nil {
 		return err
@@ -89,31 +93,31 @@ func (p *outputPager) read(ctx context.Context, total int64) error {
 	case p.at >= p.page.End:
 		return nil // there is nothing yet, or no more
 	case end > p.at:
-		found, err := p.halve(ctx, p.at, first, last)
+		found, err := p.bisect(ctx, p.at, first, last)
 		if err != nil {
 			return err
 		}
 		covers, err := p.take(found)
 		if err != nil || covers {
-			return p.goOn(ctx, found.sequence, err)
+			return p.extend(ctx, found.sequence, err)
 		}
 	}
 	return p.search(ctx, first, last)
 }
 
-// nothing is for a log of which nothing is kept. How far one went that goes on is not known then: who read it up to
-// where they ask is told that there is no more yet.
-func (p *outputPager) nothing(total int64) error {
+// empty makes the page of a log that has no messages any more. The length of output that has not ended is then unknown:
+// a reader that has read up to its offset gets an empty page.
+func (p *outputPager) empty(total int64) error {
 	if total < 0 {
 		p.page.Oldest, p.page.End = p.at, p.at
 		return nil
 	}
-	p.at = max(p.at, total) // all of it is gone
+	p.at = max(p.at, total) // all of the output was removed
 	p.page.Oldest, p.page.End = total, total
 	return p.beyondEnd()
 }
 
-// position is how far a stream was published when a message was stored, as far as the message says.
+// position returns how much of the stream was published when a message was stored, as far as the message tells.
 func (p *outputPager) position(m *stored) (int64, error) {
 	k, err := chunkOf(m.header, m.data)
 	if k.Stream == p.stream {
@@ -122,7 +126,7 @@ func (p *outputPager) position(m *stored) (int64, error) {
 	return p.vouched(&k), err
 }
 
-// vouched is how far a stream is stored without a gap once a chunk is.
+// vouched returns how much of a stream is stored without a gap once a chunk is stored.
 func (p *outputPager) vouched(k *Chunk) int64 {
 	if p.stream == Stderr {
 		return k.NextStderr
@@ -130,7 +134,7 @@ func (p *outputPager) vouched(k *Chunk) int64 {
 	return k.NextStdout
 }
 
-// oldest reads the first message that is kept, and which of the stream's bytes are.
+// oldest reads the oldest message and notes the oldest stored byte.
 func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 	if first, err = p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
 		return nil, err
@@ -146,12 +150,13 @@ func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
 	return first, nil
 }
 
-// halve finds the message at which the stream goes beyond an offset. It does so at last, and may before first.
-func (p *outputPager) halve(ctx context.Context, offset int64, first, last *stored) (*stored, error) {
+// bisect finds the message at which the stream passes an offset. It does so at last, and may do so before first.
+func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *stored) (*stored, error) {
 	if at, err := p.position(first); err != nil || at > offset {
 		return first, err
 	}
-	low, high := first.sequence, last.sequence // it does not at low; it does at found, the first message from high on
+	// The stream does not pass the offset at low. It does at found, the first message from high on.
+	low, high := first.sequence, last.sequence
 	found := last
 	for high-low > 1 {
 		middle := low + (high-low)/2
@@ -178,7 +183,7 @@ func (p *outputPager) halve(ctx context.Context, offset int64, first, last *stor
 	return found, nil
 }
 
-// take adds what a message has of the wanted bytes. covers says whether it has the next one.
+// take adds the requested bytes of a message to the page. covers says whether the message has the next byte.
 func (p *outputPager) take(m *stored) (covers bool, err error) {
 	k, err := chunkOf(m.header, m.data)
 	end := k.Offset + int64(len(k.Data))
@@ -192,8 +197,8 @@ func (p *outputPager) take(m *stored) (covers bool, err error) {
 	return true, nil
 }
 
-// goOn adds what follows a message, as far as it is stored in order.
-func (p *outputPager) goOn(ctx context.Context, after uint64, err error) error {
+// extend adds the messages after one, as far as they are stored in order.
+func (p *outputPager) extend(ctx context.Context, after uint64, err error) error {
 	for range pageSteps {
 		if err != nil || len(p.page.Data) == p.limit {
 			return err
@@ -213,17 +218,17 @@ func (p *outputPager) goOn(ctx context.Context, after uint64, err error) error {
 	return nil
 }
 
-// search looks for the next byte wherever it may be stored, and goes over to the next one that is kept where it is
-// not there any more. last is the newest message, as the leader has it.
+// search looks for the next byte wherever it may be stored, and skips to the next stored byte if it was removed. last
+// is the newest message according to the leader.
 func (p *outputPager) search(ctx context.Context, first, last *stored) error {
-	from, err := p.halve(ctx, p.at-outputReach-ChunkSize, first, last)
+	from, err := p.bisect(ctx, p.at-outputReach-ChunkSize, first, last)
 	if err != nil {
 		return err
 	}
 	var found *stored
-	var gone bool // more was stored than may be ahead of what is on its way
+	var gone bool // the stored output is too far ahead for the byte to be still in flight
 	next := int64(-1)
-	look := func(m *stored) (bool, error) {
+	inspect := func(m *stored) (bool, error) {
 		k, err := chunkOf(m.header, m.data)
 		if err != nil {
 			return false, err
@@ -240,38 +245,38 @@ func (p *outputPager) search(ctx context.Context, first, last *stored) error {
 		}
 		return found == nil && k.Offset <= p.at+2*outputReach, nil
 	}
-	if err := p.scanTo(ctx, from.sequence, last.sequence, look); err != nil {
+	if err := p.scanTo(ctx, from.sequence, last.sequence, inspect); err != nil {
 		return err
 	}
 	switch {
 	case found != nil:
 		_, err := p.take(found)
-		return p.goOn(ctx, found.sequence, err)
+		return p.extend(ctx, found.sequence, err)
 	case !p.page.Ended && !gone:
-		return nil // it is on its way
+		return nil // it is in flight
 	case next < 0:
 		p.at = p.page.End
 		return nil
 	}
 	p.at = next
-	from, err = p.halve(ctx, next, first, last)
+	from, err = p.bisect(ctx, next, first, last)
 	if err != nil {
 		return err
 	}
 	_, err = p.take(from)
-	return p.goOn(ctx, from.sequence, err)
+	return p.extend(ctx, from.sequence, err)
 }
 
-// scanTo visits the messages of the log from one on, and at least up to another one, which a replica that lags
-// behind may not have yet.
+// scanTo visits the messages of the log from one sequence to another at least, which a replica that is behind may not
+// have yet.
 func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*stored) (bool, error)) error {
 	ctx, cancel := p.conn.bound(ctx)
 	defer cancel()
 	for enough := false; ; {
 		err := p.conn.scan(ctx, protocol.StreamLogs, p.subject, from, func(m *stored) (bool, error) {
-			goOn, err := visit(m)
-			from, enough = m.sequence+1, !goOn
-			return goOn, err
+			more, err := visit(m)
+			from, enough = m.sequence+1, !more
+			return more, err
 		})
 		if err != nil || enough || from > to {
 			return err

@@ -14,14 +14,32 @@ import (
 )
 
 // pages reads a stream of output page by page, from an offset on, until a page has nothing.
-func pages(ctx context.Context, c *jetstream.Conn, tenant, exec, stream string, offset int64, limit int, total int64) (data []byte, missing int64, err error) {
+func pages(
+	ctx context.Context,
+	c *jetstream.Conn,
+	tenant, exec, stream string,
+	offset int64,
+	limit int,
+	total int64,
+) (data []byte, missing int64, err error) {
 	for {
 		p, err := c.OutputPage(ctx, tenant, "s", exec, stream, offset, limit, total)
 		if err != nil {
 			return nil, 0, err
 		}
-		if p.Offset != offset+p.Missing || p.Next != p.Offset+int64(len(p.Data)) || len(p.Data) > limit || p.End < p.Next || p.Oldest > p.Offset {
-			return nil, 0, fmt.Errorf("from %d: %d bytes at %d, next %d, %d missing, %d to %d are kept", offset, len(p.Data), p.Offset, p.Next, p.Missing, p.Oldest, p.End)
+		if p.Offset != offset+p.Missing || p.Next != p.Offset+int64(len(p.Data)) || len(p.Data) > limit ||
+			p.End < p.Next ||
+			p.Oldest > p.Offset {
+			return nil, 0, fmt.Errorf(
+				"from %d: %d bytes at %d, next %d, %d missing, %d to %d are kept",
+				offset,
+				len(p.Data),
+				p.Offset,
+				p.Next,
+				p.Missing,
+				p.Oldest,
+				p.End,
+			)
 		}
 		if p.Next == offset {
 			return data, missing, nil
@@ -55,7 +73,8 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 		for offset, limit := range map[int64]int{0: 40_000, 1: 999, 999: 1, 1000: 100_000, 77_777: 7000, int64(len(stdout) - 1): 5, int64(len(stdout)): 5} {
 			if limit == 1 {
 				p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, limit, total)
-				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) || p.End != int64(len(stdout)) {
+				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) ||
+					p.End != int64(len(stdout)) {
 					t.Errorf("one byte: %+v, %v", p, err)
 				}
 				continue
@@ -66,10 +85,29 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 			}
 		}
 	}
-	if got, _, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stderr, 3, 10, n); err != nil || !bytes.Equal(got, stderr[3:]) {
+	if got, _, err := pages(
+		t.Context(),
+		c,
+		d.tenant,
+		"x",
+		jetstream.Stderr,
+		3,
+		10,
+		n,
+	); err != nil ||
+		!bytes.Equal(got, stderr[3:]) {
 		t.Errorf("stderr: %d bytes, %v", len(got), err)
 	}
-	_, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, int64(len(stdout))+1, 1, int64(len(stdout)))
+	_, err := c.OutputPage(
+		t.Context(),
+		d.tenant,
+		"s",
+		"x",
+		jetstream.Stdout,
+		int64(len(stdout))+1,
+		1,
+		int64(len(stdout)),
+	)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 	_, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 1<<40, 1, -1)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
@@ -84,22 +122,60 @@ func TestPagesOfOutputThatWasStoredOutOfOrder(t *testing.T) {
 		return jetstream.Chunk{Stream: jetstream.Stdout, Offset: at, Data: []byte(data), NextStdout: next}
 	}
 	const text = "0123456789abcdefghij"
-	in := []jetstream.Chunk{chunk(0, text[:4], 4), chunk(8, text[8:12], 4), chunk(12, text[12:16], 4), chunk(4, text[4:8], 8), chunk(8, text[8:12], 12), chunk(12, text[12:16], 16), chunk(16, text[16:], 20)}
+	in := []jetstream.Chunk{
+		chunk(0, text[:4], 4),
+		chunk(8, text[8:12], 4),
+		chunk(12, text[12:16], 4),
+		chunk(4, text[4:8], 8),
+		chunk(8, text[8:12], 12),
+		chunk(12, text[12:16], 16),
+		chunk(16, text[16:], 20),
+	}
 	publishInOrder(t, c, d.tenant, "x", in...)
 	for offset := range int64(len(text)) {
 		for limit := 1; limit < 9; limit += 3 {
-			if got, missing, err := pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, offset, limit, int64(len(text))); err != nil || string(got) != text[offset:] || missing != 0 {
+			if got, missing, err := pages(
+				t.Context(),
+				c,
+				d.tenant,
+				"x",
+				jetstream.Stdout,
+				offset,
+				limit,
+				int64(len(text)),
+			); err != nil || string(got) != text[offset:] ||
+				missing != 0 {
 				t.Errorf("from %d by %d: %q, %d missing, %v", offset, limit, got, missing, err)
 			}
 		}
 	}
 	// While something is on its way, a page ends before it, and loses nothing.
 	publishInOrder(t, c, d.tenant, "y", in[:2]...)
-	if got, missing, err := pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 0, 100, -1); err != nil || string(got) != text[:4] || missing != 0 {
+	if got, missing, err := pages(
+		t.Context(),
+		c,
+		d.tenant,
+		"y",
+		jetstream.Stdout,
+		0,
+		100,
+		-1,
+	); err != nil || string(got) != text[:4] ||
+		missing != 0 {
 		t.Errorf("before the gap: %q, %d missing, %v", got, missing, err)
 	}
 	publishInOrder(t, c, d.tenant, "y", in[3:5]...) // from the first that was not stored on
-	if got, _, err := pages(t.Context(), c, d.tenant, "y", jetstream.Stdout, 4, 100, -1); err != nil || string(got) != text[4:12] {
+	if got, _, err := pages(
+		t.Context(),
+		c,
+		d.tenant,
+		"y",
+		jetstream.Stdout,
+		4,
+		100,
+		-1,
+	); err != nil ||
+		string(got) != text[4:12] {
 		t.Errorf("after it: %q, %v", got, err)
 	}
 }
@@ -140,8 +216,25 @@ func TestAPageOfOutputSaysWhatIsNoLongerKept(t *testing.T) {
 	must(t, err)
 	stream, err := js.Stream(t.Context(), protocol.StreamLogs)
 	must(t, err)
-	must(t, stream.Purge(t.Context(), natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x")), natsjs.WithPurgeSequence(8))) // 4 of stdout
-	if p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, 30, 1000, 1000); err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 || p.Oldest != 400 {
+	must(
+		t,
+		stream.Purge(
+			t.Context(),
+			natsjs.WithPurgeSubject(protocol.LogSubject(d.tenant, "s", "x")),
+			natsjs.WithPurgeSequence(8),
+		),
+	) // 4 of stdout
+	if p, err = c.OutputPage(
+		t.Context(),
+		d.tenant,
+		"s",
+		"x",
+		jetstream.Stdout,
+		30,
+		1000,
+		1000,
+	); err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 ||
+		p.Oldest != 400 {
 		t.Errorf("where the beginning is gone: %d bytes, %+v, %v", len(p.Data), p, err)
 	}
 	for seq := uint64(13); seq <= 16; seq++ { // stdout 600 to 800
@@ -154,7 +247,17 @@ func TestAPageOfOutputSaysWhatIsNoLongerKept(t *testing.T) {
 	for seq := uint64(17); seq <= 20; seq++ {
 		must(t, stream.DeleteMsg(t.Context(), seq))
 	}
-	if got, missing, err = pages(t.Context(), c, d.tenant, "x", jetstream.Stdout, 450, 70, 1000); err != nil || missing != 400 || len(got) != 150 {
+	if got, missing, err = pages(
+		t.Context(),
+		c,
+		d.tenant,
+		"x",
+		jetstream.Stdout,
+		450,
+		70,
+		1000,
+	); err != nil || missing != 400 ||
+		len(got) != 150 {
 		t.Errorf("without the end: %d bytes, %d missing, %v", len(got), missing, err)
 	}
 }
@@ -168,7 +271,16 @@ func TestAPageOfOutputReadsNotWhatIsBeforeIt(t *testing.T) {
 	must(t, publishChunks(t, c, d.tenant, "s", "x", size, n))
 	before := c.Received()
 	for _, offset := range []int64{0, 50 * size, 99 * size, 100 * size} {
-		if _, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, 1000, 100*size); err != nil {
+		if _, err := c.OutputPage(
+			t.Context(),
+			d.tenant,
+			"s",
+			"x",
+			jetstream.Stdout,
+			offset,
+			1000,
+			100*size,
+		); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// StoredOutput is a chunk of output as far as its size is concerned.
+// StoredOutput is the size of a stored chunk of output.
 type StoredOutput struct {
 	Tenant, Sandbox string
-	Record          uint64 // of the output stream
-	Bytes           int64  // that it takes there, about
+	Record          uint64 // in the output stream
+	Bytes           int64  // approximate, as stored
 }
 
-// OutputRoom is how much output is kept.
+// OutputRoom is the size and limit of the stored output.
 type OutputRoom struct {
 	First uint64 // the oldest record
 	Last  uint64 // the newest
@@ -25,35 +25,41 @@ type OutputRoom struct {
 	Limit int64 // beyond it the server removes the oldest output of all sandboxes; 0: no limit
 }
 
-// storedBeside is what the server's store adds to a message.
+// storedBeside is the server's overhead for each message.
 const storedBeside = 34
 
-// OutputSizes reads how large the chunks are that are stored from a record on, without their data, and says
-// where to go on later. [IsRewound] says that what was read before is not there any more.
+// OutputSizes reads the sizes of the chunks from a record on, without their data, and returns the record to continue
+// from. [IsRewound] says that the stream no longer has what was read before.
 func (c *Conn) OutputSizes(ctx context.Context, from uint64, visit func(StoredOutput)) (next uint64, err error) {
 	ctx, enough := context.WithCancelCause(ctx)
 	defer enough(nil)
-	f := &follower{conn: c, stream: protocol.StreamLogs, filter: protocol.LogFilter, next: max(from, 1), headersOnly: true,
-		caughtUp: func() { enough(errAllRead) },
+	f := &follower{
+		conn:        c,
+		stream:      protocol.StreamLogs,
+		filter:      protocol.LogFilter,
+		next:        max(from, 1),
+		headersOnly: true,
+		caughtUp:    func() { enough(errAllRead) },
 		handle: func(m *stored) {
 			if tenant, sandbox, ok := protocol.SplitLogSubject(m.subject); ok {
 				visit(StoredOutput{Tenant: tenant, Sandbox: sandbox, Record: m.sequence, Bytes: storedSize(m)})
 			}
-		}}
+		},
+	}
 	if err := f.run(ctx); context.Cause(ctx) != errAllRead {
 		return f.next, err
 	}
 	return f.next, nil
 }
 
-var errAllRead = errors.New("all that there was is read")
+var errAllRead = errors.New("everything stored at the start has been read")
 
-// storedSize is about what a message takes that came without its data.
+// storedSize returns the approximate stored size of a message that was read without its data.
 func storedSize(m *stored) int64 {
 	size, _ := strconv.ParseInt(m.header.Get(nats.MsgSize), 10, 64) // 0: no data
 	size += int64(len(m.subject)) + storedBeside
 	for name, values := range m.header {
-		if name == nats.MsgSize { // the server's own, for those that want no data
+		if name == nats.MsgSize { // added by the server for readers of headers
 			continue
 		}
 		for _, v := range values {
@@ -63,16 +69,19 @@ func storedSize(m *stored) int64 {
 	return size
 }
 
-// OutputRoom asks how much output is kept.
+// OutputRoom reads the size and limit of the stored output.
 func (c *Conn) OutputRoom(ctx context.Context) (OutputRoom, error) {
 	info, err := c.streamInfo(ctx, protocol.StreamLogs)
 	if err != nil {
 		return OutputRoom{}, err
 	}
-	return OutputRoom{First: info.State.FirstSeq, Last: info.State.LastSeq, Bytes: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0)}, nil
+	return OutputRoom{
+		First: info.State.FirstSeq, Last: info.State.LastSeq,
+		Bytes: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0),
+	}, nil
 }
 
-// PurgeOutput removes a sandbox's output up to a record. Readers of it are told where it begins now.
+// PurgeOutput removes a sandbox's output up to a record. Readers learn from their next page where it begins now.
 func (c *Conn) PurgeOutput(ctx context.Context, tenant, sandbox string, through uint64) error {
 	return c.purgeThrough(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), through)
 }

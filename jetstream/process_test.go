@@ -49,7 +49,14 @@ func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 	running := map[string]*exec.Cmd{}
 	dir := t.TempDir()
 	for i := range 3 {
-		cfg := embedded.Config{Dir: fmt.Sprintf("%s/n%d", dir, i+1), Name: fmt.Sprintf("n%d", i+1), ClusterName: "boxfleet", Port: ports[i], ClusterPort: ports[3+i], SyncLazily: true}
+		cfg := embedded.Config{
+			Dir:         fmt.Sprintf("%s/n%d", dir, i+1),
+			Name:        fmt.Sprintf("n%d", i+1),
+			ClusterName: "boxfleet",
+			Port:        ports[i],
+			ClusterPort: ports[3+i],
+			SyncLazily:  true,
+		}
 		for j := range 3 {
 			if j != i {
 				cfg.Routes = append(cfg.Routes, fmt.Sprintf("nats://127.0.0.1:%d", ports[3+j]))

@@ -15,23 +15,21 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Provision makes every stream and bucket that is missing and brings the others up to date. It reads
-// and compares all of them before it changes the first, and weakens none: an explicit setting that
-// would is refused. It may run at the same time in several coordinators, and any number of times.
+// Provision makes missing streams and buckets and updates the others. It reads and compares all of them before it
+// changes anything, and never weakens one: a setting that would is refused. Several coordinators may run it at once,
+// and any number of times. While a cluster is starting, it waits until ctx ends.
 //
-// It waits for a cluster that is just starting, until ctx ends.
-// Errors: failed_precondition with reason would_weaken or needs_migration, and the field; with reason
-// server_settings where the server has no room for the limits; unavailable.
+// Errors: failed_precondition with reason would_weaken or needs_migration, and the field; with reason server_settings
+// if the server has no room for the limits; unavailable.
 func (c *Conn) Provision(ctx context.Context, a Assets) error { return c.provision(ctx, a, false) }
 
-// Change is Provision for an operator's explicit command, which may lower ages and sizes. Replicas
-// are changed by [Conn.Grow] only.
+// Change is Provision for an operator's command, which may lower ages and sizes. Only [Conn.Grow] changes replicas.
 func (c *Conn) Change(ctx context.Context, a Assets) error { return c.provision(ctx, a, true) }
 
 func (c *Conn) provision(ctx context.Context, a Assets, deliberate bool) error {
 	var p plan
 	err := c.provisioned(ctx, "the streams", func(context.Context) (err error) {
-		for again := true; again && err == nil; { // somebody else makes them at the same time
+		for again := true; again && err == nil; { // another coordinator may be provisioning too
 			var there map[string]found
 			if there, err = c.found(ctx, &a); err == nil {
 				p, err = planned(a, there, deliberate)
@@ -46,19 +44,19 @@ func (c *Conn) provision(ctx context.Context, a Assets, deliberate bool) error {
 		return err
 	}
 	for _, problem := range p.problems {
-		c.log.Error("what is stored is less safe than it was meant to be", "problem", problem)
+		c.log.Error("storage is less safe than intended", "problem", problem)
 	}
 	return c.readAssets(ctx)
 }
 
-// found reads all streams that there are.
+// found reads the state of all existing streams.
 func (c *Conn) found(ctx context.Context, a *Assets) (map[string]found, error) {
 	there := map[string]found{}
 	names := []string{}
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
 	}
-	for _, name := range append(names, streamMoving) { // the last: it is there while the output's stream is not
+	for _, name := range append(names, streamMoving) { // last, since it exists while the output's stream does not
 		info, err := c.streamInfo(ctx, name)
 		switch {
 		case err == nil:
@@ -74,8 +72,7 @@ func isReason(err error, reason string) bool {
 	return err != nil && protocol.AsError(err).Reason == reason
 }
 
-// carryOut does what is planned; again says that somebody else made a stream meanwhile, and the plan
-// has to be made again.
+// carryOut executes a plan. again says that another process has made a stream meanwhile: the plan must be made again.
 func (c *Conn) carryOut(ctx context.Context, p *plan) (again bool, err error) {
 	if again, err := c.createAll(ctx, p); again || err != nil {
 		return again, err
@@ -83,7 +80,8 @@ func (c *Conn) carryOut(ctx context.Context, p *plan) (again bool, err error) {
 	for _, cfg := range p.update {
 		err := c.updateStream(ctx, cfg)
 		if err != nil && p.late[cfg.Name] && noRoom(err) {
-			c.log.Warn("a limit is not set: the server has not the room that it would promise", "stream", cfg.Name, "limit", protocol.Bytes(cfg.MaxBytes))
+			c.log.Warn("could not set a limit: the server has too little room for it",
+				"stream", cfg.Name, "limit", protocol.Bytes(cfg.MaxBytes))
 			continue
 		}
 		if err != nil {
@@ -93,11 +91,11 @@ func (c *Conn) carryOut(ctx context.Context, p *plan) (again bool, err error) {
 	return false, nil
 }
 
-// leastFraction of its default size is the least that a stream is made with.
+// leastFraction is the smallest fraction of its default size, as 1/leastFraction, that a stream is made with.
 const leastFraction = 16
 
-// createAll makes the streams that are missing. Where the server has not the room for all, those whose
-// size nobody named get smaller alike, the ones that were just made too.
+// createAll makes the missing streams. If the server has too little room, it halves the size of all new streams with a
+// default size, also of those already made, until they fit.
 func (c *Conn) createAll(ctx context.Context, p *plan) (again bool, err error) {
 	fraction := int64(1)
 	fitted := func(cfg jetstream.StreamConfig) jetstream.StreamConfig {
@@ -129,7 +127,8 @@ func (c *Conn) createAll(ctx context.Context, p *plan) (again bool, err error) {
 		}
 	}
 	if fraction > 1 {
-		c.log.Warn("the streams are smaller than by default: the server's max_file_store has no more room", "part", fmt.Sprintf("1/%d", fraction))
+		c.log.Warn("the streams are smaller than by default: the server's max_file_store has no more room",
+			"part", fmt.Sprintf("1/%d", fraction))
 	}
 	return false, nil
 }
@@ -141,8 +140,8 @@ func (c *Conn) createStream(ctx context.Context, cfg jetstream.StreamConfig) err
 	})
 }
 
-// apply asks the server for a change that may be asked for twice, until it is answered: a cluster that is
-// just starting drops some of what it is asked. The error is the server's own.
+// apply sends an idempotent change until it is answered, since a starting cluster drops some requests. The error is the
+// server's own.
 func (c *Conn) apply(ctx context.Context, doing string, change func(context.Context) error) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -165,10 +164,11 @@ func (c *Conn) updateStream(ctx context.Context, cfg jetstream.StreamConfig) err
 	})
 }
 
-// noRoom says whether the server has not the room that a stream's limit would promise.
+// noRoom reports whether the server lacks the room for a stream's limit.
 func noRoom(err error) bool {
 	var api *jetstream.APIError
-	return errors.As(err, &api) && (api.ErrorCode == codeInsufficientStorage || api.ErrorCode == codeInsufficientStore || api.ErrorCode == codeAccountResources)
+	return errors.As(err, &api) && (api.ErrorCode == codeInsufficientStorage ||
+		api.ErrorCode == codeInsufficientStore || api.ErrorCode == codeAccountResources)
 }
 
 func noRoomFor(cfg jetstream.StreamConfig, err error) error {
@@ -176,22 +176,23 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 		return translate(err, "provision "+cfg.Name)
 	}
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings,
-		"the NATS server's file store has no room for %s, which may take %s: raise max_file_store in its jetstream { store_dir, max_file_store }, or lower the sizes under coordinator in Boxfleet's configuration",
+		"the NATS server's file store has no room for %s, which may take %s: raise max_file_store in its "+
+			"jetstream { store_dir, max_file_store }, or lower the sizes under coordinator in Boxfleet's configuration",
 		cfg.Name, protocol.Bytes(cfg.MaxBytes))
 }
 
-// provisioned makes something, and tries again where the cluster has no leader for it yet.
+// provisioned makes a stream, and retries while the cluster has no leader for it.
 func (c *Conn) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)
 		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return err
 		}
-		c.log.Warn("waiting for NATS to make what is kept in it", "what", name, "error", err)
+		c.log.Warn("waiting for NATS to make its streams", "what", name, "error", err)
 	}
 }
 
-// readAssets reads again what the deployment is: it may have grown.
+// readAssets reads the deployment's properties again, since it may have grown.
 func (c *Conn) readAssets(ctx context.Context) error {
 	c.mu.Lock()
 	c.meta = nil

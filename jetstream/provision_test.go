@@ -136,7 +136,12 @@ func TestProvisioningRefusesToWeakenBeforeItChangesAnything(t *testing.T) {
 func TestOneCoordinatorWithoutReplicasLeavesThreeOfThem(t *testing.T) {
 	t.Parallel()
 	d := sharedCluster(t)
-	wantError(t, d.conn(t).Provision(t.Context(), jetstream.Assets{Replicas: 1, LockTTL: lockTTL}), protocol.FailedPrecondition, protocol.ReasonWouldWeaken)
+	wantError(
+		t,
+		d.conn(t).Provision(t.Context(), jetstream.Assets{Replicas: 1, LockTTL: lockTTL}),
+		protocol.FailedPrecondition,
+		protocol.ReasonWouldWeaken,
+	)
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 	for _, stream := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
 		if got := configOf(t, d, stream).Replicas; got != 3 {
@@ -221,7 +226,13 @@ func TestReservedIDsCanBeTakenAwayByNobody(t *testing.T) {
 				t.Fatalf("after %s the reservation is %+v, %v", name, r, err)
 			}
 		}
-		if before, err := c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r2"}); err != nil || before == nil {
+		if before, err := c.ReserveSandbox(
+			ctx,
+			d.tenant,
+			"s1",
+			protocol.Reservation{Request: "r2"},
+		); err != nil ||
+			before == nil {
 			t.Fatalf("taken again: %+v, %v", before, err)
 		}
 	})
@@ -244,10 +255,14 @@ func TestAppendsAreStoredUnderTheSandboxAndHeardLive(t *testing.T) {
 
 		m, err := live.NextMsg(5 * time.Second)
 		must(t, err)
-		if m.Header.Get("Nats-Sequence") == "" || m.Header.Get("Nats-Subject") != protocol.EventSubject(d.tenant, "s1") {
+		if m.Header.Get("Nats-Sequence") == "" ||
+			m.Header.Get("Nats-Subject") != protocol.EventSubject(d.tenant, "s1") {
 			t.Fatalf("headers of the live message: %v", m.Header)
 		}
-		if k := m.Header.Get(protocol.HeaderKind); !strings.HasPrefix(k, "sandbox.accepted,") || m.Header.Get(protocol.HeaderWriter) != "writer-7" {
+		if k := m.Header.Get(
+			protocol.HeaderKind,
+		); !strings.HasPrefix(k, "sandbox.accepted,") ||
+			m.Header.Get(protocol.HeaderWriter) != "writer-7" {
 			t.Fatalf("headers for people: %v", m.Header)
 		}
 		b := receive(t, 5*time.Second, "the batch", heard)
@@ -255,7 +270,11 @@ func TestAppendsAreStoredUnderTheSandboxAndHeardLive(t *testing.T) {
 			t.Fatalf("heard %+v, appended at %d", b, events[0].Record)
 		}
 		// From the leader: a replica may not have it yet.
-		stored, err := nc.Request("$JS.API.STREAM.MSG.GET."+protocol.StreamEvents, fmt.Appendf(nil, `{"seq":%d}`, b.Record), 5*time.Second)
+		stored, err := nc.Request(
+			"$JS.API.STREAM.MSG.GET."+protocol.StreamEvents,
+			fmt.Appendf(nil, `{"seq":%d}`, b.Record),
+			5*time.Second,
+		)
 		must(t, err)
 		if !strings.Contains(string(stored.Data), `"subject":"`+protocol.EventSubject(d.tenant, "s1")+`"`) {
 			t.Fatalf("stored as %s", stored.Data)

@@ -44,7 +44,8 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 			err = f()
 		}
 		took := time.Since(began)
-		if protocol.CodeOf(err) != protocol.Unavailable || !strings.Contains(err.Error(), "NATS") || took > 5*time.Second {
+		if protocol.CodeOf(err) != protocol.Unavailable || !strings.Contains(err.Error(), "NATS") ||
+			took > 5*time.Second {
 			t.Errorf("%s ended after %s with %v", what, took, err)
 		}
 		t.Logf("%s ended after %s: %v", what, took, err)
@@ -92,8 +93,17 @@ func TestStorageSaysWhereJetStreamIsDisabled(t *testing.T) {
 	d := startCluster(t)
 	c := d.opened(t)
 	s := c.Storage(t.Context())
-	eventually(t, 20*time.Second, "everything is in sync", func() bool { s = c.Storage(t.Context()); return len(s.Problems) == 0 })
-	if promise := c.Durability(s, false); !strings.Contains(promise, "3 replicas") || !strings.Contains(promise, "all in sync") {
+	eventually(
+		t,
+		20*time.Second,
+		"everything is in sync",
+		func() bool { s = c.Storage(t.Context()); return len(s.Problems) == 0 },
+	)
+	if promise := c.Durability(
+		s,
+		false,
+	); !strings.Contains(promise, "3 replicas") ||
+		!strings.Contains(promise, "all in sync") {
 		t.Errorf("with all servers: %s", promise)
 	}
 	for n, server := range d.servers {
@@ -107,7 +117,11 @@ func TestStorageSaysWhereJetStreamIsDisabled(t *testing.T) {
 			t.Errorf("disabled on %d: %s", n+1, promise)
 		}
 	}
-	if promise := c.Durability(s, false); !strings.Contains(s.Problems[0], "disabled on every server") || !strings.HasPrefix(promise, "none now") {
+	if promise := c.Durability(
+		s,
+		false,
+	); !strings.Contains(s.Problems[0], "disabled on every server") ||
+		!strings.HasPrefix(promise, "none now") {
 		t.Errorf("disabled on all: %s; durability: %s", s.Problems[0], promise)
 	}
 }

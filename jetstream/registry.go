@@ -8,10 +8,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ReserveSandbox takes a sandbox id for ever. When the id was there before, it returns that
-// reservation, which may be of an earlier try of the same request; otherwise nil. Any error leaves
-// the outcome open; trying again is safe.
-func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (before *protocol.Reservation, err error) {
+// ReserveSandbox reserves a sandbox id forever. If the id was already reserved, it returns that reservation, which
+// may be from an earlier attempt of the same request; otherwise nil. After an error the outcome is unknown; repeating
+// the call is safe.
+func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (
+	before *protocol.Reservation, err error) {
 	return c.reserve(ctx, c.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
 }
 
@@ -25,7 +26,7 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 		if err == nil {
 			return nil, nil
 		}
-		// Only the registry itself says whose the id is: an error may hide a write that was done.
+		// Only the registry knows the id's owner: the write may have succeeded in spite of an error.
 		value, _, getErr := b.get(ctx, key)
 		if getErr == nil {
 			before := &protocol.Reservation{}
@@ -37,14 +38,19 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 		if err != ErrConflict {
 			return nil, err
 		}
-		// On a cluster, the entry that won may not be readable yet.
+		// In a cluster, the winning entry may not be readable yet.
 		if !pause.Wait(ctx) {
-			return nil, protocol.Errorf(protocol.Unavailable, "", "reserve %s: another request is reserving it now", key)
+			return nil, protocol.Errorf(
+				protocol.Unavailable,
+				"",
+				"reserve %s: another request is reserving it now",
+				key,
+			)
 		}
 	}
 }
 
-// SandboxReservation reads who took a sandbox id. Error: not_found.
+// SandboxReservation reads the reservation of a sandbox id. Error: not_found.
 func (c *Conn) SandboxReservation(ctx context.Context, tenant, sandbox string) (*protocol.Reservation, error) {
 	value, _, err := c.kv(protocol.BucketIDs).get(ctx, tenant+"."+sandbox)
 	if err != nil {
@@ -54,15 +60,20 @@ func (c *Conn) SandboxReservation(ctx context.Context, tenant, sandbox string) (
 	return &r, protocol.Decode(value, &r)
 }
 
-// FollowReservations hears of every sandbox id that was taken after a revision of the registry, and of each new one,
-// until ctx ends. caughtUp is called once, when everything was handled that was there at the beginning; it may be nil.
-func (c *Conn) FollowReservations(ctx context.Context, after uint64, handle func(tenant, sandbox string, r *protocol.Reservation, revision uint64), caughtUp func()) error {
+// FollowReservations handles every sandbox id that was reserved after a revision of the registry, and each new one,
+// until ctx ends. caughtUp is called once, after everything that existed at the start was handled; it may be nil.
+func (c *Conn) FollowReservations(
+	ctx context.Context,
+	after uint64,
+	handle func(tenant, sandbox string, r *protocol.Reservation, revision uint64),
+	caughtUp func(),
+) error {
 	b := c.kv(protocol.BucketIDs)
 	return b.followFrom(ctx, ">", after, func(key string, value []byte, revision uint64) {
 		tenant, sandbox, ok := cutKey(key)
 		r := &protocol.Reservation{}
 		if !ok || protocol.Decode(value, r) != nil {
-			c.log.Error("a reservation cannot be read", "key", key)
+			c.log.Error("could not read a reservation", "key", key)
 			return
 		}
 		handle(tenant, sandbox, r, revision)

@@ -29,7 +29,12 @@ func TestOfEightThatReserveAnIDExactlyOneHasIt(t *testing.T) {
 			for i, c := range conns {
 				mine := fmt.Sprintf("r%d", i)
 				go func() {
-					before, err := c.ReserveSandbox(context.WithoutCancel(t.Context()), d.tenant, id, protocol.Reservation{Request: mine})
+					before, err := c.ReserveSandbox(
+						context.WithoutCancel(t.Context()),
+						d.tenant,
+						id,
+						protocol.Reservation{Request: mine},
+					)
 					results <- result{mine, before, err}
 				}()
 			}

@@ -19,14 +19,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Submit publishes a request. When it returns nil the request is stored, and will be decided.
-// inbox is where the answer goes, as a hint: it may be lost, and the request is found again by its
-// id. Publishing the same id again is harmless: it is decided once, and each publish is answered.
-// Errors: resource_exhausted with reason queue_full; invalid_argument with reason too_large;
-// unavailable and deadline_exceeded leave the outcome open.
+// Submit publishes a request. If it returns nil, the request is stored and will be decided. The answer goes to inbox
+// but may be lost; then the client finds the outcome by the request's id. Publishing the same id again is harmless:
+// it is decided once, and each publish is answered. Errors: resource_exhausted with reason queue_full;
+// invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome is unknown.
 //
-// The message has no id of its own for JetStream: a repeat that the server drops as a duplicate is
-// stored and answered by nobody.
+// The message has no JetStream message id: the server would drop a repeat as a duplicate, and nobody would answer it.
 func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
 	ctx, done := c.whileQuorum(ctx)
 	defer done()
@@ -44,18 +42,18 @@ func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox stri
 	return c.orNoQuorum(translateWrite(causeOf(ctx, err), m.Subject))
 }
 
-// Answers is one inbox for the answers to many requests.
+// Answers is an inbox for the answers to many requests.
 type Answers struct {
 	conn   *Conn
 	sub    *nats.Subscription
 	prefix string
 
 	mu      sync.Mutex
-	waiting map[string]chan<- *protocol.Reply // by the inbox's own part of the subject
+	waiting map[string]chan<- *protocol.Reply // by the part of the subject after the prefix
 	next    uint64
 }
 
-// Answers opens the inbox; Close ends it.
+// Answers opens an inbox; Close closes it.
 func (c *Conn) Answers() (*Answers, error) {
 	a := &Answers{conn: c, prefix: c.nc.NewRespInbox(), waiting: map[string]chan<- *protocol.Reply{}}
 	var err error
@@ -63,11 +61,11 @@ func (c *Conn) Answers() (*Answers, error) {
 	return a, translate(err, "open an inbox")
 }
 
-// Expect returns an inbox for the answer to one request, and the channel that it arrives on, maybe
-// after some that only say what it waits for. Each call has an inbox of its own, also for a request
-// that somebody else waits for.
+// Expect returns an inbox for the answer to one request and the channel that it arrives on, possibly after replies that
+// only say what the request waits for. Each call returns an inbox of its own, even for a request that another call
+// waits for.
 func (a *Answers) Expect(request string) (inbox string, answer <-chan *protocol.Reply, stop func()) {
-	ch := make(chan *protocol.Reply, 2) // one of them for the answer itself
+	ch := make(chan *protocol.Reply, 2) // leaves room for the answer itself
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next++
@@ -94,7 +92,7 @@ func (a *Answers) deliver(m *nats.Msg) {
 	case r.Waiting == nil:
 		delete(a.waiting, own)
 		ch <- r
-	case len(ch) == 0: // else the one before is not read yet, and says the same
+	case len(ch) == 0: // otherwise the previous one is still unread and says the same
 		ch <- r
 	}
 }
@@ -102,7 +100,7 @@ func (a *Answers) deliver(m *nats.Msg) {
 // Close closes the inbox.
 func (a *Answers) Close() { _ = a.sub.Unsubscribe() } // fails only when the connection is closed
 
-// Delivery is one request, delivered to a coordinator.
+// Delivery is a request that was delivered to a coordinator.
 type Delivery struct {
 	Tenant, Verb, Sandbox string
 	ID                    string // of the request
@@ -112,10 +110,10 @@ type Delivery struct {
 	Sequence              uint64
 	StoredAt              time.Time
 	inbox                 string
-	waits                 bool // the client tells an answer that it waits from an outcome
+	waits                 bool // the client distinguishes "still waiting" from an outcome
 }
 
-// answerType is the form in which a payload is answered: its own where that is one that is spoken here.
+// answerType returns the content type of the answer to a payload: the payload's own if it is supported.
 func answerType(header string, payload []byte) string {
 	if protocol.ContentTypeOf(header, payload) == protocol.ContentJSON {
 		return protocol.ContentJSON
@@ -123,9 +121,9 @@ func answerType(header string, payload []byte) string {
 	return protocol.ContentMsgpack
 }
 
-// Answer sends the reply to who made the request, if they left an inbox. It may be lost.
+// Answer sends the reply to the request's inbox, if it has one. It may be lost.
 func (c *Conn) Answer(d *Delivery, r *protocol.Reply) {
-	// An inbox that is anything else would let a client speak with a coordinator's rights.
+	// Any other inbox would let a client publish with a coordinator's permissions.
 	if !strings.HasPrefix(d.inbox, "_INBOX.") || strings.ContainsAny(d.inbox, "*> \t\r\n") {
 		return
 	}
@@ -134,12 +132,12 @@ func (c *Conn) Answer(d *Delivery, r *protocol.Reply) {
 	m.Header.Set(protocol.HeaderContentType, contentType)
 	m.Data = protocol.EncodeAnswer(contentType, r, protocol.AnswersRequest)
 	if err := c.nc.PublishMsg(m); err != nil {
-		c.log.Warn("an answer is not sent", "request", d.ID, "error", err)
+		c.log.Warn("could not send an answer", "request", d.ID, "error", err)
 	}
 }
 
-// AnswerWaiting says to who made the request why it is not decided yet, where their client does not
-// take that for the outcome. It may be lost.
+// AnswerWaiting tells the client why its request is not decided yet, unless the client would take that for the outcome.
+// It may be lost.
 func (c *Conn) AnswerWaiting(d *Delivery, why *protocol.Error) {
 	if d.waits {
 		c.Answer(d, &protocol.Reply{Version: protocol.Version, Waiting: why})
@@ -149,24 +147,24 @@ func (c *Conn) AnswerWaiting(d *Delivery, why *protocol.Error) {
 const (
 	requestsConsumer = "coordinators"
 	endingConsumer   = "coordinators-ending"
-	// requestsHeld is how many requests all coordinators together hold at most.
+	// requestsHeld is the most requests that all coordinators together hold.
 	requestsHeld = 1024
 	endingHeld   = 64
 	requestsPull = 512
-	// requestAckWait is after how long a request goes to another coordinator, when the one that
-	// took it died. Taking one twice is harmless.
+	// requestAckWait is how long a dead coordinator's requests wait before they go to another one. Taking a request
+	// twice is harmless.
 	requestAckWait = 4 * time.Second
-	// keepPeriod is how often the server is told of requests that are held for longer.
-	keepPeriod = requestAckWait / 4
+	// extendPeriod is how often the ack wait of held requests is extended.
+	extendPeriod = requestAckWait / 4
 	// trimPeriod is how often settled requests are removed.
 	trimPeriod = 250 * time.Millisecond
-	trimMost   = 2 * time.Second // and, while one is not settled yet, at least
-	// MaxAttempts is how often a request may fail by a defect before it is filed as dead.
+	trimMost   = 2 * time.Second // longest pause while one is not settled yet
+	// MaxAttempts is how often a request may fail because of a defect before it becomes a dead letter.
 	MaxAttempts = 6
 )
 
-// HandleRequest decides one request. nil means decided and answered; an error means that somebody
-// else shall decide it: it is delivered again, to another coordinator where there is one.
+// HandleRequest decides one request. nil means decided and answered. After an error the request is delivered again, to
+// another coordinator if there is one.
 type HandleRequest func(ctx context.Context, d *Delivery) error
 
 // Requests is one coordinator's side of the queue of requests.
@@ -175,28 +173,28 @@ type Requests struct {
 	held held
 }
 
-// Requests opens the queue of requests; nothing is read yet.
+// Requests opens the queue of requests without reading anything yet.
 func (c *Conn) Requests() *Requests { return &Requests{conn: c} }
 
-// ConsumeRequests is [Requests.Consume] for a coordinator that needs nothing else of the queue.
+// ConsumeRequests is [Requests.Consume] for a coordinator that needs nothing else from the queue.
 func (c *Conn) ConsumeRequests(ctx context.Context, handle HandleRequest) error {
 	return c.Requests().Consume(ctx, handle)
 }
 
-// Consume hands each request to handle, all that the server gives at once, until ctx ends; then it
-// waits for those in hand. A request stays with this coordinator for as long as handle takes: no
-// other one gets it meanwhile. A coordinator that dies in handle leaves it to the next.
+// Consume calls handle with each request, concurrently for all that the server delivers, until ctx ends; then it waits
+// for the calls in flight. A request stays with this coordinator while handle runs. If the coordinator dies in handle,
+// the request goes to another one.
 //
-// The stream is not a work queue: there each acknowledgement removes its message with a durable
-// write of its own, which cost a tenth of all the work for an exec. The acknowledgements are kept
-// in the consumer's memory, and what is settled is removed four times a second, many at once. A
-// server that restarts in between delivers those again, which decides nothing twice.
+// The stream is not a work queue: there each acknowledgement would remove its message with a durable write of its own,
+// which cost a tenth of all the work for an exec. The consumer holds acknowledgements in memory, and settled requests
+// are removed up to four times a second, many at once. A server that restarts in between delivers them again, which
+// decides nothing twice.
 func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	var settled atomic.Int64
-	beside, stop := context.WithCancel(ctx)
+	background, stop := context.WithCancel(ctx)
 	defer stop()
-	go q.conn.trimRequests(beside, &settled)
-	go q.held.keep(beside, keepPeriod)
+	go q.conn.trimRequests(background, &settled)
+	go q.held.extend(background, extendPeriod)
 	return q.conn.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
 		config: jetstream.ConsumerConfig{
@@ -219,9 +217,9 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	})
 }
 
-// ConsumeEnding hands those requests to handle that end something, cancels, stops and deletes, past
-// all that are waiting before them, until ctx ends. What it decided is removed from the queue: the
-// other consumer of it, which comes to it later, must not decide it on what has become since.
+// ConsumeEnding calls handle with the cancels, stops and deletes, ahead of all waiting requests, until ctx ends. A
+// decided request is removed from the queue, because the other consumer would reach it later and decide it on a newer
+// state.
 func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) error {
 	var filters []string
 	for _, verb := range []string{protocol.VerbCancel, protocol.VerbStop, protocol.VerbDelete} {
@@ -230,7 +228,8 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 	return q.conn.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
 		config: jetstream.ConsumerConfig{
-			Durable: endingConsumer, FilterSubjects: filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: requestAckWait,
+			Durable: endingConsumer, FilterSubjects: filters,
+			AckPolicy: jetstream.AckExplicitPolicy, AckWait: requestAckWait,
 			MaxDeliver: -1, MaxAckPending: endingHeld, MemoryStorage: true, InactiveThreshold: 30 * time.Second,
 		},
 		pull: endingHeld,
@@ -250,12 +249,11 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 	})
 }
 
-// take holds a request. It reports false where there is nothing to do: it is in hand already, or is
-// no request.
+// take holds a request. It returns false if it is already held or is not a request.
 func (q *Requests) take(m jetstream.Msg) (name heldName, ok bool) {
 	meta, err := m.Metadata()
 	if err != nil {
-		q.conn.log.Error("a message of the queue says nothing of itself", "subject", m.Subject(), "error", err)
+		q.conn.log.Error("a message of the queue has no metadata", "subject", m.Subject(), "error", err)
 		return heldName{}, false
 	}
 	name = nameOf(meta)
@@ -269,18 +267,19 @@ func (q *Requests) decide(ctx context.Context, m jetstream.Msg, handle HandleReq
 	}
 	tenant, verb, sandbox, ok := protocol.SplitRequestSubject(m.Subject())
 	if !ok {
-		return nil // the stream's filter lets nothing else in
+		return nil // the stream's filter admits no other subject
 	}
 	h := m.Headers()
 	return handle(ctx, &Delivery{
 		Tenant: tenant, Verb: verb, Sandbox: sandbox,
 		ID: requestID(h), ContentType: headerOf(h, protocol.HeaderContentType),
 		Payload: m.Data(), Attempt: int(meta.NumDelivered), Sequence: meta.Sequence.Stream,
-		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply), waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting,
+		StoredAt: meta.Timestamp, inbox: headerOf(h, protocol.HeaderReply),
+		waits: headerOf(h, protocol.HeaderAccept) == protocol.AcceptWaiting,
 	})
 }
 
-// RequestQueued says whether a request of a verb for a sandbox is stored in the queue, settled or not.
+// RequestQueued reports whether a request of a verb for a sandbox is stored in the queue, settled or not.
 func (c *Conn) RequestQueued(ctx context.Context, tenant, verb, sandbox string) (bool, error) {
 	_, err := c.lastOnSubject(ctx, protocol.StreamRequests, protocol.RequestSubject(tenant, verb, sandbox))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -289,12 +288,12 @@ func (c *Conn) RequestQueued(ctx context.Context, tenant, verb, sandbox string) 
 	return err == nil, err
 }
 
-// LastRequest is the sequence of the request that was stored last.
+// LastRequest returns the sequence of the newest request.
 func (c *Conn) LastRequest(ctx context.Context) (uint64, error) {
 	return c.lastSequence(ctx, protocol.StreamRequests)
 }
 
-// remove takes a request out of the queue.
+// remove removes a request from the queue.
 func (c *Conn) remove(ctx context.Context, sequence uint64) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -303,12 +302,12 @@ func (c *Conn) remove(ctx context.Context, sequence uint64) {
 		err = stream.DeleteMsg(ctx, sequence)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		c.log.Warn("a request that was decided stays in the queue, and is decided again", "error", err)
+		c.log.Warn("could not remove a decided request from the queue; it is decided again", "error", err)
 	}
 }
 
-// trimRequests removes requests up to the first that is not settled, each time that some were, until none
-// is left that is settled.
+// trimRequests removes requests up to the first unsettled one, each time requests were settled, until no settled
+// request is left.
 func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	trimmed, retries := int64(0), backoff.New(trimPeriod, trimMost)
 	for pause := retries.Next(); backoff.Sleep(ctx, pause); {
@@ -321,7 +320,7 @@ func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 		}
 		all, err := c.trimRequestsOnce(ctx)
 		if err != nil && ctx.Err() == nil {
-			c.log.Warn("settled requests are removed later", "error", err)
+			c.log.Warn("could not remove settled requests; retrying", "error", err)
 		}
 		if all && err == nil { // otherwise a request may take long to settle
 			trimmed = n
@@ -331,8 +330,8 @@ func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	}
 }
 
-// trimRequestsOnce says whether everything that was delivered is settled, as the server sees it: an
-// acknowledgement may come to it later than the question.
+// trimRequestsOnce reports whether all delivered requests are settled according to the server, which may receive
+// acknowledgements later than this question.
 func (c *Conn) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -353,8 +352,7 @@ func (c *Conn) trimRequestsOnce(ctx context.Context) (all bool, err error) {
 	return all, translate(stream.Purge(ctx, jetstream.WithPurgeSequence(floor+1)), "trim requests")
 }
 
-// requestID is the id that a request was given: its own header, or, of a simple client, the
-// message's id.
+// requestID returns a request's id: its own header, or the message id that simple clients set.
 func requestID(h nats.Header) string {
 	if id := headerOf(h, protocol.HeaderRequest); id != "" {
 		return id
@@ -362,8 +360,8 @@ func requestID(h nats.Header) string {
 	return h.Get(jetstream.MsgIDHeader)
 }
 
-// FileDead records a request that cannot be processed, with the reason. It is there once: also where
-// two coordinators file it, or where it was sent again as it was and fails again.
+// FileDead stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if two
+// coordinators file it, or if the same request is sent again and fails again.
 func (c *Conn) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) error {
 	subject := protocol.DeadSubject(d.Tenant, d.Verb, d.Sandbox)
 	last, err := c.lastOnSubject(ctx, protocol.StreamDead, subject)
@@ -383,23 +381,23 @@ func (c *Conn) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) e
 	return err
 }
 
-// deadID is the same for the same request, so that the server drops what is filed a second time.
+// deadID returns the same message id for the same request, so that the server drops a second copy.
 func deadID(subject string, d *Delivery) string {
 	sum := sha256.Sum256(d.Payload)
 	return subject + "." + d.ID + "." + hex.EncodeToString(sum[:8])
 }
 
-// consumption is how a queue is consumed.
+// consumption configures the consumption of a queue.
 type consumption struct {
 	stream string
 	config jetstream.ConsumerConfig
-	pull   int // messages that are asked for ahead
-	// handle gets each message, one after another, and must not block.
+	pull   int // messages to request ahead
+	// handle is called with one message after another and must not block.
 	handle func(ctx context.Context, m jetstream.Msg, inHand *sync.WaitGroup)
 }
 
-// consume hands messages to the handler. The consumer is made again whenever it is gone: its state is
-// in memory, what was not acknowledged is in the stream.
+// consume calls the handler with messages until ctx ends. It makes the consumer again whenever that is lost: the
+// consumer's state is in memory, but unacknowledged messages are in the stream.
 func (c *Conn) consume(ctx context.Context, k consumption) error {
 	var inHand sync.WaitGroup
 	defer inHand.Wait()
@@ -408,11 +406,11 @@ func (c *Conn) consume(ctx context.Context, k consumption) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		c.log.Warn("a queue is opened again", "stream", k.stream, "error", err)
+		c.log.Warn("reopening a queue", "stream", k.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
-		_ = c.awaitConnection(ctx) // where it fails, the next try says why
+		_ = c.awaitConnection(ctx) // if this fails, the next attempt reports why
 	}
 }
 
@@ -421,15 +419,16 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.Wait
 	if err != nil {
 		return err
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(k.pull), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(pullHeartbeat))
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(k.pull), jetstream.PullExpiry(5*time.Second),
+		jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
 		return translate(err, "open the queue "+k.stream)
 	}
 	stop := context.AfterFunc(ctx, messages.Stop)
 	defer stop()
 	defer messages.Stop()
-	// A server that was restarted has lost the consumer, and the client would find out only by the
-	// heartbeats that do not come. What is at hand already is still handed out.
+	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
+	// Messages that have already arrived are still handled.
 	defer c.OnReconnect(messages.Drain)()
 	for {
 		m, err := messages.Next()
@@ -440,7 +439,7 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.Wait
 	}
 }
 
-// openQueue makes the consumer, or finds it: it has a name, so that it may be asked for twice.
+// openQueue makes the consumer or finds it. The consumer has a name, so the request can be repeated.
 func (c *Conn) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -449,20 +448,20 @@ func (c *Conn) openQueue(ctx context.Context, k consumption) (jetstream.Consumer
 	})
 }
 
-// settle acknowledges a message that was decided, and gives back one that was not. It reports whether
-// the message was acknowledged.
+// settle acknowledges a decided message and returns an undecided one to the queue. It reports whether the message was
+// acknowledged.
 func (c *Conn) settle(m jetstream.Msg, undecided error) bool {
 	var err error
 	if undecided == nil {
 		err = m.Ack()
 	} else {
 		if !errors.Is(undecided, context.Canceled) {
-			c.log.Warn("a message is delivered again", "subject", m.Subject(), "error", undecided)
+			c.log.Warn("a message will be delivered again", "subject", m.Subject(), "error", undecided)
 		}
 		err = m.NakWithDelay(retryPause)
 	}
 	if err != nil {
-		c.log.Warn("a message is not settled and comes again", "subject", m.Subject(), "error", err)
+		c.log.Warn("could not settle a message; it will be delivered again", "subject", m.Subject(), "error", err)
 	}
 	return undecided == nil && err == nil
 }

@@ -42,7 +42,9 @@ func TestARequestIsDeliveredAnsweredAndGone(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 		r := receive(t, time.Second, "the request", seen)
-		if r.Tenant != d.tenant || r.Verb != protocol.VerbCreate || r.Sandbox != "s-"+id || r.ID != id || r.Attempt != 1 || string(r.Payload) != "payload of "+id {
+		if r.Tenant != d.tenant || r.Verb != protocol.VerbCreate || r.Sandbox != "s-"+id || r.ID != id ||
+			r.Attempt != 1 ||
+			string(r.Payload) != "payload of "+id {
 			t.Fatalf("%+v", r)
 		}
 		awaitEmptyQueue(t, d)
@@ -111,7 +113,10 @@ func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
 		died := time.Now()
 		again := make(chan *jetstream.Delivery, 1)
 		background(t, func(ctx context.Context) error {
-			return next.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { again <- r; return nil })
+			return next.ConsumeRequests(
+				ctx,
+				func(_ context.Context, r *jetstream.Delivery) error { again <- r; return nil },
+			)
 		})
 		// After four seconds it is due; what it takes longer is the machine's. The server's own default is 30 s.
 		r := receive(t, 4*time.Second+10*time.Second, "the second delivery", again)
@@ -260,7 +265,16 @@ func TestAnAnswerGoesToInboxesOnly(t *testing.T) {
 			return nil
 		})
 	})
-	bad := []string{"", "_INBOX", "_INBOXx.a", protocol.EventSubject("t", "s"), "$JS.API.STREAM.DELETE.X", "_INBOX.*", "_INBOX.>", "_INBOX.a b"}
+	bad := []string{
+		"",
+		"_INBOX",
+		"_INBOXx.a",
+		protocol.EventSubject("t", "s"),
+		"$JS.API.STREAM.DELETE.X",
+		"_INBOX.*",
+		"_INBOX.>",
+		"_INBOX.a b",
+	}
 	for i, inbox := range bad {
 		submit(t, c, d.tenant, fmt.Sprintf("bad%d", i), inbox)
 	}
@@ -282,7 +296,14 @@ func TestAnAnswerGoesToInboxesOnly(t *testing.T) {
 func TestADeadRequestIsFiledWithItsReason(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
-		r := &jetstream.Delivery{Tenant: d.tenant, Verb: protocol.VerbExec, Sandbox: "s1", ID: "r1", ContentType: protocol.ContentJSON, Payload: []byte("{}")}
+		r := &jetstream.Delivery{
+			Tenant:      d.tenant,
+			Verb:        protocol.VerbExec,
+			Sandbox:     "s1",
+			ID:          "r1",
+			ContentType: protocol.ContentJSON,
+			Payload:     []byte("{}"),
+		}
 		for range 3 { // two coordinators, or the same one after a crash
 			must(t, c.FileDead(t.Context(), r, protocol.Errorf(protocol.Internal, "", "two\r\nlines")))
 		}
@@ -296,15 +317,23 @@ func TestADeadRequestIsFiledWithItsReason(t *testing.T) {
 			return err == nil
 		})
 		same(t, "headers", nats.Header{
-			protocol.HeaderContentType: m.Header[protocol.HeaderContentType], protocol.HeaderRequest: m.Header[protocol.HeaderRequest],
-			protocol.HeaderReason: m.Header[protocol.HeaderReason],
+			protocol.HeaderContentType: m.Header[protocol.HeaderContentType],
+			protocol.HeaderRequest:     m.Header[protocol.HeaderRequest],
+			protocol.HeaderReason:      m.Header[protocol.HeaderReason],
 		}, nats.Header{
-			protocol.HeaderContentType: {protocol.ContentJSON}, protocol.HeaderRequest: {"r1"}, protocol.HeaderReason: {"internal: two  lines"},
+			protocol.HeaderContentType: {
+				protocol.ContentJSON,
+			},
+			protocol.HeaderRequest: {"r1"},
+			protocol.HeaderReason:  {"internal: two  lines"},
 		})
 		if string(m.Data) != "{}" {
 			t.Fatalf("%q", m.Data)
 		}
-		info, err := stream.Info(t.Context(), natsjs.WithSubjectFilter(protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1")))
+		info, err := stream.Info(
+			t.Context(),
+			natsjs.WithSubjectFilter(protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1")),
+		)
 		must(t, err)
 		if n := info.State.Subjects[protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1")]; n != 1 {
 			t.Fatalf("it is filed %d times", n)

@@ -42,10 +42,18 @@ func TestEveryFollowerHearsWithinThreeSecondsOfARestart(t *testing.T) {
 		return k.FollowHosts(ctx, func(worker string, h *protocol.Host, _ uint64) { heard["hosts"] <- worker }, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.FollowReservations(ctx, 0, func(_, sandbox string, _ *protocol.Reservation, _ uint64) { heard["reservations"] <- sandbox }, nil)
+		return k.FollowReservations(
+			ctx,
+			0,
+			func(_, sandbox string, _ *protocol.Reservation, _ uint64) { heard["reservations"] <- sandbox },
+			nil,
+		)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { heard["requests"] <- r.ID; return nil })
+		return k.ConsumeRequests(
+			ctx,
+			func(_ context.Context, r *jetstream.Delivery) error { heard["requests"] <- r.ID; return nil },
+		)
 	})
 	stop, err := k.Work("w1", func(_, sandbox string, _ *protocol.Batch) { heard["work"] <- sandbox })
 	must(t, err)
@@ -125,7 +133,10 @@ func TestEveryFollowerOnAClusterHearsAfterTheLossOfAServer(t *testing.T) {
 		}, nil)
 	})
 	background(t, func(ctx context.Context) error {
-		return k.ConsumeRequests(ctx, func(_ context.Context, r *jetstream.Delivery) error { requests <- r.ID; return nil })
+		return k.ConsumeRequests(
+			ctx,
+			func(_ context.Context, r *jetstream.Delivery) error { requests <- r.ID; return nil },
+		)
 	})
 	for round := range 2 {
 		id := fmt.Sprintf("x%d", round)

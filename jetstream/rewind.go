@@ -13,29 +13,28 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The log can be behind what was folded from it: somebody restored a backup of the server's store, or
-// power was lost and with it what was acknowledged last, while a coordinator or a worker lived on, or
-// started again from a snapshot. What it folded is then the end of another history. Nothing can be
-// appended to that, since each append expects a record that never comes. So it is looked at where it
-// shows, and the history folded again from its beginning.
+// The log can be behind what was folded from it. After a restored backup, or a power loss that cost the last
+// acknowledged writes, a coordinator or a worker that kept running, or that started from a snapshot, has folded the
+// end of a history that no longer exists. It cannot append to that, since each append expects a record that never
+// comes. So journals and followers check for it, and fold the history again from its beginning.
 
-// Position is a place in the log: a record, and the id of the batch in it, by which it is told from a
-// record of the same number in another history of the log. The id is empty where it is not known.
+// Position is a point in the log: a record, and the id of its batch, which distinguishes it from a record with the same
+// number in another history of the log. The id is empty if it is unknown.
 type Position struct {
 	Record uint64
 	Batch  string
 }
 
-// lookAgain is after how long the leader is asked a second time whether its history is another one: one
-// that was just elected may be behind for a moment.
-const lookAgain = 250 * time.Millisecond
+// recheckAfter is the pause before the leader is asked a second time whether its history is another one: a new leader
+// may be behind for a moment.
+const recheckAfter = 250 * time.Millisecond
 
 // entry is a message of a history.
 type entry struct {
-	record uint64
-	batch  *protocol.Batch // nil: the message is nobody's
-	after  uint64          // the record that its writer took for the last one
-	told   bool            // after is known
+	record     uint64
+	batch      *protocol.Batch // nil: the message names another sandbox than its subject
+	after      uint64          // the record that its writer expected as the last one
+	afterKnown bool            // after was recorded
 }
 
 func (c *Conn) entryOf(m *stored) (entry, error) {
@@ -43,12 +42,12 @@ func (c *Conn) entryOf(m *stored) (entry, error) {
 	e := entry{record: m.sequence, batch: b}
 	if text := m.header.Get(jetstream.ExpectedLastSubjSeqHeader); text != "" {
 		after, malformed := strconv.ParseUint(text, 10, 64)
-		e.after, e.told = after, malformed == nil
+		e.after, e.afterKnown = after, malformed == nil
 	}
 	return e, err
 }
 
-// position is where the entry is in the log.
+// position returns the entry's position in the log.
 func (e *entry) position() Position {
 	p := Position{Record: e.record}
 	if e.batch != nil {
@@ -57,7 +56,7 @@ func (e *entry) position() Position {
 	return p
 }
 
-// isAt says whether an entry is at a position, as far as that is known.
+// isAt reports whether an entry is at a position, as far as that is known.
 func (e *entry) isAt(p Position) bool {
 	return e.record == p.Record && (p.Batch == "" || e.batch != nil && e.batch.ID == p.Batch)
 }
@@ -71,8 +70,8 @@ func (c *Conn) lastEntry(ctx context.Context, tenant, sandbox string) (entry, er
 	return c.entryOf(m)
 }
 
-// holds says whether the log has a position, or a segment that was taken out of it, in the history of a
-// sandbox, or, where that is empty, whose ever it is. One in a history that was purged it has no longer.
+// holds reports whether the log, or a segment, has a position in the history of a sandbox. With an empty sandbox it
+// checks the log only, for any sandbox. The positions of a purged history are gone.
 func (c *Conn) holds(ctx context.Context, tenant, sandbox string, p Position) (bool, error) {
 	m, err := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -95,34 +94,33 @@ func (c *Conn) holds(ctx context.Context, tenant, sandbox string, p Position) (b
 	return e.isAt(p), nil
 }
 
-// Position is where the journal's fold ends.
+// Position returns the position of the journal's fold.
 func (j *Journal) Position() Position {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.at
 }
 
-// errRewound says that a stream no longer has what was followed: a server lost it, or has another stream
-// in its place.
-var errRewound = protocol.Errorf(protocol.Unavailable, "rewound", "the stream does not have what was read of it before")
+// errRewound says that a stream no longer has what was followed: a server lost it or has another stream in its place.
+var errRewound = protocol.Errorf(protocol.Unavailable, "rewound", "the stream no longer has what was read from it")
 
-// IsRewound says whether a follower ended because the log no longer has what it has handed out. What was
-// made of that is void, and the following begins at the beginning.
+// IsRewound reports whether a follower ended because the log no longer has what it handled. Whatever was derived from
+// that is void, and the caller must follow the log from its beginning.
 func IsRewound(err error) bool { return err == error(errRewound) }
 
-// check returns errRewound where the stream no longer has the last message that was handled, in its place.
+// check returns errRewound if the stream no longer has the last handled message.
 func (f *follower) check(ctx context.Context) error {
 	if f.next == 1 {
 		return nil
 	}
-	for looks := 0; ; looks++ {
+	for checks := 0; ; checks++ {
 		lost, err := f.lost(ctx)
 		switch {
 		case err != nil || !lost:
 			return err
-		case looks == 1:
+		case checks == 1:
 			return errRewound
-		case !backoff.Sleep(ctx, lookAgain):
+		case !backoff.Sleep(ctx, recheckAfter):
 			return ctx.Err()
 		}
 	}
@@ -138,16 +136,16 @@ func (f *follower) lost(ctx context.Context) (bool, error) {
 	}
 	m, err := f.conn.leaderGet(ctx, f.stream, map[string]any{"seq": f.next - 1})
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return false, nil // purged, or expired
+		return false, nil // purged or expired
 	}
 	return err == nil && !m.time.Equal(f.handled), err
 }
 
-// lastSequence is the number of the last message that a stream has, or had, as its leader says.
+// lastSequence returns the highest sequence that a stream has or had, according to its leader.
 func (c *Conn) lastSequence(ctx context.Context, stream string) (uint64, error) {
 	reply, err := c.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream})
 	if err != nil {
-		return 0, translate(err, "look at "+stream)
+		return 0, translate(err, "read the state of "+stream)
 	}
 	var answer struct {
 		Error *jetstream.APIError `json:"error"`
@@ -156,10 +154,10 @@ func (c *Conn) lastSequence(ctx context.Context, stream string) (uint64, error) 
 		} `json:"state"`
 	}
 	if err := json.Unmarshal(reply.Data, &answer); err != nil {
-		return 0, protocol.Errorf(protocol.Internal, "", "look at %s: %v", stream, err)
+		return 0, protocol.Errorf(protocol.Internal, "", "read the state of %s: %v", stream, err)
 	}
 	if answer.Error != nil {
-		return 0, translate(answer.Error, "look at "+stream)
+		return 0, translate(answer.Error, "read the state of "+stream)
 	}
 	return answer.State.Last, nil
 }

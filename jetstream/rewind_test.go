@@ -94,7 +94,9 @@ func TestAJournalThatIsAheadOfTheLogFoldsItAgain(t *testing.T) {
 			c := d.opened(t)
 			readySandbox(t, c, d.tenant, "s1")
 			resets := 0
-			lives := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", OnReset: func() { resets++ }})
+			lives := c.Journal(
+				jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", OnReset: func() { resets++ }},
+			)
 			accept(t, lives, "x1")
 			d.take(t)
 			accept(t, lives, "x2", "x3")
@@ -105,7 +107,12 @@ func TestAJournalThatIsAheadOfTheLogFoldsItAgain(t *testing.T) {
 			got, _ := lives.State()
 			same(t, "the journal's fold and the log's", got, want)
 			if resets != 1 || got.Execs["x1"] == nil || got.Execs["x2"] != nil {
-				t.Errorf("it was folded again %d times, and has x1: %t, x2: %t", resets, got.Execs["x1"] != nil, got.Execs["x2"] != nil)
+				t.Errorf(
+					"it was folded again %d times, and has x1: %t, x2: %t",
+					resets,
+					got.Execs["x1"] != nil,
+					got.Execs["x2"] != nil,
+				)
 			}
 		})
 	}
@@ -136,7 +143,14 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		readySandbox(t, c, d.tenant, "s1")
-		j := c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k1", OnReset: func() { t.Error("it is folded again") }})
+		j := c.Journal(
+			jetstream.JournalConfig{
+				Tenant:  d.tenant,
+				Sandbox: "s1",
+				Writer:  "k1",
+				OnReset: func() { t.Error("it is folded again") },
+			},
+		)
 		other := journal(c, d.tenant, "s1", "k2")
 		for _, id := range []string{"x1", "x2", "x3"} {
 			accept(t, j, id+"a")

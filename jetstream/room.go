@@ -11,50 +11,54 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Room is how much the event log can still take.
+// Room is how much room the event log has.
 type Room struct {
 	Bytes   int64  // used
 	Limit   int64  // bytes at which the server refuses every append; 0: no limit
-	Reserve int64  // the last bytes below Limit: for ends and deletes of what was accepted, not for new work
-	Short   string // why new work must wait although Limit is not near, such as a disk that is nearly full; else empty
-	Failed  string // why the log takes no append at all, such as a write error that the server remembers; else empty
+	Reserve int64  // the last bytes below Limit, reserved for ends and deletes, not for new work
+	Short   string // why new work must wait although Limit is not near, such as a nearly full disk; else empty
+	Failed  string // why the log accepts no append, such as a write error that the server remembers; else empty
 }
 
 const (
 	// reserveMost bounds the reserve of a large log.
 	reserveMost = 1 << 30
-	// roomFresh is for how long an answer about the room is used again.
+	// roomFresh is how long an answer about the room is reused.
 	roomFresh = time.Second
 )
 
-// reserveOf is the part of a log with this limit that new work may not use.
+// reserveOf returns the part of a log with this limit that new work may not use.
 func reserveOf(limit int64) int64 { return min(max(limit, 0)/8, reserveMost) }
 
-// Full says that nothing can be appended: neither new work nor the ends of what was accepted.
+// Full reports whether nothing can be appended: neither new work nor ends and deletes.
 func (r Room) Full() bool { return r.Failed != "" || r.Limit > 0 && r.Bytes >= r.Limit }
 
-// RefusesNew says that new work must be refused or wait: what is left is for ends and deletes.
+// RefusesNew reports whether new work must be refused or wait: the remaining room is for ends and deletes.
 func (r Room) RefusesNew() bool {
 	return r.Full() || r.Short != "" || r.Limit > 0 && r.Bytes >= r.Limit-r.Reserve
 }
 
-// Err is nil while new work is taken; else resource_exhausted with reason log_full, which says what
-// fills the log and what to do.
+// Err returns nil while new work is accepted, otherwise resource_exhausted with reason log_full and the cause and
+// remedy.
 func (r Room) Err() error {
 	switch {
 	case !r.RefusesNew():
 		return nil
 	case r.Failed != "":
-		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull, "the event log takes no writes: %s", r.Failed)
+		return logFull("the event log accepts no writes: %s", r.Failed)
 	case r.Short != "":
-		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull, "the event log takes no new work: %s", r.Short)
+		return logFull("the event log accepts no new work: %s", r.Short)
 	}
-	return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull,
-		"the event log takes no new work: %s of %s are used, and the last %s are for ending what was accepted; delete sandboxes, lower coordinator.cleanup_ttl, or raise coordinator.event_max_bytes",
+	return logFull("the event log accepts no new work: %s of %s are used, and the last %s are reserved for ends and "+
+		"deletes; delete sandboxes, lower coordinator.cleanup_ttl, or raise coordinator.event_max_bytes",
 		protocol.Bytes(r.Bytes), protocol.Bytes(r.Limit), protocol.Bytes(r.Reserve))
 }
 
-// String says how full the log is.
+func logFull(format string, args ...any) error {
+	return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull, format, args...)
+}
+
+// String describes how full the log is.
 func (r Room) String() string {
 	if r.Limit == 0 {
 		return fmt.Sprintf("%s used, no limit", protocol.Bytes(r.Bytes))
@@ -62,25 +66,25 @@ func (r Room) String() string {
 	return fmt.Sprintf("%s of %s used", protocol.Bytes(r.Bytes), protocol.Bytes(r.Limit))
 }
 
-// roomKept is the last answer about the room, and what this process knows beside it.
-type roomKept struct {
+// roomState is the last answer about the room and what else this process knows about it.
+type roomState struct {
 	mu            sync.Mutex
 	room          Room
 	at            time.Time
 	short, failed string
-	unanswered    bool // an append had no answer, which may be a lost one, or a store that refuses writes
+	unanswered    bool // an append got no answer: it was lost, or the store refuses writes
 	disk          func() (free, size int64)
 }
 
-// suspect notes that an append had no answer.
-func (k *roomKept) suspect() {
+// suspect notes that an append got no answer.
+func (k *roomState) suspect() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.unanswered = true
 }
 
-// suspected says whether one had none since it was last asked.
-func (k *roomKept) suspected() bool {
+// suspected reports whether an append got no answer since the last call.
+func (k *roomState) suspected() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	was := k.unanswered
@@ -88,14 +92,14 @@ func (k *roomKept) suspected() bool {
 	return was
 }
 
-// LogRoom asks how much room the event log has. An answer is used for a second, so that asking before
-// each request costs no round trip. Errors: unavailable, deadline_exceeded, not_provisioned.
+// LogRoom returns how much room the event log has. An answer is reused for a second, so that calling it before each
+// request costs no round trip. Errors: unavailable, deadline_exceeded, not_provisioned.
 func (c *Conn) LogRoom(ctx context.Context) (Room, error) {
 	k := &c.room
 	k.mu.Lock()
 	fresh := time.Since(k.at) <= roomFresh
 	k.mu.Unlock()
-	if !fresh { // several may ask at once: the answers are the same
+	if !fresh { // concurrent callers may all ask: the answers are the same
 		info, err := c.streamInfo(ctx, protocol.StreamEvents)
 		if err != nil {
 			return Room{}, err
@@ -115,7 +119,7 @@ func (c *Conn) LogRoom(ctx context.Context) (Room, error) {
 func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamInfo, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return askRepeatedly(ctx, c, "look at "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+	return askRepeatedly(ctx, c, "read the state of "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
 		stream, err := c.readStream(ctx, name)
 		if err != nil {
 			return nil, err
@@ -124,8 +128,8 @@ func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamIn
 	})
 }
 
-// readStream asks once for a stream. The answer carries the time of the server that leads it: that of the
-// event log's leader is the store's.
+// readStream requests a stream once. The answer carries the clock of the server that leads it; that of the event log's
+// leader is the store's time.
 func (c *Conn) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
 	sent := c.sinceBoot()
 	stream, err := c.js.Stream(ctx, name)
@@ -134,13 +138,14 @@ func (c *Conn) readStream(ctx context.Context, name string) (jetstream.Stream, e
 	}
 	moved := c.clock.take(sent, c.sinceBoot(), stream.CachedInfo().TimeStamp)
 	if moved.Abs() > protocol.MaxSkew {
-		c.log.Warn("the store's clock was set, or another NATS server leads whose clock is set otherwise", "by", moved.Round(time.Millisecond))
+		c.log.Warn("the store's clock was set, or a NATS server with another clock leads now",
+			"by", moved.Round(time.Millisecond))
 	}
 	return stream, nil
 }
 
-// setFailed notes why the log takes no append, or that it does again.
-func (k *roomKept) setFailed(why string) (changed bool) {
+// setFailed notes why the log accepts no append, or with an empty text that it does again.
+func (k *roomState) setFailed(why string) (changed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	changed = k.failed != why
@@ -148,21 +153,21 @@ func (k *roomKept) setFailed(why string) (changed bool) {
 	return changed
 }
 
-// broken is why no append can succeed, as far as this process knows.
-func (k *roomKept) broken() string {
+// broken returns why no append can succeed, as far as this process knows.
+func (k *roomState) broken() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.failed
 }
 
-// SetDisk says how to look at the disk that the server writes to, where this process knows it.
+// SetDisk tells the connection how to measure the disk that the server writes to, if this process knows it.
 func (c *Conn) SetDisk(disk func() (free, size int64)) {
 	c.room.mu.Lock()
 	defer c.room.mu.Unlock()
 	c.room.disk = disk
 }
 
-// SetShort says why new work must wait although the log's limit is not near; empty: it need not.
+// SetShort sets why new work must wait although the log's limit is not near; empty: it need not wait.
 func (c *Conn) SetShort(why string) {
 	c.room.mu.Lock()
 	defer c.room.mu.Unlock()

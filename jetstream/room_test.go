@@ -21,8 +21,23 @@ func TestAFullEventLogKeepsAReserveAndSaysThatItIsFull(t *testing.T) {
 	}
 	refusedAt, stored := 0, 0
 	for {
-		_, err = c.Append(t.Context(), &protocol.Batch{Writer: "k1", Tenant: d.tenant, Sandbox: fmt.Sprintf("s%d", stored), Events: []protocol.Event{{
-			Sequence: 1, Kind: protocol.SandboxAccepted, Request: strings.Repeat("r", 2000), Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}}}, 0)
+		_, err = c.Append(
+			t.Context(),
+			&protocol.Batch{
+				Writer:  "k1",
+				Tenant:  d.tenant,
+				Sandbox: fmt.Sprintf("s%d", stored),
+				Events: []protocol.Event{
+					{
+						Sequence: 1,
+						Kind:     protocol.SandboxAccepted,
+						Request:  strings.Repeat("r", 2000),
+						Phase:    &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}},
+					},
+				},
+			},
+			0,
+		)
 		if err != nil {
 			break
 		}

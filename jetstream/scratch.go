@@ -2,21 +2,20 @@ package jetstream
 
 import "github.com/boxfleet/boxfleet/protocol"
 
-// scratch is a copy of the fold that decisions are tried on. That of a sandbox with many execs is kept from
-// one append to the next, and brought up to date where it differs, so that an append costs by what it
-// changes, and not by how many execs there are. A small one is copied each time: that costs less than to
-// have every sandbox in memory twice.
+// scratch is a copy of the fold on which decisions are tried. A large sandbox's scratch is reused for the next append
+// and updated where it differs from the fold, so that an append costs what it changes, regardless of the number of
+// execs. A small sandbox's state is copied each time, which is cheaper than having every sandbox in memory twice.
 type scratch struct {
-	state  *protocol.State     // of who assembles
-	differ map[string]struct{} // execs that may be others in the fold; under the journal's lock
+	state  *protocol.State     // owned by the commit
+	differ map[string]struct{} // execs that may differ in the fold; under the journal's lock
 }
 
-// keptScratch is from how many execs on a scratch is kept.
-const keptScratch = 256
+// reuseScratch is the number of execs from which on a scratch is reused.
+const reuseScratch = 256
 
-// takeScratchLocked returns a copy of the fold, for the one who assembles.
+// takeScratchLocked returns a copy of the fold for a commit.
 func (j *Journal) takeScratchLocked() *protocol.State {
-	if len(j.state.Execs) < keptScratch {
+	if len(j.state.Execs) < reuseScratch {
 		j.scratch = nil
 		return j.state.Clone()
 	}
@@ -29,21 +28,21 @@ func (j *Journal) takeScratchLocked() *protocol.State {
 	return j.scratch.state
 }
 
-// keepScratch notes which execs decisions changed in the state that they were tried on.
-func (j *Journal) keepScratch(tried *protocol.State, events []protocol.Event) {
+// returnScratch notes which execs the decisions changed in the state that they were tried on.
+func (j *Journal) returnScratch(tried *protocol.State, events []protocol.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.scratch == nil {
 		return
 	}
 	if j.scratch.state != tried {
-		j.scratch = nil // one of them spoilt it
+		j.scratch = nil // a decision corrupted it
 		return
 	}
 	j.scratch.changed(events)
 }
 
-// changed notes the execs of events.
+// changed notes that the execs of events may differ.
 func (s *scratch) changed(events []protocol.Event) {
 	if s == nil {
 		return
@@ -55,7 +54,7 @@ func (s *scratch) changed(events []protocol.Event) {
 	}
 }
 
-// trimmed notes the execs that a state is about to forget.
+// trimmed notes that the execs that a state is about to drop may differ.
 func (s *scratch) trimmed(state *protocol.State, keep int) {
 	if s == nil {
 		return

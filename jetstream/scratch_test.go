@@ -13,7 +13,12 @@ import (
 func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
-	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), func(s *protocol.State, _ time.Time) (events []protocol.Event, _ error) {
+	_, err := journal(
+		c,
+		tenant,
+		sandbox,
+		"k1",
+	).Do(t.Context(), func(s *protocol.State, _ time.Time) (events []protocol.Event, _ error) {
 		for i := range execs { // those that are not there: it is asked again where they take several messages
 			if s.Execs[fmt.Sprint("active", i)] != nil {
 				continue

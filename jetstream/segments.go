@@ -20,8 +20,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A segment is a part of a history that was moved out of the log: its messages as they were stored,
-// compressed, as one object. It never changes.
+// A segment is a part of a history that was moved out of the log: its messages as they were stored, compressed into one
+// object. It never changes.
 
 // segmentMessage is a message of the log as it was stored.
 type segmentMessage struct {
@@ -31,13 +31,13 @@ type segmentMessage struct {
 	Data   []byte              `json:"d"`
 }
 
-// segmentContent is what a segment is, uncompressed.
+// segmentContent is the uncompressed content of a segment.
 type segmentContent struct {
 	Version  int              `json:"v"`
 	Messages []segmentMessage `json:"messages"`
 }
 
-// segment says where one is, and what is in it.
+// segment describes a segment: its object and its messages.
 type segment struct {
 	Object      string    `json:"object"`
 	FirstEvent  uint64    `json:"first_event"`
@@ -54,18 +54,21 @@ type segment struct {
 }
 
 const (
-	// segmentSize is from how many bytes of messages on a segment is full: compressed it takes less.
+	// segmentSize is the size of messages at which a segment is full, before compression.
 	segmentSize = 1 << 20
-	// segmentMost bounds what a segment is uncompressed to: a full one, and a last message of 1 MiB, with what they are wrapped in.
+	// segmentMost bounds the uncompressed size: a full segment plus a last message of 1 MiB, with their encoding.
 	segmentMost = 8 << 20
-	// segmentsCached is how many bytes of messages of segments a connection keeps, for those who read the same.
+	// segmentsCached is how many bytes of segment messages a connection caches.
 	segmentsCached = 16 << 20
 )
 
-// directHeaders are what a server adds to the headers of a message that is read in a batch.
-var directHeaders = []string{"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence"}
+// directHeaders are the headers that a server adds to messages that are read in a batch.
+var directHeaders = []string{
+	"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp",
+	"Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence",
+}
 
-// segmentMessageOf makes what is kept of a message that was read in a batch.
+// segmentMessageOf converts a message that was read in a batch.
 func segmentMessageOf(m *stored) (segmentMessage, error) {
 	at, err := time.Parse(time.RFC3339Nano, m.header.Get("Nats-Time-Stamp"))
 	if err != nil {
@@ -81,13 +84,14 @@ func segmentMessageOf(m *stored) (segmentMessage, error) {
 	return kept, nil
 }
 
-// stored is the message as the log gave it.
+// stored converts the message back to the form in which the log returned it.
 func (m *segmentMessage) stored(subject string) *stored {
 	return &stored{subject: subject, sequence: m.Record, header: nats.Header(m.Header), data: m.Data, time: m.Time}
 }
 
-// encodeSegment compresses messages, and says what they are.
-func (c *Conn) encodeSegment(tenant, sandbox string, messages []segmentMessage) (content []byte, s segment, err error) {
+// encodeSegment compresses messages and describes them.
+func (c *Conn) encodeSegment(tenant, sandbox string, messages []segmentMessage) (
+	content []byte, s segment, err error) {
 	raw := protocol.Encode(&segmentContent{Version: protocol.Version, Messages: messages})
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
 	if err != nil {
@@ -118,13 +122,24 @@ func (c *Conn) encodeSegment(tenant, sandbox string, messages []segmentMessage) 
 	return content, s, nil
 }
 
-// decodeSegment checks and uncompresses what is stored of a segment.
+// decodeSegment verifies and decompresses the stored content of a segment.
 func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
 	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != s.Digest {
-		return nil, protocol.Errorf(protocol.Internal, "", "segment %s has another digest than when it was stored", s.Object)
+		return nil, protocol.Errorf(
+			protocol.Internal,
+			"",
+			"the content of segment %s does not have its digest",
+			s.Object,
+		)
 	}
 	if s.Size < 0 || s.Size > segmentMost {
-		return nil, protocol.Errorf(protocol.Internal, "", "segment %s would be %d bytes", s.Object, s.Size)
+		return nil, protocol.Errorf(
+			protocol.Internal,
+			"",
+			"segment %s has an invalid size of %d bytes",
+			s.Object,
+			s.Size,
+		)
 	}
 	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(segmentMost))
 	if err != nil {
@@ -148,9 +163,11 @@ func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
 	return inside.Messages, nil
 }
 
-// storeSegment stores a segment, and checks that it can be read.
+// storeSegment stores a segment and verifies that it can be read.
 func (c *Conn) storeSegment(ctx context.Context, s *segment, content []byte) error {
-	if err := c.putObjectAs(ctx, protocol.BucketSegments, s.Object, segmentChunks(s.Object), bytes.NewReader(content)); err != nil {
+	chunks := segmentChunks(s.Object)
+	err := c.putObjectAs(ctx, protocol.BucketSegments, s.Object, chunks, bytes.NewReader(content))
+	if err != nil {
 		return err
 	}
 	back, err := c.segmentContent(ctx, s)
@@ -173,28 +190,33 @@ func (c *Conn) segmentContent(ctx context.Context, s *segment) ([]byte, error) {
 	return content, err
 }
 
-// removeSegment removes a segment's object, and what a crash left of one. It writes nothing: where the bucket is full,
-// nothing could be removed otherwise.
+// removeSegment removes a segment's object, or the remains of one after a crash. It writes nothing, because a write
+// would fail in a full bucket.
 func (c *Conn) removeSegment(ctx context.Context, object string) error {
-	if err := c.purge(ctx, "OBJ_"+protocol.BucketSegments, metaSubject(protocol.BucketSegments, object), 0); err != nil {
+	if err := c.purge(
+		ctx,
+		"OBJ_"+protocol.BucketSegments,
+		metaSubject(protocol.BucketSegments, object),
+		0,
+	); err != nil {
 		return err
 	}
 	return c.purgeChunks(protocol.BucketSegments, segmentChunks(object))
 }
 
-// segmentChunks is what the chunks of a segment's object are named by: no name is used twice.
+// segmentChunks returns the id of the chunks of a segment's object. No id is used twice.
 func segmentChunks(object string) string { return object[strings.LastIndex(object, ".")+1:] }
 
-// segmentCache keeps the messages of segments that were read last.
+// segmentCache caches the messages of recently read segments.
 type segmentCache struct {
-	full, inManifest int // segmentSize and segmentsInManifest, but in tests
+	full, inManifest int // segmentSize and segmentsInManifest; tests use smaller ones
 
 	loading singleflight.Group
 
 	mu    sync.Mutex
 	size  int64
-	order list.List // of *cachedSegment, the newest first
-	kept  map[string]*list.Element
+	order list.List // of *cachedSegment, newest first
+	byID  map[string]*list.Element
 }
 
 type cachedSegment struct {
@@ -206,7 +228,7 @@ type cachedSegment struct {
 func (k *segmentCache) get(object string) ([]segmentMessage, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	e := k.kept[object]
+	e := k.byID[object]
 	if e == nil {
 		return nil, false
 	}
@@ -217,22 +239,22 @@ func (k *segmentCache) get(object string) ([]segmentMessage, bool) {
 func (k *segmentCache) put(s *segment, messages []segmentMessage) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.kept[s.Object] != nil {
+	if k.byID[s.Object] != nil {
 		return
 	}
-	if k.kept == nil {
-		k.kept = map[string]*list.Element{}
+	if k.byID == nil {
+		k.byID = map[string]*list.Element{}
 	}
-	k.kept[s.Object] = k.order.PushFront(&cachedSegment{s.Object, s.Size, messages})
+	k.byID[s.Object] = k.order.PushFront(&cachedSegment{s.Object, s.Size, messages})
 	for k.size += s.Size; k.size > segmentsCached; {
 		last := k.order.Remove(k.order.Back()).(*cachedSegment)
-		delete(k.kept, last.object)
+		delete(k.byID, last.object)
 		k.size -= last.size
 	}
 }
 
-// segmentMessages reads the messages of a segment, which nobody may change. Those who want the same one
-// at the same time share the reading. Error: not_found, where it is no longer kept.
+// segmentMessages reads the messages of a segment, which the caller must not change. Concurrent readers of the same
+// segment share one read. Error: not_found if the segment is no longer stored.
 func (c *Conn) segmentMessages(ctx context.Context, s *segment) ([]segmentMessage, error) {
 	if messages, ok := c.segments.get(s.Object); ok {
 		return messages, nil
@@ -261,21 +283,23 @@ func (c *Conn) segmentMessages(ctx context.Context, s *segment) ([]segmentMessag
 	}
 }
 
-// readMoved visits the messages of a history between two records that were moved out of the log, if any.
-func (c *Conn) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64, visit func(e *entry) (bool, error)) error {
+// readMoved visits the messages between two records of a history that were moved out of the log, if any.
+func (c *Conn) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64,
+	visit func(e *entry) (bool, error)) error {
 	for try := 1; ; try++ {
 		err := c.readSegments(ctx, tenant, sandbox, after, before, func(e *entry) (bool, error) {
 			after = e.record
 			return visit(e)
 		})
-		// A segment may be dropped while it is looked for: the manifest knows then.
+		// A segment may be dropped while it is being read. The manifest then no longer lists it.
 		if protocol.CodeOf(err) != protocol.NotFound || try == 3 {
 			return err
 		}
 	}
 }
 
-func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, before uint64, visit func(e *entry) (bool, error)) error {
+func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, before uint64,
+	visit func(e *entry) (bool, error)) error {
 	m, err := c.manifest(ctx, tenant, sandbox)
 	if err != nil || m.last() <= after {
 		return err
@@ -298,7 +322,7 @@ func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, 
 			if err != nil {
 				return false, err
 			}
-			if goOn, err := visit(&e); !goOn || err != nil {
+			if more, err := visit(&e); !more || err != nil {
 				return false, err
 			}
 		}
@@ -306,7 +330,7 @@ func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, 
 	})
 }
 
-// movedEntry reads the message at one record that was moved out of the log; nil: there is none.
+// movedEntry reads the message at a record that was moved out of the log, nil if there is none.
 func (c *Conn) movedEntry(ctx context.Context, tenant, sandbox string, record uint64) (found *entry, err error) {
 	if record == 0 {
 		return nil, nil
@@ -318,7 +342,7 @@ func (c *Conn) movedEntry(ctx context.Context, tenant, sandbox string, record ui
 	return found, err
 }
 
-// segmentsBefore is the last record of the segments that end before an event, 0 where there are none.
+// segmentsBefore returns the last record of the segments that end before an event, 0 if there are none.
 func (c *Conn) segmentsBefore(ctx context.Context, tenant, sandbox string, event uint64) (record uint64, err error) {
 	if event <= 1 {
 		return 0, nil

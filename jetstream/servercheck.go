@@ -12,14 +12,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// needPayload is what a server must take in one message. The largest of Boxfleet's are batches of
-// events, 768 KiB and the event that goes beyond, and answers with a page of 512 KiB and a row.
+// needPayload is the largest message that a server must accept. Boxfleet's largest are batches of events, 768 KiB and
+// one event more, and answers with a page of 512 KiB and a row.
 const needPayload = 1 << 20
 
 const awaitPause = 5 * time.Second
 
-// checkServer says what has to be set on the server so that Boxfleet works with it. Errors:
-// failed_precondition with reason server_settings.
+// checkServer reports server settings that prevent Boxfleet from working. Error: failed_precondition with reason
+// server_settings.
 func (c *Conn) checkServer(ctx context.Context) error {
 	if err := c.checkPayload(); err != nil {
 		return err
@@ -27,7 +27,7 @@ func (c *Conn) checkServer(ctx context.Context) error {
 	if here, _ := c.nc.ConnectedServerJetStream(); here {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookWithin) // another server of the cluster may have it
+	ctx, cancel := context.WithTimeout(ctx, checkWithin) // another server of the cluster may have JetStream
 	defer cancel()
 	_, err := c.js.AccountInfo(ctx)
 	if isWithoutJetStream(err) {
@@ -36,8 +36,8 @@ func (c *Conn) checkServer(ctx context.Context) error {
 	return nil
 }
 
-// awaitServer is checkServer, and waits for JetStream where wait is set: a server whose disk was full has
-// it disabled until somebody restarts it.
+// awaitServer is checkServer, but waits for JetStream if wait is set: a server whose disk was full has it disabled
+// until it is restarted.
 func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
 	for {
 		err := c.checkServer(ctx)
@@ -53,7 +53,8 @@ func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
 
 func (c *Conn) checkPayload() error {
 	if most := c.nc.MaxPayload(); most < needPayload {
-		return settings("the server's max_payload (%s) is too small for Boxfleet's messages, which have up to %s: set max_payload: 1MB on each server",
+		return settings("the server's max_payload (%s) is too small for Boxfleet's messages of up to %s: "+
+			"set max_payload: 1MB on each server",
 			protocol.Bytes(most), protocol.Bytes(needPayload))
 	}
 	return nil
@@ -63,8 +64,9 @@ func settings(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonServerSettings, "NATS: "+format, args...)
 }
 
-// isWithoutJetStream says whether nobody answers for JetStream, or not for this account.
+// isWithoutJetStream reports whether no server has JetStream, at least for this account.
 func isWithoutJetStream(err error) bool {
-	return errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) ||
+	return errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
+		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) ||
 		errors.Is(err, nats.ErrNoResponders)
 }

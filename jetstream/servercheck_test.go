@@ -14,7 +14,14 @@ import (
 // plainServer runs NATS as an operator may have set it.
 func plainServer(t *testing.T, set func(*server.Options)) string {
 	t.Helper()
-	o := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}
+	o := &server.Options{
+		Host:      "127.0.0.1",
+		Port:      server.RANDOM_PORT,
+		JetStream: true,
+		StoreDir:  t.TempDir(),
+		NoLog:     true,
+		NoSigs:    true,
+	}
 	set(o)
 	s, err := server.NewServer(o)
 	must(t, err)

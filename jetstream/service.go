@@ -22,9 +22,9 @@ import (
 // Endpoint answers a query of the read service.
 type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error)
 
-// readService is a service as NATS knows them: `nats service info boxfleet` shows it. The client's own package for that
-// answers one query of an endpoint after another, or counts neither the errors nor the time of what is answered beside
-// it, so what it says of a service is said here.
+// readService is a service as NATS defines them: `nats service info boxfleet` shows it. The client's own package
+// answers the queries of an endpoint one after another, or else counts neither errors nor times, so Boxfleet
+// implements the protocol itself.
 type readService struct {
 	conn      *Conn
 	identity  micro.ServiceIdentity
@@ -33,22 +33,30 @@ type readService struct {
 	endpoints []*micro.EndpointStats
 }
 
-// answersAtOnce is how many queries of one endpoint are in hand at once. More wait as messages, of which the client
-// of NATS drops those that are too many, so a flood of queries takes no more memory than that.
+// answersAtOnce is the most queries of one endpoint that are answered concurrently. More wait as messages, and the NATS
+// client drops messages beyond its limit, so a flood of queries takes no more memory than that.
 const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"
 
-// ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query
-// goes to one of them. version is a semantic one. serving is called once queries are heard; it may be nil.
+// ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them.
+// version is a semantic version. serving is called once queries are received; it may be nil.
 func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
-	s := &readService{conn: c, started: time.Now().UTC(),
-		identity: micro.ServiceIdentity{Name: protocol.ServiceName, ID: nuid.Next(), Version: version, Metadata: map[string]string{}}}
+	s := &readService{
+		conn:    c,
+		started: time.Now().UTC(),
+		identity: micro.ServiceIdentity{
+			Name:     protocol.ServiceName,
+			ID:       nuid.Next(),
+			Version:  version,
+			Metadata: map[string]string{},
+		},
+	}
 	var subs []*nats.Subscription
 	defer func() {
 		for _, sub := range subs {
 			if err := sub.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-				c.log.Warn("stop the read service", "subject", sub.Subject, "error", err)
+				c.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
 			}
 		}
 	}()
@@ -60,7 +68,11 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 		return translate(err, "serve reads")
 	}
 	for _, name := range slices.Sorted(maps.Keys(endpoints)) {
-		stats := &micro.EndpointStats{Name: name, Subject: protocol.APISubject("*", name), QueueGroup: micro.DefaultQueueGroup}
+		stats := &micro.EndpointStats{
+			Name:       name,
+			Subject:    protocol.APISubject("*", name),
+			QueueGroup: micro.DefaultQueueGroup,
+		}
 		s.endpoints = append(s.endpoints, stats)
 		slots := make(chan struct{}, answersAtOnce)
 		if err := subscribe(stats.Subject, stats.QueueGroup, func(m *nats.Msg) {
@@ -73,9 +85,11 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 			return err
 		}
 	}
-	for verb, say := range map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats} {
+	discovery := map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats}
+	for verb, content := range discovery {
 		for _, of := range []string{"", "." + s.identity.Name, "." + s.identity.Name + "." + s.identity.ID} {
-			if err := subscribe(micro.APIPrefix+"."+verb.String()+of, "", func(m *nats.Msg) { s.tell(m, say()) }); err != nil {
+			respond := func(m *nats.Msg) { s.respond(m, content()) }
+			if err := subscribe(micro.APIPrefix+"."+verb.String()+of, "", respond); err != nil {
 				return err
 			}
 		}
@@ -90,13 +104,13 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 	return ctx.Err()
 }
 
-func (s *readService) tell(m *nats.Msg, v any) {
+func (s *readService) respond(m *nats.Msg, v any) {
 	data, err := json.Marshal(v)
 	if err == nil && m.Reply != "" {
 		err = m.Respond(data)
 	}
 	if err != nil {
-		s.conn.log.Warn("an answer is not sent", "subject", m.Subject, "error", err)
+		s.conn.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
 	}
 }
 
@@ -107,7 +121,15 @@ func (s *readService) ping() any {
 func (s *readService) info() any {
 	info := micro.Info{ServiceIdentity: s.identity, Type: micro.InfoResponseType, Description: serviceDescription}
 	for _, e := range s.endpoints {
-		info.Endpoints = append(info.Endpoints, micro.EndpointInfo{Name: e.Name, Subject: e.Subject, QueueGroup: e.QueueGroup, Metadata: map[string]string{}})
+		info.Endpoints = append(
+			info.Endpoints,
+			micro.EndpointInfo{
+				Name:       e.Name,
+				Subject:    e.Subject,
+				QueueGroup: e.QueueGroup,
+				Metadata:   map[string]string{},
+			},
+		)
 	}
 	return info
 }
@@ -126,7 +148,7 @@ func (s *readService) stats() any {
 	return stats
 }
 
-// count counts a query that was answered.
+// count counts an answered query.
 func (s *readService) count(e *micro.EndpointStats, began time.Time, failed *protocol.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +179,17 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	contentType = answerType(contentType, m.Data)
 	data := protocol.EncodeRead(contentType, reply, stats.Name)
 	if most := s.conn.nc.MaxPayload(); int64(len(data)) > most-min(headerRoom, most/4) {
-		reply = &protocol.Reply{Version: protocol.Version, Error: protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooLarge,
-			"the answer has %d bytes, more than the NATS server's max_payload of %d has room for: ask for a smaller limit, or raise max_payload", len(data), most)}
+		reply = &protocol.Reply{
+			Version: protocol.Version,
+			Error: protocol.Errorf(
+				protocol.ResourceExhausted,
+				protocol.ReasonTooLarge,
+				"the answer of %d bytes exceeds the NATS server's max_payload of %d: "+
+					"ask for a smaller limit, or raise max_payload",
+				len(data),
+				most,
+			),
+		}
 		data = protocol.EncodeRead(contentType, reply, stats.Name)
 	}
 	s.count(stats, began, reply.Error)
@@ -173,25 +204,26 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 		out.Header.Set(micro.ErrorHeader, headerText(reply.Error.Error()))
 	}
 	if err := s.conn.nc.PublishMsg(out); err != nil {
-		s.conn.log.Warn("an answer is not sent", "subject", m.Subject, "error", err)
+		s.conn.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
 	}
 }
 
-// ask has an endpoint answer. A panic is an error of this one query: the others, and the coordinator, go on.
-func (s *readService) ask(ctx context.Context, endpoint Endpoint, tenant string, q *protocol.Query) (reply *protocol.Reply, err error) {
+// ask calls an endpoint. A panic becomes the error of this query alone.
+func (s *readService) ask(ctx context.Context, endpoint Endpoint, tenant string, q *protocol.Query) (
+	reply *protocol.Reply, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.conn.log.Error("a query panics", "panic", p, "stack", string(debug.Stack()))
+			s.conn.log.Error("a query panicked", "panic", p, "stack", string(debug.Stack()))
 			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()
 	return endpoint(ctx, tenant, q)
 }
 
-// headerRoom is what the headers of an answer have at most.
+// headerRoom is the room for the headers of an answer.
 const headerRoom = 4 << 10
 
-// headerText is a text as a header may have it: one line, which leaves room for others.
+// headerText makes a text fit for a header: one line, short enough to leave room for other headers.
 func headerText(s string) string {
 	if len(s) > headerRoom/2 {
 		s = strings.ToValidUTF8(s[:headerRoom/2], "") + "…"
@@ -204,13 +236,13 @@ func headerText(s string) string {
 	}, s))
 }
 
-// tenantOf is the token after "boxfleet.v1.api.": permissions vouch for it.
+// tenantOf returns the token after "boxfleet.v1.api.", which permissions protect.
 func tenantOf(subject string) string {
 	parts := strings.Split(subject, ".")
 	return parts[len(parts)-2]
 }
 
-// Query asks the read service. Errors: the service's own; unavailable where no coordinator runs.
+// Query queries the read service. Errors: the service's own; unavailable if no coordinator runs.
 func (c *Conn) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
 	q.Version = protocol.Version
 	m := nats.NewMsg(protocol.APISubject(tenant, endpoint))
@@ -223,7 +255,7 @@ func (c *Conn) Query(ctx context.Context, tenant, endpoint string, q *protocol.Q
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
 	if err != nil {
-		return nil, c.orNoQuorum(translate(causeOf(ctx, err), "ask for "+endpoint))
+		return nil, c.orNoQuorum(translate(causeOf(ctx, err), "query "+endpoint))
 	}
 	reply := &protocol.Reply{}
 	if err := protocol.DecodeAs(answer.Header.Get(protocol.HeaderContentType), answer.Data, reply); err != nil {

@@ -65,7 +65,8 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 			return reply, m
 		}
 		reply, m := ask(`{"v":1,"sandbox":"s1"}`)
-		if m.Header.Get(protocol.HeaderContentType) != protocol.ContentJSON || reply["sandbox"].(map[string]any)["id"] != "s1" {
+		if m.Header.Get(protocol.HeaderContentType) != protocol.ContentJSON ||
+			reply["sandbox"].(map[string]any)["id"] != "s1" {
 			t.Fatalf("%v %s", m.Header, m.Data)
 		}
 		for body, want := range map[string]map[string]any{
@@ -123,17 +124,23 @@ func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
 	}
 	var stats micro.Stats
 	ask("$SRV.STATS.boxfleet", &stats)
-	if len(stats.Endpoints) != 2 || stats.Version != "1.2.3-rc.1" || stats.Name != "boxfleet" || stats.Type != micro.StatsResponseType || stats.Started.IsZero() {
+	if len(stats.Endpoints) != 2 || stats.Version != "1.2.3-rc.1" || stats.Name != "boxfleet" ||
+		stats.Type != micro.StatsResponseType ||
+		stats.Started.IsZero() {
 		t.Fatalf("%+v", stats)
 	}
 	get := stats.Endpoints[0]
 	if get.Name != protocol.EndpointGet || get.NumRequests != 5 || get.NumErrors != 2 || !strings.HasPrefix(get.LastError, "not_found:") ||
-		get.ProcessingTime < 5*slow || get.AverageProcessingTime < slow || stats.Endpoints[1].NumRequests != 0 {
+		get.ProcessingTime < 5*slow ||
+		get.AverageProcessingTime < slow ||
+		stats.Endpoints[1].NumRequests != 0 {
 		t.Errorf("%+v", get)
 	}
 	var info micro.Info
 	ask("$SRV.INFO.boxfleet."+stats.ID, &info)
-	if len(info.Endpoints) != 2 || info.Description == "" || info.Endpoints[0].Subject != protocol.APISubject("*", protocol.EndpointGet) || info.Type != micro.InfoResponseType {
+	if len(info.Endpoints) != 2 || info.Description == "" ||
+		info.Endpoints[0].Subject != protocol.APISubject("*", protocol.EndpointGet) ||
+		info.Type != micro.InfoResponseType {
 		t.Errorf("%+v", info)
 	}
 	var ping micro.Ping
@@ -163,11 +170,18 @@ func TestJSONIsUnderstoodHoweverItIsAnnounced(t *testing.T) {
 		m.Header, m.Data = header, []byte(`{"v":1}`)
 		answer, err := nc.RequestMsg(m, 5*time.Second)
 		must(t, err)
-		if got := string(answer.Data); got != `{"v":1,"sandboxes":[]}` || answer.Header.Get(protocol.HeaderContentType) != protocol.ContentJSON {
+		if got := string(
+			answer.Data,
+		); got != `{"v":1,"sandboxes":[]}` ||
+			answer.Header.Get(protocol.HeaderContentType) != protocol.ContentJSON {
 			t.Errorf("%s: %v %s", name, answer.Header, got)
 		}
 	}
-	answer, err := nc.Request(protocol.APISubject(d.tenant, protocol.EndpointList), []byte(`{"v":1,"limits":1}`), 5*time.Second)
+	answer, err := nc.Request(
+		protocol.APISubject(d.tenant, protocol.EndpointList),
+		[]byte(`{"v":1,"limits":1}`),
+		5*time.Second,
+	)
 	must(t, err)
 	if got := string(answer.Data); !strings.Contains(got, `"field":"limits"`) || strings.Contains(got, "sandboxes") {
 		t.Errorf("an error: %s", got)
@@ -209,7 +223,13 @@ func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
 	eventually(t, 5*time.Second, "queries are in hand", func() bool { return inHand.Load() > 100 })
 	_, err := c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "bad"})
 	wantError(t, err, protocol.Internal, "")
-	if r, err := c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "a"}); err != nil || r.Sandbox.ID != "a" {
+	if r, err := c.Query(
+		t.Context(),
+		d.tenant,
+		protocol.EndpointGet,
+		&protocol.Query{Sandbox: "a"},
+	); err != nil ||
+		r.Sandbox.ID != "a" {
 		t.Errorf("beside the flood: %+v, %v", r, err)
 	}
 	if n := most.Load(); n > 500 {

@@ -7,36 +7,37 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Snapshot is the fold of one sandbox's history at a record, kept so that a start need not replay
-// everything. The log remains the truth: a snapshot may be lost. One without a state says that the
-// sandbox has too much of it for a message, and is to be folded from its history.
+// Snapshot is the fold of a sandbox's history at a record. It saves replaying the history at a start, and may be
+// lost: the log remains the source of truth. A snapshot without a state says that the state is too large for a
+// message and must be folded from the history.
 type Snapshot struct {
 	Version int             `json:"v"`
 	Record  uint64          `json:"record"`
 	State   *protocol.State `json:"state"`
 	Batch   string          `json:"batch,omitempty"` // id of the batch at Record
-	Fold    int             `json:"fold,omitempty"`  // [protocol.FoldVersion] of who folded State
+	Fold    int             `json:"fold,omitempty"`  // [protocol.FoldVersion] of the writer
 
-	// Reserved is a revision of the registry of ids, in a checkpoint: all ids that were taken up to it have a
-	// history. 0: not known.
+	// Reserved is a revision of the id registry, in a checkpoint: all ids that were reserved up to it have a history.
+	// 0: unknown.
 	Reserved uint64 `json:"reserved,omitempty"`
 }
 
 func (s *Snapshot) position() Position { return Position{s.Record, s.Batch} }
 
-// Usable says whether the state is one that this code would have folded.
+// Usable reports whether this code would have folded the same state.
 func (s *Snapshot) Usable() bool { return s.State != nil && s.Fold == protocol.FoldVersion }
 
-// checkpointKey holds the record up to which every sandbox's snapshot is current.
+// checkpointKey is the key of the record up to which the snapshots of all sandboxes are current.
 const checkpointKey = "_checkpoint"
 
-// maxSnapshot is from how many bytes on a snapshot leaves the execs out that have ended.
+// maxSnapshot is the size from which on a snapshot leaves out ended execs.
 const maxSnapshot = 512 << 10
 
-// WriteSnapshot stores a sandbox's snapshot over the one of a revision, 0 where that is not known, and
-// returns the new one, 0 where it is not known. A newer one that is there stands. What is larger than a message is stored
-// without its state. The state may be changed.
-func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (uint64, error) {
+// WriteSnapshot stores a sandbox's snapshot over the one of a revision, 0 if unknown, and returns the new revision, 0
+// if unknown. It does not replace a newer snapshot. A snapshot larger than a message is stored without its state. It
+// may change s.State.
+func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (
+	uint64, error) {
 	data := protocol.Encode(s)
 	if len(data) > maxSnapshot {
 		s.State.Trim(0)
@@ -47,32 +48,35 @@ func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Sna
 		bare.State = nil
 		data = protocol.Encode(&bare)
 	}
-	return c.kv(protocol.BucketSandboxes).replace(ctx, tenant+"."+sandbox, revision, func(old []byte) ([]byte, error) {
-		stands, err := c.stands(ctx, tenant, sandbox, old, s)
-		if stands || err != nil {
+	b, key := c.kv(protocol.BucketSandboxes), tenant+"."+sandbox
+	return b.replace(ctx, key, revision, func(old []byte) ([]byte, error) {
+		newer, err := c.storedIsNewer(ctx, tenant, sandbox, old, s)
+		if newer || err != nil {
 			return nil, err
 		}
 		return data, nil
 	})
 }
 
-// WriteCheckpoint says that every event up to a place of the log is in some snapshot, and every id that was taken
-// up to a revision of the registry has a history; 0: as the stored checkpoint says. A newer one stands.
+// WriteCheckpoint records that snapshots have every event up to a position, and that every id that was reserved up to a
+// revision of the registry has a history; 0 leaves the stored revision. It does not replace a newer checkpoint.
 func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64) error {
-	s := &Snapshot{Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion, Reserved: reserved}
+	s := &Snapshot{
+		Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion, Reserved: reserved,
+	}
 	_, err := c.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
 		var before Snapshot
 		if old != nil && protocol.Decode(old, &before) == nil && s.Reserved == 0 {
-			there, err := c.reachesNow(ctx, before.position())
+			held, err := c.reachesNow(ctx, before.position())
 			if err != nil {
 				return nil, err
 			}
-			if there {
+			if held {
 				s.Reserved = before.Reserved
 			}
 		}
-		stands, err := c.stands(ctx, "", "", old, s)
-		if err != nil || stands && (before.position() != s.position() || before.Reserved >= s.Reserved) {
+		newer, err := c.storedIsNewer(ctx, "", "", old, s)
+		if err != nil || newer && (before.position() != s.position() || before.Reserved >= s.Reserved) {
 			return nil, err
 		}
 		return protocol.Encode(s), nil
@@ -80,7 +84,7 @@ func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64
 	return err
 }
 
-// checkpoint reads the checkpoint; the zero value where there is none that can be used.
+// checkpoint reads the checkpoint. It returns the zero value if there is no usable one.
 func (c *Conn) checkpoint(ctx context.Context) (Snapshot, error) {
 	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, checkpointKey)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -96,24 +100,24 @@ func (c *Conn) checkpoint(ctx context.Context) (Snapshot, error) {
 	return s, nil
 }
 
-// Checkpoint returns up to where every event is in some snapshot, and up to which revision of the registry every
-// id has a history; 0: not known. One that is of another history of the log says neither.
+// Checkpoint returns the position up to which snapshots have every event, and the revision of the registry up to which
+// every id has a history; 0: unknown. A checkpoint of another history of the log counts as none.
 func (c *Conn) Checkpoint(ctx context.Context) (at Position, reserved uint64, err error) {
 	s, err := c.checkpoint(ctx)
 	if err != nil || s.Version == 0 {
 		return Position{}, 0, err
 	}
-	if there, err := c.reachesNow(ctx, s.position()); !there {
+	if held, err := c.reachesNow(ctx, s.position()); !held {
 		return Position{}, 0, err
 	}
 	return s.position(), s.Reserved, nil
 }
 
-// Snapshot reads the snapshot of a sandbox, as it is stored, living or over. Error: not_found.
+// Snapshot reads the stored snapshot of a sandbox, living or ended. Error: not_found.
 func (c *Conn) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
 	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return c.overSnapshot(ctx, tenant, sandbox)
+		return c.endedSnapshot(ctx, tenant, sandbox)
 	}
 	if err != nil {
 		return nil, err
@@ -125,11 +129,12 @@ func (c *Conn) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot,
 	return s, protocol.CheckVersion(s.Version)
 }
 
-// stands says whether what is stored is at least as new as a snapshot that is to be written, and of the
-// log as it is.
-func (c *Conn) stands(ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot) (bool, error) {
+// storedIsNewer reports whether the stored snapshot is at least as new as one that is to be written, and of the log's
+// current history.
+func (c *Conn) storedIsNewer(ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot) (bool, error) {
 	var old Snapshot
-	if stored == nil || protocol.Decode(stored, &old) != nil || protocol.CheckVersion(old.Version) != nil || old.Record < s.Record {
+	if stored == nil || protocol.Decode(stored, &old) != nil || protocol.CheckVersion(old.Version) != nil ||
+		old.Record < s.Record {
 		return false, nil
 	}
 	if old.Record == s.Record {
@@ -138,11 +143,11 @@ func (c *Conn) stands(ctx context.Context, tenant, sandbox string, stored []byte
 	return c.holds(ctx, tenant, sandbox, old.position())
 }
 
-// ReadSnapshots reads the snapshot of every living sandbox, and returns the record that the log must be followed from. s is
-// nil for a sandbox that is to be folded from its history: its snapshot cannot be used. Without a
-// checkpoint, and with one that the log does not reach or that is of another history of it, nothing is
-// visited, and the log is followed from 1.
-func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (from uint64, err error) {
+// ReadSnapshots reads the snapshot of every living sandbox and returns the record to follow the log from. s is nil
+// for a sandbox whose snapshot is unusable and whose history must be folded. Without a checkpoint, or if the log does
+// not reach the checkpoint or has another history, it visits nothing and returns 1.
+func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (
+	from uint64, err error) {
 	b := c.kv(protocol.BucketSandboxes)
 	checkpoint, err := c.checkpoint(ctx)
 	if err != nil {
@@ -155,10 +160,11 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 	if err != nil {
 		return 0, err
 	}
-	if there, err := c.reaches(ctx, checkpoint.position(), last); err != nil {
+	if held, err := c.reaches(ctx, checkpoint.position(), last); err != nil {
 		return 0, err
-	} else if !there {
-		c.log.Warn("the log does not have what the snapshots were made of: it is read from its beginning", "checkpoint", checkpoint.Record, "log", last)
+	} else if !held {
+		c.log.Warn("the log lacks messages that the snapshots were made of; reading it from its beginning",
+			"checkpoint", checkpoint.Record, "log", last)
 		return 1, nil
 	}
 	type late struct {
@@ -170,7 +176,8 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 		tenant, sandbox, _ := strings.Cut(key, ".")
 		s := &Snapshot{}
 		switch {
-		case protocol.Decode(value, s) != nil || protocol.CheckVersion(s.Version) != nil || !s.Usable() || s.Record > last:
+		case protocol.Decode(value, s) != nil || protocol.CheckVersion(s.Version) != nil,
+			!s.Usable() || s.Record > last:
 			visit(tenant, sandbox, nil)
 		case s.Record > checkpoint.Record:
 			newer = append(newer, late{tenant, sandbox, s})
@@ -178,12 +185,12 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 			visit(tenant, sandbox, s)
 		}
 	})
-	for _, n := range newer { // the log up to the checkpoint says nothing of these
+	for _, n := range newer { // the log up to the checkpoint does not have these
 		if err != nil {
 			break
 		}
-		var there bool
-		if there, err = c.holds(ctx, n.tenant, n.sandbox, n.snapshot.position()); !there {
+		var held bool
+		if held, err = c.holds(ctx, n.tenant, n.sandbox, n.snapshot.position()); !held {
 			n.snapshot = nil
 		}
 		if err == nil {
@@ -193,8 +200,8 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 	return checkpoint.Record + 1, err
 }
 
-// reaches says whether the log, whose last message is known, has a position, as far as can be told: what
-// was purged since cannot be looked at.
+// reaches reports whether the log, whose last record is known, has a position, as far as can be determined: purged
+// messages cannot be checked.
 func (c *Conn) reaches(ctx context.Context, p Position, last uint64) (bool, error) {
 	if p.Record > last {
 		return false, nil
@@ -210,7 +217,7 @@ func (c *Conn) reaches(ctx context.Context, p Position, last uint64) (bool, erro
 	return e.isAt(p), err
 }
 
-// reachesNow is reaches for the log as it is now.
+// reachesNow is reaches for the current log.
 func (c *Conn) reachesNow(ctx context.Context, p Position) (bool, error) {
 	last, err := c.lastSequence(ctx, protocol.StreamEvents)
 	if err != nil {
@@ -219,12 +226,12 @@ func (c *Conn) reachesNow(ctx context.Context, p Position) (bool, error) {
 	return c.reaches(ctx, p, last)
 }
 
-// readAll reads every key that has a value now.
+// readAll reads every key that has a value.
 func (c *Conn) readAll(ctx context.Context, b kv, visit func(key string, value []byte)) error {
 	return c.readKeys(ctx, b, ">", visit)
 }
 
-// readKeys reads every key of a pattern that has a value now.
+// readKeys reads every key of a pattern that has a value.
 func (c *Conn) readKeys(ctx context.Context, b kv, pattern string, visit func(key string, value []byte)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

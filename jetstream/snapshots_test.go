@@ -160,7 +160,12 @@ func TestWhatTheSnapshotsHaveAndTheLogHasNotIsDropped(t *testing.T) {
 	good := put("s1", 0, "")
 	put("s2", 0, "another") // at its record there is another batch
 	put("s3", 9, "")        // the log does not go so far
-	d.put(t, protocol.BucketSandboxes, "_checkpoint", protocol.Encode(&jetstream.Snapshot{Version: 1, Record: good.Record, Batch: good.Batch}))
+	d.put(
+		t,
+		protocol.BucketSandboxes,
+		"_checkpoint",
+		protocol.Encode(&jetstream.Snapshot{Version: 1, Record: good.Record, Batch: good.Batch}),
+	)
 	from, all := snapshots(t, c, d.tenant)
 	if from != good.Record+1 || len(all) != 3 || all["s1"] == nil || all["s2"] != nil || all["s3"] != nil {
 		t.Errorf("from %d: %+v", from, all)

@@ -16,30 +16,29 @@ import (
 )
 
 const (
-	lookWithin  = 1800 * time.Millisecond // bounds one look at a stream: one without a leader does not answer
+	checkWithin = 1800 * time.Millisecond // bounds one check of a stream: a stream without a leader does not answer
 	warnPercent = 80
-	plenty      = 20 << 30 // no disk with so much free is nearly full
+	plenty      = 20 << 30 // a disk with this much free never counts as nearly full
 )
 
-// storageLook is a look at what is stored that is under way, or its result.
-type storageLook struct {
+// storageCheck is a check of the storage, running or finished.
+type storageCheck struct {
 	done  chan struct{}
 	found *protocol.Storage // once done is closed
 	at    time.Time
 }
 
-// Storage looks how everything is kept now: leaders, replicas in sync, what is used and left. What it
-// cannot learn it says among the problems, so it always returns something: within 4 s, or with the end
-// of ctx. Questions that come meanwhile, and for a second, get the same answer: a caller that gives up
-// and asks again would otherwise never be answered.
+// Storage returns the current state of the storage: leaders, replicas in sync, used and free space. Whatever it cannot
+// determine becomes a problem in the result, so it always returns one: within 4 s, or when ctx ends. Concurrent calls,
+// and calls within a second, share one result: otherwise a caller that times out and asks again would never get one.
 func (c *Conn) Storage(ctx context.Context) *protocol.Storage {
 	c.mu.Lock()
-	l := c.looked
+	l := c.checked
 	if l == nil || !l.at.IsZero() && time.Since(l.at) > roomFresh {
-		l = &storageLook{done: make(chan struct{})}
-		c.looked = l
+		l = &storageCheck{done: make(chan struct{})}
+		c.checked = l
 		go func() {
-			found := c.lookAtStorage(context.WithoutCancel(ctx))
+			found := c.checkStorage(context.WithoutCancel(ctx))
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			l.found, l.at = found, time.Now()
@@ -55,7 +54,7 @@ func (c *Conn) Storage(ctx context.Context) *protocol.Storage {
 	}
 }
 
-func (c *Conn) lookAtStorage(ctx context.Context) *protocol.Storage {
+func (c *Conn) checkStorage(ctx context.Context) *protocol.Storage {
 	s := &protocol.Storage{}
 	c.room.mu.Lock()
 	disk := c.room.disk
@@ -69,7 +68,7 @@ func (c *Conn) lookAtStorage(ctx context.Context) *protocol.Storage {
 		return s
 	}
 	s.Bytes, s.MaxBytes = int64(account.Store), max(account.Limits.MaxStore, 0)
-	s.Streams = c.lookAtStreams(ctx)
+	s.Streams = c.checkStreams(ctx)
 	s.Problems = append(s.Problems, behind(s.Streams)...)
 	if room, err := c.LogRoom(ctx); err == nil && room.Err() != nil {
 		s.Problems = append(s.Problems, protocol.AsError(room.Err()).Message)
@@ -78,9 +77,9 @@ func (c *Conn) lookAtStorage(ctx context.Context) *protocol.Storage {
 	return s
 }
 
-// jetStreamAnswers asks whether there is a JetStream at all, and says in one sentence why there is not.
+// jetStreamAnswers checks that JetStream is available, and otherwise returns one sentence about why it is not.
 func (c *Conn) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, string) {
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	var info *jetstream.AccountInfo
 	var err error
@@ -94,29 +93,30 @@ func (c *Conn) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, st
 	}
 }
 
-// lookAtStreams looks at all streams at once.
-func (c *Conn) lookAtStreams(ctx context.Context) []protocol.StreamStorage {
+// checkStreams checks all streams at once.
+func (c *Conn) checkStreams(ctx context.Context) []protocol.StreamStorage {
 	all := (&Assets{}).assets()
-	looked := make([]protocol.StreamStorage, len(all))
+	checked := make([]protocol.StreamStorage, len(all))
 	var wg sync.WaitGroup
 	for i, a := range all {
 		wg.Go(func() {
-			bounded, cancel := context.WithTimeout(ctx, lookWithin)
+			bounded, cancel := context.WithTimeout(ctx, checkWithin)
 			defer cancel()
 			info, err := c.streamInfo(bounded, a.config.Name)
-			looked[i] = streamStorage(a.config.Name, info, err)
+			checked[i] = streamStorage(a.config.Name, info, err)
 		})
 	}
 	wg.Wait()
-	return looked
+	return checked
 }
 
 func streamStorage(name string, info *jetstream.StreamInfo, err error) protocol.StreamStorage {
 	if isReason(err, protocol.ReasonNotProvisioned) {
-		return protocol.StreamStorage{Name: name, Error: "it is not there"}
+		return protocol.StreamStorage{Name: name, Error: "it does not exist"}
 	}
 	if isOneOf(err, protocol.DeadlineExceeded, protocol.Unavailable) {
-		return protocol.StreamStorage{Name: name, Error: "it has no leader: no majority of its servers is there, or one is being elected"}
+		return protocol.StreamStorage{Name: name,
+			Error: "it has no leader: it has no majority of its servers, or is electing one"}
 	}
 	if err != nil {
 		return protocol.StreamStorage{Name: name, Error: protocol.AsError(err).Message}
@@ -138,45 +138,50 @@ func streamStorage(name string, info *jetstream.StreamInfo, err error) protocol.
 	return s
 }
 
-// behind says which streams are kept less safely than others, or than they should be: streams that
-// say the same in one sentence.
+// behind returns the problems of streams that are stored less safely than others or than they should be. Streams with
+// the same problem share one sentence.
 func behind(streams []protocol.StreamStorage) []string {
 	most := 0
 	for _, s := range streams {
 		most = max(most, s.Replicas)
 	}
-	said := map[string][]string{}
+	affected := map[string][]string{} // streams by problem
 	for _, s := range streams {
 		switch {
 		case s.Error != "":
-			said[s.Error] = append(said[s.Error], s.Name)
+			affected[s.Error] = append(affected[s.Error], s.Name)
 		case s.InSync < s.Replicas:
-			why := fmt.Sprintf("%d of %d replicas are in sync: NATS server %s is away, is catching up, or has JetStream disabled since its disk was full, until it is restarted",
+			why := fmt.Sprintf("%d of %d replicas are in sync: NATS server %s is unreachable, is catching up, "+
+				"or has had JetStream disabled since its disk was full, until it is restarted",
 				s.InSync, s.Replicas, strings.Join(s.Behind, ", "))
-			said[why] = append(said[why], s.Name)
+			affected[why] = append(affected[why], s.Name)
 		case s.Replicas < most:
-			why := fmt.Sprintf("%d replica(s) where others have %d: run boxfleet storage grow --replicas %d", s.Replicas, most, most)
-			said[why] = append(said[why], s.Name)
+			why := fmt.Sprintf("%d replica(s) where others have %d: run boxfleet storage grow --replicas %d",
+				s.Replicas, most, most)
+			affected[why] = append(affected[why], s.Name)
 		}
 	}
 	var problems []string
-	for _, why := range slices.Sorted(maps.Keys(said)) {
-		problems = append(problems, strings.Join(said[why], ", ")+": "+why)
+	for _, why := range slices.Sorted(maps.Keys(affected)) {
+		problems = append(problems, strings.Join(affected[why], ", ")+": "+why)
 	}
 	return problems
 }
 
-// filling says what is filled beyond warnPercent of what it may have.
+// filling returns a warning for everything that is filled beyond warnPercent of its limit.
 func filling(s *protocol.Storage) []string {
 	var warnings []string
 	warn := func(what string, used, limit int64, do string) {
 		if limit > 0 && used >= limit/100*warnPercent {
-			warnings = append(warnings, fmt.Sprintf("%s: %s of %s are used: %s", what, protocol.Bytes(used), protocol.Bytes(limit), do))
+			warnings = append(warnings, fmt.Sprintf("%s: %s of %s are used: %s",
+				what, protocol.Bytes(used), protocol.Bytes(limit), do))
 		}
 	}
 	for _, stream := range s.Streams {
-		if stream.Name != protocol.StreamLogs && stream.Name != protocol.StreamDead { // these remove their oldest
-			warn(stream.Name, stream.Bytes, stream.MaxBytes, "delete what is not needed, or raise its limit with boxfleet storage set")
+		if stream.Name != protocol.StreamLogs &&
+			stream.Name != protocol.StreamDead { // those remove their oldest messages
+			warn(stream.Name, stream.Bytes, stream.MaxBytes,
+				"delete what is not needed, or raise its limit with boxfleet storage set")
 		}
 	}
 	warn("the account's store", s.Bytes, s.MaxBytes, "delete what is not needed, or raise the account's limit")
@@ -186,33 +191,45 @@ func filling(s *protocol.Storage) []string {
 	return warnings
 }
 
-// Durability says in words what an acknowledged write survives now, as far as this side can see.
+// Durability describes what an acknowledged write survives now, as far as this process can tell.
 func (c *Conn) Durability(s *protocol.Storage, syncAlways bool) string {
 	server := "NATS " + c.nc.ConnectedServerVersion()
 	replicas, inSync := 0, 0
 	for _, stream := range s.Streams {
 		if stream.Error != "" {
-			return "none now: some of what is stored has no leader"
+			return "none now: a stream has no leader"
 		}
 		if replicas == 0 || stream.InSync < inSync {
 			replicas, inSync = stream.Replicas, stream.InSync
 		}
 	}
-	powerLoss := "survives a power loss of all only where each server has sync_interval: always, which cannot be seen from here"
+	powerLoss := "survives a power loss of all only if each server has sync_interval: always, " +
+		"which cannot be checked from here"
 	majority := replicas/2 + 1
 	switch {
 	case replicas == 0:
 		return "none now: nothing can be stored"
 	case syncAlways:
-		return fmt.Sprintf("each write is on disk before it is acknowledged (embedded %s, fsync on every write, %d replica(s))", server, replicas)
+		return fmt.Sprintf(
+			"each write is on disk before it is acknowledged (embedded %s, fsync on every write, %d replica(s))",
+			server,
+			replicas,
+		)
 	case replicas == 1:
-		return fmt.Sprintf("one replica on %s: survives the end of the process; survives a power loss only where the server has sync_interval: always, which cannot be seen from here", server)
+		return fmt.Sprintf(
+			"one replica on %s: survives the end of the process; survives a power loss only if the server "+
+				"has sync_interval: always, which cannot be checked from here",
+			server,
+		)
 	case inSync == replicas:
-		return fmt.Sprintf("%d replicas on %s, all in sync: survives the loss of a minority of servers; %s", replicas, server, powerLoss)
+		return fmt.Sprintf("%d replicas on %s, all in sync: survives the loss of a minority of servers; %s",
+			replicas, server, powerLoss)
 	case inSync > majority:
-		return fmt.Sprintf("%d of %d replicas on %s are in sync: survives the loss of %d more; %s", inSync, replicas, server, inSync-majority, powerLoss)
+		return fmt.Sprintf("%d of %d replicas on %s are in sync: survives the loss of %d more; %s",
+			inSync, replicas, server, inSync-majority, powerLoss)
 	case inSync == majority:
-		return fmt.Sprintf("%d of %d replicas on %s are in sync: does not go on after the loss of one more; %s", inSync, replicas, server, powerLoss)
+		return fmt.Sprintf("%d of %d replicas on %s are in sync: does not survive the loss of one more; %s",
+			inSync, replicas, server, powerLoss)
 	}
 	return fmt.Sprintf("none now: %d of %d replicas on %s are in sync, less than a majority", inSync, replicas, server)
 }

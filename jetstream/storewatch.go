@@ -12,23 +12,23 @@ import (
 )
 
 const (
-	probePeriod  = 500 * time.Millisecond // between looks whether an append had no answer
-	probeAnyway  = 5 * time.Second        // between probes while nothing is suspected
+	probePeriod  = 500 * time.Millisecond // between checks whether an append got no answer
+	probeAnyway  = 5 * time.Second        // between probes without a suspicion
 	reportPeriod = 30 * time.Second
-	firstReport  = 5 * time.Second // a cluster that is just starting is still bringing its replicas together
-	recoverPause = 2 * time.Second // between tries to have the log take writes again, at first
+	firstReport  = 5 * time.Second // a starting cluster's replicas need a moment to get in sync
+	recoverPause = 2 * time.Second // first pause between attempts to recover the log
 	recoverMost  = 30 * time.Second
 
-	// probeSubject is no sandbox's: tenants have no such name.
+	// probeSubject belongs to no sandbox: no tenant has such a name.
 	probeSubject = "boxfleet.v1.event.-.-"
 )
 
-// WatchStore watches, until ctx ends, whether the event log takes writes, and brings it back where it
-// does not: by restart for a server in this process, which may be nil; by a change of leader on a
-// cluster; for another single server it says which one has to be restarted. A server's file store
-// remembers a write error, such as that of a full disk, and refuses everything from then on.
+// WatchStore checks until ctx ends whether the event log accepts writes, and otherwise recovers it: by restart, which
+// may be nil, for a server in this process; by a change of leader in a cluster. For another single server it names
+// the one to restart. A server's file store remembers a write error, such as that of a full disk, and refuses all
+// later writes.
 //
-// It also logs what [Conn.Storage] says is less safe than it should be, each time that changes.
+// It also logs what [Conn.Storage] reports as less safe than it should be, each time that changes.
 func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)
@@ -46,20 +46,20 @@ func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) err
 		}
 		if why == "" {
 			c.room.setFailed("")
-			c.log.Warn("the event log takes writes again")
+			c.log.Warn("the event log accepts writes again")
 			pause.Reset()
 			continue
 		}
 		if c.room.setFailed(why) {
-			c.log.Error("the event log takes no writes", "why", why)
+			c.log.Error("the event log accepts no writes", "why", why)
 		}
 		if err := c.RecoverStore(ctx, restart); err != nil {
-			c.log.Error("the event log does not take writes again", "error", err)
+			c.log.Error("could not recover the event log", "error", err)
 			if !pause.Wait(ctx) {
 				break
 			}
 			if protocol.CodeOf(err) == protocol.ResourceExhausted {
-				pause.Reset() // a disk that gets room is to be found soon
+				pause.Reset() // notice soon when the disk has room again
 			}
 		}
 		c.room.suspect()
@@ -67,9 +67,9 @@ func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) err
 	return ctx.Err()
 }
 
-// RecoverStore has an event log take writes again that refuses them although there is room: it calls
-// restart where it is not nil; on a cluster another server becomes the leader. Error: failed_precondition
-// with reason server_settings, naming the one server that a person must restart.
+// RecoverStore makes an event log that refuses writes although it has room accept them again: it calls restart if
+// that is not nil, and in a cluster has another server become the leader. Error: failed_precondition with reason
+// server_settings, naming the single server that a person must restart.
 func (c *Conn) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)
@@ -89,10 +89,10 @@ func (c *Conn) RecoverStore(ctx context.Context, restart func(context.Context) e
 		"NATS server %s remembers a write error of its store: make room on its disk, and restart it", server)
 }
 
-// probeLog asks the event log to remove what nobody has, which a store that refuses writes refuses
-// too, and any other does at once. known is false where there is no answer.
+// probeLog purges a subject without messages: a store that refuses writes refuses that too, and any other answers at
+// once. known is false without an answer.
 func (c *Conn) probeLog(ctx context.Context) (why string, known bool) {
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	stream, err := c.readStream(ctx, protocol.StreamEvents)
 	if err == nil {
@@ -101,13 +101,16 @@ func (c *Conn) probeLog(ctx context.Context) (why string, known bool) {
 	if err == nil {
 		return "", true
 	}
-	if code := protocol.CodeOf(translate(err, "probe")); code != protocol.Internal && code != protocol.ResourceExhausted {
+	if code := protocol.CodeOf(
+		translate(err, "probe"),
+	); code != protocol.Internal &&
+		code != protocol.ResourceExhausted {
 		return "", false
 	}
 	return err.Error(), true
 }
 
-// reportStorage logs what is wrong with what is stored, where that is something else than what was said.
+// reportStorage logs problems and warnings of the storage if they differ from the ones logged last.
 func (c *Conn) reportStorage(ctx context.Context, said string) string {
 	s := c.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")

@@ -1,4 +1,4 @@
 package jetstream
 
-// Received is how many bytes the connection has received, of messages of any kind.
+// Received returns how many bytes the connection has received in all messages.
 func (c *Conn) Received() uint64 { return c.nc.Stats().InBytes }

@@ -9,26 +9,26 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Tell says to a worker: "look at this sandbox, here is its newest event". It does not wait, and
-// may be lost: the log has everything that is in it, and the coordinator tells again what stays
-// owed, when the worker or the teller was away, and after a while.
+// Tell notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost: the log has
+// everything in it, and coordinators notify again of what is pending, after a while and whenever the worker or the
+// coordinator was away.
 func (c *Conn) Tell(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
-	return translate(c.nc.PublishMsg(m), "tell "+worker)
+	return translate(c.nc.PublishMsg(m), "notify "+worker)
 }
 
-// TellAbout tells a worker to look at a sandbox, without saying what is new.
+// TellAbout notifies a worker that a sandbox has news, without a batch.
 func (c *Conn) TellAbout(worker, tenant, sandbox string) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, tenant, sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version})
-	return translate(c.nc.PublishMsg(m), "tell "+worker)
+	return translate(c.nc.PublishMsg(m), "notify "+worker)
 }
 
-// Work hands each work item of a worker to handle, in the order of each teller, until stop has
-// returned. Batch is nil where the item says only that there is something to look at. Items are lost
-// while nobody listens. A worker that begins to listen, or that hears from [Conn.OnReconnect] that it
-// may have missed something, says so in its heartbeats. handle must not block.
+// Work calls handle with each notification for a worker, in the order of each sender, until stop has returned. b is
+// nil if the notification carries no batch. Notifications are lost while nothing listens. A worker that starts to
+// listen, or that may have missed some according to [Conn.OnReconnect], says so in its heartbeats. handle must not
+// block.
 func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protocol.Batch)) (stop func(), err error) {
 	prefix := strings.TrimSuffix(protocol.WorkSubject(worker, "", ""), ".")
 	var mu sync.Mutex
@@ -42,7 +42,7 @@ func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protoc
 		tenant, sandbox, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
 		b, err := newestOf(m.Data, tenant, sandbox)
 		if err != nil {
-			c.log.Error("a work item cannot be read; the log tells the rest", "subject", m.Subject, "error", err)
+			c.log.Error("could not read a work item; its sandbox is read from the log", "subject", m.Subject, "error", err)
 		}
 		handle(tenant, sandbox, b)
 	})
@@ -60,8 +60,7 @@ func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protoc
 	}, nil
 }
 
-// newestOf reads the batch that a work item carries, nil where it carries none. The subject says
-// which sandbox it is about.
+// newestOf returns the batch of a work item, nil if it has none. The subject names the sandbox.
 func newestOf(data []byte, tenant, sandbox string) (*protocol.Batch, error) {
 	item := &protocol.WorkItem{}
 	if err := protocol.Decode(data, item); err != nil {

@@ -51,7 +51,8 @@ func TestWorkIsHeardByItsWorkerOnlyAndInOrder(t *testing.T) {
 			t.Fatalf("%+v", w)
 		}
 		w := next("the first worker's second", heardOne)
-		if w.tenant != d.tenant || w.sandbox != "s1" || w.batch == nil || w.batch.Record != batches[0].Record || w.batch.Events[0].Record != batches[0].Record {
+		if w.tenant != d.tenant || w.sandbox != "s1" || w.batch == nil || w.batch.Record != batches[0].Record ||
+			w.batch.Events[0].Record != batches[0].Record {
 			t.Fatalf("%+v", w)
 		}
 		if w := next("the second worker's", heardTwo); w.sandbox != "s2" || w.batch != nil {
@@ -124,7 +125,13 @@ func TestAWorkItemThatIsNotOfItsSandboxOnlyWakesIt(t *testing.T) {
 			t.Errorf("an item %s: %+v", name, w)
 		}
 	}
-	must(t, nc.Publish(protocol.WorkSubject("w1", d.tenant, "s1"), protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9})))
+	must(
+		t,
+		nc.Publish(
+			protocol.WorkSubject("w1", d.tenant, "s1"),
+			protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: good, Record: 9}),
+		),
+	)
 	if w := receive(t, 5*time.Second, "the good item", heard); w.batch == nil || w.batch.Record != 9 {
 		t.Fatalf("%+v", w)
 	}

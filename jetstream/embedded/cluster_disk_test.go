@@ -44,7 +44,10 @@ func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 		urls = append(urls, servers[i].ClientURL())
 		t.Cleanup(func() { servers[i].Stop() })
 	}
-	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: strings.Join(urls, ","), Logger: slog.New(slog.DiscardHandler)})
+	c, err := jetstream.Connect(
+		t.Context(),
+		jetstream.Config{URL: strings.Join(urls, ","), Logger: slog.New(slog.DiscardHandler)},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +78,12 @@ func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	if servers[at], err = servers[at].Restart(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, 30*time.Second, "everything is in sync again", func() bool { return len(c.Storage(t.Context()).Problems) == 0 })
+	until(
+		t,
+		30*time.Second,
+		"everything is in sync again",
+		func() bool { return len(c.Storage(t.Context()).Problems) == 0 },
+	)
 	if err := appendOne(t.Context(), c, newID()); err != nil {
 		t.Error(err)
 	}
@@ -85,7 +93,10 @@ func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 func leaderOfEvents(t *testing.T, c *jetstream.Conn) string {
 	t.Helper()
 	streams := c.Storage(t.Context()).Streams
-	if i := slices.IndexFunc(streams, func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents }); i >= 0 {
+	if i := slices.IndexFunc(
+		streams,
+		func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents },
+	); i >= 0 {
 		return streams[i].Leader
 	}
 	return ""

@@ -16,20 +16,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// DefaultBallast is how much of the disk a [Keeper] holds back.
+// DefaultBallast is how much of the disk a [Keeper] reserves.
 const DefaultBallast = 64 << 20
 
 const (
 	ballastFile = "ballast" // below the store's directory
-	// ballastPart bounds the ballast on a small disk, by this part of it.
+	// ballastPart limits the ballast on a small disk to this fraction of it.
 	ballastPart = 20
 	diskPeriod  = 200 * time.Millisecond
 )
 
-// Keeper runs a server and keeps it able to write. A file, the ballast, holds room on its disk back:
-// when the disk is full it is removed, so that ends and deletes can still be written, and it is made
-// again when there is room. A server whose store refuses writes after an error, which it remembers
-// until its end, is restarted in place; clients reconnect by themselves.
+// Keeper runs a server and keeps it able to write. A file, the ballast, reserves room on the server's disk. When the
+// disk is full, the Keeper removes the ballast so that ends and deletes can still be written, and it makes the
+// ballast again when there is room. It restarts a server whose store refuses writes after an error, which a store
+// remembers until then; clients reconnect by themselves.
 type Keeper struct {
 	log     *slog.Logger
 	ballast int64
@@ -38,11 +38,11 @@ type Keeper struct {
 	mu      sync.Mutex
 	server  *Server
 	stopped bool
-	held    bool // the ballast is there
+	held    bool // the ballast exists
 }
 
-// Keep starts a server. ballast is how many bytes are held back, a twentieth of the disk at most; 0 is
-// none. logger may be nil.
+// Keep starts a server. ballast is the number of bytes to reserve, limited to a twentieth of the disk; 0 reserves none.
+// logger may be nil.
 func Keep(cfg Config, ballast int64, logger *slog.Logger) (*Keeper, error) {
 	if logger == nil {
 		logger = slog.Default()
@@ -65,26 +65,25 @@ func Keep(cfg Config, ballast int64, logger *slog.Logger) (*Keeper, error) {
 	return k, nil
 }
 
-// InProcessConn connects to the server as it runs now.
+// InProcessConn connects to the running server.
 func (k *Keeper) InProcessConn() (net.Conn, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.server.InProcessConn()
 }
 
-// ClientURL is where the server listens; a restart keeps it.
+// ClientURL returns the server's URL, which survives restarts.
 func (k *Keeper) ClientURL() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.server.ClientURL()
 }
 
-// Disk is what the disk of the store has: bytes free for the server, the ballast not among them, and
-// its size.
+// Disk returns the bytes that are free for the server on the store's disk, without the ballast, and the disk's size.
 func (k *Keeper) Disk() (free, size int64) { return disk(filepath.Dir(k.file)) }
 
-// Restart stops the server and starts it again in place. Error: resource_exhausted with reason
-// log_full where the disk still has no room.
+// Restart stops the server and starts it again. Error: resource_exhausted with reason log_full if the disk still has no
+// room.
 func (k *Keeper) Restart(context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -95,7 +94,8 @@ func (k *Keeper) Restart(context.Context) error {
 	if free < k.unit(size)/4 {
 		k.release()
 		if free, _ = k.Disk(); free < k.unit(size)/4 {
-			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull, "the disk of %s has %s left: make room on it", filepath.Dir(k.file), protocol.Bytes(free))
+			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonLogFull,
+				"the disk of %s has only %s left: free some space", filepath.Dir(k.file), protocol.Bytes(free))
 		}
 	}
 	k.server.Stop()
@@ -107,7 +107,7 @@ func (k *Keeper) Restart(context.Context) error {
 	return nil
 }
 
-// Stop ends the server, and waits until its store is closed.
+// Stop stops the server and waits until its store is closed.
 func (k *Keeper) Stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -115,17 +115,18 @@ func (k *Keeper) Stop() {
 	k.server.Stop()
 }
 
-// Watch looks at the disk until ctx ends. short is told why new work must wait because little is left,
-// and with an empty text that it need not.
+// Watch checks the disk until ctx ends. It calls short with the reason when too little is left for new work, and with
+// an empty text when there is enough again.
 func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 	tick := time.NewTicker(diskPeriod)
 	defer tick.Stop()
 	was := false
 	for {
 		free, size := k.Disk()
-		is := k.look(free, size, was)
+		is := k.adjust(free, size, was)
 		if is {
-			short(fmt.Sprintf("the disk of %s has %s of %s left: make room on it", filepath.Dir(k.file), protocol.Bytes(free), protocol.Bytes(size)))
+			short(fmt.Sprintf("the disk of %s has only %s of %s left: free some space",
+				filepath.Dir(k.file), protocol.Bytes(free), protocol.Bytes(size)))
 		} else if was {
 			short("")
 		}
@@ -141,9 +142,9 @@ func (k *Keeper) Watch(ctx context.Context, short func(why string)) {
 	}
 }
 
-// look removes or makes the ballast by what the disk has free, and says whether new work must wait.
-// It ends waiting later than it begins, so that little room is not given away and taken in turns.
-func (k *Keeper) look(free, size int64, was bool) (short bool) {
+// adjust removes or makes the ballast depending on the disk's free space, and reports whether new work must wait. The
+// wait ends at a higher level than it begins, so that it does not flap.
+func (k *Keeper) adjust(free, size int64, was bool) (short bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	unit := k.unit(size)
@@ -159,7 +160,7 @@ func (k *Keeper) look(free, size int64, was bool) (short bool) {
 	return free < unit
 }
 
-// unit is what counts as little on a disk of this size.
+// unit is the free space that counts as low on a disk of this size.
 func (k *Keeper) unit(size int64) int64 {
 	unit := k.ballast
 	if unit == 0 {
@@ -174,7 +175,7 @@ func (k *Keeper) hold(bytes int64) {
 		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, bytes), f.Close())
 	}
 	if err != nil {
-		k.log.Warn("no room is held back on the disk of the store", "error", err)
+		k.log.Warn("could not reserve room on the disk of the store", "error", err)
 		k.release()
 		return
 	}
@@ -183,13 +184,12 @@ func (k *Keeper) hold(bytes int64) {
 
 func (k *Keeper) release() {
 	if err := os.Remove(k.file); err != nil && !os.IsNotExist(err) {
-		k.log.Warn("the ballast on the disk of the store is not removed", "error", err)
+		k.log.Warn("could not remove the ballast on the disk of the store", "error", err)
 	}
 	k.held = false
 }
 
-// disk is what a directory's disk has free for this process, and its size; where that cannot be read,
-// as if there were much.
+// disk returns the free bytes and the size of a directory's disk, or large values if they cannot be read.
 func disk(dir string) (free, size int64) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {

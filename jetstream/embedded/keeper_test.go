@@ -81,8 +81,13 @@ func fill(t *testing.T, file string) {
 func appendOne(ctx context.Context, c *jetstream.Conn, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	b := &protocol.Batch{Writer: "k1", Tenant: "t1", Sandbox: id, Events: []protocol.Event{{Sequence: 1, Kind: protocol.SandboxAccepted,
-		Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}}}
+	b := &protocol.Batch{
+		Writer:  "k1",
+		Tenant:  "t1",
+		Sandbox: id,
+		Events: []protocol.Event{{Sequence: 1, Kind: protocol.SandboxAccepted,
+			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "x"}}}},
+	}
 	_, err := c.Append(ctx, b, 0)
 	return err
 }
@@ -112,9 +117,19 @@ func TestTheLogTakesWritesAgainAfterAFullDisk(t *testing.T) {
 		room, err := c.LogRoom(t.Context())
 		return err == nil && room.RefusesNew()
 	})
-	until(t, 5*time.Second, "the ballast is given away", func() bool { _, err := os.Stat(ballast); return os.IsNotExist(err) })
+	until(
+		t,
+		5*time.Second,
+		"the ballast is given away",
+		func() bool { _, err := os.Stat(ballast); return os.IsNotExist(err) },
+	)
 	filled := time.Now()
-	until(t, 10*time.Second, "full for five seconds", func() bool { fill(t, filler+"2"); return time.Since(filled) > 5*time.Second })
+	until(
+		t,
+		10*time.Second,
+		"full for five seconds",
+		func() bool { fill(t, filler+"2"); return time.Since(filled) > 5*time.Second },
+	)
 	t.Logf("while it was full: %d written, %d refused", written.Load(), refused.Load())
 	for _, f := range []string{filler, filler + "2"} {
 		if err := os.Remove(f); err != nil {

@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	firstPort     = 10000 // FreePorts tries from here up to the first ephemeral port
-	lastPort      = 32767 // used where the system does not tell its ephemeral ports
+	firstPort     = 10000 // FreePorts tries ports from here up to the first ephemeral port
+	lastPort      = 32767 // used if the system does not publish its ephemeral ports
 	triesForAPort = 100
 )
 
-// FreePorts returns n different TCP ports that are free on loopback now. It avoids the ephemeral ports,
-// which the system gives to outgoing connections: one of those could take the port before a server listens
-// on it, or while the server restarts. The error has code internal.
+// FreePorts returns n different TCP ports that are currently free on loopback. It avoids ephemeral ports, which the
+// system assigns to outgoing connections: one of those could take the port before a server listens on it or while the
+// server restarts. The error has code internal.
 func FreePorts(n int) ([]int, error) {
 	last := lastPort
 	if content, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
@@ -38,11 +38,11 @@ func FreePorts(n int) ([]int, error) {
 		}
 		taken[port] = true
 	}
-	return nil, protocol.Errorf(protocol.Internal, "", "found only %d of %d free ports between %d and %d", len(ports), n, firstPort, last)
+	return nil, protocol.Errorf(protocol.Internal, "", "found only %d of %d free ports between %d and %d",
+		len(ports), n, firstPort, last)
 }
 
-// portFree returns an error if something listens on the port already. Otherwise the server itself would
-// wait in vain, without an error.
+// portFree returns an error if the port is already in use. Without this check the server itself would retry silently.
 func portFree(host string, port int) error {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {

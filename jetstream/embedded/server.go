@@ -1,5 +1,5 @@
-// Package embedded runs a NATS server with JetStream inside the process: the default deployment of
-// one machine, and, three of them, the clusters of the tests.
+// Package embedded runs a NATS server with JetStream inside the process: the default deployment on a single machine,
+// and the clusters of the tests.
 package embedded
 
 import (
@@ -13,20 +13,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Config says how the server runs.
+// Config configures the server.
 type Config struct {
 	Dir   string // JetStream's store; must not be empty
 	Name  string // of the server; must be unique in a cluster
 	Host  string // to listen on; default 127.0.0.1
-	Port  int    // to listen on; 0 takes a free one, -1 opens no port at all
-	Token string // clients must give it where it is set; in-process clients too
+	Port  int    // to listen on; 0 chooses a free one, -1 opens no port at all
+	Token string // that clients must present, including in-process clients; empty: none
 
 	ClusterName string   // non-empty: a member of a cluster
 	ClusterPort int      // to listen on for the other members
 	Routes      []string // nats://host:port of the other members
 
-	// SyncLazily gives up durability against a power loss: writes are flushed every two minutes
-	// instead of before they are acknowledged. Only for tests that measure the difference.
+	// SyncLazily gives up durability against a power loss: writes are flushed every two minutes instead of before their
+	// acknowledgement. It is only for tests that measure the difference.
 	SyncLazily bool
 }
 
@@ -36,7 +36,7 @@ type Server struct {
 	config Config
 }
 
-// Start runs a server and waits until it takes connections, at most 10 s.
+// Start runs a server and waits up to 10 s until it accepts connections.
 func Start(cfg Config) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, protocol.Invalid("dir", "must not be empty")
@@ -48,7 +48,7 @@ func Start(cfg Config) (*Server, error) {
 		NoSigs: true, NoLog: true, MaxPayload: 1 << 20,
 	}
 	switch {
-	case cfg.Port == 0: // not the server's own random port: that one is ephemeral, and may be taken when the server restarts
+	case cfg.Port == 0: // the server's own random port is ephemeral and may be taken when the server restarts
 		ports, err := FreePorts(1)
 		if err != nil {
 			return nil, err
@@ -85,12 +85,13 @@ func Start(cfg Config) (*Server, error) {
 	s.Start()
 	if !s.ReadyForConnections(10 * time.Second) {
 		s.Shutdown()
-		return nil, protocol.Errorf(protocol.Unavailable, "", "the embedded NATS server is not ready after 10 s (is another server using the store %s?)", cfg.Dir)
+		return nil, protocol.Errorf(protocol.Unavailable, "",
+			"the embedded NATS server is not ready after 10 s (is another server using the store %s?)", cfg.Dir)
 	}
 	return &Server{s, cfg}, nil
 }
 
-// Stop ends the server and waits until its store is closed.
+// Stop stops the server and waits until its store is closed.
 func (s *Server) Stop() {
 	s.Shutdown()
 	s.WaitForShutdown()
@@ -101,7 +102,7 @@ func (s *Server) Restart() (*Server, error) {
 	return Start(s.config)
 }
 
-// WaitForLeader waits until the cluster has a leader for its meta data and every member knows it.
+// WaitForLeader waits until the cluster has a meta leader and every member knows it.
 func WaitForLeader(servers []*Server, within time.Duration) error {
 	deadline := time.Now().Add(within)
 	for {
@@ -121,8 +122,8 @@ func WaitForLeader(servers []*Server, within time.Duration) error {
 	}
 }
 
-// StartCluster runs n servers on loopback as one cluster and waits until it has a leader for its
-// meta data, at most 30 s. Each gets a directory below dir.
+// StartCluster runs n servers on loopback as one cluster and waits up to 30 s until it has a meta leader. Each server's
+// directory is below dir.
 func StartCluster(dir string, n int) ([]*Server, error) {
 	ports, err := FreePorts(2 * n)
 	if err != nil {

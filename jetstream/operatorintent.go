@@ -7,9 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ChangeHostWish changes what an operator wants of a host, by compare-and-set: change is called with what is wanted
-// now, perhaps more than once, and an error of it ends the change. It returns what is wanted then.
-func (c *Conn) ChangeHostWish(ctx context.Context, hostID string, change func(w *protocol.HostWish) error) (*protocol.HostWish, error) {
+// ChangeHostWish changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps
+// more than once; its error ends the change. ChangeHostWish returns the new intent.
+func (c *Conn) ChangeHostWish(ctx context.Context, hostID string,
+	change func(w *protocol.HostWish) error) (*protocol.HostWish, error) {
 	b := c.kv(protocol.BucketHosts)
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -19,13 +20,13 @@ func (c *Conn) ChangeHostWish(ctx context.Context, hostID string, change func(w 
 		if err != nil {
 			return nil, err
 		}
-		before := w.Empty()
+		wasEmpty := w.Empty()
 		if err := change(w); err != nil {
 			return nil, err
 		}
 		w.Version, w.HostID, w.Time = protocol.Version, hostID, c.Now()
 		switch {
-		case before && w.Empty():
+		case wasEmpty && w.Empty():
 			return w, nil
 		case w.Empty():
 			err = b.remove(ctx, hostID, int64(revision))
@@ -38,7 +39,7 @@ func (c *Conn) ChangeHostWish(ctx context.Context, hostID string, change func(w 
 	}
 }
 
-// HostWish reads what an operator wants of a host.
+// HostWish reads the operator intent for a host.
 func (c *Conn) HostWish(ctx context.Context, hostID string) (*protocol.HostWish, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -61,9 +62,10 @@ func (c *Conn) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.H
 	return w, revision, err
 }
 
-// FollowHostWishes hears what is wanted of each host and each change, until ctx ends; w is nil where nothing is
-// wanted any more.
-func (c *Conn) FollowHostWishes(ctx context.Context, handle func(hostID string, w *protocol.HostWish), caughtUp func()) error {
+// FollowHostWishes handles the operator intent for each host and each change, until ctx ends; w is nil if there is no
+// longer any.
+func (c *Conn) FollowHostWishes(ctx context.Context, handle func(hostID string, w *protocol.HostWish),
+	caughtUp func()) error {
 	return c.kv(protocol.BucketHosts).follow(ctx, func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(key, nil)
@@ -71,7 +73,7 @@ func (c *Conn) FollowHostWishes(ctx context.Context, handle func(hostID string, 
 		}
 		w := &protocol.HostWish{}
 		if err := protocol.Decode(value, w); err != nil || w.HostID != key {
-			c.log.Error("what is wanted of a host cannot be read", "host", key, "error", err)
+			c.log.Error("could not read the operator intent for a host", "host", key, "error", err)
 			return
 		}
 		handle(key, w)

@@ -8,16 +8,15 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A sandbox that is over has its snapshot under another key than a living one, and without execs, so that a
-// coordinator which starts reads those of living sandboxes alone.
+// An ended sandbox has its snapshot under another key than a living one, and without execs. So a starting coordinator
+// can read the snapshots of living sandboxes alone.
 
-// overSuffix ends the key of a sandbox that is over. Ids have no dots, so that a pattern tells the two kinds of
-// keys apart.
-const overSuffix = ".over"
+// endedSuffix ends the key of an ended sandbox. Ids have no dots, so patterns can select either kind of key.
+const endedSuffix = ".over"
 
-// overSnapshot is what is stored of a sandbox that is over. It has no field "state": an earlier version takes it
-// for a snapshot that it cannot use.
-type overSnapshot struct {
+// endedSnapshot is the stored snapshot of an ended sandbox. It has no field "state", so that an earlier version takes
+// it for an unusable snapshot.
+type endedSnapshot struct {
 	Version int             `json:"v"`
 	Record  uint64          `json:"record"`
 	Batch   string          `json:"batch,omitempty"`
@@ -25,30 +24,32 @@ type overSnapshot struct {
 	Over    *protocol.State `json:"over"`
 }
 
-// OverRecord is what a coordinator keeps in mind of a sandbox that is over.
+// OverRecord is what a coordinator holds in memory of an ended sandbox.
 type OverRecord struct {
 	Tenant, Sandbox    string
-	Record             uint64 // 0: what is stored cannot be used, and the history is to be read
+	Record             uint64 // 0: the snapshot is unusable, read the history
 	CreatedAt, EndedAt time.Time
 	Labels             map[string]string
 	Name               string
 }
 
-// WriteOver stores the last snapshot of a sandbox that is over, in the place of those that it had when it lived. A
-// newer one that is there stands. Execs are left out, and the state where it is larger than a message. The state may be changed.
+// WriteOver stores the last snapshot of an ended sandbox in place of those from its life, unless a newer one is
+// stored. It leaves out execs, and the state if it is larger than a message. It may change s.State.
 func (c *Conn) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
-	o := &overSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
+	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
 	data := protocol.Encode(o)
 	if len(data) > c.maxBatch() {
-		bare := &protocol.State{Sandbox: protocol.Sandbox{Name: s.State.Sandbox.Name, CreatedAt: s.State.Sandbox.CreatedAt, StateChangedAt: s.State.Sandbox.StateChangedAt}}
-		o.Over, o.Fold = bare, 0
+		b := &s.State.Sandbox
+		o.Fold, o.Over = 0, &protocol.State{Sandbox: protocol.Sandbox{
+			Name: b.Name, CreatedAt: b.CreatedAt, StateChangedAt: b.StateChangedAt,
+		}}
 		data = protocol.Encode(o)
 	}
 	b, key := c.kv(protocol.BucketSandboxes), tenant+"."+sandbox
-	_, err := b.replace(ctx, key+overSuffix, 0, func(old []byte) ([]byte, error) {
-		stands, err := c.stands(ctx, tenant, sandbox, old, s)
-		if stands || err != nil {
+	_, err := b.replace(ctx, key+endedSuffix, 0, func(old []byte) ([]byte, error) {
+		newer, err := c.storedIsNewer(ctx, tenant, sandbox, old, s)
+		if newer || err != nil {
 			return nil, err
 		}
 		return data, nil
@@ -59,21 +60,22 @@ func (c *Conn) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapsho
 	return c.purge(ctx, b.stream(), b.subject(key), 0)
 }
 
-// overSnapshot reads the snapshot of a sandbox that is over. Error: not_found.
-func (c *Conn) overSnapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
-	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox+overSuffix)
+// endedSnapshot reads the snapshot of an ended sandbox. Error: not_found.
+func (c *Conn) endedSnapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
+	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox+endedSuffix)
 	if err != nil {
 		return nil, err
 	}
-	o := &overSnapshot{}
+	o := &endedSnapshot{}
 	if err := protocol.Decode(value, o); err != nil {
 		return nil, err
 	}
-	return &Snapshot{Version: o.Version, Record: o.Record, Batch: o.Batch, Fold: o.Fold, State: o.Over}, protocol.CheckVersion(o.Version)
+	s := &Snapshot{Version: o.Version, Record: o.Record, Batch: o.Batch, Fold: o.Fold, State: o.Over}
+	return s, protocol.CheckVersion(o.Version)
 }
 
-// ReadOver reads what is stored of all sandboxes that are over, in no order. Where [Conn.ReadSnapshots] visits nothing,
-// it does not either.
+// ReadOver reads the records of all ended sandboxes, in no particular order. It visits nothing if [Conn.ReadSnapshots]
+// visits nothing.
 func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 	checkpoint, err := c.checkpoint(ctx)
 	if err != nil || checkpoint.Version == 0 {
@@ -83,7 +85,7 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 	if err != nil {
 		return err
 	}
-	if there, err := c.reaches(ctx, checkpoint.position(), last); !there {
+	if held, err := c.reaches(ctx, checkpoint.position(), last); !held {
 		return err // the log is followed from its beginning
 	}
 	type stub struct {
@@ -106,15 +108,16 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 		at     Position
 	}
 	var newer []late
-	err = c.readKeys(ctx, c.kv(protocol.BucketSandboxes), "*.*"+overSuffix, func(key string, value []byte) {
+	err = c.readKeys(ctx, c.kv(protocol.BucketSandboxes), "*.*"+endedSuffix, func(key string, value []byte) {
 		tenant, rest, _ := strings.Cut(key, ".")
-		sandbox := strings.TrimSuffix(rest, overSuffix)
+		sandbox := strings.TrimSuffix(rest, endedSuffix)
 		r, s := &OverRecord{Tenant: tenant, Sandbox: sandbox}, &stub{}
 		if protocol.Decode(value, s) == nil && protocol.CheckVersion(s.Version) == nil {
 			b := &s.Over.Sandbox
-			r.Record, r.CreatedAt, r.EndedAt, r.Labels, r.Name = s.Record, b.CreatedAt, b.StateChangedAt, b.Spec.Labels, b.Name
+			r.Record, r.CreatedAt, r.EndedAt = s.Record, b.CreatedAt, b.StateChangedAt
+			r.Labels, r.Name = b.Spec.Labels, b.Name
 		}
-		if r.Record > checkpoint.Record { // the log up to the checkpoint says nothing of it
+		if r.Record > checkpoint.Record { // the log up to the checkpoint does not have it
 			newer = append(newer, late{r, Position{s.Record, s.Batch}})
 			return
 		}
@@ -124,8 +127,8 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 		if err != nil {
 			return err
 		}
-		var there bool
-		if there, err = c.holds(ctx, n.record.Tenant, n.record.Sandbox, n.at); !there {
+		var held bool
+		if held, err = c.holds(ctx, n.record.Tenant, n.record.Sandbox, n.at); !held {
 			n.record.Record = 0
 		}
 		if err == nil {
@@ -135,7 +138,7 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 	return err
 }
 
-// Purged says whether nothing is kept any more of a sandbox that is over, but its tombstone.
+// Purged reports whether nothing of an ended sandbox is stored except its tombstone.
 func (c *Conn) Purged(ctx context.Context, tenant, sandbox string) (bool, error) {
 	if _, err := c.Snapshot(ctx, tenant, sandbox); protocol.CodeOf(err) != protocol.NotFound {
 		return false, err

@@ -1,0 +1,196 @@
+package jetstream
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// pullHeartbeat is the server's heartbeat on a pull request for messages; after two missing ones the request is
+// repeated. In a cluster about one in a hundred of the first requests is lost, because the server that the client is
+// connected to does not know the new consumer yet.
+const pullHeartbeat = time.Second
+
+// follow reads a stream, or one filter of it, from a sequence on, and then new messages, until ctx ends or the stream
+// no longer has the last handled message: [IsRewound]. It calls handle in order, and caughtUp, if it is not nil, once
+// the follower has passed the last sequence that the stream's leader had at the start. On failure it resumes after
+// the last handled message with a new consumer, for as long as it takes. The client's own ordered consumer is not
+// used: if a server is away or an answer is lost, it waits longer each time.
+func (c *Conn) follow(
+	ctx context.Context,
+	stream, filter string,
+	from uint64,
+	handle func(*stored),
+	caughtUp func(),
+) error {
+	f := &follower{conn: c, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
+	return f.run(ctx)
+}
+
+func (f *follower) run(ctx context.Context) error {
+	c := f.conn
+	if f.caughtUp != nil {
+		m, err := c.lastOnSubject(ctx, f.stream, f.filter)
+		if err == nil {
+			f.target = m.sequence
+		} else if protocol.CodeOf(err) != protocol.NotFound {
+			return err
+		}
+	}
+	for begun := false; ; {
+		err := f.check(ctx)
+		if err == nil {
+			var consumer jetstream.Consumer
+			if consumer, err = f.open(ctx); err == nil {
+				begun = true
+				err = f.read(ctx, consumer)
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case !begun || c.nc.IsClosed() || IsRewound(err):
+			return err
+		}
+		c.log.Warn("restarting a follower", "stream", f.stream, "error", err)
+		if !backoff.Sleep(ctx, retryPause) {
+			return ctx.Err()
+		}
+		_ = c.awaitConnection(ctx) // if this fails, the next attempt reports why
+	}
+}
+
+// follower is one call of follow.
+type follower struct {
+	conn           *Conn
+	stream, filter string
+	headersOnly    bool
+	next           uint64 // where the next consumer starts
+	handle         func(*stored)
+	handled        time.Time // when the message before next was stored; zero: unknown
+	caughtUp       func()    // nil once it was called
+	target         uint64    // the stream's last sequence at the start
+	pending        uint64    // messages still to come, according to the consumer's replica
+}
+
+// open makes a consumer. It repeats the request under the same name until it is answered. If the cluster assigned the
+// consumer to a server that has just died, it requests another one under a new name, and waits longer each time in case
+// the cluster is slow.
+func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err error) {
+	c := f.conn
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	for wait := askAgain; ; wait *= 2 {
+		if err := c.awaitConnection(ctx); err != nil {
+			return nil, err
+		}
+		config := jetstream.ConsumerConfig{
+			Name:          nuid.Next(),
+			FilterSubject: f.filter, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next,
+			HeadersOnly: f.headersOnly, AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1,
+			InactiveThreshold: consumerIdle,
+		}
+		try, stop := context.WithTimeout(ctx, wait)
+		consumer, err = askRepeatedly(
+			try,
+			c,
+			"follow "+f.stream,
+			func(ctx context.Context) (jetstream.Consumer, error) {
+				return c.js.CreateConsumer(ctx, f.stream, config)
+			},
+		)
+		again := err != nil && try.Err() != nil && ctx.Err() == nil
+		stop()
+		if !again {
+			return consumer, err
+		}
+	}
+}
+
+// consumerIdle is how long a server remembers a consumer that nobody reads from.
+const consumerIdle = 10 * time.Second
+
+// quiet is how long a follower waits for a message before it asks the leader whether the message still exists: expired
+// and purged messages are never delivered. Missing heartbeats are noticed earlier.
+const quiet = 3 * pullHeartbeat
+
+// read handles what a consumer delivers until a message is missing or ctx ends.
+func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error {
+	messages, err := consumer.Messages(
+		jetstream.PullMaxMessages(1024),
+		jetstream.PullHeartbeat(pullHeartbeat),
+		jetstream.WithMessagesErrOnMissingHeartbeat(true),
+	)
+	if err != nil {
+		return translate(err, "follow "+f.stream)
+	}
+	defer messages.Stop()
+	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
+	connected, breakOff := context.WithCancel(ctx)
+	defer breakOff()
+	defer f.conn.OnReconnect(breakOff)()
+	f.pending = consumer.CachedInfo().NumPending
+	f.progress()
+	for delivered := uint64(1); ; delivered++ {
+		msg, err := f.nextOf(connected, messages)
+		if err != nil {
+			return translate(err, "follow "+f.stream)
+		}
+		meta, err := msg.Metadata()
+		if err != nil {
+			return protocol.Errorf(protocol.Internal, "", "follow %s: %v", f.stream, err)
+		}
+		if meta.Sequence.Consumer != delivered {
+			return protocol.Errorf(protocol.Unavailable, "", "follow %s: message %d arrived instead of %d",
+				f.stream, meta.Sequence.Consumer, delivered)
+		}
+		f.next, f.pending, f.handled = meta.Sequence.Stream+1, meta.NumPending, meta.Timestamp
+		f.handle(
+			&stored{subject: msg.Subject(), sequence: meta.Sequence.Stream, header: msg.Headers(), data: msg.Data()},
+		)
+		f.progress()
+	}
+}
+
+// nextOf waits for the next message. If none comes for long, it checks whether the follower has caught up anyway.
+func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
+	for f.caughtUp != nil {
+		bounded, cancel := context.WithTimeout(ctx, quiet)
+		msg, err := messages.Next(jetstream.NextContext(bounded))
+		over := bounded.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !over {
+			return msg, err
+		}
+		m, err := f.conn.nextOnSubject(ctx, f.stream, f.filter, f.next)
+		switch {
+		case protocol.CodeOf(err) == protocol.NotFound:
+			f.target, f.pending = 0, 0
+		case err != nil:
+			return nil, err
+		default:
+			return nil, protocol.Errorf(
+				protocol.Unavailable,
+				"",
+				"follow %s: message %d does not arrive",
+				f.stream,
+				m.sequence,
+			)
+		}
+		f.progress()
+	}
+	return messages.Next(jetstream.NextContext(ctx))
+}
+
+// progress calls caughtUp, once, when the follower has caught up.
+func (f *follower) progress() {
+	if f.caughtUp != nil && f.next > f.target && f.pending == 0 {
+		f.caughtUp()
+		f.caughtUp = nil
+	}
+}
