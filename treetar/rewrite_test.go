@@ -42,32 +42,60 @@ func entries(t *testing.T, data []byte) (list []string) {
 	}
 }
 
+func directory(name string, mode int64) tar.Header {
+	return tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode}
+}
+
+func file(name string, size int64) tar.Header {
+	return tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size}
+}
+
+func symlink(name, to string) tar.Header {
+	return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to}
+}
+
+func hardLink(name, to string) tar.Header {
+	return tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to}
+}
+
 func TestAPlainTreeIsRewrittenBelowItsTarget(t *testing.T) {
 	at := time.Unix(1_000_000_000, 0)
+	global := tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}
 	root := tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o750, Uid: 7, Gid: 8, ModTime: at}
-	rest := []tar.Header{
-		{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}},
-		{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o750},
-		{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4755, Size: 3, Uid: 1000, Gid: 1001, Uname: "root", ModTime: at},
-		{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "../d/f"},
+	d := directory("d/", 0o750)
+	f := tar.Header{
+		Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4755, Size: 3, Uid: 1000, Gid: 1001, Uname: "root", ModTime: at,
+	}
+	l := symlink("d/l", "../d/f")
+	conf := tar.Header{Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}
+	type headers = []tar.Header
+	existing := Target{Root: "tmp", UID: -1, MaxEntries: 9, MaxBytes: 9}
+	owned := func(root string, missing ...string) Target {
+		return Target{Root: root, Missing: missing, UID: 5, GID: 6, MaxEntries: 9, MaxBytes: 9}
 	}
 	for name, c := range map[string]struct {
 		t    Target
-		in   []tar.Header
+		in   headers
 		want string
 	}{
-		"a new target":                   {into("work/src"), append([]tar.Header{root}, rest...), "work/ 755 0:0 0, work/src/ 750 7:8 0, work/src/d/ 750 0:0 0, work/src/d/f 4755 1000:1001 3, work/src/d/l 0 0:0 0"},
-		"without an entry for its root":  {into("work"), rest[1:], "work/ 755 0:0 0, work/d/ 750 0:0 0, work/d/f 4755 1000:1001 3, work/d/l 0 0:0 0"},
-		"an existing target":             {Target{Root: "tmp", UID: -1, MaxEntries: 9, MaxBytes: 9}, append([]tar.Header{root}, rest...), "tmp/d/ 750 0:0 0, tmp/d/f 4755 1000:1001 3, tmp/d/l 0 0:0 0"},
-		"for another owner":              {Target{Root: "a", Missing: []string{"a"}, UID: 5, GID: 6, MaxEntries: 9, MaxBytes: 9}, append([]tar.Header{root}, rest[1:3]...), "a/ 750 5:6 0, a/d/ 750 5:6 0, a/d/f 4755 5:6 3"},
-		"an empty stream":                {into("a/b"), nil, "a/ 755 0:0 0, a/b/ 755 0:0 0"},
-		"an empty directory":             {into("a"), []tar.Header{root}, "a/ 750 7:8 0"},
-		"a file":                         {into("etc/x/conf"), []tar.Header{{Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}}, "etc/ 755 0:0 0, etc/x/ 755 0:0 0, etc/x/conf 600 0:0 2"},
-		"a hard link":                    {into("a/b"), []tar.Header{{Typeflag: tar.TypeReg, Name: "f", Size: 1}, {Typeflag: tar.TypeLink, Name: "d/g", Linkname: "./f"}}, "a/ 755 0:0 0, a/b/ 755 0:0 0, a/b/f 0 0:0 1, a/b/d/g 0 0:0 0 = a/b/f"},
-		"from git archive":               {Target{Root: "work/src", Missing: []string{"work", "work/src"}, UID: 5, GID: 6, MaxEntries: 9, MaxBytes: 9}, []tar.Header{rest[0], root, rest[1]}, "work/ 755 5:6 0, work/src/ 750 5:6 0, work/src/d/ 750 5:6 0"},
-		"a file after a global header":   {into("conf"), []tar.Header{rest[0], {Typeflag: tar.TypeReg, Name: ".", Size: 2, Mode: 0o600}}, "conf 600 0:0 2"},
-		"only a global header":           {into("a"), rest[:1], "a/ 755 0:0 0"},
-		"a link replaced by a directory": {into("a"), []tar.Header{rest[3], {Typeflag: tar.TypeDir, Name: "d/l/"}, {Typeflag: tar.TypeReg, Name: "d/l/f"}}, "a/ 755 0:0 0, a/d/l 0 0:0 0, a/d/l/ 0 0:0 0, a/d/l/f 0 0:0 0"},
+		"a new target": {into("work/src"), headers{root, global, d, f, l}, "work/ 755 0:0 0, work/src/ 750 7:8 0, " +
+			"work/src/d/ 750 0:0 0, work/src/d/f 4755 1000:1001 3, work/src/d/l 0 0:0 0"},
+		"without an entry for its root": {into("work"), headers{d, f, l},
+			"work/ 755 0:0 0, work/d/ 750 0:0 0, work/d/f 4755 1000:1001 3, work/d/l 0 0:0 0"},
+		"an existing target": {existing, headers{root, global, d, f, l},
+			"tmp/d/ 750 0:0 0, tmp/d/f 4755 1000:1001 3, tmp/d/l 0 0:0 0"},
+		"for another owner":  {owned("a", "a"), headers{root, d, f}, "a/ 750 5:6 0, a/d/ 750 5:6 0, a/d/f 4755 5:6 3"},
+		"an empty stream":    {into("a/b"), nil, "a/ 755 0:0 0, a/b/ 755 0:0 0"},
+		"an empty directory": {into("a"), headers{root}, "a/ 750 7:8 0"},
+		"a file":             {into("etc/x/conf"), headers{conf}, "etc/ 755 0:0 0, etc/x/ 755 0:0 0, etc/x/conf 600 0:0 2"},
+		"a hard link": {into("a/b"), headers{file("f", 1), hardLink("d/g", "./f")},
+			"a/ 755 0:0 0, a/b/ 755 0:0 0, a/b/f 0 0:0 1, a/b/d/g 0 0:0 0 = a/b/f"},
+		"from git archive": {owned("work/src", "work", "work/src"), headers{global, root, d},
+			"work/ 755 5:6 0, work/src/ 750 5:6 0, work/src/d/ 750 5:6 0"},
+		"a file after a global header": {into("conf"), headers{global, conf}, "conf 600 0:0 2"},
+		"only a global header":         {into("a"), headers{global}, "a/ 755 0:0 0"},
+		"a link replaced by a directory": {into("a"), headers{l, directory("d/l/", 0), file("d/l/f", 0)},
+			"a/ 755 0:0 0, a/d/l 0 0:0 0, a/d/l/ 0 0:0 0, a/d/l/f 0 0:0 0"},
 	} {
 		var out bytes.Buffer
 		if err := Rewrite(bytes.NewReader(tarOf(t, c.in...)), &out, c.t); err != nil {
@@ -80,66 +108,71 @@ func TestAPlainTreeIsRewrittenBelowItsTarget(t *testing.T) {
 
 func TestEntriesHiddenByAMountAreLeftOut(t *testing.T) {
 	in := tarOf(t,
-		tar.Header{Typeflag: tar.TypeDir, Name: "./"}, tar.Header{Typeflag: tar.TypeDir, Name: "a/"}, tar.Header{Typeflag: tar.TypeReg, Name: "a/file", Size: 3},
-		tar.Header{Typeflag: tar.TypeReg, Name: "a/file.too"}, tar.Header{Typeflag: tar.TypeDir, Name: "a/dir/"}, tar.Header{Typeflag: tar.TypeReg, Name: "a/dir/deep/f"},
-		tar.Header{Typeflag: tar.TypeSymlink, Name: "link", Linkname: "a"}, tar.Header{Typeflag: tar.TypeReg, Name: "end", Size: 1})
+		directory("./", 0), directory("a/", 0), file("a/file", 3), file("a/file.too", 0), directory("a/dir/", 0),
+		file("a/dir/deep/f", 0), symlink("link", "a"), file("end", 1))
 	var out bytes.Buffer
 	target := into("work")
 	target.Mounted = []string{"/work/a/file", "/work/a/dir", "/work/link", "/wor", "/elsewhere"}
 	if err := Rewrite(bytes.NewReader(in), &out, target); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(entries(t, out.Bytes()), ", "), "work/ 0 0:0 0, work/a/ 0 0:0 0, work/a/file.too 0 0:0 0, work/end 0 0:0 1"; got != want {
+	want := "work/ 0 0:0 0, work/a/ 0 0:0 0, work/a/file.too 0 0:0 0, work/end 0 0:0 1"
+	if got := strings.Join(entries(t, out.Bytes()), ", "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	// Hidden entries are checked nevertheless.
-	for _, bad := range []tar.Header{{Typeflag: tar.TypeSymlink, Name: "a/l", Linkname: "../../x"}, {Typeflag: tar.TypeChar, Name: "a/c"}} {
+	for _, bad := range []tar.Header{symlink("a/l", "../../x"), {Typeflag: tar.TypeChar, Name: "a/c"}} {
 		target := into("work")
 		target.Mounted = []string{"/work/a"}
-		if err := Rewrite(bytes.NewReader(tarOf(t, bad)), io.Discard, target); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonCopyFailed {
+		if err := Rewrite(bytes.NewReader(tarOf(t, bad)), io.Discard, target); !refused(err) {
 			t.Errorf("%s: %v", bad.Name, err)
 		}
 	}
 }
 
+// refused reports whether Rewrite refused a tree, and did not fail otherwise.
+func refused(err error) bool {
+	e := protocol.AsError(err)
+	return e != nil && e.Reason == protocol.ReasonCopyFailed && e.Code == protocol.InvalidArgument
+}
+
 func TestHostileTreesAreRefusedByTheEntry(t *testing.T) {
-	dot := tar.Header{Typeflag: tar.TypeDir, Name: "./"}
+	dot := directory("./", 0)
 	many := make([]tar.Header, 1001)
 	for i := range many {
-		many[i] = tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprint(i)}
+		many[i] = directory(fmt.Sprint(i), 0)
 	}
 	for name, bad := range map[string][]tar.Header{
-		"absolute":                       {{Typeflag: tar.TypeReg, Name: "/etc/passwd"}},
-		"upwards":                        {{Typeflag: tar.TypeReg, Name: "../x"}},
-		"upwards from inside":            {{Typeflag: tar.TypeReg, Name: "a/../../x"}},
-		"a directory upwards":            {{Typeflag: tar.TypeDir, Name: "../"}},
-		"link out":                       {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "../../etc"}},
-		"link absolute":                  {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/etc"}},
-		"link down and up again":         {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "x/../../y"}},
-		"link in place of the root":      {{Typeflag: tar.TypeSymlink, Name: ".", Linkname: "x"}},
-		"entry through a link":           {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeReg, Name: "d/l/f"}},
-		"link through a link":            {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeSymlink, Name: "d/l/m", Linkname: "../x"}},
-		"hard link absolute":             {{Typeflag: tar.TypeLink, Name: "l", Linkname: "/etc/shadow"}},
-		"hard link out":                  {{Typeflag: tar.TypeLink, Name: "d/l", Linkname: "d/../../etc/shadow"}},
-		"hard link to the root":          {{Typeflag: tar.TypeLink, Name: "l", Linkname: "./"}},
-		"hard link in place of the root": {{Typeflag: tar.TypeReg, Name: "f"}, {Typeflag: tar.TypeLink, Name: ".", Linkname: "f"}},
-		"hard link to a link":            {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "m", Linkname: "d/./l"}},
-		"hard link through a link":       {{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "m", Linkname: "d/l/f"}},
+		"absolute":                       {file("/etc/passwd", 0)},
+		"upwards":                        {file("../x", 0)},
+		"upwards from inside":            {file("a/../../x", 0)},
+		"a directory upwards":            {directory("../", 0)},
+		"link out":                       {symlink("l", "../../etc")},
+		"link absolute":                  {symlink("l", "/etc")},
+		"link down and up again":         {symlink("d/l", "x/../../y")},
+		"link in place of the root":      {symlink(".", "x")},
+		"entry through a link":           {symlink("d/l", ".."), file("d/l/f", 0)},
+		"link through a link":            {symlink("d/l", ".."), symlink("d/l/m", "../x")},
+		"hard link absolute":             {hardLink("l", "/etc/shadow")},
+		"hard link out":                  {hardLink("d/l", "d/../../etc/shadow")},
+		"hard link to the root":          {hardLink("l", "./")},
+		"hard link in place of the root": {file("f", 0), hardLink(".", "f")},
+		"hard link to a link":            {symlink("d/l", ".."), hardLink("m", "d/./l")},
+		"hard link through a link":       {symlink("d/l", ".."), hardLink("m", "d/l/f")},
 		"device":                         {{Typeflag: tar.TypeChar, Name: "c"}},
 		"block device":                   {{Typeflag: tar.TypeBlock, Name: "b"}},
 		"fifo":                           {{Typeflag: tar.TypeFifo, Name: "p"}},
 		"too many entries":               many,
-		"too many bytes":                 {{Typeflag: tar.TypeReg, Name: "a", Size: 1 << 19}, {Typeflag: tar.TypeReg, Name: "b", Size: 1<<19 + 1}},
-		"too deep":                       {{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", protocol.MaxTreeDepth) + "f"}},
-		"too long a path":                {{Typeflag: tar.TypeReg, Name: strings.Repeat("dddddddddddddddddddddddddddddddd/", 130) + "f"}},
-		"too long a name":                {{Typeflag: tar.TypeReg, Name: strings.Repeat("n", 256)}},
+		"too many bytes":                 {file("a", 1<<19), file("b", 1<<19+1)},
+		"too deep":                       {file(strings.Repeat("d/", protocol.MaxTreeDepth)+"f", 0)},
+		"too long a path":                {file(strings.Repeat("dddddddddddddddddddddddddddddddd/", 130)+"f", 0)},
+		"too long a name":                {file(strings.Repeat("n", 256), 0)},
 		"an invalid owner":               {{Typeflag: tar.TypeReg, Name: "f", Uid: 1<<32 - 1}},
-		"a file and another entry":       {{Typeflag: tar.TypeReg, Name: "."}, {Typeflag: tar.TypeReg, Name: "x"}},
-		"a file after its root":          {dot, {Typeflag: tar.TypeReg, Name: "."}},
-		"a directory after a file":       {{Typeflag: tar.TypeReg, Name: "."}, dot},
+		"a file and another entry":       {file(".", 0), file("x", 0)},
+		"a file after its root":          {dot, file(".", 0)},
+		"a directory after a file":       {file(".", 0), dot},
 	} {
-		err := Rewrite(bytes.NewReader(tarOf(t, bad...)), io.Discard, into("t"))
-		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonCopyFailed || e.Code != protocol.InvalidArgument {
+		if err := Rewrite(bytes.NewReader(tarOf(t, bad...)), io.Discard, into("t")); !refused(err) {
 			t.Errorf("%s: %v, want copy_failed", name, err)
 		}
 	}
@@ -147,8 +180,11 @@ func TestHostileTreesAreRefusedByTheEntry(t *testing.T) {
 
 // A sparse file can claim any size in a few bytes.
 func TestASparseFileIsRefused(t *testing.T) {
-	huge := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "f", Size: 512, Format: tar.FormatPAX, PAXRecords: map[string]string{"BOX.sparse.major": "1",
-		"BOX.sparse.minor": "0", "BOX.sparse.name": "f", "BOX.sparse.realsize": "1000000000"}})
+	huge := tarOf(t, tar.Header{
+		Typeflag: tar.TypeReg, Name: "f", Size: 512, Format: tar.FormatPAX, PAXRecords: map[string]string{
+			"BOX.sparse.major": "1", "BOX.sparse.minor": "0", "BOX.sparse.name": "f", "BOX.sparse.realsize": "1000000000",
+		},
+	})
 	huge = bytes.ReplaceAll(huge, []byte("BOX.sparse"), []byte("GNU.sparse"))
 	for n := 0; n+512 <= len(huge); n += 512 { // the first block of the file is the map of its parts: zero parts
 		if block := huge[n : n+512]; bytes.Equal(block, make([]byte, 512)) {
@@ -160,7 +196,7 @@ func TestASparseFileIsRefused(t *testing.T) {
 	target := into("t")
 	target.MaxBytes = 1 << 40
 	err := Rewrite(bytes.NewReader(huge), &out, target)
-	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonCopyFailed || !strings.Contains(e.Message, "sparse") {
+	if !refused(err) || !strings.Contains(err.Error(), "sparse") {
 		t.Errorf("%v, want a refusal of the sparse file", err)
 	}
 	if out > 1<<20 {
@@ -180,7 +216,8 @@ func TestATreeOfAGigabyteIsRewrittenInBoundedMemory(t *testing.T) {
 		out := tar.NewWriter(w)
 		zeros := make([]byte, 1<<20)
 		for i := range files {
-			if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprint(i), Size: size / files}); err != nil {
+			h := file(fmt.Sprint(i), size/files)
+			if err := out.WriteHeader(&h); err != nil {
 				w.CloseWithError(err)
 				return
 			}
@@ -218,11 +255,12 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func FuzzRewriteTree(f *testing.F) {
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b", Size: 2}))
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeSymlink, Name: "a", Linkname: "b"}))
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeDir, Name: "./"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: ".."}, tar.Header{Typeflag: tar.TypeReg, Name: "d/l/x"}))
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a"}, tar.Header{Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}))
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: ".", Uid: 1 << 20, PAXRecords: map[string]string{"BOX.a": "b"}}))
+	f.Add(tarOf(f, file("a/b", 2)))
+	f.Add(tarOf(f, symlink("a", "b")))
+	f.Add(tarOf(f, directory("./", 0), symlink("d/l", ".."), file("d/l/x", 0)))
+	f.Add(tarOf(f, file("a", 0), hardLink("b", "a")))
+	records := map[string]string{"BOX.a": "b"}
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: ".", Uid: 1 << 20, PAXRecords: records}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var out bytes.Buffer
 		if Rewrite(bytes.NewReader(data), &out, into("in/here")) != nil {
@@ -249,7 +287,8 @@ func FuzzRewriteTree(f *testing.F) {
 				t.Fatalf("entry %q is of type %q", h.Name, h.Typeflag)
 			}
 			if h.Typeflag == tar.TypeSymlink {
-				if leads := path.Join(path.Dir(path.Clean(h.Name)), h.Linkname); path.IsAbs(h.Linkname) || leads != "in/here" && !strings.HasPrefix(leads, "in/here/") {
+				leads := path.Join(path.Dir(path.Clean(h.Name)), h.Linkname)
+				if path.IsAbs(h.Linkname) || leads != "in/here" && !strings.HasPrefix(leads, "in/here/") {
 					t.Fatalf("link %q leads out, to %q", h.Name, h.Linkname)
 				}
 			}

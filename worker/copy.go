@@ -17,7 +17,9 @@ import (
 // copyTrees copies the uploaded trees that a spec has for one service, or for the primary container if service is "",
 // into that service's container, which has not started yet. mounted are the paths at which something is mounted in
 // the container: a copy could not be seen there.
-func (s *sandbox) copyTrees(ctx context.Context, container, service string, copies []protocol.Copy, mounted []string) error {
+func (s *sandbox) copyTrees(
+	ctx context.Context, container, service string, copies []protocol.Copy, mounted []string,
+) error {
 	for i, c := range copies {
 		if c.Service != service {
 			continue
@@ -125,7 +127,8 @@ func (s *sandbox) copyTarget(ctx context.Context, container string, c protocol.C
 			break
 		}
 		if mode.IsRegular() && dir != t.Root {
-			return t, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCopyFailed, "/%s is a file, so /%s cannot be created below it", dir, t.Root)
+			return t, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCopyFailed,
+				"/%s is a file, so /%s cannot be created below it", dir, t.Root)
 		}
 	}
 	return t, nil

@@ -9,10 +9,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// ours says whether a container is of this deployment's sandboxes, and of which one. An image may carry any
-// label, and the engine gives it to each container of that image, whoever makes it. So where the image has
-// labels of Boxfleet's, the container must have what no image can give it: the sandbox's name, and a mount
-// of the worker's own directory.
+// ours reports whether a container belongs to a sandbox of this deployment, and to which one. Labels alone do not
+// prove it: an image may have any labels, and the engine copies them to every container of that image. So if the image
+// has labels of Boxfleet, the container must also have two things that no image can give it: the sandbox's name, and a
+// mount from the worker's state directory.
 func (w *worker) ours(c *docker.Container) (key, bool) {
 	k, ok := labelledKey(c.Labels)
 	if !ok || c.Labels[docker.LabelDeployment] != w.conn.Deployment() {
@@ -21,8 +21,9 @@ func (w *worker) ours(c *docker.Container) (key, bool) {
 	if !c.Doubtful {
 		return k, true
 	}
-	own := filepath.Join(w.cfg.StateDir, w.conn.Deployment()) + "/"
-	return k, w.hasName(k, c.Name) && slices.ContainsFunc(c.Binds, func(source string) bool { return strings.HasPrefix(source, own) })
+	stateDir := filepath.Join(w.cfg.StateDir, w.conn.Deployment()) + "/"
+	mounted := slices.ContainsFunc(c.Binds, func(source string) bool { return strings.HasPrefix(source, stateDir) })
+	return k, mounted && w.hasName(k, c.Name)
 }
 
 // containers lists the containers of this deployment's sandboxes.
@@ -34,7 +35,7 @@ func (w *worker) containers(ctx context.Context) ([]docker.Container, error) {
 	}), err
 }
 
-// hasName says whether a container is called as those of a sandbox are.
+// hasName reports whether a container has a name that only containers of this sandbox have.
 func (w *worker) hasName(k key, name string) bool {
 	base := nameOf(w.conn.Deployment(), k)
 	return name == base || strings.HasPrefix(name, base+".")

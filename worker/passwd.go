@@ -6,6 +6,7 @@ import (
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
 // maxPasswd bounds how much of an image's /etc/passwd is read.
@@ -14,7 +15,7 @@ const maxPasswd = 1 << 20
 const removePasswdWithin = 10 * time.Second
 
 // homeOf finds the home directory of a sandbox's user when it is called.
-func (s *sandbox) homeOf(ctx context.Context, b *protocol.Sandbox, image docker.Image, user string) func() (home, env string, err error) {
+func (s *sandbox) homeOf(ctx context.Context, b *protocol.Sandbox, image docker.Image, user string) hostfiles.FindHome {
 	return func() (home, env string, err error) {
 		return s.w.homes.Of(&b.Spec, image, user, func() ([]byte, error) { return s.passwd(ctx, b, image) })
 	}
@@ -30,7 +31,9 @@ func (s *sandbox) passwd(ctx context.Context, b *protocol.Sandbox, image docker.
 	labels[docker.LabelRole] = "passwd"
 	var id string
 	err := s.whole(func() (err error) {
-		id, err = s.w.engine.CreateContainer(ctx, docker.ContainerSpec{Name: s.passwdName(), Image: image.ID, Entrypoint: []string{"/"}, Labels: labels})
+		id, err = s.w.engine.CreateContainer(ctx, docker.ContainerSpec{
+			Name: s.passwdName(), Image: image.ID, Entrypoint: []string{"/"}, Labels: labels,
+		})
 		return err
 	})
 	var data []byte

@@ -34,7 +34,9 @@ func (d Dir) WriteEtc(hostname string) error {
 	if err := os.MkdirAll(d.etc(), 0o700); err != nil {
 		return hosterr.Wrap(err, "create a container's files in /etc")
 	}
-	files := map[string]string{etcHosts: hostsFile(hostname, ""), etcHostname: hostname + "\n", etcResolv: resolvFile(hostResolv())}
+	files := map[string]string{
+		etcHosts: hostsFile(hostname, ""), etcHostname: hostname + "\n", etcResolv: resolvFile(hostResolv()),
+	}
 	if _, err := os.Stat(filepath.Join(d.etc(), etcHosts)); err == nil {
 		delete(files, etcHosts)
 	}

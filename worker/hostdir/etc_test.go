@@ -10,9 +10,10 @@ func TestResolvConfIsAsAnEngineWritesIt(t *testing.T) {
 	t.Parallel()
 	for host, want := range map[string]string{
 		"": "nameserver 127.0.0.11\noptions ndots:0\n",
-		"# a\nnameserver 10.0.0.2\nnameserver 10.0.0.3\n":               "nameserver 127.0.0.11\noptions ndots:0\n",
-		"domain a.example\nsearch b.example c.example\noptions edns0\n": "nameserver 127.0.0.11\nsearch b.example c.example\noptions edns0 ndots:0\n",
-		"options ndots:2 timeout:1\nsearch\n":                           "nameserver 127.0.0.11\noptions ndots:2 timeout:1\n",
+		"# a\nnameserver 10.0.0.2\nnameserver 10.0.0.3\n": "nameserver 127.0.0.11\noptions ndots:0\n",
+		"domain a.example\nsearch b.example c.example\noptions edns0\n": "" +
+			"nameserver 127.0.0.11\nsearch b.example c.example\noptions edns0 ndots:0\n",
+		"options ndots:2 timeout:1\nsearch\n": "nameserver 127.0.0.11\noptions ndots:2 timeout:1\n",
 	} {
 		if got := resolvFile(host); got != want {
 			t.Errorf("of %q: %q, want %q", host, got, want)

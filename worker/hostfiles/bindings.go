@@ -126,7 +126,9 @@ func point(d hostdir.Dir, i int, to string) error {
 func (b Bindings) Binds(d hostdir.Dir) []docker.Bind {
 	var binds []docker.Bind
 	for i, one := range b.List {
-		binds = append(binds, docker.Bind{Source: link(d, i), Target: one.Target, ReadOnly: !one.Writable, NonRecursive: true})
+		binds = append(binds, docker.Bind{
+			Source: link(d, i), Target: one.Target, ReadOnly: !one.Writable, NonRecursive: true,
+		})
 	}
 	return binds
 }

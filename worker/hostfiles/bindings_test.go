@@ -68,7 +68,8 @@ func TestLinksLeadToTheSourcesOnlyDuringAStart(t *testing.T) {
 		}
 		return real
 	}
-	if err := (Bindings{List: []Binding{{Field: "spec.mounts[0]", Source: source, Target: "/m", Dir: true}}}).save(d); err != nil {
+	chosen := Bindings{List: []Binding{{Field: "spec.mounts[0]", Source: source, Target: "/m", Dir: true}}}
+	if err := chosen.save(d); err != nil {
 		t.Fatal(err)
 	}
 	if got := leads(); got != placeholder(d, 0) {
@@ -102,7 +103,7 @@ func TestLinksLeadToTheSourcesOnlyDuringAStart(t *testing.T) {
 // for it, unless it is optional.
 func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 	dir := t.TempDir()
-	home, data := filepath.Join(dir, "home"), filepath.Join(dir, "data")
+	home, data, deep := filepath.Join(dir, "home"), filepath.Join(dir, "data"), filepath.Join(dir, "data", "deep")
 	fill(t, home, map[string]string{".ssh/known_hosts": "host key", ".claude/x": "x", ".claude.json": "{}"})
 	fill(t, data, map[string]string{"deep/f": "x"})
 	policy, err := NewPolicy([]string{data}, nil)
@@ -116,7 +117,7 @@ func TestOnlyAnOptionalSourceMayBeMissing(t *testing.T) {
 		passes       bool
 	}{
 		{"an optional file", filepath.Join(home, ".ssh"), protocol.SandboxSpec{Tools: []string{"git"}}, true},
-		{"a mount", filepath.Join(data, "deep"), protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: filepath.Join(data, "deep"), Target: "/m"}}}, false},
+		{"a mount", deep, protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: deep, Target: "/m"}}}, false},
 		{"a required file", filepath.Join(home, ".claude"), protocol.SandboxSpec{Tools: []string{"claude"}}, false},
 	} {
 		d := hostdir.Dir{Path: filepath.Join(dir, "of "+c.what)}

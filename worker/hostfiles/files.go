@@ -38,16 +38,20 @@ func (f Files) Check(spec *protocol.SandboxSpec) ([]Binding, error) {
 		if err != nil {
 			return nil, mountDenied(field, "%s: %v", m.Source, err)
 		}
-		list = append(list, Binding{Field: field, Source: m.Source, Target: m.Target, Writable: m.Writable, Dir: info.IsDir()})
+		list = append(list, Binding{
+			Field: field, Source: m.Source, Target: m.Target, Writable: m.Writable, Dir: info.IsDir(),
+		})
 	}
 	return list, nil
 }
 
+// FindHome finds the home directory of a sandbox's user, and the value that HOME must be set to for it, or "".
+type FindHome func() (dir, env string, err error)
+
 // Choose adds the bindings of a spec's tools to those of its mounts, and stores all of them in the sandbox's
 // directory. If an earlier try of the create has stored a choice, that one is returned: its container may exist
-// already. home finds the home directory of the sandbox's user, and a value for HOME or "". It is called only if a
-// tool needs it.
-func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Binding, home func() (dir, env string, err error)) (Bindings, error) {
+// already. home is called only if a tool needs it.
+func (f Files) Choose(spec *protocol.SandboxSpec, d hostdir.Dir, mounts []Binding, home FindHome) (Bindings, error) {
 	stored, ok, err := load(d)
 	if err != nil {
 		return stored, err
@@ -106,7 +110,8 @@ func (f Files) openBinding(d hostdir.Dir, b Binding) (*os.File, string, error) {
 		source, real, err := f.Tools.open(b.Field, b.Tool)
 		switch {
 		case errors.Is(err, errNoTool):
-			err = missingSource{toolUnavailable(b.Field, "%s is no longer on the host, but the sandbox was created with it", b.Tool)}
+			gone := toolUnavailable(b.Field, "the sandbox was created with %s, which the host no longer has", b.Tool)
+			err = missingSource{gone}
 		case errors.Is(err, errUnverified):
 			err = toolUnavailable(b.Field, "the sandbox was created with %s, which %v", b.Tool, err)
 		}
@@ -136,7 +141,8 @@ func openShadow(d hostdir.Dir, name string) (*os.File, string, error) {
 		f, err = openBelow(copies, filepath.Join(copies, name))
 	}
 	if err != nil {
-		return nil, "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing, "the sandbox's copy of %s is gone: %v", name, err)
+		return nil, "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
+			"the sandbox's copy of %s is gone: %v", name, err)
 	}
 	return f, filepath.Join(shadowDir(d), name), nil
 }

@@ -14,8 +14,8 @@ import (
 
 // engineSockets give full control of the host to every process that can connect to them.
 var engineSockets = []string{
-	"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/docker/containerd/containerd.sock",
-	"/run/podman/podman.sock", "/run/crio/crio.sock",
+	"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock",
+	"/run/docker/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
 }
 
 // kernelFileSystems give access to other processes, to devices and to the kernel itself.
@@ -114,8 +114,8 @@ const maxLinkSearch = 200_000
 // findLink returns errCollides if a directory contains a hard link to a file. Only a file with several names needs
 // this search.
 func findLink(dir *os.File, file fs.FileInfo) error {
-	n := 0
-	return filepath.WalkDir(fmt.Sprintf("/proc/self/fd/%d/", dir.Fd()), func(_ string, entry fs.DirEntry, err error) error {
+	n, top := 0, fmt.Sprintf("/proc/self/fd/%d/", dir.Fd())
+	return filepath.WalkDir(top, func(_ string, entry fs.DirEntry, err error) error {
 		if n++; n > maxLinkSearch {
 			return fmt.Errorf("has more than %d entries, too many to search for a hard link to a socket", maxLinkSearch)
 		}

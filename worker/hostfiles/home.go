@@ -41,7 +41,9 @@ func (h *Homes) remember(of imageUser, home string) {
 // Of returns the home directory of a sandbox's user as the sandbox's commands will find it: HOME of the spec or the
 // image, or else the directory in the image's /etc/passwd, which passwd reads. Root without an entry there gets
 // /root, and env is then the value that HOME must be set to. Error: invalid_argument if no home is found.
-func (h *Homes) Of(spec *protocol.SandboxSpec, image docker.Image, user string, passwd func() ([]byte, error)) (home, env string, err error) {
+func (h *Homes) Of(
+	spec *protocol.SandboxSpec, image docker.Image, user string, passwd func() ([]byte, error),
+) (home, env string, err error) {
 	if home, ok := spec.Env["HOME"]; ok {
 		home, err = checkHome("spec.env.HOME", home)
 		return home, "", err
@@ -72,7 +74,8 @@ func (h *Homes) Of(spec *protocol.SandboxSpec, image docker.Image, user string, 
 	if name == "0" || name == "root" {
 		return "/root", "/root", nil
 	}
-	return "", "", protocol.Invalid("spec.user", "%s has no home directory in the image's /etc/passwd, which tools need; set HOME in spec.env", name)
+	return "", "", protocol.Invalid("spec.user",
+		"%s has no home directory in the image's /etc/passwd, which tools need; set HOME in spec.env", name)
 }
 
 func checkHome(field, home string) (string, error) {

@@ -84,10 +84,11 @@ func (p *Policy) Advertised() (all, writable []string) {
 func (p *Policy) open(field, source string, writable bool) (*os.File, string, error) {
 	real, err := filepath.EvalSymlinks(source)
 	if errors.Is(err, unix.EINVAL) { // a link was replaced with something else before it was read
-		return nil, "", mountDenied(field+".source", "%s: a link in its path was exchanged while it was being resolved", source)
+		return nil, "", mountDenied(field+".source", "%s: a link in its path was exchanged during the check", source)
 	}
 	if err != nil {
-		invalid := &protocol.Error{Code: protocol.InvalidArgument, Field: field + ".source", Message: fmt.Sprintf("%s: %v", source, err)}
+		invalid := protocol.Errorf(protocol.InvalidArgument, "", "%s: %v", source, err)
+		invalid.Field = field + ".source"
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 			return nil, "", missingSource{invalid}
 		}
@@ -150,7 +151,7 @@ func (p *Policy) check(f *os.File, real string) error {
 }
 
 func mountDenied(field, format string, args ...any) error {
-	return &protocol.Error{
-		Code: protocol.PermissionDenied, Reason: protocol.ReasonMountDenied, Field: field, Message: fmt.Sprintf(format, args...),
-	}
+	err := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonMountDenied, format, args...)
+	err.Field = field
+	return err
 }

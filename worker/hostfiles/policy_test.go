@@ -23,7 +23,9 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 		}
 	}
 	socket := filepath.Join(allowed, "engine.sock")
-	for link, to := range map[string]string{"out": outside, "in": filepath.Join(allowed, "sub"), "socket": socket, "root": "/"} {
+	for link, to := range map[string]string{
+		"out": outside, "in": filepath.Join(allowed, "sub"), "socket": socket, "root": "/",
+	} {
 		if err := os.Symlink(to, filepath.Join(allowed, link)); err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +79,9 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 	if _, _, err := none.open("m", outside, false); protocol.CodeOf(err) != protocol.PermissionDenied {
 		t.Errorf("an empty allow-list allows %s: %v", outside, err)
 	}
-	for _, bad := range []string{"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root"), allowed + ":rx"} {
+	for _, bad := range []string{
+		"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root"), allowed + ":rx",
+	} {
 		if _, err := NewPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("allow-list with %s: %v", bad, err)
 		}
@@ -87,7 +91,9 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
 	dir := t.TempDir()
 	hidden, shared := filepath.Join(dir, "hidden"), filepath.Join(dir, "shared")
-	for _, d := range []string{hidden, filepath.Join(shared, "deep", "down"), filepath.Join(shared, "fine"), filepath.Join(shared, "bound")} {
+	for _, d := range []string{
+		hidden, filepath.Join(shared, "deep", "down"), filepath.Join(shared, "fine"), filepath.Join(shared, "bound"),
+	} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -181,8 +187,8 @@ func TestTheNarrowestEntryDecidesWhatIsWritable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for source, mayWrite := range map[string]bool{
-		dir: false, filepath.Join(dir, "x"): true, fixed: false, filepath.Join(fixed, "y"): false, filepath.Join(dir, "link"): false, filepath.Join(dir, "link", "open"): true,
-		filepath.Join(fixed, "open", "x"): true,
+		dir: false, fixed: false, filepath.Join(fixed, "y"): false, filepath.Join(dir, "link"): false,
+		filepath.Join(dir, "x"): true, filepath.Join(dir, "link", "open"): true, filepath.Join(fixed, "open", "x"): true,
 	} {
 		for _, writable := range []bool{false, true} {
 			f, _, err := policy.open("m", source, writable)

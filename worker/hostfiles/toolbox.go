@@ -113,7 +113,7 @@ func (t *Toolbox) check(field, name string) error {
 // Why a mount is left out. The texts follow the name of the mount.
 var (
 	errNoTool     = errors.New("does not exist")
-	errUnverified = errors.New("only a worker that runs as root mounts writable, or as a socket")
+	errUnverified = errors.New("only a worker that runs as root may mount (writable files and sockets)")
 )
 
 // open opens the source of a tool's mount as it is now. Errors: errNoTool if it does not exist, errUnverified if the
@@ -192,7 +192,7 @@ func (t *Toolbox) checkSource(m *toolMount, f *os.File, real string) error {
 }
 
 func toolUnavailable(field, format string, args ...any) *protocol.Error {
-	return &protocol.Error{
-		Code: protocol.FailedPrecondition, Reason: protocol.ReasonToolUnavailable, Field: field, Message: fmt.Sprintf(format, args...),
-	}
+	err := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonToolUnavailable, format, args...)
+	err.Field = field
+	return err
 }

@@ -26,7 +26,8 @@ func NeedHome(names []string) bool {
 // plan chooses the bindings of a spec's tools, and the environment that tells programs where the files are. A mount
 // that several tools share is planned once. home is the home directory of the sandbox's user. Copies are made in d.
 func (t *Toolbox) plan(spec *protocol.SandboxSpec, home string, d hostdir.Dir) (Bindings, error) {
-	p := toolPlan{box: t, spec: spec, home: home, dir: d, planned: map[string]bool{}, chosen: Bindings{Env: map[string]string{}}}
+	p := toolPlan{box: t, spec: spec, home: home, dir: d, planned: map[string]bool{}}
+	p.chosen.Env = map[string]string{}
 	for i, name := range spec.Tools {
 		field := fmt.Sprintf("spec.tools[%d]", i)
 		if err := t.check(field, name); err != nil {

@@ -45,7 +45,10 @@ var toolMounts = []toolMount{
 	{name: ".codex", source: ".codex", target: ".codex", mode: toolReadWrite, shadow: true},
 	{name: ".agents", source: ".agents", target: ".agents", mode: toolReadWrite, shadow: true},
 	{name: "opencode-config", source: ".config/opencode", target: ".config/opencode", mode: toolReadWrite, shadow: true},
-	{name: "opencode-data", source: ".local/share/opencode", target: ".local/share/opencode", mode: toolReadWrite, shadow: true},
+	{
+		name: "opencode-data", source: ".local/share/opencode", target: ".local/share/opencode", mode: toolReadWrite,
+		shadow: true,
+	},
 	{name: "gh-auth", source: ".config/gh", target: ".config/gh", mode: toolReadOnly, shadow: true},
 	{name: "ssh-agent", target: "/ssh-agent", mode: toolSocket, env: "SSH_AUTH_SOCK"},
 	// Read-only: a sandbox that can write it could make the host's user trust a foreign server.

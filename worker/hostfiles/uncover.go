@@ -67,7 +67,8 @@ func inMountNamespace(pid int, f func() error) error {
 func uncover(mounts mountTable, volumes []string) error {
 	for _, at := range slices.Backward(volumes) {
 		var found unix.Statx_t
-		if err := unix.Statx(unix.AT_FDCWD, at, 0, unix.STATX_MNT_ID, &found); err != nil || found.Mask&unix.STATX_MNT_ID == 0 {
+		err := unix.Statx(unix.AT_FDCWD, at, 0, unix.STATX_MNT_ID, &found)
+		if err != nil || found.Mask&unix.STATX_MNT_ID == 0 {
 			continue // the image has a file at the volume's path, or the kernel is older than 5.8
 		}
 		m := mounts[int(found.Mnt_id)]

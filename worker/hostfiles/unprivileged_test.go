@@ -45,7 +45,8 @@ func unprivileged(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	home, agent := filepath.Join(dir, "home"), filepath.Join(dir, "agent.sock")
 	fill(t, home, map[string]string{
-		".claude/x": "x", ".claude.json": "{}", ".codex/x": "x", ".agents/x": "x", ".config/opencode/x": "x", ".config/gh/x": "x",
+		".claude/x": "x", ".claude.json": "{}", ".codex/x": "x", ".agents/x": "x", ".config/opencode/x": "x",
+		".config/gh/x":     "x",
 		".ssh/known_hosts": "x", ".cache/uv/x": "x", ".npm/x": "x",
 	})
 	listener, err := net.Listen("unix", agent)
@@ -54,7 +55,7 @@ func unprivileged(t *testing.T) {
 	}
 	defer listener.Close()
 
-	if _, err := NewPolicy([]string{home + ":rw"}, nil); protocol.AsError(err) == nil || protocol.AsError(err).Field != "mounts.allow[0]" {
+	if _, err := NewPolicy([]string{home + ":rw"}, nil); !names(err, "mounts.allow[0]") {
 		t.Errorf("a writable mount is allowed: %v", err)
 	}
 	box := boxOf(t, []string{"all"}, home, agent)
@@ -86,14 +87,19 @@ func unprivileged(t *testing.T) {
 		_, in := box.plan(spec, "/root", d)
 		for _, err := range []error{before, in} {
 			e := protocol.AsError(err)
-			if e == nil || e.Code != protocol.FailedPrecondition || e.Reason != protocol.ReasonToolUnavailable || e.Field != "spec.tools[1]" || !strings.Contains(e.Message, "root") {
+			if e == nil || e.Code != protocol.FailedPrecondition || e.Reason != protocol.ReasonToolUnavailable ||
+				e.Field != "spec.tools[1]" || !strings.Contains(e.Message, "root") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 	}
 	// A sandbox that a root worker created does not get them at its next start.
-	for _, b := range []Binding{{Field: "spec.tools[0]", Tool: "npm", Target: "/root/.npm", Writable: true, Dir: true}, {Field: "spec.tools[0]", Tool: "ssh-agent", Target: "/ssh-agent", Writable: true}} {
-		if _, _, err := files.openBinding(d, b); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonToolUnavailable || protocol.AsError(err).Field != b.Field {
+	for _, b := range []Binding{
+		{Field: "spec.tools[0]", Tool: "npm", Target: "/root/.npm", Writable: true, Dir: true},
+		{Field: "spec.tools[0]", Tool: "ssh-agent", Target: "/ssh-agent", Writable: true},
+	} {
+		_, _, err := files.openBinding(d, b)
+		if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonToolUnavailable || e.Field != b.Field {
 			t.Errorf("at a start: %s: %v", b.Tool, err)
 		}
 	}

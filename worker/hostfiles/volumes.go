@@ -27,10 +27,12 @@ func Volumes(image docker.Image, mounted []string, field string) ([]string, erro
 	var volumes []string
 	for _, declared := range image.Volumes {
 		at := path.Clean(declared)
-		reserved := at == "/" || at == "/etc" || slices.ContainsFunc(engineDirs, func(dir string) bool { return isBelow(at, dir) })
-		if !path.IsAbs(at) || reserved {
-			return nil, &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonUnsupported, Field: field,
-				Message: fmt.Sprintf("the image declares a volume at %.200s, where none is possible", declared)}
+		reserved := slices.ContainsFunc(engineDirs, func(dir string) bool { return isBelow(at, dir) })
+		if reserved || at == "/" || at == "/etc" || !path.IsAbs(at) {
+			err := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported,
+				"the image declares a volume at %.200s, where none is possible", declared)
+			err.Field = field
+			return nil, err
 		}
 		if !slices.Contains(mounted, at) {
 			volumes = append(volumes, at)
@@ -58,8 +60,11 @@ func CheckCopies(spec *protocol.SandboxSpec, service string, volumes, mounted []
 	for i, c := range spec.Copies {
 		hides := func(at string) bool { return isBelow(path.Clean(c.Target), at) }
 		if at := slices.IndexFunc(covered, hides); c.Service == service && at >= 0 {
-			return &protocol.Error{Code: protocol.FailedPrecondition, Reason: protocol.ReasonCopyFailed, Field: fmt.Sprintf("spec.copies[%d]", i),
-				Message: fmt.Sprintf("%s is in the image's volume %s, which is empty here: something is mounted below it, or the worker does not run as root", c.Target, covered[at])}
+			err := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonCopyFailed,
+				"%s is in the image's volume %s, which is empty here: something is mounted below it, or the worker does not "+
+					"run as root", c.Target, covered[at])
+			err.Field = fmt.Sprintf("spec.copies[%d]", i)
+			return err
 		}
 	}
 	return nil

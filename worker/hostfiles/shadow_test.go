@@ -1,0 +1,62 @@
+package hostfiles
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestADirectoryWithLinksThatLeadOutIsCopied(t *testing.T) {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "source")
+	fill(t, source, map[string]string{"f": "content", "d/g": "more", "d/in": "->../f", "d/empty/": ""})
+	f, err := os.Open(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	to := filepath.Join(dir, "copies", "copy")
+	if copied, err := shadow(f, to); copied || err != nil {
+		t.Fatalf("without such links: %v, %v", copied, err)
+	}
+	if _, err := os.Lstat(to); err == nil {
+		t.Error("a copy was made")
+	}
+	secret := filepath.Join(dir, "secret")
+	fill(t, dir, map[string]string{"secret": "SECRET"})
+	fill(t, source, map[string]string{"d/out": "->" + secret, "up": "->../secret", "turns": "->d/../../secret"})
+	socket, err := net.Listen("unix", filepath.Join(source, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if err := os.Chmod(filepath.Join(source, "d"), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time over the copy of an earlier try
+		if copied, err := shadow(f, to); !copied || err != nil {
+			t.Fatalf("with such links: %v, %v", copied, err)
+		}
+	}
+	var got []string
+	err = filepath.WalkDir(to, func(p string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(to, p)
+		got = append(got, rel+" "+e.Type().String())
+		return nil
+	})
+	want := ". d---------,d d---------,d/empty d---------,d/g ----------,d/in L---------,f ----------"
+	if err != nil || strings.Join(got, ",") != want {
+		t.Errorf("the copy has %s, %v", strings.Join(got, ","), err)
+	}
+	if data, err := os.ReadFile(filepath.Join(to, "d", "in")); err != nil || string(data) != "content" {
+		t.Errorf("a link inside: %q, %v", data, err)
+	}
+	if info, err := os.Stat(filepath.Join(to, "d")); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("a directory's mode: %v, %v", info.Mode(), err)
+	}
+}
