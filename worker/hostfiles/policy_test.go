@@ -72,15 +72,32 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 			t.Errorf("mount of %s leads to %s", source, real)
 		}
 	}
+}
+
+// opens reports an error of t unless opening a source read-only fails with this code, or succeeds for "".
+func opens(t *testing.T, policy *Policy, what, source string, code protocol.Code) {
+	t.Helper()
+	f, _, err := policy.open("m", source, false)
+	if f != nil {
+		f.Close()
+	}
+	if protocol.CodeOf(err) != code {
+		t.Errorf("%s: %v, want %q", what, err, code)
+	}
+}
+
+func TestAnAllowListIsEmptyByDefaultAndNeverTheRoot(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/", filepath.Join(dir, "root")); err != nil {
+		t.Fatal(err)
+	}
 	none, err := NewPolicy(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := none.open("m", outside, false); protocol.CodeOf(err) != protocol.PermissionDenied {
-		t.Errorf("an empty allow-list allows %s: %v", outside, err)
-	}
+	opens(t, none, "without an allow-list", dir, protocol.PermissionDenied)
 	for _, bad := range []string{
-		"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(allowed, "root"), allowed + ":rx",
+		"/", "relative", filepath.Join(dir, "not-existing"), filepath.Join(dir, "root"), dir + ":rx",
 	} {
 		if _, err := NewPolicy([]string{bad}, nil); protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("allow-list with %s: %v", bad, err)
@@ -88,84 +105,74 @@ func TestS12_MountsStayBelowTheAllowList(t *testing.T) {
 	}
 }
 
-func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
-	dir := t.TempDir()
-	hidden, shared := filepath.Join(dir, "hidden"), filepath.Join(dir, "shared")
-	for _, d := range []string{
-		hidden, filepath.Join(shared, "deep", "down"), filepath.Join(shared, "fine"), filepath.Join(shared, "bound"),
-	} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
+// socketBeside makes an engine's socket in dir/hidden, beside the directory dir/shared with some others in it, and a
+// policy that allows dir/shared.
+func socketBeside(t *testing.T) (policy *Policy, dir, socket string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, d := range []string{"hidden", "shared/deep/down", "shared/fine", "shared/bound"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	socket := filepath.Join(hidden, "engine.sock")
+	socket = filepath.Join(dir, "hidden", "engine.sock")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
-	policy, err := NewPolicy([]string{shared}, []string{socket})
-	if err != nil {
+	t.Cleanup(func() { listener.Close() })
+	if policy, err = NewPolicy([]string{filepath.Join(dir, "shared")}, []string{socket}); err != nil {
 		t.Fatal(err)
 	}
-	check := func(what, source string, code protocol.Code) {
-		t.Helper()
-		f, _, err := policy.open("m", source, false)
-		if f != nil {
-			f.Close()
-		}
-		if protocol.CodeOf(err) != code {
-			t.Errorf("%s: %v, want %q", what, err, code)
-		}
-	}
-	check("a directory", shared, "")
+	return policy, dir, socket
+}
+
+func TestS12_TheEnginesSocketIsRefusedByInode(t *testing.T) {
+	policy, dir, socket := socketBeside(t)
+	shared := filepath.Join(dir, "shared")
+	opens(t, policy, "a directory", shared, "")
 	link := filepath.Join(shared, "deep", "down", "harmless")
 	if err := os.Link(socket, link); err != nil {
 		t.Fatal(err)
 	}
-	check("a hard link to the socket", link, protocol.PermissionDenied)
-	check("a directory that contains one", shared, protocol.PermissionDenied)
-	check("a directory next to it", filepath.Join(shared, "fine"), "")
+	opens(t, policy, "a hard link to the socket", link, protocol.PermissionDenied)
+	opens(t, policy, "a directory that contains one", shared, protocol.PermissionDenied)
+	opens(t, policy, "a directory next to it", filepath.Join(shared, "fine"), "")
 	if err := os.Remove(link); err != nil {
 		t.Fatal(err)
 	}
-	check("the directory without it", shared, "")
-	if policy, err = NewPolicy([]string{shared}, []string{socket, filepath.Join(shared, "to", "come")}); err != nil {
+	opens(t, policy, "the directory without it", shared, "")
+	policy, err := NewPolicy([]string{shared}, []string{socket, filepath.Join(shared, "to", "come")})
+	if err != nil {
 		t.Fatal(err)
 	}
-	check("a directory that will contain a forbidden path", shared, protocol.PermissionDenied)
+	opens(t, policy, "a directory that will contain a forbidden path", shared, protocol.PermissionDenied)
+}
+
+func TestS12_TheEnginesSocketIsRefusedThroughOtherMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return
+		t.Skip("only root may mount")
 	}
-	bound := filepath.Join(shared, "bound")
-	if err := unix.Mount(hidden, bound, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Unmount(bound, unix.MNT_DETACH); err != nil {
-			t.Error(err)
+	policy, dir, _ := socketBeside(t)
+	bound, fine := filepath.Join(dir, "shared", "bound"), filepath.Join(dir, "shared", "fine")
+	mount := func(source, target, kind string, flags uintptr) {
+		t.Helper()
+		if err := unix.Mount(source, target, kind, flags, ""); err != nil {
+			t.Fatal(err)
 		}
-	}()
-	check("the socket's directory through another mount", bound, protocol.PermissionDenied)
-	if err := unix.Mount(dir, bound, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
+		t.Cleanup(func() {
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
 	}
-	defer func() {
-		if err := unix.Unmount(bound, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	}()
-	check("a directory above it through another mount", bound, protocol.PermissionDenied)
-	check("one next to it through another mount", filepath.Join(bound, "shared", "fine"), "")
-	if err := unix.Mount("proc", filepath.Join(shared, "fine"), "proc", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Unmount(filepath.Join(shared, "fine"), unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	}()
-	check("a file system of the kernel", filepath.Join(shared, "fine"), protocol.PermissionDenied)
+	mount(filepath.Join(dir, "hidden"), bound, "", unix.MS_BIND)
+	opens(t, policy, "the socket's directory", bound, protocol.PermissionDenied)
+	mount(dir, bound, "", unix.MS_BIND)
+	opens(t, policy, "a directory above it", bound, protocol.PermissionDenied)
+	opens(t, policy, "a directory next to it", filepath.Join(bound, "shared", "fine"), "")
+	mount("proc", fine, "proc", 0)
+	opens(t, policy, "a file system of the kernel", fine, protocol.PermissionDenied)
 }
 
 func TestTheNarrowestEntryDecidesWhatIsWritable(t *testing.T) {

@@ -46,8 +46,7 @@ func unprivileged(t *testing.T) {
 	home, agent := filepath.Join(dir, "home"), filepath.Join(dir, "agent.sock")
 	fill(t, home, map[string]string{
 		".claude/x": "x", ".claude.json": "{}", ".codex/x": "x", ".agents/x": "x", ".config/opencode/x": "x",
-		".config/gh/x":     "x",
-		".ssh/known_hosts": "x", ".cache/uv/x": "x", ".npm/x": "x",
+		".config/gh/x": "x", ".ssh/known_hosts": "x", ".cache/uv/x": "x", ".npm/x": "x",
 	})
 	listener, err := net.Listen("unix", agent)
 	if err != nil {
@@ -66,6 +65,12 @@ func unprivileged(t *testing.T) {
 		t.Errorf("up finds %s", got)
 	}
 	d := hostdir.Dir{Path: filepath.Join(dir, "state")}
+	gitIsReadOnly(t, box, d)
+	nothingElseIsMounted(t, Files{Mounts: box.policy, Tools: box}, d)
+}
+
+func gitIsReadOnly(t *testing.T, box *Toolbox, d hostdir.Dir) {
+	t.Helper()
 	planned, err := box.plan(&protocol.SandboxSpec{Tools: []string{"git"}}, "/root", d)
 	if err != nil {
 		t.Fatal(err)
@@ -80,11 +85,14 @@ func unprivileged(t *testing.T) {
 	if strings.Join(got, " ") != "gh-auth ssh-known-hosts" || len(planned.Env) > 0 {
 		t.Errorf("git has %v, %v", got, planned.Env)
 	}
-	files := Files{Mounts: box.policy, Tools: box}
+}
+
+func nothingElseIsMounted(t *testing.T, files Files, d hostdir.Dir) {
+	t.Helper()
 	for _, name := range []string{"claude", "codex", "opencode", "uv", "npm", "apt"} {
 		spec := &protocol.SandboxSpec{Tools: []string{"git", name}}
 		_, before := files.Check(spec)
-		_, in := box.plan(spec, "/root", d)
+		_, in := files.Tools.plan(spec, "/root", d)
 		for _, err := range []error{before, in} {
 			e := protocol.AsError(err)
 			if e == nil || e.Code != protocol.FailedPrecondition || e.Reason != protocol.ReasonToolUnavailable ||
