@@ -48,6 +48,8 @@ var rules = []struct{ from, to, why string }{
 	{"worker/disk", module + "/jetstream/...", "the disk watch needs no log: NATS may be down because of the same full disk"},
 	{"worker/output", module + "/worker", "nobody imports worker"},
 	{"worker/output", module + "/worker/docker", "output is published from files; the engine has no part in it"},
+	{"worker/treecopy", module + "/worker/...", "a copy goes from a reader to a writer; the engine and the disk watch are small interfaces"},
+	{"worker/treecopy", module + "/jetstream/...", "a copy goes from a reader to a writer; where uploads are stored is not its concern"},
 	{"worker/hostdir", module + "/worker", "nobody imports worker"},
 	{"worker/hostdir", module + "/worker/hostfiles", "a sandbox's directory does not depend on what is mounted into the sandbox"},
 	{"worker/hostdir", module + "/jetstream/...", "what a directory contains is written down in it, not in the log"},

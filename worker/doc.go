@@ -19,6 +19,6 @@
 // Everything else that changes the host does: each request to the engine passes the fence in worker/docker, and the
 // start of an exec passes the fence of this package.
 //
-// The package imports protocol, jetstream, imageref, imagetar, treetar, seldom, wake, backoff, supervisor/control and
+// The package imports protocol, jetstream, imageref, imagetar, seldom, wake, backoff, supervisor/control and
 // its own sub-packages, never coordinator.
 package worker
