@@ -63,13 +63,15 @@ func newHost(t testing.TB) *host {
 		t.Fatal("network namespaces take root")
 	}
 	dir := t.TempDir()
-	h := &host{t: t, namespace: fmt.Sprintf("boxfleet-wall-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9), engine: "unix://" + filepath.Join(dir, "s")}
+	h := &host{t: t, namespace: fmt.Sprintf("boxfleet-wall-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9),
+		engine: "unix://" + filepath.Join(dir, "s")}
 	run(t, "ip", "netns", "add", h.namespace)
 	t.Cleanup(func() { run(t, "ip", "netns", "delete", h.namespace) })
 	h.ip("link", "set", "lo", "up")
 	servers := filepath.Join(dir, "resolv.conf")
 	check(t, os.WriteFile(servers, []byte("nameserver "+hostServer+"\nnameserver 127.0.0.53\nnameserver "+otherServer+"\n"), 0o644))
-	listener := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec nsenter --net="$1" "$2"`,
+	listener := exec.Command("unshare", "--mount", "sh", "-c",
+		`mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec nsenter --net="$1" "$2"`,
 		servers, "/run/netns/"+h.namespace, os.Args[0])
 	listener.Env = append(os.Environ(), listenVariable+"="+filepath.Join(dir, "s"))
 	if err := listener.Start(); err != nil {

@@ -56,7 +56,8 @@ func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
 		}
 	}
 	record := h.nft("list", "set", "inet", "boxfleet-test-wall", "made")
-	for i, want := range map[int]bool{orphan: true, used: true, shared: true, known: true, odd: true, gone: false, foreign: false} {
+	for i, want := range map[int]bool{orphan: true, used: true, shared: true, known: true, odd: true, gone: false,
+		foreign: false} {
 		if strings.Contains(record, `"`+bridge(i)+`"`) != want {
 			t.Errorf("%s on record: %t, want %t", bridge(i), !want, want)
 		}
@@ -74,7 +75,8 @@ func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
 			t.Errorf("%s: the bridge is gone", what)
 		}
 	}
-	for what, i := range map[string]int{"in use": used, "shared": shared, "another's": foreign, "known": known, "no bridge": odd} {
+	for what, i := range map[string]int{"in use": used, "shared": shared, "another's": foreign, "known": known,
+		"no bridge": odd} {
 		refused(what, firewall.Bridge{Name: bridge(i), Index: h.index(bridge(i))})
 	}
 	h.ip("link", "set", "port", "master", bridge(orphan))

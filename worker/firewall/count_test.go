@@ -51,7 +51,8 @@ func (h *host) beside(t *testing.T, name, link, address, gateway string) string 
 	t.Cleanup(func() { run(t, "ip", "netns", "delete", namespace) })
 	h.ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
 	h.ip("link", "set", link, "up")
-	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", address, "dev", "eth0"}, {"link", "set", "eth0", "up"}, {"route", "add", "default", "via", gateway}} {
+	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", address, "dev", "eth0"},
+		{"link", "set", "eth0", "up"}, {"route", "add", "default", "via", gateway}} {
 		run(t, "ip", append([]string{"-n", namespace}, args...)...)
 	}
 	return namespace
@@ -122,7 +123,8 @@ func TestConnectionsOfANetworkAreCounted(t *testing.T) {
 	// Rules that are written again do not forget what was counted.
 	check(t, f.Sync(f.Mark(), []firewall.Network{greedy, modest}))
 	if open, _ := dial(one, 3); open != 0 {
-		t.Errorf("after the rules were written again %d more are open:\n%s", open, h.nft("list", "table", "inet", "boxfleet-test-wall"))
+		t.Errorf("after the rules were written again %d more are open:\n%s", open,
+			h.nft("list", "table", "inet", "boxfleet-test-wall"))
 	}
 	check(t, f.Forget(greedy.Bridge))
 	check(t, f.Remove())

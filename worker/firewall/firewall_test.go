@@ -65,7 +65,8 @@ func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
 
 func TestRangesThatAreNeverReachedCannotBeAllowed(t *testing.T) {
 	t.Parallel()
-	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}, Pool: netip.MustParsePrefix("10.201.0.0/16")})
+	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")},
+		Pool: netip.MustParsePrefix("10.201.0.0/16")})
 	for text, denied := range map[string]bool{
 		"allow 10.0.0.0/8": false, "allow 10.9.1.0/24": true, "allow 1.0.0.0/8,169.254.169.254/32": true,
 		"allow 127.0.0.0/8": true, "allow 0.0.0.0/0": false, "allow 100.100.100.200/32": true,
@@ -83,8 +84,9 @@ func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
 	t.Parallel()
 	f := firewall.New(firewall.Config{Deployment: "x", Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}})
 	for text, withheld := range map[string]bool{
-		"internet": false, "allow 10.1.0.0/16": false, "allow 10.1.2.0/24": false, "allow 10.0.0.0/8": true, "allow 8.0.0.0/8,192.168.0.0/16": true,
-		"allow 0.0.0.0/0": false, "allow 172.0.0.0/8": false, "allow 100.64.1.0/24": true, "allow 203.0.113.0/24": true,
+		"internet": false, "allow 10.1.0.0/16": false, "allow 10.1.2.0/24": false, "allow 10.0.0.0/8": true,
+		"allow 8.0.0.0/8,192.168.0.0/16": true,
+		"allow 0.0.0.0/0":                false, "allow 172.0.0.0/8": false, "allow 100.64.1.0/24": true, "allow 203.0.113.0/24": true,
 	} {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
@@ -95,7 +97,8 @@ func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
 	h := newHost(t)
 	h.wall(func(c *firewall.Config) { c.Allow = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")} })
 	for text, servers := range map[string][]string{
-		"allow 10.77.0.0/16": {"0.0.0.0"}, "allow 10.0.0.0/7": {"0.0.0.0"}, "allow 0.0.0.0/0": {hostServer, otherServer}, "internet": nil,
+		"allow 10.77.0.0/16": {"0.0.0.0"}, "allow 10.0.0.0/7": {"0.0.0.0"}, "allow 0.0.0.0/0": {hostServer, otherServer},
+		"internet": nil,
 	} {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
@@ -113,9 +116,11 @@ func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
 func TestWhatCannotBeProtectedIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	for what, engine := range map[string]string{"an engine elsewhere": "tcp://192.0.2.1:2375", "no engine": "unix:///nowhere"} {
+	for what, engine := range map[string]string{"an engine elsewhere": "tcp://192.0.2.1:2375",
+		"no engine": "unix:///nowhere"} {
 		err := firewall.New(firewall.Config{Deployment: "x", Engine: engine}).Sync(0, nil)
-		if protocol.AsError(err).Reason != protocol.ReasonFirewall && protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
+		if protocol.AsError(err).Reason != protocol.ReasonFirewall &&
+			protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -252,7 +257,8 @@ func TestRulesAreRestoredWhereTheyAreMissing(t *testing.T) {
 	check(t, f.Restore(n)) // it was not told before
 	whole := h.nft("list", "ruleset")
 	for what, args := range map[string][]string{
-		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"}, "its rules": {"flush", "chain", "inet", "boxfleet-test-wall", n.Bridge},
+		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"},
+		"its rules": {"flush", "chain", "inet", "boxfleet-test-wall", n.Bridge},
 	} {
 		h.nft(args...)
 		check(t, f.Restore(n))
