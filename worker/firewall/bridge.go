@@ -33,8 +33,8 @@ func (f *Firewall) Exists(bridge string) bool {
 	return f.enter() == nil && f.place.exists(bridge)
 }
 
-// Subnets returns the subnets of all sandbox bridges in the namespace, of any deployment, by their names. It returns nil
-// if the namespace cannot be read.
+// Subnets returns the subnets of all sandbox bridges in the namespace, of any deployment, by their names. It returns
+// nil if the namespace cannot be read.
 func (f *Firewall) Subnets() (found []netip.Prefix) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -54,8 +54,8 @@ func (f *Firewall) Subnets() (found []netip.Prefix) {
 }
 
 // Abandoned lists the bridges that were made for this deployment and belong to no known network. Bridges that another
-// deployment protects and bridges with interfaces are not listed. Recorded bridges that no longer exist are removed from
-// the record.
+// deployment protects and bridges with interfaces are not listed. Recorded bridges that no longer exist are removed
+// from the record.
 func (f *Firewall) Abandoned() ([]Bridge, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -61,8 +61,8 @@ func (n Network) equal(o Network) bool {
 }
 
 // Firewall manages the table of a deployment in the network namespace of an engine. Its methods may be called
-// concurrently. They return errors of type *protocol.Error: failed_precondition with reason firewall_unavailable if this
-// host cannot be protected, unavailable if a retry may help.
+// concurrently. They return errors of type *protocol.Error: failed_precondition with reason firewall_unavailable if
+// this host cannot be protected, unavailable if a retry may help.
 type Firewall struct {
 	cfg   Config
 	table string
@@ -297,7 +297,7 @@ func (f *Firewall) writeAll() error {
 	if errors.Is(err, unix.ENOENT) && f.counts && f.cfg.MostConns > 0 {
 		f.counts = false
 		if err = f.transact(f.common); err == nil {
-			f.cfg.Logger.Warn("the kernel cannot count connections (nft_connlimit): a sandbox can fill the host's connection table")
+			f.cfg.Logger.Warn("the kernel cannot count connections (nft_connlimit): a sandbox can fill the host's table")
 		}
 	}
 	if err != nil {
@@ -478,9 +478,9 @@ func (f *Firewall) dial() (*nftables.Conn, error) {
 	}))
 }
 
-// DNS returns the name servers to configure in the containers of a network with this policy, in addition to the engine's
-// own names; nil leaves them to the engine. A network that may not reach the internet gets only name servers that its
-// policy allows: the engine would query others from outside of the network, and names can carry data out.
+// DNS returns the name servers to configure in the containers of a network with this policy, in addition to the
+// engine's own names; nil leaves them to the engine. A network that may not reach the internet gets only name servers
+// that its policy allows: the engine would query others from outside of the network, and names can carry data out.
 func (f *Firewall) DNS(p Policy) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -29,7 +29,7 @@ type namespace struct {
 func findNamespace(address string) (*namespace, error) {
 	path, local := strings.CutPrefix(address, "unix://")
 	if !local {
-		return nil, unprotected("the engine at %s is not reached by a unix socket of this machine", address)
+		return nil, unprotected("the worker does not reach the engine at %s by a unix socket on this machine", address)
 	}
 	pid, err := Listener(path)
 	if err != nil {
@@ -37,7 +37,8 @@ func findNamespace(address string) (*namespace, error) {
 			"find the process of the engine at %s: %v", path, err)
 	}
 	if pid <= 0 {
-		return nil, unprotected("the process of the engine at %s is not visible to the worker (is it in a container of its own?)", path)
+		return nil, unprotected(
+			"the process of the engine at %s is not visible to the worker (does it run in another container?)", path)
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	file, err := os.Open(filepath.Join(proc, "ns/net"))

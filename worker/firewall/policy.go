@@ -34,8 +34,8 @@ func (p Policy) String() string {
 	return p.Mode + " " + strings.Join(texts, ",")
 }
 
-// ParsePolicy parses the text of [Policy.String]. A text that it does not understand is an error, never a more permissive
-// policy.
+// ParsePolicy parses the text of [Policy.String]. A text that it does not understand is an error, never a more
+// permissive policy.
 func ParsePolicy(text string) (Policy, error) {
 	mode, ranges, _ := strings.Cut(text, " ")
 	p := Policy{Mode: mode}

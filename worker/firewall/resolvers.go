@@ -22,7 +22,8 @@ func (f *Firewall) OwnResolvers() []netip.Addr {
 	return slices.DeleteFunc(f.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
 }
 
-// Own returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be read.
+// Own returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be
+// read.
 func (f *Firewall) Own() (own []netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -55,8 +55,9 @@ func newScript(conn *nftables.Conn, table string, silent bool, most int) *script
 		conn: conn, table: t,
 		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName,
 			DataType: nftables.TypeVerdict},
+		// KeyByteOrder below is there so that the nft program can print the sets.
 		bridges: &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
-		made:    &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}, // so that `nft` can print it
+		made:    &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian},
 		counted: &nftables.Set{Table: t, Name: setCounted + strconv.Itoa(most), KeyType: nftables.TypeIFName,
 			KeyByteOrder: binaryutil.NativeEndian, Dynamic: true},
 		refuse: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent, most: most,
@@ -214,8 +215,8 @@ func (s *script) allow(n Network) {
 	}
 }
 
-// forget removes the rules of a network and keeps the record of its bridge. The transaction fails if any of the rules is
-// missing.
+// forget removes the rules of a network and keeps the record of its bridge. The transaction fails if any of the rules
+// is missing.
 func (s *script) forget(bridge string) error {
 	key := []nftables.SetElement{{Key: ifname(bridge)}}
 	if err := s.conn.SetDeleteElements(s.networks, key); err != nil {
@@ -228,8 +229,8 @@ func (s *script) forget(bridge string) error {
 	return nil
 }
 
-// chain creates a chain or empties an existing one. The rules follow in the same transaction, so no packet sees the chain
-// empty.
+// chain creates a chain or empties an existing one. The rules follow in the same transaction, so no packet sees the
+// chain empty.
 func (s *script) chain(name string) {
 	c := s.conn.AddChain(&nftables.Chain{Table: s.table, Name: name})
 	s.conn.FlushChain(c)

@@ -85,7 +85,8 @@ func TestWhatWasNotAppendedIsToldWithTheNext(t *testing.T) {
 	}
 	p.Enter("network", time.Now())
 	var l log
-	if err := errors.Join(p.Tell(l.append), p.Tell(l.append)); err != nil || len(l) != 2 || !slices.Equal(l[0], []string{"image", "network"}) || len(l[1]) > 0 {
+	if err := errors.Join(p.Tell(l.append), p.Tell(l.append)); err != nil || len(l) != 2 ||
+		!slices.Equal(l[0], []string{"image", "network"}) || len(l[1]) > 0 {
 		t.Errorf("told %q (%v)", l, err)
 	}
 }

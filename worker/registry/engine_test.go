@@ -57,10 +57,12 @@ func TestAnEngineTakesWhatIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, err := e.FindImage(t.Context(), name)
-	if err != nil || found.ID == "" || !last.Complete || last.LayersDone != 1 || last.Done != protocol.Bytes(packed.Len()) {
+	if err != nil || found.ID == "" || !last.Complete || last.LayersDone != 1 ||
+		last.Done != protocol.Bytes(packed.Len()) {
 		t.Errorf("the image is %+v, %v; the progress %+v", found, err, last)
 	}
-	id, err := e.CreateContainer(t.Context(), docker.ContainerSpec{Name: "boxfleet-test-" + word, Image: name, Entrypoint: []string{"/x"}})
+	id, err := e.CreateContainer(t.Context(), docker.ContainerSpec{Name: "boxfleet-test-" + word, Image: name,
+		Entrypoint: []string{"/x"}})
 	if err != nil {
 		t.Fatal(err)
 	}

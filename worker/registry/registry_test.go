@@ -127,14 +127,17 @@ func newContentOf(given []byte, diffs ...string) *content {
 			layer = put(given)
 		}
 		layer["mediaType"] = "application/vnd.oci.image.layer.v1.tar+gzip"
-		config := put(encode(map[string]any{"architecture": architecture, "os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": diffs}}))
+		config := put(encode(map[string]any{"architecture": architecture, "os": "linux",
+			"rootfs": map[string]any{"type": "layers", "diff_ids": diffs}}))
 		config["mediaType"] = "application/vnd.oci.image.config.v1+json"
-		d := put(encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": slices.Repeat([]any{layer}, len(diffs))}))
+		d := put(encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+			"config": config, "layers": slices.Repeat([]any{layer}, len(diffs))}))
 		d["mediaType"] = "application/vnd.oci.image.manifest.v1+json"
 		d["platform"] = map[string]any{"architecture": architecture, "os": "linux"}
 		return d
 	}
-	c.index = encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []any{manifest("arm64"), manifest("amd64")}})
+	c.index = encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+		"manifests": []any{manifest("arm64"), manifest("amd64")}})
 	c.blobs[digestOf(c.index)] = c.index
 	return c
 }
@@ -163,7 +166,8 @@ func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string
 }
 
 // withTokens asks for a token first, from a realm.
-func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter, r *http.Request) {
+func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter,
+	r *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/token"):
@@ -178,7 +182,8 @@ func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)
 	}
 }
 
-func readImage(ctx context.Context, c *Client, ref string, login Login) (files map[string]string, digest string, err error) {
+func readImage(ctx context.Context, c *Client, ref string, login Login) (files map[string]string, digest string,
+	err error) {
 	i, err := c.Open(ctx, ref, "amd64", login)
 	if err != nil {
 		return nil, "", err
@@ -210,7 +215,10 @@ func TestAnImageIsReadThroughTokensAndRedirects(t *testing.T) {
 	c := newContent()
 	store := serve(t, "127.0.0.3", func(w http.ResponseWriter, r *http.Request) { c.answer(w, r, "") })
 	var realm string
-	r := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, store.URL) }))
+	r := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter,
+		q *http.Request) {
+		c.answer(w, q, store.URL)
+	}))
 	realm = r.URL
 	for _, ref := range []string{r.host + "/team/app:1", r.host + "/team/app@" + digestOf(c.index)} {
 		files, digest, err := readImage(t.Context(), clientFor(t, r, store), ref, Login{Username: "u", Password: "p"})
@@ -218,10 +226,12 @@ func TestAnImageIsReadThroughTokensAndRedirects(t *testing.T) {
 			t.Fatalf("%s: %v", ref, err)
 		}
 		var index []saved
-		if err := json.Unmarshal([]byte(files["manifest.json"]), &index); err != nil || len(index) != 1 || len(index[0].Layers) != 2 || index[0].RepoTags[0] != "named:as" {
+		if err := json.Unmarshal([]byte(files["manifest.json"]), &index); err != nil || len(index) != 1 ||
+			len(index[0].Layers) != 2 || index[0].RepoTags[0] != "named:as" {
 			t.Fatalf("%s: the manifest is %s: %v", ref, files["manifest.json"], err)
 		}
-		if got := files[index[0].Layers[1]]; got != "a layer of amd64" || !strings.Contains(files[index[0].Config], `"amd64"`) || len(files) != 3 || digest != digestOf(c.index) {
+		if got := files[index[0].Layers[1]]; got != "a layer of amd64" ||
+			!strings.Contains(files[index[0].Config], `"amd64"`) || len(files) != 3 || digest != digestOf(c.index) {
 			t.Errorf("%s: %s: %v", ref, digest, files)
 		}
 	}
@@ -236,7 +246,10 @@ func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	inside := serve(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, secret) })
 	c := newContent()
 	var realm string
-	byRealm := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, "") }))
+	byRealm := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter,
+		q *http.Request) {
+		c.answer(w, q, "")
+	}))
 	realm = inside.URL
 	byLayer := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, inside.URL) })
 	byManifest := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) {
@@ -244,8 +257,9 @@ func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	})
 	_, port, _ := net.SplitHostPort(inside.host)
 	for what, ref := range map[string]string{
-		"the token's realm": byRealm.host + "/xx:1", "the redirect of a layer": byLayer.host + "/xx:1", "the redirect of a manifest": byManifest.host + "/xx:1",
-		"the registry itself": strings.Replace(inside.host, "127.0.0.1", "127.0.0.5", 1) + "/xx:1",
+		"the token's realm": byRealm.host + "/xx:1", "the redirect of a layer": byLayer.host + "/xx:1",
+		"the redirect of a manifest": byManifest.host + "/xx:1",
+		"the registry itself":        strings.Replace(inside.host, "127.0.0.1", "127.0.0.5", 1) + "/xx:1",
 	} {
 		_, _, err := readImage(t.Context(), clientFor(t, byRealm, byLayer, byManifest), ref, Login{})
 		if !errors.Is(err, &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
@@ -260,7 +274,8 @@ func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 				return newTransport(public(nil)).DialContext(ctx, network, inside.host)
 			}
 		}
-		if _, _, err := readImage(t.Context(), everybody, ref, Login{}); !errors.Is(err, &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
+		if _, _, err := readImage(t.Context(), everybody, ref, Login{}); !errors.Is(err,
+			&protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
 			t.Errorf("%s: got %v", ref, err)
 		}
 	}
@@ -294,11 +309,12 @@ func TestCredentialsGoToTheirRegistryOnly(t *testing.T) {
 		}
 	}
 	for registry, hosts := range map[string]map[string]bool{
-		"registry.gitlab.com": {"registry.gitlab.com": true, "gitlab.com": true, "com": false, "evil.com": false, "lab.com": false, "a.registry.gitlab.com": false},
-		"reg.test:5000":       {"reg.test": true, "REG.test": true, "test": false},
+		"registry.gitlab.com": {"registry.gitlab.com": true, "gitlab.com": true, "com": false, "evil.com": false,
+			"lab.com": false, "a.registry.gitlab.com": false},
+		"reg.test:5000": {"reg.test": true, "REG.test": true, "test": false},
 	} {
 		for host, want := range hosts {
-			if got := mayHear(registry, host); got != want {
+			if got := mayGetCredentials(registry, host); got != want {
 				t.Errorf("%s may hear the credentials for %s: %t", host, registry, got)
 			}
 		}
@@ -310,11 +326,14 @@ func TestErrorsHaveNoWordOfARemoteServer(t *testing.T) {
 	c := newContent()
 	for status, want := range map[int]*protocol.Error{
 		200: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}, 302: {Code: protocol.Unavailable},
-		400: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}, 401: {Code: protocol.PermissionDenied, Reason: protocol.ReasonImageDenied},
-		403: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound}, 404: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound},
-		429: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}, 503: {Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable},
+		400: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed},
+		401: {Code: protocol.PermissionDenied, Reason: protocol.ReasonImageDenied},
+		403: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound},
+		404: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound},
+		429: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed},
+		503: {Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable},
 	} {
-		for _, body := range []string{secret, `{"errors": [{"code": "` + secret + `", "message": "` + secret + `", "detail": "` + secret + `"}]}`, strings.Repeat(secret, maxAnswer/len(secret)+2)} {
+		for _, body := range []string{secret, `{"errors": [{"code": "` + secret + `", "message": "` + secret + `", "detail": "` + secret + `"}]}`, strings.Repeat(secret, maxResponse/len(secret)+2)} {
 			r := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) {
 				if q.URL.Path == "/v2/" {
 					return
@@ -335,7 +354,8 @@ func TestErrorsHaveNoWordOfARemoteServer(t *testing.T) {
 		}
 	}
 	r := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, "") })
-	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:other", Login{}); protocol.CodeOf(err) != protocol.NotFound || strings.Contains(err.Error(), secret) {
+	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:other",
+		Login{}); protocol.CodeOf(err) != protocol.NotFound || strings.Contains(err.Error(), secret) {
 		t.Errorf("a tag that is not there: %v", err)
 	}
 	for digest, data := range c.blobs {
@@ -343,12 +363,14 @@ func TestErrorsHaveNoWordOfARemoteServer(t *testing.T) {
 			c.blobs[digest] = []byte("a layer of nobody")
 		}
 	}
-	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:1", Login{}); !errors.Is(err, &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}) {
+	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:1", Login{}); !errors.Is(err,
+		&protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}) {
 		t.Errorf("a layer that is another one: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := readImage(ended, clientFor(t, r), r.host+"/xx:1", Login{}); protocol.CodeOf(err) != protocol.Cancelled {
+	if _, _, err := readImage(ended, clientFor(t, r), r.host+"/xx:1",
+		Login{}); protocol.CodeOf(err) != protocol.Cancelled {
 		t.Errorf("after the caller's end: %v", err)
 	}
 }
