@@ -32,7 +32,8 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 
 	c, err := b.Inspect(ctx, spec.Name)
 	check(t, err)
-	if c.ID != id || c.Name != spec.Name || c.State != "created" || c.Running || c.Pid != 0 || !c.StartedAt.IsZero() || c.Created.IsZero() {
+	if c.ID != id || c.Name != spec.Name || c.State != "created" || c.Running || c.Pid != 0 || !c.StartedAt.IsZero() ||
+		c.Created.IsZero() {
 		t.Errorf("created: %+v", c)
 	}
 	if c.Labels[docker.LabelSandbox] != "s1" || c.Labels[docker.LabelDeployment] != b.deployment {
@@ -47,7 +48,8 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 	}
 	all, err := b.Containers(ctx)
 	check(t, err)
-	if len(all) != 1 || all[0].ID != id || all[0].Name != spec.Name || !all[0].Running || all[0].Labels[docker.LabelSandbox] != "s1" {
+	if len(all) != 1 || all[0].ID != id || all[0].Name != spec.Name || !all[0].Running ||
+		all[0].Labels[docker.LabelSandbox] != "s1" {
 		t.Errorf("listed: %+v", all)
 	}
 	b.awaitUp(t, id)
@@ -201,7 +203,8 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	b, ctx := newBench(t), t.Context()
 	outside := t.TempDir()
 	spec := b.sleeper()
-	spec.Entrypoint = []string{"/bin/sh", "-c", "cat /home/box/file >/out/file; stat -c '%u:%g %a' /home/box/file >>/out/file"}
+	spec.Entrypoint = []string{"/bin/sh", "-c",
+		"cat /home/box/file >/out/file; stat -c '%u:%g %a' /home/box/file >>/out/file"}
 	spec.Binds = []docker.Bind{{Source: outside, Target: "/out"}}
 	id := b.create(t, spec, false)
 
@@ -252,7 +255,8 @@ func TestAContainerAsksForItsGPUsByName(t *testing.T) {
 	if len(asked.HostConfig.DeviceRequests) != 1 {
 		t.Fatalf("asked for %+v", asked.HostConfig.DeviceRequests)
 	}
-	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 || !slices.Equal(d.Capabilities[0], []string{"gpu"}) {
+	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 ||
+		!slices.Equal(d.Capabilities[0], []string{"gpu"}) {
 		t.Errorf("asked for %+v", d)
 	}
 }

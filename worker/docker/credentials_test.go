@@ -15,7 +15,8 @@ func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	helper := func(name, script string) {
-		if err := os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script),
+			0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -27,7 +28,8 @@ func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for ref, user := range map[string]string{"plain.test/a/b:1": "u", "helped.test/x": "u", "busybox": "hub", "library/busybox@sha256:" + digits: "hub", "other.test/x": ""} {
+	for ref, user := range map[string]string{"plain.test/a/b:1": "u", "helped.test/x": "u", "busybox": "hub",
+		"library/busybox@sha256:" + digits: "hub", "other.test/x": ""} {
 		login, err := loginFor(t.Context(), dir, registryOf(ref))
 		if err != nil || login.Username != user {
 			t.Errorf("%s: got %+v, %v; want the user %q", ref, login, err, user)

@@ -24,10 +24,11 @@ func TestAContainerOfManyNestedDirectoriesIsRemoved(t *testing.T) {
 	}
 	b, ctx := newBench(t), t.Context()
 	emptied := 0
-	e := connect(t, docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced, EmptyLayer: func(ctx context.Context, dir string) error {
-		emptied++
-		return removal.Contents(ctx, dir)
-	}})
+	e := connect(t, docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced,
+		EmptyLayer: func(ctx context.Context, dir string) error {
+			emptied++
+			return removal.Contents(ctx, dir)
+		}})
 	spec := b.sleeper()
 	id := b.create(t, spec, false)
 	out, err := exec.Command("docker", "inspect", "-f", "{{.GraphDriver.Data.UpperDir}}", id).Output()

@@ -23,12 +23,14 @@ func TestAStartThatFailsIsToldFromOneThatIsRefused(t *testing.T) {
 		`failed to create task for container: failed to start shim: start failed: context deadline exceeded`:                                                                                                              ReasonEngineError,
 		`failed to create shim: context deadline exceeded`:                                                                                                                                                                ReasonEngineError,
 	} {
-		err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"}, errors.New("Error response from daemon: "+message))
+		err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"},
+			errors.New("Error response from daemon: "+message))
 		if e := protocol.AsError(err); e.Reason != reason {
 			t.Errorf("%s: got %v, want %s", message, err, reason)
 		}
 	}
-	err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"}, cerrdefs.ErrUnavailable.WithMessage("failed to create task for container: it restarts"))
+	err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"},
+		cerrdefs.ErrUnavailable.WithMessage("failed to create task for container: it restarts"))
 	if e := protocol.AsError(err); e.Reason != ReasonEngineError {
 		t.Errorf("what the engine calls unavailable: got %v", err)
 	}
@@ -44,7 +46,8 @@ func TestAFullDiskIsToldFromADefect(t *testing.T) {
 		`failed to create task for container: OCI runtime create failed: mkdir /sys/fs/cgroup/memory/docker/abc: no space left on device: unknown`: false,
 	} {
 		for _, verb := range []string{"create", "start", "copy to", "pull"} {
-			err := protocol.AsError(translate(t.Context(), call{verb: verb, kind: kindContainer, name: "x"}, errors.New("Error response from daemon: "+message)))
+			err := protocol.AsError(translate(t.Context(), call{verb: verb, kind: kindContainer, name: "x"},
+				errors.New("Error response from daemon: "+message)))
 			if got := err.Code == protocol.ResourceExhausted && err.Reason == protocol.ReasonDiskFull; got != full {
 				t.Errorf("%s: %s: got %v", verb, message, err)
 			}

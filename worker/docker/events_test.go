@@ -27,7 +27,8 @@ func TestEventsTellOfOurContainersOnly(t *testing.T) {
 	for !actions["destroy"] {
 		select {
 		case e := <-events:
-			if e.ID != id || e.Type != "container" || e.Labels[docker.LabelSandbox] != "s1" || time.Since(e.Time).Abs() > time.Minute {
+			if e.ID != id || e.Type != "container" || e.Labels[docker.LabelSandbox] != "s1" ||
+				time.Since(e.Time).Abs() > time.Minute {
 				t.Errorf("got %+v", e)
 			}
 			actions[e.Action] = true

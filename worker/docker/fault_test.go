@@ -80,11 +80,14 @@ func TestNoFaultLooksLikeGone(t *testing.T) {
 		fault dockertest.Fault
 		want  error
 	}{
-		"hung up":             {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
-		"hung up when done":   {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
-		"internal error":      {dockertest.Fault{Status: 500}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
-		"service unavailable": {dockertest.Fault{Status: 503}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
-		"no such page":        {dockertest.Fault{Status: 404, Message: "page not found"}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
+		"hung up":           {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
+		"hung up when done": {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
+		"internal error": {dockertest.Fault{Status: 500}, &protocol.Error{Code: protocol.Unavailable,
+			Reason: docker.ReasonEngineError}},
+		"service unavailable": {dockertest.Fault{Status: 503}, &protocol.Error{Code: protocol.Unavailable,
+			Reason: docker.ReasonEngineError}},
+		"no such page": {dockertest.Fault{Status: 404, Message: "page not found"},
+			&protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +108,8 @@ func TestNoFaultLooksLikeGone(t *testing.T) {
 				}
 			}
 			b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{} })
-			if err := calls()["RemoveImage"](t.Context(), b, ""); err != nil { // a tag may have been made though nothing answered
+			if err := calls()["RemoveImage"](t.Context(), b,
+				""); err != nil { // a tag may have been made though nothing answered
 				t.Error(err)
 			}
 		})

@@ -18,7 +18,8 @@ import (
 // reading are the methods that change nothing, and therefore work without the host's lock.
 var reading = map[string]bool{
 	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
-	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true, "ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true, "LoginFor": true,
+	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true,
+	"ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true, "LoginFor": true,
 }
 
 // changing calls every other method so that it would change something.
@@ -35,7 +36,10 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	"ImportImage": func(ctx context.Context, b *bench, _ string) error {
 		return b.ImportImage(ctx, strings.NewReader("not a tar"), "boxfleet/absent:none", nil)
 	},
-	"RemoveImage": func(ctx context.Context, b *bench, _ string) error { return b.RemoveImage(ctx, "boxfleet/absent:none") },
+	"RemoveImage": func(ctx context.Context, b *bench, _ string) error {
+		return b.RemoveImage(ctx,
+			"boxfleet/absent:none")
+	},
 	"PullImage": func(ctx context.Context, b *bench, _ string) error {
 		_, err := b.PullImage(ctx, "boxfleet/absent:none", nil)
 		return err
@@ -45,7 +49,8 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 			_, err := io.WriteString(w, "not a tar")
 			return err
 		}
-		return b.TakeImage(ctx, "boxfleet/absent:none", func(context.Context) (docker.Archive, error) { return archive, nil }, nil)
+		return b.TakeImage(ctx, "boxfleet/absent:none", func(context.Context) (docker.Archive, error) { return archive, nil },
+			nil)
 	},
 	"PullAside": func(ctx context.Context, b *bench, _ string) error {
 		_, err := b.PullAside(ctx, dockertest.Image, "boxfleet/absent:none", func(string) {}, nil)
@@ -126,7 +131,8 @@ func TestTheFenceIsAskedForEveryChange(t *testing.T) {
 	id := b.create(t, b.sleeper(), true)
 	check(t, b.RemoveContainer(t.Context(), id))
 	if len(asked) != 6 || len(b.proxy.Mutations()) != 3 {
-		t.Errorf("asked %d times, %d changes reached the engine, want 3, and twice for each", len(asked), len(b.proxy.Mutations()))
+		t.Errorf("asked %d times, %d changes reached the engine, want 3, and twice for each", len(asked),
+			len(b.proxy.Mutations()))
 	}
 }
 

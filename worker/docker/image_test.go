@@ -84,12 +84,14 @@ func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
 func TestADeniedPullIsToldFromAMissingImageByTheCredentials(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"auths": {"127.0.0.1:1": {"auth": "dTpw"}}}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"auths": {"127.0.0.1:1": {"auth": "dTpw"}}}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for config, want := range map[string]error{dir: errDenied, t.TempDir(): docker.ErrImageNotFound} {
 		b := newBench(t, func(c *docker.Config) { c.DockerConfig = config })
-		b.proxy.Inject(onPull(dockertest.Fault{Status: http.StatusNotFound, Message: "pull access denied for x, repository does not exist or may require 'docker login'"}))
+		b.proxy.Inject(onPull(dockertest.Fault{Status: http.StatusNotFound,
+			Message: "pull access denied for x, repository does not exist or may require 'docker login'"}))
 		if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)
 		}

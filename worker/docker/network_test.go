@@ -13,7 +13,8 @@ import (
 func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
-	spec := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine), Labels: map[string]string{docker.LabelSandbox: "s1"}}
+	spec := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine),
+		Labels: map[string]string{docker.LabelSandbox: "s1"}}
 	check(t, b.CreateNetwork(ctx, spec))
 
 	networks, err := b.Networks(ctx)
@@ -22,7 +23,8 @@ func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 		t.Fatalf("got %+v", networks)
 	}
 	n := networks[0]
-	if n.Name != spec.Name || n.Subnet != spec.Subnet || n.Labels[docker.LabelSandbox] != "s1" || n.ID == "" || n.Created.IsZero() {
+	if n.Name != spec.Name || n.Subnet != spec.Subnet || n.Labels[docker.LabelSandbox] != "s1" || n.ID == "" ||
+		n.Created.IsZero() {
 		t.Errorf("got %+v", n)
 	}
 	used, err := b.UsedSubnets(ctx)

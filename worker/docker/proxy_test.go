@@ -19,8 +19,9 @@ func TestTheProxyPassesOnAnAttachedStream(t *testing.T) {
 	check(t, err)
 	defer bare.Close()
 	made, err := bare.ContainerCreate(ctx, &container.Config{
-		Image: dockertest.Image, Cmd: []string{"cat"}, OpenStdin: true, StdinOnce: true, AttachStdin: true, AttachStdout: true,
-		Labels: map[string]string{"boxfleet.deployment": b.deployment},
+		Image: dockertest.Image, Cmd: []string{"cat"}, OpenStdin: true, StdinOnce: true, AttachStdin: true,
+		AttachStdout: true,
+		Labels:       map[string]string{"boxfleet.deployment": b.deployment},
 	}, &container.HostConfig{NetworkMode: "none"}, nil, nil, b.name("cat"))
 	check(t, err)
 	stream, err := bare.ContainerAttach(ctx, made.ID, container.AttachOptions{Stream: true, Stdin: true, Stdout: true})
