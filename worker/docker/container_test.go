@@ -23,7 +23,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
+func TestAContainersLifeCycle(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	spec := b.sleeper()
@@ -72,7 +72,7 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 	}
 }
 
-func TestRemovingWhatIsNotThereIsNoError(t *testing.T) {
+func TestRemovingAbsentObjectsIsNoError(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	for name, remove := range map[string]func() error{
@@ -87,14 +87,14 @@ func TestRemovingWhatIsNotThereIsNoError(t *testing.T) {
 		}
 	}
 	if err := b.StartContainer(ctx, "boxfleet-absent"); !docker.IsNotFound(err) {
-		t.Errorf("starting an absent container: %v", err)
+		t.Errorf("starting an absent container: got %v", err)
 	}
 	if err := b.RemoveContainer(ctx, ""); protocol.CodeOf(err) != protocol.InvalidArgument {
 		t.Errorf("removing nothing by name: %v", err)
 	}
 }
 
-func TestAContainerRemovedByManyIsGoneForEach(t *testing.T) {
+func TestConcurrentRemovalsOfAContainerAllSucceed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	id := b.create(t, b.sleeper(), true)
@@ -105,14 +105,14 @@ func TestAContainerRemovedByManyIsGoneForEach(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := b.Inspect(t.Context(), id); !docker.IsNotFound(err) {
-				t.Errorf("the removal has returned, the container is there: %v", err)
+				t.Errorf("the removal has returned, but the container still exists: %v", err)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func TestAContainerNameIsTakenOnce(t *testing.T) {
+func TestAContainerNameCanBeUsedOnce(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.create(t, b.sleeper(), false)
@@ -163,7 +163,7 @@ func TestALimitedContainerIsHardened(t *testing.T) {
 	check(t, b.RemoveContainer(ctx, id))
 }
 
-func TestAContainerThatCannotBeMadeOrStartedSaysWhy(t *testing.T) {
+func TestErrorsSayWhyAContainerCannotBeCreatedOrStarted(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 
@@ -235,8 +235,8 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	}
 }
 
-// A number of GPUs would be the same ones for each container; the request names them.
-func TestAContainerAsksForItsGPUsByName(t *testing.T) {
+// A count would give each container the same GPUs, so the request names them.
+func TestGPUsAreRequestedByName(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	var asked container.CreateRequest
@@ -253,10 +253,10 @@ func TestAContainerAsksForItsGPUsByName(t *testing.T) {
 	b.create(t, spec, false)
 	b.proxy.Inject(nil)
 	if len(asked.HostConfig.DeviceRequests) != 1 {
-		t.Fatalf("asked for %+v", asked.HostConfig.DeviceRequests)
+		t.Fatalf("requested %+v", asked.HostConfig.DeviceRequests)
 	}
 	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 ||
 		!slices.Equal(d.Capabilities[0], []string{"gpu"}) {
-		t.Errorf("asked for %+v", d)
+		t.Errorf("requested %+v", d)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
+func TestLoginsAreReadFromTheConfigurationAndCredentialHelpers(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	helper := func(name, script string) {
@@ -36,17 +36,17 @@ func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
 		}
 	}
 	if login, err := loginFor(t.Context(), dir, "broken.test"); err == nil {
-		t.Errorf("a helper that fails: got %+v", login)
+		t.Errorf("failing helper: got %+v", login)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := loginFor(short, dir, "hanging.test"); err == nil {
-		t.Error("a helper that hangs is waited for")
+		t.Error("the lookup waits for a hanging helper")
 	}
 	data, err := os.ReadFile(filepath.Join(bin, "pid"))
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || pid <= 1 || syscall.Kill(pid, syscall.SIGKILL) != nil {
-		t.Errorf("the helper cannot be ended: %d, %v", pid, err)
+		t.Errorf("cannot end the helper: %d, %v", pid, err)
 	}
 	if login, err := loginFor(t.Context(), t.TempDir(), "plain.test"); err != nil || login.Username != "" {
 		t.Errorf("without a configuration: %+v, %v", login, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAnImagesHealthcheckIsReadAsTheEngineDoes(t *testing.T) {
+func TestAnImagesHealthcheckIsInterpretedAsByTheEngine(t *testing.T) {
 	for name, c := range map[string]struct {
 		health *container.HealthConfig
 		shell  []string

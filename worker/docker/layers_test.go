@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestOnlyProgressIsProgress goes through what an engine says of a layer that it fetches twice.
-func TestOnlyProgressIsProgress(t *testing.T) {
+// The messages are those of an engine that downloads a layer twice.
+func TestRepeatedMessagesAreNotProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONProgress {
 		return &jsonmessage.JSONProgress{Current: current, Total: 100}
@@ -47,7 +47,7 @@ func TestOnlyProgressIsProgress(t *testing.T) {
 	}
 }
 
-func TestAPullThatBeginsOnceMoreIsJudgedAnew(t *testing.T) {
+func TestARetriedPullStartsWithNoProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONMessage {
 		return &jsonmessage.JSONMessage{ID: "a", Status: "Downloading",
@@ -56,7 +56,7 @@ func TestAPullThatBeginsOnceMoreIsJudgedAnew(t *testing.T) {
 	for try := 1; try <= 3; try++ {
 		for _, current := range []int64{1, 50, 90} {
 			if !l.update(at(current)) {
-				t.Errorf("try %d: %d bytes are no progress", try, current)
+				t.Errorf("attempt %d: %d bytes do not count as progress", try, current)
 			}
 		}
 		want := protocol.PullProgress{Image: "x", Done: 90, Total: 100, Layers: 1, Try: try}

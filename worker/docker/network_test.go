@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
+func TestANetworksLifeCycle(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	spec := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine),
@@ -33,7 +33,7 @@ func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 		t.Errorf("used: %v", used)
 	}
 	if err := b.CreateNetwork(ctx, spec); protocol.CodeOf(err) != protocol.AlreadyExists {
-		t.Errorf("the same name again: %v", err)
+		t.Errorf("creating the same name again: got %v", err)
 	}
 
 	inside := b.sleeper()
@@ -51,7 +51,7 @@ func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 	}
 }
 
-func TestAnOverlappingSubnetIsToldApart(t *testing.T) {
+func TestAnOverlappingSubnetHasItsOwnError(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	subnet := freeSubnet(t, b.Engine)

@@ -10,9 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestTheProxyPassesOnAnAttachedStream: a benchmark or a fault test may put the proxy before
-// somebody who attaches, which turns the connection into a plain stream in both directions.
-func TestTheProxyPassesOnAnAttachedStream(t *testing.T) {
+// Attaching turns a connection into a plain stream in both directions, which the proxy of benchmarks and fault tests
+// must pass on.
+func TestTheProxyForwardsAnAttachedStream(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	bare, err := client.NewClientWithOpts(client.WithHost(b.host), client.WithAPIVersionNegotiation())

@@ -2,7 +2,7 @@ package docker
 
 import "testing"
 
-func TestStopSignalsAreReadAsTheEngineDoes(t *testing.T) {
+func TestStopSignalsAreParsedAsByTheEngine(t *testing.T) {
 	for text, want := range map[string]int{
 		"": 0, "SIGQUIT": 3, "quit": 3, "3": 3, "SIGINT": 2, "KILL": 9, "SIGRTMIN": 34, "SIGRTMIN+3": 37, "RTMAX-2": 62,
 		"RTMAX": 64, "64": 64,

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// smallImage is an archive with one image of an empty layer.
+// smallImage returns an archive of an image with one empty layer.
 func smallImage(t *testing.T, name, labels string) docker.Archive {
 	t.Helper()
 	file := func(out *tar.Writer, name string, content []byte) {
@@ -44,7 +44,7 @@ func opened(a docker.Archive) func(context.Context) (docker.Archive, error) {
 	return func(context.Context) (docker.Archive, error) { return a, nil }
 }
 
-func TestAnImageIsTakenFromElsewhere(t *testing.T) {
+func TestAnImageIsLoadedFromAnArchive(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond })
 	ctx, name := t.Context(), "boxfleet.local/"+strings.ToLower(b.name("taken"))+":1"
@@ -61,11 +61,12 @@ func TestAnImageIsTakenFromElsewhere(t *testing.T) {
 	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(nil), nil)) // it is there
 }
 
-func TestAnImageThatIsNotTakenSaysWhy(t *testing.T) {
+func TestErrorsSayWhyAnImageWasNotLoaded(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond }), t.Context()
 	impatient := newBench(t, func(c *docker.Config) { c.PullStall = 100 * time.Millisecond })
-	tries, broken := 0, protocol.Errorf(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "it broke off")
+	tries, broken := 0, protocol.Errorf(protocol.Unavailable, protocol.ReasonRegistryUnreachable,
+		"it closed the connection")
 	write := func(text string, err error) docker.Archive {
 		return func(_ context.Context, w io.Writer, _ func(string, int64, int64)) error {
 			_, writeErr := io.WriteString(w, text)
@@ -99,12 +100,12 @@ func TestAnImageThatIsNotTakenSaysWhy(t *testing.T) {
 		}
 	}
 	if tries != 3 {
-		t.Errorf("a registry that breaks off was tried %d times, want 3", tries)
+		t.Errorf("a registry that closes connections was tried %d times, want 3", tries)
 	}
 }
 
-// An engine gives a container the labels of its image, whoever makes it.
-func TestAContainerOfAnImageWithOurLabelsIsDoubtful(t *testing.T) {
+// An engine gives each container the labels of its image.
+func TestAContainerIsDoubtfulIfItsImageHasBoxfleetLabels(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	name := "boxfleet.local/" + strings.ToLower(b.name("labels")) + ":1"
@@ -132,7 +133,7 @@ func TestAContainerOfAnImageWithOurLabelsIsDoubtful(t *testing.T) {
 		}
 	}
 	if len(all) != 2 {
-		t.Errorf("there are %d", len(all))
+		t.Errorf("got %d containers", len(all))
 	}
 	check(t, b.RemoveContainer(ctx, plainID))
 	check(t, b.RemoveContainer(ctx, hostileID))
