@@ -94,7 +94,7 @@ networks: image tools ## create and remove 500 networks with their firewall rule
 
 .PHONY: deep
 deep: image ## remove a container with more nested directories than the engine has descriptors; takes a minute
-	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerOfManyNestedDirectories -count 1 -v -timeout 10m
+	BOXFLEET_LEVELS=25000 $(GO) test ./worker/docker -run TestAContainerWithDeeplyNestedDirectories -count 1 -v -timeout 10m
 
 .PHONY: bench
 bench: image build ## measure Boxfleet beside the bare engine; prints a table and writes raw samples as JSON

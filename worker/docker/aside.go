@@ -8,17 +8,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// PullAside pulls what the registry has under ref, gives it the name as, which it takes from any other
-// image, and reads it. What the engine calls ref itself stays. left, if it is called, hears by which
-// reference the engine has the image besides, since this pull; with others who wait, one of theirs is.
-// report and errors as with [Engine.PullImage].
-func (e *Engine) PullAside(ctx context.Context, ref, as string, left func(ref string), report func(protocol.PullProgress)) (Image, error) {
+// PullAside pulls the image that the registry has under ref, gives it the name as, and reads it. Another image that had
+// that name loses it; an image that the engine itself calls ref keeps its name. If the pull leaves a second reference
+// to the image on the engine, PullAside calls left with that reference; of several callers that wait for the same pull,
+// only one is called. report and errors are as for [Engine.PullImage].
+func (e *Engine) PullAside(ctx context.Context, ref, as string, left func(ref string),
+	report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return Image{}, err
 	}
 	err = e.pullOnce(ctx, full, as, report, func(ctx context.Context, moved *layers) error {
-		if err := e.fence(); err != nil { // the question is no change, but it is only asked for one
+		if err := e.fence(); err != nil { // the next request only reads, but only to prepare a change
 			return err
 		}
 		found, err := e.digestIn(ctx, full)
@@ -41,7 +42,7 @@ func (e *Engine) PullAside(ctx context.Context, ref, as string, left func(ref st
 	return e.findImage(ctx, as, full)
 }
 
-// digestIn asks the registry what it has under a reference, and returns the reference by its digest.
+// digestIn asks the registry for the digest of a reference, and returns the reference by digest.
 func (e *Engine) digestIn(ctx context.Context, full string) (string, error) {
 	auth, known := e.credentials(ctx, registryOf(full))
 	c := call{verb: "ask for", kind: kindImage, name: full, limit: e.pullStall}

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// BenchmarkInspect compares one call with the same call of the bare client: what deadline, fence and
-// translation cost.
+// BenchmarkInspect compares a call with the same call of the bare client, which shows the cost of the deadline, the
+// fence and the translation.
 func BenchmarkInspect(b *testing.B) {
 	e, bare := direct(b)
 	id := e.create(b, e.sleeper(), true)
@@ -39,8 +39,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkLife measures network, create, start, kill and removal apart, and the same with the bare
-// client in turn.
+// BenchmarkLife measures network, create, start, kill and removal separately, each with this client and the bare
+// client.
 func BenchmarkLife(b *testing.B) {
 	e, bare := direct(b)
 	subnet := freeSubnet(b, e.Engine)
@@ -76,7 +76,7 @@ func BenchmarkLife(b *testing.B) {
 	}
 }
 
-// direct is a bench without the proxy between, and the bare client of the same engine.
+// direct returns a bench without a proxy, and the bare client of the same engine.
 func direct(b *testing.B) (*bench, *client.Client) {
 	e := newBench(b)
 	host := "unix://" + dockertest.Socket(b)

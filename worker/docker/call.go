@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// kind is the kind of object that a call is about. It decides which "not found" means that the
-// object itself is gone.
+// kind is the kind of object that a call is about. It decides which "not found" means that the object itself is gone.
 type kind string
 
 const (
@@ -19,10 +18,10 @@ const (
 
 // call describes one request to the engine.
 type call struct {
-	verb  string // what is being done: "start", "inspect"
+	verb  string // such as "start" or "inspect"
 	kind  kind
 	name  string        // of the object
-	limit time.Duration // the longest that it may take
+	limit time.Duration // maximum duration
 }
 
 // subject names the call in an error.
@@ -34,8 +33,8 @@ func (c call) subject() string {
 	return s
 }
 
-// do runs f under the call's deadline and translates its error. All calls of the Docker client are
-// made through here, but for the event stream, which has no end.
+// do runs f under the call's deadline and translates its error. All calls of the Docker client go through here, except
+// for the event stream, which has no end.
 func (e *Engine) do(ctx context.Context, c call, f func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
@@ -47,8 +46,8 @@ func (e *Engine) do(ctx context.Context, c call, f func(context.Context) error) 
 	return translate(ctx, c, err)
 }
 
-// Reading is quick; a change may wait for locks and for the kernel; starting and removing wait for
-// the runtime and the storage driver besides.
+// Reading is quick. A change may wait for locks and for the kernel. Starting and removing also wait for the runtime and
+// the storage driver.
 func (e *Engine) readLimit() time.Duration   { return e.callTimeout / 3 }
 func (e *Engine) changeLimit() time.Duration { return e.callTimeout }
 func (e *Engine) runLimit() time.Duration    { return 2 * e.callTimeout }

@@ -17,14 +17,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// CoverInodes is the option by which file systems that cover volumes are known in a container's mount table: no
-// other file system of a container has this limit.
+// CoverInodes is the mount option that marks file systems covering volumes in a container's mount table: no other file
+// system of a container has this limit.
 const CoverInodes = "nr_inodes=1000003"
 
-// ContainerSpec describes a container. What it does not name is the engine's default, but for the
-// restart policy (none), the log (none: a supervisor writes nothing to it), the image's health check
-// (off) and the stop signal (TERM, whatever the image says): what runs in it is the supervisor, which
-// has both for the image's command.
+// ContainerSpec describes a container. All other settings are the engine's defaults, except for the restart policy
+// (none), the log driver (none: the supervisor writes nothing there), the image's health check (off) and the stop
+// signal (always TERM). The container runs the supervisor, which applies the image's health check and stop signal to
+// the image's command.
 type ContainerSpec struct {
 	Name            string
 	Image           string
@@ -37,22 +37,22 @@ type ContainerSpec struct {
 	Hostname        string
 	Network         string // "": the engine's default bridge
 	Aliases         []string
-	DNS             []string        // name servers beside the engine's own names; nil: the engine's
+	DNS             []string        // name servers for names outside of the network; nil: the engine's
 	Ports           []protocol.Port // published on the host's loopback
 	Binds           []Bind
 	CPU             float64 // cores; 0: no limit
-	Memory          int64   // bytes, and no swap beyond it; 0: no limit
+	Memory          int64   // bytes, without swap; 0: no limit
 	PIDs            int64   // 0: no limit
 	CapDrop         []string
 	CapAdd          []string
 	NoNewPrivileges bool
 	ReadOnlyRoot    bool
 	Tmpfs           map[string]int64 // bytes of each file system in memory, by target
-	Covers          map[string]int64 // the same, with [CoverInodes]: the caller takes them away before anything runs
+	Covers          map[string]int64 // the same, with [CoverInodes]: the caller unmounts them before anything runs
 	ShmSize         int64            // bytes of /dev/shm; 0: the engine's default
 	Disk            int64            // bytes of the container's own layer; 0: no limit
 	Runtime         string           // OCI runtime; "": the engine's default
-	GPUs            []string         // by the indices or ids that the runtime knows them by; nil: none
+	GPUs            []string         // indices or ids, as the runtime names them; nil: none
 }
 
 // Bind mounts a path of the engine's host, which must exist, with private propagation.
@@ -60,10 +60,10 @@ type Bind struct {
 	Source       string
 	Target       string
 	ReadOnly     bool
-	NonRecursive bool // without the mounts below Source, which a read-only bind would leave writable
+	NonRecursive bool // leave out mounts below Source, which stay writable in a read-only bind
 }
 
-// Container is a container as the engine shows it.
+// Container is the engine's description of a container.
 type Container struct {
 	ID      string
 	Name    string
@@ -73,13 +73,13 @@ type Container struct {
 	Running bool
 	Created time.Time
 
-	// Doubtful says that its image carries labels of Boxfleet's, or is gone: its own labels may be that
-	// image's, which anyone may have made, and prove nothing.
+	// Doubtful means that the image has Boxfleet labels, or is gone. The container's labels may come from that image,
+	// which anyone may have built, so they prove nothing.
 	Doubtful bool
 	Binds    []string // paths of the engine's host that are mounted
 
 	// Only when inspected.
-	Pid        int // on the engine's host; 0 when it does not run
+	Pid        int // on the engine's host; 0 if it is not running
 	ExitCode   int
 	OOMKilled  bool
 	Error      string // why the last start failed
@@ -87,25 +87,26 @@ type Container struct {
 	FinishedAt time.Time
 	Ports      []protocol.Port // published on the host, while it runs
 	Hostname   string
-	Address    string // in its network, while it runs; "" where it is in none or several
+	Address    string // in its network, while it runs; "" if it is in none or several
 }
 
-// CreateContainer makes a container and returns its id. It fails with already_exists when the name
-// is taken, with [ErrImageNotFound] when the engine has no such image (it pulls nothing here, see
-// [Engine.PullImage]), and with invalid_argument when the engine refuses the spec.
+// CreateContainer creates a container and returns its id. It fails with already_exists if the name is taken, with
+// [ErrImageNotFound] if the engine does not have the image (which is not pulled, see [Engine.PullImage]), and with
+// invalid_argument if the engine refuses the spec.
 func (e *Engine) CreateContainer(ctx context.Context, spec ContainerSpec) (string, error) {
 	var id string
 	config, host, networking := e.configs(spec)
-	err := e.do(ctx, call{verb: "create", kind: kindContainer, name: spec.Name, limit: e.changeLimit()}, func(ctx context.Context) error {
-		made, err := e.client.ContainerCreate(ctx, config, host, networking, nil, spec.Name)
-		e.warn(ctx, "container", spec.Name, made.Warnings...)
-		id = made.ID
-		return err
-	})
+	err := e.do(ctx, call{verb: "create", kind: kindContainer, name: spec.Name, limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			made, err := e.client.ContainerCreate(ctx, config, host, networking, nil, spec.Name)
+			e.warn(ctx, "container", spec.Name, made.Warnings...)
+			id = made.ID
+			return err
+		})
 	return id, err
 }
 
-// configs says a spec in the Engine's words.
+// configs translates a spec into the Engine's types.
 func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.HostConfig, *network.NetworkingConfig) {
 	config := &container.Config{
 		Image:       spec.Image,
@@ -127,12 +128,12 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 		Resources: container.Resources{
 			NanoCPUs:   int64(math.Round(spec.CPU * 1e9)),
 			Memory:     spec.Memory,
-			MemorySwap: spec.Memory, // memory and swap together: none beyond the memory
+			MemorySwap: spec.Memory, // memory and swap together, so no swap
 		},
 	}
 	host.ReadonlyRootfs, host.ShmSize, host.Runtime = spec.ReadOnlyRoot, spec.ShmSize, spec.Runtime
 	host.Tmpfs = map[string]string{}
-	// Builds run what they make below /tmp, which the engine's own default would forbid.
+	// Builds run programs that they compile below /tmp, which the engine's default (noexec) would forbid.
 	for target, size := range spec.Tmpfs {
 		host.Tmpfs[target] = "rw,exec,nosuid,nodev,mode=1777,size=" + strconv.FormatInt(size, 10)
 	}
@@ -142,7 +143,7 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 	if spec.Disk > 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Disk, 10)}
 	}
-	if len(spec.GPUs) > 0 { // a mere number would be the first ones, for each container
+	if len(spec.GPUs) > 0 { // a count would give each container the same first GPUs
 		host.DeviceRequests = []container.DeviceRequest{{DeviceIDs: spec.GPUs, Capabilities: [][]string{{"gpu"}}}}
 	}
 	if spec.PIDs > 0 {
@@ -167,16 +168,17 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 	return config, host, networking
 }
 
-// StartContainer starts a container; one that runs is left alone. It fails with failed_precondition
-// and reason start_failed when the container cannot be started as it is.
+// StartContainer starts a container if it is not running. It fails with failed_precondition and reason start_failed if
+// the container cannot be started as it is.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	return e.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: e.runLimit()}, func(ctx context.Context) error {
-		return e.client.ContainerStart(ctx, id, container.StartOptions{})
-	})
+	return e.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: e.runLimit()},
+		func(ctx context.Context) error {
+			return e.client.ContainerStart(ctx, id, container.StartOptions{})
+		})
 }
 
-// StopContainer sends TERM, and KILL when the container still runs after grace, which is rounded up
-// to a second. It waits for the end. Stopped or absent is no error.
+// StopContainer sends TERM, and KILL if the container still runs after grace, which is rounded up to a second. It waits
+// for the container's end. Stopped or absent is no error.
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
 	limit := e.runLimit() + time.Duration(seconds)*time.Second
@@ -188,41 +190,43 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 
 // KillContainer sends KILL and does not wait. Stopped or absent is no error.
 func (e *Engine) KillContainer(ctx context.Context, id string) error {
-	err := e.do(ctx, call{verb: "kill", kind: kindContainer, name: id, limit: e.changeLimit()}, func(ctx context.Context) error {
-		return e.client.ContainerKill(ctx, id, "KILL")
-	})
+	err := e.do(ctx, call{verb: "kill", kind: kindContainer, name: id, limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			return e.client.ContainerKill(ctx, id, "KILL")
+		})
 	if protocol.CodeOf(err) == protocol.FailedPrecondition && strings.Contains(err.Error(), "is not running") {
 		return nil
 	}
 	return absentIsFine(err)
 }
 
-// RemoveContainer kills and removes a container with its anonymous volumes, and waits until it is
-// gone, also when somebody else is removing it. Absent is no error.
+// RemoveContainer kills and removes a container with its anonymous volumes, and waits until it is gone, also if
+// somebody else is removing it. Absent is no error.
 func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 	err := e.removeContainer(ctx, id)
 	if err == nil || e.emptyLayer == nil || !tooDeep.MatchString(err.Error()) {
 		return err
 	}
-	if emptying := e.emptyLayerOf(ctx, id); emptying != nil {
-		return errors.Join(err, emptying)
+	if emptyErr := e.emptyLayerOf(ctx, id); emptyErr != nil {
+		return errors.Join(err, emptyErr)
 	}
 	return e.removeContainer(ctx, id)
 }
 
-// tooDeep is what the engine says of directories in a container's layer for which it has no descriptors.
+// tooDeep matches the engine's error for directories in a container's layer that are too deep for its file descriptors.
 var tooDeep = regexp.MustCompile(`failed to remove root filesystem: .*too many open files`)
 
-// emptyLayerOf empties the layer of a container that the engine could not remove, and so uses no more.
+// emptyLayerOf empties the layer of a container that the engine failed to remove and no longer uses.
 func (e *Engine) emptyLayerOf(ctx context.Context, id string) error {
 	layer := ""
-	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: e.readLimit()}, func(ctx context.Context) error {
-		got, err := e.client.ContainerInspect(ctx, id)
-		if err == nil && got.ContainerJSONBase != nil && got.State != nil && got.State.Dead {
-			layer = got.GraphDriver.Data["UpperDir"]
-		}
-		return err
-	})
+	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: e.readLimit()},
+		func(ctx context.Context) error {
+			got, err := e.client.ContainerInspect(ctx, id)
+			if err == nil && got.ContainerJSONBase != nil && got.State != nil && got.State.Dead {
+				layer = got.GraphDriver.Data["UpperDir"]
+			}
+			return err
+		})
 	if err != nil || layer == "" {
 		return err
 	}
@@ -243,7 +247,7 @@ func (e *Engine) removeContainer(ctx context.Context, id string) error {
 	return absentIsFine(err)
 }
 
-// awaitGone waits for a removal that somebody else began.
+// awaitGone waits for a removal that somebody else started.
 func (e *Engine) awaitGone(ctx context.Context, c call) error {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
@@ -265,34 +269,36 @@ func (e *Engine) awaitGone(ctx context.Context, c call) error {
 // Inspect reads a container by id or name.
 func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error) {
 	var c Container
-	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: idOrName, limit: e.readLimit()}, func(ctx context.Context) error {
-		got, err := e.client.ContainerInspect(ctx, idOrName)
-		if err != nil {
-			return err
-		}
-		if got.ContainerJSONBase == nil || got.State == nil || got.Config == nil {
-			return protocol.Errorf(protocol.Unavailable, ReasonEngineError, "inspect container %s: the answer has no state", idOrName)
-		}
-		c = Container{
-			ID: got.ID, Name: strings.TrimPrefix(got.Name, "/"), Image: got.Image, Labels: got.Config.Labels,
-			State: string(got.State.Status), Running: got.State.Running, Created: instant(got.Created),
-			Pid: got.State.Pid, ExitCode: got.State.ExitCode, OOMKilled: got.State.OOMKilled, Error: got.State.Error,
-			StartedAt: instant(got.State.StartedAt), FinishedAt: instant(got.State.FinishedAt), Hostname: got.Config.Hostname,
-		}
-		if got.NetworkSettings != nil {
-			c.Ports = bound(got.NetworkSettings.Ports)
-			for _, n := range got.NetworkSettings.Networks {
-				if n != nil && len(got.NetworkSettings.Networks) == 1 {
-					c.Address = n.IPAddress
+	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: idOrName, limit: e.readLimit()},
+		func(ctx context.Context) error {
+			got, err := e.client.ContainerInspect(ctx, idOrName)
+			if err != nil {
+				return err
+			}
+			if got.ContainerJSONBase == nil || got.State == nil || got.Config == nil {
+				return protocol.Errorf(protocol.Unavailable, ReasonEngineError, "inspect container %s: the response has no state",
+					idOrName)
+			}
+			c = Container{
+				ID: got.ID, Name: strings.TrimPrefix(got.Name, "/"), Image: got.Image, Labels: got.Config.Labels,
+				State: string(got.State.Status), Running: got.State.Running, Created: instant(got.Created),
+				Pid: got.State.Pid, ExitCode: got.State.ExitCode, OOMKilled: got.State.OOMKilled, Error: got.State.Error,
+				StartedAt: instant(got.State.StartedAt), FinishedAt: instant(got.State.FinishedAt), Hostname: got.Config.Hostname,
+			}
+			if got.NetworkSettings != nil {
+				c.Ports = bound(got.NetworkSettings.Ports)
+				for _, n := range got.NetworkSettings.Networks {
+					if n != nil && len(got.NetworkSettings.Networks) == 1 {
+						c.Address = n.IPAddress
+					}
 				}
 			}
-		}
-		c.Binds = bindsOf(got.Mounts)
-		if c.Labels[LabelDeployment] != "" {
-			c.Doubtful, err = e.labelsOf(ctx, got.Image)
-		}
-		return err
-	})
+			c.Binds = bindsOf(got.Mounts)
+			if c.Labels[LabelDeployment] != "" {
+				c.Doubtful, err = e.labelsOf(ctx, got.Image)
+			}
+			return err
+		})
 	return c, err
 }
 
@@ -306,8 +312,9 @@ func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
 		for _, got := range found {
 			c := Container{
 				ID: got.ID, Image: got.Image, Labels: got.Labels, State: string(got.State),
-				// The engine counts a paused and a restarting container as running, too.
-				Running: got.State == container.StateRunning || got.State == container.StatePaused || got.State == container.StateRestarting,
+				// The engine counts paused and restarting containers as running, too.
+				Running: got.State == container.StateRunning || got.State == container.StatePaused ||
+					got.State == container.StateRestarting,
 				Created: time.Unix(got.Created, 0).UTC(), Binds: bindsOf(got.Mounts),
 			}
 			if c.Doubtful, err = e.labelsOf(ctx, got.ImageID); err != nil {
@@ -332,7 +339,7 @@ func bindsOf(mounts []container.MountPoint) (sources []string) {
 	return sources
 }
 
-// instant reads the Engine's time; its zero is ours.
+// instant parses a time of the Engine; its zero time becomes ours.
 func instant(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil {

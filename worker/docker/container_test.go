@@ -23,7 +23,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
+func TestAContainersLifeCycle(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	spec := b.sleeper()
@@ -32,7 +32,8 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 
 	c, err := b.Inspect(ctx, spec.Name)
 	check(t, err)
-	if c.ID != id || c.Name != spec.Name || c.State != "created" || c.Running || c.Pid != 0 || !c.StartedAt.IsZero() || c.Created.IsZero() {
+	if c.ID != id || c.Name != spec.Name || c.State != "created" || c.Running || c.Pid != 0 || !c.StartedAt.IsZero() ||
+		c.Created.IsZero() {
 		t.Errorf("created: %+v", c)
 	}
 	if c.Labels[docker.LabelSandbox] != "s1" || c.Labels[docker.LabelDeployment] != b.deployment {
@@ -47,7 +48,8 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 	}
 	all, err := b.Containers(ctx)
 	check(t, err)
-	if len(all) != 1 || all[0].ID != id || all[0].Name != spec.Name || !all[0].Running || all[0].Labels[docker.LabelSandbox] != "s1" {
+	if len(all) != 1 || all[0].ID != id || all[0].Name != spec.Name || !all[0].Running ||
+		all[0].Labels[docker.LabelSandbox] != "s1" {
 		t.Errorf("listed: %+v", all)
 	}
 	b.awaitUp(t, id)
@@ -70,7 +72,7 @@ func TestAContainerLivesThroughItsWholeLife(t *testing.T) {
 	}
 }
 
-func TestRemovingWhatIsNotThereIsNoError(t *testing.T) {
+func TestRemovingAbsentObjectsIsNoError(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	for name, remove := range map[string]func() error{
@@ -85,14 +87,14 @@ func TestRemovingWhatIsNotThereIsNoError(t *testing.T) {
 		}
 	}
 	if err := b.StartContainer(ctx, "boxfleet-absent"); !docker.IsNotFound(err) {
-		t.Errorf("starting an absent container: %v", err)
+		t.Errorf("starting an absent container: got %v", err)
 	}
 	if err := b.RemoveContainer(ctx, ""); protocol.CodeOf(err) != protocol.InvalidArgument {
 		t.Errorf("removing nothing by name: %v", err)
 	}
 }
 
-func TestAContainerRemovedByManyIsGoneForEach(t *testing.T) {
+func TestConcurrentRemovalsOfAContainerAllSucceed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	id := b.create(t, b.sleeper(), true)
@@ -103,14 +105,14 @@ func TestAContainerRemovedByManyIsGoneForEach(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := b.Inspect(t.Context(), id); !docker.IsNotFound(err) {
-				t.Errorf("the removal has returned, the container is there: %v", err)
+				t.Errorf("the removal has returned, but the container still exists: %v", err)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func TestAContainerNameIsTakenOnce(t *testing.T) {
+func TestAContainerNameCanBeUsedOnce(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.create(t, b.sleeper(), false)
@@ -161,7 +163,7 @@ func TestALimitedContainerIsHardened(t *testing.T) {
 	check(t, b.RemoveContainer(ctx, id))
 }
 
-func TestAContainerThatCannotBeMadeOrStartedSaysWhy(t *testing.T) {
+func TestErrorsSayWhyAContainerCannotBeCreatedOrStarted(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 
@@ -201,7 +203,8 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	b, ctx := newBench(t), t.Context()
 	outside := t.TempDir()
 	spec := b.sleeper()
-	spec.Entrypoint = []string{"/bin/sh", "-c", "cat /home/box/file >/out/file; stat -c '%u:%g %a' /home/box/file >>/out/file"}
+	spec.Entrypoint = []string{"/bin/sh", "-c",
+		"cat /home/box/file >/out/file; stat -c '%u:%g %a' /home/box/file >>/out/file"}
 	spec.Binds = []docker.Bind{{Source: outside, Target: "/out"}}
 	id := b.create(t, spec, false)
 
@@ -232,8 +235,8 @@ func TestFilesAreCopiedIntoACreatedContainer(t *testing.T) {
 	}
 }
 
-// A number of GPUs would be the same ones for each container; the request names them.
-func TestAContainerAsksForItsGPUsByName(t *testing.T) {
+// A count would give each container the same GPUs, so the request names them.
+func TestGPUsAreRequestedByName(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	var asked container.CreateRequest
@@ -250,9 +253,10 @@ func TestAContainerAsksForItsGPUsByName(t *testing.T) {
 	b.create(t, spec, false)
 	b.proxy.Inject(nil)
 	if len(asked.HostConfig.DeviceRequests) != 1 {
-		t.Fatalf("asked for %+v", asked.HostConfig.DeviceRequests)
+		t.Fatalf("requested %+v", asked.HostConfig.DeviceRequests)
 	}
-	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 || !slices.Equal(d.Capabilities[0], []string{"gpu"}) {
-		t.Errorf("asked for %+v", d)
+	if d := asked.HostConfig.DeviceRequests[0]; !slices.Equal(d.DeviceIDs, spec.GPUs) || d.Count != 0 ||
+		!slices.Equal(d.Capabilities[0], []string{"gpu"}) {
+		t.Errorf("requested %+v", d)
 	}
 }

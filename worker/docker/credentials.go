@@ -8,12 +8,12 @@ import (
 	"github.com/docker/docker/api/types/registry"
 )
 
-// helperTimeout is the longest that a credential helper may take.
+// helperTimeout is how long a credential helper may take.
 const helperTimeout = 20 * time.Second
 
-// loginFor reads what `docker login` left for a registry in the configuration directory dir ("":
-// Docker's default), credential helpers included. It is read each time, so that a login counts at
-// once. Nothing found is the zero value.
+// loginFor reads the credentials that `docker login` stored for a registry in the configuration directory dir ("":
+// Docker's default), including those of credential helpers. It reads them each time, so a new login takes effect at
+// once. It returns the zero value if there are none.
 func loginFor(ctx context.Context, dir, host string) (registry.AuthConfig, error) {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()
@@ -21,7 +21,7 @@ func loginFor(ctx context.Context, dir, host string) (registry.AuthConfig, error
 		login registry.AuthConfig
 		err   error
 	}
-	answers := make(chan answer, 1) // a helper is a program of somebody else's, and may hang
+	answers := make(chan answer, 1) // a helper is an external program and may hang
 	go func() {
 		file, err := config.Load(dir)
 		if err != nil {

@@ -11,11 +11,12 @@ import (
 	"time"
 )
 
-func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
+func TestLoginsAreReadFromTheConfigurationAndCredentialHelpers(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	helper := func(name, script string) {
-		if err := os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script),
+			0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -27,24 +28,25 @@ func TestLoginsComeFromTheConfigurationAndItsHelpers(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for ref, user := range map[string]string{"plain.test/a/b:1": "u", "helped.test/x": "u", "busybox": "hub", "library/busybox@sha256:" + digits: "hub", "other.test/x": ""} {
+	for ref, user := range map[string]string{"plain.test/a/b:1": "u", "helped.test/x": "u", "busybox": "hub",
+		"library/busybox@sha256:" + digits: "hub", "other.test/x": ""} {
 		login, err := loginFor(t.Context(), dir, registryOf(ref))
 		if err != nil || login.Username != user {
 			t.Errorf("%s: got %+v, %v; want the user %q", ref, login, err, user)
 		}
 	}
 	if login, err := loginFor(t.Context(), dir, "broken.test"); err == nil {
-		t.Errorf("a helper that fails: got %+v", login)
+		t.Errorf("failing helper: got %+v", login)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := loginFor(short, dir, "hanging.test"); err == nil {
-		t.Error("a helper that hangs is waited for")
+		t.Error("the lookup waits for a hanging helper")
 	}
 	data, err := os.ReadFile(filepath.Join(bin, "pid"))
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || pid <= 1 || syscall.Kill(pid, syscall.SIGKILL) != nil {
-		t.Errorf("the helper cannot be ended: %d, %v", pid, err)
+		t.Errorf("cannot end the helper: %d, %v", pid, err)
 	}
 	if login, err := loginFor(t.Context(), t.TempDir(), "plain.test"); err != nil || login.Username != "" {
 		t.Errorf("without a configuration: %+v, %v", login, err)

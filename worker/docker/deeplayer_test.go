@@ -15,25 +15,26 @@ import (
 	"github.com/boxfleet/boxfleet/worker/removal"
 )
 
-// An engine takes a descriptor for each level of what a container made: with more levels than descriptors it
-// could never remove the container.
-func TestAContainerOfManyNestedDirectoriesIsRemoved(t *testing.T) {
+// An engine needs a file descriptor for each level of directories in a container's layer. With more levels than
+// descriptors, the engine alone could never remove the container.
+func TestAContainerWithDeeplyNestedDirectoriesIsRemoved(t *testing.T) {
 	levels, err := strconv.Atoi(os.Getenv("BOXFLEET_LEVELS"))
 	if err != nil || os.Getuid() != 0 {
-		t.Skip("it takes root, and half a minute: run `make deep`")
+		t.Skip("needs root and half a minute: run `make deep`")
 	}
 	b, ctx := newBench(t), t.Context()
 	emptied := 0
-	e := connect(t, docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced, EmptyLayer: func(ctx context.Context, dir string) error {
-		emptied++
-		return removal.Contents(ctx, dir)
-	}})
+	e := connect(t, docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced,
+		EmptyLayer: func(ctx context.Context, dir string) error {
+			emptied++
+			return removal.Contents(ctx, dir)
+		}})
 	spec := b.sleeper()
 	id := b.create(t, spec, false)
 	out, err := exec.Command("docker", "inspect", "-f", "{{.GraphDriver.Data.UpperDir}}", id).Output()
 	layer := strings.TrimSpace(string(out))
 	if err != nil || !filepath.IsAbs(layer) {
-		t.Skipf("the engine does not say where a layer is: %q, %v", layer, err)
+		t.Skipf("the engine does not report the directory of a layer: %q, %v", layer, err)
 	}
 	at, err := unix.Open(layer, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	check(t, err)
@@ -46,17 +47,17 @@ func TestAContainerOfManyNestedDirectoriesIsRemoved(t *testing.T) {
 	}
 	unix.Close(at)
 	if err := b.RemoveContainer(ctx, id); err == nil {
-		t.Skip("the engine has descriptors for all of them")
+		t.Skip("the engine has enough descriptors for all levels")
 	} else if n := len(err.Error()); n > 4<<10 {
-		t.Errorf("an error of %d bytes", n)
+		t.Errorf("the error has %d bytes", n)
 	}
 	if err := e.RemoveContainer(ctx, id); err != nil {
 		t.Fatalf("%.500v", err)
 	}
 	if c, err := e.Inspect(ctx, id); !docker.IsNotFound(err) {
-		t.Errorf("it is still there: %+v, %v", c, err)
+		t.Errorf("the container still exists: %+v, %v", c, err)
 	}
 	if emptied != 1 {
-		t.Errorf("its layer was emptied %d times", emptied)
+		t.Errorf("the layer was emptied %d times", emptied)
 	}
 }

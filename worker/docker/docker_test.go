@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is one deployment of its own on the machine's engine, seen through a proxy, and emptied when
-// the test ends.
+// bench is a deployment of the test's own on the machine's engine, behind a proxy. Its objects are removed when the
+// test ends.
 type bench struct {
 	*docker.Engine
 	proxy      *dockertest.Proxy
@@ -39,7 +39,7 @@ func newBench(tb testing.TB, change ...func(*docker.Config)) *bench {
 	return b
 }
 
-// connect makes one more engine of the same deployment through the same proxy.
+// connect returns another client of the same deployment, through the same proxy.
 func (b *bench) connect(tb testing.TB, change ...func(*docker.Config)) *docker.Engine {
 	tb.Helper()
 	cfg := docker.Config{Host: b.host, Deployment: b.deployment, Fence: docker.Unfenced}
@@ -76,10 +76,10 @@ func empty(tb testing.TB, e *docker.Engine) {
 	check(tb, e.RemoveHostID(ctx))
 }
 
-// name makes a name of this test's own for an object.
+// name returns a name for an object that is unique to this test.
 func (b *bench) name(what string) string { return "boxfleet-" + b.deployment + "-" + what }
 
-// sleeper describes a container that runs until it is told to stop, and then stops at once: once it is up.
+// sleeper describes a container that runs until it gets a signal. Once it is up, it stops at once.
 func (b *bench) sleeper() docker.ContainerSpec {
 	return docker.ContainerSpec{
 		Name: b.name("sleeper"), Image: dockertest.Image, Network: "none",
@@ -87,7 +87,7 @@ func (b *bench) sleeper() docker.ContainerSpec {
 	}
 }
 
-// awaitUp waits until a sleeper hears what it is told.
+// awaitUp waits until a sleeper handles signals.
 func (b *bench) awaitUp(tb testing.TB, id string) {
 	tb.Helper()
 	eventually(tb, "the container is up", func() bool {
@@ -97,7 +97,7 @@ func (b *bench) awaitUp(tb testing.TB, id string) {
 	})
 }
 
-// create makes a container, and starts it when started is true.
+// create creates a container, and starts it if started is true.
 func (b *bench) create(tb testing.TB, spec docker.ContainerSpec, started bool) string {
 	tb.Helper()
 	id, err := b.CreateContainer(tb.Context(), spec)
@@ -108,7 +108,7 @@ func (b *bench) create(tb testing.TB, spec docker.ContainerSpec, started bool) s
 	return id
 }
 
-// ended waits for the container's end.
+// ended waits until the container has ended.
 func (b *bench) ended(tb testing.TB, id string) docker.Container {
 	tb.Helper()
 	var c docker.Container
@@ -137,13 +137,12 @@ func eventually(tb testing.TB, what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			tb.Fatalf("waited in vain until %s", what)
+			tb.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
 
-// freeSubnet finds a small subnet that no network uses now. Tests of other packages look for theirs
-// elsewhere.
+// freeSubnet finds a small subnet that no network uses. Tests of other packages use other ranges.
 func freeSubnet(tb testing.TB, e *docker.Engine) netip.Prefix {
 	tb.Helper()
 	used, err := e.UsedSubnets(tb.Context())

@@ -16,51 +16,49 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// DefaultCallTimeout is the longest that one ordinary change may take.
+// DefaultCallTimeout is the default maximum duration of one ordinary change.
 const DefaultCallTimeout = 30 * time.Second
 
-// Config is what an [Engine] is made of.
+// Config configures an [Engine].
 type Config struct {
-	// Host is the engine's address, such as "unix:///var/run/docker.sock". Empty takes DOCKER_HOST
-	// with DOCKER_CERT_PATH and DOCKER_TLS_VERIFY, or the default socket.
+	// Host is the engine's address, such as "unix:///var/run/docker.sock". "" means DOCKER_HOST with DOCKER_CERT_PATH and
+	// DOCKER_TLS_VERIFY, or the default socket.
 	Host string
 
-	// Deployment marks what this engine's caller owns. It must be a valid id.
+	// Deployment labels the objects of this engine's caller. It must be a valid id.
 	Deployment string
 
-	// Fence is asked right before each request that could change something. When it returns an
-	// error, nothing is sent and the call returns that error. It must not block. Required; see
-	// [Unfenced].
+	// Fence is called right before each request that could change something. If it returns an error, nothing is sent and
+	// the call returns that error. It must not block. Required; see [Unfenced].
 	Fence func() error
 
-	// EmptyLayer empties a directory of the engine's host, where the engine has no descriptors for it: it takes
-	// one for each level of what a container made in its own layer. nil: such a container is not removed.
+	// EmptyLayer empties a directory of the engine's host that is too deep for the engine: removing a container, the
+	// engine needs one file descriptor for each level of directories in its layer. nil: such a container is not removed.
 	EmptyLayer func(ctx context.Context, dir string) error
 
-	// CallTimeout bounds a change; reading takes a third of it at most, starting and removing twice
-	// as long, stopping its grace besides. 0 is [DefaultCallTimeout].
+	// CallTimeout is the maximum duration of a change. Reading may take a third of that, starting and removing twice as
+	// long, and stopping the grace period in addition. 0 means [DefaultCallTimeout].
 	CallTimeout time.Duration
 
-	// StallTimeout bounds how long a copy may stand still. 0 is [DefaultStallTimeout].
+	// StallTimeout is how long a copy may make no progress. 0 means [DefaultStallTimeout].
 	StallTimeout time.Duration
 
-	// PullStall bounds how long a pull may go on without progress. 0 is [DefaultPullStall].
+	// PullStall is how long a pull may make no progress. 0 means [DefaultPullStall].
 	PullStall time.Duration
 
-	// RetryPause is how long to wait before a registry that was not reached is tried once more. 0 is
-	// a second.
+	// RetryPause is the pause before the first retry of an unreachable registry. 0 means a second.
 	RetryPause time.Duration
 
-	// DockerConfig is the directory of the Docker configuration with credentials for registries. ""
-	// is DOCKER_CONFIG, or .docker in the user's home.
+	// DockerConfig is the directory of the Docker configuration with credentials for registries. "" means DOCKER_CONFIG,
+	// or .docker in the user's home.
 	DockerConfig string
 
 	// Logger gets the engine's warnings. nil discards them.
 	Logger *slog.Logger
 }
 
-// Engine is one Docker Engine, seen by one deployment. Its methods may be called at the same time,
-// and return errors of type *protocol.Error, or the fence's own.
+// Engine is the client of one Docker Engine for one deployment. Its methods may be called concurrently. They return
+// errors of type *protocol.Error, or the fence's own.
 type Engine struct {
 	client       *client.Client
 	transport    *http.Transport
@@ -72,17 +70,17 @@ type Engine struct {
 	pullStall    time.Duration
 	retryPause   time.Duration
 	dockerConfig string
-	fence        func() error // asked for every change by the transport
+	fence        func() error // called by the transport before every change
 	log          *slog.Logger
 
 	mu    sync.Mutex
-	pulls map[string]*pull // running pulls by the names that they give
+	pulls map[string]*pull // running pulls by the name that the image gets
 
-	imageLabels map[string]bool // by the id of an image, whether it carries labels of Boxfleet's
+	imageLabels map[string]bool // by image id: whether the image has Boxfleet labels
 }
 
-// Connect finds the engine and agrees on an API version. It fails with [ErrEngineUnavailable] when
-// the engine does not answer.
+// Connect connects to the engine and negotiates the API version. It fails with [ErrEngineUnavailable] if the engine
+// does not answer.
 func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := protocol.ValidateID("deployment", cfg.Deployment); err != nil {
 		return nil, err
@@ -109,13 +107,14 @@ func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := e.dial(cfg); err != nil {
 		return nil, protocol.Invalid("host", "%v", err)
 	}
-	err := e.do(ctx, call{verb: "connect to", kind: kindEngine, name: e.client.DaemonHost(), limit: e.readLimit()}, func(ctx context.Context) error {
-		ping, err := e.client.Ping(ctx)
-		if err == nil {
-			e.client.NegotiateAPIVersionPing(ping)
-		}
-		return err
-	})
+	err := e.do(ctx, call{verb: "connect to", kind: kindEngine, name: e.client.DaemonHost(), limit: e.readLimit()},
+		func(ctx context.Context) error {
+			ping, err := e.client.Ping(ctx)
+			if err == nil {
+				e.client.NegotiateAPIVersionPing(ping)
+			}
+			return err
+		})
 	if err != nil {
 		e.Close()
 		return nil, err
@@ -123,8 +122,8 @@ func Connect(ctx context.Context, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// CheckHost refuses an engine's address that leads nowhere, whatever becomes of the engine; "" is what
-// [Config.Host] says. Error: invalid_argument.
+// CheckHost refuses an engine's address that can never work, without connecting; "" means the same as in [Config.Host].
+// Error: invalid_argument.
 func CheckHost(host string) error {
 	e := &Engine{}
 	if err := e.dial(Config{Host: host, Fence: Unfenced}); err != nil {
@@ -142,7 +141,7 @@ func CheckHost(host string) error {
 	return protocol.Invalid("engine", "want unix://, tcp://, http:// or https:// in %.200q", e.Address())
 }
 
-// dial makes the client with the fence below it. No request is sent yet.
+// dial makes the clients with the fence below them. It sends no request.
 func (e *Engine) dial(cfg Config) error {
 	address := client.WithHost(cfg.Host)
 	if cfg.Host == "" {
@@ -167,13 +166,13 @@ func (e *Engine) dial(cfg Config) error {
 	return err
 }
 
-// newClient makes a client with the fence below it, and the transport below that.
+// newClient returns a client with the fence below it, and the transport below the fence.
 func newClient(address client.Opt, check func() error) (made *client.Client, transport *http.Transport, err error) {
 	fenced := func(c *client.Client) error {
 		transport = c.HTTPClient().Transport.(*http.Transport)
 		fenceConns(transport)
 		if transport.TLSClientConfig != nil {
-			// The client derives the scheme from a transport that it can see into.
+			// The client derives the scheme from its transport, which the fence hides.
 			if err := client.WithScheme("https")(c); err != nil {
 				return err
 			}
@@ -187,16 +186,16 @@ func newClient(address client.Opt, check func() error) (made *client.Client, tra
 	return made, transport, err
 }
 
-// Address is where the engine is reached, such as "unix:///var/run/docker.sock".
+// Address returns the engine's address, such as "unix:///var/run/docker.sock".
 func (e *Engine) Address() string { return e.client.DaemonHost() }
 
-// Close closes idle connections. Calls that run are not ended.
+// Close closes idle connections. It does not end running calls.
 func (e *Engine) Close() {
 	e.transport.CloseIdleConnections()
 }
 
-// Ping asks whether the engine answers, on a new connection: one that is about to end takes none
-// any more, while it still answers on those that it has, and stops its containers.
+// Ping checks that the engine answers on a new connection. An engine that is shutting down, and stopping its
+// containers, accepts no new connections but still answers on existing ones.
 func (e *Engine) Ping(ctx context.Context) error {
 	return e.do(ctx, call{verb: "ping", kind: kindEngine, limit: e.readLimit()}, func(ctx context.Context) error {
 		_, err := e.pinger.Ping(ctx)
@@ -204,10 +203,10 @@ func (e *Engine) Ping(ctx context.Context) error {
 	})
 }
 
-// Info is what an engine says of itself.
+// Info describes an engine.
 type Info struct {
 	Version       string
-	APIVersion    string // the one spoken with it
+	APIVersion    string // negotiated with the engine
 	Name          string // the host's name
 	Runtime       string // the default OCI runtime, such as "runc" or "runsc"
 	Runtimes      []string
@@ -218,24 +217,24 @@ type Info struct {
 	Architecture  string
 	CgroupVersion string // "1" or "2"
 	StorageDriver string
-	DiskQuota     bool   // the storage driver may be able to bound a container's own layer
-	RootDir       string // where images and containers are, on the engine's host
+	DiskQuota     bool   // the storage driver may be able to limit a container's own layer
+	RootDir       string // directory of images and containers on the engine's host
 	Rootless      bool
-	Seccomp       string // its profile: default, builtin, the path of another, or unconfined; "": it filters nothing
-	UserNamespace bool   // it maps the user ids of containers
+	Seccomp       string // profile: default, builtin, a path, or unconfined; "": no filter
+	UserNamespace bool   // the engine maps the user ids of containers
 	MAC           string // apparmor, selinux, or ""
-	Runc          string // version, where it says it
+	Runc          string // version, "" if the engine does not say
 	Containerd    string
 
-	// Which limits the host's kernel can enforce. The engine drops the others with a warning.
+	// Limits that the host's kernel can enforce. The engine ignores the others with a warning.
 	CanLimitCPU, CanLimitMemory, CanLimitSwap, CanLimitPIDs bool
 }
 
-// Like says whether an engine is as another one, in all that a restart of it can change.
+// Like reports whether two descriptions are the same in everything that a restart of the engine can change.
 func (i Info) Like(o Info) bool { return reflect.DeepEqual(i, o) }
 
-// mayLimitDisk says whether a storage driver can bound a container's own layer, as far as it says:
-// overlay2 can on xfs that is mounted with project quotas, which only a try tells.
+// mayLimitDisk reports whether a storage driver may be able to limit a container's own layer. overlay2 can do so on xfs
+// mounted with project quotas, which only an attempt shows.
 func mayLimitDisk(driver string, status [][2]string) bool {
 	switch driver {
 	case "btrfs", "zfs", "devicemapper":
@@ -246,7 +245,7 @@ func mayLimitDisk(driver string, status [][2]string) bool {
 	return false
 }
 
-// readSecurity reads what an engine says as name=seccomp,profile=default.
+// readSecurity parses security options such as name=seccomp,profile=default.
 func (i *Info) readSecurity(options []string) {
 	for _, option := range options {
 		name, rest, _ := strings.Cut(strings.TrimPrefix(option, "name="), ",")
@@ -263,10 +262,10 @@ func (i *Info) readSecurity(options []string) {
 	}
 }
 
-// Info asks the engine what it is.
+// Info reads the engine's description.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
 	var info Info
-	err := e.do(ctx, call{verb: "ask", kind: kindEngine, limit: e.readLimit()}, func(ctx context.Context) error {
+	err := e.do(ctx, call{verb: "query", kind: kindEngine, limit: e.readLimit()}, func(ctx context.Context) error {
 		got, err := e.client.Info(ctx)
 		if err != nil {
 			return err

@@ -15,40 +15,39 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Reasons of this adapter, beside those of protocol.
+// Reasons of this adapter, in addition to those of protocol.
 const (
-	// ReasonEngineError is an answer of the engine that says that it failed: a 5xx, or one that
-	// cannot be read. Whether the change was made is not known.
+	// ReasonEngineError means that the engine failed: it answered with a 5xx, or with something that cannot be read.
+	// Whether the change was made is unknown.
 	ReasonEngineError = "engine_error"
-	// ReasonSubnetOverlap is a subnet that another network on the engine's host uses.
+	// ReasonSubnetOverlap means that another network on the engine's host uses the subnet.
 	ReasonSubnetOverlap = "subnet_overlap"
-	// ReasonPortTaken is a port of the engine's host that somebody else has.
+	// ReasonPortTaken means that a port of the engine's host is in use.
 	ReasonPortTaken = protocol.ReasonPortTaken
-	// ReasonNoDiskQuota is a storage driver that cannot bound what a container writes.
+	// ReasonNoDiskQuota means that the storage driver cannot limit what a container writes.
 	ReasonNoDiskQuota = "no_disk_quota"
 )
 
 // Sentinels for errors.Is.
 var (
-	// ErrEngineUnavailable matches every call that the engine did not answer: it is not there, it
-	// hung up, or the deadline passed. Nothing is known about the object.
+	// ErrEngineUnavailable matches every call that the engine did not answer: it cannot be reached, it closed the
+	// connection, or the deadline passed. The state of the object is unknown.
 	ErrEngineUnavailable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonEngineUnavailable}
-	// ErrSubnetOverlap matches a network whose subnet is taken; another one may be free.
+	// ErrSubnetOverlap matches a network whose subnet is in use; another one may be free.
 	ErrSubnetOverlap = &protocol.Error{Code: protocol.ResourceExhausted, Reason: ReasonSubnetOverlap}
-	// ErrImageNotFound matches an image that the engine does not have, or that no registry has.
+	// ErrImageNotFound matches an image that the engine or the registry does not have.
 	ErrImageNotFound = &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound}
 )
 
-// IsNotFound says whether the engine denied that the container, network or volume exists. A missing
-// image is not that, and neither is an engine that did not answer.
+// IsNotFound reports whether the engine said that the container, network or volume does not exist. It is false for a
+// missing image and for an engine that did not answer.
 func IsNotFound(err error) bool {
 	var e *protocol.Error
 	return errors.As(err, &e) && e.Code == protocol.NotFound && e.Reason == ""
 }
 
-// denials are the engine's own words for a missing object. A 404 alone does not mean it: the engine
-// answers 404 as well for a missing network of an existing container, a missing path in it, and a
-// page that it does not serve.
+// denials match the engine's errors for a missing object. A 404 alone is not enough: the engine also answers 404 for a
+// missing network of an existing container, for a missing path in a container, and for an endpoint it does not serve.
 var denials = map[kind]*regexp.Regexp{
 	kindContainer: regexp.MustCompile(`(?i)no such container`),
 	kindNetwork:   regexp.MustCompile(`(?i)no such network|network .* not found`),
@@ -95,7 +94,7 @@ func translate(ctx context.Context, c call, err error) error {
 		return fail(protocol.FailedPrecondition, ReasonNoDiskQuota)
 	case c.verb == "start" && portRefused.MatchString(message):
 		return fail(protocol.ResourceExhausted, ReasonPortTaken)
-	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // of a port: SCTP, on most kernels
+	case c.verb == "start" && strings.Contains(message, "protocol not supported"): // for a port: SCTP, on most kernels
 		return fail(protocol.FailedPrecondition, protocol.ReasonUnsupported)
 	case c.verb == "start" && startRefused(err, message):
 		return fail(protocol.FailedPrecondition, protocol.ReasonStartFailed)
@@ -109,24 +108,25 @@ func translate(ctx context.Context, c call, err error) error {
 	return fail(protocol.Unavailable, ReasonEngineError)
 }
 
-// noRoom is what the engine says where a disk, or what a container may use of it, is full.
+// noRoom matches the engine's errors when a disk, or a container's quota, is full.
 var noRoom = regexp.MustCompile(`no space left on device|disk quota exceeded`)
 
-// notOfDisk is where the kernel says the same of something else: its cgroups, or its watches on files.
+// notOfDisk matches errors with the same text that are about cgroups or file watches.
 var notOfDisk = regexp.MustCompile(`/sys/fs/cgroup|inotify`)
 
-// maxMessage bounds what an engine may say in an error. It names paths that a sandbox made as long as it liked.
+// maxMessage is the maximum length of an engine's error text, which may contain paths of any length from a sandbox.
 const maxMessage = 2 << 10
 
-// bounded leaves out the middle of a long message.
+// bounded cuts the middle out of a long message.
 func bounded(message string) string {
 	if len(message) <= maxMessage {
 		return message
 	}
-	return strings.ToValidUTF8(message[:maxMessage*3/4], "") + " … " + strings.ToValidUTF8(message[len(message)-maxMessage/4:], "")
+	return strings.ToValidUTF8(message[:maxMessage*3/4],
+		"") + " … " + strings.ToValidUTF8(message[len(message)-maxMessage/4:], "")
 }
 
-// notFound reads a 404.
+// notFound translates a 404.
 func notFound(c call, message string, fail func(protocol.Code, string) error) error {
 	switch {
 	case denials[kindImage].MatchString(message):
@@ -141,26 +141,28 @@ func notFound(c call, message string, fail func(protocol.Code, string) error) er
 	return fail(protocol.Unavailable, ReasonEngineError)
 }
 
-// unanswered says whether err means that no whole answer came.
+// unanswered reports whether err means that no complete response arrived.
 func unanswered(err error) bool {
 	var netErr net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
-		errors.Is(err, errStalled) || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, errStalled) || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, &netErr)
 }
 
-// portRefused is what the engine says of a port that it cannot have.
+// portRefused matches the engine's errors for a port that is in use.
 var portRefused = regexp.MustCompile(`address already in use|port is already allocated`)
 
-// startRefused tells a container that cannot be started as it is (its command is missing, a mount's
-// source is gone) from an engine that failed. It says of both that it "failed to create task".
+// startRefused reports whether the container cannot be started as it is, because its command or the source of a mount
+// is missing, for example. Otherwise the engine itself failed; its text for both is "failed to create task".
 func startRefused(err error, message string) bool {
-	if cerrdefs.IsInvalidArgument(err) || strings.Contains(message, "OCI runtime") || strings.Contains(message, "error while creating mount source path") {
+	if cerrdefs.IsInvalidArgument(err) || strings.Contains(message, "OCI runtime") ||
+		strings.Contains(message, "error while creating mount source path") {
 		return true
 	}
 	return (strings.Contains(message, "failed to create shim") || strings.Contains(message, "failed to create task")) &&
 		!cerrdefs.IsUnavailable(err) && !runtimeAway.MatchString(message)
 }
 
-// runtimeAway is what the engine says while what runs its containers restarts.
+// runtimeAway matches the engine's errors while its container runtime restarts.
 var runtimeAway = regexp.MustCompile(`: unavailable\b|code = Unavailable|deadline exceeded|code = DeadlineExceeded|transport is closing`)

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAStartThatFailsIsToldFromOneThatIsRefused has what engines say of a start, word by word.
-func TestAStartThatFailsIsToldFromOneThatIsRefused(t *testing.T) {
+// The messages are literal texts of engines.
+func TestAFailedStartIsDistinguishedFromARefusedOne(t *testing.T) {
 	for message, reason := range map[string]string{
 		`failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: exec: "nothing": executable file not found in $PATH: unknown`: protocol.ReasonStartFailed,
 		`failed to create shim task: OCI runtime create failed: context deadline exceeded: unknown`:                                                                                                                       protocol.ReasonStartFailed,
@@ -23,19 +23,21 @@ func TestAStartThatFailsIsToldFromOneThatIsRefused(t *testing.T) {
 		`failed to create task for container: failed to start shim: start failed: context deadline exceeded`:                                                                                                              ReasonEngineError,
 		`failed to create shim: context deadline exceeded`:                                                                                                                                                                ReasonEngineError,
 	} {
-		err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"}, errors.New("Error response from daemon: "+message))
+		err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"},
+			errors.New("Error response from daemon: "+message))
 		if e := protocol.AsError(err); e.Reason != reason {
 			t.Errorf("%s: got %v, want %s", message, err, reason)
 		}
 	}
-	err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"}, cerrdefs.ErrUnavailable.WithMessage("failed to create task for container: it restarts"))
+	err := translate(t.Context(), call{verb: "start", kind: kindContainer, name: "x"},
+		cerrdefs.ErrUnavailable.WithMessage("failed to create task for container: it restarts"))
 	if e := protocol.AsError(err); e.Reason != ReasonEngineError {
-		t.Errorf("what the engine calls unavailable: got %v", err)
+		t.Errorf("an error that the engine calls unavailable: got %v", err)
 	}
 }
 
-// A full disk is nobody's defect, whatever the engine was about when it met it.
-func TestAFullDiskIsToldFromADefect(t *testing.T) {
+// A full disk is reported as such, whichever operation ran into it.
+func TestAFullDiskIsDistinguishedFromAFailure(t *testing.T) {
 	t.Parallel()
 	for message, full := range map[string]bool{
 		`mkdir /var/lib/docker/overlay2/abc: no space left on device`:                                                                              true,
@@ -44,7 +46,8 @@ func TestAFullDiskIsToldFromADefect(t *testing.T) {
 		`failed to create task for container: OCI runtime create failed: mkdir /sys/fs/cgroup/memory/docker/abc: no space left on device: unknown`: false,
 	} {
 		for _, verb := range []string{"create", "start", "copy to", "pull"} {
-			err := protocol.AsError(translate(t.Context(), call{verb: verb, kind: kindContainer, name: "x"}, errors.New("Error response from daemon: "+message)))
+			err := protocol.AsError(translate(t.Context(), call{verb: verb, kind: kindContainer, name: "x"},
+				errors.New("Error response from daemon: "+message)))
 			if got := err.Code == protocol.ResourceExhausted && err.Reason == protocol.ReasonDiskFull; got != full {
 				t.Errorf("%s: %s: got %v", verb, message, err)
 			}
@@ -52,8 +55,8 @@ func TestAFullDiskIsToldFromADefect(t *testing.T) {
 	}
 }
 
-// An engine names paths that a sandbox made: 25,000 nested directories are 50 KB in each try's line of the log.
-func TestWhatAnEngineSaysIsBounded(t *testing.T) {
+// An engine's errors contain paths from sandboxes: 25,000 nested directories are 50 KB in the log line of each attempt.
+func TestAnEnginesMessageIsShortened(t *testing.T) {
 	t.Parallel()
 	long := "openfdat " + strings.Repeat("d/", 25_000) + ": too many open files"
 	err := translate(t.Context(), call{verb: "remove", kind: kindContainer, name: "x"}, errors.New(long))

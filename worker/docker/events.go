@@ -9,8 +9,8 @@ import (
 	"github.com/docker/docker/api/types/filters"
 )
 
-// Event says that something happened to a container of this deployment. It is a hint to look at
-// the container: it may come twice, and those while the stream was down do not come at all.
+// Event announces a change of a container of this deployment. It is a hint to inspect the container: an event may be
+// delivered twice, and events while the stream was down are missing.
 type Event struct {
 	Type   string // "container"
 	Action string // create, start, die, oom, kill, stop, destroy, …
@@ -19,22 +19,22 @@ type Event struct {
 	Time   time.Time
 }
 
-// eventOverlap is how far back the stream begins. The engine answers before it listens; what
-// happens in between would be missed by a caller who lists the containers right after.
+// eventOverlap is how far in the past the stream begins. The engine answers before it listens, so a caller that lists
+// the containers right after would miss the events in between.
 const eventOverlap = 2 * time.Second
 
-// Events follows the containers of this deployment until ctx ends. It returns when the engine has
-// begun to tell, or has not within the time of a read. Exactly one error is sent, last: cancelled
-// after ctx's end, else unavailable, and then the caller follows anew and lists the containers. Both
-// channels are closed after it. Before it returns, begun is called. Before the error is sent, lost is called, at
-// once when the engine goes, however busy the caller is: before any engine that comes after it can have answered.
+// Events follows the containers of this deployment until ctx ends. It returns when the stream has started, or has not
+// started within the time of a read, and calls begun before it returns. The last value is exactly one error: cancelled
+// if ctx ended, otherwise unavailable, after which the caller follows again and lists the containers. Then both
+// channels are closed. lost is called as soon as the stream breaks, however busy the caller is, and before the error is
+// sent: that is before a restarted engine can have answered.
 func (e *Engine) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
 	c := call{verb: "follow", kind: kindContainer, limit: e.readLimit()}
 	following, stop := context.WithCancel(ctx)
 
-	// The stream itself has no end; only its beginning is bounded.
+	// The stream itself has no deadline; only its start has.
 	late := time.AfterFunc(c.limit, stop)
 	messages, errs := e.client.Events(following, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),
@@ -54,9 +54,9 @@ func (e *Engine) Events(ctx context.Context, begun, lost func()) (<-chan Event, 
 	return out, failed
 }
 
-// FollowImages calls changed each time that an image may have come, gone or got another name, whoever
-// did it, until ctx ends or the engine stops telling, and returns why: cancelled or unavailable. What
-// happened before it was called, or between two calls, is for the caller to look at.
+// FollowImages calls changed whenever an image may have been added, removed or renamed, by anyone, until ctx ends or
+// the stream breaks. It returns the reason: cancelled or unavailable. The caller must check for changes before and
+// between calls itself.
 func (e *Engine) FollowImages(ctx context.Context, changed func()) error {
 	c := call{verb: "follow", kind: kindImage, limit: e.readLimit()}
 	following, stop := context.WithCancel(ctx)
@@ -77,9 +77,10 @@ func (e *Engine) FollowImages(ctx context.Context, changed func()) error {
 	}
 }
 
-// forward passes events on until the stream fails, calls lost and returns why. It reads the stream also
-// while nobody takes them.
-func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event, lost func()) error {
+// forward passes events on until the stream fails, then calls lost and returns the error. It keeps reading the stream
+// while the receiver is busy.
+func forward(ctx context.Context, messages <-chan events.Message, errs <-chan error, out chan<- Event,
+	lost func()) error {
 	defer lost()
 	var waiting []Event
 	for {
@@ -91,7 +92,8 @@ func forward(ctx context.Context, messages <-chan events.Message, errs <-chan er
 		select {
 		case m := <-messages:
 			waiting = append(waiting, Event{
-				Type: string(m.Type), Action: string(m.Action), ID: m.Actor.ID, Labels: m.Actor.Attributes, Time: time.Unix(0, m.TimeNano),
+				Type: string(m.Type), Action: string(m.Action), ID: m.Actor.ID, Labels: m.Actor.Attributes,
+				Time: time.Unix(0, m.TimeNano),
 			})
 		case to <- next:
 			waiting = waiting[1:]

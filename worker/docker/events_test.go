@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestEventsTellOfOurContainersOnly(t *testing.T) {
+func TestEventsAreOfThisDeploymentsContainersOnly(t *testing.T) {
 	t.Parallel()
 	b, stranger := newBench(t), newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -27,14 +27,15 @@ func TestEventsTellOfOurContainersOnly(t *testing.T) {
 	for !actions["destroy"] {
 		select {
 		case e := <-events:
-			if e.ID != id || e.Type != "container" || e.Labels[docker.LabelSandbox] != "s1" || time.Since(e.Time).Abs() > time.Minute {
+			if e.ID != id || e.Type != "container" || e.Labels[docker.LabelSandbox] != "s1" ||
+				time.Since(e.Time).Abs() > time.Minute {
 				t.Errorf("got %+v", e)
 			}
 			actions[e.Action] = true
 		case err := <-failed:
 			t.Fatal(err)
 		case <-time.After(10 * time.Second):
-			t.Fatalf("only these came: %v", actions)
+			t.Fatalf("got only these events: %v", actions)
 		}
 	}
 	for _, want := range []string{"create", "start", "die"} {
@@ -44,14 +45,14 @@ func TestEventsTellOfOurContainersOnly(t *testing.T) {
 	}
 	cancel()
 	if err := <-failed; protocol.CodeOf(err) != protocol.Cancelled {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("after the end of ctx: got %v", err)
 	}
 	if _, open := <-events; open {
-		t.Error("the events are not closed")
+		t.Error("the events channel is not closed")
 	}
 }
 
-func TestEventsEndWhenTheEngineHangsUp(t *testing.T) {
+func TestEventsEndWhenTheEngineClosesTheConnection(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	lost := make(chan struct{})
@@ -62,7 +63,7 @@ func TestEventsEndWhenTheEngineHangsUp(t *testing.T) {
 	select {
 	case <-lost:
 	case <-time.After(10 * time.Second):
-		t.Fatal("nobody heard of it")
+		t.Fatal("lost was not called")
 	}
 	select {
 	case err := <-failed:

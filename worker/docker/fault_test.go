@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// calls are all methods that ask the engine something and return.
+// calls are all methods that send a request to the engine and return.
 func calls() map[string]func(context.Context, *bench, string) error {
 	all := maps.Clone(changing)
 	all["Ping"] = func(ctx context.Context, b *bench, _ string) error { return b.Ping(ctx) }
@@ -30,7 +30,7 @@ func calls() map[string]func(context.Context, *bench, string) error {
 	return all
 }
 
-func TestAHungEngineIsUnavailableInTime(t *testing.T) {
+func TestCallsToAHungEngineFailWithinTheirLimit(t *testing.T) {
 	t.Parallel()
 	const timeout = 6 * time.Second // the engine that it connects to first may take a third of it
 	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout, c.PullStall = timeout, timeout, timeout })
@@ -52,7 +52,7 @@ func TestAHungEngineIsUnavailableInTime(t *testing.T) {
 	}
 }
 
-func TestACallersOwnDeadlineAndCancelAreToldApart(t *testing.T) {
+func TestTheCallersDeadlineAndCancelAreDistinguished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.proxy.Pause()
@@ -69,22 +69,25 @@ func TestACallersOwnDeadlineAndCancelAreToldApart(t *testing.T) {
 	}
 }
 
-// pulls are the calls whose errors say that an image could not be had.
+// pulls are the calls whose errors say that an image could not be pulled.
 var pulls = []string{"PullImage", "TakeImage", "PullAside"}
 
-// TestNoFaultLooksLikeGone: "did not answer" is not "gone". Whatever the engine does but
-// denying the object, no removal succeeds and no inspection says that nothing is there.
-func TestNoFaultLooksLikeGone(t *testing.T) {
+// "Did not answer" does not mean "absent". Unless the engine says that the object does not exist, no removal succeeds
+// and no inspection reports the object as absent.
+func TestNoFaultIsTakenForAnAbsentObject(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fault dockertest.Fault
 		want  error
 	}{
-		"hung up":             {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
-		"hung up when done":   {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
-		"internal error":      {dockertest.Fault{Status: 500}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
-		"service unavailable": {dockertest.Fault{Status: 503}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
-		"no such page":        {dockertest.Fault{Status: 404, Message: "page not found"}, &protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
+		"hung up":           {dockertest.Fault{Drop: true}, docker.ErrEngineUnavailable},
+		"hung up when done": {dockertest.Fault{DropLate: true}, docker.ErrEngineUnavailable},
+		"internal error": {dockertest.Fault{Status: 500}, &protocol.Error{Code: protocol.Unavailable,
+			Reason: docker.ReasonEngineError}},
+		"service unavailable": {dockertest.Fault{Status: 503}, &protocol.Error{Code: protocol.Unavailable,
+			Reason: docker.ReasonEngineError}},
+		"no such page": {dockertest.Fault{Status: 404, Message: "page not found"},
+			&protocol.Error{Code: protocol.Unavailable, Reason: docker.ReasonEngineError}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,14 +108,15 @@ func TestNoFaultLooksLikeGone(t *testing.T) {
 				}
 			}
 			b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{} })
-			if err := calls()["RemoveImage"](t.Context(), b, ""); err != nil { // a tag may have been made though nothing answered
+			if err := calls()["RemoveImage"](t.Context(), b,
+				""); err != nil { // a tag may have been made though nothing answered
 				t.Error(err)
 			}
 		})
 	}
 }
 
-func TestAnEngineThatIsNotThereIsUnavailable(t *testing.T) {
+func TestAnUnreachableEngineIsUnavailable(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
 	_, err := docker.Connect(t.Context(), docker.Config{
@@ -123,7 +127,7 @@ func TestAnEngineThatIsNotThereIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestARemovalWhoseAnswerWasLostCanBeRepeated(t *testing.T) {
+func TestARemovalWhoseResponseWasLostCanBeRepeated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	id := b.create(t, b.sleeper(), true)

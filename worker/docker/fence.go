@@ -10,24 +10,23 @@ import (
 	"sync/atomic"
 )
 
-// Unfenced is the fence of somebody who may always change the engine: a tool, a test, or a worker
-// that asks for the [Engine.HostID] whose lock it is going to take.
+// Unfenced is a fence that always allows changes: for a tool, a test, or a worker that needs the [Engine.HostID] before
+// it can take the host's lock.
 func Unfenced() error { return nil }
 
-// fence lets reading requests pass, and every other one only when the check agrees. It sits between
-// the Docker client and the socket, so no method can go around it. The check is asked again when the
-// first byte of a request is written: until then a connection is dialled and goroutines take turns, and
-// a process that was stopped meanwhile may have lost its right.
+// fence lets requests that only read pass, and all others only if the check allows them. It sits between the Docker
+// client and the socket, so no method can bypass it. The check runs again when the first byte of a request is written,
+// because dialling and scheduling take time, and a process that was paused meanwhile may have lost its lock.
 type fence struct {
 	check func() error
 	next  http.RoundTripper
 }
 
-// refusal carries the fence's error out of a call. The Docker client rewrites some errors into its
-// own text, so the cause does not travel through it.
+// refusal carries the fence's error out of a call. The Docker client rewrites some errors, so the original does not
+// survive the way through the client.
 type refusal struct{ err atomic.Pointer[error] }
 
-// get is the fence's error, nil where it did not refuse.
+// get returns the fence's error, nil if it allowed the request.
 func (r *refusal) get() error {
 	if err := r.err.Load(); err != nil {
 		return *err
@@ -37,7 +36,7 @@ func (r *refusal) get() error {
 
 type refusalKey struct{}
 
-// errFenced is what the Docker client sees of a refusal.
+// errFenced is the error that the Docker client gets for a refusal.
 var errFenced = errors.New("refused by the fence")
 
 // RoundTrip implements [http.RoundTripper].
@@ -58,7 +57,7 @@ func (f *fence) RoundTrip(req *http.Request) (*http.Response, error) {
 	return f.next.RoundTrip(req.WithContext(traced))
 }
 
-// ask asks the check, and keeps its error for the caller.
+// ask runs the check and keeps its error for the caller.
 func (f *fence) ask(ctx context.Context) error {
 	err := f.check()
 	if err == nil {
@@ -70,13 +69,13 @@ func (f *fence) ask(ctx context.Context) error {
 	return errFenced
 }
 
-// fencedConn is a connection whose next write is asked for.
+// fencedConn is a connection that runs the check before its next write.
 type fencedConn struct {
 	net.Conn
 	ask atomic.Pointer[func() error]
 }
 
-// fenceConns has a transport make connections that can be armed.
+// fenceConns makes a transport dial connections that can be armed.
 func fenceConns(t *http.Transport) {
 	dial := t.DialContext
 	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -88,7 +87,7 @@ func fenceConns(t *http.Transport) {
 	}
 }
 
-// arm has the first write of the request that a connection was got for ask; nil: it need not.
+// arm makes the first write of the next request on a connection call ask; nil disarms it.
 func arm(c net.Conn, ask func() error) {
 	if encrypted, ok := c.(*tls.Conn); ok {
 		c = encrypted.NetConn()

@@ -15,13 +15,14 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// reading are the methods that change nothing, and therefore work without the host's lock.
+// reading are the methods that change nothing, so they work without the host's lock.
 var reading = map[string]bool{
 	"Ping": true, "Info": true, "Inspect": true, "Containers": true, "Networks": true, "UsedSubnets": true,
-	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true, "ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true, "LoginFor": true,
+	"Events": true, "Close": true, "PathMode": true, "Address": true, "ReadFile": true, "FindImage": true,
+	"ImagesInUse": true, "ImageNames": true, "FollowImages": true, "Bridges": true, "LoginFor": true,
 }
 
-// changing calls every other method so that it would change something.
+// changing calls every other method in a way that would change something.
 var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	"HostID": func(ctx context.Context, b *bench, _ string) error { _, err := b.HostID(ctx); return err },
 	"KeepHostID": func(ctx context.Context, b *bench, _ string) error {
@@ -35,7 +36,10 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	"ImportImage": func(ctx context.Context, b *bench, _ string) error {
 		return b.ImportImage(ctx, strings.NewReader("not a tar"), "boxfleet/absent:none", nil)
 	},
-	"RemoveImage": func(ctx context.Context, b *bench, _ string) error { return b.RemoveImage(ctx, "boxfleet/absent:none") },
+	"RemoveImage": func(ctx context.Context, b *bench, _ string) error {
+		return b.RemoveImage(ctx,
+			"boxfleet/absent:none")
+	},
 	"PullImage": func(ctx context.Context, b *bench, _ string) error {
 		_, err := b.PullImage(ctx, "boxfleet/absent:none", nil)
 		return err
@@ -45,7 +49,8 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 			_, err := io.WriteString(w, "not a tar")
 			return err
 		}
-		return b.TakeImage(ctx, "boxfleet/absent:none", func(context.Context) (docker.Archive, error) { return archive, nil }, nil)
+		return b.TakeImage(ctx, "boxfleet/absent:none", func(context.Context) (docker.Archive, error) { return archive, nil },
+			nil)
 	},
 	"PullAside": func(ctx context.Context, b *bench, _ string) error {
 		_, err := b.PullAside(ctx, dockertest.Image, "boxfleet/absent:none", func(string) {}, nil)
@@ -75,7 +80,7 @@ var changing = map[string]func(ctx context.Context, b *bench, id string) error{
 	},
 }
 
-func TestNothingThatChangesReachesTheEngineWithoutTheFence(t *testing.T) {
+func TestNoChangeReachesTheEngineWithoutTheFence(t *testing.T) {
 	t.Parallel()
 	// A text that the Docker client would rewrite, and lose the cause.
 	lost := protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost, "dial unix: connection refused")
@@ -91,7 +96,7 @@ func TestNothingThatChangesReachesTheEngineWithoutTheFence(t *testing.T) {
 		change := changing[name]
 		if change == nil {
 			if !reading[name] {
-				t.Errorf("method %s is new: name it as reading or changing here", name)
+				t.Errorf("method %s is new: list it as reading or changing", name)
 			}
 			continue
 		}
@@ -106,7 +111,7 @@ func TestNothingThatChangesReachesTheEngineWithoutTheFence(t *testing.T) {
 	}
 }
 
-func TestReadingNeedsNoFence(t *testing.T) {
+func TestReadingDoesNotNeedTheFence(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return errors.New("lost") } })
 	ctx := t.Context()
@@ -119,19 +124,20 @@ func TestReadingNeedsNoFence(t *testing.T) {
 	}
 }
 
-func TestTheFenceIsAskedForEveryChange(t *testing.T) {
+func TestTheFenceIsCheckedForEveryChange(t *testing.T) {
 	t.Parallel()
 	asked := make(chan struct{}, 100)
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { asked <- struct{}{}; return nil } })
 	id := b.create(t, b.sleeper(), true)
 	check(t, b.RemoveContainer(t.Context(), id))
 	if len(asked) != 6 || len(b.proxy.Mutations()) != 3 {
-		t.Errorf("asked %d times, %d changes reached the engine, want 3, and twice for each", len(asked), len(b.proxy.Mutations()))
+		t.Errorf("checked %d times, %d changes reached the engine; want 3 changes with two checks each", len(asked),
+			len(b.proxy.Mutations()))
 	}
 }
 
-// A process may be stopped between the moment that it asks and the one at which it writes.
-func TestTheFenceIsAskedAgainWhenARequestIsWritten(t *testing.T) {
+// A process may be paused between the first check and the moment it writes the request.
+func TestTheFenceIsCheckedAgainWhenARequestIsWritten(t *testing.T) {
 	t.Parallel()
 	lost, left := errors.New("lost"), new(atomic.Int64)
 	b := newBench(t, func(c *docker.Config) {

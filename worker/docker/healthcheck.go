@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// healthcheckOf is an image's health check in our words, nil for none. A line is for the image's
-// shell, where it names one.
+// healthcheckOf translates an image's health check, nil if there is none. A command line runs in the image's shell, if
+// the image names one.
 func healthcheckOf(h *container.HealthConfig, shell []string) *protocol.Healthcheck {
 	if h == nil || len(h.Test) < 2 || h.Test[0] != "CMD" && h.Test[0] != "CMD-SHELL" {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAnImagesHealthcheckIsReadAsTheEngineDoes(t *testing.T) {
+func TestAnImagesHealthcheckIsInterpretedAsByTheEngine(t *testing.T) {
 	for name, c := range map[string]struct {
 		health *container.HealthConfig
 		shell  []string
@@ -20,12 +20,17 @@ func TestAnImagesHealthcheckIsReadAsTheEngineDoes(t *testing.T) {
 		"inherited":  {health: &container.HealthConfig{Interval: time.Second}},
 		"off":        {health: &container.HealthConfig{Test: []string{"NONE"}}},
 		"of nothing": {health: &container.HealthConfig{Test: []string{"CMD"}}},
-		"a command": {health: &container.HealthConfig{Test: []string{"CMD", "a", "b"}, Interval: time.Second, Timeout: 2 * time.Second, Retries: 4, StartPeriod: time.Minute, StartInterval: 5},
-			want: &protocol.Healthcheck{Test: []string{"CMD", "a", "b"}, Interval: protocol.Duration(time.Second), Timeout: protocol.Duration(2 * time.Second), Retries: 4,
+		"a command": {health: &container.HealthConfig{Test: []string{"CMD", "a", "b"}, Interval: time.Second,
+			Timeout: 2 * time.Second, Retries: 4, StartPeriod: time.Minute, StartInterval: 5},
+			want: &protocol.Healthcheck{Test: []string{"CMD", "a", "b"}, Interval: protocol.Duration(time.Second),
+				Timeout: protocol.Duration(2 * time.Second), Retries: 4,
 				StartPeriod: protocol.Duration(time.Minute), StartInterval: 5}},
-		"a line":              {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}}, want: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "a b"}}},
-		"a line of a shell":   {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}}, shell: []string{"bash", "-c"}, want: &protocol.Healthcheck{Test: []string{"CMD", "bash", "-c", "a b"}}},
-		"a negative interval": {health: &container.HealthConfig{Test: []string{"CMD", "a"}, Interval: -1, Retries: -1}, want: &protocol.Healthcheck{Test: []string{"CMD", "a"}}},
+		"a line": {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}},
+			want: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "a b"}}},
+		"a line of a shell": {health: &container.HealthConfig{Test: []string{"CMD-SHELL", "a b"}},
+			shell: []string{"bash", "-c"}, want: &protocol.Healthcheck{Test: []string{"CMD", "bash", "-c", "a b"}}},
+		"a negative interval": {health: &container.HealthConfig{Test: []string{"CMD", "a"}, Interval: -1, Retries: -1},
+			want: &protocol.Healthcheck{Test: []string{"CMD", "a"}}},
 	} {
 		if got := healthcheckOf(c.health, c.shell); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: got %+v, want %+v", name, got, c.want)

@@ -11,12 +11,12 @@ import (
 
 func (e *Engine) hostVolume() string { return "boxfleet-host-" + e.deployment }
 
-// HostID returns the id by which this deployment knows the engine: a random one, kept as the label
-// of a volume, made when the engine has none. Machine ids and engine ids are copied when machines
-// are cloned; this one is given by the engine to whoever comes first, also in a race.
+// HostID returns the id by which this deployment knows the engine. The id is random and kept as the label of a volume,
+// which HostID creates if the engine has none. Machine ids and engine ids are not used, because they are copied when
+// machines are cloned. If several callers create the volume at once, they all get the same id.
 //
-// Making it is fenced like every change. A caller that still needs the id to take the lock that its
-// fence stands for asks through an engine that is [Unfenced].
+// Creating the volume is fenced like every change. A caller that needs the id before it can take the lock behind its
+// fence uses an [Unfenced] engine.
 func (e *Engine) HostID(ctx context.Context) (string, error) {
 	id, err := e.readHostID(ctx)
 	if !IsNotFound(err) {
@@ -25,8 +25,8 @@ func (e *Engine) HostID(ctx context.Context) (string, error) {
 	return e.markHost(ctx, rand.Text())
 }
 
-// KeepHostID returns the id as [Engine.HostID] does, and gives an engine that has none the one that its
-// host had: it was emptied, and is still the host whose lock the caller holds.
+// KeepHostID returns the id like [Engine.HostID]. An engine without an id gets the one that the host had before: the
+// engine was emptied, but is still the host whose lock the caller holds.
 func (e *Engine) KeepHostID(ctx context.Context, had string) (string, error) {
 	id, err := e.readHostID(ctx)
 	if !IsNotFound(err) {
@@ -36,18 +36,19 @@ func (e *Engine) KeepHostID(ctx context.Context, had string) (string, error) {
 }
 
 func (e *Engine) markHost(ctx context.Context, id string) (string, error) {
-	err := e.do(ctx, call{verb: "create", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()}, func(ctx context.Context) error {
-		_, err := e.client.VolumeCreate(ctx, volume.CreateOptions{
-			Name:   e.hostVolume(),
-			Driver: "local",
-			Labels: e.labelled(map[string]string{LabelHost: id}),
+	err := e.do(ctx, call{verb: "create", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			_, err := e.client.VolumeCreate(ctx, volume.CreateOptions{
+				Name:   e.hostVolume(),
+				Driver: "local",
+				Labels: e.labelled(map[string]string{LabelHost: id}),
+			})
+			return err
 		})
-		return err
-	})
 	if err != nil {
 		return "", err
 	}
-	// Creating a volume that exists succeeds and changes nothing: what is there now decides.
+	// Creating a volume that exists succeeds and changes nothing, so read the label that the volume has now.
 	return e.readHostID(ctx)
 }
 
@@ -61,7 +62,8 @@ func (e *Engine) readHostID(ctx context.Context) (string, error) {
 		}
 		id = got.Labels[LabelHost]
 		if id == "" || got.Labels[LabelDeployment] != e.deployment {
-			return protocol.Errorf(protocol.FailedPrecondition, "", "volume %s is not ours: it has no label %s of deployment %s",
+			return protocol.Errorf(protocol.FailedPrecondition, "",
+				"volume %s does not belong to Boxfleet: it has no label %s of deployment %s",
 				e.hostVolume(), LabelHost, e.deployment)
 		}
 		return nil
@@ -69,15 +71,16 @@ func (e *Engine) readHostID(ctx context.Context) (string, error) {
 	return id, err
 }
 
-// RemoveHostID removes the mark; the next [Engine.HostID] gives another id. Absent is no error.
+// RemoveHostID removes the id; the next [Engine.HostID] returns another one. Absent is no error.
 func (e *Engine) RemoveHostID(ctx context.Context) error {
-	err := e.do(ctx, call{verb: "remove", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()}, func(ctx context.Context) error {
-		return e.client.VolumeRemove(ctx, e.hostVolume(), false)
-	})
+	err := e.do(ctx, call{verb: "remove", kind: kindVolume, name: e.hostVolume(), limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			return e.client.VolumeRemove(ctx, e.hostVolume(), false)
+		})
 	return absentIsFine(err)
 }
 
-// absentIsFine makes removing what is not there a success.
+// absentIsFine turns the error of removing an absent object into success.
 func absentIsFine(err error) error {
 	if IsNotFound(err) {
 		return nil

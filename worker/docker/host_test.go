@@ -24,27 +24,27 @@ func TestAnEngineHasOneHostIDPerDeployment(t *testing.T) {
 	wg.Wait()
 	for _, id := range ids {
 		if id == "" || id != ids[0] {
-			t.Fatalf("the racers saw different ids: %q", ids)
+			t.Fatalf("concurrent callers got different ids: %q", ids)
 		}
 	}
 	other := newBench(t)
 	if id, err := other.HostID(ctx); err != nil || id == ids[0] {
-		t.Errorf("another deployment: %q %v", id, err)
+		t.Errorf("another deployment: got %q, %v", id, err)
 	}
 	if id, err := b.KeepHostID(ctx, "mine"); err != nil || id != ids[0] {
-		t.Errorf("one that the engine has is replaced: %q, %v", id, err)
+		t.Errorf("an existing id is replaced: %q, %v", id, err)
 	}
 	check(t, b.RemoveHostID(ctx))
 	if id, err := b.KeepHostID(ctx, "mine"); err != nil || id != "mine" {
-		t.Errorf("an engine that was emptied: %q, %v", id, err)
+		t.Errorf("an emptied engine: got %q, %v", id, err)
 	}
 	check(t, b.RemoveHostID(ctx))
 	if id, err := b.HostID(ctx); err != nil || id == ids[0] || id == "" {
-		t.Errorf("marked again: %q %v", id, err)
+		t.Errorf("after the id was removed: got %q, %v", id, err)
 	}
 }
 
-func TestAnEngineSaysWhatItIs(t *testing.T) {
+func TestInfoDescribesTheEngine(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	check(t, b.Ping(t.Context()))
@@ -66,7 +66,7 @@ func TestConnectRefusesAnIncompleteConfig(t *testing.T) {
 		"negative timeout": {Deployment: "d", Fence: docker.Unfenced, CallTimeout: -1},
 	} {
 		if _, err := docker.Connect(t.Context(), cfg); err == nil {
-			t.Errorf("%s: accepted", name)
+			t.Errorf("%s: the config is accepted", name)
 		}
 	}
 }

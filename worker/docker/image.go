@@ -14,52 +14,53 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Image is what an image says of itself.
+// Image describes an image.
 type Image struct {
 	ID           string
-	Digest       string   // as the registry of the reference that was asked for has it; "" for one of no registry
+	Digest       string   // in the registry of the requested reference; "" if it came from no registry
 	Tags         []string // names on this engine
 	User         string
 	Env          []string
 	Cwd          string
 	Entrypoint   []string
 	Cmd          []string
-	StopSignal   int                   // that its command ends by; 0: TERM
-	Volumes      []string              // paths at which it declares volumes; sorted
-	Healthcheck  *protocol.Healthcheck // nil: none; without the defaults that are not the image's
+	StopSignal   int                   // that stops its command; 0: TERM
+	Volumes      []string              // declared volumes; sorted
+	Healthcheck  *protocol.Healthcheck // nil: none; without the engine's defaults
 	Size         int64                 // bytes
 	OS           string
 	Architecture string
 }
 
-// FindImage reads an image that the engine has. It fails with [ErrImageNotFound] when it has none.
-// [Engine.PullImage] gets one.
+// FindImage inspects an image that the engine has, without pulling it. It fails with [ErrImageNotFound] if the engine
+// does not have the image.
 func (e *Engine) FindImage(ctx context.Context, ref string) (Image, error) {
 	return e.findImage(ctx, ref, ref)
 }
 
-// findImage reads the image that the engine has under a name, with its digest in the registry of ref.
+// findImage inspects the image with this name on the engine; its digest is that in the registry of ref.
 func (e *Engine) findImage(ctx context.Context, name, ref string) (Image, error) {
 	var img Image
-	err := e.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: e.readLimit()}, func(ctx context.Context) error {
-		got, err := e.client.ImageInspect(ctx, name)
-		if err != nil {
-			return err
-		}
-		img = Image{ID: got.ID, Digest: registryDigest(ref, got.RepoDigests), Tags: got.RepoTags,
-			Size: got.Size, OS: got.Os, Architecture: got.Architecture}
-		if c := got.Config; c != nil {
-			img.User, img.Env, img.Cwd, img.Entrypoint, img.Cmd = c.User, c.Env, c.WorkingDir, c.Entrypoint, c.Cmd
-			img.Volumes = slices.Sorted(maps.Keys(c.Volumes))
-			img.StopSignal, img.Healthcheck = signalOf(c.StopSignal), healthcheckOf(c.Healthcheck, c.Shell)
-		}
-		return nil
-	})
+	err := e.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: e.readLimit()},
+		func(ctx context.Context) error {
+			got, err := e.client.ImageInspect(ctx, name)
+			if err != nil {
+				return err
+			}
+			img = Image{ID: got.ID, Digest: registryDigest(ref, got.RepoDigests), Tags: got.RepoTags,
+				Size: got.Size, OS: got.Os, Architecture: got.Architecture}
+			if c := got.Config; c != nil {
+				img.User, img.Env, img.Cwd, img.Entrypoint, img.Cmd = c.User, c.Env, c.WorkingDir, c.Entrypoint, c.Cmd
+				img.Volumes = slices.Sorted(maps.Keys(c.Volumes))
+				img.StopSignal, img.Healthcheck = signalOf(c.StopSignal), healthcheckOf(c.Healthcheck, c.Shell)
+			}
+			return nil
+		})
 	return img, err
 }
 
-// registryDigest picks from an image's digests, one for each repository that it came from or went
-// to, that of the reference's repository.
+// registryDigest picks the digest for the reference's repository. An image has a digest for each repository that it was
+// pulled from or pushed to.
 func registryDigest(ref string, digests []string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -73,7 +74,7 @@ func registryDigest(ref string, digests []string) string {
 			continue
 		}
 		digest := digested.Digest().String()
-		if asked, ok := named.(reference.Digested); ok && asked.Digest() == digested.Digest() {
+		if wanted, ok := named.(reference.Digested); ok && wanted.Digest() == digested.Digest() {
 			return digest
 		}
 		if found == "" {
@@ -83,14 +84,15 @@ func registryDigest(ref string, digests []string) string {
 	return found
 }
 
-// ImageNames lists the full references that the engine finds its images by: first those with tags,
-// then those with digests, then ids; each part sorted.
+// ImageNames lists the full references by which the engine finds its images: first those with tags, then those with
+// digests, then ids. Each part is sorted.
 func (e *Engine) ImageNames(ctx context.Context) ([]string, error) {
 	var tags, digests, ids []string
 	err := e.do(ctx, call{verb: "list", kind: kindImage, limit: e.readLimit()}, func(ctx context.Context) error {
 		found, err := e.client.ImageList(ctx, image.ListOptions{})
 		for _, img := range found {
-			tags, digests, ids = fullNames(tags, img.RepoTags), fullNames(digests, img.RepoDigests), fullNames(ids, []string{img.ID})
+			tags, digests, ids = fullNames(tags, img.RepoTags), fullNames(digests, img.RepoDigests),
+				fullNames(ids, []string{img.ID})
 		}
 		return err
 	})
@@ -100,7 +102,7 @@ func (e *Engine) ImageNames(ctx context.Context) ([]string, error) {
 	return slices.Concat(tags, digests, ids), err
 }
 
-// fullNames appends the full forms of names, without those that are none, such as "<none>:<none>".
+// fullNames appends the full forms of names and skips invalid ones such as "<none>:<none>".
 func fullNames(to, names []string) []string {
 	for _, name := range names {
 		if full, err := imageref.Full("", name); err == nil {
@@ -110,20 +112,21 @@ func fullNames(to, names []string) []string {
 	return to
 }
 
-// RemoveImage takes a name from an image, and removes the image with its last name. It fails with
-// failed_precondition, and changes nothing, when a container of any state uses it. Absent is no error.
+// RemoveImage removes a name of an image, and with the last name the image itself. If a container in any state uses the
+// image, it fails with failed_precondition and changes nothing. Absent is no error.
 func (e *Engine) RemoveImage(ctx context.Context, refOrID string) error {
-	err := e.do(ctx, call{verb: "remove", kind: kindImage, name: refOrID, limit: e.runLimit()}, func(ctx context.Context) error {
-		_, err := e.client.ImageRemove(ctx, refOrID, image.RemoveOptions{PruneChildren: true})
-		return err
-	})
+	err := e.do(ctx, call{verb: "remove", kind: kindImage, name: refOrID, limit: e.runLimit()},
+		func(ctx context.Context) error {
+			_, err := e.client.ImageRemove(ctx, refOrID, image.RemoveOptions{PruneChildren: true})
+			return err
+		})
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return nil
 	}
 	return err
 }
 
-// ImagesInUse lists the ids of the images that any container uses, whoever made it, in any state.
+// ImagesInUse lists the ids of the images used by containers of any owner, in any state.
 func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	used := map[string]bool{}
 	err := e.do(ctx, call{verb: "list", kind: kindContainer, limit: e.readLimit()}, func(ctx context.Context) error {
@@ -136,7 +139,7 @@ func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	return used, err
 }
 
-// registryOf says which registry a reference names, as Docker's configuration calls it.
+// registryOf returns the registry of a reference, as Docker's configuration names it.
 func registryOf(ref string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {

@@ -28,7 +28,7 @@ var (
 // unreachable names an image in a registry that refuses the connection at once.
 const unreachable = "127.0.0.1:1/boxfleet/absent:none"
 
-func TestAnImageThatIsThereIsReadWithoutAPull(t *testing.T) {
+func TestAnExistingImageIsReadWithoutAPull(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.Fence = func() error { return errors.New("lost") } })
 	img, err := b.FindImage(t.Context(), dockertest.Image)
@@ -38,7 +38,7 @@ func TestAnImageThatIsThereIsReadWithoutAPull(t *testing.T) {
 	}
 }
 
-func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
+func TestAFailedPullSaysWhetherTheImageWasTheCause(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond }), t.Context()
 	start := time.Now()
@@ -79,24 +79,25 @@ func TestAPullThatFailsSaysWhetherItWasTheImage(t *testing.T) {
 	}
 }
 
-// A registry says the same of a missing image to who has no credentials, and of a denied one to who
-// has some.
-func TestADeniedPullIsToldFromAMissingImageByTheCredentials(t *testing.T) {
+// A registry answers the same for a missing image without credentials as for a denied image with credentials.
+func TestCredentialsDistinguishADeniedPullFromAMissingImage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"auths": {"127.0.0.1:1": {"auth": "dTpw"}}}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"auths": {"127.0.0.1:1": {"auth": "dTpw"}}}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for config, want := range map[string]error{dir: errDenied, t.TempDir(): docker.ErrImageNotFound} {
 		b := newBench(t, func(c *docker.Config) { c.DockerConfig = config })
-		b.proxy.Inject(onPull(dockertest.Fault{Status: http.StatusNotFound, Message: "pull access denied for x, repository does not exist or may require 'docker login'"}))
+		b.proxy.Inject(onPull(dockertest.Fault{Status: http.StatusNotFound,
+			Message: "pull access denied for x, repository does not exist or may require 'docker login'"}))
 		if _, err := b.PullImage(t.Context(), unreachable, nil); !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)
 		}
 	}
 }
 
-func TestAPullThatStandsStillEnds(t *testing.T) {
+func TestAStalledPullEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.PullStall = 100 * time.Millisecond })
 	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
@@ -105,7 +106,7 @@ func TestAPullThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-func TestAReferenceIsPulledOnceAtATime(t *testing.T) {
+func TestConcurrentPullsOfAReferenceShareOne(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	const callers = 8
@@ -124,7 +125,7 @@ func TestAReferenceIsPulledOnceAtATime(t *testing.T) {
 	var wg, first sync.WaitGroup
 	first.Go(func() {
 		if _, err := b.PullImage(leading, unreachable, nil); protocol.CodeOf(err) != protocol.Cancelled {
-			t.Errorf("the one who gave up: %v", err)
+			t.Errorf("the caller that gave up: got %v", err)
 		}
 	})
 	eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
@@ -133,7 +134,7 @@ func TestAReferenceIsPulledOnceAtATime(t *testing.T) {
 		wg.Go(func() {
 			_, err := b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) { joined.Add(1) })
 			if !errors.Is(err, errPullFailed) {
-				t.Errorf("a waiting one: %v", err)
+				t.Errorf("a waiting caller: got %v", err)
 			}
 		})
 	}
@@ -148,7 +149,7 @@ func TestAReferenceIsPulledOnceAtATime(t *testing.T) {
 	}
 }
 
-func TestAPullThatNobodyWaitsForEnds(t *testing.T) {
+func TestAPullWithoutCallersIsCancelled(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	ended := make(chan struct{})
@@ -171,11 +172,11 @@ func TestAPullThatNobodyWaitsForEnds(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(5 * time.Second):
-		t.Error("the engine still pulls")
+		t.Error("the engine is still pulling")
 	}
 }
 
-func TestAPullInAnEngineThatHangsIsNotOneThatStandsStill(t *testing.T) {
+func TestAPullOnAHungEngineIsNotReportedAsStalled(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.PullStall, c.CallTimeout = 100*time.Millisecond, 6*time.Second })
 	b.proxy.Inject(func(*http.Request) dockertest.Fault { return dockertest.Fault{Hang: true} })
@@ -184,7 +185,7 @@ func TestAPullInAnEngineThatHangsIsNotOneThatStandsStill(t *testing.T) {
 	}
 }
 
-func TestWhoComesAfterAnAbandonedPullBeginsAnewAndIsJoined(t *testing.T) {
+func TestACallerAfterAnAbandonedPullStartsANewSharedPull(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.proxy.Inject(onPull(dockertest.Fault{Hang: true}))
@@ -204,7 +205,7 @@ func TestWhoComesAfterAnAbandonedPullBeginsAnewAndIsJoined(t *testing.T) {
 		eventually(t, "the first pull has begun", func() bool { return len(b.proxy.Mutations()) == 1 })
 		abandonFirst()
 		if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
-			t.Errorf("try %d: the first: %v", i, err)
+			t.Errorf("attempt %d: first caller: got %v", i, err)
 		}
 		eventually(t, "the second pull has begun", func() bool { return len(b.proxy.Mutations()) == 2 })
 		go wait(second)
@@ -213,7 +214,7 @@ func TestWhoComesAfterAnAbandonedPullBeginsAnewAndIsJoined(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 		if n := len(b.proxy.Mutations()); n != 2 || len(ended) > 0 {
-			t.Errorf("try %d: %d pulls, want the abandoned one and one more; %d have ended", i, n, len(ended))
+			t.Errorf("attempt %d: %d pulls, want the abandoned one and one more; %d have ended", i, n, len(ended))
 		}
 		abandonSecond()
 		<-ended
@@ -221,7 +222,7 @@ func TestWhoComesAfterAnAbandonedPullBeginsAnewAndIsJoined(t *testing.T) {
 	}
 }
 
-func TestAPullThatHasEndedIsNotJoined(t *testing.T) {
+func TestAnEndedPullIsNotShared(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.proxy.Inject(onPull(dockertest.Fault{Status: http.StatusInternalServerError, Message: "it broke"}))
@@ -268,11 +269,11 @@ func TestImagesAreListedByTheirFullNames(t *testing.T) {
 	}
 	isID := func(name string) bool { return strings.HasPrefix(name, "docker.io/library/sha256:") }
 	if i := slices.IndexFunc(names, isID); slices.ContainsFunc(names[i:], func(name string) bool { return !isID(name) }) {
-		t.Errorf("ids are not last: %v", names)
+		t.Errorf("the ids are not last: %v", names)
 	}
 }
 
-func TestFollowingImagesEndsWithItsContextAndWithTheEngine(t *testing.T) {
+func TestFollowImagesEndsWithItsContextOrItsEngine(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	ended := make(chan error, 1)
@@ -280,7 +281,7 @@ func TestFollowingImagesEndsWithItsContextAndWithTheEngine(t *testing.T) {
 	go func() { ended <- b.FollowImages(ctx, func() {}) }()
 	cancel()
 	if err := <-ended; protocol.CodeOf(err) != protocol.Cancelled {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("after the end of ctx: got %v", err)
 	}
 	go func() { ended <- b.FollowImages(t.Context(), func() {}) }()
 	eventually(t, "it follows", func() bool {
@@ -293,6 +294,6 @@ func TestFollowingImagesEndsWithItsContextAndWithTheEngine(t *testing.T) {
 	})
 	check(t, b.proxy.Close())
 	if err := <-ended; !errors.Is(err, docker.ErrEngineUnavailable) {
-		t.Errorf("after the engine's: %v", err)
+		t.Errorf("after the end of the engine: got %v", err)
 	}
 }

@@ -6,10 +6,9 @@ import (
 	"strings"
 )
 
-// Labels of what Boxfleet makes on an engine. Every container and network carries at least
-// [LabelDeployment], which is how [Engine.Containers] and [Engine.Networks] find them. The engine gives a
-// container its image's labels as well, so one that carries them need not be Boxfleet's, see
-// [Container.Doubtful].
+// Labels of the objects that Boxfleet creates on an engine. Every container and network has at least [LabelDeployment],
+// by which [Engine.Containers] and [Engine.Networks] find them. A container also gets the labels of its image, so a
+// container with these labels need not be Boxfleet's, see [Container.Doubtful].
 const (
 	labelPrefix = "boxfleet."
 
@@ -18,18 +17,19 @@ const (
 	LabelSandbox    = "boxfleet.sandbox"
 	LabelGeneration = "boxfleet.generation"
 	LabelRole       = "boxfleet.role"    // primary or service
-	LabelService    = "boxfleet.service" // its name
+	LabelService    = "boxfleet.service" // name of the service
 	LabelHost       = "boxfleet.host"
 	LabelDirectory  = "boxfleet.directory" // of the sandbox, on the host
-	LabelNetwork    = "boxfleet.network"   // of a network: what may be reached from it
-	LabelGPUs       = "boxfleet.gpus"      // of a container: which GPUs it has
+	LabelNetwork    = "boxfleet.network"   // of a network: its policy
+	LabelGPUs       = "boxfleet.gpus"      // of a container: its GPUs
 )
 
-// containerLabels are all that a container may have. One of Boxfleet's has each of them, so that none is its
-// image's.
-var containerLabels = []string{LabelTenant, LabelSandbox, LabelGeneration, LabelRole, LabelService, LabelHost, LabelDirectory, LabelNetwork, LabelGPUs}
+// containerLabels are all labels that a container may have. A container of Boxfleet gets each of them, so that none
+// comes from its image.
+var containerLabels = []string{LabelTenant, LabelSandbox, LabelGeneration, LabelRole, LabelService, LabelHost,
+	LabelDirectory, LabelNetwork, LabelGPUs}
 
-// containerLabelled returns the labels of a container: those that it does not need are empty.
+// containerLabelled returns all labels of a container; those without a value are empty.
 func (e *Engine) containerLabelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(containerLabels)+1)
 	for _, name := range containerLabels {
@@ -39,11 +39,11 @@ func (e *Engine) containerLabelled(labels map[string]string) map[string]string {
 	return all
 }
 
-// maxImageLabels bounds what is remembered of images; beyond it all is asked for again.
+// maxImageLabels is the maximum number of cached images; the cache is cleared when it is full.
 const maxImageLabels = 10_000
 
-// labelsOf says whether an image, by its id, carries labels of Boxfleet's. What an image has under its id
-// never changes, so it is asked once. Of one that is gone nobody knows.
+// labelsOf reports whether an image, by its id, has Boxfleet labels, or is gone. The labels under an id never change,
+// so the engine is asked once.
 func (e *Engine) labelsOf(ctx context.Context, image string) (has bool, err error) {
 	e.mu.Lock()
 	has, known := e.imageLabels[image]
@@ -55,7 +55,7 @@ func (e *Engine) labelsOf(ctx context.Context, image string) (has bool, err erro
 	if err != nil && (ctx.Err() != nil || unanswered(err)) {
 		return true, err
 	}
-	if err != nil { // it is gone, or broken
+	if err != nil { // gone or broken
 		return true, nil
 	}
 	if got.Config != nil {
@@ -72,7 +72,7 @@ func (e *Engine) labelsOf(ctx context.Context, image string) (has bool, err erro
 	return has, nil
 }
 
-// labelled returns labels with the deployment's label added.
+// labelled returns the labels and the deployment's label.
 func (e *Engine) labelled(labels map[string]string) map[string]string {
 	all := make(map[string]string, len(labels)+1)
 	for k, v := range labels {

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// layers follows the layers of a pull by the engine's messages.
+// layers tracks the layers of a pull by the engine's messages.
 type layers struct {
 	mu    sync.Mutex
 	try   int
@@ -20,7 +20,7 @@ type layer struct {
 	done, total, extracted int64 // bytes
 }
 
-// stages are the states of a layer, in their order. Docker says more, which is no state.
+// stages are the states of a layer in order. Docker sends other texts too, which are ignored.
 var stages = map[string]int{
 	"Pulling fs layer": 1, "Waiting": 2, "Downloading": 3, "Verifying Checksum": 4, "Download complete": 5,
 	"Extracting": 6, "Pull complete": complete, "Already exists": complete,
@@ -30,19 +30,19 @@ const complete = 7
 
 func newLayers() *layers { return &layers{try: 1, found: map[string]*layer{}} }
 
-// again notes that the pull begins once more: with the first byte of whatever is not there yet, so that
-// what came before says nothing of how it goes on.
-func (l *layers) again(try int) {
+// restart records that the pull is retried. Unfinished layers start at their first byte, so earlier progress is
+// discarded.
+func (l *layers) restart(try int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.try = try
 	clear(l.found)
 }
 
-// heard takes a message, and says whether it is progress: a later stage of a layer, or more bytes of
-// it than ever in this try. An engine that tries a layer again, counts down to that, and begins anew with its
-// first byte says a lot without getting anywhere.
-func (l *layers) heard(m *jsonmessage.JSONMessage) bool {
+// update applies a message and reports whether it is progress: a later stage of a layer, or more bytes of the layer
+// than before in this attempt. An engine that retries a layer sends messages while it waits and while it downloads the
+// same bytes again; those are no progress.
+func (l *layers) update(m *jsonmessage.JSONMessage) bool {
 	stage := stages[m.Status]
 	if stage == 0 {
 		return false
@@ -85,7 +85,7 @@ func (l *layers) progress(ref string) protocol.PullProgress {
 	return p
 }
 
-// reached notes how many bytes of a layer were given to the engine, and says whether that is progress.
+// reached records how many bytes of a layer were sent to the engine, and reports whether that is progress.
 func (l *layers) reached(id string, done, total int64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestOnlyProgressIsProgress goes through what an engine says of a layer that it fetches twice.
-func TestOnlyProgressIsProgress(t *testing.T) {
+// The messages are those of an engine that downloads a layer twice.
+func TestRepeatedMessagesAreNotProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONProgress {
 		return &jsonmessage.JSONProgress{Current: current, Total: 100}
@@ -37,7 +37,7 @@ func TestOnlyProgressIsProgress(t *testing.T) {
 		{"a", "Pull complete", nil, true},
 		{"", "Status: Downloaded newer image", nil, false},
 	} {
-		if moved := l.heard(&jsonmessage.JSONMessage{ID: c.id, Status: c.status, Progress: c.progress}); moved != c.moved {
+		if moved := l.update(&jsonmessage.JSONMessage{ID: c.id, Status: c.status, Progress: c.progress}); moved != c.moved {
 			t.Errorf("message %d, %s %s: progress is %v, want %v", i, c.id, c.status, moved, c.moved)
 		}
 	}
@@ -47,21 +47,22 @@ func TestOnlyProgressIsProgress(t *testing.T) {
 	}
 }
 
-func TestAPullThatBeginsOnceMoreIsJudgedAnew(t *testing.T) {
+func TestARetriedPullStartsWithNoProgress(t *testing.T) {
 	l := newLayers()
 	at := func(current int64) *jsonmessage.JSONMessage {
-		return &jsonmessage.JSONMessage{ID: "a", Status: "Downloading", Progress: &jsonmessage.JSONProgress{Current: current, Total: 100}}
+		return &jsonmessage.JSONMessage{ID: "a", Status: "Downloading",
+			Progress: &jsonmessage.JSONProgress{Current: current, Total: 100}}
 	}
 	for try := 1; try <= 3; try++ {
 		for _, current := range []int64{1, 50, 90} {
-			if !l.heard(at(current)) {
-				t.Errorf("try %d: %d bytes are no progress", try, current)
+			if !l.update(at(current)) {
+				t.Errorf("attempt %d: %d bytes do not count as progress", try, current)
 			}
 		}
 		want := protocol.PullProgress{Image: "x", Done: 90, Total: 100, Layers: 1, Try: try}
 		if got := l.progress("x"); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
-		l.again(try + 1)
+		l.restart(try + 1)
 	}
 }

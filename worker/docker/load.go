@@ -9,10 +9,9 @@ import (
 	"github.com/docker/docker/pkg/jsonmessage"
 )
 
-// LoadImage gives the engine the images of an archive, as docker save writes it, under the names that
-// are in it. When reading the archive fails, that error is returned. It fails with unavailable and
-// reason engine_error when the engine does not take the archive, and with [ErrEngineUnavailable] when
-// nothing moved for [Config.PullStall].
+// LoadImage loads the images of an archive, as docker save writes it, under the names in the archive. An error of
+// reading the archive is returned unchanged. It fails with unavailable and reason engine_error if the engine refuses
+// the archive, and with [ErrEngineUnavailable] after [Config.PullStall] without progress.
 func (e *Engine) LoadImage(ctx context.Context, archive io.Reader) error {
 	return e.take(ctx, "load", "", archive, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
 		answer, err := e.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
@@ -20,15 +19,18 @@ func (e *Engine) LoadImage(ctx context.Context, archive io.Reader) error {
 	})
 }
 
-// ImportImage makes an image named ref of a root filesystem. Changes are instructions of a
-// Dockerfile, such as `ENV A=1`. Errors as of [Engine.LoadImage].
+// ImportImage creates an image named ref from a root filesystem. Changes are Dockerfile instructions such as `ENV A=1`.
+// Errors are as for [Engine.LoadImage].
 func (e *Engine) ImportImage(ctx context.Context, root io.Reader, ref string, changes []string) error {
 	return e.take(ctx, "import", ref, root, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
-		return e.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref, image.ImportOptions{Changes: changes})
+		return e.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref,
+			image.ImportOptions{Changes: changes})
 	})
 }
 
-func (e *Engine) take(ctx context.Context, verb, ref string, content io.Reader, send func(context.Context, io.Reader) (io.ReadCloser, error)) error {
+// take sends content to the engine and reads the engine's report.
+func (e *Engine) take(ctx context.Context, verb, ref string, content io.Reader,
+	send func(context.Context, io.Reader) (io.ReadCloser, error)) error {
 	c := call{verb: verb, kind: kindImage, name: ref, limit: transferLimit}
 	return e.do(ctx, c, func(limited context.Context) error {
 		moving, p := watchProgress(limited, e.pullStall)

@@ -9,13 +9,13 @@ import (
 	"github.com/docker/docker/api/types/network"
 )
 
-// bridgeOption is the engine's name for the name of a bridge.
+// bridgeOption is the engine's option for the name of a bridge.
 const bridgeOption = "com.docker.network.bridge.name"
 
 // NetworkSpec describes a bridge network.
 type NetworkSpec struct {
 	Name   string
-	Subnet netip.Prefix // invalid: the engine takes one from its own pool
+	Subnet netip.Prefix // the zero value: the engine takes one from its own pool
 	Labels map[string]string
 	Bridge string // name of the host's interface, at most 15 bytes; "" lets the engine choose
 }
@@ -30,8 +30,8 @@ type Network struct {
 	Created time.Time
 }
 
-// CreateNetwork makes a network. It fails with already_exists when the name is taken, and with
-// [ErrSubnetOverlap] when the subnet is.
+// CreateNetwork creates a network. It fails with already_exists if the name is taken, and with [ErrSubnetOverlap] if
+// the subnet is.
 func (e *Engine) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 	options := network.CreateOptions{Driver: "bridge", Labels: e.labelled(spec.Labels), Options: map[string]string{}}
 	if spec.Subnet.IsValid() {
@@ -40,19 +40,21 @@ func (e *Engine) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
 	if spec.Bridge != "" {
 		options.Options[bridgeOption] = spec.Bridge
 	}
-	return e.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: e.changeLimit()}, func(ctx context.Context) error {
-		made, err := e.client.NetworkCreate(ctx, spec.Name, options)
-		e.warn(ctx, "network", spec.Name, made.Warning)
-		return err
-	})
+	return e.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			made, err := e.client.NetworkCreate(ctx, spec.Name, options)
+			e.warn(ctx, "network", spec.Name, made.Warning)
+			return err
+		})
 }
 
-// RemoveNetwork removes a network by name or id. Absent is no error; one that still has containers
-// fails with failed_precondition.
+// RemoveNetwork removes a network by name or id. Absent is no error. It fails with failed_precondition if the network
+// still has containers.
 func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
-	err := e.do(ctx, call{verb: "remove", kind: kindNetwork, name: name, limit: e.changeLimit()}, func(ctx context.Context) error {
-		return e.client.NetworkRemove(ctx, name)
-	})
+	err := e.do(ctx, call{verb: "remove", kind: kindNetwork, name: name, limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			return e.client.NetworkRemove(ctx, name)
+		})
 	return absentIsFine(err)
 }
 
@@ -69,7 +71,7 @@ func (e *Engine) Networks(ctx context.Context) ([]Network, error) {
 	return networks, nil
 }
 
-// Bridges lists the bridge networks of the engine, whosever they are.
+// Bridges lists all bridge networks of the engine, of any owner.
 func (e *Engine) Bridges(ctx context.Context) ([]Network, error) {
 	found, err := e.listNetworks(ctx, filters.NewArgs(filters.Arg("driver", "bridge")))
 	if err != nil {
@@ -82,7 +84,7 @@ func (e *Engine) Bridges(ctx context.Context) ([]Network, error) {
 	return bridges, nil
 }
 
-// UsedSubnets lists the subnets of all networks of the engine, whosever they are.
+// UsedSubnets lists the subnets of all networks of the engine, of any owner.
 func (e *Engine) UsedSubnets(ctx context.Context) ([]netip.Prefix, error) {
 	found, err := e.listNetworks(ctx, filters.NewArgs())
 	if err != nil {
@@ -107,7 +109,7 @@ func (e *Engine) listNetworks(ctx context.Context, filter filters.Args) ([]netwo
 func networkOf(n network.Summary) Network {
 	one := Network{ID: n.ID, Name: n.Name, Labels: n.Labels, Created: n.Created, Bridge: n.Options[bridgeOption]}
 	if one.Bridge == "" {
-		one.Bridge = "br-" + n.ID[:min(12, len(n.ID))] // as the engine calls it
+		one.Bridge = "br-" + n.ID[:min(12, len(n.ID))] // the engine's default name
 	}
 	if subnets := subnetsOf(n); len(subnets) > 0 {
 		one.Subnet = subnets[0]
@@ -125,11 +127,11 @@ func subnetsOf(n network.Summary) []netip.Prefix {
 	return subnets
 }
 
-// warn logs what the engine did otherwise than it was told.
+// warn logs the engine's warnings about settings that it ignored or changed.
 func (e *Engine) warn(ctx context.Context, kind, name string, warnings ...string) {
 	for _, w := range warnings {
 		if w != "" {
-			e.log.WarnContext(ctx, "the engine warns", "kind", kind, "name", name, "warning", w)
+			e.log.WarnContext(ctx, "warning from the engine", "kind", kind, "name", name, "warning", w)
 		}
 	}
 }

@@ -10,10 +10,11 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
+func TestANetworksLifeCycle(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
-	spec := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine), Labels: map[string]string{docker.LabelSandbox: "s1"}}
+	spec := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine),
+		Labels: map[string]string{docker.LabelSandbox: "s1"}}
 	check(t, b.CreateNetwork(ctx, spec))
 
 	networks, err := b.Networks(ctx)
@@ -22,7 +23,8 @@ func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 		t.Fatalf("got %+v", networks)
 	}
 	n := networks[0]
-	if n.Name != spec.Name || n.Subnet != spec.Subnet || n.Labels[docker.LabelSandbox] != "s1" || n.ID == "" || n.Created.IsZero() {
+	if n.Name != spec.Name || n.Subnet != spec.Subnet || n.Labels[docker.LabelSandbox] != "s1" || n.ID == "" ||
+		n.Created.IsZero() {
 		t.Errorf("got %+v", n)
 	}
 	used, err := b.UsedSubnets(ctx)
@@ -31,7 +33,7 @@ func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 		t.Errorf("used: %v", used)
 	}
 	if err := b.CreateNetwork(ctx, spec); protocol.CodeOf(err) != protocol.AlreadyExists {
-		t.Errorf("the same name again: %v", err)
+		t.Errorf("creating the same name again: got %v", err)
 	}
 
 	inside := b.sleeper()
@@ -49,7 +51,7 @@ func TestANetworkIsMadeListedAndRemoved(t *testing.T) {
 	}
 }
 
-func TestAnOverlappingSubnetIsToldApart(t *testing.T) {
+func TestAnOverlappingSubnetHasItsOwnError(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	subnet := freeSubnet(t, b.Engine)

@@ -10,10 +10,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// loopback is where ports are published: on the host itself, and nowhere else.
+// loopback is the address on which ports are published, so that only the host itself reaches them.
 const loopback = "127.0.0.1"
 
-// published says ports in the Engine's words.
+// published translates ports into the Engine's types.
 func published(ports []protocol.Port) (nat.PortSet, nat.PortMap) {
 	if len(ports) == 0 {
 		return nil, nil
@@ -31,7 +31,7 @@ func published(ports []protocol.Port) (nat.PortSet, nat.PortMap) {
 	return exposed, bindings
 }
 
-// bound reads the ports that the Engine has published, sorted.
+// bound returns the ports that the Engine has published, sorted.
 func bound(bindings nat.PortMap) []protocol.Port {
 	var ports []protocol.Port
 	for port, to := range bindings {

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// DefaultStallTimeout is the longest that a transfer may stand still.
+// DefaultStallTimeout is how long a transfer may make no progress.
 const DefaultStallTimeout = time.Minute
 
-// transferLimit is the longest that a transfer may take at all.
+// transferLimit is the maximum duration of a transfer.
 const transferLimit = time.Hour
 
-// errStalled is the cause of a transfer's end when nothing moved.
-var errStalled = errors.New("nothing moved for too long")
+// errStalled is the cause that ends a transfer without progress.
+var errStalled = errors.New("no progress for too long")
 
-// progress ends a context when nothing has moved for a while: the deadline of a call whose length
-// depends on the size of what it carries.
+// progress cancels a context after a time without progress. It is the deadline of calls whose duration depends on the
+// size of the transfer.
 type progress struct {
 	stall time.Duration
 	timer *time.Timer
@@ -30,7 +30,7 @@ func watchProgress(ctx context.Context, stall time.Duration) (context.Context, *
 	return ctx, &progress{stall: stall, stop: stop, timer: time.AfterFunc(stall, func() { stop(errStalled) })}
 }
 
-// moved says that something has come or gone.
+// moved records progress.
 func (p *progress) moved() { p.timer.Reset(p.stall) }
 
 // done releases the context.
@@ -39,7 +39,7 @@ func (p *progress) done() {
 	p.stop(nil)
 }
 
-// cause returns why err came: the stall, when it was that which ended ctx.
+// cause returns errStalled if err came from a stall, and err otherwise.
 func cause(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
 		return errStalled
@@ -47,9 +47,8 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// source is a request's body that reports its progress and keeps its own error apart from the
-// engine's. The transport may go on reading for a moment after the call has returned; closing it
-// keeps the caller's reader out of that.
+// source is a request's body that reports its progress and keeps its own error apart from the engine's. The transport
+// may continue to read for a moment after the call has returned; close stops it from using the caller's reader.
 type source struct {
 	moved func()
 
@@ -76,7 +75,7 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// close ends the reading and returns the caller's reader's error.
+// close stops the reading and returns the error of the caller's reader.
 func (s *source) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

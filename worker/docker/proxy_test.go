@@ -10,17 +10,18 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestTheProxyPassesOnAnAttachedStream: a benchmark or a fault test may put the proxy before
-// somebody who attaches, which turns the connection into a plain stream in both directions.
-func TestTheProxyPassesOnAnAttachedStream(t *testing.T) {
+// Attaching turns a connection into a plain stream in both directions, which the proxy of benchmarks and fault tests
+// must pass on.
+func TestTheProxyForwardsAnAttachedStream(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	bare, err := client.NewClientWithOpts(client.WithHost(b.host), client.WithAPIVersionNegotiation())
 	check(t, err)
 	defer bare.Close()
 	made, err := bare.ContainerCreate(ctx, &container.Config{
-		Image: dockertest.Image, Cmd: []string{"cat"}, OpenStdin: true, StdinOnce: true, AttachStdin: true, AttachStdout: true,
-		Labels: map[string]string{"boxfleet.deployment": b.deployment},
+		Image: dockertest.Image, Cmd: []string{"cat"}, OpenStdin: true, StdinOnce: true, AttachStdin: true,
+		AttachStdout: true,
+		Labels:       map[string]string{"boxfleet.deployment": b.deployment},
 	}, &container.HostConfig{NetworkMode: "none"}, nil, nil, b.name("cat"))
 	check(t, err)
 	stream, err := bare.ContainerAttach(ctx, made.ID, container.AttachOptions{Stream: true, Stdin: true, Stdout: true})

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// DefaultPullStall is the longest that a pull may go on without progress.
+	// DefaultPullStall is how long a pull may make no progress.
 	DefaultPullStall = 2 * time.Minute
 
 	pullTries         = 3
@@ -27,47 +27,49 @@ const (
 
 var errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable}
 
-// PullImage pulls an image and reads it. The same image is pulled once at a time on an engine: who
-// asks for it meanwhile waits for that pull, which ends early only when everybody who waits has gone.
-// report, which may be nil, is called in the caller's goroutine: when the pull begins, then from time
-// to time, less and less often, while it goes on, and at its end.
+// PullImage pulls an image and inspects it. Concurrent calls for the same image share one pull, which is cancelled only
+// when no caller waits for it any more. report, which may be nil, is called in the caller's goroutine: at the start of
+// the pull, during the pull at growing intervals, and at its end.
 //
-// It fails with [ErrImageNotFound] when the registry has no such image, or admits to none;
-// permission_denied with reason image_denied; and unavailable with a reason:
-// registry_unreachable, after some tries; image_pull_stalled, after [Config.PullStall] without
-// progress; image_pull_failed for everything else.
+// It fails with [ErrImageNotFound] if the registry does not have the image, or does not admit to having it; with
+// permission_denied and reason image_denied; and with unavailable and a reason: registry_unreachable after several
+// attempts, image_pull_stalled after [Config.PullStall] without progress, image_pull_failed for everything else.
 func (e *Engine) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return Image{}, err
 	}
-	err = e.pullOnce(ctx, full, full, report, func(ctx context.Context, moved *layers) error { return e.pull(ctx, full, moved) })
+	err = e.pullOnce(ctx, full, full, report, func(ctx context.Context,
+		moved *layers) error {
+		return e.pull(ctx, full, moved)
+	})
 	if err != nil {
 		return Image{}, err
 	}
 	return e.FindImage(ctx, ref)
 }
 
-// pullOnce has bring get an image under a name on the engine, or waits for a pull of it that is already running.
-func (e *Engine) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress), bring func(context.Context, *layers) error) error {
+// pullOnce calls bring to get an image under a name on the engine, or waits for a running pull of that name.
+func (e *Engine) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
+	bring func(context.Context, *layers) error) error {
 	p := e.joinPull(ctx, full, name, bring)
 	defer e.leavePull(p)
 	return p.wait(ctx, report)
 }
 
-// pull is one that runs.
+// pull is a running pull.
 type pull struct {
 	ref    string
 	name   string // on the engine
 	cancel context.CancelFunc
 	done   chan struct{}
-	err    error // once done is closed
+	err    error // set before done is closed
 	moved  *layers
 
 	waiting int // callers; guarded by the engine
 }
 
-// joinPull returns the running pull of ref to name, or a new one, and counts one more caller that waits for it.
+// joinPull returns the running pull of a name, or starts one, and counts the caller as waiting.
 func (e *Engine) joinPull(ctx context.Context, ref, name string, bring func(context.Context, *layers) error) *pull {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,7 +77,7 @@ func (e *Engine) joinPull(ctx context.Context, ref, name string, bring func(cont
 		p.waiting++
 		return p
 	}
-	// It is nobody's own: it outlives the caller who came first.
+	// The pull belongs to all callers, so it does not end with the first one.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p := &pull{ref: ref, name: name, cancel: cancel, done: make(chan struct{}), moved: newLayers(), waiting: 1}
 	e.pulls[name] = p
@@ -92,7 +94,7 @@ func (e *Engine) joinPull(ctx context.Context, ref, name string, bring func(cont
 	return p
 }
 
-// leavePull ends a pull that nobody waits for any more; who comes later begins anew.
+// leavePull counts the caller as gone, and cancels a pull that nobody waits for. A later caller starts a new one.
 func (e *Engine) leavePull(p *pull) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -105,7 +107,7 @@ func (e *Engine) leavePull(p *pull) {
 	}
 }
 
-// Between two reports, at first and at most.
+// Interval between two reports: the first one, and the maximum.
 const (
 	reportFirst = 2 * time.Second
 	reportMost  = 30 * time.Second
@@ -143,16 +145,17 @@ func (p *pull) wait(ctx context.Context, report func(protocol.PullProgress)) err
 	}
 }
 
-// pullWithRetries tries again where the registry could not be reached, which often passes.
-func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers, bring func(context.Context, *layers) error) error {
+// pullWithRetries retries a pull if the registry could not be reached, which is often temporary.
+func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers,
+	bring func(context.Context, *layers) error) error {
 	pause := e.retryPause
 	for try := 1; ; try++ {
 		err := bring(ctx, moved)
 		if try == pullTries || !errors.Is(err, errUnreachable) {
 			return err
 		}
-		e.log.Info("a registry is not reached, and tried again", "image", ref, "error", err)
-		moved.again(try + 1)
+		e.log.Info("could not reach a registry; retrying", "image", ref, "error", err)
+		moved.restart(try + 1)
 		select {
 		case <-ctx.Done():
 			return err
@@ -162,7 +165,8 @@ func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	}
 }
 
-// pull asks the engine to pull and reads its report to the end; only then is the image there.
+// pull has the engine pull an image. It reads the engine's report to the end, because the engine has the image only
+// then.
 func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
 	auth, known := e.credentials(ctx, registryOf(ref))
 	c := call{verb: "pull", kind: kindImage, name: ref, limit: transferLimit}
@@ -173,7 +177,7 @@ func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
 		if err == nil {
 			defer report.Close()
 			err = readReport(report, func(m *jsonmessage.JSONMessage) {
-				if moved.heard(m) {
+				if moved.update(m) {
 					p.moved()
 				}
 			})
@@ -185,25 +189,25 @@ func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
 	})
 }
 
-// pullFailed says what a failed pull means, and tells the engine's own words to the operator's log only.
+// pullFailed translates the error of a failed pull. The engine's own text goes to the operator's log only.
 func (e *Engine) pullFailed(ctx context.Context, ref string, err error, known bool) error {
 	if err != nil && ctx.Err() == nil {
-		e.log.Info("the engine did not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
+		e.log.Info("the engine could not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
 	}
 	return pullError(ref, err, known)
 }
 
-// stalled tells a pull that stands still from an engine that does.
+// stalled returns the error of a pull without progress: the engine's if the engine hangs, otherwise the pull's.
 func (e *Engine) stalled(ctx context.Context, ref string) error {
 	if err := e.Ping(ctx); err != nil {
 		return err
 	}
-	return protocol.Errorf(protocol.Unavailable, protocol.ReasonImagePullStalled, "pull image %s: no progress for %s", ref, e.pullStall)
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonImagePullStalled, "pull image %s: no progress for %s", ref,
+		e.pullStall)
 }
 
-// readReport reads what an engine reports of something long, which says in its midst when that
-// failed.
-func readReport(report io.Reader, heard func(*jsonmessage.JSONMessage)) error {
+// readReport reads an engine's report of a long operation. A failure is one of the report's messages.
+func readReport(report io.Reader, handle func(*jsonmessage.JSONMessage)) error {
 	decoder := json.NewDecoder(report)
 	for {
 		var message jsonmessage.JSONMessage
@@ -215,12 +219,12 @@ func readReport(report io.Reader, heard func(*jsonmessage.JSONMessage)) error {
 		if message.Error != nil {
 			return message.Error
 		}
-		heard(&message)
+		handle(&message)
 	}
 }
 
-// Words of engines and registries. A registry that shows nobody without credentials what it has
-// does not tell a missing image from a denied one.
+// Error texts of engines and registries. A registry that hides its contents from anonymous clients does not distinguish
+// a missing image from a denied one.
 var (
 	denied      = regexp.MustCompile(`(?i)unauthorized|authentication required|no basic auth credentials|incorrect username or password|insufficient_scope`)
 	maybeDenied = regexp.MustCompile(`(?i)pull access denied|\bdenied:|403 Forbidden`)
@@ -231,22 +235,23 @@ var (
 		`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)|server closed idle connection`)
 )
 
-// causes say in own words why a pull may have failed. What an engine says may have an answer of the
-// registry in it, or of whatever else answered in its place: that is for the operator's log only.
+// causes translate an engine's error of a pull. The engine's own text may contain a response of the registry, or of
+// another server in its place, so it goes to the operator's log only.
 var causes = []struct {
 	engine *regexp.Regexp
 	text   string
 }{
-	{regexp.MustCompile(`(?i)no space left on device`), "the engine has no room for it"},
-	{regexp.MustCompile(`(?i)toomanyrequests|\b429\b`), "the registry takes no more requests for now"},
-	{regexp.MustCompile(`(?i)x509: `), "the registry's certificate is not valid for the engine"},
-	{regexp.MustCompile(`(?i)server gave HTTP response to HTTPS client`), "the registry speaks no TLS"},
-	{regexp.MustCompile(`(?i)connection refused`), "the connection is refused"},
-	{regexp.MustCompile(`(?i)no such host|server misbehaving`), "its name is not found"},
-	{regexp.MustCompile(`(?i)no route to host|network is unreachable`), "there is no way to it"},
+	{regexp.MustCompile(`(?i)no space left on device`), "the engine's disk is full"},
+	{regexp.MustCompile(`(?i)toomanyrequests|\b429\b`), "the registry limits the rate of requests"},
+	{regexp.MustCompile(`(?i)x509: `), "the engine does not trust the registry's certificate"},
+	{regexp.MustCompile(`(?i)server gave HTTP response to HTTPS client`), "the registry does not use TLS"},
+	{regexp.MustCompile(`(?i)connection refused`), "connection refused"},
+	{regexp.MustCompile(`(?i)no such host|server misbehaving`), "its name cannot be resolved"},
+	{regexp.MustCompile(`(?i)no route to host|network is unreachable`), "there is no route to it"},
 	{regexp.MustCompile(`(?i)timeout|deadline exceeded`), "it did not answer in time"},
-	{regexp.MustCompile(`(?i)connection reset|EOF|server closed idle connection`), "it broke off"},
-	{regexp.MustCompile(`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)`), "it answered with an HTTP status of 500 or more"},
+	{regexp.MustCompile(`(?i)connection reset|EOF|server closed idle connection`), "it closed the connection"},
+	{regexp.MustCompile(`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)`),
+		"it answered with an HTTP status of 500 or above"},
 }
 
 func causeOf(message, otherwise string) string {
@@ -258,8 +263,8 @@ func causeOf(message, otherwise string) string {
 	return otherwise
 }
 
-// pullError says what a failed pull of ref means, without any text of the engine's. An engine that failed
-// to pull is not an engine that failed. known says whether the registry was given credentials.
+// pullError translates the error of a failed pull, without the engine's text. A failed pull does not mean that the
+// engine failed. known says whether the registry got credentials.
 func pullError(ref string, err error, known bool) error {
 	var e *protocol.Error
 	if !errors.As(err, &e) || e.Code == protocol.Cancelled {
@@ -276,23 +281,26 @@ func pullError(ref string, err error, known bool) error {
 		if known {
 			hint = "with the worker's credentials"
 		}
-		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, "the registry denies it ("+hint+")")
+		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, "the registry denies access ("+hint+")")
 	case e.Reason == protocol.ReasonImageNotFound, noSuchImage.MatchString(e.Message), maybeDenied.MatchString(e.Message):
-		return fail(protocol.NotFound, protocol.ReasonImageNotFound, "the registry has no such image, or shows it to nobody without credentials")
+		return fail(protocol.NotFound, protocol.ReasonImageNotFound,
+			"the registry has no such image, or requires credentials")
 	case unreachable.MatchString(e.Message):
-		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "the registry is not reached: "+causeOf(e.Message, "it did not answer"))
+		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable,
+			"the registry cannot be reached: "+causeOf(e.Message, "it did not answer"))
 	case e.Code == protocol.InvalidArgument:
 		return fail(protocol.InvalidArgument, "", "the engine refuses the reference")
 	}
-	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, causeOf(e.Message, "the engine's reason is in the worker's log"))
+	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed,
+		causeOf(e.Message, "the engine's reason is in the worker's log"))
 }
 
-// credentials finds what the worker's Docker configuration has for a registry, in the form that the
-// engine takes. Without, or when a helper fails, the pull is tried without.
+// credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine. If
+// there are none, or a credential helper fails, the pull is anonymous.
 func (e *Engine) credentials(ctx context.Context, host string) (encoded string, known bool) {
 	found, err := loginFor(ctx, e.dockerConfig, host)
 	if err != nil {
-		e.log.Warn("the credentials for a registry cannot be read; trying without", "registry", host, "error", err)
+		e.log.Warn("could not read the credentials for a registry; trying without", "registry", host, "error", err)
 		return "", false
 	}
 	if found == (registry.AuthConfig{}) {
@@ -300,7 +308,7 @@ func (e *Engine) credentials(ctx context.Context, host string) (encoded string, 
 	}
 	encoded, err = registry.EncodeAuthConfig(found)
 	if err != nil {
-		e.log.Warn("the credentials for a registry cannot be sent; trying without", "registry", host, "error", err)
+		e.log.Warn("could not encode the credentials for a registry; trying without", "registry", host, "error", err)
 		return "", false
 	}
 	return encoded, true

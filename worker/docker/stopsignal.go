@@ -13,8 +13,8 @@ const (
 	lastRealTime  = 64
 )
 
-// signalOf reads the signal that an image's command ends by, as the Engine does: a number, or a name
-// with or without SIG. It is 0 for none, and for what is not one.
+// signalOf parses an image's stop signal as the Engine does: a number, or a name with or without SIG. It returns 0 for
+// an empty or invalid text.
 func signalOf(text string) int {
 	name := strings.TrimPrefix(strings.ToUpper(text), "SIG")
 	if n, err := strconv.Atoi(name); err == nil {

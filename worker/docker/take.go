@@ -13,18 +13,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Archive writes an image as docker save does, under one name, and tells of each layer how many of its
-// bytes are written.
+// Archive writes an image as docker save does, under one name. It calls moved with the bytes of each layer that are
+// written.
 type Archive func(ctx context.Context, w io.Writer, moved func(layer string, done, total int64)) error
 
-// TakeImage gives the engine an image that it does not pull itself: of the registry that open reads,
-// under the name that its archive has. Who asks for the same reference meanwhile waits, and report hears,
-// as with [Engine.PullImage]. An archive that open returns as nil is of an image that the engine has.
+// TakeImage loads an image that the engine does not pull itself, from the archive that open returns, under the name in
+// the archive. open returns nil if the engine already has the image. Concurrent calls for the same reference share one
+// load, and report is called, as in [Engine.PullImage].
 //
-// It fails with what open and the archive fail with, which is tried again where it is
-// registry_unreachable; with unavailable and image_pull_stalled after [Config.PullStall] without progress,
-// and image_pull_failed where the engine does not take the image.
-func (e *Engine) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error), report func(protocol.PullProgress)) error {
+// It fails with the errors of open and of the archive, and retries those with reason registry_unreachable. It fails
+// with unavailable and image_pull_stalled after [Config.PullStall] without progress, and with image_pull_failed if the
+// engine refuses the image.
+func (e *Engine) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error),
+	report func(protocol.PullProgress)) error {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return err
@@ -51,8 +52,9 @@ func (e *Engine) TakeImage(ctx context.Context, ref string, open func(context.Co
 	})
 }
 
-// loadArchive has the engine load an archive while it is written.
-func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive, written func(layer string, done, total int64), moved func()) error {
+// loadArchive has the engine load an archive while the archive is written.
+func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive,
+	written func(layer string, done, total int64), moved func()) error {
 	content, out := io.Pipe()
 	ended := make(chan struct{})
 	go func() {
@@ -63,7 +65,7 @@ func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive, writt
 	answer, err := e.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
 	if err == nil {
 		err = readReport(answer.Body, func(*jsonmessage.JSONMessage) { moved() })
-		_ = answer.Body.Close() // it was read
+		_ = answer.Body.Close() // read completely
 	}
 	failed := body.close()
 	content.CloseWithError(errors.New("the engine stopped reading"))
@@ -72,25 +74,26 @@ func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive, writt
 		return failed
 	}
 	err = translate(ctx, c, err)
-	e.log.Info("the engine did not take an image", "image", c.name, "error", fmt.Sprintf("%.500q", err.Error()))
+	e.log.Info("the engine refused an image", "image", c.name, "error", fmt.Sprintf("%.500q", err.Error()))
 	return pullError(c.name, err, false)
 }
 
-// TagImage gives an image one more name, and takes that name from any other image.
+// TagImage gives an image another name; an image that had that name loses it.
 func (e *Engine) TagImage(ctx context.Context, refOrID, name string) error {
-	return e.do(ctx, call{verb: "tag", kind: kindImage, name: refOrID, limit: e.changeLimit()}, func(ctx context.Context) error {
-		return e.client.ImageTag(ctx, refOrID, name)
-	})
+	return e.do(ctx, call{verb: "tag", kind: kindImage, name: refOrID, limit: e.changeLimit()},
+		func(ctx context.Context) error {
+			return e.client.ImageTag(ctx, refOrID, name)
+		})
 }
 
-// Login is what the worker's Docker configuration has for a registry; the zero value is nothing.
+// Login are the credentials for a registry in the worker's Docker configuration. The zero value means none.
 type Login struct{ Username, Password, IdentityToken, RegistryToken string }
 
-// LoginFor reads the credentials for the registry of a reference; nothing where they cannot be read.
+// LoginFor reads the credentials for the registry of a reference. It returns none if they cannot be read.
 func (e *Engine) LoginFor(ctx context.Context, ref string) Login {
 	found, err := loginFor(ctx, e.dockerConfig, registryOf(ref))
 	if err != nil {
-		e.log.Warn("the credentials for a registry cannot be read; trying without", "registry", registryOf(ref), "error", err)
+		e.log.Warn("could not read the credentials for a registry; trying without", "registry", registryOf(ref), "error", err)
 		return Login{}
 	}
 	return Login{found.Username, found.Password, found.IdentityToken, found.RegistryToken}

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// smallImage is an archive with one image of an empty layer.
+// smallImage returns an archive of an image with one empty layer.
 func smallImage(t *testing.T, name, labels string) docker.Archive {
 	t.Helper()
 	file := func(out *tar.Writer, name string, content []byte) {
@@ -28,8 +28,10 @@ func smallImage(t *testing.T, name, labels string) docker.Archive {
 	check(t, tar.NewWriter(&layer).Close())
 	out := tar.NewWriter(&all)
 	file(out, "layer.tar", layer.Bytes())
-	file(out, "config.json", fmt.Appendf(nil, `{"os": "linux", "architecture": "amd64", "config": {"Labels": {%s}}, "rootfs": {"type": "layers", "diff_ids": ["sha256:%x"]}}`, labels, sha256.Sum256(layer.Bytes())))
-	file(out, "manifest.json", fmt.Appendf(nil, `[{"Config": "config.json", "RepoTags": [%q], "Layers": ["layer.tar"]}]`, name))
+	file(out, "config.json", fmt.Appendf(nil,
+		`{"os": "linux", "architecture": "amd64", "config": {"Labels": {%s}}, "rootfs": {"type": "layers", "diff_ids": ["sha256:%x"]}}`, labels, sha256.Sum256(layer.Bytes())))
+	file(out, "manifest.json", fmt.Appendf(nil, `[{"Config": "config.json", "RepoTags": [%q], "Layers": ["layer.tar"]}]`,
+		name))
 	check(t, out.Close())
 	return func(_ context.Context, w io.Writer, moved func(string, int64, int64)) error {
 		_, err := w.Write(all.Bytes())
@@ -42,26 +44,29 @@ func opened(a docker.Archive) func(context.Context) (docker.Archive, error) {
 	return func(context.Context) (docker.Archive, error) { return a, nil }
 }
 
-func TestAnImageIsTakenFromElsewhere(t *testing.T) {
+func TestAnImageIsLoadedFromAnArchive(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond })
 	ctx, name := t.Context(), "boxfleet.local/"+strings.ToLower(b.name("taken"))+":1"
 	t.Cleanup(func() { check(t, b.RemoveImage(context.Background(), name)) })
 	var last protocol.PullProgress
-	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(smallImage(t, name, "")), func(p protocol.PullProgress) { last = p }))
+	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(smallImage(t, name, "")),
+		func(p protocol.PullProgress) { last = p }))
 	found, err := b.FindImage(ctx, name)
 	check(t, err)
-	if found.ID == "" || !last.Complete || last.Image != "registry.test/app:1" || last.Layers != 1 || last.LayersDone != 1 || last.Done == 0 || last.Done != last.Total {
+	if found.ID == "" || !last.Complete || last.Image != "registry.test/app:1" || last.Layers != 1 ||
+		last.LayersDone != 1 || last.Done == 0 || last.Done != last.Total {
 		t.Errorf("the image is %+v, the last progress %+v", found, last)
 	}
 	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(nil), nil)) // it is there
 }
 
-func TestAnImageThatIsNotTakenSaysWhy(t *testing.T) {
+func TestErrorsSayWhyAnImageWasNotLoaded(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t, func(c *docker.Config) { c.RetryPause = time.Millisecond }), t.Context()
 	impatient := newBench(t, func(c *docker.Config) { c.PullStall = 100 * time.Millisecond })
-	tries, broken := 0, protocol.Errorf(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "it broke off")
+	tries, broken := 0, protocol.Errorf(protocol.Unavailable, protocol.ReasonRegistryUnreachable,
+		"it closed the connection")
 	write := func(text string, err error) docker.Archive {
 		return func(_ context.Context, w io.Writer, _ func(string, int64, int64)) error {
 			_, writeErr := io.WriteString(w, text)
@@ -76,12 +81,14 @@ func TestAnImageThatIsNotTakenSaysWhy(t *testing.T) {
 		open func(context.Context) (docker.Archive, error)
 		want error
 	}{
-		"no manifest":      {func(context.Context) (docker.Archive, error) { return nil, errDenied }, errDenied},
-		"a hanging one":    {func(ctx context.Context) (docker.Archive, error) { return nil, hang(ctx, nil, nil) }, errStalled},
-		"a hanging layer":  {opened(hang), errStalled},
-		"what is no tar":   {opened(write(strings.Repeat("secret", 1000), nil)), errPullFailed},
-		"a broken layer":   {opened(write("begun", errDenied)), errDenied},
-		"one that is lost": {func(context.Context) (docker.Archive, error) { tries++; return write("begun", broken), nil }, broken},
+		"no manifest": {func(context.Context) (docker.Archive, error) { return nil, errDenied }, errDenied},
+		"a hanging one": {func(ctx context.Context) (docker.Archive, error) { return nil, hang(ctx, nil, nil) },
+			errStalled},
+		"a hanging layer": {opened(hang), errStalled},
+		"what is no tar":  {opened(write(strings.Repeat("secret", 1000), nil)), errPullFailed},
+		"a broken layer":  {opened(write("begun", errDenied)), errDenied},
+		"one that is lost": {func(context.Context) (docker.Archive, error) { tries++; return write("begun", broken), nil },
+			broken},
 	} {
 		by := b
 		if c.want == error(errStalled) {
@@ -93,12 +100,12 @@ func TestAnImageThatIsNotTakenSaysWhy(t *testing.T) {
 		}
 	}
 	if tries != 3 {
-		t.Errorf("a registry that breaks off was tried %d times, want 3", tries)
+		t.Errorf("a registry that closes connections was tried %d times, want 3", tries)
 	}
 }
 
-// An engine gives a container the labels of its image, whoever makes it.
-func TestAContainerOfAnImageWithOurLabelsIsDoubtful(t *testing.T) {
+// An engine gives each container the labels of its image.
+func TestAContainerIsDoubtfulIfItsImageHasBoxfleetLabels(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBench(t), t.Context()
 	name := "boxfleet.local/" + strings.ToLower(b.name("labels")) + ":1"
@@ -108,8 +115,9 @@ func TestAContainerOfAnImageWithOurLabelsIsDoubtful(t *testing.T) {
 	plain := b.sleeper()
 	plain.Labels = map[string]string{docker.LabelSandbox: "plain"}
 	plainID := b.create(t, plain, false)
-	ours := docker.ContainerSpec{Name: b.name("hostile"), Image: name, Entrypoint: []string{"/x"}, Labels: map[string]string{docker.LabelSandbox: "mine"},
-		Binds: []docker.Bind{{Source: "/etc", Target: "/x", ReadOnly: true}}}
+	ours := docker.ContainerSpec{Name: b.name("hostile"), Image: name, Entrypoint: []string{"/x"},
+		Labels: map[string]string{docker.LabelSandbox: "mine"},
+		Binds:  []docker.Bind{{Source: "/etc", Target: "/x", ReadOnly: true}}}
 	hostileID := b.create(t, ours, false)
 	all, err := b.Containers(ctx)
 	check(t, err)
@@ -118,13 +126,14 @@ func TestAContainerOfAnImageWithOurLabelsIsDoubtful(t *testing.T) {
 		check(t, err)
 		for _, c := range []docker.Container{c, inspected} {
 			hostile := c.Name == ours.Name
-			if c.Doubtful != hostile || hostile && (len(c.Binds) != 1 || c.Binds[0] != "/etc" || c.Labels[docker.LabelSandbox] != "mine" || c.Labels[docker.LabelGPUs] != "") {
+			if c.Doubtful != hostile || hostile && (len(c.Binds) != 1 || c.Binds[0] != "/etc" ||
+				c.Labels[docker.LabelSandbox] != "mine" || c.Labels[docker.LabelGPUs] != "") {
 				t.Errorf("got %+v", c)
 			}
 		}
 	}
 	if len(all) != 2 {
-		t.Errorf("there are %d", len(all))
+		t.Errorf("got %d containers", len(all))
 	}
 	check(t, b.RemoveContainer(ctx, plainID))
 	check(t, b.RemoveContainer(ctx, hostileID))

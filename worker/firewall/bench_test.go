@@ -16,11 +16,11 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// listenVariable has the test binary be an engine's process: it listens on that socket, until it is
-// killed.
+// listenVariable makes the test binary act as an engine's process, which listens on that socket until it is killed.
 const listenVariable = "BOXFLEET_TEST_LISTEN"
 
-// engineVariable has it be a worker that looks for the engine at that address, and says how it went.
+// engineVariable makes the test binary act as a worker that writes rules for the engine at that address and prints the
+// result.
 const engineVariable = "BOXFLEET_TEST_ENGINE"
 
 func TestMain(m *testing.M) {
@@ -46,11 +46,11 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// Name servers of the host, by its file: the first becomes its own address where a test says so.
+// Name servers in the host's resolv.conf. Some tests give the host the first address.
 const hostServer, otherServer = "10.77.0.1", "10.77.0.2"
 
-// host is a network namespace that stands for a Docker host, with a process that listens in it as an
-// engine does.
+// host is a network namespace that stands for a Docker host, with a process that listens in the namespace like an
+// engine.
 type host struct {
 	t         testing.TB
 	namespace string
@@ -60,16 +60,18 @@ type host struct {
 func newHost(t testing.TB) *host {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Fatal("network namespaces take root")
+		t.Fatal("network namespaces need root")
 	}
 	dir := t.TempDir()
-	h := &host{t: t, namespace: fmt.Sprintf("boxfleet-wall-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9), engine: "unix://" + filepath.Join(dir, "s")}
+	h := &host{t: t, namespace: fmt.Sprintf("boxfleet-firewall-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9),
+		engine: "unix://" + filepath.Join(dir, "s")}
 	run(t, "ip", "netns", "add", h.namespace)
 	t.Cleanup(func() { run(t, "ip", "netns", "delete", h.namespace) })
 	h.ip("link", "set", "lo", "up")
 	servers := filepath.Join(dir, "resolv.conf")
 	check(t, os.WriteFile(servers, []byte("nameserver "+hostServer+"\nnameserver 127.0.0.53\nnameserver "+otherServer+"\n"), 0o644))
-	listener := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec nsenter --net="$1" "$2"`,
+	listener := exec.Command("unshare", "--mount", "sh", "-c",
+		`mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec nsenter --net="$1" "$2"`,
 		servers, "/run/netns/"+h.namespace, os.Args[0])
 	listener.Env = append(os.Environ(), listenVariable+"="+filepath.Join(dir, "s"))
 	if err := listener.Start(); err != nil {
@@ -82,7 +84,7 @@ func newHost(t testing.TB) *host {
 			return h
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody listens")
+			t.Fatal("the engine's process does not listen")
 		}
 	}
 }
@@ -91,7 +93,7 @@ func (h *host) ip(args ...string) string {
 	return run(h.t, "ip", append([]string{"-n", h.namespace}, args...)...)
 }
 
-// index is the number of an interface.
+// index returns the number of an interface.
 func (h *host) index(name string) (index int) {
 	h.t.Helper()
 	number, _, _ := strings.Cut(h.ip("-o", "link", "show", name), ":")
@@ -104,20 +106,20 @@ func (h *host) nft(args ...string) string {
 	return run(h.t, "ip", append([]string{"netns", "exec", h.namespace, "nft"}, args...)...)
 }
 
-// bridge makes the bridge of a network, with its gateway's address.
+// bridge creates the bridge of a network, with the gateway's address.
 func (h *host) bridge(n firewall.Network) {
 	h.ip("link", "add", n.Bridge, "type", "bridge")
 	h.ip("address", "add", netip.PrefixFrom(n.Subnet.Addr().Next(), n.Subnet.Bits()).String(), "dev", n.Bridge)
 }
 
-// ruled says whether what comes from a network's bridge is led to its chain.
+// ruled reports whether packets from a network's bridge go to its chain.
 func (h *host) ruled(n firewall.Network) bool {
 	rules := h.nft("list", "ruleset")
 	return strings.Contains(rules, "chain "+n.Bridge+" ") && strings.Contains(rules, ": goto "+n.Bridge)
 }
 
-func (h *host) wall(change func(*firewall.Config)) *firewall.Firewall {
-	cfg := firewall.Config{Deployment: "test-wall", Engine: h.engine}
+func (h *host) firewall(change func(*firewall.Config)) *firewall.Firewall {
+	cfg := firewall.Config{Deployment: "test-main", Engine: h.engine}
 	if change != nil {
 		change(&cfg)
 	}

@@ -14,27 +14,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Engine that is killed while it makes a network leaves its bridge, and does not know it when it is
-// back. The table therefore keeps, in a set, the name of each bridge that this deployment asked for,
-// from before it can be there until it was seen to be gone: whose it is can then be told on a machine
-// that several deployments, and several Engines in one network namespace, share.
+// An engine that is killed while it creates a network leaves the bridge behind and does not know it after its restart.
+// The table therefore records the name of each bridge in a set, from before the engine is asked to create it until it
+// is known to be gone. The record tells which deployment a bridge belongs to, on a machine that several deployments, or
+// several engines in one network namespace, share.
 
 // Bridge is a bridge in the engine's network namespace that was made for this deployment.
 type Bridge struct {
 	Name   string
-	Subnet netip.Prefix // by its name
-	Index  int          // of the interface: another one of the same name has another
+	Subnet netip.Prefix // from its name
+	Index  int          // of the interface; changes if the bridge is deleted and created again
 }
 
-// Exists says whether an interface of that name is in the namespace, whoever made it.
+// Exists reports whether the namespace has an interface of that name, whoever created it.
 func (f *Firewall) Exists(bridge string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.enter() == nil && f.place.exists(bridge)
 }
 
-// Subnets are those of all bridges of sandboxes in the namespace, of whichever deployment, as their names
-// say; nil where the namespace cannot be looked into.
+// Subnets returns the subnets of all sandbox bridges in the namespace, of any deployment, by their names. It returns
+// nil if the namespace cannot be read.
 func (f *Firewall) Subnets() (found []netip.Prefix) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -53,9 +53,9 @@ func (f *Firewall) Subnets() (found []netip.Prefix) {
 	return found
 }
 
-// Abandoned lists the bridges that were made for this deployment and that no network is known to have:
-// not those that somebody else protects too, nor those that have interfaces. What it has on record and
-// is gone it forgets.
+// Abandoned lists the bridges that were made for this deployment and belong to no known network. Bridges that another
+// deployment protects and bridges with interfaces are not listed. Recorded bridges that no longer exist are removed
+// from the record.
 func (f *Firewall) Abandoned() ([]Bridge, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -63,7 +63,7 @@ func (f *Firewall) Abandoned() ([]Bridge, error) {
 	return abandoned, explain(err)
 }
 
-// RemoveBridge removes a bridge if it is still what [Firewall.Abandoned] listed, and says whether it did.
+// RemoveBridge removes a bridge if [Firewall.Abandoned] would still list it, and reports whether it did.
 func (f *Firewall) RemoveBridge(b Bridge) (removed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,7 +109,7 @@ func (f *Firewall) abandoned() ([]Bridge, error) {
 	return abandoned, f.unrecord(gone)
 }
 
-// recorded lists the bridges on record of which no network is known.
+// recorded lists the recorded bridges that belong to no known network.
 func (f *Firewall) recorded() ([]string, error) {
 	conn, err := f.dial()
 	if err != nil {
@@ -141,7 +141,7 @@ func (f *Firewall) unrecord(bridges []string) error {
 	})
 }
 
-// protectedByOthers are the bridges that have a chain in the table of another deployment.
+// protectedByOthers returns the bridges that have a chain in the table of another deployment.
 func (f *Firewall) protectedByOthers() (map[string]bool, error) {
 	conn, err := f.dial()
 	if err != nil {
@@ -157,7 +157,7 @@ func (f *Firewall) protectedByOthers() (map[string]bool, error) {
 	return others, err
 }
 
-// bridgeSubnet is the inverse of [BridgeName].
+// bridgeSubnet returns the subnet of a bridge; it is the inverse of [BridgeName].
 func bridgeSubnet(name string) (netip.Prefix, bool) {
 	text, ok := strings.CutPrefix(name, BridgePrefix)
 	address, err := hex.DecodeString(text)
@@ -169,11 +169,11 @@ func bridgeSubnet(name string) (netip.Prefix, bool) {
 
 // link is an interface in a network namespace.
 type link struct {
-	index, master int // master is the index of the bridge that it is in, 0 for none
+	index, master int // master is the index of the bridge that the interface is attached to, 0 for none
 	name, kind    string
 }
 
-// abandoned says whether it is a bridge, and has no interface.
+// abandoned reports whether the interface is a bridge with no interfaces attached.
 func (l link) abandoned(all []link) bool {
 	return l.kind == "bridge" && !slices.ContainsFunc(all, func(o link) bool { return o.master == l.index })
 }
@@ -227,7 +227,7 @@ func (n *namespace) links() ([]link, error) {
 	return links, nil
 }
 
-// removeLink removes an interface; one that is gone is no error.
+// removeLink removes an interface. Absent is no error.
 func (n *namespace) removeLink(index int) error {
 	conn, err := n.route()
 	if err != nil {
@@ -245,7 +245,7 @@ func (n *namespace) removeLink(index int) error {
 	return err
 }
 
-// route makes a connection to the kernel's interfaces in the namespace.
+// route opens a netlink connection for the interfaces of the namespace.
 func (n *namespace) route() (*netlink.Conn, error) {
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: n.fd()})
 	if err != nil {
@@ -254,7 +254,7 @@ func (n *namespace) route() (*netlink.Conn, error) {
 	return conn, conn.SetDeadline(time.Now().Add(transactionLimit))
 }
 
-// exists says whether an interface of that name is in the namespace.
+// exists reports whether the namespace has an interface of that name.
 func (n *namespace) exists(name string) bool {
 	request, err := unix.NewIfreq(name)
 	return err == nil && unix.IoctlIfreq(n.probe, unix.SIOCGIFINDEX, request) == nil

@@ -7,22 +7,22 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans has bridges of all kinds in one namespace.
-func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
+// TestOnlyBridgesMadeForADeploymentAreItsOrphans has bridges of all kinds in one namespace.
+func TestOnlyBridgesMadeForADeploymentAreItsOrphans(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	ours := h.wall(nil)
-	theirs := h.wall(func(c *firewall.Config) { c.Deployment = "test-other" })
+	ours := h.firewall(nil)
+	theirs := h.firewall(func(c *firewall.Config) { c.Deployment = "test-other" })
 	check(t, ours.Sync(ours.Mark(), nil))
 	check(t, theirs.Sync(theirs.Mark(), nil))
 	const (
 		orphan = iota
-		used   // it has an interface
-		shared // another deployment has its rules there, too
+		used   // has an interface
+		shared // another deployment has rules for it, too
 		foreign
-		gone // it was made, and is not there any more
+		gone // was created and deleted
 		known
-		odd // no bridge
+		odd // not a bridge
 	)
 	bridge := func(i int) string { return network(i, "internet").Bridge }
 	for _, i := range []int{orphan, used, shared, gone, known, odd} {
@@ -46,7 +46,7 @@ func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
 		check(t, ours.Forget(bridge(i)))
 	}
 
-	again := h.wall(nil) // another worker, later: the record is in the table
+	again := h.firewall(nil) // a later worker: the record is in the table
 	check(t, again.Sync(again.Mark(), []firewall.Network{network(known, "internet")}))
 	for who, f := range map[string]*firewall.Firewall{"who forgot them": ours, "who comes later": again} {
 		found, err := f.Abandoned()
@@ -55,10 +55,11 @@ func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
 			t.Fatalf("%s finds %+v", who, found)
 		}
 	}
-	record := h.nft("list", "set", "inet", "boxfleet-test-wall", "made")
-	for i, want := range map[int]bool{orphan: true, used: true, shared: true, known: true, odd: true, gone: false, foreign: false} {
+	record := h.nft("list", "set", "inet", "boxfleet-test-main", "made")
+	for i, want := range map[int]bool{orphan: true, used: true, shared: true, known: true, odd: true, gone: false,
+		foreign: false} {
 		if strings.Contains(record, `"`+bridge(i)+`"`) != want {
-			t.Errorf("%s on record: %t, want %t", bridge(i), !want, want)
+			t.Errorf("%s is recorded: %t, want %t", bridge(i), !want, want)
 		}
 	}
 
@@ -74,7 +75,8 @@ func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
 			t.Errorf("%s: the bridge is gone", what)
 		}
 	}
-	for what, i := range map[string]int{"in use": used, "shared": shared, "another's": foreign, "known": known, "no bridge": odd} {
+	for what, i := range map[string]int{"in use": used, "shared": shared, "another's": foreign, "known": known,
+		"no bridge": odd} {
 		refused(what, firewall.Bridge{Name: bridge(i), Index: h.index(bridge(i))})
 	}
 	h.ip("link", "set", "port", "master", bridge(orphan))
@@ -96,9 +98,9 @@ func TestOnlyBridgesThatWereMadeForADeploymentAreItsOrphans(t *testing.T) {
 		t.Errorf("removed %t, %v", removed, err)
 	}
 	if again.Exists(bridge(orphan)) {
-		t.Error("the bridge is there")
+		t.Error("the bridge still exists")
 	}
 	if found, err := again.Abandoned(); len(found) > 0 || err != nil {
-		t.Errorf("there is still %+v, %v", found, err)
+		t.Errorf("still abandoned: %+v, %v", found, err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// in runs f in a network namespace. What it dials stays there.
+// in runs f in a network namespace. Connections that f opens stay there.
 func in(t *testing.T, namespace string, f func() error) {
 	t.Helper()
 	done := make(chan error)
@@ -43,7 +43,7 @@ func in(t *testing.T, namespace string, f func() error) {
 	check(t, <-done)
 }
 
-// beside makes a namespace with a link to the host, whose end there has a name.
+// beside creates a namespace with a link to the host; the host's end has the given name.
 func (h *host) beside(t *testing.T, name, link, address, gateway string) string {
 	t.Helper()
 	namespace := h.namespace + "-" + name
@@ -51,13 +51,14 @@ func (h *host) beside(t *testing.T, name, link, address, gateway string) string 
 	t.Cleanup(func() { run(t, "ip", "netns", "delete", namespace) })
 	h.ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
 	h.ip("link", "set", link, "up")
-	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", address, "dev", "eth0"}, {"link", "set", "eth0", "up"}, {"route", "add", "default", "via", gateway}} {
+	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", address, "dev", "eth0"},
+		{"link", "set", "eth0", "up"}, {"route", "add", "default", "via", gateway}} {
 		run(t, "ip", append([]string{"-n", namespace}, args...)...)
 	}
 	return namespace
 }
 
-// sandbox makes the bridge of a network, and a namespace on it.
+// sandbox creates the bridge of a network, and a namespace attached to the bridge.
 func (h *host) sandbox(t *testing.T, n firewall.Network) string {
 	t.Helper()
 	h.bridge(n)
@@ -69,9 +70,9 @@ func (h *host) sandbox(t *testing.T, n firewall.Network) string {
 	return namespace
 }
 
-// TestConnectionsOfANetworkAreCounted opens more than a network may have, to a machine beside the host. Another
-// network of the host has its own.
-func TestConnectionsOfANetworkAreCounted(t *testing.T) {
+// TestConnectionsOfANetworkAreLimited opens more connections to another machine than a network may have. Another
+// network has a limit of its own.
+func TestConnectionsOfANetworkAreLimited(t *testing.T) {
 	t.Parallel()
 	const most, internet = 20, "9.9.9.9"
 	h := newHost(t)
@@ -87,12 +88,12 @@ func TestConnectionsOfANetworkAreCounted(t *testing.T) {
 		}
 		return err // the kernel answers
 	})
-	f := h.wall(func(c *firewall.Config) { c.MostConns = most })
+	f := h.firewall(func(c *firewall.Config) { c.MostConns = most })
 	greedy, modest := network(1, "internet"), network(2, "internet")
 	check(t, f.Protect(greedy))
 	check(t, f.Protect(modest))
 	if !f.Counts() {
-		t.Fatal("this kernel cannot count connections: there is nothing to test")
+		t.Fatal("this kernel cannot count connections, so there is nothing to test")
 	}
 	dial := func(namespace string, n int) (open int, last error) {
 		t.Helper()
@@ -117,12 +118,13 @@ func TestConnectionsOfANetworkAreCounted(t *testing.T) {
 		t.Errorf("%d connections are open, want %d; the last one: %v", open, most, err)
 	}
 	if open, err := dial(other, 3); open != 3 {
-		t.Errorf("of the other network %d of 3 are open: %v", open, err)
+		t.Errorf("the other network has %d of 3 connections open: %v", open, err)
 	}
-	// Rules that are written again do not forget what was counted.
+	// Rewriting the rules does not reset the counts.
 	check(t, f.Sync(f.Mark(), []firewall.Network{greedy, modest}))
 	if open, _ := dial(one, 3); open != 0 {
-		t.Errorf("after the rules were written again %d more are open:\n%s", open, h.nft("list", "table", "inet", "boxfleet-test-wall"))
+		t.Errorf("after the rules were rewritten, %d more connections are open:\n%s", open,
+			h.nft("list", "table", "inet", "boxfleet-test-main"))
 	}
 	check(t, f.Forget(greedy.Bridge))
 	check(t, f.Remove())

@@ -2,14 +2,21 @@
 // private ranges and from cloud metadata, by nftables in the network namespace of the Docker Engine.
 //
 //	packet from a sandbox ─► prerouting ─► chain of its bridge ─► never, internet, none or its ranges
-//	                             │            (source, answers, the host, how many, its own network)
-//	                             └─► input: nothing that a sandbox began ends at the host
+//	                             │            (source, replies, the host, connection limit, its own network)
+//	                             └─► input: no connection that a sandbox opens ends at the host
 //
-// A table of its own, with its own base chains, is nobody else's: Docker's daemon rebuilds its rules at
-// each start and an operator's firewall is loaded anew, and neither touches this one. Its chains come
-// before address translation, so that a port that is published on the host is seen as the host's. Each
-// deployment has its own table. Everything is written so that it may be written again: what is missing
-// is put back by the same transaction that made it.
+// Each deployment has a table of its own, with its own base chains. Docker rebuilds its rules at each start, and an
+// operator may reload a firewall; neither touches this table. Its chains run before address translation, so a port
+// published on the host counts as the host's. Every write is idempotent: the transaction that created a rule also
+// restores it.
+//
+//	firewall.go    protect, restore, check and remove the rules of networks
+//	rules.go       the rules themselves
+//	policy.go      what a sandbox may connect to, as text and as a value
+//	resolvers.go   the host's own addresses and name servers
+//	bridge.go      bridges that a killed engine left behind
+//	namespace.go   the engine's network namespace
+//	freeport.go    free ports in that namespace
 //
 // It may import protocol, and is the only package that knows nftables.
 package firewall

@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	// BridgePrefix begins the names of the bridges of all sandboxes, of whichever deployment.
+	// BridgePrefix is the prefix of the names of all sandbox bridges, of any deployment.
 	BridgePrefix = "bxf-"
-	// SubnetBits is the size of a sandbox's network: 16 addresses, of which the network itself, its
-	// gateway and its broadcasts have three.
+	// SubnetBits is the prefix length of a sandbox's network: 16 addresses, of which the network address, the gateway
+	// and the broadcast address take three.
 	SubnetBits = 28
 
 	transactionLimit = 10 * time.Second
-	socketBuffer     = 8 << 20 // for the kernel's answers to one transaction
+	socketBuffer     = 8 << 20 // for the kernel's replies to one transaction
 	atOnce           = 64      // networks in one transaction
 )
 
-// BridgeName is the name of the bridge of a sandbox's network. Subnets are a host's own, so names are.
+// BridgeName returns the name of the bridge of a sandbox's network. Subnets are unique on a host, so names are too.
 func BridgeName(subnet netip.Prefix) string {
 	a := subnet.Addr().As4()
 	return fmt.Sprintf("%s%08x", BridgePrefix, binary.BigEndian.Uint32(a[:]))
 }
 
-// Config is what a [Firewall] is made of.
+// Config configures a [Firewall].
 type Config struct {
 	Deployment string
 	Engine     string         // address of the Docker Engine
-	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, whatever it is allowed
+	Deny       []netip.Prefix // IPv4 ranges that no sandbox reaches, even if its policy allows them
 	Allow      []netip.Prefix // private IPv4 ranges that a policy may allow; nil: none
-	MostConns  int            // connections that what is in one network may have to others at a time; 0: any number
-	Pool       netip.Prefix   // where the networks of sandboxes come from
-	Resolvers  []netip.Addr   // name servers that sandboxes with mode internet may ask; default: those of the engine's host
+	MostConns  int            // maximum connections from one network to others at a time; 0: no limit
+	Pool       netip.Prefix   // the range that sandbox networks are taken from
+	Resolvers  []netip.Addr   // name servers for sandboxes with mode internet; default: those of the engine's host
 	Logger     *slog.Logger
 }
 
@@ -60,38 +60,39 @@ func (n Network) equal(o Network) bool {
 	return n.Bridge == o.Bridge && n.Subnet == o.Subnet && n.Policy.String() == o.Policy.String()
 }
 
-// Firewall is the table of a deployment in the network namespace of an engine. Its methods may be
-// called at the same time. They return errors of type *protocol.Error: failed_precondition with reason
-// firewall_unavailable where this host cannot be protected, unavailable where trying again may help.
+// Firewall manages the table of a deployment in the network namespace of an engine. Its methods may be called
+// concurrently. They return errors of type *protocol.Error: failed_precondition with reason firewall_unavailable if
+// this host cannot be protected, unavailable if a retry may help.
 type Firewall struct {
 	cfg   Config
 	table string
 
 	mu     sync.Mutex
 	place  *namespace
-	silent bool              // the kernel cannot answer before routing
-	counts bool              // the kernel can count connections, as far as was tried
+	silent bool              // the kernel cannot reject before routing, so packets are dropped without a reply
+	counts bool              // the kernel can count connections, as far as is known
 	known  map[string]*entry // by bridge
-	gone   map[string]uint64 // by bridge: when it was forgotten, until a list is younger
-	clock  uint64
+	gone   map[string]uint64 // by bridge: when its network was forgotten, until a list is newer
+	clock  uint64            // counts changes of known and gone
 }
 
 // entry is a network that should be protected.
 type entry struct {
 	Network
-	set    uint64 // when it was told, by the firewall's clock
-	listed bool   // the engine has had it since
+	set    uint64 // when it was protected, by the firewall's clock
+	listed bool   // the engine has had the network since
 }
 
-// New makes a firewall. Nothing is looked at or changed yet.
+// New returns a firewall. It does not read or change the host yet.
 func New(cfg Config) *Firewall {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, counts: true, known: map[string]*entry{}, gone: map[string]uint64{}}
+	return &Firewall{cfg: cfg, table: "boxfleet-" + cfg.Deployment, counts: true, known: map[string]*entry{},
+		gone: map[string]uint64{}}
 }
 
-// enter finds the namespace of the engine, where that was not done. The caller holds the lock.
+// enter opens the engine's namespace if it is not open. The caller holds the lock.
 func (f *Firewall) enter() error {
 	if f.place != nil {
 		return nil
@@ -103,14 +104,14 @@ func (f *Firewall) enter() error {
 	return err
 }
 
-// Counts says whether the connections of networks are bounded, as far as was tried.
+// Counts reports whether the connections of networks are limited, as far as is known.
 func (f *Firewall) Counts() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.counts && f.cfg.MostConns > 0
 }
 
-// Close lets go of the namespace. The rules stay.
+// Close releases the namespace. The rules stay.
 func (f *Firewall) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -124,16 +125,16 @@ func (f *Firewall) leave() {
 	}
 }
 
-// Protect makes the rules of a network, or makes them anew, with one transaction. The network need not
-// be there yet; from its first packet on it is protected.
+// Protect writes, or rewrites, the rules of a network in one transaction. The network need not exist yet; it is
+// protected from its first packet on.
 func (f *Firewall) Protect(n Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.protect(n)
 }
 
-// Restore is [Firewall.Protect] of a network whose rules should be there, as far as they are not: to look
-// costs the kernel much less than to write.
+// Restore protects a network that should be protected already. It writes only if rules are missing, because reading
+// costs the kernel much less than writing.
 func (f *Firewall) Restore(n Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -157,8 +158,8 @@ func (f *Firewall) protect(n Network) error {
 	return explain(err)
 }
 
-// Check shows that the rules are where the engine works: that a bridge of it, of those given, is in the
-// namespace which this firewall writes to.
+// Check verifies that the rules are in the namespace that the engine works in: one of the given bridges of the engine
+// must be in the namespace that this firewall writes to.
 func (f *Firewall) Check(bridges ...Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -167,7 +168,7 @@ func (f *Firewall) Check(bridges ...Network) error {
 			return false
 		}
 		if e := f.known[n.Bridge]; e != nil && !e.listed {
-			// It is there since now: a list that was asked for before does not say that it is gone.
+			// The network exists from now on: an older list without it does not mean that it is gone.
 			f.clock++
 			e.listed, e.set = true, f.clock
 		}
@@ -181,15 +182,16 @@ func (f *Firewall) Check(bridges ...Network) error {
 		return err
 	}
 	if !slices.ContainsFunc(bridges, here) {
-		f.retreat()
-		return unprotected("the engine's bridge %s is not in the network namespace of the process behind %s", bridges[0].Bridge, f.cfg.Engine)
+		f.removeMisplaced()
+		return unprotected("the engine's bridge %s is not in the network namespace of the process behind %s",
+			bridges[0].Bridge, f.cfg.Engine)
 	}
 	return nil
 }
 
-// retreat takes the table out of a namespace that is not the engine's: that none of the bridges with
-// rules is in, whoever wrote them.
-func (f *Firewall) retreat() {
+// removeMisplaced removes the table from a namespace that is not the engine's: none of the bridges with rules is in
+// that namespace.
+func (f *Firewall) removeMisplaced() {
 	ruled, err := f.bridges()
 	if err != nil {
 		f.leave()
@@ -201,12 +203,13 @@ func (f *Firewall) retreat() {
 		}
 	}
 	if err := f.transact(func(s *script) error { s.conn.DelTable(s.table); return nil }); err != nil {
-		f.cfg.Logger.Warn("rules are left in a network namespace that is not the engine's", "table", f.table, "error", err)
+		f.cfg.Logger.Warn("could not remove the rules from a network namespace that is not the engine's", "table", f.table,
+			"error", err)
 	}
 	f.leave()
 }
 
-// Forget takes the rules of a network away, which must be gone or empty. Absent is no error.
+// Forget removes the rules of a network, which must be gone or empty. Absent is no error.
 func (f *Firewall) Forget(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -214,13 +217,13 @@ func (f *Firewall) Forget(bridge string) error {
 	f.clock++
 	f.gone[bridge] = f.clock
 	if f.place == nil {
-		return nil // Sync will
+		return nil // Sync removes the rules
 	}
 	return f.forget([]string{bridge})
 }
 
-// Gone says, after [Firewall.Forget], that the engine has removed the network. A Sync between the two, with
-// a list that still had it, may have written its rules again.
+// Gone records, after [Firewall.Forget], that the engine has removed the network, and removes its rules again. A Sync
+// between the two may have restored them, with a list that still had the network.
 func (f *Firewall) Gone(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -233,16 +236,15 @@ func (f *Firewall) Gone(bridge string) error {
 	return f.forget([]string{bridge})
 }
 
-// Mark is a moment by the firewall's own clock, for [Firewall.Sync].
+// Mark returns a point in time by the firewall's own clock, for [Firewall.Sync].
 func (f *Firewall) Mark() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.clock
 }
 
-// Sync writes all rules anew, which puts back what is missing, and takes away the rules of networks that
-// are gone. listed is what the engine has, asked for after mark was taken; what was told since is left
-// as it is.
+// Sync rewrites all rules, which restores missing ones, and removes the rules of networks that are gone. listed are the
+// engine's networks, listed after mark was taken; changes since then stay.
 func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -271,8 +273,8 @@ func (f *Firewall) Sync(mark uint64, listed []Network) error {
 	return f.prune()
 }
 
-// prune removes the chains of bridges that no network is known to have. Only who knows what the engine
-// has may: what a worker learnt since its start is not all.
+// prune removes the chains of bridges that belong to no known network. It may only be called with the engine's complete
+// list of networks known: the networks that a worker has handled since its start are not all.
 func (f *Firewall) prune() error {
 	there, err := f.bridges()
 	if err != nil {
@@ -282,8 +284,7 @@ func (f *Firewall) prune() error {
 	return f.forget(slices.Collect(maps.Keys(there)))
 }
 
-// writeAll writes everything that should be there, and leaves the rest. It enters the namespace where
-// that was not done. The caller holds the lock.
+// writeAll writes all rules that should exist, and removes none. The caller holds the lock.
 func (f *Firewall) writeAll() error {
 	if err := f.enter(); err != nil {
 		return err
@@ -296,7 +297,7 @@ func (f *Firewall) writeAll() error {
 	if errors.Is(err, unix.ENOENT) && f.counts && f.cfg.MostConns > 0 {
 		f.counts = false
 		if err = f.transact(f.common); err == nil {
-			f.cfg.Logger.Warn("the kernel cannot count connections (nft_connlimit): a sandbox may take the whole table of them")
+			f.cfg.Logger.Warn("the kernel cannot count connections (nft_connlimit): a sandbox can fill the host's table")
 		}
 	}
 	if err != nil {
@@ -315,7 +316,7 @@ func (f *Firewall) writeAll() error {
 		}
 	}
 	if missing > 0 {
-		f.cfg.Logger.Warn("rules of networks were missing and are put back", "networks", missing)
+		f.cfg.Logger.Warn("restoring missing firewall rules of networks", "networks", missing)
 	}
 	for some := range slices.Chunk(networks, atOnce) {
 		err := f.transact(func(s *script) error {
@@ -341,7 +342,7 @@ func (f *Firewall) common(s *script) error {
 	return s.common(resolvers, f.cfg.Resolvers, f.cfg.Deny)
 }
 
-// bridges are those that have a chain in the table.
+// bridges returns the bridges that have a chain in the table.
 func (f *Firewall) bridges() (map[string]bool, error) {
 	conn, err := f.dial()
 	if err != nil {
@@ -360,7 +361,7 @@ func (f *Firewall) bridges() (map[string]bool, error) {
 	return there, nil
 }
 
-// written says whether the chain of a bridge is, and has rules.
+// written reports whether the chain of a bridge exists and has rules.
 func (f *Firewall) written(bridge string) bool {
 	conn, err := f.dial()
 	if err != nil {
@@ -371,12 +372,14 @@ func (f *Firewall) written(bridge string) bool {
 	return err == nil && len(rules) > 0
 }
 
-// isBridge tells the chain of a network from the common ones.
+// isBridge reports whether a chain is that of a network, and not a common one.
 func isBridge(chain string) bool {
-	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainServers, chainInternet, chainPrivate, chainNone, chainRefuse, chainCounted}, chain)
+	return !slices.Contains([]string{chainPrerouting, chainInput, chainNever, chainServers, chainInternet, chainPrivate,
+		chainNone, chainRefuse, chainCounted}, chain)
 }
 
-// forget removes the chains of bridges. What is half there is made whole first.
+// forget removes the chains of bridges. An incomplete set of rules is completed first, because a transaction that
+// deletes something missing fails.
 func (f *Firewall) forget(bridges []string) error {
 	for _, bridge := range bridges {
 		remove := func(s *script) error { return s.forget(bridge) }
@@ -394,18 +397,18 @@ func (f *Firewall) forget(bridges []string) error {
 		if !there[bridge] {
 			continue
 		}
-		whole := func(s *script) error {
+		complete := func(s *script) error {
 			return s.network(Network{Bridge: bridge, Subnet: never[0], Policy: Policy{Mode: protocol.NetworkNone}})
 		}
-		if err := errors.Join(f.transact(whole), f.transact(remove)); err != nil {
+		if err := errors.Join(f.transact(complete), f.transact(remove)); err != nil {
 			return explain(err)
 		}
 	}
 	return nil
 }
 
-// Withdraw takes away the chains of bridges that are not there, and the table once it has none: for a
-// worker that protects no networks any more. Those whose networks are still there keep their rules.
+// Withdraw removes the chains of bridges that no longer exist, and the table when no chain is left. It is for a worker
+// that no longer protects networks; existing networks keep their rules.
 func (f *Firewall) Withdraw() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -429,8 +432,7 @@ func (f *Firewall) Withdraw() error {
 	return f.remove()
 }
 
-// Remove takes the deployment's whole table away: for a deployment that does not come back. Absent is
-// no error.
+// Remove removes the deployment's table, for a deployment that does not come back. Absent is no error.
 func (f *Firewall) Remove() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -449,7 +451,7 @@ func (f *Firewall) remove() error {
 	return explain(err)
 }
 
-// transact sends one transaction: all of it is done, or nothing.
+// transact sends one transaction. The kernel applies it completely or not at all.
 func (f *Firewall) transact(write func(*script) error) error {
 	conn, err := f.dial()
 	if err != nil {
@@ -467,17 +469,18 @@ func (f *Firewall) transact(write func(*script) error) error {
 	return conn.Flush()
 }
 
-// dial makes a connection to the kernel. It is opened for each use, so that an answer that nobody waited
-// for is never taken for another's.
+// dial opens a netlink connection. Each use has its own, so that a late reply is never taken for the reply to another
+// request.
 func (f *Firewall) dial() (*nftables.Conn, error) {
 	return nftables.New(nftables.WithNetNSFd(f.place.fd()), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		return errors.Join(c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer), c.SetDeadline(time.Now().Add(transactionLimit)))
+		return errors.Join(c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer),
+			c.SetDeadline(time.Now().Add(transactionLimit)))
 	}))
 }
 
-// DNS is what a container of a network with this policy should be told to ask, beside the engine's own names: nil leaves
-// it to the engine. A network that may not reach the internet asks nobody beyond what it is allowed: the
-// engine would ask on its behalf, from outside of the network, and carry out data in names.
+// DNS returns the name servers to configure in the containers of a network with this policy, in addition to the
+// engine's own names; nil leaves them to the engine. A network that may not reach the internet gets only name servers
+// that its policy allows: the engine would query others from outside of the network, and names can carry data out.
 func (f *Firewall) DNS(p Policy) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -488,7 +491,8 @@ func (f *Firewall) DNS(p Policy) []string {
 	var list []string
 	for _, a := range servers {
 		single := netip.PrefixFrom(a, 32)
-		if p.internet() || p.allows(a, f.cfg.Allow) && !protocol.RangeWithin(single, never) && !protocol.RangeWithin(single, f.cfg.Deny) {
+		if p.internet() || p.allows(a, f.cfg.Allow) && !protocol.RangeWithin(single, never) &&
+			!protocol.RangeWithin(single, f.cfg.Deny) {
 			list = append(list, a.String())
 		}
 	}
@@ -498,18 +502,21 @@ func (f *Firewall) DNS(p Policy) []string {
 	return list
 }
 
-// deadResolver is nobody: the engine asks it from inside of the container, where it means the container
+// deadResolver never answers: the engine queries it from inside the container, where the address means the container
 // itself.
 const deadResolver = "0.0.0.0"
 
-// Withheld returns the first range of a policy that is private, and that the operator does not let policies allow.
+// Withheld returns the first private range of a policy that the operator does not let policies allow.
 func (f *Firewall) Withheld(p Policy) (index int, is bool) {
-	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool { return protocol.PrivateRange(r) && !protocol.RangeWithin(r, f.cfg.Allow) })
+	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool {
+		return protocol.PrivateRange(r) &&
+			!protocol.RangeWithin(r, f.cfg.Allow)
+	})
 	return i, i >= 0
 }
 
-// Denied returns the first range of a policy that is never reached, because of what it is, because only
-// sandboxes or the host itself are there, or because the operator says so.
+// Denied returns the first range of a policy that no sandbox may reach: a special range, the sandboxes' own pool, an
+// address of the host, or a range that the operator denies.
 func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	denied := slices.Concat(never, f.cfg.Deny)
 	if f.cfg.Pool.IsValid() {
@@ -530,15 +537,17 @@ func unprotected(format string, args ...any) error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonFirewall, format, args...)
 }
 
-// explain says an error of the kernel in words.
+// explain translates an error of the kernel.
 func explain(err error) error {
 	var known *protocol.Error
 	switch {
 	case err == nil || errors.As(err, &known):
 		return err
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-		return unprotected("the worker may not write nftables rules in the engine's network namespace (CAP_NET_ADMIN): %v", err)
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
+		return unprotected("the worker may not write nftables rules in the engine's network namespace (CAP_NET_ADMIN): %v",
+			err)
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP),
+		errors.Is(err, unix.ENOENT):
 		return unprotected("the kernel lacks what nftables needs: %v", err)
 	}
 	return protocol.Errorf(protocol.Unavailable, "", "write nftables rules: %s", strings.TrimSpace(err.Error()))

@@ -13,10 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-func TestFiveHundredNetworksAreWrittenAndForgotten(t *testing.T) {
+func TestFiveHundredNetworksAreProtectedAndForgotten(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	check(t, f.Sync(f.Mark(), nil))
 	const n = 500
 	start := time.Now()
@@ -28,14 +28,14 @@ func TestFiveHundredNetworksAreWrittenAndForgotten(t *testing.T) {
 	check(t, f.Sync(f.Mark(), nil))
 	t.Logf("one network: %s; writing all %d anew: %s", each, n, time.Since(start))
 	if rules := h.nft("list", "ruleset"); strings.Count(rules, "chain bxf-") != n {
-		t.Errorf("there are %d chains", strings.Count(rules, "chain bxf-"))
+		t.Errorf("got %d chains", strings.Count(rules, "chain bxf-"))
 	}
 	start = time.Now()
 	for i := range n {
 		check(t, f.Forget(network(i, "internet").Bridge))
 	}
 	t.Logf("forgetting one: %s", time.Since(start)/n)
-	if found, err := f.Abandoned(); len(found) > 0 || err != nil { // the record of them goes, too
+	if found, err := f.Abandoned(); len(found) > 0 || err != nil { // they are removed from the record, too
 		t.Errorf("abandoned: %v, %v", found, err)
 	}
 	if rules := h.nft("list", "ruleset"); strings.Contains(rules, "bxf-0") {
@@ -48,7 +48,7 @@ func TestFiveHundredNetworksAreWrittenAndForgotten(t *testing.T) {
 	}
 }
 
-func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
+func TestPoliciesAreParsedAsTheyAreWritten(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"internet", "none", "allow 10.0.0.0/8", "allow 10.0.0.0/8,192.168.1.0/24"} {
 		p, err := firewall.ParsePolicy(text)
@@ -63,9 +63,10 @@ func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-func TestRangesThatAreNeverReachedCannotBeAllowed(t *testing.T) {
+func TestRangesThatAreNeverReachableCannotBeAllowed(t *testing.T) {
 	t.Parallel()
-	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}, Pool: netip.MustParsePrefix("10.201.0.0/16")})
+	f := firewall.New(firewall.Config{Deployment: "x", Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")},
+		Pool: netip.MustParsePrefix("10.201.0.0/16")})
 	for text, denied := range map[string]bool{
 		"allow 10.0.0.0/8": false, "allow 10.9.1.0/24": true, "allow 1.0.0.0/8,169.254.169.254/32": true,
 		"allow 127.0.0.0/8": true, "allow 0.0.0.0/0": false, "allow 100.100.100.200/32": true,
@@ -79,12 +80,14 @@ func TestRangesThatAreNeverReachedCannotBeAllowed(t *testing.T) {
 	}
 }
 
-func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
+func TestOnlyTheOperatorAllowsPrivateRanges(t *testing.T) {
 	t.Parallel()
 	f := firewall.New(firewall.Config{Deployment: "x", Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}})
 	for text, withheld := range map[string]bool{
-		"internet": false, "allow 10.1.0.0/16": false, "allow 10.1.2.0/24": false, "allow 10.0.0.0/8": true, "allow 8.0.0.0/8,192.168.0.0/16": true,
-		"allow 0.0.0.0/0": false, "allow 172.0.0.0/8": false, "allow 100.64.1.0/24": true, "allow 203.0.113.0/24": true,
+		"internet": false, "allow 10.1.0.0/16": false, "allow 10.1.2.0/24": false, "allow 10.0.0.0/8": true,
+		"allow 8.0.0.0/8,192.168.0.0/16": true,
+		"allow 0.0.0.0/0":                false, "allow 172.0.0.0/8": false, "allow 100.64.1.0/24": true,
+		"allow 203.0.113.0/24": true,
 	} {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
@@ -93,13 +96,14 @@ func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
 		}
 	}
 	h := newHost(t)
-	h.wall(func(c *firewall.Config) { c.Allow = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")} })
+	h.firewall(func(c *firewall.Config) { c.Allow = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")} })
 	for text, servers := range map[string][]string{
-		"allow 10.77.0.0/16": {"0.0.0.0"}, "allow 10.0.0.0/7": {"0.0.0.0"}, "allow 0.0.0.0/0": {hostServer, otherServer}, "internet": nil,
+		"allow 10.77.0.0/16": {"0.0.0.0"}, "allow 10.0.0.0/7": {"0.0.0.0"}, "allow 0.0.0.0/0": {hostServer, otherServer},
+		"internet": nil,
 	} {
 		p, err := firewall.ParsePolicy(text)
 		check(t, err)
-		got := h.wall(func(c *firewall.Config) {
+		got := h.firewall(func(c *firewall.Config) {
 			if text == "allow 0.0.0.0/0" {
 				c.Resolvers = []netip.Addr{netip.MustParseAddr(hostServer), netip.MustParseAddr(otherServer)}
 			}
@@ -110,23 +114,25 @@ func TestPrivateRangesAreTheOperatorsToAllow(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeProtectedIsRefused(t *testing.T) {
+func TestAHostThatCannotBeProtectedIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	for what, engine := range map[string]string{"an engine elsewhere": "tcp://192.0.2.1:2375", "no engine": "unix:///nowhere"} {
+	for what, engine := range map[string]string{"an engine elsewhere": "tcp://192.0.2.1:2375",
+		"no engine": "unix:///nowhere"} {
 		err := firewall.New(firewall.Config{Deployment: "x", Engine: engine}).Sync(0, nil)
-		if protocol.AsError(err).Reason != protocol.ReasonFirewall && protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
+		if protocol.AsError(err).Reason != protocol.ReasonFirewall &&
+			protocol.AsError(err).Reason != protocol.ReasonEngineUnavailable {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	if err := f.Check(network(1, "none")); protocol.AsError(err).Reason != protocol.ReasonFirewall {
-		t.Errorf("a bridge that is not there: %v", err)
+		t.Errorf("a missing bridge: got %v", err)
 	}
 	if rules := h.nft("list", "ruleset"); rules != "" {
-		t.Errorf("rules are left where the engine is not:\n%s", rules)
+		t.Errorf("rules are left in a namespace that is not the engine's:\n%s", rules)
 	}
-	// Without the right.
+	// Without the capability.
 	cmd := exec.Command("setpriv", "--inh-caps=-net_admin", "--bounding-set=-net_admin", os.Args[0])
 	cmd.Env = append(os.Environ(), engineVariable+"="+h.engine)
 	out, err := cmd.CombinedOutput()
@@ -135,21 +141,21 @@ func TestWhatCannotBeProtectedIsRefused(t *testing.T) {
 	}
 }
 
-func TestRulesComeBackAndOthersAreLeftAlone(t *testing.T) {
+func TestMissingRulesAreRestoredAndOtherDeploymentsRulesStay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	f, other := h.wall(nil), h.wall(func(c *firewall.Config) { c.Deployment = "test-other" })
+	f, other := h.firewall(nil), h.firewall(func(c *firewall.Config) { c.Deployment = "test-other" })
 	check(t, f.Protect(network(1, "internet")))
 	check(t, f.Protect(network(2, "none")))
 	check(t, other.Protect(network(3, "allow 10.9.0.0/16")))
-	whole := h.nft("list", "ruleset")
+	before := h.nft("list", "ruleset")
 	h.nft("flush", "ruleset")
 	check(t, f.Sync(f.Mark(), nil))
 	check(t, other.Protect(network(3, "allow 10.9.0.0/16")))
-	if again := h.nft("list", "ruleset"); len(again) != len(whole) {
-		t.Errorf("before:\n%s\nafter:\n%s", whole, again)
+	if again := h.nft("list", "ruleset"); len(again) != len(before) {
+		t.Errorf("before:\n%s\nafter:\n%s", before, again)
 	}
-	// What the engine had and has no more is forgotten; what was told meanwhile is not.
+	// Networks that the engine no longer has are forgotten; networks protected since the list was read are not.
 	check(t, f.Sync(f.Mark(), []firewall.Network{network(1, "internet")}))
 	check(t, f.Protect(network(5, "none")))
 	mark := f.Mark()
@@ -159,7 +165,7 @@ func TestRulesComeBackAndOthersAreLeftAlone(t *testing.T) {
 	rules := h.nft("list", "ruleset")
 	for i, want := range map[int]bool{1: false, 2: true, 3: true, 4: true, 5: false} {
 		if got := strings.Contains(rules, "chain "+network(i, "none").Bridge); got != want {
-			t.Errorf("network %d is in the rules: %t", i, got)
+			t.Errorf("network %d has rules: %t", i, got)
 		}
 	}
 	check(t, f.Remove())
@@ -168,12 +174,11 @@ func TestRulesComeBackAndOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestALookFromBeforeANetworkWasThereLeavesItsRules: the engine is asked for its networks while it makes
-// one, whose rules it then does not know.
-func TestALookFromBeforeANetworkWasThereLeavesItsRules(t *testing.T) {
+// The engine's networks may be listed while it creates one, which the list then lacks.
+func TestAListOlderThanANetworkKeepsTheNetworksRules(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	check(t, f.Sync(f.Mark(), nil))
 	n := network(1, "none")
 	check(t, f.Protect(n))
@@ -182,106 +187,106 @@ func TestALookFromBeforeANetworkWasThereLeavesItsRules(t *testing.T) {
 	check(t, f.Check(n))
 	check(t, f.Sync(mark, nil))
 	if !h.ruled(n) {
-		t.Error("a list that is older than the network took its rules away")
+		t.Error("a list older than the network removed the network's rules")
 	}
 	check(t, f.Sync(f.Mark(), nil))
 	if h.ruled(n) {
-		t.Error("the rules of a network that is gone are left")
+		t.Error("the rules of a removed network are left")
 	}
 }
 
-// A list of before a network was removed does not bring its rules back for longer than its removal takes.
-func TestANetworkThatIsGoneHasNoRules(t *testing.T) {
+// A list from before a network's removal restores the network's rules only until the removal is complete.
+func TestARemovedNetworkHasNoRules(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	n := network(1, "internet")
 	h.bridge(n)
 	check(t, f.Protect(n))
 	check(t, f.Forget(n.Bridge))
 	mark := f.Mark()
-	check(t, f.Sync(mark, []firewall.Network{n})) // the engine has it still
+	check(t, f.Sync(mark, []firewall.Network{n})) // the engine still has it
 	if !h.ruled(n) {
 		t.Fatal("a network that the engine has is not protected")
 	}
 	check(t, f.Gone(n.Bridge))
 	if h.ruled(n) {
-		t.Error("rules are left of a network that is gone")
+		t.Error("a removed network still has rules")
 	}
 	check(t, f.Sync(mark, []firewall.Network{n}))
 	if h.ruled(n) {
-		t.Error("a list of before brings the rules back")
+		t.Error("an older list restored the rules of a removed network")
 	}
 	check(t, f.Remove())
 }
 
-// TestWhoDoesNotKnowTheOtherNetworksLeavesTheirRules: a worker that was just started may have to do with
-// one sandbox before it could list all.
-func TestWhoDoesNotKnowTheOtherNetworksLeavesTheirRules(t *testing.T) {
+// A worker that has just started may handle one sandbox before it has listed all networks.
+func TestRulesOfUnknownNetworksStayUntilASync(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	before := h.wall(nil)
+	before := h.firewall(nil)
 	one, other, gone := network(1, "internet"), network(2, "none"), network(3, "none")
 	for _, n := range []firewall.Network{one, other} {
 		check(t, before.Protect(n))
 		h.bridge(n)
 	}
-	again := h.wall(nil)
+	again := h.firewall(nil)
 	check(t, again.Protect(one))
 	if !h.ruled(other) {
-		t.Error("to protect one network took the rules of another away")
+		t.Error("protecting one network removed the rules of another")
 	}
-	if err := h.wall(nil).Check(gone); protocol.AsError(err).Reason != protocol.ReasonFirewall {
-		t.Errorf("a bridge that is not there: %v", err)
+	if err := h.firewall(nil).Check(gone); protocol.AsError(err).Reason != protocol.ReasonFirewall {
+		t.Errorf("a missing bridge: got %v", err)
 	}
 	if !h.ruled(one) || !h.ruled(other) {
-		t.Error("a bridge that is not there took the rules of those away that are")
+		t.Error("checking a missing bridge removed the rules of existing ones")
 	}
 	check(t, again.Sync(again.Mark(), []firewall.Network{one}))
 	if !h.ruled(one) || h.ruled(other) {
-		t.Error("who knows all networks does not go by that")
+		t.Error("a sync with the complete list did not remove the rules of a missing network")
 	}
 }
 
-// TestRulesAreRestoredWhereTheyAreMissing takes them away in each way.
-func TestRulesAreRestoredWhereTheyAreMissing(t *testing.T) {
+// The test removes rules in each possible way.
+func TestMissingRulesAreRestored(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	n := network(1, "none")
-	check(t, f.Restore(n)) // it was not told before
-	whole := h.nft("list", "ruleset")
+	check(t, f.Restore(n)) // not protected before
+	before := h.nft("list", "ruleset")
 	for what, args := range map[string][]string{
-		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"}, "its rules": {"flush", "chain", "inet", "boxfleet-test-wall", n.Bridge},
+		"nothing": {"list", "ruleset"}, "all": {"flush", "ruleset"},
+		"its rules": {"flush", "chain", "inet", "boxfleet-test-main", n.Bridge},
 	} {
 		h.nft(args...)
 		check(t, f.Restore(n))
-		if again := h.nft("list", "ruleset"); again != whole {
-			t.Errorf("%s was gone: there are now\n%s\nand were\n%s", what, again, whole)
+		if again := h.nft("list", "ruleset"); again != before {
+			t.Errorf("after %s was deleted, the rules are\n%s\nwant\n%s", what, again, before)
 		}
 	}
 	other := network(1, "internet")
 	check(t, f.Restore(other))
-	if rules := h.nft("list", "chain", "inet", "boxfleet-test-wall", n.Bridge); !strings.Contains(rules, "jump internet") {
-		t.Errorf("another policy is not written: %s", rules)
+	if rules := h.nft("list", "chain", "inet", "boxfleet-test-main", n.Bridge); !strings.Contains(rules, "jump internet") {
+		t.Errorf("the new policy is not written: %s", rules)
 	}
 }
 
-func TestWhatIsTheHostItselfIsKnown(t *testing.T) {
+func TestTheHostsOwnAddressesAreKnown(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	if own := f.Own(); len(own) > 0 {
-		t.Errorf("a host with nothing but a loopback has %v", own)
+		t.Errorf("a host with only a loopback has the addresses %v", own)
 	}
 	h.ip("link", "add", "up0", "type", "bridge")
 	h.ip("address", "add", hostServer+"/24", "dev", "up0")
 	address := []netip.Addr{netip.MustParseAddr(hostServer)}
 	if own := f.Own(); !slices.Equal(own, address) {
-		t.Errorf("its own addresses are %v", own)
+		t.Errorf("got the host's addresses %v", own)
 	}
 	if own := f.OwnResolvers(); !slices.Equal(own, address) {
-		t.Errorf("its own name servers are %v", own)
+		t.Errorf("got the host's name servers %v", own)
 	}
 	for text, denied := range map[string]bool{"allow " + hostServer + "/32": true, "allow " + otherServer + "/32": false} {
 		p, err := firewall.ParsePolicy(text)
@@ -292,10 +297,10 @@ func TestWhatIsTheHostItselfIsKnown(t *testing.T) {
 	}
 }
 
-// BenchmarkRestoreAndCheck is what the start of a sandbox waits for, where its rules are there.
+// BenchmarkRestoreAndCheck measures what the start of a sandbox waits for when its rules exist.
 func BenchmarkRestoreAndCheck(b *testing.B) {
 	h := newHost(b)
-	f := h.wall(nil)
+	f := h.firewall(nil)
 	for i := range 100 {
 		check(b, f.Protect(network(i, "internet")))
 	}

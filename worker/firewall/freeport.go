@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// FreePort returns the first of these ports that nobody has on the loopback of the engine's host. Errors:
-// resource_exhausted where somebody has each of them, unavailable where the host cannot be looked into.
+// FreePort returns the first of these ports that is free on the loopback of the engine's host. Errors:
+// resource_exhausted if all are taken, unavailable if that cannot be determined.
 func (f *Firewall) FreePort(transport string, ports []int) (free int, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -32,12 +32,13 @@ func (f *Firewall) FreePort(transport string, ports []int) (free int, err error)
 	case err != nil:
 		return 0, protocol.Errorf(protocol.Unavailable, "", "find a free port: %v", err)
 	case free == 0:
-		return 0, protocol.Errorf(protocol.ResourceExhausted, "", "none of %d ports of the host's loopback is free", len(ports))
+		return 0, protocol.Errorf(protocol.ResourceExhausted, "", "none of %d ports of the host's loopback is free",
+			len(ports))
 	}
 	return free, nil
 }
 
-// tryPort binds a port of the loopback for a moment.
+// tryPort checks that a port of the loopback is free, by binding it for a moment.
 func tryPort(transport string, port int) error {
 	kind := unix.SOCK_STREAM
 	if transport == protocol.ProtocolUDP {

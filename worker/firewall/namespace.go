@@ -17,26 +17,28 @@ import (
 
 // namespace is the network namespace that an engine works in. It need not be the worker's.
 type namespace struct {
-	file  *os.File // holds it
+	file  *os.File // keeps the namespace open
 	inode uint64
-	own   bool   // it is the worker's: nothing has to be entered
-	root  string // of the engine's file system, as the worker sees it
-	probe int    // a socket in it, to ask for the addresses of interfaces
+	own   bool   // the worker's own namespace, which need not be entered
+	root  string // root of the engine's file system, as a path of the worker
+	probe int    // a socket in the namespace, to read the addresses of interfaces
 }
 
-// findNamespace finds the namespace of the engine behind a unix socket: the one of the process that
-// listens there. Whether it is the engine's is shown by the bridges in it, see [namespace.has].
+// findNamespace finds the namespace of the process that listens on the engine's unix socket. The bridges in the
+// namespace show whether that process is the engine, see [namespace.has].
 func findNamespace(address string) (*namespace, error) {
 	path, local := strings.CutPrefix(address, "unix://")
 	if !local {
-		return nil, unprotected("the engine at %s is not reached by a unix socket of this machine", address)
+		return nil, unprotected("the worker does not reach the engine at %s by a unix socket on this machine", address)
 	}
 	pid, err := Listener(path)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineUnavailable, "find the process of the engine at %s: %v", path, err)
+		return nil, protocol.Errorf(protocol.Unavailable, protocol.ReasonEngineUnavailable,
+			"find the process of the engine at %s: %v", path, err)
 	}
 	if pid <= 0 {
-		return nil, unprotected("the process of the engine at %s is not visible to the worker (is it in a container of its own?)", path)
+		return nil, unprotected(
+			"the process of the engine at %s is not visible to the worker (does it run in another container?)", path)
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	file, err := os.Open(filepath.Join(proc, "ns/net"))
@@ -62,7 +64,8 @@ func findNamespace(address string) (*namespace, error) {
 	return n, nil
 }
 
-// Listener is the process that listens on a unix socket, 0 where it is not visible from here.
+// Listener returns the id of the process that listens on a unix socket, 0 if the process is in a PID namespace that the
+// worker does not see.
 func Listener(path string) (int, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
@@ -74,9 +77,9 @@ func Listener(path string) (int, error) {
 		return 0, err
 	}
 	var cred *unix.Ucred
-	var asked error
-	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, asked); err != nil {
+	var optErr error
+	err = raw.Control(func(fd uintptr) { cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, optErr); err != nil {
 		return 0, err
 	}
 	return int(cred.Pid), nil
@@ -95,7 +98,7 @@ func (n *namespace) close() {
 	}
 }
 
-// fd is the namespace for who dials in it, 0 for the worker's own.
+// fd returns the namespace's descriptor for netlink connections, 0 for the worker's own namespace.
 func (n *namespace) fd() int {
 	if n.own {
 		return 0
@@ -113,7 +116,7 @@ func (n *namespace) do(f func() error) error {
 	return <-done
 }
 
-// enter runs f on a thread that is in the namespace meanwhile. One that cannot come back ends with its
+// enter runs f on a thread that is moved into the namespace and back. A thread that cannot be moved back ends with its
 // goroutine.
 func (n *namespace) enter(f func() error) error {
 	runtime.LockOSThread()
@@ -133,7 +136,7 @@ func (n *namespace) enter(f func() error) error {
 	return err
 }
 
-// has says whether an interface of that name with an address of that subnet is in the namespace.
+// has reports whether the namespace has an interface of that name with an address of that subnet.
 func (n *namespace) has(name string, subnet netip.Prefix) bool {
 	request, err := unix.NewIfreq(name)
 	if err != nil || unix.IoctlIfreq(n.probe, unix.SIOCGIFADDR, request) != nil {

@@ -14,7 +14,7 @@ type Policy struct {
 	Allow []netip.Prefix // of NetworkAllow
 }
 
-// PolicyOf reads the policy of a spec; nil is the default.
+// PolicyOf returns the policy of a spec; nil means the default.
 func PolicyOf(n *protocol.Network) (Policy, error) {
 	if n == nil || n.Mode == "" {
 		return Policy{Mode: protocol.NetworkInternet}, nil
@@ -22,7 +22,7 @@ func PolicyOf(n *protocol.Network) (Policy, error) {
 	return ParsePolicy(strings.TrimSpace(n.Mode + " " + strings.Join(n.Allow, ",")))
 }
 
-// String says the policy in one word or two, for a label: "internet", "none", "allow 10.0.0.0/8,…".
+// String returns the policy as the text of a label: "internet", "none", "allow 10.0.0.0/8,…".
 func (p Policy) String() string {
 	if p.Mode != protocol.NetworkAllow {
 		return p.Mode
@@ -34,8 +34,8 @@ func (p Policy) String() string {
 	return p.Mode + " " + strings.Join(texts, ",")
 }
 
-// ParsePolicy reads what [Policy.String] wrote. What it does not understand is an error, never a policy
-// that lets through more.
+// ParsePolicy parses the text of [Policy.String]. A text that it does not understand is an error, never a more
+// permissive policy.
 func ParsePolicy(text string) (Policy, error) {
 	mode, ranges, _ := strings.Cut(text, " ")
 	p := Policy{Mode: mode}
@@ -55,19 +55,20 @@ func ParsePolicy(text string) (Policy, error) {
 	return p, nil
 }
 
-// everything is a range that means the same as mode internet.
+// everything is the range that means the same as mode internet.
 var everything = netip.MustParsePrefix("0.0.0.0/0")
 
-// internet says whether a policy lets a sandbox reach the whole internet, and ask the host's name servers.
+// internet reports whether a policy allows the whole internet, and so the host's name servers.
 func (p Policy) internet() bool {
 	return p.Mode == protocol.NetworkInternet || slices.Contains(p.Allow, everything)
 }
 
-// allows says whether the policy's ranges have an address, of the private ones only those that the operator
-// allows, too: a range that has public addresses as well means these alone.
+// allows reports whether the policy's ranges contain an address. A private address must be in a private range that the
+// operator allows, too: a range that also has public addresses allows only those.
 func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	single := netip.PrefixFrom(a, a.BitLen())
 	return slices.ContainsFunc(p.Allow, func(r netip.Prefix) bool {
-		return r.Contains(a) && (!protocol.PrivateRange(single) || protocol.PrivateRange(r) && protocol.RangeWithin(r, operator))
+		return r.Contains(a) && (!protocol.PrivateRange(single) || protocol.PrivateRange(r) &&
+			protocol.RangeWithin(r, operator))
 	})
 }

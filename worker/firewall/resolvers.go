@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// OwnResolvers are the name servers of the engine's host that are the host itself, which no sandbox
-// reaches; nil where the host cannot be looked into.
+// OwnResolvers returns the configured name servers of the engine's host that run on the host itself, where no sandbox
+// reaches them. It returns nil if the host cannot be read.
 func (f *Firewall) OwnResolvers() []netip.Addr {
 	own := f.Own()
 	f.mu.Lock()
@@ -22,8 +22,8 @@ func (f *Firewall) OwnResolvers() []netip.Addr {
 	return slices.DeleteFunc(f.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
 }
 
-// Own are the IPv4 addresses of the engine's host that are not of its loopback; nil where it cannot be
-// looked into.
+// Own returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be
+// read.
 func (f *Firewall) Own() (own []netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,9 +46,8 @@ func (f *Firewall) Own() (own []netip.Addr) {
 	return own
 }
 
-// resolvers reads the name servers of the engine's host, which the engine asks on behalf of sandboxes,
-// from inside of their networks. Those on the loopback are not among them: the engine asks these from
-// outside.
+// resolvers reads the name servers of the engine's host. The engine queries them for sandboxes from inside of their
+// networks. It leaves out name servers on the loopback, which the engine queries from outside.
 func (n *namespace) resolvers() []netip.Addr {
 	var found []netip.Addr
 	for _, name := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {

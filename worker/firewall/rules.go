@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Names in the table. The chain of a network has its bridge's name.
+// Names in the table. The chain of a network has the name of its bridge.
 const (
 	chainPrerouting = "prerouting"
 	chainInput      = "input"
@@ -24,46 +24,79 @@ const (
 	chainPrivate    = "private"
 	chainNone       = "none"
 	chainRefuse     = "refuse"
-	chainCounted    = "counted"  // nothing goes through it: it shows whether the kernel can count connections
-	setCounted      = "counted-" // and the bound: connections by bridge
+	chainCounted    = "counted"  // no packet passes it: writing it shows whether the kernel can count connections
+	setCounted      = "counted-" // prefix, followed by the limit: connections by bridge
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
 	setMade         = "made"
 )
 
-// The chains come after connections are looked up (-200) and before addresses are translated (-100):
-// what a port of the host leads to does not matter, it is the host's.
+// The chains run after connection tracking (-200) and before address translation (-100), so a published port still has
+// the host's address and counts as the host's.
 var beforeTranslation = nftables.ChainPriorityRef(-150)
 
 // script collects one transaction on the table.
 type script struct {
 	conn     *nftables.Conn
 	table    *nftables.Table
-	networks *nftables.Set // bridge: its chain
+	networks *nftables.Set // chains by bridge
 	bridges  *nftables.Set
-	made     *nftables.Set // record of bridges that were asked for
+	made     *nftables.Set // record of the bridges that the engine was asked to create
 	counted  *nftables.Set // connections by bridge
 	refuse   expr.Any
-	silent   bool           // refuse by silence: the kernel cannot answer before routing
+	silent   bool           // drop without a reply: the kernel cannot reject before routing
 	allowed  []netip.Prefix // private ranges that policies may allow
-	most     int            // connections of a network; 0: any number
+	most     int            // maximum connections of a network; 0: no limit
 }
 
 func newScript(conn *nftables.Conn, table string, silent bool, most int) *script {
 	t := &nftables.Table{Name: table, Family: nftables.TableFamilyINet}
 	s := &script{
 		conn: conn, table: t,
-		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict},
-		bridges:  &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
-		made:     &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}, // so that `nft` can print it
-		counted:  &nftables.Set{Table: t, Name: setCounted + strconv.Itoa(most), KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian, Dynamic: true},
-		refuse:   &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent, most: most,
+		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName,
+			DataType: nftables.TypeVerdict},
+		// KeyByteOrder below is there so that the nft program can print the sets.
+		bridges: &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
+		made:    &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian},
+		counted: &nftables.Set{Table: t, Name: setCounted + strconv.Itoa(most), KeyType: nftables.TypeIFName,
+			KeyByteOrder: binaryutil.NativeEndian, Dynamic: true},
+		refuse: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse}, silent: silent, most: most,
 	}
 	return s
 }
 
-// common writes what all networks share.
+// common writes the rules that all networks share.
 func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) error {
+	if err := s.skeleton(); err != nil {
+		return err
+	}
+	if !s.silent {
+		// The kernel sends any number of resets, but only one ICMP message per second.
+		s.rule(chainRefuse, transport(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+		s.rule(chainRefuse, nil,
+			&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
+	}
+	s.rule(chainRefuse, nil, verdict(expr.VerdictDrop))
+	s.destinations(resolvers, named, deny)
+	if s.most > 0 {
+		if err := s.conn.AddSet(s.counted, nil); err != nil {
+			return err
+		}
+		s.chain(chainCounted)
+		s.rule(chainCounted, s.tooMany(), s.refuse)
+	}
+
+	s.rule(chainPrerouting, incoming(),
+		&expr.Lookup{SourceRegister: 1, SetName: s.networks.Name, SetID: s.networks.ID, IsDestRegSet: true})
+	// However a packet reached the host, also by a broadcast in the sandbox's own network.
+	fromBridge := append(incoming(), &expr.Lookup{SourceRegister: 1, SetName: s.bridges.Name, SetID: s.bridges.ID})
+	s.rule(chainInput, slices.Concat(fromBridge, answer()), verdict(expr.VerdictAccept))
+	s.rule(chainInput, fromBridge, verdict(expr.VerdictDrop))
+	return nil
+}
+
+// skeleton creates the table, its sets and its common chains, which it empties.
+func (s *script) skeleton() error {
 	s.conn.AddTable(s.table)
 	if err := s.conn.AddSet(s.networks, nil); err != nil {
 		return err
@@ -79,23 +112,21 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 	}
 	s.base(chainPrerouting, nftables.ChainHookPrerouting)
 	s.base(chainInput, nftables.ChainHookInput)
+	return nil
+}
 
-	if !s.silent {
-		// The kernel sends as many resets as are due, and one ICMP message a second.
-		s.rule(chainRefuse, transport(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-		s.rule(chainRefuse, nil, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
-	}
-	s.rule(chainRefuse, nil, verdict(expr.VerdictDrop))
+// destinations writes the chains never, servers, internet, private and none.
+func (s *script) destinations(resolvers, named []netip.Addr, deny []netip.Prefix) {
 	for _, r := range slices.Concat(never, deny) {
 		s.rule(chainNever, to(r), s.refuse)
 	}
-	// The bridges of other sandboxes, of whichever deployment.
+	// The bridges of other sandboxes, of any deployment.
 	s.rule(chainNever, []expr.Any{
 		&expr.Fib{Register: 1, ResultOIFNAME: true, FlagDADDR: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(BridgePrefix)},
 	}, s.refuse)
 
-	for _, a := range named { // by the operator: also where they are in a range that is never reached
+	for _, a := range named { // by the operator; allowed even in a range that is never reached otherwise
 		s.resolver(chainServers, a)
 	}
 	s.rule(chainInternet, nil, jump(chainServers))
@@ -109,23 +140,9 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 	s.rule(chainInternet, nil, jump(chainPrivate))
 	s.rule(chainInternet, nil, verdict(expr.VerdictAccept))
 	s.rule(chainNone, nil, s.refuse)
-	if s.most > 0 {
-		if err := s.conn.AddSet(s.counted, nil); err != nil {
-			return err
-		}
-		s.chain(chainCounted)
-		s.rule(chainCounted, s.tooMany(), s.refuse)
-	}
-
-	s.rule(chainPrerouting, incoming(), &expr.Lookup{SourceRegister: 1, SetName: s.networks.Name, SetID: s.networks.ID, IsDestRegSet: true})
-	// Whatever way a packet took to the host, also a broadcast in the sandbox's own network.
-	fromBridge := append(incoming(), &expr.Lookup{SourceRegister: 1, SetName: s.bridges.Name, SetID: s.bridges.ID})
-	s.rule(chainInput, slices.Concat(fromBridge, answer()), verdict(expr.VerdictAccept))
-	s.rule(chainInput, fromBridge, verdict(expr.VerdictDrop))
-	return nil
 }
 
-// resolver lets names be asked of a server, and nothing else.
+// resolver allows DNS queries to a server, and nothing else.
 func (s *script) resolver(chain string, a netip.Addr) {
 	for _, by := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 		s.rule(chain, slices.Concat(to(netip.PrefixFrom(a, 32)), transport(by), []expr.Any{
@@ -135,15 +152,15 @@ func (s *script) resolver(chain string, a netip.Addr) {
 	}
 }
 
-// network writes the chain of a network, and leads what comes from its bridge there.
+// network writes the chain of a network and directs packets from its bridge there.
 func (s *script) network(n Network) error {
 	s.chain(n.Bridge)
-	// Sandboxes have no IPv6: what comes nevertheless was made by hand.
+	// Sandboxes have no IPv6, so such a packet was forged.
 	s.rule(n.Bridge, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
 	}, verdict(expr.VerdictDrop))
-	// A forged source could make a connection look like one that somebody else began.
+	// A forged source could make a connection look like one from outside.
 	s.rule(n.Bridge, address(fromOffset, n.Subnet, expr.CmpOpNeq), verdict(expr.VerdictDrop))
 	s.rule(n.Bridge, answer(), verdict(expr.VerdictAccept))
 	s.rule(n.Bridge, []expr.Any{
@@ -167,11 +184,12 @@ func (s *script) network(n Network) error {
 			return err
 		}
 	}
-	return s.conn.SetAddElements(s.networks, []nftables.SetElement{{Key: key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
+	return s.conn.SetAddElements(s.networks, []nftables.SetElement{{Key: key,
+		VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
 }
 
-// allow writes what the ranges of a policy let through: of private ones those that the operator allows, too,
-// and of the others what is public.
+// allow writes the rules for the ranges of a policy. Private ranges count only if the operator allows them, too; of the
+// others, only the public addresses count.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {
@@ -197,7 +215,8 @@ func (s *script) allow(n Network) {
 	}
 }
 
-// forget takes the rules of a network away, and keeps the record of its bridge. The transaction fails where something of it is not there.
+// forget removes the rules of a network and keeps the record of its bridge. The transaction fails if any of the rules
+// is missing.
 func (s *script) forget(bridge string) error {
 	key := []nftables.SetElement{{Key: ifname(bridge)}}
 	if err := s.conn.SetDeleteElements(s.networks, key); err != nil {
@@ -210,8 +229,8 @@ func (s *script) forget(bridge string) error {
 	return nil
 }
 
-// chain makes a chain, and empties one that is there: in one transaction with the rules that follow, so
-// that no packet sees it empty.
+// chain creates a chain or empties an existing one. The rules follow in the same transaction, so no packet sees the
+// chain empty.
 func (s *script) chain(name string) {
 	c := s.conn.AddChain(&nftables.Chain{Table: s.table, Name: name})
 	s.conn.FlushChain(c)
@@ -220,13 +239,15 @@ func (s *script) chain(name string) {
 func (s *script) base(name string, hook *nftables.ChainHook) {
 	accept := nftables.ChainPolicyAccept
 	c := s.conn.AddChain(&nftables.Chain{
-		Table: s.table, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: beforeTranslation, Policy: &accept,
+		Table: s.table, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: beforeTranslation,
+		Policy: &accept,
 	})
 	s.conn.FlushChain(c)
 }
 
 func (s *script) rule(chain string, when []expr.Any, then expr.Any) {
-	s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: &nftables.Chain{Name: chain}, Exprs: append(slices.Clip(when), then)})
+	s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: &nftables.Chain{Name: chain},
+		Exprs: append(slices.Clip(when), then)})
 }
 
 func verdict(kind expr.VerdictKind) expr.Any { return &expr.Verdict{Kind: kind} }
@@ -240,11 +261,11 @@ func transport(protocol byte) []expr.Any {
 	}
 }
 
-// incoming loads the name of the interface that a packet came by.
+// incoming loads the name of the interface that a packet came in by.
 func incoming() []expr.Any { return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}} }
 
-// answer matches packets of connections that somebody else began. Not "established", which would also
-// be a connection that began while the rules were away.
+// answer matches reply packets of connections from outside. It does not match on "established", which would include
+// connections that a sandbox opened while the rules were missing.
 func answer() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1},
@@ -252,23 +273,25 @@ func answer() []expr.Any {
 	}
 }
 
-// tooMany matches the first packet of a connection where so many from the same bridge are known. The kernel's table
-// of connections is one for the whole host: without this, a sandbox that fills it leaves its host and all others
-// without new ones. What is counted is in a set, since rules are written again and again, which would forget it;
-// another bound has another set. The kernel takes out what has no connections any more.
+// tooMany matches the first packet of a connection when the bridge has reached its limit of connections. The kernel has
+// one connection table for the whole host: without the limit, a sandbox could fill the table and leave no room for new
+// connections of the host and the other sandboxes. The counts are kept in a set, because rules are rewritten often and
+// would lose them; each limit has its own set. The kernel removes elements without connections.
 func (s *script) tooMany() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW),
+			Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
-		&expr.Dynset{SrcRegKey: 1, SetName: s.counted.Name, SetID: s.counted.ID, Operation: unix.NFT_DYNSET_OP_ADD, Exprs: []expr.Any{
-			&expr.Connlimit{Count: uint32(s.most), Flags: expr.NFT_CONNLIMIT_F_INV},
-		}},
+		&expr.Dynset{SrcRegKey: 1, SetName: s.counted.Name, SetID: s.counted.ID, Operation: unix.NFT_DYNSET_OP_ADD,
+			Exprs: []expr.Any{
+				&expr.Connlimit{Count: uint32(s.most), Flags: expr.NFT_CONNLIMIT_F_INV},
+			}},
 	}
 }
 
-// Where the addresses are in an IPv4 header.
+// Offsets of the addresses in an IPv4 header.
 const (
 	fromOffset = 12
 	toOffset   = 16
@@ -288,7 +311,7 @@ func address(offset uint32, r netip.Prefix, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// ifname is an interface's name as the kernel compares it.
+// ifname returns an interface's name as the kernel compares it.
 func ifname(name string) []byte {
 	key := make([]byte, unix.IFNAMSIZ)
 	copy(key, name)

@@ -1,11 +1,13 @@
-// Package progress says in a sandbox's history how far its create is, in as few messages as that takes. Each
-// message costs a durable write, and a create that is over soon needs none of its own: its phases ride with what comes
-// of it. One that lasts tells them while it lasts.
+// Package progress appends the phases of a create to a sandbox's history in as few messages as possible. Each message
+// costs a durable write. The phases of a quick create are appended together with its result; a slow create appends them
+// while it lasts.
 //
-//	Enter ─► untold phases ─┬─► with ready or failed, in one message
-//	                        └─► after First, and then at most once per Pause, in a message of their own
+//	Enter ─► pending phases ─┬─► with ready or failed, in one message
+//	                         └─► after First, and then at most once per Pause, in a message of their own
 //
 // The events are the same either way, each with its own number and the time at which its phase began.
+//
+// The package imports protocol.
 package progress
 
 import (
@@ -18,32 +20,30 @@ import (
 )
 
 const (
-	First = 500 * time.Millisecond // a create goes on for so long before its phases get a message of their own
-	Pause = 5 * time.Second        // between two such messages, at least
+	First = 500 * time.Millisecond // from the start of a create to the first message of its own for phases
+	Pause = 5 * time.Second        // minimum time between two such messages
 )
 
-// names are the phases, in their order.
+// names are the phases in order.
 var names = []string{"image", "network", "container", "start"}
 
-// Phases are those of one create on one host, over all its tries. Its methods may be called at once from several
-// goroutines.
+// Phases are the phases of one create on one host, over all its attempts. Its methods may be called concurrently.
 type Phases struct {
-	telling sync.Mutex // one message after another, so that no phase is in two
+	appending sync.Mutex // one message at a time, so that no phase is appended twice
 
 	mu      sync.Mutex
 	current string           // the newest phase
-	untold  []protocol.Event // phases that no message has had
-	next    time.Time        // there is no message of their own before
-	entered chan struct{}    // has room for one: untold is not empty any more
+	pending []protocol.Event // phases that are not appended yet
+	next    time.Time        // earliest time of the next message of their own
+	entered chan struct{}    // buffered; signals that pending is not empty
 }
 
-// Begin begins with what the log knows: "", or a phase of an earlier try.
-func Begin(told string) *Phases {
-	return &Phases{current: told, next: time.Now().Add(First), entered: make(chan struct{}, 1)}
+// Begin returns the phases of a create, after the phase that the log has: "", or a phase of an earlier attempt.
+func Begin(logged string) *Phases {
+	return &Phases{current: logged, next: time.Now().Add(First), entered: make(chan struct{}, 1)}
 }
 
-// Enter notes that a phase begins, at a time of the store. A phase that was entered before, or is before the
-// newest one, is not entered again.
+// Enter records that a phase begins, at a time by the store's clock. It ignores the newest phase and earlier ones.
 func (p *Phases) Enter(phase string, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,49 +51,50 @@ func (p *Phases) Enter(phase string, at time.Time) {
 		return
 	}
 	p.current = phase
-	p.untold = append(p.untold, protocol.Event{Kind: protocol.SandboxPreparing, Time: at, Phase: &protocol.SandboxDetails{Phase: phase}})
+	p.pending = append(p.pending, protocol.Event{Kind: protocol.SandboxPreparing, Time: at,
+		Phase: &protocol.SandboxDetails{Phase: phase}})
 	select {
 	case p.entered <- struct{}{}:
 	default:
 	}
 }
 
-// Current is the newest phase, "" before the first.
+// Current returns the newest phase, "" before the first.
 func (p *Phases) Current() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.current
 }
 
-// Tell has append put the phases that no message has had before what it appends, in one message. append is
-// called once at a time, and returns an error where nothing was appended: the phases wait for the next message then.
-func (p *Phases) Tell(append func(untold []protocol.Event) error) error {
-	p.telling.Lock()
-	defer p.telling.Unlock()
+// Tell calls append with the pending phases, which append puts before its own events in one message. It calls append
+// once at a time. If append returns an error, nothing was appended and the phases stay pending.
+func (p *Phases) Tell(append func(pending []protocol.Event) error) error {
+	p.appending.Lock()
+	defer p.appending.Unlock()
 	p.mu.Lock()
-	untold := slices.Clone(p.untold)
+	pending := slices.Clone(p.pending)
 	p.mu.Unlock()
-	if err := append(untold); err != nil {
+	if err := append(pending); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.untold, p.next = p.untold[len(untold):], time.Now().Add(Pause)
+	p.pending, p.next = p.pending[len(pending):], time.Now().Add(Pause)
 	return nil
 }
 
-// Missing are those of untold that a log lacks which knows of a phase: a message whose answer was lost may have
-// been stored.
-func Missing(untold []protocol.Event, known string) []protocol.Event {
+// Missing returns the pending phases after the newest phase in the log. A message may have been stored although its
+// acknowledgement was lost.
+func Missing(pending []protocol.Event, logged string) []protocol.Event {
 	i := 0
-	for i < len(untold) && slices.Index(names, untold[i].Phase.Phase) <= slices.Index(names, known) {
+	for i < len(pending) && slices.Index(names, pending[i].Phase.Phase) <= slices.Index(names, logged) {
 		i++
 	}
-	return slices.Clone(untold[i:])
+	return slices.Clone(pending[i:])
 }
 
-// Run has tell called when phases are to get a message of their own, until ctx ends. tell calls Tell; what
-// becomes of that does not matter here: where nothing was told it is called again after First.
+// Run calls tell whenever phases are due for a message of their own, until ctx ends. tell calls Tell; if nothing was
+// appended, Run calls it again after First.
 func (p *Phases) Run(ctx context.Context, tell func()) {
 	for p.await(ctx) {
 		tell()
@@ -105,11 +106,11 @@ func (p *Phases) Run(ctx context.Context, tell func()) {
 	}
 }
 
-// await waits until phases are to get a message; false for the end of ctx.
+// await waits until phases are due for a message. It returns false if ctx ended first.
 func (p *Phases) await(ctx context.Context) bool {
 	for {
 		p.mu.Lock()
-		some, wait := len(p.untold) > 0, time.Until(p.next)
+		some, wait := len(p.pending) > 0, time.Until(p.next)
 		p.mu.Unlock()
 		if some && wait <= 0 {
 			return true

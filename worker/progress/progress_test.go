@@ -11,19 +11,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// log is what was appended, a list of phases for each message.
+// log records the phases of each appended message.
 type log [][]string
 
-func (l *log) append(untold []protocol.Event) error {
+func (l *log) append(pending []protocol.Event) error {
 	var m []string
-	for _, e := range untold {
+	for _, e := range pending {
 		m = append(m, e.Phase.Phase)
 	}
 	*l = append(*l, m)
 	return nil
 }
 
-// create goes through phases, each so long, and ends with a message that is not theirs.
+// create enters phases, each for the given duration, and ends with a message of its result.
 func create(p *Phases, each ...time.Duration) (messages log) {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -41,7 +41,7 @@ func create(p *Phases, each ...time.Duration) (messages log) {
 	return messages
 }
 
-func TestAShortCreateHasNoMessageOfItsPhases(t *testing.T) {
+func TestAShortCreateAppendsItsPhasesWithItsResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := create(Begin(""), 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond, 200*time.Millisecond)
 		if len(got) != 1 || !slices.Equal(got[0], names) {
@@ -50,7 +50,7 @@ func TestAShortCreateHasNoMessageOfItsPhases(t *testing.T) {
 	})
 }
 
-func TestALongCreateTellsItsPhasesWhileItLasts(t *testing.T) {
+func TestALongCreateAppendsItsPhasesWhileItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := create(Begin(""), 10*time.Millisecond, 700*time.Millisecond, 700*time.Millisecond, 700*time.Millisecond)
 		if want := (log{{"image", "network"}, {"container", "start"}}); !slices.EqualFunc(got, want, slices.Equal) {
@@ -72,11 +72,11 @@ func TestAPhaseIsEnteredOnce(t *testing.T) {
 	}
 	var l log
 	if err := p.Tell(l.append); err != nil || !slices.Equal(l[0], []string{"container"}) || p.Current() != "container" {
-		t.Errorf("told %q (%v), now in %s", l, err, p.Current())
+		t.Errorf("appended %q (%v), current phase %s", l, err, p.Current())
 	}
 }
 
-func TestWhatWasNotAppendedIsToldWithTheNext(t *testing.T) {
+func TestPhasesThatCouldNotBeAppendedStayPending(t *testing.T) {
 	p := Begin("")
 	p.Enter("image", time.Now())
 	away := errors.New("away")
@@ -85,23 +85,24 @@ func TestWhatWasNotAppendedIsToldWithTheNext(t *testing.T) {
 	}
 	p.Enter("network", time.Now())
 	var l log
-	if err := errors.Join(p.Tell(l.append), p.Tell(l.append)); err != nil || len(l) != 2 || !slices.Equal(l[0], []string{"image", "network"}) || len(l[1]) > 0 {
-		t.Errorf("told %q (%v)", l, err)
+	if err := errors.Join(p.Tell(l.append), p.Tell(l.append)); err != nil || len(l) != 2 ||
+		!slices.Equal(l[0], []string{"image", "network"}) || len(l[1]) > 0 {
+		t.Errorf("appended %q (%v)", l, err)
 	}
 }
 
-func TestWhatTheLogHasIsNotToldAgain(t *testing.T) {
+func TestPhasesInTheLogAreNotAppendedAgain(t *testing.T) {
 	p := Begin("")
 	for _, phase := range names {
 		p.Enter(phase, time.Now())
 	}
 	for known, want := range map[string][]string{"": names, "network": {"container", "start"}, "start": nil} {
 		var l log
-		if err := p.Tell(func(untold []protocol.Event) error {
-			_ = l.append(Missing(untold, known)) // it never fails
+		if err := p.Tell(func(pending []protocol.Event) error {
+			_ = l.append(Missing(pending, known)) // it never fails
 			return errors.New("again")
 		}); err == nil || !slices.Equal(l[0], want) {
-			t.Errorf("of a log that knows of %q: told %q, want %q", known, l[0], want)
+			t.Errorf("with %q in the log: appended %q, want %q", known, l[0], want)
 		}
 	}
 }

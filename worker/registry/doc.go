@@ -1,9 +1,13 @@
-// Package registry reads images from registries that nobody vouches for. Who names an image has the host
-// send requests from its own network; here, each connection is checked as it is made, so neither a name,
-// a redirect nor a token's realm leads to an address that is not public. No error has a text of a remote
-// server in it.
+// Package registry reads images from registries that the operator has not named. A user who names an image makes the
+// host send requests from its own network. Each connection is therefore checked when it is made, so that neither a
+// name, a redirect nor a token's realm leads to an address that is not public. Errors never contain a remote server's
+// text.
 //
-//	Client.Open (manifest, by the checked transport) → Image.Write → an archive as docker save writes it
+//	Client.Open (manifest, over the checked transport) → Image.Write → an archive as docker save writes it
 //
-// It may import protocol and imageref.
+//	registry.go   open an image, write it as an archive
+//	transport.go  which addresses and hosts may be contacted, and how much is read
+//	errors.go     what a failure means
+//
+// The package imports protocol and imageref.
 package registry

@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// TestAnEngineTakesWhatIsRead has a real engine load what the worker reads of a registry.
-func TestAnEngineTakesWhatIsRead(t *testing.T) {
+// TestAnEngineLoadsTheArchive has a real engine load the image that the worker reads from a registry.
+func TestAnEngineLoadsTheArchive(t *testing.T) {
 	t.Parallel()
 	word := strings.ToLower(rand.Text())
 	e, err := docker.Connect(t.Context(), docker.Config{Deployment: "registry-" + word, Fence: docker.Unfenced})
@@ -57,16 +57,18 @@ func TestAnEngineTakesWhatIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, err := e.FindImage(t.Context(), name)
-	if err != nil || found.ID == "" || !last.Complete || last.LayersDone != 1 || last.Done != protocol.Bytes(packed.Len()) {
-		t.Errorf("the image is %+v, %v; the progress %+v", found, err, last)
+	if err != nil || found.ID == "" || !last.Complete || last.LayersDone != 1 ||
+		last.Done != protocol.Bytes(packed.Len()) {
+		t.Errorf("got the image %+v, %v; progress %+v", found, err, last)
 	}
-	id, err := e.CreateContainer(t.Context(), docker.ContainerSpec{Name: "boxfleet-test-" + word, Image: name, Entrypoint: []string{"/x"}})
+	id, err := e.CreateContainer(t.Context(), docker.ContainerSpec{Name: "boxfleet-test-" + word, Image: name,
+		Entrypoint: []string{"/x"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	content, err := e.ReadFile(t.Context(), id, "/"+word, 100)
 	if err != nil || string(content) != "content" {
-		t.Errorf("in it is %q, %v", content, err)
+		t.Errorf("got the content %q, %v", content, err)
 	}
 	if err := e.RemoveContainer(t.Context(), id); err != nil {
 		t.Error(err)

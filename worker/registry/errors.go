@@ -15,46 +15,51 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// failed types an error and says what it means, in words of this package only: a remote server's own may
-// be of anything that it can reach.
+// failed translates an error into words of this package only: a remote server's text may repeat anything that the
+// server can reach.
 func (i *Image) failed(ctx context.Context, err error) error {
 	registry := imageref.Registry(i.ref)
 	fail := func(code protocol.Code, reason, format string, args ...any) error {
 		return protocol.Errorf(code, reason, "pull image %s: %s", i.ref, fmt.Sprintf(format, args...))
 	}
-	var answer *transport.Error
+	var response *transport.Error
 	var certificate *x509.CertificateInvalidError
 	var unknown x509.UnknownAuthorityError
 	var hostname x509.HostnameError
 	var network net.Error
 	switch {
 	case ctx.Err() != nil:
-		return fail(protocol.Cancelled, "", "it was given up")
+		return fail(protocol.Cancelled, "", "the pull was cancelled")
 	case errors.Is(err, errNotPublic):
 		return fail(protocol.PermissionDenied, protocol.ReasonPolicyDenied,
-			"%s is at, or sends the worker to, an address that is not public, and worker.images.registries does not name it", registry)
+			"%s is at, or sends the worker to, an address that is not public, and worker.images.registries does not name it",
+			registry)
 	case errors.Is(err, errNotHTTPS):
 		return fail(protocol.PermissionDenied, protocol.ReasonPolicyDenied,
 			"%s sends the worker to a server without TLS, and worker.images.registries does not name it", registry)
 	case errors.Is(err, errCredentials):
 		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied,
-			"%s has its credentials asked for by another host, and worker.images.registries does not name it", registry)
+			"%s sends its credentials to another host, and worker.images.registries does not name it", registry)
 	case errors.Is(err, errTooLong):
-		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "%s sent an answer of more than %s", registry, protocol.Bytes(maxAnswer))
-	case errors.As(err, &answer):
-		return i.refused(answer, fail)
+		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "%s sent a response of more than %s", registry,
+			protocol.Bytes(maxResponse))
+	case errors.As(err, &response):
+		return i.refused(response, fail)
 	case errors.As(err, &certificate), errors.As(err, &unknown), errors.As(err, &hostname):
-		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "the certificate of %s is not valid here", registry)
+		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "the worker does not trust the certificate of %s",
+			registry)
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "%s is not reached, or broke off", registry)
+		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable,
+			"%s cannot be reached, or closed the connection", registry)
 	}
-	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "what %s sent is no image for linux that the worker can read", registry)
+	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed,
+		"%s did not send an image for linux that the worker can read", registry)
 }
 
-// refused reads an answer that is an error.
-func (i *Image) refused(answer *transport.Error, fail func(protocol.Code, string, string, ...any) error) error {
+// refused translates a registry's error response.
+func (i *Image) refused(response *transport.Error, fail func(protocol.Code, string, string, ...any) error) error {
 	says := func(codes ...transport.ErrorCode) bool {
-		for _, d := range answer.Errors {
+		for _, d := range response.Errors {
 			for _, c := range codes {
 				if d.Code == c {
 					return true
@@ -63,20 +68,23 @@ func (i *Image) refused(answer *transport.Error, fail func(protocol.Code, string
 		}
 		return false
 	}
-	status := answer.StatusCode
+	status := response.StatusCode
 	switch {
 	case says(transport.ManifestUnknownErrorCode, transport.NameUnknownErrorCode), status == http.StatusNotFound:
 		return fail(protocol.NotFound, protocol.ReasonImageNotFound, "the registry has no such image")
 	case i.known && (status == http.StatusUnauthorized || status == http.StatusForbidden):
-		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, "the registry denies it to the worker's credentials")
+		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied,
+			"the registry denies access with the worker's credentials")
 	case status == http.StatusUnauthorized:
-		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied, "the registry denies it, and the worker has no credentials for it")
+		return fail(protocol.PermissionDenied, protocol.ReasonImageDenied,
+			"the registry denies access, and the worker has no credentials for it")
 	case status == http.StatusForbidden:
-		return fail(protocol.NotFound, protocol.ReasonImageNotFound, "the registry has no such image, or denies it")
+		return fail(protocol.NotFound, protocol.ReasonImageNotFound, "the registry has no such image, or denies access")
 	case status == http.StatusTooManyRequests:
-		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "the registry takes no more requests for now")
+		return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "the registry limits the rate of requests")
 	case status >= http.StatusInternalServerError:
-		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "the registry answered with HTTP status %d", status)
+		return fail(protocol.Unavailable, protocol.ReasonRegistryUnreachable, "the registry answered with HTTP status %d",
+			status)
 	}
 	return fail(protocol.Unavailable, protocol.ReasonImagePullFailed, "the registry answered with HTTP status %d", status)
 }

@@ -17,50 +17,50 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Client reads images of registries at public addresses.
+// Client reads images from registries at public addresses.
 type Client struct {
 	transport *http.Transport
 }
 
-// New makes a client that connects to public addresses only, and to none in denied.
+// New returns a client that connects to public addresses only, and to none in denied.
 func New(denied []netip.Prefix) *Client {
 	return &Client{transport: newTransport(public(denied))}
 }
 
-// Close closes connections that are idle.
+// Close closes idle connections.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// Login is what a registry is given to know the caller by. The zero value is nobody.
+// Login are the credentials for a registry. The zero value is an anonymous login.
 type Login struct {
 	Username, Password string
-	IdentityToken      string // for a token, in place of a password
-	RegistryToken      string // sent as it is
+	IdentityToken      string // exchanged for a token, in place of a password
+	RegistryToken      string // sent as a bearer token
 }
 
-// Image is an image of a registry.
+// Image is an image in a registry.
 type Image struct {
-	Digest string // of what the reference names there: a manifest, or an index of those for several platforms
+	Digest string // of the manifest that the reference names, or of the index of manifests for several platforms
 
 	ref    string
-	known  bool
+	known  bool // the registry got credentials
 	image  v1.Image
 	config []byte
 }
 
-// maxConfig bounds an image's configuration, in bytes.
+// maxConfig is the maximum size of an image's configuration, in bytes.
 const maxConfig = 4 << 20
 
-// Open finds an image for linux and the architecture, by a full reference. Its layers are read by
-// [Image.Write], until ctx ends.
+// Open finds an image for linux and the architecture by its full reference. [Image.Write] reads its layers, until ctx
+// ends.
 //
-// It fails with invalid_argument for a name that is none for a registry; permission_denied, and reason policy_denied where a connection would have left the
-// public internet, or image_denied; not_found with image_not_found; and unavailable with
-// registry_unreachable, or image_pull_failed for everything else.
+// It fails with invalid_argument for a reference that registries do not take; permission_denied with reason
+// policy_denied if a connection would have left the public internet, or with image_denied; not_found with
+// image_not_found; unavailable with registry_unreachable, or with image_pull_failed for everything else.
 func (c *Client) Open(ctx context.Context, ref, architecture string, login Login) (*Image, error) {
 	i := &Image{ref: ref, known: login != Login{}}
 	named, err := name.ParseReference(ref, name.StrictValidation)
-	if err != nil { // such as of one letter, which Docker takes
-		return nil, protocol.Invalid("spec.image", "the worker cannot ask a registry for %.200q", ref)
+	if err != nil { // such as a name of one letter, which Docker accepts
+		return nil, protocol.Invalid("spec.image", "%.200q is not a reference that registries accept", ref)
 	}
 	auth := authn.FromConfig(authn.AuthConfig{Username: login.Username, Password: login.Password,
 		IdentityToken: login.IdentityToken, RegistryToken: login.RegistryToken})
@@ -68,8 +68,10 @@ func (c *Client) Open(ctx context.Context, ref, architecture string, login Login
 		auth = authn.Anonymous
 	}
 	found, err := remote.Get(named,
-		remote.WithContext(ctx), remote.WithTransport(&guard{next: c.transport, registry: imageref.Registry(ref)}), remote.WithAuth(auth),
-		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: architecture}), remote.WithRetryBackoff(remote.Backoff{Steps: 1}))
+		remote.WithContext(ctx), remote.WithTransport(&guard{next: c.transport, registry: imageref.Registry(ref)}),
+		remote.WithAuth(auth),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: architecture}),
+		remote.WithRetryBackoff(remote.Backoff{Steps: 1}))
 	if err != nil {
 		return nil, i.failed(ctx, err)
 	}
@@ -97,9 +99,9 @@ type saved struct {
 	Layers   []string
 }
 
-// Write writes the image as an archive in which it is called as. moved is told of each layer how many of
-// its bytes are written. What the registry sends is checked by its digests. Errors as of [Client.Open];
-// those of w are returned as they are.
+// Write writes the image as an archive, in which its name is as. It calls moved with the bytes of each layer that are
+// written so far. The content is verified by its digests. Errors are as for [Client.Open]; those of w are returned
+// unchanged.
 func (i *Image) Write(ctx context.Context, w io.Writer, as string, moved func(layer string, done, total int64)) error {
 	layers, err := i.image.Layers()
 	if err != nil {
@@ -140,8 +142,9 @@ func writeFile(out *tar.Writer, file string, content []byte) error {
 	return err
 }
 
-// writeLayer writes a layer as the registry has it, compressed or not, unless it was written.
-func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer, written map[string]bool, moved func(string, int64, int64)) (file string, err error) {
+// writeLayer writes a layer in the registry's form, compressed or not, unless it was written before.
+func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer, written map[string]bool,
+	moved func(string, int64, int64)) (file string, err error) {
 	digest, err := layer.Digest()
 	if err != nil {
 		return "", i.failed(ctx, err)
@@ -174,7 +177,7 @@ func (i *Image) writeLayer(ctx context.Context, out *tar.Writer, layer v1.Layer,
 	return file, err
 }
 
-// remoteReader tells how much was read, and keeps the remote side's error apart from the writer's.
+// remoteReader reports how much was read, and keeps the registry's errors apart from the writer's.
 type remoteReader struct {
 	r     io.Reader
 	done  int64

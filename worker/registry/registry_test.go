@@ -26,10 +26,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is an HTTPS server at an address of its own, such as 127.0.0.2, that remembers what it was asked.
+// server is an HTTPS server at an address of its own, such as 127.0.0.2. It records its requests.
 type server struct {
 	*httptest.Server
-	host string // with the port
+	host string // including the port
 
 	mu      sync.Mutex
 	conns   int
@@ -75,7 +75,7 @@ func (s *server) seen() (conns int, passwords []string) {
 	return s.conns, passwords
 }
 
-// clientFor is a client for which these servers are at public addresses, and nothing else is.
+// clientFor returns a client that takes these servers' addresses, and no others, for public.
 func clientFor(t *testing.T, servers ...*server) *Client {
 	t.Helper()
 	c := &Client{transport: newTransport(func(a netip.AddrPort) bool {
@@ -97,7 +97,7 @@ const (
 
 func digestOf(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// content is what a registry has of one image, by its digests.
+// content is what a registry stores of one image, by digest.
 type content struct {
 	blobs map[string][]byte
 	index []byte
@@ -107,7 +107,7 @@ func newContent() *content {
 	return newContentOf(nil, digestOf(nil), digestOf(nil))
 }
 
-// newContentOf has so many times the same layer for each platform: one that is no tar, where none is given.
+// newContentOf repeats the same layer for each platform. The default layer is not a tar.
 func newContentOf(given []byte, diffs ...string) *content {
 	c := &content{blobs: map[string][]byte{}}
 	put := func(data []byte) map[string]any {
@@ -127,19 +127,22 @@ func newContentOf(given []byte, diffs ...string) *content {
 			layer = put(given)
 		}
 		layer["mediaType"] = "application/vnd.oci.image.layer.v1.tar+gzip"
-		config := put(encode(map[string]any{"architecture": architecture, "os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": diffs}}))
+		config := put(encode(map[string]any{"architecture": architecture, "os": "linux",
+			"rootfs": map[string]any{"type": "layers", "diff_ids": diffs}}))
 		config["mediaType"] = "application/vnd.oci.image.config.v1+json"
-		d := put(encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": slices.Repeat([]any{layer}, len(diffs))}))
+		d := put(encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+			"config": config, "layers": slices.Repeat([]any{layer}, len(diffs))}))
 		d["mediaType"] = "application/vnd.oci.image.manifest.v1+json"
 		d["platform"] = map[string]any{"architecture": architecture, "os": "linux"}
 		return d
 	}
-	c.index = encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []any{manifest("arm64"), manifest("amd64")}})
+	c.index = encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+		"manifests": []any{manifest("arm64"), manifest("amd64")}})
 	c.blobs[digestOf(c.index)] = c.index
 	return c
 }
 
-// answer answers as a registry without authentication does; layers may be sent elsewhere.
+// answer responds like a registry without authentication. It may redirect requests for layers.
 func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string) {
 	last := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
 	data := c.blobs[last]
@@ -162,8 +165,9 @@ func (c *content) answer(w http.ResponseWriter, r *http.Request, layersAt string
 	}
 }
 
-// withTokens asks for a token first, from a realm.
-func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter, r *http.Request) {
+// withTokens makes a registry require a token from a realm.
+func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter,
+	r *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/token"):
@@ -178,7 +182,8 @@ func withTokens(realm *string, next func(w http.ResponseWriter, r *http.Request)
 	}
 }
 
-func readImage(ctx context.Context, c *Client, ref string, login Login) (files map[string]string, digest string, err error) {
+func readImage(ctx context.Context, c *Client, ref string, login Login) (files map[string]string, digest string,
+	err error) {
 	i, err := c.Open(ctx, ref, "amd64", login)
 	if err != nil {
 		return nil, "", err
@@ -205,12 +210,15 @@ func readImage(ctx context.Context, c *Client, ref string, login Login) (files m
 	}
 }
 
-func TestAnImageIsReadThroughTokensAndRedirects(t *testing.T) {
+func TestAnImageIsReadWithTokensAndThroughRedirects(t *testing.T) {
 	t.Parallel()
 	c := newContent()
 	store := serve(t, "127.0.0.3", func(w http.ResponseWriter, r *http.Request) { c.answer(w, r, "") })
 	var realm string
-	r := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, store.URL) }))
+	r := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter,
+		q *http.Request) {
+		c.answer(w, q, store.URL)
+	}))
 	realm = r.URL
 	for _, ref := range []string{r.host + "/team/app:1", r.host + "/team/app@" + digestOf(c.index)} {
 		files, digest, err := readImage(t.Context(), clientFor(t, r, store), ref, Login{Username: "u", Password: "p"})
@@ -218,25 +226,30 @@ func TestAnImageIsReadThroughTokensAndRedirects(t *testing.T) {
 			t.Fatalf("%s: %v", ref, err)
 		}
 		var index []saved
-		if err := json.Unmarshal([]byte(files["manifest.json"]), &index); err != nil || len(index) != 1 || len(index[0].Layers) != 2 || index[0].RepoTags[0] != "named:as" {
+		if err := json.Unmarshal([]byte(files["manifest.json"]), &index); err != nil || len(index) != 1 ||
+			len(index[0].Layers) != 2 || index[0].RepoTags[0] != "named:as" {
 			t.Fatalf("%s: the manifest is %s: %v", ref, files["manifest.json"], err)
 		}
-		if got := files[index[0].Layers[1]]; got != "a layer of amd64" || !strings.Contains(files[index[0].Config], `"amd64"`) || len(files) != 3 || digest != digestOf(c.index) {
+		if got := files[index[0].Layers[1]]; got != "a layer of amd64" ||
+			!strings.Contains(files[index[0].Config], `"amd64"`) || len(files) != 3 || digest != digestOf(c.index) {
 			t.Errorf("%s: %s: %v", ref, digest, files)
 		}
 	}
 	if _, passwords := store.seen(); len(passwords) > 0 {
-		t.Errorf("where layers are, one heard %v", passwords)
+		t.Errorf("the server of the layers got the credentials %v", passwords)
 	}
 }
 
-// Each of these was a way from the name of an image to a service that only the host reaches.
+// Each case is a way from the name of an image to a service that only the host reaches.
 func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	t.Parallel()
 	inside := serve(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, secret) })
 	c := newContent()
 	var realm string
-	byRealm := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, "") }))
+	byRealm := serve(t, "127.0.0.2", withTokens(&realm, func(w http.ResponseWriter,
+		q *http.Request) {
+		c.answer(w, q, "")
+	}))
 	realm = inside.URL
 	byLayer := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, inside.URL) })
 	byManifest := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) {
@@ -244,32 +257,34 @@ func TestNoConnectionLeavesThePublicInternet(t *testing.T) {
 	})
 	_, port, _ := net.SplitHostPort(inside.host)
 	for what, ref := range map[string]string{
-		"the token's realm": byRealm.host + "/xx:1", "the redirect of a layer": byLayer.host + "/xx:1", "the redirect of a manifest": byManifest.host + "/xx:1",
-		"the registry itself": strings.Replace(inside.host, "127.0.0.1", "127.0.0.5", 1) + "/xx:1",
+		"the token's realm": byRealm.host + "/xx:1", "the redirect of a layer": byLayer.host + "/xx:1",
+		"the redirect of a manifest": byManifest.host + "/xx:1",
+		"the registry itself":        strings.Replace(inside.host, "127.0.0.1", "127.0.0.5", 1) + "/xx:1",
 	} {
 		_, _, err := readImage(t.Context(), clientFor(t, byRealm, byLayer, byManifest), ref, Login{})
 		if !errors.Is(err, &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
 			t.Errorf("%s: got %v", what, err)
 		}
 	}
-	everybody := New(nil) // by the true rule, all of them are the machine's own
+	everybody := New(nil) // by the real check, all servers are at the machine's own addresses
 	defer everybody.Close()
 	for _, ref := range []string{byLayer.host + "/xx:1", "example.com:" + port + "/xx:1"} {
 		if strings.HasPrefix(ref, "example.com") {
-			everybody.transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) { // as if its name led here
+			everybody.transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) { // as if its name resolved to this address
 				return newTransport(public(nil)).DialContext(ctx, network, inside.host)
 			}
 		}
-		if _, _, err := readImage(t.Context(), everybody, ref, Login{}); !errors.Is(err, &protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
+		if _, _, err := readImage(t.Context(), everybody, ref, Login{}); !errors.Is(err,
+			&protocol.Error{Code: protocol.PermissionDenied, Reason: protocol.ReasonPolicyDenied}) {
 			t.Errorf("%s: got %v", ref, err)
 		}
 	}
 	if conns, _ := inside.seen(); conns > 0 {
-		t.Errorf("the inner service had %d connections", conns)
+		t.Errorf("the internal service got %d connections", conns)
 	}
 }
 
-func TestCredentialsGoToTheirRegistryOnly(t *testing.T) {
+func TestCredentialsAreSentToTheirRegistryOnly(t *testing.T) {
 	t.Parallel()
 	other := serve(t, "127.0.0.3", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"token": "opened"}`) })
 	c := newContent()
@@ -278,7 +293,7 @@ func TestCredentialsGoToTheirRegistryOnly(t *testing.T) {
 	realm = other.URL
 	client := clientFor(t, r, other)
 	if _, _, err := readImage(t.Context(), client, r.host+"/xx:1", Login{}); err != nil {
-		t.Errorf("anybody's token from elsewhere: %v", err)
+		t.Errorf("an anonymous token from another host: got %v", err)
 	}
 	for _, login := range []Login{{Username: "u", Password: "p"}, {IdentityToken: "refresh"}} {
 		_, _, err := readImage(t.Context(), client, r.host+"/xx:1", login)
@@ -290,31 +305,35 @@ func TestCredentialsGoToTheirRegistryOnly(t *testing.T) {
 	defer other.mu.Unlock()
 	for _, q := range other.asked {
 		if q.Header.Get("Authorization") != "" || q.Method == http.MethodPost {
-			t.Errorf("the other host heard %s %v", q.Method, q.Header)
+			t.Errorf("the other host got %s %v", q.Method, q.Header)
 		}
 	}
 	for registry, hosts := range map[string]map[string]bool{
-		"registry.gitlab.com": {"registry.gitlab.com": true, "gitlab.com": true, "com": false, "evil.com": false, "lab.com": false, "a.registry.gitlab.com": false},
-		"reg.test:5000":       {"reg.test": true, "REG.test": true, "test": false},
+		"registry.gitlab.com": {"registry.gitlab.com": true, "gitlab.com": true, "com": false, "evil.com": false,
+			"lab.com": false, "a.registry.gitlab.com": false},
+		"reg.test:5000": {"reg.test": true, "REG.test": true, "test": false},
 	} {
 		for host, want := range hosts {
-			if got := mayHear(registry, host); got != want {
-				t.Errorf("%s may hear the credentials for %s: %t", host, registry, got)
+			if got := mayGetCredentials(registry, host); got != want {
+				t.Errorf("%s may get the credentials for %s: %t", host, registry, got)
 			}
 		}
 	}
 }
 
-func TestErrorsHaveNoWordOfARemoteServer(t *testing.T) {
+func TestErrorsContainNoTextOfARemoteServer(t *testing.T) {
 	t.Parallel()
 	c := newContent()
 	for status, want := range map[int]*protocol.Error{
 		200: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}, 302: {Code: protocol.Unavailable},
-		400: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}, 401: {Code: protocol.PermissionDenied, Reason: protocol.ReasonImageDenied},
-		403: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound}, 404: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound},
-		429: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}, 503: {Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable},
+		400: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed},
+		401: {Code: protocol.PermissionDenied, Reason: protocol.ReasonImageDenied},
+		403: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound},
+		404: {Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound},
+		429: {Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed},
+		503: {Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable},
 	} {
-		for _, body := range []string{secret, `{"errors": [{"code": "` + secret + `", "message": "` + secret + `", "detail": "` + secret + `"}]}`, strings.Repeat(secret, maxAnswer/len(secret)+2)} {
+		for _, body := range []string{secret, `{"errors": [{"code": "` + secret + `", "message": "` + secret + `", "detail": "` + secret + `"}]}`, strings.Repeat(secret, maxResponse/len(secret)+2)} {
 			r := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) {
 				if q.URL.Path == "/v2/" {
 					return
@@ -335,20 +354,23 @@ func TestErrorsHaveNoWordOfARemoteServer(t *testing.T) {
 		}
 	}
 	r := serve(t, "127.0.0.2", func(w http.ResponseWriter, q *http.Request) { c.answer(w, q, "") })
-	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:other", Login{}); protocol.CodeOf(err) != protocol.NotFound || strings.Contains(err.Error(), secret) {
-		t.Errorf("a tag that is not there: %v", err)
+	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:other",
+		Login{}); protocol.CodeOf(err) != protocol.NotFound || strings.Contains(err.Error(), secret) {
+		t.Errorf("a missing tag: got %v", err)
 	}
 	for digest, data := range c.blobs {
 		if bytes.HasPrefix(data, []byte("a layer of amd64")) {
 			c.blobs[digest] = []byte("a layer of nobody")
 		}
 	}
-	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:1", Login{}); !errors.Is(err, &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}) {
-		t.Errorf("a layer that is another one: %v", err)
+	if _, _, err := readImage(t.Context(), clientFor(t, r), r.host+"/xx:1", Login{}); !errors.Is(err,
+		&protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonImagePullFailed}) {
+		t.Errorf("a layer with a wrong digest: got %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := readImage(ended, clientFor(t, r), r.host+"/xx:1", Login{}); protocol.CodeOf(err) != protocol.Cancelled {
-		t.Errorf("after the caller's end: %v", err)
+	if _, _, err := readImage(ended, clientFor(t, r), r.host+"/xx:1",
+		Login{}); protocol.CodeOf(err) != protocol.Cancelled {
+		t.Errorf("after the caller cancelled: got %v", err)
 	}
 }

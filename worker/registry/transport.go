@@ -13,20 +13,20 @@ import (
 	"github.com/boxfleet/boxfleet/imageref"
 )
 
-// What the transport refuses.
+// Refusals of the transport.
 var (
 	errNotPublic   = errors.New("an address that is not public")
 	errNotHTTPS    = errors.New("a request without TLS")
-	errCredentials = errors.New("the credentials are asked for by another host")
-	errTooLong     = errors.New("an answer is too long")
+	errCredentials = errors.New("another host asks for the credentials")
+	errTooLong     = errors.New("the response is too long")
 )
 
-// maxAnswer bounds what is read of an answer that is no layer, in bytes.
-const maxAnswer = 8 << 20
+// maxResponse is the maximum size of a response other than a layer, in bytes.
+const maxResponse = 8 << 20
 
-// newTransport makes a transport that connects only to addresses that are public, as they are when the
-// connection is made: what a name led to before does not count. A proxy would resolve names by itself,
-// so none is used.
+// newTransport returns a transport that connects only to public addresses. It checks the address of each connection as
+// it is made, so an earlier lookup of the name does not matter. It uses no proxy, because a proxy would resolve names
+// itself.
 func newTransport(allowed func(netip.AddrPort) bool) *http.Transport {
 	dialer := &net.Dialer{Timeout: 20 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		if a, err := netip.ParseAddrPort(address); err != nil || !allowed(a) {
@@ -36,11 +36,12 @@ func newTransport(allowed func(netip.AddrPort) bool) *http.Transport {
 	}}
 	return &http.Transport{
 		DialContext: dialer.DialContext, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 20 * time.Second,
-		ResponseHeaderTimeout: time.Minute, MaxResponseHeaderBytes: 256 << 10, IdleConnTimeout: 30 * time.Second, MaxIdleConnsPerHost: 4,
+		ResponseHeaderTimeout: time.Minute, MaxResponseHeaderBytes: 256 << 10, IdleConnTimeout: 30 * time.Second,
+		MaxIdleConnsPerHost: 4,
 	}
 }
 
-// public says whether an address is one of the internet, and neither denied nor the machine's own.
+// public returns a check that an address is on the public internet, not denied, and not the machine's own.
 func public(denied []netip.Prefix) func(netip.AddrPort) bool {
 	return func(to netip.AddrPort) bool {
 		a := to.Addr().Unmap()
@@ -65,7 +66,7 @@ func public(denied []netip.Prefix) func(netip.AddrPort) bool {
 	}
 }
 
-// guard bounds what is sent to a registry, and to whom it sends on, and what is read of them.
+// guard limits which hosts get a registry's requests and credentials, and how much is read from them.
 type guard struct {
 	next     http.RoundTripper
 	registry string // host or host:port
@@ -76,20 +77,21 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" {
 		return nil, errNotHTTPS
 	}
-	// A token is asked for with a password in a header, or with a refresh token in a form.
-	if (r.Header.Get("Authorization") != "" || r.Method == http.MethodPost) && !mayHear(g.registry, r.URL.Hostname()) {
+	// A request for a token has a password in a header, or a refresh token in a form.
+	if (r.Header.Get("Authorization") != "" || r.Method == http.MethodPost) &&
+		!mayGetCredentials(g.registry, r.URL.Hostname()) {
 		return nil, errCredentials
 	}
-	answer, err := g.next.RoundTrip(r)
-	if err == nil && (answer.StatusCode >= 300 || !isBlob(r)) {
-		answer.Body = &bounded{answer.Body, maxAnswer}
+	response, err := g.next.RoundTrip(r)
+	if err == nil && (response.StatusCode >= 300 || !isBlob(r)) {
+		response.Body = &bounded{response.Body, maxResponse}
 	}
-	return answer, err
+	return response, err
 }
 
-// mayHear says whether a host may hear the credentials for a registry: it is the registry's own, or that
-// of a domain which the registry is in, as gitlab.com is for registry.gitlab.com.
-func mayHear(registry, host string) bool {
+// mayGetCredentials reports whether a host may get the credentials for a registry: it is the registry's host, or a
+// domain that contains the registry, as gitlab.com does for registry.gitlab.com.
+func mayGetCredentials(registry, host string) bool {
 	if name, _, err := net.SplitHostPort(registry); err == nil {
 		registry = name
 	}
@@ -97,7 +99,7 @@ func mayHear(registry, host string) bool {
 	return host == registry || strings.Contains(host, ".") && strings.HasSuffix(registry, "."+host)
 }
 
-// isBlob says whether a request is for a blob, also where it was sent on.
+// isBlob reports whether a request is for a blob, also after redirects.
 func isBlob(r *http.Request) bool {
 	for r.Response != nil && r.Response.Request != nil {
 		r = r.Response.Request
@@ -105,7 +107,7 @@ func isBlob(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v2/") && strings.Contains(r.URL.Path, "/blobs/")
 }
 
-// bounded fails a body that is longer than it may be.
+// bounded is a response body that fails beyond a maximum length.
 type bounded struct {
 	io.ReadCloser
 	left int64
