@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// How long to wait before the worker's socket is tried again: a part of the time that the worker has been
-// away, so that what was waited for in vain is never much beside what had to be.
+// The pause before the worker's socket is tried again is a part of the time that the worker has been away, so that it
+// adds little to that time.
 const (
 	redialFirst = 10 * time.Millisecond
 	redialMost  = 200 * time.Millisecond
@@ -38,7 +38,7 @@ func (s *supervisor) serve(ctx context.Context) {
 	}
 }
 
-// session talks on one connection until it ends. welcomed says whether the worker was there.
+// session talks on one connection until it ends. welcomed reports whether the worker answered the Hello.
 func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed bool) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	box := newOutbox()
@@ -94,7 +94,7 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 				return welcomed, err
 			}
 			box.waitForRoom()
-			if err != nil && s.exec(c.Start.ID) == nil { // one that was started before has its files
+			if err != nil && s.exec(c.Start.ID) == nil { // an exec that was started before has its files
 				box.put(&control.Notice{Reply: &control.Reply{Seq: c.Seq, Error: errNoRoom}})
 				continue
 			}
@@ -103,7 +103,7 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 	}
 }
 
-// handle carries out one command. It does not wait: what takes time replies later. files are a Start's.
+// handle carries out one command. It does not wait: what takes time replies later. files are those of a Start.
 func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	reply := func(r control.Reply) {
 		r.Seq = c.Seq
@@ -143,8 +143,7 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	}
 }
 
-// late says whether a command must not be carried out any more: whoever sent it may have lost the
-// host to another worker meanwhile.
+// late reports whether a command must no longer be carried out: its sender may have lost the host to another worker.
 func late(until time.Duration) bool { return until != 0 && control.Clock() > until }
 
 func (s *supervisor) handleStart(start *control.Start, files execFiles, reply func(control.Reply)) {
