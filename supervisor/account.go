@@ -46,7 +46,7 @@ func (a accounts) resolve(spec string) (account, *protocol.Error) {
 			user, maxMemberships)
 	}
 	if acct.gid >= a.reserved {
-		return account{}, unknownUser("group ids from %d on are reserved", a.reserved)
+		return account{}, unknownUser("group ids from %d upwards are reserved", a.reserved)
 	}
 	return acct, nil
 }

@@ -65,7 +65,7 @@ func (r *fileReader) take(n int) ([]int, error) {
 		return nil, nil
 	}
 	if len(r.waiting) == 0 {
-		return nil, fmt.Errorf("a frame with %d files, and none came", n)
+		return nil, fmt.Errorf("a frame announced %d files, but none came", n)
 	}
 	files := r.waiting[0]
 	r.waiting = r.waiting[1:]
@@ -105,7 +105,7 @@ func (r *fileReader) takeFor(start *control.Start) (execFiles, error) {
 	}
 	if len(files) != control.ExecFiles {
 		closeFiles(files)
-		return execFiles{}, fmt.Errorf("a start with %d files", len(files))
+		return execFiles{}, fmt.Errorf("a Start came with %d files", len(files))
 	}
 	return execFiles{stdout: files[0], stderr: files[1], record: files[2]}, nil
 }

@@ -71,7 +71,7 @@ func (p *primary) run(w *control.Welcome, files []int) {
 		c.user = "0"
 	}
 	if len(files) != control.PrimaryFiles {
-		p.s.config.Logger.Warn("the output of the container's command is not kept: its worker gave no files for it")
+		p.s.config.Logger.Warn("dropping the output of the container's command: the worker passed no files for it")
 		closeFiles(files)
 		files = make([]int, control.PrimaryFiles)
 	}

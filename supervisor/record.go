@@ -62,7 +62,7 @@ func (s *supervisor) record(e *exec) {
 	e.closeRecord(func(fd int) {
 		sealed := control.Seal(key, control.Record{Boot: s.boot, Result: *result})
 		if _, err := writeAll(fd, sealed, 0); err != nil {
-			s.config.Logger.Error("an exit record is not on disk", "exec", e.id, "error", err)
+			s.config.Logger.Error("could not write an exit record", "exec", e.id, "error", err)
 		}
 	})
 }
@@ -98,5 +98,5 @@ func anotherBoot(id string) *protocol.Error {
 // startedBefore refuses an exec that this boot has started and forgotten.
 func startedBefore(id string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
-		"exec %s was started before and is not started again", id)
+		"exec %s was already started, and is not started again", id)
 }

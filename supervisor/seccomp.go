@@ -74,7 +74,7 @@ func architectures() []uint32 {
 func takeAway() error {
 	known := architectures()
 	if known == nil {
-		return fmt.Errorf("supervisor: has no filter of system calls for %s", runtime.GOARCH)
+		return fmt.Errorf("supervisor: no system call filter for %s", runtime.GOARCH)
 	}
 	program := filter(known...)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}

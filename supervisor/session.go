@@ -51,7 +51,7 @@ func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed 
 	}()
 	welcomed, err := s.listen(conn, box)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-		s.config.Logger.Warn("the worker's connection broke", "error", err)
+		s.config.Logger.Warn("the connection to the worker broke", "error", err)
 	}
 	s.detach(box)
 	box.close()
@@ -83,11 +83,11 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 				return welcomed, err
 			}
 			if !s.greet(c.Welcome, files, c.Until) {
-				return false, errors.New("the welcome came after the end of the worker's lease")
+				return false, errors.New("the Welcome came after the end of the worker's lease")
 			}
 			welcomed = true
 		case !welcomed:
-			return false, errors.New("a command before the welcome")
+			return false, errors.New("a command came before the Welcome")
 		default:
 			files, err := passed.takeFor(c.Start)
 			if err != nil && err != errNoRoom {
@@ -113,7 +113,7 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	case (c.Start != nil || c.StopAll != nil) && late(c.Until):
 		files.close()
 		reply(control.Reply{Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost,
-			"the command came to the supervisor after the end of the worker's lease")})
+			"the command reached the supervisor after the end of the worker's lease")})
 	case c.Start != nil:
 		s.handleStart(c.Start, files, func(r control.Reply) {
 			r.Seq = c.Seq

@@ -228,7 +228,7 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 		return nil, false, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is stopping")
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
-			"the supervisor keeps %d execs that are not forgotten", control.MaxExecs)
+			"the supervisor already remembers %d execs", control.MaxExecs)
 	case start.Number != 0 && !s.numbers.take(start.Number):
 		return nil, false, startedBefore(start.ID)
 	}
