@@ -42,8 +42,11 @@ func (a accounts) resolve(spec string) (account, *protocol.Error) {
 		acct.groups = a.memberships(acct.name, acct.gid)
 	}
 	if len(acct.groups) > maxMemberships {
-		return account{}, unknownUser("user %.80q is in more than %d groups of the sandbox's /etc/group; name one group, as in \"user:group\"",
-			user, maxMemberships)
+		return account{}, unknownUser(
+			"user %.80q is in more than %d groups of the sandbox's /etc/group; name one group, as in \"user:group\"",
+			user,
+			maxMemberships,
+		)
 	}
 	if acct.gid >= a.reserved {
 		return account{}, unknownUser("group ids from %d upwards are reserved", a.reserved)

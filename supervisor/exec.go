@@ -89,7 +89,9 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.mu.Lock()
 	e.startedAt = control.Clock()
 	e.mu.Unlock()
-	p, err := e.s.launcher.start(command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin})
+	p, err := e.s.launcher.start(
+		command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin},
+	)
 	if err != nil {
 		e.sayNotStarted(start, err)
 		result := e.finish(notStarted(err, began))
@@ -113,8 +115,20 @@ func (e *exec) run(start *control.Start, reply func()) {
 func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 	e.mu.Lock()
 	e.started = began
-	e.stdout = newStream(p.stdout, execSink(e.files.stdout, start.OutputLimit, e.keep/2), start.InlineLimit, e.s.files, e.grew)
-	e.stderr = newStream(p.stderr, execSink(e.files.stderr, start.OutputLimit, e.keep/2), start.InlineLimit, e.s.files, e.grew)
+	e.stdout = newStream(
+		p.stdout,
+		execSink(e.files.stdout, start.OutputLimit, e.keep/2),
+		start.InlineLimit,
+		e.s.files,
+		e.grew,
+	)
+	e.stderr = newStream(
+		p.stderr,
+		execSink(e.files.stderr, start.OutputLimit, e.keep/2),
+		start.InlineLimit,
+		e.s.files,
+		e.grew,
+	)
 	e.mu.Unlock()
 	go e.stdout.pump()
 	go e.stderr.pump()

@@ -43,7 +43,8 @@ type launcher struct {
 }
 
 func newLauncher(groups uint32, r *reaper) (*launcher, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0) // opened once: an exec that runs as root may replace the device
+	// Opened once: an exec that runs as root may replace the device.
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -99,15 +100,23 @@ func (l *launcher) fork(c command, path string, env []string, acct account) (*pr
 		Env:   env,
 		Files: []uintptr{uintptr(pipes.stdin), uintptr(pipes.out[1]), uintptr(pipes.err[1])},
 		Sys: &syscall.SysProcAttr{
-			Setsid:     true,
-			Credential: &syscall.Credential{Uid: acct.uid, Gid: acct.gid, Groups: append(slices.Clip(acct.groups), c.group)},
+			Setsid: true,
+			Credential: &syscall.Credential{
+				Uid:    acct.uid,
+				Gid:    acct.gid,
+				Groups: append(slices.Clip(acct.groups), c.group),
+			},
 		},
 	}, c.group)
 	if err != nil {
 		pipes.closeOurEnds()
 		return nil, execFailure(path, err)
 	}
-	return &process{child: child, stdout: os.NewFile(uintptr(pipes.out[0]), "stdout"), stderr: os.NewFile(uintptr(pipes.err[0]), "stderr")}, nil
+	return &process{
+		child:  child,
+		stdout: os.NewFile(uintptr(pipes.out[0]), "stdout"),
+		stderr: os.NewFile(uintptr(pipes.err[0]), "stderr"),
+	}, nil
 }
 
 // startError turns any other error into one of this package.
@@ -134,7 +143,11 @@ func checkStrings(c command) error {
 	}
 	for name, value := range c.env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return protocol.Invalid("spec.env", "%.80q is not a name of the environment, or its value has a NUL byte", name)
+			return protocol.Invalid(
+				"spec.env",
+				"%.80q is not a name of the environment, or its value has a NUL byte",
+				name,
+			)
 		}
 	}
 	return nil

@@ -194,5 +194,8 @@ func appendOutput(buf []byte, e *exec) []byte {
 	if !begun || status.Result != nil {
 		return buf
 	}
-	return control.Append(buf, &control.Notice{Output: &control.Output{ID: e.id, Stdout: status.StdoutBytes, Stderr: status.StderrBytes}})
+	return control.Append(
+		buf,
+		&control.Notice{Output: &control.Output{ID: e.id, Stdout: status.StdoutBytes, Stderr: status.StderrBytes}},
+	)
 }

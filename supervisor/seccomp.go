@@ -79,7 +79,12 @@ func takeAway() error {
 	program := filter(known...)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// The kernel also installs it on the other threads. If one of them refuses it, the kernel returns its id.
-	thread, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&p)))
+	thread, _, errno := unix.Syscall(
+		unix.SYS_SECCOMP,
+		unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&p)),
+	)
 	if errno != 0 || thread != 0 {
 		return fmt.Errorf("supervisor: filter system calls (thread %d): %w", thread, errno)
 	}

@@ -122,7 +122,16 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	case c.Cancel != nil:
 		e := s.exec(c.Cancel.ID)
 		if e == nil {
-			reply(control.Reply{Error: protocol.Errorf(protocol.NotFound, "", "exec %.80q is not known to the supervisor", c.Cancel.ID)})
+			reply(
+				control.Reply{
+					Error: protocol.Errorf(
+						protocol.NotFound,
+						"",
+						"exec %.80q is not known to the supervisor",
+						c.Cancel.ID,
+					),
+				},
+			)
 			return
 		}
 		e.stop(cancelled, c.Cancel.Grace)

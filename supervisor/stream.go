@@ -67,7 +67,12 @@ func (k *sink) free() {
 	if k.window == 0 || until-k.freed < k.window/4 {
 		return
 	}
-	if err := unix.Fallocate(k.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, k.freed, until-k.freed); err != nil {
+	if err := unix.Fallocate(
+		k.fd,
+		unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+		k.freed,
+		until-k.freed,
+	); err != nil {
 		k.limit = k.size // the file system cannot free parts of a file: store no more
 		return
 	}

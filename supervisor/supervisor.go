@@ -159,7 +159,14 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	hello := control.Hello{Version: control.Version, Boot: s.boot, Pid: os.Getpid(), Started: s.started, Primary: s.primary.status(), TakesFiles: true}
+	hello := control.Hello{
+		Version:    control.Version,
+		Boot:       s.boot,
+		Pid:        os.Getpid(),
+		Started:    s.started,
+		Primary:    s.primary.status(),
+		TakesFiles: true,
+	}
 	for _, e := range s.execs {
 		if status, begun := e.status(); begun {
 			hello.Execs = append(hello.Execs, status)
@@ -225,7 +232,11 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 	case start.Boot != "" && start.Boot != s.boot:
 		return nil, false, anotherBoot(start.ID)
 	case s.stopping:
-		return nil, false, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is stopping")
+		return nil, false, protocol.Errorf(
+			protocol.FailedPrecondition,
+			protocol.ReasonSandboxStopping,
+			"the sandbox is stopping",
+		)
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
 			"the supervisor already remembers %d execs", control.MaxExecs)

@@ -154,7 +154,12 @@ func makeFiles(dir int, names ...string) (*passed, error) {
 // makeFile opens a regular file for writing. In the run directory of an older supervisor, the name may be anything
 // else.
 func makeFile(dir int, name string) (int, error) {
-	fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(
+		dir,
+		name,
+		unix.O_WRONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC,
+		0o600,
+	)
 	if err != nil {
 		return 0, notMade(name, err)
 	}

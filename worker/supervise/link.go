@@ -82,7 +82,14 @@ func Listen(config Config) (*Link, error) {
 		files.close()
 		return nil, err
 	}
-	l := &Link{config: config, files: files, listener: listener, calls: newCalls(), changed: make(chan struct{}), prepared: map[string]*prepared{}}
+	l := &Link{
+		config:   config,
+		files:    files,
+		listener: listener,
+		calls:    newCalls(),
+		changed:  make(chan struct{}),
+		prepared: map[string]*prepared{},
+	}
 	l.running.Go(l.calls.run)
 	l.running.Go(l.accept)
 	return l, nil
@@ -183,7 +190,13 @@ func (l *Link) accept() {
 func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	pid, err := peer(conn)
 	if err != nil || pid != l.pid {
-		l.config.Logger.Warn("refused a connection to the supervisor's socket: it is not from the supervisor", "pid", pid, "expected", l.pid)
+		l.config.Logger.Warn(
+			"refused a connection to the supervisor's socket: it is not from the supervisor",
+			"pid",
+			pid,
+			"expected",
+			l.pid,
+		)
 		conn.Close()
 		return false
 	}

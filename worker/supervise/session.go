@@ -38,7 +38,13 @@ type queued struct {
 }
 
 func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)) *session {
-	s := &session{conn: conn, pid: pid, lease: lease, reader: bufio.NewReaderSize(conn, 64<<10), waiting: map[uint64]chan *control.Reply{}}
+	s := &session{
+		conn:    conn,
+		pid:     pid,
+		lease:   lease,
+		reader:  bufio.NewReaderSize(conn, 64<<10),
+		waiting: map[uint64]chan *control.Reply{},
+	}
 	s.changed.L = &s.mu
 	return s
 }
@@ -173,8 +179,10 @@ func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 		}
 		framed := control.Append(buf, c)
 		if size := len(framed) - len(buf); size > control.MaxCommand {
-			s.answer(&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-				"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)})
+			s.answer(
+				&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
+					"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)},
+			)
 			continue
 		}
 		buf = framed
@@ -211,7 +219,11 @@ func (s *session) end() {
 
 // ask sends a command, with its files, and waits for its reply. lost reports that the connection ended first, so that
 // the command may or may not have been carried out.
-func (s *session) ask(ctx context.Context, c control.Command, files *passed) (reply *control.Reply, lost bool, err error) {
+func (s *session) ask(
+	ctx context.Context,
+	c control.Command,
+	files *passed,
+) (reply *control.Reply, lost bool, err error) {
 	answer := make(chan *control.Reply, 1)
 	s.mu.Lock()
 	if s.waiting == nil {

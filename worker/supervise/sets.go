@@ -147,7 +147,12 @@ func (s *sets) list() (there map[string]bool, err error) {
 
 // openTable opens the table for this link alone.
 func (s *sets) openTable(flags int) error {
-	fd, err := unix.Openat(s.dir, tableName, flags|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(
+		s.dir,
+		tableName,
+		flags|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC,
+		0o600,
+	)
 	if err != nil {
 		return notMade(tableName, err)
 	}
@@ -352,7 +357,12 @@ func (one *set) empty() bool {
 
 // openFiles opens the files of an exec, or makes them. Their order is that of [control.Start].
 func openFiles(dir int, begin string) (*passed, error) {
-	return makeFiles(dir, fileOf(begin, control.StdoutName), fileOf(begin, control.StderrName), fileOf(begin, control.RecordName))
+	return makeFiles(
+		dir,
+		fileOf(begin, control.StdoutName),
+		fileOf(begin, control.StderrName),
+		fileOf(begin, control.RecordName),
+	)
 }
 
 func removeFiles(dir int, begin string) {
