@@ -59,7 +59,10 @@ func New(next slog.Handler) *Handler {
 	if h, ok := next.(*Handler); ok {
 		return h
 	}
-	return &Handler{next: next, told: &told{lines: map[string]*line{}, messages: map[string]*message{}, ofOne: map[alike]*message{}}}
+	return &Handler{
+		next: next,
+		told: &told{lines: map[string]*line{}, messages: map[string]*message{}, ofOne: map[alike]*message{}},
+	}
 }
 
 // Logger returns l with its handler wrapped.

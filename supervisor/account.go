@@ -7,27 +7,25 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// account is whom a process runs as.
+// account is the user that a process runs as.
 type account struct {
 	uid, gid uint32
-	groups   []uint32 // supplementary, without the exec's own
-	name     string   // for USER
-	home     string   // for HOME
+	groups   []uint32 // supplementary groups, without the exec's own
+	name     string   // value of USER
+	home     string   // value of HOME
 }
 
-// accounts resolves users by the container's own /etc/passwd and /etc/group, as they are at that
-// moment. Numeric ids work without either.
+// accounts looks up users in the container's current /etc/passwd and /etc/group. Numeric ids need neither.
 type accounts struct {
 	passwd, group *accountFile
-	reserved      uint32 // group ids from here on are not for accounts
+	reserved      uint32 // group ids from here on are refused
 }
 
 func newAccounts(passwd, group string, reserved uint32) accounts {
 	return accounts{passwd: &accountFile{path: passwd}, group: &accountFile{path: group}, reserved: reserved}
 }
 
-// resolve reads "name|uid[:group|gid]", as Docker reads a container's user. The error names what
-// is unknown.
+// resolve reads "name|uid[:group|gid]", as Docker reads a container's user. The error names what is unknown.
 func (a accounts) resolve(spec string) (account, *protocol.Error) {
 	user, group, grouped := strings.Cut(spec, ":")
 	acct, found := a.user(user)
@@ -44,11 +42,14 @@ func (a accounts) resolve(spec string) (account, *protocol.Error) {
 		acct.groups = a.memberships(acct.name, acct.gid)
 	}
 	if len(acct.groups) > maxMemberships {
-		return account{}, unknownUser("user %.80q is in more than %d groups of the sandbox's /etc/group; name one group, as in \"user:group\"",
-			user, maxMemberships)
+		return account{}, unknownUser(
+			"user %.80q is in more than %d groups of the sandbox's /etc/group; name one group, as in \"user:group\"",
+			user,
+			maxMemberships,
+		)
 	}
 	if acct.gid >= a.reserved {
-		return account{}, unknownUser("group ids from %d on are reserved", a.reserved)
+		return account{}, unknownUser("group ids from %d upwards are reserved", a.reserved)
 	}
 	return acct, nil
 }
@@ -59,8 +60,8 @@ func unknownUser(format string, args ...any) *protocol.Error {
 	return e
 }
 
-// user finds a passwd entry, name:password:uid:gid:gecos:home:shell. A uid without one is an
-// account in group 0 without a home.
+// user finds a passwd entry, name:password:uid:gid:gecos:home:shell. A uid without an entry is an account in group 0
+// without a home.
 func (a accounts) user(user string) (account, bool) {
 	uid, numeric := id(user)
 	var acct account
@@ -101,12 +102,12 @@ func (a accounts) gid(group string) (uint32, bool) {
 	return gid, found
 }
 
-// maxMemberships is how many groups of the sandbox's /etc/group a process may have. The kernel would take 65,535
-// beside the exec's own; but each look for the processes of an exec reads them all, of each process.
+// maxMemberships limits how many groups of the sandbox's /etc/group a process gets. The kernel would allow 65,535
+// besides the exec's own, but each search for the processes of an exec reads all groups of each process.
 const maxMemberships = 4096
 
-// memberships lists the groups that name a user as a member, but for the primary one. One
-// more than maxMemberships is enough of them.
+// memberships lists the groups that name a user as a member, except the primary one. It stops at one more than
+// maxMemberships.
 func (a accounts) memberships(user string, primary uint32) []uint32 {
 	var gids []uint32
 	a.group.eachLine(func(fields []string) bool {
@@ -125,7 +126,7 @@ func (a accounts) memberships(user string, primary uint32) []uint32 {
 	return gids
 }
 
-// id reads a numeric user or group id: 0 to 2³¹-1, as Docker does.
+// id parses a numeric user or group id: 0 to 2³¹-1, as for Docker.
 func id(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 31)
 	return uint32(n), err == nil

@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	// maxAccountFile bounds /etc/passwd and /etc/group, which belong to the sandbox.
+	// maxAccountFile is how much is read of /etc/passwd and /etc/group, which belong to the sandbox.
 	maxAccountFile = 1 << 20
-	// keptAccountFile is the largest such file that is kept in memory. A larger one is read each time.
+	// keptAccountFile is the largest such file that is cached. A larger one is read each time.
 	keptAccountFile = 64 << 10
-	// settledAfter is how long a file must not have changed before it was read. A change that comes
-	// sooner after another one may leave the times of the file as they are.
+	// settledAfter is how long a file must be unchanged before a read may be cached. Two changes within a shorter time
+	// may leave the same modification time.
 	settledAfter = time.Second
 )
 
-// accountFile is /etc/passwd or /etc/group. It is read again whenever it has changed: every exec
-// looks at it, and reading both files cost each exec ten system calls.
+// accountFile is /etc/passwd or /etc/group. It is read again only after it has changed: every exec needs it, and
+// reading both files cost each exec ten system calls.
 type accountFile struct {
 	path string
 
 	mu   sync.Mutex
-	kept *fileVersion // what text was read at; nil: nothing is kept
+	kept *fileVersion // the version that text was read from; nil: nothing is cached
 	text string
 }
 
-// fileVersion tells one content of a file from another.
+// fileVersion identifies one content of a file.
 type fileVersion struct {
 	dev, ino     uint64
 	size         int64
@@ -41,8 +41,7 @@ func versionOf(stat *unix.Stat_t) fileVersion {
 	return fileVersion{dev: stat.Dev, ino: stat.Ino, size: stat.Size, mtime: stat.Mtim, ctime: stat.Ctim}
 }
 
-// read returns the text of the file. A file that is missing or not regular is empty, one that is too
-// large ends early.
+// read returns the text of the file. A file that is missing or not regular is empty; one that is too large is cut off.
 func (f *accountFile) read() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -52,7 +51,7 @@ func (f *accountFile) read() string {
 	}
 	f.kept, f.text = nil, ""
 	began := time.Now()
-	fd, err := unix.Open(f.path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // it may be a FIFO
+	fd, err := unix.Open(f.path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // not blocking: it may be a FIFO
 	if err != nil {
 		return ""
 	}
@@ -74,7 +73,7 @@ func (f *accountFile) read() string {
 	return string(data)
 }
 
-// eachLine calls visit with the fields of each line until it returns false.
+// eachLine calls visit with the fields of each line, until it returns false.
 func (f *accountFile) eachLine(visit func(fields []string) bool) {
 	for line := range strings.Lines(f.read()) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' && !visit(strings.Split(line, ":")) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestAccountFile_IsReadAgainWhenItHasChanged(t *testing.T) {
+func TestAccountFile_IsReadAgainAfterAChange(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "passwd")
 	write := func(path, text string) {
@@ -27,7 +27,7 @@ func TestAccountFile_IsReadAgainWhenItHasChanged(t *testing.T) {
 	expect("agent:x:1:1::/:/bin/sh\n")
 	for begin := time.Now(); f.kept == nil; expect("agent:x:1:1::/:/bin/sh\n") {
 		if time.Since(begin) > 10*settledAfter {
-			t.Fatal("a file that does not change is never kept")
+			t.Fatal("a file that does not change is never cached")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -35,7 +35,7 @@ func TestAccountFile_IsReadAgainWhenItHasChanged(t *testing.T) {
 	write(path, "agent:x:2:1::/:/bin/sh\n") // the same size
 	expect("agent:x:2:1::/:/bin/sh\n")
 	if f.kept != nil {
-		t.Fatal("a file that has just changed is kept: its next change may not show")
+		t.Fatal("a file that has just changed is cached: its next change may go unnoticed")
 	}
 	write(path+".new", "agent:x:3:1::/:/bin/sh\n")
 	if err := os.Rename(path+".new", path); err != nil {

@@ -9,23 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept are the capabilities that PID 1 works with: to start processes as any user and to signal
-// them.
+// kept are the capabilities that PID 1 needs: to start processes as any user and to signal them.
 const kept = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
-// confine makes it impossible that a process started from here ever has a capability, root ones
-// included: execve gives uid 0 what is in the bounding set, so that set is emptied. Without this a
-// root exec could leave its group and with it the reach of a cancel.
+// confine makes sure that no process started from here, not even root's, ever has a capability. execve gives uid 0 what
+// is in the bounding set, so that set is emptied. Otherwise an exec that runs as root could leave its group, and a
+// cancel would not reach it.
 //
-// Emptying the set needs CAP_SETPCAP, which is given up again at once. (Giving up capabilities per
-// exec on a thread that then ends would do without it, but makes a thread per exec, and the
-// runtime dies when it cannot make one.)
+// Emptying the set needs CAP_SETPCAP, which is dropped right afterwards. (Dropping capabilities on a thread per exec
+// would not need it, but the runtime dies if it cannot make a thread.)
 //
-// It also keeps this process's memory, and the sealing key in it, from root execs: they have the
-// same uid, and the kernel lets a process trace only what has no capability that it lacks.
+// This also protects this process's memory, with the sealing key, from execs that run as root: they have the same uid,
+// but the kernel lets a process trace only processes without any capability that it lacks itself.
 //
-// With privileged, root execs keep the container's capabilities. They have all but control.OwnCapability,
-// which stays with this process, so that they cannot trace it either.
+// With privileged, execs that run as root keep the container's capabilities, except control.OwnCapability. Only this
+// process has that one, so they cannot trace it either.
 func confine(privileged bool) error {
 	if err := onAllThreads(unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
 		return fmt.Errorf("supervisor: set no_new_privs: %w", err)
@@ -39,7 +37,7 @@ func confine(privileged bool) error {
 	for capability := uintptr(0); ; capability++ {
 		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			break // past the last capability of this kernel
+			break // beyond the last capability of this kernel
 		}
 		if held == 0 {
 			continue
@@ -51,8 +49,8 @@ func confine(privileged bool) error {
 	return keepOnly(kept)
 }
 
-// inheritNothing empties the inheritable set of every thread and makes all of the permitted one
-// effective: an exec is given what is in both the bounding set and the permitted one.
+// inheritNothing empties the inheritable set of every thread and makes its whole permitted set effective: an exec gets
+// what is in both the bounding set and the permitted set.
 func inheritNothing() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -75,8 +73,8 @@ func onAllThreads(option int, arg uintptr) error {
 	return nil
 }
 
-// keepOnly reduces the permitted and effective sets of every thread to mask, and empties the
-// inheritable set, from which an exec by uid 0 would otherwise be given.
+// keepOnly reduces the permitted and effective sets of every thread to mask, and empties the inheritable set, which an
+// exec by uid 0 would otherwise get.
 func keepOnly(mask uint32) error {
 	return setCapabilities([2]unix.CapUserData{{Effective: mask, Permitted: mask}})
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// When the worker is told of output: soon after the first byte, then not too often, and not at all
-// if the exec ends before, since the result says it.
+// The worker is notified soon after the first output, and rarely after that. If the exec ends earlier, it is not
+// notified at all: the result has the sizes.
 const (
 	firstOutput = 5 * time.Millisecond
 	everyOutput = 10 * time.Millisecond
 )
 
-// ending is why an exec ends.
+// ending is the reason why an exec ends.
 type ending int
 
 const (
@@ -26,16 +26,16 @@ const (
 	cancelled
 )
 
-// exec is one command from Start to Forget. Its own goroutine, run, carries it through.
+// exec is one command, from its Start to its Forget. Its goroutine is run.
 type exec struct {
 	s     *supervisor
 	id    string
 	group uint32
 	keep  int64 // the inline limit
 
-	begun chan struct{} // closed once it was started, or has failed to start
-	ended chan struct{} // closed when the worker was told of the result
-	halt  chan struct{} // closed when it is to be brought down before its time
+	begun chan struct{} // closed once it was started, or failed to start
+	ended chan struct{} // closed once the worker was sent the result
+	halt  chan struct{} // closed to end it early
 
 	files  execFiles
 	record record
@@ -46,7 +46,7 @@ type exec struct {
 	stdout, stderr *stream
 	result         *control.Result
 	why            ending
-	deadline       time.Time // of the grace, once why is set
+	deadline       time.Time // end of the grace period, once why is set
 
 	noticing    sync.Mutex
 	noticeArmed bool
@@ -82,15 +82,16 @@ func newExec(s *supervisor, start *control.Start, files execFiles, w *control.We
 	}
 }
 
-// run carries the exec to its result. reply is called once, before the result
-// is told.
+// run takes the exec from its start to its result. It calls reply once, before it sends the result.
 func (e *exec) run(start *control.Start, reply func()) {
 	began, kills := time.Now(), e.s.oom.kills()
 	e.emptyRecord()
 	e.mu.Lock()
 	e.startedAt = control.Clock()
 	e.mu.Unlock()
-	p, err := e.s.launcher.start(command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin})
+	p, err := e.s.launcher.start(
+		command{argv: start.Argv, env: start.Env, cwd: start.Cwd, user: start.User, group: e.group, stdin: start.Stdin},
+	)
 	if err != nil {
 		e.sayNotStarted(start, err)
 		result := e.finish(notStarted(err, began))
@@ -110,19 +111,30 @@ func (e *exec) run(start *control.Start, reply func()) {
 	e.tellEnd(e.finish(result))
 }
 
-// follow takes the process's pipes.
+// follow starts to read the process's pipes.
 func (e *exec) follow(p *process, start *control.Start, began time.Time) {
 	e.mu.Lock()
 	e.started = began
-	e.stdout = newStream(p.stdout, execSink(e.files.stdout, start.OutputLimit, e.keep/2), start.InlineLimit, e.s.files, e.grew)
-	e.stderr = newStream(p.stderr, execSink(e.files.stderr, start.OutputLimit, e.keep/2), start.InlineLimit, e.s.files, e.grew)
+	e.stdout = newStream(
+		p.stdout,
+		execSink(e.files.stdout, start.OutputLimit, e.keep/2),
+		start.InlineLimit,
+		e.s.files,
+		e.grew,
+	)
+	e.stderr = newStream(
+		p.stderr,
+		execSink(e.files.stderr, start.OutputLimit, e.keep/2),
+		start.InlineLimit,
+		e.s.files,
+		e.grew,
+	)
 	e.mu.Unlock()
 	go e.stdout.pump()
 	go e.stderr.pump()
 }
 
-// await returns when the exec is over: its main process has ended by itself, or its tree was
-// brought down.
+// await returns when the main process has ended by itself, or the exec's tree was ended.
 func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	if start.Timeout > 0 {
 		timer := time.AfterFunc(time.Until(began.Add(start.Timeout)), func() { e.stop(timedOut, start.Grace) })
@@ -140,24 +152,23 @@ func (e *exec) await(c *child, start *control.Start, began time.Time) {
 	}
 	select {
 	case <-c.exited:
-	case <-time.After(time.Second): // not killable: the code is not known
+	case <-time.After(time.Second): // the process survives KILL: its exit code is unknown
 	}
 }
 
-// settleWhy decides between an end by itself and a stop that came at the same time: an exit that
-// was seen first is the exec's own.
+// settleWhy decides between an exit and a stop at the same time: if the exit was seen first, the exec ended by itself.
 func (e *exec) settleWhy(c *child) (stopped bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.why == notYet {
-		e.why = byItself // a stop comes too late now
+		e.why = byItself // too late for a stop
 		return false
 	}
 	return true
 }
 
-// stop asks for the end of the exec. A second call may only shorten the grace; the first reason
-// stays. It returns false when the exec has ended.
+// stop ends the exec. A second call may only shorten the grace; the first reason counts. It returns false if the exec
+// has already ended.
 func (e *exec) stop(why ending, grace time.Duration) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -193,8 +204,8 @@ func (e *exec) resultOf(c *child, began time.Time) *control.Result {
 	return r
 }
 
-// notStarted is the result of a command that could not be started: an exit code where a shell has
-// one, an error otherwise.
+// notStarted returns the result of a command that could not be started: an exit code if a shell would have one,
+// otherwise an error.
 func notStarted(err error, began time.Time) *control.Result {
 	r := &control.Result{Started: began}
 	var u *unrunnable
@@ -206,7 +217,7 @@ func notStarted(err error, began time.Time) *control.Result {
 	return r
 }
 
-// sayNotStarted writes the message where a shell would, on the command's stderr, and closes both streams.
+// sayNotStarted writes the message to the command's stderr, as a shell would, and closes both streams.
 func (e *exec) sayNotStarted(start *control.Start, err error) {
 	k := execSink(e.files.stderr, start.OutputLimit, e.keep/2)
 	defer func() {
@@ -226,7 +237,7 @@ func (e *exec) sayNotStarted(start *control.Start, err error) {
 	e.mu.Unlock()
 }
 
-// finish sets the result. What it returns carries the output if it may.
+// finish sets the result, and returns it with the inline output if that is allowed.
 func (e *exec) finish(r *control.Result) *control.Result {
 	r.ID = e.id
 	e.collect(r)
@@ -240,8 +251,8 @@ func (e *exec) finish(r *control.Result) *control.Result {
 	return r
 }
 
-// tellEnd tells the worker of the result, and then everybody who waits for it here: who waits to end
-// PID 1 must find the worker told. It also sees to it that the record comes to disk.
+// tellEnd sends the result to the worker and then releases everyone who waits for it here, because PID 1 may only end
+// once the worker has been told. It also makes sure that the record gets to disk.
 func (e *exec) tellEnd(result *control.Result) {
 	e.s.tell(&control.Notice{Result: result})
 	close(e.ended)
@@ -249,7 +260,7 @@ func (e *exec) tellEnd(result *control.Result) {
 	e.s.quiet.Reset(quietAfter)
 }
 
-// collect takes the output into the result, whole or not at all.
+// collect puts the output into the result, complete or not at all.
 func (e *exec) collect(r *control.Result) {
 	wholeOut, wholeErr := true, true
 	cutOut, cutErr := false, false
@@ -274,7 +285,7 @@ func (e *exec) hasEnded() bool {
 	return e.result != nil
 }
 
-// status is the exec as it is now; begun is false before its start has been tried.
+// status returns the current state of the exec; begun is false until its start was tried.
 func (e *exec) status() (status control.ExecStatus, begun bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -293,7 +304,7 @@ func (e *exec) status() (status control.ExecStatus, begun bool) {
 	return status, true
 }
 
-// grew arranges that the worker is told of new output.
+// grew schedules a notice of new output.
 func (e *exec) grew() {
 	e.noticing.Lock()
 	defer e.noticing.Unlock()

@@ -12,13 +12,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// defaultPath is where programs are looked for when the environment has no PATH.
+// defaultPath is where programs are searched if the environment has no PATH.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// command is one process to be started.
+// command describes a process to start.
 type command struct {
 	argv  []string
-	env   map[string]string // over the supervisor's own
+	env   map[string]string // added to the supervisor's own
 	cwd   string
 	user  string
 	group uint32 // by which its tree is found
@@ -33,17 +33,18 @@ type process struct {
 
 // launcher starts processes.
 type launcher struct {
-	environ  map[string]string // the supervisor's own, which is the image's and the sandbox's
+	environ  map[string]string // the supervisor's own, which comes from the image and the spec
 	accounts accounts
 	reaper   *reaper
 	null     *os.File
 	starting slots
-	nextID   atomic.Uint32 // groups given out
+	nextID   atomic.Uint32 // number of groups given out
 	base     uint32
 }
 
 func newLauncher(groups uint32, r *reaper) (*launcher, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0) // once: a root exec may replace the device
+	// Opened once: an exec that runs as root may replace the device.
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -60,16 +61,15 @@ func newLauncher(groups uint32, r *reaper) (*launcher, error) {
 		l.environ[name] = value
 	}
 	if root, _ := l.accounts.user("0"); l.environ["HOME"] == root.home {
-		delete(l.environ, "HOME") // the container runtime's choice for PID 1, not the image's
+		delete(l.environ, "HOME") // the container runtime chose it for PID 1; it is not the image's
 	}
 	return l, nil
 }
 
-// group gives out a group that no process of this boot has had.
+// group returns a group that no process of this boot has had.
 func (l *launcher) group() uint32 { return l.base + l.nextID.Add(1) - 1 }
 
-// start starts a command. The error is *unrunnable for what a shell answers with 127 or 126, and
-// *protocol.Error for everything else.
+// start starts a command. The error is *unrunnable if a shell would exit with 127 or 126, otherwise a *protocol.Error.
 func (l *launcher) start(c command) (*process, error) {
 	if err := checkStrings(c); err != nil {
 		return nil, err
@@ -100,18 +100,26 @@ func (l *launcher) fork(c command, path string, env []string, acct account) (*pr
 		Env:   env,
 		Files: []uintptr{uintptr(pipes.stdin), uintptr(pipes.out[1]), uintptr(pipes.err[1])},
 		Sys: &syscall.SysProcAttr{
-			Setsid:     true,
-			Credential: &syscall.Credential{Uid: acct.uid, Gid: acct.gid, Groups: append(slices.Clip(acct.groups), c.group)},
+			Setsid: true,
+			Credential: &syscall.Credential{
+				Uid:    acct.uid,
+				Gid:    acct.gid,
+				Groups: append(slices.Clip(acct.groups), c.group),
+			},
 		},
 	}, c.group)
 	if err != nil {
 		pipes.closeOurEnds()
 		return nil, execFailure(path, err)
 	}
-	return &process{child: child, stdout: os.NewFile(uintptr(pipes.out[0]), "stdout"), stderr: os.NewFile(uintptr(pipes.err[0]), "stderr")}, nil
+	return &process{
+		child:  child,
+		stdout: os.NewFile(uintptr(pipes.out[0]), "stdout"),
+		stderr: os.NewFile(uintptr(pipes.err[0]), "stderr"),
+	}, nil
 }
 
-// startError makes an error of this package out of any other.
+// startError turns any other error into one of this package.
 func startError(path string, err error) error {
 	switch err.(type) {
 	case *unrunnable, *protocol.Error:
@@ -123,7 +131,7 @@ func startError(path string, err error) error {
 	return protocol.Errorf(protocol.Internal, protocol.ReasonStartFailed, "start: %v", err)
 }
 
-// checkStrings refuses what execve cannot carry.
+// checkStrings refuses strings that execve cannot pass.
 func checkStrings(c command) error {
 	if len(c.argv) == 0 {
 		return protocol.Invalid("spec.command", "must not be empty")
@@ -135,14 +143,17 @@ func checkStrings(c command) error {
 	}
 	for name, value := range c.env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return protocol.Invalid("spec.env", "%.80q is not a name of the environment, or its value has a NUL byte", name)
+			return protocol.Invalid(
+				"spec.env",
+				"%.80q is not a name of the environment, or its value has a NUL byte",
+				name,
+			)
 		}
 	}
 	return nil
 }
 
-// environment merges over into the supervisor's own, and adds HOME and USER of the account where
-// neither has them.
+// environment adds over to the supervisor's own environment, and HOME and USER of the account if neither sets them.
 func (l *launcher) environment(over map[string]string, acct account) (env []string, search string) {
 	env = make([]string, 0, len(l.environ)+len(over)+3)
 	search = defaultPath
@@ -180,7 +191,7 @@ type stdio struct {
 	out, err [2]int
 }
 
-// open makes the pipes, and a file with the bytes for stdin: a file needs nobody who feeds it.
+// open makes the pipes, and a file with the bytes for stdin: unlike a pipe, a file needs no goroutine to feed it.
 func (p *stdio) open(stdin []byte, null *os.File) error {
 	p.out, p.err = [2]int{-1, -1}, [2]int{-1, -1}
 	p.stdin = int(null.Fd())
@@ -188,7 +199,7 @@ func (p *stdio) open(stdin []byte, null *os.File) error {
 		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 			return err
 		}
-		if err := unix.SetNonblock(pipe[0], true); err != nil { // our end only
+		if err := unix.SetNonblock(pipe[0], true); err != nil { // only our end
 			return err
 		}
 	}

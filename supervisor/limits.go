@@ -5,25 +5,25 @@ import (
 	"syscall"
 )
 
-// What one process may have, and all that are started from here: they inherit it, and cannot raise it. The engine is
-// not asked for it, since it may not raise what it has itself, and then starts no container.
+// These are limits of each process started from here: it inherits them and cannot raise them. They are not set by the
+// engine, because an engine that has lower limits itself would fail to start the container.
 //
-// Nothing is set of what the kernel counts by user id, such as processes: it counts over all sandboxes and the host,
-// so that one sandbox would use up what others with the same user have. Processes are the container's own limit.
+// Nothing is limited that the kernel counts by user id, such as processes: it counts over all sandboxes and the host,
+// so one sandbox could use up the share of another with the same user. The container limits processes.
 var limits = []struct {
 	name     string
 	resource int
 	most     uint64
 }{
 	{"open files", syscall.RLIMIT_NOFILE, mostFiles},
-	// 1 byte is no core file, and says that the host's handler of them, a program of the host's root, is not called
-	// either. 0 would not say that.
+	// 1 byte means no core file, and that the host's core handler, which runs as the host's root, is not called either.
+	// With 0 it would be called.
 	{"core files", syscall.RLIMIT_CORE, 1},
 }
 
 const mostFiles = 65536
 
-// limit sets the limits, no higher than they are.
+// limit sets the limits, but raises none.
 func limit() error {
 	for _, l := range limits {
 		var now syscall.Rlimit

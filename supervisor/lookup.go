@@ -26,12 +26,11 @@ func notExecutable(format string, args ...any) error {
 	return &unrunnable{126, fmt.Sprintf(format, args...)}
 }
 
-// lookup checks the working directory and finds the program, with the account's own permissions:
-// PID 1 has none of its own over files, and the account may see less, or more. The path that it
-// returns is to be executed from cwd.
+// lookup checks the working directory and finds the program, with the account's permissions: PID 1 has none of its own
+// over files, and the account may see less, or more. The returned path is to be executed from cwd.
 //
-// The permissions are the thread's for a moment (fsuid and fsgid), so no other process can take
-// the thread for one of the account's.
+// Only the thread gets these permissions, for a moment, and only over files (fsuid and fsgid), so no other process can
+// mistake the thread for one of the account's.
 func lookup(acct account, cwd, program, search string) (path string, err error) {
 	if acct.uid == 0 && acct.gid == 0 && len(acct.groups) == 0 {
 		return find(cwd, program, search)
@@ -39,7 +38,7 @@ func lookup(acct account, cwd, program, search string) (path string, err error) 
 	runtime.LockOSThread()
 	restore, err := assume(acct)
 	if err != nil {
-		return "", err // the thread keeps its lock, and ends with its goroutine
+		return "", err // the thread stays locked, and ends with its goroutine
 	}
 	path, findErr := find(cwd, program, search)
 	if err := restore(); err != nil {
@@ -61,7 +60,7 @@ func assume(acct account) (restore func() error, err error) {
 	}, nil
 }
 
-// setFS cannot fail for a process with CAP_SETUID and CAP_SETGID, and the kernel reports nothing.
+// setFS cannot fail in a process with CAP_SETUID and CAP_SETGID, and the kernel reports no error.
 func setFS(uid, gid uint32) {
 	unix.RawSyscall(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
 	unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
@@ -106,7 +105,7 @@ func find(cwd, program, search string) (string, error) {
 	return "", refused
 }
 
-// checkDirectory asks for what chdir asks for: a directory with search permission.
+// checkDirectory makes the checks of chdir: a directory with search permission.
 func checkDirectory(cwd string) error {
 	var stat unix.Stat_t
 	err := unix.Stat(cwd+"/.", &stat)
@@ -143,7 +142,7 @@ func checkProgram(cwd, path string) error {
 	return nil
 }
 
-// execFailure says what an error of stat or execve means for a command, as a shell does.
+// execFailure translates an error of stat or execve as a shell does.
 func execFailure(path string, err error) error {
 	switch err {
 	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG:

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oomCounter reads how many processes of the sandbox the kernel has killed for want of memory.
+// oomCounter reads how many processes of the sandbox the kernel has killed for lack of memory.
 type oomCounter struct{ file *os.File }
 
-// openOOMCounter opens the counter where the container runtime mounts the sandbox's own cgroup; of
-// cgroup v2, then v1. Without either nothing is counted.
+// openOOMCounter opens the counter where the container runtime mounts the sandbox's own cgroup: v2, otherwise v1.
+// Without either, nothing is counted.
 func openOOMCounter() *oomCounter {
 	for _, path := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
 		if f, err := os.Open(path); err == nil {

@@ -9,32 +9,30 @@ import (
 )
 
 const (
-	writeSize  = 64 << 10 // bytes gathered into one write
-	inlineRoom = 4 << 20  // output waiting in an outbox; results past it go without
-	repliesMax = 4096     // entries waiting before no more commands are read
+	writeSize  = 64 << 10 // bytes collected for one write
+	inlineRoom = 4 << 20  // output waiting in an outbox; further results are sent without theirs
+	repliesMax = 4096     // entries waiting at which no more commands are read
 )
 
-// outbox is what is to be said on one connection, in order. Its size is bounded for a worker that
-// does not read: an exec has at most one Output and one Result in it, and replies are bounded by
-// not reading further commands.
+// outbox holds what is to be sent on one connection, in order. Its size is limited even if the worker does not read: an
+// exec has at most one Output and one Result in it, and no more commands are read while too many replies wait.
 type outbox struct {
 	mu      sync.Mutex
 	changed sync.Cond // due, closed
 	entries []entry
 	due     bool           // entries are to be written now
-	soon    bool           // or soon: a timer runs
-	outputs map[*exec]bool // execs with an Output waiting
+	soon    bool           // entries are to be written soon: a timer runs
+	outputs map[*exec]bool // execs with a waiting Output
 	inline  int
 	closed  bool
 }
 
-// replySoon is how long a reply that nobody is in a hurry for waits for something to go out with. A
-// short command ends within this time, and its result takes the reply along: one write here and one
-// wake-up of the worker less for each exec.
+// replySoon is how long a reply that is not urgent waits for something else to be sent. A short command ends within
+// this time, and its result takes the reply along: that saves a write here, and a wake-up of the worker, for each exec.
 const replySoon = 2 * time.Millisecond
 
-// entry is a notice, an exec whose output sizes are to be told, or a mark to be closed once
-// everything before it is written.
+// entry is a notice, an exec whose output sizes are to be sent, or a mark that is closed once everything before it is
+// written.
 type entry struct {
 	notice  *control.Notice
 	exec    *exec
@@ -62,7 +60,7 @@ func (b *outbox) put(n *control.Notice) {
 	b.add(entry{notice: n})
 }
 
-// putSoon puts a notice that may wait for replySoon.
+// putSoon adds a notice that may wait for replySoon.
 func (b *outbox) putSoon(n *control.Notice) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -103,7 +101,7 @@ func (b *outbox) add(e entry) {
 	b.changed.Broadcast()
 }
 
-// flush waits until everything is written, or for bound.
+// flush waits until everything is written, but not longer than bound.
 func (b *outbox) flush(bound time.Duration) {
 	mark := entry{written: make(chan struct{})}
 	b.mu.Lock()
@@ -119,7 +117,7 @@ func (b *outbox) flush(bound time.Duration) {
 	}
 }
 
-// waitForRoom returns once the worker has read enough that it may ask for more.
+// waitForRoom waits until the worker has read enough that more of its commands may be read.
 func (b *outbox) waitForRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -135,7 +133,7 @@ func (b *outbox) close() {
 	b.changed.Broadcast()
 }
 
-// take waits until entries are due and takes all of them; none means that the outbox is closed.
+// take waits until entries are due and returns all of them; none if the outbox is closed.
 func (b *outbox) take() []entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -149,7 +147,7 @@ func (b *outbox) take() []entry {
 	return taken
 }
 
-// write writes entries as they come, those that wait together in one write, until it is closed.
+// write writes entries as they come, those that wait together in one write, until the outbox is closed.
 func (b *outbox) write(w io.Writer) error {
 	var buf []byte
 	flush := func() error {
@@ -190,11 +188,14 @@ func (b *outbox) write(w io.Writer) error {
 	}
 }
 
-// appendOutput tells an exec's sizes as they are now, unless its result has them.
+// appendOutput appends an exec's current sizes, unless its result has them.
 func appendOutput(buf []byte, e *exec) []byte {
 	status, begun := e.status()
 	if !begun || status.Result != nil {
 		return buf
 	}
-	return control.Append(buf, &control.Notice{Output: &control.Output{ID: e.id, Stdout: status.StdoutBytes, Stderr: status.StderrBytes}})
+	return control.Append(
+		buf,
+		&control.Notice{Output: &control.Output{ID: e.id, Stdout: status.StdoutBytes, Stderr: status.StderrBytes}},
+	)
 }

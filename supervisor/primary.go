@@ -17,23 +17,23 @@ import (
 const (
 	restartFirst = time.Second
 	restartMost  = 30 * time.Second
-	steadyAfter  = time.Minute // a run this long starts the backoff again
+	steadyAfter  = time.Minute // a run that lasts this long resets the backoff
 
-	graceLooks = 25 * time.Millisecond // between two looks at the end of the grace
+	graceLooks = 25 * time.Millisecond // between two checks whether the grace has ended
 
 	everyPrimaryOutput = 50 * time.Millisecond // between two notices of output
 )
 
-// primary is the sandbox's own command, if its spec has one: started once per boot, restarted with
-// backoff when it ends, and passed the signals that PID 1 gets.
+// primary is the sandbox's own command, if its spec has one: it is started once per boot, restarted with backoff when
+// it ends, and gets the signals that PID 1 gets.
 type primary struct {
 	s     *supervisor
-	group uint32 // one for all its runs: nothing of a run is left when the next begins
+	group uint32 // one for all runs: nothing of a run is left when the next one starts
 
 	stopping chan struct{} // closed by stop
-	done     chan struct{} // closed when run returns, or when it never will
+	done     chan struct{} // closed when run returns, or when it will never be called
 
-	stopSignal syscall.Signal // that asks the command to end; 0: TERM, to its whole tree
+	stopSignal syscall.Signal // asks the command to end; 0: TERM, to its whole tree
 
 	mu       sync.Mutex
 	begun    bool
@@ -41,14 +41,14 @@ type primary struct {
 	deadline time.Time
 	child    *child // while it runs
 	state    control.Primary
-	telling  bool // a notice of output is on its way
+	telling  bool // a notice of output is scheduled
 }
 
 func newPrimary(s *supervisor) *primary {
 	return &primary{s: s, group: s.launcher.group(), stopping: make(chan struct{}), done: make(chan struct{})}
 }
 
-// begin starts the command for good. files are those of its stdout and stderr, which it keeps.
+// begin starts the command. Its output goes to files, which begin takes over.
 func (p *primary) begin(w *control.Welcome, files []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,13 +71,13 @@ func (p *primary) run(w *control.Welcome, files []int) {
 		c.user = "0"
 	}
 	if len(files) != control.PrimaryFiles {
-		p.s.config.Logger.Warn("the output of the container's command is not kept: its worker gave no files for it")
+		p.s.config.Logger.Warn("dropping the output of the container's command: the worker passed no files for it")
 		closeFiles(files)
 		files = make([]int, control.PrimaryFiles)
 	}
 	stdout, stderr := primarySink(files[0]), primarySink(files[1])
 	p.mu.Lock()
-	p.state.Stdout, p.state.Stderr = stdout.size, stderr.size // of earlier boots
+	p.state.Stdout, p.state.Stderr = stdout.size, stderr.size // sizes from earlier boots
 	p.mu.Unlock()
 	wait := restartFirst
 	for runs := 0; ; runs++ {
@@ -136,7 +136,7 @@ func (p *primary) once(c command, restarts int, stdout, stderr *sink) {
 	})
 }
 
-// grew notes the size of a stream's file and arranges that the worker is told.
+// grew notes the size of a stream's file and schedules a notice.
 func (p *primary) grew(known *int64, size int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +154,7 @@ func (p *primary) grew(known *int64, size int64) {
 	})
 }
 
-// await returns when the command has ended and what it left behind is gone.
+// await returns when the command has ended and the processes that it left behind are gone.
 func (p *primary) await(c *child) {
 	mine := func(group uint32) bool { return group == p.group }
 	select {
@@ -170,9 +170,9 @@ func (p *primary) await(c *child) {
 	}
 }
 
-// askToEnd sends the command its own stop signal, if it has one, and returns when it has ended, or its
-// grace is over. The signal means something to the command itself, so its children get none yet:
-// nginx, say, ends them once they have answered.
+// askToEnd sends the command its own stop signal, if it has one, and returns when it has ended, or its grace is over.
+// The signal goes to the main process only, because it may end its children in its own way: nginx, for example, lets
+// them finish their requests.
 func (p *primary) askToEnd(c *child) {
 	if p.stopSignal == 0 || p.stopSignal == unix.SIGTERM {
 		return
@@ -183,7 +183,7 @@ func (p *primary) askToEnd(c *child) {
 	default:
 	}
 	p.signal(p.stopSignal)
-	p.signal(unix.SIGCONT) // a stopped process takes it only when it goes on
+	p.signal(unix.SIGCONT) // a stopped process handles signals only after it continues
 	for {
 		left := time.Until(p.graceEnds())
 		if left <= 0 {
@@ -192,7 +192,7 @@ func (p *primary) askToEnd(c *child) {
 		select {
 		case <-c.exited:
 			return
-		case <-time.After(min(left, graceLooks)): // it may have been shortened
+		case <-time.After(min(left, graceLooks)): // the grace may have been shortened
 		}
 	}
 }
@@ -203,7 +203,7 @@ func (p *primary) graceEnds() time.Time {
 	return p.deadline
 }
 
-// change sets the state and tells the worker.
+// change sets the state and notifies the worker.
 func (p *primary) change(c *child, set func(*control.Primary)) {
 	p.mu.Lock()
 	p.child = c
@@ -214,7 +214,7 @@ func (p *primary) change(c *child, set func(*control.Primary)) {
 	p.s.tell(&control.Notice{Primary: &state})
 }
 
-// status is nil when there is no primary command.
+// status returns nil if there is no primary command.
 func (p *primary) status() *control.Primary {
 	p.mu.Lock()
 	defer p.mu.Unlock()

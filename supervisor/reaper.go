@@ -14,25 +14,23 @@ type child struct {
 	pid    int
 	group  uint32 // by which its tree is found
 	exited chan struct{}
-	code   int // exit code, 128+n for a death by signal n
+	code   int // exit code, 128+n if killed by signal n
 }
 
-// reaper waits for every child of this process, its own ones and the orphans that fall to PID 1.
+// reaper waits for every child of this process: those started here, and orphans.
 type reaper struct {
-	// forking is held from before a fork until its child is registered, and while a process that
-	// is not registered is reaped: so an instantly ending child is not taken for an orphan, and a
-	// pid is not given out again between the two.
+	// forking is held from before a fork until its child is registered, and while an unregistered process is reaped. So
+	// a child that ends at once is not taken for an orphan, and its pid is not reused before it is registered.
 	forking sync.Mutex
 
 	mu       sync.Mutex
 	children map[int]*child
 
-	wake chan struct{} // a child was started; for while there is nobody to wait for
+	wake chan struct{} // a child was started; used while there are none
 }
 
-// idleReap is how often a process without children looks whether it was given one. An orphan of a
-// process from outside, such as a `docker exec`, comes without a word. A signal handler for SIGCHLD
-// would hear of it at once, and would run for each exec as well.
+// idleReap is how often a process without children checks for orphans. An orphan from outside, such as of a `docker
+// exec`, comes without a notice. A SIGCHLD handler would notice it at once, but would also run for each exec.
 const idleReap = 5 * time.Second
 
 func newReaper() *reaper {
@@ -58,7 +56,7 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, group
 	return c, nil
 }
 
-// groups lists the living children that were started here, by pid.
+// groups returns the groups of the living children that were started here, by pid.
 func (r *reaper) groups() map[int]uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,8 +67,7 @@ func (r *reaper) groups() map[int]uint32 {
 	return groups
 }
 
-// run reaps for the life of the process. It blocks in the kernel, and in wake while there is no
-// child at all.
+// run reaps for the life of the process. It blocks in the kernel or, while there is no child, on wake.
 func (r *reaper) run() {
 	for {
 		pid, err := peekZombie()
@@ -119,10 +116,10 @@ func (r *reaper) take(pid int) *child {
 	return c
 }
 
-// peekZombie waits until a child has ended and returns its pid without reaping it, so that the pid
-// stays taken until it is known whose it is.
+// peekZombie waits until a child has ended and returns its pid without reaping it, so that the pid stays taken until
+// its owner is known.
 func peekZombie() (int, error) {
-	var info [128]byte // siginfo_t; x/sys does not lay out its union
+	var info [128]byte // siginfo_t; x/sys does not define its union
 	for {
 		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0,
 			uintptr(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, 0, 0)

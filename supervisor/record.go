@@ -10,20 +10,19 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// recordDelay is how long the record of an exec that has ended stays off the disk while a worker listens, which
-// normally takes the result and has the exec forgotten within a few milliseconds. When PID 1 is killed within this
-// time, and the worker with it, the exit code is not known, and said to be so. Without a worker the record is
-// written at once.
+// recordDelay is how long the record of an ended exec is not written while a worker is connected: normally it takes the
+// result and forgets the exec within a few milliseconds. If PID 1 and the worker are both killed within this time, the
+// exit code is lost, and reported as unknown. Without a worker, the record is written at once.
 const recordDelay = 100 * time.Millisecond
 
 // record is the file of an exec's record.
 type record struct {
 	mu     sync.Mutex
-	closed bool // it was written, or is not needed any more
+	closed bool // it was written, or is no longer needed
 }
 
-// recordLater writes the record of an exec that has ended: at once when no worker listens,
-// otherwise when it was not forgotten within recordDelay.
+// recordLater writes the record of an ended exec: at once if no worker is connected, otherwise if it was not forgotten
+// within recordDelay.
 func (s *supervisor) recordLater(e *exec) {
 	s.mu.Lock()
 	listens := s.outbox != nil
@@ -35,7 +34,7 @@ func (s *supervisor) recordLater(e *exec) {
 	time.AfterFunc(recordDelay, func() { s.record(e) })
 }
 
-// recordAll writes the records of all execs that have ended, before PID 1 or its worker is gone.
+// recordAll writes the records of all ended execs, before PID 1 or its worker is gone.
 func (s *supervisor) recordAll() {
 	s.mu.Lock()
 	var ended []*exec
@@ -50,7 +49,7 @@ func (s *supervisor) recordAll() {
 	}
 }
 
-// record puts an exec's sealed exit record on disk, once. One that is not whole is not taken for one.
+// record writes an exec's sealed exit record, once. An incomplete one fails verification.
 func (s *supervisor) record(e *exec) {
 	e.mu.Lock()
 	result := e.result
@@ -63,12 +62,12 @@ func (s *supervisor) record(e *exec) {
 	e.closeRecord(func(fd int) {
 		sealed := control.Seal(key, control.Record{Boot: s.boot, Result: *result})
 		if _, err := writeAll(fd, sealed, 0); err != nil {
-			s.config.Logger.Error("an exit record is not on disk", "exec", e.id, "error", err)
+			s.config.Logger.Error("could not write an exit record", "exec", e.id, "error", err)
 		}
 	})
 }
 
-// closeRecord closes the file of the record, once, and has it written before; write may be nil.
+// closeRecord closes the file of the record, once. It calls write first, unless that is nil.
 func (e *exec) closeRecord(write func(fd int)) {
 	e.record.mu.Lock()
 	defer e.record.mu.Unlock()
@@ -82,7 +81,7 @@ func (e *exec) closeRecord(write func(fd int)) {
 	closeFD(e.files.record)
 }
 
-// emptyRecord takes away the record that an exec of this id left of an earlier boot.
+// emptyRecord truncates the record that an exec with this id left in an earlier boot.
 func (e *exec) emptyRecord() {
 	var stat unix.Stat_t
 	if fd := e.files.record; fd != 0 && unix.Fstat(fd, &stat) == nil && stat.Size > 0 {
@@ -90,7 +89,7 @@ func (e *exec) emptyRecord() {
 	}
 }
 
-// anotherBoot refuses an exec that was meant for a supervisor which is gone.
+// anotherBoot refuses an exec that was meant for an earlier supervisor.
 func anotherBoot(id string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
 		"exec %s was meant for this sandbox before its last restart", id)
@@ -99,5 +98,5 @@ func anotherBoot(id string) *protocol.Error {
 // startedBefore refuses an exec that this boot has started and forgotten.
 func startedBefore(id string) *protocol.Error {
 	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInterrupted,
-		"exec %s was started before and is not started again", id)
+		"exec %s was already started, and is not started again", id)
 }

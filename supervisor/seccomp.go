@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls that are taken from everything in a container make objects of the kernel that are counted for the whole
-// machine and against nobody's memory or processes: contexts of asynchronous I/O, of which there are 65,536. Programs
-// that would use them ask first, and do without where the kernel has none, which is what they are told.
+// The system calls that are denied to everything in a container create kernel objects that are counted for the whole
+// machine, and against no memory or process limit: contexts of asynchronous I/O, of which there are 65,536. The calls
+// return ENOSYS, as on a kernel without them, and programs fall back to other ways.
 //
-// The filter is one of this process's own, on top of the engine's. A profile of ours in the engine's place would have
-// to follow each version of it, and would undo one that the operator gave the engine.
-var takenAway = map[uint32][]uint32{ // by architecture of the call: amd64 also takes those of i386, and arm64 those of arm
+// This process installs the filter itself, on top of the engine's. A profile of ours in place of the engine's would
+// have to follow each of its versions, and would override one that the operator configured.
+var takenAway = map[uint32][]uint32{ // by architecture of the call: amd64 also takes calls of i386, and arm64 those of arm
 	unix.AUDIT_ARCH_X86_64:  {206, ioURingSetup},
 	unix.AUDIT_ARCH_I386:    {245, ioURingSetup},
 	unix.AUDIT_ARCH_AARCH64: {0, ioURingSetup},
@@ -23,16 +23,16 @@ var takenAway = map[uint32][]uint32{ // by architecture of the call: amd64 also 
 }
 
 const (
-	ioURingSetup = 425        // on all architectures
-	x32          = 0x40000000 // begins the numbers of calls of amd64 with short pointers, which nobody makes
+	ioURingSetup = 425        // the same on all architectures
+	x32          = 0x40000000 // numbers from here on are amd64 calls with short pointers, which nobody uses
 
 	filterAllow  = 0x7fff0000                          // SECCOMP_RET_ALLOW
 	filterENOSYS = 0x00050000 | uint32(syscall.ENOSYS) // SECCOMP_RET_ERRNO
-	dataNumber   = 0                                   // where the call's number is, of what a filter sees
-	dataArch     = 4                                   // and its architecture
+	dataNumber   = 0                                   // offset of the call's number in what a filter sees
+	dataArch     = 4                                   // offset of its architecture
 )
 
-// filter is the program that the kernel asks about each call.
+// filter returns the program that the kernel runs for each call.
 func filter(architectures ...uint32) (program []unix.SockFilter) {
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -58,7 +58,7 @@ func filter(architectures ...uint32) (program []unix.SockFilter) {
 	return append(program, answer(filterENOSYS)) // an architecture that this machine cannot run
 }
 
-// architectures are those whose calls this machine's kernel takes.
+// architectures returns those whose calls this machine's kernel takes.
 func architectures() []uint32 {
 	switch runtime.GOARCH {
 	case "amd64":
@@ -69,17 +69,22 @@ func architectures() []uint32 {
 	return nil
 }
 
-// takeAway installs the filter on every thread, for good, and with that on everything that is started from here. It
-// needs no_new_privs, and no capability.
+// takeAway installs the filter on every thread, for good, and so on everything that is started from here. It needs
+// no_new_privs, but no capability.
 func takeAway() error {
 	known := architectures()
 	if known == nil {
-		return fmt.Errorf("supervisor: has no filter of system calls for %s", runtime.GOARCH)
+		return fmt.Errorf("supervisor: no system call filter for %s", runtime.GOARCH)
 	}
 	program := filter(known...)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// The kernel brings the filter to the other threads; where one of them could not have it, it says which.
-	thread, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&p)))
+	// The kernel also installs it on the other threads. If one of them refuses it, the kernel returns its id.
+	thread, _, errno := unix.Syscall(
+		unix.SYS_SECCOMP,
+		unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&p)),
+	)
 	if errno != 0 || thread != 0 {
 		return fmt.Errorf("supervisor: filter system calls (thread %d): %w", thread, errno)
 	}

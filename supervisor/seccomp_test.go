@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// judge asks a filter about a call, as the kernel does.
+// judge returns a filter's answer to a call, as the kernel would.
 func judge(t *testing.T, program []unix.SockFilter, arch, number uint32) uint32 {
 	t.Helper()
 	var a uint32
@@ -43,7 +43,7 @@ func judge(t *testing.T, program []unix.SockFilter, arch, number uint32) uint32 
 	return 0
 }
 
-func TestTheFilterTakesAwayWhatIsCountedForTheMachine(t *testing.T) {
+func TestFilter_DeniesCallsCountedForTheWholeMachine(t *testing.T) {
 	t.Parallel()
 	amd, arm := filter(unix.AUDIT_ARCH_X86_64, unix.AUDIT_ARCH_I386), filter(unix.AUDIT_ARCH_AARCH64, unix.AUDIT_ARCH_ARM)
 	for _, c := range []struct {
@@ -73,7 +73,7 @@ func TestTheFilterTakesAwayWhatIsCountedForTheMachine(t *testing.T) {
 
 const filterVariable = "BOXFLEET_TEST_FILTER"
 
-// filtered is what a process and its child say of their calls.
+// filtered prints the results of calls by a process and its child.
 func filtered(step string) {
 	if step == "parent" {
 		runtime.LockOSThread()
@@ -86,7 +86,7 @@ func filtered(step string) {
 		if err := limit(); err != nil {
 			fmt.Println(err)
 		}
-		child := osexec.Command("/proc/self/exe", "-test.run=^TestTheFilterHoldsInWhatIsStarted$")
+		child := osexec.Command("/proc/self/exe", "-test.run=^TestFilter_AppliesToChildren$")
 		child.Env = append(os.Environ(), filterVariable+"=child")
 		out, err := child.CombinedOutput()
 		fmt.Printf("child %s%v ", out, err)
@@ -103,13 +103,13 @@ func filtered(step string) {
 	fmt.Printf(" %d %d %v %t %t ", setup, ring, inotify, files.Max <= mostFiles && files.Cur == files.Max, core.Max <= 1)
 }
 
-func TestTheFilterHoldsInWhatIsStarted(t *testing.T) {
+func TestFilter_AppliesToChildren(t *testing.T) {
 	t.Parallel()
 	if step := os.Getenv(filterVariable); step != "" {
 		filtered(step)
 		os.Exit(0)
 	}
-	cmd := osexec.Command("/proc/self/exe", "-test.run=^TestTheFilterHoldsInWhatIsStarted$")
+	cmd := osexec.Command("/proc/self/exe", "-test.run=^TestFilter_AppliesToChildren$")
 	cmd.Env = append(os.Environ(), filterVariable+"=parent")
 	out, err := cmd.CombinedOutput()
 	gone := int(syscall.ENOSYS)

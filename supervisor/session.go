@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// How long to wait before the worker's socket is tried again: a part of the time that the worker has been
-// away, so that what was waited for in vain is never much beside what had to be.
+// The pause before the worker's socket is tried again is a part of the time that the worker has been away, so that it
+// adds little to that time.
 const (
 	redialFirst = 10 * time.Millisecond
 	redialMost  = 200 * time.Millisecond
@@ -38,7 +38,7 @@ func (s *supervisor) serve(ctx context.Context) {
 	}
 }
 
-// session talks on one connection until it ends. welcomed says whether the worker was there.
+// session talks on one connection until it ends. welcomed reports whether the worker answered the Hello.
 func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed bool) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	box := newOutbox()
@@ -51,7 +51,7 @@ func (s *supervisor) session(ctx context.Context, conn *net.UnixConn) (welcomed 
 	}()
 	welcomed, err := s.listen(conn, box)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-		s.config.Logger.Warn("the worker's connection broke", "error", err)
+		s.config.Logger.Warn("the connection to the worker broke", "error", err)
 	}
 	s.detach(box)
 	box.close()
@@ -83,18 +83,18 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 				return welcomed, err
 			}
 			if !s.greet(c.Welcome, files, c.Until) {
-				return false, errors.New("the welcome came after the end of the worker's lease")
+				return false, errors.New("the Welcome came after the end of the worker's lease")
 			}
 			welcomed = true
 		case !welcomed:
-			return false, errors.New("a command before the welcome")
+			return false, errors.New("a command came before the Welcome")
 		default:
 			files, err := passed.takeFor(c.Start)
 			if err != nil && err != errNoRoom {
 				return welcomed, err
 			}
 			box.waitForRoom()
-			if err != nil && s.exec(c.Start.ID) == nil { // one that was started before has its files
+			if err != nil && s.exec(c.Start.ID) == nil { // an exec that was started before has its files
 				box.put(&control.Notice{Reply: &control.Reply{Seq: c.Seq, Error: errNoRoom}})
 				continue
 			}
@@ -103,7 +103,7 @@ func (s *supervisor) listen(conn *net.UnixConn, box *outbox) (welcomed bool, err
 	}
 }
 
-// handle carries out one command. It does not wait: what takes time replies later. files are a Start's.
+// handle carries out one command. It does not wait: what takes time replies later. files are those of a Start.
 func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	reply := func(r control.Reply) {
 		r.Seq = c.Seq
@@ -113,7 +113,7 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	case (c.Start != nil || c.StopAll != nil) && late(c.Until):
 		files.close()
 		reply(control.Reply{Error: protocol.Errorf(protocol.Unavailable, protocol.ReasonLeaseLost,
-			"the command came to the supervisor after the end of the worker's lease")})
+			"the command reached the supervisor after the end of the worker's lease")})
 	case c.Start != nil:
 		s.handleStart(c.Start, files, func(r control.Reply) {
 			r.Seq = c.Seq
@@ -122,7 +122,16 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	case c.Cancel != nil:
 		e := s.exec(c.Cancel.ID)
 		if e == nil {
-			reply(control.Reply{Error: protocol.Errorf(protocol.NotFound, "", "exec %.80q is not known to the supervisor", c.Cancel.ID)})
+			reply(
+				control.Reply{
+					Error: protocol.Errorf(
+						protocol.NotFound,
+						"",
+						"exec %.80q is not known to the supervisor",
+						c.Cancel.ID,
+					),
+				},
+			)
 			return
 		}
 		e.stop(cancelled, c.Cancel.Grace)
@@ -143,8 +152,7 @@ func (s *supervisor) handle(c *control.Command, files execFiles, box *outbox) {
 	}
 }
 
-// late says whether a command must not be carried out any more: whoever sent it may have lost the
-// host to another worker meanwhile.
+// late reports whether a command must no longer be carried out: its sender may have lost the host to another worker.
 func late(until time.Duration) bool { return until != 0 && control.Clock() > until }
 
 func (s *supervisor) handleStart(start *control.Start, files execFiles, reply func(control.Reply)) {

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notPassed are the signals that mean something to this process: its own end, its children, the
-// runtime's preemption, and faults.
+// notPassed are the signals that have a meaning for this process: its own end, its children, the runtime's preemption,
+// and faults.
 var notPassed = []syscall.Signal{
 	unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, unix.SIGPIPE, unix.SIGPROF,
 	unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGSYS,
-	32, 33, // threading
+	32, 33, // used by threading libraries
 }
 
 // handleSignals passes signals to the primary command until TERM, INT, or the end of ctx.
@@ -26,7 +26,7 @@ func (s *supervisor) handleSignals(ctx context.Context) {
 			signal.Notify(signals, number)
 		}
 	}
-	// A broken log pipe must not end PID 1. (Ignoring the signal would be inherited by execs.)
+	// A broken log pipe must not end PID 1. (If the signal were ignored, execs would inherit that.)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	for {
 		select {

@@ -1,18 +1,17 @@
 package supervisor
 
-// startWindow is how many numbers below the highest one are told apart. Starts of one sandbox may
-// come out of order, since each exec has a goroutine of its own at the worker.
+// startWindow is how many numbers below the highest one are told apart. Starts of one sandbox may arrive out of order,
+// because each exec has its own goroutine in the worker.
 const startWindow = 1 << 16
 
-// startedNumbers remembers which numbered starts were taken, in constant memory, as IPsec does
-// against replayed packets: a bitmap over the window below the highest number.
+// startedNumbers remembers which numbered starts were taken, in constant memory: a bitmap over the window below the
+// highest number, as IPsec uses against replayed packets.
 type startedNumbers struct {
 	highest uint64
 	taken   [startWindow / 64]uint64
 }
 
-// take reports whether a number is new, and notes it. One below the window cannot be told from one
-// that was taken, and counts as taken.
+// take reports whether a number is new, and notes it. A number below the window counts as taken.
 func (s *startedNumbers) take(n uint64) bool {
 	switch {
 	case n > s.highest:

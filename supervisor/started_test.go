@@ -31,7 +31,7 @@ func TestStartedNumbers_EachIsTakenOnceInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestStartedNumbers_WhatIsBelowTheWindowIsRefused(t *testing.T) {
+func TestStartedNumbers_BelowTheWindowAreRefused(t *testing.T) {
 	t.Parallel()
 	var s startedNumbers
 	for _, c := range []struct {

@@ -10,27 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chunk is the most that is read from a pipe at once, which is what a pipe holds.
+// chunk is the most that is read from a pipe at once: as much as a pipe holds.
 const chunk = 64 << 10
 
 var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 
-// sink is a file that takes up to limit bytes. What comes after is counted as truncated and dropped: the
-// writer is never stalled and never told.
+// sink is a file that takes up to limit bytes. Further bytes are dropped and counted as truncated; the writer is
+// neither stalled nor told.
 type sink struct {
-	fd    int // 0: none, what is written is only counted
+	fd    int // 0: no file, bytes are only counted
 	limit int64
-	stays bool // it is not closed: another run writes behind this one
+	stays bool // it is not closed: a later run appends to it
 
-	window int64 // so many bytes at the end are kept on disk, a little more at times; 0: all
-	freed  int64 // bytes at the beginning that were given back
+	window int64 // this many bytes at the end stay on disk, sometimes a few more; 0: all
+	freed  int64 // bytes at the beginning that were freed
 
 	size      int64
 	truncated bool
-	diskFull  bool // the disk had no room for more
+	diskFull  bool // the disk was full
 }
 
-// execSink is a stream of an exec. keep is how much is kept in memory: all that is kept, where there is no file.
+// execSink is the sink for a stream of an exec. keep is how much is kept in memory; without a file, that is all.
 func execSink(fd int, limit, keep int64) *sink {
 	if fd == 0 {
 		limit = min(limit, keep)
@@ -38,8 +38,7 @@ func execSink(fd int, limit, keep int64) *sink {
 	return &sink{fd: fd, limit: limit}
 }
 
-// write keeps what fits. A disk that refuses counts as a limit: what is kept is a prefix of what
-// was written, whatever happens.
+// write stores what fits. A write error counts as the limit, so the file always has a prefix of what was written.
 func (k *sink) write(p []byte) {
 	if room := k.limit - k.size; int64(len(p)) > room {
 		p, k.truncated = p[:room], true
@@ -61,15 +60,20 @@ func (k *sink) write(p []byte) {
 	k.free()
 }
 
-// free gives back to the disk what is before the window. The offsets of what is in it stay.
+// free frees, on disk, the bytes before the window. Offsets do not change.
 func (k *sink) free() {
 	const page = 4096
 	until := (k.size - k.window) &^ (page - 1)
 	if k.window == 0 || until-k.freed < k.window/4 {
 		return
 	}
-	if err := unix.Fallocate(k.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, k.freed, until-k.freed); err != nil {
-		k.limit = k.size // a file system that cannot do it: no more is kept
+	if err := unix.Fallocate(
+		k.fd,
+		unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+		k.freed,
+		until-k.freed,
+	); err != nil {
+		k.limit = k.size // the file system cannot free parts of a file: store no more
 		return
 	}
 	k.freed = until
@@ -90,36 +94,35 @@ func (k *sink) close() {
 	}
 }
 
-// stream moves one pipe of a process into a sink for as long as the main process lives, and then
-// goes on reading and dropping for as long as anybody holds the other end.
+// stream moves the bytes of one pipe into a sink while the main process lives. Afterwards it reads and drops them until
+// nobody holds the other end.
 type stream struct {
 	pipe *os.File
 	raw  syscall.RawConn
-	slot slots  // in which system calls are made
-	grew func() // more is in the sink; called with mu held
+	slot slots  // limits concurrent system calls
+	grew func() // called, with mu held, when the sink has grown
 
-	kept atomic.Int64 // how much is in the sink, for those who must not wait for the disk
+	kept atomic.Int64 // size of the sink, for readers that must not wait for the disk
 
 	mu      sync.Mutex
 	sink    *sink
 	settled bool
 
-	head    []byte // all that is in the sink, while that is at most keep bytes
+	head    []byte // everything in the sink, while that is at most keep bytes
 	keep    int64
-	dropped bool // it was more
+	dropped bool // it was more than keep bytes
 }
 
-// newStream takes the pipe. keep is how much is also kept in memory, to be sent with the result.
+// newStream takes over the pipe. keep is how much is also kept in memory, to be sent with the result.
 func newStream(pipe *os.File, sink *sink, keep int64, slot slots, grew func()) *stream {
 	raw, err := pipe.SyscallConn()
 	if err != nil {
-		panic("supervisor: " + err.Error()) // an open pipe has one
+		panic("supervisor: " + err.Error()) // an open pipe has a raw connection
 	}
 	return &stream{pipe: pipe, raw: raw, sink: sink, keep: keep, slot: slot, grew: grew}
 }
 
-// pump reads until every holder of the pipe is gone. It waits without a thread and without a
-// buffer.
+// pump reads until nobody holds the other end of the pipe. It waits without a thread and without a buffer.
 func (s *stream) pump() {
 	s.raw.Read(func(fd uintptr) (done bool) {
 		for {
@@ -137,7 +140,7 @@ func (s *stream) pump() {
 	s.pipe.Close()
 }
 
-// take moves at most max bytes. It returns 0 at the end of the pipe and -1 when nothing is there.
+// take moves at most max bytes. It returns 0 at the end of the pipe and -1 if it is empty.
 func (s *stream) take(fd, max int) int {
 	s.slot.acquire()
 	defer s.slot.release()
@@ -180,8 +183,8 @@ func (s *stream) store(p []byte) {
 	}
 }
 
-// settle ends the keeping: it takes what is in the pipe at this moment, and not a byte more, since
-// a process that was left behind may write for ever.
+// settle ends storing: it takes what is in the pipe at this moment and no more, because a process that was left behind
+// may write for ever.
 func (s *stream) settle() {
 	s.slot.acquire()
 	defer s.slot.release()
@@ -205,15 +208,14 @@ func (s *stream) settle() {
 	s.sink.close()
 }
 
-// diskFull says whether the disk had no room for all that should have been kept.
+// diskFull reports whether the disk was full before everything was stored.
 func (s *stream) diskFull() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sink.diskFull
 }
 
-// output returns what the result carries: size and truncation, and the bytes where they were few
-// enough. It releases them.
+// output returns what the result carries: size and truncation, and the bytes if they were few enough. It releases them.
 func (s *stream) output() (size int64, truncated bool, head []byte, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

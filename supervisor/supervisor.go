@@ -19,15 +19,15 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// DefaultGroupBase is the first of the group ids by which execs are found. It is far above what
-// images use, and the ids from here on are refused as anybody's group.
+// DefaultGroupBase is the first of the group ids by which execs are found. It is far above those that images use. No
+// user may have a group from here on.
 const DefaultGroupBase = 1_500_000_000
 
 // Config says where the worker has put things.
 type Config struct {
 	ControlDir string // holds the worker's socket
-	GroupBase  uint32 // default DefaultGroupBase; differs only where several share a process table
-	Privileged bool   // root execs keep the container's capabilities
+	GroupBase  uint32 // default DefaultGroupBase; another one only where several supervisors share a process table
+	Privileged bool   // execs that run as root keep the container's capabilities
 	Logger     *slog.Logger
 }
 
@@ -56,20 +56,19 @@ type supervisor struct {
 	primary  *primary
 	files    slots
 
-	quiet *time.Timer // gives memory back a while after the last exec ended
+	quiet *time.Timer // frees memory a while after the last exec ended
 
 	mu       sync.Mutex
 	welcome  *control.Welcome // nil until the first one
 	execs    map[string]*exec
-	numbers  startedNumbers // of starts that were taken
+	numbers  startedNumbers // of the starts that were taken
 	stopping bool
-	outbox   *outbox // of the connection, if there is one
+	outbox   *outbox // of the current connection, nil if there is none
 }
 
-// Run is PID 1: it serves the worker until a TERM or INT signal, or the end of ctx, then ends
-// every process and returns nil. It confines the calling process for good (see confine), so it is
-// for a process of its own, which must run as root with CAP_KILL, CAP_SETGID, CAP_SETUID and
-// CAP_SETPCAP.
+// Run is PID 1: it serves the worker until a TERM or INT signal, or the end of ctx, then ends every process and returns
+// nil. It confines the calling process for good (see confine), so the process must do nothing else. It must run as root
+// with CAP_KILL, CAP_SETGID, CAP_SETUID and CAP_SETPCAP.
 func Run(ctx context.Context, config Config) error {
 	if err := config.validate(); err != nil {
 		return err
@@ -124,7 +123,7 @@ func newSupervisor(config Config) (*supervisor, error) {
 	}
 	s.primary = newPrimary(s)
 	if os.Getpid() != 1 {
-		// Outside a container orphans would fall to another process.
+		// Outside a container, orphans would go to another process.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return nil, fmt.Errorf("supervisor: become a subreaper: %w", err)
 		}
@@ -138,8 +137,8 @@ func newBoot() string {
 	return hex.EncodeToString(id[:])
 }
 
-// greet takes a connection's Welcome, with the files that came with it. The first of this boot starts the primary
-// command, and is refused where it came too late for that.
+// greet takes a connection's Welcome, with the files that came with it. The first one of this boot starts the primary
+// command; it is refused if it arrives after until.
 func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration) bool {
 	s.mu.Lock()
 	first := s.welcome == nil
@@ -156,12 +155,18 @@ func (s *supervisor) greet(w *control.Welcome, files []int, until time.Duration)
 	return true
 }
 
-// attach makes box the place where notices go, and fills it with the Hello: everything that
-// changes afterwards is a notice behind it.
+// attach makes box the place where notices go, and fills it with the Hello: every later change is a notice behind it.
 func (s *supervisor) attach(box *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	hello := control.Hello{Version: control.Version, Boot: s.boot, Pid: os.Getpid(), Started: s.started, Primary: s.primary.status(), TakesFiles: true}
+	hello := control.Hello{
+		Version:    control.Version,
+		Boot:       s.boot,
+		Pid:        os.Getpid(),
+		Started:    s.started,
+		Primary:    s.primary.status(),
+		TakesFiles: true,
+	}
 	for _, e := range s.execs {
 		if status, begun := e.status(); begun {
 			hello.Execs = append(hello.Execs, status)
@@ -177,7 +182,7 @@ func (s *supervisor) attach(box *outbox) {
 	s.outbox = box
 }
 
-// execsPerHello keeps a Hello far below control.MaxNotice: a status is at most some 1,500 bytes.
+// execsPerHello keeps a Hello far below control.MaxNotice: a status has at most about 1,500 bytes.
 const execsPerHello = 256
 
 func (s *supervisor) detach(box *outbox) {
@@ -188,11 +193,11 @@ func (s *supervisor) detach(box *outbox) {
 	}
 	s.mu.Unlock()
 	if gone {
-		s.recordAll() // what it did not take must be found by the next
+		s.recordAll() // the next worker must find what this one did not take
 	}
 }
 
-// tell sends a notice if a worker is there. One that is not will learn it from the next Hello.
+// tell sends a notice if a worker is connected. Otherwise the worker learns it from the next Hello.
 func (s *supervisor) tell(n *control.Notice) {
 	s.mu.Lock()
 	box := s.outbox
@@ -202,7 +207,7 @@ func (s *supervisor) tell(n *control.Notice) {
 	}
 }
 
-// tellOutput tells the sizes of an exec's output as they are when the notice is written.
+// tellOutput sends the sizes of an exec's output as they are when the notice is written.
 func (s *supervisor) tellOutput(e *exec) {
 	s.mu.Lock()
 	box := s.outbox
@@ -212,8 +217,8 @@ func (s *supervisor) tellOutput(e *exec) {
 	}
 }
 
-// accept takes a Start with its files, or finds the exec that it started before. created says which: otherwise the
-// files are the caller's still.
+// accept takes a Start with its files, or finds the exec that it started before. If created is false, the files still
+// belong to the caller.
 func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, created bool, refused *protocol.Error) {
 	if err := protocol.ValidateID("exec_id", start.ID); err != nil {
 		return nil, false, protocol.AsError(err)
@@ -227,10 +232,14 @@ func (s *supervisor) accept(start *control.Start, files execFiles) (e *exec, cre
 	case start.Boot != "" && start.Boot != s.boot:
 		return nil, false, anotherBoot(start.ID)
 	case s.stopping:
-		return nil, false, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is stopping")
+		return nil, false, protocol.Errorf(
+			protocol.FailedPrecondition,
+			protocol.ReasonSandboxStopping,
+			"the sandbox is stopping",
+		)
 	case len(s.execs) >= control.MaxExecs:
 		return nil, false, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonQueueFull,
-			"the supervisor keeps %d execs that are not forgotten", control.MaxExecs)
+			"the supervisor already remembers %d execs", control.MaxExecs)
 	case start.Number != 0 && !s.numbers.take(start.Number):
 		return nil, false, startedBefore(start.ID)
 	}
@@ -253,7 +262,7 @@ func (s *supervisor) drop(e *exec) {
 	}
 }
 
-// forget drops ended execs. Their files are the worker's to remove.
+// forget drops ended execs. The worker removes their files.
 func (s *supervisor) forget(ids []string) {
 	for _, id := range ids {
 		e := s.exec(id)
@@ -265,8 +274,8 @@ func (s *supervisor) forget(ids []string) {
 	}
 }
 
-// stopAll ends every exec within grace, the primary command within primaryGrace, and what ended
-// execs have left behind. It returns when all is gone.
+// stopAll ends every exec within grace, the primary command within primaryGrace, and the processes that ended execs
+// have left behind. It returns when all are gone.
 func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.mu.Lock()
 	s.stopping = true
@@ -294,8 +303,8 @@ func (s *supervisor) stopAll(grace, primaryGrace time.Duration) {
 	s.recordAll()
 }
 
-// shutdown ends everything at once, but for a primary command, which has its grace.
-// The worker is told of it, if it listens.
+// shutdown ends everything at once, except the primary command, which gets its grace. It tells the worker, if one is
+// connected.
 func (s *supervisor) shutdown() {
 	s.mu.Lock()
 	var grace time.Duration
@@ -312,8 +321,8 @@ func (s *supervisor) shutdown() {
 	}
 }
 
-// quietAfter is how long no exec has ended before what the last burst took is given back.
+// quietAfter is how long after the last exec ended its memory is freed.
 const quietAfter = time.Second
 
-// flushBound is how long the end of PID 1 waits for a worker that does not read.
+// flushBound is how long PID 1 waits, at its end, for a worker that does not read.
 const flushBound = 200 * time.Millisecond

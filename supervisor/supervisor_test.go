@@ -59,7 +59,7 @@ func TestAccounts_AHostileFileCountsAsEmpty(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	holder, err := os.OpenFile(fifo, os.O_RDWR, 0) // a reader of the FIFO waits for its bytes
+	holder, err := os.OpenFile(fifo, os.O_RDWR, 0) // a reader of the FIFO would wait for its bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestHello_ManyExecsComeInPages(t *testing.T) {
 	}
 }
 
-// pipeStream is a stream over a pipe of this process.
+// pipeStream returns a stream over a pipe of this process.
 func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "out")
@@ -164,11 +164,11 @@ func pipeStream(t *testing.T, limit int64) (*stream, *os.File, string) {
 	return s, w, path
 }
 
-func TestX9_SettleTakesWhatIsThereAndNotAByteMore(t *testing.T) {
+func TestX9_SettleTakesOnlyWhatIsInThePipe(t *testing.T) {
 	t.Parallel()
 	s, w, path := pipeStream(t, 1<<20)
 	io.WriteString(w, "there")
-	s.settle() // nobody pumps: it must not wait for the end of the pipe
+	s.settle() // without a pump, it must not wait for the end of the pipe
 	io.WriteString(w, "later")
 	go s.pump()
 	if data, _ := os.ReadFile(path); string(data) != "there" {
@@ -178,12 +178,12 @@ func TestX9_SettleTakesWhatIsThereAndNotAByteMore(t *testing.T) {
 	if size != 5 || truncated || string(head) != "there" || !whole {
 		t.Errorf("%d %v %q %v", size, truncated, head, whole)
 	}
-	for range 100 { // and the pipe goes on being drained
+	for range 100 { // the pipe is drained all the same
 		w.Write(make([]byte, 64<<10))
 	}
 }
 
-func TestX9_SettleEndsBesideAWriterThatDoesNot(t *testing.T) {
+func TestX9_SettleEndsWhileAWriterContinues(t *testing.T) {
 	t.Parallel()
 	s, w, _ := pipeStream(t, 1<<40)
 	var writing sync.WaitGroup
@@ -205,11 +205,11 @@ func TestX9_SettleEndsBesideAWriterThatDoesNot(t *testing.T) {
 	writing.Wait()
 }
 
-func TestX8_ADiskThatRefusesCutsTheOutput(t *testing.T) {
+func TestX8_AWriteErrorTruncatesTheOutput(t *testing.T) {
 	t.Parallel()
 	s, w, path := pipeStream(t, 1<<20)
 	var err error
-	if s.sink.fd, err = unix.Open(path, unix.O_RDONLY, 0); err != nil { // what is not open for writing refuses
+	if s.sink.fd, err = unix.Open(path, unix.O_RDONLY, 0); err != nil { // writing to a file that is open for reading only fails
 		t.Fatal(err)
 	}
 	io.WriteString(w, "lost")

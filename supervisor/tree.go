@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killBound is how long a tree may outlive its first KILL before it is given up as not killable
-// (a process in uninterruptible sleep), and how long StopAll then waits at most.
+// killBound is how long a tree may survive its first KILL before it is given up as not killable (a process in
+// uninterruptible sleep). StopAll then waits no longer than this.
 const killBound = 10 * time.Second
 
 // trees finds processes by the group that they were started with.
@@ -20,17 +20,17 @@ type trees struct {
 	base uint32 // the first group of this boot; every group from here on is one of ours
 	self int
 
-	// mains lists the commands that were started here. Privileged ones can drop their group, as su does; such a
-	// process counts to the command whose session it is in, which orphans stay in, or to its nearest ancestor that has a
-	// group, or was started here. nil: none can.
+	// mains returns the commands that were started here. A privileged process can drop its group, as su does; it then
+	// counts to the command whose session it is in, even as an orphan, or to its nearest ancestor that has a group or
+	// was started here. nil: no process is privileged.
 	mains func() map[int]uint32
 
 	mu      sync.Mutex
-	started time.Time // of the scan that made members
+	started time.Time // when the scan began that made members
 	members map[uint32][]int
 }
 
-// find lists the living processes whose group matches.
+// find returns the living processes whose group matches.
 func (t *trees) find(match func(group uint32) bool) []int {
 	var pids []int
 	for group, members := range t.scan() {
@@ -41,8 +41,8 @@ func (t *trees) find(match func(group uint32) bool) []int {
 	return pids
 }
 
-// scan returns a view of the process table that began after the call did. Callers that wait for
-// one another share it: hundreds of trees that end at once cost a few scans, not hundreds.
+// scan returns a view of the process table that began after the call did. Callers that wait for each other share it:
+// when hundreds of trees end at once, that takes a few scans, not hundreds.
 func (t *trees) scan() map[uint32][]int {
 	called := time.Now()
 	t.mu.Lock()
@@ -60,7 +60,7 @@ func (t *trees) read() map[uint32][]int {
 	groups, parents, sessions := map[int]uint32{}, map[int]int{}, map[int]uint32{}
 	if t.mains != nil {
 		groups = t.mains()
-		maps.Copy(sessions, groups) // each leads one of its own
+		maps.Copy(sessions, groups) // each of them leads its own session
 	}
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -100,9 +100,9 @@ func (t *trees) read() map[uint32][]int {
 	return members
 }
 
-// kinOf is the group of the nearest ancestor that has one, 0 for none.
+// kinOf returns the group of the nearest ancestor that has one, 0 if none has.
 func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
-	for range len(parents) + 1 { // parents may change between two reads: never round in circles
+	for range len(parents) + 1 { // parents may change between two reads, so this could be a loop
 		parent, known := parents[pid]
 		if !known {
 			return groups[pid]
@@ -112,15 +112,15 @@ func kinOf(pid int, groups map[int]uint32, parents map[int]int) uint32 {
 	return 0
 }
 
-// A status has room for all groups of a process: the kernel allows 65,536, of at most ten digits. They are
-// sorted, so the group of an exec is behind all others.
+// A status has room for all groups of a process: the kernel allows 65,536, of at most ten digits. They are sorted, so
+// the group of an exec is the last.
 const (
 	statusSize    = 4 << 10
 	maxStatusSize = 1 << 20
 )
 
-// readStatus reads the status of one process into buf, and returns it and the buffer, which may have grown.
-// The status of what has ended is empty.
+// readStatus reads the status of one process into buf, and returns it and the buffer, which may have grown. The status
+// of an ended process is empty.
 func readStatus(pid string, buf []byte) (status, grown []byte) {
 	fd, err := unix.Open("/proc/"+pid+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -138,14 +138,14 @@ func readStatus(pid string, buf []byte) (status, grown []byte) {
 		if err == unix.EINTR {
 			continue
 		}
-		if size += max(n, 0); n <= 0 || size < len(buf) { // the kernel gives all that there is room for
+		if size += max(n, 0); n <= 0 || size < len(buf) { // the kernel fills all the room that there is
 			return buf[:size], buf
 		}
 	}
 }
 
-// groupOf finds the exec group in a status, 0 for none, and the parent. alive is false for what has
-// ended.
+// groupOf reads the exec's group, 0 if there is none, and the parent from a status. alive is false for an ended
+// process.
 func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	if len(status) == 0 {
 		return 0, 0, false
@@ -159,7 +159,7 @@ func (t *trees) groupOf(status []byte) (group uint32, parent int, alive bool) {
 	return 0, parent, !ended(status)
 }
 
-// sessionOf is the session in a status, by the numbers of this process's own namespace; 0 where it is not said.
+// sessionOf reads the session from a status, in this process's own namespace; 0 if it is missing.
 func sessionOf(status []byte) int {
 	var session int
 	if fields := bytes.Fields(statusLine(status, "\nNSsid:")); len(fields) > 0 {
@@ -168,8 +168,8 @@ func sessionOf(status []byte) int {
 	return session
 }
 
-// ended says whether a status is a zombie's. A process whose first thread has ended while others
-// run looks like one but for its number of threads.
+// ended reports whether a status is that of a zombie. A process whose first thread has ended, while others still run,
+// differs from one only by its number of threads.
 func ended(status []byte) bool {
 	state := bytes.TrimSpace(statusLine(status, "\nState:"))
 	if len(state) == 0 || (state[0] != 'Z' && state[0] != 'X') {
@@ -185,9 +185,9 @@ func statusLine(status []byte, key string) []byte {
 	return line
 }
 
-// end brings down the processes whose group matches: TERM to each, KILL to what is left at the
-// deadline, which may be moved forward while this runs. hurry, when it fires, asks for a look
-// before the next poll. It returns false when something survived KILL for killBound.
+// end ends the processes whose group matches: TERM to each, KILL to those that are left at the deadline, which may be
+// moved forward meanwhile. hurry wakes it before its next poll. It returns false if a process survived KILL for
+// killBound.
 func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-chan struct{}) bool {
 	asked := map[int]bool{}
 	for poll := time.Millisecond; ; poll = min(2*poll, 25*time.Millisecond) {
@@ -196,7 +196,7 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 			return t.kill(match)
 		}
 		pids := t.find(match)
-		if len(pids) == 0 && len(t.find(match)) == 0 { // twice: a fork may run ahead of one scan
+		if len(pids) == 0 && len(t.find(match)) == 0 { // scan twice: a fork may escape a single scan
 			return true
 		}
 		seen := make(map[int]bool, len(pids))
@@ -204,7 +204,7 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 			seen[pid] = true
 			if !asked[pid] {
 				unix.Kill(pid, unix.SIGTERM)
-				unix.Kill(pid, unix.SIGCONT) // a stopped process takes TERM only when it goes on
+				unix.Kill(pid, unix.SIGCONT) // a stopped process handles TERM only after it continues
 			}
 		}
 		asked = seen
@@ -216,9 +216,8 @@ func (t *trees) end(match func(uint32) bool, deadline func() time.Time, hurry <-
 	}
 }
 
-// kill sends KILL in rounds until nothing is left. A fork bomb loses: each round takes nearly all
-// of it, and what it forks meanwhile is bounded by the sandbox's pids limit. (Stopping it before
-// killing it was tried, and takes longer.)
+// kill sends KILL in rounds until nothing is left. A fork bomb loses: each round kills nearly all of it, and the
+// sandbox's pids limit bounds what it forks meanwhile. (Stopping it before killing it takes longer.)
 func (t *trees) kill(match func(uint32) bool) bool {
 	begun := time.Now()
 	for round := 0; time.Since(begun) < killBound; round++ {

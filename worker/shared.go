@@ -15,10 +15,4 @@ func hostError(err error, format string, args ...any) *protocol.Error {
 
 func passing(err error) bool { return hosterr.Temporary(err) }
 
-func denied(field, format string, args ...any) error {
-	e := protocol.Errorf(protocol.PermissionDenied, protocol.ReasonPolicyDenied, format, args...)
-	e.Field = field
-	return e
-}
-
 func sleep(ctx context.Context, d time.Duration) bool { return backoff.Sleep(ctx, d) }

@@ -16,7 +16,11 @@ import (
 func main() {
 	log := slog.New(seldom.New(slog.NewTextHandler(os.Stderr, nil)))
 	config := supervisor.Config{Logger: log}
-	groups := flag.Uint("groups", supervisor.DefaultGroupBase, "first of the group ids that mark the processes of execs")
+	groups := flag.Uint(
+		"groups",
+		supervisor.DefaultGroupBase,
+		"first of the group ids that mark the processes of execs",
+	)
 	flag.StringVar(&config.ControlDir, "control", control.ContainerAt+"/ctl", "directory of the worker's socket")
 	flag.BoolVar(&config.Privileged, "privileged", false, "commands run as root keep the container's capabilities")
 	flag.Parse()

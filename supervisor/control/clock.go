@@ -6,16 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock is the machine's time since its boot, suspensions included. Worker and supervisor run on one
-// kernel and read the same: the worker says by it until when it may have something changed. A
-// supervisor in a virtual machine of its own reads a smaller one, and so refuses nothing.
+// Clock returns the time since the machine booted, including suspensions. Worker and supervisor run on one kernel and
+// read the same clock: with it, the worker says until when something may be changed. A supervisor in a virtual machine
+// of its own reads a smaller value, and so refuses nothing.
 func Clock() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		return 0 // no kernel of today says so
+		return 0 // no current kernel returns an error
 	}
 	return time.Duration(t.Nano())
 }
 
-// Until is a moment by [Clock], for [Command.Until], which is 0 where nothing bounds a command.
+// Until returns the value of [Command.Until] for a moment of [Clock]. It is never 0, which would mean no limit.
 func Until(at time.Duration) time.Duration { return max(at, 1) }

@@ -58,7 +58,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-func TestASupervisorKeepsMoreExecsThanASandboxMayHave(t *testing.T) {
+func TestASupervisorRemembersMoreExecsThanMayBeActive(t *testing.T) {
 	if control.MaxExecs < 2*protocol.MaxActiveExecs {
 		t.Errorf("a supervisor keeps %d execs, of which %d may be active", control.MaxExecs, protocol.MaxActiveExecs)
 	}

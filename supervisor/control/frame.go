@@ -8,23 +8,23 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Bounds of one frame, header not counted. A reader refuses a larger one before it reads it.
+// Size limits of one frame, without its header. A reader refuses a larger frame before reading it.
 const (
-	MaxNotice  = 1 << 20 // towards the worker
-	MaxCommand = 2 << 20 // towards the supervisor
+	MaxNotice  = 1 << 20 // to the worker
+	MaxCommand = 2 << 20 // to the supervisor
 )
 
 const headerSize = 4
 
-// Append encodes v as one frame at the end of buf.
+// Append appends v to buf as one frame.
 func Append(buf []byte, v any) []byte {
 	body := protocol.Encode(v)
 	buf = binary.BigEndian.AppendUint32(buf, uint32(len(body)))
 	return append(buf, body...)
 }
 
-// Read reads one frame of at most limit bytes into v. scratch is reused when it is large enough;
-// the grown buffer is returned. io.EOF means that the peer closed between two frames.
+// Read reads one frame of at most limit bytes into v. It uses scratch if that is large enough, and returns the buffer
+// it used. io.EOF means that the peer closed the connection between two frames.
 func Read(r io.Reader, limit int, scratch []byte, v any) ([]byte, error) {
 	var header [headerSize]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {

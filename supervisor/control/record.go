@@ -7,19 +7,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// MaxRecord bounds an exit record on disk.
+// MaxRecord limits the size of an exit record on disk.
 const MaxRecord = 64 << 10
 
-// Record is the exit record of an exec, on disk until the exec is forgotten. It is sealed with the sandbox's
-// key, and names the exec, so that neither a forged record nor the true one of another exec is taken for its
-// own: the processes of a sandbox whose supervisor is an older one can write where it lies.
+// Record is the exit record of an exec, on disk until the exec is forgotten. It is sealed with the sandbox's key and
+// names its exec, so that neither a forged record nor that of another exec is accepted: where the supervisor is an
+// older one, processes of the sandbox can write to the file.
 type Record struct {
 	Version int    `json:"v"`
 	Boot    string `json:"boot"`
 	Result  Result `json:"result"`
 }
 
-// Seal encodes the record: an HMAC-SHA256 of 32 bytes, then the body that it covers.
+// Seal encodes the record: 32 bytes of HMAC-SHA256, then the body that they cover.
 func Seal(key []byte, r Record) []byte {
 	r.Version = Version
 	r.Result = r.Result.WithoutOutput()
@@ -27,7 +27,7 @@ func Seal(key []byte, r Record) []byte {
 	return append(sum(key, body), body...)
 }
 
-// Open checks and decodes the record of exec id. Any failure is [ErrForged].
+// Open verifies and decodes the record of exec id. Any failure is [ErrForged].
 func Open(key []byte, id string, data []byte) (*Record, error) {
 	if len(key) == 0 || len(data) < sha256.Size || len(data) > MaxRecord {
 		return nil, ErrForged
@@ -40,7 +40,7 @@ func Open(key []byte, id string, data []byte) (*Record, error) {
 	return r, nil
 }
 
-// ErrForged is the answer for an exit record that the supervisor did not write for this exec.
+// ErrForged says that the supervisor did not write this exit record for this exec.
 var ErrForged = protocol.Errorf(protocol.Internal, protocol.ReasonInterrupted,
 	"the exit record is not the supervisor's")
 

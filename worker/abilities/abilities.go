@@ -43,13 +43,24 @@ func New(cfg Config, engine docker.Info) (*Abilities, error) {
 	for field, allowed := range map[string][]string{"profiles": a.Profiles, "service_profiles": a.ServiceProfiles} {
 		for _, p := range allowed {
 			if p != protocol.ProfileHardened && p != protocol.ProfileStandard {
-				return nil, protocol.Invalid(field, "must be %q or %q, got %.40q", protocol.ProfileHardened, protocol.ProfileStandard, p)
+				return nil, protocol.Invalid(
+					field,
+					"must be %q or %q, got %.40q",
+					protocol.ProfileHardened,
+					protocol.ProfileStandard,
+					p,
+				)
 			}
 		}
 	}
 	for _, r := range a.Runtimes {
 		if !slices.Contains(engine.Runtimes, r) {
-			return nil, protocol.Invalid("runtimes", "the engine has no runtime %.60q, only %s", r, strings.Join(engine.Runtimes, ", "))
+			return nil, protocol.Invalid(
+				"runtimes",
+				"the engine has no runtime %.60q, only %s",
+				r,
+				strings.Join(engine.Runtimes, ", "),
+			)
 		}
 	}
 	return a, nil
@@ -95,7 +106,13 @@ func (a *Abilities) CheckChoices(s *protocol.SandboxSpec) error {
 	case s.PIDs > a.PIDs:
 		return a.tooManyPIDs("spec", s.PIDs)
 	case s.GPUs != "" && a.GPUs == 0, s.GPUCount() > a.GPUs:
-		e := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnsupported, "%s wanted, the host has %d", s.GPUs, a.GPUs)
+		e := protocol.Errorf(
+			protocol.FailedPrecondition,
+			protocol.ReasonUnsupported,
+			"%s wanted, the host has %d",
+			s.GPUs,
+			a.GPUs,
+		)
 		e.Field = "spec.gpus"
 		return e
 	}
@@ -115,14 +132,23 @@ func (a *Abilities) CheckService(s *protocol.SandboxSpec, name string) error {
 		return a.tooManyPIDs(s.ServiceField(name), v.PIDs)
 	}
 	if profile := v.Capabilities(); !slices.Contains(a.ServiceProfiles, profile) {
-		return denied(s.ServiceField(name)+".profile", "the host's operator does not allow services with the profile %s, only %s",
-			profile, strings.Join(a.ServiceProfiles, ", "))
+		return denied(
+			s.ServiceField(name)+".profile",
+			"the host's operator does not allow services with the profile %s, only %s",
+			profile,
+			strings.Join(a.ServiceProfiles, ", "),
+		)
 	}
 	return nil
 }
 
 func (a *Abilities) tooManyPIDs(field string, pids int64) error {
-	return denied(field+".pids", "the host's operator allows at most %d for one container (worker.pids), got %d", a.PIDs, pids)
+	return denied(
+		field+".pids",
+		"the host's operator allows at most %d for one container (worker.pids), got %d",
+		a.PIDs,
+		pids,
+	)
 }
 
 func denied(field, format string, args ...any) error {

@@ -73,14 +73,23 @@ func (g *GPUs) Claim(k protocol.SandboxKey, ids []string) error {
 	held, _ := g.others(k)
 	for _, id := range ids {
 		if held[id] {
-			return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoGPU, "another sandbox now uses GPU %s, which this one had", id)
+			return protocol.Errorf(
+				protocol.ResourceExhausted,
+				protocol.ReasonNoGPU,
+				"another sandbox now uses GPU %s, which this one had",
+				id,
+			)
 		}
 	}
 	g.of[k] = gpuUse{ids: ids}
 	return nil
 }
 
-var errGPUsUnknown = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonNoGPU, "it is not known yet which GPUs of the host are free")
+var errGPUsUnknown = protocol.Errorf(
+	protocol.ResourceExhausted,
+	protocol.ReasonNoGPU,
+	"it is not known yet which GPUs of the host are free",
+)
 
 // others returns the GPUs that other sandboxes hold, and those of stopped sandboxes' containers. The caller holds the
 // lock.

@@ -103,7 +103,11 @@ func ReadNote(home string) *protocol.Error {
 	}
 	var why *protocol.Error
 	if err = cmp.Or(err, json.Unmarshal(data, &why)); err != nil || why == nil {
-		why = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull, "the sandbox filled the disk of its host")
+		why = protocol.Errorf(
+			protocol.ResourceExhausted,
+			protocol.ReasonDiskFull,
+			"the sandbox filled the disk of its host",
+		)
 	}
 	return why
 }

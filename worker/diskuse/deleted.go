@@ -47,7 +47,8 @@ func (u *unnamed) read(ctx context.Context, path string, one, other uint64) {
 		names, err := dir.Readdirnames(batch)
 		for _, name := range names {
 			var stat unix.Stat_t
-			if unix.Fstatat(int(dir.Fd()), name, &stat, 0) != nil || stat.Nlink != 0 || (stat.Dev != one && stat.Dev != other) {
+			if unix.Fstatat(int(dir.Fd()), name, &stat, 0) != nil || stat.Nlink != 0 ||
+				(stat.Dev != one && stat.Dev != other) {
 				continue
 			}
 			if f := (file{stat.Dev, stat.Ino}); !u.seen[f] {

@@ -100,7 +100,11 @@ func (w *walk) enter(ctx context.Context, name string) {
 		return
 	}
 	var here, stat unix.Stat_t
-	if err := errors.Join(unix.Fstat(int(w.dir.Fd()), &here), unix.Fstat(fd, &stat)); err != nil || stat.Dev != w.use.Device {
+	if err := errors.Join(
+		unix.Fstat(int(w.dir.Fd()), &here),
+		unix.Fstat(fd, &stat),
+	); err != nil ||
+		stat.Dev != w.use.Device {
 		unix.Close(fd)
 		return
 	}

@@ -60,7 +60,11 @@ func (w Watchers) Run(ctx context.Context) error {
 				"sandbox", name, "processes", killed)
 		case time.Since(warned) > time.Minute:
 			warned = time.Now()
-			w.Logger.Warn("root has no file watchers left, and no sandbox holds many: raise fs.inotify.max_user_instances", "now", most)
+			w.Logger.Warn(
+				"root has no file watchers left, and no sandbox holds many: raise fs.inotify.max_user_instances",
+				"now",
+				most,
+			)
 		}
 	}
 }

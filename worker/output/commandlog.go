@@ -86,7 +86,13 @@ func (l *CommandLog) Run(ctx context.Context) {
 		n, err := l.catchUp(ctx)
 		pause := commandPeriod
 		if err != nil && ctx.Err() == nil {
-			l.cfg.Logger.Warn("could not publish the output of a container's command, will retry", "log", l.name, "error", err)
+			l.cfg.Logger.Warn(
+				"could not publish the output of a container's command, will retry",
+				"log",
+				l.name,
+				"error",
+				err,
+			)
 			l.Grow(0, 0)
 			pause = commandRetry
 		} else if n > muchOutput {

@@ -254,7 +254,15 @@ func (p *Exec) publish(ctx context.Context, stdout, stderr int64) error {
 func (p *Exec) publishStream(ctx context.Context, run *os.Root, i int, size int64) error {
 	f, err := supervise.OpenOutput(run, p.name, names[i])
 	if err != nil {
-		p.cfg.Logger.Warn("cannot read an output file; its stream ends here", "exec", p.name, "stream", names[i], "error", err)
+		p.cfg.Logger.Warn(
+			"cannot read an output file; its stream ends here",
+			"exec",
+			p.name,
+			"stream",
+			names[i],
+			"error",
+			err,
+		)
 		p.streams[i].ended = true
 		return nil
 	}

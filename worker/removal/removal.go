@@ -172,7 +172,11 @@ func unlink(dir int, name string) error {
 // open opens a directory itself, not what a link points to or what is mounted on it.
 func open(dir int, name string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS})
+	fd, err := unix.Openat2(
+		dir,
+		name,
+		&unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS},
+	)
 	if errors.Is(err, unix.ENOSYS) {
 		fd, err = unix.Openat(dir, name, flags, 0)
 	}
@@ -209,7 +213,8 @@ func (e *Error) Unwrap() error { return e.Err }
 // failure names what could not be removed, unless err already names something inside it.
 func failure(name string, err error) error {
 	var named *Error
-	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || errors.As(err, &named) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	var path *fs.PathError

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// BenchmarkExec measures start to result of `true` through the link, in a container. It reports the
-// median of one exec and execs per second; what has ended is forgotten as a worker does.
+// BenchmarkExec measures the time from start to result of `true` through the link, in a container. It reports the
+// median of one exec, and execs per second; ended execs are forgotten, as by a worker.
 func BenchmarkExec(b *testing.B) {
 	for _, user := range []string{"0", "1000"} {
 		for _, parallel := range []int{1, 8, 64} {

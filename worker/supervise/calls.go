@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// calls runs callbacks one after another on one goroutine. Output notices of one exec that wait
-// become one, so what waits is bounded by the number of execs.
+// calls runs callbacks one after another on one goroutine. Waiting output notices of the same exec are merged, so the
+// number of execs limits what waits.
 type calls struct {
 	mu      sync.Mutex
 	changed sync.Cond
@@ -51,7 +51,7 @@ func (c *calls) addOutput(o control.Output, call func(control.Output)) {
 	})
 }
 
-// close drops what waits.
+// close drops the callbacks that wait.
 func (c *calls) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

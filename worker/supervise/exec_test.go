@@ -30,7 +30,7 @@ func TestX2_ArgumentsNeverMeetAShell(t *testing.T) {
 	}
 }
 
-func TestX4_ExecEnvironmentIsOverTheSandboxs(t *testing.T) {
+func TestX4_ExecEnvironmentOverridesTheSandboxs(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{args: []string{"-e", "LAYER=sandbox", "-e", "KEPT=yes"}})
 	script := []string{"sh", "-c", `echo "$LAYER $KEPT $HOME $USER"`}
@@ -75,90 +75,6 @@ func TestX5_ParallelExecsDoNotSeeEachOther(t *testing.T) {
 	running.Wait()
 }
 
-func TestX6_OutputIsAnnouncedWhileTheExecRuns(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	id := s.start(control.Start{Argv: []string{"sh", "-c", "echo one; echo two >&2; exec sleep 1000"}})
-	s.await("both streams", func() bool {
-		n := len(s.outputs[id])
-		return n > 0 && s.outputs[id][n-1] == control.Output{ID: id, Stdout: 4, Stderr: 4}
-	})
-	if out, errs := s.output(id, "stdout"), s.output(id, "stderr"); out != "one\n" || errs != "two\n" {
-		t.Errorf("files hold %q and %q", out, errs)
-	}
-	s.cancel(id, 0)
-	r := s.end(id)
-	if !r.Cancelled || string(r.Stdout) != "one\n" || string(r.Stderr) != "two\n" {
-		t.Errorf("result %+v", r)
-	}
-}
-
-func TestX7_OutputIsBytes(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	var table []byte
-	for i := range 256 * 300 {
-		table = append(table, byte(i))
-	}
-	for _, size := range []int{0, 1, 256, 65535, 65536, len(table)} {
-		id := s.start(control.Start{Argv: []string{"cat"}, Stdin: table[:size], InlineLimit: 1 << 20})
-		r := s.end(id)
-		if !bytes.Equal(r.Stdout, table[:size]) || r.StdoutBytes != int64(size) || !r.Inline {
-			t.Errorf("%d bytes in, %d out, inline %v", size, len(r.Stdout), r.Inline)
-		}
-		if got := s.output(id, "stdout"); got != string(table[:size]) {
-			t.Errorf("%d bytes in, %d in the file", size, len(got))
-		}
-	}
-}
-
-func TestOutputThatTheDiskHasNoRoomForSaysSo(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{disk: "256k"})
-	script := []string{"sh", "-c", "head -c 1000000 /dev/zero; echo end"}
-	r := s.end(s.start(control.Start{Argv: script}))
-	if code(r) != "0" || !r.Truncated || !r.DiskFull || r.StdoutBytes == 0 || r.StdoutBytes > 256<<10 {
-		t.Errorf("result %+v", r)
-	}
-	if cut := s.exec(control.Start{Argv: []string{"true"}, OutputLimit: 10}); cut.DiskFull {
-		t.Errorf("an exec that prints nothing: %+v", cut)
-	}
-}
-
-func TestX8_OutputPastTheCapIsDroppedAndMarked(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	script := []string{"sh", "-c", "head -c 20000000 /dev/zero; echo end >&2"}
-	id := s.start(control.Start{Argv: script, OutputLimit: 1_000_001})
-	r := s.end(id)
-	if code(r) != "0" || !r.Truncated || r.StdoutBytes != 1_000_001 || r.StderrBytes != 4 || r.Inline {
-		t.Errorf("result %+v", r)
-	}
-	if n := len(s.output(id, "stdout")); n != 1_000_001 {
-		t.Errorf("%d bytes in the file", n)
-	}
-	exact := s.exec(control.Start{Argv: []string{"head", "-c", "4096", "/dev/zero"}, OutputLimit: 4096})
-	if exact.Truncated || exact.StdoutBytes != 4096 {
-		t.Errorf("output of exactly the cap: %+v", exact)
-	}
-}
-
-func TestX8_ASlowWorkerDoesNotSlowAProcess(t *testing.T) {
-	t.Parallel()
-	block := make(chan struct{})
-	ended := make(chan control.Result, 100)
-	s := newSandbox(t, option{onEnd: func(r control.Result) {
-		ended <- r
-		<-block
-	}})
-	defer close(block)
-	s.start(control.Start{Argv: []string{"true"}})
-	<-ended // from here on the callbacks stand still
-	id := s.start(control.Start{Argv: []string{"sh", "-c", "head -c 5000000 /dev/zero"}})
-	s.waitForRecord(id)
-	s.start(control.Start{Argv: []string{"true"}}) // and calls are answered
-}
-
 func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -169,143 +85,13 @@ func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
 	}
 	r = s.sh("yes & echo started >&2; sleep 0.05")
 	if s.output(r.ID, "stderr") != "started\n" || code(r) != "0" || r.StdoutBytes == 0 {
-		t.Errorf("beside a writer that goes on: %+v", r)
+		t.Errorf("with a background writer: %+v", r)
 	}
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %s", took)
 	}
 	if n := len(s.processes()); n != 2 {
-		t.Errorf("%d processes live on, want the sleep and the yes: %v", n, s.processes())
-	}
-}
-
-// stubborn makes a tree of every kind of process that tries to stay: a child, a session of its own,
-// a double fork, ignored TERM.
-const stubborn = `
-trap '' TERM
-sleep 1000 &
-setsid sleep 1001 &
-(setsid sh -c 'trap "" TERM HUP; sleep 1002 & sleep 1003' &) &
-echo tree
-while :; do sleep 1; done`
-
-func TestX10_TimeoutKillsTheWholeTree(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	const timeout = 3 * time.Second // the tree is to be there by then, which is counted from before the fork
-	for _, user := range []string{"root", "agent", "0:10"} {
-		began := time.Now()
-		r := s.exec(control.Start{Argv: []string{"sh", "-c", stubborn}, User: user, Timeout: timeout, Grace: 200 * time.Millisecond})
-		took := time.Since(began)
-		if !r.TimedOut || code(r) != "137" || string(r.Stdout) != "tree\n" {
-			t.Errorf("as %s: %+v, exit code %s", user, r, code(r))
-		}
-		if took < timeout+200*time.Millisecond || took > timeout+5*time.Second {
-			t.Errorf("as %s: it took %s, want timeout and grace", user, took)
-		}
-		if left := s.processes(); len(left) > 0 {
-			t.Errorf("as %s: left: %v", user, left)
-		}
-	}
-	if r := s.sh("echo alive"); string(r.Stdout) != "alive\n" {
-		t.Errorf("afterwards: %+v", r)
-	}
-}
-
-// With the profile "standard" root can leave its groups, as su does, and then its parents. The session tells whose it is.
-func TestX10_TimeoutKillsWhatLeftItsGroupAndItsParents(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{privileged: true})
-	s.start(control.Start{ID: "bystander", Argv: []string{"sh", "-c", "(su root -c 'sleep 1001' &); sleep 1000"}})
-	r := s.exec(control.Start{ID: "x", Argv: []string{"sh", "-c", "(su root -c 'sleep 2001' &); sleep 2000"}, Timeout: 2 * time.Second})
-	if !r.TimedOut {
-		t.Errorf("ended with %+v", r)
-	}
-	left := strings.Join(s.processes(), "\n")
-	if strings.Contains(left, "sleep 200") || !strings.Contains(left, "sleep 1001") {
-		t.Errorf("there are still:\n%s", left)
-	}
-}
-
-// The exec's own group is the last in /proc/PID/status, behind all that the image gives the user.
-func TestX10_TimeoutKillsTheTreeOfAUserOfManyGroups(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	in := func(groups int) {
-		t.Helper()
-		if r := s.sh(fmt.Sprintf("seq 1 %d | sed 's/.*/g&:x:100000&:agent/' > /etc/group", groups)); code(r) != "0" {
-			t.Fatalf("write /etc/group: %+v", r)
-		}
-	}
-	in(3000)
-	r := s.exec(control.Start{
-		Argv: []string{"sh", "-c", "trap '' TERM; grep Groups: /proc/self/status | wc -w; setsid sh -c 'sleep 1000 & sleep 1000' & sleep 1000; sleep 1000"},
-		User: "agent", Timeout: 2 * time.Second, // its tree is to be there by then
-	})
-	if !r.TimedOut {
-		t.Errorf("it ended with %+v, want timed out", r)
-	}
-	if got := strings.TrimSpace(string(r.Stdout)); got != "3002" { // words: a title, and the exec's own
-		t.Errorf("its groups are %s words, want 3002", got)
-	}
-	s.awaitEmpty()
-	in(5000)
-	r = s.exec(control.Start{Argv: []string{"true"}, User: "agent"})
-	if !r.Failed || r.Error == nil || r.Error.Reason != protocol.ReasonUserUnknown || r.Error.Field != "spec.user" {
-		t.Errorf("a user of 5,000 groups: %+v, want a refusal that names spec.user", r)
-	}
-	if r := s.exec(control.Start{Argv: []string{"true"}, User: "agent:10"}); code(r) != "0" {
-		t.Errorf("the same with one group: %+v", r)
-	}
-}
-
-func TestX10_TermComesFirstAndMayBeAnswered(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	argv := []string{"sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.05; done"}
-	id := s.start(control.Start{Argv: argv})
-	s.await("its trap", func() bool { return len(s.outputs[id]) > 0 })
-	s.cancel(id, time.Minute)
-	cancelled := s.end(id) // which is waited for for less than the grace
-	if !cancelled.Cancelled || code(cancelled) != "7" || string(cancelled.Stdout) != "up\nbye\n" {
-		t.Errorf("cancelled: %+v, exit code %s", cancelled, code(cancelled))
-	}
-	// The timeout is counted from before the fork, and the shell is to have its trap by then.
-	timedOut := s.exec(control.Start{Argv: argv, Timeout: 3 * time.Second, Grace: time.Minute})
-	if !timedOut.TimedOut || code(timedOut) != "7" || string(timedOut.Stdout) != "up\nbye\n" {
-		t.Errorf("timed out: %+v, exit code %s", timedOut, code(timedOut))
-	}
-	stopped := s.exec(control.Start{Argv: []string{"sh", "-c", "kill -STOP $$"}, Timeout: 100 * time.Millisecond, Grace: time.Minute})
-	if !stopped.TimedOut || code(stopped) != "143" {
-		t.Errorf("a stopped process: %+v, exit code %s", stopped, code(stopped))
-	}
-}
-
-func TestX10_OutputDoesNotPutTheTimeoutOff(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{})
-	r := s.exec(control.Start{Argv: []string{"yes"}, Timeout: 300 * time.Millisecond, OutputLimit: 16 << 10})
-	if !r.TimedOut || !r.Truncated || r.Ended.Sub(r.Started) > 2*time.Second {
-		t.Errorf("result %+v", r)
-	}
-}
-
-func TestX10_AForkBombIsKilledAndTheSandboxLives(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, option{args: []string{"--pids-limit", "200"}})
-	for _, user := range []string{"root", "agent"} {
-		r := s.exec(control.Start{Argv: []string{"sh", "-c", "bomb() { bomb | bomb & }; bomb & exec sleep 1000"}, User: user, Timeout: 500 * time.Millisecond, Grace: 100 * time.Millisecond, OutputLimit: 1 << 20})
-		if !r.TimedOut { // the main process needs no fork to stay
-			t.Errorf("as %s: %+v", user, r)
-		}
-		id := s.start(control.Start{Argv: []string{"true"}})
-		if r := s.end(id); code(r) != "0" && !r.Failed {
-			t.Errorf("as %s: afterwards %+v", user, r)
-		}
-		s.awaitEmpty()
-	}
-	if s.connected().Boot != s.hellos[0].Boot {
-		t.Error("PID 1 did not live through it")
+		t.Errorf("%d processes are left, want the sleep and the yes: %v", n, s.processes())
 	}
 }
 
@@ -331,7 +117,7 @@ func TestF18_ThreadsAreMadeBeforeAnExecCanUseThemUp(t *testing.T) {
 		t.Errorf("%d threads, %d at the beginning", after, before)
 	}
 	if s.connected().Boot != s.hellos[0].Boot {
-		t.Error("PID 1 did not live through it")
+		t.Error("PID 1 died")
 	}
 }
 
@@ -367,7 +153,7 @@ func TestX11_ExitCodesAreTheShells(t *testing.T) {
 	}
 }
 
-func TestX11_WhatCannotBeStartedSaysWhy(t *testing.T) {
+func TestX11_AFailedStartSaysWhy(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	for _, c := range []struct {
@@ -419,9 +205,9 @@ func TestS3_CancelKillsTheProcess(t *testing.T) {
 		t.Errorf("result %+v, exit code %s", r, code(r))
 	}
 	if left := s.processes(); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("processes are left: %v", left)
 	}
-	s.cancel(id, 0) // an ended one: nothing
+	s.cancel(id, 0) // an ended exec: no effect
 	if err := s.link.Cancel(t.Context(), "unknown", 0); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("an unknown exec: %v", err)
 	}
@@ -449,7 +235,7 @@ func TestP8_NoExecHasOrGainsACapability(t *testing.T) {
 				t.Errorf("as %s: %s", user, line)
 			}
 		}
-		// setuidgid sets the groups before anything else.
+		// setuidgid first sets the groups.
 		r = s.exec(control.Start{Argv: []string{"setuidgid", "agent", "true"}, User: user})
 		if code(r) == "0" {
 			t.Errorf("as %s: a process could set its groups", user)
@@ -457,7 +243,7 @@ func TestP8_NoExecHasOrGainsACapability(t *testing.T) {
 	}
 }
 
-func TestP8_ARootExecCannotLookIntoPID1(t *testing.T) {
+func TestP8_ARootExecCannotReadPID1(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	for _, path := range []string{"/proc/1/mem", "/proc/1/maps", "/proc/1/environ", "/proc/1/fd/"} {
@@ -472,9 +258,9 @@ func TestP8_ARootExecCannotLookIntoPID1(t *testing.T) {
 	}
 }
 
-// The supervisor holds files of the host. No process of the sandbox comes by them: not by inheriting, not by looking
-// into PID 1, and not by having PID 1 go there for it.
-func TestH1_NoExecComesByTheFilesOfPID1(t *testing.T) {
+// The supervisor holds files of the host. No process of the sandbox can get them: not by inheriting, not by reading PID
+// 1's /proc, and not by making PID 1 go there for it.
+func TestH1_NoExecGetsTheFilesOfPID1(t *testing.T) {
 	t.Parallel()
 	for _, privileged := range []bool{false, true} {
 		s := newSandbox(t, option{privileged: privileged, welcome: control.Welcome{Command: []string{"sh", "-c", "echo printed; sleep 1000"}}})
@@ -524,8 +310,8 @@ func TestReap_OrphansDoNotStayAsZombies(t *testing.T) {
 	s.awaitEmpty()
 }
 
-// A worker that looks at an old state may ask for an exec again that has ended and is forgotten.
-func TestAStartThatWasTakenAndForgottenIsRefused(t *testing.T) {
+// A worker with outdated state may start an exec again that has ended and is forgotten.
+func TestStart_IsRefusedAfterItWasForgotten(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	start := control.Start{ID: newID(), Number: 7, Argv: []string{"sh", "-c", "echo run >> /tmp/runs"}}
@@ -535,22 +321,22 @@ func TestAStartThatWasTakenAndForgottenIsRefused(t *testing.T) {
 	}
 	s.end(s.start(start))
 	if err := again(); err != nil {
-		t.Errorf("a repeat of one that is known: %v", err)
+		t.Errorf("repeating a known start: %v", err)
 	}
 	if err := s.link.Forget(t.Context(), start.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := again(); protocol.CodeOf(err) != protocol.FailedPrecondition || protocol.AsError(err).Reason != protocol.ReasonInterrupted {
-		t.Errorf("a repeat of one that is forgotten: %v, want failed_precondition, interrupted", err)
+		t.Errorf("repeating a forgotten start: %v, want failed_precondition, interrupted", err)
 	}
-	s.exec(control.Start{Number: 6, Argv: []string{"true"}}) // starts may overtake each other
+	s.exec(control.Start{Number: 6, Argv: []string{"true"}}) // starts may arrive out of order
 	if got := string(s.sh("cat /tmp/runs").Stdout); got != "run\n" {
-		t.Errorf("it ran so often: %q", got)
+		t.Errorf("starts: %q, want one", got)
 	}
 }
 
-// A machine that stands still, and goes on when another worker may have its host.
-func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
+// A machine may be suspended and continue after another worker has taken its host.
+func TestStart_ReadAfterTheLeaseIsRefused(t *testing.T) {
 	t.Parallel()
 	const trust = 200 * time.Millisecond
 	written := make(chan struct{}, 16)
@@ -558,7 +344,7 @@ func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
 		written <- struct{}{}
 		return control.Clock() + trust, nil
 	}})
-	s.sh("true") // the supervisor has read the welcome
+	s.sh("true") // now the supervisor has read the Welcome
 	for len(written) > 0 {
 		<-written
 	}
@@ -591,15 +377,15 @@ func TestAStartThatASupervisorReadsAfterTheLeaseIsNotRun(t *testing.T) {
 		t.Errorf("the start: %v, want unavailable, lease_lost", err)
 	}
 	if r := s.sh("test ! -e /tmp/ran"); code(r) != "0" {
-		t.Error("it was run")
+		t.Error("the exec was started")
 	}
-	if r := s.exec(start); code(r) != "0" { // its number is not used up
+	if r := s.exec(start); code(r) != "0" { // the refused start did not use up its number
 		t.Errorf("the next try: %+v", r)
 	}
 }
 
-// A worker that comes back asks its supervisor since when an exec runs, not two wall clocks.
-func TestASupervisorSaysHowLongAgoAnExecWasStarted(t *testing.T) {
+// A restarted worker asks the supervisor how long an exec has been running, because two wall clocks may differ.
+func TestStart_ReportsTheAgeOfARunningExec(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	before := control.Clock()

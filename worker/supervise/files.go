@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// passed are open files on their way to a supervisor. They are closed when nobody is to send them any more: a
-// number that is closed too soon may be another file's by the time it is sent.
+// passed are open files on their way to a supervisor. They are closed once nobody is to send them any more: a
+// descriptor that is closed too early may refer to another file by the time it is sent.
 type passed struct {
 	fds     []int
 	holders atomic.Int32
@@ -51,9 +51,9 @@ func closeAll(fds []int) {
 	}
 }
 
-// outFiles opens the files of a sandbox that its supervisor writes.
+// outFiles opens the files that a sandbox's supervisor writes.
 type outFiles struct {
-	mu             sync.RWMutex // written to by close only
+	mu             sync.RWMutex // written to only by close
 	execs, primary int          // descriptors of directories; 0: closed
 	sets           *sets
 }
@@ -61,7 +61,7 @@ type outFiles struct {
 // fileNames are the files of an exec, in the order of [control.Start].
 var fileNames = [control.ExecFiles]string{control.StdoutName, control.StderrName, control.RecordName}
 
-// errLinkClosed is the answer to what comes after the end of a link.
+// errLinkClosed is the error of calls after Close.
 var errLinkClosed = protocol.Errorf(protocol.Unavailable, "", "the link to the supervisor is closed")
 
 func openOutFiles(run *os.Root) (*outFiles, error) {
@@ -97,7 +97,7 @@ func (o *outFiles) close() {
 
 // exec opens the files of an exec, or makes them. Their order is that of [control.Start].
 //
-// They have no directory of their own: to make one takes ext4 30 times as long as a file.
+// They have no directory of their own: on ext4, making one takes 30 times as long as making a file.
 func (o *outFiles) exec(id string) (*passed, error) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -117,8 +117,8 @@ func (o *outFiles) command() (*passed, error) {
 	return makeFiles(o.primary, control.StdoutName, control.StderrName)
 }
 
-// remove removes the files of an exec, as far as there are some, also of an older supervisor's, or keeps them for
-// another exec; see [sets.giveBack].
+// remove removes the files of an exec, including those of an older supervisor, or keeps them for another exec; see
+// [sets.giveBack].
 func (o *outFiles) remove(run *os.Root, id string, forgotten bool) error {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -151,9 +151,15 @@ func makeFiles(dir int, names ...string) (*passed, error) {
 	return newPassed(fds), nil
 }
 
-// makeFile opens a regular file for writing. In the run directory of an older supervisor anything else may lie.
+// makeFile opens a regular file for writing. In the run directory of an older supervisor, the name may be anything
+// else.
 func makeFile(dir int, name string) (int, error) {
-	fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(
+		dir,
+		name,
+		unix.O_WRONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC,
+		0o600,
+	)
 	if err != nil {
 		return 0, notMade(name, err)
 	}
@@ -179,7 +185,7 @@ func makeDirectory(parent int, name string) (int, error) {
 func notMade(name string, err error) error {
 	switch {
 	case err == unix.ELOOP, err == unix.ENOTDIR, err == unix.ENXIO, err == unix.EISDIR:
-		return hostile(name, "is not what was made")
+		return hostile(name, "is not the file or directory that the worker made")
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
 		return protocol.Errorf(protocol.Unavailable, "", "make %s in the run directory: %v", name, err)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// A sandbox outlives its worker: its supervisor may be one that makes its files itself.
-func TestFiles_AnOlderSupervisorIsSentNone(t *testing.T) {
+// A sandbox outlives its worker, so its supervisor may be an older one that makes its own files.
+func TestFiles_AnOlderSupervisorGetsNone(t *testing.T) {
 	t.Parallel()
 	dir, run := t.TempDir(), openRun(t)
 	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: run, Welcome: control.Welcome{Key: make([]byte, 32), Command: []string{"true"}}})
@@ -43,15 +43,15 @@ func TestFiles_AnOlderSupervisorIsSentNone(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.Start != nil && c.Start.Files != 0 || c.Welcome != nil && c.Welcome.Files != 0 {
-			t.Errorf("it is told of files: %+v", c)
+			t.Errorf("the Start announces files: %+v", c)
 		}
 	}
 	if made, _ := filepath.Glob(filepath.Join(run.Name(), "*/*")); len(made) > 0 {
-		t.Errorf("what the supervisor is to make is there: %v", made)
+		t.Errorf("the worker made the files of an older supervisor: %v", made)
 	}
 }
 
-// readerOfFiles fails the test where files come with what is read.
+// readerOfFiles fails the test if files come with the bytes that it reads.
 type readerOfFiles struct {
 	t    *testing.T
 	conn *net.UnixConn
@@ -66,8 +66,8 @@ func (r readerOfFiles) Read(p []byte) (int, error) {
 	return max(n, 0), err
 }
 
-// Without files an exec runs all the same, and little of its output is kept.
-func TestFiles_AnExecRunsWithoutThem(t *testing.T) {
+// Without files an exec runs anyway, but little of its output is stored.
+func TestFiles_AnExecRunsWithoutFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	for i, c := range []struct {
@@ -90,7 +90,7 @@ func TestFiles_AnExecRunsWithoutThem(t *testing.T) {
 	}
 }
 
-// A supervisor that has no room for another file says so, and works again when there is room.
+// A supervisor at its limit of open files says so, and works again once it is below the limit.
 func TestFiles_ASupervisorAtItsLimitRefuses(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{args: []string{"--ulimit", "nofile=48:48"}})
@@ -113,7 +113,7 @@ func TestFiles_ASupervisorAtItsLimitRefuses(t *testing.T) {
 	if len(running) == 0 || refused == 0 {
 		t.Errorf("%d run, %d were refused", len(running), refused)
 	}
-	for _, id := range running { // a start that is sent again is no new one
+	for _, id := range running { // a repeated start starts nothing
 		s.start(control.Start{ID: id, Argv: []string{"sleep", "1000"}, OutputLimit: 1 << 20})
 	}
 	for _, id := range running {
@@ -123,8 +123,8 @@ func TestFiles_ASupervisorAtItsLimitRefuses(t *testing.T) {
 	s.poll("an exec to run again", func() bool { return code(s.exec(control.Start{Argv: []string{"true"}})) == "0" })
 }
 
-// The same files serve a start that is sent again, whatever became of the first one.
-func TestFiles_AStartThatIsSentAgainHasTheSameOnes(t *testing.T) {
+// A repeated start gets the same files, even if the first one was lost.
+func TestFiles_ARepeatedStartGetsTheSameFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	start := control.Start{ID: "again", Argv: []string{"sh", "-c", "seq 1 20000; while [ ! -e /tmp/go ]; do sleep 0.02; done; seq 1 20000"}}
@@ -162,7 +162,7 @@ func TestFiles_AStartThatIsSentAgainHasTheSameOnes(t *testing.T) {
 			held++
 		}
 	}
-	if held > 1 { // of the record, for a moment
+	if held > 1 { // the record is open for a moment
 		t.Errorf("PID 1 still holds %d files of an exec that has ended", held)
 	}
 }

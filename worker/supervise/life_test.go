@@ -42,7 +42,7 @@ func TestP5_AnIDOfAnEarlierBootIsInterrupted(t *testing.T) {
 	s := newSandbox(t, option{})
 	ended := s.exec(control.Start{Argv: []string{"sh", "-c", "exit 5"}})
 	running := s.start(control.Start{Argv: []string{"sh", "-c", "trap '' TERM; sleep 1000"}})
-	s.waitForRecord(ended.ID)                              // it is on disk a moment after the result was told
+	s.waitForRecord(ended.ID)                              // it is written a moment after the result was sent
 	if _, err := docker("kill", s.container); err != nil { // PID 1 dies with everything in it
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestS4_ExecsOutliveTheWorker(t *testing.T) {
 	}
 }
 
-func TestHello_HasEveryExecThatIsNotForgotten(t *testing.T) {
+func TestHello_ListsAllExecsThatAreNotForgotten(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	const n = 600 // several frames
@@ -141,7 +141,7 @@ func TestForget_LeavesRunningExecs(t *testing.T) {
 	if r := s.end(id); !r.Cancelled {
 		t.Errorf("it ended with %+v, want cancelled", r)
 	}
-	// Processes of an older supervisor's sandbox may have put things into its directory.
+	// Processes of an older supervisor's sandbox may have put anything into its directory.
 	dir, outside := filepath.Join(s.dir, "run/execs", id), t.TempDir()
 	if err := errors.Join(os.MkdirAll(dir+"/deep/er", 0o700), os.Symlink(outside, dir+"/deep/link"), os.WriteFile(outside+"/keep", nil, 0o600)); err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestS3_StopAllCancelsEverything(t *testing.T) {
 		}
 	}
 	if left := s.processes(); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("processes are left: %v", left)
 	}
 	_, err := s.link.Start(t.Context(), control.Start{ID: "late", Argv: []string{"true"}})
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonSandboxStopping {
@@ -204,8 +204,8 @@ func TestS3_TermKillsExecsAndTheirRecordsSaySo(t *testing.T) {
 	}
 }
 
-// stop sends TERM and waits for the container's end, which must be clean, and come well before the grace
-// of a minute is over. What it takes beyond is Docker's.
+// stop sends TERM and waits until the container has ended, which must be clean, and well within the grace of a minute.
+// Any longer delay is Docker's.
 func (s *sandbox) stop() {
 	s.t.Helper()
 	began := time.Now()
@@ -236,7 +236,7 @@ func TestPrimary_RunsOnceGetsSignalsAndItsGrace(t *testing.T) {
 		docker("kill", "-s", signal, s.container)
 		s.poll(signal, func() bool { return strings.HasSuffix(out(), strings.ToLower(signal)+"\n") })
 	}
-	s.link.Close() // a reconnect starts it no second time
+	s.link.Close() // a reconnect does not start it again
 	welcome.Key = s.key
 	s.listen(welcome, nil)
 	defer s.link.Close()
@@ -268,7 +268,7 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 		if err := end(s); err != nil {
 			t.Fatal(err)
 		}
-		// What it left behind is asked in the way that everything is.
+		// The processes that it left behind end as always, with TERM.
 		if want := "up\nup\nasked\ndone\nchild term\n"; out() != want {
 			t.Errorf("ended %s, its output is %q, want %q", how, out(), want)
 		}
@@ -283,16 +283,16 @@ func TestPrimary_EndsByItsStopSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < 300*time.Millisecond || took > 5*time.Second {
-		t.Errorf("one that does not heed it ended after %s, its grace is 300ms", took)
+		t.Errorf("a command that ignores it ended after %s, its grace is 300ms", took)
 	}
 	if left := s.processes(); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("processes are left: %v", left)
 	}
 }
 
 func TestPrimary_IsRestartedAndItsOutputBounded(t *testing.T) {
 	t.Parallel()
-	// From the third run on it leaves nothing: how soon that comes is not the test's.
+	// From the third run on it leaves nothing behind; the test does not depend on when that is.
 	script := "echo >>/tmp/runs; [ $(wc -l </tmp/runs) -gt 2 ] && exit 4; sleep 1000 & head -c 3000000 /dev/zero; exit 4"
 	s := newSandbox(t, option{welcome: control.Welcome{Command: []string{"sh", "-c", script}}})
 	s.await("two restarts", func() bool {

@@ -15,29 +15,28 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// heldMost bounds the connections that wait for [Link.Expect].
+// heldMost limits the connections that wait for [Link.Expect].
 const heldMost = 16
 
-// helloWithin is how long a supervisor may take to say Hello on a connection.
+// helloWithin is how long a supervisor may take to send its Hello.
 const helloWithin = 10 * time.Second
 
-// Config says where to listen, and whom to tell.
+// Config says where to listen, and whom to call.
 //
-// The callbacks may be nil. They are called one at a time from one goroutine, in the order of what
-// happened, and may take their time: neither an exec nor a pending Start waits for them. They must
-// not call Close.
+// The callbacks may be nil. They are called one at a time from one goroutine, in the order of events, and may take
+// their time: neither an exec nor a pending Start waits for them. They must not call Close.
 type Config struct {
 	ControlDir string   // on the host; mounted into the container as the control directory
-	Run        *os.Root // the run directory, on the host: the files that the supervisor writes are made there
+	Run        *os.Root // the run directory, on the host, for the files that the supervisor writes
 	Welcome    control.Welcome
 
-	// Lease says until when something may be changed in the sandbox, or why not; nil: always. It is asked
-	// as a command is written, and the supervisor is told the moment, since either side may be stopped
-	// before the other has read.
+	// Lease returns until when something may be changed in the sandbox, or why not; nil: always. It is called when a
+	// command is written, and the supervisor is told the time, because either side may be stopped before the other has
+	// read.
 	Lease func() (until time.Duration, err error)
 
-	OnConnect    func(control.Hello) // the handshake is done; the Hello has all execs
-	OnDisconnect func()              // that connection has ended; the supervisor will dial again if it lives
+	OnConnect    func(control.Hello) // after the handshake; the Hello has all execs
+	OnDisconnect func()              // after the connection ended; a supervisor that lives dials again
 	OnOutput     func(control.Output)
 	OnEnd        func(control.Result)
 	OnPrimary    func(control.Primary)
@@ -45,7 +44,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Link is the connection to the supervisor of one sandbox, over all its reconnects.
+// Link is the connection to the supervisor of one sandbox, across reconnects.
 type Link struct {
 	config   Config
 	files    *outFiles
@@ -55,20 +54,20 @@ type Link struct {
 
 	mu      sync.Mutex
 	closed  bool
-	pid     int             // expected; 0: not known yet
-	held    []*net.UnixConn // waiting for it
-	pending *session        // newest accepted connection
-	current *session        // welcomed connection
+	pid     int             // expected pid; 0: not known yet
+	held    []*net.UnixConn // connections that wait until it is known
+	pending *session        // the newest accepted connection
+	current *session        // the connection whose handshake is done
 	hello   control.Hello
-	changed chan struct{} // closed and made anew when current or closed change
+	changed chan struct{} // closed and replaced when current or closed changes
 
 	prepared map[string]*prepared // by exec
 }
 
-// Listen makes the socket and begins to accept. An old socket of that name is removed.
+// Listen makes the socket, in place of an old one, and begins to accept connections.
 func Listen(config Config) (*Link, error) {
 	if len(config.Welcome.Key) == 0 || config.Run == nil {
-		return nil, errors.New("supervise: the welcome needs a key, and the supervisor's files a directory")
+		return nil, errors.New("supervise: Welcome.Key and Run must be set")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -83,14 +82,21 @@ func Listen(config Config) (*Link, error) {
 		files.close()
 		return nil, err
 	}
-	l := &Link{config: config, files: files, listener: listener, calls: newCalls(), changed: make(chan struct{}), prepared: map[string]*prepared{}}
+	l := &Link{
+		config:   config,
+		files:    files,
+		listener: listener,
+		calls:    newCalls(),
+		changed:  make(chan struct{}),
+		prepared: map[string]*prepared{},
+	}
 	l.running.Go(l.calls.run)
 	l.running.Go(l.accept)
 	return l, nil
 }
 
-// listen binds through the directory's descriptor: the path of a socket has at most 107 bytes, and
-// a state directory may be deeper.
+// listen binds through the directory's descriptor: a socket's path is limited to 107 bytes, and the state directory may
+// be deeper.
 func listen(dir string) (*net.UnixListener, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -105,7 +111,7 @@ func listen(dir string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("supervise: listen in %s: %w", dir, err)
 	}
-	listener.SetUnlinkOnClose(false) // a newer link may have made its own by then
+	listener.SetUnlinkOnClose(false) // by then, a newer link may have made its own
 	if err := errors.Join(os.Chmod(path, 0o600), bounded(listener)); err != nil {
 		listener.Close()
 		return nil, fmt.Errorf("supervise: %w", err)
@@ -113,7 +119,7 @@ func listen(dir string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// bounded has the kernel hold so many connections that wait to be accepted, and not thousands.
+// bounded limits the connections that the kernel holds until they are accepted; the default is thousands.
 func bounded(listener *net.UnixListener) error {
 	raw, err := listener.SyscallConn()
 	if err != nil {
@@ -123,9 +129,8 @@ func bounded(listener *net.UnixListener) error {
 	return errors.Join(ctrlErr, err)
 }
 
-// Expect says which process may be the supervisor: the container's init, by its pid on this host.
-// Connections of others are closed, the present one included if it is another's. Connections that
-// came before are held until now.
+// Expect says which process may be the supervisor: the container's init, by its pid on this host. Connections of others
+// are closed, including the current one. Connections that came earlier were held until now.
 func (l *Link) Expect(pid int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,15 +147,15 @@ func (l *Link) Expect(pid int) {
 	}
 }
 
-// Anything in the sandbox may dial, as often as it likes.
+// Any process in the sandbox may dial, as often as it likes.
 const (
 	backlog     = 128 // connections that wait in the kernel
 	strangeRest = 100 * time.Millisecond
-	strangeMost = 8 // strangers, or connections too many, between two rests
+	strangeMost = 8 // refused connections between two pauses
 )
 
-// accept takes connections. Those that are refused are as many as strangeMost allows: who dials without end
-// waits, and costs the worker nothing.
+// accept takes connections. After strangeMost refused ones it pauses: a process that dials without end waits, and costs
+// the worker nothing.
 func (l *Link) accept() {
 	for refused := 0; ; {
 		if refused >= strangeMost {
@@ -161,15 +166,15 @@ func (l *Link) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors: the peer's backlog waits
-			l.config.Logger.Warn("accept a supervisor", "error", err)
+		if err != nil { // out of descriptors: the connection waits in the kernel
+			l.config.Logger.Warn("could not accept a connection to the supervisor's socket", "error", err)
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
 		l.mu.Lock()
 		switch {
 		case l.closed, l.pid == 0 && len(l.held) >= heldMost:
-			conn.Close() // a supervisor dials again
+			conn.Close() // a supervisor will dial again
 			refused++
 		case l.pid == 0:
 			l.held = append(l.held, conn)
@@ -180,12 +185,18 @@ func (l *Link) accept() {
 	}
 }
 
-// admit begins a session with the expected process, in place of an older one, and refuses others. l.mu is
-// held.
+// admit begins a session with the expected process, in place of an older one, and refuses others. The caller holds
+// l.mu.
 func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	pid, err := peer(conn)
 	if err != nil || pid != l.pid {
-		l.config.Logger.Warn("a stranger dialled the supervisor's socket", "pid", pid, "expected", l.pid)
+		l.config.Logger.Warn(
+			"refused a connection to the supervisor's socket: it is not from the supervisor",
+			"pid",
+			pid,
+			"expected",
+			l.pid,
+		)
 		conn.Close()
 		return false
 	}
@@ -201,7 +212,7 @@ func (l *Link) admit(conn *net.UnixConn) (expected bool) {
 	return true
 }
 
-// peer asks the kernel who connected.
+// peer returns the pid of the process that connected, as the kernel reports it.
 func peer(conn *net.UnixConn) (pid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -217,12 +228,12 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 	return int(cred.Pid), nil
 }
 
-// serve carries a session from the handshake to its end.
+// serve runs a session from the handshake to its end.
 func (l *Link) serve(s *session) {
 	defer s.end()
 	hello, err := s.handshake(l.config.Welcome, l.files)
 	if err != nil {
-		l.config.Logger.Warn("a supervisor's handshake failed", "error", err)
+		l.config.Logger.Warn("the handshake with a supervisor failed", "error", err)
 		return
 	}
 	if !l.install(s, hello) {
@@ -240,7 +251,7 @@ func (l *Link) install(s *session, hello control.Hello) bool {
 	if l.closed || l.pending != s {
 		return false
 	}
-	if l.current != nil { // its uninstall finds that it is no longer the one
+	if l.current != nil { // its uninstall finds that it is no longer current
 		l.calls.add(l.config.OnDisconnect)
 	}
 	l.pending, l.current, l.hello = nil, s, hello
@@ -272,7 +283,7 @@ func (l *Link) signal() {
 	l.changed = make(chan struct{})
 }
 
-// dispatch hands a notice to its callback.
+// dispatch passes a notice to its callback.
 func (l *Link) dispatch(n *control.Notice) {
 	if n.Result != nil {
 		l.files.sets.ended(n.Result.ID)
@@ -287,14 +298,14 @@ func (l *Link) dispatch(n *control.Notice) {
 	}
 }
 
-// Connected waits until the supervisor is there and returns its latest Hello. The error is
-// unavailable when ctx ends first, or the link is closed.
+// Connected waits until the supervisor is connected and returns its latest Hello. The error is unavailable if ctx ends
+// first, or the link is closed.
 func (l *Link) Connected(ctx context.Context) (control.Hello, error) {
 	_, hello, err := l.session(ctx)
 	return hello, err
 }
 
-// Up says whether the supervisor is connected now.
+// Up reports whether the supervisor is connected now.
 func (l *Link) Up() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -320,8 +331,8 @@ func (l *Link) session(ctx context.Context) (*session, control.Hello, error) {
 	}
 }
 
-// Close ends the connection and the listening, and returns when no callback runs any more. What
-// was asked and not answered fails with unavailable. The supervisor goes on.
+// Close ends the connection and stops listening, and returns when no callback runs any more. Requests without an answer
+// fail with unavailable. The supervisor continues.
 func (l *Link) Close() {
 	l.mu.Lock()
 	if !l.closed {

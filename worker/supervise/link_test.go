@@ -19,10 +19,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-func TestLink_OnlyTheExpectedProcessIsHeard(t *testing.T) {
+func TestLink_AcceptsOnlyTheExpectedProcess(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
-	conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)) // this process, not the container's init
+	conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)) // from this process, not the container's init
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestLink_OnlyTheExpectedProcessIsHeard(t *testing.T) {
 	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: 1, Boot: "forged"}}))
 	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if n, err := conn.Read(make([]byte, 1)); n > 0 || os.IsTimeout(err) {
-		t.Errorf("a stranger was answered: %d bytes, %v", n, err)
+		t.Errorf("a process other than the supervisor was answered: %d bytes, %v", n, err)
 	}
 	if r := s.sh("echo ok"); string(r.Stdout) != "ok\n" {
 		t.Errorf("the supervisor afterwards: %+v", r)
@@ -53,7 +53,7 @@ func TestLink_ListensBelowADeepDirectory(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second finds the first one's socket
+	for range 2 { // the second one finds the socket of the first
 		link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)}})
 		if err != nil {
 			t.Fatal(err)
@@ -89,7 +89,7 @@ func TestLink_WithoutASupervisorSaysUnavailable(t *testing.T) {
 	}
 }
 
-func TestLink_ACommandThatIsTooLargeIsRefusedHere(t *testing.T) {
+func TestLink_RefusesACommandThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	_, err := s.link.Start(t.Context(), control.Start{ID: "large", Argv: []string{"cat"}, Stdin: make([]byte, control.MaxCommand)})
@@ -108,7 +108,7 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 	s.link.Close()
 	s.listen(control.Welcome{Key: s.key}, nil)
 	defer s.link.Close()
-	for range 40 { // before Expect: held, up to a bound
+	for range 40 { // before Expect: held, up to a limit
 		if conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName)); err == nil {
 			defer conn.Close()
 		}
@@ -120,15 +120,15 @@ func TestLink_ManyStrangersDoNotKeepTheSupervisorAway(t *testing.T) {
 	defer last.Close()
 	last.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := last.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("one more than are held: %v, want EOF", err)
+		t.Errorf("one connection more than are held: %v, want EOF", err)
 	}
 	s.link.Expect(s.pid)
 	s.connected()
 }
 
-// Root in a sandbox dials the socket as fast as it can. That costs the worker little, and the supervisor
-// gets through.
-func TestLink_WhoDialsWithoutEndIsRefusedSeldom(t *testing.T) {
+// Root in a sandbox may dial the socket as fast as it can. That must cost the worker little, and the supervisor must
+// get through.
+func TestLink_EndlessDiallingIsThrottled(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	s.link.Close()
@@ -143,7 +143,7 @@ func TestLink_WhoDialsWithoutEndIsRefusedSeldom(t *testing.T) {
 		dialling.Go(func() {
 			for time.Now().Before(end) {
 				conn, err := net.Dial("unix", filepath.Join(s.dir, "ctl", control.SocketName))
-				if err != nil { // as many wait as may
+				if err != nil { // the kernel's queue is full
 					time.Sleep(time.Millisecond)
 					continue
 				}
@@ -162,35 +162,18 @@ func TestLink_WhoDialsWithoutEndIsRefusedSeldom(t *testing.T) {
 	}
 }
 
-// What waits for a socket that a stopped supervisor does not empty is not written once the lease is over.
+// A command that waits for a socket which a stopped supervisor does not empty is not written after the lease has ended.
 func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
 	var over atomic.Bool
 	asked := make(chan struct{}, 16)
-	link, err := supervise.Listen(supervise.Config{ControlDir: dir, Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)},
-		Lease: func() (time.Duration, error) {
-			asked <- struct{}{}
-			if over.Load() {
-				return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease is over")
-			}
-			return control.Clock() + time.Hour, nil
-		}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer link.Close()
-	link.Expect(os.Getpid())
-	conn, err := net.Dial("unix", filepath.Join(dir, control.SocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version, Boot: "b"}}))
-	var c control.Command
-	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Welcome == nil || c.Until < control.Clock() {
-		t.Fatalf("the welcome: %+v, %v", c, err)
-	}
+	link, conn := welcomed(t, func() (time.Duration, error) {
+		asked <- struct{}{}
+		if over.Load() {
+			return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost, "the lease is over")
+		}
+		return control.Clock() + time.Hour, nil
+	})
 	<-asked
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -202,11 +185,11 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 		}()
 		return done
 	}
-	first := start(control.Start{ID: "first", Stdin: make([]byte, 3<<19)}) // more than the socket takes
+	first := start(control.Start{ID: "first", Stdin: make([]byte, 3<<19)}) // more than the socket's buffer takes
 	<-asked
 	over.Store(true)
 	second := start(control.Start{ID: "second"})
-	c = control.Command{}
+	var c control.Command
 	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Start == nil || c.Start.ID != "first" {
 		t.Fatalf("the first: %v", err)
 	}
@@ -218,11 +201,36 @@ func TestLink_NoStartIsWrittenAfterTheLease(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the second is not refused")
 	}
-	go link.Forget(ctx, "mark") // is written behind it, since it changes nothing that another worker may have
+	go link.Forget(ctx, "mark") // written behind it, because a Forget needs no lease
 	c = control.Command{}
 	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Forget == nil {
 		t.Errorf("on the socket: %+v, %v", c, err)
 	}
 	cancel()
 	<-first
+}
+
+// welcomed returns a link with this lease, and the connection of a supervisor to it after the handshake.
+func welcomed(t *testing.T, lease func() (time.Duration, error)) (*supervise.Link, net.Conn) {
+	t.Helper()
+	dir := t.TempDir()
+	link, err := supervise.Listen(supervise.Config{
+		ControlDir: dir, Run: openRun(t), Welcome: control.Welcome{Key: make([]byte, 32)}, Lease: lease,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(link.Close)
+	link.Expect(os.Getpid())
+	conn, err := net.Dial("unix", filepath.Join(dir, control.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.Write(control.Append(nil, &control.Notice{Hello: &control.Hello{Version: control.Version, Boot: "b"}}))
+	var c control.Command
+	if _, err := control.Read(conn, control.MaxCommand, nil, &c); err != nil || c.Welcome == nil || c.Until < control.Clock() {
+		t.Fatalf("the Welcome: %+v, %v", c, err)
+	}
+	return link, conn
 }

@@ -7,19 +7,18 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// Every request waits for a connection, and is sent again on the next one when the connection ends
-// before the answer: all of them may be repeated. When ctx ends first the error is unavailable,
-// and it is not known whether the request was carried out.
+// Every request waits for a connection. If that ends before the answer, the request is sent again on the next one: all
+// requests may be repeated. If ctx ends first, the error is unavailable, and the request may or may not have been
+// carried out.
 
-// Start starts an exec, once: the same id again answers with the exec as it is then. A command that
-// cannot be started is not an error but a result, in the status and in OnEnd. Errors:
-// failed_precondition with "interrupted" when it was meant for an earlier boot of the supervisor, or
-// was started and forgotten, with "sandbox_stopping" after StopAll; "lease_lost" when [Config.Lease]
-// no longer allowed it as it was written, or the supervisor read it too late; resource_exhausted;
+// Start starts an exec, once: the same id again returns its current status. A command that cannot be started is not an
+// error but a result, in the status and in OnEnd. Errors: failed_precondition with "interrupted" if it was meant for an
+// earlier boot of the supervisor, or was started and forgotten, or with "sandbox_stopping" after StopAll; "lease_lost"
+// if [Config.Lease] no longer allowed it when it was written, or the supervisor read it too late; resource_exhausted;
 // unavailable.
 //
-// The exec's files are made before, and are the same ones each time. Where they cannot be made, for want of space,
-// say, the exec runs all the same and less is kept of its output; see [control.Start].
+// The exec's files are made first; a retry uses the same ones. If they cannot be made, for example because the disk is
+// full, the exec runs anyway and less of its output is stored; see [control.Start].
 //
 // OnEnd may be called before Start returns.
 func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStatus, error) {
@@ -30,16 +29,16 @@ func (l *Link) Start(ctx context.Context, start control.Start) (control.ExecStat
 	return *reply.Status, nil
 }
 
-// Cancel ends an exec: TERM to its process tree, KILL after grace. It returns when the supervisor
-// knows; the end comes by OnEnd. It does nothing for an ended exec; a second call may shorten the
-// grace. Errors: not_found for an exec that this boot does not know; unavailable.
+// Cancel ends an exec: TERM to its process tree, KILL after grace. It returns when the supervisor has the command; the
+// end comes by OnEnd. It does nothing if the exec has ended; a second call may shorten the grace. Errors: not_found if
+// this boot does not know the exec; unavailable.
 func (l *Link) Cancel(ctx context.Context, execID string, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{Cancel: &control.Cancel{ID: execID, Grace: grace}})
 	return err
 }
 
-// Forget has the supervisor drop ended execs, and removes their files, also where the supervisor does not answer. It
-// passes over those that run, but nobody can read their output any more.
+// Forget makes the supervisor drop ended execs, and removes their files even if the supervisor does not answer. Running
+// execs are skipped, but their output can no longer be read.
 func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	_, err := l.ask(ctx, control.Command{Forget: &control.Forget{IDs: execIDs}})
 	for _, id := range execIDs {
@@ -48,22 +47,22 @@ func (l *Link) Forget(ctx context.Context, execIDs ...string) error {
 	return err
 }
 
-// StopAll ends every exec and the primary command, TERM, grace, KILL, and returns when nothing of
-// them is left; OnEnd has each exec's result as Cancelled. Nothing starts in this boot afterwards.
-// Errors: "lease_lost", as of Start; unavailable.
+// StopAll ends every exec and the primary command with TERM, grace and KILL, and returns when all their processes are
+// gone; OnEnd gets each exec's result as Cancelled. Nothing starts in this boot afterwards. Errors: "lease_lost", as
+// for Start; unavailable.
 func (l *Link) StopAll(ctx context.Context, grace time.Duration) error {
 	_, err := l.ask(ctx, control.Command{StopAll: &control.StopAll{Grace: grace}})
 	return err
 }
 
-// prepared are the files of an exec that is going to be started.
+// prepared are the files of an exec that is about to be started.
 type prepared struct {
 	files *passed
-	done  chan struct{} // closed when they are there
+	done  chan struct{} // closed when the files exist
 }
 
-// Prepare makes the files of an exec that [Link.Start] is going to start, while the caller does something else: on a
-// busy disk that takes longer than to start the process. cancel removes them again where Start was not called.
+// Prepare makes the files of an exec that [Link.Start] will start, while the caller does something else: on a busy
+// disk, that takes longer than starting the process. cancel removes them if Start was not called.
 func (l *Link) Prepare(execID string) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +83,7 @@ func (l *Link) Prepare(execID string) (cancel func()) {
 	}
 }
 
-// takePrepared returns the files that were prepared, once.
+// takePrepared returns the prepared files, once.
 func (l *Link) takePrepared(id string) (files *passed, there bool) {
 	l.mu.Lock()
 	p := l.prepared[id]
@@ -99,15 +98,15 @@ func (l *Link) takePrepared(id string) (files *passed, there bool) {
 
 func (l *Link) removeFiles(id string, forgotten bool) {
 	if err := l.files.remove(l.config.Run, id, forgotten); err != nil {
-		l.config.Logger.Warn("the files of an exec stay", "exec", id, "error", err)
+		l.config.Logger.Warn("could not remove the files of an exec", "exec", id, "error", err)
 	}
 }
 
-// execFiles makes the files of an exec; nil where that cannot be.
+// execFiles makes the files of an exec; nil if that fails.
 func (l *Link) execFiles(id string) *passed {
 	files, err := l.files.exec(id)
 	if err != nil {
-		l.config.Logger.Warn("an exec has no files for its output", "exec", id, "error", err)
+		l.config.Logger.Warn("could not make the output files of an exec", "exec", id, "error", err)
 	}
 	return files
 }

@@ -10,11 +10,10 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// OpenOutput opens the file with an exec's stdout or stderr ([control.StdoutName],
-// [control.StderrName]) for reading. Its content is what the sandbox says it is, and so is its
-// size: read no further than the size that the supervisor announced. Errors: not_found when there
-// is none, which is how no output looks; permission_denied when something else is in its place.
-// It never blocks.
+// OpenOutput opens the file with an exec's stdout or stderr ([control.StdoutName], [control.StderrName]) for reading.
+// Its content and its size are untrusted: read no further than the size that the supervisor announced. Errors:
+// not_found if there is none, as when the exec has no output; permission_denied if something else has its name. It
+// never blocks.
 func OpenOutput(run *os.Root, execID, stream string) (*os.File, error) {
 	if stream != control.StdoutName && stream != control.StderrName {
 		return nil, protocol.Invalid("stream", "must be stdout or stderr, got %.20q", stream)
@@ -31,9 +30,9 @@ func OpenPrimary(run *os.Root, stream string) (*os.File, error) {
 	return openFile(run, stream, control.PrimaryDir)
 }
 
-// ReadRecord reads the exit record of an exec and checks that the supervisor sealed it, with the
-// key of the sandbox's Welcome. Errors: not_found when there is none: the exec was not ended by its
-// supervisor; permission_denied when something else is in its place; [control.ErrForged].
+// ReadRecord reads the exit record of an exec and verifies that the supervisor sealed it, with the key of the sandbox's
+// Welcome. Errors: not_found if there is none, because the supervisor did not end the exec; permission_denied if
+// something else has its name; [control.ErrForged].
 func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error) {
 	file, err := openExecFile(run, execID, control.RecordName)
 	if err != nil {
@@ -44,13 +43,13 @@ func ReadRecord(run *os.Root, key []byte, execID string) (*control.Record, error
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "read the exit record of %s: %v", execID, err)
 	}
-	if len(data) == 0 { // its file was made before the exec began
+	if len(data) == 0 { // the file was made before the exec started
 		return nil, protocol.Errorf(protocol.NotFound, "", "exec %s has no exit record", execID)
 	}
 	return control.Open(key, execID, data)
 }
 
-// RemoveExec removes an exec's files, and nothing else. That there are none is not an error.
+// RemoveExec removes an exec's files, and nothing else. Missing files are no error.
 func RemoveExec(run *os.Root, execID string) error {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return err
@@ -72,10 +71,11 @@ func RemoveExec(run *os.Root, execID string) error {
 	return nil
 }
 
-// fileOf is the name of a file in the directory of all execs: of a set, or of an exec of an earlier version's worker.
+// fileOf returns the name of a file in the directory of all execs. It begins with the name of a set or, from an older
+// worker, with the exec's id.
 func fileOf(begin, name string) string { return begin + "." + name }
 
-// FilesOf is how the names of an exec's files begin, in the directory of all execs.
+// FilesOf returns what the names of an exec's files begin with, in the directory of all execs.
 func FilesOf(run *os.Root, execID string) (string, error) {
 	if err := protocol.ValidateID("exec_id", execID); err != nil {
 		return "", err
@@ -86,8 +86,8 @@ func FilesOf(run *os.Root, execID string) (string, error) {
 	return execID, nil
 }
 
-// openExecFile opens a file of an exec. An older supervisor made a directory for each exec: it is walked down one
-// name at a time, so that no link is followed anywhere on the way.
+// openExecFile opens a file of an exec. An older supervisor made a directory for each exec; the path is opened one name
+// at a time, so that no link is followed.
 func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
 	begin, err := FilesOf(run, execID)
 	if err != nil {
@@ -100,7 +100,7 @@ func openExecFile(run *os.Root, execID, name string) (*os.File, error) {
 	return file, err
 }
 
-// openFile opens a regular file below directories of the run directory, one after another.
+// openFile opens a regular file below nested directories of the run directory.
 func openFile(run *os.Root, name string, dirs ...string) (*os.File, error) {
 	root, err := run.Open(".")
 	if err != nil {
@@ -132,9 +132,9 @@ func openBelow(dir int, name string, flags int) (int, error) {
 	case nil:
 		return fd, nil
 	case unix.ENOENT:
-		return 0, protocol.Errorf(protocol.NotFound, "", "%s is not in the run directory", name)
+		return 0, protocol.Errorf(protocol.NotFound, "", "%s does not exist in the run directory", name)
 	case unix.ELOOP, unix.ENOTDIR, unix.ENXIO:
-		return 0, hostile(name, "is not what the supervisor made")
+		return 0, hostile(name, "is not a file that the supervisor made")
 	default:
 		return 0, protocol.Errorf(protocol.Internal, "", "open %s in the run directory: %v", name, err)
 	}

@@ -171,6 +171,6 @@ func TestRemoveExec_RemovesBeneathOnly(t *testing.T) {
 		t.Error("it followed a link")
 	}
 	if left, _ := os.ReadDir(dir + "/execs"); len(left) != 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("files are left: %v", left)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/boxfleet/boxfleet/supervisor" // what the built binary is: a change there makes cached results stale
+	_ "github.com/boxfleet/boxfleet/supervisor" // part of the tested binary: a change there must invalidate cached results
 	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
@@ -28,7 +28,7 @@ const (
 	emptyImage   = "boxfleet-test/supervisor:empty"
 )
 
-// binary is the supervisor, built as it is shipped.
+// binary is the supervisor, built as for a release.
 var binary string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -92,7 +92,7 @@ func archive(files []file) []byte {
 	return buf.Bytes()
 }
 
-// busybox is an image of the host's static busybox and its applets.
+// busybox returns an image with the host's static busybox and its applets.
 func busybox() []byte {
 	data, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -150,8 +150,8 @@ type option struct {
 	onEnd   func(control.Result)
 	lease   func() (time.Duration, error)
 
-	privileged bool   // root execs keep capabilities, as with the profile "standard"
-	disk       string // size of the disk that files lie on; "": much
+	privileged bool   // execs that run as root keep capabilities, as with the profile "standard"
+	disk       string // size of the disk with the files; "": not limited
 }
 
 func newSandbox(t testing.TB, o option) *sandbox {
@@ -230,7 +230,7 @@ func (s *sandbox) note(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// await waits until the condition, asked under the lock, holds.
+// await waits until the condition, which is called with the lock held, is true.
 func (s *sandbox) await(what string, holds func() bool) {
 	s.t.Helper()
 	deadline := time.After(20 * time.Second)
@@ -250,8 +250,7 @@ func (s *sandbox) await(what string, holds func() bool) {
 	}
 }
 
-// boot makes the container as the worker makes it: the capabilities that the supervisor needs and
-// no others.
+// boot makes the container as the worker does: with the capabilities that the supervisor needs and no others.
 func (s *sandbox) boot(o option) {
 	s.t.Helper()
 	if o.image == "" {
@@ -318,7 +317,7 @@ func newID() string {
 	return fmt.Sprintf("e%d", execNumber.n)
 }
 
-// start starts an exec with defaults for what the test does not say.
+// start starts an exec, with defaults for what the test does not set.
 func (s *sandbox) start(start control.Start) string {
 	s.t.Helper()
 	if start.ID == "" {
@@ -356,7 +355,7 @@ func (s *sandbox) sh(script string) control.Result {
 	return s.exec(control.Start{Argv: []string{"sh", "-c", script}})
 }
 
-// output is what an exec wrote, read from its file as the worker reads it.
+// output reads what an exec wrote from its file, as the worker does.
 func (s *sandbox) output(id, stream string) string {
 	s.t.Helper()
 	f, err := supervise.OpenOutput(s.run, id, stream)
@@ -387,7 +386,7 @@ func (s *sandbox) cancel(id string, grace time.Duration) {
 	}
 }
 
-// processes lists the command lines in the container but for PID 1, zombies as "zombie".
+// processes lists the command lines in the container except that of PID 1, with zombies as "zombie".
 func (s *sandbox) processes() []string {
 	s.t.Helper()
 	out, err := docker("top", s.container, "-eo", "pid,stat,args")
@@ -405,7 +404,7 @@ func (s *sandbox) processes() []string {
 	return processes
 }
 
-// awaitEmpty waits until nothing but PID 1 is in the container.
+// awaitEmpty waits until only PID 1 is left in the container.
 func (s *sandbox) awaitEmpty() {
 	s.t.Helper()
 	s.poll("an empty process table", func() bool { return len(s.processes()) == 0 })
@@ -422,7 +421,7 @@ func (s *sandbox) waitForRecord(id string) *control.Record {
 	return record
 }
 
-// poll waits for what announces itself to nobody.
+// poll waits for a condition of which the test gets no signal.
 func (s *sandbox) poll(what string, holds func() bool) {
 	s.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -14,37 +14,43 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// session is one accepted connection. Requests are pipelined: what is asked while a write is under
-// way goes out together in the next one.
+// session is one accepted connection. Requests are pipelined: those that are made during a write go out together in the
+// next one.
 type session struct {
 	conn    *net.UnixConn
 	pid     int
 	reader  *bufio.Reader
 	scratch []byte
 	writing sync.WaitGroup
-	lease   func() (time.Duration, error) // nil: nothing bounds what may be changed
+	lease   func() (time.Duration, error) // nil: no limit on changes
 
 	mu      sync.Mutex
 	changed sync.Cond
 	out     []queued // not yet encoded
 	seq     uint64
-	waiting map[uint64]chan *control.Reply // nil when the session has ended
+	waiting map[uint64]chan *control.Reply // nil once the session has ended
 }
 
-// queued is a command, and the files that go with it.
+// queued is a command with its files.
 type queued struct {
 	control.Command
 	files *passed
 }
 
 func newSession(conn *net.UnixConn, pid int, lease func() (time.Duration, error)) *session {
-	s := &session{conn: conn, pid: pid, lease: lease, reader: bufio.NewReaderSize(conn, 64<<10), waiting: map[uint64]chan *control.Reply{}}
+	s := &session{
+		conn:    conn,
+		pid:     pid,
+		lease:   lease,
+		reader:  bufio.NewReaderSize(conn, 64<<10),
+		waiting: map[uint64]chan *control.Reply{},
+	}
 	s.changed.L = &s.mu
 	return s
 }
 
-// handshake reads the Hello with all its pages and answers it. The Welcome that may start the primary command
-// goes with the files for its output.
+// handshake reads the Hello, which may have several frames, and answers it. A Welcome that may start the primary
+// command carries the files for its output.
 func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, error) {
 	s.conn.SetDeadline(time.Now().Add(helloWithin))
 	defer s.conn.SetDeadline(time.Time{})
@@ -55,19 +61,19 @@ func (s *session) handshake(w control.Welcome, files *outFiles) (control.Hello, 
 			return hello, err
 		}
 		if n.Hello == nil {
-			return hello, fmt.Errorf("supervise: no hello")
+			return hello, fmt.Errorf("supervise: the first message is not a Hello")
 		}
 		n.Hello.Execs = append(hello.Execs, n.Hello.Execs...)
 		hello = *n.Hello
 		if len(hello.Execs) > control.MaxExecs {
-			return hello, fmt.Errorf("supervise: a hello with more than %d execs", control.MaxExecs)
+			return hello, fmt.Errorf("supervise: the Hello has more than %d execs", control.MaxExecs)
 		}
 		if !hello.More {
 			break
 		}
 	}
 	c := control.Command{Welcome: &w}
-	if s.lease != nil { // one that is over starts nothing; to adopt what runs none is needed
+	if s.lease != nil { // an expired lease must start nothing, but adopting what runs needs no lease
 		until, _ := s.lease()
 		c.Until = control.Until(until)
 	}
@@ -102,7 +108,7 @@ func (s *session) next(n *control.Notice) error {
 	return err
 }
 
-// read hands out replies and passes all other notices on, until the connection ends.
+// read delivers replies, and passes on all other notices, until the connection ends.
 func (s *session) read(notice func(*control.Notice)) error {
 	for {
 		n := &control.Notice{}
@@ -127,8 +133,8 @@ func (s *session) answer(r *control.Reply) {
 	}
 }
 
-// write sends what is queued until the session ends. A command is encoded when everything before the
-// present write is on the socket, which a supervisor that is stopped can delay for long.
+// write sends what is queued until the session ends. It encodes a command only after everything before it is on the
+// socket, because a stopped supervisor may delay that for long.
 func (s *session) write() {
 	var buf []byte
 	var commands []queued
@@ -159,8 +165,7 @@ func (s *session) write() {
 	}
 }
 
-// send writes commands as frames, and answers those that may not be sent. Frames go out together as far as no
-// files go with them.
+// send writes commands as frames, and answers those that may not be sent. Frames without files are written together.
 func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	for i := range commands {
 		c := &commands[i].Command
@@ -174,8 +179,10 @@ func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 		}
 		framed := control.Append(buf, c)
 		if size := len(framed) - len(buf); size > control.MaxCommand {
-			s.answer(&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
-				"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)})
+			s.answer(
+				&control.Reply{Seq: c.Seq, Error: protocol.Errorf(protocol.InvalidArgument, protocol.ReasonTooLarge,
+					"the command is %d bytes for the supervisor, at most %d are allowed", size, control.MaxCommand)},
+			)
 			continue
 		}
 		buf = framed
@@ -193,7 +200,7 @@ func (s *session) send(buf []byte, commands []queued) ([]byte, error) {
 	return buf, err
 }
 
-// end closes the connection and lets every waiting call go.
+// end closes the connection and releases every waiting call.
 func (s *session) end() {
 	s.conn.Close()
 	s.mu.Lock()
@@ -210,9 +217,13 @@ func (s *session) end() {
 	s.out = nil
 }
 
-// ask sends a command, with its files, and waits for its reply. lost says that the connection ended first, so
-// that it is not known whether the command was carried out.
-func (s *session) ask(ctx context.Context, c control.Command, files *passed) (reply *control.Reply, lost bool, err error) {
+// ask sends a command, with its files, and waits for its reply. lost reports that the connection ended first, so that
+// the command may or may not have been carried out.
+func (s *session) ask(
+	ctx context.Context,
+	c control.Command,
+	files *passed,
+) (reply *control.Reply, lost bool, err error) {
 	answer := make(chan *control.Reply, 1)
 	s.mu.Lock()
 	if s.waiting == nil {

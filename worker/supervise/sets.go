@@ -16,27 +16,27 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// Most execs print nothing, or are forgotten before their record comes to disk. To make three files for each, and to
-// remove them, costs a file system's journal more than all the rest of such an exec costs the worker, and the store's
-// flushes wait for it. So the files are a set that goes to the next exec if nothing was written to it: a file that has
-// had a byte is removed with its exec, and its set's number is never another's.
+// Most execs print nothing, or are forgotten before their record is written. Making three files for each exec and
+// removing them costs the file system's journal more than the rest of such an exec costs the worker, and the store's
+// flushes wait for the journal. So the files form a set, which the next exec uses if nothing was written to it. Once a
+// file has had a byte, it is removed with its exec, and its set's number is never used again.
 //
-// Which set is an exec's must outlive the worker. It is in a file beside them, the table: one line of fixed length for
-// each set, with its number and its exec.
+// The mapping of sets to execs must outlive the worker. It is in a file beside them, the table: one line of fixed
+// length for each set, with its number and its exec.
 
 const (
-	tableName = ".sets" // ids have no dot
-	lineSize  = 128     // divides a page: a line that is written is never there by half
+	tableName = ".sets" // no id has a dot
+	lineSize  = 128     // divides a page, so a line is never written in part
 	numberEnd = 8
 	idEnd     = numberEnd + protocol.MaxIDLength
 	tableMost = lineSize * control.MaxExecs
 
-	// sparesMost is how many sets wait for an exec at most; the files of the others are removed.
+	// sparesMost is how many free sets are kept; the files of further ones are removed.
 	sparesMost = 128
 )
 
-// heldFiles counts the files that stay open in this process while no exec has them, of all sandboxes. They are at most a
-// part of what it may have open: the others are opened again for their next exec.
+// heldFiles counts the files of free sets that this process keeps open, for all sandboxes. Only a part of the process's
+// descriptors may be used for that: other files are opened again for their next exec.
 var heldFiles atomic.Int64
 
 const heldPart = 8
@@ -49,37 +49,36 @@ var heldLimit = sync.OnceValue(func() int64 {
 	return int64(min(limit.Cur, 1<<20) / heldPart)
 })
 
-// set is what the table says of a set of files.
+// set is the table's entry for a set of files.
 type set struct {
 	line   int64
 	number uint64
-	files  *passed // open; nil: not now
-	ended  bool    // its exec has: nothing is written any more once its supervisor has forgotten it
+	files  *passed // open files; nil: not open now
+	ended  bool    // its exec has ended: nothing is written any more once its supervisor has forgotten it
 }
 
-// sets are the sets of files of one sandbox. Execs that began when their files were named after them are not in
-// it.
+// sets are the sets of files of one sandbox. Execs whose files are named after them are not among them.
 type sets struct {
-	dir int // of the files
+	dir int // the directory of the files
 
 	mu    sync.Mutex
-	table *os.File // nil: not yet opened, or not any more
-	alien bool     // it is another link's, or no table: files are named after their execs
+	table *os.File // nil: not opened yet, or closed
+	alien bool     // another link uses the table, or it is damaged: name files after their execs
 	byID  map[string]*set
-	clean []*set // free, with files that are empty
-	free  []*set // free, without files
+	clean []*set // free sets whose files are open and empty
+	free  []*set // free sets without files
 	lines int64
-	last  uint64          // highest number that was given
+	last  uint64          // the highest number that was used
 	named map[string]bool // execs whose files are named after them
 }
 
-// setName is how the names of a set's files begin.
+// setName returns what the names of a set's files begin with.
 func setName(number uint64) string { return "." + strconv.FormatUint(number, 10) }
 
-// openSets reads what an earlier worker left. The directory's descriptor stays the caller's.
+// openSets reads what an earlier worker left. It does not take over the directory's descriptor.
 func openSets(dir int) (*sets, error) {
 	s := &sets{dir: dir, byID: map[string]*set{}, named: map[string]bool{}}
-	there, err := s.look()
+	there, err := s.list()
 	if err != nil || !there[tableName] {
 		return s, err
 	}
@@ -119,8 +118,8 @@ func openSets(dir int) (*sets, error) {
 	return s, nil
 }
 
-// look lists the directory.
-func (s *sets) look() (there map[string]bool, err error) {
+// list lists the directory.
+func (s *sets) list() (there map[string]bool, err error) {
 	fd, err := unix.Openat(s.dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, notMade(control.ExecsDir, err)
@@ -138,7 +137,7 @@ func (s *sets) look() (there map[string]bool, err error) {
 		if before != "" && files {
 			s.named[before] = true
 		}
-		if number, _, ofSet := strings.Cut(after, "."); before == "" && ofSet { // also where the table was lost
+		if number, _, ofSet := strings.Cut(after, "."); before == "" && ofSet { // counts even if the table was lost
 			n, _ := strconv.ParseUint(number, 10, 64)
 			s.last = max(s.last, n)
 		}
@@ -148,7 +147,12 @@ func (s *sets) look() (there map[string]bool, err error) {
 
 // openTable opens the table for this link alone.
 func (s *sets) openTable(flags int) error {
-	fd, err := unix.Openat(s.dir, tableName, flags|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(
+		s.dir,
+		tableName,
+		flags|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC,
+		0o600,
+	)
 	if err != nil {
 		return notMade(tableName, err)
 	}
@@ -186,7 +190,7 @@ func (s *sets) close() {
 	s.byID, s.clean, s.free = nil, nil, nil
 }
 
-// open opens the files of an exec, or makes them, the same ones each time.
+// open opens the files of an exec, or makes them; they are the same each time.
 func (s *sets) open(id string) (*passed, error) {
 	one, known, err := s.choose(id)
 	switch {
@@ -223,7 +227,7 @@ func (s *sets) open(id string) (*passed, error) {
 	return files, nil
 }
 
-// choose finds an exec's set, or takes one that is free; nil: its files are named after it.
+// choose returns an exec's set, or a free one; nil: the files are named after the exec.
 func (s *sets) choose(id string) (one *set, known bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,7 +251,7 @@ func (s *sets) choose(id string) (one *set, known bool, err error) {
 	return one, false, nil
 }
 
-// next is a set that is free, with its files where there is one; nil: there are too many. s.mu is held.
+// next returns a free set, preferably with files; nil: there are too many sets. The caller holds s.mu.
 func (s *sets) next() (one *set) {
 	if n := len(s.clean); n > 0 {
 		one, s.clean = s.clean[n-1], s.clean[:n-1]
@@ -269,13 +273,13 @@ func (s *sets) next() (one *set) {
 	return one
 }
 
-// renumber gives a set a number that none has had: its files are others from now on. s.mu is held.
+// renumber gives a set a new number, and so new files. The caller holds s.mu.
 func (s *sets) renumber(one *set) {
 	s.last++
 	one.number = s.last
 }
 
-// write puts a line into the table. No lock is held: the disk may be busy.
+// write writes a line of the table. No lock is held, because the disk may be busy.
 func (s *sets) write(one *set, id string) error {
 	var line [lineSize]byte
 	binary.LittleEndian.PutUint64(line[:], one.number)
@@ -295,8 +299,8 @@ func (s *sets) ended(id string) {
 	}
 }
 
-// giveBack ends an exec's right to its set, and keeps the files for another exec if nothing is in them and nothing
-// will be: forgotten says that its supervisor has forgotten it. found is false where it has no set.
+// giveBack takes an exec's set away. It keeps the files for another exec if they are empty and will stay so: forgotten
+// says that the supervisor has forgotten the exec. found is false if the exec has no set.
 func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	s.mu.Lock()
 	one := s.byID[id]
@@ -337,7 +341,7 @@ func (s *sets) giveBack(id string, forgotten bool) (found bool) {
 	return true
 }
 
-// empty says whether nothing is in the files of a set, which are open.
+// empty reports whether the files of a set, which are open, are empty.
 func (one *set) empty() bool {
 	if one.files.count() != control.ExecFiles {
 		return false
@@ -353,7 +357,12 @@ func (one *set) empty() bool {
 
 // openFiles opens the files of an exec, or makes them. Their order is that of [control.Start].
 func openFiles(dir int, begin string) (*passed, error) {
-	return makeFiles(dir, fileOf(begin, control.StdoutName), fileOf(begin, control.StderrName), fileOf(begin, control.RecordName))
+	return makeFiles(
+		dir,
+		fileOf(begin, control.StdoutName),
+		fileOf(begin, control.StderrName),
+		fileOf(begin, control.RecordName),
+	)
 }
 
 func removeFiles(dir int, begin string) {
@@ -362,7 +371,7 @@ func removeFiles(dir int, begin string) {
 	}
 }
 
-// setOf looks into the table for the set of an exec: how the names of its files begin, or "".
+// setOf reads from the table what the names of an exec's files begin with; "" if it has no set.
 func setOf(run *os.Root, execID string) (string, error) {
 	file, err := openFile(run, tableName, control.ExecsDir)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -394,5 +403,5 @@ func notRead(err error) error {
 	return protocol.Errorf(protocol.Internal, "", "read the table of output files: %v", err)
 }
 
-// idOf is the exec of a line.
+// idOf returns the exec of a line.
 func idOf(line []byte) string { return string(bytes.TrimRight(line[numberEnd:idEnd], "\x00")) }

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// filesOfExecs are the names of all files of execs.
+// filesOfExecs returns the names of all files of execs.
 func (s *sandbox) filesOfExecs() map[string]bool {
 	s.t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(s.dir, "run/execs/*.*.*"))
@@ -39,7 +39,7 @@ func (s *sandbox) begins(id string) string {
 	return begin
 }
 
-// Files that nothing was written to serve one exec after another, and the directory does not grow.
+// Files to which nothing was written are used by one exec after another, and the directory does not grow.
 func TestSets_ExecsThatPrintNothingMakeNoFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -59,8 +59,8 @@ func TestSets_ExecsThatPrintNothingMakeNoFiles(t *testing.T) {
 	}
 }
 
-// What was once written to, by whomever, no other exec gets.
-func TestSets_AFileWithContentIsNoOthers(t *testing.T) {
+// A file that was written to, by any process, is never used for another exec.
+func TestSets_AFileWithContentIsNotReused(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	for _, c := range []struct {
@@ -100,7 +100,7 @@ func TestSets_AFileWithContentIsNoOthers(t *testing.T) {
 	}
 }
 
-// An exec that still runs when its worker has done with it goes on writing.
+// An exec that still runs after its worker has forgotten it continues to write.
 func TestSets_ARunningExecKeepsItsFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
@@ -118,8 +118,8 @@ func TestSets_ARunningExecKeepsItsFiles(t *testing.T) {
 	}
 }
 
-// The next worker knows whose the files are: while the supervisor lives, and when it is gone.
-func TestSets_TheNextWorkerFindsThem(t *testing.T) {
+// The next worker knows to which exec the files belong, whether or not the supervisor still lives.
+func TestSets_TheNextWorkerFindsTheFiles(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t, option{})
 	s.exec(control.Start{ID: "spare", Argv: []string{"true"}})
@@ -147,8 +147,8 @@ func TestSets_TheNextWorkerFindsThem(t *testing.T) {
 	}
 }
 
-// The files of a sandbox that the worker before made are named after their execs.
-func TestSets_FilesThatAreNamedAfterTheirExecs(t *testing.T) {
+// The files of a sandbox of the previous version are named after their execs.
+func TestSets_FilesNamedAfterTheirExecs(t *testing.T) {
 	t.Parallel()
 	run := openRun(t)
 	key, zero := make([]byte, 32), 0
@@ -183,7 +183,7 @@ func TestSets_FilesThatAreNamedAfterTheirExecs(t *testing.T) {
 	}
 }
 
-// What lies in the table's place in an older sandbox leads nowhere.
+// In an older sandbox, the table's name may be anything; nothing is followed.
 func TestSets_AHostileTable(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(table string) error{
