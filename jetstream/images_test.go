@@ -10,9 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Who imports an image stores its file first and names it then. An old file of the same content, which was
-// not named for long, must not go in between.
-func TestTheFileOfAnImageThatIsImportedAgainIsKept(t *testing.T) {
+// An import stores the file first and names it afterwards. An old file with the same content that no image named for a
+// while must not be removed in between.
+func TestTheFileOfAReimportedImageStays(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const age = 2 * time.Second
 		c, ctx := d.opened(t), t.Context()
@@ -41,8 +41,8 @@ func TestTheFileOfAnImageThatIsImportedAgainIsKept(t *testing.T) {
 	})
 }
 
-// What is stored again between the look at a file and its removal is seen.
-func TestAFileThatWasStoredAgainIsNotRemoved(t *testing.T) {
+// A file that is stored again between the check and its removal stays.
+func TestAFileThatIsStoredAgainIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()

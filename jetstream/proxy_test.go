@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// proxy stands between a client and a server, and breaks what goes through.
+// proxy is a TCP proxy between clients and a server that breaks their connections.
 type proxy struct {
 	listener net.Listener
 	server   string
@@ -86,7 +86,7 @@ func (p *proxy) pump(to, from net.Conn, through *atomic.Pointer[func([]byte) []b
 	}
 }
 
-// pass writes what was read, of what the server says when no test holds it.
+// pass forwards what was read, but holds back the server's part while a test asks for that.
 func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	if fromServer {
 		p.held.Lock()
@@ -96,7 +96,7 @@ func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	return err
 }
 
-// whenClientSays calls f before the first message that a client sends to a subject that begins so is passed on.
+// whenClientSays calls f before it forwards the first message that a client sends to a subject with this prefix.
 func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 	var once sync.Once
 	hear := func(said []byte) []byte {
@@ -109,7 +109,7 @@ func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 	t.Cleanup(func() { p.heard.Store(nil) })
 }
 
-// whenServerSays passes on what f makes of what the server says.
+// whenServerSays forwards f's result in place of what the server sends.
 func (p *proxy) whenServerSays(t testing.TB, f func(said []byte) []byte) {
 	p.told.Store(&f)
 	t.Cleanup(func() { p.told.Store(nil) })
@@ -124,7 +124,7 @@ func (p *proxy) end(conns ...net.Conn) {
 	}
 }
 
-// cut ends every connection; new ones are taken unless the proxy is closed.
+// cut ends every connection; new ones are accepted unless the proxy is closed.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +139,7 @@ func (p *proxy) partition() {
 	p.cut()
 }
 
-// heal lets everything through again.
+// heal forwards everything again.
 func (p *proxy) heal() {
 	p.mute.Store(false)
 	p.closed.Store(false)

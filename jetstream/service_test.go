@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -23,7 +24,7 @@ func TestReadsAreUnavailableWithoutACoordinator(t *testing.T) {
 	wantError(t, err, protocol.Unavailable, "")
 }
 
-func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
+func TestReadsAreAnsweredInTheirOwnContentType(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c, k := d.opened(t), d.opened(t)
 		background(t, func(ctx context.Context) error {
@@ -41,7 +42,7 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 			}, nil)
 		})
 		var r *protocol.Reply
-		eventually(t, 5*time.Second, "the service", func() bool {
+		eventually.Holds(t, 5*time.Second, "the service", func() bool {
 			var err error
 			r, err = c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "s1"})
 			return err == nil
@@ -89,8 +90,8 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 	})
 }
 
-// What `nats service stats` shows is true: queries, refusals, and the time that answers took.
-func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
+// `nats service stats` shows the numbers of queries and refusals, and the processing time.
+func TestTheReadServiceReportsItsStatistics(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, k := d.opened(t), d.opened(t)
@@ -150,8 +151,8 @@ func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
 	}
 }
 
-// A client that writes JSON as its library does is understood, and answered in JSON.
-func TestJSONIsUnderstoodHoweverItIsAnnounced(t *testing.T) {
+// A client that writes JSON in its library's style is understood, and answered in JSON.
+func TestJSONIsUnderstoodWithAnyContentTypeHeader(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	k, nc := d.opened(t), d.raw(t)
@@ -188,8 +189,8 @@ func TestJSONIsUnderstoodHoweverItIsAnnounced(t *testing.T) {
 	}
 }
 
-// Who floods the service fills no memory with queries in hand, and a query that meets a defect ends nobody else's.
-func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
+// A flood of queries does not fill the memory, and a query that panics fails alone.
+func TestAFloodOfQueriesAndAPanicAffectNoOtherQuery(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	k, c, nc := d.opened(t), d.opened(t), d.raw(t)
@@ -220,7 +221,7 @@ func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
 		must(t, nc.Publish(protocol.APISubject(d.tenant, protocol.EndpointList), []byte(`{"v":1}`)))
 	}
 	must(t, nc.Flush())
-	eventually(t, 5*time.Second, "queries are in hand", func() bool { return inHand.Load() > 100 })
+	eventually.Holds(t, 5*time.Second, "queries are running", func() bool { return inHand.Load() > 100 })
 	_, err := c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "bad"})
 	wantError(t, err, protocol.Internal, "")
 	if r, err := c.Query(
@@ -230,10 +231,10 @@ func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
 		&protocol.Query{Sandbox: "a"},
 	); err != nil ||
 		r.Sandbox.ID != "a" {
-		t.Errorf("beside the flood: %+v, %v", r, err)
+		t.Errorf("during the flood: %+v, %v", r, err)
 	}
 	if n := most.Load(); n > 500 {
-		t.Errorf("%d queries are in hand at once", n)
+		t.Errorf("%d queries run at once", n)
 	}
 	release()
 	if _, err := c.Query(t.Context(), d.tenant, protocol.EndpointList, &protocol.Query{}); err != nil {
