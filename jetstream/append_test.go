@@ -108,7 +108,8 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 
 		// It claims to be the victim's next event, on a subject that the writer may publish to.
 		forged := accepted("victim", "s1", "evil")
-		forged.Events[0].Sequence, forged.Events[0].Kind, forged.Events[0].State = 4, protocol.SandboxFailed, protocol.StateFailed
+		e := &forged.Events[0]
+		e.Sequence, e.Kind, e.State = 4, protocol.SandboxFailed, protocol.StateFailed
 		m := nats.NewMsg(protocol.AppendSubject("evil", d.tenant, "s1"))
 		m.Data = forged.Encode()
 		_, err = nc.RequestMsg(m, 5*time.Second)

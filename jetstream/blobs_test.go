@@ -39,8 +39,8 @@ func TestABlobIsCompleteAsSoonAsItIsStored(t *testing.T) {
 	})
 }
 
-// If the leader of the store changes during an upload, the content is stored completely and in order, or the upload fails
-// and then succeeds when it is retried.
+// If the leader of the store changes during an upload, the content is stored completely and in order, or the upload
+// fails and then succeeds when it is retried.
 func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)

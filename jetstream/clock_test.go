@@ -47,8 +47,8 @@ func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	return c
 }
 
-// near is the accepted error of the store's time in a test, whose machine may stall during a measurement. It is much less
-// than the difference of the clocks.
+// near is the accepted error of the store's time in a test, whose machine may stall during a measurement. It is much
+// less than the difference of the clocks.
 const near = time.Minute
 
 func TestNowIsTheStoresTimeRegardlessOfTheLocalClock(t *testing.T) {

@@ -52,6 +52,15 @@ func snapshotNow(t testing.TB, c *jetstream.Conn, tenant, sandbox string) *jetst
 	return s
 }
 
+// compactedHistory makes a long history, stores its snapshot and compacts it.
+func compactedHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
+	t.Helper()
+	longHistory(t, c, tenant, sandbox, execs)
+	snapshotNow(t, c, tenant, sandbox)
+	_, err := c.Compact(t.Context(), tenant, sandbox, small())
+	must(t, err)
+}
+
 // rawMessage is a message as it is stored.
 type rawMessage struct {
 	Record uint64
@@ -110,7 +119,8 @@ func (d *deployment) segmentsStored(t testing.TB, tenant string) (keys, chunks i
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
-	for name, count := range map[string]*int{"KV_" + protocol.BucketHistories: &keys, "OBJ_" + protocol.BucketSegments: &chunks} {
+	counts := map[string]*int{"KV_" + protocol.BucketHistories: &keys, "OBJ_" + protocol.BucketSegments: &chunks}
+	for name, count := range counts {
 		stream, err := js.Stream(t.Context(), name)
 		must(t, err)
 		info, err := stream.Info(t.Context(), natsjs.WithSubjectFilter(">"))
@@ -168,7 +178,8 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		_, err = other.Batch(ctx, d.tenant, "s2", batches[0].Record)
 		wantError(t, err, protocol.NotFound, "")
 
-		// A journal whose position is in a segment continues, and so does one that reads the history for the first time.
+		// A journal whose position is in a segment continues, and so does one that reads the history for the first
+		// time.
 		for _, j := range []*jetstream.Journal{old, journal(other, d.tenant, "s1", "k3")} {
 			must(t, j.Refresh(ctx))
 			if s, record := j.State(); s.Sandbox.Sequence != before.Sandbox.Sequence ||
@@ -289,10 +300,7 @@ func TestAHistoryWithExpiredSegmentsIsFoldedFromItsBase(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	kept := rawHistory(t, c, d.tenant, "s1", 0)
 	moreHistory(t, c, d.tenant, "s1", 10, 20)
 	want, _ := readHistory(t, c, d.tenant, "s1")
@@ -331,10 +339,7 @@ func TestAPurgedHistoryLeavesNoSegments(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	deleteSandbox(t, c, d.tenant, "s1")
 	for range 2 {
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
@@ -381,10 +386,7 @@ func TestADamagedSegmentIsNotRead(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
 	store, err := js.ObjectStore(ctx, protocol.BucketSegments)
@@ -457,10 +459,7 @@ func TestAnInterruptedPurgeIsFinished(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
 	c.SmallSegments(600, 2)
-	longHistory(t, c, d.tenant, "s1", 25)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 25)
 	deleteSandbox(t, c, d.tenant, "s1")
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
@@ -519,10 +518,7 @@ func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
 	stream, err := js.Stream(ctx, "KV_"+protocol.BucketHistories)

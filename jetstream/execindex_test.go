@@ -172,7 +172,11 @@ func TestAnExecEntryOnlyMovesForward(t *testing.T) {
 		State:      protocol.ExecStateFailed,
 		Cancelling: true,
 	}
-	for _, late := range []jetstream.ExecEntry{{}, {Accepted: 1, Sequence: 1, State: protocol.ExecStateAccepted}, {Started: 2, State: protocol.ExecStateRunning}} {
+	for _, late := range []jetstream.ExecEntry{
+		{},
+		{Accepted: 1, Sequence: 1, State: protocol.ExecStateAccepted},
+		{Started: 2, State: protocol.ExecStateRunning},
+	} {
 		if got := ended.With(late); got != ended {
 			t.Errorf("with %+v the entry is %+v", late, got)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// In a cluster the first request for messages of a new consumer is occasionally lost. It must be repeated long before the
-// client would repeat it by itself, after ten seconds.
+// In a cluster the first request for messages of a new consumer is occasionally lost. It must be repeated long before
+// the client would repeat it by itself, after ten seconds.
 func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)

@@ -126,17 +126,13 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 	if got != n {
 		t.Fatalf("%d of %d acknowledged chunks are stored in their order", got, n)
 	}
-	for _, name := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
+	for _, name := range someStreams {
 		if cfg := configOf(t, d, name); cfg.Replicas != 3 {
 			t.Errorf("%s has %d replicas", name, cfg.Replicas)
 		}
 	}
-	if cfg := configOf(
-		t,
-		d,
-		protocol.StreamLogs,
-	); cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil ||
-		cfg.PersistMode != natsjs.DefaultPersistMode {
+	cfg := configOf(t, d, protocol.StreamLogs)
+	if cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
 		t.Errorf("the output's stream is %+v", cfg)
 	}
 	readHistory(t, c, d.tenant, "s1")

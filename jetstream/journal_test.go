@@ -327,7 +327,8 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 	})
 }
 
-// load calls Do in several goroutines until it is stopped, and records confirmed execs and the time of the longest call.
+// load calls Do in several goroutines until it is stopped, and records confirmed execs and the time of the longest
+// call.
 type load struct {
 	stop      atomic.Bool
 	wg        sync.WaitGroup
@@ -403,7 +404,12 @@ func TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing(t *testing.T)
 	)
 	for range 3 {
 		before := l.count()
-		eventually.Holds(t, 10*time.Second, "progress before the restart", func() bool { return l.count() > before+100 })
+		eventually.Holds(
+			t,
+			10*time.Second,
+			"progress before the restart",
+			func() bool { return l.count() > before+100 },
+		)
 		d.restart(t)
 	}
 	before := l.count()

@@ -59,8 +59,8 @@ func (s *looks) look() {
 	s.last = now
 }
 
-// undisturbed repeats a measurement, under another name, if the machine stalled meanwhile, because its result then means
-// nothing. A machine that never runs smoothly enough fails the test.
+// undisturbed repeats a measurement, under another name, if the machine stalled meanwhile, because its result then
+// means nothing. A machine that never runs smoothly enough fails the test.
 func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 	t.Helper()
 	for try := range 5 {

@@ -169,7 +169,10 @@ func TestALoginIsSeparatedFromURLs(t *testing.T) {
 
 func TestInvalidURLsAreRefusedWithoutShowingThePassword(t *testing.T) {
 	t.Parallel()
-	for _, url := range []string{"", " , ", "nats://", "http://u:geheim@n1:4222", "nats://u:geheim@n1:port", "nats://u:geheim@n1:70000", "nats://u:geheim@:4222", "nats://u:geheim@n1:4222,nats://%zz"} {
+	for _, url := range []string{
+		"", " , ", "nats://", "http://u:geheim@n1:4222", "nats://u:geheim@n1:port",
+		"nats://u:geheim@n1:70000", "nats://u:geheim@:4222", "nats://u:geheim@n1:4222,nats://%zz",
+	} {
 		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, Wait: true})
 		wantError(t, err, protocol.InvalidArgument, "")
 		if strings.Contains(err.Error(), "geheim") {

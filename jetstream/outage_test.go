@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// able waits until NATS stores a request, which it tries ten times a second, and makes consumers of the queue. It returns
-// the time since when it does.
+// able waits until NATS stores a request, which it tries ten times a second, and makes consumers of the queue. It
+// returns the time since when it does.
 func (d *deployment) able(t *testing.T, id string) time.Time {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))

@@ -70,7 +70,10 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 		stderr = append(stderr, byte(i))
 	}
 	for _, total := range []int64{-1, int64(len(stdout))} {
-		for offset, limit := range map[int64]int{0: 40_000, 1: 999, 999: 1, 1000: 100_000, 77_777: 7000, int64(len(stdout) - 1): 5, int64(len(stdout)): 5} {
+		limits := map[int64]int{
+			0: 40_000, 1: 999, 999: 1, 1000: 100_000, 77_777: 7000, int64(len(stdout) - 1): 5, int64(len(stdout)): 5,
+		}
+		for offset, limit := range limits {
 			if limit == 1 {
 				p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, limit, total)
 				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) ||

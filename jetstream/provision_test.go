@@ -71,6 +71,15 @@ func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
 	}
 }
 
+// someStreams has a stream or bucket of each kind; limited those that get a limit.
+var (
+	someStreams = []string{
+		protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs,
+		"KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs,
+	}
+	limited = []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles}
+)
+
 // configOf reads the configuration of a stream.
 func configOf(t *testing.T, d *deployment, name string) natsjs.StreamConfig {
 	t.Helper()
@@ -142,7 +151,7 @@ func TestProvisioningWithoutReplicasLeavesThree(t *testing.T) {
 		protocol.ReasonWouldWeaken,
 	)
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
-	for _, stream := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
+	for _, stream := range someStreams {
 		if got := configOf(t, d, stream).Replicas; got != 3 {
 			t.Errorf("%s has %d replicas", stream, got)
 		}
@@ -156,7 +165,7 @@ func TestStreamsWithoutLimitsGetThemAndLoseNothing(t *testing.T) {
 	readySandbox(t, c, d.tenant, "s1")
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
-	for _, name := range []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles} {
+	for _, name := range limited {
 		cfg := configOf(t, d, name)
 		cfg.MaxBytes = -1
 		if name == protocol.StreamEvents {
@@ -166,7 +175,7 @@ func TestStreamsWithoutLimitsGetThemAndLoseNothing(t *testing.T) {
 		must(t, err)
 	}
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
-	for _, name := range []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles} {
+	for _, name := range limited {
 		if cfg := configOf(t, d, name); cfg.MaxBytes <= 0 || cfg.Discard != natsjs.DiscardNew {
 			t.Errorf("%s: %d bytes, %v", name, cfg.MaxBytes, cfg.Discard)
 		}

@@ -170,7 +170,8 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 }
 
 func TestAFollowerReportsARewoundLog(t *testing.T) {
-	for name, more := range map[string][]string{"it is shorter": nil, "it has grown meanwhile": {"y1", "y2", "y3", "y4"}} {
+	logs := map[string][]string{"it is shorter": nil, "it has grown meanwhile": {"y1", "y2", "y3", "y4"}}
+	for name, more := range logs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := startBackup(t)
@@ -183,7 +184,8 @@ func TestAFollowerReportsARewoundLog(t *testing.T) {
 			var last uint64
 			caughtUp, done := make(chan struct{}), make(chan error, 1)
 			go func() {
-				done <- follows.FollowEvents(t.Context(), 1, func(b *protocol.Batch) { last = b.Record }, func() { close(caughtUp) })
+				handle := func(b *protocol.Batch) { last = b.Record }
+				done <- follows.FollowEvents(t.Context(), 1, handle, func() { close(caughtUp) })
 			}()
 			receive(t, 5*time.Second, "the log", caughtUp)
 			through.closed.Store(true)

@@ -17,6 +17,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+func emptyReply(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
+	return &protocol.Reply{}, nil
+}
+
 func TestReadsAreUnavailableWithoutACoordinator(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -106,7 +110,7 @@ func TestTheReadServiceReportsItsStatistics(t *testing.T) {
 				}
 				return &protocol.Reply{}, nil
 			},
-			protocol.EndpointPing: func(context.Context, string, *protocol.Query) (*protocol.Reply, error) { return &protocol.Reply{}, nil },
+			protocol.EndpointPing: emptyReply,
 		}, func() { close(serving) })
 	})
 	receive(t, 10*time.Second, "the service", serving)
@@ -131,7 +135,8 @@ func TestTheReadServiceReportsItsStatistics(t *testing.T) {
 		t.Fatalf("%+v", stats)
 	}
 	get := stats.Endpoints[0]
-	if get.Name != protocol.EndpointGet || get.NumRequests != 5 || get.NumErrors != 2 || !strings.HasPrefix(get.LastError, "not_found:") ||
+	if get.Name != protocol.EndpointGet || get.NumRequests != 5 || get.NumErrors != 2 ||
+		!strings.HasPrefix(get.LastError, "not_found:") ||
 		get.ProcessingTime < 5*slow ||
 		get.AverageProcessingTime < slow ||
 		stats.Endpoints[1].NumRequests != 0 {
@@ -159,13 +164,16 @@ func TestJSONIsUnderstoodWithAnyContentTypeHeader(t *testing.T) {
 	serving := make(chan struct{})
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "1.2.3", map[string]jetstream.Endpoint{
-			protocol.EndpointList: func(context.Context, string, *protocol.Query) (*protocol.Reply, error) { return &protocol.Reply{}, nil },
+			protocol.EndpointList: emptyReply,
 		}, func() { close(serving) })
 	})
 	receive(t, 10*time.Second, "the service", serving)
 	for name, header := range map[string]nats.Header{
-		"none": {}, "as it should be": {"Content-Type": {"application/json"}}, "with a charset": {"Content-Type": {"application/json; charset=utf-8"}},
-		"in small letters": {"content-type": {"application/json"}}, "in capitals": {"CONTENT-TYPE": {"Application/JSON"}},
+		"none":            {},
+		"as it should be": {"Content-Type": {"application/json"}},
+		"with a charset":  {"Content-Type": {"application/json; charset=utf-8"}},
+		"in lower case":   {"content-type": {"application/json"}},
+		"in capitals":     {"CONTENT-TYPE": {"Application/JSON"}},
 	} {
 		m := nats.NewMsg(protocol.APISubject(d.tenant, protocol.EndpointList))
 		m.Header, m.Data = header, []byte(`{"v":1}`)

@@ -18,7 +18,10 @@ type notification struct {
 func listenForWork(t testing.TB, c *jetstream.Conn, worker string) <-chan notification {
 	t.Helper()
 	heard := make(chan notification, 100)
-	stop, err := c.Work(worker, func(tenant, sandbox string, b *protocol.Batch) { heard <- notification{tenant, sandbox, b} })
+	stop, err := c.Work(
+		worker,
+		func(tenant, sandbox string, b *protocol.Batch) { heard <- notification{tenant, sandbox, b} },
+	)
 	must(t, err)
 	t.Cleanup(stop)
 	must(t, c.Flush(t.Context()))

@@ -100,7 +100,12 @@ func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetShort) })
 	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // its error is the end of ctx
 	ballast := filepath.Join(dir, "nats", "ballast")
-	eventually.Holds(t, 5*time.Second, "room is held back", func() bool { _, err := os.Stat(ballast); return err == nil })
+	eventually.Holds(
+		t,
+		5*time.Second,
+		"room is held back",
+		func() bool { _, err := os.Stat(ballast); return err == nil },
+	)
 
 	var written, refused atomic.Int64
 	background(t, func(ctx context.Context) {
