@@ -9,6 +9,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -67,10 +68,16 @@ func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	for range followers {
 		receive(t, 5*time.Second, "the start", begun)
 	}
+	nc := d.raw(t)
+	asked, err := nc.SubscribeSync("$JS.API.CONSUMER.CREATE." + protocol.StreamEvents + ".>")
+	must(t, err)
+	must(t, nc.Flush())
 	p.held.Lock()
-	time.Sleep(2700 * time.Millisecond) // two heartbeats are missing: they have asked for new consumers
+	for range followers { // two heartbeats are missing: each follower requests a new consumer
+		_, err := asked.NextMsg(10 * time.Second)
+		must(t, err)
+	}
 	cancel()
-	time.Sleep(100 * time.Millisecond)
 	p.held.Unlock()
 	for range followers {
 		receive(t, 5*time.Second, "the end", ended)
@@ -99,7 +106,7 @@ func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 			p.whenClientSays(t, "$JS.API.CONSUMER.CREATE."+protocol.StreamEvents, func() { close(asked) })
 			p.mute.Store(true)
 			receive(t, 10*time.Second, "a restart", asked)
-			time.Sleep(200 * time.Millisecond) // the answer comes, and is thrown away
+			eventually.Holds(t, 5*time.Second, "the answer is lost", func() bool { return p.lostConsumers.Load() > 0 })
 			heal(p)
 			readySandbox(t, d.opened(t), d.tenant, "s1")
 			// The client alone would wait for ten seconds and a little more.

@@ -17,10 +17,10 @@ func TestTheFileOfAReimportedImageStays(t *testing.T) {
 		const age = 2 * time.Second
 		c, ctx := d.opened(t), t.Context()
 		content := "file of " + d.tenant
-		for took := age; took >= age; { // a machine that stands still so long makes it old again
+		for took := age; took >= age; { // repeat if the machine stalled: the file is old again
 			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
 			must(t, c.PutImageFile(ctx, d.tenant+"-unwanted", strings.NewReader(content)))
-			time.Sleep(age)
+			time.Sleep(age) // the files' age is counted by the server's clock
 			again := time.Now()
 			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
 			must(t, c.RemoveUnwantedFiles(ctx, age))

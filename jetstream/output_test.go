@@ -81,7 +81,6 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		must(t, listener.Flush(ctx))
 		eventually.Holds(t, 5*time.Second, "every server knows the subscriptions", func() bool {
 			must(t, publishChunks(t, c, d.tenant, "s1", "probe", 1, 1))
-			time.Sleep(10 * time.Millisecond)
 			return len(probes) > 0
 		})
 		must(t, publishChunks(t, c, d.tenant, "s1", "x1", size, chunks))

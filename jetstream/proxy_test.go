@@ -13,11 +13,13 @@ import (
 type proxy struct {
 	listener net.Listener
 	server   string
-	mute     atomic.Bool                              // what the server says is thrown away
-	closed   atomic.Bool                              // new connections are refused
-	held     sync.Mutex                               // what the server says waits for it
-	heard    atomic.Pointer[func(said []byte) []byte] // what the client says goes through it
-	told     atomic.Pointer[func(said []byte) []byte] // what the server says goes through it
+	mute     atomic.Bool // discard what the server sends
+	closed   atomic.Bool // refuse new connections
+	held     sync.Mutex  // delays what the server sends
+
+	fromClient, fromServer atomic.Pointer[func(said []byte) []byte] // transform what either side sends
+
+	lostConsumers atomic.Int64 // answers to requests for a consumer that mute discarded
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -61,8 +63,8 @@ func (p *proxy) accept() {
 		p.mu.Lock()
 		p.conns[client], p.conns[server] = true, true
 		p.mu.Unlock()
-		p.wg.Go(func() { p.pump(server, client, &p.heard, nil) })
-		p.wg.Go(func() { p.pump(client, server, &p.told, &p.mute) })
+		p.wg.Go(func() { p.pump(server, client, &p.fromClient, nil) })
+		p.wg.Go(func() { p.pump(client, server, &p.fromServer, &p.mute) })
 	}
 }
 
@@ -79,6 +81,8 @@ func (p *proxy) pump(to, from net.Conn, through *atomic.Pointer[func([]byte) []b
 			if err := p.pass(to, data, mute != nil); err != nil {
 				return
 			}
+		} else if bytes.Contains(buf[:n], []byte("consumer_create_response")) {
+			p.lostConsumers.Add(1)
 		}
 		if err != nil {
 			return
@@ -105,14 +109,14 @@ func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 		}
 		return said
 	}
-	p.heard.Store(&hear)
-	t.Cleanup(func() { p.heard.Store(nil) })
+	p.fromClient.Store(&hear)
+	t.Cleanup(func() { p.fromClient.Store(nil) })
 }
 
 // whenServerSays forwards f's result in place of what the server sends.
 func (p *proxy) whenServerSays(t testing.TB, f func(said []byte) []byte) {
-	p.told.Store(&f)
-	t.Cleanup(func() { p.told.Store(nil) })
+	p.fromServer.Store(&f)
+	t.Cleanup(func() { p.fromServer.Store(nil) })
 }
 
 func (p *proxy) end(conns ...net.Conn) {

@@ -151,7 +151,8 @@ func TestARequestIsRemovedAfterALateAcknowledgement(t *testing.T) {
 	background(t, func(ctx context.Context) error { c.TrimRequests(ctx, &settled); return nil })
 	_, err = asked.NextMsg(5 * time.Second)
 	must(t, err)
-	time.Sleep(jetstream.TrimPeriod / 2) // it was answered, that nothing is settled
+	_, err = consumer.Info(t.Context()) // the server answers in order: it has reported that nothing is settled
+	must(t, err)
 	must(t, m.Ack())
 	awaitEmptyQueue(t, d)
 }

@@ -39,7 +39,6 @@ func TestNotificationsReachOnlyTheirWorkerAndInOrder(t *testing.T) {
 			must(t, c.TellAbout(one, d.tenant, "first"))
 			must(t, c.TellAbout(two, d.tenant, "first"))
 			must(t, c.Flush(t.Context()))
-			time.Sleep(10 * time.Millisecond)
 			return len(heardOne) > 0 && len(heardTwo) > 0
 		})
 		must(t, c.TellAbout(one, d.tenant, "s0"))
