@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// accepted is the first batch of a history.
+// accepted returns the first batch of a history.
 func accepted(tenant, sandbox, writer string) *protocol.Batch {
 	return &protocol.Batch{
 		Version: protocol.Version,
@@ -39,18 +39,18 @@ func TestAStaleExpectationIsAConflict(t *testing.T) {
 					accepted(d.tenant, "s1", "k2"),
 					expected,
 				); err != jetstream.ErrConflict {
-					t.Fatalf("expected %d where the last is %d: %v", expected, first, err)
+					t.Fatalf("appended at %d although the last record is %d: %v", expected, first, err)
 				}
 			}
 		}
-		// The same expectation on another sandbox's subject is that sandbox's own affair.
+		// Another sandbox's subject has expectations of its own.
 		if _, err := c.Append(t.Context(), accepted(d.tenant, "s2", "k2"), 0); err != nil {
 			t.Fatal(err)
 		}
 	})
 }
 
-func TestOfEightRacingWritersExactlyOneWins(t *testing.T) {
+func TestExactlyOneOfEightRacingWritersWins(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const rounds, writers = 200, 8
 		conns := make([]*jetstream.Conn, writers)
@@ -83,7 +83,7 @@ func TestOfEightRacingWritersExactlyOneWins(t *testing.T) {
 			if won != 1 {
 				t.Fatalf("round %d: %d writers won", round, won)
 			}
-			judge(t, conns[0], d.tenant, sandbox)
+			readHistory(t, conns[0], d.tenant, sandbox)
 		}
 	})
 }
@@ -106,15 +106,16 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 		})
 		must(t, c.Flush(t.Context()))
 
-		// It claims to be the victim's next event, and is published where the writer may.
+		// It claims to be the victim's next event, on a subject that the writer may publish to.
 		forged := accepted("victim", "s1", "evil")
-		forged.Events[0].Sequence, forged.Events[0].Kind, forged.Events[0].State = 4, protocol.SandboxFailed, protocol.StateFailed
+		e := &forged.Events[0]
+		e.Sequence, e.Kind, e.State = 4, protocol.SandboxFailed, protocol.StateFailed
 		m := nats.NewMsg(protocol.AppendSubject("evil", d.tenant, "s1"))
 		m.Data = forged.Encode()
 		_, err = nc.RequestMsg(m, 5*time.Second)
 		must(t, err)
 
-		// The history goes on after it, and nobody has folded it.
+		// The history continues after it, and nobody folds it.
 		j := journal(c, d.tenant, "s1", "k1")
 		events, err := j.Do(t.Context(), acceptExec("x1"))
 		must(t, err)
@@ -129,7 +130,7 @@ func TestABatchThatNamesAnotherSandboxThanItsSubjectIsNotFolded(t *testing.T) {
 				t.Fatalf("followed a batch of %s/%s by %s", b.Tenant, b.Sandbox, b.Writer)
 			}
 		}
-		state, batches := judge(t, c, d.tenant, "s1")
+		state, batches := readHistory(t, c, d.tenant, "s1")
 		if len(batches) != 2 || state.Sandbox.State != protocol.StateReady {
 			t.Fatalf("%d batches, %s", len(batches), state.Sandbox.State)
 		}

@@ -63,7 +63,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 		}
 		<-done
 		<-done
-		_, batches := judge(t, c, d.tenant, "s1")
+		_, batches := readHistory(t, c, d.tenant, "s1")
 		for i, writer := range writers {
 			var want []string
 			for _, b := range batches[1:] { // readySandbox wrote the first through a journal of its own

@@ -12,13 +12,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// each runs a benchmark on one server that syncs each write, and on a cluster.
+// each runs a benchmark on a single server that syncs each write, and on a cluster.
 func each(b *testing.B, bench func(b *testing.B, d *deployment)) {
 	b.Run("server", func(b *testing.B) { bench(b, startServer(b, jetstream.Assets{})) })
 	b.Run("cluster", func(b *testing.B) { bench(b, sharedCluster(b)) })
 }
 
-// timed reports the median of what each round took.
+// timed reports the median time of the rounds.
 func timed(b *testing.B, round func(i int)) {
 	took := make([]time.Duration, 0, b.N)
 	for i := 0; b.Loop(); i++ {
@@ -79,7 +79,7 @@ func BenchmarkJournal(b *testing.B) {
 	}
 }
 
-// runExec accepts an exec and ends it, so that the state stays small.
+// runExec accepts and ends an exec, so that the state stays small.
 func runExec(id string) jetstream.Decide {
 	return func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
 		events, err := acceptExec(id)(s, now)

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// randomBlob is content that nothing else has, and its digest.
+// randomBlob returns unique content and its digest.
 func randomBlob(size int) (content []byte, digest string) {
 	content = make([]byte, size)
 	_, _ = rand.Read(content) // never fails
@@ -20,8 +20,8 @@ func randomBlob(size int) (content []byte, digest string) {
 	return content, "sha256-" + hex.EncodeToString(sum[:])
 }
 
-// Whichever replica answers, what was just stored is there.
-func TestABlobIsWholeAsSoonAsItIsStored(t *testing.T) {
+// Any replica may answer, but what was just stored must be readable.
+func TestABlobIsCompleteAsSoonAsItIsStored(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b, ctx := d.opened(t), d.opened(t), t.Context()
 		for range 60 {
@@ -33,15 +33,15 @@ func TestABlobIsWholeAsSoonAsItIsStored(t *testing.T) {
 			must(t, err)
 			must(t, r.Close())
 			if !bytes.Equal(got, content) {
-				t.Fatalf("%d bytes came back of %d, or others", len(got), len(content))
+				t.Fatalf("read %d bytes of %d, or different ones", len(got), len(content))
 			}
 		}
 	})
 }
 
-// An upload during which the leader of the store changes is stored whole and in order, or fails, and
-// then succeeds when it is tried again.
-func TestABlobIsWholeOrRefusedWhileLeadersChange(t *testing.T) {
+// If the leader of the store changes during an upload, the content is stored completely and in order, or the upload
+// fails and then succeeds when it is retried.
+func TestABlobIsCompleteOrRefusedWhileLeadersChange(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	c, ctx, nc := d.opened(t), t.Context(), d.raw(t)
@@ -75,15 +75,15 @@ func TestABlobIsWholeOrRefusedWhileLeadersChange(t *testing.T) {
 		must(t, err)
 		must(t, r.Close())
 		if !bytes.Equal(got, content) {
-			t.Fatalf("%d bytes came back of %d, or others", len(got), len(content))
+			t.Fatalf("read %d bytes of %d, or different ones", len(got), len(content))
 		}
 		whole++
 	}
 	t.Logf("%d were stored, %d were refused", whole, refused)
 }
 
-// A read of the leader that finds none waits for the next one.
-func TestReadsOfTheLeaderWaitForOne(t *testing.T) {
+// A read from the leader waits for an election.
+func TestLeaderReadsWaitForAnElection(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	c, ctx, nc := d.opened(t), t.Context(), d.raw(t)
@@ -99,13 +99,13 @@ func TestReadsOfTheLeaderWaitForOne(t *testing.T) {
 			there, err := c.HasBlob(ctx, digest)
 			must(t, err)
 			if !there {
-				t.Fatal("what was stored is not there")
+				t.Fatal("the stored message was not found")
 			}
 		}
 	}
 }
 
-// halfway calls then once so much was read.
+// halfway calls then after this much was read.
 type halfway struct {
 	io.Reader
 	left int

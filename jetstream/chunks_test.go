@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptedBefore writes many execs at once, as an older version did that had no bound.
+// acceptedBefore writes many execs at once, as an older version without a limit did.
 func acceptedBefore(t testing.TB, c *jetstream.Conn, tenant, sandbox string, n int, spec *protocol.ExecSpec) {
 	t.Helper()
-	state, batches := judge(t, c, tenant, sandbox)
+	state, batches := readHistory(t, c, tenant, sandbox)
 	last := batches[len(batches)-1].Record
 	for i := 0; i < n; {
 		b := &protocol.Batch{
@@ -40,7 +40,7 @@ func acceptedBefore(t testing.TB, c *jetstream.Conn, tenant, sandbox string, n i
 	}
 }
 
-// failAll ends everything, as the decisions of coordinator and worker do.
+// failAll ends every exec, as decisions of coordinators and workers do.
 func failAll(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 	if s.Sandbox.State != protocol.StateReady {
 		return nil, nil
@@ -59,7 +59,7 @@ func failAll(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 	return append(events, protocol.Event{Kind: protocol.SandboxFailed}), nil
 }
 
-func TestADecisionOfMoreEventsThanAMessageTakesIsAppendedInParts(t *testing.T) {
+func TestADecisionLargerThanAMessageIsAppendedInParts(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		readySandbox(t, c, d.tenant, "s1")
@@ -68,7 +68,7 @@ func TestADecisionOfMoreEventsThanAMessageTakesIsAppendedInParts(t *testing.T) {
 		events, err := journal(c, d.tenant, "s1", "k2").Do(t.Context(), failAll)
 		must(t, err)
 		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("it took %s", took)
+			t.Errorf("took %s", took)
 		}
 		if len(events) != 6001 {
 			t.Errorf("%d events", len(events))
@@ -78,20 +78,20 @@ func TestADecisionOfMoreEventsThanAMessageTakesIsAppendedInParts(t *testing.T) {
 				t.Fatalf("event %d is %+v", i, e)
 			}
 		}
-		state, batches := judge(t, c, d.tenant, "s1")
+		state, batches := readHistory(t, c, d.tenant, "s1")
 		if state.Sandbox.State != protocol.StateFailed || state.Sandbox.ActiveExecs != 0 {
-			t.Errorf("it is %s, with %d execs", state.Sandbox.State, state.Sandbox.ActiveExecs)
+			t.Errorf("the sandbox is %s with %d execs", state.Sandbox.State, state.Sandbox.ActiveExecs)
 		}
 		for _, b := range batches[7:] {
 			if len(b.Events) > jetstream.MaxBatchEvents || len(b.Encode()) > jetstream.MaxBatchBytes {
-				t.Errorf("a message of %d events and %d bytes", len(b.Events), len(b.Encode()))
+				t.Errorf("a message has %d events and %d bytes", len(b.Events), len(b.Encode()))
 			}
 		}
 	})
 }
 
-// The parts are bound by their bytes, too.
-func TestPartsOfADecisionAreBelowTheServersMaximum(t *testing.T) {
+// The parts are also limited by their size.
+func TestPartsOfADecisionFitTheServersMaximumPayload(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
@@ -107,7 +107,7 @@ func TestPartsOfADecisionAreBelowTheServersMaximum(t *testing.T) {
 	}
 	events, err := journal(c, d.tenant, "s1", "k1").Do(t.Context(), accept)
 	must(t, err)
-	if s, batches := judge(
+	if s, batches := readHistory(
 		t,
 		c,
 		d.tenant,
@@ -118,8 +118,8 @@ func TestPartsOfADecisionAreBelowTheServersMaximum(t *testing.T) {
 	}
 }
 
-// The process dies after the first part; another one looks.
-func TestAfterADeathBetweenPartsTheNextLookGoesOn(t *testing.T) {
+// The process dies after the first part; another one inspects the sandbox.
+func TestAfterACrashBetweenPartsTheNextProcessContinues(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
@@ -138,23 +138,23 @@ func TestAfterADeathBetweenPartsTheNextLookGoesOn(t *testing.T) {
 		return failAll(s, now)
 	})
 	wantError(t, err, protocol.Unavailable, "")
-	if s, _ := judge(
+	if s, _ := readHistory(
 		t,
 		c,
 		d.tenant,
 		"s1",
 	); s.Sandbox.State != protocol.StateReady ||
 		s.Sandbox.ActiveExecs != 2000-jetstream.MaxBatchEvents {
-		t.Fatalf("it is %s, with %d execs", s.Sandbox.State, s.Sandbox.ActiveExecs)
+		t.Fatalf("the sandbox is %s with %d execs", s.Sandbox.State, s.Sandbox.ActiveExecs)
 	}
 	_, err = journal(c, d.tenant, "s1", "k2").Do(t.Context(), failAll)
 	must(t, err)
-	if s, _ := judge(t, c, d.tenant, "s1"); s.Sandbox.State != protocol.StateFailed {
-		t.Fatalf("it is %s", s.Sandbox.State)
+	if s, _ := readHistory(t, c, d.tenant, "s1"); s.Sandbox.State != protocol.StateFailed {
+		t.Fatalf("the sandbox is %s", s.Sandbox.State)
 	}
 }
 
-func TestAnEventLargerThanAMessageIsRefusedByItself(t *testing.T) {
+func TestAnEventLargerThanAMessageIsRefusedAlone(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
@@ -189,12 +189,12 @@ func TestAnEventLargerThanAMessageIsRefusedByItself(t *testing.T) {
 	for range cap(done) {
 		must(t, receive(t, 10*time.Second, "an exec beside it", done))
 	}
-	if s, _ := judge(t, c, d.tenant, "s1"); s.Sandbox.ActiveExecs != cap(done) {
+	if s, _ := readHistory(t, c, d.tenant, "s1"); s.Sandbox.ActiveExecs != cap(done) {
 		t.Errorf("%d execs", s.Sandbox.ActiveExecs)
 	}
 }
 
-// fill sets every field of a value to something, with texts of many lengths.
+// fill sets every field of a value, with strings of many lengths.
 func fill(v reflect.Value, depth int, random *rand.Rand) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -238,7 +238,7 @@ func fill(v reflect.Value, depth int, random *rand.Rand) {
 	}
 }
 
-func TestTheSizeOfAnEventIsNotUnderestimated(t *testing.T) {
+func TestEventSizesAreNotUnderestimated(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -247,7 +247,7 @@ func TestTheSizeOfAnEventIsNotUnderestimated(t *testing.T) {
 		b := &protocol.Batch{Version: 1, ID: "i", Events: []protocol.Event{e}}
 		before := len((&protocol.Batch{Version: 1, ID: "i", Events: []protocol.Event{}}).Encode())
 		if size, is := jetstream.EventSize(&e), len(b.Encode())-before; size < is {
-			t.Fatalf("an event of %d bytes is taken for %d", is, size)
+			t.Fatalf("an event of %d bytes is estimated at %d", is, size)
 		}
 	}
 	small := protocol.Event{
@@ -260,6 +260,6 @@ func TestTheSizeOfAnEventIsNotUnderestimated(t *testing.T) {
 	}
 	b := &protocol.Batch{Events: []protocol.Event{small}}
 	if size, is := jetstream.EventSize(&small), len(b.Encode()); size < is-100 {
-		t.Fatalf("an event of %d bytes is taken for %d", is, size)
+		t.Fatalf("an event of %d bytes is estimated at %d", is, size)
 	}
 }

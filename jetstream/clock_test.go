@@ -8,11 +8,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// machine is the clocks of a machine that a test sets.
+// machine has the clocks of a machine that a test controls.
 type machine struct{ wall, boot atomic.Int64 } // how far they were moved
 
 func (m *machine) clock() jetstream.Clock {
@@ -23,13 +24,13 @@ func (m *machine) clock() jetstream.Clock {
 	}
 }
 
-// setWall sets the wall clock; suspend stops the machine for a while as Go's own clock does not show it, and
-// pause as no clock shows it, until the wall clock is set right.
+// setWall sets the wall clock; suspend stops the machine for a while, invisibly to Go's own clock; pause stops it
+// invisibly to every clock until the wall clock is corrected.
 func (m *machine) setWall(by time.Duration)    { m.wall.Add(int64(by)) }
 func (m *machine) suspend(d time.Duration)     { m.wall.Add(int64(d)); m.boot.Add(int64(d)) }
 func (m *machine) wentOnAfter(d time.Duration) { m.wall.Add(int64(d)) }
 
-// on is a connection of a process on such a machine, which knows its deployment.
+// on returns a connection of a process on such a machine, which has read its deployment.
 func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -46,11 +47,11 @@ func (d *deployment) on(t testing.TB, m *machine) *jetstream.Conn {
 	return c
 }
 
-// near is how far the store's time may be from the truth in a test, whose machine may stand still while it is
-// measured: much less than the clocks are apart.
+// near is the accepted error of the store's time in a test, whose machine may stall during a measurement. It is much
+// less than the difference of the clocks.
 const near = time.Minute
 
-func TestNowIsTheStoresTimeWhateverTheOwnClockSays(t *testing.T) {
+func TestNowIsTheStoresTimeRegardlessOfTheLocalClock(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		var m machine
 		m.setWall(-15 * time.Minute)
@@ -90,8 +91,8 @@ func TestNowIsTheStoresTimeWhateverTheOwnClockSays(t *testing.T) {
 	})
 }
 
-// Each writer knows the store's time up to the way there and back.
-func TestTimesInAHistoryDoNotGoBackForTheWayToTheStore(t *testing.T) {
+// Two writers' measurements of the store's time differ by their round trips.
+func TestTimesInAHistoryDoNotGoBackwards(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	var behind, ahead machine
@@ -130,11 +131,11 @@ func TestTheStoresTimeIsTheWallClockUntilTheStoreAnswers(t *testing.T) {
 	m.setWall(time.Hour)
 	s := jetstream.NewStoreClock(m.clock())
 	if now, measure := s.Now(); time.Until(now.Add(-time.Hour)).Abs() > near || !measure {
-		t.Errorf("%s, to be measured: %v", now, measure)
+		t.Errorf("now is %s, measure: %v", now, measure)
 	}
 }
 
-func TestTheMeasureOfTheShortestWayCounts(t *testing.T) {
+func TestTheMeasurementWithTheShortestRoundTripCounts(t *testing.T) {
 	var at time.Duration
 	wall := time.Unix(1e9, 0)
 	s := jetstream.NewStoreClock(
@@ -147,21 +148,21 @@ func TestTheMeasureOfTheShortestWayCounts(t *testing.T) {
 		}
 	}
 	store := func(boot time.Duration) time.Time { return time.Unix(2e9, 0).Add(boot) } // the truth
-	// 100 ms there and back: the answer was made in the middle, as far as anybody can know.
+	// 100 ms round trip: the best guess is that the answer was made in the middle.
 	at = 100 * time.Second
 	s.Take(at-100*time.Millisecond, at, store(at-50*time.Millisecond))
 	is(store(at))
-	// A long way back, within what is possible: the first measure says more.
+	// A long round trip whose error allows for the first measurement: the first one is more precise.
 	at += 5 * time.Second
 	if moved := s.Take(at-time.Second, at, store(at-900*time.Millisecond)); moved != 0 {
 		t.Errorf("moved by %s", moved)
 	}
 	is(store(at))
-	// A shorter one is better than the first was.
+	// A shorter round trip is more precise than the first.
 	at += 5 * time.Second
 	s.Take(at-2*time.Millisecond, at, store(at-2*time.Millisecond))
 	is(store(at).Add(-time.Millisecond))
-	// What cannot be an error of the way is another clock, also where the way was long.
+	// A difference beyond the possible error means another clock, even after a long round trip.
 	at += 5 * time.Second
 	if moved := s.Take(
 		at-2*time.Second,
@@ -185,7 +186,7 @@ func TestTheStoresTimeIsMeasuredAgainWhenItMayHaveChanged(t *testing.T) {
 	answers := func() { s.Take(at, at, time.Unix(2e9, 0).Add(at)) }
 	at = time.Hour
 	if !measures() {
-		t.Fatal("nothing is known, and not measured")
+		t.Fatal("the time is unknown and is not being measured")
 	}
 	answers()
 	at += 9 * time.Second
@@ -212,13 +213,13 @@ func TestTheStoresTimeIsMeasuredAgainWhenItMayHaveChanged(t *testing.T) {
 		}
 		at += time.Second / 2
 		if measures() {
-			t.Errorf("%s: measured again at once, though no answer came", what)
+			t.Errorf("%s: measured again at once after a failure", what)
 		}
 		answers()
 	}
 }
 
-func TestALeaseCountsTheTimeOfASuspension(t *testing.T) {
+func TestALeaseCountsSuspensions(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{LockTTL: time.Minute})
 	var m machine
@@ -232,8 +233,8 @@ func TestALeaseCountsTheTimeOfASuspension(t *testing.T) {
 	}
 }
 
-// A machine that was paused by its hypervisor goes on as if nothing had been, and then has its wall clock set.
-func TestAHolderRenewsAfterAJumpOfItsClockBeforeItActs(t *testing.T) {
+// A machine that its hypervisor paused continues as if nothing had happened, and then its wall clock is corrected.
+func TestALeaseIsNotTrustedAfterAClockJumpUntilItIsRenewed(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{LockTTL: time.Hour}) // it is renewed every 10 min otherwise
 	for name, jump := range map[string]func(m *machine){
@@ -251,12 +252,12 @@ func TestAHolderRenewsAfterAJumpOfItsClockBeforeItActs(t *testing.T) {
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
 			wantError(t, l.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost) // it stays so
 			renewed(t, l)
-			eventually(t, time.Minute, "the renewal", func() bool { return l.Check() == nil })
+			eventually.Holds(t, time.Minute, "the renewal", func() bool { return l.Check() == nil })
 		})
 	}
 }
 
-func TestTheStoresTimeCostsOneRequestEachTenSeconds(t *testing.T) {
+func TestTheStoresTimeCostsOneRequestPerTenSeconds(t *testing.T) {
 	d := startServer(t, jetstream.Assets{})
 	var m machine
 	c := d.on(t, &m)
@@ -270,7 +271,7 @@ func TestTheStoresTimeCostsOneRequestEachTenSeconds(t *testing.T) {
 		m.suspend(100 * time.Millisecond)
 		c.Now()
 	}
-	eventually(t, 10*time.Second, "a measure", func() bool { return asked.Load() > 0 })
+	eventually.Holds(t, 10*time.Second, "a measure", func() bool { return asked.Load() > 0 })
 	must(t, raw.Flush())
 	passed := time.Minute + time.Since(began)
 	if n, most := asked.Load(), int64(passed/(10*time.Second))+1; n > most {

@@ -20,7 +20,7 @@ func small() jetstream.Compaction {
 	return jetstream.Compaction{Keep: 5, MinBatches: 1, MinBytes: 1 << 30}
 }
 
-// longHistory makes a sandbox with execs that have ended, each in two messages.
+// longHistory makes a sandbox with ended execs, each in two messages.
 func longHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
@@ -41,7 +41,7 @@ func moreHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, from, 
 	}
 }
 
-// snapshotNow stores the snapshot of a sandbox as it is.
+// snapshotNow stores the current snapshot of a sandbox.
 func snapshotNow(t testing.TB, c *jetstream.Conn, tenant, sandbox string) *jetstream.Snapshot {
 	t.Helper()
 	j := c.Journal(jetstream.JournalConfig{Tenant: tenant, Sandbox: sandbox, Writer: "k9", KeepEnded: 3})
@@ -52,7 +52,16 @@ func snapshotNow(t testing.TB, c *jetstream.Conn, tenant, sandbox string) *jetst
 	return s
 }
 
-// rawMessage is what the store has of a message.
+// compactedHistory makes a long history, stores its snapshot and compacts it.
+func compactedHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
+	t.Helper()
+	longHistory(t, c, tenant, sandbox, execs)
+	snapshotNow(t, c, tenant, sandbox)
+	_, err := c.Compact(t.Context(), tenant, sandbox, small())
+	must(t, err)
+}
+
+// rawMessage is a message as it is stored.
 type rawMessage struct {
 	Record uint64
 	Batch  []byte
@@ -67,7 +76,7 @@ func rawHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string, after u
 	return all
 }
 
-// sameFrom checks that a history reads the same as it once did, from each of its messages on.
+// sameFrom checks that a history still reads the same from each of its messages on.
 func sameFrom(t testing.TB, c *jetstream.Conn, tenant, sandbox string, want []rawMessage) {
 	t.Helper()
 	for from := -1; from < len(want); from++ {
@@ -105,12 +114,13 @@ func (d *deployment) onSubject(t testing.TB, tenant, sandbox string) int {
 	return int(info.State.Subjects[subject])
 }
 
-// stored counts what the buckets of segments have of a tenant.
+// stored counts what the buckets of segments have for a tenant.
 func (d *deployment) segmentsStored(t testing.TB, tenant string) (keys, chunks int) {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
-	for name, count := range map[string]*int{"KV_" + protocol.BucketHistories: &keys, "OBJ_" + protocol.BucketSegments: &chunks} {
+	counts := map[string]*int{"KV_" + protocol.BucketHistories: &keys, "OBJ_" + protocol.BucketSegments: &chunks}
+	for name, count := range counts {
 		stream, err := js.Stream(t.Context(), name)
 		must(t, err)
 		info, err := stream.Info(t.Context(), natsjs.WithSubjectFilter(">"))
@@ -133,15 +143,15 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 				Tenant:  d.tenant,
 				Sandbox: "s1",
 				Writer:  "k2",
-				OnReset: func() { t.Error("it is folded again") },
+				OnReset: func() { t.Error("the history was folded again") },
 			},
 		)
 		must(t, old.Refresh(ctx))
 		moreHistory(t, c, d.tenant, "s1", 12, 20)
-		before, batches := judge(t, c, d.tenant, "s1")
+		before, batches := readHistory(t, c, d.tenant, "s1")
 		want := rawHistory(t, c, d.tenant, "s1", 0)
 
-		// Without a snapshot the log keeps everything.
+		// Without a snapshot the log keeps every message.
 		done, err := c.Compact(ctx, d.tenant, "s1", small())
 		must(t, err)
 		if done.Messages != len(want)-5 || done.Purged != 0 || !done.Waits ||
@@ -158,7 +168,7 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		}
 		other := d.opened(t) // without what is cached
 		sameFrom(t, other, d.tenant, "s1", want)
-		after, _ := judge(t, other, d.tenant, "s1")
+		after, _ := readHistory(t, other, d.tenant, "s1")
 		same(t, "the folds before and after", after, before)
 		for _, b := range batches {
 			got, err := other.Batch(ctx, d.tenant, "s1", b.Record)
@@ -168,12 +178,13 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 		_, err = other.Batch(ctx, d.tenant, "s2", batches[0].Record)
 		wantError(t, err, protocol.NotFound, "")
 
-		// A journal that is behind the cut goes on, and so does one that reads it for the first time.
+		// A journal whose position is in a segment continues, and so does one that reads the history for the first
+		// time.
 		for _, j := range []*jetstream.Journal{old, journal(other, d.tenant, "s1", "k3")} {
 			must(t, j.Refresh(ctx))
 			if s, record := j.State(); s.Sandbox.Sequence != before.Sandbox.Sequence ||
 				record != batches[len(batches)-1].Record {
-				t.Fatalf("it is at event %d, record %d", s.Sandbox.Sequence, record)
+				t.Fatalf("the journal is at event %d, record %d", s.Sandbox.Sequence, record)
 			}
 		}
 		_, err = old.Do(ctx, acceptExec("new"))
@@ -187,8 +198,8 @@ func TestACompactedHistoryReadsTheSameFromEachMessage(t *testing.T) {
 	})
 }
 
-// A crash at any point leaves no message nowhere, and the next one finishes the work.
-func TestACompactionThatDiesAnywhereLosesNothing(t *testing.T) {
+// A crash at any point loses no message, and the next compaction finishes the work.
+func TestACompactionThatCrashesAnywhereLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"compact-before-store", "compact-before-manifest", "compact-before-purge"} {
 		t.Run(point, func(t *testing.T) {
@@ -207,7 +218,7 @@ func TestACompactionThatDiesAnywhereLosesNothing(t *testing.T) {
 					}
 				}
 				_, err := c.Compact(t.Context(), d.tenant, "s1", cfg)
-				t.Errorf("it went on: %v", err)
+				t.Errorf("continued: %v", err)
 			}()
 			sameFrom(t, d.opened(t), d.tenant, "s1", want)
 			_, err := c.Compact(t.Context(), d.tenant, "s1", small())
@@ -217,13 +228,13 @@ func TestACompactionThatDiesAnywhereLosesNothing(t *testing.T) {
 			}
 			sameFrom(t, d.opened(t), d.tenant, "s1", want)
 			if keys, chunks := d.segmentsStored(t, d.tenant); keys != 1 || chunks != 2 {
-				t.Errorf("%d lists and %d parts of objects are stored, want 1 and 2", keys, chunks)
+				t.Errorf("%d manifest keys and %d chunks are stored, want 1 and 2", keys, chunks)
 			}
 		})
 	}
 }
 
-// Each reader reads while the history is compacted, and somebody appends.
+// Readers read while the history is being compacted and appended to.
 func TestAHistoryReadsTheSameWhileItIsCompacted(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -256,7 +267,7 @@ func TestAHistoryReadsTheSameWhileItIsCompacted(t *testing.T) {
 	}
 	for keep := 100; keep > 0; keep -= 12 {
 		snapshotNow(t, c, d.tenant, "s1")
-		// Two at once: one of them may lose.
+		// One of two concurrent compactions may lose.
 		lost := make(chan error, 2)
 		for range 2 {
 			go func() {
@@ -285,17 +296,14 @@ func TestAHistoryReadsTheSameWhileItIsCompacted(t *testing.T) {
 	sameFrom(t, d.opened(t), d.tenant, "s1", rawHistory(t, c, d.tenant, "s1", 0))
 }
 
-func TestWhatIsNoLongerKeptOfAHistoryIsFoldedFromItsBase(t *testing.T) {
+func TestAHistoryWithExpiredSegmentsIsFoldedFromItsBase(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	kept := rawHistory(t, c, d.tenant, "s1", 0)
 	moreHistory(t, c, d.tenant, "s1", 10, 20)
-	want, _ := judge(t, c, d.tenant, "s1")
+	want, _ := readHistory(t, c, d.tenant, "s1")
 	cfg := small()
 	cfg.MaxAge = time.Hour
 	done, err := c.Compact(ctx, d.tenant, "s1", cfg)
@@ -321,7 +329,7 @@ func TestWhatIsNoLongerKeptOfAHistoryIsFoldedFromItsBase(t *testing.T) {
 	want.Trim(3)
 	same(t, "the fold", got, want)
 	if opened != want.Sandbox.Sequence {
-		t.Errorf("what is told of is at event %d", opened)
+		t.Errorf("OnOpen reported event %d", opened)
 	}
 	_, err = j.Do(ctx, acceptExec("new"))
 	must(t, err)
@@ -331,16 +339,13 @@ func TestAPurgedHistoryLeavesNoSegments(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	deleteSandbox(t, c, d.tenant, "s1")
 	for range 2 {
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 	}
 	if keys, chunks := d.segmentsStored(t, d.tenant); keys != 0 || chunks != 0 {
-		t.Errorf("%d lists and %d parts of objects are left", keys, chunks)
+		t.Errorf("%d manifest keys and %d chunks are left", keys, chunks)
 	}
 	j := journal(d.opened(t), d.tenant, "s1", "k3")
 	must(t, j.Refresh(ctx))
@@ -349,8 +354,8 @@ func TestAPurgedHistoryLeavesNoSegments(t *testing.T) {
 	}
 }
 
-// The log is set back to before what a journal has folded, which lies behind a cut.
-func TestAJournalNoticesARewoundLogWhoseBeginningIsInSegments(t *testing.T) {
+// The log is restored to a state before the journal's position, which follows purged messages.
+func TestAJournalNoticesARewoundLogWithSegments(t *testing.T) {
 	t.Parallel()
 	d := startBackup(t)
 	c := d.opened(t)
@@ -368,23 +373,20 @@ func TestAJournalNoticesARewoundLogWhoseBeginningIsInSegments(t *testing.T) {
 	d.restore(t)
 	accept(t, journal(d.opened(t), d.tenant, "s1", "w1"), "z1", "z2", "z3")
 	accept(t, lives, "z4")
-	want, _ := judge(t, c, d.tenant, "s1")
+	want, _ := readHistory(t, c, d.tenant, "s1")
 	got, _ := lives.State()
 	same(t, "the journal's fold and the log's", got, want)
 	if resets != 1 || got.Execs["y2"] != nil || got.Execs["z1"] == nil {
-		t.Errorf("it was folded again %d times", resets)
+		t.Errorf("the history was folded again %d times", resets)
 	}
 }
 
-// What is stored is what was in the log: headers too, by which readers notice what is missing.
-func TestASegmentThatWasChangedIsNotRead(t *testing.T) {
+// Segments hold the messages as they were in the log, including the headers by which readers notice missing messages.
+func TestADamagedSegmentIsNotRead(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
 	store, err := js.ObjectStore(ctx, protocol.BucketSegments)
@@ -400,7 +402,7 @@ func TestASegmentThatWasChangedIsNotRead(t *testing.T) {
 	wantError(t, err, protocol.Internal, "")
 }
 
-// Many segments are listed in pages, which are dropped and purged with what they list.
+// Many segments are listed in pages, which are dropped and purged together with their segments.
 func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -412,7 +414,7 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	done, err := c.Compact(ctx, d.tenant, "s1", small())
 	must(t, err)
 	if keys, _ := d.segmentsStored(t, d.tenant); done.Segments < 8 || keys < 4 {
-		t.Fatalf("%+v, in %d lists", done, keys)
+		t.Fatalf("%+v, in %d keys", done, keys)
 	}
 	sameFrom(t, d.opened(t), d.tenant, "s1", want)
 	for _, from := range []uint64{1, 2, 9, 17, 30, 50, 53} {
@@ -423,7 +425,7 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 				ReadEvents(ctx, d.tenant, "s1", from, func(b *protocol.Batch) bool { first = b.First(); return false }),
 		)
 		if first == 0 || first > from || from-first > 12 {
-			t.Errorf("reading from event %d begins with %d", from, first)
+			t.Errorf("reading from event %d starts at %d", from, first)
 		}
 	}
 
@@ -447,20 +449,17 @@ func TestAHistoryOfManySegmentsReadsTheSame(t *testing.T) {
 	deleteSandbox(t, c, d.tenant, "s1")
 	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 	if keys, chunks := d.segmentsStored(t, d.tenant); keys != 0 || chunks != 0 {
-		t.Errorf("%d lists and %d parts of objects are left", keys, chunks)
+		t.Errorf("%d manifest keys and %d chunks are left", keys, chunks)
 	}
 }
 
-// Who purges dies when it has removed the lists of segments, and not yet what names them.
-func TestAPurgeThatDiedIsFinished(t *testing.T) {
+// A purge dies after it removed the pages and before it removed the manifest that names them.
+func TestAnInterruptedPurgeIsFinished(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
 	c.SmallSegments(600, 2)
-	longHistory(t, c, d.tenant, "s1", 25)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 25)
 	deleteSandbox(t, c, d.tenant, "s1")
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
@@ -470,8 +469,8 @@ func TestAPurgeThatDiedIsFinished(t *testing.T) {
 	must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 }
 
-// The bucket of segments is full. Nothing leaves the log, and what is there can be removed all the same.
-func TestAFullBucketOfSegmentsKeepsHistoriesAndCanBeEmptied(t *testing.T) {
+// The bucket of segments is full. Nothing leaves the log, and existing segments can still be removed.
+func TestAFullSegmentBucketLosesNothingAndCanBeEmptied(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
@@ -508,21 +507,18 @@ func TestAFullBucketOfSegmentsKeepsHistoriesAndCanBeEmptied(t *testing.T) {
 	must(t, err)
 	done, err := c.Compact(ctx, d.tenant, "s2", small())
 	if err != nil || done.Purged == 0 {
-		t.Errorf("when there is room again: %+v, %v", done, err)
+		t.Errorf("after room was made: %+v, %v", done, err)
 	}
 	sameFrom(t, d.opened(t), d.tenant, "s2", want)
 }
 
-// What says where segments are was lost, or is of an older backup than the log. Nobody writes on a state that lacks
+// The list of segments was lost, or is of an older backup than the log. Nothing must be appended to a state that lacks
 // events.
 func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
-	longHistory(t, c, d.tenant, "s1", 10)
-	snapshotNow(t, c, d.tenant, "s1")
-	_, err := c.Compact(ctx, d.tenant, "s1", small())
-	must(t, err)
+	compactedHistory(t, c, d.tenant, "s1", 10)
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
 	stream, err := js.Stream(ctx, "KV_"+protocol.BucketHistories)
@@ -538,16 +534,16 @@ func TestP2_AHistoryWhoseSegmentsAreLostGetsNoNumberTwice(t *testing.T) {
 		}, nil
 	})
 	if err == nil {
-		t.Errorf("%d events were appended to a history of more than 20, as if there was none", len(events))
+		t.Errorf("appended %d events to a history of more than 20 as if it were empty", len(events))
 	}
-	// With the snapshot everything is there that is needed.
+	// The snapshot has everything that is needed.
 	j = c.Journal(jetstream.JournalConfig{Tenant: d.tenant, Sandbox: "s1", Writer: "k3", FromSnapshot: true})
 	if events, err := j.Do(ctx, acceptExec("new")); err != nil || events[0].Sequence < 22 {
 		t.Errorf("from its snapshot: %v, %v", events, err)
 	}
 }
 
-// BenchmarkCompact is how fast messages are moved into segments, and read again by a client that has none of them.
+// BenchmarkCompact measures how fast messages are moved into segments, and read by a client with an empty cache.
 func BenchmarkCompact(b *testing.B) {
 	d := startServer(b, jetstream.Assets{})
 	c := d.opened(b)

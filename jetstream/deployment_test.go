@@ -20,10 +20,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// lockTTL is that of the tests' deployments: short, so that leases end while a test waits.
+// lockTTL is short, so that leases end while a test waits.
 const lockTTL = 3 * time.Second
 
-// deployment is a provisioned set of assets on real servers, which a test runs against.
+// deployment is a provisioned set of assets on real servers.
 type deployment struct {
 	servers []*embedded.Server
 	assets  jetstream.Assets
@@ -58,8 +58,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// conform runs a test against one server of its own that syncs each write, and against a cluster of
-// three that all tests share.
+// conform runs a test against a single server of its own that syncs each write, and against a cluster of three that all
+// tests share.
 func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
 	t.Run("server", func(t *testing.T) {
@@ -72,7 +72,7 @@ func conform(t *testing.T, test func(t *testing.T, d *deployment)) {
 	})
 }
 
-// conformAlone is conform for tests that use what a deployment has one of, the queue of requests.
+// conformAlone is conform for tests that need the request queue of a deployment for themselves.
 func conformAlone(t *testing.T, test func(t *testing.T, d *deployment)) {
 	t.Helper()
 	t.Run("server", func(t *testing.T) { test(t, startServer(t, jetstream.Assets{LockTTL: lockTTL})) })
@@ -141,7 +141,7 @@ func (d *deployment) url() string {
 	return strings.Join(urls, ",")
 }
 
-// conn is a new connection over TCP, closed at the end of the test.
+// conn returns a new connection over TCP that is closed at the end of the test.
 func (d *deployment) conn(t testing.TB) *jetstream.Conn {
 	t.Helper()
 	return d.connTo(t, d.url())
@@ -161,7 +161,7 @@ func (d *deployment) connTo(t testing.TB, url string) *jetstream.Conn {
 	return c
 }
 
-// opened is a connection that knows its deployment.
+// opened returns a connection that has read its deployment.
 func (d *deployment) opened(t testing.TB) *jetstream.Conn {
 	t.Helper()
 	c := d.conn(t)
@@ -171,7 +171,7 @@ func (d *deployment) opened(t testing.TB) *jetstream.Conn {
 	return c
 }
 
-// raw is a plain NATS connection, for what Boxfleet's own never does.
+// raw returns a plain NATS connection, for operations that Boxfleet's own connection never does.
 func (d *deployment) raw(t testing.TB) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(d.url(), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond))
@@ -182,8 +182,7 @@ func (d *deployment) raw(t testing.TB) *nats.Conn {
 	return nc
 }
 
-// restart stops the single server and starts it again on its port and store, and returns when it
-// was back.
+// restart stops the single server and starts it again on its port and store. It returns the time after the start.
 func (d *deployment) restart(t testing.TB) time.Time {
 	t.Helper()
 	d.servers[0].Stop()
@@ -195,34 +194,19 @@ func (d *deployment) restart(t testing.TB) time.Time {
 	return time.Now()
 }
 
-// eventually waits until ok, and fails where that takes longer than within.
-func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(within)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-deadline:
-			t.Fatalf("within %s not: %s", within, what)
-		case <-tick.C:
-		}
-	}
-}
-
-// receive waits for a value of a channel.
+// receive waits for a value from a channel.
 func receive[T any](t testing.TB, within time.Duration, what string, ch <-chan T) T {
 	t.Helper()
 	select {
 	case v := <-ch:
 		return v
 	case <-time.After(within):
-		t.Fatalf("within %s not heard: %s", within, what)
+		t.Fatalf("not received within %s: %s", within, what)
 		panic("unreachable")
 	}
 }
 
-// background runs f until the test ends, and waits for it.
+// background runs f until the test ends, and waits for it to return.
 func background(t testing.TB, f func(ctx context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -232,7 +216,7 @@ func background(t testing.TB, f func(ctx context.Context) error) {
 		cancel()
 		if err := <-done; err != nil && !errors.Is(err, context.Canceled) &&
 			protocol.CodeOf(err) != protocol.Cancelled {
-			t.Errorf("ended by itself: %v", err)
+			t.Errorf("ended early: %v", err)
 		}
 	})
 }
@@ -256,7 +240,7 @@ func wantError(t testing.TB, err error, code protocol.Code, reason string) {
 	}
 }
 
-// journal opens a writer's journal of a sandbox.
+// journal returns a writer's journal of a sandbox.
 func journal(c *jetstream.Conn, tenant, sandbox, writer string) *jetstream.Journal {
 	return c.Journal(jetstream.JournalConfig{Tenant: tenant, Sandbox: sandbox, Writer: writer, KeepEnded: 1 << 20})
 }
@@ -276,7 +260,7 @@ func becomeReady(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 	}, nil
 }
 
-// acceptExec appends one event, the first time only.
+// acceptExec appends one event, but only once.
 func acceptExec(id string) jetstream.Decide {
 	return func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if s.Execs[id] != nil {
@@ -288,16 +272,16 @@ func acceptExec(id string) jetstream.Decide {
 	}
 }
 
-// readySandbox makes a sandbox that takes execs: three events.
+// readySandbox makes a sandbox that accepts execs: three events.
 func readySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
 	_, err := journal(c, tenant, sandbox, "k1").Do(t.Context(), becomeReady)
 	must(t, err)
 }
 
-// judge reads a sandbox's whole log, from the leader, and checks that it is one ordered history:
-// numbers from 1 without gap or repeat, each event legal, each exec accepted once.
-func judge(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*protocol.State, []*protocol.Batch) {
+// readHistory reads a sandbox's entire log from the leader and checks that it is one ordered history: numbers from 1
+// without gap or repeat, each event legal, each exec accepted once.
+func readHistory(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*protocol.State, []*protocol.Batch) {
 	t.Helper()
 	batches, err := c.HistoryTail(t.Context(), tenant, sandbox, 0)
 	must(t, err)
@@ -327,7 +311,7 @@ func judge(t testing.TB, c *jetstream.Conn, tenant, sandbox string) (*protocol.S
 	return s, batches
 }
 
-// same compares states, or anything else, by what they say as JSON.
+// same compares two values by their JSON.
 func same(t testing.TB, what string, got, want any) {
 	t.Helper()
 	g, err := json.Marshal(got)

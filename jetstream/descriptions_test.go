@@ -9,9 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Whoever looks with NATS's own tools reads what each stream is for, also of a deployment that was made before
-// there were descriptions.
-func TestEveryStreamAndBucketSaysWhatItIsFor(t *testing.T) {
+// NATS's own tools show what each stream is for, also in a deployment that is older than the descriptions.
+func TestEveryStreamAndBucketHasADescription(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.conn(t)

@@ -88,37 +88,15 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 	if held, err := c.reaches(ctx, checkpoint.position(), last); !held {
 		return err // the log is followed from its beginning
 	}
-	type stub struct {
-		Version int    `json:"v"`
-		Record  uint64 `json:"record"`
-		Batch   string `json:"batch"`
-		Over    struct {
-			Sandbox struct {
-				Name           string    `json:"name"`
-				CreatedAt      time.Time `json:"created_at"`
-				StateChangedAt time.Time `json:"state_changed_at"`
-				Spec           struct {
-					Labels map[string]string `json:"labels"`
-				} `json:"spec"`
-			} `json:"sandbox"`
-		} `json:"over"`
-	}
 	type late struct {
 		record *OverRecord
 		at     Position
 	}
 	var newer []late
 	err = c.readKeys(ctx, c.kv(protocol.BucketSandboxes), "*.*"+endedSuffix, func(key string, value []byte) {
-		tenant, rest, _ := strings.Cut(key, ".")
-		sandbox := strings.TrimSuffix(rest, endedSuffix)
-		r, s := &OverRecord{Tenant: tenant, Sandbox: sandbox}, &stub{}
-		if protocol.Decode(value, s) == nil && protocol.CheckVersion(s.Version) == nil {
-			b := &s.Over.Sandbox
-			r.Record, r.CreatedAt, r.EndedAt = s.Record, b.CreatedAt, b.StateChangedAt
-			r.Labels, r.Name = b.Spec.Labels, b.Name
-		}
+		r, at := decodeOverRecord(key, value)
 		if r.Record > checkpoint.Record { // the log up to the checkpoint does not have it
-			newer = append(newer, late{r, Position{s.Record, s.Batch}})
+			newer = append(newer, late{r, at})
 			return
 		}
 		visit(r)
@@ -136,6 +114,35 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 		}
 	}
 	return err
+}
+
+// endedHead is the part of an endedSnapshot that a coordinator holds in memory.
+type endedHead struct {
+	Version int    `json:"v"`
+	Record  uint64 `json:"record"`
+	Batch   string `json:"batch"`
+	Over    struct {
+		Sandbox struct {
+			Name           string    `json:"name"`
+			CreatedAt      time.Time `json:"created_at"`
+			StateChangedAt time.Time `json:"state_changed_at"`
+			Spec           struct {
+				Labels map[string]string `json:"labels"`
+			} `json:"spec"`
+		} `json:"sandbox"`
+	} `json:"over"`
+}
+
+// decodeOverRecord returns the record of an ended sandbox and the position of its snapshot.
+func decodeOverRecord(key string, value []byte) (*OverRecord, Position) {
+	tenant, rest, _ := strings.Cut(key, ".")
+	r, s := &OverRecord{Tenant: tenant, Sandbox: strings.TrimSuffix(rest, endedSuffix)}, &endedHead{}
+	if protocol.Decode(value, s) == nil && protocol.CheckVersion(s.Version) == nil {
+		b := &s.Over.Sandbox
+		r.Record, r.CreatedAt, r.EndedAt = s.Record, b.CreatedAt, b.StateChangedAt
+		r.Labels, r.Name = b.Spec.Labels, b.Name
+	}
+	return r, Position{s.Record, s.Batch}
 }
 
 // Purged reports whether nothing of an ended sandbox is stored except its tombstone.

@@ -46,8 +46,8 @@ func findExec(
 	return p.Find(x)
 }
 
-// Two leaders store at once what each knows, the older one less and later: everything that either stored stays.
-func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
+// Two leaders store concurrently, the older one less and later: every entry that either stored stays.
+func TestAnExecIndexOnlyGrows(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
 		const execs, step = 6000, 400
@@ -94,7 +94,7 @@ func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
 			}
 		}
 		if _, found := findExec(t, c, d.tenant, h, "never"); found {
-			t.Error("an exec that never was is found")
+			t.Error("found an exec that never existed")
 		}
 		pages, err := c.ExecPages(ctx, d.tenant, "s1", h)
 		must(t, err)
@@ -105,7 +105,7 @@ func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
 		}
 		t.Logf("%d pages", len(pages))
 
-		// What was removed with its sandbox is not stored again by who knew it.
+		// An index that was removed with its sandbox is not stored again by a process that still knows it.
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 		if _, err := c.StoreExecs(
 			ctx,
@@ -116,7 +116,7 @@ func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
 			jetstream.Position{Record: execs + 1},
 			false,
 		); err != jetstream.ErrIndexRemoved {
-			t.Errorf("a late write after the purge: %v", err)
+			t.Errorf("late write after the purge: %v", err)
 		}
 		if _, err := c.ExecHead(ctx, d.tenant, "s1"); err != jetstream.ErrNoIndex {
 			t.Errorf("after the purge: %v", err)
@@ -127,7 +127,7 @@ func TestAnIndexOfExecsOnlyGrows(t *testing.T) {
 	})
 }
 
-func TestAPageOfExecsHasWhatWasAdded(t *testing.T) {
+func TestAnExecPageHasWhatWasAdded(t *testing.T) {
 	t.Parallel()
 	var p jetstream.ExecPage
 	want := map[jetstream.ExecHash]jetstream.ExecEntry{}
@@ -150,19 +150,19 @@ func TestAPageOfExecsHasWhatWasAdded(t *testing.T) {
 			t.Fatalf("want %+v, got %+v", e, got)
 		}
 	}
-	// Of an id that an older version stored half the hash is known: it is found by the whole one.
+	// An older version stored half of an id's hash: the entry is found by the complete hash.
 	x := jetstream.HashExec("old")
 	p = p.With([]jetstream.ExecEntry{jetstream.OfLostHistory(x.Prefix())})
 	if e, found := p.Find(x); !found || e.Accepted != 0 {
 		t.Errorf("an older version's: %+v, %t", e, found)
 	}
 	if _, found := p.Find(jetstream.HashExec("never")); found {
-		t.Error("an exec that never was is found")
+		t.Error("found an exec that never existed")
 	}
 }
 
-// A late word of who saw less takes nothing back.
-func TestAnEntryOfAnExecGoesOnlyForward(t *testing.T) {
+// A late write of a process with older knowledge changes nothing back.
+func TestAnExecEntryOnlyMovesForward(t *testing.T) {
 	t.Parallel()
 	ended := jetstream.ExecEntry{
 		Accepted:   1,
@@ -172,9 +172,13 @@ func TestAnEntryOfAnExecGoesOnlyForward(t *testing.T) {
 		State:      protocol.ExecStateFailed,
 		Cancelling: true,
 	}
-	for _, late := range []jetstream.ExecEntry{{}, {Accepted: 1, Sequence: 1, State: protocol.ExecStateAccepted}, {Started: 2, State: protocol.ExecStateRunning}} {
+	for _, late := range []jetstream.ExecEntry{
+		{},
+		{Accepted: 1, Sequence: 1, State: protocol.ExecStateAccepted},
+		{Started: 2, State: protocol.ExecStateRunning},
+	} {
 		if got := ended.With(late); got != ended {
-			t.Errorf("with %+v it is %+v", late, got)
+			t.Errorf("with %+v the entry is %+v", late, got)
 		}
 	}
 }

@@ -9,13 +9,14 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// In a cluster the first request for messages of a new consumer is lost now and then; it is made again
-// long before the client would do that by itself, after ten seconds.
-func TestWhoBeginsToFollowInAClusterHasWhatThereIsSoon(t *testing.T) {
+// In a cluster the first request for messages of a new consumer is occasionally lost. It must be repeated long before
+// the client would repeat it by itself, after ten seconds.
+func TestANewFollowerInAClusterCatchesUpSoon(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	readySandbox(t, d.opened(t), d.tenant, "s1")
@@ -35,21 +36,21 @@ func TestWhoBeginsToFollowInAClusterHasWhatThereIsSoon(t *testing.T) {
 				worst = max(worst, time.Since(began))
 				mu.Unlock()
 				if heard == 0 {
-					t.Error("nothing was heard of")
+					t.Error("nothing was received")
 				}
 			}
 		})
 	}
 	following.Wait()
-	t.Logf("of %d the slowest needed %s", clients*each, worst.Round(time.Millisecond))
+	t.Logf("the slowest of %d took %s", clients*each, worst.Round(time.Millisecond))
 	if worst > 7*time.Second {
-		t.Errorf("one needed %s", worst)
+		t.Errorf("one follower took %s", worst)
 	}
 }
 
-// Where heartbeats do not come, it begins anew, with a consumer that it asks for. Who stops following
-// meanwhile must not follow that one for ever.
-func TestFollowingEndsThoughItIsBeginningAnew(t *testing.T) {
+// Without heartbeats a follower restarts with a new consumer. If its context ends meanwhile, it must not follow that
+// consumer forever.
+func TestAFollowerEndsWhileItRestarts(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	p := throughProxy(t, d)
@@ -65,20 +66,26 @@ func TestFollowingEndsThoughItIsBeginningAnew(t *testing.T) {
 		}()
 	}
 	for range followers {
-		receive(t, 5*time.Second, "the begin", begun)
+		receive(t, 5*time.Second, "the start", begun)
 	}
+	nc := d.raw(t)
+	asked, err := nc.SubscribeSync("$JS.API.CONSUMER.CREATE." + protocol.StreamEvents + ".>")
+	must(t, err)
+	must(t, nc.Flush())
 	p.held.Lock()
-	time.Sleep(2700 * time.Millisecond) // two heartbeats are missing: they have asked for new consumers
+	for range followers { // two heartbeats are missing: each follower requests a new consumer
+		_, err := asked.NextMsg(10 * time.Second)
+		must(t, err)
+	}
 	cancel()
-	time.Sleep(100 * time.Millisecond)
 	p.held.Unlock()
 	for range followers {
 		receive(t, 5*time.Second, "the end", ended)
 	}
 }
 
-// What is asked for to begin anew, or its answer, may be lost in its turn, with the connection or without.
-func TestWhoBeginsAnewDoesNotWaitForAnAnswerThatWasLost(t *testing.T) {
+// The request for a new consumer, or its answer, may be lost too, with or without the connection.
+func TestARestartingFollowerDoesNotWaitForALostAnswer(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(p *proxy){
 		"with its connection": func(p *proxy) { p.cut(); p.heal() },
@@ -94,22 +101,22 @@ func TestWhoBeginsAnewDoesNotWaitForAnAnswerThatWasLost(t *testing.T) {
 			background(t, func(ctx context.Context) error {
 				return c.FollowEvents(ctx, 0, func(b *protocol.Batch) { heard <- b.Record }, func() { close(begun) })
 			})
-			receive(t, 5*time.Second, "the begin", begun)
+			receive(t, 5*time.Second, "the start", begun)
 			asked := make(chan struct{})
 			p.whenClientSays(t, "$JS.API.CONSUMER.CREATE."+protocol.StreamEvents, func() { close(asked) })
 			p.mute.Store(true)
-			receive(t, 10*time.Second, "another begin", asked)
-			time.Sleep(200 * time.Millisecond) // the answer comes, and is thrown away
+			receive(t, 10*time.Second, "a restart", asked)
+			eventually.Holds(t, 5*time.Second, "the answer is lost", func() bool { return p.lostConsumers.Load() > 0 })
 			heal(p)
 			readySandbox(t, d.opened(t), d.tenant, "s1")
-			// The client itself would wait for ten seconds, and then a little more.
+			// The client alone would wait for ten seconds and a little more.
 			receive(t, 7*time.Second, "what is new", heard)
 		})
 	}
 }
 
-// What expires or is purged before it is delivered never comes.
-func TestWhoWaitsForWhatIsGoneHasCaughtUp(t *testing.T) {
+// Messages that expire or are purged before their delivery never arrive.
+func TestAFollowerWaitingForPurgedMessagesCatchesUp(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	p := throughProxy(t, d)
@@ -133,11 +140,11 @@ func TestWhoWaitsForWhatIsGoneHasCaughtUp(t *testing.T) {
 			func() { close(caughtUp) },
 		)
 	})
-	receive(t, 10*time.Second, "the end of what there was", caughtUp)
+	receive(t, 10*time.Second, "catching up", caughtUp)
 }
 
-// The replica that a consumer sits on may be behind: what it has not got is not pending to it.
-func TestWhatAReplicaHasNotGotYetIsWaitedFor(t *testing.T) {
+// A consumer's replica may be behind: messages that it does not have yet are not pending there.
+func TestAFollowerWaitsForAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	p := throughProxy(t, d)
@@ -154,15 +161,15 @@ func TestWhatAReplicaHasNotGotYetIsWaitedFor(t *testing.T) {
 	read := 0
 	must(t, c.ReadExecIDs(t.Context(), func(string, string, int, []uint64) { read++ }))
 	if len(behind) == 0 {
-		t.Fatal("nothing was said of what is pending: the test shows nothing")
+		t.Fatal("no pending count was reported, so the test proves nothing")
 	}
 	if read != 1 {
-		t.Fatalf("%d pages are read", read)
+		t.Fatalf("read %d pages", read)
 	}
 }
 
-// A key that is written anew while it is read lies behind what the leader had at the beginning.
-func TestWhatIsWrittenAnewWhileItIsReadIsRead(t *testing.T) {
+// A key that is written again while it is being read moves past the leader's initial last sequence.
+func TestAKeyWrittenAgainWhileItIsReadIsRead(t *testing.T) {
 	t.Parallel()
 	for range 10 { // without waiting for it, it is read now and then
 		d := startServer(t, jetstream.Assets{})
@@ -183,13 +190,13 @@ func TestWhatIsWrittenAnewWhileItIsReadIsRead(t *testing.T) {
 		)
 		must(t, <-again)
 		if len(read) != 2 {
-			t.Fatalf("of two pages these are read: %v", read)
+			t.Fatalf("of two pages only these were read: %v", read)
 		}
 	}
 }
 
-// A message that is lost on its way, and has no next one that would show the gap, is asked for again.
-func TestALastMessageThatIsLostIsReadAnew(t *testing.T) {
+// If the last message is lost on its way, no later one shows the gap. It must be requested again.
+func TestALostLastMessageIsReadAgain(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	p := throughProxy(t, d)
@@ -211,6 +218,6 @@ func TestALastMessageThatIsLostIsReadAnew(t *testing.T) {
 	read := 0
 	must(t, c.ReadExecIDs(t.Context(), func(string, string, int, []uint64) { read++ }))
 	if !lost || read != 1 {
-		t.Fatalf("%d pages are read; one was lost: %t", read, lost)
+		t.Fatalf("read %d pages; one was lost: %t", read, lost)
 	}
 }

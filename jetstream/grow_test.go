@@ -10,12 +10,13 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// kept is a message of a stream as it must stay.
+// kept is a message of a stream that must not change.
 type kept struct {
 	Sequence uint64
 	Time     time.Time
@@ -40,9 +41,8 @@ func everything(t *testing.T, d *deployment, name string) []kept {
 	return all
 }
 
-// Growing is ended at each of its steps, as by a kill, and run again, while a worker goes on to send
-// output.
-func TestGrowingToThreeReplicasLosesNothingWhereverItEnds(t *testing.T) {
+// The move is aborted after each of its steps, as by a kill, and continued, while a worker keeps sending output.
+func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T) {
 	t.Parallel()
 	servers, err := embedded.StartCluster(t.TempDir(), 3)
 	must(t, err)
@@ -106,15 +106,15 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItEnds(t *testing.T) {
 			must(t, err)
 			break
 		}
-		// A coordinator that starts meanwhile makes nothing anew.
+		// A coordinator that starts meanwhile makes no streams.
 		must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
 	}
 	stop()
 	n := receive(t, 30*time.Second, "the last chunk", sent)
-	t.Logf("ended %d times, %d chunks were sent meanwhile", ends, n)
+	t.Logf("interrupted %d times, %d chunks sent meanwhile", ends, n)
 
 	after := everything(t, d, protocol.StreamLogs)
-	same(t, "what was stored before", after[:len(before)], before)
+	same(t, "the messages stored before", after[:len(before)], before)
 	got := 0
 	_, err = c.ReadOutput(t.Context(), d.tenant, "s1", "x2", 0, func(k jetstream.Chunk) error {
 		if int(k.Offset) == got {
@@ -126,23 +126,19 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItEnds(t *testing.T) {
 	if got != n {
 		t.Fatalf("%d of %d acknowledged chunks are stored in their order", got, n)
 	}
-	for _, name := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
+	for _, name := range someStreams {
 		if cfg := configOf(t, d, name); cfg.Replicas != 3 {
 			t.Errorf("%s has %d replicas", name, cfg.Replicas)
 		}
 	}
-	if cfg := configOf(
-		t,
-		d,
-		protocol.StreamLogs,
-	); cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil ||
-		cfg.PersistMode != natsjs.DefaultPersistMode {
+	cfg := configOf(t, d, protocol.StreamLogs)
+	if cfg.MaxAge != 99*time.Hour || cfg.Mirror != nil || cfg.PersistMode != natsjs.DefaultPersistMode {
 		t.Errorf("the output's stream is %+v", cfg)
 	}
-	judge(t, c, d.tenant, "s1")
+	readHistory(t, c, d.tenant, "s1")
 }
 
-func TestStreamsThatLostReplicasAreNamedAndMended(t *testing.T) {
+func TestStreamsThatLostReplicasAreReportedAndRepaired(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	js, err := natsjs.New(d.raw(t))
@@ -168,13 +164,13 @@ func TestStreamsThatLostReplicasAreNamedAndMended(t *testing.T) {
 	}
 	must(t, c.Grow(t.Context(), 3, nil))
 	if report := d.opened(t).Storage(t.Context()); len(report.Problems) > 0 {
-		t.Fatalf("after mending: %v", report.Problems)
+		t.Fatalf("after the repair: %v", report.Problems)
 	}
 	wantError(t, c.Grow(t.Context(), 1, nil), protocol.InvalidArgument, "")
 
 	before := configLeader(t, d, protocol.StreamEvents)
 	must(t, c.RecoverStore(t.Context(), nil)) // as for a leader whose store takes no writes
-	eventually(t, 20*time.Second, "another leader", func() bool {
+	eventually.Holds(t, 20*time.Second, "another leader", func() bool {
 		s := d.conn(t).Storage(t.Context()).Streams
 		i := slices.IndexFunc(s, func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents })
 		return i >= 0 && s[i].Leader != "" && s[i].Leader != before

@@ -18,7 +18,7 @@ func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
 			_, err := writer.Do(t.Context(), acceptExec(id))
 			must(t, err)
 		}
-		_, batches := judge(t, c, d.tenant, "s1")
+		_, batches := readHistory(t, c, d.tenant, "s1")
 		var applied []uint64
 		j := c.Journal(jetstream.JournalConfig{
 			Tenant:  d.tenant,
@@ -43,7 +43,7 @@ func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
 	})
 }
 
-func TestASnapshotAndTheRestOfTheLogAreTheWholeFold(t *testing.T) {
+func TestASnapshotPlusTheRestOfTheLogEqualsTheFold(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		readySandbox(t, c, d.tenant, "s1")
@@ -69,7 +69,7 @@ func TestASnapshotAndTheRestOfTheLogAreTheWholeFold(t *testing.T) {
 		}
 		must(t, restored.Refresh(t.Context()))
 		got, _ := restored.State()
-		want, _ := judge(t, c, d.tenant, "s1")
+		want, _ := readHistory(t, c, d.tenant, "s1")
 		same(t, "the restored state and the fold", got, want)
 	})
 }
@@ -119,12 +119,12 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		_, err = journal(c, d.tenant, "s1", "k1").Do(ctx, acceptExec("x1"))
 		must(t, err)
 		deleteSandbox(t, c, d.tenant, "s1")
-		before, _ := judge(t, c, d.tenant, "s1")
+		before, _ := readHistory(t, c, d.tenant, "s1")
 		for range 2 { // again is harmless
 			must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 		}
 
-		// One that starts now, and one that knew the sandbox before, see the tombstone.
+		// A new journal and one that knew the sandbox before both see the tombstone.
 		for _, j := range []*jetstream.Journal{journal(c, d.tenant, "s1", "k3"), behind} {
 			must(t, j.Refresh(ctx))
 			s, _ := j.State()
@@ -145,7 +145,7 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 			protocol.Reservation{Request: "r9"},
 		); err != nil || taken == nil ||
 			taken.Request != "r1" {
-			t.Fatalf("the id is %+v, %v", taken, err)
+			t.Fatalf("the reservation is %+v, %v", taken, err)
 		}
 		if _, err := c.Append(ctx, accepted(d.tenant, "s1", "k1"), 0); err != jetstream.ErrConflict {
 			t.Fatalf("a new history over the tombstone: %v", err)
@@ -155,12 +155,12 @@ func TestAPurgedHistoryLeavesATombstoneAndTheReservedID(t *testing.T) {
 		}
 		must(t, c.ReadExecIDs(ctx, func(tenant, sandbox string, _ int, hashes []uint64) {
 			if tenant == d.tenant && sandbox == "s1" {
-				t.Errorf("exec ids are there: %v", hashes)
+				t.Errorf("exec ids are left: %v", hashes)
 			}
 		}))
 		_, err = c.ReadSnapshots(ctx, func(tenant, sandbox string, _ *jetstream.Snapshot) {
 			if tenant == d.tenant {
-				t.Errorf("the snapshot of %s is there", sandbox)
+				t.Errorf("the snapshot of %s is left", sandbox)
 			}
 		})
 		must(t, err)

@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestTheTableOfHostsIsFollowedAndANameIsOneHosts(t *testing.T) {
+func TestTheTableOfHostsIsFollowedAndANameBelongsToOneHost(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
 		name := d.tenant + "-w"
@@ -50,7 +51,7 @@ func TestTheTableOfHostsIsFollowedAndANameIsOneHosts(t *testing.T) {
 	})
 }
 
-func TestAHeartbeatUnderAnotherWorkersSubjectIsNotHeard(t *testing.T) {
+func TestAHeartbeatOnAnotherWorkersSubjectIsIgnored(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, name := d.opened(t), d.tenant+"-w"
 		heard := make(chan *protocol.Heartbeat, 10)
@@ -62,7 +63,7 @@ func TestAHeartbeatUnderAnotherWorkersSubjectIsNotHeard(t *testing.T) {
 		must(t, err)
 		defer stop()
 		nc := d.raw(t)
-		eventually(t, 5*time.Second, "a heartbeat", func() bool {
+		eventually.Holds(t, 5*time.Second, "a heartbeat", func() bool {
 			must(
 				t,
 				nc.Publish(
@@ -85,7 +86,7 @@ func TestAHeartbeatUnderAnotherWorkersSubjectIsNotHeard(t *testing.T) {
 	})
 }
 
-func TestABlobComesBackAsItWasPut(t *testing.T) {
+func TestABlobReadsAsItWasStored(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
 		content := make([]byte, 20<<20)
@@ -107,12 +108,12 @@ func TestABlobComesBackAsItWasPut(t *testing.T) {
 		first := make([]byte, 1<<20)
 		_, err = io.ReadFull(r, first)
 		must(t, err)
-		// Somebody uploads the same tree while it is read.
+		// The same tree is uploaded again while it is being read.
 		must(t, c.PutBlob(ctx, digest, bytes.NewReader(content)))
 		rest, err := io.ReadAll(r)
 		must(t, err)
 		if !bytes.Equal(append(first, rest...), content) {
-			t.Fatalf("%d bytes came back of %d, or others", len(first)+len(rest), len(content))
+			t.Fatalf("read %d bytes of %d, or different ones", len(first)+len(rest), len(content))
 		}
 	})
 }

@@ -10,17 +10,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Who imports an image stores its file first and names it then. An old file of the same content, which was
-// not named for long, must not go in between.
-func TestTheFileOfAnImageThatIsImportedAgainIsKept(t *testing.T) {
+// An import stores the file first and names it afterwards. An old file with the same content that no image named for a
+// while must not be removed in between.
+func TestTheFileOfAReimportedImageStays(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const age = 2 * time.Second
 		c, ctx := d.opened(t), t.Context()
 		content := "file of " + d.tenant
-		for took := age; took >= age; { // a machine that stands still so long makes it old again
+		for took := age; took >= age; { // repeat if the machine stalled: the file is old again
 			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
 			must(t, c.PutImageFile(ctx, d.tenant+"-unwanted", strings.NewReader(content)))
-			time.Sleep(age)
+			time.Sleep(age) // the files' age is counted by the server's clock
 			again := time.Now()
 			must(t, c.PutImageFile(ctx, d.tenant, strings.NewReader(content)))
 			must(t, c.RemoveUnwantedFiles(ctx, age))
@@ -41,8 +41,8 @@ func TestTheFileOfAnImageThatIsImportedAgainIsKept(t *testing.T) {
 	})
 }
 
-// What is stored again between the look at a file and its removal is seen.
-func TestAFileThatWasStoredAgainIsNotRemoved(t *testing.T) {
+// A file that is stored again between the check and its removal stays.
+func TestAFileThatIsStoredAgainIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()

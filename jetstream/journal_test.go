@@ -9,11 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// acceptMany calls Do for n execs at once, through each journal in turn.
+// acceptMany calls Do concurrently for n execs through each journal.
 func acceptMany(t testing.TB, journals []*jetstream.Journal, prefix string, n int) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -37,7 +38,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 		k, w := d.opened(t), d.opened(t)
 		readySandbox(t, k, d.tenant, "s1")
 		journals := []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}
-		// Each hears of the other's batches while it decides, as coordinator and worker do.
+		// Each journal receives the other's batches while it decides, as those of coordinators and workers do.
 		for i, c := range []*jetstream.Conn{k, w} {
 			stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { journals[i].Observe(b) })
 			must(t, err)
@@ -46,7 +47,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 		for r := range rounds {
 			acceptMany(t, journals, fmt.Sprintf("r%d-", r), each)
 		}
-		state, batches := judge(t, k, d.tenant, "s1")
+		state, batches := readHistory(t, k, d.tenant, "s1")
 		events := uint64(3 + 2*each*rounds)
 		if state.Sandbox.Sequence != events || state.Sandbox.TotalExecs != int(events-3) {
 			t.Fatalf("%d events of %d execs, want %d", state.Sandbox.Sequence, state.Sandbox.TotalExecs, events)
@@ -65,7 +66,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 	})
 }
 
-func TestARefusalRefusesOnlyItself(t *testing.T) {
+func TestARefusalAffectsOnlyItsOwnDecision(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		readySandbox(t, c, d.tenant, "s1")
@@ -98,13 +99,13 @@ func TestARefusalRefusesOnlyItself(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if state, _ := judge(t, c, d.tenant, "s1"); state.Sandbox.TotalExecs != 30 {
+		if state, _ := readHistory(t, c, d.tenant, "s1"); state.Sandbox.TotalExecs != 30 {
 			t.Fatalf("%d execs", state.Sandbox.TotalExecs)
 		}
 	})
 }
 
-func TestADecisionIsAskedAgainWhenSomebodyElseWroteFirst(t *testing.T) {
+func TestADecisionIsRepeatedWhenAnotherWriterWasFirst(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
 		readySandbox(t, a, d.tenant, "s1")
@@ -130,8 +131,8 @@ func TestADecisionIsAskedAgainWhenSomebodyElseWroteFirst(t *testing.T) {
 	})
 }
 
-// A batch is heard of after a decision was made and before it is appended: its numbers are taken.
-func TestABatchHeardOfWhileDecidingMakesTheAppendLose(t *testing.T) {
+// A batch is received after a decision was made and before it is appended: its event numbers are taken.
+func TestABatchReceivedWhileDecidingMakesTheAppendLose(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
 		readySandbox(t, a, d.tenant, "s1")
@@ -142,7 +143,7 @@ func TestABatchHeardOfWhileDecidingMakesTheAppendLose(t *testing.T) {
 			if asked++; asked == 1 {
 				_, err := journal(b, d.tenant, "s1", "w1").Do(t.Context(), acceptExec("other"))
 				must(t, err)
-				_, batches := judge(t, b, d.tenant, "s1")
+				_, batches := readHistory(t, b, d.tenant, "s1")
 				j.Observe(batches[len(batches)-1])
 			}
 			return acceptExec("mine")(s, now)
@@ -151,7 +152,7 @@ func TestABatchHeardOfWhileDecidingMakesTheAppendLose(t *testing.T) {
 		if asked != 2 || len(events) != 1 || events[0].Sequence != 5 {
 			t.Fatalf("asked %d times, the events are %+v", asked, events)
 		}
-		state, _ := judge(t, b, d.tenant, "s1")
+		state, _ := readHistory(t, b, d.tenant, "s1")
 		folded, _ := j.State()
 		same(t, "the journal's fold and the log's", folded, state)
 	})
@@ -176,7 +177,7 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 		})
 		must(t, err)
 
-		// Nothing to do is a decision too: a stop after a resume that was not heard of yet.
+		// Having nothing to do is a decision too: a stop after a resume that was not received yet.
 		stop := func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			if s.Sandbox.State == protocol.StateStopped {
 				return nil, nil
@@ -213,8 +214,8 @@ func TestARefusalIsDecidedOnTheNewestStateOnly(t *testing.T) {
 	})
 }
 
-// A follower of the log that has come to what it knows says so at any time.
-func TestARefusalIsDecidedOnTheNewestStateThoughAFollowerSaysFresh(t *testing.T) {
+// A follower calls Fresh whenever it has caught up with what it knows of.
+func TestARefusalIsDecidedOnTheNewestStateEvenIfAFollowerCallsFresh(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	a, b := d.opened(t), d.opened(t)
@@ -249,7 +250,7 @@ func TestARefusalIsDecidedOnTheNewestStateThoughAFollowerSaysFresh(t *testing.T)
 	}
 }
 
-func TestDoReturnsWhenItsContextEndsAndTheJournalGoesOn(t *testing.T) {
+func TestDoReturnsWhenItsContextEndsAndTheAppendContinues(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	p := throughProxy(t, d)
@@ -265,8 +266,8 @@ func TestDoReturnsWhenItsContextEndsAndTheJournalGoesOn(t *testing.T) {
 		done <- err
 	}()
 	other := d.opened(t)
-	eventually(t, 5*time.Second, "the event in the log", func() bool {
-		s, _ := judge(t, other, d.tenant, "s1")
+	eventually.Holds(t, 5*time.Second, "the event in the log", func() bool {
+		s, _ := readHistory(t, other, d.tenant, "s1")
 		return s.Execs["x1"] != nil
 	})
 	cancelled := time.Now()
@@ -278,12 +279,12 @@ func TestDoReturnsWhenItsContextEndsAndTheJournalGoesOn(t *testing.T) {
 	p.mute.Store(false)
 	_, err := j.Do(t.Context(), acceptExec("x2"))
 	must(t, err)
-	if s, _ := judge(t, other, d.tenant, "s1"); s.Sandbox.TotalExecs != 2 {
+	if s, _ := readHistory(t, other, d.tenant, "s1"); s.Sandbox.TotalExecs != 2 {
 		t.Fatalf("%d execs", s.Sandbox.TotalExecs)
 	}
 }
 
-// The connection is cut after the append went through: its answer is lost.
+// The connection breaks after the append was stored: its answer is lost.
 func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		p := throughProxy(t, d)
@@ -303,8 +304,8 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 				}
 				done <- err
 			}()
-			eventually(t, 5*time.Second, "the event in the log", func() bool {
-				s, _ := judge(t, other, d.tenant, "s1")
+			eventually.Holds(t, 5*time.Second, "the event in the log", func() bool {
+				s, _ := readHistory(t, other, d.tenant, "s1")
 				return s.Execs[id] != nil
 			})
 			if i == 1 { // somebody writes after it, before the answer is asked for
@@ -313,21 +314,21 @@ func TestAnAppendWhoseAnswerWasLostIsInTheLogOnce(t *testing.T) {
 			}
 			p.cut()
 			p.heal()
-			// It does not wait for an answer that cannot come any more, until its try is over.
+			// It must not wait for an answer that cannot come any more until the attempt times out.
 			must(t, receive(t, 10*time.Second, "the end of Do", done))
 			if took := time.Since(began); took >= jetstream.AppendTry {
 				t.Fatalf("Do took %s", took)
 			}
 		}
-		state, batches := judge(t, other, d.tenant, "s1")
+		state, batches := readHistory(t, other, d.tenant, "s1")
 		if state.Sandbox.TotalExecs != 4 || len(batches) != 5 {
 			t.Fatalf("%d execs in %d messages", state.Sandbox.TotalExecs, len(batches))
 		}
 	})
 }
 
-// load calls Do in several goroutines until it is stopped, and notes what was confirmed and how
-// long the longest call took.
+// load calls Do in several goroutines until it is stopped, and records confirmed execs and the time of the longest
+// call.
 type load struct {
 	stop      atomic.Bool
 	wg        sync.WaitGroup
@@ -371,12 +372,12 @@ func (l *load) count() int {
 	return len(l.confirmed)
 }
 
-// end stops the load and checks that the log holds what was confirmed.
+// end stops the load and checks that the log has everything that was confirmed.
 func (l *load) end(t *testing.T, c *jetstream.Conn, tenant, sandbox string) {
 	t.Helper()
 	l.stop.Store(true)
 	l.wg.Wait()
-	state, batches := judge(t, c, tenant, sandbox)
+	state, batches := readHistory(t, c, tenant, sandbox)
 	for id := range l.confirmed {
 		if state.Execs[id] == nil {
 			t.Fatalf("exec %s was confirmed and is not in the log", id)
@@ -403,11 +404,16 @@ func TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing(t *testing.T)
 	)
 	for range 3 {
 		before := l.count()
-		eventually(t, 10*time.Second, "progress before the restart", func() bool { return l.count() > before+100 })
+		eventually.Holds(
+			t,
+			10*time.Second,
+			"progress before the restart",
+			func() bool { return l.count() > before+100 },
+		)
 		d.restart(t)
 	}
 	before := l.count()
-	eventually(t, 10*time.Second, "progress after the restart", func() bool { return l.count() > before+100 })
+	eventually.Holds(t, 10*time.Second, "progress after the restart", func() bool { return l.count() > before+100 })
 	l.end(t, d.opened(t), d.tenant, "s1")
 	if l.worst > 5*time.Second {
 		t.Errorf("a call took %s", l.worst)
@@ -424,7 +430,7 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 		[]*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")},
 		8,
 	)
-	eventually(t, 10*time.Second, "progress before the loss", func() bool { return l.count() > 200 })
+	eventually.Holds(t, 10*time.Second, "progress before the loss", func() bool { return l.count() > 200 })
 	lost := -1
 	for i, s := range d.servers {
 		if s.JetStreamIsStreamLeader("$G", protocol.StreamEvents) {
@@ -436,15 +442,15 @@ func TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing(t *testin
 	}
 	d.servers[lost].Stop()
 	before := l.count()
-	eventually(t, 25*time.Second, "progress after the loss", func() bool { return l.count() > before+200 })
+	eventually.Holds(t, 25*time.Second, "progress after the loss", func() bool { return l.count() > before+200 })
 	l.end(t, k, d.tenant, "s1")
 	if l.worst > 15*time.Second {
 		t.Errorf("a call took %s", l.worst)
 	}
 }
 
-// A defect in one decision is that decision's: the journal goes on, and so does the process.
-func TestADecisionThatPanicsIsRefused(t *testing.T) {
+// A defect in one decision fails only that decision; the journal and the process continue.
+func TestAPanickingDecisionIsRefused(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)

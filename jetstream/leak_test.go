@@ -11,7 +11,7 @@ import (
 )
 
 // It runs alone, before the parallel tests do: what other tests run would look like its leaks.
-func TestNothingRunsAfterClose(t *testing.T) {
+func TestNoGoroutineRunsAfterClose(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Run("use", func(t *testing.T) {
 		ctx := context.Background()

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -15,7 +16,7 @@ func holder(name string) jetstream.Holder {
 	return jetstream.Holder{Name: name, Instance: name + "-1", Detail: "pid 1"}
 }
 
-// renewed runs the renewals of a lease; stop ends them, as a paused process does.
+// renewed runs the renewals of a lease; stop ends them, as if the process were paused.
 func renewed(t testing.TB, l *jetstream.Lease) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -26,8 +27,8 @@ func renewed(t testing.TB, l *jetstream.Lease) (stop func()) {
 	return stop
 }
 
-// whenFenced gives the last moment at which the lease was seen to be trusted, once it is not any more: a
-// machine that stands still makes it earlier, never later.
+// whenFenced returns the last time at which the lease was trusted, once it no longer is. A stalled machine makes it
+// earlier, never later.
 func whenFenced(l *jetstream.Lease) <-chan time.Time {
 	fenced := make(chan time.Time, 1)
 	go func() {
@@ -43,8 +44,8 @@ func whenFenced(l *jetstream.Lease) <-chan time.Time {
 	return fenced
 }
 
-// looks notes how long at most passed between two looks at something. Where the machine stood still for
-// long enough, a lease of the tests ends rightly, and who renews it is not to blame.
+// looks records the longest time between two checks of something. If the machine stalls long enough, a test's lease
+// rightly ends without a fault of the renewals.
 type looks struct {
 	last    time.Time
 	longest time.Duration
@@ -58,8 +59,8 @@ func (s *looks) look() {
 	s.last = now
 }
 
-// undisturbed has something measured anew, under another name, where the machine stood still meanwhile:
-// what was seen then says nothing. A machine that never holds still enough fails the test.
+// undisturbed repeats a measurement, under another name, if the machine stalled meanwhile, because its result then
+// means nothing. A machine that never runs smoothly enough fails the test.
 func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 	t.Helper()
 	for try := range 5 {
@@ -71,12 +72,12 @@ func undisturbed(t testing.TB, measure func(seen *looks, name string) error) {
 		if seen.look(); seen.longest <= lockTTL/6 {
 			t.Fatal(err)
 		}
-		t.Logf("the machine stood still for %s: %v", seen.longest, err)
+		t.Logf("the machine stalled for %s: %v", seen.longest, err)
 	}
-	t.Fatal("the machine never held still for long enough")
+	t.Fatal("the machine stalled in every attempt")
 }
 
-// takeWhenOver tries to take a host's lock until it is free.
+// takeWhenOver retries to take a host's lock until it is free.
 func takeWhenOver(
 	t testing.TB,
 	c *jetstream.Conn,
@@ -86,7 +87,7 @@ func takeWhenOver(
 ) (*jetstream.Lease, time.Time) {
 	t.Helper()
 	var l *jetstream.Lease
-	eventually(t, within, "the lock taken by "+h.Name, func() bool {
+	eventually.Holds(t, within, "the lock taken by "+h.Name, func() bool {
 		var err error
 		l, err = c.AcquireHost(t.Context(), host, h, 0)
 		return err == nil
@@ -94,7 +95,7 @@ func takeWhenOver(
 	return l, time.Now()
 }
 
-func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
+func TestASecondHolderLearnsWhoTheFirstIs(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
 		first, err := a.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
@@ -121,7 +122,7 @@ func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// Who knows that the first is gone takes its very revision, once.
+		// A process that knows that the first holder is gone takes over its exact revision, once.
 		second, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), held.Revision)
 		must(t, err)
 		if _, err := a.AcquireHost(
@@ -136,7 +137,7 @@ func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
 		if second.Token() <= first.Token() {
 			t.Fatalf("token %d after %d", second.Token(), first.Token())
 		}
-		// The first one, which was paused and not gone, is refused and knows it.
+		// The first holder was only paused: its renewal is refused and it learns that it lost the lock.
 		renewed(t, first)
 		receive(t, 5*time.Second, "the loss", first.Lost())
 		wantError(t, first.Check(), protocol.FailedPrecondition, protocol.ReasonLeaseLost)
@@ -160,7 +161,7 @@ func TestASecondHolderIsToldWhoTheFirstIs(t *testing.T) {
 	})
 }
 
-func TestRenewalsMoveTheEndOfALease(t *testing.T) {
+func TestRenewalsExtendALease(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		a, b := d.opened(t), d.opened(t)
 		undisturbed(t, func(seen *looks, name string) error {
@@ -189,14 +190,14 @@ func TestRenewalsMoveTheEndOfALease(t *testing.T) {
 	})
 }
 
-func TestAHolderThatIsCutOffFencesItselfBeforeTheLockIsFree(t *testing.T) {
+func TestADisconnectedHolderFencesItselfBeforeTheLockIsFree(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		p := throughProxy(t, d)
 		a, b := d.connTo(t, p.url()), d.opened(t)
 		l, err := a.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 		must(t, err)
 		renewed(t, l)
-		eventually(t, lockTTL, "a renewal", func() bool {
+		eventually.Holds(t, lockTTL, "a renewal", func() bool {
 			var held *jetstream.HeldError
 			_, err := b.AcquireHost(t.Context(), d.tenant, holder("w2"), 0)
 			return errors.As(err, &held) && held.Revision > l.Token()
@@ -240,7 +241,7 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 			must(t, err)
 			var taken error // from its holder
 			last := uint64(0)
-			// renewedAfter says whether the lease has another revision, or was taken.
+			// renewedAfter reports whether the lease has another revision or was lost.
 			renewedAfter := func(revision uint64) func() bool {
 				return func() bool {
 					seen.look()
@@ -255,15 +256,15 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 			}
 			p.mute.Store(true)
 			renewed(t, l)
-			if eventually(t, lockTTL, "the renewal", renewedAfter(l.Token())); taken != nil {
+			if eventually.Holds(t, lockTTL, "the renewal", renewedAfter(l.Token())); taken != nil {
 				return taken
 			}
 			p.cut()
 			p.heal()
-			if eventually(t, lockTTL, "the next renewal", renewedAfter(last)); taken != nil {
+			if eventually.Holds(t, lockTTL, "the next renewal", renewedAfter(last)); taken != nil {
 				return taken
 			}
-			eventually(t, lockTTL, "the trust", func() bool { return l.Check() == nil })
+			eventually.Holds(t, lockTTL, "the trust", func() bool { return l.Check() == nil })
 			select {
 			case <-l.Lost():
 				return errors.New("lost to itself")
@@ -274,13 +275,13 @@ func TestARenewalWhoseAnswerWasLostIsNotALostLease(t *testing.T) {
 	})
 }
 
-func TestTheSameInstanceThatTakesItsOldLeaseAgainMayTrustItFromNow(t *testing.T) {
+func TestALeaseTakenAgainByItsOwnInstanceIsTrustedFromNow(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{LockTTL: lockTTL})
 	c := d.opened(t)
 	first, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
-	eventually(t, 2*lockTTL, "the end of the trust", func() bool { return first.Check() != nil })
+	eventually.Holds(t, 2*lockTTL, "the end of the trust", func() bool { return first.Check() != nil })
 	again, err := c.AcquireHost(t.Context(), d.tenant, holder("w1"), 0)
 	must(t, err)
 	if again.Token() <= first.Token() {
@@ -293,8 +294,8 @@ func TestTheSameInstanceThatTakesItsOldLeaseAgainMayTrustItFromNow(t *testing.T)
 	}
 }
 
-// A renewal that finds its own value in the way knows that an earlier one had worked, and not when.
-func TestARenewalThatFindsItsOwnValueGivesNoTrust(t *testing.T) {
+// A renewal that finds its own value knows that an earlier one succeeded, but not when.
+func TestARenewalThatFindsItsOwnValueDoesNotRestoreTrust(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{LockTTL: time.Minute})
 	c := d.opened(t)
@@ -311,8 +312,8 @@ func TestARenewalThatFindsItsOwnValueGivesNoTrust(t *testing.T) {
 	}
 }
 
-// The renewal that gives trust does not wait for a sixth of the lease, as the others do.
-func TestTheRenewalAfterOneThatGaveNoTrustComesSoon(t *testing.T) {
+// The renewal that restores trust does not wait for a sixth of the lease, as the others do.
+func TestARenewalWithoutTrustIsRepeatedSoon(t *testing.T) {
 	t.Parallel()
 	const ttl = 18 * time.Second
 	d := startServer(t, jetstream.Assets{LockTTL: ttl})
@@ -323,14 +324,14 @@ func TestTheRenewalAfterOneThatGaveNoTrustComesSoon(t *testing.T) {
 	must(t, err)
 	before, began := l.TrustedUntil(), time.Now()
 	renewed(t, l)
-	eventually(t, ttl*2/3, "the trust", func() bool { return l.TrustedUntil() > before })
+	eventually.Holds(t, ttl*2/3, "the trust", func() bool { return l.TrustedUntil() > before })
 	if took := time.Since(began); took >= 2*(ttl/6) {
 		t.Errorf("trusted after %s", took)
 	}
 }
 
-// Who stops while a renewal is on its way does not know what became of it.
-func TestALeaseWhoseRenewalWasOnItsWayIsReleasedAllTheSame(t *testing.T) {
+// A process that stops during a renewal does not know its outcome.
+func TestALeaseIsReleasedDuringARenewal(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		p := throughProxy(t, d)
 		a, b := d.connTo(t, p.url()), d.opened(t)
@@ -340,7 +341,7 @@ func TestALeaseWhoseRenewalWasOnItsWayIsReleasedAllTheSame(t *testing.T) {
 			must(t, err)
 			p.mute.Store(true)
 			stop := renewed(t, l)
-			eventually(t, lockTTL, "the renewal", func() bool {
+			eventually.Holds(t, lockTTL, "the renewal", func() bool {
 				seen.look()
 				var held *jetstream.HeldError
 				_, err := b.AcquireHost(t.Context(), d.tenant+name, holder("w2"), 0)
@@ -359,7 +360,7 @@ func TestALeaseWhoseRenewalWasOnItsWayIsReleasedAllTheSame(t *testing.T) {
 	})
 }
 
-func TestAHostIsGivenUpThoughWhoSeizedItIsGone(t *testing.T) {
+func TestASeizedHostIsReleasedAfterItsCallerIsGone(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -381,7 +382,7 @@ func TestTheSchedulersLockPassesOnWhenItsHolderIsGone(t *testing.T) {
 	if !errors.As(err, &held) {
 		t.Fatal(err)
 	}
-	eventually(t, 5*time.Second, "the lock", func() bool {
+	eventually.Holds(t, 5*time.Second, "the lock", func() bool {
 		second, err := b.AcquireScheduler(t.Context(), holder("k2"))
 		return err == nil && second.Token() > first.Token()
 	})

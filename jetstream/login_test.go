@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -25,7 +26,7 @@ type issuer struct {
 	server  *server.Server
 }
 
-// startIssuer runs a server that takes users of one account only.
+// startIssuer runs a server that accepts users of a single account only.
 func startIssuer(t *testing.T) *issuer {
 	t.Helper()
 	operator, err := nkeys.CreateOperator()
@@ -71,7 +72,7 @@ func startIssuer(t *testing.T) *issuer {
 	return &issuer{account, s}
 }
 
-// issue writes a credentials file for a user, in one step.
+// issue writes a user's credentials file atomically.
 func (i *issuer) issue(t *testing.T, file string, life time.Duration) {
 	t.Helper()
 	user, err := nkeys.CreateUser()
@@ -122,21 +123,21 @@ func TestAConnectionOutlivesItsCredentials(t *testing.T) {
 	must(t, err)
 	defer c.Close()
 	must(t, c.Health())
-	eventually(
+	eventually.Holds(
 		t,
 		10*time.Second,
 		"the credentials have expired",
 		func() bool { return protocol.CodeOf(c.Health()) == protocol.PermissionDenied },
 	)
 	must(t, os.Remove(file)) // between two of them there may be none
-	eventually(
+	eventually.Holds(
 		t,
 		10*time.Second,
 		"they cannot be read",
 		func() bool { return strings.Contains(fmt.Sprint(c.Health()), "no such file") },
 	)
 	i.issue(t, file, time.Hour)
-	eventually(t, 10*time.Second, "the new ones are taken", func() bool { return c.Health() == nil })
+	eventually.Holds(t, 10*time.Second, "the new ones are taken", func() bool { return c.Health() == nil })
 	must(t, c.Flush(context.WithoutCancel(t.Context())))
 	if n := strings.Count(log.String(), "NATS refuses this process"); n != 1 || !strings.Contains(log.String(), file) {
 		t.Errorf("said %d times, or not where they are read:\n%s", n, log.String())
@@ -146,7 +147,7 @@ func TestAConnectionOutlivesItsCredentials(t *testing.T) {
 	}
 }
 
-func TestALoginIsTakenOutOfURLs(t *testing.T) {
+func TestALoginIsSeparatedFromURLs(t *testing.T) {
 	t.Parallel()
 	for urls, want := range map[string]struct {
 		without string
@@ -166,9 +167,12 @@ func TestALoginIsTakenOutOfURLs(t *testing.T) {
 	}
 }
 
-func TestWhatNoServerCanHaveIsRefusedWithoutItsPassword(t *testing.T) {
+func TestInvalidURLsAreRefusedWithoutShowingThePassword(t *testing.T) {
 	t.Parallel()
-	for _, url := range []string{"", " , ", "nats://", "http://u:geheim@n1:4222", "nats://u:geheim@n1:port", "nats://u:geheim@n1:70000", "nats://u:geheim@:4222", "nats://u:geheim@n1:4222,nats://%zz"} {
+	for _, url := range []string{
+		"", " , ", "nats://", "http://u:geheim@n1:4222", "nats://u:geheim@n1:port",
+		"nats://u:geheim@n1:70000", "nats://u:geheim@:4222", "nats://u:geheim@n1:4222,nats://%zz",
+	} {
 		_, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, Wait: true})
 		wantError(t, err, protocol.InvalidArgument, "")
 		if strings.Contains(err.Error(), "geheim") {

@@ -10,11 +10,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Pages of exec ids, as an older version wrote and read them.
+// Pages of exec ids as an older version wrote and read them.
 
-// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes, over that of a revision, 0 where that is not
-// known, and returns the new one, 0 where it is not known. Those that are stored stay, whoever stored them: a page
-// that lacks one would have its id accepted a second time.
+// WriteExecIDs stores a page of the ids of a sandbox's execs, as hashes, over that of a revision, 0 if unknown, and
+// returns the new revision, 0 if unknown. Ids that any process has stored stay: a page without one would let its id be
+// accepted a second time.
 func (c *Conn) WriteExecIDs(
 	ctx context.Context,
 	tenant, sandbox string,
@@ -46,7 +46,7 @@ func (c *Conn) WriteExecIDs(
 	return written, err
 }
 
-// union is what is stored, and what is not yet of more.
+// union returns the stored hashes followed by new ones of more.
 func union(stored, more []uint64) []uint64 {
 	if len(stored) <= len(more) && slices.Equal(stored, more[:len(stored)]) {
 		return more
@@ -82,18 +82,18 @@ func decodeExecIDs(value []byte) ([]uint64, error) {
 	return hashes, nil
 }
 
-// ReadExecIDs reads every page of exec ids, in no order.
+// ReadExecIDs reads every page of exec ids, in no particular order.
 func (c *Conn) ReadExecIDs(ctx context.Context, visit func(tenant, sandbox string, page int, hashes []uint64)) error {
 	return c.readAll(ctx, c.kv(protocol.BucketExecIDs), func(key string, value []byte) {
 		parts := strings.Split(key, ".")
 		hashes, err := decodeExecIDs(value)
 		if len(parts) != 3 || err != nil {
-			c.log.Error("a page of exec ids cannot be read", "key", key)
+			c.log.Error("could not read a page of exec ids", "key", key)
 			return
 		}
 		page, err := strconv.Atoi(parts[2])
 		if err != nil || page < 0 {
-			c.log.Error("a page of exec ids cannot be read", "key", key)
+			c.log.Error("could not read a page of exec ids", "key", key)
 			return
 		}
 		visit(parts[0], parts[1], page, hashes)

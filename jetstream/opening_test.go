@@ -11,11 +11,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// manyBatches appends execs that have ended, each in one message, as fast as the server takes them.
+// manyBatches appends ended execs, each in one message, as fast as the server accepts them.
 func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
-	_, batches := judge(t, c, tenant, sandbox)
+	_, batches := readHistory(t, c, tenant, sandbox)
 	last := batches[len(batches)-1]
 	next, record := last.Last()+1, last.Record
 	for i := range execs {
@@ -53,13 +53,13 @@ func manyBatches(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 	}
 }
 
-// Each try ends before the whole history is read: what it has read stays.
-func TestAHistoryThatTakesManyTriesIsReadInTheEnd(t *testing.T) {
+// Each attempt ends before it has read the entire history. The next one continues.
+func TestALongHistoryIsReadInSeveralAttempts(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	manyBatches(t, c, d.tenant, "s1", 1500)
-	want, _ := judge(t, c, d.tenant, "s1")
+	want, _ := readHistory(t, c, d.tenant, "s1")
 
 	ctx, stop := context.WithCancel(t.Context())
 	applied := 0
@@ -79,12 +79,12 @@ func TestAHistoryThatTakesManyTriesIsReadInTheEnd(t *testing.T) {
 		err := j.Refresh(ctx)
 		if err == nil {
 			if tries < 2 {
-				t.Error("it was read at once")
+				t.Error("the history was read in a single attempt")
 			}
 			break
 		}
 		if s, _ := j.State(); s.Exists() {
-			t.Fatalf("half-way it shows event %d", s.Sandbox.Sequence)
+			t.Fatalf("half-way the journal shows event %d", s.Sandbox.Sequence)
 		}
 		if tries > 10 {
 			t.Fatal(err)
@@ -97,11 +97,11 @@ func TestAHistoryThatTakesManyTriesIsReadInTheEnd(t *testing.T) {
 	}
 	got, _ := j.State()
 	if got.Sandbox.Sequence != want.Sandbox.Sequence || got.Sandbox.TotalExecs != 1500 {
-		t.Errorf("it is at event %d with %d execs", got.Sandbox.Sequence, got.Sandbox.TotalExecs)
+		t.Errorf("the journal is at event %d with %d execs", got.Sandbox.Sequence, got.Sandbox.TotalExecs)
 	}
 }
 
-func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
+func TestALongHistoryStartsFromItsSnapshot(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
 		manyBatches(t, c, d.tenant, "s1", 520)
@@ -109,7 +109,7 @@ func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
 		moreHistory(t, c, d.tenant, "s1", 1000, 1020)
 		_, err := journal(c, d.tenant, "s1", "k1").Do(ctx, acceptExec("active"))
 		must(t, err)
-		want, _ := judge(t, c, d.tenant, "s1")
+		want, _ := readHistory(t, c, d.tenant, "s1")
 		opened, applied := uint64(0), []uint64(nil)
 		open := func() *jetstream.Journal {
 			opened, applied = 0, nil
@@ -132,7 +132,7 @@ func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
 		_, err = j.Do(ctx, acceptExec("more"))
 		must(t, err)
 
-		// A snapshot of another history of the log is not believed, nor one of another fold.
+		// A snapshot of another history of the log is not used, nor one of another fold version.
 		for name, spoil := range map[string]func(s *jetstream.Snapshot){
 			"of another batch":    func(s *jetstream.Snapshot) { s.Batch = "other" },
 			"of another sandbox":  func(s *jetstream.Snapshot) { s.Record++; s.Batch = "" },
@@ -150,9 +150,9 @@ func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
 			j := open()
 			must(t, j.Refresh(ctx))
 			if applied[0] != 1 {
-				t.Errorf("a snapshot %s is used", name)
+				t.Errorf("used a snapshot %s", name)
 			}
-			full, _ := judge(t, c, d.tenant, "s1")
+			full, _ := readHistory(t, c, d.tenant, "s1")
 			full.Trim(1)
 			got, _ := j.State()
 			same(t, "the fold without a snapshot "+name, got, full)
@@ -160,7 +160,7 @@ func TestALongHistoryBeginsWithItsSnapshot(t *testing.T) {
 	})
 }
 
-// BenchmarkOpenedWithPastExecs is what a worker's journal costs at its start: time, and memory that it keeps.
+// BenchmarkOpenedWithPastExecs measures the time and the retained memory of a worker's journal at its start.
 func BenchmarkOpenedWithPastExecs(b *testing.B) {
 	for _, execs := range []int{0, 1000, 10_000, 100_000} {
 		for _, from := range []string{"snapshot", "history"} {

@@ -8,18 +8,19 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// able waits until NATS stores a request, as somebody sees it who asks ten times a second, and makes
-// consumers of the queue. It returns since when.
+// able waits until NATS stores a request, which it tries ten times a second, and makes consumers of the queue. It
+// returns the time since when it does.
 func (d *deployment) able(t *testing.T, id string) time.Time {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
 	try := func(what string, f func(ctx context.Context) error) {
-		eventually(t, 60*time.Second, what, func() bool {
+		eventually.Holds(t, 60*time.Second, what, func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
 			return f(ctx) == nil
@@ -50,7 +51,7 @@ func (d *deployment) able(t *testing.T, id string) time.Time {
 	return time.Now()
 }
 
-// restartAll stops every server at once, and starts all of them again.
+// restartAll stops every server at once and starts all of them again.
 func (d *deployment) restartAll(t *testing.T) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -73,8 +74,8 @@ func (d *deployment) restartAll(t *testing.T) {
 	}
 }
 
-// The queue comes back when NATS does: a question that was lost while a leader was elected is not waited for.
-func TestTheFirstRequestAfterAnOutageIsHeardWithinASecondOfNATSBeingAble(t *testing.T) {
+// The queue recovers together with NATS: it does not wait for a request that was lost during an election.
+func TestTheFirstRequestAfterAnOutageIsReceivedWithinASecond(t *testing.T) {
 	for name, start := range map[string]func(testing.TB) *deployment{
 		"server":  func(t testing.TB) *deployment { return startServer(t, jetstream.Assets{}) },
 		"cluster": startCluster,
@@ -111,7 +112,7 @@ func TestTheFirstRequestAfterAnOutageIsHeardWithinASecondOfNATSBeingAble(t *test
 					h.at.Sub(able),
 				)
 				if late := h.at.Sub(able); id != "before" && late > 1500*time.Millisecond {
-					t.Errorf("%s: heard %s after NATS was able", id, late)
+					t.Errorf("%s: received %s after NATS had recovered", id, late)
 				}
 			}
 		})

@@ -6,11 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// publishChunks sends n chunks of stdout, one of stderr after each, and waits for them.
+// publishChunks sends n chunks of stdout, each followed by one of stderr, and waits for their acknowledgements.
 func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string, size, n int) error {
 	t.Helper()
 	var acks []<-chan error
@@ -43,7 +44,7 @@ func publishChunks(t testing.TB, c *jetstream.Conn, tenant, sandbox, exec string
 	return nil
 }
 
-// reader puts chunks together, and says where one does not follow the one before.
+// reader concatenates chunks and reports one that does not follow its predecessor.
 type reader struct {
 	stdout, stderr bytes.Buffer
 	chunks         int
@@ -72,15 +73,14 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		stop, err := listener.LiveOutput(d.tenant, "s1", "x1", func(k jetstream.Chunk) { heard <- live.add(k) })
 		must(t, err)
 		defer stop()
-		// What is asked for later by the same connection is known later, too.
+		// A subscription is known to the server before later requests of the same connection.
 		probes := make(chan jetstream.Chunk, 1000)
 		stopProbes, err := listener.LiveOutput(d.tenant, "s1", "probe", func(k jetstream.Chunk) { probes <- k })
 		must(t, err)
 		defer stopProbes()
 		must(t, listener.Flush(ctx))
-		eventually(t, 5*time.Second, "every server knows who listens", func() bool {
+		eventually.Holds(t, 5*time.Second, "every server knows the subscriptions", func() bool {
 			must(t, publishChunks(t, c, d.tenant, "s1", "probe", 1, 1))
-			time.Sleep(10 * time.Millisecond)
 			return len(probes) > 0
 		})
 		must(t, publishChunks(t, c, d.tenant, "s1", "x1", size, chunks))
@@ -90,7 +90,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 			t.Fatalf("the output ends at %d and %d, %v", stdout, stderr, err)
 		}
 		var read reader
-		eventually(t, 5*time.Second, "all of the output", func() bool { // a replica may be behind
+		eventually.Holds(t, 5*time.Second, "all of the output", func() bool { // a replica may be behind
 			read = reader{}
 			_, err := other.ReadOutput(ctx, d.tenant, "s1", "x1", 0, read.add)
 			must(t, err)
@@ -103,7 +103,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 			read.stderr.Len() != chunks {
 			t.Fatalf("%d and %d bytes read, %d live", read.stdout.Len(), read.stderr.Len(), live.stdout.Len())
 		}
-		// Who stopped after a chunk goes on behind it.
+		// A reader that stopped after a chunk continues with the next one.
 		var rest reader
 		next := uint64(0)
 		seen := 0
@@ -117,7 +117,7 @@ func TestOutputIsReadAsItWasWritten(t *testing.T) {
 		if err != stopped {
 			t.Fatal(err)
 		}
-		// The record after the last chunk that was delivered, which is the one that was refused.
+		// The record after the last delivered chunk, which is that of the refused one.
 		_, err = other.ReadOutput(ctx, d.tenant, "s1", "x1", next-1, rest.add)
 		must(t, err)
 		if rest.chunks != 2*chunks {
@@ -144,7 +144,7 @@ func TestAnExecWithoutOutputEndsAtZero(t *testing.T) {
 	})
 }
 
-// A batched read of it is more than a subscription lets wait.
+// A batched read returns more than a subscription buffers by default.
 func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -154,7 +154,7 @@ func TestMuchMoreOutputThanASubscriptionHoldsIsRead(t *testing.T) {
 	var total int
 	_, err := c.ReadOutput(t.Context(), d.tenant, "s1", "x1", 0, func(k jetstream.Chunk) error {
 		if total == 0 {
-			// All of the first batch arrives while nothing is read.
+			// The first batch arrives completely while nothing is read.
 			must(t, c.Flush(t.Context()))
 		}
 		total += len(k.Data)

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// pages reads a stream of output page by page, from an offset on, until a page has nothing.
+// pages reads a stream of output page by page from an offset on, until a page is empty.
 func pages(
 	ctx context.Context,
 	c *jetstream.Conn,
@@ -70,7 +70,10 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 		stderr = append(stderr, byte(i))
 	}
 	for _, total := range []int64{-1, int64(len(stdout))} {
-		for offset, limit := range map[int64]int{0: 40_000, 1: 999, 999: 1, 1000: 100_000, 77_777: 7000, int64(len(stdout) - 1): 5, int64(len(stdout)): 5} {
+		limits := map[int64]int{
+			0: 40_000, 1: 999, 999: 1, 1000: 100_000, 77_777: 7000, int64(len(stdout) - 1): 5, int64(len(stdout)): 5,
+		}
+		for offset, limit := range limits {
 			if limit == 1 {
 				p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, offset, limit, total)
 				if err != nil || string(p.Data) != string(stdout[offset]) || p.Ended != (total >= 0) ||
@@ -113,8 +116,8 @@ func TestOutputIsReadInPagesFromAnyOffset(t *testing.T) {
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 }
 
-// What was sent again is stored behind what follows it, and some of it comes twice.
-func TestPagesOfOutputThatWasStoredOutOfOrder(t *testing.T) {
+// Chunks that were sent again are stored after their successors, and some are stored twice.
+func TestPagesOfOutputStoredOutOfOrder(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
@@ -149,7 +152,7 @@ func TestPagesOfOutputThatWasStoredOutOfOrder(t *testing.T) {
 			}
 		}
 	}
-	// While something is on its way, a page ends before it, and loses nothing.
+	// While a chunk is in flight, the page ends before it and skips nothing.
 	publishInOrder(t, c, d.tenant, "y", in[:2]...)
 	if got, missing, err := pages(
 		t.Context(),
@@ -180,8 +183,8 @@ func TestPagesOfOutputThatWasStoredOutOfOrder(t *testing.T) {
 	}
 }
 
-// Somebody else of the sandbox printed so much that all of a quiet log had to go: who follows that one waits on.
-func TestWhoFollowsOutputOfWhichNothingIsKeptWaitsOn(t *testing.T) {
+// Another exec printed so much that all of a quiet log was removed: its readers keep waiting.
+func TestAReaderOfRemovedOutputKeepsWaiting(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
@@ -193,24 +196,24 @@ func TestWhoFollowsOutputOfWhichNothingIsKeptWaitsOn(t *testing.T) {
 	must(t, c.PurgeOutput(t.Context(), d.tenant, "s", room.Last))
 	p, err := c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
 	if err != nil || p.Next != at+10 || p.Missing != 0 || len(p.Data) != 0 || p.Ended {
-		t.Errorf("nothing is kept: %+v, %v", p, err)
+		t.Errorf("without stored output: %+v, %v", p, err)
 	}
 	chunk.Offset, chunk.NextStdout = at+10, at+20
 	publishInOrder(t, c, d.tenant, "x", chunk)
 	p, err = c.OutputPage(t.Context(), d.tenant, "s", "x", jetstream.Stdout, at+10, 100, -1)
 	if err != nil || string(p.Data) != "0123456789" {
-		t.Errorf("what came then: %+v, %v", p, err)
+		t.Errorf("later output: %+v, %v", p, err)
 	}
 }
 
-func TestAPageOfOutputSaysWhatIsNoLongerKept(t *testing.T) {
+func TestAPageOfOutputReportsMissingBytes(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
 	must(t, publishChunks(t, c, d.tenant, "s", "x", 100, 10))
 	p, err := c.OutputPage(t.Context(), d.tenant, "s", "none", jetstream.Stdout, 5, 10, 700)
 	if err != nil || p.Missing != 695 || p.Next != 700 || p.Oldest != 700 || len(p.Data) != 0 || !p.Ended {
-		t.Errorf("where nothing is kept: %+v, %v", p, err)
+		t.Errorf("without stored output: %+v, %v", p, err)
 	}
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
@@ -235,7 +238,7 @@ func TestAPageOfOutputSaysWhatIsNoLongerKept(t *testing.T) {
 		1000,
 	); err != nil || p.Missing != 370 || p.Offset != 400 || len(p.Data) != 600 ||
 		p.Oldest != 400 {
-		t.Errorf("where the beginning is gone: %d bytes, %+v, %v", len(p.Data), p, err)
+		t.Errorf("without the beginning: %d bytes, %+v, %v", len(p.Data), p, err)
 	}
 	for seq := uint64(13); seq <= 16; seq++ { // stdout 600 to 800
 		must(t, stream.DeleteMsg(t.Context(), seq))
@@ -262,8 +265,8 @@ func TestAPageOfOutputSaysWhatIsNoLongerKept(t *testing.T) {
 	}
 }
 
-// A page costs by its own length, wherever it is.
-func TestAPageOfOutputReadsNotWhatIsBeforeIt(t *testing.T) {
+// The cost of a page depends on its own length, not on its offset.
+func TestAPageOfOutputDoesNotReadEarlierOutput(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)

@@ -12,11 +12,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// serverProcess is the variable that has the test binary run a NATS server, which can be killed.
+// serverProcess is the variable that makes the test binary run a NATS server, which a test can kill.
 const serverProcess = "BOXFLEET_TEST_NATS_SERVER"
 
 func serve(config string) {
@@ -32,7 +33,7 @@ func serve(config string) {
 	os.Exit(0)
 }
 
-// processes is a deployment whose servers are processes of their own.
+// processes is a deployment whose servers are separate processes.
 type processes struct {
 	*deployment
 	urls []string
@@ -40,7 +41,7 @@ type processes struct {
 
 func (p *processes) conn(t testing.TB) *jetstream.Conn { return p.connTo(t, strings.Join(p.urls, ",")) }
 
-// startProcesses runs a cluster of three processes; kill ends one by its name, as kill -9 does.
+// startProcesses runs a cluster of three processes; kill kills one by its name, as kill -9 does.
 func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 	t.Helper()
 	ports, err := embedded.FreePorts(6)
@@ -65,7 +66,7 @@ func startProcesses(t *testing.T) (p *processes, kill func(name string)) {
 		p.urls = append(p.urls, fmt.Sprintf("nats://127.0.0.1:%d", ports[i]))
 		running[cfg.Name] = startProcess(t, cfg)
 	}
-	eventually(t, 30*time.Second, "a leader of the cluster", func() bool {
+	eventually.Holds(t, 30*time.Second, "a leader of the cluster", func() bool {
 		nc, err := nats.Connect(p.urls[0])
 		if err != nil {
 			return false

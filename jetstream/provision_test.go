@@ -24,7 +24,7 @@ func TestOpenBeforeProvisioningSaysNotProvisioned(t *testing.T) {
 	wantError(t, d.conn(t).Open(t.Context()), protocol.FailedPrecondition, protocol.ReasonNotProvisioned)
 }
 
-func TestTwoThatProvisionAtOnceAgreeOnTheDeployment(t *testing.T) {
+func TestConcurrentProvisioningAgreesOnTheDeployment(t *testing.T) {
 	t.Parallel()
 	s, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
 	must(t, err)
@@ -46,8 +46,7 @@ func TestTwoThatProvisionAtOnceAgreeOnTheDeployment(t *testing.T) {
 	}
 }
 
-// A cluster that has just started drops some of what it is asked, and loses answers. Waiting for one of them
-// took 10 s.
+// A cluster that has just started drops some requests and loses answers. Waiting for one of them took 10 s.
 func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
 	t.Parallel()
 	servers, err := embedded.StartCluster(t.TempDir(), 3)
@@ -68,11 +67,20 @@ func TestAFreshClusterIsProvisionedWithoutWaitingForALostAnswer(t *testing.T) {
 		must(t, receive(t, 60*time.Second, "the end of provisioning", errs))
 	}
 	if took := time.Since(began); took > 9*time.Second {
-		t.Errorf("it took %s", took)
+		t.Errorf("took %s", took)
 	}
 }
 
-// configOf reads how a stream is made.
+// someStreams has a stream or bucket of each kind; limited those that get a limit.
+var (
+	someStreams = []string{
+		protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs,
+		"KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs,
+	}
+	limited = []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles}
+)
+
+// configOf reads the configuration of a stream.
 func configOf(t *testing.T, d *deployment, name string) natsjs.StreamConfig {
 	t.Helper()
 	js, err := natsjs.New(d.raw(t))
@@ -82,7 +90,7 @@ func configOf(t *testing.T, d *deployment, name string) natsjs.StreamConfig {
 	return stream.CachedInfo().Config
 }
 
-func TestProvisionAgainKeepsWhatIsThereAndOnlyAdds(t *testing.T) {
+func TestProvisioningAgainOnlyAdds(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{LogMaxAge: 7 * time.Hour})
 	before := d.opened(t).Deployment()
@@ -92,11 +100,11 @@ func TestProvisionAgainKeepsWhatIsThereAndOnlyAdds(t *testing.T) {
 		t.Fatalf("the deployment was %s and is %s", before, c.Deployment())
 	}
 	if age := configOf(t, d, protocol.StreamLogs).MaxAge; age != 7*time.Hour {
-		t.Fatalf("max age of the output is %s, though nobody asked for another", age)
+		t.Fatalf("the output's max age is %s without a change of the setting", age)
 	}
 	must(t, c.Provision(t.Context(), jetstream.Assets{LogMaxAge: 8 * time.Hour}))
 	if age := configOf(t, d, protocol.StreamLogs).MaxAge; age != 8*time.Hour {
-		t.Fatalf("max age of the output is %s, 8h were asked for", age)
+		t.Fatalf("the output's max age is %s, want 8h", age)
 	}
 }
 
@@ -133,7 +141,7 @@ func TestProvisioningRefusesToWeakenBeforeItChangesAnything(t *testing.T) {
 	}
 }
 
-func TestOneCoordinatorWithoutReplicasLeavesThreeOfThem(t *testing.T) {
+func TestProvisioningWithoutReplicasLeavesThree(t *testing.T) {
 	t.Parallel()
 	d := sharedCluster(t)
 	wantError(
@@ -143,7 +151,7 @@ func TestOneCoordinatorWithoutReplicasLeavesThreeOfThem(t *testing.T) {
 		protocol.ReasonWouldWeaken,
 	)
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
-	for _, stream := range []string{protocol.StreamRequests, protocol.StreamEvents, protocol.StreamLogs, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketBlobs} {
+	for _, stream := range someStreams {
 		if got := configOf(t, d, stream).Replicas; got != 3 {
 			t.Errorf("%s has %d replicas", stream, got)
 		}
@@ -157,7 +165,7 @@ func TestStreamsWithoutLimitsGetThemAndLoseNothing(t *testing.T) {
 	readySandbox(t, c, d.tenant, "s1")
 	js, err := natsjs.New(d.raw(t))
 	must(t, err)
-	for _, name := range []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles} {
+	for _, name := range limited {
 		cfg := configOf(t, d, name)
 		cfg.MaxBytes = -1
 		if name == protocol.StreamEvents {
@@ -167,15 +175,15 @@ func TestStreamsWithoutLimitsGetThemAndLoseNothing(t *testing.T) {
 		must(t, err)
 	}
 	must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
-	for _, name := range []string{protocol.StreamEvents, "KV_" + protocol.BucketIDs, "OBJ_" + protocol.BucketImageFiles} {
+	for _, name := range limited {
 		if cfg := configOf(t, d, name); cfg.MaxBytes <= 0 || cfg.Discard != natsjs.DiscardNew {
 			t.Errorf("%s: %d bytes, %v", name, cfg.MaxBytes, cfg.Discard)
 		}
 	}
-	judge(t, c, d.tenant, "s1")
+	readHistory(t, c, d.tenant, "s1")
 }
 
-func TestReservedIDsCanBeTakenAwayByNobody(t *testing.T) {
+func TestNobodyCanRemoveAReservedID(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		ctx := t.Context()
@@ -238,7 +246,7 @@ func TestReservedIDsCanBeTakenAwayByNobody(t *testing.T) {
 	})
 }
 
-func TestAppendsAreStoredUnderTheSandboxAndHeardLive(t *testing.T) {
+func TestAppendsAreStoredUnderTheSandboxAndPublishedLive(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		nc := d.raw(t)
@@ -269,7 +277,7 @@ func TestAppendsAreStoredUnderTheSandboxAndHeardLive(t *testing.T) {
 		if b.Record != events[0].Record || b.First() != 1 || b.Last() != 3 {
 			t.Fatalf("heard %+v, appended at %d", b, events[0].Record)
 		}
-		// From the leader: a replica may not have it yet.
+		// Read from the leader: a replica may not have it yet.
 		stored, err := nc.Request(
 			"$JS.API.STREAM.MSG.GET."+protocol.StreamEvents,
 			fmt.Appendf(nil, `{"seq":%d}`, b.Record),

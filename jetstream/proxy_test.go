@@ -9,15 +9,17 @@ import (
 	"testing"
 )
 
-// proxy stands between a client and a server, and breaks what goes through.
+// proxy is a TCP proxy between clients and a server that breaks their connections.
 type proxy struct {
 	listener net.Listener
 	server   string
-	mute     atomic.Bool                              // what the server says is thrown away
-	closed   atomic.Bool                              // new connections are refused
-	held     sync.Mutex                               // what the server says waits for it
-	heard    atomic.Pointer[func(said []byte) []byte] // what the client says goes through it
-	told     atomic.Pointer[func(said []byte) []byte] // what the server says goes through it
+	mute     atomic.Bool // discard what the server sends
+	closed   atomic.Bool // refuse new connections
+	held     sync.Mutex  // delays what the server sends
+
+	fromClient, fromServer atomic.Pointer[func(said []byte) []byte] // transform what either side sends
+
+	lostConsumers atomic.Int64 // answers to requests for a consumer that mute discarded
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -61,8 +63,8 @@ func (p *proxy) accept() {
 		p.mu.Lock()
 		p.conns[client], p.conns[server] = true, true
 		p.mu.Unlock()
-		p.wg.Go(func() { p.pump(server, client, &p.heard, nil) })
-		p.wg.Go(func() { p.pump(client, server, &p.told, &p.mute) })
+		p.wg.Go(func() { p.pump(server, client, &p.fromClient, nil) })
+		p.wg.Go(func() { p.pump(client, server, &p.fromServer, &p.mute) })
 	}
 }
 
@@ -79,6 +81,8 @@ func (p *proxy) pump(to, from net.Conn, through *atomic.Pointer[func([]byte) []b
 			if err := p.pass(to, data, mute != nil); err != nil {
 				return
 			}
+		} else if bytes.Contains(buf[:n], []byte("consumer_create_response")) {
+			p.lostConsumers.Add(1)
 		}
 		if err != nil {
 			return
@@ -86,7 +90,7 @@ func (p *proxy) pump(to, from net.Conn, through *atomic.Pointer[func([]byte) []b
 	}
 }
 
-// pass writes what was read, of what the server says when no test holds it.
+// pass forwards what was read, but holds back the server's part while a test asks for that.
 func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	if fromServer {
 		p.held.Lock()
@@ -96,7 +100,7 @@ func (p *proxy) pass(to net.Conn, data []byte, fromServer bool) error {
 	return err
 }
 
-// whenClientSays calls f before the first message that a client sends to a subject that begins so is passed on.
+// whenClientSays calls f before it forwards the first message that a client sends to a subject with this prefix.
 func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 	var once sync.Once
 	hear := func(said []byte) []byte {
@@ -105,14 +109,14 @@ func (p *proxy) whenClientSays(t testing.TB, subject string, f func()) {
 		}
 		return said
 	}
-	p.heard.Store(&hear)
-	t.Cleanup(func() { p.heard.Store(nil) })
+	p.fromClient.Store(&hear)
+	t.Cleanup(func() { p.fromClient.Store(nil) })
 }
 
-// whenServerSays passes on what f makes of what the server says.
+// whenServerSays forwards f's result in place of what the server sends.
 func (p *proxy) whenServerSays(t testing.TB, f func(said []byte) []byte) {
-	p.told.Store(&f)
-	t.Cleanup(func() { p.told.Store(nil) })
+	p.fromServer.Store(&f)
+	t.Cleanup(func() { p.fromServer.Store(nil) })
 }
 
 func (p *proxy) end(conns ...net.Conn) {
@@ -124,7 +128,7 @@ func (p *proxy) end(conns ...net.Conn) {
 	}
 }
 
-// cut ends every connection; new ones are taken unless the proxy is closed.
+// cut ends every connection; new ones are accepted unless the proxy is closed.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +143,7 @@ func (p *proxy) partition() {
 	p.cut()
 }
 
-// heal lets everything through again.
+// heal forwards everything again.
 func (p *proxy) heal() {
 	p.mute.Store(false)
 	p.closed.Store(false)

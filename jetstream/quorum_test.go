@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -36,7 +37,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 			return err
 		},
 	} {
-		eventually(t, 10*time.Second, "connected again", c.Connected)
+		eventually.Holds(t, 10*time.Second, "connected again", c.Connected)
 		began := time.Now()
 		err := f()
 		for err != nil && protocol.AsError(err).Reason != protocol.ReasonNoQuorum && time.Since(began) < 10*time.Second {
@@ -52,7 +53,7 @@ func TestWithoutAMajorityCallsEndWithinFiveSecondsAndNameNATS(t *testing.T) {
 	}
 }
 
-func TestAFailOverIsNoLackOfAMajority(t *testing.T) {
+func TestAFailoverDoesNotCountAsAMissingMajority(t *testing.T) {
 	t.Parallel()
 	d, kill := startProcesses(t)
 	c := d.conn(t)
@@ -69,10 +70,10 @@ func TestAFailOverIsNoLackOfAMajority(t *testing.T) {
 			t.Fatalf("after %s: %v", time.Since(began), err)
 		}
 		if time.Since(began) > 25*time.Second {
-			t.Fatalf("no request is taken after %s: %v", time.Since(began), err)
+			t.Fatalf("no request is accepted after %s: %v", time.Since(began), err)
 		}
 	}
-	t.Logf("requests are taken again after %s", time.Since(began))
+	t.Logf("requests are accepted again after %s", time.Since(began))
 }
 
 func configLeader(t *testing.T, d interface {
@@ -84,16 +85,16 @@ func configLeader(t *testing.T, d interface {
 			return s.Leader
 		}
 	}
-	t.Fatalf("%s is not there", stream)
+	t.Fatalf("%s does not exist", stream)
 	return ""
 }
 
-func TestStorageSaysWhereJetStreamIsDisabled(t *testing.T) {
+func TestStorageReportsWhereJetStreamIsDisabled(t *testing.T) {
 	t.Parallel()
 	d := startCluster(t)
 	c := d.opened(t)
 	s := c.Storage(t.Context())
-	eventually(
+	eventually.Holds(
 		t,
 		20*time.Second,
 		"everything is in sync",
@@ -108,7 +109,7 @@ func TestStorageSaysWhereJetStreamIsDisabled(t *testing.T) {
 	}
 	for n, server := range d.servers {
 		must(t, server.DisableJetStream())
-		eventually(t, 20*time.Second, fmt.Sprintf("a problem with JetStream disabled on %d", n+1), func() bool {
+		eventually.Holds(t, 20*time.Second, fmt.Sprintf("a problem with JetStream disabled on %d", n+1), func() bool {
 			s = c.Storage(t.Context())
 			return len(s.Problems) > 0
 		})
@@ -126,15 +127,15 @@ func TestStorageSaysWhereJetStreamIsDisabled(t *testing.T) {
 	}
 }
 
-// Servers may name addresses that are their own network's only, behind the one that a client was given.
-func TestServersThatNobodyCanReachFromHereAreNotMissing(t *testing.T) {
+// Servers behind the one that a client connects to may advertise addresses of their own network.
+func TestUnreachableAdvertisedServersDoNotCountAsMissing(t *testing.T) {
 	t.Parallel()
 	p := throughProxy(t, startCluster(t))
 	p.whenServerSays(t, func(said []byte) []byte {
 		return bytes.ReplaceAll(said, []byte("127.0.0.1:"), []byte("192.0.2.1:"))
 	})
 	var c *jetstream.Conn
-	eventually(t, 30*time.Second, "the cluster names its servers", func() bool {
+	eventually.Holds(t, 30*time.Second, "the cluster names its servers", func() bool {
 		conn, err := jetstream.Connect(t.Context(), jetstream.Config{URL: p.url(), Logger: quiet})
 		must(t, err)
 		t.Cleanup(conn.Close)

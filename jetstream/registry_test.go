@@ -7,11 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestOfEightThatReserveAnIDExactlyOneHasIt(t *testing.T) {
+func TestExactlyOneOfEightReservationsOfAnIDWins(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		const rounds, callers = 50, 8
 		conns := make([]*jetstream.Conn, callers)
@@ -52,13 +53,13 @@ func TestOfEightThatReserveAnIDExactlyOneHasIt(t *testing.T) {
 				}
 			}
 			if len(others) != 1 || !others[winner] {
-				t.Fatalf("%s has %s, the others were told %v", winner, id, others)
+				t.Fatalf("%s has %s, the others got %v", winner, id, others)
 			}
 		}
 	})
 }
 
-func TestAReservationSurvivesARestartAndTellsWhoseItIs(t *testing.T) {
+func TestAReservationSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
@@ -69,7 +70,7 @@ func TestAReservationSurvivesARestartAndTellsWhoseItIs(t *testing.T) {
 	d.restart(t)
 	var before *protocol.Reservation
 	var err error
-	eventually(t, 5*time.Second, "an answer", func() bool {
+	eventually.Holds(t, 5*time.Second, "an answer", func() bool {
 		before, err = c.ReserveSandbox(ctx, d.tenant, "s1", protocol.Reservation{Request: "r2"})
 		return protocol.CodeOf(err) != protocol.Unavailable
 	})
@@ -80,7 +81,7 @@ func TestAReservationSurvivesARestartAndTellsWhoseItIs(t *testing.T) {
 	wantError(t, err, protocol.NotFound, "")
 }
 
-func TestAReservationWhoseAnswerWasLostIsFoundAsOnesOwn(t *testing.T) {
+func TestAReservationWithALostAnswerIsRecognized(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		p := throughProxy(t, d)
 		c, other := d.connTo(t, p.url()), d.opened(t)
@@ -90,14 +91,14 @@ func TestAReservationWhoseAnswerWasLostIsFoundAsOnesOwn(t *testing.T) {
 			_, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 			errs <- err
 		}()
-		eventually(t, 5*time.Second, "the reservation", func() bool {
+		eventually.Holds(t, 5*time.Second, "the reservation", func() bool {
 			before, err := other.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 			return err == nil && before != nil
 		})
 		p.cut()
 		p.heal()
 		_ = receive(t, 10*time.Second, "the end of the first try", errs) // its outcome is open
-		eventually(t, 5*time.Second, "the connection", c.Connected)
+		eventually.Holds(t, 5*time.Second, "the connection", c.Connected)
 		before, err := c.ReserveSandbox(t.Context(), d.tenant, "s1", protocol.Reservation{Request: "r1"})
 		if err != nil || before == nil || before.Request != "r1" {
 			t.Fatal(before, err)

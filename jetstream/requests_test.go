@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -20,7 +21,7 @@ func submit(t testing.TB, c *jetstream.Conn, tenant, id, inbox string) {
 	must(t, c.Submit(t.Context(), tenant, protocol.VerbCreate, "s-"+id, id, inbox, []byte("payload of "+id)))
 }
 
-func TestARequestIsDeliveredAnsweredAndGone(t *testing.T) {
+func TestARequestIsDeliveredAnsweredAndRemoved(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		client, k := d.opened(t), d.opened(t)
 		answers, err := client.Answers()
@@ -51,7 +52,7 @@ func TestARequestIsDeliveredAnsweredAndGone(t *testing.T) {
 	})
 }
 
-// waiting is how many requests are in the queue.
+// waiting returns how many requests are in the queue.
 func waiting(t testing.TB, nc *nats.Conn) uint64 {
 	t.Helper()
 	js, err := natsjs.New(nc)
@@ -64,10 +65,10 @@ func waiting(t testing.TB, nc *nats.Conn) uint64 {
 func awaitEmptyQueue(t testing.TB, d *deployment) {
 	t.Helper()
 	nc := d.raw(t) // once: a dial beside a busy machine may itself take as long
-	eventually(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, nc) == 0 })
+	eventually.Holds(t, 5*time.Second, "an empty queue", func() bool { return waiting(t, nc) == 0 })
 }
 
-func TestARequestThatCannotBeDecidedNowComesAgain(t *testing.T) {
+func TestAnUndecidedRequestIsDeliveredAgain(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		attempts := make(chan int, 10)
@@ -90,7 +91,7 @@ func TestARequestThatCannotBeDecidedNowComesAgain(t *testing.T) {
 	})
 }
 
-func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
+func TestADeadCoordinatorsRequestGoesToAnother(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		dying, next := d.opened(t), d.opened(t)
 		taken := make(chan *jetstream.Delivery, 1)
@@ -118,7 +119,7 @@ func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
 				func(_ context.Context, r *jetstream.Delivery) error { again <- r; return nil },
 			)
 		})
-		// After four seconds it is due; what it takes longer is the machine's. The server's own default is 30 s.
+		// It is due after four seconds; the rest is the machine's delay. The server's own default is 30 s.
 		r := receive(t, 4*time.Second+10*time.Second, "the second delivery", again)
 		t.Logf("delivered again after %s, attempt %d", time.Since(died), r.Attempt)
 		if r.ID != "orphan" || r.Attempt != 2 {
@@ -128,8 +129,8 @@ func TestARequestOfACoordinatorThatDiedGoesToAnother(t *testing.T) {
 	})
 }
 
-// The server may say what is settled before it has seen the last acknowledgement, which is on its way.
-func TestARequestGoesThoughItsAcknowledgementWasSeenLate(t *testing.T) {
+// The server may report what is settled before it has processed the last acknowledgement.
+func TestARequestIsRemovedAfterALateAcknowledgement(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, nc := d.opened(t), d.raw(t)
@@ -150,13 +151,13 @@ func TestARequestGoesThoughItsAcknowledgementWasSeenLate(t *testing.T) {
 	background(t, func(ctx context.Context) error { c.TrimRequests(ctx, &settled); return nil })
 	_, err = asked.NextMsg(5 * time.Second)
 	must(t, err)
-	time.Sleep(jetstream.TrimPeriod / 2) // it was answered, that nothing is settled
+	_, err = consumer.Info(t.Context()) // the server answers in order: it has reported that nothing is settled
+	must(t, err)
 	must(t, m.Ack())
 	awaitEmptyQueue(t, d)
 }
 
-// How long a request waits for its turn is no sign of its holder's death: each is handled once, however
-// long that takes.
+// A request that waits long does not mean that its holder is dead: each is handled once, however long that takes.
 func TestRequestsThatWaitLongerThanTheAckWaitAreHandledOnce(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -184,7 +185,7 @@ func TestRequestsThatWaitLongerThanTheAckWaitAreHandledOnce(t *testing.T) {
 			})
 		})
 	}
-	eventually(t, 60*time.Second, "all are handled", func() bool { return all.Load() >= requests })
+	eventually.Holds(t, 60*time.Second, "all are handled", func() bool { return all.Load() >= requests })
 	awaitEmptyQueue(t, d)
 	for i := range handled {
 		if n := handled[i].Load(); n != 1 {
@@ -196,7 +197,7 @@ func TestRequestsThatWaitLongerThanTheAckWaitAreHandledOnce(t *testing.T) {
 	}
 }
 
-// A repeat that the server dropped would be answered by nobody.
+// Nobody would answer a repeat that the server dropped.
 func TestARequestPublishedTwiceIsDeliveredTwiceAndAnsweredTwice(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
@@ -209,7 +210,7 @@ func TestARequestPublishedTwiceIsDeliveredTwiceAndAnsweredTwice(t *testing.T) {
 		answers, err := c.Answers()
 		must(t, err)
 		defer answers.Close()
-		// Two callers on one client at once, with one id.
+		// Two concurrent callers on one client, with the same id.
 		var waiting []<-chan *protocol.Reply
 		for range 2 {
 			inbox, answer, stop := answers.Expect("twice")
@@ -224,7 +225,7 @@ func TestARequestPublishedTwiceIsDeliveredTwiceAndAnsweredTwice(t *testing.T) {
 	})
 }
 
-func TestAFullQueueRefusesAndTakesAgainWhenThereIsRoom(t *testing.T) {
+func TestAFullQueueRefusesUntilThereIsRoom(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{Requests: 3})
 	c := d.opened(t)
@@ -238,7 +239,7 @@ func TestAFullQueueRefusesAndTakesAgainWhenThereIsRoom(t *testing.T) {
 	background(t, func(ctx context.Context) error {
 		return c.ConsumeRequests(ctx, func(context.Context, *jetstream.Delivery) error { return nil })
 	})
-	eventually(t, 5*time.Second, "room", func() bool { return over() == nil })
+	eventually.Holds(t, 5*time.Second, "room", func() bool { return over() == nil })
 }
 
 func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
@@ -251,7 +252,7 @@ func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
 	}
 }
 
-// A client must not make a coordinator publish where only a coordinator may.
+// A client must not make a coordinator publish to a subject that is reserved for coordinators.
 func TestAnAnswerGoesToInboxesOnly(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
@@ -293,7 +294,7 @@ func TestAnAnswerGoesToInboxesOnly(t *testing.T) {
 	}
 }
 
-func TestADeadRequestIsFiledWithItsReason(t *testing.T) {
+func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		r := &jetstream.Delivery{
@@ -312,7 +313,7 @@ func TestADeadRequestIsFiledWithItsReason(t *testing.T) {
 		stream, err := js.Stream(t.Context(), protocol.StreamDead)
 		must(t, err)
 		var m *natsjs.RawStreamMsg
-		eventually(t, 5*time.Second, "the dead request", func() bool {
+		eventually.Holds(t, 5*time.Second, "the dead letter", func() bool {
 			m, err = stream.GetLastMsgForSubject(t.Context(), protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1"))
 			return err == nil
 		})
@@ -336,7 +337,7 @@ func TestADeadRequestIsFiledWithItsReason(t *testing.T) {
 		)
 		must(t, err)
 		if n := info.State.Subjects[protocol.DeadSubject(d.tenant, protocol.VerbExec, "s1")]; n != 1 {
-			t.Fatalf("it is filed %d times", n)
+			t.Fatalf("stored %d times", n)
 		}
 	})
 }

@@ -7,12 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// backup is a deployment whose store can be set back to an earlier one.
+// backup is a deployment whose store can be restored to an earlier state.
 type backup struct {
 	*deployment
 	dir, copied string
@@ -44,7 +45,7 @@ func (b *backup) take(t testing.TB) {
 	b.around(t, func() { must(t, os.CopyFS(b.copied, os.DirFS(b.dir))) })
 }
 
-// restore gives the server the store that was copied away.
+// restore replaces the server's store by the copy.
 func (b *backup) restore(t testing.TB) {
 	t.Helper()
 	b.around(t, func() {
@@ -66,23 +67,23 @@ func accept(t testing.TB, j *jetstream.Journal, ids ...string) {
 	}
 }
 
-// A journal lives on while the log is set back, as that of a coordinator and that of a worker do.
-func TestAJournalThatIsAheadOfTheLogFoldsItAgain(t *testing.T) {
+// A journal keeps running while the log is restored from a backup, as those of coordinators and workers do.
+func TestAJournalAheadOfTheLogFoldsItAgain(t *testing.T) {
 	for name, then := range map[string]func(t *testing.T, d *backup, lives *jetstream.Journal){
 		"it is read": func(t *testing.T, _ *backup, lives *jetstream.Journal) { must(t, lives.Refresh(t.Context())) },
 		"it decides": func(*testing.T, *backup, *jetstream.Journal) {},
-		// Another history then has other batches at the same records.
+		// Another history has other batches at the same records.
 		"somebody else writes first": func(t *testing.T, d *backup, _ *jetstream.Journal) {
 			accept(t, journal(d.opened(t), d.tenant, "s1", "w1"), "y1", "y2")
 		},
 		"somebody else writes more": func(t *testing.T, d *backup, _ *jetstream.Journal) {
 			accept(t, journal(d.opened(t), d.tenant, "s1", "w1"), "y1", "y2", "y3", "y4")
 		},
-		// The next event has the number that the journal waits for.
+		// The next event has the number that the journal expects.
 		"what somebody else writes is heard of": func(t *testing.T, d *backup, lives *jetstream.Journal) {
 			c := d.opened(t)
 			accept(t, journal(c, d.tenant, "s1", "w1"), "y1", "y2", "y3")
-			_, batches := judge(t, c, d.tenant, "s1")
+			_, batches := readHistory(t, c, d.tenant, "s1")
 			for _, b := range batches {
 				lives.Observe(b)
 			}
@@ -103,7 +104,7 @@ func TestAJournalThatIsAheadOfTheLogFoldsItAgain(t *testing.T) {
 			d.restore(t)
 			then(t, d, lives)
 			accept(t, lives, "z1")
-			want, _ := judge(t, c, d.tenant, "s1")
+			want, _ := readHistory(t, c, d.tenant, "s1")
 			got, _ := lives.State()
 			same(t, "the journal's fold and the log's", got, want)
 			if resets != 1 || got.Execs["x1"] == nil || got.Execs["x2"] != nil {
@@ -118,7 +119,7 @@ func TestAJournalThatIsAheadOfTheLogFoldsItAgain(t *testing.T) {
 	}
 }
 
-func TestAJournalOfAHistoryThatTheLogLostIsEmpty(t *testing.T) {
+func TestAJournalOfALostHistoryIsEmpty(t *testing.T) {
 	t.Parallel()
 	d := startBackup(t)
 	c := d.opened(t)
@@ -138,7 +139,7 @@ func TestAJournalOfAHistoryThatTheLogLostIsEmpty(t *testing.T) {
 	}
 }
 
-// Nothing new is read with one question, whatever the history.
+// A refresh without new batches costs one request, whatever the history.
 func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
@@ -148,7 +149,7 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 				Tenant:  d.tenant,
 				Sandbox: "s1",
 				Writer:  "k1",
-				OnReset: func() { t.Error("it is folded again") },
+				OnReset: func() { t.Error("the history was folded again") },
 			},
 		)
 		other := journal(c, d.tenant, "s1", "k2")
@@ -159,7 +160,7 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 			must(t, j.Refresh(t.Context()))
 		}
 		got, _ := j.State()
-		want, _ := judge(t, c, d.tenant, "s1")
+		want, _ := readHistory(t, c, d.tenant, "s1")
 		same(t, "the journal's fold and the log's", got, want)
 		deleteSandbox(t, c, d.tenant, "s1")
 		must(t, j.Refresh(t.Context()))
@@ -168,8 +169,9 @@ func TestASettledJournalIsNotFoldedAgain(t *testing.T) {
 	})
 }
 
-func TestAFollowerSaysThatTheLogWasSetBack(t *testing.T) {
-	for name, more := range map[string][]string{"it is shorter": nil, "it has grown meanwhile": {"y1", "y2", "y3", "y4"}} {
+func TestAFollowerReportsARewoundLog(t *testing.T) {
+	logs := map[string][]string{"it is shorter": nil, "it has grown meanwhile": {"y1", "y2", "y3", "y4"}}
+	for name, more := range logs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := startBackup(t)
@@ -182,7 +184,8 @@ func TestAFollowerSaysThatTheLogWasSetBack(t *testing.T) {
 			var last uint64
 			caughtUp, done := make(chan struct{}), make(chan error, 1)
 			go func() {
-				done <- follows.FollowEvents(t.Context(), 1, func(b *protocol.Batch) { last = b.Record }, func() { close(caughtUp) })
+				handle := func(b *protocol.Batch) { last = b.Record }
+				done <- follows.FollowEvents(t.Context(), 1, handle, func() { close(caughtUp) })
 			}()
 			receive(t, 5*time.Second, "the log", caughtUp)
 			through.closed.Store(true)
@@ -197,8 +200,8 @@ func TestAFollowerSaysThatTheLogWasSetBack(t *testing.T) {
 	}
 }
 
-// A queue that was set back gives the sequence of a request in hand to another one, which is handled too.
-func TestARequestThatHasTheSequenceOfOneInHandIsHandled(t *testing.T) {
+// A restored queue assigns the sequence of a request that is being handled to another one, which must be handled too.
+func TestARequestWithTheSequenceOfAHeldOneIsHandled(t *testing.T) {
 	t.Parallel()
 	b := startBackup(t)
 	b.take(t)
@@ -222,7 +225,7 @@ func TestARequestThatHasTheSequenceOfOneInHandIsHandled(t *testing.T) {
 		t.Fatal(id)
 	}
 	b.restore(t)
-	eventually(t, 10*time.Second, "connected again", func() bool { return c.Connected() && client.Connected() })
+	eventually.Holds(t, 10*time.Second, "connected again", func() bool { return c.Connected() && client.Connected() })
 	submit(t, client, b.tenant, "next", "")
 	select {
 	case id := <-heard:
@@ -230,6 +233,6 @@ func TestARequestThatHasTheSequenceOfOneInHandIsHandled(t *testing.T) {
 			t.Error(id)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("the request that was stored in the place of another is not handled")
+		t.Error("the request with a reused sequence was not handled")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAFullEventLogKeepsAReserveAndSaysThatItIsFull(t *testing.T) {
+func TestAFullEventLogKeepsAReserveAndReportsThatItIsFull(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{EventMaxBytes: 256 << 10})
 	c := d.opened(t)
@@ -80,12 +80,12 @@ func TestStorageWarnsBeforeTheLogIsFull(t *testing.T) {
 			return
 		}
 		if len(s.Problems) > 0 {
-			t.Fatalf("there was no warning before %q", s.Problems)
+			t.Fatalf("no warning came before %q", s.Problems)
 		}
 	}
 }
 
-func TestASingleServerElsewhereIsNamedForARestart(t *testing.T) {
+func TestASeparateSingleServerIsNamedForARestart(t *testing.T) {
 	t.Parallel()
 	s, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "nats-7"})
 	must(t, err)

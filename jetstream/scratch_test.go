@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// busySandbox has many execs that have not ended.
+// busySandbox makes a sandbox with many active execs.
 func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs int) {
 	t.Helper()
 	readySandbox(t, c, tenant, sandbox)
@@ -31,8 +31,8 @@ func busySandbox(t testing.TB, c *jetstream.Conn, tenant, sandbox string, execs 
 	must(t, err)
 }
 
-// Decisions of a busy sandbox are tried on one state again and again. It is always the fold, whoever
-// wrote, and what was refused or lost leaves nothing in it.
+// Decisions of a busy sandbox are tried on the same scratch state again and again. It always equals the fold, whichever
+// writer appended, and refused or lost decisions leave nothing in it.
 func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
@@ -65,14 +65,14 @@ func TestDecisionsOfABusySandboxSeeTheFold(t *testing.T) {
 			})
 			must(t, err)
 		}
-		want, _ := judge(t, c, d.tenant, "s1")
+		want, _ := readHistory(t, c, d.tenant, "s1")
 		want.Trim(3)
 		got, _ := mine.State()
 		same(t, "the journal's fold and the log's", got, want)
 	})
 }
 
-// BenchmarkAppendWithActiveExecs is what one append costs: most of it is the store's.
+// BenchmarkAppendWithActiveExecs measures one append; most of its time is the store's.
 func BenchmarkAppendWithActiveExecs(b *testing.B) {
 	for _, execs := range []int{0, 100, 1000, 8000} {
 		b.Run(fmt.Sprintf("active=%d", execs), func(b *testing.B) {

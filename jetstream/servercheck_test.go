@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// plainServer runs NATS as an operator may have set it.
+// plainServer runs NATS with an operator's settings.
 func plainServer(t *testing.T, set func(*server.Options)) string {
 	t.Helper()
 	o := &server.Options{
@@ -33,7 +33,7 @@ func plainServer(t *testing.T, set func(*server.Options)) string {
 	return s.ClientURL()
 }
 
-func TestAServerThatDoesNotFitIsSaidInOneSentence(t *testing.T) {
+func TestUnsuitableServerSettingsAreReportedInOneSentence(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		set  func(*server.Options)
@@ -56,7 +56,7 @@ func TestAServerThatDoesNotFitIsSaidInOneSentence(t *testing.T) {
 			}
 			wantError(t, err, protocol.FailedPrecondition, protocol.ReasonServerSettings)
 			if !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("it says: %v", err)
+				t.Errorf("the error is: %v", err)
 			}
 			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("after %s", took)
@@ -73,7 +73,7 @@ func withoutJetStream(o *server.Options) {
 	o.NoAuthUser = "u"
 }
 
-func TestALittleStoreGetsSmallerStreams(t *testing.T) {
+func TestASmallStoreGetsSmallerStreams(t *testing.T) {
 	t.Parallel()
 	url := plainServer(t, func(o *server.Options) { o.JetStreamMaxStore = 16 << 30 })
 	c, err := jetstream.Connect(t.Context(), jetstream.Config{URL: url, Logger: quiet})

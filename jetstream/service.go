@@ -29,6 +29,7 @@ type readService struct {
 	conn      *Conn
 	identity  micro.ServiceIdentity
 	started   time.Time
+	subs      []*nats.Subscription
 	mu        sync.Mutex
 	endpoints []*micro.EndpointStats
 }
@@ -52,47 +53,14 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 			Metadata: map[string]string{},
 		},
 	}
-	var subs []*nats.Subscription
-	defer func() {
-		for _, sub := range subs {
-			if err := sub.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-				c.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
-			}
-		}
-	}()
-	subscribe := func(subject, queue string, handle nats.MsgHandler) error {
-		sub, err := c.nc.QueueSubscribe(subject, queue, handle)
-		if err == nil {
-			subs = append(subs, sub)
-		}
-		return translate(err, "serve reads")
-	}
+	defer s.drain()
 	for _, name := range slices.Sorted(maps.Keys(endpoints)) {
-		stats := &micro.EndpointStats{
-			Name:       name,
-			Subject:    protocol.APISubject("*", name),
-			QueueGroup: micro.DefaultQueueGroup,
-		}
-		s.endpoints = append(s.endpoints, stats)
-		slots := make(chan struct{}, answersAtOnce)
-		if err := subscribe(stats.Subject, stats.QueueGroup, func(m *nats.Msg) {
-			slots <- struct{}{}
-			go func() {
-				defer func() { <-slots }()
-				s.answer(ctx, m, endpoints[name], stats)
-			}()
-		}); err != nil {
+		if err := s.serveEndpoint(ctx, name, endpoints[name]); err != nil {
 			return err
 		}
 	}
-	discovery := map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats}
-	for verb, content := range discovery {
-		for _, of := range []string{"", "." + s.identity.Name, "." + s.identity.Name + "." + s.identity.ID} {
-			respond := func(m *nats.Msg) { s.respond(m, content()) }
-			if err := subscribe(micro.APIPrefix+"."+verb.String()+of, "", respond); err != nil {
-				return err
-			}
-		}
+	if err := s.serveDiscovery(); err != nil {
+		return err
 	}
 	if err := c.Flush(ctx); err != nil && ctx.Err() == nil {
 		return err
@@ -102,6 +70,55 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 	}
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) error {
+	sub, err := s.conn.nc.QueueSubscribe(subject, queue, handle)
+	if err == nil {
+		s.subs = append(s.subs, sub)
+	}
+	return translate(err, "serve reads")
+}
+
+// drain ends all subscriptions.
+func (s *readService) drain() {
+	for _, sub := range s.subs {
+		if err := sub.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+			s.conn.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
+		}
+	}
+}
+
+// serveEndpoint answers the queries of an endpoint, at most answersAtOnce at a time.
+func (s *readService) serveEndpoint(ctx context.Context, name string, endpoint Endpoint) error {
+	stats := &micro.EndpointStats{
+		Name:       name,
+		Subject:    protocol.APISubject("*", name),
+		QueueGroup: micro.DefaultQueueGroup,
+	}
+	s.endpoints = append(s.endpoints, stats)
+	slots := make(chan struct{}, answersAtOnce)
+	return s.subscribe(stats.Subject, stats.QueueGroup, func(m *nats.Msg) {
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			s.answer(ctx, m, endpoint, stats)
+		}()
+	})
+}
+
+// serveDiscovery answers what `nats service` asks of all services, of all instances of this one, and of this instance.
+func (s *readService) serveDiscovery() error {
+	discovery := map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats}
+	for verb, content := range discovery {
+		for _, of := range []string{"", "." + s.identity.Name, "." + s.identity.Name + "." + s.identity.ID} {
+			respond := func(m *nats.Msg) { s.respond(m, content()) }
+			if err := s.subscribe(micro.APIPrefix+"."+verb.String()+of, "", respond); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (s *readService) respond(m *nats.Msg, v any) {

@@ -12,9 +12,14 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
+
+func emptyReply(context.Context, string, *protocol.Query) (*protocol.Reply, error) {
+	return &protocol.Reply{}, nil
+}
 
 func TestReadsAreUnavailableWithoutACoordinator(t *testing.T) {
 	t.Parallel()
@@ -23,7 +28,7 @@ func TestReadsAreUnavailableWithoutACoordinator(t *testing.T) {
 	wantError(t, err, protocol.Unavailable, "")
 }
 
-func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
+func TestReadsAreAnsweredInTheirOwnContentType(t *testing.T) {
 	conformAlone(t, func(t *testing.T, d *deployment) {
 		c, k := d.opened(t), d.opened(t)
 		background(t, func(ctx context.Context) error {
@@ -41,7 +46,7 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 			}, nil)
 		})
 		var r *protocol.Reply
-		eventually(t, 5*time.Second, "the service", func() bool {
+		eventually.Holds(t, 5*time.Second, "the service", func() bool {
 			var err error
 			r, err = c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "s1"})
 			return err == nil
@@ -89,8 +94,8 @@ func TestReadsAreAnsweredInTheLanguageTheyWereAskedIn(t *testing.T) {
 	})
 }
 
-// What `nats service stats` shows is true: queries, refusals, and the time that answers took.
-func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
+// `nats service stats` shows the numbers of queries and refusals, and the processing time.
+func TestTheReadServiceReportsItsStatistics(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, k := d.opened(t), d.opened(t)
@@ -105,7 +110,7 @@ func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
 				}
 				return &protocol.Reply{}, nil
 			},
-			protocol.EndpointPing: func(context.Context, string, *protocol.Query) (*protocol.Reply, error) { return &protocol.Reply{}, nil },
+			protocol.EndpointPing: emptyReply,
 		}, func() { close(serving) })
 	})
 	receive(t, 10*time.Second, "the service", serving)
@@ -130,7 +135,8 @@ func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
 		t.Fatalf("%+v", stats)
 	}
 	get := stats.Endpoints[0]
-	if get.Name != protocol.EndpointGet || get.NumRequests != 5 || get.NumErrors != 2 || !strings.HasPrefix(get.LastError, "not_found:") ||
+	if get.Name != protocol.EndpointGet || get.NumRequests != 5 || get.NumErrors != 2 ||
+		!strings.HasPrefix(get.LastError, "not_found:") ||
 		get.ProcessingTime < 5*slow ||
 		get.AverageProcessingTime < slow ||
 		stats.Endpoints[1].NumRequests != 0 {
@@ -150,21 +156,24 @@ func TestTheStatisticsOfTheReadServiceAreTrue(t *testing.T) {
 	}
 }
 
-// A client that writes JSON as its library does is understood, and answered in JSON.
-func TestJSONIsUnderstoodHoweverItIsAnnounced(t *testing.T) {
+// A client that writes JSON in its library's style is understood, and answered in JSON.
+func TestJSONIsUnderstoodWithAnyContentTypeHeader(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	k, nc := d.opened(t), d.raw(t)
 	serving := make(chan struct{})
 	background(t, func(ctx context.Context) error {
 		return k.ServeReads(ctx, "1.2.3", map[string]jetstream.Endpoint{
-			protocol.EndpointList: func(context.Context, string, *protocol.Query) (*protocol.Reply, error) { return &protocol.Reply{}, nil },
+			protocol.EndpointList: emptyReply,
 		}, func() { close(serving) })
 	})
 	receive(t, 10*time.Second, "the service", serving)
 	for name, header := range map[string]nats.Header{
-		"none": {}, "as it should be": {"Content-Type": {"application/json"}}, "with a charset": {"Content-Type": {"application/json; charset=utf-8"}},
-		"in small letters": {"content-type": {"application/json"}}, "in capitals": {"CONTENT-TYPE": {"Application/JSON"}},
+		"none":            {},
+		"as it should be": {"Content-Type": {"application/json"}},
+		"with a charset":  {"Content-Type": {"application/json; charset=utf-8"}},
+		"in lower case":   {"content-type": {"application/json"}},
+		"in capitals":     {"CONTENT-TYPE": {"Application/JSON"}},
 	} {
 		m := nats.NewMsg(protocol.APISubject(d.tenant, protocol.EndpointList))
 		m.Header, m.Data = header, []byte(`{"v":1}`)
@@ -188,8 +197,8 @@ func TestJSONIsUnderstoodHoweverItIsAnnounced(t *testing.T) {
 	}
 }
 
-// Who floods the service fills no memory with queries in hand, and a query that meets a defect ends nobody else's.
-func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
+// A flood of queries does not fill the memory, and a query that panics fails alone.
+func TestAFloodOfQueriesAndAPanicAffectNoOtherQuery(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	k, c, nc := d.opened(t), d.opened(t), d.raw(t)
@@ -220,7 +229,7 @@ func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
 		must(t, nc.Publish(protocol.APISubject(d.tenant, protocol.EndpointList), []byte(`{"v":1}`)))
 	}
 	must(t, nc.Flush())
-	eventually(t, 5*time.Second, "queries are in hand", func() bool { return inHand.Load() > 100 })
+	eventually.Holds(t, 5*time.Second, "queries are running", func() bool { return inHand.Load() > 100 })
 	_, err := c.Query(t.Context(), d.tenant, protocol.EndpointGet, &protocol.Query{Sandbox: "bad"})
 	wantError(t, err, protocol.Internal, "")
 	if r, err := c.Query(
@@ -230,10 +239,10 @@ func TestAFloodOfQueriesAndAPanicHarmNobody(t *testing.T) {
 		&protocol.Query{Sandbox: "a"},
 	); err != nil ||
 		r.Sandbox.ID != "a" {
-		t.Errorf("beside the flood: %+v, %v", r, err)
+		t.Errorf("during the flood: %+v, %v", r, err)
 	}
 	if n := most.Load(); n > 500 {
-		t.Errorf("%d queries are in hand at once", n)
+		t.Errorf("%d queries run at once", n)
 	}
 	release()
 	if _, err := c.Query(t.Context(), d.tenant, protocol.EndpointList, &protocol.Query{}); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshots reads all that can be used, and nil for each of the others.
+// snapshots reads all usable snapshots, and nil for each of the others.
 func snapshots(t testing.TB, c *jetstream.Conn, tenant string) (from uint64, all map[string]*jetstream.Snapshot) {
 	t.Helper()
 	all = map[string]*jetstream.Snapshot{}
@@ -23,8 +23,8 @@ func snapshots(t testing.TB, c *jetstream.Conn, tenant string) (from uint64, all
 	return from, all
 }
 
-// An old leader's write comes late: behind that of the next one.
-func TestALateSnapshotLosesAgainstANewerOne(t *testing.T) {
+// An old leader's write comes after that of the next leader.
+func TestALateSnapshotDoesNotReplaceANewerOne(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c, ctx := d.opened(t), t.Context()
 		readySandbox(t, c, d.tenant, "s1")
@@ -50,12 +50,12 @@ func TestALateSnapshotLosesAgainstANewerOne(t *testing.T) {
 		must(t, c.WriteCheckpoint(ctx, at, 0))
 		from, all := snapshots(t, c, d.tenant)
 		if s := all["s1"]; s == nil || s.State.Execs["x2"] == nil {
-			t.Errorf("the late one is there: %+v", s)
+			t.Errorf("the late snapshot was stored: %+v", s)
 		}
 		if len(d.servers) == 1 && from != j.Position().Record+1 {
 			t.Errorf("the checkpoint is before %d", from)
 		}
-		// A page of exec ids keeps what somebody else stored, in its order.
+		// A page of exec ids keeps the ids that another process stored, in its order.
 		ids := func() (got []uint64) {
 			must(t, c.ReadExecIDs(ctx, func(tenant, _ string, _ int, hashes []uint64) {
 				if tenant == d.tenant {
@@ -75,7 +75,7 @@ func TestALateSnapshotLosesAgainstANewerOne(t *testing.T) {
 		if got := ids(); !reflect.DeepEqual(got, []uint64{1, 2, 3, 4, 5}) {
 			t.Errorf("the page has %v", got)
 		}
-		// What was removed stays so.
+		// Removed snapshots stay removed.
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
 		_, err = c.WriteSnapshot(ctx, d.tenant, "s1", old, was)
 		must(t, err)
@@ -85,7 +85,7 @@ func TestALateSnapshotLosesAgainstANewerOne(t *testing.T) {
 	})
 }
 
-func TestASnapshotLargerThanAMessageSaysThatTheHistoryIsToBeRead(t *testing.T) {
+func TestASnapshotLargerThanAMessageIsStoredWithoutItsState(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
@@ -107,7 +107,7 @@ func TestASnapshotLargerThanAMessageSaysThatTheHistoryIsToBeRead(t *testing.T) {
 	}
 }
 
-func TestASnapshotOfAnotherFoldIsNotUsed(t *testing.T) {
+func TestASnapshotOfAnotherFoldVersionIsNotUsed(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
@@ -118,7 +118,7 @@ func TestASnapshotOfAnotherFoldIsNotUsed(t *testing.T) {
 		t.Run(fmt.Sprint(fold), func(t *testing.T) {
 			s := j.Snapshot()
 			s.Fold = fold
-			// As an older coordinator does, which asks for nothing.
+			// As an older coordinator writes it, without an expected revision.
 			m := &jetstream.Snapshot{Version: s.Version, Record: s.Record, State: s.State, Fold: fold}
 			d.put(t, protocol.BucketSandboxes, d.tenant+".s1", protocol.Encode(m))
 			must(t, c.WriteCheckpoint(ctx, j.Position(), 0))
@@ -128,18 +128,18 @@ func TestASnapshotOfAnotherFoldIsNotUsed(t *testing.T) {
 			}
 		})
 	}
-	// One of an older fold is written anew, though nothing came since.
+	// A snapshot of an older fold version is replaced, though the history has not grown.
 	s := j.Snapshot()
 	s.Fold = 0
 	d.put(t, protocol.BucketSandboxes, d.tenant+".s1", protocol.Encode(s))
 	_, err := c.WriteSnapshot(ctx, d.tenant, "s1", j.Snapshot(), 0)
 	must(t, err)
 	if _, all := snapshots(t, c, d.tenant); all["s1"] == nil {
-		t.Error("it cannot be used")
+		t.Error("the snapshot is unusable")
 	}
 }
 
-func TestWhatTheSnapshotsHaveAndTheLogHasNotIsDropped(t *testing.T) {
+func TestSnapshotsAheadOfTheLogAreIgnored(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, ctx := d.opened(t), t.Context()
@@ -170,13 +170,13 @@ func TestWhatTheSnapshotsHaveAndTheLogHasNotIsDropped(t *testing.T) {
 	if from != good.Record+1 || len(all) != 3 || all["s1"] == nil || all["s2"] != nil || all["s3"] != nil {
 		t.Errorf("from %d: %+v", from, all)
 	}
-	// A newer one of a log that is lost does not stand.
+	// A newer snapshot of a history that is lost is replaced.
 	j := journal(c, d.tenant, "s3", "k1")
 	must(t, j.Refresh(ctx))
 	_, err := c.WriteSnapshot(ctx, d.tenant, "s3", j.Snapshot(), 0)
 	must(t, err)
 	if _, all := snapshots(t, c, d.tenant); all["s3"] == nil {
-		t.Error("it is not written")
+		t.Error("the snapshot was not written")
 	}
 	for what, checkpoint := range map[string]jetstream.Snapshot{
 		"ahead of the log":   {Version: 1, Record: 99, Batch: good.Batch},
@@ -193,7 +193,7 @@ func TestWhatTheSnapshotsHaveAndTheLogHasNotIsDropped(t *testing.T) {
 	}
 }
 
-// put writes a key as somebody does who asks for nothing.
+// put writes a key without an expected revision.
 func (d *deployment) put(t testing.TB, bucket, key string, value []byte) {
 	t.Helper()
 	_, err := d.raw(t).Request("$KV."+bucket+"."+key, value, 5*time.Second)

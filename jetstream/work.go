@@ -42,7 +42,13 @@ func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protoc
 		tenant, sandbox, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
 		b, err := newestOf(m.Data, tenant, sandbox)
 		if err != nil {
-			c.log.Error("could not read a work item; its sandbox is read from the log", "subject", m.Subject, "error", err)
+			c.log.Error(
+				"could not read a work item; its sandbox is read from the log",
+				"subject",
+				m.Subject,
+				"error",
+				err,
+			)
 		}
 		handle(tenant, sandbox, b)
 	})

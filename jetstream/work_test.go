@@ -4,44 +4,47 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// told is one work item, as a worker hears it.
-type told struct {
+// notification is a work item as its worker receives it.
+type notification struct {
 	tenant, sandbox string
 	batch           *protocol.Batch
 }
 
-func listenForWork(t testing.TB, c *jetstream.Conn, worker string) <-chan told {
+func listenForWork(t testing.TB, c *jetstream.Conn, worker string) <-chan notification {
 	t.Helper()
-	heard := make(chan told, 100)
-	stop, err := c.Work(worker, func(tenant, sandbox string, b *protocol.Batch) { heard <- told{tenant, sandbox, b} })
+	heard := make(chan notification, 100)
+	stop, err := c.Work(
+		worker,
+		func(tenant, sandbox string, b *protocol.Batch) { heard <- notification{tenant, sandbox, b} },
+	)
 	must(t, err)
 	t.Cleanup(stop)
 	must(t, c.Flush(t.Context()))
 	return heard
 }
 
-func TestWorkIsHeardByItsWorkerOnlyAndInOrder(t *testing.T) {
+func TestNotificationsReachOnlyTheirWorkerAndInOrder(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
 		c := d.opened(t)
 		one, two := d.tenant+"-1", d.tenant+"-2"
 		readySandbox(t, c, d.tenant, "s1")
-		_, batches := judge(t, c, d.tenant, "s1")
+		_, batches := readHistory(t, c, d.tenant, "s1")
 		heardOne, heardTwo := listenForWork(t, d.opened(t), one), listenForWork(t, d.opened(t), two)
-		eventually(t, 5*time.Second, "every server knows who listens", func() bool {
+		eventually.Holds(t, 5*time.Second, "every server knows the subscriptions", func() bool {
 			must(t, c.TellAbout(one, d.tenant, "first"))
 			must(t, c.TellAbout(two, d.tenant, "first"))
 			must(t, c.Flush(t.Context()))
-			time.Sleep(10 * time.Millisecond)
 			return len(heardOne) > 0 && len(heardTwo) > 0
 		})
 		must(t, c.TellAbout(one, d.tenant, "s0"))
 		must(t, c.Tell(one, batches[0]))
 		must(t, c.TellAbout(two, d.tenant, "s2"))
-		next := func(what string, heard <-chan told) (w told) {
+		next := func(what string, heard <-chan notification) (w notification) {
 			for w.sandbox == "" || w.sandbox == "first" {
 				w = receive(t, 5*time.Second, what, heard)
 			}
@@ -60,15 +63,15 @@ func TestWorkIsHeardByItsWorkerOnlyAndInOrder(t *testing.T) {
 		}
 		select {
 		case w := <-heardOne:
-			t.Fatalf("the first worker hears %+v too", w)
+			t.Fatalf("the first worker also received %+v", w)
 		case w := <-heardTwo:
-			t.Fatalf("the second worker hears %+v too", w)
+			t.Fatalf("the second worker also received %+v", w)
 		default:
 		}
 	})
 }
 
-func TestNoWorkIsHeardAfterStop(t *testing.T) {
+func TestNoNotificationArrivesAfterStop(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c := d.opened(t)
@@ -89,17 +92,17 @@ func TestNoWorkIsHeardAfterStop(t *testing.T) {
 	}()
 	select {
 	case <-stopped:
-		t.Error("stop returned while an item was in hand")
+		t.Error("stop returned while an item was being handled")
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(goOn)
 	receive(t, 5*time.Second, "stop", stopped)
 	if heard != 1 {
-		t.Errorf("%d items were heard", heard)
+		t.Errorf("received %d items", heard)
 	}
 }
 
-func TestAWorkItemThatIsNotOfItsSandboxOnlyWakesIt(t *testing.T) {
+func TestAnInvalidWorkItemNotifiesWithoutABatch(t *testing.T) {
 	t.Parallel()
 	d := startServer(t, jetstream.Assets{})
 	c, nc := d.opened(t), d.raw(t)

@@ -589,7 +589,7 @@ func ValidateTarget(field, target string) error {
 	clean := path.Clean(target)
 	reserved := clean == "/"
 	for _, dir := range []string{"/.boxfleet", "/proc", "/sys", "/dev"} {
-		reserved = reserved || isBelow(dir, clean)
+		reserved = reserved || isBelow(clean, dir)
 	}
 	if reserved {
 		return Invalid(field, "must not be %s", clean)
@@ -597,5 +597,5 @@ func ValidateTarget(field, target string) error {
 	return nil
 }
 
-// isBelow says whether p, a clean path, is dir or below it.
-func isBelow(dir, p string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+// isBelow reports whether p, a clean path, is dir or below it.
+func isBelow(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }

@@ -316,12 +316,12 @@ func (s *SandboxSpec) validateFiles() error {
 			continue
 		}
 		for _, m := range s.Mounts {
-			if isBelow(path.Clean(m.Target), path.Clean(c.Target)) {
+			if isBelow(path.Clean(c.Target), path.Clean(m.Target)) {
 				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the mount at %s would hide it", path.Clean(m.Target))
 			}
 		}
 		for _, m := range s.Tmpfs {
-			if isBelow(path.Clean(m.Target), path.Clean(c.Target)) {
+			if isBelow(path.Clean(c.Target), path.Clean(m.Target)) {
 				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the file system in memory at %s would hide it", path.Clean(m.Target))
 			}
 		}

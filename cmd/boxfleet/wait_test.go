@@ -244,7 +244,7 @@ func TestARoleThatStartedBeforeNATSGoesOnWhenNATSComes(t *testing.T) {
 	r.await(t, http.StatusOK, "schedules")
 	for range 2 {
 		s.kill(t)
-		r.await(t, http.StatusServiceUnavailable, "NATS is away")
+		r.await(t, http.StatusServiceUnavailable, "no connection to NATS")
 		s.start(t)
 		began := time.Now()
 		code, _, stderr := call(t.Context(), "", "sandbox", "delete", "nothing", "--nats", s.url())

@@ -12,14 +12,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// On a cluster the others go on without the server whose disk is full. Room alone does not bring that one
-// back, a restart does.
-func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
+// The cluster continues without the server whose disk is full. Free space alone does not bring that server back; a
+// restart does.
+func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
 	}
@@ -59,14 +60,14 @@ func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	full := leaderOfEvents(t, c)
 	ballast := filepath.Join(dir, full, "ballast")
 	fill(t, ballast)
-	until(t, 30*time.Second, "another server leads, and takes appends", func() bool {
+	eventually.Holds(t, 30*time.Second, "another server leads, and takes appends", func() bool {
 		return appendOne(t.Context(), c, newID()) == nil && leaderOfEvents(t, c) != full
 	})
 	named := func() bool {
 		problems := strings.Join(c.Storage(t.Context()).Problems, "; ")
 		return strings.Contains(problems, "NATS server "+full+" ") && strings.Contains(problems, "restarted")
 	}
-	until(t, 30*time.Second, "the server is named", named)
+	eventually.Holds(t, 30*time.Second, "the server is named", named)
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	if servers[at], err = servers[at].Restart(); err != nil {
 		t.Fatal(err)
 	}
-	until(
+	eventually.Holds(
 		t,
 		30*time.Second,
 		"everything is in sync again",
@@ -89,7 +90,7 @@ func TestAClusterGoesOnWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	}
 }
 
-// leaderOfEvents names the server that leads the event log, empty while there is none.
+// leaderOfEvents returns the server that leads the event log, empty if there is none.
 func leaderOfEvents(t *testing.T, c *jetstream.Conn) string {
 	t.Helper()
 	streams := c.Storage(t.Context()).Streams

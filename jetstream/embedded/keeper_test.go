@@ -12,12 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// smallDisk mounts a file system of its own, so that a test can fill it.
+// smallDisk mounts a separate file system, so that a test can fill it.
 func smallDisk(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -77,7 +78,7 @@ func fill(t *testing.T, file string) {
 	}
 }
 
-// appendOne writes one batch to a history of its own.
+// appendOne writes one batch to a new history.
 func appendOne(ctx context.Context, c *jetstream.Conn, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -92,14 +93,19 @@ func appendOne(ctx context.Context, c *jetstream.Conn, id string) error {
 	return err
 }
 
-func TestTheLogTakesWritesAgainAfterAFullDisk(t *testing.T) {
+func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t)
 	k, c := keep(t, dir)
 	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetShort) })
 	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // its error is the end of ctx
 	ballast := filepath.Join(dir, "nats", "ballast")
-	until(t, 5*time.Second, "room is held back", func() bool { _, err := os.Stat(ballast); return err == nil })
+	eventually.Holds(
+		t,
+		5*time.Second,
+		"room is held back",
+		func() bool { _, err := os.Stat(ballast); return err == nil },
+	)
 
 	var written, refused atomic.Int64
 	background(t, func(ctx context.Context) {
@@ -113,48 +119,37 @@ func TestTheLogTakesWritesAgainAfterAFullDisk(t *testing.T) {
 	})
 	filler := filepath.Join(dir, "filler")
 	fill(t, filler)
-	until(t, 10*time.Second, "new work is refused", func() bool {
+	eventually.Holds(t, 10*time.Second, "new work is refused", func() bool {
 		room, err := c.LogRoom(t.Context())
 		return err == nil && room.RefusesNew()
 	})
-	until(
+	eventually.Holds(
 		t,
 		5*time.Second,
 		"the ballast is given away",
 		func() bool { _, err := os.Stat(ballast); return os.IsNotExist(err) },
 	)
 	filled := time.Now()
-	until(
+	eventually.Holds(
 		t,
 		10*time.Second,
 		"full for five seconds",
 		func() bool { fill(t, filler+"2"); return time.Since(filled) > 5*time.Second },
 	)
-	t.Logf("while it was full: %d written, %d refused", written.Load(), refused.Load())
+	t.Logf("while the disk was full: %d written, %d refused", written.Load(), refused.Load())
 	for _, f := range []string{filler, filler + "2"} {
 		if err := os.Remove(f); err != nil {
 			t.Fatal(err)
 		}
 	}
 	freed, before := time.Now(), written.Load()
-	until(t, 8*time.Second, "the log takes writes", func() bool { return written.Load() > before+10 })
-	t.Logf("it took writes %s after there was room", time.Since(freed))
-	until(t, 8*time.Second, "new work is taken, and room held back", func() bool {
+	eventually.Holds(t, 8*time.Second, "the log accepts writes", func() bool { return written.Load() > before+10 })
+	t.Logf("accepted writes %s after space was freed", time.Since(freed))
+	eventually.Holds(t, 8*time.Second, "new work is accepted and the ballast is back", func() bool {
 		room, err := c.LogRoom(t.Context())
 		_, statErr := os.Stat(ballast)
 		return err == nil && !room.RefusesNew() && statErr == nil
 	})
-}
-
-func until(t *testing.T, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(within)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("within %s not: %s", within, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 var ids atomic.Int64

@@ -56,7 +56,7 @@ func TestARestartKeepsPortAndData(t *testing.T) {
 	}
 	t.Cleanup(again.Stop)
 	if again.ClientURL() != url {
-		t.Fatalf("it was at %s and is at %s", url, again.ClientURL())
+		t.Fatalf("moved from %s to %s", url, again.ClientURL())
 	}
 	stream, err := open(t, again).Stream(t.Context(), "S")
 	if err != nil {
@@ -67,7 +67,7 @@ func TestARestartKeepsPortAndData(t *testing.T) {
 	}
 }
 
-func TestEachWriteIsOnDiskUnlessToldOtherwise(t *testing.T) {
+func TestEachWriteIsSyncedByDefault(t *testing.T) {
 	t.Parallel()
 	for _, lazily := range []bool{false, true} {
 		s := start(t, embedded.Config{Dir: t.TempDir(), SyncLazily: lazily})
@@ -102,8 +102,8 @@ func TestAPortInUseIsReportedAtOnce(t *testing.T) {
 	}
 }
 
-// The system gives ephemeral ports to outgoing connections: one of them could take a port that was free
-// a moment ago, before the server listens there or while the server restarts.
+// The system assigns ephemeral ports to outgoing connections. One of them could take a port that was just free, before
+// the server listens on it or while the server restarts.
 func TestFreePortsAreNotEphemeral(t *testing.T) {
 	t.Parallel()
 	content, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
@@ -127,7 +127,7 @@ func TestFreePortsAreNotEphemeral(t *testing.T) {
 	}
 }
 
-func TestAStoreMustBeNamed(t *testing.T) {
+func TestTheStoreDirectoryIsRequired(t *testing.T) {
 	t.Parallel()
 	_, err := embedded.Start(embedded.Config{})
 	if protocol.CodeOf(err) != protocol.InvalidArgument {

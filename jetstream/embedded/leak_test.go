@@ -1,0 +1,32 @@
+package embedded_test
+
+import (
+	"context"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/boxfleet/boxfleet/jetstream/embedded"
+)
+
+// It runs before the parallel tests, whose goroutines would look like leaks.
+func TestNoGoroutineRunsAfterStop(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	k, err := embedded.Keep(embedded.Config{Dir: t.TempDir()}, embedded.DefaultBallast, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		k.Watch(ctx, func(string) {})
+	}()
+	if err := k.Restart(t.Context()); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	<-watched
+	k.Stop()
+	goleak.VerifyNone(t, before)
+}
