@@ -8,16 +8,16 @@ import (
 
 const module = "github.com/boxfleet/boxfleet"
 
-// rules say which package must not reach which, and why. A prefix ends in "/...".
-var rules = []struct{ from, to, why string }{
-	{"protocol", module + "/...", "protocol is what everybody says; it knows nobody here"},
+// forbidden lists imports, direct or indirect, that a package must not have, and why. A prefix ends in "/...".
+var forbidden = []struct{ from, to, why string }{
+	{"protocol", module + "/...", "protocol is the shared vocabulary and depends on nothing here"},
 	{"protocol", "net", "protocol is pure: no I/O"},
 	{"protocol", "log/slog", "protocol is pure: no logger"},
-	{"spec", module + "/jetstream/...", "spec is about what is said, not where it is kept"},
-	{"spec", module + "/sdk", "spec reads texts; uploading and asking are elsewhere"},
+	{"spec", module + "/jetstream/...", "spec describes sandboxes; storage is elsewhere"},
+	{"spec", module + "/sdk", "spec only parses text; uploads and requests are elsewhere"},
 	{"spec", "net/http", "spec is pure: no I/O"},
-	{"jetstream", module + "/coordinator", "jetstream is where things are kept; deciding is elsewhere"},
-	{"jetstream", module + "/worker/...", "jetstream is where things are kept; doing is elsewhere"},
+	{"jetstream", module + "/coordinator", "jetstream stores; decisions are elsewhere"},
+	{"jetstream", module + "/worker/...", "jetstream stores; work on hosts is elsewhere"},
 	{"jetstream", module + "/sdk", "jetstream is below the SDK"},
 	{"jetstream", "github.com/nats-io/nats-server/...", "only jetstream/embedded links the server, so that the SDK does not"},
 	{"coordinator", module + "/worker/...", "siblings meet in the log, never in imports"},
@@ -27,7 +27,7 @@ var rules = []struct{ from, to, why string }{
 	{"worker", module + "/coordinator", "siblings meet in the log, never in imports"},
 	{"worker", module + "/sdk", "siblings meet in the log, never in imports"},
 	{"worker", "github.com/nats-io/nats-server/...", "a worker connects to NATS; cmd decides whether it is embedded"},
-	{"worker", module + "/spec", "a worker does what the log says; how people write it is not its business"},
+	{"worker", module + "/spec", "a worker follows the log; how people write specs does not concern it"},
 	{"worker/decide", "net", "decisions are pure: no I/O"},
 	{"worker/decide", "log/slog", "decisions are pure: no logger"},
 	{"worker/decide", module + "/jetstream/...", "decisions take the state as it is; the journal asks them"},
@@ -63,23 +63,23 @@ var rules = []struct{ from, to, why string }{
 	{"sdk", module + "/worker/...", "callers do not link the worker"},
 	{"sdk", "github.com/docker/docker/...", "callers do not link the Docker client"},
 	{"sdk", "github.com/nats-io/nats-server/...", "callers do not link the NATS server"},
-	{"supervisor", "github.com/nats-io/...", "the supervisor is small, and speaks to its worker only"},
-	{"supervisor", "github.com/docker/docker/...", "the supervisor is small, and speaks to its worker only"},
+	{"supervisor", "github.com/nats-io/...", "the supervisor is small and talks only to its worker"},
+	{"supervisor", "github.com/docker/docker/...", "the supervisor is small and talks only to its worker"},
 	{"cmd/boxfleet-supervisor", "net/http", "the supervisor is small"},
-	{"cmd/boxfleet-supervisor", "github.com/distribution/reference", "its patterns take a megabyte in each sandbox"},
+	{"cmd/boxfleet-supervisor", "github.com/distribution/reference", "its regular expressions take a megabyte in each sandbox"},
 }
 
-// onlyImporters say which packages alone import a technology directly.
+// onlyImporters lists technologies that exactly one package imports directly.
 var onlyImporters = []struct{ technology, only, why string }{
-	{"github.com/nats-io/nats.go/...", "jetstream", "a package is named after the technology it wraps, and nothing else knows it"},
-	{"github.com/nats-io/nats-server/...", "jetstream/embedded", "a package is named after the technology it wraps, and nothing else knows it"},
-	{"github.com/docker/docker/...", "worker/docker", "a package is named after the technology it wraps, and nothing else knows it"},
-	{"github.com/google/nftables/...", "worker/firewall", "a package is named after the technology it wraps, and nothing else knows it"},
+	{"github.com/nats-io/nats.go/...", "jetstream", "one package wraps each technology"},
+	{"github.com/nats-io/nats-server/...", "jetstream/embedded", "one package wraps each technology"},
+	{"github.com/docker/docker/...", "worker/docker", "one package wraps each technology"},
+	{"github.com/google/nftables/...", "worker/firewall", "one package wraps each technology"},
 	{"github.com/spf13/viper", "cmd/boxfleet", "configuration is read in cmd and nowhere else"},
 }
 
-func TestPackagesLookOnlyWhereTheyMay(t *testing.T) {
-	for _, r := range rules {
+func TestPackagesHaveNoForbiddenImports(t *testing.T) {
+	for _, r := range forbidden {
 		for _, dep := range list(t, "{{join .Deps \"\\n\"}}", module+"/"+r.from) {
 			if matches(r.to, dep) && dep != module+"/"+r.from {
 				t.Errorf("%s reaches %s: %s", r.from, dep, r.why)
@@ -88,7 +88,7 @@ func TestPackagesLookOnlyWhereTheyMay(t *testing.T) {
 	}
 }
 
-func TestOnlyOnePackageKnowsATechnology(t *testing.T) {
+func TestOnePackageWrapsEachTechnology(t *testing.T) {
 	for _, line := range list(t, "{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}\n{{end}}", "./...") {
 		from, imported, ok := strings.Cut(line, " ")
 		if !ok || strings.HasPrefix(from, module+"/integration") {
@@ -102,7 +102,7 @@ func TestOnlyOnePackageKnowsATechnology(t *testing.T) {
 	}
 }
 
-func TestPackagesSayWhatTheyAreFor(t *testing.T) {
+func TestPackagesHaveAComment(t *testing.T) {
 	for _, line := range list(t, "{{.ImportPath}}|{{.Doc}}", "./...") {
 		if path, doc, _ := strings.Cut(line, "|"); doc == "" && path != module {
 			t.Errorf("%s has no package comment", path)

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// read is a page of the documents.
+// read returns the text of a file.
 func read(t *testing.T, page string) string {
 	t.Helper()
 	data, err := os.ReadFile(page)
@@ -24,12 +24,12 @@ func read(t *testing.T, page string) string {
 	return string(data)
 }
 
-// section is what stands below a heading, up to the next one of its rank or above.
+// section returns the text below a heading, up to the next heading of the same or a higher rank.
 func section(t *testing.T, page, heading string) string {
 	t.Helper()
 	_, text, found := strings.Cut(page, "\n"+heading+"\n")
 	if !found {
-		t.Fatalf("there is no %q", heading)
+		t.Fatalf("the page has no heading %q", heading)
 	}
 	rank := strings.Index(heading, " ")
 	if end := regexp.MustCompile(`(?m)^#{1,` + string(rune('0'+rank)) + `} `).FindStringIndex(text); end != nil {
@@ -38,7 +38,7 @@ func section(t *testing.T, page, heading string) string {
 	return text
 }
 
-func TestEveryTableOfTheDocumentsBeginsWithItsHead(t *testing.T) {
+func TestTablesHaveAHeader(t *testing.T) {
 	pages, err := filepath.Glob("docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestEveryTableOfTheDocumentsBeginsWithItsHead(t *testing.T) {
 		for i, line := range lines {
 			begins := strings.HasPrefix(line, "|") && (i == 0 || !strings.HasPrefix(lines[i-1], "|"))
 			if begins && (i+1 == len(lines) || !strings.HasPrefix(lines[i+1], "|--")) {
-				t.Errorf("%s:%d: a row without a table: %.60s", page, i+1, line)
+				t.Errorf("%s:%d: a table row without a header: %.60s", page, i+1, line)
 			}
 		}
 	}
@@ -85,7 +85,8 @@ func TestPackageCommentsNameTheirImports(t *testing.T) {
 		found++
 		for _, to := range imports {
 			own := strings.HasPrefix(to, from+"/") && strings.Contains(says, "its own sub-packages")
-			if !own && !strings.Contains(says, to) {
+			isSibling := filepath.Dir(to) == filepath.Dir(from) && slices.Contains(words(says), filepath.Base(to))
+			if !own && !isSibling && !strings.Contains(says, to) {
 				t.Errorf("%s imports %s, and its doc.go says: %s", from, to, says)
 			}
 		}
@@ -94,6 +95,8 @@ func TestPackageCommentsNameTheirImports(t *testing.T) {
 		t.Errorf("only %d packages list their imports", found)
 	}
 }
+
+func words(text string) []string { return regexp.MustCompile(`\w+`).FindAllString(text, -1) }
 
 // TestTheImportTableIsComplete compares the table of ARCHITECTURE.md with what the compiler sees: each package has a
 // row, and the row's last column lists its imports. Rows that say "everything" are for people.
@@ -146,36 +149,42 @@ func TestTheImportTableIsComplete(t *testing.T) {
 	}
 }
 
-// TestTheWirePageNamesEveryField looks for the fields of specs each in its own row, and for those of
-// events anywhere in their section.
+// TestTheWirePageNamesEveryField expects a row for each field of a spec, and mentions of the fields of events anywhere
+// in their section.
 func TestTheWirePageNamesEveryField(t *testing.T) {
 	page := read(t, "docs/wire.md")
-	for heading, spec := range map[string]any{"### Sandbox spec": protocol.SandboxSpec{}, "### Service": protocol.Service{}, "### Exec spec": protocol.ExecSpec{}} {
+	for heading, spec := range map[string]any{
+		"### Sandbox spec": protocol.SandboxSpec{}, "### Service": protocol.Service{}, "### Exec spec": protocol.ExecSpec{},
+	} {
 		for _, f := range fields(spec) {
 			row := rowOf(section(t, page, heading), f.name)
 			if row == "" {
-				t.Errorf("docs/wire.md, %s: no row is of %s", heading, f.name)
+				t.Errorf("docs/wire.md, %s: there is no row for %s", heading, f.name)
 				continue
 			}
 			wantNamed(t, row, f.below)
 		}
 	}
 	events := section(t, page, "## Events")
-	byReader := []string{"record", "replay"}
-	for _, part := range []any{protocol.Batch{}, protocol.Event{}, protocol.SandboxDetails{}, protocol.ExecDetails{}, protocol.ServiceDetails{}, protocol.PullProgress{}} {
+	addedByReaders := []string{"record", "replay"}
+	for _, part := range []any{
+		protocol.Batch{}, protocol.Event{}, protocol.SandboxDetails{}, protocol.ExecDetails{}, protocol.ServiceDetails{},
+		protocol.PullProgress{},
+	} {
 		for _, f := range fields(part) {
-			if !slices.Contains(byReader, f.name) {
+			if !slices.Contains(addedByReaders, f.name) {
 				wantNamed(t, events, []string{f.name})
 			}
 		}
 	}
 }
 
-// TestTheWirePageHasTheShapesOfObjects looks for each field in the first column of its object's table.
-func TestTheWirePageHasTheShapesOfObjects(t *testing.T) {
+// TestTheWirePageDescribesEveryObject expects each field of an object in the object's section.
+func TestTheWirePageDescribesEveryObject(t *testing.T) {
 	page := read(t, "docs/wire.md")
 	for heading, object := range map[string]any{
-		"### Sandbox": protocol.Sandbox{}, "### Exec": protocol.Exec{}, "### Host": protocol.Host{}, "### Explanation": protocol.Explanation{},
+		"### Sandbox": protocol.Sandbox{}, "### Exec": protocol.Exec{}, "### Host": protocol.Host{},
+		"### Explanation": protocol.Explanation{},
 	} {
 		text := section(t, page, heading)
 		for _, f := range fields(object) {
@@ -188,7 +197,8 @@ func TestTheWirePageHasTheShapesOfObjects(t *testing.T) {
 	wantNamed(t, section(t, page, "### Sandbox"), names(protocol.Refusal{}))
 	wantNamed(t, section(t, page, "### The sandbox's own command"), names(protocol.PrimaryStatus{}))
 	wantNamed(t, section(t, page, "## Reads"), append(names(protocol.EventPage{}), names(protocol.OutputPage{})...))
-	wantNamed(t, section(t, page, "## Reads"), slices.DeleteFunc(names(protocol.Query{}), func(name string) bool { return name == "v" }))
+	isVersion := func(name string) bool { return name == "v" }
+	wantNamed(t, section(t, page, "## Reads"), slices.DeleteFunc(names(protocol.Query{}), isVersion))
 }
 
 func names(of any) (all []string) {
@@ -211,7 +221,7 @@ func TestTheWirePageListsEveryCodeAndReason(t *testing.T) {
 		listed := map[string]bool{}
 		for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| .").FindAllStringSubmatch(table, -1) {
 			if listed[row[1]] {
-				t.Errorf("%s: %s is there twice", head, row[1])
+				t.Errorf("%s: %s is listed twice", head, row[1])
 			}
 			listed[row[1]] = true
 		}
@@ -223,11 +233,11 @@ func TestTheWirePageListsEveryCodeAndReason(t *testing.T) {
 		}
 		for name := range listed {
 			if !known[name] {
-				t.Errorf("%s: there is no %s", head, name)
+				t.Errorf("%s: %s is listed but not declared", head, name)
 			}
 		}
 		if len(known) < 11 {
-			t.Errorf("%s: %d constants", head, len(known))
+			t.Errorf("%s: found only %d constants", head, len(known))
 		}
 	}
 }
@@ -241,7 +251,7 @@ func wantNamed(t *testing.T, text string, names []string) {
 	}
 }
 
-// rowOf is the row of a table whose first cell names a field.
+// rowOf returns the table row whose first cell names a field, or "".
 func rowOf(section, field string) string {
 	for _, line := range strings.Split(section, "\n") {
 		if cells := strings.Split(line, "|"); len(cells) > 2 && strings.Contains(cells[1], "`"+field+"`") {
@@ -251,7 +261,7 @@ func rowOf(section, field string) string {
 	return ""
 }
 
-// field is a field on the wire, and the names of those below it, where it or what it lists has some.
+// field is a field on the wire, with the names of the fields of its type or of its elements.
 type field struct {
 	name  string
 	below []string

@@ -14,21 +14,21 @@ import (
 	"testing"
 )
 
-// said is a message that a user can meet: the text of an error, a note, or of a command's help.
-type said struct {
+// message is a text that users can see: an error, a note, or the help of a command.
+type message struct {
 	where, by, text string
 }
 
-// speakers are the functions that make messages, and the number of the argument that is the text.
+// speakers maps functions that create messages to the index of the argument with the text.
 var speakers = map[string]int{
 	"Errorf": -1, "Invalid": 1, "New": 0, "usage": 0, "note": 0, "say": 0, "goesOn": 1, "settings": 0, "wrong": 2, "fault": 2, "faultAt": 3, "refuse": 1,
 	"StringVar": 3, "StringVarP": 4, "BoolVar": 3, "BoolVarP": 4, "DurationVar": 3, "IntVar": 3, "Int64Var": 3, "Uint64Var": 3, "Float64Var": 3, "StringArrayVar": 3, "StringArrayVarP": 4, "StringSliceVar": 3,
 }
 
-// messages collects the messages of the whole source.
-func messages(t *testing.T) []said {
+// messages collects all messages in the source.
+func messages(t *testing.T) []message {
 	t.Helper()
-	var all []said
+	var all []message
 	files := token.NewFileSet()
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, "integration/") {
@@ -40,7 +40,7 @@ func messages(t *testing.T) []said {
 		}
 		add := func(at token.Pos, by string, e ast.Expr) {
 			if text := literal(e); text != "" {
-				all = append(all, said{fmt.Sprintf("%s:%d", path, files.Position(at).Line), by, text})
+				all = append(all, message{fmt.Sprintf("%s:%d", path, files.Position(at).Line), by, text})
 			}
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
@@ -60,7 +60,7 @@ func messages(t *testing.T) []said {
 	return all
 }
 
-// collectCall adds what a call says.
+// collectCall adds the message of a call.
 func collectCall(call *ast.CallExpr, add func(token.Pos, string, ast.Expr)) {
 	name, on := "", ""
 	switch f := call.Fun.(type) {
@@ -86,7 +86,7 @@ func collectCall(call *ast.CallExpr, add func(token.Pos, string, ast.Expr)) {
 	}
 }
 
-// collectFields adds what a composite literal says: an error, a command's help, a setting's meaning.
+// collectFields adds the messages of a composite literal: an error, a command's help, a setting's meaning.
 func collectFields(path string, lit *ast.CompositeLit, add func(token.Pos, string, ast.Expr)) {
 	for i, e := range lit.Elts {
 		pair, keyed := e.(*ast.KeyValueExpr)
@@ -102,12 +102,12 @@ func collectFields(path string, lit *ast.CompositeLit, add func(token.Pos, strin
 	}
 }
 
-// literal is the text of a literal, or of several put together; what is not literal is shown as {}.
+// literal returns the text of a literal or of a concatenation, with {} for the parts that are not literal.
 func literal(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:
 		if e.Kind == token.STRING {
-			text, _ := strconv.Unquote(e.Value) // the parser took it
+			text, _ := strconv.Unquote(e.Value) // the parser has accepted it
 			return text
 		}
 	case *ast.BinaryExpr:
@@ -132,32 +132,31 @@ func literal(e ast.Expr) string {
 	return ""
 }
 
-// unread are forms that a reader stumbles over, and why. What is between backquotes is a command or an example.
-var unread = []struct {
+// rejected lists forms that users have misunderstood, and why. Text between backquotes is a command or an example.
+var rejected = []struct {
 	form *regexp.Regexp
 	by   string // only messages of this kind; empty: all
 	why  string
 }{
-	{regexp.MustCompile(`(?:^|[^.\w])(protocol|jetstream|coordinator|worker|sdk)\.[A-Z]\w+|\[\]string|\bint64\b|map\[`), "", "a type of Go is nothing to a user"},
-	{regexp.MustCompile(`\.$`), "Errorf Invalid New usage note goesOn wrong fault faultAt Message", "a message ends without a full stop, as others are put around it"},
-	{regexp.MustCompile(`\?$`), "Errorf Invalid New usage wrong fault faultAt Message", "an error says what is wrong, and asks nothing"},
-	{regexp.MustCompile(`^(and|or|their|of) `), "setting", "a setting is read alone: its meaning does not go on from the one above"},
+	{regexp.MustCompile(`(?:^|[^.\w])(protocol|jetstream|coordinator|worker|sdk)\.[A-Z]\w+|\[\]string|\bint64\b|map\[`), "", "users do not know Go types"},
+	{regexp.MustCompile(`\.$`), "Errorf Invalid New usage note goesOn wrong fault faultAt Message", "no full stop: messages are embedded in others"},
+	{regexp.MustCompile(`\?$`), "Errorf Invalid New usage wrong fault faultAt Message", "an error states what is wrong; it does not ask"},
+	{regexp.MustCompile(`^(and|or|their|of) `), "setting", "each setting is read alone: it cannot continue the one above"},
 	{regexp.MustCompile(`\bsay which\b|\bit never was\b|document %d is valid|\band until which\b|\bis required: is\b`), "", "this has puzzled users"},
 	{regexp.MustCompile(`^is of `), "", "say what it is for"},
 	{regexp.MustCompile(`(?i)\b(please|sorry|oops|failed to|unable to|an error occurred)\b`), "", "say what happened"},
 	{regexp.MustCompile(`boxfleet exec (list|get|cancel|logs)\b`), "", "these are commands of boxfleet execs"},
 }
 
-// TestEveryMessageReadsWell prints, with -v, each message that a user can meet, in a table, and refuses forms that
-// were misunderstood before.
-func TestEveryMessageReadsWell(t *testing.T) {
+// TestMessagesAvoidMisunderstoodForms also prints, with -v, a table of all messages that users can see.
+func TestMessagesAvoidMisunderstoodForms(t *testing.T) {
 	all := messages(t)
 	if len(all) < 500 {
-		t.Fatalf("only %d messages are found", len(all))
+		t.Fatalf("found only %d messages", len(all))
 	}
 	for _, m := range all {
 		t.Logf("%-40s %-14s %s", m.where, m.by, strings.ReplaceAll(m.text, "\n", "\n\t\t"))
-		for _, u := range unread {
+		for _, u := range rejected {
 			if (u.by == "" || slices.Contains(strings.Fields(u.by), m.by)) && u.form.MatchString(m.text) {
 				t.Errorf("%s: %q: %s", m.where, m.text, u.why)
 			}

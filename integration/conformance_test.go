@@ -373,9 +373,9 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 			t.Errorf("%s is in no group", field)
 			continue
 		}
-		enforced := "probed here"
+		enforced := "probed by this test"
 		if cells["SDK"] == "refused" {
-			enforced = "the hosts of the tests cannot give it, and say so"
+			enforced = "not supported by the test hosts, which say so"
 		} else if by != "" {
 			if !slices.ContainsFunc(tests, func(name string) bool { return strings.HasPrefix(name, by) }) {
 				t.Errorf("%s is shown by %s, which does not exist", field, by)
@@ -395,12 +395,13 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 		rows = append(rows, row+" "+enforced+" | "+back+" |")
 	}
 	var table bytes.Buffer
-	fmt.Fprintln(&table, "# What works in which way")
+	fmt.Fprintln(&table, "# Conformance")
 	fmt.Fprintln(&table)
-	fmt.Fprintln(&table, "Each field of a sandbox's spec, given through the SDK, the CLI and a YAML file, whether a worker")
-	fmt.Fprintln(&table, "does it, and whether it is read back. `TestEveryFieldWorksInEveryWay` finds this by trying, and fails")
-	fmt.Fprintln(&table, "where it is not what stands here. Services are tried as required ones. An empty cell: not tried by that")
-	fmt.Fprintln(&table, "test, but by the one that is named.")
+	fmt.Fprintln(&table, "Each field of a sandbox's spec: whether it can be set through the SDK, the CLI and a")
+	fmt.Fprintln(&table, "YAML file, whether a worker enforces it, and whether it can be read back.")
+	fmt.Fprintln(&table, "`TestEveryFieldWorksInEveryWay` tries this and fails if the result differs from this")
+	fmt.Fprintln(&table, "page. Services are tried as required ones. For a field with an empty cell, see the test")
+	fmt.Fprintln(&table, "that its row names.")
 	fmt.Fprintln(&table)
 	fmt.Fprintln(&table, "| field | SDK | CLI | YAML | enforced | read back |\n|---|---|---|---|---|---|")
 	for _, row := range rows {
@@ -412,7 +413,7 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 		}
 	}
 	if stored, err := os.ReadFile(conformanceFile); err != nil || !bytes.Equal(stored, table.Bytes()) {
-		t.Errorf("docs/conformance.md is not what was found (%v); found:\n%s", err, table.String())
+		t.Errorf("docs/conformance.md differs from the result (%v), which is:\n%s", err, table.String())
 	}
 }
 
