@@ -186,7 +186,7 @@ func TestErrorsSayWhyAContainerCannotBeCreatedOrStarted(t *testing.T) {
 	}
 	check(t, b.RemoveContainer(ctx, id))
 
-	// A container whose network is gone answers 404 as well. It is there all the same.
+	// Starting a container whose network is gone also answers 404, although the container exists.
 	network := docker.NetworkSpec{Name: b.name("net"), Subnet: freeSubnet(t, b.Engine)}
 	check(t, b.CreateNetwork(ctx, network))
 	spec = b.sleeper()

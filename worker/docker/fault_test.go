@@ -32,7 +32,7 @@ func calls() map[string]func(context.Context, *bench, string) error {
 
 func TestCallsToAHungEngineFailWithinTheirLimit(t *testing.T) {
 	t.Parallel()
-	const timeout = 6 * time.Second // the engine that it connects to first may take a third of it
+	const timeout = 6 * time.Second // connecting may take a third
 	b := newBench(t, func(c *docker.Config) { c.CallTimeout, c.StallTimeout, c.PullStall = timeout, timeout, timeout })
 	b.proxy.Pause()
 	for _, name := range slices.Sorted(maps.Keys(calls())) {

@@ -231,7 +231,7 @@ func TestAnEndedPullIsNotShared(t *testing.T) {
 	first.Go(func() {
 		_, _ = b.PullImage(t.Context(), unreachable, func(protocol.PullProgress) {
 			close(reporting)
-			<-slow // it takes its time over what it hears, and is there still when the pull has ended
+			<-slow // report blocks until after the end of the pull
 		})
 	})
 	<-reporting

@@ -58,7 +58,7 @@ func TestAnImageIsLoadedFromAnArchive(t *testing.T) {
 		last.LayersDone != 1 || last.Done == 0 || last.Done != last.Total {
 		t.Errorf("the image is %+v, the last progress %+v", found, last)
 	}
-	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(nil), nil)) // it is there
+	check(t, b.TakeImage(ctx, "registry.test/app:1", opened(nil), nil)) // the engine has it already
 }
 
 func TestErrorsSayWhyAnImageWasNotLoaded(t *testing.T) {

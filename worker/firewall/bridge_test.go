@@ -48,7 +48,7 @@ func TestOnlyBridgesMadeForADeploymentAreItsOrphans(t *testing.T) {
 
 	again := h.firewall(nil) // a later worker: the record is in the table
 	check(t, again.Sync(again.Mark(), []firewall.Network{network(known, "internet")}))
-	for who, f := range map[string]*firewall.Firewall{"who forgot them": ours, "who comes later": again} {
+	for who, f := range map[string]*firewall.Firewall{"the firewall that forgot them": ours, "a later firewall": again} {
 		found, err := f.Abandoned()
 		check(t, err)
 		if len(found) != 1 || found[0].Name != bridge(orphan) || found[0].Subnet != network(orphan, "internet").Subnet {

@@ -26,7 +26,7 @@ func TestFiveHundredNetworksAreProtectedAndForgotten(t *testing.T) {
 	each := time.Since(start) / n
 	start = time.Now()
 	check(t, f.Sync(f.Mark(), nil))
-	t.Logf("one network: %s; writing all %d anew: %s", each, n, time.Since(start))
+	t.Logf("one network: %s; rewriting all %d: %s", each, n, time.Since(start))
 	if rules := h.nft("list", "ruleset"); strings.Count(rules, "chain bxf-") != n {
 		t.Errorf("got %d chains", strings.Count(rules, "chain bxf-"))
 	}

@@ -55,7 +55,7 @@ func newScript(conn *nftables.Conn, table string, silent bool, most int) *script
 		conn: conn, table: t,
 		networks: &nftables.Set{Table: t, Name: mapNetworks, IsMap: true, KeyType: nftables.TypeIFName,
 			DataType: nftables.TypeVerdict},
-		// KeyByteOrder below is there so that the nft program can print the sets.
+		// The nft program can print the sets below only with KeyByteOrder.
 		bridges: &nftables.Set{Table: t, Name: setBridges, KeyType: nftables.TypeIFName},
 		made:    &nftables.Set{Table: t, Name: setMade, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian},
 		counted: &nftables.Set{Table: t, Name: setCounted + strconv.Itoa(most), KeyType: nftables.TypeIFName,

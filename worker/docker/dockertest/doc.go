@@ -1,4 +1,3 @@
-// Package dockertest is what tests need of a Docker Engine: where the machine's engine is, and a
-// proxy on its socket that records every request and makes the engine fail on demand. It uses no
-// Docker client, so that it can judge one.
+// Package dockertest provides what tests need of a Docker Engine: the socket of the machine's engine, and a proxy before
+// that socket which records every request and injects faults. It uses no Docker client, because it is used to test one.
 package dockertest

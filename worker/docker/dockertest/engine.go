@@ -15,7 +15,7 @@ import (
 const Image = "boxfleet/demo:busybox"
 
 // Socket returns the unix socket of the machine's engine: the one of DOCKER_HOST, or the default.
-// It fails the test when no engine answers there.
+// It fails the test if no engine answers there.
 func Socket(tb testing.TB) string {
 	tb.Helper()
 	socket := "/var/run/docker.sock"
@@ -32,7 +32,7 @@ func Socket(tb testing.TB) string {
 	return socket
 }
 
-// RequireImage fails the test when the engine at socket does not have [Image].
+// RequireImage fails the test if the engine at socket does not have [Image].
 func RequireImage(tb testing.TB, socket string) {
 	tb.Helper()
 	if status, err := get(socket, "/images/"+Image+"/json"); err != nil || status != http.StatusOK {
@@ -40,8 +40,8 @@ func RequireImage(tb testing.TB, socket string) {
 	}
 }
 
-// StartProxy puts a [Proxy] before the engine at upstream, for as long as the test runs, and returns
-// it with its address for DOCKER_HOST.
+// StartProxy starts a [Proxy] before the engine at upstream and returns it with its address for DOCKER_HOST. The proxy is
+// closed at the end of the test.
 func StartProxy(tb testing.TB, upstream string) (proxy *Proxy, host string) {
 	tb.Helper()
 	// A unix socket's path is limited to 107 bytes, which a test's own directory may exceed.

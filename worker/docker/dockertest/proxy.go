@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Request is one that reached the proxy.
+// Request is a request that reached the proxy.
 type Request struct {
 	Time      time.Time // when it came
 	Method    string
@@ -22,11 +22,10 @@ type Request struct {
 	Forwarded time.Time // when it was passed on to the engine; zero when it was not
 }
 
-// Mutates says whether the request could change something.
+// Mutates reports whether the request could change something.
 func (r Request) Mutates() bool { return r.Method != http.MethodGet && r.Method != http.MethodHead }
 
-// Fault is what happens to a request instead of, or before, its normal treatment. The zero value is
-// no fault.
+// Fault is what happens to a request before or instead of its normal handling. The zero value is no fault.
 type Fault struct {
 	Delay    time.Duration // first of all, wait
 	Hang     bool          // never answer
@@ -36,7 +35,7 @@ type Fault struct {
 	Message  string
 }
 
-// Proxy stands on a socket of its own before an engine's socket.
+// Proxy listens on a socket of its own and forwards requests to an engine's socket.
 type Proxy struct {
 	server  *http.Server
 	forward *httputil.ReverseProxy
@@ -48,7 +47,7 @@ type Proxy struct {
 	flowing  chan struct{} // closed while nothing is paused
 }
 
-// NewProxy listens on the unix socket listen and passes on to the unix socket upstream.
+// NewProxy listens on the unix socket listen and forwards to the unix socket upstream.
 func NewProxy(upstream, listen string) (*Proxy, error) {
 	listener, err := net.Listen("unix", listen)
 	if err != nil {
@@ -69,7 +68,7 @@ func NewProxy(upstream, listen string) (*Proxy, error) {
 		},
 		FlushInterval: -1, // events and logs are seen when they come
 		ErrorLog:      log.New(io.Discard, "", 0),
-		// An engine that is not there closes the connection, it does not answer 502.
+		// A missing engine closes the connection; it does not answer 502.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 		ModifyResponse: func(resp *http.Response) error {
 			if resp.StatusCode != http.StatusSwitchingProtocols {
@@ -83,7 +82,7 @@ func NewProxy(upstream, listen string) (*Proxy, error) {
 	return p, nil
 }
 
-// Close ends the proxy and all of its connections, and removes its socket.
+// Close stops the proxy, closes all its connections, and removes its socket.
 func (p *Proxy) Close() error {
 	select {
 	case <-p.closed:
@@ -96,7 +95,7 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// Requests returns what came since the start or the last [Proxy.Reset], in order.
+// Requests returns the requests since the start or the last [Proxy.Reset], in order.
 func (p *Proxy) Requests() []Request {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,26 +106,26 @@ func (p *Proxy) Requests() []Request {
 	return all
 }
 
-// Mutations returns those of [Proxy.Requests] that could change something.
+// Mutations returns the [Proxy.Requests] that could change something.
 func (p *Proxy) Mutations() []Request {
 	return slices.DeleteFunc(p.Requests(), func(r Request) bool { return !r.Mutates() })
 }
 
-// Reset forgets the requests so far.
+// Reset clears the recorded requests.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.requests = nil
 }
 
-// Inject asks fault about each further request. nil ends it.
+// Inject applies fault to each further request; nil stops that.
 func (p *Proxy) Inject(fault func(*http.Request) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fault = fault
 }
 
-// Pause makes the engine look hung: requests are taken and not answered, streams stand still.
+// Pause makes the engine appear hung: requests are accepted and not answered, and streams stop.
 func (p *Proxy) Pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,8 +136,7 @@ func (p *Proxy) Pause() {
 	}
 }
 
-// Resume ends [Proxy.Pause]. Requests that wait go on to the engine, as far as their sender still
-// waits, too.
+// Resume ends [Proxy.Pause]. Waiting requests are forwarded to the engine, unless their senders have given up.
 func (p *Proxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,8 +180,8 @@ func (p *Proxy) record(r *http.Request) (*Request, Fault) {
 	return record, injected(r)
 }
 
-// hold keeps a request while the proxy is paused and as long as its fault says. It does not return
-// when the sender or the proxy goes away.
+// hold delays a request while the proxy is paused and for the duration of its fault. It panics to abort the request when
+// the sender or the proxy goes away.
 func (p *Proxy) hold(ctx context.Context, fault Fault) {
 	var never chan struct{}
 	until := func(released <-chan struct{}, after <-chan time.Time) {
@@ -205,14 +203,14 @@ func (p *Proxy) hold(ctx context.Context, fault Fault) {
 	until(p.gate(), nil)
 }
 
-// gate is closed while nothing is paused.
+// gate returns a channel that is closed unless the proxy is paused.
 func (p *Proxy) gate() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.flowing
 }
 
-// answer writes an error as the engine does.
+// answer writes an error in the engine's format.
 func answer(w http.ResponseWriter, fault Fault) {
 	message := fault.Message
 	if message == "" {
@@ -223,7 +221,7 @@ func answer(w http.ResponseWriter, fault Fault) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
 }
 
-// pausable is a response's body that stands still while the proxy is paused.
+// pausable is a response's body that blocks while the proxy is paused.
 type pausable struct {
 	io.ReadCloser
 	proxy *Proxy
@@ -240,7 +238,7 @@ func (b *pausable) Read(p []byte) (int, error) {
 	}
 }
 
-// discard takes an answer that nobody is going to see.
+// discard is a response writer that drops the response.
 type discard struct{ header http.Header }
 
 func (d discard) Header() http.Header         { return d.header }
