@@ -203,7 +203,7 @@ func TestAWorkerDoesNotStartWithDefaultsThatCannotBe(t *testing.T) {
 		"profile: standard":                "worker.defaults.profile: the host's operator allows only hardened",
 		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the host's allow-list",
 		"tools: [git]":                     "worker.defaults.tools[0]: the host does not offer git",
-		"network: none":                    "worker.defaults.network: the host's operator turned its firewall off",
+		"network: none":                    "worker.defaults.network: the host's operator turned the firewall off",
 		"memory: 900GiB":                   "worker.defaults.memory: is more than the",
 	} {
 		writeFile(t, file, text, 0o644, time.Now())
