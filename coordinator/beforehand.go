@@ -87,12 +87,3 @@ func (t *hostTable) now(c *coordinator) ([]*protocol.Host, placement.Limits) {
 	}
 	return t.hosts, t.most
 }
-
-func (s signal) isGiven() bool {
-	select {
-	case <-s.given:
-		return true
-	default:
-		return false
-	}
-}

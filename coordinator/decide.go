@@ -223,11 +223,7 @@ func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error
 	default:
 		return nil, nil
 	}
-	var events []protocol.Event
-	for _, x := range s.Active() {
-		events = append(events, failedExec(x.ID, why))
-	}
-	return append(events, protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
+	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
 }
 
 // decideFailExecs ends execs whose end will not be known.
@@ -239,6 +235,15 @@ func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]pr
 		}
 	}
 	return events, nil
+}
+
+// failExecs fails every active exec of a sandbox for the same reason.
+func failExecs(s *protocol.State, why *protocol.Error) []protocol.Event {
+	var events []protocol.Event
+	for _, x := range s.Active() {
+		events = append(events, failedExec(x.ID, why))
+	}
+	return events
 }
 
 func failedExec(id string, why *protocol.Error) protocol.Event {

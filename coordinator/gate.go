@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -206,7 +207,7 @@ func (g *gate) watch(ctx context.Context) error {
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 		pause = probePause
@@ -273,17 +274,5 @@ func (g *gate) awaitProbe(ctx context.Context, said *time.Time) (outcome, error)
 		case <-ctx.Done():
 			return mustWait, ctx.Err()
 		}
-	}
-}
-
-// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }

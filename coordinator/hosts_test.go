@@ -162,6 +162,7 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 	timing := Timing{Overdue: time.Minute}
 	c := &coordinator{cfg: Config{Timing: timing}, images: newHostImages(nil)}
 	c.hosts = newHosts(timing, newProjection(nil, nil, "c1", 0))
+	w := newWatchdog(&leader{coordinator: c})
 	for name, x := range map[string]struct {
 		queue, create, after time.Duration
 		host                 protocol.HostState
@@ -182,7 +183,7 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 			b.State, b.Resuming, b.AssignedAt = protocol.StatePending, x.resuming, time.Unix(1000, 0)
 			b.Spec.QueueTimeout, b.Spec.CreateTimeout = protocol.Duration(x.queue), protocol.Duration(x.create)
 			got := ""
-			if decide := c.due(&b, &protocol.Host{HostID: b.HostID, State: x.host}, b.AssignedAt.Add(x.after)); decide != nil {
+			if decide := w.due(&b, &protocol.Host{HostID: b.HostID, State: x.host}, b.AssignedAt.Add(x.after)); decide != nil {
 				events, err := decide(&protocol.State{Sandbox: b})
 				if err != nil || len(events) != 1 {
 					t.Fatal(events, err)

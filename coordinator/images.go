@@ -9,13 +9,14 @@ import (
 	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // awaited says which images pending sandboxes wait for, so that no worker removes one. It is of every
 // tenant: a worker's images are.
-func (c *coordinator) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
+func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Reply{}
-	for _, b := range c.projection.pendings() {
+	for _, b := range rd.projection.work.pendingSandboxes() {
 		if b.State != protocol.StatePending || b.Resuming { // the containers of a stopped one are there
 			continue
 		}
@@ -36,10 +37,10 @@ type hostImages struct {
 	table   placement.Images
 	changed map[string]bool // workers, since the scheduler looked
 	imports map[string]*protocol.WantedImage
-	wake    func() // when something changed
+	wake    wake.Signal // the scheduler's
 }
 
-func newHostImages(wake func()) *hostImages {
+func newHostImages(wake wake.Signal) *hostImages {
 	return &hostImages{table: placement.Images{}, changed: map[string]bool{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
 }
 
@@ -55,7 +56,7 @@ func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn, ca
 	}, caughtUp)
 }
 
-func (i *hostImages) imported() []*protocol.WantedImage {
+func (i *hostImages) importing() []*protocol.WantedImage {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return slices.Collect(maps.Values(i.imports))
@@ -71,7 +72,7 @@ func (i *hostImages) follow(ctx context.Context, conn *jetstream.Conn) error {
 			i.table[worker] = told
 		}
 		i.changed[worker] = true
-		i.wake()
+		i.wake.Wake()
 	})
 }
 
@@ -96,8 +97,8 @@ func (i *hostImages) takeChanged() placement.Images {
 	return changed
 }
 
-// tellAll has the next call of takeChanged return everything.
-func (i *hostImages) tellAll() {
+// markAllChanged has the next call of takeChanged return everything.
+func (i *hostImages) markAllChanged() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for worker := range i.table {

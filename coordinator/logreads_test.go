@@ -276,7 +276,7 @@ func TestReadsOfEventsAndOutputHaveABound(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	for range pagesAtOnce {
-		if _, err := c.paging.take(t.Context()); err != nil {
+		if _, err := c.reads.paging.take(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -216,7 +216,7 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 		sequence uint64
 		want     string
 	}{{first.Stored + 1, "s1"}, {last + 1, "s2"}} {
-		k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
+		k, err := (&nameRegistry{c}).meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
 		if err != nil || k.ID != x.want {
 			t.Errorf("request %d means %s, %v; want %s", x.sequence, k.ID, err, x.want)
 		}
@@ -224,11 +224,11 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 	// Nor does one from before two changes mean a sandbox that came in between.
 	d.remove("s2")
 	d.mustName("web", "s4")
-	if k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
+	if k, err := (&nameRegistry{c}).meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("a request to the first of three means %s, %v", k.ID, err)
 	}
 	d.mustName("once", "s3")
-	if _, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Sandbox: "once", Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {
+	if _, err := (&nameRegistry{c}).meant(t.Context(), &jetstream.Delivery{Tenant: "default", Sandbox: "once", Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("a request from before there was one: %v", err)
 	}
 }

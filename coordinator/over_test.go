@@ -31,7 +31,7 @@ func (d *deployment) remove(id string) {
 func (c *coordinator) counts() (over, living, folds int) {
 	c.projection.mu.RLock()
 	defer c.projection.mu.RUnlock()
-	return len(c.projection.over), len(c.projection.sandboxes), len(c.projection.journals)
+	return len(c.projection.read.deleted), len(c.projection.read.sandboxes), len(c.projection.journals)
 }
 
 // A coordinator that stands by forgets what the leader purged, and does not purge it again when it takes over.

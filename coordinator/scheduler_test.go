@@ -75,7 +75,7 @@ func TestABurstFillsEachHostAndNoneBeyond(t *testing.T) {
 	for i := range n {
 		d.accept(fmt.Sprintf("s%02d", i))
 	}
-	d.eventually("all wait", func() bool { return len(c.projection.line(nil, true)) == n })
+	d.eventually("all wait", func() bool { return len(c.projection.work.waitingForHost(nil, true)) == n })
 	for i := range hosts {
 		h := host(fmt.Sprint("w", i), 0)
 		h.Slots, h.Memory = slots, 1<<40

@@ -44,7 +44,7 @@ func BenchmarkStart(b *testing.B) {
 					b.Fatal(err)
 				}
 				ready, used := time.Since(began), cpuTime()-cpu
-				if err := p.readOver(b.Context()); err != nil {
+				if err := p.readDeleted(b.Context()); err != nil {
 					b.Fatal(err)
 				}
 				b.ReportMetric(ready.Seconds(), "s-to-ready")
@@ -52,8 +52,8 @@ func BenchmarkStart(b *testing.B) {
 				b.ReportMetric(time.Since(began).Seconds(), "s-to-all")
 				b.ReportMetric((float64(heapInUse())-float64(before))/1e6, "MB")
 				runtime.KeepAlive(p)
-				if len(p.sandboxes) != n.living || len(p.over) != n.over {
-					b.Fatalf("%d live, %d are over", len(p.sandboxes), len(p.over))
+				if len(p.read.sandboxes) != n.living || len(p.read.deleted) != n.over {
+					b.Fatalf("%d live, %d are over", len(p.read.sandboxes), len(p.read.deleted))
 				}
 			}
 		})

@@ -50,16 +50,16 @@ func drawHandle(t *rapid.T, id string, before *protocol.Sandbox) *protocol.Sandb
 func TestTheIndexesSayWhatAScanSays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := newProjection(nil, nil, "c1", 0)
-		model, flying := map[key]*protocol.Sandbox{}, map[key]placed{}
+		model, flying := map[key]*protocol.Sandbox{}, map[key]reservedOn{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			k := key{Tenant: "t", ID: fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
-				if b := model[k]; b != nil && p.launch(b, "h9", placement.UsageOf(&b.Spec)) {
-					flying[k] = placed{"h9", takenBy(placement.UsageOf(&b.Spec))}
+				if b := model[k]; b != nil && p.work.launch(b, "h9", placement.UsageOf(&b.Spec)) {
+					flying[k] = reservedOn{"h9", loadOf(placement.UsageOf(&b.Spec))}
 				}
 			case 1:
-				p.land(k)
+				p.work.abort(k)
 				delete(flying, k)
 			default:
 				b := drawHandle(t, k.ID, model[k])
@@ -76,8 +76,8 @@ func TestTheIndexesSayWhatAScanSays(t *testing.T) {
 	})
 }
 
-func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]placed) {
-	used, workers := map[string]taken{}, map[string]string{}
+func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]reservedOn) {
+	used, workers := map[string]load{}, map[string]string{}
 	on, owing, pending, active := map[string]map[key]bool{}, map[key]bool{}, map[key]bool{}, map[key]bool{}
 	var line []waiting
 	for k, b := range model {
@@ -89,10 +89,10 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 			on[b.HostID][k] = true
 			if b.Assigned || b.State == protocol.StateDeleting {
 				u := used[b.HostID]
-				u.add(takenBy(placement.UsageOf(&b.Spec)), 1)
+				u.add(loadOf(placement.UsageOf(&b.Spec)), 1)
 				used[b.HostID] = u
 			}
-			if owes(b) {
+			if workerPending(b) {
 				owing[k] = true
 			}
 		}
@@ -112,7 +112,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		used[f.host] = u
 	}
 	slices.SortFunc(line, waiting.compare)
-	got, gotWorkers := p.uses()
+	got, gotWorkers := p.work.usages()
 	if !maps.Equal(gotWorkers, workers) {
 		t.Fatalf("workers %v, want %v", gotWorkers, workers)
 	}
@@ -120,7 +120,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		if u := used[host].usage(); got[host] != u {
 			t.Fatalf("%s: %+v is taken, want %+v", host, got[host], u)
 		}
-		if n := len(p.on(host)); n != len(on[host]) {
+		if n := len(p.work.on(host)); n != len(on[host]) {
 			t.Fatalf("%s has %d sandboxes, want %d", host, n, len(on[host]))
 		}
 	}
@@ -128,20 +128,20 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		t.Fatalf("on their way: %+v, want %+v", got["h9"], used["h9"].usage())
 	}
 	gotOwing := map[key]bool{}
-	p.owing(func(string) bool { return true }, func(k key, b *protocol.Sandbox) { gotOwing[k] = b == model[k] })
+	p.work.eachPending(func(string) bool { return true }, func(k key, b *protocol.Sandbox) { gotOwing[k] = b == model[k] })
 	if !maps.Equal(gotOwing, owing) {
 		t.Fatalf("owing %v, want %v", gotOwing, owing)
 	}
-	if len(p.pendings()) != len(pending) || len(p.withExecs()) != len(active) {
-		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.pendings()), len(p.withExecs()), len(pending), len(active))
+	if len(p.work.pendingSandboxes()) != len(pending) || len(p.work.withExecs()) != len(active) {
+		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.work.pendingSandboxes()), len(p.work.withExecs()), len(pending), len(active))
 	}
-	list := p.line([]string{"h1", "h8"}, true)
+	list := p.work.waitingForHost([]string{"h1", "h8"}, true)
 	for i, b := range list {
 		if len(list) != len(line) || (key{Tenant: b.Tenant, ID: b.ID}) != line[i].key {
 			t.Fatalf("the line is %v, want %v", list, line)
 		}
 	}
-	if len(list) != len(line) || len(p.line([]string{"h1"}, false)) > len(line) {
+	if len(list) != len(line) || len(p.work.waitingForHost([]string{"h1"}, false)) > len(line) {
 		t.Fatalf("%d wait, want %d", len(list), len(line))
 	}
 }
@@ -173,10 +173,10 @@ func TestASandboxThatIsOverTakes300BytesAtMost(t *testing.T) {
 	if each := took / n; each > 300 {
 		t.Errorf("each takes %d bytes", each)
 	} else {
-		t.Logf("each takes %d bytes, %d of them of its struct and key", each, unsafe.Sizeof(over{})+unsafe.Sizeof(key{}))
+		t.Logf("each takes %d bytes, %d of them of its struct and key", each, unsafe.Sizeof(deletedEntry{})+unsafe.Sizeof(key{}))
 	}
-	if len(p.sandboxes)+len(p.journals)+len(p.index.places)+len(p.index.hosts)+len(p.index.wakes.at) > 0 || len(p.over) != n {
-		t.Errorf("%d are over, and of living ones there are %d", len(p.over), len(p.sandboxes))
+	if len(p.read.sandboxes)+len(p.journals)+len(p.work.assigned)+len(p.work.hosts)+len(p.work.deadlines.at) > 0 || len(p.read.deleted) != n {
+		t.Errorf("%d are over, and of living ones there are %d", len(p.read.deleted), len(p.read.sandboxes))
 	}
 	runtime.KeepAlive(p)
 }
@@ -241,14 +241,14 @@ func BenchmarkPass(b *testing.B) {
 				}
 				p.put(s, uint64(i)+1)
 			}
-			co := &coordinator{cfg: Config{Timing: Timing{Scan: time.Hour, Suspect: time.Hour}}, projection: p, images: newHostImages(p.wakeUp)}
+			co := &coordinator{cfg: Config{Timing: Timing{Scan: time.Hour, Suspect: time.Hour}}, projection: p, images: newHostImages(p.work.schedulerWake)}
 			co.hosts = newHosts(co.cfg.Timing, p)
 			for i := range 1000 {
 				h := host(fmt.Sprint("w", i), 0)
 				h.HostID = fmt.Sprint("h", i)
 				co.hosts.register(h.Worker, h)
 			}
-			s := co.newScheduling(nil)
+			s := newScheduler(&leader{coordinator: co})
 			s.pass(b.Context())
 			for b.Loop() {
 				s.pass(b.Context())

@@ -286,11 +286,11 @@ func TestADrainMovesWhatFitsElsewhere(t *testing.T) {
 	drained, other := host("drained", 0), host("other", 8)
 	drained.Drain = &protocol.HostDrain{}
 	m := &moves{}
-	m.begin([]*protocol.Host{drained, other}, nil)
+	m.beginScan([]*protocol.Host{drained, other}, nil)
 	for i, want := range []bool{true, true, true, true, false} {
 		b := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Memory: 1 << 30, CPU: 1}}
 		b.ID, b.State, b.HostID = []string{"a", "a", "b", "b", "c"}[i], protocol.StateReady, drained.HostID
-		if got := m.takenElsewhere(b, time.Now()); got != want {
+		if got := m.fitsElsewhere(b, time.Now()); got != want {
 			t.Errorf("%d: %s is taken elsewhere: %v", i, b.ID, got)
 		}
 	}
@@ -362,13 +362,13 @@ func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
 			t.Fatal(r.Error)
 		}
 		stop()
-		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0), unstarted: newUnstarted(), overdue: newUnstarted()}
+		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0)}
 		k := key{Tenant: "default", ID: "a"}
 		j := c.projection.journal(k)
 		err := j.Refresh(t.Context())
-		b := c.projection.get(k)
+		b := c.projection.read.get(k)
 		if err == nil {
-			err = c.watchExecs(t.Context(), k, b, &protocol.Host{HostID: b.HostID, State: protocol.HostLost}, moment{time.Now(), time.Now().Add(time.Minute)})
+			err = newWatchdog(&leader{coordinator: c}).endLateExecs(t.Context(), k, b, &protocol.Host{HostID: b.HostID, State: protocol.HostLost}, moment{time.Now(), time.Now().Add(time.Minute)})
 		}
 		j.View(func(s *protocol.State, _ uint64) {
 			if x := s.Execs["x"]; err != nil || x == nil || x.State != want {

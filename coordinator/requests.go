@@ -8,45 +8,100 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/coordinator/execindex"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
 
+// requestHandler decides requests.
+type requestHandler struct {
+	*coordinator
+	names            *nameRegistry
+	gate             *gate
+	refusals         refusals
+	announced        atomic.Pointer[protocol.Error] // what clients were last told that requests wait for
+	deciding, ending chan struct{}                  // slots of requests that are being decided
+}
+
+func newRequestHandler(c *coordinator) *requestHandler {
+	h := &requestHandler{
+		coordinator: c, names: &nameRegistry{c},
+		deciding: make(chan struct{}, restAtOnce), ending: make(chan struct{}, endingAtOnce),
+	}
+	h.gate = newGate(c.conn, h.announceWaiting)
+	return h
+}
+
+// run decides the requests of the queue until ctx ends. While the gate is closed, requests that end something are
+// taken from behind those that wait.
+func (h *requestHandler) run(ctx context.Context) error {
+	queue := h.conn.Requests()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return queue.Consume(ctx, h.handle) })
+	group.Go(func() error {
+		return h.gate.run(ctx, func(ctx context.Context) {
+			if backoff.Sleep(ctx, endingPause) {
+				_ = queue.ConsumeEnding(ctx, h.handle) // returns when ctx ends
+			}
+		})
+	})
+	return group.Wait()
+}
+
+// announceWaiting announces to all clients that creates and execs are not decided now, and why; nil: they are.
+func (h *requestHandler) announceWaiting(why *protocol.Error) {
+	before := h.announced.Swap(why)
+	if (before == nil) != (why == nil) || why != nil && before.Reason != why.Reason {
+		if why != nil {
+			h.log.Warn("requests wait", "error", why)
+		} else {
+			h.log.Info("requests are decided again")
+		}
+	}
+	s := &protocol.Status{Version: protocol.Version, Coordinator: h.cfg.Name, Waiting: why, Time: h.conn.Now()}
+	if err := h.conn.TellStatus(s); err != nil {
+		h.log.Debug("could not announce what requests wait for", "error", err)
+	}
+}
+
 // handle decides one request. A refusal is an answer too. While the log takes nothing the request
 // waits here, for as long as it takes; by a defect it may fail [jetstream.MaxAttempts] times. It
 // returns an error only when ctx ends first: then another coordinator gets the request. Each step
 // before the answer can be repeated harmlessly, and the acknowledgement, which follows a nil, is the
 // last.
-func (c *coordinator) handle(ctx context.Context, d *jetstream.Delivery) error {
+func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) error {
 	if d.ID == "" {
 		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // a client that gives no message id gets no idempotence
 	}
-	say := c.sayWaiting(d)
+	say := h.sayWaiting(d)
 	for failures, pause := 0, time.Duration(0); ; {
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
-		reply, err := c.try(ctx, d, failures, say)
+		reply, err := h.try(ctx, d, failures, say)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
 			reply.Version = protocol.Version
-			c.cfg.Probe(d.Verb + "-before-answer")
-			c.conn.Answer(d, reply)
-			c.cfg.Probe(d.Verb + "-before-ack")
+			h.cfg.Probe(d.Verb + "-before-answer")
+			h.conn.Answer(d, reply)
+			h.cfg.Probe(d.Verb + "-before-ack")
 			return nil
 		case waits(err):
-			c.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, protocol.AsError(err))
+			h.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, protocol.AsError(err))
 			say(protocol.AsError(err))
 			pause = probePause
 		default:
 			failures++
-			c.log.Warn("a request is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox, "failures", failures, "error", err)
+			h.log.Warn("a request is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox, "failures", failures, "error", err)
 			pause = min(firstRetry<<min(failures-1, 4), lastRetry)
 		}
 	}
@@ -54,12 +109,12 @@ func (c *coordinator) handle(ctx context.Context, d *jetstream.Delivery) error {
 
 // sayWaiting returns how a request's client is told what it waits for: again where that is something
 // else, or some time later, since it may be lost.
-func (c *coordinator) sayWaiting(d *jetstream.Delivery) func(why *protocol.Error) {
+func (h *requestHandler) sayWaiting(d *jetstream.Delivery) func(why *protocol.Error) {
 	reason, said := "", time.Time{}
 	return func(why *protocol.Error) {
 		if why.Reason != reason || time.Since(said) >= sayAgain {
 			reason, said = why.Reason, time.Now()
-			c.conn.AnswerWaiting(d, why)
+			h.conn.AnswerWaiting(d, why)
 		}
 	}
 }
@@ -71,17 +126,17 @@ const (
 )
 
 // try takes a request to its answer, which may be a refusal. An error means that it has none yet.
-func (c *coordinator) try(ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error)) (*protocol.Reply, error) {
-	if why := c.refusals.of(d); why != nil {
+func (h *requestHandler) try(ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error)) (*protocol.Reply, error) {
+	if why := h.refusals.of(d); why != nil {
 		return &protocol.Reply{Error: why}, nil
 	}
-	probe, err := c.gate.pass(ctx, d.Verb, say)
+	probe, err := h.gate.pass(ctx, d.Verb, say)
 	if err != nil {
 		return nil, err
 	}
-	reply, err := c.decideInTurn(ctx, d)
+	reply, err := h.decideInTurn(ctx, d)
 	if probe {
-		c.gate.probed(ctx, outcomeOf(reply, err))
+		h.gate.probed(ctx, outcomeOf(reply, err))
 	}
 	switch {
 	case err == nil:
@@ -92,20 +147,20 @@ func (c *coordinator) try(ctx context.Context, d *jetstream.Delivery, failures i
 		if failures+1 < jetstream.MaxAttempts {
 			return nil, err
 		}
-		if err := c.bury(ctx, d, protocol.AsError(err)); err != nil {
+		if err := h.bury(ctx, d, protocol.AsError(err)); err != nil {
 			return nil, err
 		}
 		err = deadLettered(err)
 	case undecodable(err): // perhaps by a client that hears no answer
-		if err := c.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
+		if err := h.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
 			return nil, err
 		}
 	}
-	stored, lookErr := c.conn.LastRequest(ctx)
+	stored, lookErr := h.conn.LastRequest(ctx)
 	if lookErr != nil {
 		return nil, lookErr // its client has heard nothing yet, and it is decided again
 	}
-	c.refusals.note(d, protocol.AsError(err), stored)
+	h.refusals.note(d, protocol.AsError(err), stored)
 	return &protocol.Reply{Error: protocol.AsError(err)}, nil
 }
 
@@ -121,21 +176,21 @@ func outcomeOf(reply *protocol.Reply, err error) outcome {
 
 // stalls is for a request whose decision does not come: an append is tried for longer than a client
 // should hear nothing, and others may have to be held back.
-func (c *coordinator) stalls(ctx context.Context, d *jetstream.Delivery) {
-	why, _ := c.gate.closed()
+func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
+	why, _ := h.gate.closed()
 	if why == nil {
 		why = protocol.Errorf(protocol.Unavailable, "", "the event log has not answered for %s", stallPause)
-		c.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, why)
+		h.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, why)
 	}
-	c.conn.AnswerWaiting(d, why)
+	h.conn.AnswerWaiting(d, why)
 }
 
 // decideInTurn bounds how many requests are in decision. Those that end something have a bound of
 // their own: they do not wait for those that begin something.
-func (c *coordinator) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
-	slots := c.deciding
+func (h *requestHandler) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
+	slots := h.deciding
 	if endsSomething(d.Verb) {
-		slots = c.ending
+		slots = h.ending
 	}
 	select {
 	case slots <- struct{}{}:
@@ -143,9 +198,9 @@ func (c *coordinator) decideInTurn(ctx context.Context, d *jetstream.Delivery) (
 		return nil, ctx.Err()
 	}
 	defer func() { <-slots }()
-	stalled := time.AfterFunc(stallPause, func() { c.stalls(ctx, d) })
+	stalled := time.AfterFunc(stallPause, func() { h.stalls(ctx, d) })
 	defer stalled.Stop()
-	return c.decide(ctx, d)
+	return h.decide(ctx, d)
 }
 
 func undecodable(err error) bool {
@@ -162,10 +217,10 @@ func deadLettered(err error) *protocol.Error {
 
 // decide takes a request to its answer. A panic is a failed attempt, so that a request that
 // triggers a defect is filed as dead in the end.
-func (c *coordinator) decide(ctx context.Context, d *jetstream.Delivery) (reply *protocol.Reply, err error) {
+func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (reply *protocol.Reply, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.log.Error("a request panics", "request", d.ID, "panic", p, "stack", string(debug.Stack()))
+			h.log.Error("a request panics", "request", d.ID, "panic", p, "stack", string(debug.Stack()))
 			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()
@@ -179,17 +234,17 @@ func (c *coordinator) decide(ctx context.Context, d *jetstream.Delivery) (reply 
 		return nil, err
 	}
 	if d.Verb == protocol.VerbCreate {
-		reply, err = c.create(ctx, d, key{Tenant: d.Tenant, ID: d.Sandbox}, r)
+		reply, err = h.create(ctx, d, key{Tenant: d.Tenant, ID: d.Sandbox}, r)
 		return reply, protocol.InPayload(d.Verb, err)
 	}
-	k, err := c.meant(ctx, d)
+	k, err := h.names.meant(ctx, d)
 	if err != nil {
 		return nil, protocol.InPayload(d.Verb, err)
 	}
 	if d.Verb == protocol.VerbExec {
-		reply, err = c.exec(ctx, d, k, r)
+		reply, err = h.exec(ctx, d, k, r)
 	} else {
-		reply, err = c.control(ctx, d, k, r)
+		reply, err = h.control(ctx, d, k, r)
 	}
 	return reply, protocol.InPayload(d.Verb, err)
 }
@@ -212,34 +267,34 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 }
 
 // create accepts a sandbox: take the name, reserve the id, append the first event, answer.
-func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+func (h *requestHandler) create(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
 	own := *r.Sandbox // what identifies the request: the defaults below it may change before it is repeated
 	own.Resolve()
-	mine := reservation(d, named(&own, r.Name), c.conn.Now())
-	whole, refused := c.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
+	mine := reservation(d, named(&own, r.Name), h.conn.Now())
+	whole, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
 	whole, builtIn := spec.Resolve(whole)
 	if refused == nil {
-		refused = c.refuseBeforehand(ctx, k, &whole, builtIn)
+		refused = h.refuseBeforehand(ctx, k, &whole, builtIn)
 	}
-	before, err := c.reserve(ctx, d, k, r.Name, mine, refused)
+	before, err := h.names.reserve(ctx, d, k, r.Name, mine, refused)
 	if err != nil {
 		return nil, err
 	}
-	c.cfg.Probe("create-before-append")
+	h.cfg.Probe("create-before-append")
 	if before != nil && !sameReservation(before, &mine) {
 		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.ID)
 	}
 	var j *jetstream.Journal
 	switch {
 	case before == nil:
-		j = c.projection.journal(k)
+		j = h.projection.journal(k)
 		j.Fresh() // a new id has no history
-	case c.projection.isOver(k):
-		if j, err = c.projection.openOver(ctx, k); err != nil {
+	case h.projection.read.isDeleted(k):
+		if j, err = h.projection.openDeleted(ctx, k); err != nil {
 			return nil, err
 		}
 	default:
-		j = c.projection.journal(k)
+		j = h.projection.journal(k)
 		if err := j.Refresh(ctx); err != nil {
 			return nil, err
 		}
@@ -257,14 +312,14 @@ func (c *coordinator) create(ctx context.Context, d *jetstream.Delivery, k key, 
 }
 
 // exec accepts an exec: append, answer. The history itself says whether the id was used before.
-func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
-	j, err := c.projection.find(ctx, k, 0)
+func (h *requestHandler) exec(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+	j, err := h.projection.find(ctx, k, 0)
 	if err != nil {
 		return nil, err
 	}
 	r.Exec.Resolve()
-	if c.projection.isOver(k) { // it takes no more; but this may be the repeat of an exec that it had
-		x, sequence, err := c.pastExec(ctx, j, k, r.ExecID, nil)
+	if h.projection.read.isDeleted(k) { // it takes no more; but this may be the repeat of an exec that it had
+		x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
 		if err != nil || x != nil && x.Request == d.ID && sameExec(&x.Spec, r.Exec) {
 			return &protocol.Reply{Exec: x, Sequence: sequence}, err
 		}
@@ -272,20 +327,20 @@ func (c *coordinator) exec(ctx context.Context, d *jetstream.Delivery, k key, r 
 			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
 		}
 	}
-	c.cfg.Probe("exec-before-append")
+	h.cfg.Probe("exec-before-append")
 	looked := execindex.Lookups{}
-	_, err = c.doOnce(ctx, j, d, k, r, looked, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		used, err := c.projection.execs.Used(k, r.ExecID, looked)
+	_, err = h.doOnce(ctx, j, d, k, r, looked, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		used, err := h.projection.execs.Used(k, r.ExecID, looked)
 		if err != nil {
 			return nil, err
 		}
-		return decideExec(s, d.ID, r.ExecID, r.Exec, used, c.cfg.MaxActiveExecs)
+		return decideExec(s, d.ID, r.ExecID, r.Exec, used, h.cfg.MaxActiveExecs)
 	})
 	repeated := errors.Is(err, errExecUsed)
 	if err != nil && !repeated {
 		return nil, err
 	}
-	x, sequence, err := c.pastExec(ctx, j, k, r.ExecID, nil)
+	x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
 	if err == nil && repeated && (x == nil || x.Request != d.ID || !sameExec(&x.Spec, r.Exec)) {
 		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
 	}
@@ -299,20 +354,20 @@ var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestU
 // doOnce appends what is decided, unless the request's id was used for an exec of the same id: such
 // requests are not remembered by themselves. A decision does no I/O: what it cannot tell of the ids of execs from
 // memory is read, noted in looked, and it is asked again.
-func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, looked execindex.Lookups, decide jetstream.Decide) ([]protocol.Event, error) {
+func (h *requestHandler) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, looked execindex.Lookups, decide jetstream.Decide) ([]protocol.Event, error) {
 	others := false // an exec of that id is somebody else's
 	ids := []string{d.ID}
 	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
 		ids = append(ids, r.ExecID)
 	}
-	j.View(func(s *protocol.State, _ uint64) { c.projection.execs.EnsureCovers(k, s) })
+	j.View(func(s *protocol.State, _ uint64) { h.projection.execs.EnsureCovers(k, s) })
 	once := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
-		if why := c.refusals.of(d); why != nil {
+		if why := h.refusals.of(d); why != nil {
 			return nil, why
 		}
 		own := d.Verb == protocol.VerbExec && r.ExecID == d.ID
 		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && s.Sandbox.TotalExecs > len(s.Execs) {
-			if used, err := c.projection.execs.Used(k, d.ID, looked); err != nil {
+			if used, err := h.projection.execs.Used(k, d.ID, looked); err != nil {
 				return nil, err
 			} else if used {
 				return nil, errOldExec
@@ -326,7 +381,7 @@ func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetst
 			if !errors.Is(err, execindex.ErrUnknown) {
 				return events, err
 			}
-			if err := c.projection.execs.Lookup(ctx, k, looked, ids...); err != nil {
+			if err := h.projection.execs.Lookup(ctx, k, looked, ids...); err != nil {
 				return nil, err
 			}
 		}
@@ -335,7 +390,7 @@ func (c *coordinator) doOnce(ctx context.Context, j *jetstream.Journal, d *jetst
 	if !errors.Is(err, errOldExec) {
 		return events, err
 	}
-	x, _, err := c.pastExec(ctx, j, k, d.ID, nil)
+	x, _, err := h.pastExec(ctx, j, k, d.ID, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -354,8 +409,8 @@ func sameExec(a, b *protocol.ExecSpec) bool {
 }
 
 // control decides a stop, resume, extend, delete or cancel: one append at most.
-func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
-	j, err := c.projection.find(ctx, k, 0)
+func (h *requestHandler) control(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+	j, err := h.projection.find(ctx, k, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -373,19 +428,19 @@ func (c *coordinator) control(ctx context.Context, d *jetstream.Delivery, k key,
 		return decideCancel(s, d.ID, r.ExecID)
 	}
 	looked := execindex.Lookups{}
-	events, err := c.doOnce(ctx, j, d, k, r, looked, decide)
+	events, err := h.doOnce(ctx, j, d, k, r, looked, decide)
 	if err != nil {
 		// The refusal may come from a state that is behind: ask once more on what the log has now.
 		if refreshErr := j.Refresh(ctx); refreshErr != nil {
 			return nil, refreshErr
 		}
-		if events, err = c.doOnce(ctx, j, d, k, r, looked, decide); err != nil {
+		if events, err = h.doOnce(ctx, j, d, k, r, looked, decide); err != nil {
 			return nil, err
 		}
 	}
 	reply := sandboxReply(j, changes(events))
 	if d.Verb == protocol.VerbCancel {
-		reply.Exec, _, err = c.pastExec(ctx, j, k, r.ExecID, nil)
+		reply.Exec, _, err = h.pastExec(ctx, j, k, r.ExecID, nil)
 	}
 	return reply, err
 }
@@ -405,21 +460,21 @@ func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reserv
 }
 
 // bury files a request that cannot be processed, and ends the id that it may have reserved.
-func (c *coordinator) bury(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
-	if err := c.conn.FileDead(ctx, d, why); err != nil {
+func (h *requestHandler) bury(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
+	if err := h.conn.FileDead(ctx, d, why); err != nil {
 		return err
 	}
 	if d.Verb != protocol.VerbCreate {
 		return nil
 	}
-	r, err := c.conn.SandboxReservation(ctx, d.Tenant, d.Sandbox)
+	r, err := h.conn.SandboxReservation(ctx, d.Tenant, d.Sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound || err == nil && r.Request != d.ID {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return c.abandon(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, d.ID, deadLettered(why))
+	return h.abandon(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, d.ID, deadLettered(why))
 }
 
 // abandon ends an id that was reserved and never came to its first event.
