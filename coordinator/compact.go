@@ -46,9 +46,9 @@ type compactor struct {
 
 // historyLength is what the leader knows about the length of a history.
 type historyLength struct {
-	sequence uint64    // the sandbox's last event at the last compaction
-	waits    bool      // something is in a segment and still in the log
-	dropAt   time.Time // when the oldest segment expires; zero: never
+	sequence   uint64    // the sandbox's last event at the last compaction
+	unfinished bool      // something is in a segment and still in the log
+	dropAt     time.Time // when the oldest segment expires; zero: never
 }
 
 // due reports whether a history may have something to move. It has at most as many messages as events.
@@ -57,7 +57,7 @@ func (l *historyLength) due(b *protocol.Sandbox, h *Histories, now time.Time) bo
 		return false
 	}
 	step := uint64(max(1, min(h.Keep, h.MinBatches)/4))
-	return b.Sequence >= l.sequence+step || l.waits || !l.dropAt.IsZero() && now.After(l.dropAt)
+	return b.Sequence >= l.sequence+step || l.unfinished || !l.dropAt.IsZero() && now.After(l.dropAt)
 }
 
 func newCompactor(l *leader) *compactor {
@@ -132,7 +132,7 @@ func (c *compactor) compact(ctx context.Context, k key, b *protocol.Sandbox, l *
 		c.log.Warn("could not compact a history; it stays in the log for now", "sandbox", k.ID, "error", err)
 		return err
 	}
-	*l = historyLength{sequence: b.Sequence, waits: done.Waits, dropAt: done.DropAt}
+	*l = historyLength{sequence: b.Sequence, unfinished: done.Waits, dropAt: done.DropAt}
 	if done.Segments+done.Dropped > 0 || done.Purged > 0 {
 		c.log.Info("a history was compacted", "sandbox", k.ID, "segments", done.Segments, "messages", done.Messages,
 			"dropped", done.Dropped, "purged_through", done.Purged)

@@ -12,7 +12,7 @@ import (
 
 // A leader loses its lease while more deadlines are due than it decides about at a time, and NATS does not answer. When
 // it leads again, none of them is forgotten.
-func TestADeadlineThatWasTakenUpWhenALeaseEndedIsMetByTheNext(t *testing.T) {
+func TestADeadlineTakenWhenALeaseEndsIsMetByTheNextLeader(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	d.coordinator("c0", Timing{})() // makes the streams
@@ -24,7 +24,8 @@ func TestADeadlineThatWasTakenUpWhenALeaseEndedIsMetByTheNext(t *testing.T) {
 	})
 	go func() { _ = lease.Run(t.Context()) }()
 	l := &line{server: d.server}
-	c, stop := d.inMemory(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}), Timing: Timing{Scan: 20 * time.Millisecond}})
+	c, stop := d.inMemory(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
+		Timing: Timing{Scan: 20 * time.Millisecond}})
 	defer stop()
 	const n = 3 * deadlinesAtOnce
 	for i := range n {

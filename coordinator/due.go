@@ -49,7 +49,8 @@ func (w *watchdog) duePending(b *protocol.Sandbox, lost bool, now time.Time) dec
 			"no host took the sandbox within %s%s", b.Spec.QueueTimeout, reasons)
 	case b.Assigned && !lost && now.Sub(b.AssignedAt) > b.Spec.CreateTimeout.Std()+w.cfg.Timing.Overdue:
 		// The worker has its own deadline, and reports a better error; this is for a worker that hangs.
-		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s", b.Spec.CreateTimeout)
+		return fail(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "not ready within %s",
+			b.Spec.CreateTimeout)
 	case b.Assigned && lost && now.After(deadline):
 		// If the host comes back, its worker discards what it made and halts what it resumed.
 		return fail(protocol.Unavailable, protocol.ReasonHostLost,

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// explainExecs says what the execs of a sandbox wait for that were not started.
+// explainExecs says what the accepted execs of a sandbox wait for.
 func (rd *reader) explainExecs(e *protocol.Explanation) {
 	b := e.Sandbox
 	waiting := 0
@@ -44,14 +44,16 @@ func (rd *reader) explain(ctx context.Context, tenant string, q *protocol.Query)
 	b := r.Sandbox
 	e := &protocol.Explanation{Sandbox: b, Since: b.StateChangedAt}
 	switch {
-	case b.State == protocol.StatePending && (!b.Assigned || rd.hosts.states()[b.HostID] == protocol.HostLost || rd.hosts.forgotten(b.HostID)):
+	case b.State == protocol.StatePending &&
+		(!b.Assigned || rd.hosts.states()[b.HostID] == protocol.HostLost || rd.hosts.forgotten(b.HostID)):
 		hosts := rd.hosts.list()
 		_, e.Hosts = placement.Place(placement.WithoutExpiredRefusals(b, rd.conn.Now()), hosts, rd.images.list())
 		e.Waiting, e.Deadline = "no host takes it now", queueDeadline(b, rd.cfg.Timing.Overdue)
 		if len(hosts) == 0 {
 			e.Waiting = "there is no host"
 		}
-		e.Position = 1 + slices.IndexFunc(rd.waitingForHost(hosts), func(w *protocol.Sandbox) bool { return w.Tenant == b.Tenant && w.ID == b.ID })
+		e.Position = 1 + slices.IndexFunc(rd.waitingForHost(hosts),
+			func(w *protocol.Sandbox) bool { return w.Tenant == b.Tenant && w.ID == b.ID })
 	case b.State == protocol.StatePending:
 		e.Waiting, e.Since = "worker "+b.Worker+" prepares it", b.AssignedAt
 		if b.Phase != "" {

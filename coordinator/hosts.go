@@ -46,7 +46,8 @@ type hostEntry struct {
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{}, ids: map[string]string{}, intents: map[string]*protocol.HostWish{}}
+	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{},
+		ids: map[string]string{}, intents: map[string]*protocol.HostWish{}}
 	p.route = h.workerOf
 	return h
 }
@@ -99,7 +100,7 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	if h.now().Sub(entry.SeenAt) < h.timing.Suspect {
 		e.heard = time.Now()
 	}
-	h.noteClock(e)
+	e.noteClock(h.log)
 }
 
 // dropOtherNamesLocked forgets the earlier worker names of a host. Workers register every few seconds, nearly always
@@ -167,7 +168,7 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	e.listening = b.Listening
 	e.heard, e.lost = time.Now(), false
 	e.host.Healthy, e.host.Problem, e.host.Full, e.host.Skew = b.Healthy, b.Problem, b.Full, b.Skew
-	h.noteClock(e)
+	e.noteClock(h.log)
 }
 
 // list returns every host with its state and usage.

@@ -12,12 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/wake"
 )
 
-// awaited says which images pending sandboxes wait for, so that no worker removes one. It is of every
-// tenant: a worker's images are.
+// awaited returns which images pending sandboxes of any tenant wait for, so that no worker removes one.
 func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Reply{}
 	for _, b := range rd.projection.work.pendingSandboxes() {
-		if b.State != protocol.StatePending || b.Resuming { // the containers of a stopped one are there
+		if b.State != protocol.StatePending || b.Resuming { // a stopped sandbox has its containers
 			continue
 		}
 		for _, ref := range placement.ImageRefs(&b.Spec) {
@@ -31,17 +30,18 @@ func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*prot
 	return r, nil
 }
 
-// hostImages follows what workers say of the images of their hosts, and what is imported.
+// hostImages follows what workers report about the images of their hosts, and what is being imported.
 type hostImages struct {
 	mu      sync.Mutex
 	table   placement.Images
-	changed map[string]bool // workers, since the scheduler looked
+	changed map[string]bool // workers, since the scheduler took them
 	imports map[string]*protocol.WantedImage
 	wake    wake.Signal // the scheduler's
 }
 
 func newHostImages(wake wake.Signal) *hostImages {
-	return &hostImages{table: placement.Images{}, changed: map[string]bool{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
+	return &hostImages{table: placement.Images{}, changed: map[string]bool{},
+		imports: map[string]*protocol.WantedImage{}, wake: wake}
 }
 
 func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn, caughtUp func()) error {
@@ -63,13 +63,13 @@ func (i *hostImages) importing() []*protocol.WantedImage {
 }
 
 func (i *hostImages) follow(ctx context.Context, conn *jetstream.Conn) error {
-	return conn.FollowHostImages(ctx, func(worker string, told *protocol.HostImages) {
+	return conn.FollowHostImages(ctx, func(worker string, reported *protocol.HostImages) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		if told == nil {
+		if reported == nil {
 			delete(i.table, worker)
 		} else {
-			i.table[worker] = told
+			i.table[worker] = reported
 		}
 		i.changed[worker] = true
 		i.wake.Wake()
@@ -82,7 +82,7 @@ func (i *hostImages) list() placement.Images {
 	return maps.Clone(i.table)
 }
 
-// takeChanged returns what was told since the last call, nil for a worker that tells nothing any more.
+// takeChanged returns the reports that changed since the last call, nil for a worker that no longer reports.
 func (i *hostImages) takeChanged() placement.Images {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -97,7 +97,7 @@ func (i *hostImages) takeChanged() placement.Images {
 	return changed
 }
 
-// markAllChanged has the next call of takeChanged return everything.
+// markAllChanged has the next takeChanged return everything.
 func (i *hostImages) markAllChanged() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -107,7 +107,8 @@ func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protoc
 			err = w.forget(ctx, intent, hosts[intent.HostID])
 		}
 		if err != nil && ctx.Err() == nil {
-			w.log.Warn("could not carry out an operator's intent; it is tried again", "host", intent.HostID, "error", err)
+			w.log.Warn("could not carry out an operator's intent; it is tried again", "host", intent.HostID, "error",
+				err)
 		}
 	}
 }
@@ -124,7 +125,7 @@ func (w *watchdog) removeForget(ctx context.Context, found *protocol.HostWish) e
 }
 
 // forget gives up a lost host: it records, while nobody else can hold the host's lock, that the host is forgotten.
-// What follows for each of its sandboxes is decided afterwards, see dueForgotten, until the host comes back.
+// Its sandboxes are decided afterwards, see dueForgotten, until the host comes back.
 func (w *watchdog) forget(ctx context.Context, intent *protocol.HostWish, h *protocol.Host) error {
 	if h != nil && h.State == protocol.HostSuspect {
 		return nil // it is not known yet whether the host is lost

@@ -8,11 +8,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// listOver reads the handles of sandboxes that are over: so many of those that match a query, the newest first, as a
-// page may have.
-func (rd *reader) listDeleted(ctx context.Context, tenant string, q *protocol.Query) (found []*protocol.Sandbox, err error) {
+// listDeleted reads the handles of deleted sandboxes that match a query, the newest first, up to a page.
+func (rd *reader) listDeleted(
+	ctx context.Context, tenant string, q *protocol.Query,
+) (found []*protocol.Sandbox, err error) {
 	if !await(ctx, rd.projection.read.deletedRead) {
-		return nil, protocol.Errorf(protocol.Unavailable, "", "the coordinator is still reading what is stored of deleted sandboxes; try again")
+		return nil, errStillReadingDeleted()
 	}
 	size := 0
 	for after := q.Page; ; {
@@ -26,7 +27,7 @@ func (rd *reader) listDeleted(ctx context.Context, tenant string, q *protocol.Qu
 				found = append(found, b)
 				size += encoded(b)
 			}
-			if len(found) > q.Limit || size > maxPage { // one more than a page, so that it is known that there are more
+			if len(found) > q.Limit || size > maxPage { // one more than a page, so that the page gets a next one
 				return found, nil
 			}
 		}
@@ -37,10 +38,10 @@ func (rd *reader) listDeleted(ctx context.Context, tenant string, q *protocol.Qu
 	}
 }
 
-// readsAtOnce is how many sandboxes that are over are read at a time.
+// readsAtOnce is how many deleted sandboxes are read concurrently.
 const readsAtOnce = 32
 
-// readDeletedHandles reads sandboxes that are over, nil for one that is not there any more.
+// readDeletedHandles reads the handles of deleted sandboxes, nil for one that no longer exists.
 func (c *coordinator) readDeletedHandles(ctx context.Context, rows []deletedRow) ([]*protocol.Sandbox, error) {
 	handles := make([]*protocol.Sandbox, len(rows))
 	group, ctx := errgroup.WithContext(ctx)

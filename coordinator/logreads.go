@@ -7,10 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Events and output are in streams that hold those of every tenant. Who may not read these asks for pages, and gets
-// what belongs to the tenant of the subject that they ask on.
+// The streams of events and output hold those of every tenant. A client that may not read them asks for pages, and gets
+// only what belongs to the tenant in the subject of its request.
 
-// events answers a page of a sandbox's history. One that begins right behind the last event is empty.
+// events answers a page of a sandbox's history. A page that begins just after the last event is empty.
 func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	j, err := rd.projection.findFresh(ctx, key{Tenant: tenant, ID: q.Sandbox}, 0)
 	if err != nil {
@@ -20,7 +20,8 @@ func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) 
 	last := reply.Sequence
 	reply.Sandbox = nil
 	if q.From > last+1 {
-		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "there is no event %d of sandbox %s: the last one is %d", q.From, q.Sandbox, last)
+		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+			"there is no event %d of sandbox %s: the last one is %d", q.From, q.Sandbox, last)
 		e.Field = "from"
 		return nil, e
 	}
@@ -54,20 +55,21 @@ func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) 
 }
 
 func errNotKept(event, oldest uint64, sandbox string) error {
-	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s has expired: the oldest that is kept is %d", event, sandbox, oldest)
+	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept,
+		"event %d of sandbox %s has expired: the oldest one kept is %d", event, sandbox, oldest)
 	e.Field = "from"
 	return e
 }
 
-// eventPage is a page of events as it is filled.
+// eventPage is a page of events while it is filled.
 type eventPage struct {
 	protocol.EventPage
 	limit int
-	size  int    // of the events, in JSON, which is the larger form
-	gap   uint64 // number of an event that came in place of Next
+	size  int    // of the events in JSON, the larger encoding
+	gap   uint64 // number of the event found instead of Next
 }
 
-// add adds a batch's events, and says whether there is room for more.
+// add adds a batch's events. It reports whether there is room for more.
 func (p *eventPage) add(b *protocol.Batch) bool {
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -90,7 +92,7 @@ func (p *eventPage) add(b *protocol.Batch) bool {
 	return true
 }
 
-// output answers a page of what an exec, a service or the sandbox's own command printed.
+// output answers a page of the output of an exec, a service or the sandbox's own command.
 func (rd *reader) output(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	switch q.Stream {
 	case "":
@@ -121,7 +123,7 @@ func (rd *reader) output(ctx context.Context, tenant string, q *protocol.Query) 
 	return rd.execOutput(ctx, j, k, q)
 }
 
-// ownOutput reads what a service or the sandbox's own command printed.
+// ownOutput reads the output of a service or of the sandbox's own command.
 func (rd *reader) ownOutput(ctx context.Context, j *jetstream.Journal, q *protocol.Query) (*protocol.Reply, error) {
 	reply := sandboxReply(j, false)
 	b, log := reply.Sandbox, protocol.PrimaryLog
@@ -142,7 +144,9 @@ func (rd *reader) ownOutput(ctx context.Context, j *jetstream.Journal, q *protoc
 	return reply, nil
 }
 
-func (rd *reader) execOutput(ctx context.Context, j *jetstream.Journal, k key, q *protocol.Query) (*protocol.Reply, error) {
+func (rd *reader) execOutput(
+	ctx context.Context, j *jetstream.Journal, k key, q *protocol.Query,
+) (*protocol.Reply, error) {
 	x, sequence, err := rd.pastExec(ctx, j, k, q.Exec, nil)
 	if err != nil {
 		return nil, err
@@ -170,13 +174,17 @@ func (rd *reader) execOutput(ctx context.Context, j *jetstream.Journal, k key, q
 }
 
 // inlineOutput reads output that is in the exec's last event.
-func (rd *reader) inlineOutput(ctx context.Context, x *protocol.Exec, q *protocol.Query, total int64) (*protocol.OutputPage, error) {
+func (rd *reader) inlineOutput(
+	ctx context.Context, x *protocol.Exec, q *protocol.Query, total int64,
+) (*protocol.OutputPage, error) {
 	if q.Offset > total {
-		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d", q.Offset, q.Stream, total)
+		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d",
+			q.Offset, q.Stream, total)
 		e.Field = "offset"
 		return nil, e
 	}
-	page := &protocol.OutputPage{Stream: q.Stream, Offset: q.Offset, Data: []byte{}, Next: q.Offset, End: total, Ended: true}
+	page := &protocol.OutputPage{Stream: q.Stream, Offset: q.Offset, Data: []byte{}, Next: q.Offset, End: total,
+		Ended: true}
 	if q.Offset == total {
 		return page, nil
 	}
@@ -194,7 +202,7 @@ func (rd *reader) inlineOutput(ctx context.Context, x *protocol.Exec, q *protoco
 			}
 		}
 	}
-	if int64(len(data)) != total { // the event that has it is no longer kept
+	if int64(len(data)) != total { // the event with the output is no longer kept
 		page.Oldest, page.Offset, page.Next, page.Missing = total, total, total, total-q.Offset
 		return page, nil
 	}

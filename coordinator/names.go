@@ -9,21 +9,23 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A name points to a sandbox. It stands in a bucket of its own, written by compare-and-set, and is taken before the
-// id is reserved: a create that is refused for its name burns no id. What keeps two living sandboxes from one name
-// is that a name passes on only when the log says that the one that has it will never live again; where a create took
-// the name and came no further, its id is given an end in the log first, so that it cannot come to life later.
+// A name points to a sandbox. Names are in their own bucket, written by compare-and-set. A create takes its name before
+// it reserves its id, so a create that is refused for its name uses up no id. Two living sandboxes never have the same
+// name, because a name passes on only when the log says that its holder will never be living again. If a create took
+// the name and got no further, its id is first ended in the log, so that it cannot become living later.
 //
-// A name stays with the last sandbox that had it until another takes it, or the history of that one is purged.
+// A name stays with its last holder until another sandbox takes it, or until that holder's history is purged.
 
 // nameRegistry takes and resolves names.
 type nameRegistry struct{ *coordinator }
 
-// reserve takes a create's name, where it has one, and its id. It returns the reservation that was there before.
-// Nothing is taken where the create is refused.
-func (n *nameRegistry) reserve(ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error) (before *protocol.Reservation, err error) {
+// reserve takes a create's name, where it has one, and its id. It returns the reservation that was there before. A
+// refused create takes nothing.
+func (n *nameRegistry) reserve(
+	ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error,
+) (before *protocol.Reservation, err error) {
 	if refused == nil && !protocol.GeneratedID(k.ID) {
-		refused = n.mayBeID(ctx, k)
+		refused = n.checkIDNotName(ctx, k)
 		if refused != nil && !isNameTaken(refused) {
 			return nil, refused
 		}
@@ -36,7 +38,7 @@ func (n *nameRegistry) reserve(ctx context.Context, d *jetstream.Delivery, k key
 	switch {
 	case err == nil && !sameReservation(before, &mine):
 		return before, nil
-	case err == nil: // it is this request's own, which may have come no further
+	case err == nil: // it is this request's own, which may have got no further
 		if _, err := n.projection.find(ctx, k, 0); err == nil || protocol.CodeOf(err) != protocol.NotFound {
 			return before, err
 		}
@@ -53,14 +55,14 @@ func (n *nameRegistry) reserve(ctx context.Context, d *jetstream.Delivery, k key
 	if before == nil {
 		before, err = n.conn.ReserveSandbox(ctx, k.Tenant, k.ID, mine)
 	}
-	if err == nil && before != nil && !sameReservation(before, &mine) { // somebody was faster with the id
+	if err == nil && before != nil && !sameReservation(before, &mine) { // another create got the id first
 		err = n.leaveName(ctx, k, name)
 	}
 	return before, err
 }
 
-// leaveName gives back a name that was taken for a sandbox whose id another create got. That one may have asked for
-// the same name, and then it has it. As long as nobody knows, the name stays, and the next create that wants it looks.
+// leaveName frees a name that was taken for a sandbox whose id another create got, unless that create asked for the
+// same name. While the id has no history, the name stays taken, and the next create that wants it checks again.
 func (n *nameRegistry) leaveName(ctx context.Context, k key, name string) error {
 	j, err := n.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -89,7 +91,7 @@ func named(s *protocol.SandboxSpec, name string) any {
 	return &protocol.Request{Sandbox: s, Name: name}
 }
 
-// takeName gives a name to the sandbox of a create, unless a living one has it. Error: already_exists.
+// takeName gives a name to the sandbox of a create, unless a living one has it. It returns already_exists.
 func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k key, name string) error {
 	for pause := time.Duration(0); ; pause = min(2*pause+time.Millisecond, 100*time.Millisecond) {
 		if !backoff.Sleep(ctx, pause) {
@@ -104,18 +106,19 @@ func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k ke
 			if hold.Sandbox == k.ID {
 				return nil
 			}
-			if err := n.mayTake(ctx, key{Tenant: k.Tenant, ID: hold.Sandbox}, name, hold.Request); err != nil {
+			if err := n.releaseName(ctx, key{Tenant: k.Tenant, ID: hold.Sandbox}, name, hold.Request); err != nil {
 				return err
 			}
 			next.Before, next.BeforeStored = hold.Sandbox, hold.Stored
 		}
-		if other, state, err := n.unsaid(ctx, k.Tenant, name, hold); err != nil {
+		if other, state, err := n.unrecordedHolder(ctx, k.Tenant, name, hold); err != nil {
 			return err
 		} else if other != "" && other != k.ID {
 			return nameTaken("%s is the name of sandbox %s, which is %s", name, other, state)
 		}
 		if _, err := n.conn.SandboxReservation(ctx, k.Tenant, name); err == nil {
-			return nameTaken("%s is, or was, the id of a sandbox, and an id is never used again: choose another name", name)
+			return nameTaken("%s is, or was, the id of a sandbox, and an id is never used again: choose another name",
+				name)
 		} else if protocol.CodeOf(err) != protocol.NotFound {
 			return err
 		}
@@ -126,8 +129,8 @@ func (n *nameRegistry) takeName(ctx context.Context, d *jetstream.Delivery, k ke
 	}
 }
 
-// mayTake says whether the sandbox that has a name leaves it to another one, and sees to it that this stays so.
-func (n *nameRegistry) mayTake(ctx context.Context, holder key, name, request string) error {
+// releaseName checks that the holder of a name will never be living again, and makes sure that this stays so.
+func (n *nameRegistry) releaseName(ctx context.Context, holder key, name, request string) error {
 	state, holds, err := n.holdsName(ctx, holder, name)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		queued, err := n.conn.RequestQueued(ctx, holder.Tenant, protocol.VerbCreate, holder.ID)
@@ -135,7 +138,7 @@ func (n *nameRegistry) mayTake(ctx context.Context, holder key, name, request st
 			return err
 		}
 		if queued {
-			return nameTaken("a create of sandbox %s with the name %s is just being decided", holder.ID, name)
+			return nameTaken("a create of sandbox %s with the name %s is being decided", holder.ID, name)
 		}
 		r := protocol.Reservation{Request: request, Time: n.conn.Now()}
 		if _, err := n.conn.ReserveSandbox(ctx, holder.Tenant, holder.ID, r); err != nil {
@@ -158,8 +161,10 @@ func (n *nameRegistry) mayTake(ctx context.Context, holder key, name, request st
 	return nil
 }
 
-// holdsName says whether a sandbox keeps its name from others, by what the log has now. Error: not_found.
-func (n *nameRegistry) holdsName(ctx context.Context, k key, name string) (state protocol.SandboxState, holds bool, err error) {
+// holdsName reports whether a sandbox holds a name, by what the log has now. It returns not_found.
+func (n *nameRegistry) holdsName(
+	ctx context.Context, k key, name string,
+) (state protocol.SandboxState, holds bool, err error) {
 	j, err := n.projection.find(ctx, k, 0)
 	if err == nil && n.projection.read.get(k) != nil {
 		err = j.Refresh(ctx)
@@ -173,13 +178,13 @@ func (n *nameRegistry) holdsName(ctx context.Context, k key, name string) (state
 	return state, holds, nil
 }
 
-// mayBeID refuses an id that is a living sandbox's name: requests by that name would reach another sandbox.
-func (n *nameRegistry) mayBeID(ctx context.Context, k key) error {
+// checkIDNotName refuses an id that is a living sandbox's name: requests with that name would reach another sandbox.
+func (n *nameRegistry) checkIDNotName(ctx context.Context, k key) error {
 	hold, _, err := n.conn.SandboxName(ctx, k.Tenant, k.ID)
 	if err != nil {
 		return err
 	}
-	holder, state, err := n.unsaid(ctx, k.Tenant, k.ID, hold)
+	holder, state, err := n.unrecordedHolder(ctx, k.Tenant, k.ID, hold)
 	if err != nil {
 		return err
 	}
@@ -198,9 +203,11 @@ func (n *nameRegistry) mayBeID(ctx context.Context, k key) error {
 	return nil
 }
 
-// unsaid is the living sandbox that has a name by the log while the bucket says another one, or none: the bucket was
-// lost, or either was set back.
-func (n *nameRegistry) unsaid(ctx context.Context, tenant, name string, hold *protocol.NameHold) (id string, state protocol.SandboxState, err error) {
+// unrecordedHolder returns the living sandbox that holds a name by the log while the bucket names another one, or
+// none: the bucket was lost, or the bucket or the log was rewound.
+func (n *nameRegistry) unrecordedHolder(
+	ctx context.Context, tenant, name string, hold *protocol.NameHold,
+) (id string, state protocol.SandboxState, err error) {
 	id = n.projection.read.named(tenant, name)
 	if id == "" || hold != nil && hold.Sandbox == id {
 		return "", "", nil
@@ -223,9 +230,9 @@ func nameTaken(format string, args ...any) error {
 	return e
 }
 
-// meant is the sandbox that a request is about, which says its id or its name. A request that was stored before the
-// create of the sandbox which has the name now means the one that had it before: it may have been decided before
-// this coordinator got it, and the answer lost.
+// meant returns the sandbox that a request is about, by id or by name. A request stored before the create of the
+// present holder means the previous holder: it may have been decided before this coordinator got it, and its answer
+// lost.
 func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, error) {
 	k := key{Tenant: d.Tenant, ID: d.Sandbox}
 	hold, err := n.nameHold(ctx, k)
@@ -237,8 +244,8 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 		switch {
 		case err != nil:
 			return k, err
-		case last < hold.Stored: // the queue is another one than when the name was taken
-		case hold.Before == "", d.Sequence < hold.BeforeStored: // or an earlier one, which is not known any more
+		case last < hold.Stored: // the queue is not the one from which the name was taken
+		case hold.Before == "", d.Sequence < hold.BeforeStored: // or an earlier one, which is no longer known
 			return k, errNoSandbox()
 		default:
 			return key{Tenant: k.Tenant, ID: hold.Before}, nil
@@ -247,7 +254,7 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 	return key{Tenant: k.Tenant, ID: hold.Sandbox}, nil
 }
 
-// nameHold reads which sandbox has a name, nil where it is no name: ids win.
+// nameHold reads which sandbox has a name, nil where it is no name. Ids win over names.
 func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold, error) {
 	if protocol.GeneratedID(k.ID) || protocol.ValidateID("name", k.ID) != nil || n.projection.read.knows(k) {
 		return nil, nil
@@ -256,7 +263,7 @@ func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold,
 	if err != nil {
 		return nil, err
 	}
-	id, _, err := n.unsaid(ctx, k.Tenant, k.ID, hold)
+	id, _, err := n.unrecordedHolder(ctx, k.Tenant, k.ID, hold)
 	switch {
 	case err != nil:
 		return nil, err
@@ -265,7 +272,8 @@ func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold,
 	case hold == nil:
 		return nil, nil
 	}
-	if b := n.projection.read.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID { // its create lost the id to another one
+	// its create lost the id to another create
+	if b := n.projection.read.get(key{Tenant: k.Tenant, ID: hold.Sandbox}); b != nil && b.Name != k.ID {
 		return nil, nil
 	}
 	return hold, nil

@@ -21,7 +21,8 @@ type OutputBudget struct {
 
 func (o OutputBudget) check() error {
 	if o.Sandbox < 0 || o.Tenant < 0 {
-		return protocol.Invalid("coordinator.output_sandbox_bytes, coordinator.output_tenant_bytes", "must not be negative")
+		return protocol.Invalid("coordinator.output_sandbox_bytes, coordinator.output_tenant_bytes",
+			"must not be negative")
 	}
 	return nil
 }

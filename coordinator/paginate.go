@@ -9,17 +9,19 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// pageToken names the last row of a page by its place in the order, newest first: rows that come
-// or go between two pages neither repeat nor hide others.
+// pageToken names the last row of a page by its position in the order, the newest first: rows that appear or disappear
+// between two pages neither repeat nor hide others.
 func pageToken(t time.Time, id string) string {
 	return fmt.Sprintf("%020d.%s", uint64(1<<63-1)-uint64(t.UnixNano()), id)
 }
 
-// maxPage bounds a page, encoded, beyond its first row: an answer has to fit into one message.
+// maxPage bounds a page, encoded, beyond its first row: an answer must fit into one message.
 const maxPage = 512 << 10
 
 // paginate sorts rows and cuts the page that the query asks for, a shorter one where rows are large.
-func paginate[T any](rows []T, order func(a, b T) int, token func(T) string, size func(T) int, q *protocol.Query) (page []T, next string, err error) {
+func paginate[T any](
+	rows []T, order func(a, b T) int, token func(T) string, size func(T) int, q *protocol.Query,
+) (page []T, next string, err error) {
 	slices.SortFunc(rows, order)
 	if q.Page != "" {
 		if at, _, ok := strings.Cut(q.Page, "."); !ok || len(at) != 20 {

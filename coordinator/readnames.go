@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// byName has the reads take a sandbox's name for its id, and adds the one that also takes prefixes.
+// byName lets the reads take a sandbox's name for its id, and adds the read that also takes prefixes of ids.
 func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jetstream.Endpoint {
 	all := make(map[string]jetstream.Endpoint, len(endpoints)+1)
 	for name, read := range endpoints {
@@ -25,7 +25,8 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 		}
 	}
 	get := all[protocol.EndpointGet]
-	all[protocol.EndpointResolve] = uses(func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	all[protocol.EndpointResolve] = uses(func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply,
+		error) {
 		reply, err := get(ctx, tenant, &protocol.Query{Version: q.Version, Sandbox: q.Sandbox})
 		if protocol.CodeOf(err) != protocol.NotFound || !protocol.IDPrefix(q.Sandbox) {
 			return reply, err

@@ -26,13 +26,14 @@ type reader struct {
 func newReader(c *coordinator) *reader {
 	return &reader{
 		coordinator: c, names: &nameRegistry{c},
-		getting: make(readSlots, getsAtOnce), listing: make(readSlots, listsAtOnce), paging: make(readSlots, pagesAtOnce),
+		getting: make(readSlots, getsAtOnce), listing: make(readSlots, listsAtOnce), paging: make(readSlots,
+			pagesAtOnce),
 	}
 }
 
-// endpoints are the reads. Each answers from memory, so that a hung host freezes none of them; those
-// of one sandbox look first whether the log has more, so that who has just seen an event, here or in
-// another process, reads no older state. Lists may be behind by what is under way.
+// endpoints are the reads. They answer from memory, so that a host that hangs delays none of them. Reads of one
+// sandbox first check whether the log has more: a caller that has just seen an event, here or in another process,
+// reads no older state. Lists may lag by what is in flight.
 func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	return rd.byName(map[string]jetstream.Endpoint{
 		protocol.EndpointPing:    uses(rd.ping),
@@ -51,8 +52,8 @@ func (rd *reader) endpoints() map[string]jetstream.Endpoint {
 	})
 }
 
-// uses refuses queries with fields that the endpoint would ignore, and checks the others. An id is required but where
-// its field is marked with "?". The limit of what has offsets counts bytes.
+// uses refuses queries with fields that the endpoint would ignore, and checks the others. An id is required unless its
+// field is marked with "?". With an offset, the limit counts bytes.
 func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		if err := protocol.ValidateID("tenant", tenant); err != nil {
@@ -61,10 +62,11 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 		for field, present := range map[string]bool{
 			"sandbox": q.Sandbox != "", "exec": q.Exec != "", "min_sequence": q.MinSequence != 0,
 			"labels": len(q.Labels) > 0, "states": len(q.States) > 0, "limit": q.Limit != 0, "page": q.Page != "",
-			"images": len(q.Images) > 0, "from": q.From != 0, "service": q.Service != "", "stream": q.Stream != "", "offset": q.Offset != 0, "name": q.Name != "",
+			"images": len(q.Images) > 0, "from": q.From != 0, "service": q.Service != "", "stream": q.Stream != "",
+			"offset": q.Offset != 0, "name": q.Name != "",
 		} {
 			if present && !slices.Contains(fields, field) && !slices.Contains(fields, field+"?") {
-				return nil, protocol.Invalid(field, "is not used by this question")
+				return nil, protocol.Invalid(field, "is not used by this read")
 			}
 		}
 		for field, id := range map[string]string{"sandbox": q.Sandbox, "exec": q.Exec} {
@@ -88,7 +90,7 @@ func uses(endpoint jetstream.Endpoint, fields ...string) jetstream.Endpoint {
 	}
 }
 
-// manyAtOnce makes pages as long as they may be where the query does not say.
+// manyAtOnce makes pages as long as possible where the query does not set a limit.
 func manyAtOnce(endpoint jetstream.Endpoint) jetstream.Endpoint {
 	return func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 		if q.Limit == 0 {
@@ -103,8 +105,9 @@ func (rd *reader) ping(ctx context.Context, _ string, _ *protocol.Query) (*proto
 	hosts := rd.hosts.list()
 	skew, clocks := rd.clocks(hosts)
 	return &protocol.Reply{Ping: &protocol.Ping{
-		Version: rd.cfg.Build, Coordinator: rd.cfg.Name, Deployment: rd.conn.Deployment(), Durability: rd.conn.Durability(storage, rd.cfg.SyncAlways),
-		Leader: rd.elected.Load(), Hosts: len(hosts), Time: rd.conn.Now(), Storage: storage,
+		Version: rd.cfg.Build, Coordinator: rd.cfg.Name, Deployment: rd.conn.Deployment(),
+		Durability: rd.conn.Durability(storage, rd.cfg.SyncAlways),
+		Leader:     rd.elected.Load(), Hosts: len(hosts), Time: rd.conn.Now(), Storage: storage,
 		Skew: skew, Clocks: clocks,
 	}}, nil
 }
@@ -124,7 +127,7 @@ func (rd *reader) get(ctx context.Context, tenant string, q *protocol.Query) (*p
 	return r, nil
 }
 
-// conditions adds to a handle what is not in its history.
+// conditions adds to a handle what its history does not have.
 func (rd *reader) conditions(b *protocol.Sandbox, hosts map[string]protocol.HostState) {
 	switch b.State {
 	case protocol.StateDeleted, protocol.StateFailed:
@@ -136,7 +139,8 @@ func (rd *reader) conditions(b *protocol.Sandbox, hosts map[string]protocol.Host
 func (rd *reader) list(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	for i, s := range q.States {
 		switch protocol.SandboxState(s) {
-		case protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted:
+		case protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed,
+			protocol.StateDeleting, protocol.StateDeleted:
 		default:
 			return nil, protocol.Invalid(fmt.Sprintf("states[%d]", i), "is not a state of a sandbox: %.40q", s)
 		}
@@ -157,7 +161,8 @@ func (rd *reader) list(ctx context.Context, tenant string, q *protocol.Query) (*
 	order := func(a, b *protocol.Sandbox) int { // the newest first
 		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
 	}
-	page, next, err := paginate(found, order, func(b *protocol.Sandbox) string { return pageToken(b.CreatedAt, b.ID) }, encoded, q)
+	page, next, err := paginate(found, order, func(b *protocol.Sandbox) string { return pageToken(b.CreatedAt, b.ID) },
+		encoded, q)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +176,7 @@ func (rd *reader) list(ctx context.Context, tenant string, q *protocol.Query) (*
 	return r, nil
 }
 
-// selects says whether a query's labels and name are a sandbox's.
+// selects reports whether a sandbox has a query's labels and name.
 func selects(q *protocol.Query, b *protocol.Sandbox) bool {
 	return matches(b.Spec.Labels, q.Labels) && (q.Name == "" || q.Name == b.Name)
 }

@@ -71,16 +71,15 @@ func (h *requestHandler) announceWaiting(why *protocol.Error) {
 	}
 }
 
-// handle decides one request. A refusal is an answer too. While the log takes nothing the request
-// waits here, for as long as it takes; by a defect it may fail [jetstream.MaxAttempts] times. It
-// returns an error only when ctx ends first: then another coordinator gets the request. Each step
-// before the answer can be repeated harmlessly, and the acknowledgement, which follows a nil, is the
-// last.
+// handle decides one request. A refusal is an answer too. While the log takes nothing, the request waits here for as
+// long as it takes; it may fail [jetstream.MaxAttempts] times by a defect. handle returns an error only when ctx ends
+// first: then another coordinator gets the request. Every step before the answer can be repeated harmlessly. The
+// acknowledgement, which follows a nil, is the last step.
 func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) error {
 	if d.ID == "" {
-		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // a client that gives no message id gets no idempotence
+		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // without a message id a request is not idempotent
 	}
-	say := h.sayWaiting(d)
+	say := h.waitingNotice(d)
 	for failures, pause := 0, time.Duration(0); ; {
 		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
@@ -95,38 +94,41 @@ func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) erro
 			h.conn.Answer(d, reply)
 			h.cfg.Probe(d.Verb + "-before-ack")
 			return nil
-		case waits(err):
+		case logUnavailable(err):
 			h.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, protocol.AsError(err))
 			say(protocol.AsError(err))
 			pause = probePause
 		default:
 			failures++
-			h.log.Warn("a request is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox, "failures", failures, "error", err)
+			h.log.Warn("a request failed; it is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox,
+				"failures", failures, "error", err)
 			pause = min(firstRetry<<min(failures-1, 4), lastRetry)
 		}
 	}
 }
 
-// sayWaiting returns how a request's client is told what it waits for: again where that is something
-// else, or some time later, since it may be lost.
-func (h *requestHandler) sayWaiting(d *jetstream.Delivery) func(why *protocol.Error) {
+// waitingNotice returns the function that tells a request's client what the request waits for: at once if that has
+// changed, and from time to time, since an answer may be lost.
+func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol.Error) {
 	reason, said := "", time.Time{}
 	return func(why *protocol.Error) {
-		if why.Reason != reason || time.Since(said) >= sayAgain {
+		if why.Reason != reason || time.Since(said) >= repeatAfter {
 			reason, said = why.Reason, time.Now()
 			h.conn.AnswerWaiting(d, why)
 		}
 	}
 }
 
-// A request that failed by a defect is tried again after firstRetry, doubled each time up to lastRetry.
+// A request that failed by a defect is tried again after firstRetry, then after twice that, up to lastRetry.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 2 * time.Second
 )
 
-// try takes a request to its answer, which may be a refusal. An error means that it has none yet.
-func (h *requestHandler) try(ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error)) (*protocol.Reply, error) {
+// try takes a request to its answer, which may be a refusal. An error means that there is no answer yet.
+func (h *requestHandler) try(
+	ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error),
+) (*protocol.Reply, error) {
 	if why := h.refusals.of(d); why != nil {
 		return &protocol.Reply{Error: why}, nil
 	}
@@ -136,29 +138,29 @@ func (h *requestHandler) try(ctx context.Context, d *jetstream.Delivery, failure
 	}
 	reply, err := h.decideInTurn(ctx, d)
 	if probe {
-		h.gate.probed(ctx, outcomeOf(reply, err))
+		h.gate.reportProbe(ctx, outcomeOf(reply, err))
 	}
 	switch {
 	case err == nil:
 		return reply, nil
-	case waits(err):
+	case logUnavailable(err):
 		return nil, err
 	case protocol.CodeOf(err) == protocol.Internal:
 		if failures+1 < jetstream.MaxAttempts {
 			return nil, err
 		}
-		if err := h.bury(ctx, d, protocol.AsError(err)); err != nil {
+		if err := h.fileDead(ctx, d, protocol.AsError(err)); err != nil {
 			return nil, err
 		}
 		err = deadLettered(err)
-	case undecodable(err): // perhaps by a client that hears no answer
+	case undecodable(err): // its client may not hear the answer
 		if err := h.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
 			return nil, err
 		}
 	}
 	stored, lookErr := h.conn.LastRequest(ctx)
 	if lookErr != nil {
-		return nil, lookErr // its client has heard nothing yet, and it is decided again
+		return nil, lookErr // its client has no answer yet, so it can be decided again
 	}
 	h.refusals.note(d, protocol.AsError(err), stored)
 	return &protocol.Reply{Error: protocol.AsError(err)}, nil
@@ -166,7 +168,7 @@ func (h *requestHandler) try(ctx context.Context, d *jetstream.Delivery, failure
 
 func outcomeOf(reply *protocol.Reply, err error) outcome {
 	switch {
-	case err != nil && waits(err):
+	case err != nil && logUnavailable(err):
 		return mustWait
 	case err == nil && reply.Changed:
 		return appended
@@ -174,8 +176,8 @@ func outcomeOf(reply *protocol.Reply, err error) outcome {
 	return nothingAppended
 }
 
-// stalls is for a request whose decision does not come: an append is tried for longer than a client
-// should hear nothing, and others may have to be held back.
+// stalls handles a request whose decision takes long: the append is tried for longer than a client should wait without
+// an answer, and other requests may have to be held back.
 func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
 	why, _ := h.gate.closed()
 	if why == nil {
@@ -185,11 +187,11 @@ func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
 	h.conn.AnswerWaiting(d, why)
 }
 
-// decideInTurn bounds how many requests are in decision. Those that end something have a bound of
-// their own: they do not wait for those that begin something.
+// decideInTurn bounds how many requests are decided concurrently. Those that end something have their own bound, so
+// they do not wait for those that begin something.
 func (h *requestHandler) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
 	slots := h.deciding
-	if endsSomething(d.Verb) {
+	if endsWork(d.Verb) {
 		slots = h.ending
 	}
 	select {
@@ -212,15 +214,16 @@ func undecodable(err error) bool {
 }
 
 func deadLettered(err error) *protocol.Error {
-	return protocol.Errorf(protocol.Internal, protocol.ReasonDeadLettered, "the request failed %d times and is filed as dead: %v", jetstream.MaxAttempts, err)
+	return protocol.Errorf(protocol.Internal, protocol.ReasonDeadLettered,
+		"the request failed %d times and is now a dead letter: %v", jetstream.MaxAttempts, err)
 }
 
-// decide takes a request to its answer. A panic is a failed attempt, so that a request that
-// triggers a defect is filed as dead in the end.
+// decide takes a request to its answer. A panic is a failed attempt, so that a request that triggers a defect becomes
+// a dead letter in the end.
 func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (reply *protocol.Reply, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			h.log.Error("a request panics", "request", d.ID, "panic", p, "stack", string(debug.Stack()))
+			h.log.Error("deciding a request panicked", "request", d.ID, "panic", p, "stack", string(debug.Stack()))
 			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()
@@ -249,8 +252,7 @@ func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (rep
 	return reply, protocol.InPayload(d.Verb, err)
 }
 
-// readRequest decodes a request and checks everything that can be known without a sandbox or a
-// host.
+// readRequest decodes a request and checks everything that needs neither a sandbox nor a host.
 func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 	if len(d.Payload) > protocol.MaxSpecBytes {
 		return nil, &protocol.Error{Code: protocol.InvalidArgument, Reason: protocol.ReasonTooLarge, Field: "payload",
@@ -266,15 +268,17 @@ func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
 	return r, r.Validate(d.Verb)
 }
 
-// create accepts a sandbox: take the name, reserve the id, append the first event, answer.
-func (h *requestHandler) create(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
-	own := *r.Sandbox // what identifies the request: the defaults below it may change before it is repeated
+// create accepts a sandbox: it takes the name, reserves the id, and appends the first event.
+func (h *requestHandler) create(
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
+) (*protocol.Reply, error) {
+	own := *r.Sandbox // identifies the request: the tenant's defaults may change before it is repeated
 	own.Resolve()
 	mine := reservation(d, named(&own, r.Name), h.conn.Now())
-	whole, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
-	whole, builtIn := spec.Resolve(whole)
+	full, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
+	full, defaulted := spec.Resolve(full)
 	if refused == nil {
-		refused = h.refuseBeforehand(ctx, k, &whole, builtIn)
+		refused = h.refuseImpossible(ctx, k, &full, defaulted)
 	}
 	before, err := h.names.reserve(ctx, d, k, r.Name, mine, refused)
 	if err != nil {
@@ -303,7 +307,7 @@ func (h *requestHandler) create(ctx context.Context, d *jetstream.Delivery, k ke
 		if !s.Exists() && refused != nil {
 			return nil, refused
 		}
-		return decideAccept(s, d.ID, r.Name, &whole, builtIn)
+		return decideAccept(s, d.ID, r.Name, &full, defaulted)
 	})
 	if err != nil {
 		return nil, err
@@ -311,26 +315,29 @@ func (h *requestHandler) create(ctx context.Context, d *jetstream.Delivery, k ke
 	return sandboxReply(j, len(events) > 0), nil
 }
 
-// exec accepts an exec: append, answer. The history itself says whether the id was used before.
-func (h *requestHandler) exec(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+// exec accepts an exec. The history itself says whether the id was used before.
+func (h *requestHandler) exec(
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
+) (*protocol.Reply, error) {
 	j, err := h.projection.find(ctx, k, 0)
 	if err != nil {
 		return nil, err
 	}
 	r.Exec.Resolve()
-	if h.projection.read.isDeleted(k) { // it takes no more; but this may be the repeat of an exec that it had
+	if h.projection.read.isDeleted(k) { // it accepts no execs, but this may repeat one that it had
 		x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
 		if err != nil || x != nil && x.Request == d.ID && sameExec(&x.Spec, r.Exec) {
 			return &protocol.Reply{Exec: x, Sequence: sequence}, err
 		}
 		if x != nil {
-			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
+			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox",
+				r.ExecID)
 		}
 	}
 	h.cfg.Probe("exec-before-append")
-	looked := execindex.Lookups{}
-	_, err = h.doOnce(ctx, j, d, k, r, looked, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
-		used, err := h.projection.execs.Used(k, r.ExecID, looked)
+	lookups := execindex.Lookups{}
+	_, err = h.doOnce(ctx, j, d, k, r, lookups, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		used, err := h.projection.execs.Used(k, r.ExecID, lookups)
 		if err != nil {
 			return nil, err
 		}
@@ -347,15 +354,19 @@ func (h *requestHandler) exec(ctx context.Context, d *jetstream.Delivery, k key,
 	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
 }
 
-// errOldExec says that a request's id is that of an exec which ended so long ago that only the log tells whose
-// request it was.
-var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed, "the request id is that of an exec")
+// errOldExec says that a request id is the id of an exec that ended long ago; only the log tells which request that
+// was.
+var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed,
+	"the request id is that of an exec")
 
-// doOnce appends what is decided, unless the request's id was used for an exec of the same id: such
-// requests are not remembered by themselves. A decision does no I/O: what it cannot tell of the ids of execs from
-// memory is read, noted in looked, and it is asked again.
-func (h *requestHandler) doOnce(ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request, looked execindex.Lookups, decide jetstream.Decide) ([]protocol.Event, error) {
-	others := false // an exec of that id is somebody else's
+// doOnce appends a decision, unless the request id was used for an exec with that id: such requests are not remembered
+// by themselves. A decision does no I/O: if memory cannot tell whether an exec id was used, the index is read into
+// lookups and the decision is asked again.
+func (h *requestHandler) doOnce(
+	ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request,
+	lookups execindex.Lookups, decide jetstream.Decide,
+) ([]protocol.Event, error) {
+	others := false // the exec with that id is of another request
 	ids := []string{d.ID}
 	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
 		ids = append(ids, r.ExecID)
@@ -367,7 +378,7 @@ func (h *requestHandler) doOnce(ctx context.Context, j *jetstream.Journal, d *je
 		}
 		own := d.Verb == protocol.VerbExec && r.ExecID == d.ID
 		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && s.Sandbox.TotalExecs > len(s.Execs) {
-			if used, err := h.projection.execs.Used(k, d.ID, looked); err != nil {
+			if used, err := h.projection.execs.Used(k, d.ID, lookups); err != nil {
 				return nil, err
 			} else if used {
 				return nil, errOldExec
@@ -381,7 +392,7 @@ func (h *requestHandler) doOnce(ctx context.Context, j *jetstream.Journal, d *je
 			if !errors.Is(err, execindex.ErrUnknown) {
 				return events, err
 			}
-			if err := h.projection.execs.Lookup(ctx, k, looked, ids...); err != nil {
+			if err := h.projection.execs.Lookup(ctx, k, lookups, ids...); err != nil {
 				return nil, err
 			}
 		}
@@ -401,15 +412,17 @@ func (h *requestHandler) doOnce(ctx context.Context, j *jetstream.Journal, d *je
 	return do()
 }
 
-// sameExec compares specs, but for stdin, which is not kept once an exec has ended.
+// sameExec compares specs without stdin, which is not kept once an exec has ended.
 func sameExec(a, b *protocol.ExecSpec) bool {
 	x, y := *a, *b
 	x.Stdin, y.Stdin = nil, nil
 	return bytes.Equal(protocol.Encode(&x), protocol.Encode(&y))
 }
 
-// control decides a stop, resume, extend, delete or cancel: one append at most.
-func (h *requestHandler) control(ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request) (*protocol.Reply, error) {
+// control decides a stop, resume, extend, delete or cancel, with at most one append.
+func (h *requestHandler) control(
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
+) (*protocol.Reply, error) {
 	j, err := h.projection.find(ctx, k, 0)
 	if err != nil {
 		return nil, err
@@ -427,14 +440,14 @@ func (h *requestHandler) control(ctx context.Context, d *jetstream.Delivery, k k
 		}
 		return decideCancel(s, d.ID, r.ExecID)
 	}
-	looked := execindex.Lookups{}
-	events, err := h.doOnce(ctx, j, d, k, r, looked, decide)
+	lookups := execindex.Lookups{}
+	events, err := h.doOnce(ctx, j, d, k, r, lookups, decide)
 	if err != nil {
-		// The refusal may come from a state that is behind: ask once more on what the log has now.
+		// The refusal may come from an outdated state: decide once more on what the log has now.
 		if refreshErr := j.Refresh(ctx); refreshErr != nil {
 			return nil, refreshErr
 		}
-		if events, err = h.doOnce(ctx, j, d, k, r, looked, decide); err != nil {
+		if events, err = h.doOnce(ctx, j, d, k, r, lookups, decide); err != nil {
 			return nil, err
 		}
 	}
@@ -459,8 +472,8 @@ func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reserv
 	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: now}
 }
 
-// bury files a request that cannot be processed, and ends the id that it may have reserved.
-func (h *requestHandler) bury(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
+// fileDead files a request that cannot be processed as a dead letter, and ends the id that it may have reserved.
+func (h *requestHandler) fileDead(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
 	if err := h.conn.FileDead(ctx, d, why); err != nil {
 		return err
 	}
@@ -477,7 +490,7 @@ func (h *requestHandler) bury(ctx context.Context, d *jetstream.Delivery, why *p
 	return h.abandon(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, d.ID, deadLettered(why))
 }
 
-// abandon ends an id that was reserved and never came to its first event.
+// abandon ends an id that was reserved and never got a first event.
 func (c *coordinator) abandon(ctx context.Context, k key, request string, why *protocol.Error) error {
 	_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		return decideAbandoned(s, request, why)

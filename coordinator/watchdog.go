@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// watchdog drives everything that has not ended towards an end, whoever is responsible for it. Its parts run
+// watchdog drives everything that has not ended towards an end, even if its worker does not. Its parts run
 // concurrently, so that no deadline waits for hosts or for purges.
 //
 //	watchdog.go    deadlines of sandboxes

@@ -107,7 +107,7 @@ func (w *workingState) host(id string) *hostLoad {
 	return h
 }
 
-// addLoad adds to what is used of a host; sign -1 subtracts.
+// addLoad adds to the load of a host; sign -1 subtracts.
 func (w *workingState) addLoad(id string, l load, sign int) {
 	if l == (load{}) {
 		return
@@ -250,7 +250,7 @@ func (q *waitQueue) set(at waiting, in bool) {
 	}
 }
 
-// usages returns what is used of each host that has something on it, and the worker of its newest assignment.
+// usages returns the usage of each host with a load, and the worker of its newest assignment.
 func (w *workingState) usages() (used map[string]placement.Usage, workers map[string]string) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

@@ -3,6 +3,7 @@ package coordinator
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -10,14 +11,14 @@ import (
 )
 
 // noteClock records whether a host's clock is off, and logs a change once.
-func (h *hosts) noteClock(e *hostEntry) {
+func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.host.ClockOff = e.host.Skew != nil && e.host.Skew.Std().Abs() > protocol.MaxSkew
 	switch {
 	case e.host.ClockOff && !e.clockReported:
-		h.log.Warn("a host's clock is off; no decision uses it, but programs in sandboxes see it: synchronize its time",
+		log.Warn("a host's clock is off; no decision uses it, but programs in sandboxes see it: synchronize its time",
 			"worker", e.host.Worker, "skew", *e.host.Skew)
 	case !e.host.ClockOff && e.clockReported:
-		h.log.Info("a host's clock is right again", "worker", e.host.Worker)
+		log.Info("a host's clock is right again", "worker", e.host.Worker)
 	}
 	e.clockReported = e.host.ClockOff
 }
@@ -46,5 +47,6 @@ func clockOff(whose string, skew time.Duration) string {
 	if skew < 0 {
 		direction = "behind"
 	}
-	return fmt.Sprintf("the clock of %s is %s %s that of the NATS server that leads the event log", whose, skew.Abs().Round(time.Second/10), direction)
+	return fmt.Sprintf("the clock of %s is %s %s that of the NATS server that leads the event log", whose,
+		skew.Abs().Round(time.Second/10), direction)
 }
