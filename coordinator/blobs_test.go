@@ -17,11 +17,12 @@ func digestOf(content string) string {
 }
 
 // A coordinator that takes over late still renews what has little of its life left.
-func TestWhoTakesOverLooksAtUploadsAtOnce(t *testing.T) {
+func TestANewLeaderRenewsUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	const life = 8 * time.Second
 	d := newDeployment(t)
-	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}} // a second look comes too late
+	// a second look comes too late
+	cfg := Config{Name: "c1", Assets: jetstream.Assets{BlobMaxAge: life}, Timing: Timing{Scan: time.Hour}}
 	stop := d.run(cfg)
 	digest := digestOf("tree")
 	if err := d.conn.PutBlob(t.Context(), digest, strings.NewReader("tree")); err != nil {
@@ -42,7 +43,7 @@ func TestWhoTakesOverLooksAtUploadsAtOnce(t *testing.T) {
 	d.eventually("it is renewed", fresh)
 }
 
-func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
+func TestTheFileOfAnUnwantedImageIsRemoved(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	const age = time.Second
@@ -51,7 +52,8 @@ func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
 		t.Helper()
 		digest = digestOf(content)
 		if ref != "" { // wanted first, so that it is never there unwanted
-			if err := d.conn.WantImage(t.Context(), &protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
+			if err := d.conn.WantImage(t.Context(),
+				&protocol.WantedImage{Ref: ref, Digest: digest, Format: protocol.ImageRootFS}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -70,7 +72,8 @@ func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
 	const ref = "docker.io/library/tools:1"
 	began := time.Now()
 	replaced, kept, lost := put("first", ref), put("second", ref), put("never named", "")
-	d.eventually("what was replaced, and what was never named, goes", func() bool { return !there(replaced) && !there(lost) })
+	d.eventually("replaced and unreferenced files are removed",
+		func() bool { return !there(replaced) && !there(lost) })
 	if took := time.Since(began); took < age {
 		t.Errorf("they went after %s", took)
 	}
@@ -79,10 +82,11 @@ func TestTheFileOfAnImageThatNobodyWantsGoes(t *testing.T) {
 	}
 }
 
-// The trees of a sandbox that would be made again are kept as long as it may be.
-func TestTheTreesOfWhatMayBeReplacedAreKept(t *testing.T) {
+// The trees of a sandbox that may be made again elsewhere are kept while it may be.
+func TestTheTreesOfReplaceableSandboxesAreKept(t *testing.T) {
 	of := func(state protocol.SandboxState, policy string) *protocol.Sandbox {
-		return &protocol.Sandbox{State: state, Spec: protocol.SandboxSpec{OnHostLoss: policy, Copies: []protocol.Copy{{Digest: string(state) + policy}}}}
+		return &protocol.Sandbox{State: state,
+			Spec: protocol.SandboxSpec{OnHostLoss: policy, Copies: []protocol.Copy{{Digest: string(state) + policy}}}}
 	}
 	needed := neededBlobs([]*protocol.Sandbox{
 		of(protocol.StatePending, protocol.OnHostLossWait), of(protocol.StateReady, protocol.OnHostLossWait),

@@ -26,7 +26,7 @@ func (d *deployment) connectAt(name string, by time.Duration) *jetstream.Conn {
 	return conn
 }
 
-// scanned waits until the watchdog has looked at everything several times: it has ended, one after another,
+// scanned waits until the watchdog has inspected everything several times: it has ended, one after another,
 // sandboxes whose time was over.
 func (d *deployment) scanned() {
 	d.t.Helper()
@@ -53,14 +53,18 @@ func (d *deployment) append(conn *jetstream.Conn, sandbox string, events ...prot
 	j := conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
 	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) { return events, nil }); err != nil {
+	if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return events,
+			nil
+	}); err != nil {
 		d.t.Fatal(err)
 	}
 }
 
 func (d *deployment) execIs(sandbox, exec string) protocol.ExecState {
 	d.t.Helper()
-	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointExec, &protocol.Query{Sandbox: sandbox, Exec: exec})
+	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointExec,
+		&protocol.Query{Sandbox: sandbox, Exec: exec})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -77,7 +81,8 @@ func TestNothingIsDecidedByTheClockOfAWorker(t *testing.T) {
 			for id, idle := range map[string]time.Duration{"a": 0, "idle": 10 * time.Minute} {
 				d.create(id, protocol.SandboxSpec{Image: "i", IdleTTL: protocol.Duration(idle)})
 				d.append(worker, id,
-					protocol.Event{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+					protocol.Event{Kind: protocol.SandboxAssigned,
+						Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 					protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
 			}
 			d.scanned()
@@ -88,7 +93,8 @@ func TestNothingIsDecidedByTheClockOfAWorker(t *testing.T) {
 			if r := d.request(protocol.VerbExec, "a", "x", protocol.Request{ExecID: "x", Exec: &exec}); r.Error != nil {
 				t.Fatal(r.Error)
 			}
-			d.append(worker, "a", protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "x", Boot: "b"}})
+			d.append(worker, "a", protocol.Event{Kind: protocol.ExecStarted,
+				Exec: &protocol.ExecDetails{ID: "x", Boot: "b"}})
 			d.scanned()
 			if state := d.execIs("a", "x"); state != protocol.ExecStateRunning {
 				t.Errorf("an exec that was just started is %s", state)
@@ -109,7 +115,8 @@ func TestNothingIsDecidedByTheClockOfACoordinator(t *testing.T) {
 			}
 			worker := d.connectAt("w1", 0)
 			d.append(worker, "stopped", protocol.Event{Kind: protocol.SandboxStopped})
-			d.create("queued", protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(time.Hour), TTL: protocol.Duration(24 * time.Hour)})
+			d.create("queued", protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(time.Hour),
+				TTL: protocol.Duration(24 * time.Hour)})
 			d.create("gone", protocol.SandboxSpec{Image: "i"})
 			if r := d.request(protocol.VerbDelete, "gone", "g", protocol.Request{}); r.Error != nil {
 				t.Fatal(r.Error)
@@ -120,7 +127,8 @@ func TestNothingIsDecidedByTheClockOfACoordinator(t *testing.T) {
 			defer d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Scan: 10 * time.Millisecond}})()
 			d.scanned() // with ttls that are counted from what c2 accepted
 			queued := d.handle("queued")
-			for id, want := range map[string]protocol.SandboxState{"stopped": protocol.StateStopped, "queued": protocol.StatePending, "gone": protocol.StateDeleted} {
+			for id, want := range map[string]protocol.SandboxState{"stopped": protocol.StateStopped,
+				"queued": protocol.StatePending, "gone": protocol.StateDeleted} {
 				b := d.handle(id)
 				if b.State != want || b.HistoryPurged {
 					t.Errorf("%s: %+v", id, b)
@@ -143,7 +151,8 @@ func TestAClockThatIsOffIsShown(t *testing.T) {
 	beat := func(skew time.Duration) {
 		t.Helper()
 		shown := protocol.Duration(skew)
-		if err := d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: "i1", Healthy: true, Skew: &shown}); err != nil {
+		if err := d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: h.HostID, Instance: "i1", Healthy: true,
+			Skew: &shown}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,7 +19,8 @@ func (d *deployment) ranExecs(sandbox string, from, to int) {
 			d.t.Fatal(r.Error)
 		}
 		d.work(sandbox, func(*protocol.State) []protocol.Event {
-			return []protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Inline: true}}}
+			return []protocol.Event{{Kind: protocol.ExecCancelled,
+				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Inline: true}}}
 		})
 	}
 }
@@ -59,7 +60,7 @@ func (d *deployment) inLog(sandbox string) (count int) {
 	return count
 }
 
-func TestTheLeaderMovesWhatIsOldOfALongHistoryOutOfTheLog(t *testing.T) {
+func TestTheLeaderMovesTheOlderPartOfALongHistoryOutOfTheLog(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond, Compact: 20 * time.Millisecond}
@@ -88,12 +89,13 @@ func TestTheLeaderMovesWhatIsOldOfALongHistoryOutOfTheLog(t *testing.T) {
 	}
 	stop()
 
-	// One that starts now, on snapshots or without, knows all of it.
+	// A coordinator that starts now, with or without snapshots, knows the whole history.
 	defer d.run(Config{Name: "c2", Timing: timing, Histories: histories})()
 	if r := d.exec("a", "x3"); r.Error != nil {
 		t.Errorf("a repeated request: %+v", r.Error)
 	}
-	if r := d.request(protocol.VerbExec, "a", "another", protocol.Request{ExecID: "x3", Exec: &protocol.ExecSpec{Command: []string{"false"}}}); !refused(r) {
+	if r := d.request(protocol.VerbExec, "a", "another",
+		protocol.Request{ExecID: "x3", Exec: &protocol.ExecSpec{Command: []string{"false"}}}); !refused(r) {
 		t.Errorf("an exec id that was used: %+v", r)
 	}
 	if b := d.list()["a"]; b == nil || b.TotalExecs != 20 {
@@ -109,7 +111,8 @@ func TestTheLeaderMovesWhatIsOldOfALongHistoryOutOfTheLog(t *testing.T) {
 func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	stop := d.run(Config{Name: "c1", Timing: Timing{Snapshot: 20 * time.Millisecond, Compact: 20 * time.Millisecond}, Histories: Histories{Keep: 4, MinBatches: 4}})
+	stop := d.run(Config{Name: "c1", Timing: Timing{Snapshot: 20 * time.Millisecond, Compact: 20 * time.Millisecond},
+		Histories: Histories{Keep: 4, MinBatches: 4}})
 	d.ready("a")
 	d.readsSegments(true)
 	d.ranExecs("a", 0, 10)
@@ -122,7 +125,8 @@ func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 	if b := d.list()["a"]; b == nil || b.TotalExecs != 10 || b.State != protocol.StateReady {
 		t.Errorf("it is %+v", b)
 	}
-	if r := d.request(protocol.VerbExec, "a", "another", protocol.Request{ExecID: "x0", Exec: &protocol.ExecSpec{Command: []string{"false"}}}); !refused(r) {
+	if r := d.request(protocol.VerbExec, "a", "another",
+		protocol.Request{ExecID: "x0", Exec: &protocol.ExecSpec{Command: []string{"false"}}}); !refused(r) {
 		t.Errorf("an exec id that was used: %+v", r)
 	}
 }
@@ -131,7 +135,8 @@ func TestACoordinatorWithoutSnapshotsReadsSegments(t *testing.T) {
 func TestNothingLeavesTheLogThatAWorkerCouldNotRead(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.run(Config{Name: "c1", Timing: Timing{Snapshot: 10 * time.Millisecond, Compact: 10 * time.Millisecond}, Histories: Histories{Keep: 4, MinBatches: 4}})()
+	defer d.run(Config{Name: "c1", Timing: Timing{Snapshot: 10 * time.Millisecond, Compact: 10 * time.Millisecond},
+		Histories: Histories{Keep: 4, MinBatches: 4}})()
 	d.ready("a")
 	d.readsSegments(false)
 	d.ranExecs("a", 0, 12)

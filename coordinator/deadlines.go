@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// deadlines says which sandbox is to be looked at next. Of each sandbox one time counts, that in at; what the heap
-// has beside it is passed over. A time that moves later, as that of an idle sandbox does with each exec, is left
-// as it is: at its old time the sandbox is looked at for nothing, once.
+// deadlines orders sandboxes by when the watchdog has to inspect them next. Only the time in at counts for a sandbox;
+// other heap entries are skipped. A deadline that moves later, as that of an idle sandbox does with each exec, stays
+// as it is: at its old time the sandbox is inspected once for nothing.
 type deadlines struct {
 	at   map[key]time.Time
 	heap deadlineHeap
@@ -33,15 +33,14 @@ func (h *deadlineHeap) Pop() any {
 	return last
 }
 
-// set has a sandbox looked at no later than at; zero: there is nothing to look at it for. It reports whether it is
-// now the first.
+// set has a sandbox inspected no later than at; zero: never. It reports whether the sandbox is now the first.
 func (d *deadlines) set(k key, at time.Time) bool {
 	before, there := d.at[k]
 	if at.IsZero() || there && !at.Before(before) {
 		return false
 	}
 	d.at[k] = at
-	if len(d.heap) > 2*len(d.at)+1000 { // most of it is of sandboxes that are gone
+	if len(d.heap) > 2*len(d.at)+1000 { // most entries are outdated
 		d.heap = d.heap[:0]
 		for k, at := range d.at {
 			d.heap = append(d.heap, deadline{at, k})
@@ -56,15 +55,15 @@ func (d *deadlines) set(k key, at time.Time) bool {
 // drop forgets a sandbox.
 func (d *deadlines) drop(k key) { delete(d.at, k) }
 
-// due takes out what is due, at most so many, and says when the next is, zero for never.
-func (d *deadlines) due(now time.Time, most int) (keys []key, next time.Time) {
+// due takes the sandboxes that are due, at most limit, and returns when the next one is; zero for never.
+func (d *deadlines) due(now time.Time, limit int) (keys []key, next time.Time) {
 	for len(d.heap) > 0 {
 		first := d.heap[0]
 		if at, there := d.at[first.key]; !there || !at.Equal(first.at) {
 			heap.Pop(&d.heap)
 			continue
 		}
-		if first.at.After(now) || len(keys) == most {
+		if first.at.After(now) || len(keys) == limit {
 			return keys, first.at
 		}
 		heap.Pop(&d.heap)
@@ -74,34 +73,33 @@ func (d *deadlines) due(now time.Time, most int) (keys []key, next time.Time) {
 	return keys, time.Time{}
 }
 
-// dueSandboxes takes out the sandboxes whose time has come.
-func (p *projection) dueSandboxes(now time.Time, most int) (keys []key, next time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.index.wakes.due(now, most)
+// takeDue takes the sandboxes whose deadline has come, at most limit, and returns when the next one is due.
+func (w *workingState) takeDue(now time.Time, limit int) (keys []key, next time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.deadlines.due(now, limit)
 }
 
-// lookAt has a living sandbox looked at no later than at, by the watchdog.
-func (p *projection) lookAt(k key, at time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.sandboxes[k] != nil {
-		p.setWakeLocked(k, at)
-	}
-}
-
-func (p *projection) setWakeLocked(k key, at time.Time) {
-	if p.index.wakes.set(k, at) {
-		select {
-		case p.alarm <- struct{}{}:
-		default:
+// inspectBy has the watchdog inspect living sandboxes no later than at.
+func (w *workingState) inspectBy(at time.Time, keys ...key) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range keys {
+		if w.sandboxes[k] != nil {
+			w.setDeadlineLocked(k, at)
 		}
 	}
 }
 
-// nextLook is when a sandbox is to be looked at for its deadlines, zero for never. It may be too early, never too
-// late, except where the state of its host changes, and then the sandbox is looked at immediately.
-func nextLook(b *protocol.Sandbox, overdue, cleanup time.Duration) (at time.Time) {
+func (w *workingState) setDeadlineLocked(k key, at time.Time) {
+	if w.deadlines.set(k, at) {
+		w.deadlineWake.Wake()
+	}
+}
+
+// nextDeadline is when the watchdog has to inspect a sandbox for its deadlines, zero for never. It may be too early
+// but not too late, except where the host's state changes; then the sandbox is inspected at once.
+func nextDeadline(b *protocol.Sandbox, overdue, cleanup time.Duration) (at time.Time) {
 	sooner := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {
 			at = t

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// BenchmarkDeadlines says how late sandboxes are told to end after their ttl, 100 a second of 10,000, while the
+// BenchmarkDeadlines measures how late sandboxes are ended after their ttl, 100 a second of 10,000, while the
 // others take 500 execs a second: each is three messages on the log, written as a worker does. The rate that came
 // of it is reported, too. Run it with go test ./coordinator -run - -bench Deadlines -benchtime 1x.
 func BenchmarkDeadlines(b *testing.B) {
@@ -30,7 +30,7 @@ func BenchmarkDeadlines(b *testing.B) {
 	d.conn = d.connectBench("test")
 	defer d.runBench("c1")()
 	for range b.N {
-		first := time.Now().Add(20 * time.Second) // all are there by then
+		first := time.Now().Add(20 * time.Second) // all exist by then
 		journals := d.living(sandboxes, func(i int) time.Duration {
 			if i < ending {
 				return time.Until(first) + time.Duration(i)*each
@@ -52,7 +52,7 @@ func BenchmarkDeadlines(b *testing.B) {
 			}
 			s, _ := j.State()
 			if s.Sandbox.Desired != protocol.StateDeleted {
-				b.Fatalf("a sandbox goes on %s after its ttl", time.Since(s.Sandbox.ExpiresAt))
+				b.Fatalf("a sandbox is still running %s after its ttl", time.Since(s.Sandbox.ExpiresAt))
 			}
 			late[i] = s.Sandbox.StateChangedAt.Sub(s.Sandbox.ExpiresAt)
 		}
@@ -72,12 +72,14 @@ func (d *benched) living(n int, ttl func(i int) time.Duration) []*jetstream.Jour
 		group.Go(func() error {
 			spec := &protocol.SandboxSpec{Image: "i", TTL: protocol.Duration(ttl(i))}
 			spec.Resolve()
-			j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: fmt.Sprint("s", i), Writer: "w1", KeepEnded: 10})
+			j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: fmt.Sprint("s", i), Writer: "w1",
+				KeepEnded: 10})
 			journals[i] = j
 			_, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
 				return []protocol.Event{
 					{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: spec}},
-					{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+					{Kind: protocol.SandboxAssigned,
+						Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 					{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
 				}, nil
 			})
@@ -102,11 +104,16 @@ func (d *benched) keepBusy(ctx context.Context, journals []*jetstream.Journal, r
 		group.Go(func() error {
 			zero := 0
 			for _, e := range []protocol.Event{
-				{Kind: protocol.ExecAccepted, Request: id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+				{Kind: protocol.ExecAccepted, Request: id,
+					Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
 				{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "b"}},
 				{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}},
 			} {
-				if _, err := j.Do(d.b.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) { return []protocol.Event{e}, nil }); err != nil {
+				if _, err := j.Do(d.b.Context(),
+					func(*protocol.State, time.Time) ([]protocol.Event, error) {
+						return []protocol.Event{e},
+							nil
+					}); err != nil {
 					d.b.Error(err)
 					return err
 				}

@@ -12,17 +12,20 @@ import (
 
 // A leader loses its lease while more deadlines are due than it decides about at a time, and NATS does not answer. When
 // it leads again, none of them is forgotten.
-func TestADeadlineThatWasTakenUpWhenALeaseEndedIsMetByTheNext(t *testing.T) {
+func TestADeadlineTakenWhenALeaseEndsIsMetByTheNextLeader(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	d.coordinator("c0", Timing{})() // makes the streams
-	lease, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var lease *jetstream.Lease
+	d.eventually("the scheduler's lock is free", func() (acquired bool) { // c0 may have taken it as it stopped
+		var err error
+		lease, err = d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
+		return err == nil
+	})
 	go func() { _ = lease.Run(t.Context()) }()
 	l := &line{server: d.server}
-	c, stop := d.inMemory(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}), Timing: Timing{Scan: 20 * time.Millisecond}})
+	c, stop := d.inMemory(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
+		Timing: Timing{Scan: 20 * time.Millisecond}})
 	defer stop()
 	const n = 3 * deadlinesAtOnce
 	for i := range n {
@@ -32,20 +35,20 @@ func TestADeadlineThatWasTakenUpWhenALeaseEndedIsMetByTheNext(t *testing.T) {
 			return []protocol.Event{{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: spec}}}
 		})
 	}
-	d.eventually("the standby knows all", func() bool { return len(c.projection.pendings()) == n })
+	d.eventually("the standby knows all", func() bool { return len(c.projection.work.pendingSandboxes()) == n })
 	l.setDown(true)
 	for range 2 {
 		leading, end := context.WithCancel(t.Context())
 		time.AfterFunc(100*time.Millisecond, end)
-		_ = c.watchDeadlines(leading, lease) // until end
+		_ = newWatchdog(&leader{c, lease}).watchDeadlines(leading) // until end
 	}
 	l.setDown(false)
 	leading, end := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = c.watchDeadlines(leading, lease) // until end
+		_ = newWatchdog(&leader{c, lease}).watchDeadlines(leading) // until end
 	}()
 	defer func() { end(); <-ended }()
-	d.eventually("all are deleted", func() bool { return len(c.projection.pendings()) == 0 })
+	d.eventually("all are deleted", func() bool { return len(c.projection.work.pendingSandboxes()) == 0 })
 }

@@ -8,21 +8,23 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// The decisions on requests. Each looks at a state and returns the events that follow from the
-// request; none where the history already has them. A request that is delivered twice therefore
-// decides nothing the second time.
+// The decisions on requests. Each takes a state and returns the events that follow from the request, none where the
+// history already has them. So a request that is delivered twice decides nothing the second time.
 
-// decideAccept begins a history. builtIn are the fields of the spec that nobody said.
-func decideAccept(s *protocol.State, request, name string, whole *protocol.SandboxSpec, builtIn []string) ([]protocol.Event, error) {
+// decideAccept begins a history. defaulted are the spec fields that nobody set.
+func decideAccept(
+	s *protocol.State, request, name string, full *protocol.SandboxSpec, defaulted []string,
+) ([]protocol.Event, error) {
 	if s.Exists() {
-		return nil, nil // the reservation says that it is this request's own
+		return nil, nil // by its reservation, the id is this request's own
 	}
 	return []protocol.Event{{
-		Kind: protocol.SandboxAccepted, Request: request, Phase: &protocol.SandboxDetails{Spec: whole, BuiltIn: builtIn, Name: name},
+		Kind: protocol.SandboxAccepted, Request: request,
+		Phase: &protocol.SandboxDetails{Spec: full, BuiltIn: defaulted, Name: name},
 	}}, nil
 }
 
-// decideAbandoned ends an id that was reserved by a request which never came to its first event.
+// decideAbandoned ends an id whose request reserved it and never appended a first event.
 func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]protocol.Event, error) {
 	if s.Exists() {
 		return nil, nil
@@ -30,8 +32,8 @@ func decideAbandoned(s *protocol.State, request string, why *protocol.Error) ([]
 	return []protocol.Event{{Kind: protocol.SandboxFailed, Request: request, Error: why, Reason: why.Reason}}, nil
 }
 
-// repeats says whether a request was decided before: then nothing follows from it. Its id may have
-// been used for one thing only.
+// repeats reports whether a request was decided before; then nothing follows from it. A request id may be used for one
+// thing only.
 func repeats(s *protocol.State, request, verb, exec string) (bool, error) {
 	u := s.UseOf(request)
 	if u == nil {
@@ -44,24 +46,26 @@ func repeats(s *protocol.State, request, verb, exec string) (bool, error) {
 }
 
 func errRequestUsed(request string, u *protocol.Use) error {
-	return protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed, "request id %s was used before in this sandbox, for %s", request, u.Says())
+	return protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed,
+		"request id %s was used before in this sandbox, for %s", request, u.Says())
 }
 
-// unchanged remembers a request that found everything as it asks, so that its repeat does not find
-// something else to do. Nobody repeats what nobody requested.
+// unchanged remembers a request that found everything as it asks, so that its repeat does not find something to do. A
+// decision without a request is not repeated.
 func unchanged(request, verb, exec string) []protocol.Event {
 	if request == "" {
 		return nil
 	}
-	return []protocol.Event{{Kind: protocol.SandboxUnchanged, Request: request, Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
+	return []protocol.Event{{Kind: protocol.SandboxUnchanged, Request: request,
+		Phase: &protocol.SandboxDetails{Verb: verb, Exec: exec}}}
 }
 
-// changes says whether what was decided is more than a memory of the request.
+// changes reports whether a decision is more than the memory of a request.
 func changes(events []protocol.Event) bool {
 	return slices.ContainsFunc(events, func(e protocol.Event) bool { return e.Kind != protocol.SandboxUnchanged })
 }
 
-// decideStop asks for a stop. A sandbox that is stopped or being stopped stays so.
+// decideStop stops a sandbox. One that is stopped, or being stopped, stays so.
 func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbStop, "")
@@ -78,7 +82,7 @@ func decideStop(s *protocol.State, request, reason string) ([]protocol.Event, er
 	return []protocol.Event{{Kind: protocol.SandboxStopRequested, Request: request, Reason: reason}}, nil
 }
 
-// decideResume asks for a stopped sandbox to run again. One that runs, or is being resumed, stays so.
+// decideResume resumes a stopped sandbox. One that runs, or is being resumed, stays so.
 func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbResume, "")
@@ -87,7 +91,8 @@ func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 		return nil, errNoSandbox()
 	case err != nil || repeated:
 		return nil, err
-	case b.State == protocol.StatePending && b.Resuming, b.State == protocol.StateReady && b.Desired == protocol.StateReady:
+	case b.State == protocol.StatePending && b.Resuming,
+		b.State == protocol.StateReady && b.Desired == protocol.StateReady:
 		return unchanged(request, protocol.VerbResume, ""), nil
 	case b.State != protocol.StateStopped:
 		return nil, errState("resume", b)
@@ -95,7 +100,7 @@ func decideResume(s *protocol.State, request string) ([]protocol.Event, error) {
 	return []protocol.Event{{Kind: protocol.SandboxResumeRequested, Request: request}}, nil
 }
 
-// decideExtend sets when a sandbox's life is over, earlier or later than before.
+// decideExtend sets when a sandbox expires, earlier or later than before.
 func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now time.Time) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	repeated, err := repeats(s, request, protocol.VerbExtend, "")
@@ -108,12 +113,13 @@ func decideExtend(s *protocol.State, request string, ttl protocol.Duration, now 
 		return nil, errState("extend", b)
 	}
 	return []protocol.Event{{
-		Kind: protocol.SandboxExtended, Request: request, Phase: &protocol.SandboxDetails{ExpiresAt: now.Add(ttl.Std())},
+		Kind: protocol.SandboxExtended, Request: request,
+		Phase: &protocol.SandboxDetails{ExpiresAt: now.Add(ttl.Std())},
 	}}, nil
 }
 
-// decideDelete asks for the removal, in any state. A sandbox that no host holds is deleted at
-// once. There is no way back, so a delete that finds it done need not be remembered.
+// decideDelete deletes a sandbox in any state; one without a host is deleted at once. A delete cannot be undone, so
+// one that finds it done need not be remembered.
 func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	_, err := repeats(s, request, protocol.VerbDelete, "")
@@ -126,20 +132,23 @@ func decideDelete(s *protocol.State, request, reason string) ([]protocol.Event, 
 	events := []protocol.Event{{Kind: protocol.SandboxDeleteRequested, Request: request, Reason: reason}}
 	if b.Worker == "" {
 		for _, x := range s.Active() { // of a sandbox that is being replaced
-			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Reason: protocol.ReasonSandboxDeleted, Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}})
+			events = append(events, protocol.Event{Kind: protocol.ExecCancelled, Reason: protocol.ReasonSandboxDeleted,
+				Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}})
 		}
 		events = append(events, protocol.Event{Kind: protocol.SandboxDeleted, Request: request, Reason: reason})
 	}
 	return events, nil
 }
 
-// decideExec accepts an exec, while fewer than limit have not ended. used says that an exec of the sandbox
-// had the id, even if it ended too long ago to be in the state.
-func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int) ([]protocol.Event, error) {
+// decideExec accepts an exec if fewer than limit are active. used says that the sandbox once had an exec with the id,
+// even if it ended too long ago to be in the state.
+func decideExec(
+	s *protocol.State, request, id string, spec *protocol.ExecSpec, used bool, limit int,
+) ([]protocol.Event, error) {
 	if used || s.Execs[id] != nil {
 		return nil, errExecUsed
 	}
-	if u := s.UseOf(request); u != nil { // the ids of execs know all that it may be a repeat of
+	if u := s.UseOf(request); u != nil { // a repeat of an exec is found by its exec id
 		return nil, errRequestUsed(request, u)
 	}
 	if err := mayExec(s, limit); err != nil {
@@ -153,28 +162,31 @@ func decideExec(s *protocol.State, request, id string, spec *protocol.ExecSpec, 
 	}}, nil
 }
 
-// errExecUsed says that an exec id was used before: by the same request, if that comes again.
+// errExecUsed says that an exec id was used before: by the same request, if this one is a repeat.
 var errExecUsed = protocol.Errorf(protocol.AlreadyExists, "exec_id_used", "the exec id was used before in this sandbox")
 
-// mayExec says why a sandbox takes no exec now.
+// mayExec returns why a sandbox accepts no exec now, nil where it does.
 func mayExec(s *protocol.State, limit int) error {
 	b := &s.Sandbox
 	switch {
 	case !s.Exists():
 		return errNoSandbox()
 	case b.State == protocol.StateReady && b.Desired == protocol.StateStopped:
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "the sandbox is being stopped")
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxStopping,
+			"the sandbox is being stopped")
 	case b.State != protocol.StateReady:
-		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "the sandbox is %s", b.State)
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "the sandbox is %s",
+			b.State)
 	case b.ActiveExecs >= limit:
 		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyExecs,
-			"%d execs of the sandbox have not ended, and coordinator.max_active_execs is %d: wait until one has, or cancel it", b.ActiveExecs, limit)
+			"%d execs of the sandbox have not ended, and coordinator.max_active_execs is %d: "+
+				"wait until one has, or cancel it", b.ActiveExecs, limit)
 	}
 	return nil
 }
 
-// decideCancel asks for the end of an exec. One that no worker has started ends at once: of the
-// cancel and the start, the log takes one.
+// decideCancel cancels an exec. One that no worker has started ends at once: of the cancel and the start, the log
+// takes one.
 func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, error) {
 	if !s.Exists() {
 		return nil, errNoSandbox()
@@ -192,16 +204,19 @@ func decideCancel(s *protocol.State, request, id string) ([]protocol.Event, erro
 		return unchanged(request, protocol.VerbCancel, id), nil
 	case x.State == protocol.ExecStateAccepted:
 		return []protocol.Event{{
-			Kind: protocol.ExecCancelled, Request: request, Reason: protocol.ReasonCancelRequested, Exec: &protocol.ExecDetails{ID: id, Inline: true},
+			Kind: protocol.ExecCancelled, Request: request, Reason: protocol.ReasonCancelRequested,
+			Exec: &protocol.ExecDetails{ID: id, Inline: true},
 		}}, nil
 	}
-	return []protocol.Event{{Kind: protocol.ExecCancelRequested, Request: request, Exec: &protocol.ExecDetails{ID: id}}}, nil
+	return []protocol.Event{{Kind: protocol.ExecCancelRequested, Request: request,
+		Exec: &protocol.ExecDetails{ID: id}}}, nil
 }
 
-// decideAssign places a sandbox on a host. from is the generation that the placement was made for:
-// when the sandbox was assigned in the meantime, or is no longer pending, nothing follows. there is
-// the spec as it is on that host.
-func decideAssign(s *protocol.State, from uint64, worker, hostID string, there *protocol.SandboxSpec) ([]protocol.Event, error) {
+// decideAssign assigns a sandbox to a host. from is the generation for which the host was chosen: if the sandbox was
+// assigned meanwhile, or is no longer pending, nothing follows. resolved is the spec on that host.
+func decideAssign(
+	s *protocol.State, from uint64, worker, hostID string, resolved *protocol.SandboxSpec,
+) ([]protocol.Event, error) {
 	b := &s.Sandbox
 	if b.State != protocol.StatePending || b.Generation != from || b.Resuming && b.Assigned {
 		return nil, nil
@@ -210,27 +225,23 @@ func decideAssign(s *protocol.State, from uint64, worker, hostID string, there *
 	d := &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: generation}
 	if b.Resuming {
 		d.Generation = b.Generation
-	} else if !spec.Equal(*there, *b.AcceptedSpec()) {
-		d.Spec = there
+	} else if !spec.Equal(*resolved, *b.AcceptedSpec()) {
+		d.Spec = resolved
 	}
 	return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: d}}, nil
 }
 
-// decideFail ends a sandbox that did not get where it should, and before it its execs.
+// decideFail fails a sandbox and, before it, its execs.
 func decideFail(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
 	switch s.Sandbox.State {
 	case protocol.StatePending, protocol.StateReady:
 	default:
 		return nil, nil
 	}
-	var events []protocol.Event
-	for _, x := range s.Active() {
-		events = append(events, failedExec(x.ID, why))
-	}
-	return append(events, protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
+	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}), nil
 }
 
-// decideFailExecs ends execs whose end will not be known.
+// decideFailExecs fails execs whose end will not be known.
 func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for i, id := range ids {
@@ -241,13 +252,22 @@ func decideFailExecs(s *protocol.State, ids []string, why *protocol.Error) ([]pr
 	return events, nil
 }
 
-func failedExec(id string, why *protocol.Error) protocol.Event {
-	return protocol.Event{Kind: protocol.ExecFailed, Error: why, Reason: why.Reason, Exec: &protocol.ExecDetails{ID: id}}
+// failExecs fails every active exec of a sandbox for the same reason.
+func failExecs(s *protocol.State, why *protocol.Error) []protocol.Event {
+	var events []protocol.Event
+	for _, x := range s.Active() {
+		events = append(events, failedExec(x.ID, why))
+	}
+	return events
 }
 
-// decideStartTimeouts ends execs that were not started in time: of the end of each and its start, the
-// log takes one.
-func decideStartTimeouts(s *protocol.State, ids []string, waits string) ([]protocol.Event, error) {
+func failedExec(id string, why *protocol.Error) protocol.Event {
+	return protocol.Event{Kind: protocol.ExecFailed, Error: why, Reason: why.Reason,
+		Exec: &protocol.ExecDetails{ID: id}}
+}
+
+// decideStartTimeouts ends execs that were not started in time: of an exec's end and its start, the log takes one.
+func decideStartTimeouts(s *protocol.State, ids []string, why string) ([]protocol.Event, error) {
 	var events []protocol.Event
 	for _, id := range ids {
 		x := s.Execs[id]
@@ -255,7 +275,7 @@ func decideStartTimeouts(s *protocol.State, ids []string, waits string) ([]proto
 			continue
 		}
 		e := failedExec(id, protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonStartTimeout,
-			"the exec was not started within %s: %s", x.Spec.StartWithin(), waits))
+			"the exec was not started within %s: %s", x.Spec.StartWithin(), why))
 		e.Exec.Inline = true
 		events = append(events, e)
 	}
@@ -266,5 +286,6 @@ func errNoSandbox() error { return protocol.Errorf(protocol.NotFound, "", "no su
 func errNoExec() error    { return protocol.Errorf(protocol.NotFound, "", "no such exec") }
 
 func errState(verb string, b *protocol.Sandbox) error {
-	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInvalidState, "cannot %s a sandbox that is %s", verb, b.State)
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonInvalidState, "cannot %s a sandbox that is %s",
+		verb, b.State)
 }

@@ -62,11 +62,13 @@ func TestS8_TwoStopsGiveOneHistoryOfOneStop(t *testing.T) {
 		t.Errorf("the second stop, which is to be remembered, appended %v", more)
 	}
 	spec := protocol.ExecSpec{Command: []string{"true"}}
-	if err := h.do(decideExec(&h.state, "x1", "x1", &spec, false, 1000)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
+	if err := h.do(decideExec(&h.state, "x1", "x1", &spec, false,
+		1000)); protocol.AsError(err).Reason != protocol.ReasonSandboxStopping {
 		t.Errorf("an exec while stopping: %v", err)
 	}
 	h.must(decideDelete(&h.state, "d1", protocol.ReasonDeleteRequested))
-	if err := h.do(decideStop(&h.state, "s3", protocol.ReasonStopRequested)); protocol.CodeOf(err) != protocol.FailedPrecondition {
+	if err := h.do(decideStop(&h.state, "s3",
+		protocol.ReasonStopRequested)); protocol.CodeOf(err) != protocol.FailedPrecondition {
 		t.Errorf("a stop while deleting: %v", err)
 	}
 }
@@ -87,7 +89,7 @@ func TestARedeliveredRequestDecidesNothingTwice(t *testing.T) {
 }
 
 // What found nothing to do is remembered too: its repeat does not find something later.
-func TestARepeatOfWhatChangedNothingChangesNothingLater(t *testing.T) {
+func TestARepeatedRequestThatChangedNothingChangesNothingLater(t *testing.T) {
 	h := ready(t)
 	h.must(decideResume(&h.state, "u0")) // it runs
 	h.must(decideStop(&h.state, "s1", protocol.ReasonStopRequested))
@@ -96,7 +98,7 @@ func TestARepeatOfWhatChangedNothingChangesNothingLater(t *testing.T) {
 	h.must(decideStop(&h.state, "s3", protocol.ReasonStopRequested)) // it is stopped
 	before := len(h.kinds)
 	h.must(decideResume(&h.state, "u0"))
-	h.must(decideStop(&h.state, "", protocol.ReasonIdleTTL)) // nobody's request
+	h.must(decideStop(&h.state, "", protocol.ReasonIdleTTL)) // without a request
 	if len(h.kinds) != before {
 		t.Errorf("the repeat of a resume that found it running appended %v", h.kinds[before:])
 	}
@@ -107,7 +109,7 @@ func TestARepeatOfWhatChangedNothingChangesNothingLater(t *testing.T) {
 	h.must(decideExec(&h.state, "x1", "x1", &spec, false, 1000))
 	h.must([]protocol.Event{{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: "x1"}}}, nil)
 	h.must(decideCancel(&h.state, "k1", "x1"))
-	h.must(decideCancel(&h.state, "k2", "x1")) // somebody has asked
+	h.must(decideCancel(&h.state, "k2", "x1")) // it is being cancelled already
 	h.must([]protocol.Event{{Kind: protocol.ExecCancelled, Exec: &protocol.ExecDetails{ID: "x1"}}}, nil)
 	before = len(h.kinds)
 	for _, id := range []string{"s1", "s2", "s3"} {
@@ -130,9 +132,13 @@ func TestARequestIDIsUsedForOneThing(t *testing.T) {
 	h.must(decideExtend(&h.state, "re", protocol.Duration(time.Hour), time.Unix(0, 0)))
 	h.must(decideStop(&h.state, "rs", protocol.ReasonStopRequested))
 	before := len(h.kinds)
-	for id, use := range map[string]string{"rx": "exec of x1", "x2": "exec of x2", "rc": "cancel of x2", "re": "extend", "rs": "stop", "r1": "create"} {
+	for id, use := range map[string]string{"rx": "exec of x1", "x2": "exec of x2", "rc": "cancel of x2", "re": "extend",
+		"rs": "stop", "r1": "create"} {
 		for verb, decide := range map[string]func() ([]protocol.Event, error){
-			"exec":   func() ([]protocol.Event, error) { return decideExec(&h.state, id, "another", &spec, false, 1000) },
+			"exec": func() ([]protocol.Event,
+				error) {
+				return decideExec(&h.state, id, "another", &spec, false, 1000)
+			},
 			"cancel": func() ([]protocol.Event, error) { return decideCancel(&h.state, id, "x1") },
 			"extend": func() ([]protocol.Event, error) {
 				return decideExtend(&h.state, id, protocol.Duration(time.Hour), time.Unix(0, 0))
@@ -145,7 +151,8 @@ func TestARequestIDIsUsedForOneThing(t *testing.T) {
 				continue
 			}
 			err := h.do(decide())
-			if got := protocol.AsError(err); err == nil || got.Code != protocol.AlreadyExists || got.Reason != protocol.ReasonRequestUsed || !strings.Contains(got.Message, use) {
+			if got := protocol.AsError(err); err == nil || got.Code != protocol.AlreadyExists ||
+				got.Reason != protocol.ReasonRequestUsed || !strings.Contains(got.Message, use) {
 				t.Errorf("the request id of the %s for %s: %v", use, verb, err)
 			}
 		}
@@ -196,16 +203,18 @@ func TestADeleteBeforeAnyHostIsDoneAtOnce(t *testing.T) {
 	}
 	before := len(h.kinds)
 	h.must(decideDelete(&h.state, "d2", protocol.ReasonDeleteRequested))
-	h.must(decideAssign(&h.state, 0, "w1", "h1", h.state.Sandbox.AcceptedSpec())) // of a scheduler that looked before
+	// by a scheduler that read the state before
+	h.must(decideAssign(&h.state, 0, "w1", "h1", h.state.Sandbox.AcceptedSpec()))
 	if len(h.kinds) != before {
-		t.Errorf("a deleted sandbox went on: %v", h.kinds[before:])
+		t.Errorf("events after the delete: %v", h.kinds[before:])
 	}
 }
 
 func TestFailingASandboxEndsItsExecsFirst(t *testing.T) {
 	h := ready(t)
 	for i := range 3 {
-		h.must(decideExec(&h.state, fmt.Sprint("r-x", i), fmt.Sprint("x", i), &protocol.ExecSpec{Command: []string{"true"}}, false, 1000))
+		h.must(decideExec(&h.state, fmt.Sprint("r-x", i), fmt.Sprint("x", i),
+			&protocol.ExecSpec{Command: []string{"true"}}, false, 1000))
 	}
 	h.must(decideFail(&h.state, protocol.Errorf(protocol.Unavailable, protocol.ReasonHostLost, "gone")))
 	if h.state.Sandbox.State != protocol.StateFailed || h.state.Sandbox.ActiveExecs != 0 {
@@ -255,7 +264,8 @@ func TestDecisionsAreLegalInEveryState(t *testing.T) {
 					events, err = decideFail(&h.state, protocol.Errorf(protocol.Unavailable, "", "x"))
 				}
 			case 8:
-				events, err = decideFailExecs(&h.state, []string{x, "x0"}, protocol.Errorf(protocol.Unavailable, "", "x"))
+				events, err = decideFailExecs(&h.state, []string{x, "x0"},
+					protocol.Errorf(protocol.Unavailable, "", "x"))
 			case 9, 10, 11: // the worker's part
 				switch b := &h.state.Sandbox; {
 				case b.State == protocol.StatePending && b.Assigned:

@@ -11,29 +11,34 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-func TestTheTenantsDefaultsLieBelowItsRequests(t *testing.T) {
+func TestATenantsDefaultsApplyToItsRequests(t *testing.T) {
 	d := newDeployment(t)
 	stop := d.run(Config{Name: "c1", Defaults: spec.Defaults{
-		"*":       {CPU: 4, Labels: map[string]string{"by": "all", "of": "all"}},
-		"default": {Memory: 1 << 30, Labels: map[string]string{"by": "tenant"}, Mounts: []protocol.Mount{{Source: "/cache", Target: "/cache"}}},
-		"other":   {PIDs: 99},
+		"*": {CPU: 4, Labels: map[string]string{"by": "all", "of": "all"}},
+		"default": {Memory: 1 << 30, Labels: map[string]string{"by": "tenant"},
+			Mounts: []protocol.Mount{{Source: "/cache", Target: "/cache"}}},
+		"other": {PIDs: 99},
 	}})
-	request := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Memory: 64 << 20, Labels: map[string]string{"mine": "1"}}}
+	request := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Memory: 64 << 20,
+		Labels: map[string]string{"mine": "1"}}}
 	first := d.request(protocol.VerbCreate, "a", "r1", request)
 	if first.Error != nil {
 		t.Fatal(first.Error)
 	}
 	s := first.Sandbox.Spec
-	if s.CPU != 4 || s.Memory != 64<<20 || s.PIDs != protocol.DefaultPIDs || len(s.Mounts) != 1 || s.Labels["by"] != "tenant" || s.Labels["of"] != "all" || s.Labels["mine"] != "1" {
+	if s.CPU != 4 || s.Memory != 64<<20 || s.PIDs != protocol.DefaultPIDs || len(s.Mounts) != 1 ||
+		s.Labels["by"] != "tenant" || s.Labels["of"] != "all" || s.Labels["mine"] != "1" {
 		t.Errorf("got %+v", s)
 	}
 	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointDefaults, &protocol.Query{})
 	if err != nil || reply.Defaults.CPU != 4 || reply.Defaults.Memory != 1<<30 || reply.Defaults.PIDs != 0 {
 		t.Errorf("asked for the defaults: %+v, %v", reply, err)
 	}
-	conflict := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
+	conflict := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i",
+		Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
 	r := d.request(protocol.VerbCreate, "b", "r2", conflict)
-	if r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "sandbox.mounts[1].target" || !strings.Contains(r.Error.Message, "defaults of tenant default") {
+	if r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "sandbox.mounts[1].target" ||
+		!strings.Contains(r.Error.Message, "defaults of tenant default") {
 		t.Errorf("want the target refused, got %v", r.Error)
 	}
 	if _, err := d.conn.SandboxReservation(t.Context(), "default", "b"); protocol.CodeOf(err) != protocol.NotFound {
@@ -42,7 +47,8 @@ func TestTheTenantsDefaultsLieBelowItsRequests(t *testing.T) {
 	stop()
 
 	// Other defaults do not make another request of a repeated one, also where it would be refused.
-	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"default": {Labels: map[string]string{strings.Repeat("x", 64): "", "y": ""}, CPU: 2}}})()
+	defer d.run(Config{Name: "c1", Defaults: spec.Defaults{"default": {Labels: map[string]string{strings.Repeat("x",
+		64): "", "y": ""}, CPU: 2}}})()
 	again := d.request(protocol.VerbCreate, "a", "r1", request)
 	if again.Error != nil || again.Changed || again.Sandbox.Spec.CPU != 4 {
 		t.Errorf("a repeated request: %+v, %v", again.Sandbox, again.Error)
@@ -51,7 +57,8 @@ func TestTheTenantsDefaultsLieBelowItsRequests(t *testing.T) {
 
 func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T) {
 	d := newDeployment(t)
-	mounting := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
+	mounting := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i",
+		Mounts: []protocol.Mount{{Source: "/x", Target: "/cache"}}}}
 	stop := d.run(Config{Name: "c1"})
 	if r := d.request(protocol.VerbCreate, "a", "r1", mounting); r.Error != nil {
 		t.Fatal(r.Error)
@@ -67,15 +74,17 @@ func TestARepeatedCreateFindsItsOwnThoughItsDefaultsNowContradictIt(t *testing.T
 	// One that took its id and came no further, before the defaults were others.
 	own := *mounting.Sandbox
 	own.Resolve()
-	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c", reservation(&jetstream.Delivery{ID: "r3"}, &own, time.Now())); err != nil {
+	if _, err := d.conn.ReserveSandbox(t.Context(), "default", "c",
+		reservation(&jetstream.Delivery{ID: "r3"}, &own, time.Now())); err != nil {
 		t.Fatal(err)
 	}
-	if r := d.request(protocol.VerbCreate, "c", "r3", mounting); r.Error == nil || r.Error.Code != protocol.InvalidArgument {
+	if r := d.request(protocol.VerbCreate, "c", "r3", mounting); r.Error == nil ||
+		r.Error.Code != protocol.InvalidArgument {
 		t.Errorf("one that was never accepted: %v", r.Error)
 	}
 }
 
-func TestDefaultsThatCannotBeAreRefusedAtTheStart(t *testing.T) {
+func TestInvalidDefaultsAreRefusedAtTheStart(t *testing.T) {
 	d := newDeployment(t)
 	err := Run(context.Background(), Config{Conn: d.connect("c1"), Name: "c1", Defaults: spec.Defaults{"a": {CPU: -1}}})
 	if err == nil || protocol.AsError(err).Field != "defaults.a.cpu" {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxfleet/boxfleet/coordinator/placement"
+	"github.com/boxfleet/boxfleet/eventually"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -91,7 +92,7 @@ func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *prot
 	inbox, answer, stop := answers.Expect(id)
 	defer stop()
 	r.Version = protocol.Version
-	// A repeated one is dropped for as long as the server knows the message.
+	// The server drops a repeated message while it remembers the first.
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		if err := d.conn.Submit(d.t.Context(), "default", verb, sandbox, id, inbox, protocol.Encode(&r)); err != nil {
 			d.t.Fatal(err)
@@ -112,7 +113,8 @@ func refused(r *protocol.Reply) bool { return r.Error != nil && r.Error.Is(proto
 
 func (d *deployment) list(states ...string) map[string]*protocol.Sandbox {
 	d.t.Helper()
-	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointList, &protocol.Query{States: states, Limit: 1000})
+	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointList,
+		&protocol.Query{States: states, Limit: 1000})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -126,12 +128,7 @@ func (d *deployment) list(states ...string) map[string]*protocol.Sandbox {
 // eventually waits until check holds.
 func (d *deployment) eventually(what string, check func() bool) {
 	d.t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !check(); {
-		if time.Now().After(deadline) {
-			d.t.Fatalf("not so in time: %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually.Holds(d.t, 15*time.Second, what, check)
 }
 
 // host returns a host with ten slots and 10 GiB, of which n slots are taken by sandboxes of 1 GiB.

@@ -16,7 +16,10 @@ func (d *deployment) work(sandbox string, decide func(s *protocol.State) []proto
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
 	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) { return decide(s), nil }); err != nil {
+	if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decide(s),
+			nil
+	}); err != nil {
 		d.t.Fatal(err)
 	}
 }
@@ -45,18 +48,21 @@ func (d *deployment) storedExecs(sandbox string) int {
 func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: 50 * time.Millisecond})
-	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
+	if r := d.request(protocol.VerbCreate, "a", "create",
+		protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
 	d.work("a", func(*protocol.State) []protocol.Event {
 		return []protocol.Event{
-			{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			{Kind: protocol.SandboxAssigned,
+				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 			{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
 		}
 	})
 	exec := func(request, id string, command ...string) *protocol.Reply {
 		t.Helper()
-		return d.request(protocol.VerbExec, "a", request, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: command}})
+		return d.request(protocol.VerbExec, "a", request,
+			protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: command}})
 	}
 	zero := 0
 	const execs = keptExecs + 40 // so many that the first are not kept in memory
@@ -68,7 +74,8 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 			for _, x := range s.Active() {
 				events = append(events,
 					protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: x.ID, Boot: "b"}},
-					protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: x.ID, ExitCode: &zero, Inline: true}})
+					protocol.Event{Kind: protocol.ExecFinished,
+						Exec: &protocol.ExecDetails{ID: x.ID, ExitCode: &zero, Inline: true}})
 			}
 			return events
 		})
@@ -83,7 +90,8 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 		}
 		for _, i := range []int{0, 1} {
 			id := fmt.Sprint("x", i)
-			if r := exec(fmt.Sprint("r", i), id, "true"); r.Error != nil || r.Changed || r.Exec.State != protocol.ExecStateFinished {
+			if r := exec(fmt.Sprint("r", i), id, "true"); r.Error != nil || r.Changed ||
+				r.Exec.State != protocol.ExecStateFinished {
 				t.Errorf("%s: the same request for %s: %+v", when, id, r)
 			}
 		}
@@ -100,13 +108,14 @@ func TestP3_AnExecIDIsNeverUsedAgain(t *testing.T) {
 	stop = d.coordinator("c2", Timing{Snapshot: time.Hour})
 	defer stop()
 	check("after-a-restart")
-	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs, &protocol.Query{Sandbox: "a", Limit: 1000})
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs,
+		&protocol.Query{Sandbox: "a", Limit: 1000})
 	if err != nil || len(reply.Execs) != execs {
 		t.Errorf("%d execs are listed, %v", len(reply.Execs), err)
 	}
 }
 
-// One coordinator stores while another one reads what is stored.
+// One coordinator stores while another reads the stored index.
 func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testing.T) {
 	for _, bucket := range []string{protocol.BucketSandboxes, protocol.BucketExecIDs} {
 		t.Run(bucket, func(t *testing.T) {
@@ -121,7 +130,8 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 					var events []protocol.Event
 					if !s.Sandbox.Assigned {
 						events = []protocol.Event{
-							{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+							{Kind: protocol.SandboxAssigned,
+								Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 							{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
 						}
 					}
@@ -129,16 +139,20 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 					for i := from; i < to; i++ {
 						id := fmt.Sprint("x", i)
 						events = append(events,
-							protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+							protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id,
+								Exec: &protocol.ExecDetails{ID: id,
+									Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
 							protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "b"}},
-							protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}})
+							protocol.Event{Kind: protocol.ExecFinished,
+								Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}})
 					}
 					last = s.Sandbox.Sequence + uint64(len(events))
 					return events
 				})
-				d.eventually("all of it is stored", func() bool {
+				d.eventually("everything is stored", func() bool {
 					stored := false
-					from, err := d.conn.ReadSnapshots(t.Context(), func(_, _ string, s *jetstream.Snapshot) { stored = s.State.Sandbox.Sequence == last })
+					from, err := d.conn.ReadSnapshots(t.Context(),
+						func(_, _ string, s *jetstream.Snapshot) { stored = s.State.Sandbox.Sequence == last })
 					return err == nil && d.storedExecs("a") == to && stored && from > 1
 				})
 			}
@@ -152,7 +166,8 @@ func TestP3_AnExecIDIsNeverUsedAgainByWhoStartsDuringARoundOfSnapshots(t *testin
 			<-held // c1 stores meanwhile; c2 may be ready before it asks
 			stop()
 			for _, id := range []string{"x0", "x1", "x2"} {
-				r := d.request(protocol.VerbExec, "a", "other-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+				r := d.request(protocol.VerbExec, "a", "other-"+id,
+					protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 				if !refused(r) {
 					t.Errorf("another request for %s: %+v", id, r)
 				}

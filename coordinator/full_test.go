@@ -75,13 +75,14 @@ func (d *deployment) begin(id string) {
 	d.t.Helper()
 	d.work(id, func(s *protocol.State) []protocol.Event {
 		return []protocol.Event{
-			{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			{Kind: protocol.SandboxAssigned,
+				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 			{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
 		}
 	})
 }
 
-// submitted is a request that was acknowledged, and what is heard of it.
+// submitted is an acknowledged request and its answers.
 type submitted struct {
 	verb, sandbox, ID string
 	answer            <-chan *protocol.Reply
@@ -99,7 +100,7 @@ func (d *deployment) ask(answers *jetstream.Answers, verb, sandbox, id string, r
 	return submitted{verb, sandbox, id, answer}
 }
 
-// hears waits for what is said next of a request.
+// hears waits for the next answer to a request.
 func (a submitted) hears(t *testing.T) *protocol.Reply {
 	t.Helper()
 	select {
@@ -113,8 +114,8 @@ func (a submitted) hears(t *testing.T) *protocol.Reply {
 
 func (d *deployment) messages(stream string) uint64 { d.t.Helper(); return d.stream(stream).State.Msgs }
 
-// told returns what coordinators last said that requests wait for: a reason, or "".
-func (d *deployment) told() func() string {
+// waitReason returns the reason that coordinators last announced for waiting requests, or "".
+func (d *deployment) waitReason() func() string {
 	d.t.Helper()
 	var last atomic.Pointer[protocol.Status]
 	stop, err := d.conn.HearStatus(func(s *protocol.Status) { last.Store(s) })
@@ -130,7 +131,7 @@ func (d *deployment) told() func() string {
 	}
 }
 
-// What was acknowledged waits for a log that is full, and is decided once when there is room.
+// An acknowledged request waits while the log is full, and is decided once when there is room.
 func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -142,22 +143,25 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer answers.Close()
-	told := d.told()
+	waitReason := d.waitReason()
 	const each = 100
 	var all []submitted
 	for i := range each {
 		x := fmt.Sprint("x", i)
-		all = append(all, d.ask(answers, protocol.VerbExec, "a", x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}))
+		all = append(all, d.ask(answers, protocol.VerbExec, "a", x,
+			protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}))
 		s := fmt.Sprint("s", i)
-		all = append(all, d.ask(answers, protocol.VerbCreate, s, "r-"+s, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}))
+		all = append(all, d.ask(answers, protocol.VerbCreate, s, "r-"+s,
+			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}))
 	}
 	for _, a := range all {
-		if r := a.hears(t); r.Waiting == nil || r.Waiting.Code != protocol.ResourceExhausted || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Exec != nil || r.Sandbox != nil {
+		if r := a.hears(t); r.Waiting == nil || r.Waiting.Code != protocol.ResourceExhausted ||
+			r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Exec != nil || r.Sandbox != nil {
 			t.Fatalf("%s %s: want to hear that it waits, got %+v", a.verb, a.ID, r)
 		}
 	}
-	d.eventually("everybody is told", func() bool { return told() == protocol.ReasonLogFull })
-	// Reservations without a history are ended after a second, looked at four times a second.
+	d.eventually("the reason is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
+	// Reservations without a history are ended after a second; they are checked four times a second.
 	time.Sleep(2 * time.Second)
 	d.limitLog(0)
 	for _, a := range all {
@@ -179,7 +183,7 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 	if err != nil || reply.Sandbox.TotalExecs != each {
 		t.Errorf("%+v, %v", reply, err)
 	}
-	d.eventually("everybody is told that it is over", func() bool { return told() == "" })
+	d.eventually("the end of the wait is announced", func() bool { return waitReason() == "" })
 }
 
 // Within the log's reserve new work waits, and what ends something goes through, also from behind more
@@ -191,27 +195,30 @@ func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
 	d.ready("a")
 	d.ready("b")
 	d.limitLog(0)
-	if r := d.request(protocol.VerbExec, "a", "x0", protocol.Request{ExecID: "x0", Exec: &protocol.ExecSpec{Command: []string{"true"}}}); r.Error != nil {
+	if r := d.request(protocol.VerbExec, "a", "x0",
+		protocol.Request{ExecID: "x0", Exec: &protocol.ExecSpec{Command: []string{"true"}}}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
 	const reserved = 1 << 16
-	told := d.told()
+	waitReason := d.waitReason()
 	d.limitLog(reserved)
 	d.fill("b", reserved/16)
-	d.eventually("everybody is told", func() bool { return told() == protocol.ReasonLogFull })
+	d.eventually("the reason is announced", func() bool { return waitReason() == protocol.ReasonLogFull })
 	answers, err := d.conn.Answers()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer answers.Close()
-	first := d.ask(answers, protocol.VerbCreate, "s", "r-s", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}})
+	first := d.ask(answers, protocol.VerbCreate, "s", "r-s",
+		protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}})
 	if r := first.hears(t); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull {
 		t.Fatalf("a create in the reserve: %+v", r)
 	}
 	const waiting = 1500
 	for i := range waiting {
 		id := fmt.Sprint("w", i)
-		d.ask(answers, protocol.VerbExec, "a", id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+		d.ask(answers, protocol.VerbExec, "a", id,
+			protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 	}
 	for _, a := range []submitted{
 		d.ask(answers, protocol.VerbCancel, "a", "cancel", protocol.Request{ExecID: "x0"}),
@@ -241,7 +248,8 @@ func (d *deployment) fill(sandbox string, each int) {
 	d.t.Helper()
 	for {
 		d.work(sandbox, func(*protocol.State) []protocol.Event {
-			return []protocol.Event{{Kind: protocol.SandboxWaiting, Error: protocol.Errorf(protocol.Unavailable, "", "%s", make([]byte, each))}}
+			return []protocol.Event{{Kind: protocol.SandboxWaiting,
+				Error: protocol.Errorf(protocol.Unavailable, "", "%s", make([]byte, each))}}
 		})
 		info := d.stream(protocol.StreamEvents)
 		if used, limit := int64(info.State.Bytes), info.Config.MaxBytes; used > limit-limit/8 {
@@ -293,7 +301,8 @@ func TestP1_AFullDiskKeepsWhatWasAcknowledged(t *testing.T) {
 	var all []submitted
 	for i := range execs {
 		x := fmt.Sprint("x", i)
-		all = append(all, d.ask(answers, protocol.VerbExec, "a", x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}))
+		all = append(all, d.ask(answers, protocol.VerbExec, "a", x,
+			protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}))
 	}
 	ballast := filepath.Join(dir, "ballast")
 	if err := fillDisk(ballast); !errors.Is(err, syscall.ENOSPC) {

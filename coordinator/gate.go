@@ -5,37 +5,37 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// gate holds requests back while the log takes none of what they lead to. What was acknowledged is
-// then neither refused nor given up: it stays in hand, and the queue behind it fills until its own
-// limits refuse more. What ends something goes through, since it makes room, and has the log's
-// reserve.
+// gate holds requests back while the log takes nothing. Acknowledged requests are then neither refused nor dropped:
+// they stay with this coordinator, and the queue behind them fills until its own limits refuse more. Requests that end
+// something pass, since they make room and may use the log's reserve.
 //
-//	open ──(an append says full or unavailable, or the log says: only the reserve is left)──► closed
+//	open ──(an append says full or unavailable, or only the log's reserve is left)──► closed
 //	closed: one request at a time is the probe ──(it appended something)──► open
 type gate struct {
-	log  logRoom
-	tell func(why *protocol.Error) // says why it is closed, nil when it opens
+	log      logRoom
+	announce func(why *protocol.Error) // announces why it is closed, nil when it opens
 
 	turns chan struct{} // the right to be the probe
 	mu    sync.Mutex
 	why   *protocol.Error // nil: open
 	moved chan struct{}   // closed when why becomes nil, or something else
-	ended chan outcome    // of the probe
+	ended chan outcome    // outcome of the probe
 
 	blamed   key // the last sandbox whose history did not answer
 	blamedAt time.Time
 }
 
-// logRoom says how much room the log has.
+// logRoom reports how much room the log has.
 type logRoom interface {
 	LogRoom(ctx context.Context) (jetstream.Room, error)
 }
 
-// outcome is what became of a decision, as far as the log is concerned.
+// outcome is what a decision did to the log.
 type outcome int
 
 const (
@@ -46,21 +46,21 @@ const (
 
 const (
 	probePause   = 250 * time.Millisecond // between two probes
-	roomPause    = time.Second            // between two looks at the log's room, while it is open
-	stallPause   = 5 * time.Second        // a decision that takes longer waits for the log
-	sayAgain     = 30 * time.Second       // a client is told again that its request waits
-	endingPause  = time.Second            // before requests that end something are looked for behind those that wait
-	endingAtOnce = 64                     // requests that end something and are in decision
-	restAtOnce   = 512                    // others
+	roomPause    = time.Second            // between two checks of the log's room, while the gate is open
+	stallPause   = 5 * time.Second        // a decision that takes longer is waiting for the log
+	repeatAfter  = 30 * time.Second       // a client is told again that its request waits
+	endingPause  = time.Second            // before requests that end something are taken from behind those that wait
+	endingAtOnce = 64                     // requests that end something, decided concurrently
+	restAtOnce   = 512                    // other requests
 )
 
 func newGate(log logRoom, tell func(*protocol.Error)) *gate {
-	return &gate{log: log, tell: tell, turns: make(chan struct{}), moved: make(chan struct{}), ended: make(chan outcome)}
+	return &gate{log: log, announce: tell, turns: make(chan struct{}), moved: make(chan struct{}),
+		ended: make(chan outcome)}
 }
 
-// waits says whether an error is that of a log that takes nothing now, which says nothing of the
-// request.
-func waits(err error) bool {
+// logUnavailable reports whether an error means that the log takes nothing now; it says nothing about the request.
+func logUnavailable(err error) bool {
 	e := protocol.AsError(err)
 	if e == nil {
 		return false
@@ -74,19 +74,19 @@ func waits(err error) bool {
 	return false
 }
 
-// endsSomething says whether a request makes room, and may use the log's reserve.
-func endsSomething(verb string) bool {
+// endsWork reports whether a request makes room, and may use the log's reserve.
+func endsWork(verb string) bool {
 	return verb == protocol.VerbCancel || verb == protocol.VerbStop || verb == protocol.VerbDelete
 }
 
-// closed is why requests are held back, nil while they are not, and what is closed when that changes.
+// closed returns why requests are held back, nil while they are not, and a channel that is closed when that changes.
 func (g *gate) closed() (why *protocol.Error, moved <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.why, g.moved
 }
 
-// set closes the gate, or opens it for nil.
+// set closes the gate, or opens it with nil.
 func (g *gate) set(why *protocol.Error) {
 	g.mu.Lock()
 	before := g.why
@@ -98,27 +98,28 @@ func (g *gate) set(why *protocol.Error) {
 	}
 	g.mu.Unlock()
 	if changed {
-		g.tell(why)
+		g.announce(why)
 	}
 }
 
-// blameKept is how long a sandbox whose history did not answer is remembered, so that another one shows
-// that it is the log.
+// blameKept is how long a sandbox whose history did not answer is remembered. If another one does not answer
+// meanwhile, the log is the cause.
 const blameKept = time.Minute
 
-// blame closes the gate for a decision that the log did not take. A log that is full says so itself. An
-// append or a reading without an answer may be the fault of one sandbox, whose history is very long, say:
-// the others must not wait for it. It is the log where that does not answer about its room either, or
-// where two sandboxes have the same trouble.
+// blame closes the gate after a decision that the log did not take. A full log says so itself. An append or a read
+// without an answer may be the fault of one sandbox, with a very long history for example; other requests must not
+// wait for it. The log is the cause if it does not answer about its room either, or if two sandboxes have the same
+// trouble.
 func (g *gate) blame(ctx context.Context, k key, why *protocol.Error) {
-	if why.Code != protocol.ResourceExhausted && !g.logAnswersNobody(ctx, k) {
+	if why.Code != protocol.ResourceExhausted && !g.logIsTheCause(ctx, k) {
 		return
 	}
 	g.set(why)
 }
 
-func (g *gate) logAnswersNobody(ctx context.Context, k key) bool {
-	if known := g.look(ctx); known == nil || known.RefusesNew() {
+// logIsTheCause reports whether the log itself does not answer, and remembers the sandbox whose history did not answer.
+func (g *gate) logIsTheCause(ctx context.Context, k key) bool {
+	if known := g.checkRoom(ctx); known == nil || known.RefusesNew() {
 		return true
 	}
 	g.mu.Lock()
@@ -128,17 +129,16 @@ func (g *gate) logAnswersNobody(ctx context.Context, k key) bool {
 	return another
 }
 
-// pass waits until a request may be decided, and says whether it is the probe: then [gate.probed] must
-// be called. say is called with the reason when the wait begins, and from time to time. Error: that
-// of ctx.
+// pass waits until a request may be decided. Where it returns true, the request is the probe and [gate.reportProbe]
+// must be called. It calls say with the reason when the wait begins, and from time to time. It fails only with ctx.
 func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Error)) (probe bool, err error) {
 	for {
 		why, moved := g.closed()
-		if why == nil || endsSomething(verb) {
+		if why == nil || endsWork(verb) {
 			return false, ctx.Err()
 		}
 		say(why)
-		again := time.NewTimer(sayAgain)
+		again := time.NewTimer(repeatAfter)
 		select {
 		case <-g.turns:
 			probe = true
@@ -154,16 +154,16 @@ func (g *gate) pass(ctx context.Context, verb string, say func(why *protocol.Err
 	}
 }
 
-// probed says what became of the probe.
-func (g *gate) probed(ctx context.Context, o outcome) {
+// reportProbe reports the outcome of the probe.
+func (g *gate) reportProbe(ctx context.Context, o outcome) {
 	select {
 	case g.ended <- o:
 	case <-ctx.Done():
 	}
 }
 
-// run opens and closes the gate until ctx ends. drain is called whenever it closes, with a context that
-// ends when it opens.
+// run opens and closes the gate until ctx ends. It calls drain whenever the gate closes, with a context that ends when
+// it opens.
 func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	for {
 		if err := g.watch(ctx); err != nil {
@@ -182,7 +182,7 @@ func (g *gate) run(ctx context.Context, drain func(ctx context.Context)) error {
 	}
 }
 
-// watch returns when the gate is closed: by a decision, or since only the log's reserve is left.
+// watch returns when the gate is closed: by a decision, or because only the log's reserve is left.
 func (g *gate) watch(ctx context.Context) error {
 	tick := time.NewTicker(roomPause)
 	defer tick.Stop()
@@ -196,31 +196,31 @@ func (g *gate) watch(ctx context.Context) error {
 			return ctx.Err()
 		case <-moved:
 		case <-tick.C:
-			g.look(ctx)
+			g.checkRoom(ctx)
 		}
 	}
 }
 
-// probe lets one request after another try, and returns when one of them appended something. The log
-// is asked first: it may take a request, and be in its reserve all the same.
+// probe lets one request after another try, and returns when one of them appended something. It asks the log first,
+// which may take a request although only its reserve is left.
 func (g *gate) probe(ctx context.Context) error {
 	said := time.Now()
 	for pause := probePause; ; {
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 		pause = probePause
 		if time.Since(said) >= protocol.StatusPeriod {
-			g.tellAgain(&said)
+			g.announceAgain(&said)
 		}
-		known := g.look(ctx)
+		known := g.checkRoom(ctx)
 		if known != nil && known.RefusesNew() {
 			continue
 		}
 		select {
 		case g.turns <- struct{}{}:
 		case <-time.After(probePause):
-			if known != nil { // nobody waits, and there is room: the next request tells more
+			if known != nil { // no request waits, and there is room: open for the next one
 				return nil
 			}
 			continue
@@ -239,9 +239,9 @@ func (g *gate) probe(ctx context.Context) error {
 	}
 }
 
-// look asks how much room the log has, nil where it does not answer. It closes the gate where only the
-// reserve is left.
-func (g *gate) look(ctx context.Context) *jetstream.Room {
+// checkRoom asks the log for its room, nil where it does not answer. It closes the gate where only the reserve is
+// left.
+func (g *gate) checkRoom(ctx context.Context) *jetstream.Room {
 	ctx, cancel := context.WithTimeout(ctx, 2*roomPause)
 	defer cancel()
 	room, err := g.log.LogRoom(ctx)
@@ -254,13 +254,13 @@ func (g *gate) look(ctx context.Context) *jetstream.Room {
 	return &room
 }
 
-func (g *gate) tellAgain(said *time.Time) {
+func (g *gate) announceAgain(said *time.Time) {
 	why, _ := g.closed()
-	g.tell(why)
+	g.announce(why)
 	*said = time.Now()
 }
 
-// awaitProbe waits for the probe's outcome, which may take as long as an append is tried for.
+// awaitProbe waits for the outcome of the probe, which may take until its append times out.
 func (g *gate) awaitProbe(ctx context.Context, said *time.Time) (outcome, error) {
 	tick := time.NewTicker(protocol.StatusPeriod)
 	defer tick.Stop()
@@ -269,21 +269,9 @@ func (g *gate) awaitProbe(ctx context.Context, said *time.Time) (outcome, error)
 		case o := <-g.ended:
 			return o, nil
 		case <-tick.C:
-			g.tellAgain(said)
+			g.announceAgain(said)
 		case <-ctx.Done():
 			return mustWait, ctx.Err()
 		}
-	}
-}
-
-// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }

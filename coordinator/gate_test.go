@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestASandboxWhoseHistoryDoesNotAnswerHoldsUpNobodyElse(t *testing.T) {
+func TestASandboxWhoseHistoryDoesNotAnswerBlocksNoOthers(t *testing.T) {
 	t.Parallel()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
 	if err != nil {

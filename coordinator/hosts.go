@@ -15,9 +15,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// hosts is what a coordinator knows of the hosts: what their workers registered, when they were
-// last heard, and, from the projection, what is placed on them. "suspect" comes from heartbeats;
-// "lost" only from having taken the host's lock.
+// hosts is what a coordinator knows about the hosts: what their workers registered, when it last heard of them, and,
+// from the projection, what is placed on them. A host becomes suspect for lack of heartbeats; it is lost only once its
+// lock was taken.
 type hosts struct {
 	timing     Timing
 	projection *projection
@@ -27,32 +27,32 @@ type hosts struct {
 	mu      sync.Mutex
 	known   map[string]*hostEntry         // by worker
 	ids     map[string]string             // the workers of known hosts, by host id
-	wishes  map[string]*protocol.HostWish // what operators want of hosts, by host id
-	version uint64                        // counts the changes of what is known of hosts
+	intents map[string]*protocol.HostWish // what operators want of hosts, by host id
+	version uint64                        // counts changes of the table
 
-	read atomic.Uint64 // the table of hosts is known up to this revision
+	read atomic.Uint64 // the stored table of hosts was read up to this revision
 }
 
 type hostEntry struct {
-	host    protocol.Host
-	heard   time.Time // last heartbeat or registration, by the monotonic clock
-	from    time.Time // its silence counts from here on at the earliest
-	lost    bool      // its lock was taken from it, or was free
-	changed bool      // tell it everything that it owns: its process is new, or work items were lost
-	version uint64    // of the table, when something of it changed last
+	host       protocol.Host
+	heard      time.Time // last heartbeat or registration, by the monotonic clock
+	silentFrom time.Time // its silence counts from this time at the earliest
+	lost       bool      // its lock was taken by a coordinator
+	changed    bool      // notify it about everything on its host: its process is new, or it missed notifications
+	version    uint64    // of the table, at its last change
 
-	listening uint64 // of its last heartbeat
-	off       bool   // that its clock is off was said
+	listening     uint64 // of its last heartbeat
+	clockReported bool   // its wrong clock was logged
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{}, ids: map[string]string{}, wishes: map[string]*protocol.HostWish{}}
+	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{},
+		ids: map[string]string{}, intents: map[string]*protocol.HostWish{}}
 	p.route = h.workerOf
 	return h
 }
 
-// workerOf is the name of the worker that has a host now: the one that placed a sandbox there may
-// have been renamed since.
+// workerOf is the name of the worker that has a host now: the worker of an assignment may have been renamed since.
 func (h *hosts) workerOf(hostID, worker string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,26 +63,26 @@ func (h *hosts) workerOfLocked(hostID, worker string) string {
 	if e := h.known[worker]; e != nil && e.host.HostID == hostID {
 		return worker
 	}
-	if name := h.ids[hostID]; name != "" && name != hostID { // which is no worker's, see rows
+	if name := h.ids[hostID]; name != "" && name != hostID { // not a placeholder, see rows
 		return name
 	}
 	return worker
 }
 
-// follow takes over a change of the table of hosts.
+// follow applies a change of the stored table of hosts.
 func (h *hosts) follow(worker string, entry *protocol.Host, revision uint64) {
 	h.register(worker, entry)
 	h.read.Store(revision)
 }
 
-// register takes over an entry of the table of hosts. An entry that ended is not forgotten: its
-// sandboxes are still there.
+// register applies an entry of the table of hosts. A host whose entry was removed is not forgotten: its sandboxes
+// remain.
 func (h *hosts) register(worker string, entry *protocol.Host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if entry == nil {
-		if e := h.known[worker]; e != nil { // it said goodbye
-			e.heard, e.from = time.Time{}, time.Time{}
+		if e := h.known[worker]; e != nil { // its worker signed off
+			e.heard, e.silentFrom = time.Time{}, time.Time{}
 			h.noteLocked(e)
 		}
 		return
@@ -100,11 +100,11 @@ func (h *hosts) register(worker string, entry *protocol.Host) {
 	if h.now().Sub(entry.SeenAt) < h.timing.Suspect {
 		e.heard = time.Now()
 	}
-	h.judgeClock(e)
+	e.noteClock(h.log)
 }
 
-// dropOtherNamesLocked forgets the names that a host had before. Workers register every few seconds, and nearly
-// always as they did before: there is nothing to look for then.
+// dropOtherNamesLocked forgets the earlier worker names of a host. Workers register every few seconds, nearly always
+// unchanged; then there is nothing to search for.
 func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	if e := h.known[worker]; e != nil && h.ids[entry.HostID] == worker && e.host.Token == entry.Token {
 		return
@@ -117,7 +117,7 @@ func (h *hosts) dropOtherNamesLocked(worker string, entry *protocol.Host) {
 	}
 }
 
-// sameHost says whether two entries of a host differ by no more than when they were written, and their clocks.
+// sameHost reports whether two entries of a host differ only in their time and clocks.
 func sameHost(a, b *protocol.Host) bool {
 	x, y := *a, *b
 	for _, h := range []*protocol.Host{&x, &y} {
@@ -126,24 +126,24 @@ func sameHost(a, b *protocol.Host) bool {
 	return reflect.DeepEqual(&x, &y)
 }
 
-// noteLocked notes that something of a host changed, for the scheduler.
+// noteLocked records a change of a host for the scheduler.
 func (h *hosts) noteLocked(e *hostEntry) {
 	h.version++
 	e.version = h.version
-	h.projection.wakeUp()
+	h.projection.work.schedulerWake.Wake()
 }
 
 func (h *hosts) entry(worker string) *hostEntry {
 	e := h.known[worker]
 	if e == nil {
-		e = &hostEntry{from: time.Now()}
+		e = &hostEntry{silentFrom: time.Now()}
 		h.known[worker] = e
 		h.noteLocked(e)
 	}
 	return e
 }
 
-// listen hears heartbeats until ctx ends.
+// listen processes heartbeats until ctx ends.
 func (h *hosts) listen(ctx context.Context, conn *jetstream.Conn) error {
 	stop, err := conn.Heartbeats(h.beat)
 	if err != nil {
@@ -159,7 +159,7 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	defer h.mu.Unlock()
 	e := h.known[b.Worker]
 	if e == nil || e.host.Instance != b.Instance {
-		return // its registration is on the way
+		return // its registration is on its way
 	}
 	if time.Since(e.heard) > h.timing.Suspect || e.host.Healthy != b.Healthy || e.host.Full != b.Full || e.lost {
 		h.noteLocked(e)
@@ -168,24 +168,24 @@ func (h *hosts) beat(b *protocol.Heartbeat) {
 	e.listening = b.Listening
 	e.heard, e.lost = time.Now(), false
 	e.host.Healthy, e.host.Problem, e.host.Full, e.host.Skew = b.Healthy, b.Problem, b.Full, b.Skew
-	h.judgeClock(e)
+	e.noteClock(h.log)
 }
 
-// list returns every host with its state and what is placed on it.
+// list returns every host with its state and usage.
 func (h *hosts) list() []*protocol.Host {
 	rows, _ := h.rows()
 	return placement.HostsOf(rows)
 }
 
-// rows is list in the order of the workers' names, with the versions of its rows and of all.
+// rows is list with the versions of the rows and of the table, ordered by worker name.
 func (h *hosts) rows() ([]placement.Row, uint64) {
-	used, workers := h.projection.uses()
+	used, workers := h.projection.work.usages()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for hostID, worker := range workers { // hosts that only sandboxes know of
+	for hostID, worker := range workers { // hosts known only from their sandboxes
 		if h.ids[hostID] == "" && !h.forgottenLocked(hostID) {
 			host := protocol.Host{Version: protocol.Version, Worker: worker, HostID: hostID}
-			if h.known[worker] != nil { // a reinstalled machine: another host with the same name
+			if h.known[worker] != nil { // a reinstalled machine is another host with the same worker name
 				host.Worker, host.Problem = hostID, "worker "+worker+" has another host now"
 			}
 			h.entry(host.Worker).host = host
@@ -201,7 +201,7 @@ func (h *hosts) rows() ([]placement.Row, uint64) {
 		host := &copies[len(rows)]
 		*host = e.host
 		host.State = e.state(h.timing)
-		h.show(host)
+		h.showIntentLocked(host)
 		used[host.HostID].AddTo(host)
 		if !e.heard.IsZero() {
 			host.SeenAt = now.Add(-time.Since(e.heard))
@@ -212,7 +212,7 @@ func (h *hosts) rows() ([]placement.Row, uint64) {
 	return rows, h.version
 }
 
-// changedSince says whether something of a host changed since a version of the table.
+// changedSince reports whether a host has changed since a version of the table.
 func (h *hosts) changedSince(version uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -231,7 +231,12 @@ func (e *hostEntry) state(t Timing) protocol.HostState {
 	return protocol.HostReady
 }
 
-// states returns the state of every host that is known, by the host's id.
+// isAlive reports whether the host was heard recently.
+func (e *hostEntry) isAlive(t Timing) bool {
+	return !e.lost && !e.heard.IsZero() && time.Since(e.heard) <= t.Suspect
+}
+
+// states returns the state of every known host, by host id.
 func (h *hosts) states() map[string]protocol.HostState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -242,8 +247,7 @@ func (h *hosts) states() map[string]protocol.HostState {
 	return states
 }
 
-// byID returns a host as the watchdog looks at it, without what is placed there; nil where nobody
-// knows it, or it was forgotten.
+// byID returns a host without its usage, nil where it is unknown or forgotten.
 func (h *hosts) byID(hostID string) *protocol.Host {
 	for range 2 {
 		h.mu.Lock()
@@ -252,19 +256,19 @@ func (h *hosts) byID(hostID string) *protocol.Host {
 			defer h.mu.Unlock()
 			host := e.host
 			host.State = e.state(h.timing)
-			h.show(&host)
+			h.showIntentLocked(&host)
 			return &host
 		}
 		h.mu.Unlock()
 		if hostID == "" || forgotten {
 			break
 		}
-		h.list() // makes entries for hosts that only sandboxes know of
+		h.list() // adds entries for hosts known only from their sandboxes
 	}
 	return nil
 }
 
-// ready returns the workers of the hosts that are ready, by the hosts' ids.
+// ready returns the workers of the ready hosts, by host id.
 func (h *hosts) ready() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -277,7 +281,7 @@ func (h *hosts) ready() map[string]string {
 	return ready
 }
 
-// takeChanged returns the workers that registered again since the last call, and their hosts.
+// takeChanged returns the hosts of workers that need every notification again since the last call, by worker.
 func (h *hosts) takeChanged() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -294,29 +298,29 @@ func (h *hosts) takeChanged() map[string]string {
 	return workers
 }
 
-// reconnected has every worker told again about everything it owns. This coordinator was cut off, so their silence
-// says nothing about them, and a thousand workers need longer to come back than one.
+// reconnected has every worker notified again about everything on its host. This coordinator was cut off, so the
+// silence of workers means nothing, and a thousand workers take longer to come back than one.
 func (h *hosts) reconnected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range h.known {
-		e.changed, e.from = true, time.Now().Add(comeBack*h.timing.Suspect)
+		e.changed, e.silentFrom = true, time.Now().Add(reconnectGrace*h.timing.Suspect)
 	}
 }
 
-// comeBack is how many times as long as otherwise a host may be silent when the connection was away.
-const comeBack = 5
+// reconnectGrace is how many times longer than usual a host may be silent after this coordinator was cut off.
+const reconnectGrace = 5
 
-// mayBeLost says whether a host that is not heard had the time to be: where NATS was away, all locks
-// have ended, and a worker needs a moment to take its own again.
+// mayBeLost reports whether a silent host had time to be heard: after an outage of NATS all leases have ended, and a
+// worker needs a moment to take its lock again.
 func (h *hosts) mayBeLost(worker string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e := h.known[worker]
-	return e != nil && time.Since(e.from) > h.timing.Suspect
+	return e != nil && time.Since(e.silentFrom) > h.timing.Suspect
 }
 
-// setLost notes that a host's lock was free: its worker does not run.
+// setLost records that a host's lock was free: its worker does not run.
 func (h *hosts) setLost(worker string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -48,14 +48,15 @@ func (d *deployment) hostIs(worker string, state protocol.HostState) bool {
 	return false
 }
 
-// The entry of a host is gone while its worker is away. A coordinator that begins then knows of it
-// only that a sandbox is there.
+// The entry of a host is gone while its worker is away. A coordinator that starts then knows the host only from a
+// sandbox on it.
 func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond}
 	stop := d.coordinator("c1", timing)
 	h := host("w1", 0)
-	h.Slots, h.Profiles, h.Tools, h.GPUs = 1, []string{protocol.ProfileHardened, protocol.ProfileStandard}, []string{"git"}, 1
+	h.Slots, h.Profiles, h.Tools, h.GPUs = 1, []string{protocol.ProfileHardened,
+		protocol.ProfileStandard}, []string{"git"}, 1
 	d.register(h)
 	d.create("one", protocol.SandboxSpec{Image: "i"})
 	d.eventually("one has the host's slot", func() bool { return d.list("pending")["one"].Assigned })
@@ -71,7 +72,8 @@ func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 	d.leave("w1")
 	stop()
 	defer d.coordinator("c2", timing)()
-	d.eventually("the new coordinator has looked at the host", func() bool { return d.hostIs("w1", protocol.HostLost) })
+	d.eventually("the new coordinator has found the host lost",
+		func() bool { return d.hostIs("w1", protocol.HostLost) })
 	for id := range waiting {
 		if b := d.list()[id]; b.State != protocol.StatePending {
 			t.Errorf("%s is %s: %v", id, b.State, b.Error)
@@ -81,7 +83,8 @@ func TestWhatWaitsOutlivesARestartWhileTheWorkerIsAway(t *testing.T) {
 
 // While NATS is away all locks end, and a worker needs a moment to take its own again.
 func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
-	for name, restarted := range map[string]bool{"for a coordinator that lives on": false, "for one that begins": true} {
+	for name, restarted := range map[string]bool{"for a coordinator that lives on": false,
+		"for one that begins": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := newDeployment(t)
@@ -108,7 +111,8 @@ func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
 			}
 			l.setDown(true)
 			silent := time.Now()
-			d.eventually("nothing is heard of the host for longer than Timing.Suspect", func() bool { return time.Since(silent) > 5500*time.Millisecond })
+			d.eventually("nothing is heard of the host for longer than Timing.Suspect",
+				func() bool { return time.Since(silent) > 5500*time.Millisecond })
 			l.setDown(false)
 			up := time.Now()
 			if restarted {
@@ -118,15 +122,18 @@ func TestAnOutageOfNATSIsNotTheSilenceOfHosts(t *testing.T) {
 				reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointPing, &protocol.Query{})
 				return err == nil && reply.Ping.Leader
 			})
-			for back := time.Now(); time.Since(back) < 1500*time.Millisecond && time.Since(up) < 4*time.Second; time.Sleep(20 * time.Millisecond) {
+			for back := time.Now(); time.Since(back) < 1500*time.Millisecond &&
+				time.Since(up) < 4*time.Second; time.Sleep(20 * time.Millisecond) {
 				if b := d.list()["a"]; b.State != protocol.StateReady || d.hostIs("w1", protocol.HostLost) {
-					t.Fatalf("%s after NATS is back the host is lost, and the sandbox is %s: %v", time.Since(back), b.State, b.Error)
+					t.Fatalf("%s after NATS is back the host is lost, and the sandbox is %s: %v", time.Since(back),
+						b.State, b.Error)
 				}
 			}
 			d.register(h)
 			d.eventually("the host is heard", func() bool { return d.hostIs("w1", protocol.HostReady) })
 			d.leave("w1")
-			d.eventually("a host that is silent afterwards is lost", func() bool { return d.list()["a"].Reason == protocol.ReasonHostLost })
+			d.eventually("a host that is silent afterwards is lost",
+				func() bool { return d.list()["a"].Reason == protocol.ReasonHostLost })
 		})
 	}
 }
@@ -162,19 +169,27 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 	timing := Timing{Overdue: time.Minute}
 	c := &coordinator{cfg: Config{Timing: timing}, images: newHostImages(nil)}
 	c.hosts = newHosts(timing, newProjection(nil, nil, "c1", 0))
+	w := newWatchdog(&leader{coordinator: c})
 	for name, x := range map[string]struct {
 		queue, create, after time.Duration
 		host                 protocol.HostState
 		resuming             bool
 		want                 string
 	}{
-		"the queue's time is not over":                 {queue: time.Hour, create: time.Minute, after: 59 * time.Minute, host: protocol.HostLost},
-		"the queue's time is over":                     {queue: time.Hour, create: time.Minute, after: 61 * time.Minute, host: protocol.HostLost, want: protocol.ReasonHostLost},
-		"the host may still come back":                 {queue: time.Second, create: 5 * time.Minute, after: 359 * time.Second, host: protocol.HostLost},
-		"the host had the time of a create":            {queue: time.Second, create: 5 * time.Minute, after: 361 * time.Second, host: protocol.HostLost, want: protocol.ReasonHostLost},
-		"a resume whose host does not come back":       {queue: time.Hour, create: time.Minute, after: 61 * time.Minute, host: protocol.HostLost, resuming: true, want: protocol.ReasonHostLost},
-		"a host that is there has its own time":        {queue: time.Hour, create: time.Minute, after: 121 * time.Second, host: protocol.HostReady, want: protocol.ReasonCreateTimeout},
-		"a host that is there has all of its own time": {queue: time.Second, create: time.Minute, after: 119 * time.Second, host: protocol.HostReady},
+		"the queue's time is not over": {queue: time.Hour, create: time.Minute, after: 59 * time.Minute,
+			host: protocol.HostLost},
+		"the queue's time is over": {queue: time.Hour, create: time.Minute, after: 61 * time.Minute,
+			host: protocol.HostLost, want: protocol.ReasonHostLost},
+		"the host may still come back": {queue: time.Second, create: 5 * time.Minute,
+			after: 359 * time.Second, host: protocol.HostLost},
+		"the host had the time of a create": {queue: time.Second, create: 5 * time.Minute,
+			after: 361 * time.Second, host: protocol.HostLost, want: protocol.ReasonHostLost},
+		"a resume whose host does not come back": {queue: time.Hour, create: time.Minute, after: 61 * time.Minute,
+			host: protocol.HostLost, resuming: true, want: protocol.ReasonHostLost},
+		"a host that is up has its own deadline": {queue: time.Hour, create: time.Minute,
+			after: 121 * time.Second, host: protocol.HostReady, want: protocol.ReasonCreateTimeout},
+		"a host that is up has its whole deadline": {queue: time.Second, create: time.Minute,
+			after: 119 * time.Second, host: protocol.HostReady},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := ready(t)
@@ -182,7 +197,8 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 			b.State, b.Resuming, b.AssignedAt = protocol.StatePending, x.resuming, time.Unix(1000, 0)
 			b.Spec.QueueTimeout, b.Spec.CreateTimeout = protocol.Duration(x.queue), protocol.Duration(x.create)
 			got := ""
-			if decide := c.due(&b, &protocol.Host{HostID: b.HostID, State: x.host}, b.AssignedAt.Add(x.after)); decide != nil {
+			if decide := w.due(&b, &protocol.Host{HostID: b.HostID, State: x.host},
+				b.AssignedAt.Add(x.after)); decide != nil {
 				events, err := decide(&protocol.State{Sandbox: b})
 				if err != nil || len(events) != 1 {
 					t.Fatal(events, err)
@@ -196,9 +212,9 @@ func TestWhatALostHostDidNotMakeReadyHasADeadline(t *testing.T) {
 	}
 }
 
-// A create's host is lost for good, nobody else takes the sandbox, and the host comes back afterwards:
-// the sandbox stays failed, and the worker, which then discards what it made, is told.
-func TestALostHostThatComesBackTooLateIsTold(t *testing.T) {
+// A create's host is lost, no other host takes the sandbox, and the host comes back afterwards: the sandbox stays
+// failed, and the worker is notified, so that it discards what it made.
+func TestALostHostThatComesBackTooLateIsNotified(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Overdue: 100 * time.Millisecond})()
 	h := host("w1", 0)
@@ -232,7 +248,7 @@ func TestALostHostThatComesBackTooLateIsTold(t *testing.T) {
 	select {
 	case <-told:
 	case <-time.After(5 * time.Second):
-		t.Error("the worker is not told")
+		t.Error("the worker is not notified")
 	}
 	if b := d.list()["a"]; b.State != protocol.StateFailed {
 		t.Errorf("it is %s", b.State)

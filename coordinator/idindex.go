@@ -7,8 +7,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// idIndex has the generated ids of a set of sandboxes in their order, by tenant, so that those with a prefix are
-// found without a look at the others. The zero value is empty.
+// idIndex holds the generated ids of a set of sandboxes in order, by tenant, so that those with a prefix are found
+// without a scan. The zero value is empty.
 type idIndex struct{ tenants map[string]*sortedIDs }
 
 func (x *idIndex) add(k key) {
@@ -32,10 +32,10 @@ func (x *idIndex) remove(k key) {
 	}
 }
 
-// withPrefix lists ids of a tenant that begin with a prefix, in their order, at most so many.
-func (x *idIndex) withPrefix(tenant, prefix string, most int) []string {
+// withPrefix lists at most limit ids of a tenant that begin with a prefix, in order.
+func (x *idIndex) withPrefix(tenant, prefix string, limit int) []string {
 	if ids := x.tenants[tenant]; ids != nil {
-		return ids.withPrefix(prefix, most)
+		return ids.withPrefix(prefix, limit)
 	}
 	return nil
 }
@@ -45,9 +45,10 @@ type sortedIDs struct{ parts [][]string }
 
 const maxPart = 512
 
-// part is the index of the part that has an id, or should: the last one that does not begin after it.
+// part is the index of the part that has an id, or should have it: the last one that does not begin after it.
 func (s *sortedIDs) part(id string) int {
-	i, found := slices.BinarySearchFunc(s.parts, id, func(part []string, id string) int { return strings.Compare(part[0], id) })
+	i, found := slices.BinarySearchFunc(s.parts, id,
+		func(part []string, id string) int { return strings.Compare(part[0], id) })
 	if !found && i > 0 {
 		i--
 	}
@@ -68,7 +69,7 @@ func (s *sortedIDs) add(id string) {
 	case len(part) < maxPart:
 		s.parts[i] = slices.Insert(part, at, id)
 		return
-	case at == maxPart: // ids come in the order of their making: a part stays full
+	case at == maxPart: // ids mostly arrive in order: a full part stays full
 		s.parts = slices.Insert(s.parts, i+1, []string{id})
 		return
 	}
@@ -93,14 +94,14 @@ func (s *sortedIDs) remove(id string) bool {
 	return true
 }
 
-func (s *sortedIDs) withPrefix(prefix string, most int) (found []string) {
+func (s *sortedIDs) withPrefix(prefix string, limit int) (found []string) {
 	if len(s.parts) == 0 {
 		return nil
 	}
 	for i := s.part(prefix); i < len(s.parts); i++ {
 		from, _ := slices.BinarySearch(s.parts[i], prefix)
 		for _, id := range s.parts[i][from:] {
-			if !strings.HasPrefix(id, prefix) || len(found) == most {
+			if !strings.HasPrefix(id, prefix) || len(found) == limit {
 				return found
 			}
 			found = append(found, id)

@@ -9,14 +9,14 @@ import (
 	"github.com/boxfleet/boxfleet/coordinator/placement"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
-// awaited says which images pending sandboxes wait for, so that no worker removes one. It is of every
-// tenant: a worker's images are.
-func (c *coordinator) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
+// awaited returns which images pending sandboxes of any tenant wait for, so that no worker removes one.
+func (rd *reader) awaited(_ context.Context, _ string, q *protocol.Query) (*protocol.Reply, error) {
 	r := &protocol.Reply{}
-	for _, b := range c.projection.pendings() {
-		if b.State != protocol.StatePending || b.Resuming { // the containers of a stopped one are there
+	for _, b := range rd.projection.work.pendingSandboxes() {
+		if b.State != protocol.StatePending || b.Resuming { // a stopped sandbox has its containers
 			continue
 		}
 		for _, ref := range placement.ImageRefs(&b.Spec) {
@@ -30,17 +30,18 @@ func (c *coordinator) awaited(_ context.Context, _ string, q *protocol.Query) (*
 	return r, nil
 }
 
-// hostImages follows what workers say of the images of their hosts, and what is imported.
+// hostImages follows what workers report about the images of their hosts, and what is being imported.
 type hostImages struct {
 	mu      sync.Mutex
 	table   placement.Images
-	changed map[string]bool // workers, since the scheduler looked
+	changed map[string]bool // workers, since the scheduler took them
 	imports map[string]*protocol.WantedImage
-	wake    func() // when something changed
+	wake    wake.Signal // the scheduler's
 }
 
-func newHostImages(wake func()) *hostImages {
-	return &hostImages{table: placement.Images{}, changed: map[string]bool{}, imports: map[string]*protocol.WantedImage{}, wake: wake}
+func newHostImages(wake wake.Signal) *hostImages {
+	return &hostImages{table: placement.Images{}, changed: map[string]bool{},
+		imports: map[string]*protocol.WantedImage{}, wake: wake}
 }
 
 func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn, caughtUp func()) error {
@@ -55,23 +56,23 @@ func (i *hostImages) followImports(ctx context.Context, conn *jetstream.Conn, ca
 	}, caughtUp)
 }
 
-func (i *hostImages) imported() []*protocol.WantedImage {
+func (i *hostImages) importing() []*protocol.WantedImage {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return slices.Collect(maps.Values(i.imports))
 }
 
 func (i *hostImages) follow(ctx context.Context, conn *jetstream.Conn) error {
-	return conn.FollowHostImages(ctx, func(worker string, told *protocol.HostImages) {
+	return conn.FollowHostImages(ctx, func(worker string, reported *protocol.HostImages) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		if told == nil {
+		if reported == nil {
 			delete(i.table, worker)
 		} else {
-			i.table[worker] = told
+			i.table[worker] = reported
 		}
 		i.changed[worker] = true
-		i.wake()
+		i.wake.Wake()
 	})
 }
 
@@ -81,7 +82,7 @@ func (i *hostImages) list() placement.Images {
 	return maps.Clone(i.table)
 }
 
-// takeChanged returns what was told since the last call, nil for a worker that tells nothing any more.
+// takeChanged returns the reports that changed since the last call, nil for a worker that no longer reports.
 func (i *hostImages) takeChanged() placement.Images {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -96,8 +97,8 @@ func (i *hostImages) takeChanged() placement.Images {
 	return changed
 }
 
-// tellAll has the next call of takeChanged return everything.
-func (i *hostImages) tellAll() {
+// markAllChanged has the next takeChanged return everything.
+func (i *hostImages) markAllChanged() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for worker := range i.table {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
+func TestAnImageThatNoHostHasFailsItsSandbox(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Image: 300 * time.Millisecond})()
 	h := reporting("w1", 0, placement.Images{})
@@ -17,7 +17,8 @@ func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
 	if err := d.conn.RegisterHost(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.conn.TellImages(t.Context(), &protocol.HostImages{Worker: "w1", Instance: h.Instance, Listed: true}); err != nil {
+	if err := d.conn.TellImages(t.Context(),
+		&protocol.HostImages{Worker: "w1", Instance: h.Instance, Listed: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.conn.WantImage(t.Context(), &protocol.WantedImage{Ref: appImage}); err != nil {
@@ -25,7 +26,8 @@ func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
 	}
 	began := time.Now()
 	for _, image := range []string{"app", "misspelt"} {
-		if r := d.request(protocol.VerbCreate, image, image, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: image, Pull: protocol.PullNever}}); r.Error != nil {
+		if r := d.request(protocol.VerbCreate, image, image,
+			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: image, Pull: protocol.PullNever}}); r.Error != nil {
 			t.Fatal(r.Error)
 		}
 	}
@@ -37,20 +39,22 @@ func TestAnImageThatNobodyHasFailsItsSandbox(t *testing.T) {
 		t.Errorf("after %s", took)
 	}
 	if d.list("pending")["app"] == nil {
-		t.Error("what is imported is not waited for")
+		t.Error("the sandbox does not wait for the import")
 	}
 }
 
-func TestImagesThatPendingSandboxesWaitForAreTold(t *testing.T) {
+func TestImagesThatPendingSandboxesWaitForAreListed(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
-	spec := protocol.SandboxSpec{Image: "app", OptionalServices: map[string]protocol.Service{"db": {Image: dbDigest}, "x": {Image: "cafe01"}}}
+	spec := protocol.SandboxSpec{Image: "app",
+		OptionalServices: map[string]protocol.Service{"db": {Image: dbDigest}, "x": {Image: "cafe01"}}}
 	if r := d.request(protocol.VerbCreate, "a", "a", protocol.Request{Sandbox: &spec}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
 	ask := func() []string {
 		reply, err := d.conn.Query(t.Context(), "other", protocol.EndpointAwaited,
-			&protocol.Query{Images: []string{appImage, dbDigest, "sha256:cafe0123", "sha256:beef", "docker.io/library/app:2"}})
+			&protocol.Query{Images: []string{appImage, dbDigest, "sha256:cafe0123", "sha256:beef",
+				"docker.io/library/app:2"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,12 +7,12 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Events and output are in streams that hold those of every tenant. Who may not read these asks for pages, and gets
-// what belongs to the tenant of the subject that they ask on.
+// The streams of events and output hold those of every tenant. A client that may not read them asks for pages, and gets
+// only what belongs to the tenant in the subject of its request.
 
-// events answers a page of a sandbox's history. One that begins right behind the last event is empty.
-func (c *coordinator) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
-	j, err := c.projection.findFresh(ctx, key{Tenant: tenant, ID: q.Sandbox}, 0)
+// events answers a page of a sandbox's history. A page that begins just after the last event is empty.
+func (rd *reader) events(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+	j, err := rd.projection.findFresh(ctx, key{Tenant: tenant, ID: q.Sandbox}, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -20,17 +20,18 @@ func (c *coordinator) events(ctx context.Context, tenant string, q *protocol.Que
 	last := reply.Sequence
 	reply.Sandbox = nil
 	if q.From > last+1 {
-		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "there is no event %d of sandbox %s: the last one is %d", q.From, q.Sandbox, last)
+		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd,
+			"there is no event %d of sandbox %s: the last one is %d", q.From, q.Sandbox, last)
 		e.Field = "from"
 		return nil, e
 	}
-	release, err := c.paging.take(ctx)
+	release, err := rd.paging.take(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	page := &eventPage{limit: q.Limit, EventPage: protocol.EventPage{Events: []protocol.Event{}}}
-	if page.Oldest, err = c.conn.OldestEvent(ctx, tenant, q.Sandbox); err != nil {
+	if page.Oldest, err = rd.conn.OldestEvent(ctx, tenant, q.Sandbox); err != nil {
 		return nil, err
 	}
 	if page.Next = q.From; q.From == 0 {
@@ -43,7 +44,7 @@ func (c *coordinator) events(ctx context.Context, tenant string, q *protocol.Que
 	if page.Next > last {
 		return reply, nil
 	}
-	if err := c.conn.ReadEventsAt(ctx, tenant, q.Sandbox, page.Next, page.add); err != nil {
+	if err := rd.conn.ReadEventsAt(ctx, tenant, q.Sandbox, page.Next, page.add); err != nil {
 		return nil, err
 	}
 	if page.gap != 0 {
@@ -54,20 +55,21 @@ func (c *coordinator) events(ctx context.Context, tenant string, q *protocol.Que
 }
 
 func errNotKept(event, oldest uint64, sandbox string) error {
-	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept, "event %d of sandbox %s has expired: the oldest that is kept is %d", event, sandbox, oldest)
+	e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceNotKept,
+		"event %d of sandbox %s has expired: the oldest one kept is %d", event, sandbox, oldest)
 	e.Field = "from"
 	return e
 }
 
-// eventPage is a page of events as it is filled.
+// eventPage is a page of events while it is filled.
 type eventPage struct {
 	protocol.EventPage
 	limit int
-	size  int    // of the events, in JSON, which is the larger form
-	gap   uint64 // number of an event that came in place of Next
+	size  int    // of the events in JSON, the larger encoding
+	gap   uint64 // number of the event found instead of Next
 }
 
-// add adds a batch's events, and says whether there is room for more.
+// add adds a batch's events. It reports whether there is room for more.
 func (p *eventPage) add(b *protocol.Batch) bool {
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -90,8 +92,8 @@ func (p *eventPage) add(b *protocol.Batch) bool {
 	return true
 }
 
-// output answers a page of what an exec, a service or the sandbox's own command printed.
-func (c *coordinator) output(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+// output answers a page of the output of an exec, a service or the sandbox's own command.
+func (rd *reader) output(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	switch q.Stream {
 	case "":
 		q.Stream = jetstream.Stdout
@@ -106,23 +108,23 @@ func (c *coordinator) output(ctx context.Context, tenant string, q *protocol.Que
 		return nil, protocol.Invalid("service", "is not used together with exec")
 	}
 	k := key{Tenant: tenant, ID: q.Sandbox}
-	j, err := c.projection.findFresh(ctx, k, 0)
+	j, err := rd.projection.findFresh(ctx, k, 0)
 	if err != nil {
 		return nil, err
 	}
-	release, err := c.paging.take(ctx)
+	release, err := rd.paging.take(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	if q.Exec == "" {
-		return c.ownOutput(ctx, j, q)
+		return rd.ownOutput(ctx, j, q)
 	}
-	return c.execOutput(ctx, j, k, q)
+	return rd.execOutput(ctx, j, k, q)
 }
 
-// ownOutput reads what a service or the sandbox's own command printed.
-func (c *coordinator) ownOutput(ctx context.Context, j *jetstream.Journal, q *protocol.Query) (*protocol.Reply, error) {
+// ownOutput reads the output of a service or of the sandbox's own command.
+func (rd *reader) ownOutput(ctx context.Context, j *jetstream.Journal, q *protocol.Query) (*protocol.Reply, error) {
 	reply := sandboxReply(j, false)
 	b, log := reply.Sandbox, protocol.PrimaryLog
 	if reply.Sandbox = nil; q.Service != "" {
@@ -133,7 +135,7 @@ func (c *coordinator) ownOutput(ctx context.Context, j *jetstream.Journal, q *pr
 	} else if len(b.Spec.Command) == 0 {
 		return nil, protocol.Invalid("exec", "must be set: the sandbox has no command of its own")
 	}
-	page, err := c.conn.OutputPage(ctx, b.Tenant, b.ID, log, q.Stream, q.Offset, q.Limit, -1)
+	page, err := rd.conn.OutputPage(ctx, b.Tenant, b.ID, log, q.Stream, q.Offset, q.Limit, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -142,8 +144,10 @@ func (c *coordinator) ownOutput(ctx context.Context, j *jetstream.Journal, q *pr
 	return reply, nil
 }
 
-func (c *coordinator) execOutput(ctx context.Context, j *jetstream.Journal, k key, q *protocol.Query) (*protocol.Reply, error) {
-	x, sequence, err := c.pastExec(ctx, j, k, q.Exec, nil)
+func (rd *reader) execOutput(
+	ctx context.Context, j *jetstream.Journal, k key, q *protocol.Query,
+) (*protocol.Reply, error) {
+	x, sequence, err := rd.pastExec(ctx, j, k, q.Exec, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -158,9 +162,9 @@ func (c *coordinator) execOutput(ctx context.Context, j *jetstream.Journal, k ke
 	}
 	reply := &protocol.Reply{Sequence: sequence}
 	if x.Inline && x.State.Terminal() {
-		reply.Output, err = c.inlineOutput(ctx, x, q, total)
+		reply.Output, err = rd.inlineOutput(ctx, x, q, total)
 	} else {
-		reply.Output, err = c.conn.OutputPage(ctx, k.Tenant, k.ID, x.ID, q.Stream, q.Offset, q.Limit, total)
+		reply.Output, err = rd.conn.OutputPage(ctx, k.Tenant, k.ID, x.ID, q.Stream, q.Offset, q.Limit, total)
 	}
 	if err != nil {
 		return nil, err
@@ -170,17 +174,21 @@ func (c *coordinator) execOutput(ctx context.Context, j *jetstream.Journal, k ke
 }
 
 // inlineOutput reads output that is in the exec's last event.
-func (c *coordinator) inlineOutput(ctx context.Context, x *protocol.Exec, q *protocol.Query, total int64) (*protocol.OutputPage, error) {
+func (rd *reader) inlineOutput(
+	ctx context.Context, x *protocol.Exec, q *protocol.Query, total int64,
+) (*protocol.OutputPage, error) {
 	if q.Offset > total {
-		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d", q.Offset, q.Stream, total)
+		e := protocol.Errorf(protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "byte %d of %s: there are %d",
+			q.Offset, q.Stream, total)
 		e.Field = "offset"
 		return nil, e
 	}
-	page := &protocol.OutputPage{Stream: q.Stream, Offset: q.Offset, Data: []byte{}, Next: q.Offset, End: total, Ended: true}
+	page := &protocol.OutputPage{Stream: q.Stream, Offset: q.Offset, Data: []byte{}, Next: q.Offset, End: total,
+		Ended: true}
 	if q.Offset == total {
 		return page, nil
 	}
-	b, err := c.conn.Batch(ctx, x.Tenant, x.Sandbox, x.Record)
+	b, err := rd.conn.Batch(ctx, x.Tenant, x.Sandbox, x.Record)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
 		return nil, err
 	}
@@ -194,7 +202,7 @@ func (c *coordinator) inlineOutput(ctx context.Context, x *protocol.Exec, q *pro
 			}
 		}
 	}
-	if int64(len(data)) != total { // the event that has it is no longer kept
+	if int64(len(data)) != total { // the event with the output is no longer kept
 		page.Oldest, page.Offset, page.Next, page.Missing = total, total, total, total-q.Offset
 		return page, nil
 	}

@@ -58,7 +58,8 @@ func TestTheHistoryIsReadInPages(t *testing.T) {
 		for seen := uint64(0); ; pages++ {
 			r := d.mustQuery(protocol.EndpointEvents, protocol.Query{Sandbox: "a", From: next, Limit: limit})
 			if r.Sequence != last || r.History.Oldest != 1 || len(r.History.Events) > limit {
-				t.Fatalf("%d events, the oldest is %d, the last %d", len(r.History.Events), r.History.Oldest, r.Sequence)
+				t.Fatalf("%d events, the oldest is %d, the last %d", len(r.History.Events), r.History.Oldest,
+					r.Sequence)
 			}
 			for _, e := range r.History.Events {
 				if seen++; e.Sequence != seen || e.Sandbox != "a" || e.Kind == "" {
@@ -76,7 +77,8 @@ func TestTheHistoryIsReadInPages(t *testing.T) {
 			t.Errorf("%d pages of %d, and then %d, want %d and %d", pages, limit, next, want, last+1)
 		}
 	}
-	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointEvents, &protocol.Query{Sandbox: "a", From: last + 2})
+	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointEvents,
+		&protocol.Query{Sandbox: "a", From: last + 2})
 	wantCode(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "from")
 	_, err = d.conn.Query(t.Context(), "default", protocol.EndpointEvents, &protocol.Query{Sandbox: "none"})
 	wantCode(t, err, protocol.NotFound, "", "")
@@ -84,8 +86,10 @@ func TestTheHistoryIsReadInPages(t *testing.T) {
 	wantCode(t, err, protocol.NotFound, "", "")
 
 	w := d.wire()
-	page := w.read(protocol.EndpointEvents, fmt.Sprintf(`{"v":1,"sandbox":"a","from":%d}`, last+1))["history"].(map[string]any)
-	if events, there := page["events"].([]any); !there || len(events) != 0 || page["next"] != float64(last+1) || page["oldest"] != 1.0 {
+	page := w.read(protocol.EndpointEvents,
+		fmt.Sprintf(`{"v":1,"sandbox":"a","from":%d}`, last+1))["history"].(map[string]any)
+	if events, there := page["events"].([]any); !there || len(events) != 0 || page["next"] != float64(last+1) ||
+		page["oldest"] != 1.0 {
 		t.Errorf("behind the last one: %v", page)
 	}
 	page = w.read(protocol.EndpointEvents, `{"v":1,"sandbox":"a","limit":1}`)["history"].(map[string]any)
@@ -98,7 +102,8 @@ func TestTheHistoryIsReadInPages(t *testing.T) {
 func TestPagesOfALongHistory(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.run(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond, Compact: 20 * time.Millisecond},
+	defer d.run(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond,
+		Compact: 20 * time.Millisecond},
 		Histories: Histories{Keep: 8, MinBatches: 10}})()
 	d.ready("a")
 	d.readsSegments(true)
@@ -127,7 +132,8 @@ func TestPagesOfALongHistory(t *testing.T) {
 	if h.Oldest < 2 || len(h.Events) != 2 || h.Events[0].Sequence != h.Oldest {
 		t.Errorf("the oldest that is kept is %d: %+v", h.Oldest, h.Events)
 	}
-	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointEvents, &protocol.Query{Sandbox: "a", From: h.Oldest - 1})
+	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointEvents,
+		&protocol.Query{Sandbox: "a", From: h.Oldest - 1})
 	wantCode(t, err, protocol.OutOfRange, protocol.ReasonSequenceNotKept, "from")
 }
 
@@ -139,7 +145,9 @@ func TestAPageOfEventsFitsIntoOneMessage(t *testing.T) {
 	stdin := []byte(strings.Repeat("\x00", 120<<10))
 	for i := range 8 {
 		x := fmt.Sprint("x", i)
-		if r := d.request(protocol.VerbExec, "a", x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}, Stdin: stdin}}); r.Error != nil {
+		if r := d.request(protocol.VerbExec, "a", x,
+			protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"},
+				Stdin: stdin}}); r.Error != nil {
 			t.Fatal(r.Error)
 		}
 	}
@@ -162,7 +170,8 @@ func TestAPageOfEventsFitsIntoOneMessage(t *testing.T) {
 func (w *wire) outputOf(fields, stream string, limit int) (text string, last map[string]any) {
 	w.t.Helper()
 	for offset := 0; ; {
-		reply := w.read(protocol.EndpointOutput, fmt.Sprintf(`{"v":1,"sandbox":"a",%s"stream":%q,"offset":%d,"limit":%d}`, fields, stream, offset, limit))
+		reply := w.read(protocol.EndpointOutput,
+			fmt.Sprintf(`{"v":1,"sandbox":"a",%s"stream":%q,"offset":%d,"limit":%d}`, fields, stream, offset, limit))
 		page, ok := reply["output"].(map[string]any)
 		if !ok {
 			w.t.Fatalf("%v", reply)
@@ -182,7 +191,8 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
-	d.create("a", protocol.SandboxSpec{Image: "i", Command: []string{"serve"}, RequiredServices: protocol.Services{"db": {Image: "i"}}})
+	d.create("a", protocol.SandboxSpec{Image: "i", Command: []string{"serve"},
+		RequiredServices: protocol.Services{"db": {Image: "i"}}})
 	d.begin("a")
 	for _, x := range []string{"short", "long", "silent"} {
 		if r := d.exec("a", x); r.Error != nil {
@@ -217,9 +227,13 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 	}
 	zero := 0
 	d.append(d.conn, "a",
-		protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "short", ExitCode: &zero, Inline: true, StdoutBytes: 3, Stdout: []byte("hi\n"), StderrBytes: 1, Stderr: []byte{0xff}}},
-		protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "long", ExitCode: &zero, StdoutBytes: 12, Truncated: true}},
-		protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "silent", ExitCode: &zero, Inline: true}})
+		protocol.Event{Kind: protocol.ExecFinished,
+			Exec: &protocol.ExecDetails{ID: "short", ExitCode: &zero, Inline: true, StdoutBytes: 3,
+				Stdout: []byte("hi\n"), StderrBytes: 1, Stderr: []byte{0xff}}},
+		protocol.Event{Kind: protocol.ExecFinished,
+			Exec: &protocol.ExecDetails{ID: "long", ExitCode: &zero, StdoutBytes: 12, Truncated: true}},
+		protocol.Event{Kind: protocol.ExecFinished,
+			Exec: &protocol.ExecDetails{ID: "silent", ExitCode: &zero, Inline: true}})
 	for _, c := range []struct {
 		fields, stream, want string
 		ended, truncated     any
@@ -235,7 +249,8 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 	} {
 		for _, limit := range []int{2, 1000} {
 			text, page := w.outputOf(c.fields, c.stream, limit)
-			if text != c.want || page["ended"] != c.ended || page["truncated"] != c.truncated || page["end"] != float64(len(c.want)) || page["stream"] != c.stream {
+			if text != c.want || page["ended"] != c.ended || page["truncated"] != c.truncated ||
+				page["end"] != float64(len(c.want)) || page["stream"] != c.stream {
 				t.Errorf("%s %s: %q, %v", c.fields, c.stream, text, page)
 			}
 		}
@@ -255,17 +270,19 @@ func TestOutputIsReadInJSONAloneWhereverItIs(t *testing.T) {
 		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointOutput, &q)
 		wantCode(t, err, protocol.InvalidArgument, "", field)
 	}
-	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointOutput, &protocol.Query{Sandbox: "a", Service: "web"})
+	_, err := d.conn.Query(t.Context(), "default", protocol.EndpointOutput,
+		&protocol.Query{Sandbox: "a", Service: "web"})
 	wantCode(t, err, protocol.InvalidArgument, "", "service")
 	for _, x := range []string{"short", "long"} {
-		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointOutput, &protocol.Query{Sandbox: "a", Exec: x, Offset: 13})
+		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointOutput,
+			&protocol.Query{Sandbox: "a", Exec: x, Offset: 13})
 		wantCode(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "offset")
 	}
 	_, err = d.conn.Query(t.Context(), "default", protocol.EndpointOutput, &protocol.Query{Sandbox: "a", Exec: "none"})
 	wantCode(t, err, protocol.NotFound, "", "")
 }
 
-// Like reads of past execs, these are bounded, and a read that finds no room is refused.
+// These reads are bounded like those of past execs, and a read that gets no slot is refused.
 func TestReadsOfEventsAndOutputHaveABound(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -276,12 +293,13 @@ func TestReadsOfEventsAndOutputHaveABound(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	for range pagesAtOnce {
-		if _, err := c.paging.take(t.Context()); err != nil {
+		if _, err := c.reads.paging.take(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	refused := make(chan error, 2)
-	for endpoint, q := range map[string]protocol.Query{protocol.EndpointEvents: {Sandbox: "a"}, protocol.EndpointOutput: {Sandbox: "a", Exec: "x"}} {
+	for endpoint, q := range map[string]protocol.Query{protocol.EndpointEvents: {Sandbox: "a"},
+		protocol.EndpointOutput: {Sandbox: "a", Exec: "x"}} {
 		go func() {
 			_, err := d.conn.Query(t.Context(), "default", endpoint, &q)
 			refused <- err

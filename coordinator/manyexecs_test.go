@@ -18,10 +18,13 @@ func (d *deployment) acceptedBefore(sandbox string, n int) {
 	b := batches[len(batches)-1]
 	next, record := b.Last()+1, b.Record
 	for i := 0; i < n; {
-		b := &protocol.Batch{Version: protocol.Version, Tenant: "default", Sandbox: sandbox, ID: fmt.Sprint("old-", i), Writer: "c0"}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: "default", Sandbox: sandbox, ID: fmt.Sprint("old-", i),
+			Writer: "c0"}
 		for ; i < n && len(b.Events) < 1000; i++ {
-			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(), State: protocol.StateReady,
-				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), State: protocol.ExecStateAccepted, Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
+			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(),
+				State: protocol.StateReady,
+				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), State: protocol.ExecStateAccepted,
+					Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
 			next++
 		}
 		if record, err = d.conn.Append(d.t.Context(), b, record); err != nil {
@@ -51,7 +54,7 @@ func TestASandboxWithThousandsOfExecsFailsWithItsHost(t *testing.T) {
 	}
 }
 
-// Their host is lost, and the sandbox waits for it: execs that never started end.
+// The host is lost and the sandbox waits for it: execs that never started end.
 func TestThousandsOfExecsOfALostHostEnd(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

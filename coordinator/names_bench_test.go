@@ -41,7 +41,8 @@ func BenchmarkCreate(b *testing.B) {
 				if named {
 					r.Name = fmt.Sprint("n", i)
 				}
-				if err := conn.Submit(b.Context(), "default", protocol.VerbCreate, id, id, inbox, protocol.Encode(&r)); err != nil {
+				if err := conn.Submit(b.Context(), "default", protocol.VerbCreate, id, id, inbox,
+					protocol.Encode(&r)); err != nil {
 					b.Fatal(err)
 				}
 				select {

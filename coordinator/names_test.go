@@ -17,7 +17,8 @@ import (
 // named asks for a sandbox with a name.
 func (d *deployment) named(name, id string) *protocol.Reply {
 	d.t.Helper()
-	return d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Name: name, Sandbox: &protocol.SandboxSpec{Image: "i"}})
+	return d.request(protocol.VerbCreate, id, "create-"+id,
+		protocol.Request{Name: name, Sandbox: &protocol.SandboxSpec{Image: "i"}})
 }
 
 func (d *deployment) mustName(name, id string) {
@@ -45,7 +46,8 @@ func (d *deployment) isFree(id string) {
 }
 
 func takenName(r *protocol.Reply) bool {
-	return r.Error != nil && r.Error.Code == protocol.AlreadyExists && r.Error.Reason == protocol.ReasonNameTaken && r.Error.Field == "name"
+	return r.Error != nil && r.Error.Code == protocol.AlreadyExists && r.Error.Reason == protocol.ReasonNameTaken &&
+		r.Error.Field == "name"
 }
 
 func TestANameBelongsToOneLivingSandbox(t *testing.T) {
@@ -60,7 +62,9 @@ func TestANameBelongsToOneLivingSandbox(t *testing.T) {
 	if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s1" {
 		t.Errorf("web is %s, %v", id, err)
 	}
-	if r := d.request(protocol.VerbExtend, "web", "r1", protocol.Request{TTL: protocol.Duration(time.Hour)}); r.Error != nil || r.Sandbox.ID != "s1" || r.Sandbox.ExpiresAt.IsZero() {
+	if r := d.request(protocol.VerbExtend, "web", "r1",
+		protocol.Request{TTL: protocol.Duration(time.Hour)}); r.Error != nil || r.Sandbox.ID != "s1" ||
+		r.Sandbox.ExpiresAt.IsZero() {
 		t.Errorf("a request by name: %+v, %v", r.Sandbox, r.Error)
 	}
 	stop()
@@ -77,17 +81,20 @@ func TestANameBelongsToOneLivingSandbox(t *testing.T) {
 	}
 	// A failed one is not living.
 	d.work("s2", func(*protocol.State) []protocol.Event {
-		return []protocol.Event{{Kind: protocol.SandboxFailed, Error: &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Message: "m"}}}
+		return []protocol.Event{{Kind: protocol.SandboxFailed,
+			Error: &protocol.Error{Code: protocol.NotFound, Reason: protocol.ReasonImageNotFound, Message: "m"}}}
 	})
 	d.mustName("web", "s3")
 	// A repeated create gets its own answer, even if another sandbox has the name now.
 	if r := d.named("web", "s1"); r.Error != nil || r.Sandbox.State != protocol.StateDeleted || r.Changed {
 		t.Errorf("a repeated create: %+v, %v", r.Sandbox, r.Error)
 	}
-	if r := d.request(protocol.VerbCreate, "s3", "create-s3", protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}}); !refused(r) || takenName(r) {
+	if r := d.request(protocol.VerbCreate, "s3", "create-s3",
+		protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}}); !refused(r) || takenName(r) {
 		t.Errorf("the same request with another name: %+v, %v", r.Sandbox, r.Error)
 	}
-	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{Name: "web", States: []string{"pending", "failed", "deleted"}})
+	reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList,
+		&protocol.Query{Name: "web", States: []string{"pending", "failed", "deleted"}})
 	if err != nil || len(reply.Sandboxes) != 3 {
 		t.Errorf("list by name: %+v, %v", reply, err)
 	}
@@ -128,14 +135,15 @@ func TestOneOfManyCreatesAtOnceGetsTheName(t *testing.T) {
 		if winner == "" {
 			t.Fatal("nobody got the name")
 		}
-		if r := d.request(protocol.VerbDelete, "web", fmt.Sprint("delete", round), protocol.Request{}); r.Error != nil || r.Sandbox.ID != winner {
+		if r := d.request(protocol.VerbDelete, "web", fmt.Sprint("delete", round),
+			protocol.Request{}); r.Error != nil || r.Sandbox.ID != winner {
 			t.Fatalf("web is %+v, not %s: %v", r.Sandbox, winner, r.Error)
 		}
 	}
 }
 
-// A create took the name, and its request is gone before it came to a first event. Whoever comes next gets the name,
-// and the first one, should its coordinator go on after all, comes to nothing.
+// A create took the name, and its request is gone before its first event. The next create gets the name, and the first
+// one gets nothing if its coordinator continues after all.
 func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"create-before-reserve", "create-before-append"} {
@@ -162,8 +170,10 @@ func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
 				defer answers.Close()
 				inbox, answer, stop := answers.Expect("create-s1")
 				defer stop()
-				r := protocol.Request{Version: protocol.Version, Name: "web", Sandbox: &protocol.SandboxSpec{Image: "i"}}
-				if err := d.conn.Submit(t.Context(), "default", protocol.VerbCreate, "s1", "create-s1", inbox, protocol.Encode(&r)); err != nil {
+				r := protocol.Request{Version: protocol.Version, Name: "web",
+					Sandbox: &protocol.SandboxSpec{Image: "i"}}
+				if err := d.conn.Submit(t.Context(), "default", protocol.VerbCreate, "s1", "create-s1", inbox,
+					protocol.Encode(&r)); err != nil {
 					t.Error(err)
 				}
 				slow <- <-answer
@@ -187,7 +197,8 @@ func TestANameThatWasTakenAndNotUsedPassesOn(t *testing.T) {
 			if id, err := d.resolves(protocol.EndpointGet, "web"); id != "s3" {
 				t.Errorf("web is %s, %v", id, err)
 			}
-			if b := d.list()["s1"]; b == nil || b.State != protocol.StateFailed || b.Error.Reason != protocol.ReasonAbandoned {
+			if b := d.list()["s1"]; b == nil || b.State != protocol.StateFailed ||
+				b.Error.Reason != protocol.ReasonAbandoned {
 				t.Errorf("the first one is %+v", b)
 			}
 		})
@@ -216,7 +227,8 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 		sequence uint64
 		want     string
 	}{{first.Stored + 1, "s1"}, {last + 1, "s2"}} {
-		k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
+		k, err := (&nameRegistry{c}).meant(t.Context(),
+			&jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: x.sequence})
 		if err != nil || k.ID != x.want {
 			t.Errorf("request %d means %s, %v; want %s", x.sequence, k.ID, err, x.want)
 		}
@@ -224,11 +236,15 @@ func TestALateRequestByNameMeansTheSandboxThatHadTheNameThen(t *testing.T) {
 	// Nor does one from before two changes mean a sandbox that came in between.
 	d.remove("s2")
 	d.mustName("web", "s4")
-	if k, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web", Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
+	if k, err := (&nameRegistry{c}).meant(t.Context(),
+		&jetstream.Delivery{Tenant: "default", Verb: protocol.VerbDelete, Sandbox: "web",
+			Sequence: first.Stored + 1}); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("a request to the first of three means %s, %v", k.ID, err)
 	}
 	d.mustName("once", "s3")
-	if _, err := c.meant(t.Context(), &jetstream.Delivery{Tenant: "default", Sandbox: "once", Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {
+	if _, err := (&nameRegistry{c}).meant(t.Context(),
+		&jetstream.Delivery{Tenant: "default", Sandbox: "once",
+			Sequence: 1}); protocol.CodeOf(err) != protocol.NotFound {
 		t.Errorf("a request from before there was one: %v", err)
 	}
 }
@@ -250,24 +266,26 @@ func TestIDsAndNamesDoNotMeet(t *testing.T) {
 	d.isFree("db")
 	generated := "01" + strings.Repeat("0", 24)
 	for _, bad := range []string{generated, "a.b", strings.Repeat("x", 65)} {
-		if r := d.named(bad, "s3"); r.Error == nil || r.Error.Code != protocol.InvalidArgument || r.Error.Field != "name" {
+		if r := d.named(bad, "s3"); r.Error == nil || r.Error.Code != protocol.InvalidArgument ||
+			r.Error.Field != "name" {
 			t.Errorf("%s as a name: %v", bad, r.Error)
 		}
 	}
-	if r := d.request(protocol.VerbStop, "s2", "r2", protocol.Request{Name: "x"}); r.Error == nil || r.Error.Field != "name" {
+	if r := d.request(protocol.VerbStop, "s2", "r2", protocol.Request{Name: "x"}); r.Error == nil ||
+		r.Error.Field != "name" {
 		t.Errorf("a stop with a name: %v", r.Error)
 	}
 	d.isFree("s3")
 }
 
-func TestWhatIsRefusedBeforehandTakesNothing(t *testing.T) {
+func TestARefusedCreateTakesNothing(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	h := host("w1", 0)
 	h.Memory = 8 << 30
 	d.register(h)
-	d.eventually("the host is there", func() bool { return d.host("w1") != nil })
+	d.eventually("the host is known", func() bool { return d.host("w1") != nil })
 	service := func(image string) protocol.SandboxSpec {
 		return protocol.SandboxSpec{Image: "i", RequiredServices: protocol.Services{"db": {Image: image}}}
 	}
@@ -275,7 +293,8 @@ func TestWhatIsRefusedBeforehandTakesNothing(t *testing.T) {
 		"sandbox.image": {Image: "busybox:no:tag"}, "sandbox.required_services.db.image": service("postgres:no:tag"),
 		"sandbox.memory": {Image: "i", Memory: 1 << 40}, "sandbox.tools[0]": {Image: "i", Tools: []string{"git"}},
 	} {
-		r := d.request(protocol.VerbCreate, "s1", "r-"+fmt.Sprint(len(field)), protocol.Request{Name: "web", Sandbox: &s})
+		r := d.request(protocol.VerbCreate, "s1", "r-"+fmt.Sprint(len(field)),
+			protocol.Request{Name: "web", Sandbox: &s})
 		if r.Error == nil || r.Error.Field != field {
 			t.Errorf("want %s refused, got %v", field, r.Error)
 		}
@@ -297,13 +316,15 @@ func TestAnIDIsFoundByItsBeginningIfOnlyOneBeginsSo(t *testing.T) {
 	}
 	d.create("01bb", protocol.SandboxSpec{Image: "i"})
 	d.remove(id("01bbb1"))
-	for ref, want := range map[string]string{"01aaa1": id("01aaa1"), "01bbb": id("01bbb2"), "01bbb1": id("01bbb1"), "01bb": "01bb", id("01aaa2"): id("01aaa2")} {
+	for ref, want := range map[string]string{"01aaa1": id("01aaa1"), "01bbb": id("01bbb2"), "01bbb1": id("01bbb1"),
+		"01bb": "01bb", id("01aaa2"): id("01aaa2")} {
 		if got, err := d.resolves(protocol.EndpointResolve, ref); got != want {
 			t.Errorf("%s is %s, %v", ref, got, err)
 		}
 	}
 	_, err := d.resolves(protocol.EndpointResolve, "01aaa")
-	if err == nil || err.Code != protocol.FailedPrecondition || err.Reason != protocol.ReasonAmbiguousPrefix || !strings.Contains(err.Message, id("01aaa1")+", "+id("01aaa2")) {
+	if err == nil || err.Code != protocol.FailedPrecondition || err.Reason != protocol.ReasonAmbiguousPrefix ||
+		!strings.Contains(err.Message, id("01aaa1")+", "+id("01aaa2")) {
 		t.Errorf("an ambiguous one: %v", err)
 	}
 	for _, ref := range []string{"01a", "02bbb", "01bbbx", "web"} {
@@ -314,7 +335,8 @@ func TestAnIDIsFoundByItsBeginningIfOnlyOneBeginsSo(t *testing.T) {
 	if _, err := d.resolves(protocol.EndpointGet, "01aaa1"); err == nil || err.Code != protocol.NotFound {
 		t.Errorf("get takes a prefix: %v", err)
 	}
-	if r := d.request(protocol.VerbDelete, "01aaa1", "r1", protocol.Request{}); r.Error == nil || r.Error.Code != protocol.NotFound {
+	if r := d.request(protocol.VerbDelete, "01aaa1", "r1", protocol.Request{}); r.Error == nil ||
+		r.Error.Code != protocol.NotFound {
 		t.Errorf("delete takes a prefix: %v", r.Error)
 	}
 }
@@ -323,7 +345,8 @@ func TestAnIDIsFoundByItsBeginningIfOnlyOneBeginsSo(t *testing.T) {
 func TestANameIsPurgedWithTheHistoryOfItsSandbox(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.run(Config{Name: "c1", CleanupTTL: time.Millisecond, Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}})()
+	defer d.run(Config{Name: "c1", CleanupTTL: time.Millisecond,
+		Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}})()
 	d.mustName("web", "s1")
 	d.mustName("gone", "s2")
 	d.remove("s1")
@@ -342,7 +365,7 @@ func TestANameIsPurgedWithTheHistoryOfItsSandbox(t *testing.T) {
 		t.Errorf("%d names are kept", info.State.Msgs)
 	}
 	if _, err := d.resolves(protocol.EndpointGet, "gone"); err == nil || err.Code != protocol.NotFound {
-		t.Errorf("what was purged: %v", err)
+		t.Errorf("a purged sandbox: %v", err)
 	}
 }
 
@@ -352,7 +375,8 @@ func TestANamedCreateDoesNotTakeANameForItsID(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
 	d.mustName("db", "s1")
-	r := d.request(protocol.VerbCreate, "db", "r1", protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}})
+	r := d.request(protocol.VerbCreate, "db", "r1",
+		protocol.Request{Name: "other", Sandbox: &protocol.SandboxSpec{Image: "i"}})
 	if !takenName(r) {
 		t.Errorf("an id that is a name: %+v %v", r.Sandbox, r.Error)
 	}
@@ -363,7 +387,7 @@ func TestANamedCreateDoesNotTakeANameForItsID(t *testing.T) {
 }
 
 // Two requests create one id with one name at once: the one that comes too late does not free the name.
-func TestWhoLosesAnIDLeavesTheNameToWhoGotIt(t *testing.T) {
+func TestACreateThatLosesTheIDLeavesTheNameToItsOwner(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	var n atomic.Int32
@@ -407,7 +431,9 @@ func TestALivingSandboxKeepsANameThatTheBucketLost(t *testing.T) {
 			if err != nil || hold == nil {
 				t.Fatal(hold, err)
 			}
-			if _, err := d.conn.TakeName(t.Context(), "default", "web", revision, protocol.NameHold{Sandbox: "gone", Request: "r", Before: hold.Sandbox, Stored: hold.Stored}); err != nil {
+			if _, err := d.conn.TakeName(t.Context(), "default", "web", revision,
+				protocol.NameHold{Sandbox: "gone", Request: "r", Before: hold.Sandbox,
+					Stored: hold.Stored}); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -421,10 +447,12 @@ func TestALivingSandboxKeepsANameThatTheBucketLost(t *testing.T) {
 		if r := d.named("web", id+"2"); !takenName(r) {
 			t.Errorf("%s: two living ones have one name: %v", what, r.Error)
 		}
-		if r := d.request(protocol.VerbCreate, "web", "r-"+id, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); !takenName(r) {
+		if r := d.request(protocol.VerbCreate, "web", "r-"+id,
+			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); !takenName(r) {
 			t.Errorf("%s: its name is an id: %v", what, r.Error)
 		}
-		if r := d.request(protocol.VerbDelete, "web", "delete-"+id, protocol.Request{}); r.Error != nil || r.Sandbox.ID != id {
+		if r := d.request(protocol.VerbDelete, "web", "delete-"+id, protocol.Request{}); r.Error != nil ||
+			r.Sandbox.ID != id {
 			t.Errorf("%s: a delete by name: %v", what, r.Error)
 		}
 	}

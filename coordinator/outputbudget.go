@@ -6,26 +6,28 @@ import (
 	"math"
 	"sync"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// OutputBudget says how much output the log keeps of one sandbox and of one tenant. Who has more loses its
-// own oldest. When the log of output is seven eighths full, the tenants and sandboxes that have most lose
-// theirs: otherwise the server would remove the oldest output of all tenants.
+// OutputBudget says how much output the log keeps of one sandbox and of one tenant. A sandbox or tenant with more
+// loses its own oldest output. When the log of output is seven eighths full, the tenants and sandboxes with the most
+// output lose their oldest; otherwise the server would remove the oldest output of all tenants.
 type OutputBudget struct {
-	Sandbox protocol.Bytes // default: an eighth of what the log may have, or 1 GiB where it has no limit
-	Tenant  protocol.Bytes // default: what the log has room for
+	Sandbox protocol.Bytes // default: an eighth of the log's limit, or 1 GiB where it has none
+	Tenant  protocol.Bytes // default: no limit but the log's
 }
 
 func (o OutputBudget) check() error {
 	if o.Sandbox < 0 || o.Tenant < 0 {
-		return protocol.Invalid("coordinator.output_sandbox_bytes, coordinator.output_tenant_bytes", "must not be negative")
+		return protocol.Invalid("coordinator.output_sandbox_bytes, coordinator.output_tenant_bytes",
+			"must not be negative")
 	}
 	return nil
 }
 
-// limits are the budget in a log with so much room.
+// limits returns the budget in a log with that room.
 func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 	l := outputLimits{sandbox: int64(o.Sandbox), Tenant: int64(o.Tenant), all: room.Limit}
 	switch {
@@ -37,44 +39,44 @@ func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 	return l
 }
 
-// How often what is stored is read. It is not read as it comes: what it reads the server keeps in memory for
-// ten seconds, and by then that has let go of what was just written.
+// Stored output is measured in batches: the server keeps what a measurement reads in memory for ten seconds, and by the
+// next one it has released what was just written.
 const (
-	outputPart  = 32 // at once where so much of what may be kept came: a 32nd
-	outputLooks = 15 // else after so many looks, if any came
+	outputPart  = 32 // measure at once when a 32nd of the limit was added
+	outputScans = 15 // otherwise after this many scans, if anything was added
 )
 
-// outputKeeper is what the leader knows of the output that is kept.
+// outputKeeper is what the leader knows about the stored output.
 type outputKeeper struct {
 	mu    sync.Mutex
 	usage *outputUsage
-	next  uint64 // record that is to be read next
-	bytes int64  // stored when it was read last
-	looks int    // since then
+	next  uint64 // record to read next
+	bytes int64  // stored at the last measurement
+	scans int    // since then
 }
 
-// boundOutput removes output that is beyond a budget, for as long as the lease lasts.
-func (c *coordinator) boundOutput(ctx context.Context, lease *jetstream.Lease) error {
-	return c.again(ctx, "bound the output that is kept", func() error {
-		room, err := c.conn.OutputRoom(ctx)
+// boundOutput removes output beyond the budget, while the lease lasts.
+func (l *leader) boundOutput(ctx context.Context) error {
+	return l.retry(ctx, "bound the stored output", func() error {
+		room, err := l.conn.OutputRoom(ctx)
 		if err != nil {
 			return err
 		}
-		k := &outputKeeper{usage: newOutputUsage(c.cfg.Output.limits(room).sandbox / outputPieces), next: 1}
-		c.budget.Store(k)
-		defer c.budget.Store(nil)
+		k := &outputKeeper{usage: newOutputUsage(l.cfg.Output.limits(room).sandbox / outputPieces), next: 1}
+		l.output.Store(k)
+		defer l.output.Store(nil)
 		for {
-			if err := c.lookAtOutput(ctx, lease, k); err != nil {
+			if err := l.measureOutput(ctx, k); err != nil {
 				return err
 			}
-			if !sleep(ctx, c.cfg.Timing.Output) {
+			if !backoff.Sleep(ctx, l.cfg.Timing.Output) {
 				return ctx.Err()
 			}
 		}
 	})
 }
 
-// purged notes that nothing of a sandbox's output is left. k may be nil.
+// purged notes that a sandbox has no output left. k may be nil.
 func (k *outputKeeper) purged(of key) {
 	if k == nil {
 		return
@@ -84,19 +86,20 @@ func (k *outputKeeper) purged(of key) {
 	k.usage.forget(of, math.MaxUint64)
 }
 
-// lookAtOutput reads what came, where that is enough, and removes what is beyond a budget.
-func (c *coordinator) lookAtOutput(ctx context.Context, lease *jetstream.Lease, k *outputKeeper) error {
-	room, err := c.conn.OutputRoom(ctx)
+// measureOutput reads the sizes of new output if there is enough of it, and removes what is beyond the budget.
+func (l *leader) measureOutput(ctx context.Context, k *outputKeeper) error {
+	room, err := l.conn.OutputRoom(ctx)
 	if err != nil {
 		return err
 	}
-	limits := c.cfg.Output.limits(room)
-	k.looks++
+	limits := l.cfg.Output.limits(room)
+	k.scans++
 	most := cmp.Or(limits.all, 8*limits.sandbox)
-	if room.Last+1 == k.next || k.looks < outputLooks && room.Bytes-k.bytes < most/outputPart && room.Bytes < lessEighth(most) {
+	enough := k.scans >= outputScans || room.Bytes-k.bytes >= most/outputPart || room.Bytes >= lessEighth(most)
+	if room.Last+1 == k.next || !enough {
 		return nil
 	}
-	k.next, err = c.conn.OutputSizes(ctx, k.next, func(m jetstream.StoredOutput) {
+	k.next, err = l.conn.OutputSizes(ctx, k.next, func(m jetstream.StoredOutput) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.usage.add(m)
@@ -104,23 +107,25 @@ func (c *coordinator) lookAtOutput(ctx context.Context, lease *jetstream.Lease, 
 	if err != nil {
 		return err
 	}
-	k.looks, k.bytes = 0, room.Bytes
-	return c.cutOutput(ctx, lease, k, limits, room)
+	k.scans, k.bytes = 0, room.Bytes
+	return l.cutOutput(ctx, k, limits, room)
 }
 
-func (c *coordinator) cutOutput(ctx context.Context, lease *jetstream.Lease, k *outputKeeper, limits outputLimits, room jetstream.OutputRoom) error {
+// cutOutput removes what is beyond the limits.
+func (l *leader) cutOutput(ctx context.Context, k *outputKeeper, limits outputLimits, room jetstream.OutputRoom) error {
 	k.mu.Lock()
 	k.usage.expire(room.First)
 	cuts := k.usage.cuts(limits, room.Bytes)
 	k.mu.Unlock()
 	for _, cut := range cuts {
-		if err := lease.Check(); err != nil {
+		if err := l.lease.Check(); err != nil {
 			return err
 		}
-		if err := c.conn.PurgeOutput(ctx, cut.Tenant, cut.ID, cut.through); err != nil {
+		if err := l.conn.PurgeOutput(ctx, cut.Tenant, cut.ID, cut.through); err != nil {
 			return err
 		}
-		c.log.Info("a sandbox has lost its oldest output: it, or its tenant, has more than may be kept", "tenant", cut.Tenant, "sandbox", cut.ID, "bytes", cut.bytes)
+		l.log.Info("removed a sandbox's oldest output: it, or its tenant, exceeds the budget",
+			"tenant", cut.Tenant, "sandbox", cut.ID, "bytes", cut.bytes)
 		k.bytes -= cut.bytes
 		k.mu.Lock()
 		k.usage.forget(cut.key, cut.through)

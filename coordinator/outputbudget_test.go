@@ -17,7 +17,7 @@ func printed(u *outputUsage, record *uint64, k key, chunks int) {
 	}
 }
 
-func TestWhoPrintsTooMuchLosesItsOwnOldestOutput(t *testing.T) {
+func TestASandboxThatPrintsTooMuchLosesItsOldestOutput(t *testing.T) {
 	t.Parallel()
 	const chunk = 64 << 10
 	quiet, loud, other := key{Tenant: "a", ID: "quiet"}, key{Tenant: "a", ID: "loud"}, key{Tenant: "b", ID: "other"}
@@ -25,12 +25,18 @@ func TestWhoPrintsTooMuchLosesItsOwnOldestOutput(t *testing.T) {
 		limits outputLimits
 		want   map[key]uint64 // through which record
 	}{
-		"nobody has too much":         {outputLimits{sandbox: 100 * chunk, Tenant: 200 * chunk, all: 1000 * chunk}, nil},
-		"no limits":                   {outputLimits{}, nil},
-		"one sandbox has":             {outputLimits{sandbox: 80 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},            // 70 of 100 are left
-		"a tenant has":                {outputLimits{Tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},            // 91 of 110 are left
-		"the log is nearly full":      {outputLimits{all: 144 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},               // 110 of 140 are left
-		"the log has room for little": {outputLimits{all: 64 * chunk}, map[key]uint64{loud: 10 + 30 + 85, other: 10 + 6}}, // 10 and 15 of the one tenant, 24 of the other
+		"nobody has too much": {outputLimits{sandbox: 100 * chunk, Tenant: 200 * chunk, all: 1000 * chunk},
+			nil},
+		"no limits": {outputLimits{}, nil},
+		// 70 of 100 are left
+		"one sandbox has": {outputLimits{sandbox: 80 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},
+		// 91 of 110 are left
+		"a tenant has": {outputLimits{Tenant: 104 * chunk}, map[key]uint64{loud: 10 + 30 + 19}},
+		// 110 of 140 are left
+		"the log is nearly full": {outputLimits{all: 144 * chunk}, map[key]uint64{loud: 10 + 30 + 30}},
+		// 10 and 15 of the one tenant, 24 of the other
+		"the log has room for little": {outputLimits{all: 64 * chunk},
+			map[key]uint64{loud: 10 + 30 + 85, other: 10 + 6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			u, record := newOutputUsage(0), uint64(0)
@@ -85,12 +91,13 @@ func TestTheSumOfOutputIsWhatTheLogStillHas(t *testing.T) {
 
 // A sandbox that prints many times what the log may have erases its own output only, also under another
 // coordinator, which begins with what is in the log.
-func TestASandboxThatPrintsWithoutEndErasesNobodyElsesOutput(t *testing.T) {
+func TestASandboxThatPrintsWithoutEndKeepsTheOutputOfOthers(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	const limit = 16 << 20
 	begin := func(name string) (stop func()) {
-		return d.run(Config{Name: name, Timing: Timing{Output: 20 * time.Millisecond}, Assets: jetstream.Assets{LogMaxBytes: limit}})
+		return d.run(Config{Name: name, Timing: Timing{Output: 20 * time.Millisecond},
+			Assets: jetstream.Assets{LogMaxBytes: limit}})
 	}
 	stop := begin("c1")
 	ctx := t.Context()
@@ -99,7 +106,8 @@ func TestASandboxThatPrintsWithoutEndErasesNobodyElsesOutput(t *testing.T) {
 	print := func(tenant, sandbox string, chunks int) {
 		t.Helper()
 		for range chunks {
-			k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: at[sandbox], NextStdout: at[sandbox] + int64(len(data)), Data: data}
+			k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: at[sandbox],
+				NextStdout: at[sandbox] + int64(len(data)), Data: data}
 			stored, err := d.conn.PublishOutput(tenant, sandbox, "x", k)
 			if err == nil {
 				err = <-stored

@@ -7,13 +7,13 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// outputUsage is how much output each sandbox has in the log. It is a sum over the log's messages, so a new
-// leader reads their headers once; with them go pieces of a sandbox's output, at most about [outputPieces] of
-// what it may have, by which its oldest can be named. It is pure.
+// outputUsage is how much output each sandbox has in the log. It is a sum over the log's messages; a new leader reads
+// their headers once. It divides a sandbox's output into about [outputPieces] pieces, so that the oldest can be named.
+// It is pure.
 type outputUsage struct {
-	grain   int64 // how much a piece has before the next one begins
+	grain   int64 // bytes in a piece before the next one begins
 	tenants map[string]*tenantOutput
-	first   uint64 // the log's first record, as far as that was looked at
+	first   uint64 // the log's first record when output was last expired
 }
 
 type tenantOutput struct {
@@ -26,7 +26,7 @@ type sandboxOutput struct {
 	pieces []outputPiece // the oldest first
 }
 
-// outputPiece is some output that came one after another.
+// outputPiece is consecutive output.
 type outputPiece struct {
 	last  uint64 // record
 	bytes int64
@@ -42,7 +42,7 @@ type outputLimits struct {
 	sandbox, Tenant, all int64
 }
 
-// outputCut is the oldest output of a sandbox, which has to go.
+// outputCut is the oldest output of a sandbox, which must be removed.
 type outputCut struct {
 	key
 	through uint64 // record
@@ -57,7 +57,7 @@ func (u *outputUsage) add(m jetstream.StoredOutput) {
 	t := u.tenants[m.Tenant]
 	if t == nil {
 		t = &tenantOutput{sandboxes: map[string]*sandboxOutput{}}
-		u.tenants[strings.Clone(m.Tenant)] = t // else all of the message stays in memory
+		u.tenants[strings.Clone(m.Tenant)] = t // the name in the message would keep the whole message in memory
 	}
 	s := t.sandboxes[m.Sandbox]
 	if s == nil {
@@ -74,7 +74,7 @@ func (u *outputUsage) add(m jetstream.StoredOutput) {
 	t.bytes += m.Bytes
 }
 
-// forget drops a sandbox's output up to a record, which is not there any more.
+// forget drops a sandbox's output up to a record.
 func (u *outputUsage) forget(k key, through uint64) {
 	t := u.tenants[k.Tenant]
 	if t == nil || t.sandboxes[k.ID] == nil {
@@ -107,10 +107,9 @@ func (u *outputUsage) expire(first uint64) {
 	}
 }
 
-// cuts says what has to go, so that every sandbox and tenant is within its limit and the log, which has so
-// many bytes, has room: of a tenant beyond its limit the oldest of those sandboxes that have most, and of a
-// log that is nearly full the same of those tenants that have most. What has to go is an eighth more, so
-// that the next time is not at once.
+// cuts returns what must be removed, so that every sandbox and tenant is within its limit and the log has room. A
+// tenant beyond its limit loses the oldest output of its largest sandboxes; in a log that is nearly full, so do the
+// largest tenants. Cuts go an eighth below the limit, so that the next one is not due at once.
 func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 	if !u.exceeds(l, stored) {
 		return nil
@@ -149,7 +148,7 @@ func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 	return all
 }
 
-// exceeds says whether anybody has more than a limit.
+// exceeds reports whether a sandbox, a tenant or the log is over its limit.
 func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
 	if l.all > 0 && stored > lessEighth(l.all) {
 		return true
@@ -172,8 +171,8 @@ func (u *outputUsage) exceeds(l outputLimits, stored int64) bool {
 
 func lessEighth(n int64) int64 { return n - n/8 }
 
-// cutting is what would be left after the cuts so far. It is a heap of tenants, and each of these one of
-// its sandboxes, those with most first.
+// cutting is what remains after the cuts so far: a heap of tenants, each of which is a heap of its sandboxes, the
+// largest first.
 type cutting struct {
 	tenants []*tenantLeft
 	done    map[key]*outputCut
@@ -192,7 +191,7 @@ type sandboxLeft struct {
 	left int64
 }
 
-// cut takes the oldest piece that a sandbox has left; false: it has none.
+// cut removes the oldest remaining piece of a sandbox. It reports false where there is none.
 func (c *cutting) cut(t *tenantLeft, b *sandboxLeft) bool {
 	if b.cut == len(b.pieces) {
 		return false
@@ -210,7 +209,7 @@ func (c *cutting) cut(t *tenantLeft, b *sandboxLeft) bool {
 	return true
 }
 
-// cutLargest takes the oldest piece of the tenant's sandbox that has most; false: nothing is left.
+// cutLargest removes the oldest piece of a tenant's largest sandbox. It reports false where there is none.
 func (c *cutting) cutLargest(t *tenantLeft) bool {
 	if len(t.sandboxes) == 0 || !c.cut(t, t.sandboxes[0]) {
 		return false

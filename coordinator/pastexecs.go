@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,47 +15,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Execs that ended long ago are only in the log. The index says which records of it have their events, and only
-// these are read: what a read costs does not grow with the history.
+// Execs that ended long ago are only in the log. The index says which records have their events, and only these are
+// read, so the cost of a read does not grow with the history.
 
-// How many reads of the log there are at once. Each has few messages in hand, of at most a megabyte.
-const (
-	getsAtOnce    = 16
-	listsAtOnce   = 4
-	pagesAtOnce   = 8                       // of events and output, for all clients together
-	recordsAtOnce = 8                       // of one list
-	readWithin    = 1500 * time.Millisecond // the SDK asks again after 2 s, and would never hear why
-)
-
-// readSlots bound how many reads of one kind there are at once.
-type readSlots chan struct{}
-
-// take waits for a slot. Error: resource_exhausted.
-func (s readSlots) take(ctx context.Context) (release func(), err error) {
-	over := time.NewTimer(readWithin)
-	defer over.Stop()
-	select {
-	case s <- struct{}{}:
-		return func() { <-s }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-over.C:
-		return nil, protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonTooManyReads,
-			"%d reads of the log are in hand, and none has ended for %s: ask again later, and for fewer at once", cap(s), readWithin)
-	}
-}
-
-func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+func (rd *reader) getExec(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	k := key{Tenant: tenant, ID: q.Sandbox}
-	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
+	j, err := rd.projection.findFresh(ctx, k, q.MinSequence)
 	if err != nil {
 		return nil, err
 	}
-	x, sequence, err := c.pastExec(ctx, j, k, q.Exec, c.getting)
-	if err == nil && x == nil { // memory may be behind
+	x, sequence, err := rd.pastExec(ctx, j, k, q.Exec, rd.getting)
+	if err == nil && x == nil { // memory may lag
 		at := j.Position()
 		if err = j.Refresh(ctx); err == nil && j.Position() != at {
-			x, sequence, err = c.pastExec(ctx, j, k, q.Exec, c.getting)
+			x, sequence, err = rd.pastExec(ctx, j, k, q.Exec, rd.getting)
 		}
 	}
 	if err == nil && x == nil {
@@ -65,9 +37,11 @@ func (c *coordinator) getExec(ctx context.Context, tenant string, q *protocol.Qu
 	return &protocol.Reply{Exec: x, Sequence: sequence}, err
 }
 
-// pastExec finds an exec in memory, or by its records where it ended long ago. It returns nil where the history
-// has no such exec. slots bound how many are read at once; nil: the caller does.
-func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key, id string, slots readSlots) (x *protocol.Exec, sequence uint64, err error) {
+// pastExec finds an exec in memory, or by its records where it ended long ago; nil where the history has no such exec.
+// slots bound concurrent reads; nil: the caller does.
+func (c *coordinator) pastExec(
+	ctx context.Context, j *jetstream.Journal, k key, id string, slots readSlots,
+) (x *protocol.Exec, sequence uint64, err error) {
 	everything := false
 	j.View(func(s *protocol.State, _ uint64) {
 		x, sequence, everything = s.Execs[id], s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
@@ -91,7 +65,7 @@ func (c *coordinator) pastExec(ctx context.Context, j *jetstream.Journal, k key,
 	return x, sequence, err
 }
 
-func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+func (rd *reader) listExecs(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
 	for i, s := range q.States {
 		switch state := protocol.ExecState(s); {
 		case state.Terminal(), state == protocol.ExecStateAccepted, state == protocol.ExecStateRunning:
@@ -100,7 +74,7 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 		}
 	}
 	k := key{Tenant: tenant, ID: q.Sandbox}
-	j, err := c.projection.findFresh(ctx, k, q.MinSequence)
+	j, err := rd.projection.findFresh(ctx, k, q.MinSequence)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +86,7 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 			known = append(known, x)
 		}
 		sequence, everything = s.Sandbox.Sequence, s.Sandbox.TotalExecs <= len(s.Execs)
-		c.projection.execs.EnsureCovers(k, s)
+		rd.projection.execs.EnsureCovers(k, s)
 	})
 	slices.SortFunc(known, func(a, b *protocol.Exec) int { return cmp.Compare(b.AcceptSequence, a.AcceptSequence) })
 	page, err := newExecPage(q, sequence)
@@ -125,20 +99,20 @@ func (c *coordinator) listExecs(ctx context.Context, tenant string, q *protocol.
 				break
 			}
 		}
-	} else if err := c.listPastExecs(ctx, k, known, page); err != nil {
+	} else if err := rd.listPastExecs(ctx, k, known, page); err != nil {
 		return nil, err
 	}
 	return &protocol.Reply{Execs: page.execs, Next: page.next, Sequence: sequence}, nil
 }
 
-// listPastExecs fills a page by the index. Those that are known are taken from memory.
-func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protocol.Exec, page *execPage) error {
-	release, err := c.listing.take(ctx)
+// listPastExecs fills a page from the index. Known execs are taken from memory.
+func (rd *reader) listPastExecs(ctx context.Context, k key, known []*protocol.Exec, page *execPage) error {
+	release, err := rd.listing.take(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	all, err := c.projection.execs.All(ctx, k)
+	all, err := rd.projection.execs.All(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -146,7 +120,7 @@ func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protoco
 	for _, x := range known {
 		inMemory[jetstream.HashExec(x.ID)] = x
 	}
-	read := execindex.ShareReads(c.conn.Batch)
+	read := execindex.ShareReads(rd.conn.Batch)
 	var next []jetstream.ExecEntry
 	fill := func() (more bool, err error) {
 		execs := make([]*protocol.Exec, len(next))
@@ -190,11 +164,11 @@ func (c *coordinator) listPastExecs(ctx context.Context, k key, known []*protoco
 	return err
 }
 
-// execPage is a page of a list of execs as it is filled, the newest first. Its token names the last row by the
-// number of the event that accepted it: rows that come between two pages neither repeat nor hide others.
+// execPage is a page of a list of execs while it is filled, the newest first. Its token names the last row by the
+// number of the event that accepted it: rows that appear between two pages neither repeat nor hide others.
 type execPage struct {
 	q     *protocol.Query
-	under uint64 // rows are those accepted by earlier events than this
+	under uint64 // rows were accepted by events before this one
 	size  int
 	execs []*protocol.Exec
 	next  string
@@ -220,7 +194,7 @@ func (p *execPage) wants(sequence uint64, state protocol.ExecState) bool {
 	return sequence < p.under && (len(p.q.States) == 0 || slices.Contains(p.q.States, string(state)))
 }
 
-// add adds a row. It reports false where the page is full: then there is a next one.
+// add adds a row. It reports false where the page is full; then there is a next page.
 func (p *execPage) add(x *protocol.Exec) bool {
 	n := encoded(x)
 	if len(p.execs) == p.q.Limit || len(p.execs) > 0 && p.size+n > maxPage {

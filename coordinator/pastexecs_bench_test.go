@@ -35,14 +35,16 @@ func benchmarkPast(b *testing.B, n int) {
 	stop := d.runBench("c1")
 	for _, sandbox := range []string{"fresh", "past"} {
 		d.append(sandbox,
-			protocol.Event{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
-			protocol.Event{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+			protocol.Event{Kind: protocol.SandboxAccepted,
+				Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+			protocol.Event{Kind: protocol.SandboxAssigned,
+				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 			protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
 	}
 	if err := seed.Execs(b.Context(), d.conn, "default", "past", seed.Past{N: n, PerMessage: 10}); err != nil {
 		b.Fatal(err)
 	}
-	for { // the index has what was seeded
+	for { // the index has the seeded execs
 		h, err := d.conn.ExecHead(b.Context(), "default", "past")
 		if err == nil && h.Count+h.Entries.Len() >= n {
 			break
@@ -53,7 +55,8 @@ func benchmarkPast(b *testing.B, n int) {
 	defer d.runBench("c2")()
 	get := func() time.Duration {
 		began := time.Now()
-		_, err := d.conn.Query(b.Context(), "default", protocol.EndpointExec, &protocol.Query{Sandbox: "past", Exec: seed.ID(rand.IntN(n))})
+		_, err := d.conn.Query(b.Context(), "default", protocol.EndpointExec,
+			&protocol.Query{Sandbox: "past", Exec: seed.ID(rand.IntN(n))})
 		if err != nil {
 			b.Error(err)
 		}
@@ -107,7 +110,8 @@ type benched struct {
 }
 
 func (d *benched) connectBench(name string) *jetstream.Conn {
-	conn, err := jetstream.Connect(d.b.Context(), jetstream.Config{InProcess: d.server, Name: name, Logger: slog.New(slog.DiscardHandler)})
+	conn, err := jetstream.Connect(d.b.Context(),
+		jetstream.Config{InProcess: d.server, Name: name, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		d.b.Fatal(err)
 	}
@@ -122,7 +126,10 @@ func (d *benched) runBench(name string) (stop func()) {
 
 func (d *benched) append(sandbox string, events ...protocol.Event) {
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: sandbox, Writer: "w1"})
-	if _, err := j.Do(d.b.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) { return events, nil }); err != nil {
+	if _, err := j.Do(d.b.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return events,
+			nil
+	}); err != nil {
 		d.b.Fatal(err)
 	}
 }
@@ -138,7 +145,8 @@ func (d *benched) exec(sandbox, id string) time.Duration {
 	defer stop()
 	r := protocol.Request{Version: protocol.Version, ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}}
 	began := time.Now()
-	if err := d.conn.Submit(d.b.Context(), "default", protocol.VerbExec, sandbox, sandbox+id, inbox, protocol.Encode(&r)); err != nil {
+	if err := d.conn.Submit(d.b.Context(), "default", protocol.VerbExec, sandbox, sandbox+id, inbox,
+		protocol.Encode(&r)); err != nil {
 		d.b.Fatal(err)
 	}
 	if reply := <-answer; reply.Error != nil {

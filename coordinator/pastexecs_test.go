@@ -15,13 +15,15 @@ import (
 // past writes execs that are over into the history of a sandbox, each with a KiB of output.
 func (d *deployment) past(sandbox string, n int) {
 	d.t.Helper()
-	if err := seed.Execs(d.t.Context(), d.conn, "default", sandbox, seed.Past{N: n, PerMessage: 20, Output: make([]byte, 1<<10)}); err != nil {
+	if err := seed.Execs(d.t.Context(), d.conn, "default", sandbox,
+		seed.Past{N: n, PerMessage: 20, Output: make([]byte, 1<<10)}); err != nil {
 		d.t.Fatal(err)
 	}
 }
 
 func (d *deployment) getExec(sandbox, id string) (*protocol.Exec, error) {
-	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointExec, &protocol.Query{Sandbox: sandbox, Exec: id})
+	reply, err := d.conn.Query(d.t.Context(), "default", protocol.EndpointExec,
+		&protocol.Query{Sandbox: sandbox, Exec: id})
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +64,11 @@ func TestReadsOfPastExecsReadNoHistory(t *testing.T) {
 	stop()
 	conn = d.connect("c2")
 	stop = d.run(Config{Name: "c2", Conn: conn, Timing: Timing{Snapshot: 50 * time.Millisecond}})
-	d.eventually("it is stored", func() bool { from, _ := d.covered(); return d.storedExecs("a") == execs && from > d.last("a") })
+	d.eventually("it is stored", func() bool {
+		from,
+			_ := d.covered()
+		return d.storedExecs("a") == execs && from > d.last("a")
+	})
 	check("stored", conn)
 	stop()
 	conn = d.connect("c3")
@@ -88,7 +94,8 @@ func TestAListOfPastExecsIsCompleteWithoutRepeats(t *testing.T) {
 	defer cancel()
 	wg.Go(func() {
 		for i := execs; ctx.Err() == nil; i += 20 {
-			if err := seed.Execs(ctx, d.conn, "default", "a", seed.Past{N: 20, First: i}); err != nil && ctx.Err() == nil {
+			if err := seed.Execs(ctx, d.conn, "default", "a", seed.Past{N: 20, First: i}); err != nil &&
+				ctx.Err() == nil {
 				t.Error(err)
 			}
 		}
@@ -127,7 +134,8 @@ func TestAListOfPastExecsIsCompleteWithoutRepeats(t *testing.T) {
 		t.Errorf("those that are accepted: %v", ids)
 	}
 	for _, page := range []string{"x", "x.", "x.-1", "00000000000000000001.a"} {
-		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs, &protocol.Query{Sandbox: "a", Page: page})
+		_, err := d.conn.Query(t.Context(), "default", protocol.EndpointExecs,
+			&protocol.Query{Sandbox: "a", Page: page})
 		if e := protocol.AsError(err); e == nil || e.Field != "page" {
 			t.Errorf("page %q: %v", page, err)
 		}
@@ -148,11 +156,13 @@ func TestP3_AnExecIDOfLongAgoIsRefusedAtEveryCoordinator(t *testing.T) {
 	stop() // the other one decides alone
 	before := conn.Received()
 	for _, i := range []int{0, 1, execs / 2, execs - 1} {
-		r := d.request(protocol.VerbExec, "a", fmt.Sprint("other-", i), protocol.Request{ExecID: seed.ID(i), Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+		r := d.request(protocol.VerbExec, "a", fmt.Sprint("other-", i),
+			protocol.Request{ExecID: seed.ID(i), Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 		if !refused(r) {
 			t.Errorf("another request for %s: %+v", seed.ID(i), r)
 		}
-		r = d.request(protocol.VerbExec, "a", "r-"+seed.ID(i), protocol.Request{ExecID: seed.ID(i), Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+		r = d.request(protocol.VerbExec, "a", "r-"+seed.ID(i),
+			protocol.Request{ExecID: seed.ID(i), Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 		if r.Error != nil && !refused(r) {
 			t.Errorf("the same request for %s: %+v", seed.ID(i), r)
 		}
@@ -193,13 +203,15 @@ func TestReadsOfPastExecsHaveABound(t *testing.T) {
 		t.Error("more than there may be")
 	}
 	_, err = slots.take(t.Context())
-	if e := protocol.AsError(err); e == nil || e.Code != protocol.ResourceExhausted || e.Reason != protocol.ReasonTooManyReads {
+	if e := protocol.AsError(err); e == nil || e.Code != protocol.ResourceExhausted ||
+		e.Reason != protocol.ReasonTooManyReads {
 		t.Errorf("one that waited for too long: %v", err)
 	}
 }
 
-// Of many who want to know what the log has now, few ask, and none is told what was so before it came.
-func TestLooksAtTheLogAreShared(t *testing.T) {
+// Of many concurrent callers that want to know what the log has now, few ask it, and none gets a state from before its
+// call.
+func TestRefreshesOfOneSandboxAreShared(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	d.coordinator("c0", Timing{})() // makes the streams
@@ -218,7 +230,8 @@ func TestLooksAtTheLogAreShared(t *testing.T) {
 	for i := range 20 {
 		d.work("a", func(*protocol.State) []protocol.Event {
 			return []protocol.Event{{Kind: protocol.ExecAccepted, Request: fmt.Sprint("r", i),
-				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Spec: &protocol.ExecSpec{Command: []string{"true"}}}}}
+				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i),
+					Spec: &protocol.ExecSpec{Command: []string{"true"}}}}}
 		})
 		at := d.last("a")
 		var wg sync.WaitGroup
@@ -228,7 +241,7 @@ func TestLooksAtTheLogAreShared(t *testing.T) {
 					t.Error(err)
 				}
 				if got := j.Position().Record; got < at {
-					t.Errorf("after a look the fold is at %d, and the log had %d before", got, at)
+					t.Errorf("after a refresh the fold is at %d, and the log had %d before", got, at)
 				}
 			})
 		}
@@ -236,7 +249,7 @@ func TestLooksAtTheLogAreShared(t *testing.T) {
 	}
 	looks.mu.Lock()
 	defer looks.mu.Unlock()
-	if len(looks.of) > 1 {
-		t.Errorf("%d are left", len(looks.of))
+	if len(looks.pending) > 1 {
+		t.Errorf("%d are left", len(looks.pending))
 	}
 }

@@ -14,7 +14,8 @@ import (
 func TestAPageOfLargeSandboxesFitsIntoOneMessage(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{})()
-	large := protocol.SandboxSpec{Image: "i", Env: map[string]string{"A": strings.Repeat("x", 120<<10)}, Command: []string{"x", strings.Repeat("y", 100<<10)}}
+	large := protocol.SandboxSpec{Image: "i", Env: map[string]string{"A": strings.Repeat("x", 120<<10)},
+		Command: []string{"x", strings.Repeat("y", 100<<10)}}
 	want := map[string]bool{}
 	for i := range 9 {
 		id := fmt.Sprint("s", i)
@@ -31,7 +32,7 @@ func TestAPageOfLargeSandboxesFitsIntoOneMessage(t *testing.T) {
 		}
 		for _, b := range reply.Sandboxes {
 			if !want[b.ID] {
-				t.Errorf("%s is there twice", b.ID)
+				t.Errorf("%s is listed twice", b.ID)
 			}
 			delete(want, b.ID)
 		}
@@ -49,7 +50,8 @@ func TestAFleetOfManyHostsIsListed(t *testing.T) {
 	defer d.coordinator("c1", Timing{})()
 	const n = 40
 	for i := range n { // 1.2 MB in all
-		host := &protocol.Host{Worker: fmt.Sprintf("w%02d", i), HostID: fmt.Sprint("h", i), Labels: map[string]string{"notes": strings.Repeat("x", 30<<10)}}
+		host := &protocol.Host{Worker: fmt.Sprintf("w%02d", i), HostID: fmt.Sprint("h", i),
+			Labels: map[string]string{"notes": strings.Repeat("x", 30<<10)}}
 		if err := d.conn.RegisterHost(t.Context(), host); err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +106,8 @@ func TestPagesNeitherRepeatNorHideRows(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
-	if _, _, err := paginate(rows, order, token, small, &protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
+	if _, _, err := paginate(rows, order, token, small,
+		&protocol.Query{Limit: 4, Page: "x"}); protocol.AsError(err).Field != "page" {
 		t.Errorf("a bad page token: %v", err)
 	}
 }

@@ -9,17 +9,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// refusals are the requests that were refused lately. A client sends a request again that it has no
-// answer to, so the queue may hold it twice; what was stored before the refusal is the same try, and
-// gets the same answer: its client has heard that nothing comes of it. What is stored later is a new
-// try, and is decided. The queue's own order says which is which: clocks differ. This is kept in memory
-// only, as far as one coordinator sees both.
+// refusals are the requests that were refused lately. A client sends a request again if it has no answer, so the queue
+// may hold it twice. A copy that was stored before the refusal is the same attempt, and gets the same answer, since
+// its client may already have the refusal. A copy stored later is a new attempt, and is decided. The order of the
+// queue says which is which, since clocks differ. Refusals are in memory only, so both copies must reach the same
+// coordinator.
 type refusals struct {
 	mu   sync.Mutex
 	last map[refusedRequest]refusal
 }
 
-// refusedRequest names what was asked: another thing under the same id is not refused for the same reason.
+// refusedRequest names a request by all that was asked: a different request with the same id may be decided
+// differently.
 type refusedRequest struct {
 	sandbox       key
 	verb, request string
@@ -29,7 +30,7 @@ type refusedRequest struct {
 type refusal struct {
 	why    *protocol.Error
 	at     time.Time
-	before uint64 // the copies that it is meant for are stored up to here
+	before uint64 // applies to copies stored up to here
 }
 
 const (
@@ -41,7 +42,7 @@ func nameOf(d *jetstream.Delivery) refusedRequest {
 	return refusedRequest{key{Tenant: d.Tenant, ID: d.Sandbox}, d.Verb, d.ID, sha256.Sum256(d.Payload)}
 }
 
-// note keeps a refusal of all copies that are stored up to a sequence. Where there are too many, all go:
+// note keeps a refusal for all copies stored up to a sequence. Where there are too many refusals, all are dropped:
 // they matter only to clients that send a request twice.
 func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint64) {
 	r.mu.Lock()
@@ -52,7 +53,7 @@ func (r *refusals) note(d *jetstream.Delivery, why *protocol.Error, before uint6
 	r.last[nameOf(d)] = refusal{why, time.Now(), before}
 }
 
-// of is the refusal of a request that was stored before it, nil where there is none.
+// of returns the refusal of a request whose copy was stored before it, nil where there is none.
 func (r *refusals) of(d *jetstream.Delivery) *protocol.Error {
 	name := nameOf(d)
 	r.mu.Lock()

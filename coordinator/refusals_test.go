@@ -8,22 +8,28 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Which copy came before the refusal is told by the queue's order: the server's clock may be wrong. What asks
-// for another thing under the same id is not refused for the same reason.
+// The order of the queue says which copy came before a refusal, since clocks may be wrong.
 func TestARefusalIsMeantForTheCopiesThatWereStoredBefore(t *testing.T) {
 	t.Parallel()
 	why := protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, "not ready")
-	request := jetstream.Delivery{Tenant: "t", Verb: protocol.VerbExec, Sandbox: "s", ID: "r", Payload: []byte("x"), Sequence: 3}
+	request := jetstream.Delivery{Tenant: "t", Verb: protocol.VerbExec, Sandbox: "s", ID: "r", Payload: []byte("x"),
+		Sequence: 3}
 	var r refusals
 	r.note(&request, why, 5)
 	for name, c := range map[string]struct {
 		change  func(d *jetstream.Delivery)
 		refused bool
 	}{
-		"an earlier copy":                    {func(d *jetstream.Delivery) { d.Sequence = 5 }, true},
-		"an earlier copy, by a wrong clock":  {func(d *jetstream.Delivery) { d.Sequence, d.StoredAt = 4, time.Now().Add(time.Hour) }, true},
-		"a later one":                        {func(d *jetstream.Delivery) { d.Sequence = 6 }, false},
-		"a later one, by a wrong clock":      {func(d *jetstream.Delivery) { d.Sequence, d.StoredAt = 6, time.Now().Add(-time.Hour) }, false},
+		"an earlier copy": {func(d *jetstream.Delivery) { d.Sequence = 5 }, true},
+		"an earlier copy, by a wrong clock": {func(d *jetstream.Delivery) {
+			d.Sequence, d.StoredAt = 4,
+				time.Now().Add(time.Hour)
+		}, true},
+		"a later one": {func(d *jetstream.Delivery) { d.Sequence = 6 }, false},
+		"a later one, by a wrong clock": {func(d *jetstream.Delivery) {
+			d.Sequence, d.StoredAt = 6,
+				time.Now().Add(-time.Hour)
+		}, false},
 		"another verb":                       {func(d *jetstream.Delivery) { d.Verb = protocol.VerbDelete }, false},
 		"another exec":                       {func(d *jetstream.Delivery) { d.Payload = []byte("y") }, false},
 		"another sandbox":                    {func(d *jetstream.Delivery) { d.Sandbox = "s2" }, false},

@@ -5,70 +5,61 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// reservations are ids that were taken and have not come to a first event yet, as far as is known.
-type reservations struct {
+// reservationWatch ends ids that were reserved and never got a first event: their requests are gone. It reads only the
+// reservations made after the checkpoint's, all of which have a history. Where the log was rewound, ids have lost
+// their histories, and it starts from the beginning again.
+type reservationWatch struct {
+	*coordinator
+
 	mu      sync.Mutex
-	open    map[key]reserved
-	handled uint64 // the registry was followed so far
-	current bool   // it was followed up to its end
+	open    map[key]openReservation
+	handled uint64 // the registry was followed to this revision
+	current bool   // it was followed to its end
 }
 
-// reserved is a reservation whose sandbox was not seen yet.
-type reserved struct {
+// openReservation is a reservation without a known history.
+type openReservation struct {
 	request  string
 	seen     time.Time
 	revision uint64
 }
 
-// covered is the revision up to which every id has a history; 0: not known.
-func (r *reservations) covered() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.current {
-		return 0
-	}
-	covered := r.handled
-	for _, o := range r.open {
-		covered = min(covered, o.revision-1)
-	}
-	return covered
-}
-
-// allReserved says up to which revision of the registry every id has a history, in the log as it was when the projection
-// was restored so many times.
-type allReserved struct {
+// reservedThrough says up to which revision of the registry every id has a history, in the log as it was when the
+// projection had been restored that many times.
+type reservedThrough struct {
 	revision uint64
 	restored int
 }
 
-// watchReservations ends ids that were reserved and never came to a first event: their requests are gone. It reads
-// only what was reserved since a leader knew last that all before it have a history, which stands in the checkpoint. Where
-// the log was set back, ids have lost theirs, and it starts again from the beginning.
-func (c *coordinator) watchReservations(ctx context.Context) error {
-	defer c.reserved.Store(nil)
+func newReservationWatch(c *coordinator) *reservationWatch { return &reservationWatch{coordinator: c} }
+
+func (w *reservationWatch) run(ctx context.Context) error {
+	defer w.reserved.Store(nil)
 	for {
-		restored := c.projection.timesRestored()
-		if c.projection.isSettled() {
-			c.watchReservationsOf(ctx, restored)
+		if restored, settled := w.projection.generation(); settled {
+			w.watch(ctx, restored)
 		}
-		if !sleep(ctx, c.cfg.Timing.Scan) {
+		if !backoff.Sleep(ctx, w.cfg.Timing.Scan) {
 			return ctx.Err()
 		}
 	}
 }
 
-// watchReservationsOf does so until the projection is restored again, or ctx ends.
-func (c *coordinator) watchReservationsOf(ctx context.Context, restored int) {
+// watch watches reservations until the projection is restored again, or ctx ends.
+func (w *reservationWatch) watch(ctx context.Context, restored int) {
 	ctx, cancel := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
 	defer cancel()
-	r := &reservations{open: map[key]reserved{}}
-	go func() {
-		_ = c.again(ctx, "follow the registry", func() error { return c.followReservations(ctx, r) }) // returns when ctx ends
-	}()
-	ticker := time.NewTicker(max(c.cfg.Timing.Abandon/4, c.cfg.Timing.Scan))
+	w.open, w.handled, w.current = map[key]openReservation{}, 0, false
+	following.Go(func() {
+		_ = w.retry(ctx, "follow the registry", func() error { return w.follow(ctx) }) // returns when ctx ends
+	})
+	ticker := time.NewTicker(max(w.cfg.Timing.Abandon/4, w.cfg.Timing.Scan))
 	defer ticker.Stop()
 	for {
 		select {
@@ -76,74 +67,90 @@ func (c *coordinator) watchReservationsOf(ctx context.Context, restored int) {
 			return
 		case <-ticker.C:
 		}
-		if c.projection.timesRestored() != restored {
+		if now, _ := w.projection.generation(); now != restored {
 			return
 		}
-		r.mu.Lock()
-		var due []key
-		for k, o := range r.open {
-			if c.projection.knows(k) {
-				delete(r.open, k)
-			} else if time.Since(o.seen) > c.cfg.Timing.Abandon {
-				due = append(due, k)
+		for k, r := range w.expired() {
+			if w.settle(ctx, k, r) {
+				w.mu.Lock()
+				delete(w.open, k)
+				w.mu.Unlock()
 			}
 		}
-		r.mu.Unlock()
-		for _, k := range due {
-			r.mu.Lock()
-			o, open := r.open[k]
-			r.mu.Unlock()
-			if open && c.checkReservation(ctx, k, o) {
-				r.mu.Lock()
-				delete(r.open, k)
-				r.mu.Unlock()
-			}
-		}
-		c.reserved.Store(&allReserved{r.covered(), restored})
+		w.reserved.Store(&reservedThrough{w.covered(), restored})
 	}
 }
 
-// followReservations notes every reservation that was made after those of which the checkpoint says that they have a
-// history.
-func (c *coordinator) followReservations(ctx context.Context, r *reservations) error {
-	r.mu.Lock()
-	after := r.handled
-	r.mu.Unlock()
+// expired returns the reservations that have been open for too long, and drops those whose sandbox is known by now.
+func (w *reservationWatch) expired() map[key]openReservation {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	due := map[key]openReservation{}
+	for k, r := range w.open {
+		if w.projection.read.knows(k) {
+			delete(w.open, k)
+		} else if time.Since(r.seen) > w.cfg.Timing.Abandon {
+			due[k] = r
+		}
+	}
+	return due
+}
+
+// covered is the revision up to which every id has a history; 0: unknown.
+func (w *reservationWatch) covered() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.current {
+		return 0
+	}
+	covered := w.handled
+	for _, r := range w.open {
+		covered = min(covered, r.revision-1)
+	}
+	return covered
+}
+
+// follow records every reservation made after those that the checkpoint covers.
+func (w *reservationWatch) follow(ctx context.Context) error {
+	w.mu.Lock()
+	after := w.handled
+	w.mu.Unlock()
 	if after == 0 {
-		_, covered, err := c.conn.Checkpoint(ctx)
+		_, covered, err := w.conn.Checkpoint(ctx)
 		if err != nil {
 			return err
 		}
 		after = covered
 	}
-	return c.conn.FollowReservations(ctx, after, func(tenant, sandbox string, v *protocol.Reservation, revision uint64) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.handled = revision
-		if k := (key{Tenant: tenant, ID: sandbox}); !c.projection.knows(k) {
-			r.open[k] = reserved{request: v.Request, seen: time.Now(), revision: revision}
+	record := func(tenant, sandbox string, v *protocol.Reservation, revision uint64) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.handled = revision
+		if k := (key{Tenant: tenant, ID: sandbox}); !w.projection.read.knows(k) {
+			w.open[k] = openReservation{request: v.Request, seen: time.Now(), revision: revision}
 		}
-	}, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.handled, r.current = max(r.handled, after), true
+	}
+	return w.conn.FollowReservations(ctx, after, record, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.handled, w.current = max(w.handled, after), true
 	})
 }
 
-// checkReservation reports whether an id has a history, or has been given an end now. It gets none while
-// its request is in the queue: that waits for its turn, or for the log.
-func (c *coordinator) checkReservation(ctx context.Context, k key, r reserved) bool {
-	_, err := c.projection.find(ctx, k, 0)
+// settle ends an id that has no history, unless its request is still in the queue, where it waits for its turn or for
+// the log. It reports whether the id has a history now.
+func (w *reservationWatch) settle(ctx context.Context, k key, r openReservation) bool {
+	_, err := w.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		queued, queueErr := c.conn.RequestQueued(ctx, k.Tenant, protocol.VerbCreate, k.ID)
+		queued, queueErr := w.conn.RequestQueued(ctx, k.Tenant, protocol.VerbCreate, k.ID)
 		if queued || queueErr != nil {
 			return false
 		}
-		err = c.abandon(ctx, k, r.request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
+		err = w.abandon(ctx, k, r.request, protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned,
 			"the id was reserved, and the request was not carried out"))
 	}
 	if err != nil {
-		c.log.Warn("a reservation is looked at again", "sandbox", k.ID, "error", err)
+		w.log.Warn("could not check a reservation; it is checked again", "sandbox", k.ID, "error", err)
 	}
 	return err == nil
 }

@@ -13,13 +13,15 @@ import (
 // duplicates is how long the server knows a repeated publish.
 const duplicates = 150 * time.Millisecond
 
-func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
+func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
 	d := newDeployment(t)
 	timing := Timing{Snapshot: 50 * time.Millisecond}
 	stop := d.coordinator("c1", timing)
 	for i := range 20 {
 		id := fmt.Sprint("s", i)
-		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": id}}}); r.Error != nil {
+		if r := d.request(protocol.VerbCreate, id, "create-"+id,
+			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i",
+				Labels: map[string]string{"n": id}}}); r.Error != nil {
 			t.Fatal(r.Error)
 		}
 		if i%4 == 0 {
@@ -40,7 +42,7 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 	})
 	stop()
 
-	// What was written after the last snapshot is read from the log.
+	// Everything written after the last snapshot is read from the log.
 	stop = d.coordinator("c2", Timing{Snapshot: time.Hour})
 	if r := d.request(protocol.VerbDelete, "s1", "delete-s1", protocol.Request{}); r.Error != nil {
 		t.Fatal(r.Error)
@@ -61,11 +63,12 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 			}
 			continue
 		}
-		if got.State != b.State || got.Sequence != b.Sequence || got.Spec.Labels["n"] != id || !got.CreatedAt.Equal(b.CreatedAt) {
+		if got.State != b.State || got.Sequence != b.Sequence || got.Spec.Labels["n"] != id ||
+			!got.CreatedAt.Equal(b.CreatedAt) {
 			t.Errorf("%s was %+v, is %+v", id, b, got)
 		}
 	}
-	// A repeated request still finds its own reservation, and somebody else's is refused.
+	// A repeated request still finds its own reservation, and one of another request is refused.
 	again := protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: map[string]string{"n": "s2"}}}
 	if r := d.request(protocol.VerbCreate, "s2", "create-s2-other", again); !refused(r) {
 		t.Errorf("another request for s2: %+v", r)
@@ -75,12 +78,14 @@ func TestARestartedCoordinatorGoesOnFromItsSnapshots(t *testing.T) {
 func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 	d := newDeployment(t)
 	purged := func() bool {
-		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{States: []string{"deleted"}, Limit: 10})
+		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList,
+			&protocol.Query{States: []string{"deleted"}, Limit: 10})
 		return err == nil && len(reply.Sandboxes) == 0
 	}
 	snapshots := func() map[string]bool {
 		all := map[string]bool{}
-		if _, err := d.conn.ReadSnapshots(t.Context(), func(_, sandbox string, _ *jetstream.Snapshot) { all[sandbox] = true }); err != nil {
+		if _, err := d.conn.ReadSnapshots(t.Context(),
+			func(_, sandbox string, _ *jetstream.Snapshot) { all[sandbox] = true }); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.conn.ReadOver(t.Context(), func(r *jetstream.OverRecord) { all[r.Sandbox] = true }); err != nil {
@@ -95,7 +100,8 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 		}
 	})
 	defer d.run(Config{
-		Name: "c1", CleanupTTL: 200 * time.Millisecond, Timing: Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond},
+		Name: "c1", CleanupTTL: 200 * time.Millisecond, Timing: Timing{Scan: 20 * time.Millisecond,
+			Snapshot: 20 * time.Millisecond},
 		Probe: func(point string) {
 			if point != "snapshot-before-write" {
 				return
@@ -135,7 +141,7 @@ func TestACoordinatorStartsWhileNATSIsAwayForAMoment(t *testing.T) {
 				l.setDown(true)
 				l.setDown(false)
 			})
-			// What asks at that moment waits for an answer that never comes.
+			// A request sent at that moment waits for an answer that never comes.
 			conn := d.connectAs(jetstream.Config{InProcess: l, Name: "c1", Timeout: 3 * time.Second})
 			d.run(Config{Name: "c1", Conn: conn})()
 			select {
@@ -153,7 +159,8 @@ func TestWithoutAHostASandboxWaitsAndThenFails(t *testing.T) {
 	create := func(id string, queueTimeout time.Duration) {
 		t.Helper()
 		spec := &protocol.SandboxSpec{Image: "i", QueueTimeout: protocol.Duration(queueTimeout)}
-		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: spec}); r.Error != nil || r.Sandbox.State != protocol.StatePending {
+		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: spec}); r.Error != nil ||
+			r.Sandbox.State != protocol.StatePending {
 			t.Fatalf("%+v", r)
 		}
 	}
@@ -209,20 +216,23 @@ func TestOneCoordinatorLeadsAndTheNextTakesOver(t *testing.T) {
 }
 
 // Work items are core messages, lost while their worker does not listen.
-func TestAWorkerThatBeginsToListenIsToldWhatItOwes(t *testing.T) {
+func TestAWorkerThatBeginsToListenIsNotifiedOfPendingSandboxes(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Retell: time.Hour})()
-	ctx, host := t.Context(), &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 1 << 30, Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now()}
+	ctx, host := t.Context(), &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1,
+		Memory: 1 << 30, Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now()}
 	if err := d.conn.RegisterHost(ctx, host); err != nil {
 		t.Fatal(err)
 	}
 	beat := func(listening uint64) {
 		t.Helper()
-		if err := d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true, Listening: listening}); err != nil {
+		if err := d.conn.Beat(&protocol.Heartbeat{Worker: "w1", HostID: "h1", Instance: "i1", Healthy: true,
+			Listening: listening}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
+	if r := d.request(protocol.VerbCreate, "a", "create",
+		protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
 	d.eventually("it is assigned", func() bool { beat(1); return d.list("pending")["a"].Assigned })
@@ -237,10 +247,10 @@ func TestAWorkerThatBeginsToListenIsToldWhatItOwes(t *testing.T) {
 		select {
 		case got := <-heard:
 			if got != "a" {
-				t.Errorf("told about %s", got)
+				t.Errorf("notified about %s", got)
 			}
 		case <-time.After(3 * time.Second):
-			t.Fatalf("it is not told after beginning to listen for the %d. time", n)
+			t.Fatalf("not notified after it began to listen for the %dth time", n)
 		}
 	}
 	for range 5 {
@@ -248,21 +258,23 @@ func TestAWorkerThatBeginsToListenIsToldWhatItOwes(t *testing.T) {
 		time.Sleep(40 * time.Millisecond)
 	}
 	if len(heard) > 0 {
-		t.Errorf("it is told %d times more, with nothing new", len(heard))
+		t.Errorf("notified %d times more, with nothing new", len(heard))
 	}
 }
 
 func TestAReadIsNoOlderThanTheLog(t *testing.T) {
 	d := newDeployment(t)
 	defer d.coordinator("c1", Timing{Fresh: time.Minute})()
-	if r := d.request(protocol.VerbCreate, "a", "create", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
+	if r := d.request(protocol.VerbCreate, "a", "create",
+		protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i"}}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
 	for i := range 200 {
 		sequence := uint64(0)
 		d.work("a", func(s *protocol.State) []protocol.Event { // another process writes
 			sequence = s.Sandbox.Sequence + 1
-			return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: s.Sandbox.Generation + 1}}}
+			return []protocol.Event{{Kind: protocol.SandboxAssigned,
+				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: s.Sandbox.Generation + 1}}}
 		})
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "a"})
 		if err != nil || reply.Sandbox.Sequence < sequence {

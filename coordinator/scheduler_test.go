@@ -19,7 +19,8 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	hold, let := sync.OnceFunc(func() { close(held) }), sync.OnceFunc(func() { close(goOn) })
 	l := &line{server: d.server}
 	defer d.run(Config{
-		Name: "c1", Assets: jetstream.Assets{ElectionTTL: 2 * time.Second}, Timing: Timing{Scan: 20 * time.Millisecond, Suspect: time.Minute},
+		Name: "c1", Assets: jetstream.Assets{ElectionTTL: 2 * time.Second}, Timing: Timing{Scan: 20 * time.Millisecond,
+			Suspect: time.Minute},
 		Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
 		Probe: func(point string) {
 			if point == "assign-before-append" {
@@ -37,13 +38,14 @@ func TestAStalePassDoesNotOvercommit(t *testing.T) {
 	}
 	<-held
 	l.setDown(true)
-	d.eventually("the lock is somebody else's", func() bool {
+	d.eventually("another holder has the lock", func() bool {
 		_, err := d.conn.AcquireScheduler(t.Context(), jetstream.Holder{Name: "other", Instance: "other"})
 		return err == nil
 	})
 	for i := range 2 { // who fills the host
 		d.work(fmt.Sprint("s", 3-i), func(*protocol.State) []protocol.Event {
-			return []protocol.Event{{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}
+			return []protocol.Event{{Kind: protocol.SandboxAssigned,
+				Phase: &protocol.SandboxDetails{Worker: "w1", HostID: h.HostID, Generation: 1}}}
 		})
 	}
 	l.setDown(false)
@@ -75,7 +77,7 @@ func TestABurstFillsEachHostAndNoneBeyond(t *testing.T) {
 	for i := range n {
 		d.accept(fmt.Sprintf("s%02d", i))
 	}
-	d.eventually("all wait", func() bool { return len(c.projection.line(nil, true)) == n })
+	d.eventually("all wait", func() bool { return len(c.projection.work.waitingForHost(nil, true)) == n })
 	for i := range hosts {
 		h := host(fmt.Sprint("w", i), 0)
 		h.Slots, h.Memory = slots, 1<<40
@@ -115,6 +117,7 @@ func (d *deployment) accept(id string) {
 	spec := &protocol.SandboxSpec{Image: "i", Memory: 1 << 20, CPU: 0.01}
 	spec.Resolve()
 	d.work(id, func(*protocol.State) []protocol.Event {
-		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "create-" + id, Phase: &protocol.SandboxDetails{Spec: spec}}}
+		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "create-" + id,
+			Phase: &protocol.SandboxDetails{Spec: spec}}}
 	})
 }

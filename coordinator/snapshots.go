@@ -2,162 +2,99 @@ package coordinator
 
 import (
 	"context"
-	"maps"
 	"time"
 
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// snapshots writes what changed since the last round, and then how far the log is covered. A new leader begins
-// with what changed since the last round of the one before.
-func (c *coordinator) snapshots(ctx context.Context, lease *jetstream.Lease) error {
-	ticker := time.NewTicker(c.cfg.Timing.Snapshot)
+// snapshotWriter stores snapshots of what changed since the last round, and then a checkpoint that says how far the
+// log is covered. A new leader starts with what changed since the last round of the previous one.
+type snapshotWriter struct {
+	*leader
+	stored map[key]*storedSnapshot
+}
+
+// storedSnapshot is what this leader stored of a sandbox. Each write names the one that it replaces, so that a late
+// write of a previous leader loses.
+type storedSnapshot struct {
+	at       jetstream.Position // of the snapshot
+	revision uint64             // of the snapshot; 0: unknown
+}
+
+func newSnapshotWriter(l *leader) *snapshotWriter {
+	return &snapshotWriter{leader: l, stored: map[key]*storedSnapshot{}}
+}
+
+func (w *snapshotWriter) run(ctx context.Context) error {
+	ticker := time.NewTicker(w.cfg.Timing.Snapshot)
 	defer ticker.Stop()
-	defer c.projection.stopSaving()
-	stored, restored := map[key]*kept{}, -1
-	c.projection.startSaving()
+	defer w.projection.stopSaving()
+	restored := -1
+	w.projection.unsaved.start()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ticker.C:
 		}
-		now := c.projection.timesRestored()
-		if restored != now { // what was stored may have been lost with the log
-			clear(stored)
-			checkpoint, _, err := c.conn.Checkpoint(ctx)
+		if now, _ := w.projection.generation(); restored != now { // what was stored may have been lost with the log
+			clear(w.stored)
+			checkpoint, _, err := w.conn.Checkpoint(ctx)
 			if err != nil {
-				c.log.Warn("snapshots are written later", "error", err)
+				w.log.Warn("could not write snapshots; they are written later", "error", err)
 				continue
 			}
-			c.projection.saveSince(checkpoint.Record)
+			w.projection.addUnsavedSince(checkpoint.Record)
 			restored = now
 		}
-		if err := c.snapshot(ctx, lease, stored); err != nil {
-			c.log.Warn("snapshots are written later", "error", err)
+		if err := w.round(ctx); err != nil {
+			w.log.Warn("could not write snapshots; they are written later", "error", err)
 		}
 	}
 }
 
-// startSaving has the projection note what changes from now on.
-func (p *projection) startSaving() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.saving = true
-}
-
-// saveSince notes everything that has changed after a record.
-func (p *projection) saveSince(record uint64) {
-	p.mu.Lock()
-	journals := maps.Clone(p.journals)
-	for k, o := range p.over {
-		if o.record > record || !o.saved {
-			p.unsaved[k] = struct{}{}
-		}
-	}
-	p.mu.Unlock()
-	for k, j := range journals { // a journal calls into the projection, so not with its lock
-		if j.Position().Record > record {
-			p.mu.Lock()
-			p.unsaved[k] = struct{}{}
-			p.mu.Unlock()
-		}
-	}
-}
-
-// stopSaving is for the end of leading.
-func (p *projection) stopSaving() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.saving = false
-	for k := range p.unsaved {
-		if _, over := p.over[k]; over {
-			p.execs.Forget(k)
-		}
-	}
-	clear(p.unsaved)
-	for k := range p.ending {
-		delete(p.journals, k)
-	}
-	clear(p.ending)
-}
-
-func (p *projection) timesRestored() int {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.restored
-}
-
-// isSettled says whether the projection is of the log as it was when it was restored last.
-func (p *projection) isSettled() bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.settled
-}
-
-// takeUnsaved takes what is to be stored, and says up to where the log was followed before.
-func (p *projection) takeUnsaved() (unsaved map[key]struct{}, covered jetstream.Position) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	unsaved, p.unsaved = p.unsaved, map[key]struct{}{}
-	return unsaved, p.followed
-}
-
-// setUnsaved notes again what was not stored.
-func (p *projection) setUnsaved(keys map[key]struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	maps.Copy(p.unsaved, keys)
-}
-
-// kept is what this leader stored of a sandbox. Each write says which one it replaces: one of an earlier
-// leader that comes late loses.
-type kept struct {
-	at       jetstream.Position // of the snapshot
-	revision uint64             // of the snapshot; 0: not known
-}
-
-// snapshot writes the snapshots of one round. The checkpoint says that every event up to it is in some
-// snapshot: where one could not be written, it goes as far as that sandbox's last one.
-func (c *coordinator) snapshot(ctx context.Context, lease *jetstream.Lease, stored map[key]*kept) error {
-	unsaved, covered := c.projection.takeUnsaved()
-	defer func() { c.projection.setUnsaved(unsaved) }()
-	for k := range unsaved {
-		if err := lease.Check(); err != nil { // the next leader writes newer ones
+// round stores the snapshots of one round. The checkpoint promises that every event up to it is in some snapshot: where
+// one could not be stored, the checkpoint goes no further than the last stored one of that sandbox.
+func (w *snapshotWriter) round(ctx context.Context) error {
+	changed, covered := w.projection.takeUnsaved()
+	defer func() { w.projection.unsaved.put(changed) }()
+	for k := range changed {
+		if err := w.lease.Check(); err != nil { // the next leader stores newer ones
 			return err
 		}
-		if stored[k] == nil {
-			stored[k] = &kept{}
+		if w.stored[k] == nil {
+			w.stored[k] = &storedSnapshot{}
 		}
-		err := c.keep(ctx, k, stored[k])
-		if away(err) {
+		err := w.store(ctx, k, w.stored[k])
+		if unavailable(err) {
 			return err
 		}
 		if err != nil {
-			c.log.Warn("a snapshot is not written, and will be later", "sandbox", k.ID, "error", err)
-			if at := stored[k].at; at.Record < covered.Record {
+			w.log.Warn("could not write a snapshot; it is written later", "sandbox", k.ID, "error", err)
+			if at := w.stored[k].at; at.Record < covered.Record {
 				covered = at
 			}
 			continue
 		}
-		delete(unsaved, k)
-		if c.projection.get(k) == nil {
-			delete(stored, k)
+		delete(changed, k)
+		if w.projection.read.get(k) == nil {
+			delete(w.stored, k)
 		}
 	}
 	if covered.Record == 0 {
 		return nil
 	}
 	reserved := uint64(0)
-	if r := c.reserved.Load(); r != nil && r.restored == c.projection.timesRestored() {
+	restored, _ := w.projection.generation()
+	if r := w.reserved.Load(); r != nil && r.restored == restored {
 		reserved = r.revision
 	}
-	return c.conn.WriteCheckpoint(ctx, covered, reserved)
+	return w.conn.WriteCheckpoint(ctx, covered, reserved)
 }
 
-// away says whether an error is that NATS does not answer, so that there is no use in going on.
-func away(err error) bool {
+// unavailable reports whether an error means that NATS does not answer, so that further attempts are pointless now.
+func unavailable(err error) bool {
 	switch protocol.CodeOf(err) {
 	case protocol.Unavailable, protocol.DeadlineExceeded, protocol.Cancelled:
 		return true
@@ -165,19 +102,19 @@ func away(err error) bool {
 	return false
 }
 
-// keep writes a sandbox's snapshot where it has changed, unless the sandbox was purged meanwhile: what is
-// written after that stays for ever. The ids of its execs are written before: the snapshot may lack them.
-func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
-	c.keeping.Lock()
-	defer c.keeping.Unlock()
-	if c.projection.isOver(k) {
-		return c.keepOver(ctx, k, stored)
+// store stores a sandbox's snapshot if it has changed. It does not if the sandbox was purged meanwhile: a snapshot
+// written after the purge would stay for ever. The index of execs is stored first, since the snapshot may omit execs.
+func (w *snapshotWriter) store(ctx context.Context, k key, last *storedSnapshot) error {
+	w.storing.Lock()
+	defer w.storing.Unlock()
+	if w.projection.read.isDeleted(k) {
+		return w.storeDeleted(ctx, k, last)
 	}
-	if c.projection.get(k) == nil {
+	if w.projection.read.get(k) == nil {
 		return nil
 	}
-	j := c.projection.journal(k)
-	if j.Position() == stored.at {
+	j := w.projection.journal(k)
+	if j.Position() == last.at {
 		return nil
 	}
 	s := j.Snapshot()
@@ -185,56 +122,42 @@ func (c *coordinator) keep(ctx context.Context, k key, stored *kept) error {
 	case !s.State.Exists():
 		return nil
 	case s.State.Sandbox.State == protocol.StateDeleted: // just now
-		return c.keepOver(ctx, k, stored)
+		return w.storeDeleted(ctx, k, last)
 	}
-	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.Store(ctx, k); err != nil {
+	w.cfg.Probe("snapshot-before-write")
+	if err := w.projection.execs.Store(ctx, k); err != nil {
 		return err
 	}
-	revision, err := c.conn.WriteSnapshot(ctx, k.Tenant, k.ID, s, stored.revision)
+	revision, err := w.conn.WriteSnapshot(ctx, k.Tenant, k.ID, s, last.revision)
 	if err != nil {
-		stored.revision = 0
+		last.revision = 0
 		return err
 	}
-	stored.at, stored.revision = jetstream.Position{Record: s.Record, Batch: s.Batch}, revision
+	last.at, last.revision = jetstream.Position{Record: s.Record, Batch: s.Batch}, revision
 	return nil
 }
 
-// keepOver writes the last snapshot of a sandbox that is over, after which no more than that is kept in memory.
-// c.keeping is held.
-func (c *coordinator) keepOver(ctx context.Context, k key, stored *kept) error {
-	j, err := c.projection.openOver(ctx, k)
+// storeDeleted stores the last snapshot of a deleted sandbox, after which memory holds only its entry in the read
+// model. storing is held.
+func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSnapshot) error {
+	j, err := w.projection.openDeleted(ctx, k)
 	if err != nil {
 		return err
 	}
 	s := j.Snapshot()
 	if s.State.Sandbox.State != protocol.StateDeleted || s.State.Sandbox.HistoryPurged {
-		c.projection.forgetOver(k) // it is not as it was taken for: the log has another history, or none
+		w.projection.forgetDeleted(k) // the log has another history of it, or none
 		return nil
 	}
-	c.cfg.Probe("snapshot-before-write")
-	if err := c.projection.execs.StoreThrough(ctx, k, s); err != nil {
+	w.cfg.Probe("snapshot-before-write")
+	if err := w.projection.execs.StoreThrough(ctx, k, s); err != nil {
 		return err
 	}
-	if err := c.conn.WriteOver(ctx, k.Tenant, k.ID, s); err != nil {
+	if err := w.conn.WriteOver(ctx, k.Tenant, k.ID, s); err != nil {
 		return err
 	}
-	stored.at = jetstream.Position{Record: s.Record, Batch: s.Batch}
-	c.projection.overIsSaved(k, s.Record)
-	c.projection.execs.Forget(k)
+	last.at = jetstream.Position{Record: s.Record, Batch: s.Batch}
+	w.projection.deletedSaved(k, s.Record)
+	w.projection.execs.Forget(k)
 	return nil
-}
-
-// overIsSaved notes that the record of a sandbox that is over is stored.
-func (p *projection) overIsSaved(k key, record uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	o, over := p.over[k]
-	if !over || o.record != record {
-		return
-	}
-	o.saved = true
-	p.over[k] = o
-	delete(p.ending, k)
-	delete(p.journals, k)
 }

@@ -18,7 +18,8 @@ import (
 // exec asks for an exec, under its id as the request's.
 func (d *deployment) exec(sandbox, id string) *protocol.Reply {
 	d.t.Helper()
-	return d.request(protocol.VerbExec, sandbox, "r-"+sandbox+"-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+	return d.request(protocol.VerbExec, sandbox, "r-"+sandbox+"-"+id,
+		protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 }
 
 // last is the record of a sandbox's last message.
@@ -46,15 +47,17 @@ func (d *deployment) covered() (from uint64, records map[string]uint64) {
 	return from, records
 }
 
-func TestASandboxTooLargeForASnapshotHoldsNobodyUp(t *testing.T) {
+func TestASandboxTooLargeForASnapshotBlocksNoOthers(t *testing.T) {
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: 20 * time.Millisecond})
 	d.ready("large")
 	for i := range 3 {
 		d.work("large", func(*protocol.State) (events []protocol.Event) {
 			for k := range 4 {
-				events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Request: "r", Exec: &protocol.ExecDetails{
-					ID: fmt.Sprint("x", 4*i+k), Spec: &protocol.ExecSpec{Command: []string{"true"}, Stdin: make([]byte, 100<<10)}}})
+				events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Request: "r",
+					Exec: &protocol.ExecDetails{
+						ID: fmt.Sprint("x", 4*i+k), Spec: &protocol.ExecSpec{Command: []string{"true"},
+							Stdin: make([]byte, 100<<10)}}})
 			}
 			return events
 		})
@@ -82,13 +85,13 @@ func TestASandboxTooLargeForASnapshotHoldsNobodyUp(t *testing.T) {
 }
 
 // One sandbox's snapshot cannot be written, for a reason that is its own.
-func TestASnapshotThatCannotBeWrittenHoldsNobodyUpAndIsNotPassedOver(t *testing.T) {
+func TestASnapshotThatCannotBeWrittenBlocksNoOthersAndIsNotSkipped(t *testing.T) {
 	d := newDeployment(t)
 	stop := d.coordinator("c1", Timing{Snapshot: time.Hour})
 	d.ready("bad")
 	d.create("good", protocol.SandboxSpec{Image: "i"})
 	stop()
-	// What is stored says that it is at a message that nobody can read.
+	// The stored snapshot names a message that cannot be read.
 	nc, err := nats.Connect(d.server.ClientURL())
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +105,9 @@ func TestASnapshotThatCannotBeWrittenHoldsNobodyUpAndIsNotPassedOver(t *testing.
 	}
 	last := d.last("good")
 	ask(protocol.AppendSubject("evil", "default", "bad"), []byte("x"))
-	ask("$KV."+protocol.BucketSandboxes+".default.bad", protocol.Encode(&jetstream.Snapshot{Version: 1, Record: last + 1, Fold: protocol.FoldVersion, State: &protocol.State{}}))
+	ask("$KV."+protocol.BucketSandboxes+".default.bad",
+		protocol.Encode(&jetstream.Snapshot{Version: 1, Record: last + 1, Fold: protocol.FoldVersion,
+			State: &protocol.State{}}))
 	defer d.coordinator("c2", Timing{Snapshot: 20 * time.Millisecond})()
 	d.create("late", protocol.SandboxSpec{Image: "i"})
 	d.eventually("the others have theirs", func() bool {
@@ -119,13 +124,14 @@ func TestASnapshotThatCannotBeWrittenHoldsNobodyUpAndIsNotPassedOver(t *testing.
 	}
 }
 
-// A leader stands still while it writes a page of exec ids, and another one takes over and goes on. The
-// write reaches the server when the second one has written.
+// A leader pauses while it writes a page of exec ids, and another one takes over and continues. The late write must
+// lose.
 func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	l, goOn, held := &line{server: d.server}, make(chan struct{}), make(chan struct{})
-	old := d.run(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}), Timing: Timing{Snapshot: 20 * time.Millisecond}})
+	old := d.run(Config{Name: "c1", Conn: d.connectAs(jetstream.Config{InProcess: l, Name: "c1"}),
+		Timing: Timing{Snapshot: 20 * time.Millisecond}})
 	defer func() { old() }()
 	l.hold("PUB $KV."+protocol.BucketExecIDs, func() {
 		close(held)
@@ -139,9 +145,11 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 			for i := from; i < to; i++ {
 				id := fmt.Sprint("x", i)
 				events = append(events,
-					protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+					protocol.Event{Kind: protocol.ExecAccepted, Request: "r-" + id,
+						Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
 					protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "b"}},
-					protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}})
+					protocol.Event{Kind: protocol.ExecFinished,
+						Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}})
 			}
 			return events
 		})
@@ -153,7 +161,7 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 	run(execs/2, execs)
 	last := d.last("a")
 	stored := func() int { return d.storedExecs("a") }
-	d.eventually("the next leader has stored all of it", func() bool {
+	d.eventually("the next leader has stored everything", func() bool {
 		from, _ := d.covered()
 		return from == last+1 && stored() == execs
 	})
@@ -170,7 +178,8 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 	old = func() {}
 	defer d.coordinator("c3", Timing{Snapshot: time.Hour})()
 	for _, id := range []string{"x0", "x1", "x2"} {
-		r := d.request(protocol.VerbExec, "a", "other-"+id, protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
+		r := d.request(protocol.VerbExec, "a", "other-"+id,
+			protocol.Request{ExecID: id, Exec: &protocol.ExecSpec{Command: []string{"true"}}})
 		if !refused(r) {
 			t.Errorf("another request for %s: %+v", id, r)
 		}
@@ -180,7 +189,8 @@ func TestP3_APageOfAnOldLeaderThatComesLateFreesNoExecID(t *testing.T) {
 // The server's store is set back to a copy: reads and execs work again, whether coordinators live on or
 // start again.
 func TestAfterTheLogWasSetBackReadsAndExecsWorkAgain(t *testing.T) {
-	for name, restarted := range map[string]bool{"the coordinator lives on": false, "the coordinator starts again": true} {
+	for name, restarted := range map[string]bool{"the coordinator lives on": false,
+		"the coordinator starts again": true} {
 		for part, whole := range map[string]bool{"all of the store": true, "the log, not the snapshots": false} {
 			t.Run(name+", "+part, func(t *testing.T) {
 				t.Parallel()
@@ -280,14 +290,14 @@ func setBack(t *testing.T, restarted, whole bool) {
 		b := d.list()["b"]
 		return b != nil && b.ActiveExecs == 0
 	})
-	d.eventually("there are snapshots of it", func() bool {
+	d.eventually("its snapshots are stored", func() bool {
 		at, records := d.covered()
 		return at > 1 && len(records) >= 2 && records["a"] == d.last("a") && records["b"] == d.last("b")
 	})
 }
 
-// Who starts finds a checkpoint of a log that was longer, and has since been set back. What is in the log now is in no
-// snapshot for that, and an id that was reserved has no history for that.
+// A coordinator starts with the checkpoint of a log that has been rewound since. It must not take what the log has now
+// for covered by snapshots.
 func TestACheckpointOfALostHistoryCoversNothing(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -301,8 +311,9 @@ func TestACheckpointOfALostHistoryCoversNothing(t *testing.T) {
 	if err := d.conn.WriteCheckpoint(t.Context(), jetstream.Position{Record: 1000, Batch: "lost"}, 2); err != nil {
 		t.Fatal(err)
 	}
-	stop = d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond, Abandon: 200 * time.Millisecond})
-	d.eventually("the id that nobody used has an end", func() bool { return d.list("failed")["lost"] != nil })
+	stop = d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond,
+		Abandon: 200 * time.Millisecond})
+	d.eventually("the unused id is ended", func() bool { return d.list("failed")["lost"] != nil })
 	last := d.last("lost")
 	d.eventually("the checkpoint is of the log as it is", func() bool {
 		at, _, err := d.conn.Checkpoint(t.Context())

@@ -44,7 +44,7 @@ func BenchmarkStart(b *testing.B) {
 					b.Fatal(err)
 				}
 				ready, used := time.Since(began), cpuTime()-cpu
-				if err := p.readOver(b.Context()); err != nil {
+				if err := p.readDeleted(b.Context()); err != nil {
 					b.Fatal(err)
 				}
 				b.ReportMetric(ready.Seconds(), "s-to-ready")
@@ -52,15 +52,15 @@ func BenchmarkStart(b *testing.B) {
 				b.ReportMetric(time.Since(began).Seconds(), "s-to-all")
 				b.ReportMetric((float64(heapInUse())-float64(before))/1e6, "MB")
 				runtime.KeepAlive(p)
-				if len(p.sandboxes) != n.living || len(p.over) != n.over {
-					b.Fatalf("%d live, %d are over", len(p.sandboxes), len(p.over))
+				if len(p.read.sandboxes) != n.living || len(p.read.deleted) != n.over {
+					b.Fatalf("%d live, %d are over", len(p.read.sandboxes), len(p.read.deleted))
 				}
 			}
 		})
 	}
 }
 
-// cpuTime is what this process, the server in it, has used.
+// cpuTime is the CPU time of this process, which includes the server.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // it cannot fail
@@ -73,7 +73,8 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 	spec := protocol.SandboxSpec{Image: "i"}
 	spec.Resolve()
 	if _, err := j.Do(b.Context(), func(*protocol.State, time.Time) ([]protocol.Event, error) {
-		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "r", Phase: &protocol.SandboxDetails{Spec: &spec}}}, nil
+		return []protocol.Event{{Kind: protocol.SandboxAccepted, Request: "r",
+			Phase: &protocol.SandboxDetails{Spec: &spec}}}, nil
 	}); err != nil {
 		return err
 	}
@@ -96,8 +97,10 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 		s.Sandbox.Tenant, s.Sandbox.Spec, s.Sandbox.Worker, s.Sandbox.HostID, s.Sandbox.Assigned = "default", spec, "w", "h", true
 		zero := 0
 		for i := range execs {
-			x := &protocol.Exec{Tenant: "default", Sandbox: id, ID: fmt.Sprintf("01k%023d", i), Request: fmt.Sprintf("01k%023d", i), State: protocol.ExecStateFinished,
-				Spec: protocol.ExecSpec{Command: []string{"sh", "-c", "true"}}, ExitCode: &zero, AcceptedAt: time.Unix(1, 0), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(1, 0), Inline: true}
+			x := &protocol.Exec{Tenant: "default", Sandbox: id, ID: fmt.Sprintf("01k%023d", i),
+				Request: fmt.Sprintf("01k%023d", i), State: protocol.ExecStateFinished,
+				Spec: protocol.ExecSpec{Command: []string{"sh", "-c",
+					"true"}}, ExitCode: &zero, AcceptedAt: time.Unix(1, 0), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(1, 0), Inline: true}
 			s.Execs[x.ID], s.Ended = x, append(s.Ended, x.ID)
 		}
 		s.Sandbox.TotalExecs = execs
@@ -111,7 +114,8 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 	}
 	<-js.PublishAsyncComplete()
 	if over > 0 { // what one of them has stands for all
-		if err := conn.WriteOver(b.Context(), "default", "model", snapshot("model", protocol.StateDeleted, 0)); err != nil {
+		if err := conn.WriteOver(b.Context(), "default", "model",
+			snapshot("model", protocol.StateDeleted, 0)); err != nil {
 			return err
 		}
 		stream, err := js.Stream(b.Context(), "KV_"+protocol.BucketSandboxes)

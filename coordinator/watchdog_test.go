@@ -11,7 +11,7 @@ import (
 )
 
 // Sandboxes that never rest end when their ttl is over, and not with the scan that comes next.
-func TestABusySandboxEndsWhenItsTTLIsOver(t *testing.T) {
+func TestABusySandboxEndsAtItsTTL(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	defer d.run(Config{Name: "c1", Timing: Timing{Scan: time.Hour}})() // what is late waits for the next scan
@@ -25,7 +25,8 @@ func TestABusySandboxEndsWhenItsTTLIsOver(t *testing.T) {
 		d.work(id, func(*protocol.State) []protocol.Event {
 			return []protocol.Event{
 				{Kind: protocol.SandboxAccepted, Request: "create-" + id, Phase: &protocol.SandboxDetails{Spec: spec}},
-				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
+				{Kind: protocol.SandboxAssigned,
+					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 				{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}},
 			}
 		})
@@ -43,9 +44,11 @@ func TestABusySandboxEndsWhenItsTTLIsOver(t *testing.T) {
 						return nil, nil
 					}
 					return []protocol.Event{
-						{Kind: protocol.ExecAccepted, Request: id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+						{Kind: protocol.ExecAccepted, Request: id,
+							Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
 						{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "b"}},
-						{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}},
+						{Kind: protocol.ExecFinished,
+							Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true}},
 					}, nil
 				})
 				if over {

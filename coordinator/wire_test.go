@@ -93,13 +93,16 @@ func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 			}
 			return last
 		}
-		if r := repeat(protocol.VerbCreate, create, sandbox+"-create"); r.Error != nil || r.Sandbox == nil || r.Changed {
+		if r := repeat(protocol.VerbCreate, create, sandbox+"-create"); r.Error != nil || r.Sandbox == nil ||
+			r.Changed {
 			t.Errorf("%s: a create again: %+v", header, r)
 		}
-		if r := repeat(protocol.VerbExec, exec, sandbox+"-exec"); r.Error == nil || r.Error.Reason != protocol.ReasonSandboxNotReady {
+		if r := repeat(protocol.VerbExec, exec, sandbox+"-exec"); r.Error == nil ||
+			r.Error.Reason != protocol.ReasonSandboxNotReady {
 			t.Errorf("%s: an exec that is refused again: %+v", header, r)
 		}
-		if r := repeat(protocol.VerbStop, `{"v":1}`, sandbox+"-create"); !refused(r) || r.Error.Reason != protocol.ReasonRequestUsed {
+		if r := repeat(protocol.VerbStop, `{"v":1}`, sandbox+"-create"); !refused(r) ||
+			r.Error.Reason != protocol.ReasonRequestUsed {
 			t.Errorf("%s: a stop with the create's id: %+v", header, r)
 		}
 	}
@@ -182,11 +185,13 @@ func TestAnAnswerInJSONIsWhole(t *testing.T) {
 		}
 	}
 	d.begin("a")
-	if e := answer("exec", "a", `{"v":1,"exec_id":"x","exec":{"command":["ls"],"service":"web"}}`)["error"].(map[string]any); e["field"] != "exec.service" {
+	if e := answer("exec", "a",
+		`{"v":1,"exec_id":"x","exec":{"command":["ls"],"service":"web"}}`)["error"].(map[string]any); e["field"] != "exec.service" {
 		t.Errorf("an exec in no service: %v", e)
 	}
 	// However the client's library writes headers, and without a content type.
-	for i, headers := range [][]string{{"content-type", "application/json", "boxfleet-request", "low", "boxfleet-reply", ""}, {}} {
+	for i, headers := range [][]string{{"content-type", "application/json", "boxfleet-request", "low", "boxfleet-reply",
+		""}, {}} {
 		inbox := w.nc.NewInbox()
 		answers, err := w.nc.SubscribeSync(inbox)
 		if err != nil {
@@ -220,7 +225,7 @@ func TestAnAnswerInJSONIsWhole(t *testing.T) {
 	}
 }
 
-// Only a client that says that it understands such an answer is told that its request waits.
+// Only a client that says that it understands such an answer gets the answer that its request waits.
 func TestAnOldClientTakesNoWaitForAnOutcome(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -229,8 +234,10 @@ func TestAnOldClientTakesNoWaitForAnOutcome(t *testing.T) {
 	d.limitLog(1)
 	const create = `{"v":1,"sandbox":{"image":"i"}}`
 	older, _ := w.publish(protocol.VerbCreate, "a", create, protocol.HeaderRequest, "r1")
-	newer, _ := w.publish(protocol.VerbCreate, "b", create, protocol.HeaderRequest, "r2", protocol.HeaderAccept, protocol.AcceptWaiting)
-	if r := w.next(newer); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil || r.Sandbox != nil {
+	newer, _ := w.publish(protocol.VerbCreate, "b", create, protocol.HeaderRequest, "r2", protocol.HeaderAccept,
+		protocol.AcceptWaiting)
+	if r := w.next(newer); r.Waiting == nil || r.Waiting.Reason != protocol.ReasonLogFull || r.Error != nil ||
+		r.Sandbox != nil {
 		t.Errorf("a newer client hears %+v", r)
 	}
 	d.limitLog(0)

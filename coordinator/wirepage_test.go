@@ -26,7 +26,8 @@ func wirePage(t *testing.T) string {
 func answered(t *testing.T, w *wire, what, sandbox, body string) []string {
 	t.Helper()
 	var reply struct{ Error *protocol.Error }
-	if slices.Contains([]string{"create", "exec", "cancel", "stop", "resume", "delete", "extend"}, what) && sandbox != "" {
+	if slices.Contains([]string{"create", "exec", "cancel", "stop", "resume", "delete", "extend"}, what) &&
+		sandbox != "" {
 		answers, _ := w.publish(what, sandbox, body)
 		m, err := answers.NextMsg(15 * time.Second)
 		if err != nil {
@@ -51,7 +52,7 @@ func answered(t *testing.T, w *wire, what, sandbox, body string) []string {
 	return slices.DeleteFunc([]string{string(e.Code), e.Reason, e.Field}, func(s string) bool { return s == "" })
 }
 
-// What the page shows is tried: its commands, one after another, and the answers in its tables.
+// The commands of the page are run one after another, and their answers compared with its tables.
 func TestTheExamplesOfTheWirePageAreTrue(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -39,16 +39,19 @@ func withDefaults(worker string, defaults protocol.SandboxSpec) *protocol.Host {
 func TestEachAssignmentBeginsFromWhatWasAccepted(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i", CPU: 1, Env: map[string]string{"OWN": "request", "A": "request"}})
 	before := h.state.Sandbox.Spec
-	h.assign(withDefaults("w1", protocol.SandboxSpec{CPU: 3, Memory: 1 << 30, User: "one", Env: map[string]string{"A": "w1", "B": "w1"}, Tools: []string{"git"}}))
+	h.assign(withDefaults("w1", protocol.SandboxSpec{CPU: 3, Memory: 1 << 30, User: "one",
+		Env: map[string]string{"A": "w1", "B": "w1"}, Tools: []string{"git"}}))
 	b := &h.state.Sandbox
-	if s := b.Spec; s.CPU != 1 || s.Memory != 1<<30 || s.User != "one" || s.Env["OWN"] != "request" || s.Env["A"] != "request" || s.Env["B"] != "w1" || len(s.Tools) != 1 {
+	if s := b.Spec; s.CPU != 1 || s.Memory != 1<<30 || s.User != "one" || s.Env["OWN"] != "request" ||
+		s.Env["A"] != "request" || s.Env["B"] != "w1" || len(s.Tools) != 1 {
 		t.Errorf("on w1: %+v", s)
 	}
 	if b.Accepted == nil || !spec.Equal(*b.Accepted, before) {
-		t.Errorf("what was accepted: %+v", b.Accepted)
+		t.Errorf("the accepted spec: %+v", b.Accepted)
 	}
 	h.assign(withDefaults("w2", protocol.SandboxSpec{Env: map[string]string{"B": "w2"}, PIDs: 99}))
-	if s := b.Spec; s.Memory != protocol.DefaultMemory || s.PIDs != 99 || s.User != "" || s.Env["B"] != "w2" || len(s.Tools) != 0 {
+	if s := b.Spec; s.Memory != protocol.DefaultMemory || s.PIDs != 99 || s.User != "" || s.Env["B"] != "w2" ||
+		len(s.Tools) != 0 {
 		t.Errorf("something of w1 is left on w2: %+v", s)
 	}
 	h.assign(host("w3", 0))
@@ -72,7 +75,8 @@ func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
 	}
 	changed := h.state.Sandbox.Spec
 	changed.User = "other"
-	if events, err := decideAssign(&h.state, h.state.Sandbox.Generation, "w1", w1.HostID, &changed); err != nil || len(events) != 1 || events[0].Phase.Spec != nil {
+	if events, err := decideAssign(&h.state, h.state.Sandbox.Generation, "w1", w1.HostID, &changed); err != nil ||
+		len(events) != 1 || events[0].Phase.Spec != nil {
 		t.Errorf("its assignment says another spec: %+v, %v", events, err)
 	}
 	h.assign(w1)
@@ -81,22 +85,27 @@ func TestAResumedSandboxKeepsWhatItWasMadeWith(t *testing.T) {
 	}
 }
 
-func TestPlacementLooksAtTheSpecAsItWouldBeThere(t *testing.T) {
+func TestPlacementUsesTheSpecAsItWouldBeOnTheHost(t *testing.T) {
 	for name, c := range map[string]struct {
 		request  protocol.SandboxSpec
 		defaults protocol.SandboxSpec
 		want     string // in the refusal; "": it is taken
 	}{
-		"its memory is too much":       {protocol.SandboxSpec{}, protocol.SandboxSpec{Memory: 11 << 30}, "11GiB of memory are wanted"},
-		"unless the request says less": {protocol.SandboxSpec{Memory: 1 << 30}, protocol.SandboxSpec{Memory: 11 << 30}, ""},
+		"its memory is too much": {protocol.SandboxSpec{}, protocol.SandboxSpec{Memory: 11 << 30},
+			"11GiB of memory are wanted"},
+		"unless the request says less": {protocol.SandboxSpec{Memory: 1 << 30}, protocol.SandboxSpec{Memory: 11 << 30},
+			""},
 		"a target that is taken": {protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/t"}}},
 			protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}}, "spec.tmpfs[0].target: with the defaults of worker w1: is the same target"},
 		"copies on what cannot be written": {protocol.SandboxSpec{Copies: []protocol.Copy{{Digest: "sha256-" + strings.Repeat("0", 64), Target: "/c"}}},
 			protocol.SandboxSpec{ReadOnly: true}, "spec.read_only: with the defaults of worker w1"},
-		"a tool that is gone":        {protocol.SandboxSpec{}, protocol.SandboxSpec{Tools: []string{"git"}}, "spec.tools[0]: w1 does not offer git"},
-		"its own mounts are allowed": {protocol.SandboxSpec{}, protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/t"}}}, ""},
+		"a tool that is gone": {protocol.SandboxSpec{}, protocol.SandboxSpec{Tools: []string{"git"}},
+			"spec.tools[0]: w1 does not offer git"},
+		"its own mounts are allowed": {protocol.SandboxSpec{},
+			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/t"}}}, ""},
 		"the request's are not": {protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/elsewhere", Target: "/x"}}},
-			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache", Target: "/t"}}}, "spec.mounts[0].source: /elsewhere"},
+			protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/srv/cache",
+				Target: "/t"}}}, "spec.mounts[0].source: /elsewhere"},
 	} {
 		c.request.Image = "i"
 		b := &accepted(t, c.request).state.Sandbox
@@ -107,7 +116,7 @@ func TestPlacementLooksAtTheSpecAsItWouldBeThere(t *testing.T) {
 	}
 }
 
-func TestAWorkersWordThatNothingIsPulledCountsInPlacement(t *testing.T) {
+func TestAWorkersDefaultToPullNothingCountsInPlacement(t *testing.T) {
 	told := placement.Images{}
 	lacks, has := reporting("w1", 0, told), reporting("w2", 5, told, appImage)
 	lacks.Defaults, has.Defaults = &protocol.SandboxSpec{Pull: protocol.PullNever}, &protocol.SandboxSpec{Pull: protocol.PullNever}
@@ -124,7 +133,8 @@ func TestAWorkersWordThatNothingIsPulledCountsInPlacement(t *testing.T) {
 func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
 	b := &accepted(t, protocol.SandboxSpec{Image: "i", Tmpfs: []protocol.Tmpfs{{Target: "/t"}}}).state.Sandbox
 	conflict := withDefaults("w1", protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/t"}}})
-	if why := placement.Impossible(b, []*protocol.Host{conflict}); why == nil || why.Field != "spec.tmpfs[1].target" || !strings.Contains(why.Message, "worker w1") {
+	if why := placement.Impossible(b, []*protocol.Host{conflict}); why == nil || why.Field != "spec.tmpfs[1].target" ||
+		!strings.Contains(why.Message, "worker w1") {
 		t.Errorf("got %v", why)
 	}
 	if why := placement.Impossible(b, []*protocol.Host{conflict, host("w2", 10)}); why != nil {
@@ -132,10 +142,11 @@ func TestASandboxFailsWhereNoHostCouldTakeItWithItsDefaults(t *testing.T) {
 	}
 }
 
-// The defaults of a host that is lost do not count against the others.
-func TestWhatALostHostGaveIsNoRefusalOfTheOthers(t *testing.T) {
+// The defaults of a lost host do not count against the other hosts.
+func TestTheDefaultsOfALostHostDoNotCountAgainstOthers(t *testing.T) {
 	h := accepted(t, protocol.SandboxSpec{Image: "i"})
-	h.assign(withDefaults("w1", protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/only/there", Target: "/t"}}, Runtime: "runsc"}))
+	h.assign(withDefaults("w1", protocol.SandboxSpec{Mounts: []protocol.Mount{{Source: "/only/there", Target: "/t"}},
+		Runtime: "runsc"}))
 	hosts := []*protocol.Host{host("w2", 0)}
 	if why := placement.Impossible(&h.state.Sandbox, hosts); why != nil {
 		t.Errorf("it fails: %v", why)
@@ -151,12 +162,14 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 	stop := d.run(Config{Name: "c1", Timing: timing, Defaults: spec.Defaults{"default": {PIDs: 77}}})
 	service := protocol.Services{"db": {Image: "i", Memory: 1 << 30}}
 	for _, id := range []string{"a", "b"} {
-		if r := d.request(protocol.VerbCreate, id, "create-"+id, protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", RequiredServices: service}}); r.Error != nil {
+		if r := d.request(protocol.VerbCreate, id, "create-"+id,
+			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", RequiredServices: service}}); r.Error != nil {
 			t.Fatal(r.Error)
 		}
 	}
 	// There is room for one with this memory, for both with what is built in.
-	host := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 4 << 30, Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now(),
+	host := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Slots: 10, CPU: 1, Memory: 4 << 30,
+		Healthy: true, Firewall: protocol.FirewallNFTables, SeenAt: time.Now(),
 		Defaults: &protocol.SandboxSpec{Memory: 1200 << 20, PIDs: 99, User: "one"}}
 	if err := d.conn.RegisterHost(t.Context(), host); err != nil {
 		t.Fatal(err)
@@ -164,14 +177,16 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 	d.eventually("the first one is assigned", func() bool { return d.list("pending")["a"].Assigned })
 	check := func(when string) {
 		t.Helper()
-		if a := d.list()["a"]; a.Spec.Memory != 1200<<20 || a.Spec.PIDs != 77 || a.Spec.User != "one" || a.Accepted == nil || a.Accepted.Memory != protocol.DefaultMemory {
+		if a := d.list()["a"]; a.Spec.Memory != 1200<<20 || a.Spec.PIDs != 77 || a.Spec.User != "one" ||
+			a.Accepted == nil || a.Accepted.Memory != protocol.DefaultMemory {
 			t.Errorf("%s: %+v", when, a)
 		}
 	}
 	check("assigned")
 	for range 5 {
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointExplain, &protocol.Query{Sandbox: "b"})
-		if err != nil || len(reply.Explain.Hosts) != 1 || !strings.Contains(reply.Explain.Hosts[0].Reason, "of memory are wanted") {
+		if err != nil || len(reply.Explain.Hosts) != 1 ||
+			!strings.Contains(reply.Explain.Hosts[0].Reason, "of memory are wanted") {
 			t.Fatalf("the second one: %+v, %v", reply, err)
 		}
 		time.Sleep(2 * timing.Scan)
@@ -181,7 +196,8 @@ func TestDefaultsOfAWorkerAreInTheHistoryFromTheAssignmentOn(t *testing.T) {
 		t.Fatalf("%d batches, %v", len(history), err)
 	}
 	first, second := history[0].Events[0].Phase, history[1].Events[0].Phase
-	if !slices.Contains(first.BuiltIn, "memory") || slices.Contains(first.BuiltIn, "pids") || first.Spec.Memory != protocol.DefaultMemory || second.Spec == nil || second.Spec.User != "one" {
+	if !slices.Contains(first.BuiltIn, "memory") || slices.Contains(first.BuiltIn, "pids") ||
+		first.Spec.Memory != protocol.DefaultMemory || second.Spec == nil || second.Spec.User != "one" {
 		t.Errorf("accepted %+v, assigned %+v", first, second)
 	}
 	stop()
@@ -193,7 +209,7 @@ func TestASandboxOfAnOlderCoordinatorKeepsWhatItWasAcceptedWith(t *testing.T) {
 	h := &history{t: t}
 	whole := protocol.SandboxSpec{Image: "i"}
 	whole.Resolve()
-	h.must(decideAccept(&h.state, "r1", "", &whole, nil)) // which did not say what nobody said
+	h.must(decideAccept(&h.state, "r1", "", &whole, nil)) // an older coordinator did not record the defaulted fields
 	h.assign(withDefaults("w1", protocol.SandboxSpec{Memory: 1 << 30, Runtime: "runsc"}))
 	if s := h.state.Sandbox.Spec; s.Memory != protocol.DefaultMemory || s.Runtime != "runsc" {
 		t.Errorf("got %+v", s)
@@ -203,7 +219,9 @@ func TestASandboxOfAnOlderCoordinatorKeepsWhatItWasAcceptedWith(t *testing.T) {
 func BenchmarkPlaceOnHostsWithDefaults(b *testing.B) {
 	var hosts []*protocol.Host
 	for i := range 100 {
-		hosts = append(hosts, withDefaults(fmt.Sprint("w", i), protocol.SandboxSpec{Env: map[string]string{"A": "a"}, Memory: 1 << 30, Tmpfs: []protocol.Tmpfs{{Target: "/tmp"}}}))
+		hosts = append(hosts, withDefaults(fmt.Sprint("w", i),
+			protocol.SandboxSpec{Env: map[string]string{"A": "a"}, Memory: 1 << 30,
+				Tmpfs: []protocol.Tmpfs{{Target: "/tmp"}}}))
 	}
 	whole, builtIn := spec.Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"B": "b", "C": "c"}})
 	box := &protocol.Sandbox{State: protocol.StatePending, Spec: whole, BuiltIn: builtIn}

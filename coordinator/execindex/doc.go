@@ -1,5 +1,5 @@
 // Package execindex knows the ids of all execs that sandboxes ever had, and where in the event log their events are.
-// Nothing of it reads a whole history, except to rebuild a lost index.
+// Lookups read no whole history, except to rebuild a lost index.
 //
 //	index.go    what memory knows: the ids since the index was stored last, filters for everything before
 //	lookup.go   reads heads and pages of the stored index; stores it; rebuilds a lost one

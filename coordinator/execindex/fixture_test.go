@@ -41,7 +41,8 @@ func provisioned(t *testing.T) *deployment {
 	}
 	d := &deployment{t: t, server: server, conn: conn}
 	d.appendEvents(
-		protocol.Event{Kind: protocol.SandboxAccepted, Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
+		protocol.Event{Kind: protocol.SandboxAccepted,
+			Phase: &protocol.SandboxDetails{Spec: &protocol.SandboxSpec{Image: "i"}}},
 		protocol.Event{Kind: protocol.SandboxAssigned,
 			Phase: &protocol.SandboxDetails{Worker: "w1", HostID: "h1", Generation: 1}},
 		protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{Boot: "b"}})
@@ -54,7 +55,10 @@ func (d *deployment) appendEvents(events ...protocol.Event) {
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "w1"})
 	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) { return events, nil }); err != nil {
+	if _, err := j.Do(ctx, func(*protocol.State, time.Time) ([]protocol.Event, error) {
+		return events,
+			nil
+	}); err != nil {
 		d.t.Fatal(err)
 	}
 }
@@ -97,7 +101,7 @@ func (d *deployment) storedExecs(sandbox string) int {
 	return len(jetstream.Merge(all, h.Entries))
 }
 
-// purgeBucket takes keys out of a bucket behind everybody's back.
+// purgeBucket removes keys from a bucket without a trace.
 func (d *deployment) purgeBucket(bucket, keys string) {
 	d.t.Helper()
 	d.raw(func(js natsjs.JetStream) error {
@@ -109,7 +113,7 @@ func (d *deployment) purgeBucket(bucket, keys string) {
 	})
 }
 
-// storeAsBefore stores ids of a sandbox's execs as an older version did.
+// storeAsBefore stores exec ids as an older version did.
 func (d *deployment) storeAsBefore(sandbox string, ids ...string) {
 	d.t.Helper()
 	var page struct {
@@ -121,12 +125,13 @@ func (d *deployment) storeAsBefore(sandbox string, ids ...string) {
 		page.Hashes = binary.BigEndian.AppendUint64(page.Hashes, jetstream.HashExec(id).Prefix())
 	}
 	d.raw(func(js natsjs.JetStream) error {
-		_, err := js.Publish(d.t.Context(), "$KV."+protocol.BucketExecIDs+".default."+sandbox+".0", protocol.Encode(&page))
+		_, err := js.Publish(d.t.Context(), "$KV."+protocol.BucketExecIDs+".default."+sandbox+".0",
+			protocol.Encode(&page))
 		return err
 	})
 }
 
-// startedLate is a coordinator that starts when the sandbox is there, and folds its whole history.
+// startedLate is a coordinator that starts after the sandbox exists, and folds its whole history.
 func (d *deployment) startedLate() *indexed {
 	d.t.Helper()
 	x := New(d.conn, slog.New(slog.DiscardHandler))

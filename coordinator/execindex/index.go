@@ -115,19 +115,25 @@ func (x *Index) Restored(k key, s *protocol.State) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if e := x.sandboxes[k]; e == nil || e.total != s.Sandbox.TotalExecs { // otherwise the log was followed to this point
-		x.begins(k, s)
+	// otherwise the log was followed to this point
+	if e := x.sandboxes[k]; e == nil || e.total != s.Sandbox.TotalExecs {
+		x.entry(k).beginAt(s)
 	}
 }
 
-// begins notes that the events before a state were not shown to the index. x.mu is held.
-func (x *Index) begins(k key, s *protocol.State) {
+// beginAt notes that the events before a state were not shown to the index.
+func (e *sandboxExecs) beginAt(s *protocol.State) {
+	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
+}
+
+// entry returns a sandbox's entry, and creates it where there is none. x.mu is held.
+func (x *Index) entry(k key) *sandboxExecs {
 	e := x.sandboxes[k]
 	if e == nil {
 		e = &sandboxExecs{}
 		x.sandboxes[k] = e
 	}
-	e.base, e.total, e.maybeStored = jetstream.Position{Record: s.ExecRecord}, s.Sandbox.TotalExecs, true
+	return e
 }
 
 // EnsureCovers makes the index reach as far as a sandbox's fold, whatever the fold was made from.
@@ -135,7 +141,7 @@ func (x *Index) EnsureCovers(k key, s *protocol.State) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if e := x.sandboxes[k]; s.Sandbox.TotalExecs > 0 && (e == nil || e.total < s.Sandbox.TotalExecs) {
-		x.begins(k, s)
+		x.entry(k).beginAt(s)
 	}
 }
 
@@ -188,7 +194,8 @@ func (x *Index) Applied(k key, s *protocol.State, b *protocol.Batch) {
 	for _, entry := range said {
 		e.add(entry, b.Record)
 	}
-	if at := (jetstream.Position{Record: b.Record, Batch: b.ID}); len(e.marks) == 0 || e.marks[len(e.marks)-1].Record < b.Record {
+	if at := (jetstream.Position{Record: b.Record, Batch: b.ID}); len(e.marks) == 0 ||
+		e.marks[len(e.marks)-1].Record < b.Record {
 		if e.marks = append(e.marks, at); at == e.announced {
 			e.drop(at)
 		}
@@ -207,7 +214,8 @@ func (e *sandboxExecs) add(entry jetstream.ExecEntry, record uint64) {
 
 // drop forgets the entries that are stored, up to a message.
 func (e *sandboxExecs) drop(stored jetstream.Position) {
-	i, found := slices.BinarySearchFunc(e.marks, stored.Record, func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })
+	i, found := slices.BinarySearchFunc(e.marks, stored.Record,
+		func(m jetstream.Position, record uint64) int { return cmp.Compare(m.Record, record) })
 	if !found || e.marks[i] != stored {
 		if i == len(e.marks) {
 			e.announced = stored // the fold may get there later
@@ -222,7 +230,8 @@ func (e *sandboxExecs) drop(stored jetstream.Position) {
 	if len(e.recent) == 0 {
 		e.recent = nil // an emptied map keeps its memory
 	}
-	e.base, e.marks, e.announced, e.old, e.maybeStored = stored, slices.Clone(e.marks[i+1:]), jetstream.Position{}, nil, true
+	e.base, e.marks, e.announced, e.old, e.maybeStored =
+		stored, slices.Clone(e.marks[i+1:]), jetstream.Position{}, nil, true
 	e.drops++
 }
 

@@ -27,7 +27,10 @@ func (d *deployment) indexed(from *jetstream.Snapshot) *indexed {
 	x := New(d.conn, slog.New(slog.DiscardHandler))
 	x.live = from == nil
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "c", KeepEnded: 8,
-		OnApply: func(s *protocol.State, b *protocol.Batch) { x.Applied(theOne, s, b) }, OnReset: func() { x.Reset(theOne) }})
+		OnApply: func(s *protocol.State,
+			b *protocol.Batch) {
+			x.Applied(theOne, s, b)
+		}, OnReset: func() { x.Reset(theOne) }})
 	if from != nil {
 		copied := *from
 		copied.State = from.State.Clone()
@@ -103,14 +106,19 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 			for _, x := range s.Active() {
 				if len(events) < 300 {
 					if x.State == protocol.ExecStateAccepted {
-						events = append(events, protocol.Event{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: x.ID, Boot: "b"}})
+						events = append(events,
+							protocol.Event{Kind: protocol.ExecStarted,
+								Exec: &protocol.ExecDetails{ID: x.ID, Boot: "b"}})
 					}
-					events = append(events, protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: x.ID, ExitCode: &zero, Inline: true}})
+					events = append(events,
+						protocol.Event{Kind: protocol.ExecFinished,
+							Exec: &protocol.ExecDetails{ID: x.ID, ExitCode: &zero, Inline: true}})
 				}
 			}
 			for i := first; i < first+n; i++ {
 				events = append(events, protocol.Event{Kind: protocol.ExecAccepted, Request: fmt.Sprint("r", i),
-					Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
+					Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i),
+						Spec: &protocol.ExecSpec{Command: []string{"true"}}}})
 			}
 			return events, nil
 		})
@@ -120,8 +128,8 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 	}
 }
 
-// Two coordinators store what they know, late and at once, hear of each other or not, forget and start again: an id
-// that was used stays so, and no other is refused.
+// Two coordinators store what they know, late and concurrently, follow each other or not, evict and restart: a used id
+// stays used, and no other is refused.
 func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -189,7 +197,8 @@ func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 func (d *deployment) agrees(who string, i *indexed) {
 	t := d.t
 	t.Helper()
-	whole := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: "a", Writer: "judge", KeepEnded: 1 << 30})
+	whole := d.conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: "a", Writer: "judge",
+		KeepEnded: 1 << 30})
 	if err := whole.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -240,9 +249,11 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 	say(accept("finished"), accept("cancelled"), accept("never-started"))
 	say(of(protocol.ExecStarted, "finished"), of(protocol.ExecStarted, "cancelled"))
 	say(of(protocol.ExecCancelRequested, "cancelled"))
-	say(protocol.Event{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: "finished", ExitCode: &code, Started: time.Unix(5, 0).UTC(),
-		StdoutBytes: 3, Inline: true, Stdout: []byte("out"), OOMKills: 1}})
-	say(of(protocol.ExecCancelled, "cancelled"), of(protocol.ExecFailed, "never-started"), accept("timed-out"), of(protocol.ExecStarted, "timed-out"))
+	say(protocol.Event{Kind: protocol.ExecFinished,
+		Exec: &protocol.ExecDetails{ID: "finished", ExitCode: &code, Started: time.Unix(5, 0).UTC(),
+			StdoutBytes: 3, Inline: true, Stdout: []byte("out"), OOMKills: 1}})
+	say(of(protocol.ExecCancelled, "cancelled"), of(protocol.ExecFailed, "never-started"), accept("timed-out"),
+		of(protocol.ExecStarted, "timed-out"))
 	say(of(protocol.ExecTimedOut, "timed-out"), accept("runs"), of(protocol.ExecStarted, "runs"), accept("waits"))
 	i := d.indexed(nil)
 	d.agrees("from memory", i)
@@ -257,11 +268,11 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 	d.agrees("after a restart", d.indexed(s))
 }
 
-// The bucket is lost, or a part of it, or older than the log.
+// The bucket is lost entirely or in part, or is older than the log.
 func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
 	const execs = 2000 // with pages
 	for name, lose := range map[string]string{
-		"all of it": "default.a.>", "the head": "default.a.head", "the pages": "default.a.*.>",
+		"everything": "default.a.>", "the head": "default.a.head", "the pages": "default.a.*.>",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -291,12 +302,12 @@ func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
 					}
 				}
 				if i.knows(d, "never") {
-					t.Errorf("%s: an id that nobody used is refused", who)
+					t.Errorf("%s: an unused id is refused", who)
 				}
 				d.agrees(who, i)
 				s = i.keep(d)
 			}
-			// All of it is lost again, and who starts has nothing to add, but is asked whether everything is stored.
+			// Everything is lost again. A coordinator that starts has nothing to add, but checks whether everything is stored.
 			d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 			again := d.indexed(s)
 			if err := again.StoreThrough(t.Context(), theOne, again.j.Snapshot()); err != nil {
@@ -310,7 +321,7 @@ func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
 	}
 }
 
-// What an older version stored is in pages of half hashes. Its history may have been lost since.
+// An older version stored pages of half hashes. Its history may have been lost since.
 func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -326,7 +337,7 @@ func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 			}
 		}
 		if i.knows(d, "never") {
-			t.Errorf("%s: an id that nobody used is refused", who)
+			t.Errorf("%s: an unused id is refused", who)
 		}
 		d.agrees(who, i)
 	}
@@ -345,12 +356,12 @@ func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 	check("on pages, after a restart", d.indexed(s))
 }
 
-// looksAt has an index read pages, and keep them in memory with what they say of ids that nobody used.
-func (i *indexed) looksAt(d *deployment) {
+// readPages has an index read and cache pages, by lookups of unused ids.
+func (i *indexed) readPages(d *deployment) {
 	d.t.Helper()
 	for n := range 1000 {
 		if i.knows(d, fmt.Sprint("never-", n)) {
-			d.t.Errorf("an id that nobody used is refused")
+			d.t.Errorf("an unused id is refused")
 		}
 	}
 }
@@ -379,7 +390,7 @@ func (i *indexed) hears(d *deployment) {
 	i.headStored(theOne, h)
 }
 
-// A standby hears that execs went to pages which it has filters of, before it hears of the last of those execs.
+// A standby learns that execs went to pages that it has filters of, before it folds the last of those execs.
 func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -398,7 +409,7 @@ func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
 		leader.keep(d)
 		standby.hears(d)
 	}
-	standby.looksAt(d)
+	standby.readPages(d)
 	more(1400)
 	standby.refresh(d)
 	more(100)
@@ -408,8 +419,8 @@ func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
 	standby.knowsAll(d, "the standby", next)
 }
 
-// The bucket is lost, and the index made again from the history, with other pages. Nobody takes what was read of the
-// old ones for theirs.
+// The bucket is lost, and the index rebuilt from the history with other pages. Cached pages of the old index must not
+// be used for the new one.
 func TestP3_AnIndexThatWasMadeAgainIsReadAnew(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -430,8 +441,8 @@ func TestP3_AnIndexThatWasMadeAgainIsReadAnew(t *testing.T) {
 	for range 3 {
 		more(1600)
 	}
-	standby.looksAt(d)
-	leader.looksAt(d)
+	standby.readPages(d)
+	leader.readPages(d)
 	d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 	more(100)
 	for spills := range 3 { // as many as there were before

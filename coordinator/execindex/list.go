@@ -45,7 +45,9 @@ func (x *Index) All(ctx context.Context, k key) (iter.Seq[jetstream.ExecEntry], 
 }
 
 // merged lists the stored entries and those that came later in one order.
-func merged(recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstream.ExecEntry) iter.Seq[jetstream.ExecEntry] {
+func merged(
+	recent map[jetstream.ExecHash]jetstream.ExecEntry, stored []jetstream.ExecEntry,
+) iter.Seq[jetstream.ExecEntry] {
 	var accepted []jetstream.ExecEntry
 	for _, r := range recent {
 		accepted = append(accepted, r)
@@ -88,10 +90,13 @@ func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.Ex
 			return p.All, nil
 		}
 		var all []jetstream.ExecEntry
-		err := x.share(ctx, "pages "+k.Tenant+"."+k.ID, func(ctx context.Context) error {
+		err := share(ctx, &x.shared, "pages "+k.Tenant+"."+k.ID, func(ctx context.Context) error {
 			head, err := x.conn.ExecHead(ctx, k.Tenant, k.ID)
 			if err == jetstream.ErrNoIndex || err == nil && head.Stored() != h.Stored() {
-				return x.outdated(k)
+				x.mu.Lock()
+				defer x.mu.Unlock()
+				x.heads.remove(k) // it is no longer the stored one
+				return errChanged
 			}
 			if err != nil {
 				return err
@@ -123,11 +128,3 @@ func (x *Index) sorted(ctx context.Context, k key, h *indexHead) ([]jetstream.Ex
 }
 
 const entrySize = 72 // of an entry in memory
-
-// outdated drops a cached head that is no longer the stored one.
-func (x *Index) outdated(k key) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.heads.remove(k)
-	return errChanged
-}

@@ -4,13 +4,17 @@ import (
 	"context"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // Find returns the entry of an exec: from memory where it came since the index was stored last, otherwise from the one
 // page that it belongs on. drops says how long "not found" holds, see [Lookups].
-func (x *Index) Find(ctx context.Context, k key, id string) (entry jetstream.ExecEntry, found bool, drops uint64, err error) {
+func (x *Index) Find(
+	ctx context.Context, k key, id string,
+) (entry jetstream.ExecEntry, found bool, drops uint64, err error) {
 	hash := jetstream.HashExec(id)
 	for {
 		x.mu.Lock()
@@ -60,7 +64,8 @@ func (x *Index) Find(ctx context.Context, k key, id string) (entry jetstream.Exe
 }
 
 // errChanged says that the stored index has changed since it was read; the caller starts over.
-var errChanged = protocol.Errorf(protocol.Unavailable, "", "the index of execs has changed; start again with its first page")
+var errChanged = protocol.Errorf(protocol.Unavailable, "",
+	"the index of execs has changed; start again with its first page")
 
 // head returns the head of a sandbox's index and its entries. Where the index does not reach to where memory begins,
 // it is rebuilt from the history. It returns errChanged where the caller starts over.
@@ -141,7 +146,8 @@ func (x *Index) page(ctx context.Context, k key, h *indexHead, n int) (jetstream
 	if !there {
 		x.pages.put(at, p, len(p.page)+200)
 	}
-	if now, kept := x.heads.get(k); kept && now.line == h.line && now.Depth == h.Depth && now.Spills == h.Spills && now.pageFilters[n] == nil {
+	if now, kept := x.heads.get(k); kept && now.line == h.line && now.Depth == h.Depth && now.Spills == h.Spills &&
+		now.pageFilters[n] == nil {
 		now.pageFilters[n] = filterOf(p.page)
 		x.heads.put(k, now, now.size())
 	}
@@ -174,7 +180,7 @@ func (x *Index) lostPage(ctx context.Context, k key, revision uint64) error {
 
 // rebuild reads a sandbox's whole history into memory, once for all callers that wait for it.
 func (x *Index) rebuild(ctx context.Context, k key) error {
-	return x.share(ctx, "history "+k.Tenant+"."+k.ID, func(ctx context.Context) error {
+	return share(ctx, &x.shared, "history "+k.Tenant+"."+k.ID, func(ctx context.Context) error {
 		began := time.Now()
 		read := &sandboxExecs{}
 		err := x.conn.EachExecEvent(ctx, k.Tenant, k.ID, func(b *protocol.Batch) {
@@ -239,8 +245,8 @@ func (x *Index) readOld(ctx context.Context, k key) error {
 }
 
 // share runs f once for all callers that ask for the same thing meanwhile. Each caller waits until its own ctx ends.
-func (x *Index) share(ctx context.Context, what string, f func(ctx context.Context) error) error {
-	done := x.shared.DoChan(what, func() (any, error) {
+func share(ctx context.Context, group *singleflight.Group, what string, f func(ctx context.Context) error) error {
+	done := group.DoChan(what, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shareWithin)
 		defer cancel()
 		return nil, f(ctx)
@@ -285,7 +291,7 @@ func (x *Index) Store(ctx context.Context, k key) error {
 		case (err != jetstream.ErrNoIndex && err != jetstream.ErrIndexRemoved) || whole:
 			return err
 		}
-		if gone, err := x.purged(ctx, k); gone || err != nil {
+		if gone, err := purged(ctx, x.conn, k); gone || err != nil {
 			return err
 		}
 		if err := x.rebuild(ctx, k); err != nil {
@@ -340,8 +346,8 @@ func (x *Index) storedHead(ctx context.Context, k key) (*jetstream.ExecHead, err
 }
 
 // purged reports whether only the tombstone of a sandbox's history is left.
-func (x *Index) purged(ctx context.Context, k key) (bool, error) {
-	b, err := x.conn.FirstBatch(ctx, k.Tenant, k.ID)
+func purged(ctx context.Context, conn *jetstream.Conn, k key) (bool, error) {
+	b, err := conn.FirstBatch(ctx, k.Tenant, k.ID)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return true, nil
 	}

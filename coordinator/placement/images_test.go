@@ -25,7 +25,8 @@ const (
 
 func TestNeverPullsMeansAHostThatHasTheImages(t *testing.T) {
 	told := Images{}
-	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, appImage), stocked("w3", 7, told, appImage, dbDigest)}
+	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, appImage),
+		stocked("w3", 7, told, appImage, dbDigest)}
 	services := func(image string) map[string]protocol.Service {
 		return map[string]protocol.Service{"db": {Image: image}}
 	}
@@ -35,17 +36,21 @@ func TestNeverPullsMeansAHostThatHasTheImages(t *testing.T) {
 		want  string // worker
 		field string // in the refusal of w1
 	}{
-		"short name":                {protocol.SandboxSpec{Image: "app"}, "w2", "spec.image"},
-		"full name":                 {protocol.SandboxSpec{Image: appImage}, "w2", "spec.image"},
-		"digest":                    {protocol.SandboxSpec{Image: dbDigest}, "w3", "spec.image"},
-		"digest with a tag":         {protocol.SandboxSpec{Image: dbTag}, "w3", "spec.image"},
-		"id":                        {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
-		"short id":                  {protocol.SandboxSpec{Image: "cafe01"}, "w1", ""},
-		"other tag":                 {protocol.SandboxSpec{Image: "app:2"}, "", "spec.image"},
-		"required service":          {protocol.SandboxSpec{Image: "app", RequiredServices: services(dbDigest)}, "w3", "spec.image"},
-		"service only":              {protocol.SandboxSpec{Image: "cafe0123", RequiredServices: services("app")}, "w2", "spec.required_services.db.image"},
-		"optional service":          {protocol.SandboxSpec{Image: "app", OptionalServices: services("nowhere")}, "w2", "spec.image"},
-		"required service, nowhere": {protocol.SandboxSpec{Image: "app", RequiredServices: services("nowhere")}, "", "spec.image"},
+		"short name":        {protocol.SandboxSpec{Image: "app"}, "w2", "spec.image"},
+		"full name":         {protocol.SandboxSpec{Image: appImage}, "w2", "spec.image"},
+		"digest":            {protocol.SandboxSpec{Image: dbDigest}, "w3", "spec.image"},
+		"digest with a tag": {protocol.SandboxSpec{Image: dbTag}, "w3", "spec.image"},
+		"id":                {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
+		"short id":          {protocol.SandboxSpec{Image: "cafe01"}, "w1", ""},
+		"other tag":         {protocol.SandboxSpec{Image: "app:2"}, "", "spec.image"},
+		"required service": {protocol.SandboxSpec{Image: "app", RequiredServices: services(dbDigest)}, "w3",
+			"spec.image"},
+		"service only": {protocol.SandboxSpec{Image: "cafe0123", RequiredServices: services("app")}, "w2",
+			"spec.required_services.db.image"},
+		"optional service": {protocol.SandboxSpec{Image: "app", OptionalServices: services("nowhere")}, "w2",
+			"spec.image"},
+		"required service, nowhere": {protocol.SandboxSpec{Image: "app", RequiredServices: services("nowhere")}, "",
+			"spec.image"},
 	} {
 		b := &protocol.Sandbox{State: protocol.StatePending, Spec: c.spec}
 		b.Spec.Pull = protocol.PullNever
@@ -63,23 +68,31 @@ func TestNeverPullsMeansAHostThatHasTheImages(t *testing.T) {
 		if e := Impossible(b, hosts); e != nil {
 			t.Errorf("%s: it does not wait: %v", what, e)
 		}
-		if chosen, _ := Place(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "app:2", Pull: protocol.PullMissing}}, hosts, told); chosen == nil {
+		if chosen, _ := Place(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "app:2", Pull: protocol.PullMissing}},
+			hosts, told); chosen == nil {
 			t.Errorf("%s: what may be pulled is refused", what)
 		}
 	}
 }
 
 func TestAHostThatDoesNotTellItsImagesIsTriedAndOneThatHasNotYetIsNot(t *testing.T) {
-	b := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: "app", Pull: protocol.PullNever}}
+	b := &protocol.Sandbox{State: protocol.StatePending,
+		Spec: protocol.SandboxSpec{Image: "app", Pull: protocol.PullNever}}
 	for what, c := range map[string]struct {
 		change func(*protocol.Host, *protocol.HostImages)
 		taken  bool
 	}{
-		"lacks it":                        {func(*protocol.Host, *protocol.HostImages) {}, false},
-		"an older worker":                 {func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }, true},
-		"said by the worker's former run": {func(h *protocol.Host, i *protocol.HostImages) { h.Instance, i.Names = "new", []string{appImage} }, false},
-		"the engine did not list them":    {func(_ *protocol.Host, i *protocol.HostImages) { i.Listed, i.Names = false, []string{appImage} }, false},
-		"more than were told":             {func(_ *protocol.Host, i *protocol.HostImages) { i.Cut = true }, true},
+		"lacks it":        {func(*protocol.Host, *protocol.HostImages) {}, false},
+		"an older worker": {func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }, true},
+		"said by the worker's former run": {func(h *protocol.Host, i *protocol.HostImages) {
+			h.Instance,
+				i.Names = "new", []string{appImage}
+		}, false},
+		"the engine did not list them": {func(_ *protocol.Host, i *protocol.HostImages) {
+			i.Listed, i.Names = false,
+				[]string{appImage}
+		}, false},
+		"more than were told": {func(_ *protocol.Host, i *protocol.HostImages) { i.Cut = true }, true},
 	} {
 		told := Images{}
 		h := stocked("w1", 0, told)
@@ -89,17 +102,18 @@ func TestAHostThatDoesNotTellItsImagesIsTriedAndOneThatHasNotYetIsNot(t *testing
 		}
 	}
 	h := stocked("w1", 0, Images{})
-	if chosen, refusals := Place(b, []*protocol.Host{h}, nil); chosen != nil || !strings.Contains(refusals[0].Reason, "not said yet") {
+	if chosen, refusals := Place(b, []*protocol.Host{h}, nil); chosen != nil ||
+		!strings.Contains(refusals[0].Reason, "not said yet") {
 		t.Errorf("nothing was said yet: %+v", refusals)
 	}
 	b.Resuming, b.HostID = true, h.HostID
 	if chosen, refusals := Place(b, []*protocol.Host{h}, nil); chosen == nil {
-		t.Errorf("a resume, whose containers are there: %+v", refusals)
+		t.Errorf("a resume, which has its containers: %+v", refusals)
 	}
 }
 
-// Nobody waits for a name that was misspelt.
-func TestAnImageThatNobodyHasOrBringsIsNotWaitedForLong(t *testing.T) {
+// A misspelt name is not waited for.
+func TestAnImageThatNoHostHasOrGetsIsNotWaitedForLong(t *testing.T) {
 	app := func(pull string) *protocol.Sandbox {
 		return &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: "app", Pull: pull,
 			OptionalServices: map[string]protocol.Service{"x": {Image: "misspelt"}}}}
@@ -113,16 +127,26 @@ func TestAnImageThatNobodyHasOrBringsIsNotWaitedForLong(t *testing.T) {
 		"nobody has it":    {b: app(protocol.PullNever), fails: true},
 		"it may be pulled": {b: app(protocol.PullMissing)},
 		"a resume":         {b: &protocol.Sandbox{Resuming: true, HostID: "h-w1", Spec: app(protocol.PullNever).Spec}},
-		"a host has it":    {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Names = []string{appImage} }},
-		"a host that is lost has it": {b: app(protocol.PullNever), change: func(h *protocol.Host, i *protocol.HostImages) {
-			h.State, i.Names = protocol.HostLost, []string{appImage}
-		}},
-		"a host has not said yet":     {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Listed = false }},
-		"a host does not say":         {b: app(protocol.PullNever), change: func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }},
-		"it is in a configuration":    {b: app(protocol.PullNever), change: func(_ *protocol.Host, i *protocol.HostImages) { i.Images = []protocol.HostImage{{Ref: appImage}} }},
-		"it is imported":              {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage}}},
-		"it is imported for the host": {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w1"}}}},
-		"it is imported for another":  {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w3"}}}, fails: true},
+		"a host has it": {b: app(protocol.PullNever),
+			change: func(_ *protocol.Host, i *protocol.HostImages) { i.Names = []string{appImage} }},
+		"a host that is lost has it": {b: app(protocol.PullNever),
+			change: func(h *protocol.Host, i *protocol.HostImages) {
+				h.State, i.Names = protocol.HostLost, []string{appImage}
+			}},
+		"a host has not said yet": {b: app(protocol.PullNever),
+			change: func(_ *protocol.Host, i *protocol.HostImages) { i.Listed = false }},
+		"a host does not say": {b: app(protocol.PullNever),
+			change: func(h *protocol.Host, _ *protocol.HostImages) { h.Images = false }},
+		"it is in a configuration": {b: app(protocol.PullNever),
+			change: func(_ *protocol.Host,
+				i *protocol.HostImages) {
+				i.Images = []protocol.HostImage{{Ref: appImage}}
+			}},
+		"it is imported": {b: app(protocol.PullNever), imports: []*protocol.WantedImage{{Ref: appImage}}},
+		"it is imported for the host": {b: app(protocol.PullNever),
+			imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w1"}}}},
+		"it is imported for another": {b: app(protocol.PullNever),
+			imports: []*protocol.WantedImage{{Ref: appImage, Workers: []string{"w3"}}}, fails: true},
 	} {
 		told := Images{}
 		hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 0, told)}
@@ -173,7 +197,8 @@ func TestAHostThatHasTheImageIsPreferredWhileItIsNearlyAsEmpty(t *testing.T) {
 func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
 	told := Images{}
 	byDefault := []string{"docker.io", "public"}
-	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, "127.0.0.1:5000/there:1"), stocked("w3", 7, told)}
+	hosts := []*protocol.Host{stocked("w1", 0, told), stocked("w2", 5, told, "127.0.0.1:5000/there:1"),
+		stocked("w3", 7, told)}
 	hosts[0].Registries, hosts[1].Registries, hosts[2].Registries = byDefault, byDefault, []string{"10.1.1.1:5000"}
 	imports := []*protocol.WantedImage{{Ref: "127.0.0.1:5000/imported:1"}}
 	for what, c := range map[string]struct {
@@ -181,16 +206,19 @@ func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
 		on    string // worker
 		fails string // the field, where it is of no use to wait
 	}{
-		"the host's own":      {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
-		"on a host":           {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},
-		"on a host, always":   {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1", Pull: protocol.PullAlways}, "", "spec.image"},
-		"imported":            {protocol.SandboxSpec{Image: "127.0.0.1:5000/imported:1"}, "", ""},
-		"of one operator's":   {protocol.SandboxSpec{Image: "10.1.1.1:5000/x:1"}, "w3", ""},
-		"public":              {protocol.SandboxSpec{Image: "ghcr.io/a/b:1"}, "w1", ""},
-		"of a service":        {protocol.SandboxSpec{Image: "busybox", RequiredServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "", "spec.required_services.db.image"},
-		"of an optional one":  {protocol.SandboxSpec{Image: "busybox", OptionalServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "w1", ""},
-		"an id that is there": {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
-		"of no registry":      {protocol.SandboxSpec{Image: "boxfleet.local/d/imported/x:1"}, "", "spec.image"},
+		"the host's own": {protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}, "", "spec.image"},
+		"on a host":      {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1"}, "w2", ""},
+		"on a host, always": {protocol.SandboxSpec{Image: "127.0.0.1:5000/there:1", Pull: protocol.PullAlways}, "",
+			"spec.image"},
+		"imported":          {protocol.SandboxSpec{Image: "127.0.0.1:5000/imported:1"}, "", ""},
+		"of one operator's": {protocol.SandboxSpec{Image: "10.1.1.1:5000/x:1"}, "w3", ""},
+		"public":            {protocol.SandboxSpec{Image: "ghcr.io/a/b:1"}, "w1", ""},
+		"of a service": {protocol.SandboxSpec{Image: "busybox",
+			RequiredServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "", "spec.required_services.db.image"},
+		"of an optional one": {protocol.SandboxSpec{Image: "busybox",
+			OptionalServices: map[string]protocol.Service{"db": {Image: "10.0.0.1/db:1"}}}, "w1", ""},
+		"an id that a host has": {protocol.SandboxSpec{Image: "sha256:cafe0123"}, "w1", ""},
+		"of no registry":        {protocol.SandboxSpec{Image: "boxfleet.local/d/imported/x:1"}, "", "spec.image"},
 	} {
 		b := &protocol.Sandbox{State: protocol.StatePending, Spec: c.spec}
 		if b.Spec.Pull == "" {
@@ -205,12 +233,15 @@ func TestAnImageOfARegistryThatNoOperatorAllowsIsRefused(t *testing.T) {
 			t.Errorf("%s: placed on %q, want %q: %+v", what, got, c.on, refusals)
 		}
 		e := ImageUnavailable(b, hosts, told, imports)
-		if c.fails == "" && e != nil || c.fails != "" && (e == nil || e.Field != c.fails || e.Reason != protocol.ReasonPolicyDenied || e.Code != protocol.PermissionDenied) {
+		if c.fails == "" && e != nil || c.fails != "" &&
+			(e == nil || e.Field != c.fails || e.Reason != protocol.ReasonPolicyDenied ||
+				e.Code != protocol.PermissionDenied) {
 			t.Errorf("%s: got %v", what, e)
 		}
 	}
 	hosts[1].Registries = nil // an older worker finds out by trying
-	if e := ImageUnavailable(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}}, hosts, told, nil); e != nil {
+	if e := ImageUnavailable(&protocol.Sandbox{Spec: protocol.SandboxSpec{Image: "127.0.0.1:5000/x:1"}}, hosts, told,
+		nil); e != nil {
 		t.Errorf("with an older worker: %v", e)
 	}
 }

@@ -85,7 +85,7 @@ func sameUsage(a, b *protocol.Host) bool {
 		a.UsedDisk == b.UsedDisk && a.UsedPIDs == b.UsedPIDs && a.UsedGPUs == b.UsedGPUs
 }
 
-// SetUsage replaces what is used of a host.
+// SetUsage replaces the usage of a host.
 func (x *Index) SetUsage(hostID string, u Usage) {
 	i, known := x.byID[hostID]
 	if !known {

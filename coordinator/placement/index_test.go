@@ -14,9 +14,11 @@ import (
 func drawHost(t *rapid.T, worker string) *protocol.Host {
 	h := host(worker, 0)
 	h.Slots, h.CPU, h.Memory = rapid.IntRange(1, 4).Draw(t, "slots"), 4, 4<<30
-	h.State = rapid.SampledFrom([]protocol.HostState{protocol.HostReady, protocol.HostReady, protocol.HostReady, protocol.HostSuspect, protocol.HostLost}).Draw(t, "state")
+	h.State = rapid.SampledFrom([]protocol.HostState{protocol.HostReady, protocol.HostReady, protocol.HostReady,
+		protocol.HostSuspect, protocol.HostLost}).Draw(t, "state")
 	h.Images = rapid.Bool().Draw(t, "tells images")
-	h.Profiles = rapid.SampledFrom([][]string{nil, {protocol.ProfileHardened}, {protocol.ProfileHardened, protocol.ProfileStandard}}).Draw(t, "profiles")
+	h.Profiles = rapid.SampledFrom([][]string{nil, {protocol.ProfileHardened},
+		{protocol.ProfileHardened, protocol.ProfileStandard}}).Draw(t, "profiles")
 	h.GPUs = rapid.IntRange(0, 1).Draw(t, "gpus")
 	if rapid.Bool().Draw(t, "has a disk") {
 		h.Disk, h.DiskQuota = 8<<30, true
@@ -25,7 +27,8 @@ func drawHost(t *rapid.T, worker string) *protocol.Host {
 		h.Full = "the disk runs short"
 	}
 	if rapid.IntRange(0, 3).Draw(t, "has defaults") == 0 {
-		h.Defaults = &protocol.SandboxSpec{Memory: 1 << 30, Profile: rapid.SampledFrom([]string{"", protocol.ProfileStandard}).Draw(t, "default profile")}
+		h.Defaults = &protocol.SandboxSpec{Memory: 1 << 30,
+			Profile: rapid.SampledFrom([]string{"", protocol.ProfileStandard}).Draw(t, "default profile")}
 	}
 	return h
 }
@@ -35,7 +38,8 @@ func drawImages(t *rapid.T, worker string) *protocol.HostImages {
 		return nil
 	}
 	var names []string
-	for _, name := range []string{"docker.io/library/a:latest", "docker.io/library/b:latest", "docker.io/library/c:latest"} {
+	for _, name := range []string{"docker.io/library/a:latest", "docker.io/library/b:latest",
+		"docker.io/library/c:latest"} {
 		if rapid.Bool().Draw(t, "has "+name) {
 			names = append(names, name)
 		}
@@ -46,7 +50,8 @@ func drawImages(t *rapid.T, worker string) *protocol.HostImages {
 
 func drawSandbox(t *rapid.T, hosts []Row) *protocol.Sandbox {
 	spec := protocol.SandboxSpec{
-		Image: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "image"), CPU: 1, Memory: protocol.Bytes(rapid.IntRange(1, 4).Draw(t, "memory")) << 30,
+		Image: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t,
+			"image"), CPU: 1, Memory: protocol.Bytes(rapid.IntRange(1, 4).Draw(t, "memory")) << 30,
 		Env: map[string]string{"N": rapid.SampledFrom([]string{"1", "2"}).Draw(t, "env")},
 	}
 	if rapid.IntRange(0, 3).Draw(t, "service") == 0 {
@@ -65,7 +70,7 @@ func drawSandbox(t *rapid.T, hosts []Row) *protocol.Sandbox {
 	return b
 }
 
-// Whatever changes on the hosts, and in whatever order, the index finds the host that a look at all of them finds.
+// After any changes of the hosts in any order, the index finds the host that a scan finds.
 func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		index, told, version := NewIndex(), Images{}, uint64(1)
@@ -91,7 +96,9 @@ func TestTheIndexPlacesAsTheScanDoes(t *testing.T) {
 				index.SetImages(worker, told[worker])
 			case 2: // sandboxes come and go
 				n := rapid.IntRange(0, rows[i].Host.Slots).Draw(t, "sandboxes")
-				u := Usage{Sandboxes: n, Totals: protocol.Totals{CPU: float64(n), Memory: protocol.Bytes(n) << 30, Disk: protocol.Bytes(n) << 29}, GPUs: min(n, 1)}
+				u := Usage{Sandboxes: n,
+					Totals: protocol.Totals{CPU: float64(n), Memory: protocol.Bytes(n) << 30,
+						Disk: protocol.Bytes(n) << 29}, GPUs: min(n, 1)}
 				h := *rows[i].Host
 				h.Sandboxes, h.UsedCPU, h.UsedMem, h.UsedDisk, h.UsedGPUs = 0, 0, 0, 0, 0
 				u.AddTo(&h)
@@ -122,7 +129,7 @@ func fleet(n int) (rows []Row) {
 	return rows
 }
 
-// BenchmarkPlace places sandboxes of four kinds, each of which counts on its host, as a burst does.
+// BenchmarkPlace places a burst of sandboxes of four kinds; each counts on its host.
 func BenchmarkPlace(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint("index/hosts=", n), func(b *testing.B) {
@@ -130,12 +137,14 @@ func BenchmarkPlace(b *testing.B) {
 			index.SetHosts(fleet(n))
 			used := map[string]Usage{}
 			for i := range 4 {
-				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i), CPU: 0.01, Memory: 1 << 24}}
+				s := &protocol.Sandbox{State: protocol.StatePending,
+					Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i), CPU: 0.01, Memory: 1 << 24}}
 				index.Place(s, KindOf(s))
 			}
 			b.ResetTimer()
 			for i := range b.N {
-				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
+				s := &protocol.Sandbox{State: protocol.StatePending,
+					Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
 				h := index.Place(s, KindOf(s))
 				used[h.HostID] = used[h.HostID].Plus(UsageOf(&s.Spec))
 				if i%(n*100) == 0 {
@@ -150,7 +159,8 @@ func BenchmarkPlace(b *testing.B) {
 				hosts = append(hosts, r.Host)
 			}
 			for i := range b.N {
-				s := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
+				s := &protocol.Sandbox{State: protocol.StatePending,
+					Spec: protocol.SandboxSpec{Image: fmt.Sprint("i", i%4), CPU: 0.01, Memory: 1 << 24}}
 				h, _ := Place(s, hosts, nil)
 				UsageOf(&s.Spec).AddTo(h)
 				if h.Sandboxes == 100 {

@@ -53,7 +53,8 @@ func Reasons(b *protocol.Sandbox, hosts []*protocol.Host, images Images) string 
 }
 
 func byName(hosts []*protocol.Host) []*protocol.Host {
-	return slices.SortedFunc(slices.Values(hosts), func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
+	return slices.SortedFunc(slices.Values(hosts),
+		func(a, b *protocol.Host) int { return cmp.Compare(a.Worker, b.Worker) })
 }
 
 // SpecOn returns a sandbox's spec as it would be on a host, with the defaults of that host's worker. A sandbox that

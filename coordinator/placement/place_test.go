@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Host is one with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
+// host returns a host with ten slots and 10 GiB, of which n are taken by sandboxes of 1 GiB.
 func host(worker string, n int) *protocol.Host {
 	return &protocol.Host{
 		Worker: worker, HostID: "h-" + worker, Instance: "i-" + worker, State: protocol.HostReady, Slots: 10, Memory: 10 << 30, CPU: 4,
@@ -32,8 +32,8 @@ func TestPlaceChoosesTheHostWithTheMostRoom(t *testing.T) {
 	}
 }
 
-// Cores are not reserved, but counted: a host that has promised fewer of them is chosen, also where all
-// have promised more than they have.
+// Cores are not reserved, but counted: a host that has promised fewer of them is chosen, even when all have promised
+// more than they have.
 func TestPlaceCountsCores(t *testing.T) {
 	busy, idle := host("busy", 1), host("idle", 1)
 	for busy.UsedCPU, idle.UsedCPU = 2, 1; busy.UsedCPU < 20; busy.UsedCPU, idle.UsedCPU = busy.UsedCPU+4, idle.UsedCPU+4 {
@@ -51,8 +51,10 @@ func TestASandboxGoesToAHostThatAllowsItsProfile(t *testing.T) {
 		hosts   []*protocol.Host
 		want    *protocol.Host
 	}{
-		{protocol.ProfileHardened, []*protocol.Host{loose, strict}, strict}, {protocol.ProfileStandard, []*protocol.Host{strict, loose}, loose},
-		{protocol.ProfileHardened, []*protocol.Host{older, loose}, older}, {protocol.ProfileStandard, []*protocol.Host{older, loose}, loose},
+		{protocol.ProfileHardened, []*protocol.Host{loose, strict}, strict}, {protocol.ProfileStandard,
+			[]*protocol.Host{strict, loose}, loose},
+		{protocol.ProfileHardened, []*protocol.Host{older, loose}, older}, {protocol.ProfileStandard,
+			[]*protocol.Host{older, loose}, loose},
 	} {
 		b := wants(1 << 30)
 		b.Spec.Profile = c.profile
@@ -62,7 +64,8 @@ func TestASandboxGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	}
 	b := wants(1 << 30)
 	b.Spec.Profile = protocol.ProfileHardened
-	if e := Impossible(b, []*protocol.Host{loose}); e == nil || e.Field != "spec.profile" || e.Code != protocol.PermissionDenied {
+	if e := Impossible(b, []*protocol.Host{loose}); e == nil || e.Field != "spec.profile" ||
+		e.Code != protocol.PermissionDenied {
 		t.Errorf("where no host allows it: %v", e)
 	}
 }
@@ -87,12 +90,14 @@ func TestQ12_WaitingSaysWhyPerHost(t *testing.T) {
 	if chosen != nil {
 		t.Fatalf("placed on %s", chosen.Worker)
 	}
-	for i, want := range []string{"slots", "memory", "suspect", "no answer", "spec.mounts[0].source", "networks of sandboxes apart: no right"} {
+	for i, want := range []string{"slots", "memory", "suspect", "no answer", "spec.mounts[0].source",
+		"networks of sandboxes apart: no right"} {
 		if r := refusals[i]; r.Worker != hosts[i].Worker || !strings.Contains(r.Reason, want) {
 			t.Errorf("refusal %d is %+v, want one of %s about %q", i, r, hosts[i].Worker, want)
 		}
 	}
-	if why := Impossible(b, hosts); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0].source" {
+	if why := Impossible(b, hosts); why == nil || why.Code != protocol.PermissionDenied ||
+		why.Field != "spec.mounts[0].source" {
 		t.Errorf("a mount that no host allows: %v", why)
 	}
 	b.Spec.Mounts[0].Source = "/srv/cache/go"
@@ -106,7 +111,8 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 	writer.Mounts, writer.Writable = []string{"/srv/cache", "/srv/cache/fixed"}, []string{"/srv/cache"}
 	hosts := []*protocol.Host{reader, writer}
 	b := wants(1 << 30)
-	for source, want := range map[string]string{"/srv/cache/go": "writer", "/srv/cache/fixed": "", "/srv/cache": "", "/srv": "", "/srv/cachet": ""} {
+	for source, want := range map[string]string{"/srv/cache/go": "writer", "/srv/cache/fixed": "", "/srv/cache": "",
+		"/srv": "", "/srv/cachet": ""} {
 		b.Spec.Mounts = []protocol.Mount{{Source: source, Target: "/t", Writable: true}}
 		chosen, refusals := Place(b, hosts, nil)
 		got := ""
@@ -120,7 +126,8 @@ func TestAWritableMountGoesToAHostThatLetsItBeWritten(t *testing.T) {
 		if !strings.HasPrefix(source, "/srv/cache/") && source != "/srv/cache" {
 			field = "source"
 		}
-		if why := Impossible(b, hosts); (why == nil) != (want != "") || why != nil && (why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0]."+field) {
+		if why := Impossible(b, hosts); (why == nil) != (want != "") || why != nil &&
+			(why.Code != protocol.PermissionDenied || why.Field != "spec.mounts[0]."+field) {
 			t.Errorf("%s: %v", source, why)
 		}
 	}
@@ -141,7 +148,8 @@ func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	} {
 		b := wants(1 << 30)
 		b.Spec.OptionalServices = protocol.Services{"db": {Profile: profile}}
-		if chosen, refusals := Place(b, []*protocol.Host{older, strict, loose}, nil); chosen == nil || chosen.Worker != want {
+		if chosen, refusals := Place(b, []*protocol.Host{older, strict, loose}, nil); chosen == nil ||
+			chosen.Worker != want {
 			t.Errorf("%q is placed on %+v, want %s: %v", profile, chosen, want, refusals)
 		}
 	}
@@ -151,7 +159,8 @@ func TestAServiceGoesToAHostThatAllowsItsProfile(t *testing.T) {
 	if chosen != nil || !strings.HasPrefix(refusals[0].Reason, "spec.required_services.db.profile: ") {
 		t.Errorf("placed on %+v: %v", chosen, refusals)
 	}
-	if why := Impossible(b, []*protocol.Host{strict}); why == nil || why.Code != protocol.PermissionDenied || why.Field != "spec.required_services.db.profile" {
+	if why := Impossible(b, []*protocol.Host{strict}); why == nil || why.Code != protocol.PermissionDenied ||
+		why.Field != "spec.required_services.db.profile" {
 		t.Errorf("a profile that no host allows: %v", why)
 	}
 }
@@ -251,18 +260,20 @@ func TestDiskIsReservedAndPIDsAreCounted(t *testing.T) {
 		}
 	}
 	emptier(func(a, b *protocol.Host) { a.UsedPIDs, b.UsedPIDs = 130_000, 120_000 })
-	emptier(func(a, b *protocol.Host) { a.UsedPIDs, b.UsedPIDs, a.Sandboxes = 0, 100_000, 2 }) // what is enough is not scarce
+	// what is enough is not scarce
+	emptier(func(a, b *protocol.Host) { a.UsedPIDs, b.UsedPIDs, a.Sandboxes = 0, 100_000, 2 })
 	emptier(func(a, b *protocol.Host) { a.UsedDisk, b.UsedDisk = 90<<30, 80<<30 })
 }
 
 func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
 	strict, loose := host("strict", 0), host("loose", 5)
 	strict.DenyNetworks = []string{"10.1.0.0/16"}
-	strict.AllowNetworks, loose.AllowNetworks = []string{"10.0.0.0/8", "192.0.2.0/24"}, []string{"10.0.0.0/8", "192.0.0.0/16"}
+	strict.AllowNetworks, loose.AllowNetworks = []string{"10.0.0.0/8", "192.0.2.0/24"}, []string{"10.0.0.0/8",
+		"192.0.0.0/16"}
 	hosts := []*protocol.Host{strict, loose}
 	for allow, want := range map[string]*protocol.Host{
 		"10.1.2.0/24": loose, "10.1.0.0/16": loose,
-		"10.0.0.0/8":  strict, // the rest of it is reached
+		"10.0.0.0/8":  strict, // the rest of the range is reachable
 		"10.2.0.0/16": strict,
 	} {
 		b := wants(1 << 30)
@@ -271,7 +282,8 @@ func TestANetworkGoesToAHostWhoseOperatorDoesNotDenyIt(t *testing.T) {
 			t.Errorf("%s: %v", allow, refusals)
 		}
 		why := Impossible(b, hosts[:1])
-		if (why == nil) != (want == strict) || why != nil && (why.Field != "spec.network.allow[1]" || why.Code != protocol.PermissionDenied) {
+		if (why == nil) != (want == strict) || why != nil &&
+			(why.Field != "spec.network.allow[1]" || why.Code != protocol.PermissionDenied) {
 			t.Errorf("%s where all deny it: %v", allow, why)
 		}
 	}
@@ -299,11 +311,14 @@ func TestAPrivateRangeAndAPortAreTheOperatorsToAllow(t *testing.T) {
 		b.Spec.Ports = []protocol.Port{{Container: 1}, {Container: 2, Host: c.port}}
 		field := "spec.ports[1].host"
 		if c.allow != "" {
-			b.Spec.Network, field = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{c.allow}}, "spec.network.allow[0]"
+			b.Spec.Network, field = &protocol.Network{Mode: protocol.NetworkAllow,
+				Allow: []string{c.allow}}, "spec.network.allow[0]"
 		}
 		for h, want := range map[*protocol.Host]bool{open: c.onOpen, shut: c.onShut, older: c.old} {
 			why := Impossible(b, []*protocol.Host{h})
-			if (why == nil) != want || why != nil && (why.Field != field || why.Code != protocol.PermissionDenied || why.Reason != protocol.ReasonPolicyDenied) {
+			if (why == nil) != want || why != nil &&
+				(why.Field != field || why.Code != protocol.PermissionDenied ||
+					why.Reason != protocol.ReasonPolicyDenied) {
 				t.Errorf("%s on %s: %v", what, h.Worker, why)
 			}
 		}
@@ -316,7 +331,8 @@ func TestProcessesOfAContainerAreTheOperatorsToGive(t *testing.T) {
 	b := wants(1 << 30)
 	b.Spec.PIDs = 4096
 	b.Spec.RequiredServices = protocol.Services{"db": {PIDs: 5000}}
-	if why := Impossible(b, []*protocol.Host{h}); why == nil || why.Field != "spec.required_services.db.pids" || why.Code != protocol.PermissionDenied {
+	if why := Impossible(b, []*protocol.Host{h}); why == nil || why.Field != "spec.required_services.db.pids" ||
+		why.Code != protocol.PermissionDenied {
 		t.Errorf("got %v", why)
 	}
 	if why := Impossible(b, []*protocol.Host{older}); why != nil {
@@ -324,7 +340,7 @@ func TestProcessesOfAContainerAreTheOperatorsToGive(t *testing.T) {
 	}
 }
 
-func TestWhatNoHostAloneGivesIsRefusedAtOnce(t *testing.T) {
+func TestRequirementsThatNoHostAloneMeetsAreRefusedAtOnce(t *testing.T) {
 	h1, h2, both := host("h1", 0), host("h2", 0), host("both", 10)
 	h1.Mounts, h2.Mounts, both.Mounts = []string{"/a"}, []string{"/b"}, []string{"/a", "/b"}
 	b := wants(1 << 30)
@@ -339,14 +355,15 @@ func TestWhatNoHostAloneGivesIsRefusedAtOnce(t *testing.T) {
 	}
 	// What every host lacks is named, though each lacks something else besides.
 	h1.Runtimes, b.Spec.Runtime, b.Spec.Tools = []string{"runsc"}, "runsc", []string{"git"}
-	if why := Impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" || why.Reason != protocol.ReasonToolUnavailable {
+	if why := Impossible(b, []*protocol.Host{h1, h2}); why == nil || why.Field != "spec.tools[0]" ||
+		why.Reason != protocol.ReasonToolUnavailable {
 		t.Errorf("got %v", why)
 	}
 }
 
-// What the largest host could not hold if it were empty is refused at once. A host that only sandboxes know of may
-// be larger: then it waits, and says for what.
-func TestWhatNoHostCanEverHoldIsRefusedAtOnce(t *testing.T) {
+// A sandbox larger than the largest empty host is refused at once. A host known only from its sandboxes may be larger:
+// then the sandbox waits, and says for what.
+func TestASandboxLargerThanAnyHostIsRefusedAtOnce(t *testing.T) {
 	small, large := host("small", 0), host("large", 10)
 	large.Memory, large.UsedMem = 20<<30, 20<<30
 	services := wants(8 << 30)
@@ -356,10 +373,12 @@ func TestWhatNoHostCanEverHoldIsRefusedAtOnce(t *testing.T) {
 	for _, h := range []*protocol.Host{small, large} {
 		h.Disk, h.DiskQuota, h.Profiles, h.ServiceProfiles = 100<<30, true, []string{protocol.ProfileHardened}, []string{protocol.ProfileStandard}
 	}
-	for field, b := range map[string]*protocol.Sandbox{"spec.memory": wants(100 << 30), "spec.memory ": services, "spec.disk": disk} {
+	for field, b := range map[string]*protocol.Sandbox{"spec.memory": wants(100 << 30), "spec.memory ": services,
+		"spec.disk": disk} {
 		field = strings.TrimSpace(field)
 		e := Impossible(b, []*protocol.Host{small, large})
-		if e == nil || e.Reason != protocol.ReasonNoHost || e.Field != field || !strings.Contains(e.Message, "largest host has") {
+		if e == nil || e.Reason != protocol.ReasonNoHost || e.Field != field ||
+			!strings.Contains(e.Message, "largest host has") {
 			t.Errorf("%s: %v", field, e)
 		}
 		away := &protocol.Host{Worker: "away", HostID: "h-away", State: protocol.HostLost}
@@ -384,9 +403,11 @@ func TestWhatNoHostCanEverHoldIsRefusedAtOnce(t *testing.T) {
 func TestAHostThatGaveASandboxBackIsPassedOverForAWhile(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	b := wants(1 << 30)
-	b.Refusals = []protocol.Refusal{{HostID: "h-w1", Worker: "w1", Reason: "all of its 2 slots are taken", Until: now.Add(time.Second)}}
+	b.Refusals = []protocol.Refusal{{HostID: "h-w1", Worker: "w1", Reason: "all of its 2 slots are taken",
+		Until: now.Add(time.Second)}}
 	hosts := []*protocol.Host{host("w1", 0), host("w2", 5)}
-	if chosen, refusals := Place(WithoutExpiredRefusals(b, now), hosts, nil); chosen != hosts[1] || !strings.Contains(refusals[0].Reason, "2 slots") {
+	if chosen, refusals := Place(WithoutExpiredRefusals(b, now), hosts, nil); chosen != hosts[1] ||
+		!strings.Contains(refusals[0].Reason, "2 slots") {
 		t.Errorf("meanwhile: %+v", refusals)
 	}
 	if chosen, _ := Place(WithoutExpiredRefusals(b, now.Add(time.Second)), hosts, nil); chosen != hosts[0] {

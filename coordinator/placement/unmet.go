@@ -52,7 +52,8 @@ func unmetPorts(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Erro
 		if i := allowed.Outside(s.Ports); i >= 0 {
 			all = append(all, unmetError(protocol.PermissionDenied, protocol.ReasonPolicyDenied,
 				fmt.Sprintf("spec.ports[%d].host", i),
-				"the operator of %s lets sandboxes publish ports %s (worker.ports), not %d", h.Worker, allowed, s.Ports[i].Host))
+				"the operator of %s lets sandboxes publish ports %s (worker.ports), not %d",
+				h.Worker, allowed, s.Ports[i].Host))
 		}
 	}
 	return all
@@ -74,7 +75,8 @@ func unmetNetwork(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Er
 	}
 	if i := privateRangeNotAllowed(n, h); i >= 0 {
 		all = append(all, unmetError(protocol.PermissionDenied, protocol.ReasonPolicyDenied, allow(i),
-			"%s is private: the operator of %s would have to allow it with worker.allow_networks", n.Allow[i], h.Worker))
+			"%s is private: the operator of %s would have to allow it with worker.allow_networks",
+			n.Allow[i], h.Worker))
 	}
 	return all
 }
@@ -145,7 +147,9 @@ func unmetLimits(s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all 
 
 // unmetTotals lists the resources that a sandbox and its services reserve together and that exceed an empty host. A
 // sandbox that resumes fitted before; it waits for the operator who lowered the host's capacity.
-func unmetTotals(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits) (all []*protocol.Error) {
+func unmetTotals(
+	b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host, limits Limits,
+) (all []*protocol.Error) {
 	if b.Resuming {
 		return nil
 	}
@@ -173,7 +177,8 @@ func unmetTotals(b *protocol.Sandbox, s *protocol.SandboxSpec, h *protocol.Host,
 func unmetServiceProfiles(s *protocol.SandboxSpec, h *protocol.Host) (all []*protocol.Error) {
 	allowed := h.ServiceProfiles
 	if len(allowed) == 0 {
-		allowed = []string{protocol.ProfileStandard} // an older worker accepts a hardened service and does not harden it
+		// an older worker accepts a hardened service and does not harden it
+		allowed = []string{protocol.ProfileStandard}
 	}
 	names, _ := s.Services()
 	for _, name := range names {

@@ -3,27 +3,28 @@ package coordinator
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// judgeClock notes whether a host's clock is off, and says it once.
-func (h *hosts) judgeClock(e *hostEntry) {
+// noteClock records whether a host's clock is off, and logs a change once.
+func (e *hostEntry) noteClock(log *slog.Logger) {
 	e.host.ClockOff = e.host.Skew != nil && e.host.Skew.Std().Abs() > protocol.MaxSkew
 	switch {
-	case e.host.ClockOff && !e.off:
-		h.log.Warn("a host's clock is off; nothing is decided by it, but what runs there sees it: have its time synchronized",
+	case e.host.ClockOff && !e.clockReported:
+		log.Warn("a host's clock is off; no decision uses it, but programs in sandboxes see it: synchronize its time",
 			"worker", e.host.Worker, "skew", *e.host.Skew)
-	case !e.host.ClockOff && e.off:
-		h.log.Info("a host's clock is right again", "worker", e.host.Worker)
+	case !e.host.ClockOff && e.clockReported:
+		log.Info("a host's clock is right again", "worker", e.host.Worker)
 	}
-	e.off = e.host.ClockOff
+	e.clockReported = e.host.ClockOff
 }
 
-// clocks says how far this coordinator's wall clock is ahead of the store's, nil where that is not known,
-// and whose clocks are off.
+// clocks returns how far this coordinator's wall clock is ahead of the store's, nil where that is unknown, and a
+// message for each clock that is off.
 func (c *coordinator) clocks(hosts []*protocol.Host) (skew *protocol.Duration, off []string) {
 	if ahead, known := c.conn.Skew(); known {
 		rounded := protocol.Duration(ahead.Round(time.Millisecond))
@@ -46,5 +47,6 @@ func clockOff(whose string, skew time.Duration) string {
 	if skew < 0 {
 		direction = "behind"
 	}
-	return fmt.Sprintf("the clock of %s is %s %s that of the NATS server that leads the event log", whose, skew.Abs().Round(time.Second/10), direction)
+	return fmt.Sprintf("the clock of %s is %s %s that of the NATS server that leads the event log", whose,
+		skew.Abs().Round(time.Second/10), direction)
 }

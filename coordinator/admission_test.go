@@ -8,8 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// A sandbox that no host could take that this coordinator knows is refused only once it has heard of every host that
-// registered before.
+// A sandbox that no known host could take is refused only once this coordinator has read every earlier registration.
 func TestAHostThatHasJustRegisteredCounts(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -18,13 +17,13 @@ func TestAHostThatHasJustRegisteredCounts(t *testing.T) {
 	small.HostID, small.Memory, large.HostID, large.Memory = "h1", 1<<30, "h2", 8<<30
 	d.register(small)
 	d.eventually("the small host is known", func() bool { return d.hostIs("w1", protocol.HostReady) })
-	stop() // from now on it hears of a host when the test says so
+	stop() // from now on only the test updates its table of hosts
 	whole := protocol.SandboxSpec{Image: "i", Memory: 4 << 30}
 	whole.Resolve()
 	refused := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		return c.refuseBeforehand(ctx, key{Tenant: "default", ID: "s"}, &whole, nil)
+		return c.refuseImpossible(ctx, key{Tenant: "default", ID: "s"}, &whole, nil)
 	}
 	if refused() == nil {
 		t.Error("what no host could take is accepted")

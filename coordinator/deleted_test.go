@@ -31,10 +31,10 @@ func (d *deployment) remove(id string) {
 func (c *coordinator) counts() (over, living, folds int) {
 	c.projection.mu.RLock()
 	defer c.projection.mu.RUnlock()
-	return len(c.projection.over), len(c.projection.sandboxes), len(c.projection.journals)
+	return len(c.projection.read.deleted), len(c.projection.read.sandboxes), len(c.projection.journals)
 }
 
-// A coordinator that stands by forgets what the leader purged, and does not purge it again when it takes over.
+// A standby forgets what the leader purged, and does not purge it again when it takes over.
 func TestAStandbyForgetsWhatTheLeaderPurged(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -53,7 +53,7 @@ func TestAStandbyForgetsWhatTheLeaderPurged(t *testing.T) {
 		d.remove(fmt.Sprint("s", i))
 	}
 	for name, c := range map[string]*coordinator{"the leader": leader, "the standby": standby} {
-		d.eventually(name+" knows nothing of what was purged", func() bool {
+		d.eventually(name+" has forgotten the purged sandboxes", func() bool {
 			over, living, folds := c.counts()
 			return over == 0 && living == 1 && folds == 1
 		})
@@ -61,9 +61,9 @@ func TestAStandbyForgetsWhatTheLeaderPurged(t *testing.T) {
 	d.eventually("it was purged", func() bool { return len(d.list("deleted")) == 0 })
 }
 
-// What is over is found again: by its id, with its execs, in the list, and by who repeats its requests. In memory there is
-// no fold of it, neither in the coordinator that saw its end nor in one that starts.
-func TestWhatIsOverIsReadWhenSomebodyAsks(t *testing.T) {
+// A deleted sandbox is still found by its id, with its execs, in the list, and by repeated requests. Neither the
+// coordinator that saw its end nor one that starts holds a fold of it in memory.
+func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	timing := Timing{Scan: 20 * time.Millisecond, Snapshot: 20 * time.Millisecond}
@@ -96,10 +96,12 @@ func TestWhatIsOverIsReadWhenSomebodyAsks(t *testing.T) {
 			return over == n && living == 0 && folds == 0
 		})
 		reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointGet, &protocol.Query{Sandbox: "s0"})
-		if err != nil || reply.Sandbox.State != protocol.StateDeleted || reply.Sandbox.TotalExecs != 1 || reply.Sandbox.Spec.Image != "i" {
+		if err != nil || reply.Sandbox.State != protocol.StateDeleted || reply.Sandbox.TotalExecs != 1 ||
+			reply.Sandbox.Spec.Image != "i" {
 			t.Errorf("get: %+v, %v", reply, err)
 		}
-		reply, err = d.conn.Query(t.Context(), "default", protocol.EndpointExec, &protocol.Query{Sandbox: "s0", Exec: "x1"})
+		reply, err = d.conn.Query(t.Context(), "default", protocol.EndpointExec,
+			&protocol.Query{Sandbox: "s0", Exec: "x1"})
 		if err != nil || reply.Exec.State != protocol.ExecStateCancelled {
 			t.Errorf("its exec: %+v, %v", reply, err)
 		}
@@ -109,12 +111,14 @@ func TestWhatIsOverIsReadWhenSomebodyAsks(t *testing.T) {
 		if r := d.exec("s0", "x2"); r.Error == nil || r.Error.Reason != protocol.ReasonSandboxNotReady {
 			t.Errorf("a new exec: %+v", r)
 		}
-		if r := d.request(protocol.VerbCreate, "s1", "create-s1", protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: labels(1)}}); r.Error != nil {
+		if r := d.request(protocol.VerbCreate, "s1", "create-s1",
+			protocol.Request{Sandbox: &protocol.SandboxSpec{Image: "i", Labels: labels(1)}}); r.Error != nil {
 			t.Errorf("the create's request again: %v", r.Error)
 		}
 		seen := map[string]bool{}
 		for page := ""; ; {
-			reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList, &protocol.Query{States: []string{"deleted"}, Labels: labels(1), Limit: 7, Page: page})
+			reply, err := d.conn.Query(t.Context(), "default", protocol.EndpointList,
+				&protocol.Query{States: []string{"deleted"}, Labels: labels(1), Limit: 7, Page: page})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -132,7 +136,7 @@ func TestWhatIsOverIsReadWhenSomebodyAsks(t *testing.T) {
 			t.Errorf("%d of %d are listed", len(seen), n/2)
 		}
 		if _, _, folds := c.counts(); folds != 0 {
-			t.Errorf("of %d sandboxes a fold is kept that somebody asked for", folds)
+			t.Errorf("the folds of %d sandboxes are kept after a read", folds)
 		}
 	}
 	look(first)
@@ -179,7 +183,7 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	})
 }
 
-// Who takes over reads of the registry what came since a leader knew last that all ids have a history.
+// A new leader reads only the reservations that came after the checkpoint, before which all ids have a history.
 func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -199,7 +203,7 @@ func TestANewLeaderReadsNoOldReservations(t *testing.T) {
 		t.Fatal(before, err)
 	}
 	defer d.coordinator("c2", timing)()
-	d.eventually("an id that nobody used, and that was taken while nobody led, has an end", func() bool {
+	d.eventually("an unused id that was reserved without a leader is ended", func() bool {
 		b := d.list("failed")["lost"]
 		return b != nil && b.Reason == protocol.ReasonAbandoned
 	})

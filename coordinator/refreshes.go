@@ -8,15 +8,16 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// refreshes shares looks at the log: of all who want to know what it has now of a sandbox, one asks. Who comes while
-// it is on its way waits for the next one, since what was appended meanwhile may not be in the first.
+// refreshes shares refreshes of journals: of all callers that want to know what the log has now of a sandbox, one
+// asks. A caller that comes while that is in progress waits for the next one, since the first may miss what was
+// appended meanwhile.
 type refreshes struct {
-	mu sync.Mutex
-	of map[key]*refresh
+	mu      sync.Mutex
+	pending map[key]*refresh
 }
 
 type refresh struct {
-	next *round // nil: nobody waits for one
+	next *round // nil: no caller waits
 }
 
 type round struct {
@@ -24,16 +25,16 @@ type round struct {
 	err  error
 }
 
-// refresh has a journal read what is new, in a look that begins after the call.
+// refresh has a journal read what is new, in a refresh that begins after the call.
 func (r *refreshes) refresh(ctx context.Context, k key, j *jetstream.Journal, within time.Duration) error {
 	r.mu.Lock()
-	f := r.of[k]
+	f := r.pending[k]
 	if f == nil {
 		f = &refresh{}
-		if r.of == nil {
-			r.of = map[key]*refresh{}
+		if r.pending == nil {
+			r.pending = map[key]*refresh{}
 		}
-		r.of[k] = f
+		r.pending[k] = f
 		go r.run(context.WithoutCancel(ctx), k, j, f, within)
 	}
 	if f.next == nil {
@@ -54,7 +55,7 @@ func (r *refreshes) run(ctx context.Context, k key, j *jetstream.Journal, f *ref
 		r.mu.Lock()
 		now := f.next
 		if f.next = nil; now == nil {
-			delete(r.of, k)
+			delete(r.pending, k)
 			r.mu.Unlock()
 			return
 		}

@@ -16,7 +16,8 @@ import (
 )
 
 func handle(id string, state protocol.SandboxState) *protocol.Sandbox {
-	return &protocol.Sandbox{Tenant: "t", ID: id, State: state, Desired: protocol.StateReady, Sequence: 1, CreatedAt: time.Unix(1000, 0), StateChangedAt: time.Unix(1000, 0)}
+	return &protocol.Sandbox{Tenant: "t", ID: id, State: state, Desired: protocol.StateReady, Sequence: 1,
+		CreatedAt: time.Unix(1000, 0), StateChangedAt: time.Unix(1000, 0)}
 }
 
 func (p *projection) put(b *protocol.Sandbox, record uint64) {
@@ -26,13 +27,16 @@ func (p *projection) put(b *protocol.Sandbox, record uint64) {
 }
 
 func drawHandle(t *rapid.T, id string, before *protocol.Sandbox) *protocol.Sandbox {
-	b := handle(id, rapid.SampledFrom([]protocol.SandboxState{protocol.StatePending, protocol.StatePending, protocol.StateReady, protocol.StateStopped,
+	b := handle(id, rapid.SampledFrom([]protocol.SandboxState{protocol.StatePending, protocol.StatePending,
+		protocol.StateReady, protocol.StateStopped,
 		protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted}).Draw(t, "state"))
 	b.StateChangedAt = time.Unix(int64(rapid.IntRange(1, 5).Draw(t, "since")), 0)
-	b.Spec = protocol.SandboxSpec{CPU: float64(rapid.IntRange(1, 3).Draw(t, "cpu")) / 10, Memory: 1 << 30, GPUs: rapid.SampledFrom([]string{"", "all"}).Draw(t, "gpus")}
+	b.Spec = protocol.SandboxSpec{CPU: float64(rapid.IntRange(1, 3).Draw(t, "cpu")) / 10, Memory: 1 << 30,
+		GPUs: rapid.SampledFrom([]string{"", "all"}).Draw(t, "gpus")}
 	if host := rapid.IntRange(0, 3).Draw(t, "host"); host > 0 {
 		b.Worker, b.HostID = fmt.Sprint("w", host), fmt.Sprint("h", host)
-		b.Assigned = b.State == protocol.StateReady || b.State == protocol.StatePending && rapid.Bool().Draw(t, "assigned")
+		b.Assigned = b.State == protocol.StateReady || b.State == protocol.StatePending &&
+			rapid.Bool().Draw(t, "assigned")
 		b.Resuming = b.State == protocol.StatePending && rapid.Bool().Draw(t, "resuming")
 	}
 	if before != nil { // what it takes changes with its assignment only
@@ -46,20 +50,20 @@ func drawHandle(t *rapid.T, id string, before *protocol.Sandbox) *protocol.Sandb
 	return b
 }
 
-// The indexes say what a look at all sandboxes says, whatever becomes of them, and of assignments on their way.
-func TestTheIndexesSayWhatAScanSays(t *testing.T) {
+// The indexes agree with a scan of all sandboxes, after any changes of sandboxes and of assignments in flight.
+func TestTheIndexesAgreeWithAScan(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := newProjection(nil, nil, "c1", 0)
-		model, flying := map[key]*protocol.Sandbox{}, map[key]placed{}
+		model, flying := map[key]*protocol.Sandbox{}, map[key]reservedOn{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			k := key{Tenant: "t", ID: fmt.Sprint("s", rapid.IntRange(0, 4).Draw(t, "which"))}
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
-				if b := model[k]; b != nil && p.launch(b, "h9", placement.UsageOf(&b.Spec)) {
-					flying[k] = placed{"h9", takenBy(placement.UsageOf(&b.Spec))}
+				if b := model[k]; b != nil && p.work.launch(b, "h9", placement.UsageOf(&b.Spec)) {
+					flying[k] = reservedOn{"h9", loadOf(placement.UsageOf(&b.Spec))}
 				}
 			case 1:
-				p.land(k)
+				p.work.abort(k)
 				delete(flying, k)
 			default:
 				b := drawHandle(t, k.ID, model[k])
@@ -76,8 +80,8 @@ func TestTheIndexesSayWhatAScanSays(t *testing.T) {
 	})
 }
 
-func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]placed) {
-	used, workers := map[string]taken{}, map[string]string{}
+func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying map[key]reservedOn) {
+	used, workers := map[string]load{}, map[string]string{}
 	on, owing, pending, active := map[string]map[key]bool{}, map[key]bool{}, map[key]bool{}, map[key]bool{}
 	var line []waiting
 	for k, b := range model {
@@ -89,10 +93,10 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 			on[b.HostID][k] = true
 			if b.Assigned || b.State == protocol.StateDeleting {
 				u := used[b.HostID]
-				u.add(takenBy(placement.UsageOf(&b.Spec)), 1)
+				u.add(loadOf(placement.UsageOf(&b.Spec)), 1)
 				used[b.HostID] = u
 			}
-			if owes(b) {
+			if workerPending(b) {
 				owing[k] = true
 			}
 		}
@@ -112,7 +116,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		used[f.host] = u
 	}
 	slices.SortFunc(line, waiting.compare)
-	got, gotWorkers := p.uses()
+	got, gotWorkers := p.work.usages()
 	if !maps.Equal(gotWorkers, workers) {
 		t.Fatalf("workers %v, want %v", gotWorkers, workers)
 	}
@@ -120,7 +124,7 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		if u := used[host].usage(); got[host] != u {
 			t.Fatalf("%s: %+v is taken, want %+v", host, got[host], u)
 		}
-		if n := len(p.on(host)); n != len(on[host]) {
+		if n := len(p.work.on(host)); n != len(on[host]) {
 			t.Fatalf("%s has %d sandboxes, want %d", host, n, len(on[host]))
 		}
 	}
@@ -128,20 +132,22 @@ func check(t *rapid.T, p *projection, model map[key]*protocol.Sandbox, flying ma
 		t.Fatalf("on their way: %+v, want %+v", got["h9"], used["h9"].usage())
 	}
 	gotOwing := map[key]bool{}
-	p.owing(func(string) bool { return true }, func(k key, b *protocol.Sandbox) { gotOwing[k] = b == model[k] })
+	p.work.eachPending(func(string) bool { return true },
+		func(k key, b *protocol.Sandbox) { gotOwing[k] = b == model[k] })
 	if !maps.Equal(gotOwing, owing) {
 		t.Fatalf("owing %v, want %v", gotOwing, owing)
 	}
-	if len(p.pendings()) != len(pending) || len(p.withExecs()) != len(active) {
-		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.pendings()), len(p.withExecs()), len(pending), len(active))
+	if len(p.work.pendingSandboxes()) != len(pending) || len(p.work.withExecs()) != len(active) {
+		t.Fatalf("%d are pending, and %d have execs; want %d and %d", len(p.work.pendingSandboxes()),
+			len(p.work.withExecs()), len(pending), len(active))
 	}
-	list := p.line([]string{"h1", "h8"}, true)
+	list := p.work.waitingForHost([]string{"h1", "h8"}, true)
 	for i, b := range list {
 		if len(list) != len(line) || (key{Tenant: b.Tenant, ID: b.ID}) != line[i].key {
 			t.Fatalf("the line is %v, want %v", list, line)
 		}
 	}
-	if len(list) != len(line) || len(p.line([]string{"h1"}, false)) > len(line) {
+	if len(list) != len(line) || len(p.work.waitingForHost([]string{"h1"}, false)) > len(line) {
 		t.Fatalf("%d wait, want %d", len(list), len(line))
 	}
 }
@@ -154,8 +160,8 @@ func heapInUse() uint64 {
 	return m.HeapAlloc
 }
 
-// What is kept of a sandbox that is over is at most 300 bytes, however much it was when it lived.
-func TestASandboxThatIsOverTakes300BytesAtMost(t *testing.T) {
+// A deleted sandbox takes at most 300 bytes of memory, however much it took before.
+func TestADeletedSandboxTakesAtMost300Bytes(t *testing.T) {
 	const n = 50_000
 	p := newProjection(nil, nil, "c1", 0)
 	before := heapInUse()
@@ -163,7 +169,8 @@ func TestASandboxThatIsOverTakes300BytesAtMost(t *testing.T) {
 		b := handle(fmt.Sprintf("01k%023d", i), protocol.StateReady) // as long as a ULID
 		b.Tenant = fmt.Sprint("tenant-of-some-length-", i%3)
 		b.Worker, b.HostID, b.Assigned = "w", fmt.Sprint("h", i%100), true
-		b.Spec = protocol.SandboxSpec{Image: "i", CPU: 1, Env: map[string]string{"A": string(make([]byte, 1000))}, Labels: map[string]string{"l": b.ID}}
+		b.Spec = protocol.SandboxSpec{Image: "i", CPU: 1, Env: map[string]string{"A": string(make([]byte, 1000))},
+			Labels: map[string]string{"l": b.ID}}
 		p.put(b, uint64(i))
 		gone := *b
 		gone.State, gone.Assigned = protocol.StateDeleted, false
@@ -173,10 +180,12 @@ func TestASandboxThatIsOverTakes300BytesAtMost(t *testing.T) {
 	if each := took / n; each > 300 {
 		t.Errorf("each takes %d bytes", each)
 	} else {
-		t.Logf("each takes %d bytes, %d of them of its struct and key", each, unsafe.Sizeof(over{})+unsafe.Sizeof(key{}))
+		t.Logf("each takes %d bytes, %d of them of its struct and key", each,
+			unsafe.Sizeof(deletedEntry{})+unsafe.Sizeof(key{}))
 	}
-	if len(p.sandboxes)+len(p.journals)+len(p.index.places)+len(p.index.hosts)+len(p.index.wakes.at) > 0 || len(p.over) != n {
-		t.Errorf("%d are over, and of living ones there are %d", len(p.over), len(p.sandboxes))
+	if len(p.read.sandboxes)+len(p.journals)+len(p.work.assigned)+len(p.work.hosts)+len(p.work.deadlines.at) > 0 ||
+		len(p.read.deleted) != n {
+		t.Errorf("%d are over, and of living ones there are %d", len(p.read.deleted), len(p.read.sandboxes))
 	}
 	runtime.KeepAlive(p)
 }
@@ -196,12 +205,13 @@ func TestASelectorFindsWhatMayHaveItsLabels(t *testing.T) {
 	})
 }
 
-// Each is due in the order of its newest time, and none twice.
+// Each sandbox is due once, in the order of the newest deadlines.
 func TestDeadlinesComeInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, model := deadlines{at: map[key]time.Time{}}, map[key]time.Time{}
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
-			k, at := key{Tenant: "t", ID: fmt.Sprint(rapid.IntRange(0, 9).Draw(t, "which"))}, time.Unix(int64(rapid.IntRange(1, 20).Draw(t, "at")), 0)
+			k, at := key{Tenant: "t", ID: fmt.Sprint(rapid.IntRange(0, 9).Draw(t,
+				"which"))}, time.Unix(int64(rapid.IntRange(1, 20).Draw(t, "at")), 0)
 			switch rapid.IntRange(0, 3).Draw(t, "step") {
 			case 0:
 				d.drop(k)
@@ -229,7 +239,7 @@ func TestDeadlinesComeInOrder(t *testing.T) {
 	})
 }
 
-// BenchmarkPass is a pass of the scheduler where nothing waits, with sandboxes that live and that are over.
+// BenchmarkPass measures a pass of the scheduler where nothing waits, with living and deleted sandboxes.
 func BenchmarkPass(b *testing.B) {
 	for _, c := range []struct{ living, over int }{{0, 0}, {0, 100_000}, {100_000, 0}} {
 		b.Run(fmt.Sprintf("living=%d/over=%d", c.living, c.over), func(b *testing.B) {
@@ -241,14 +251,15 @@ func BenchmarkPass(b *testing.B) {
 				}
 				p.put(s, uint64(i)+1)
 			}
-			co := &coordinator{cfg: Config{Timing: Timing{Scan: time.Hour, Suspect: time.Hour}}, projection: p, images: newHostImages(p.wakeUp)}
+			co := &coordinator{cfg: Config{Timing: Timing{Scan: time.Hour, Suspect: time.Hour}}, projection: p,
+				images: newHostImages(p.work.schedulerWake)}
 			co.hosts = newHosts(co.cfg.Timing, p)
 			for i := range 1000 {
 				h := host(fmt.Sprint("w", i), 0)
 				h.HostID = fmt.Sprint("h", i)
 				co.hosts.register(h.Worker, h)
 			}
-			s := co.newScheduling(nil)
+			s := newScheduler(&leader{coordinator: co})
 			s.pass(b.Context())
 			for b.Loop() {
 				s.pass(b.Context())

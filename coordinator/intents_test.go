@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// wants changes what is wanted of a worker's host, as an operator does.
+// wants changes the intent about a worker's host, as an operator does.
 func (d *deployment) wants(h *protocol.Host, change func(*protocol.HostWish)) {
 	d.t.Helper()
 	if _, err := d.conn.ChangeHostWish(d.t.Context(), h.HostID, func(w *protocol.HostWish) error {
@@ -102,14 +102,15 @@ func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
 		t.Fatalf("on the host is %+v", on)
 	}
 	d.wants(h, forgetIt)
-	d.eventually("everything on it has ended, but what is placed elsewhere", func() bool {
+	d.eventually("everything on it has ended, except what is placed elsewhere", func() bool {
 		all := d.list(everything...)
 		for id, state := range map[string]protocol.SandboxState{
 			"runs": protocol.StateFailed, "stops": protocol.StateFailed, "stopped": protocol.StateFailed, "resumes": protocol.StateFailed,
 			"deletes": protocol.StateDeleted, "never-made": protocol.StateDeleted, "failed": protocol.StateFailed, "moves": protocol.StatePending,
 		} {
 			b := all[id]
-			if b == nil || b.State != state || state == protocol.StateFailed && id != "failed" && b.Reason != protocol.ReasonHostForgotten || b.ActiveExecs > 0 {
+			if b == nil || b.State != state || state == protocol.StateFailed && id != "failed" &&
+				b.Reason != protocol.ReasonHostForgotten || b.ActiveExecs > 0 {
 				return false
 			}
 		}
@@ -119,7 +120,8 @@ func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
 		t.Errorf("it is listed: %+v", h)
 	}
 	ask(protocol.VerbDelete, "failed", protocol.Request{})
-	d.eventually("what failed there can be deleted", func() bool { return d.list(everything...)["failed"].State == protocol.StateDeleted })
+	d.eventually("what failed there can be deleted",
+		func() bool { return d.list(everything...)["failed"].State == protocol.StateDeleted })
 	stop()
 	stop = d.coordinator("c2", timing)
 	d.eventually("another coordinator decides", func() bool { return d.list(everything...)["runs"] != nil })
@@ -127,12 +129,13 @@ func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
 		t.Errorf("after a restart it is listed: %+v", h)
 	}
 	ask(protocol.VerbDelete, "runs", protocol.Request{})
-	d.eventually("so it is after a restart", func() bool { return d.list(everything...)["runs"].State == protocol.StateDeleted })
+	d.eventually("so it is after a restart",
+		func() bool { return d.list(everything...)["runs"].State == protocol.StateDeleted })
 
 	h.Instance, h.Token = "i2", 1<<40
 	d.register(h)
 	d.eventually("a host that comes back is a host again", func() bool { return d.hostIs("w1", protocol.HostReady) })
-	d.eventually("nothing is wanted of it", func() bool {
+	d.eventually("its intent is removed", func() bool {
 		w, err := d.conn.HostWish(t.Context(), h.HostID)
 		return err == nil && w.Empty()
 	})
@@ -181,7 +184,8 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 func TestALostHostIsForgottenByAge(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.run(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond}, HostForgetAfter: 300 * time.Millisecond})()
+	defer d.run(Config{Name: "c1", Timing: Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond},
+		HostForgetAfter: 300 * time.Millisecond})()
 	d.register(host("w1", 0))
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
 	d.leave("w1")
@@ -191,18 +195,20 @@ func TestALostHostIsForgottenByAge(t *testing.T) {
 	})
 }
 
-// What is kept of a host that was forgotten goes with the last that is on it.
-func TestAForgottenHostIsNotKeptForEver(t *testing.T) {
+// The record of a forgotten host goes with the last sandbox on it.
+func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond, Keep: time.Millisecond})()
+	defer d.coordinator("c1", Timing{Scan: 20 * time.Millisecond, Seize: 20 * time.Millisecond,
+		Keep: time.Millisecond})()
 	h := host("w1", 0)
 	d.register(h)
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
 	d.leave("w1")
 	d.eventually("the host is lost", func() bool { return d.hostIs("w1", protocol.HostLost) })
 	d.wants(h, forgetIt)
-	d.eventually("its sandbox has failed", func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostForgotten })
+	d.eventually("its sandbox has failed",
+		func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostForgotten })
 	kept := func() bool {
 		w, err := d.conn.HostWish(t.Context(), h.HostID)
 		return err != nil || !w.Empty()
@@ -245,7 +251,7 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	d.eventually("afterwards it is placed", func() bool { return d.list()["waits"].Assigned })
 }
 
-// What runs on a drained host goes as its on_host_loss says.
+// The sandboxes of a drained host leave as their on_host_loss says.
 func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -282,15 +288,15 @@ func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 }
 
 // One scan moves no more than fits elsewhere, and asks twice for the same.
-func TestADrainMovesWhatFitsElsewhere(t *testing.T) {
+func TestADrainMovesSandboxesThatFitElsewhere(t *testing.T) {
 	drained, other := host("drained", 0), host("other", 8)
 	drained.Drain = &protocol.HostDrain{}
 	m := &moves{}
-	m.begin([]*protocol.Host{drained, other}, nil)
+	m.beginScan([]*protocol.Host{drained, other}, nil)
 	for i, want := range []bool{true, true, true, true, false} {
 		b := &protocol.Sandbox{State: protocol.StatePending, Spec: protocol.SandboxSpec{Memory: 1 << 30, CPU: 1}}
 		b.ID, b.State, b.HostID = []string{"a", "a", "b", "b", "c"}[i], protocol.StateReady, drained.HostID
-		if got := m.takenElsewhere(b, time.Now()); got != want {
+		if got := m.fitsElsewhere(b, time.Now()); got != want {
 			t.Errorf("%d: %s is taken elsewhere: %v", i, b.ID, got)
 		}
 	}
@@ -304,7 +310,8 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	d.register(host("w1", 0))
 	d.readyOn("a", protocol.SandboxSpec{Image: "i", OnHostLoss: protocol.OnHostLossReplace})
 	for _, x := range []string{"ran", "waits"} {
-		if r := d.request(protocol.VerbExec, "a", "exec-"+x, protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}); r.Error != nil {
+		if r := d.request(protocol.VerbExec, "a", "exec-"+x,
+			protocol.Request{ExecID: x, Exec: &protocol.ExecSpec{Command: []string{"true"}}}); r.Error != nil {
 			t.Fatal(r.Error)
 		}
 	}
@@ -324,15 +331,17 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	d.leave("w1")
 	d.eventually("it waits for a host", func() bool {
 		b := d.list()["a"]
-		return b.State == protocol.StatePending && !b.Assigned && b.Reason == protocol.ReasonHostLost && b.HostID == "" && b.ActiveExecs == 1
+		return b.State == protocol.StatePending && !b.Assigned && b.Reason == protocol.ReasonHostLost &&
+			b.HostID == "" && b.ActiveExecs == 1
 	})
 	d.register(host("w2", 0))
-	d.eventually("another host has it", func() bool { b := d.list()["a"]; return b.HostID == "h-w2" && b.Generation == 2 })
+	d.eventually("another host has it",
+		func() bool { b := d.list()["a"]; return b.HostID == "h-w2" && b.Generation == 2 })
 	d.isReady("a")
 	select {
 	case <-told:
 	case <-time.After(10 * time.Second):
-		t.Error("the worker that had it is not told")
+		t.Error("the previous worker is not notified")
 	}
 	exec := func(id string) *protocol.Exec {
 		t.Helper()
@@ -342,7 +351,8 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 		}
 		return r.Exec
 	}
-	if x := exec("ran"); x.State != protocol.ExecStateFailed || x.Reason != protocol.ReasonHostLost || !strings.Contains(x.Error.Message, "interrupted") {
+	if x := exec("ran"); x.State != protocol.ExecStateFailed || x.Reason != protocol.ReasonHostLost ||
+		!strings.Contains(x.Error.Message, "interrupted") {
 		t.Errorf("what ran is %s: %v", x.State, x.Error)
 	}
 	if x := exec("waits"); x.State != protocol.ExecStateAccepted {
@@ -350,10 +360,12 @@ func TestALostHostsSandboxIsMadeAgainElsewhere(t *testing.T) {
 	}
 }
 
-// Whoever looks at the execs of a lost host before its sandboxes were replaced leaves those that run elsewhere then.
+// The execs of a lost host are inspected before its sandboxes were replaced: those that will run elsewhere are left
+// alone.
 func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
 	t.Parallel()
-	for policy, want := range map[string]protocol.ExecState{protocol.OnHostLossReplace: protocol.ExecStateAccepted, protocol.OnHostLossWait: protocol.ExecStateFailed} {
+	for policy, want := range map[string]protocol.ExecState{protocol.OnHostLossReplace: protocol.ExecStateAccepted,
+		protocol.OnHostLossWait: protocol.ExecStateFailed} {
 		d := newDeployment(t)
 		stop := d.coordinator("c1", Timing{})
 		d.register(host("w1", 0))
@@ -362,13 +374,15 @@ func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
 			t.Fatal(r.Error)
 		}
 		stop()
-		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0), unstarted: newUnstarted(), overdue: newUnstarted()}
+		c := &coordinator{conn: d.conn, projection: newProjection(d.conn, slog.New(slog.DiscardHandler), "c1", 0)}
 		k := key{Tenant: "default", ID: "a"}
 		j := c.projection.journal(k)
 		err := j.Refresh(t.Context())
-		b := c.projection.get(k)
+		b := c.projection.read.get(k)
 		if err == nil {
-			err = c.watchExecs(t.Context(), k, b, &protocol.Host{HostID: b.HostID, State: protocol.HostLost}, moment{time.Now(), time.Now().Add(time.Minute)})
+			err = newWatchdog(&leader{coordinator: c}).endLateExecs(t.Context(), k, b,
+				&protocol.Host{HostID: b.HostID, State: protocol.HostLost}, moment{time.Now(),
+					time.Now().Add(time.Minute)})
 		}
 		j.View(func(s *protocol.State, _ uint64) {
 			if x := s.Execs["x"]; err != nil || x == nil || x.State != want {
@@ -378,10 +392,11 @@ func TestAnExecThatWillRunElsewhereIsNotEndedBefore(t *testing.T) {
 	}
 }
 
-// Meanwhile it can be deleted, though an exec waits for the new one.
+// A sandbox that is being replaced can be deleted, although an exec waits for the new container.
 func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	t.Parallel()
-	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StatePending, Desired: protocol.StateReady, Sequence: 5, Generation: 1, ActiveExecs: 1},
+	s := &protocol.State{Sandbox: protocol.Sandbox{State: protocol.StatePending, Desired: protocol.StateReady,
+		Sequence: 5, Generation: 1, ActiveExecs: 1},
 		Execs: map[string]*protocol.Exec{"x": {ID: "x", State: protocol.ExecStateAccepted}}}
 	events, err := decideDelete(s, "rq", protocol.ReasonDeleteRequested)
 	if err == nil {
@@ -392,8 +407,8 @@ func TestWhatIsBeingReplacedCanBeDeleted(t *testing.T) {
 	}
 }
 
-// A machine that was made anew has another host, and often the same name. The host that it had is still a host: what
-// is on it goes as its on_host_loss says, and it can be forgotten.
+// A reinstalled machine has another host, and often the same worker name. The earlier host is still a host: its
+// sandboxes follow their on_host_loss, and it can be forgotten.
 func TestALostHostWhoseNameAnotherHasIsStillAHost(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
@@ -409,7 +424,8 @@ func TestALostHostWhoseNameAnotherHasIsStillAHost(t *testing.T) {
 	again.HostID, again.Instance, again.Token = "h-again", "i-again", 2
 	d.register(again)
 	defer d.coordinator("c2", timing)()
-	d.eventually("it is listed by its id", func() bool { h := d.host("h-w1"); return h != nil && h.Holds["ready"] > 0 && h.Problem != "" })
+	d.eventually("it is listed by its id",
+		func() bool { h := d.host("h-w1"); return h != nil && h.Holds["ready"] > 0 && h.Problem != "" })
 	d.eventually("what need not wait fails", func() bool {
 		b := d.list(everything...)["fails"]
 		return b.State == protocol.StateFailed && b.Reason == protocol.ReasonHostLost

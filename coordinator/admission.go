@@ -1,0 +1,91 @@
+package coordinator
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator/placement"
+	"github.com/boxfleet/boxfleet/imageref"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// hostTable caches the table of hosts for the check of creates. It is read again when a host has changed, and
+// otherwise once per scan.
+type hostTable struct {
+	mu      sync.Mutex
+	version uint64
+	read    time.Time
+	hosts   []*protocol.Host
+	most    placement.Limits
+}
+
+// refuseImpossible returns why a sandbox could never be made, before anything is taken for its create: its image
+// reference is invalid, or no host could ever take it. It refuses for lack of a host only once all hosts are known,
+// including one that has just registered. A sandbox that passes may still be refused later.
+func (c *coordinator) refuseImpossible(
+	ctx context.Context, k key, full *protocol.SandboxSpec, defaulted []string,
+) error {
+	if _, err := imageref.Full("spec.image", full.Image); err != nil {
+		return err
+	}
+	names, _ := full.Services()
+	for _, name := range names {
+		v, _ := full.Service(name)
+		if _, err := imageref.Full(full.ServiceField(name)+".image", v.Image); err != nil {
+			return err
+		}
+	}
+	if slices.ContainsFunc(c.hostsRead, func(s signal) bool { return !s.isGiven() }) {
+		return nil
+	}
+	b := &protocol.Sandbox{Tenant: k.Tenant, ID: k.ID, Spec: *full, BuiltIn: defaulted, State: protocol.StatePending}
+	if c.impossibleOnHosts(b) == nil || !c.knowsAllHosts(ctx) {
+		return nil
+	}
+	if why := c.impossibleOnHosts(b); why != nil {
+		return why
+	}
+	return nil
+}
+
+// impossibleOnHosts returns why none of the known hosts could take a sandbox, nil where one may.
+func (c *coordinator) impossibleOnHosts(b *protocol.Sandbox) *protocol.Error {
+	hosts, most := c.hostTable.now(c)
+	if slices.ContainsFunc(hosts, func(h *protocol.Host) bool {
+		return placement.CouldTake(b, h, most)
+	}) {
+		return nil
+	}
+	return placement.Impossible(b, hosts)
+}
+
+// knowHostsWithin is how long a create that no known host could take waits until all hosts are known.
+const knowHostsWithin = time.Second
+
+// knowsAllHosts waits until this coordinator has read every change of the table of hosts made so far.
+func (c *coordinator) knowsAllHosts(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, knowHostsWithin)
+	defer cancel()
+	newest, err := c.conn.HostsRevision(ctx)
+	for err == nil && c.hosts.read.Load() < newest {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return err == nil
+}
+
+func (t *hostTable) now(c *coordinator) ([]*protocol.Host, placement.Limits) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.hosts.changedSince(t.version) || time.Since(t.read) > c.cfg.Timing.Scan {
+		rows, version := c.hosts.rows()
+		t.hosts, t.version, t.read = placement.HostsOf(rows), version, time.Now()
+		t.most = placement.LimitsOf(t.hosts)
+	}
+	return t.hosts, t.most
+}

@@ -1,0 +1,129 @@
+package coordinator
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/seldom"
+	"github.com/boxfleet/boxfleet/spec"
+)
+
+// Config says how a coordinator works.
+type Config struct {
+	Conn       *jetstream.Conn // required; the caller closes it
+	Name       string          // of this coordinator, an id; required
+	Build      string          // version shown by ping
+	SyncAlways bool            // the server is embedded and writes to disk before it acknowledges
+
+	// RestartStore restarts a NATS server of this process whose store refuses writes; nil where the server is not
+	// in this process.
+	RestartStore func(context.Context) error
+
+	// CleanupTTL is the time after which stopped and failed sandboxes are deleted, and histories of deleted
+	// sandboxes are purged; default 360 h.
+	CleanupTTL      time.Duration
+	HostForgetAfter time.Duration    // a host that has been lost for this time is forgotten; default 0: never
+	Assets          jetstream.Assets // how the streams are created
+	Defaults        spec.Defaults    // by tenant, for the fields that its requests omit
+	OnReady         func()           // called once, when requests are accepted; may be nil
+	Logger          *slog.Logger     // default slog.Default
+
+	// MaxActiveExecs is how many execs of a sandbox may be active; one more is refused. 1 to
+	// [protocol.MaxActiveExecs]; default 1000.
+	MaxActiveExecs int
+
+	// Histories says when older parts of histories leave the event log.
+	Histories Histories
+
+	// Output says how much output is kept of one sandbox, and of one tenant.
+	Output OutputBudget
+
+	// OnState is called when the coordinator's state changes: whether it works, and in a few words what it does or
+	// waits for. It must not block, and may be nil.
+	OnState func(well bool, text string)
+
+	// Timing is for tests; the zero value means the defaults.
+	Timing Timing
+	// Probe is called at named points of the work, for tests that crash there. It may be nil.
+	Probe func(point string)
+
+	made func(*coordinator) // for tests that inspect it
+}
+
+// setDefaults validates the settings and fills in those that were not set.
+func (cfg *Config) setDefaults() error {
+	if cfg.Conn == nil {
+		return protocol.Invalid("conn", "must be set")
+	}
+	if err := protocol.ValidateID("name", cfg.Name); err != nil {
+		return err
+	}
+	if err := cfg.Defaults.Validate(); err != nil {
+		return err
+	}
+	if cfg.MaxActiveExecs == 0 {
+		cfg.MaxActiveExecs = protocol.DefaultActiveExecs
+	}
+	if cfg.MaxActiveExecs < 1 || cfg.MaxActiveExecs > protocol.MaxActiveExecs {
+		return protocol.Invalid("coordinator.max_active_execs",
+			"must be 1 to %d, got %d", protocol.MaxActiveExecs, cfg.MaxActiveExecs)
+	}
+	if err := cfg.Histories.setDefaults(); err != nil {
+		return err
+	}
+	if err := cfg.Output.check(); err != nil {
+		return err
+	}
+	if cfg.HostForgetAfter < 0 {
+		return protocol.Invalid("coordinator.host_forget_after", "must not be negative, got %s", cfg.HostForgetAfter)
+	}
+	if cfg.CleanupTTL == 0 {
+		cfg.CleanupTTL = 360 * time.Hour
+	}
+	cfg.Logger = seldom.Logger(cmp.Or(cfg.Logger, slog.Default()))
+	if cfg.Probe == nil {
+		cfg.Probe = func(string) {}
+	}
+	if cfg.OnState == nil {
+		cfg.OnState = func(bool, string) {}
+	}
+	cfg.Timing.setDefaults()
+	return nil
+}
+
+// Timing holds the periods of the coordinator's loops.
+type Timing struct {
+	Scan     time.Duration // between two scans for work that no event announces; default 1 s
+	Suspect  time.Duration // without a heartbeat a host gets no new work, and may be lost; default 5 s
+	Retell   time.Duration // a worker is notified again about a sandbox that stays pending; default 5 s
+	Seize    time.Duration // between two attempts to take a silent host's lock; default 3 s
+	Snapshot time.Duration // between two rounds of snapshots; default 30 s
+	Abandon  time.Duration // a reservation without a history is ended; default 60 s
+	Image    time.Duration // an image that may not be pulled, and that no host has or gets, is waited for; default 30 s
+	Unwanted time.Duration // the file of an unwanted image is kept; default 24 h
+	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
+	Keep     time.Duration // a forgotten host is remembered at least; default 1 hour
+	Compact  time.Duration // between two checks for long histories; default 1 min
+	Output   time.Duration // between two checks of the stored output; default 1 s
+	Fresh    time.Duration // a read waits for the log, and is then answered from memory; default 1 s
+}
+
+func (t *Timing) setDefaults() {
+	for _, d := range []struct {
+		value *time.Duration
+		def   time.Duration
+	}{
+		{&t.Scan, time.Second}, {&t.Suspect, 5 * time.Second}, {&t.Retell, 5 * time.Second},
+		{&t.Seize, 3 * time.Second}, {&t.Snapshot, 30 * time.Second}, {&t.Abandon, time.Minute},
+		{&t.Image, 30 * time.Second}, {&t.Unwanted, jetstream.UnwantedAge}, {&t.Overdue, time.Minute},
+		{&t.Keep, time.Hour}, {&t.Compact, time.Minute}, {&t.Output, time.Second}, {&t.Fresh, time.Second},
+	} {
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package coordinator
+
+import (
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// The decisions on sandboxes whose host is lost, forgotten or drained.
+
+// decideGone ends a sandbox that is being deleted on a host that does not come back.
+func decideGone(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
+	if s.Sandbox.State != protocol.StateDeleting {
+		return nil, nil
+	}
+	return append(failExecs(s, why), protocol.Event{Kind: protocol.SandboxDeleted, Reason: s.Sandbox.Reason}), nil
+}
+
+// decideGiveUp fails a sandbox whose host does not come back, even a stopped one.
+func decideGiveUp(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
+	switch s.Sandbox.State {
+	case protocol.StatePending, protocol.StateReady, protocol.StateStopped:
+		failed := protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason}
+		return append(failExecs(s, why), failed), nil
+	}
+	return nil, nil
+}
+
+// replaces reports whether a sandbox is made again elsewhere when its host is lost.
+func replaces(b *protocol.Sandbox) bool {
+	return b.State == protocol.StateReady && b.Desired == protocol.StateReady &&
+		b.Spec.OnHostLoss == protocol.OnHostLossReplace
+}
+
+// decideReplace has a sandbox made again elsewhere. Running execs are interrupted. An exec that was accepted and never
+// started may run in the new container: no worker starts an exec without the log, and the log no longer accepts a
+// start by the old worker.
+func decideReplace(s *protocol.State, why *protocol.Error) ([]protocol.Event, error) {
+	if !replaces(&s.Sandbox) {
+		return nil, nil
+	}
+	var events []protocol.Event
+	for _, x := range s.Active() {
+		if x.State == protocol.ExecStateRunning {
+			interrupted := protocol.Errorf(protocol.Unavailable, why.Reason,
+				"the exec was interrupted, and its exit code is not known: %s", why.Message)
+			events = append(events, failedExec(x.ID, interrupted))
+		}
+	}
+	return append(events, protocol.Event{Kind: protocol.SandboxReplaced, Reason: why.Reason}), nil
+}

@@ -1,0 +1,90 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/jetstream"
+)
+
+const standingBy = "decides requests, and stands by to schedule"
+
+// elected says whether this coordinator holds the scheduler's lock.
+type elected struct{ atomic.Bool }
+
+// leader is a coordinator during one tenure of the scheduler's lock. The parts of its work embed it.
+type leader struct {
+	*coordinator
+	lease *jetstream.Lease
+}
+
+// campaignPause is the time between two attempts to take the scheduler's lock. Together with the lock's life it is how
+// long nobody schedules after a leader died.
+const campaignPause = 300 * time.Millisecond
+
+// campaign takes the scheduler's lock again and again, and leads while it holds it.
+func (c *coordinator) campaign(ctx context.Context) error {
+	holder := jetstream.Holder{Name: c.cfg.Name, Instance: ulid.Make().String()}
+	for {
+		lease, err := c.conn.AcquireScheduler(ctx, holder)
+		if err == nil {
+			c.log.Info("this coordinator schedules", "token", lease.Token())
+			(&leader{c, lease}).lead(ctx)
+		} else if held := (*jetstream.HeldError)(nil); !errors.As(err, &held) && ctx.Err() == nil {
+			c.log.Warn("could not take the scheduler's lock", "error", err)
+		}
+		if !backoff.Sleep(ctx, campaignPause) {
+			return ctx.Err()
+		}
+	}
+}
+
+// lead runs everything that only the leader does, until the lease is lost or ctx ends.
+func (l *leader) lead(ctx context.Context) {
+	leading, stop := context.WithCancel(ctx)
+	defer stop()
+	group, leading := errgroup.WithContext(leading)
+	for _, run := range []func(context.Context) error{
+		l.lease.Run, newScheduler(l).run, newWatchdog(l).run, (&notifier{l}).run,
+		newReservationWatch(l.coordinator).run, newSnapshotWriter(l).run, newCompactor(l).run,
+		l.boundOutput, l.keepBlobs, l.removeImageFiles,
+	} {
+		group.Go(func() error { return run(leading) })
+	}
+	l.elected.Store(true)
+	l.cfg.OnState(true, "decides requests, and schedules")
+	err := group.Wait()
+	l.elected.Store(false)
+	l.cfg.OnState(true, standingBy)
+	if ctx.Err() == nil {
+		l.log.Warn("this coordinator no longer schedules", "error", err)
+		return
+	}
+	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := l.lease.Release(release); err != nil {
+		l.log.Warn("could not release the scheduler's lock; it expires by itself", "error", err)
+	}
+}
+
+// eachScan calls f once per scan while the lease is held, until ctx ends.
+func (l *leader) eachScan(ctx context.Context, f func()) error {
+	ticker := time.NewTicker(l.cfg.Timing.Scan)
+	defer ticker.Stop()
+	for {
+		if l.lease.Check() == nil {
+			f()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}

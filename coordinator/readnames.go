@@ -1,0 +1,41 @@
+package coordinator
+
+import (
+	"context"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// byName lets the reads take a sandbox's name for its id, and adds the read that also takes prefixes of ids.
+func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jetstream.Endpoint {
+	all := make(map[string]jetstream.Endpoint, len(endpoints)+1)
+	for name, read := range endpoints {
+		all[name] = func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply, error) {
+			if q.Sandbox != "" && protocol.ValidateID("tenant", tenant) == nil {
+				hold, err := rd.names.nameHold(ctx, key{Tenant: tenant, ID: q.Sandbox})
+				if err != nil {
+					return nil, err
+				}
+				if hold != nil {
+					q.Sandbox = hold.Sandbox
+				}
+			}
+			return read(ctx, tenant, q)
+		}
+	}
+	get := all[protocol.EndpointGet]
+	all[protocol.EndpointResolve] = uses(func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply,
+		error) {
+		reply, err := get(ctx, tenant, &protocol.Query{Version: q.Version, Sandbox: q.Sandbox})
+		if protocol.CodeOf(err) != protocol.NotFound || !protocol.IDPrefix(q.Sandbox) {
+			return reply, err
+		}
+		id, err := rd.projection.read.withPrefix(tenant, q.Sandbox)
+		if err != nil {
+			return nil, err
+		}
+		return get(ctx, tenant, &protocol.Query{Version: q.Version, Sandbox: id})
+	}, "sandbox")
+	return all
+}

@@ -1,0 +1,499 @@
+package coordinator
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/coordinator/execindex"
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/spec"
+)
+
+// requestHandler decides requests.
+type requestHandler struct {
+	*coordinator
+	names            *nameRegistry
+	gate             *gate
+	refusals         refusals
+	announced        atomic.Pointer[protocol.Error] // what clients were last told that requests wait for
+	deciding, ending chan struct{}                  // slots of requests that are being decided
+}
+
+func newRequestHandler(c *coordinator) *requestHandler {
+	h := &requestHandler{
+		coordinator: c, names: &nameRegistry{c},
+		deciding: make(chan struct{}, restAtOnce), ending: make(chan struct{}, endingAtOnce),
+	}
+	h.gate = newGate(c.conn, h.announceWaiting)
+	return h
+}
+
+// run decides the requests of the queue until ctx ends. While the gate is closed, requests that end something are
+// taken from behind those that wait.
+func (h *requestHandler) run(ctx context.Context) error {
+	queue := h.conn.Requests()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return queue.Consume(ctx, h.handle) })
+	group.Go(func() error {
+		return h.gate.run(ctx, func(ctx context.Context) {
+			if backoff.Sleep(ctx, endingPause) {
+				_ = queue.ConsumeEnding(ctx, h.handle) // returns when ctx ends
+			}
+		})
+	})
+	return group.Wait()
+}
+
+// announceWaiting announces to all clients that creates and execs are not decided now, and why; nil: they are.
+func (h *requestHandler) announceWaiting(why *protocol.Error) {
+	before := h.announced.Swap(why)
+	if (before == nil) != (why == nil) || why != nil && before.Reason != why.Reason {
+		if why != nil {
+			h.log.Warn("requests wait", "error", why)
+		} else {
+			h.log.Info("requests are decided again")
+		}
+	}
+	s := &protocol.Status{Version: protocol.Version, Coordinator: h.cfg.Name, Waiting: why, Time: h.conn.Now()}
+	if err := h.conn.TellStatus(s); err != nil {
+		h.log.Debug("could not announce what requests wait for", "error", err)
+	}
+}
+
+// handle decides one request. A refusal is an answer too. While the log takes nothing, the request waits here for as
+// long as it takes; it may fail [jetstream.MaxAttempts] times by a defect. handle returns an error only when ctx ends
+// first: then another coordinator gets the request. Every step before the answer can be repeated harmlessly. The
+// acknowledgement, which follows a nil, is the last step.
+func (h *requestHandler) handle(ctx context.Context, d *jetstream.Delivery) error {
+	if d.ID == "" {
+		d.ID = fmt.Sprintf("stream-%d", d.Sequence) // without a message id a request is not idempotent
+	}
+	say := h.waitingNotice(d)
+	for failures, pause := 0, time.Duration(0); ; {
+		if !backoff.Sleep(ctx, pause) {
+			return ctx.Err()
+		}
+		reply, err := h.try(ctx, d, failures, say)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			reply.Version = protocol.Version
+			h.cfg.Probe(d.Verb + "-before-answer")
+			h.conn.Answer(d, reply)
+			h.cfg.Probe(d.Verb + "-before-ack")
+			return nil
+		case logUnavailable(err):
+			h.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, protocol.AsError(err))
+			say(protocol.AsError(err))
+			pause = probePause
+		default:
+			failures++
+			h.log.Warn("a request failed; it is tried again", "request", d.ID, "verb", d.Verb, "sandbox", d.Sandbox,
+				"failures", failures, "error", err)
+			pause = min(firstRetry<<min(failures-1, 4), lastRetry)
+		}
+	}
+}
+
+// waitingNotice returns the function that tells a request's client what the request waits for: at once if that has
+// changed, and from time to time, since an answer may be lost.
+func (h *requestHandler) waitingNotice(d *jetstream.Delivery) func(why *protocol.Error) {
+	reason, said := "", time.Time{}
+	return func(why *protocol.Error) {
+		if why.Reason != reason || time.Since(said) >= repeatAfter {
+			reason, said = why.Reason, time.Now()
+			h.conn.AnswerWaiting(d, why)
+		}
+	}
+}
+
+// A request that failed by a defect is tried again after firstRetry, then after twice that, up to lastRetry.
+const (
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 2 * time.Second
+)
+
+// try takes a request to its answer, which may be a refusal. An error means that there is no answer yet.
+func (h *requestHandler) try(
+	ctx context.Context, d *jetstream.Delivery, failures int, say func(*protocol.Error),
+) (*protocol.Reply, error) {
+	if why := h.refusals.of(d); why != nil {
+		return &protocol.Reply{Error: why}, nil
+	}
+	probe, err := h.gate.pass(ctx, d.Verb, say)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := h.decideInTurn(ctx, d)
+	if probe {
+		h.gate.reportProbe(ctx, outcomeOf(reply, err))
+	}
+	switch {
+	case err == nil:
+		return reply, nil
+	case logUnavailable(err):
+		return nil, err
+	case protocol.CodeOf(err) == protocol.Internal:
+		if failures+1 < jetstream.MaxAttempts {
+			return nil, err
+		}
+		if err := h.fileDead(ctx, d, protocol.AsError(err)); err != nil {
+			return nil, err
+		}
+		err = deadLettered(err)
+	case undecodable(err): // its client may not hear the answer
+		if err := h.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
+			return nil, err
+		}
+	}
+	stored, lookErr := h.conn.LastRequest(ctx)
+	if lookErr != nil {
+		return nil, lookErr // its client has no answer yet, so it can be decided again
+	}
+	h.refusals.note(d, protocol.AsError(err), stored)
+	return &protocol.Reply{Error: protocol.AsError(err)}, nil
+}
+
+func outcomeOf(reply *protocol.Reply, err error) outcome {
+	switch {
+	case err != nil && logUnavailable(err):
+		return mustWait
+	case err == nil && reply.Changed:
+		return appended
+	}
+	return nothingAppended
+}
+
+// stalls handles a request whose decision takes long: the append is tried for longer than a client should wait without
+// an answer, and other requests may have to be held back.
+func (h *requestHandler) stalls(ctx context.Context, d *jetstream.Delivery) {
+	why, _ := h.gate.closed()
+	if why == nil {
+		why = protocol.Errorf(protocol.Unavailable, "", "the event log has not answered for %s", stallPause)
+		h.gate.blame(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, why)
+	}
+	h.conn.AnswerWaiting(d, why)
+}
+
+// decideInTurn bounds how many requests are decided concurrently. Those that end something have their own bound, so
+// they do not wait for those that begin something.
+func (h *requestHandler) decideInTurn(ctx context.Context, d *jetstream.Delivery) (*protocol.Reply, error) {
+	slots := h.deciding
+	if endsWork(d.Verb) {
+		slots = h.ending
+	}
+	select {
+	case slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-slots }()
+	stalled := time.AfterFunc(stallPause, func() { h.stalls(ctx, d) })
+	defer stalled.Stop()
+	return h.decide(ctx, d)
+}
+
+func undecodable(err error) bool {
+	if err == nil {
+		return false
+	}
+	reason := protocol.AsError(err).Reason
+	return reason == protocol.ReasonUndecodable || reason == protocol.ReasonUnsupportedVersion
+}
+
+func deadLettered(err error) *protocol.Error {
+	return protocol.Errorf(protocol.Internal, protocol.ReasonDeadLettered,
+		"the request failed %d times and is now a dead letter: %v", jetstream.MaxAttempts, err)
+}
+
+// decide takes a request to its answer. A panic is a failed attempt, so that a request that triggers a defect becomes
+// a dead letter in the end.
+func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (reply *protocol.Reply, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			h.log.Error("deciding a request panicked", "request", d.ID, "panic", p, "stack", string(debug.Stack()))
+			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
+		}
+	}()
+	for field, id := range map[string]string{"tenant": d.Tenant, "sandbox": d.Sandbox, protocol.HeaderRequest: d.ID} {
+		if err := protocol.ValidateID(field, id); err != nil {
+			return nil, err
+		}
+	}
+	r, err := readRequest(d)
+	if err != nil {
+		return nil, err
+	}
+	if d.Verb == protocol.VerbCreate {
+		reply, err = h.create(ctx, d, key{Tenant: d.Tenant, ID: d.Sandbox}, r)
+		return reply, protocol.InPayload(d.Verb, err)
+	}
+	k, err := h.names.meant(ctx, d)
+	if err != nil {
+		return nil, protocol.InPayload(d.Verb, err)
+	}
+	if d.Verb == protocol.VerbExec {
+		reply, err = h.exec(ctx, d, k, r)
+	} else {
+		reply, err = h.control(ctx, d, k, r)
+	}
+	return reply, protocol.InPayload(d.Verb, err)
+}
+
+// readRequest decodes a request and checks everything that needs neither a sandbox nor a host.
+func readRequest(d *jetstream.Delivery) (*protocol.Request, error) {
+	if len(d.Payload) > protocol.MaxSpecBytes {
+		return nil, &protocol.Error{Code: protocol.InvalidArgument, Reason: protocol.ReasonTooLarge, Field: "payload",
+			Message: fmt.Sprintf("has %d bytes, at most %d are allowed", len(d.Payload), protocol.MaxSpecBytes)}
+	}
+	r := &protocol.Request{}
+	if err := protocol.DecodeStrict(d.ContentType, d.Payload, r); err != nil {
+		return nil, err
+	}
+	if err := protocol.CheckVersion(r.Version); err != nil {
+		return nil, err
+	}
+	return r, r.Validate(d.Verb)
+}
+
+// create accepts a sandbox: it takes the name, reserves the id, and appends the first event.
+func (h *requestHandler) create(
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
+) (*protocol.Reply, error) {
+	own := *r.Sandbox // identifies the request: the tenant's defaults may change before it is repeated
+	own.Resolve()
+	mine := reservation(d, named(&own, r.Name), h.conn.Now())
+	full, refused := h.cfg.Defaults.Over(k.Tenant, *r.Sandbox)
+	full, defaulted := spec.Resolve(full)
+	if refused == nil {
+		refused = h.refuseImpossible(ctx, k, &full, defaulted)
+	}
+	before, err := h.names.reserve(ctx, d, k, r.Name, mine, refused)
+	if err != nil {
+		return nil, err
+	}
+	h.cfg.Probe("create-before-append")
+	if before != nil && !sameReservation(before, &mine) {
+		return nil, protocol.Errorf(protocol.AlreadyExists, "", "sandbox id %s was used before", k.ID)
+	}
+	var j *jetstream.Journal
+	switch {
+	case before == nil:
+		j = h.projection.journal(k)
+		j.Fresh() // a new id has no history
+	case h.projection.read.isDeleted(k):
+		if j, err = h.projection.openDeleted(ctx, k); err != nil {
+			return nil, err
+		}
+	default:
+		j = h.projection.journal(k)
+		if err := j.Refresh(ctx); err != nil {
+			return nil, err
+		}
+	}
+	events, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		if !s.Exists() && refused != nil {
+			return nil, refused
+		}
+		return decideAccept(s, d.ID, r.Name, &full, defaulted)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sandboxReply(j, len(events) > 0), nil
+}
+
+// exec accepts an exec. The history itself says whether the id was used before.
+func (h *requestHandler) exec(
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
+) (*protocol.Reply, error) {
+	j, err := h.projection.find(ctx, k, 0)
+	if err != nil {
+		return nil, err
+	}
+	r.Exec.Resolve()
+	if h.projection.read.isDeleted(k) { // it accepts no execs, but this may repeat one that it had
+		x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
+		if err != nil || x != nil && x.Request == d.ID && sameExec(&x.Spec, r.Exec) {
+			return &protocol.Reply{Exec: x, Sequence: sequence}, err
+		}
+		if x != nil {
+			return nil, protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox",
+				r.ExecID)
+		}
+	}
+	h.cfg.Probe("exec-before-append")
+	lookups := execindex.Lookups{}
+	_, err = h.doOnce(ctx, j, d, k, r, lookups, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		used, err := h.projection.execs.Used(k, r.ExecID, lookups)
+		if err != nil {
+			return nil, err
+		}
+		return decideExec(s, d.ID, r.ExecID, r.Exec, used, h.cfg.MaxActiveExecs)
+	})
+	repeated := errors.Is(err, errExecUsed)
+	if err != nil && !repeated {
+		return nil, err
+	}
+	x, sequence, err := h.pastExec(ctx, j, k, r.ExecID, nil)
+	if err == nil && repeated && (x == nil || x.Request != d.ID || !sameExec(&x.Spec, r.Exec)) {
+		err = protocol.Errorf(protocol.AlreadyExists, "", "exec id %s was used before in this sandbox", r.ExecID)
+	}
+	return &protocol.Reply{Exec: x, Sequence: sequence, Changed: !repeated}, err
+}
+
+// errOldExec says that a request id is the id of an exec that ended long ago; only the log tells which request that
+// was.
+var errOldExec = protocol.Errorf(protocol.AlreadyExists, protocol.ReasonRequestUsed,
+	"the request id is that of an exec")
+
+// doOnce appends a decision, unless the request id was used for an exec with that id: such requests are not remembered
+// by themselves. A decision does no I/O: if memory cannot tell whether an exec id was used, the index is read into
+// lookups and the decision is asked again.
+func (h *requestHandler) doOnce(
+	ctx context.Context, j *jetstream.Journal, d *jetstream.Delivery, k key, r *protocol.Request,
+	lookups execindex.Lookups, decide jetstream.Decide,
+) ([]protocol.Event, error) {
+	others := false // the exec with that id is of another request
+	ids := []string{d.ID}
+	if d.Verb == protocol.VerbExec && r.ExecID != d.ID {
+		ids = append(ids, r.ExecID)
+	}
+	j.View(func(s *protocol.State, _ uint64) { h.projection.execs.EnsureCovers(k, s) })
+	once := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+		if why := h.refusals.of(d); why != nil {
+			return nil, why
+		}
+		own := d.Verb == protocol.VerbExec && r.ExecID == d.ID
+		if !own && !others && s.Execs[d.ID] == nil && s.UseOf(d.ID) == nil && s.Sandbox.TotalExecs > len(s.Execs) {
+			if used, err := h.projection.execs.Used(k, d.ID, lookups); err != nil {
+				return nil, err
+			} else if used {
+				return nil, errOldExec
+			}
+		}
+		return decide(s, now)
+	}
+	do := func() ([]protocol.Event, error) {
+		for {
+			events, err := j.Do(ctx, once)
+			if !errors.Is(err, execindex.ErrUnknown) {
+				return events, err
+			}
+			if err := h.projection.execs.Lookup(ctx, k, lookups, ids...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	events, err := do()
+	if !errors.Is(err, errOldExec) {
+		return events, err
+	}
+	x, _, err := h.pastExec(ctx, j, k, d.ID, nil)
+	if err != nil {
+		return nil, err
+	}
+	if x != nil && x.Request == d.ID {
+		return nil, errRequestUsed(d.ID, &protocol.Use{ID: d.ID, Exec: x.ID})
+	}
+	others = true
+	return do()
+}
+
+// sameExec compares specs without stdin, which is not kept once an exec has ended.
+func sameExec(a, b *protocol.ExecSpec) bool {
+	x, y := *a, *b
+	x.Stdin, y.Stdin = nil, nil
+	return bytes.Equal(protocol.Encode(&x), protocol.Encode(&y))
+}
+
+// control decides a stop, resume, extend, delete or cancel, with at most one append.
+func (h *requestHandler) control(
+	ctx context.Context, d *jetstream.Delivery, k key, r *protocol.Request,
+) (*protocol.Reply, error) {
+	j, err := h.projection.find(ctx, k, 0)
+	if err != nil {
+		return nil, err
+	}
+	decide := func(s *protocol.State, now time.Time) ([]protocol.Event, error) {
+		switch d.Verb {
+		case protocol.VerbExtend:
+			return decideExtend(s, d.ID, r.TTL, now)
+		case protocol.VerbStop:
+			return decideStop(s, d.ID, protocol.ReasonStopRequested)
+		case protocol.VerbResume:
+			return decideResume(s, d.ID)
+		case protocol.VerbDelete:
+			return decideDelete(s, d.ID, protocol.ReasonDeleteRequested)
+		}
+		return decideCancel(s, d.ID, r.ExecID)
+	}
+	lookups := execindex.Lookups{}
+	events, err := h.doOnce(ctx, j, d, k, r, lookups, decide)
+	if err != nil {
+		// The refusal may come from an outdated state: decide once more on what the log has now.
+		if refreshErr := j.Refresh(ctx); refreshErr != nil {
+			return nil, refreshErr
+		}
+		if events, err = h.doOnce(ctx, j, d, k, r, lookups, decide); err != nil {
+			return nil, err
+		}
+	}
+	reply := sandboxReply(j, changes(events))
+	if d.Verb == protocol.VerbCancel {
+		reply.Exec, _, err = h.pastExec(ctx, j, k, r.ExecID, nil)
+	}
+	return reply, err
+}
+
+func sandboxReply(j *jetstream.Journal, changed bool) *protocol.Reply {
+	r := &protocol.Reply{Changed: changed}
+	j.View(func(s *protocol.State, _ uint64) {
+		handle := s.Sandbox
+		r.Sandbox, r.Sequence = &handle, handle.Sequence
+	})
+	return r
+}
+
+func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reservation {
+	sum := sha256.Sum256(protocol.Encode(spec))
+	return protocol.Reservation{Request: d.ID, Fingerprint: hex.EncodeToString(sum[:16]), Time: now}
+}
+
+// fileDead files a request that cannot be processed as a dead letter, and ends the id that it may have reserved.
+func (h *requestHandler) fileDead(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
+	if err := h.conn.FileDead(ctx, d, why); err != nil {
+		return err
+	}
+	if d.Verb != protocol.VerbCreate {
+		return nil
+	}
+	r, err := h.conn.SandboxReservation(ctx, d.Tenant, d.Sandbox)
+	if protocol.CodeOf(err) == protocol.NotFound || err == nil && r.Request != d.ID {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return h.abandon(ctx, key{Tenant: d.Tenant, ID: d.Sandbox}, d.ID, deadLettered(why))
+}
+
+// abandon ends an id that was reserved and never got a first event.
+func (c *coordinator) abandon(ctx context.Context, k key, request string, why *protocol.Error) error {
+	_, err := c.projection.journal(k).Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
+		return decideAbandoned(s, request, why)
+	})
+	return err
+}

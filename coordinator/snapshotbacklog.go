@@ -1,0 +1,120 @@
+package coordinator
+
+import (
+	"maps"
+	"sync"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+)
+
+// snapshotBacklog is what the leader still has to store: the sandboxes that changed since the last round of
+// snapshots. It is empty, and records nothing, on coordinators that do not lead.
+type snapshotBacklog struct {
+	mu *sync.RWMutex // the projection's
+
+	active   bool             // this coordinator writes the snapshots
+	changed  map[key]struct{} // sandboxes that changed since they were stored
+	retained map[key]struct{} // deleted sandboxes whose journals stay in memory until their records are stored
+}
+
+func newSnapshotBacklog(mu *sync.RWMutex) *snapshotBacklog {
+	return &snapshotBacklog{mu: mu, changed: map[key]struct{}{}, retained: map[key]struct{}{}}
+}
+
+// maxRetained bounds the deleted sandboxes whose journals stay in memory. The leader folds the others again.
+const maxRetained = 1000
+
+// start begins to record changes.
+func (s *snapshotBacklog) start() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active = true
+}
+
+// addLocked records a change.
+func (s *snapshotBacklog) addLocked(k key) {
+	if s.active {
+		s.changed[k] = struct{}{}
+	}
+}
+
+// retainLocked reports whether the journal of a deleted sandbox stays in memory until its record is stored.
+func (s *snapshotBacklog) retainLocked(k key, saved bool) bool {
+	if saved || !s.active || len(s.retained) >= maxRetained {
+		delete(s.retained, k)
+		return false
+	}
+	s.retained[k] = struct{}{}
+	return true
+}
+
+func (s *snapshotBacklog) retainsLocked(k key) bool {
+	_, retained := s.retained[k]
+	return retained
+}
+
+func (s *snapshotBacklog) removeLocked(k key) {
+	delete(s.changed, k)
+	delete(s.retained, k)
+}
+
+// put records again what could not be stored.
+func (s *snapshotBacklog) put(keys map[key]struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.Copy(s.changed, keys)
+}
+
+// takeUnsaved takes the backlog, and returns with it how far the log had been followed.
+func (p *projection) takeUnsaved() (changed map[key]struct{}, covered jetstream.Position) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed, p.unsaved.changed = p.unsaved.changed, map[key]struct{}{}
+	return changed, p.followed
+}
+
+// addUnsavedSince adds everything that changed after a record to the backlog.
+func (p *projection) addUnsavedSince(record uint64) {
+	p.mu.Lock()
+	journals := maps.Clone(p.journals)
+	for k, d := range p.read.deleted {
+		if d.record > record || !d.saved {
+			p.unsaved.changed[k] = struct{}{}
+		}
+	}
+	p.mu.Unlock()
+	changed := map[key]struct{}{}
+	for k, j := range journals { // a journal must not be called with p.mu held
+		if j.Position().Record > record {
+			changed[k] = struct{}{}
+		}
+	}
+	p.unsaved.put(changed)
+}
+
+// stopSaving empties the backlog when this coordinator stops leading.
+func (p *projection) stopSaving() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unsaved.active = false
+	for k := range p.unsaved.changed {
+		if _, deleted := p.read.deleted[k]; deleted {
+			p.execs.Forget(k)
+		}
+	}
+	clear(p.unsaved.changed)
+	for k := range p.unsaved.retained {
+		delete(p.journals, k)
+	}
+	clear(p.unsaved.retained)
+}
+
+// deletedSaved notes that the record of a deleted sandbox is stored.
+func (p *projection) deletedSaved(k key, record uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.read.savedLocked(k, record) {
+		delete(p.unsaved.retained, k)
+		delete(p.journals, k)
+	}
+}

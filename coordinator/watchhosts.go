@@ -1,0 +1,77 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// lostRounds is how many scans apart the sandboxes of a lost host are inspected again: their last events may arrive
+// late.
+const lostRounds = 10
+
+// watchHosts finds out which silent hosts are lost, carries out what operators want of hosts, and has the sandboxes of
+// the hosts concerned inspected.
+func (w *watchdog) watchHosts(ctx context.Context) error {
+	lost, round := map[string]bool{}, 0
+	return w.eachScan(ctx, func() {
+		round++
+		hosts, list := map[string]*protocol.Host{}, w.hosts.list()
+		for _, h := range list {
+			hosts[h.HostID] = h
+		}
+		w.seizeSilentHosts(ctx, hosts)
+		w.carryOutIntents(ctx, hosts)
+		w.moves.beginScan(list, w.images.list())
+		w.inspectIntended(hosts, round)
+		for id, h := range hosts {
+			isLost := h.State == protocol.HostLost
+			if isLost != lost[id] || isLost && round%lostRounds == 0 {
+				lost[id] = isLost
+				w.projection.work.inspectBy(w.conn.Now(), w.projection.work.on(id)...)
+			}
+		}
+	})
+}
+
+// seizeSilentHosts takes the locks of silent hosts. Only a host whose lock could be taken is lost: its lease had
+// ended, so its worker changes nothing any more.
+func (w *watchdog) seizeSilentHosts(ctx context.Context, hosts map[string]*protocol.Host) {
+	if !w.conn.Connected() {
+		return
+	}
+	for _, h := range hosts {
+		if h.State != protocol.HostSuspect || h.HostID == "" ||
+			time.Since(w.tried[h.Worker]) < w.cfg.Timing.Seize || !w.hosts.mayBeLost(h.Worker) {
+			continue
+		}
+		w.tried[h.Worker] = time.Now()
+		w.seizeHost(ctx, h)
+		w.projection.work.schedulerWake.Wake()
+	}
+}
+
+func (w *watchdog) seizeHost(ctx context.Context, h *protocol.Host) {
+	// Each attempt is a new holder, so that a worker that waits for the lock does not take two attempts for one
+	// holder that renews.
+	holder := jetstream.Holder{
+		Name: w.cfg.Name, Instance: ulid.Make().String(), Detail: "takes the lock of a silent host",
+	}
+	err := w.conn.SeizeHost(ctx, h.HostID, holder, func(uint64) error {
+		if !w.hosts.mayBeLost(h.Worker) {
+			return nil // NATS was away meanwhile
+		}
+		w.log.Warn("a host is lost", "worker", h.Worker, "host", h.HostID)
+		w.hosts.setLost(h.Worker)
+		h.State = protocol.HostLost
+		return nil
+	})
+	if held := (*jetstream.HeldError)(nil); err != nil && !errors.As(err, &held) {
+		w.log.Warn("could not determine whether the silent host is lost", "worker", h.Worker, "error", err)
+	}
+}

@@ -1,0 +1,408 @@
+package coordinator
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/coordinator/placement"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
+)
+
+// workingState is what the scheduler and the watchdog work from: indexes of the living sandboxes, updated with each
+// change, so that their work costs by what changed and not by how many sandboxes there are.
+type workingState struct {
+	mu        *sync.RWMutex             // the projection's
+	sandboxes map[key]*protocol.Sandbox // the read model's
+
+	schedulerWake wake.Signal // something changed that concerns the scheduler
+	deadlineWake  wake.Signal // another deadline is the next one
+
+	hosts     map[string]*hostLoad // by host id
+	assigned  map[key]reservedOn   // where each sandbox is, and what it takes there
+	waiting   waitQueue            // sandboxes without a host, the oldest first
+	pending   map[key]struct{}
+	active    map[key]struct{}    // with execs that have not ended
+	inFlight  map[key]reservedOn  // assignments on their way into the log
+	changed   map[string]struct{} // hosts whose load changed since the scheduler took it
+	deadlines deadlines
+}
+
+// hostLoad is what is on a host. A sandbox that is being made or removed takes its resources.
+type hostLoad struct {
+	worker    string // the worker named in the newest assignment
+	used      load
+	sandboxes map[key]struct{}
+	preparing map[key]struct{} // assigned and not ready yet: they are placed elsewhere when the host is lost
+	pending   map[key]struct{} // about which the worker has something to do
+}
+
+// reservedOn is what a sandbox takes of a host.
+type reservedOn struct {
+	host string
+	used load
+}
+
+// waiting is a position in the queue of sandboxes that wait for a host.
+type waiting struct {
+	since time.Time
+	key   key
+}
+
+func (w waiting) compare(v waiting) int {
+	return cmp.Or(w.since.Compare(v.since), cmp.Compare(w.key.ID, v.key.ID), cmp.Compare(w.key.Tenant, v.key.Tenant))
+}
+
+// waitQueue is ordered, the oldest first.
+type waitQueue []waiting
+
+// load is a usage in integers, so that adding and subtracting it leaves no rounding error.
+type load struct {
+	sandboxes, gpus int
+	nanoCPU         int64
+	mem, disk       protocol.Bytes
+	pids            int64
+}
+
+func loadOf(u placement.Usage) load {
+	return load{u.Sandboxes, u.GPUs, int64(u.CPU*1e9 + 0.5), u.Memory, u.Disk, u.PIDs}
+}
+
+func (l *load) add(v load, sign int) {
+	s := int64(sign)
+	l.sandboxes += sign * v.sandboxes
+	l.gpus += sign * v.gpus
+	l.nanoCPU += s * v.nanoCPU
+	l.mem += protocol.Bytes(s) * v.mem
+	l.disk += protocol.Bytes(s) * v.disk
+	l.pids += s * v.pids
+}
+
+func (l load) usage() placement.Usage {
+	return placement.Usage{
+		Totals:    protocol.Totals{CPU: float64(l.nanoCPU) / 1e9, Memory: l.mem, Disk: l.disk, PIDs: l.pids},
+		Sandboxes: l.sandboxes, GPUs: l.gpus,
+	}
+}
+
+func newWorkingState(mu *sync.RWMutex, sandboxes map[key]*protocol.Sandbox) *workingState {
+	return &workingState{
+		mu: mu, sandboxes: sandboxes, schedulerWake: wake.New(), deadlineWake: wake.New(),
+		hosts: map[string]*hostLoad{}, assigned: map[key]reservedOn{},
+		pending: map[key]struct{}{}, active: map[key]struct{}{},
+		inFlight: map[key]reservedOn{}, changed: map[string]struct{}{}, deadlines: deadlines{at: map[key]time.Time{}},
+	}
+}
+
+// host returns the entry of a host, and creates it where there is none.
+func (w *workingState) host(id string) *hostLoad {
+	h := w.hosts[id]
+	if h == nil {
+		h = &hostLoad{sandboxes: map[key]struct{}{}, preparing: map[key]struct{}{}, pending: map[key]struct{}{}}
+		w.hosts[id] = h
+	}
+	return h
+}
+
+// addLoad adds to the load of a host; sign -1 subtracts.
+func (w *workingState) addLoad(id string, l load, sign int) {
+	if l == (load{}) {
+		return
+	}
+	w.host(id).used.add(l, sign)
+	w.changed[id] = struct{}{}
+}
+
+// moveLocked replaces a sandbox's handle in the indexes: before is nil for a new one, after for one that is no longer
+// living. It reports whether the change concerns the scheduler: a sandbox waits, or room was freed on a host.
+func (w *workingState) moveLocked(k key, before, after *protocol.Sandbox) (concerns bool) {
+	next := reservationOf(w.assigned[k], before, after)
+	w.landLocked(k, after, next.host)
+	freed := w.reserveLocked(k, after, next)
+	if next.host != "" {
+		h := w.hosts[next.host]
+		set(h.preparing, k, after.State == protocol.StatePending && after.Assigned && !after.Resuming)
+		set(h.pending, k, workerPending(after))
+	}
+	set(w.pending, k, after != nil && after.State == protocol.StatePending)
+	set(w.active, k, after != nil && after.ActiveExecs > 0)
+	return w.requeueLocked(k, before, after) || freed
+}
+
+// reservationOf returns what a sandbox takes of its host now; last is what it took before.
+func reservationOf(last reservedOn, before, after *protocol.Sandbox) (next reservedOn) {
+	if after == nil || after.Worker == "" {
+		return next
+	}
+	next.host = after.HostID
+	if !after.Assigned && after.State != protocol.StateDeleting { // one that is being deleted holds its resources
+		return next
+	}
+	next.used = last.used
+	if before == nil || before.Generation != after.Generation || next.used.sandboxes == 0 {
+		next.used = loadOf(placement.UsageOf(&after.Spec))
+	}
+	return next
+}
+
+// landLocked ends an assignment in flight that has come into the log, or has become pointless.
+func (w *workingState) landLocked(k key, after *protocol.Sandbox, host string) {
+	f, inFlight := w.inFlight[k]
+	if inFlight && (after == nil || after.Assigned && host == f.host) {
+		delete(w.inFlight, k)
+		w.addLoad(f.host, f.used, -1)
+	}
+}
+
+// reserveLocked replaces what a sandbox takes of a host. It reports whether that frees room.
+func (w *workingState) reserveLocked(k key, after *protocol.Sandbox, next reservedOn) (freed bool) {
+	old := w.assigned[k]
+	if old == next {
+		return false
+	}
+	if old.host != "" {
+		w.addLoad(old.host, old.used, -1)
+	}
+	if old.host != "" && old.host != next.host {
+		w.leaveHost(old.host, k)
+	}
+	if next.host != "" {
+		w.addLoad(next.host, next.used, 1)
+		h := w.host(next.host)
+		h.worker, h.sandboxes[k], w.assigned[k] = after.Worker, struct{}{}, next
+	} else {
+		delete(w.assigned, k)
+	}
+	return old.used.sandboxes > next.used.sandboxes
+}
+
+// requeueLocked updates a sandbox's position in the queue for a host. It reports whether the sandbox waits.
+func (w *workingState) requeueLocked(k key, before, after *protocol.Sandbox) (waits bool) {
+	waited := before != nil && waitsForHost(before)
+	waits = after != nil && waitsForHost(after)
+	if waited && (!waits || !before.StateChangedAt.Equal(after.StateChangedAt)) {
+		w.waiting.set(waiting{before.StateChangedAt, k}, false)
+		waited = false
+	}
+	if waits && !waited {
+		w.waiting.set(waiting{after.StateChangedAt, k}, true)
+	}
+	return waits
+}
+
+// waitsForHost reports whether a sandbox is pending and has no host.
+func waitsForHost(b *protocol.Sandbox) bool { return b.State == protocol.StatePending && !b.Assigned }
+
+// workerPending reports whether a sandbox's worker has something to do about it.
+func workerPending(b *protocol.Sandbox) bool {
+	switch b.State {
+	case protocol.StatePending:
+		return b.Assigned
+	case protocol.StateReady:
+		return b.Desired != protocol.StateReady || b.ActiveExecs > 0
+	}
+	return b.State == protocol.StateDeleting
+}
+
+// removeLocked removes a sandbox from the indexes; before is its last handle, nil where it was not living.
+func (w *workingState) removeLocked(k key, before *protocol.Sandbox) {
+	w.moveLocked(k, before, nil)
+	w.deadlines.drop(k)
+}
+
+// usesHostLocked reports whether a sandbox takes resources of a host.
+func (w *workingState) usesHostLocked(k key) bool { return w.assigned[k].used.sandboxes > 0 }
+
+// leaveHost removes a sandbox from a host.
+func (w *workingState) leaveHost(id string, k key) {
+	h := w.host(id)
+	delete(h.sandboxes, k)
+	delete(h.preparing, k)
+	delete(h.pending, k)
+	w.forgetEmptyHost(id)
+}
+
+func (w *workingState) forgetEmptyHost(id string) {
+	if h := w.hosts[id]; h != nil && len(h.sandboxes) == 0 && h.used == (load{}) {
+		delete(w.hosts, id)
+	}
+}
+
+func set[K comparable](m map[K]struct{}, k K, in bool) {
+	if in {
+		m[k] = struct{}{}
+	} else {
+		delete(m, k)
+	}
+}
+
+// set adds a sandbox to the queue, or removes it.
+func (q *waitQueue) set(at waiting, in bool) {
+	i, found := slices.BinarySearchFunc(*q, at, waiting.compare)
+	switch {
+	case in && !found:
+		*q = slices.Insert(*q, i, at)
+	case !in && found:
+		*q = slices.Delete(*q, i, i+1)
+	}
+}
+
+// usages returns the usage of each host with a load, and the worker of its newest assignment.
+func (w *workingState) usages() (used map[string]placement.Usage, workers map[string]string) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	used, workers = make(map[string]placement.Usage, len(w.hosts)), make(map[string]string, len(w.hosts))
+	for id, h := range w.hosts {
+		used[id] = h.used.usage()
+		if len(h.sandboxes) > 0 {
+			workers[id] = h.worker
+		}
+	}
+	return used, workers
+}
+
+// takeChangedUsages returns the usage of hosts where it changed since the last call.
+func (w *workingState) takeChangedUsages() map[string]placement.Usage {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.changed) == 0 {
+		return nil
+	}
+	used := make(map[string]placement.Usage, len(w.changed))
+	for id := range w.changed {
+		used[id] = placement.Usage{}
+		if h := w.hosts[id]; h != nil {
+			used[id] = h.used.usage()
+		}
+	}
+	clear(w.changed)
+	return used
+}
+
+// on returns the sandboxes of a host.
+func (w *workingState) on(hostID string) []key {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if h := w.hosts[hostID]; h != nil {
+		return slices.Collect(maps.Keys(h.sandboxes))
+	}
+	return nil
+}
+
+// pendingOn returns the sandboxes of a host about which its worker has something to do.
+func (w *workingState) pendingOn(hostID string) []key {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if h := w.hosts[hostID]; h != nil {
+		return slices.Collect(maps.Keys(h.pending))
+	}
+	return nil
+}
+
+// eachPending visits the sandboxes about which the workers of some hosts have something to do.
+func (w *workingState) eachPending(ready func(hostID string) bool, visit func(k key, b *protocol.Sandbox)) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for id, h := range w.hosts {
+		if len(h.pending) == 0 || !ready(id) {
+			continue
+		}
+		for k := range h.pending {
+			visit(k, w.sandboxes[k])
+		}
+	}
+}
+
+// withExecs returns the sandboxes that have execs which have not ended.
+func (w *workingState) withExecs() []*protocol.Sandbox { return w.handles(w.active) }
+
+// pendingSandboxes returns the sandboxes that are pending.
+func (w *workingState) pendingSandboxes() []*protocol.Sandbox { return w.handles(w.pending) }
+
+func (w *workingState) handles(keys map[key]struct{}) (list []*protocol.Sandbox) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for k := range keys {
+		list = append(list, w.sandboxes[k])
+	}
+	return list
+}
+
+// waitingForHost returns the sandboxes that wait for a host, the oldest first: those without one, and those that were
+// not ready when their host was lost. inFlight says whether to include those whose assignment is on its way.
+func (w *workingState) waitingForHost(lost []string, inFlight bool) []*protocol.Sandbox {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	queue := w.waiting
+	for i, id := range lost {
+		h := w.hosts[id]
+		if h == nil || len(h.preparing) == 0 {
+			continue
+		}
+		if i == 0 || len(queue) == len(w.waiting) {
+			queue = slices.Clone(queue)
+		}
+		for k := range h.preparing {
+			queue = append(queue, waiting{w.sandboxes[k].StateChangedAt, k})
+		}
+	}
+	if len(queue) != len(w.waiting) {
+		slices.SortFunc(queue, waiting.compare)
+	}
+	list := make([]*protocol.Sandbox, 0, len(queue))
+	for _, at := range queue {
+		if _, flying := w.inFlight[at.key]; !flying || inFlight {
+			list = append(list, w.sandboxes[at.key])
+		}
+	}
+	return list
+}
+
+// launch counts an assignment on its host before it is in the log. It reports false where the sandbox has changed
+// since the assignment was chosen, or another assignment of it is in flight.
+func (w *workingState) launch(b *protocol.Sandbox, hostID string, u placement.Usage) bool {
+	k := key{Tenant: b.Tenant, ID: b.ID}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.sandboxes[k]
+	if _, flying := w.inFlight[k]; flying || now == nil || now.Generation != b.Generation ||
+		now.State != protocol.StatePending || now.Assigned && now.Resuming {
+		return false
+	}
+	f := reservedOn{hostID, loadOf(u)}
+	w.inFlight[k] = f
+	w.addLoad(f.host, f.used, 1)
+	return true
+}
+
+// abort stops counting an assignment that did not come into the log.
+func (w *workingState) abort(k key) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if f, flying := w.inFlight[k]; flying {
+		delete(w.inFlight, k)
+		w.addLoad(f.host, f.used, -1)
+		w.forgetEmptyHost(f.host)
+	}
+}
+
+// countOn adds to hosts how many sandboxes are on each, and how many of their execs have not ended.
+func (w *workingState) countOn(hosts []*protocol.Host) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for _, h := range hosts {
+		l := w.hosts[h.HostID]
+		if l == nil {
+			continue
+		}
+		h.Holds = map[string]int{}
+		for k := range l.sandboxes {
+			b := w.sandboxes[k]
+			h.Holds[string(b.State)]++
+			h.Execs += b.ActiveExecs
+		}
+	}
+}
