@@ -498,7 +498,11 @@ func (w *worker) keepSupervisor() error {
 	if info, err := os.Stat(w.supervisor); err == nil && info.Size() == int64(len(data)) {
 		return nil
 	}
-	if err := errors.Join(os.WriteFile(w.supervisor+".tmp", data, 0o555), os.Rename(w.supervisor+".tmp", w.supervisor)); err != nil {
+	err = os.WriteFile(w.supervisor+".tmp", data, 0o555)
+	if err == nil {
+		err = os.Rename(w.supervisor+".tmp", w.supervisor)
+	}
+	if err != nil {
 		return hosterr.Wrap(err, "keep the supervisor")
 	}
 	return nil

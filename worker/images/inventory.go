@@ -86,7 +86,10 @@ func (v *inventory) load() {
 func (v *inventory) save() {
 	data, err := json.MarshalIndent(v.records, "", "\t")
 	if err == nil {
-		err = errors.Join(os.WriteFile(v.file+".tmp", data, 0o600), os.Rename(v.file+".tmp", v.file))
+		err = os.WriteFile(v.file+".tmp", data, 0o600)
+	}
+	if err == nil { // never after a failed write, as on a full disk: half a record would replace the whole one
+		err = os.Rename(v.file+".tmp", v.file)
 	}
 	if err != nil {
 		v.log.Warn("could not write the record of the host's images", "error", err)
