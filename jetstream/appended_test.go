@@ -26,17 +26,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 			j = c.Journal(jetstream.JournalConfig{
 				Tenant: d.tenant, Sandbox: "s1", Writer: writer, KeepEnded: 1 << 20,
 				OnAppended: func(a jetstream.Appended) {
-					last, err := reader.HistoryTail(t.Context(), d.tenant, "s1", a.Batch.Record-1)
-					if err != nil || len(last) == 0 || last[0].ID != a.Batch.ID {
-						t.Errorf("called for record %d, which the log does not have: %v", a.Batch.Record, err)
-					}
-					if _, record := j.State(); record < a.Batch.Record { // deadlocks if the lock is held
-						t.Errorf("called for record %d, the journal is folded up to %d", a.Batch.Record, record)
-					}
-					if a.Before.Sequence+1 != a.Batch.First() || a.After.Sequence < a.Batch.Last() {
-						t.Errorf("events %d to %d: the sandbox was at %d before and at %d after",
-							a.Batch.First(), a.Batch.Last(), a.Before.Sequence, a.After.Sequence)
-					}
+					checkAppended(t, reader, j, a)
 					appended[i] = append(appended[i], a.Batch)
 					notified[i].Store(a.Batch.Record)
 				},
@@ -78,4 +68,19 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 			same(t, "the batches of "+writer+" in OnAppended and in the log", got, want)
 		}
 	})
+}
+
+// checkAppended checks what OnAppended of a journal was called with.
+func checkAppended(t *testing.T, reader *jetstream.Conn, j *jetstream.Journal, a jetstream.Appended) {
+	last, err := reader.HistoryTail(t.Context(), a.Batch.Tenant, a.Batch.Sandbox, a.Batch.Record-1)
+	if err != nil || len(last) == 0 || last[0].ID != a.Batch.ID {
+		t.Errorf("called for record %d, which the log does not have: %v", a.Batch.Record, err)
+	}
+	if _, record := j.State(); record < a.Batch.Record { // deadlocks if the lock is held
+		t.Errorf("called for record %d, the journal is folded up to %d", a.Batch.Record, record)
+	}
+	if a.Before.Sequence+1 != a.Batch.First() || a.After.Sequence < a.Batch.Last() {
+		t.Errorf("events %d to %d: the sandbox was at %d before and at %d after",
+			a.Batch.First(), a.Batch.Last(), a.Before.Sequence, a.After.Sequence)
+	}
 }

@@ -46,6 +46,31 @@ func findExec(
 	return p.Find(x)
 }
 
+// storeAsLeader stores entries of execs in steps. A lagging leader skips some steps and then stores everything so far.
+func storeAsLeader(t *testing.T, c *jetstream.Conn, tenant string, lagging bool, execs, step int) {
+	var known *jetstream.ExecHead
+	for to := step; to <= execs; to += step {
+		if lagging && rand.IntN(2) == 0 {
+			continue
+		}
+		from, state := to-step, protocol.ExecStateRunning
+		if lagging {
+			from = 0
+		} else if to%800 == 0 {
+			state = protocol.ExecStateFinished
+		}
+		last := jetstream.Position{Record: uint64(to)}
+		h, err := c.StoreExecs(t.Context(), tenant, "s1", known, entries(from, to, state), last, false)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if known = h; rand.IntN(3) == 0 {
+			known = nil // as another process
+		}
+	}
+}
+
 // Two leaders store concurrently, the older one less and later: every entry that either stored stays.
 func TestAnExecIndexOnlyGrows(t *testing.T) {
 	conform(t, func(t *testing.T, d *deployment) {
@@ -53,36 +78,7 @@ func TestAnExecIndexOnlyGrows(t *testing.T) {
 		const execs, step = 6000, 400
 		var wg sync.WaitGroup
 		for leader := range 2 {
-			wg.Go(func() {
-				var known *jetstream.ExecHead
-				for to := step; to <= execs; to += step {
-					if leader == 1 && rand.IntN(2) == 0 {
-						continue // it is behind, and then has more to say
-					}
-					from, state := to-step, protocol.ExecStateRunning
-					if leader == 1 {
-						from = 0
-					} else if to%800 == 0 {
-						state = protocol.ExecStateFinished
-					}
-					h, err := c.StoreExecs(
-						ctx,
-						d.tenant,
-						"s1",
-						known,
-						entries(from, to, state),
-						jetstream.Position{Record: uint64(to)},
-						false,
-					)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if known = h; rand.IntN(3) == 0 {
-						known = nil // another process
-					}
-				}
-			})
+			wg.Go(func() { storeAsLeader(t, c, d.tenant, leader == 1, execs, step) })
 		}
 		wg.Wait()
 		h, err := c.ExecHead(ctx, d.tenant, "s1")
@@ -107,15 +103,8 @@ func TestAnExecIndexOnlyGrows(t *testing.T) {
 
 		// An index that was removed with its sandbox is not stored again by a process that still knows it.
 		must(t, c.PurgeHistory(ctx, d.tenant, "s1"))
-		if _, err := c.StoreExecs(
-			ctx,
-			d.tenant,
-			"s1",
-			h,
-			entries(0, 1, protocol.ExecStateRunning),
-			jetstream.Position{Record: execs + 1},
-			false,
-		); err != jetstream.ErrIndexRemoved {
+		late, last := entries(0, 1, protocol.ExecStateRunning), jetstream.Position{Record: execs + 1}
+		if _, err := c.StoreExecs(ctx, d.tenant, "s1", h, late, last, false); err != jetstream.ErrIndexRemoved {
 			t.Errorf("late write after the purge: %v", err)
 		}
 		if _, err := c.ExecHead(ctx, d.tenant, "s1"); err != jetstream.ErrNoIndex {

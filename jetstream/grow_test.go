@@ -41,6 +41,43 @@ func everything(t *testing.T, d *deployment, name string) []kept {
 	return all
 }
 
+// publishUntilStored publishes one byte of output until it is stored or ctx ends.
+func publishUntilStored(ctx context.Context, c *jetstream.Conn, tenant, exec string, n int) {
+	k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
+	for {
+		done, err := c.PublishOutput(tenant, "s1", exec, k)
+		if err == nil {
+			err = <-done
+		}
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// growWithInterruptions grows to three replicas, is interrupted at each step and continues. It returns the number of
+// interruptions.
+func growWithInterruptions(t *testing.T, d *deployment, c *jetstream.Conn) (ends int) {
+	t.Helper()
+	for done := map[string]bool{}; ; ends++ {
+		ctx, kill := context.WithTimeout(t.Context(), 60*time.Second)
+		err := c.Grow(ctx, 3, func(step string) {
+			if !done[step] {
+				done[step] = true
+				kill()
+			}
+		})
+		killed := ctx.Err() == context.Canceled
+		kill()
+		if !killed {
+			must(t, err)
+			return ends
+		}
+		// A coordinator that starts meanwhile makes no streams.
+		must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
+	}
+}
+
 // The move is aborted after each of its steps, as by a kill, and continued, while a worker keeps sending output.
 func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T) {
 	t.Parallel()
@@ -55,23 +92,7 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 	d.provision(t)
 	c := d.opened(t)
 	readySandbox(t, c, d.tenant, "s1")
-	publish := func(ctx context.Context, exec string, n int) {
-		for {
-			k := jetstream.Chunk{
-				Stream:     jetstream.Stdout,
-				Offset:     int64(n),
-				Data:       []byte{byte(n)},
-				NextStdout: int64(n + 1),
-			}
-			done, err := c.PublishOutput(d.tenant, "s1", exec, k)
-			if err == nil {
-				err = <-done
-			}
-			if err == nil || ctx.Err() != nil {
-				return
-			}
-		}
-	}
+	publish := func(ctx context.Context, exec string, n int) { publishUntilStored(ctx, c, d.tenant, exec, n) }
 	for n := range 200 {
 		publish(t.Context(), "x1", n)
 	}
@@ -91,24 +112,7 @@ func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T)
 		}
 		sent <- n
 	}()
-	ends := 0
-	for done := map[string]bool{}; ; ends++ {
-		ctx, kill := context.WithTimeout(t.Context(), 60*time.Second)
-		err := c.Grow(ctx, 3, func(step string) {
-			if !done[step] {
-				done[step] = true
-				kill()
-			}
-		})
-		killed := ctx.Err() == context.Canceled
-		kill()
-		if !killed {
-			must(t, err)
-			break
-		}
-		// A coordinator that starts meanwhile makes no streams.
-		must(t, d.conn(t).Provision(t.Context(), jetstream.Assets{}))
-	}
+	ends := growWithInterruptions(t, d, c)
 	stop()
 	n := receive(t, 30*time.Second, "the last chunk", sent)
 	t.Logf("interrupted %d times, %d chunks sent meanwhile", ends, n)

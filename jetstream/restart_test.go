@@ -11,25 +11,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Every follower receives what is new within three seconds of the server's return, and misses nothing. Followers of the
-// log receive nothing twice.
-func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
-	t.Parallel()
-	d := startServer(t, jetstream.Assets{})
-	c, k := d.opened(t), d.opened(t)
-	ctx := context.WithoutCancel(t.Context())
-	readySandbox(t, c, d.tenant, "s1")
-	writer := journal(c, d.tenant, "s1", "k1")
-
-	heard := map[string]chan string{}
+// followEverything starts each kind of follower on a connection. heard has what each received; twice has the records
+// that the follower of the log received a second time.
+func followEverything(t *testing.T, d *deployment, k *jetstream.Conn) (
+	heard map[string]chan string, twice <-chan uint64) {
+	t.Helper()
+	heard = map[string]chan string{}
 	for _, name := range []string{"events", "hosts", "reservations", "requests", "work", "live", "reconnect"} {
 		heard[name] = make(chan string, 1000)
 	}
-	followed, twice := map[uint64]bool{}, make(chan uint64, 100)
+	followed, twiceFollowed := map[uint64]bool{}, make(chan uint64, 100)
 	background(t, func(ctx context.Context) error {
 		return k.FollowEvents(ctx, 0, func(b *protocol.Batch) {
 			if followed[b.Record] {
-				twice <- b.Record
+				twiceFollowed <- b.Record
 			}
 			followed[b.Record] = true
 			for _, e := range b.Events {
@@ -58,7 +53,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 	})
 	stop, err := k.Work("w1", func(_, sandbox string, _ *protocol.Batch) { heard["work"] <- sandbox })
 	must(t, err)
-	defer stop()
+	t.Cleanup(stop)
 	stop, err = k.Live(d.tenant, "s1", func(b *protocol.Batch) {
 		for _, e := range b.Events {
 			if e.Exec != nil {
@@ -67,9 +62,23 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 		}
 	})
 	must(t, err)
-	defer stop()
-	defer k.OnReconnect(func() { heard["reconnect"] <- "back" })()
-	must(t, k.Flush(ctx))
+	t.Cleanup(stop)
+	t.Cleanup(k.OnReconnect(func() { heard["reconnect"] <- "back" }))
+	must(t, k.Flush(t.Context()))
+	return heard, twiceFollowed
+}
+
+// Every follower receives what is new within three seconds of the server's return, and misses nothing. Followers of the
+// log receive nothing twice.
+func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
+	t.Parallel()
+	d := startServer(t, jetstream.Assets{})
+	c, k := d.opened(t), d.opened(t)
+	ctx := context.WithoutCancel(t.Context())
+	readySandbox(t, c, d.tenant, "s1")
+	writer := journal(c, d.tenant, "s1", "k1")
+
+	heard, twice := followEverything(t, d, k)
 
 	// write makes something new for each follower as soon as the server accepts it.
 	write := func(id string) {

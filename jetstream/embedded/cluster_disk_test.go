@@ -18,14 +18,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// The cluster continues without the server whose disk is full. Free space alone does not bring that server back; a
-// restart does.
-func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
-	t.Parallel()
-	dir := t.TempDir()
+// clusterOnSmallDisks runs a provisioned cluster of three servers, each with a file system of its own below dir.
+func clusterOnSmallDisks(t *testing.T) (dir string, servers []*embedded.Server, c *jetstream.Conn) {
+	t.Helper()
+	dir = t.TempDir()
 	for _, name := range []string{"n1", "n2", "n3"} {
 		at := filepath.Join(dir, name)
 		if err := os.Mkdir(at, 0o700); err != nil {
@@ -45,7 +41,7 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 		urls = append(urls, servers[i].ClientURL())
 		t.Cleanup(func() { servers[i].Stop() })
 	}
-	c, err := jetstream.Connect(
+	c, err = jetstream.Connect(
 		t.Context(),
 		jetstream.Config{URL: strings.Join(urls, ","), Logger: slog.New(slog.DiscardHandler)},
 	)
@@ -56,6 +52,17 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 	if err := c.Provision(t.Context(), jetstream.Assets{Replicas: 3}); err != nil {
 		t.Fatal(err)
 	}
+	return dir, servers, c
+}
+
+// The cluster continues without the server whose disk is full. Free space alone does not bring that server back; a
+// restart does.
+func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	t.Parallel()
+	dir, servers, c := clusterOnSmallDisks(t)
 	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, nil) }) // its error is the end of ctx
 	full := leaderOfEvents(t, c)
 	ballast := filepath.Join(dir, full, "ballast")
@@ -76,15 +83,14 @@ func TestAClusterContinuesWithoutTheServerWhoseDiskIsFull(t *testing.T) {
 		t.Error("JetStream came back by itself: the documentation says that the server has to be restarted")
 	}
 	servers[at].Stop()
-	if servers[at], err = servers[at].Restart(); err != nil {
+	again, err := servers[at].Restart()
+	if err != nil {
 		t.Fatal(err)
 	}
-	eventually.Holds(
-		t,
-		30*time.Second,
-		"everything is in sync again",
-		func() bool { return len(c.Storage(t.Context()).Problems) == 0 },
-	)
+	servers[at] = again
+	eventually.Holds(t, 30*time.Second, "everything is in sync again", func() bool {
+		return len(c.Storage(t.Context()).Problems) == 0
+	})
 	if err := appendOne(t.Context(), c, newID()); err != nil {
 		t.Error(err)
 	}
