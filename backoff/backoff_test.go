@@ -29,7 +29,8 @@ func TestWaitSleepsForThePauseOrUntilItsContextEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		b, began := backoff.New(time.Second, time.Hour), time.Now()
-		if !b.Wait(ctx) || !b.Wait(ctx) || time.Since(began) != 3*time.Second {
+		first, second := b.Wait(ctx), b.Wait(ctx)
+		if !first || !second || time.Since(began) != 3*time.Second {
 			t.Errorf("two waits took %v, want 3s", time.Since(began))
 		}
 		if b.Wait(ctx) || time.Since(began) != 5*time.Second {

@@ -43,15 +43,15 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 	if step == nil {
 		step = func(string) {}
 	}
-	there, err := c.found(ctx, &Assets{})
+	existing, err := c.found(ctx, &Assets{})
 	if err != nil {
 		return err
 	}
-	if there[protocol.StreamEvents].config.Name == "" {
+	if existing[protocol.StreamEvents].config.Name == "" {
 		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonNotProvisioned,
 			"there is no deployment yet: start the first coordinator with --replicas %d", replicas)
 	}
-	for name, f := range there {
+	for name, f := range existing {
 		if f.config.Replicas > replicas {
 			return &protocol.Error{
 				Code:    protocol.FailedPrecondition,
@@ -63,7 +63,7 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 	}
 	for _, want := range (&Assets{}).assets() {
 		name := want.config.Name
-		f, exists := there[name]
+		f, exists := existing[name]
 		if name == protocol.StreamLogs || !exists || f.config.Replicas == replicas {
 			continue
 		}
@@ -116,13 +116,13 @@ func (c *Conn) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 // stream, as its mirror, and back. Each step follows from the current state, so the move can be continued at any point.
 func (c *Conn) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
-		there, err := c.found(ctx, &Assets{})
+		existing, err := c.found(ctx, &Assets{})
 		if err != nil {
 			return err
 		}
 		m := &logsMove{conn: c, replicas: replicas}
-		m.logs, m.logsExist = there[protocol.StreamLogs]
-		m.moving, m.movingExists = there[streamMoving]
+		m.logs, m.logsExist = existing[protocol.StreamLogs]
+		m.moving, m.movingExists = existing[streamMoving]
 		m.setFinal(fresh)
 		next := m.next()
 		if next.do == nil {

@@ -80,7 +80,6 @@ type receivedBeat struct {
 
 // mostBeats is how many workers' last heartbeats are cached.
 const mostBeats = 10_000
-const mostHeard = 10_000
 
 // Heartbeats calls handle with every worker's heartbeats until stop is called. handle must not change them.
 func (c *Conn) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err error) {

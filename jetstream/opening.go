@@ -251,11 +251,11 @@ func (j *Journal) foldLocked(f *fold, e *entry) {
 	j.progress++
 	if b := e.batch; b != nil && b.First() > f.state.Sandbox.Sequence+1 {
 		// The batches in between were removed: only a tombstone is left.
-		buried := &protocol.State{}
-		if err := buried.Bury(&b.Events[len(b.Events)-1]); err != nil {
+		tombstone := &protocol.State{}
+		if err := tombstone.Bury(&b.Events[len(b.Events)-1]); err != nil {
 			j.conn.log.Error("a history has a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 		} else {
-			f.state = buried
+			f.state = tombstone
 			j.scratch = nil
 		}
 	} else if b != nil {
@@ -284,11 +284,11 @@ func (j *refresh) catchUp(ctx context.Context) error {
 			}
 		}
 		if !broken && doubt.Record != 0 && (doubt != at || last.record != at.Record) {
-			there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, doubt)
+			held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, doubt)
 			if err != nil {
 				return err
 			}
-			broken = !there
+			broken = !held
 		}
 		if !broken {
 			j.caughtUp(doubt)
@@ -365,8 +365,8 @@ func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool
 	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
-	there, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)
-	if err != nil || there && !inAnyCase {
+	held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)
+	if err != nil || held && !inAnyCase {
 		return false, err
 	}
 	if !j.hasSlot {

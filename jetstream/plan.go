@@ -28,15 +28,15 @@ type plan struct {
 // planned compares the wanted configuration with the current one. It changes nothing, and refuses whatever would weaken
 // the current one: would_weaken, or needs_migration for more replicas, with the field at fault. deliberate says that an
 // operator changes settings, which may lower ages and sizes.
-func planned(a Assets, there map[string]found, deliberate bool) (plan, error) {
+func planned(a Assets, existing map[string]found, deliberate bool) (plan, error) {
 	p := plan{standard: map[string]bool{}, late: map[string]bool{}}
-	replicas, err := plannedReplicas(a.Replicas, there)
+	replicas, err := plannedReplicas(a.Replicas, existing)
 	if err != nil {
 		return p, err
 	}
-	_, moving := there[streamMoving]
+	_, moving := existing[streamMoving]
 	for _, want := range a.assets() {
-		old, exists := there[want.config.Name]
+		old, exists := existing[want.config.Name]
 		if want.config.Name == protocol.StreamLogs && moving {
 			p.problems = append(p.problems, "the move of "+protocol.StreamLogs+
 				" to more replicas is not finished: run boxfleet storage grow again")
@@ -67,9 +67,9 @@ func planned(a Assets, there map[string]found, deliberate bool) (plan, error) {
 }
 
 // plannedReplicas returns how many replicas new streams get: as many as the existing ones.
-func plannedReplicas(wanted int, there map[string]found) (int, error) {
+func plannedReplicas(wanted int, existing map[string]found) (int, error) {
 	current := 0
-	for _, f := range there {
+	for _, f := range existing {
 		current = max(current, f.config.Replicas)
 	}
 	switch {

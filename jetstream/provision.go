@@ -30,9 +30,9 @@ func (c *Conn) provision(ctx context.Context, a Assets, deliberate bool) error {
 	var p plan
 	err := c.provisioned(ctx, "the streams", func(context.Context) (err error) {
 		for again := true; again && err == nil; { // another coordinator may be provisioning too
-			var there map[string]found
-			if there, err = c.found(ctx, &a); err == nil {
-				p, err = planned(a, there, deliberate)
+			var existing map[string]found
+			if existing, err = c.found(ctx, &a); err == nil {
+				p, err = planned(a, existing, deliberate)
 			}
 			if err == nil {
 				again, err = c.carryOut(ctx, &p)
@@ -51,7 +51,7 @@ func (c *Conn) provision(ctx context.Context, a Assets, deliberate bool) error {
 
 // found reads the state of all existing streams.
 func (c *Conn) found(ctx context.Context, a *Assets) (map[string]found, error) {
-	there := map[string]found{}
+	existing := map[string]found{}
 	names := []string{}
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
@@ -60,12 +60,12 @@ func (c *Conn) found(ctx context.Context, a *Assets) (map[string]found, error) {
 		info, err := c.streamInfo(ctx, name)
 		switch {
 		case err == nil:
-			there[name] = found{info.Config, int64(info.State.Bytes)}
+			existing[name] = found{info.Config, int64(info.State.Bytes)}
 		case !isReason(err, protocol.ReasonNotProvisioned):
 			return nil, err
 		}
 	}
-	return there, nil
+	return existing, nil
 }
 
 func isReason(err error, reason string) bool {
