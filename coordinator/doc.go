@@ -42,6 +42,6 @@
 //	reservations.go                      the leader: ends ids that were reserved and not used
 //	outputbudget.go, blobs.go            the leader: bounds stored output, keeps uploads
 //
-// The package imports protocol, spec, jetstream, imageref, seldom, wake, backoff, placement and execindex, never
-// worker.
+// The package imports protocol, spec, jetstream, imageref, seldom, wake, backoff, coordinator/placement and
+// coordinator/execindex, never worker.
 package coordinator
