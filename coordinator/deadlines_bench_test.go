@@ -17,8 +17,8 @@ import (
 )
 
 // BenchmarkDeadlines measures how late sandboxes are ended after their ttl, 100 a second of 10,000, while the
-// others take 500 execs a second: each is three messages on the log, written as a worker does. The rate that came
-// of it is reported, too. Run it with go test ./coordinator -run - -bench Deadlines -benchtime 1x.
+// others take 500 execs a second: each is three messages on the log, written as a worker does. The achieved rate
+// is reported, too. Run it with go test ./coordinator -run - -bench Deadlines -benchtime 1x.
 func BenchmarkDeadlines(b *testing.B) {
 	const sandboxes, ending, each, rate = 10_000, 1_000, 10 * time.Millisecond, 500
 	server, err := embedded.Start(embedded.Config{Dir: b.TempDir()})

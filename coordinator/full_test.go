@@ -186,8 +186,8 @@ func TestP1_AFullLogKeepsWhatWasAcknowledged(t *testing.T) {
 	d.eventually("the end of the wait is announced", func() bool { return waitReason() == "" })
 }
 
-// Within the log's reserve new work waits, and what ends something goes through, also from behind more
-// of it than all coordinators hold.
+// Within the log's reserve new work waits. Requests that end something pass, even from behind more waiting
+// requests than all coordinators hold.
 func TestP1_InTheReserveWhatEndsSomethingGoesThrough(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// What the past costs: reads of one exec of many, alone and 200 at once, the decision on a new exec beside one in a
+// BenchmarkPastExecs measures reads of one exec of many, alone and 200 at once, the decision on a new exec beside one in a
 // fresh sandbox, and memory. Run it with go test ./coordinator -run - -bench PastExecs -benchtime 1x.
 func BenchmarkPastExecs(b *testing.B) {
 	for _, n := range []int{1_000, 10_000, 100_000} {

@@ -16,7 +16,7 @@ import (
 )
 
 // BenchmarkStart starts a coordinator beside 10,000 living sandboxes with 20 ended execs each, and 100,000 that are
-// over, and says how much memory it takes when it has read all of it. The server is in the same process, and not
+// deleted, and measures its memory once it has read everything. The server is in the same process, and not
 // counted.
 func BenchmarkStart(b *testing.B) {
 	for _, n := range []struct{ living, over int }{{10_000, 100_000}} {

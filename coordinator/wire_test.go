@@ -108,8 +108,8 @@ func TestARepeatOverTheWireIsAnswered(t *testing.T) {
 	}
 }
 
-// A request that its client sent twice, since no answer came, is refused twice: what the client heard
-// first stays so. What is sent after the refusal is decided again.
+// A request that its client sent twice, since no answer came, is refused twice: the first answer
+// stands. A copy sent after the refusal is decided again.
 func TestARequestSentTwiceBeforeItsRefusalIsNotAccepted(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

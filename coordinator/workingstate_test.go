@@ -254,6 +254,7 @@ func BenchmarkPass(b *testing.B) {
 			co := &coordinator{cfg: Config{Timing: Timing{Scan: time.Hour, Suspect: time.Hour}}, projection: p,
 				images: newHostImages(p.work.schedulerWake)}
 			co.hosts = newHosts(co.cfg.Timing, p)
+			co.hosts.now = time.Now
 			for i := range 1000 {
 				h := host(fmt.Sprint("w", i), 0)
 				h.HostID = fmt.Sprint("h", i)
