@@ -22,10 +22,10 @@ FAST = $(shell $(GO) list ./... | grep -vE '/(integration|cmd|sdk|jetstream)(/|$
 # a limit in seconds, which the race detector's tenfold slowdown exceeds, and tests that wait for elections most of the
 # time.
 RACE = ./jetstream/... ./coordinator/... ./supervisor/... ./worker ./worker/decide ./worker/output
-RACE_SKIP = TestADecisionOfMoreEventsThanAMessageTakesIsAppendedInParts|TestASandboxWithThousandsOfExecsFailsWithItsHost|$\
+RACE_SKIP = TestADecisionLargerThanAMessageIsAppendedInParts|TestASandboxWithThousandsOfExecsFailsWithItsHost|$\
 TestThousandsOfExecsOfALostHostEnd|TestAListOfPastExecsIsCompleteWithoutRepeats|$\
-TestABlobIsWholeOrRefusedWhileLeadersChange|TestStorageSaysWhereJetStreamIsDisabled|$\
-TestGrowingToThreeReplicasLosesNothingWhereverItEnds|TestReadsOfTheLeaderWaitForOne
+TestABlobIsCompleteOrRefusedWhileLeadersChange|TestStorageReportsWhereJetStreamIsDisabled|$\
+TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted|TestLeaderReadsWaitForAnElection
 
 .PHONY: help
 help: ## list the targets
