@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -41,7 +42,7 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 			f.mu.Lock()
 			met = condition()
 			f.mu.Unlock()
-			pause(ctx, time.Millisecond)
+			backoff.Sleep(ctx, time.Millisecond)
 		}
 		return err
 	}
@@ -168,7 +169,7 @@ func TestALeaderElectionTriggersARecheck(t *testing.T) {
 
 func TestRechecksBackOffWhileSilent(t *testing.T) {
 	t.Parallel()
-	var p backoff
+	var p recheckPause
 	p.next(false)
 	var pauses []time.Duration
 	for at := time.Duration(0); at < 10*time.Minute; {
