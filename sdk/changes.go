@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -147,7 +148,7 @@ func refreshTo(ctx context.Context, s *Sandbox, e *Event) {
 			s.learn(reply.Sandbox)
 			return
 		}
-		if !isTransient(err) || !pause(ctx, retryPause) {
+		if !isTransient(err) || !backoff.Sleep(ctx, retryPause) {
 			break
 		}
 	}

@@ -45,6 +45,6 @@
 // register before the request is sent, so nothing can be missed and nothing is polled. After a reconnect or a gap the
 // feed reads what is missing from the history.
 //
-// The package imports protocol, spec, jetstream, imageref and imagetar of this module, and so neither the Docker client
-// nor the NATS server.
+// The package imports protocol, spec, jetstream, imageref, imagetar, backoff and wake of this module, and so neither the
+// Docker client nor the NATS server.
 package sdk

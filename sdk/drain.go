@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -101,7 +102,7 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 		case err != nil && ctx.Err() == nil && time.Now().After(giveUp):
 			return unreadable("exec "+t.exec, err)
 		case err != nil: // while a leader is elected; the log does not lag
-			if !pause(ctx, retryPause) {
+			if !backoff.Sleep(ctx, retryPause) {
 				return ctx.Err()
 			}
 			deadline = time.Now().Add(maxLogLag)
@@ -109,7 +110,7 @@ func (t *tail) readUntil(ctx context.Context, enough func() bool, missing func()
 			deadline = time.Now().Add(maxLogLag)
 		case time.Now().After(deadline):
 			return missing()
-		case !enough() && !pause(ctx, interval):
+		case !enough() && !backoff.Sleep(ctx, interval):
 			return ctx.Err()
 		}
 	}

@@ -19,9 +19,9 @@ func eventsReplayAndFollowInOneSequence(t *testing.T, f *fleet.Fleet) {
 			t.Fatal(err)
 		}
 		if e.Sequence != next || e.Replay != (e.Sequence <= there) || e.State == "" {
-			t.Fatalf("want event %d, got %d, replay %v of %d, state %q", next, e.Sequence, e.Replay, there, e.State)
+			t.Fatalf("got event %d, replay %v of %d, state %q; want event %d", e.Sequence, e.Replay, there, e.State, next)
 		}
-		if next == there { // the rest happens while the follower waits
+		if next == there { // all further events happen while the follower waits
 			go func() {
 				if _, err := s.Exec(ctx, command("true")); err != nil {
 					t.Error(err)
@@ -34,20 +34,20 @@ func eventsReplayAndFollowInOneSequence(t *testing.T, f *fleet.Fleet) {
 		next++
 	}
 	if next <= there+5 {
-		t.Errorf("the sequence ended before event %d, of the deletion", next)
+		t.Errorf("the sequence ended after event %d, before the deletion", next-1)
 	}
 }
 
 func aSlowFollowerMissesNothing(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("slow")
-	const execs = 400 // more batches than wait for a follower
+	const execs = 400 // more batches than fit into followerBuffer
 	next := uint64(1)
 	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx, sdk.WithFollow(true)) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		if e.Sequence != next {
-			t.Fatalf("want event %d, got %d", next, e.Sequence)
+			t.Fatalf("got event %d, want %d", e.Sequence, next)
 		}
 		if next == s.Info().Sequence {
 			var wg sync.WaitGroup
@@ -68,7 +68,7 @@ func aSlowFollowerMissesNothing(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-func eventsOutOfRangeAreTold(t *testing.T, f *fleet.Fleet) {
+func eventsOutOfRangeAreRefused(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("range")
 	for name, tc := range map[string]struct {
 		sandbox string
@@ -78,12 +78,12 @@ func eventsOutOfRangeAreTold(t *testing.T, f *fleet.Fleet) {
 	}{
 		"beyond the end": {s.ID(), s.Info().Sequence + 2, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd},
 		"no sandbox":     {"never-was", 1, protocol.NotFound, ""},
-		"no id":          {"a.b", 1, protocol.InvalidArgument, ""},
+		"invalid id":     {"a.b", 1, protocol.InvalidArgument, ""},
 	} {
 		for _, follow := range []bool{false, true} {
 			for _, err := range f.Client.Sandbox(tc.sandbox).Events(ctx, sdk.WithFrom(tc.from), sdk.WithFollow(follow)) {
 				if err == nil {
-					t.Fatalf("%s: an event comes", name)
+					t.Fatalf("%s: got an event, want an error", name)
 				}
 				wantError(t, err, tc.code, tc.reason)
 			}

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestExcludedIsWhatAGitignoreWouldIgnore(t *testing.T) {
+func TestPatternsExcludeLikeAGitignore(t *testing.T) {
 	for _, c := range []struct {
 		patterns []string
 		name     string
@@ -63,7 +63,7 @@ func TestExcludedIsWhatAGitignoreWouldIgnore(t *testing.T) {
 	}
 }
 
-func TestExcludedIsWhatGitIgnores(t *testing.T) {
+func TestPatternsExcludeWhatGitIgnores(t *testing.T) {
 	git := gitIn(t, t.TempDir())
 	names := []string{
 		"a", "ab", "a{b,c}", "{a}", "axc", "#a", "!a", "a b", "a.log", "keep", "build/", "build/keep", "build/a.log", "build/deep/", "build/deep/keep",
@@ -88,8 +88,8 @@ func TestExcludedIsWhatGitIgnores(t *testing.T) {
 	}
 }
 
-// leftOut is what of a tree is left out, by itself or with a directory. Names of directories end with a
-// slash, and come before what is in them.
+// leftOut returns the names that an exclusion leaves out, themselves or with their directory. Names of directories end
+// with a slash and precede their entries.
 func leftOut(e exclusion, names []string) (out []string) {
 	for _, name := range names {
 		bare, dir := strings.CutSuffix(name, "/")
@@ -101,14 +101,14 @@ func leftOut(e exclusion, names []string) (out []string) {
 	return out
 }
 
-// gitTree is a repository with a tree that nothing is told of but by its .gitignore.
+// gitTree is a repository whose only ignore rules are those of its .gitignore.
 type gitTree struct{ dir string }
 
-// gitIn makes a repository. Who has this one has git.
+// gitIn creates a repository. Whoever works on this one has git.
 func gitIn(t *testing.T, dir string) *gitTree {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
-		t.Fatalf("what git would ignore is asked of git: %v", err)
+		t.Fatalf("this test needs git: %v", err)
 	}
 	g := &gitTree{dir}
 	if out, err := g.command("init", "--quiet", "--template=").CombinedOutput(); err != nil {
@@ -140,7 +140,7 @@ func (g *gitTree) make(t *testing.T, names []string) {
 	}
 }
 
-// ignored is what git ignores of names, with these patterns.
+// ignored returns the names that git ignores with these patterns.
 func (g *gitTree) ignored(t *testing.T, patterns, names []string) (out []string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(g.dir, ".gitignore"), []byte(strings.Join(patterns, "\n")+"\n"), 0o644); err != nil {
@@ -150,7 +150,7 @@ func (g *gitTree) ignored(t *testing.T, patterns, names []string) (out []string)
 	cmd := g.command("check-ignore", "--stdin", "-z")
 	cmd.Stdin = strings.NewReader(bare)
 	answer, err := cmd.Output()
-	if err != nil && cmd.ProcessState.ExitCode() != 1 { // 1: it ignores nothing
+	if err != nil && cmd.ProcessState.ExitCode() != 1 { // 1: nothing is ignored
 		t.Fatalf("git check-ignore: %v", err)
 	}
 	ignored := strings.Split(string(answer), "\x00")

@@ -19,7 +19,7 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("ends")
 	r, err := s.Exec(ctx, shell("echo out; echo err >&2; exit 3"))
 	if err != nil {
-		t.Fatalf("a non-zero exit code is a result: %v", err)
+		t.Fatalf("a non-zero exit code became an error: %v", err)
 	}
 	if r.State != protocol.ExecStateFinished || *r.ExitCode != 3 || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
 		t.Errorf("got %+v", r)
@@ -27,7 +27,7 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"}, Timeout: protocol.Duration(2 * time.Second)})
 	wantError(t, err, protocol.DeadlineExceeded, protocol.ReasonTimeout)
 	if r == nil || r.State != protocol.ExecStateTimedOut || string(r.Stdout) != "before\n" {
-		t.Errorf("a timeout returns what was printed so far: %+v", r)
+		t.Errorf("after a timeout: got %+v, want state timed_out and the output so far", r)
 	}
 	x, err := s.Start(ctx, command("sleep", "60"))
 	if err != nil {
@@ -42,12 +42,12 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 		t.Errorf("got %+v", r)
 	}
 	if err := x.Cancel(ctx); err != nil {
-		t.Errorf("to cancel what has ended is no error: %v", err)
+		t.Errorf("cancelling an ended exec: %v", err)
 	}
 	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-here"})
 	wantError(t, err, protocol.AsError(err).Code, protocol.ReasonUserUnknown)
 	if r == nil || r.State != protocol.ExecStateFailed {
-		t.Errorf("what could not be run is failed: %+v", r)
+		t.Errorf("an exec that could not run: got %+v, want state failed", r)
 	}
 	wantError(t, s.ExecByID("never-was").Cancel(ctx), protocol.NotFound, "")
 	_, err = s.Exec(ctx, command("true"), sdk.WithID(x.ID()))
@@ -62,15 +62,15 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 			t.Fatal(err)
 		}
 		if x, err := s.GetExec(ctx, r.ID); err != nil || x.Info().State != protocol.ExecStateFinished {
-			t.Fatalf("what is read after the end is not older than it: %+v, %v", x, err)
+			t.Fatalf("read after the end: %+v, %v; want a finished exec", x, err)
 		}
 	}
 }
 
-func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
+func outputIsCompleteHoweverItIsRead(t *testing.T, f *fleet.Fleet) {
 	const size = 3<<20 + 17
 	ctx, s := f.Context(time.Minute), f.Create("output")
-	// Every byte value, in both streams at once.
+	// All byte values, in both streams at once.
 	spec := shell(fmt.Sprintf("head -c %d /dev/urandom | tee /tmp/o & head -c %d /dev/urandom | tee /tmp/e >&2; wait; md5sum < /tmp/o > /tmp/so; md5sum < /tmp/e > /tmp/se", size, size/2))
 	var stdout, stderr bytes.Buffer
 	streamed, err := s.Exec(ctx, spec, sdk.WithStdout(&stdout), sdk.WithStderr(&stderr))
@@ -81,7 +81,7 @@ func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
 		t.Fatalf("streamed %d and %d bytes, want %d and %d", stdout.Len(), stderr.Len(), size, size/2)
 	}
 	if len(streamed.Stdout) != 0 || streamed.Incomplete {
-		t.Errorf("what has a writer is not collected: %d bytes, incomplete %v", len(streamed.Stdout), streamed.Incomplete)
+		t.Errorf("a stream with a writer was collected: %d bytes, incomplete %v", len(streamed.Stdout), streamed.Incomplete)
 	}
 	x, err := s.GetExec(ctx, streamed.ID)
 	if err != nil {
@@ -106,7 +106,7 @@ func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
 				t.Fatal(err)
 			}
 			if want := int64(1<<20 + len(logs[k.Stream])); k.Offset != want {
-				t.Fatalf("%s goes on at %d, want %d", k.Stream, k.Offset, want)
+				t.Fatalf("a chunk of %s starts at %d, want %d", k.Stream, k.Offset, want)
 			}
 			logs[k.Stream] = append(logs[k.Stream], k.Data...)
 		}
@@ -121,7 +121,7 @@ func outputArrivesWholeInEveryWay(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
+func anExecCanBeWaitedForAgain(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("again")
 	called, leave := context.WithCancel(ctx)
 	defer leave()
@@ -130,12 +130,12 @@ func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
 		_, err := s.Exec(called, shell("until test -e /tmp/go; do sleep 0.02; done; echo late"), sdk.WithID("x"))
 		left <- err
 	}()
-	f.Eventually(20*time.Second, "it runs", func() error { return stateIs(ctx, s, "x", protocol.ExecStateRunning) })
+	f.Eventually(20*time.Second, "the exec runs", func() error { return stateIs(ctx, s, "x", protocol.ExecStateRunning) })
 	leave()
 	err := <-left
 	wantError(t, err, protocol.Cancelled, "")
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("the end of a context is told as such: %v", err)
+		t.Errorf("the error does not match that of the context: %v", err)
 	}
 	x, err := s.GetExec(ctx, "x")
 	if err != nil {
@@ -146,7 +146,7 @@ func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
 	_, err = x.Wait(short)
 	wantError(t, err, protocol.DeadlineExceeded, "")
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the end of a context is told as such: %v", err)
+		t.Errorf("the error does not match that of the context: %v", err)
 	}
 	if _, err := s.Start(ctx, shell("sleep 0.3; touch /tmp/go")); err != nil {
 		t.Fatal(err)
@@ -162,12 +162,12 @@ func aWaitMayEndAndBeginAgain(t *testing.T, f *fleet.Fleet) {
 	_, err = s.Exec(cancelled, command("true"))
 	wantError(t, err, protocol.Cancelled, "")
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("the end of a context is told as such: %v", err)
+		t.Errorf("the error does not match that of the context: %v", err)
 	}
 }
 
-// Whether output comes live or from the log, who has enough of it need not wait for the exec's end.
-func aLoopOverOutputMayBeLeftAtOnce(t *testing.T, f *fleet.Fleet) {
+// Leaving a loop over output does not wait for the end of the exec, whether the output is live or from the log.
+func aLoopOverOutputCanBeLeftEarly(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("left")
 	x, err := s.Start(ctx, shell("echo here; sleep 1000"))
 	if err != nil {
@@ -182,7 +182,7 @@ func aLoopOverOutputMayBeLeftAtOnce(t *testing.T, f *fleet.Fleet) {
 		}
 		return ""
 	}
-	f.Eventually(20*time.Second, "the log has its output", func() error {
+	f.Eventually(20*time.Second, "the log has the output", func() error {
 		if got := first(false); got != "here\n" {
 			return fmt.Errorf("%q", got)
 		}
@@ -198,7 +198,7 @@ func aLoopOverOutputMayBeLeftAtOnce(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-func parallelExecsSeeTheirOwnResults(t *testing.T, f *fleet.Fleet) {
+func parallelExecsGetTheirOwnResults(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("parallel")
 	var wg sync.WaitGroup
 	for i := range 100 {
@@ -232,7 +232,7 @@ func aFailingWriterEndsTheCallNotTheExec(t *testing.T, f *fleet.Fleet) {
 	_, err := s.Exec(ctx, shell("echo a; sleep 0.3; exit 4"), sdk.WithStdout(brokenWriter{}), sdk.WithID("x"))
 	wantError(t, err, protocol.Cancelled, "")
 	if !errors.Is(err, errBroken) {
-		t.Errorf("the writer's own error is told: %v", err)
+		t.Errorf("the error does not match that of the writer: %v", err)
 	}
 	x, err := s.GetExec(ctx, "x")
 	if err != nil {

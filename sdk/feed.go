@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -21,16 +22,16 @@ const (
 	maxRecheck = time.Minute
 )
 
-// backoff is the pause between two rechecks.
-type backoff time.Duration
+// recheckPause is the pause between two rechecks.
+type recheckPause time.Duration
 
 // next is the pause after one more recheck; silent says that nothing arrived since the last one.
-func (p *backoff) next(silent bool) time.Duration {
+func (p *recheckPause) next(silent bool) time.Duration {
 	d := minRecheck
 	if silent {
 		d = min(2*time.Duration(*p), maxRecheck)
 	}
-	*p = backoff(d)
+	*p = recheckPause(d)
 	return d
 }
 
@@ -48,7 +49,7 @@ type feed struct {
 	check       *time.Timer // until the next recheck
 	settled     bool        // the first check has run
 	checked     uint64      // live, at the last check
-	backoff     backoff
+	pause       recheckPause
 	closed      bool
 	unsubscribe func()
 	execs       map[string][]chan protocol.Event // waiters for the end of an exec, by exec id
@@ -85,8 +86,8 @@ func (c *Client) feed(sandbox string) (*feed, error) {
 	switch {
 	case f.check == nil:
 		f.check = time.AfterFunc(firstCheck, f.recheck)
-	case time.Duration(f.backoff) > minRecheck: // a new user starts with short pauses again
-		f.check.Reset(f.backoff.next(false))
+	case time.Duration(f.pause) > minRecheck: // a new user starts with short pauses again
+		f.check.Reset(f.pause.next(false))
 	}
 	f.users++
 	if f.idle != nil {
@@ -228,7 +229,7 @@ func (f *feed) recheck() {
 	silent := f.settled && f.live == f.checked
 	due := !f.settled || f.users > 0 && silent
 	f.settled, f.checked = true, f.live
-	if pause := f.backoff.next(silent); !f.closed && f.client.ctx.Err() == nil {
+	if pause := f.pause.next(silent); !f.closed && f.client.ctx.Err() == nil {
 		f.check.Reset(pause)
 	}
 	f.mu.Unlock()
@@ -278,7 +279,7 @@ func (f *feed) repairOnce() bool {
 	batches, err := f.read(f.client.ctx, record)
 	if err != nil {
 		// Retry until the connection is back. A closed client needs no repair.
-		return !pause(f.client.ctx, retryPause)
+		return !backoff.Sleep(f.client.ctx, retryPause)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

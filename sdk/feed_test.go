@@ -10,14 +10,15 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// An event that is stored when a repair has read the log, and heard before the repair ends, has nobody
-// else to deliver it.
-func TestWhatIsHeardWhileTheLogIsReadIsDelivered(t *testing.T) {
+// A batch that is stored after a repair has read the log and arrives before the repair ends must be delivered by the
+// repair.
+func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
 	record := uint64(0)
@@ -41,12 +42,12 @@ func TestWhatIsHeardWhileTheLogIsReadIsDelivered(t *testing.T) {
 			f.mu.Lock()
 			met = condition()
 			f.mu.Unlock()
-			pause(ctx, time.Millisecond)
+			backoff.Sleep(ctx, time.Millisecond)
 		}
 		return err
 	}
 	f.mu.Lock()
-	f.check.Reset(time.Hour) // no look finds it later
+	f.check.Reset(time.Hour) // no recheck finds it later
 	reads := 0
 	f.read = func(ctx context.Context, after uint64) ([]*protocol.Batch, error) {
 		batches, err := c.history(ctx, "s", after)
@@ -68,13 +69,13 @@ func TestWhatIsHeardWhileTheLogIsReadIsDelivered(t *testing.T) {
 	select {
 	case <-ended:
 	default:
-		t.Error("the repair is over, and the end of the exec is not delivered")
+		t.Error("the repair ended without delivering the end of the exec")
 	}
 }
 
-// A leader of the log that dies between storing an event and republishing it leaves nobody told, no
-// connection cut, and no later number that would show the gap. Here the stream republishes nothing.
-func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
+// If the leader of the log dies between storing an event and republishing it, no connection is lost and no later number
+// reveals the gap. Here the stream republishes nothing.
+func TestAnUnpublishedEventIsFound(t *testing.T) {
 	t.Parallel()
 	c, server, ctx := connectedToItsOwnServer(t)
 	conn := c.conn
@@ -89,7 +90,7 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 	}
 	write(protocol.Event{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending})
 
-	told := followEvents(ctx, c)
+	events := followEvents(ctx, c)
 	f, err := c.feed("s")
 	if err != nil {
 		t.Fatal(err)
@@ -110,9 +111,9 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 	}
 	for want := uint64(1); want <= 3; want++ {
 		select {
-		case e := <-told:
+		case e := <-events:
 			if e.Sequence != want {
-				t.Errorf("told of event %d, want %d", e.Sequence, want)
+				t.Errorf("got event %d, want %d", e.Sequence, want)
 			}
 		case <-ctx.Done():
 			t.Fatalf("event %d is not found", want)
@@ -120,8 +121,8 @@ func TestAnEventThatNobodyWasToldOfIsFound(t *testing.T) {
 	}
 }
 
-// A new leader says that it is one, and who waits need not wait for the next look.
-func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
+// A new leader announces itself, so waiters need not wait for the next recheck.
+func TestALeaderElectionTriggersARecheck(t *testing.T) {
 	t.Parallel()
 	c, server, ctx := connectedToItsOwnServer(t)
 	b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w",
@@ -130,13 +131,13 @@ func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := followEvents(ctx, c)
-	<-told
+	events := followEvents(ctx, c)
+	<-events
 	tail, publish, output := outputOf(t, c, ctx)
 	publish("one", 0, 3)
-	heard(ctx, t, output, "one")
+	receives(ctx, t, output, "one")
 	time.Sleep(firstCheck + 200*time.Millisecond)
-	tail.check.Reset(time.Hour) // no later look finds them
+	tail.check.Reset(time.Hour) // no later recheck finds them
 	tail.feed.mu.Lock()
 	tail.feed.check.Reset(time.Hour)
 	tail.feed.mu.Unlock()
@@ -156,48 +157,48 @@ func TestWhatALostLeaderDidNotTellIsFoundWhenTheNextIsElected(t *testing.T) {
 		t.Fatal(err)
 	}
 	select {
-	case e := <-told:
+	case e := <-events:
 		if e.Sequence != 2 {
-			t.Errorf("told of event %d", e.Sequence)
+			t.Errorf("got event %d, want 2", e.Sequence)
 		}
 	case <-ctx.Done():
 		t.Fatal("the event is not found")
 	}
-	heard(ctx, t, output, "two")
+	receives(ctx, t, output, "two")
 }
 
-func TestLooksAfterASilenceBecomeRare(t *testing.T) {
+func TestRechecksBackOffWhileSilent(t *testing.T) {
 	t.Parallel()
-	var p backoff
+	var p recheckPause
 	p.next(false)
-	var looks []time.Duration
+	var pauses []time.Duration
 	for at := time.Duration(0); at < 10*time.Minute; {
-		looks = append(looks, p.next(true))
-		at += looks[len(looks)-1]
+		pauses = append(pauses, p.next(true))
+		at += pauses[len(pauses)-1]
 	}
-	if looks[0] != 2*minRecheck || looks[len(looks)-1] != maxRecheck || len(looks) > 15 || !slices.IsSorted(looks) {
-		t.Errorf("the pauses are %v", looks)
+	if pauses[0] != 2*minRecheck || pauses[len(pauses)-1] != maxRecheck || len(pauses) > 15 || !slices.IsSorted(pauses) {
+		t.Errorf("the pauses are %v", pauses)
 	}
 	if p.next(false) != minRecheck {
-		t.Error("what is heard does not bring back the first pause")
+		t.Error("an arrival does not restore the shortest pause")
 	}
 }
 
 // followEvents follows the events of s from the first one on.
 func followEvents(ctx context.Context, c *Client) <-chan protocol.Event {
-	told := make(chan protocol.Event, 10)
+	events := make(chan protocol.Event, 10)
 	go func() {
 		for e, err := range c.Sandbox("s").Events(ctx, WithFollow(true)) {
 			if err != nil {
 				return
 			}
-			told <- e
+			events <- e
 		}
 	}()
-	return told
+	return events
 }
 
-// connectedToItsOwnServer is a client of a provisioned server that ends with the test.
+// connectedToItsOwnServer returns a client of a provisioned server that ends with the test.
 func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.Context) {
 	t.Helper()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
@@ -223,8 +224,7 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 	return c, server, ctx
 }
 
-// outputOf follows an exec that somebody else publishes the output of. got hears each piece, and the
-// error that ends it.
+// outputOf follows an exec whose output publish publishes. got receives each piece and the final error.
 func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish func(text string, offset, stored int64), got chan string) {
 	t.Helper()
 	got = make(chan string, 10)
@@ -238,7 +238,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish
 	t.Cleanup(func() { stop(); <-done; tail.close() })
 	go func() {
 		defer close(done)
-		// It is running, says this caller; the log has no such sandbox to say otherwise.
+		// The exec counts as running because the caller says so: the log does not know the sandbox.
 		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning, Sequence: 1})
 		if reading.Err() == nil {
 			got <- err.Error()
@@ -257,7 +257,7 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish
 	return tail, publish, got
 }
 
-func heard(ctx context.Context, t *testing.T, got chan string, want string) {
+func receives(ctx context.Context, t *testing.T, got chan string, want string) {
 	t.Helper()
 	select {
 	case text := <-got:
@@ -269,57 +269,56 @@ func heard(ctx context.Context, t *testing.T, got chan string, want string) {
 	}
 }
 
-// A server that dies takes along a chunk of output that it stored and had not passed on. Here the
-// reader does not hear it.
-func TestOutputThatNobodyWasToldOfIsFound(t *testing.T) {
+// A server that dies after storing a chunk may not publish it. Here the reader unsubscribes.
+func TestUnpublishedOutputIsFound(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
 	tail, publish, got := outputOf(t, c, ctx)
 	publish("one", 0, 3)
-	heard(ctx, t, got, "one")
+	receives(ctx, t, got, "one")
 	tail.stop()
 	publish("two", 3, 6)
-	heard(ctx, t, got, "two")
+	receives(ctx, t, got, "two")
 }
 
-// A chunk that nobody was there to take is sent again, and stored behind those that follow it.
-func TestOutputThatWasStoredAheadComesInItsOrder(t *testing.T) {
+// A chunk that was not acknowledged is sent again and so stored after its successors.
+func TestOutputStoredAheadIsDeliveredInOrder(t *testing.T) {
 	t.Parallel()
 	c, _, ctx := connectedToItsOwnServer(t)
 	_, publish, got := outputOf(t, c, ctx)
 	publish("3", 2, 0)
 	publish("45", 3, 0)
-	publish("45", 3, 0) // again, since the worker does not know
+	publish("45", 3, 0) // again: the worker had no acknowledgement
 	publish("2", 1, 0)
 	select {
 	case text := <-got:
-		t.Fatalf("%q came before what is missing", text)
+		t.Fatalf("%q arrived before the bytes that precede it", text)
 	case <-time.After(minRecheck + 500*time.Millisecond): // the log was read meanwhile
 	}
 	publish("1", 0, 1)
 	for _, want := range []string{"1", "2", "3", "45"} {
-		heard(ctx, t, got, want)
+		receives(ctx, t, got, want)
 	}
 }
 
-func TestOutputThatIsNotKeptIsToldFromOutputThatIsOnItsWay(t *testing.T) {
+func TestExpiredOutputIsDistinguishedFromLateOutput(t *testing.T) {
 	t.Parallel()
 	for what, chunk := range map[string]struct{ offset, stored int64 }{
-		"what is missing was stored":            {2, 1},
-		"a chunk that follows all that was":     {2, 3},
-		"further ahead than any publisher gets": {maxAhead + 1, 0},
+		"the missing byte was stored":           {2, 1},
+		"a chunk after all stored bytes":        {2, 3},
+		"further ahead than a publisher can be": {maxAhead + 1, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c, _, ctx := connectedToItsOwnServer(t)
 			_, publish, got := outputOf(t, c, ctx)
 			publish("x", chunk.offset, chunk.stored)
-			heard(ctx, t, got, protocol.ReasonOutputNotKept)
+			receives(ctx, t, got, protocol.ReasonOutputNotKept)
 		})
 	}
 }
 
-// silence has the event log republish nothing any more.
+// silence makes the event log stop republishing.
 func silence(ctx context.Context, t *testing.T, server *embedded.Server) {
 	t.Helper()
 	nc, err := nats.Connect(server.ClientURL())

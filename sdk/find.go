@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -35,7 +36,7 @@ func (s *Sandbox) find(ctx context.Context, mode findMode) (string, error) {
 		if mode == findOnce || !isTransient(err) || isFinal(err) || mode == findBounded && time.Now().After(giveUp) {
 			return "", err
 		}
-		if !pause(ctx, retryPause) {
+		if !backoff.Sleep(ctx, retryPause) {
 			return "", ctxEnded(ctx.Err(), "find sandbox "+ref)
 		}
 	}

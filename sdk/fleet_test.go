@@ -11,42 +11,43 @@ import (
 
 func TestMain(m *testing.M) { fleet.Main(m) }
 
-// The tests of one fleet run one after another on it, and each makes its own sandboxes.
+// The tests share one fleet, run one after another, and each creates its own sandboxes.
 func TestAgainstAFleet(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	for name, test := range map[string]func(*testing.T, *fleet.Fleet){
-		"ExecsEndAsTheirCommandsDo":              execsEndAsTheirCommandsDo,
-		"OutputArrivesWholeInEveryWay":           outputArrivesWholeInEveryWay,
-		"AWaitMayEndAndBeginAgain":               aWaitMayEndAndBeginAgain,
-		"ALoopOverOutputMayBeLeftAtOnce":         aLoopOverOutputMayBeLeftAtOnce,
-		"ParallelExecsSeeTheirOwnResults":        parallelExecsSeeTheirOwnResults,
-		"AFailingWriterEndsTheCallNotTheExec":    aFailingWriterEndsTheCallNotTheExec,
-		"CodeRunsFromStdin":                      codeRunsFromStdin,
-		"ARepeatedRequestFindsItsOwn":            aRepeatedRequestFindsItsOwn,
-		"ANameFindsItsSandbox":                   aNameFindsItsSandbox,
-		"ARepeatedStopStopsNothingLater":         aRepeatedStopStopsNothingLater,
-		"ChangesAreIdempotentAndWaitedFor":       changesAreIdempotentAndWaitedFor,
-		"AWaitForReadyEndsWithTheFailure":        aWaitForReadyEndsWithTheFailure,
-		"ListsHavePagesAndSelectors":             listsHavePagesAndSelectors,
-		"EventsReplayAndFollowInOneSequence":     eventsReplayAndFollowInOneSequence,
-		"WaitsReadNoHistory":                     waitsReadNoHistory,
-		"ASlowFollowerMissesNothing":             aSlowFollowerMissesNothing,
-		"EventsOutOfRangeAreTold":                eventsOutOfRangeAreTold,
-		"TreesArriveAsTheyWere":                  treesArriveAsTheyWere,
-		"AnExecThatEndsWhileNATSIsAwayIsHeardOf": anExecThatEndsWhileNATSIsAwayIsHeardOf,
-		"AServiceIsHeardToItsLastWord":           aServiceIsHeardToItsLastWord,
-		"PagesHaveWhatTheStreamsHave":            pagesHaveWhatTheStreamsHave,
+		"AnExecIsReachedByItsID":                anExecIsReachedByItsID,
+		"ExecsEndAsTheirCommandsDo":             execsEndAsTheirCommandsDo,
+		"OutputIsCompleteHoweverItIsRead":       outputIsCompleteHoweverItIsRead,
+		"AnExecCanBeWaitedForAgain":             anExecCanBeWaitedForAgain,
+		"ALoopOverOutputCanBeLeftEarly":         aLoopOverOutputCanBeLeftEarly,
+		"ParallelExecsGetTheirOwnResults":       parallelExecsGetTheirOwnResults,
+		"AFailingWriterEndsTheCallNotTheExec":   aFailingWriterEndsTheCallNotTheExec,
+		"CodeRunsFromStdin":                     codeRunsFromStdin,
+		"ARepeatedRequestFindsWhatTheFirstDid":  aRepeatedRequestFindsWhatTheFirstDid,
+		"ANameFindsItsSandbox":                  aNameFindsItsSandbox,
+		"ARepeatedStopDoesNotStopAgain":         aRepeatedStopDoesNotStopAgain,
+		"ChangesAreIdempotentAndWaitedFor":      changesAreIdempotentAndWaitedFor,
+		"AWaitForReadyReturnsTheFailure":        aWaitForReadyReturnsTheFailure,
+		"ListsHavePagesAndSelectors":            listsHavePagesAndSelectors,
+		"EventsReplayAndFollowInOneSequence":    eventsReplayAndFollowInOneSequence,
+		"WaitsDoNotReadPastHistory":             waitsDoNotReadPastHistory,
+		"ASlowFollowerMissesNothing":            aSlowFollowerMissesNothing,
+		"EventsOutOfRangeAreRefused":            eventsOutOfRangeAreRefused,
+		"UploadsKeepTrees":                      uploadsKeepTrees,
+		"AnExecThatEndsDuringAnOutageIsNoticed": anExecThatEndsDuringAnOutageIsNoticed,
+		"FollowedServiceLogsAreComplete":        followedServiceLogsAreComplete,
+		"PagesEqualTheStreams":                  pagesEqualTheStreams,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, f) })
 	}
 }
 
-// wantError checks the code and the reason of an error, which must be typed.
+// wantError checks that an error is typed, its code and, unless reason is empty, its reason.
 func wantError(t *testing.T, err error, code protocol.Code, reason string) {
 	t.Helper()
 	var typed *protocol.Error
 	if !errors.As(err, &typed) || typed.Code != code || reason != "" && typed.Reason != reason {
-		t.Errorf("want %s (%s), got %v", code, reason, err)
+		t.Errorf("got %v, want %s (%s)", err, code, reason)
 	}
 }
 
@@ -54,12 +55,12 @@ func command(argv ...string) protocol.ExecSpec { return protocol.ExecSpec{Comman
 
 func shell(script string) protocol.ExecSpec { return command("sh", "-c", script) }
 
-// within fails the test when what it measures took longer.
+// within fails the test if f takes longer than limit.
 func within(t *testing.T, limit time.Duration, what string, f func()) {
 	t.Helper()
 	started := time.Now()
 	f()
 	if took := time.Since(started); took > limit {
-		t.Errorf("%s took %s, at most %s is right", what, took, limit)
+		t.Errorf("%s took %s, want at most %s", what, took, limit)
 	}
 }

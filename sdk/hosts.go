@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -114,7 +115,7 @@ func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)
 	var before *Host
 	for {
 		host, err := h.Get(ctx, name)
-		if isTransient(err) && pause(ctx, hostPoll) {
+		if isTransient(err) && backoff.Sleep(ctx, hostPoll) {
 			continue
 		}
 		if err != nil {
@@ -133,7 +134,7 @@ func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)
 				return protocol.Errorf(protocol.FailedPrecondition, "", "the drain of worker %s was undone", name)
 			}
 		}
-		if !pause(ctx, hostPoll) {
+		if !backoff.Sleep(ctx, hostPoll) {
 			return ctxEnded(ctx.Err(), "wait for the drain")
 		}
 	}
@@ -183,7 +184,7 @@ func (h *Hosts) waitForgotten(ctx context.Context, hostID string) error {
 		case w.Forget.Refused != nil:
 			return w.Forget.Refused
 		}
-		if !pause(ctx, hostPoll) {
+		if !backoff.Sleep(ctx, hostPoll) {
 			return ctxEnded(ctx.Err(), "wait until the host is forgotten")
 		}
 	}

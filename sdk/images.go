@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/imageref"
 	"github.com/boxfleet/boxfleet/imagetar"
 	"github.com/boxfleet/boxfleet/protocol"
@@ -168,7 +169,7 @@ func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(wor
 		if err == nil {
 			_, hosts, err = i.read(ctx)
 		}
-		if isTransient(err) && pause(ctx, imagePoll) {
+		if isTransient(err) && backoff.Sleep(ctx, imagePoll) {
 			continue
 		}
 		if err != nil {
@@ -186,7 +187,7 @@ func (i *Images) Wait(ctx context.Context, image *ImportedImage, report func(wor
 		if !slices.ContainsFunc(workers, isOpen) {
 			return found, nil
 		}
-		if !pause(ctx, imagePoll) {
+		if !backoff.Sleep(ctx, imagePoll) {
 			return found, ctxEnded(ctx.Err(), "wait for the image")
 		}
 	}

@@ -5,8 +5,10 @@ import (
 	"iter"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // Logs reads what the sandbox's own command printed or, with [WithService], what a service printed, over all of its
@@ -80,8 +82,8 @@ type logReader struct {
 	next         uint64           // record of the log to continue from
 	offset       map[string]int64 // of the next byte of each stream
 
-	changed chan struct{} // has room for one: the log may have more
-	ended   chan error    // nil once the sandbox will print no more
+	changed wake.Signal // the log may have more
+	ended   chan error  // nil once the sandbox will print no more
 	closers []func()
 }
 
@@ -89,7 +91,7 @@ type logReader struct {
 func readLog(ctx context.Context, s *Sandbox, log string, o *settings, y *yielder) error {
 	info := s.Info()
 	r := &logReader{client: s.client, sandbox: info.ID, log: log, sink: y, next: 1, offset: map[string]int64{},
-		changed: make(chan struct{}, 1), ended: make(chan error, 1)}
+		changed: wake.New(), ended: make(chan error, 1)}
 	for stream, offset := range o.offsets {
 		r.offset[stream] = offset
 	}
@@ -105,18 +107,12 @@ func readLog(ctx context.Context, s *Sandbox, log string, o *settings, y *yielde
 
 // subscribe begins to notice changes of the log, and the end of the sandbox.
 func (r *logReader) subscribe(ctx context.Context, sequence uint64) error {
-	notice := func() {
-		select {
-		case r.changed <- struct{}{}:
-		default:
-		}
-	}
-	stop, err := r.client.conn.LiveOutput(r.client.tenant, r.sandbox, r.log, func(jetstream.Chunk) { notice() })
+	stop, err := r.client.conn.LiveOutput(r.client.tenant, r.sandbox, r.log, func(jetstream.Chunk) { r.changed.Wake() })
 	if err != nil {
 		return err
 	}
 	r.closers = append(r.closers, stop)
-	stopOnLoss, err := r.client.conn.OnLoss(notice)
+	stopOnLoss, err := r.client.conn.OnLoss(r.changed.Wake)
 	if err != nil {
 		return err
 	}
@@ -159,7 +155,7 @@ func (r *logReader) readToEnd(ctx context.Context) error {
 			return err
 		case ctx.Err() == nil && time.Now().After(giveUp):
 			return unreadable("sandbox "+r.sandbox, err)
-		case isFinal(err) || !pause(ctx, retryPause):
+		case isFinal(err) || !backoff.Sleep(ctx, retryPause):
 			return err
 		}
 	}
@@ -167,12 +163,12 @@ func (r *logReader) readToEnd(ctx context.Context) error {
 
 // follow reads the log again after each change until the sandbox has ended.
 func (r *logReader) follow(ctx context.Context) error {
-	var interval backoff
+	var interval recheckPause
 	recheck := time.NewTimer(interval.next(false)) // a server that dies loses what it was about to publish
 	defer recheck.Stop()
 	for {
 		err := r.read(ctx)
-		if isTransient(err) && !isFinal(err) && pause(ctx, retryPause) {
+		if isTransient(err) && !isFinal(err) && backoff.Sleep(ctx, retryPause) {
 			continue
 		}
 		if err != nil {
@@ -211,7 +207,7 @@ func untilSilent(ctx context.Context, c *Client, sandbox string, from uint64) er
 				return nil
 			}
 		}
-		if !isTransient(err) || !pause(ctx, retryPause) {
+		if !isTransient(err) || !backoff.Sleep(ctx, retryPause) {
 			return err
 		}
 	}

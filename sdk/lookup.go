@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/spec"
 )
@@ -17,7 +18,7 @@ const lookupTimeout = 2 * time.Second
 // once ends has passed. While the fleet reports that the request waits, it extends ends.
 func (s *submission) lookUpUntil(ctx context.Context, ends time.Time) (done bool) {
 	for interval := firstLookup; ; interval *= 2 {
-		if !pause(ctx, min(interval, time.Until(ends))) {
+		if !backoff.Sleep(ctx, min(interval, time.Until(ends))) {
 			return true
 		}
 		if reply := s.lookUp(ctx); reply != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A handle is that of the sandbox that had the name when it was first used.
+// A handle made from a name stays with the sandbox that had the name when the handle was first used.
 func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
 	first, err := f.Client.Create(ctx, f.Spec(), sdk.WithName("web"))
@@ -28,7 +28,7 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 		}
 	}
 	if _, err := f.Client.Get(ctx, first.ID()[:24]); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("a program finds by the beginning of an id: %v", err)
+		t.Errorf("a prefix of an id without IDPrefixes: %v, want not_found", err)
 	}
 	typing, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), IDPrefixes: true})
 	if err != nil {
@@ -36,7 +36,7 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	}
 	defer typing.Close()
 	if found, err := typing.Get(ctx, first.ID()[:24]); err != nil || found.ID() != first.ID() {
-		t.Errorf("by the beginning of its id: %v, %v", found, err)
+		t.Errorf("a prefix of an id with IDPrefixes: %v, %v", found, err)
 	}
 	if err := f.Client.Sandbox("web").Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -45,11 +45,11 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := handle.Delete(ctx); err != nil { // which is the first one's
+	if err := handle.Delete(ctx); err != nil { // of the first sandbox
 		t.Error(err)
 	}
 	if found, err := f.Client.Get(ctx, "web"); err != nil || found.ID() != second.ID() || found.Info().State != protocol.StateReady {
-		t.Errorf("web is %+v, %v", found.Info(), err)
+		t.Errorf("web is %+v, %v; want the second sandbox, ready", found.Info(), err)
 	}
 	page, err := f.Client.ListPage(ctx, sdk.WithName("web"))
 	if err != nil || len(page.Items) != 1 {

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Pages have what the streams have, of execs that are short, long, or still run.
-func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
+// Pages hold what the streams hold, for short, long and running execs.
+func pagesEqualTheStreams(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("pages"))
 	if err != nil {
@@ -59,7 +59,7 @@ func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
 	}
 	read(x, sdk.Stdout, 0, func(text []byte, page *protocol.OutputPage) bool {
 		if page.Ended {
-			t.Fatal("it has ended")
+			t.Fatal("the page says that the exec has ended")
 		}
 		return string(text) == "begun\n"
 	})
@@ -86,7 +86,7 @@ func pagesHaveWhatTheStreamsHave(t *testing.T, f *fleet.Fleet) {
 		from, last = page.Next, end
 	}
 	if strings.Join(paged, " ") != strings.Join(all, " ") {
-		t.Errorf("pages have %q, the stream %q", paged, all)
+		t.Errorf("the pages hold %q, the stream %q", paged, all)
 	}
 	_, _, err = s.EventsPage(ctx, 9999, 0)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)

@@ -19,7 +19,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// wire is a TCP connection between a client and NATS that can be cut and joined.
+// wire is a TCP proxy between a client and NATS whose connections can be cut.
 type wire struct {
 	listener net.Listener
 	server   string
@@ -75,7 +75,7 @@ func (w *wire) setCut(cut bool) {
 	}
 }
 
-func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
+func anExecThatEndsDuringAnOutageIsNoticed(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("away")
 	w := newWire(t, f.URL())
 	far, err := sdk.Connect(ctx, sdk.Options{URL: "nats://" + w.listener.Addr().String()})
@@ -84,7 +84,7 @@ func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
 	}
 	defer far.Close()
 	box := far.Sandbox(s.ID())
-	// A feed that is new reads the history by itself after a while; this one is not new any more.
+	// A new feed reads the history once by itself; let that pass.
 	if _, err := box.Exec(ctx, command("sleep", "0.8")); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
 				t.Errorf("%s: %+v, %v", id, e.r, e.err)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatalf("the end of exec %s is not heard of", id)
+			t.Fatalf("the end of exec %s is not noticed", id)
 		}
 	}
 	touch := func(file string) {
@@ -120,12 +120,12 @@ func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
 			t.Fatal(err)
 		}
 	}
-	f.Eventually(10*time.Second, "output comes", out.is("begin\n"))
+	f.Eventually(10*time.Second, "output arrives", out.is("begin\n"))
 	f.Eventually(10*time.Second, "the execs run", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateRunning) })
 	w.setCut(true)
 	touch("one")
-	f.Eventually(10*time.Second, "one ends", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateFinished) })
-	f.Eventually(10*time.Second, "the other prints", func() error {
+	f.Eventually(10*time.Second, "the plain exec ends", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateFinished) })
+	f.Eventually(10*time.Second, "the streamed exec prints", func() error {
 		for k, err := range streamedLogs(ctx, s) {
 			if err != nil || strings.Contains(string(k.Data), "middle") {
 				return err
@@ -135,7 +135,7 @@ func anExecThatEndsWhileNATSIsAwayIsHeardOf(t *testing.T, f *fleet.Fleet) {
 	})
 	w.setCut(false)
 	expectEnd("plain", 6)
-	f.Eventually(10*time.Second, "what was missed is read again", out.is("begin\nmiddle\n"))
+	f.Eventually(10*time.Second, "the missed output is read", out.is("begin\nmiddle\n"))
 	touch("two")
 	expectEnd("streamed", 7)
 	if err := out.is("begin\nmiddle\nend\n")(); err != nil {
@@ -160,7 +160,7 @@ func streamedLogs(ctx context.Context, s *sdk.Sandbox) iter.Seq2[sdk.Chunk, erro
 	return x.Output(ctx)
 }
 
-// output is a writer that can be looked into while it is written to.
+// output is a writer that can be read while it is written to.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -177,16 +177,16 @@ func (o *output) is(want string) func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if got := o.buf.String(); got != want {
-			return fmt.Errorf("want %q, got %q", want, got)
+			return fmt.Errorf("got %q, want %q", got, want)
 		}
 		return nil
 	}
 }
 
-func aServiceIsHeardToItsLastWord(t *testing.T, f *fleet.Fleet) {
+func followedServiceLogsAreComplete(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Grace = protocol.Duration(30 * time.Second) // there is time for the last word
+	spec.Grace = protocol.Duration(30 * time.Second) // time to print while stopping
 	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20, Command: []string{"sh", "-c",
 		"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do sleep 0.1; done"}}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("talks"))
@@ -200,41 +200,41 @@ func aServiceIsHeardToItsLastWord(t *testing.T, f *fleet.Fleet) {
 	}
 	defer far.Close()
 	var out output
-	over := make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
 		for k, err := range far.Sandbox(s.ID()).Logs(ctx, sdk.WithService("db"), sdk.WithFollow(true)) {
 			if err != nil {
-				over <- err
+				ended <- err
 				return
 			}
-			if k.Stream == sdk.Stdout { // the shell says something of its own on the other
+			if k.Stream == sdk.Stdout { // the shell itself prints on stderr
 				_, _ = out.Write(k.Data)
 			}
 		}
-		over <- nil
+		ended <- nil
 	}()
-	f.Eventually(10*time.Second, "output comes", out.is("first\n"))
+	f.Eventually(10*time.Second, "output arrives", out.is("first\n"))
 	w.setCut(true)
 	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/go"}, Service: "db"}); err != nil {
 		t.Fatal(err)
 	}
 	select {
-	case err := <-over:
-		t.Fatalf("while NATS is away the output ends: %v", err)
-	case <-time.After(7 * time.Second): // it is read again meanwhile
+	case err := <-ended:
+		t.Fatalf("the sequence ended during the outage: %v", err)
+	case <-time.After(7 * time.Second): // long enough for retries
 	}
 	w.setCut(false)
-	f.Eventually(10*time.Second, "output goes on", out.is("first\nsecond\n"))
+	f.Eventually(10*time.Second, "output continues", out.is("first\nsecond\n"))
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
 	select {
-	case err := <-over:
+	case err := <-ended:
 		if err != nil {
-			t.Errorf("with the sandbox's delete it ends with %v", err)
+			t.Errorf("at the deletion the sequence ended with %v", err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("it does not end with the sandbox's delete")
+		t.Fatal("the sequence did not end with the deletion")
 	}
 	if err := out.is("first\nsecond\nbye\n")(); err != nil {
 		t.Error(err)

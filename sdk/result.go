@@ -36,7 +36,6 @@ type Result struct {
 
 	Incomplete bool   `json:"incomplete,omitempty"` // the fleet kept more than fits into Stdout and Stderr
 	Sequence   uint64 `json:"sequence"`             // of the event that ended the exec
-	Record     uint64 `json:"-"`                    // stream sequence of that event's message
 }
 
 // Err is nil for an exec that ended by itself, whatever its exit code. Otherwise it says why the exec ended: its own
@@ -61,7 +60,7 @@ func resultOf(e *Event) *Result {
 	d := e.Exec
 	r := &Result{Sandbox: e.Sandbox, ID: d.ID, State: d.State, ExitCode: d.ExitCode, Reason: e.Reason, Error: e.Error,
 		Started: d.Started, Ended: d.Ended, StdoutBytes: d.StdoutBytes, StderrBytes: d.StderrBytes,
-		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence, Record: e.Record}
+		Truncated: d.Truncated, OutputError: d.OutputError, OOMKills: d.OOMKills, Sequence: e.Sequence}
 	if r.Ended.IsZero() {
 		r.Ended = e.Time
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-func aRepeatedRequestFindsItsOwn(t *testing.T, f *fleet.Fleet) {
+func aRepeatedRequestFindsWhatTheFirstDid(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
-	const nextTry = 30 * time.Second // what is found has not waited for it
+	const nextTry = 30 * time.Second // a repeated request must be answered before it is sent again
 	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), RequestTimeout: nextTry})
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +26,7 @@ func aRepeatedRequestFindsItsOwn(t *testing.T, f *fleet.Fleet) {
 	within(t, nextTry, "a repeated create", func() {
 		again, err := client.Create(ctx, f.Spec(), sdk.WithRequestID("r1"))
 		if err != nil || again.ID() != first.ID() || again.Info().CreatedAt != first.Info().CreatedAt {
-			t.Errorf("want sandbox %s again, got %v, %v", first.ID(), again, err)
+			t.Errorf("got %v, %v; want sandbox %s again", again, err, first.ID())
 		}
 	})
 	_, err = client.Create(ctx, f.Spec(), sdk.WithID(first.ID()))
@@ -41,13 +41,12 @@ func aRepeatedRequestFindsItsOwn(t *testing.T, f *fleet.Fleet) {
 		})
 	}
 	if err := first.Refresh(ctx); err != nil || first.Info().TotalExecs != 1 {
-		t.Errorf("want one exec, got %d, %v", first.Info().TotalExecs, err)
+		t.Errorf("got %d execs, %v; want one", first.Info().TotalExecs, err)
 	}
 }
 
-// What a stop or a resume asked for is done: asked again after its opposite, it changes nothing and
-// waits for nothing.
-func aRepeatedStopStopsNothingLater(t *testing.T, f *fleet.Fleet) {
+// A stop or resume that was carried out and is repeated after its opposite changes nothing and waits for nothing.
+func aRepeatedStopDoesNotStopAgain(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec())
 	if err != nil {
@@ -55,10 +54,10 @@ func aRepeatedStopStopsNothingLater(t *testing.T, f *fleet.Fleet) {
 	}
 	for _, change := range []func() error{
 		func() error { return s.Stop(ctx, sdk.WithRequestID("stop")) },
-		func() error { return s.Stop(ctx, sdk.WithRequestID("stop-of-a-stopped-one")) },
+		func() error { return s.Stop(ctx, sdk.WithRequestID("stop-again")) },
 		func() error { return s.Resume(ctx, sdk.WithRequestID("resume")) },
 		func() error { return s.Stop(ctx, sdk.WithRequestID("stop")) },
-		func() error { return s.Stop(ctx, sdk.WithRequestID("stop-of-a-stopped-one")) },
+		func() error { return s.Stop(ctx, sdk.WithRequestID("stop-again")) },
 	} {
 		if err := change(); err != nil {
 			t.Fatal(err)
@@ -66,7 +65,7 @@ func aRepeatedStopStopsNothingLater(t *testing.T, f *fleet.Fleet) {
 	}
 	r, err := s.Exec(ctx, command("true"), sdk.WithID("x"), sdk.WithRequestID("exec"))
 	if err != nil || *r.ExitCode != 0 {
-		t.Errorf("it no longer runs: %+v, %v", r, err)
+		t.Errorf("the sandbox no longer runs: %+v, %v", r, err)
 	}
 	_, err = s.Exec(ctx, command("true"), sdk.WithID("y"), sdk.WithRequestID("exec"))
 	wantError(t, err, protocol.AlreadyExists, protocol.ReasonRequestUsed)
@@ -101,24 +100,24 @@ func changesAreIdempotentAndWaitedFor(t *testing.T, f *fleet.Fleet) {
 		}
 	}
 	if err := other.WaitDeleted(ctx); err != nil || other.Info().State != protocol.StateDeleted {
-		t.Errorf("a handle from before hears what came after it: %s, %v", other.Info().State, err)
+		t.Errorf("a handle made before the delete: %s, %v; want state deleted", other.Info().State, err)
 	}
 	wantError(t, s.WaitReady(ctx), protocol.FailedPrecondition, protocol.ReasonSandboxDeleted)
 	wantError(t, f.Client.Sandbox("never-was").Delete(ctx), protocol.NotFound, "")
 }
 
-func aWaitForReadyEndsWithTheFailure(t *testing.T, f *fleet.Fleet) {
+func aWaitForReadyReturnsTheFailure(t *testing.T, f *fleet.Fleet) {
 	ctx, spec := f.Context(time.Minute), f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: "/etc", Target: "/data"}}
 	_, err := f.Client.Create(ctx, spec, sdk.WithName("failed"))
-	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied) // no host could ever take it: nothing is made
+	wantError(t, err, protocol.PermissionDenied, protocol.ReasonMountDenied) // no host could ever take it, so it is refused
 	_, err = f.Client.Get(ctx, "failed")
 	wantError(t, err, protocol.NotFound, "")
 	spec.Mounts, spec.Command = nil, []string{"/no/such/program"}
 	s, err := f.Client.Create(ctx, spec, sdk.WithName("failed"))
 	wantError(t, err, protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	if s == nil || s.Info().State != protocol.StateFailed {
-		t.Fatalf("the handle of what failed is returned: %v", s)
+		t.Fatalf("got %v, want the handle of the failed sandbox", s)
 	}
 	wantError(t, s.WaitReady(ctx), protocol.FailedPrecondition, protocol.ReasonStartFailed)
 	wantError(t, s.WaitStopped(ctx), protocol.FailedPrecondition, protocol.ReasonStartFailed)
@@ -146,11 +145,11 @@ func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
 		got = append(got, s.ID())
 	}
 	if slices.Sort(got); !slices.Equal(got, want) {
-		t.Errorf("want %q, got %q", want, got)
+		t.Errorf("got %q, want %q", got, want)
 	}
 	page, err := f.Client.ListPage(ctx, sdk.WithLabels(spec.Labels), sdk.WithStates(sdk.StateStopped))
 	if err != nil || len(page.Items) != 0 {
-		t.Errorf("none is stopped: %v, %v", page, err)
+		t.Errorf("stopped sandboxes: %v, %v; want none", page, err)
 	}
 	_, err = f.Client.DeleteByLabels(ctx, nil)
 	wantError(t, err, protocol.InvalidArgument, "")
@@ -160,6 +159,6 @@ func listsHavePagesAndSelectors(t *testing.T, f *fleet.Fleet) {
 	}
 	page, err = f.Client.ListPage(ctx, sdk.WithLabels(spec.Labels))
 	if err != nil || len(page.Items) != 0 {
-		t.Errorf("all are deleted: %v, %v", page, err)
+		t.Errorf("after deleting all: %v, %v; want none", page, err)
 	}
 }

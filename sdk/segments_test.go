@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The older part of a history is in segments, and then some of that is no longer kept.
-func TestEventsGoOverWhatIsNoLongerInTheLog(t *testing.T) {
+// The older part of a history moves into segments, the oldest of which expire.
+func TestEventsIncludeSegments(t *testing.T) {
 	t.Parallel()
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir()})
 	if err != nil {
@@ -83,16 +83,16 @@ func TestEventsGoOverWhatIsNoLongerInTheLog(t *testing.T) {
 		}
 	}
 	if first, _, err := read(31); first != 0 || err != nil {
-		t.Errorf("from the next: event %d, %v", first, err)
+		t.Errorf("from the number after the last: event %d, %v; want nothing", first, err)
 	}
 	_, _, err = read(32)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd)
 
-	compact(jetstream.Compaction{Keep: 1000, MaxAge: time.Nanosecond}) // the segments are too old
+	compact(jetstream.Compaction{Keep: 1000, MaxAge: time.Nanosecond}) // the segments expire
 	_, _, err = read(1)
 	wantError(t, err, protocol.OutOfRange, protocol.ReasonSequenceNotKept)
 	if want := "the oldest that is kept is 26"; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("it says %v, want %q", err, want)
+		t.Errorf("got %v, want %q", err, want)
 	}
 	if first, last, err := read(26); first != 26 || last != 30 || err != nil {
 		t.Errorf("from the oldest: events %d to %d, %v", first, last, err)

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
@@ -155,7 +156,7 @@ func (s *submission) run(ctx context.Context, inbox string, payload []byte) {
 			s.failed <- err
 			return
 		case err != nil:
-			if !pause(ctx, retryPause) {
+			if !backoff.Sleep(ctx, retryPause) {
 				return
 			}
 		case s.lookUpUntil(ctx, ends):
@@ -206,16 +207,4 @@ func (s *submission) warnWaiting() {
 		why = protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
 	c.log.Warn("waiting for an answer", "verb", s.request.Verb, "sandbox", s.request.Sandbox, "error", why)
-}
-
-// pause waits for d or the end of ctx, and returns false for the latter.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

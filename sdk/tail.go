@@ -7,8 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 const (
@@ -42,7 +44,7 @@ type tail struct {
 
 	sink    sink
 	live    chan jetstream.Chunk // nil: the call does not stream output
-	missing chan struct{}        // has room for one: read the log
+	missing wake.Signal          // read the log
 	arrived atomic.Bool          // a chunk arrived since the last recheck
 	check   *time.Timer          // until the next recheck
 	stop    func()               // ends the subscription to live output
@@ -68,7 +70,7 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 	if !stream {
 		return t, nil
 	}
-	t.live, t.missing, t.done = make(chan jetstream.Chunk, liveBuffer), make(chan struct{}, 1), make(chan struct{})
+	t.live, t.missing, t.done = make(chan jetstream.Chunk, liveBuffer), wake.New(), make(chan struct{})
 	t.stop, err = c.conn.LiveOutput(c.tenant, sandbox, exec, func(k jetstream.Chunk) {
 		t.arrived.Store(true)
 		select {
@@ -93,7 +95,7 @@ func startTail(c *Client, sandbox, exec string, s sink, stream bool) (*tail, err
 // recheck reads the log after each silence: a server that dies loses what it was about to publish, and no chunk follows
 // the last one to reveal a gap.
 func (t *tail) recheck() (stop func()) {
-	var pause backoff
+	var pause recheckPause
 	t.check = time.NewTimer(pause.next(false))
 	go func() {
 		for {
@@ -125,12 +127,7 @@ func (t *tail) skipTo(offsets map[string]int64) {
 	}
 }
 
-func (t *tail) mayHaveMissed() {
-	select {
-	case t.missing <- struct{}{}:
-	default:
-	}
-}
+func (t *tail) mayHaveMissed() { t.missing.Wake() }
 
 // untilEnd waits for the end of the exec that a submission requests. The end may arrive before the answer.
 func (t *tail) untilEnd(ctx context.Context, sub *submission) (*Event, error) {
@@ -221,7 +218,7 @@ func (t *tail) newest(ctx context.Context, info *ExecInfo) (*ExecInfo, error) {
 // endOf reads the event that ended the exec.
 func (t *tail) endOf(ctx context.Context, info *ExecInfo) (*Event, error) {
 	b, err := t.client.conn.Record(ctx, info.Record)
-	for isTransient(err) && pause(ctx, retryPause) { // while a leader is elected
+	for isTransient(err) && backoff.Sleep(ctx, retryPause) { // while a leader is elected
 		b, err = t.client.conn.Record(ctx, info.Record)
 	}
 	if err != nil {
@@ -307,7 +304,7 @@ func (t *tail) addAhead(k jetstream.Chunk) {
 // catchUp reads the log. If that is not possible now, it schedules another attempt.
 func (t *tail) catchUp(ctx context.Context) error {
 	err := t.readLog(ctx)
-	if isTransient(err) && pause(ctx, retryPause) {
+	if isTransient(err) && backoff.Sleep(ctx, retryPause) {
 		t.mayHaveMissed()
 		return nil
 	}

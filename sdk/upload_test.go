@@ -7,23 +7,23 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAnUploadThatBreaksOffIsBegunAnew(t *testing.T) {
+func TestAnInterruptedUploadIsRetried(t *testing.T) {
 	broken := protocol.Errorf(protocol.Unavailable, "", "chunks were not stored in their order")
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, c := range map[string]struct {
 		ctx   context.Context
-		fails []error // of its tries, nil once they are over
+		fails []error // of the first tries; later ones succeed
 		tries int
 		want  protocol.Code
 	}{
-		"it goes well":              {t.Context(), nil, 1, ""},
-		"it breaks off once":        {t.Context(), []error{broken}, 2, ""},
-		"it takes too long once":    {t.Context(), []error{protocol.Errorf(protocol.DeadlineExceeded, "", "no answer")}, 2, ""},
-		"it breaks off every time":  {t.Context(), []error{broken, broken, broken, broken}, uploadTries, protocol.Unavailable},
-		"the tree changed":          {t.Context(), []error{protocol.Errorf(protocol.FailedPrecondition, "", "it changed"), broken}, 1, protocol.FailedPrecondition},
-		"the caller wants no more":  {canceled, []error{broken, broken}, 1, protocol.Unavailable},
-		"what cannot be read stays": {t.Context(), []error{broken, protocol.Invalid("source", "is gone")}, 2, protocol.InvalidArgument},
+		"no failure":               {t.Context(), nil, 1, ""},
+		"one interruption":         {t.Context(), []error{broken}, 2, ""},
+		"one timeout":              {t.Context(), []error{protocol.Errorf(protocol.DeadlineExceeded, "", "no answer")}, 2, ""},
+		"interrupted every time":   {t.Context(), []error{broken, broken, broken, broken}, uploadTries, protocol.Unavailable},
+		"the tree changed":         {t.Context(), []error{protocol.Errorf(protocol.FailedPrecondition, "", "it changed"), broken}, 1, protocol.FailedPrecondition},
+		"the context is cancelled": {canceled, []error{broken, broken}, 1, protocol.Unavailable},
+		"the source is gone":       {t.Context(), []error{broken, protocol.Invalid("source", "is gone")}, 2, protocol.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tries := 0
@@ -35,7 +35,7 @@ func TestAnUploadThatBreaksOffIsBegunAnew(t *testing.T) {
 				return nil
 			})
 			if tries != c.tries || (err != nil) != (c.want != "") || err != nil && protocol.CodeOf(err) != c.want {
-				t.Errorf("%d tries, then %v; want %d, %q", tries, err, c.tries, c.want)
+				t.Errorf("%d tries, then %v; want %d, code %q", tries, err, c.tries, c.want)
 			}
 		})
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Output that the log lacks is an error in every way of reading it, whatever is missing, and no reader
-// waits for it for ever.
-func TestMissingOutputIsTold(t *testing.T) {
+// However output is read and whatever part of it the log has lost, the reader gets an error and does not wait for it
+// without end.
+func TestMissingOutputIsAnError(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	nc, err := nats.Connect(f.URL())
@@ -45,7 +45,7 @@ func TestMissingOutputIsTold(t *testing.T) {
 	if _, err := client.Create(ctx, spec, sdk.WithID("s")); err != nil {
 		t.Fatal(err)
 	}
-	// Each writes 2 MiB; one of them runs on.
+	// Each exec writes 2 MiB; one of them keeps running.
 	s, execs := client.Sandbox("s"), map[string]*sdk.Exec{}
 	for name, script := range map[string]string{"middle": "", "end": "", "runs": "; sleep 1000"} {
 		x, err := s.Start(ctx, shell("head -c 2097152 /dev/zero"+script), sdk.WithID(name))
@@ -60,7 +60,7 @@ func TestMissingOutputIsTold(t *testing.T) {
 		}
 	}
 	subject := func(name string) string { return protocol.LogSubject(protocol.DefaultTenant, "s", name) }
-	f.Eventually(20*time.Second, "the output that goes on is kept", func() error {
+	f.Eventually(20*time.Second, "the output of the running exec is stored", func() error {
 		var size int
 		for k, err := range execs["runs"].Output(ctx) {
 			if err != nil {
@@ -111,7 +111,7 @@ func TestMissingOutputIsTold(t *testing.T) {
 					continue
 				}
 				all.Go(func() {
-					within(t, 20*time.Second, name+" "+reader+", until it is told,", func() { want(t, read(ctx, x)) })
+					within(t, 20*time.Second, name+" "+reader+", until its error,", func() { want(t, read(ctx, x)) })
 				})
 			}
 		}
@@ -122,30 +122,30 @@ func TestMissingOutputIsTold(t *testing.T) {
 	if err := js.DeleteStream(ctx, protocol.StreamLogs); err != nil {
 		t.Fatal(err)
 	}
-	delete(execs, "runs") // it may be followed for as long as it runs
+	delete(execs, "runs") // a follower may wait for as long as the exec runs
 	for _, err := range client.Sandbox("s").Logs(ctx) {
-		wantUnread(t, err)
+		wantUnreadable(t, err)
 	}
-	readAll(wantUnread)
+	readAll(wantUnreadable)
 }
 
-// wantUnread checks the error of a reader whose log is gone.
-func wantUnread(t *testing.T, err error) {
+// wantUnreadable checks the error of a reader after the log was deleted.
+func wantUnreadable(t *testing.T, err error) {
 	t.Helper()
 	if code := protocol.CodeOf(err); code != protocol.Unavailable && code != protocol.DeadlineExceeded && code != protocol.NotFound {
-		t.Errorf("want an error that says that the log cannot be read, got %v", err)
+		t.Errorf("got %v, want an error that says that the log cannot be read", err)
 	}
 }
 
-// A client that waits for the fleet says so, also where nobody watches a terminal, and once for all calls.
-func TestAClientSaysThatItWaits(t *testing.T) {
+// A client whose requests wait logs that once for all calls.
+func TestAWaitingClientLogsWhy(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	coordinator := f.Processes("coordinator")[0]
 	coordinator.Pause()
 	defer coordinator.Continue()
-	said := &lines{more: make(chan struct{}, 1)}
-	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Logger: slog.New(slog.NewTextHandler(said, nil))})
+	logged := &lines{more: make(chan struct{}, 1)}
+	client, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Logger: slog.New(slog.NewTextHandler(logged, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,25 +155,25 @@ func TestAClientSaysThatItWaits(t *testing.T) {
 	defer calls.Wait()
 	defer leave()
 	for range 10 {
-		calls.Go(func() { _, _ = client.Create(waiting, f.Spec()) }) // it ends with the test
+		calls.Go(func() { _, _ = client.Create(waiting, f.Spec()) }) // ends when waiting is cancelled
 	}
 	select {
-	case <-said.more:
+	case <-logged.more:
 	case <-time.After(20 * time.Second):
-		t.Fatal("it says nothing")
+		t.Fatal("nothing was logged")
 	}
 	leave()
 	calls.Wait()
-	if text := said.text(); strings.Count(text, "waiting for an answer") != 1 {
-		t.Errorf("it says:\n%s", text)
+	if text := logged.text(); strings.Count(text, "waiting for an answer") != 1 {
+		t.Errorf("logged, want one warning:\n%s", text)
 	}
 }
 
-// lines are what a log has said.
+// lines collects what is logged.
 type lines struct {
 	mu   sync.Mutex
-	said bytes.Buffer
-	more chan struct{}
+	all  bytes.Buffer
+	more chan struct{} // has room for one: something was logged
 }
 
 func (l *lines) Write(data []byte) (int, error) {
@@ -183,11 +183,11 @@ func (l *lines) Write(data []byte) (int, error) {
 	case l.more <- struct{}{}:
 	default:
 	}
-	return l.said.Write(data)
+	return l.all.Write(data)
 }
 
 func (l *lines) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.said.String()
+	return l.all.String()
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestAFollowerReadsWhatIsMissingBetweenTwoBatches(t *testing.T) {
+func TestAFollowerFillsAGap(t *testing.T) {
 	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Port: -1})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestAFollowerReadsWhatIsMissingBetweenTwoBatches(t *testing.T) {
 	for want := uint64(2); want <= 3; want++ {
 		b, err := w.next(t.Context())
 		if err != nil || b.First() != want {
-			t.Fatalf("want event %d, got %v, %v", want, b, err)
+			t.Fatalf("got %v, %v; want event %d", b, err, want)
 		}
 	}
 }

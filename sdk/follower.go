@@ -3,7 +3,9 @@ package sdk
 import (
 	"context"
 
+	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/wake"
 )
 
 // followerBuffer is how many batches wait for a slow follower. It drops the rest and reads them from the history later,
@@ -15,7 +17,7 @@ const followerBuffer = 256
 type follower struct {
 	feed    *feed
 	live    chan *protocol.Batch
-	missing chan struct{} // has room for one: read the history
+	missing wake.Signal // read the history
 
 	last, record uint64 // sequence and record of the last batch returned; record 0: not known
 	backlog      []*protocol.Batch
@@ -25,7 +27,7 @@ type follower struct {
 // replays nothing unless it learns that it may have missed something. The caller must close it.
 func (f *feed) follow(last, record uint64) *follower {
 	w := &follower{feed: f, last: last, record: record,
-		live: make(chan *protocol.Batch, followerBuffer), missing: make(chan struct{}, 1)}
+		live: make(chan *protocol.Batch, followerBuffer), missing: wake.New()}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.followers[w] = struct{}{}
@@ -46,12 +48,7 @@ func (w *follower) push(b *protocol.Batch) {
 	}
 }
 
-func (w *follower) mayHaveMissed() {
-	select {
-	case w.missing <- struct{}{}:
-	default:
-	}
-}
+func (w *follower) mayHaveMissed() { w.missing.Wake() }
 
 // next waits for the next batch.
 func (w *follower) next(ctx context.Context) (*protocol.Batch, error) {
@@ -95,7 +92,7 @@ func (w *follower) read(ctx context.Context) error {
 			w.backlog = batches
 			return nil
 		}
-		if !isTransient(err) || !pause(ctx, retryPause) {
+		if !isTransient(err) || !backoff.Sleep(ctx, retryPause) {
 			return err
 		}
 	}

@@ -16,9 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A request that is sent again while its first copy waits for a majority of the servers is carried out
-// all the same.
-func TestARequestOutlastsTheLossOfAMajority(t *testing.T) {
+// A request that is sent again while its first copy waits for a majority of the servers is carried out.
+func TestARequestSurvivesTheLossOfAMajority(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Servers: 3, Workers: -1})
 	ctx := f.Context(2 * time.Minute)
 	leader := -1
@@ -30,7 +29,7 @@ func TestARequestOutlastsTheLossOfAMajority(t *testing.T) {
 	if leader < 0 {
 		t.Fatal("the queue of requests has no leader")
 	}
-	const patience = time.Second // with one try, so that it is tried again while nothing can be stored
+	const patience = time.Second // for one try, so that the request is sent again while nothing can be stored
 	client, err := sdk.Connect(ctx, sdk.Options{URL: f.Servers[leader].ClientURL(), RequestTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +47,7 @@ func TestARequestOutlastsTheLossOfAMajority(t *testing.T) {
 	}()
 	select {
 	case err := <-created:
-		t.Errorf("answered while there was no majority: %v", err)
+		t.Errorf("answered without a majority: %v", err)
 		created <- nil
 	case <-time.After(4 * patience):
 	}
@@ -64,7 +63,7 @@ func TestARequestOutlastsTheLossOfAMajority(t *testing.T) {
 	}
 }
 
-func TestARepeatedExtendFindsItsOwn(t *testing.T) {
+func TestARepeatedExtendExtendsOnce(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false))
@@ -76,15 +75,14 @@ func TestARepeatedExtendFindsItsOwn(t *testing.T) {
 	}
 	ends := s.Info().ExpiresAt
 	if err := s.Extend(ctx, time.Hour, sdk.WithRequestID("r1")); err != nil || !s.Info().ExpiresAt.Equal(ends) {
-		t.Errorf("the same request again: %v, %s became %s", err, ends, s.Info().ExpiresAt)
+		t.Errorf("the same request again: %v; the end moved from %s to %s", err, ends, s.Info().ExpiresAt)
 	}
 	if err := s.Extend(ctx, 2*time.Hour, sdk.WithRequestID("r2")); err != nil || s.Info().ExpiresAt.Before(ends.Add(time.Hour)) {
-		t.Errorf("another one: %v, %s became %s", err, ends, s.Info().ExpiresAt)
+		t.Errorf("another request: %v; the end moved from %s to %s, want an hour later", err, ends, s.Info().ExpiresAt)
 	}
 }
 
-// A repeat is answered as what it repeats was, whether that was accepted or refused, and also where
-// both are on their way at once on one client.
+// A repeated request gets the answer of the first, accepted or refused, even if one client sends both at once.
 func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
@@ -111,11 +109,11 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 		"a create": accepted(func() error {
 			again, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithRequestID("create"))
 			if err == nil && again.ID() != s.ID() {
-				t.Errorf("it made %s", again.ID())
+				t.Errorf("the repeat created %s", again.ID())
 			}
 			return err
 		}),
-		"a create of somebody else's id": refused(protocol.AlreadyExists, "", func() error {
+		"a create with a used id": refused(protocol.AlreadyExists, "", func() error {
 			_, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithID(s.ID()), sdk.WithRequestID("other"))
 			return err
 		}),
@@ -126,15 +124,15 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 		"a stop of a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonInvalidState, func() error {
 			return s.Stop(ctx, sdk.WithRequestID("stop"))
 		}),
-		"a cancel of what is not there": refused(protocol.NotFound, "", func() error { return s.ExecByID("never").Cancel(ctx, sdk.WithRequestID("cancel")) }),
-		"an extend":                     accepted(func() error { return s.Extend(ctx, time.Hour, sdk.WithRequestID("extend")) }),
+		"a cancel of an unknown exec": refused(protocol.NotFound, "", func() error { return s.ExecByID("never").Cancel(ctx, sdk.WithRequestID("cancel")) }),
+		"an extend":                   accepted(func() error { return s.Extend(ctx, time.Hour, sdk.WithRequestID("extend")) }),
 		"another verb with a used id": refused(protocol.AlreadyExists, protocol.ReasonRequestUsed, func() error {
 			return s.Stop(ctx, sdk.WithRequestID("create"))
 		}),
-		"what is not understood": refused(protocol.InvalidArgument, "", func() error { return submit(protocol.VerbExtend, "bad", protocol.Request{TTL: -1}) }),
+		"an invalid request": refused(protocol.InvalidArgument, "", func() error { return submit(protocol.VerbExtend, "bad", protocol.Request{TTL: -1}) }),
 	} {
 		t.Run(name, func(t *testing.T) {
-			within(t, 5*time.Second, "twice one after another, and twice at once", func() {
+			within(t, 5*time.Second, "two calls in turn and two at once", func() {
 				call()
 				call()
 				var both sync.WaitGroup
@@ -155,12 +153,12 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 		}
 	}
 	if kinds[protocol.SandboxAccepted] != 1 || kinds[protocol.SandboxExtended] != 1 || len(kinds) != 2 {
-		t.Errorf("the history has %v", kinds)
+		t.Errorf("the history holds %v, want one creation and one extension", kinds)
 	}
 }
 
-// A client that gave up says why the fleet did not decide, and a new request is not even stored.
-func TestAFullLogIsSaid(t *testing.T) {
+// While the log is full, a client that gives up says so, and new requests are refused without being stored.
+func TestAFullLogRefusesRequestsAndSaysSo(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	limit := func(bytes int64) {
@@ -202,22 +200,22 @@ func TestAFullLogIsSaid(t *testing.T) {
 	})
 	limit(-1)
 	if s, err := f.Client.Get(ctx, "refused"); err == nil {
-		t.Errorf("what was refused is there: %+v", s.Info())
+		t.Errorf("the refused sandbox exists: %+v", s.Info())
 	}
-	f.Eventually(10*time.Second, "creates are taken again", func() error {
+	f.Eventually(10*time.Second, "creates are accepted again", func() error {
 		_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("late"), sdk.WithWait(false))
 		return err
 	})
-	if protocol.CodeOf(err) == protocol.DeadlineExceeded { // it was stored, and waited
-		f.Eventually(10*time.Second, "what was stored is carried out", func() error {
+	if protocol.CodeOf(err) == protocol.DeadlineExceeded { // the request was stored
+		f.Eventually(10*time.Second, "the stored request is carried out", func() error {
 			_, err := f.Client.Get(ctx, "early")
 			return err
 		})
 	}
 }
 
-// A coordinator that is away for a while ends no wait.
-func TestAWaitForAnImageOutlastsTheLossOfTheCoordinator(t *testing.T) {
+// A wait survives a coordinator that is down for a while.
+func TestAWaitForAnImageSurvivesACoordinatorOutage(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
 	c := f.Processes("coordinator")[0]
@@ -229,7 +227,7 @@ func TestAWaitForAnImageOutlastsTheLossOfTheCoordinator(t *testing.T) {
 	}()
 	select {
 	case err := <-waited:
-		t.Fatalf("it ended while no coordinator answered: %v", err)
+		t.Fatalf("the wait ended while no coordinator was running: %v", err)
 	case <-time.After(2 * time.Second):
 	}
 	c.Restart()

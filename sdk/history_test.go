@@ -12,9 +12,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A client that waits for something in a sandbox with thousands of past execs reads what follows, and not the
-// 3 MB before.
-func waitsReadNoHistory(t *testing.T, f *fleet.Fleet) {
+// A client that waits for something in a sandbox with thousands of past execs reads only what follows, not the 3 MB
+// before it.
+func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
 	if _, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("past")); err != nil {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func waitsReadNoHistory(t *testing.T, f *fleet.Fleet) {
 	if err := seed.Execs(ctx, writer, f.Client.Tenant(), "past", seed.Past{N: execs, Output: make([]byte, 1<<10)}); err != nil {
 		t.Fatal(err)
 	}
-	// What it runs outlives a TERM for longer than a client takes to look whether it has missed something.
+	// The exec ignores TERM, so that the wait lasts longer than the first check of a feed.
 	run := func() error {
 		x := shell("trap '' TERM; sleep 100 & wait; wait")
 		x.Grace = protocol.Duration(time.Second)
@@ -39,7 +39,7 @@ func waitsReadNoHistory(t *testing.T, f *fleet.Fleet) {
 		what string
 		do   func(s *sdk.Sandbox) error
 	}{
-		{"an exec that takes longer than a feed settles", func(s *sdk.Sandbox) error { _, err := s.Exec(ctx, shell("sleep 1")); return err }},
+		{"an exec that lasts longer than the first check", func(s *sdk.Sandbox) error { _, err := s.Exec(ctx, shell("sleep 1")); return err }},
 		{"a wait for a past exec", func(s *sdk.Sandbox) error {
 			x, err := s.GetExec(ctx, seed.ID(7))
 			if err == nil {
@@ -49,15 +49,15 @@ func waitsReadNoHistory(t *testing.T, f *fleet.Fleet) {
 		}},
 		{"a stop", func(s *sdk.Sandbox) error { return errors.Join(run(), s.Stop(ctx)) }},
 		{"a resume", func(s *sdk.Sandbox) error { return s.Resume(ctx) }},
-		{"a stop that somebody else has asked for", func(s *sdk.Sandbox) error {
+		{"a stop that another client requested", func(s *sdk.Sandbox) error {
 			return errors.Join(run(), f.Client.Sandbox("past").Stop(ctx, sdk.WithWait(false)), s.Stop(ctx))
 		}},
-		{"a stop of a stopped one", func(s *sdk.Sandbox) error { return s.Stop(ctx) }},
+		{"a stop of a stopped sandbox", func(s *sdk.Sandbox) error { return s.Stop(ctx) }},
 		{"a resume", func(s *sdk.Sandbox) error { return s.Resume(ctx) }},
-		{"a wait for what comes", func(s *sdk.Sandbox) error {
+		{"a wait for a state to come", func(s *sdk.Sandbox) error {
 			return errors.Join(run(), f.Client.Sandbox("past").Stop(ctx, sdk.WithWait(false)), s.WaitStopped(ctx), s.Resume(ctx))
 		}},
-		{"a wait for what is", func(s *sdk.Sandbox) error { return s.WaitReady(ctx) }},
+		{"a wait for the present state", func(s *sdk.Sandbox) error { return s.WaitReady(ctx) }},
 		{"an extension", func(s *sdk.Sandbox) error { return s.Extend(ctx, time.Hour) }},
 		{"a delete", func(s *sdk.Sandbox) error { return errors.Join(run(), s.Delete(ctx)) }},
 	} {
@@ -75,7 +75,7 @@ func waitsReadNoHistory(t *testing.T, f *fleet.Fleet) {
 			t.Fatalf("%s: %v", step.what, err)
 		}
 		if n := conn.Received(); n > 1<<20 {
-			t.Errorf("%s took %d bytes", step.what, n)
+			t.Errorf("%s read %d bytes, want at most 1 MiB", step.what, n)
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// tree makes files below a new directory; a name that ends with a slash is a directory, content
-// that begins with -> a link.
+// tree creates files below a new directory. A name that ends with a slash is a directory; content that begins with ->
+// makes a symbolic link.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,7 +41,7 @@ func tree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
+func uploadsKeepTrees(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	files := map[string]string{"a/b c": "content\x00\xff", "a/link": "->b c", "empty/": "", "$(x)`y`": "odd", "left/out": "no"}
 	dir := tree(t, files)
@@ -58,7 +58,7 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 	}
 	second, err := f.Client.Upload(ctx, dir, "/deep/down", sdk.WithExclude("left"))
 	if err != nil || first != second {
-		t.Errorf("the same tree gives the same digest: %v, %v, %v", first, second, err)
+		t.Errorf("uploads of the same tree: %v and %v, %v", first, second, err)
 	}
 	file, err := f.Client.Upload(ctx, filepath.Join(dir, "a/b c"), "/single/renamed")
 	if err != nil {
@@ -79,7 +79,7 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 	c := "content\x00\xff"
 	want := c + c + c + c + "b c\nempty\n755 1700000000\n$(x)`y`\na\nempty\n"
 	if err != nil || string(r.Stdout) != want {
-		t.Errorf("want %q\ngot  %q %q, %v", want, r.Stdout, r.Stderr, err)
+		t.Errorf("got  %q %q, %v\nwant %q", r.Stdout, r.Stderr, err, want)
 	}
 	for name, files := range map[string]map[string]string{
 		"an absolute link":      {"bad": "->/etc/passwd"},
@@ -88,7 +88,7 @@ func treesArriveAsTheyWere(t *testing.T, f *fleet.Fleet) {
 		_, err := f.Client.Upload(ctx, tree(t, files), "/x")
 		wantError(t, err, protocol.InvalidArgument, "")
 		if !strings.Contains(err.Error(), "bad") {
-			t.Errorf("%s: the path is named: %v", name, err)
+			t.Errorf("%s: the error does not name the path: %v", name, err)
 		}
 	}
 	special := tree(t, nil)
