@@ -126,7 +126,8 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 }
 
 // compare looks at the sandbox of a document. A refusal says why it can be neither made nor left.
-func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults protocol.SandboxSpec) (r applied, refusal string, err error) {
+func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults protocol.SandboxSpec) (r applied,
+	refusal string, err error) {
 	r.ID, r.Name = d.ID, d.Name
 	box, err := c.Get(ctx, called(d))
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -156,7 +157,8 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 
 // carryOut makes what is not there, and waits for all, where it is to. Several fail independently;
 // the error is that of the first document which has one.
-func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool, tell func(string)) error {
+func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool,
+	tell func(string)) error {
 	var group errgroup.Group
 	group.SetLimit(createsAtOnce)
 	failures := make([]error, len(documents))

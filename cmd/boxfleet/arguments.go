@@ -122,7 +122,8 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		if want := kinds[invalid.GetFlag().Value.Type()]; want != "" {
-			return usage("--%s: must be %s, got %.40q; see %s --help", invalid.GetFlag().Name, want, invalid.GetValue(), cmd.CommandPath())
+			return usage("--%s: must be %s, got %.40q; see %s --help", invalid.GetFlag().Name, want, invalid.GetValue(),
+				cmd.CommandPath())
 		}
 	}
 	return usage("%v; see %s --help", err, cmd.CommandPath())

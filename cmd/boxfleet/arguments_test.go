@@ -30,18 +30,21 @@ func TestWhatFollowsACommandsFirstArgumentBelongsToIt(t *testing.T) {
 	} {
 		var got commandLine
 		var detach bool
-		cmd := &cobra.Command{Use: "exec", SilenceErrors: true, SilenceUsage: true, RunE: func(*cobra.Command, []string) error { return nil }}
+		cmd := &cobra.Command{Use: "exec", SilenceErrors: true, SilenceUsage: true,
+			RunE: func(*cobra.Command, []string) error { return nil }}
 		cmd.Flags().BoolVar(&detach, "detach", false, "")
 		cmd.Flags().StringArray("env", nil, "")
 		got.of(cmd, "SANDBOX")
 		cmd.SetArgs(strings.Split(line, " "))
 		err := cmd.Execute()
-		if err != nil || !slices.Equal(got.ids, strings.Split(want.ids, " ")) || strings.Join(got.command, " ") != want.command || detach != want.detach {
+		if err != nil || !slices.Equal(got.ids, strings.Split(want.ids, " ")) ||
+			strings.Join(got.command, " ") != want.command || detach != want.detach {
 			t.Errorf("%s: got %q, %q, detach %v, %v", line, got.ids, got.command, detach, err)
 		}
 	}
 	for _, line := range []string{"exec --help", "exec web --help", "exec --help web ls", "run --image x --help"} {
-		if code, stdout, stderr := call(t.Context(), "", strings.Fields(line)...); code != 0 || !strings.Contains(stdout, "COMMAND [ARGUMENT...]") {
+		if code, stdout, stderr := call(t.Context(), "", strings.Fields(line)...); code != 0 ||
+			!strings.Contains(stdout, "COMMAND [ARGUMENT...]") {
 			t.Errorf("%s: got %d, %q, %s", line, code, stdout, stderr)
 		}
 	}

@@ -17,7 +17,8 @@ const completeWithin = 2 * time.Second
 type completion = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective)
 
 // completed are names that the fleet is asked for. A fleet that does not answer has none.
-func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string,
+	error)) ([]string, cobra.ShellCompDirective) {
 	if p.configure(cmd) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -128,8 +129,10 @@ func imageRefs(ctx context.Context, c *sdk.Client) (refs []string, err error) {
 }
 
 // completeFlag completes the values of a flag with names that the fleet is asked for.
-func (p *program) completeFlag(cmd *cobra.Command, flag string, ask func(ctx context.Context, c *sdk.Client) ([]string, error)) {
-	mustComplete(cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (p *program) completeFlag(cmd *cobra.Command, flag string,
+	ask func(ctx context.Context, c *sdk.Client) ([]string, error)) {
+	mustComplete(cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string,
+		cobra.ShellCompDirective) {
 		return p.completed(cmd, ask)
 	}))
 }

@@ -111,8 +111,10 @@ func TestP9_ConfigurationThatIsNotUnderstoodIsRefusedByName(t *testing.T) {
 		"no replicas":        {"coordinator:\n  replicas: -1\n", "", "coordinator.replicas: must be 1, 3 or 5"},
 		"no requests":        {"", "BOXFLEET_COORDINATOR_REQUESTS=0", "coordinator.requests: must be 1 to"},
 		"requests below 0":   {"", "BOXFLEET_COORDINATOR_REQUESTS=-1", "coordinator.requests: must be 1 to"},
-		"no room":            {"", "BOXFLEET_COORDINATOR_TABLE_MAX_BYTES=0", "coordinator.table_max_bytes: must be more than 0"},
-		"too many execs":     {"", "BOXFLEET_COORDINATOR_MAX_ACTIVE_EXECS=9000", "coordinator.max_active_execs: must be 1 to 8192"},
+		"no room": {"", "BOXFLEET_COORDINATOR_TABLE_MAX_BYTES=0",
+			"coordinator.table_max_bytes: must be more than 0"},
+		"too many execs": {"", "BOXFLEET_COORDINATOR_MAX_ACTIVE_EXECS=9000",
+			"coordinator.max_active_execs: must be 1 to 8192"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := clean(t)

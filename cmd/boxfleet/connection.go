@@ -31,7 +31,8 @@ func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Tenant: p.config.Tenant, Name: "boxfleet-cli", IDPrefixes: true})
+	c, err := sdk.Connect(ctx, sdk.Options{URL: where.URL, Token: where.Token, Creds: p.config.Creds,
+		Tenant: p.config.Tenant, Name: "boxfleet-cli", IDPrefixes: true})
 	switch code := protocol.CodeOf(err); {
 	case p.config.NATS != "" || err == nil:
 	case code == protocol.Unavailable:

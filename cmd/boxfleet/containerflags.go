@@ -28,10 +28,13 @@ func (f *containerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the sandbox's id)")
 	flags.StringVar(&f.profile, "profile", "", "capabilities of commands run as root: hardened (default) or standard")
 	flags.StringVar(&f.ttl, "ttl", "", "delete it a `duration` after the create, whatever its state (default: never)")
-	flags.StringVar(&f.queueTimeout, "queue-timeout", "", "fail when no host has taken it after this `duration` (default 24h)")
-	flags.StringVar(&f.createTimeout, "create-timeout", "", "fail when it is not ready this `duration` after a host took it (default 5m)")
+	flags.StringVar(&f.queueTimeout, "queue-timeout", "",
+		"fail when no host has taken it after this `duration` (default 24h)")
+	flags.StringVar(&f.createTimeout, "create-timeout", "",
+		"fail when it is not ready this `duration` after a host took it (default 5m)")
 	flags.StringVar(&f.grace, "stop-grace", "", "`duration` from TERM to KILL when it stops (default 5s)")
-	flags.StringArrayVar(&f.onDelete, "on-delete", nil, "`argument` of a command to run before a running sandbox is deleted; repeated for each argument")
+	flags.StringArrayVar(&f.onDelete, "on-delete", nil,
+		"`argument` of a command to run before a running sandbox is deleted; repeated for each argument")
 	flags.DurationVar(&f.onDeleteTimeout, "on-delete-timeout", 0, "end that command after so long (default 1m)")
 	flags.StringVar(&f.pull, "pull", "", "when the image is pulled: missing, always or never (default missing)")
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")

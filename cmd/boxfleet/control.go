@@ -19,7 +19,8 @@ const controlsAtOnce = 8
 // controlAll stops, resumes or deletes sandboxes beside each other, and prints the id of each, in the order
 // in which they were named. One that fails holds up no other. Each has its error, the last of them as the
 // command's own.
-func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool, do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
+func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
+	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)
 	done := p.progress(verb + " " + strings.Join(ids, " "))
 	defer done()
@@ -28,7 +29,8 @@ func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, id
 	group.SetLimit(controlsAtOnce)
 	for i, id := range ids {
 		boxes[i] = c.Sandbox(id)
-		p.inHand.goesOn("sandbox "+id, "the %s of %s goes on if it was accepted: `boxfleet sandbox get %s` shows it", verb, id, id)
+		p.inHand.goesOn("sandbox "+id, "the %s of %s goes on if it was accepted: `boxfleet sandbox get %s` shows it", verb,
+			id, id)
 		group.Go(func() error {
 			if failures[i] = do(boxes[i], ctx, sdk.WithWait(wait)); failures[i] == nil {
 				p.inHand.done("sandbox " + id)

@@ -54,7 +54,8 @@ func (p *program) demo(ctx context.Context) (err error) {
 	p.config.Worker.AllowMounts = []string{d.goroot, d.modules}
 	var fleet *local
 	err = d.step("start NATS, a coordinator and a worker", func() (err error) {
-		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()}, nil, true, &health{})
+		fleet, err = p.startLocal(ctx, embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "demo", Token: sdk.NewID()},
+			nil, true, &health{})
 		return err
 	})
 	if err != nil {
@@ -100,7 +101,8 @@ func (d *demo) find(ctx context.Context) error {
 			break
 		}
 		if d.source == filepath.Dir(d.source) {
-			return protocol.Errorf(protocol.FailedPrecondition, "", "%s is not in Boxfleet's source tree, which the demo builds", dir)
+			return protocol.Errorf(protocol.FailedPrecondition, "", "%s is not in Boxfleet's source tree, which the demo builds",
+				dir)
 		}
 	}
 	out, err := d.goCommand(ctx, "env", "GOROOT", "GOMODCACHE")
@@ -123,7 +125,8 @@ func (d *demo) goCommand(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", protocol.Errorf(protocol.FailedPrecondition, "", "go %s: %v %s", strings.Join(args, " "), err, stderr.String())
+		return "", protocol.Errorf(protocol.FailedPrecondition, "", "go %s: %v %s", strings.Join(args, " "), err,
+			stderr.String())
 	}
 	return string(out), nil
 }
@@ -149,8 +152,10 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 		Image: demoImage, Cwd: "/src", CPU: float64(runtime.NumCPU()), Memory: 2 << 30, Copies: []protocol.Copy{source},
 		Mounts: []protocol.Mount{{Source: d.goroot, Target: "/usr/local/go"}, {Source: d.modules, Target: "/modules"}},
 		Env: map[string]string{
-			"PATH": "/usr/local/go/bin:/bin", "HOME": "/tmp", "GOROOT": "/usr/local/go", "GOMODCACHE": "/modules", "GOCACHE": "/tmp/cache",
-			"GOPATH": "/tmp/gopath", "CGO_ENABLED": "0", "GOPROXY": "off", "GOSUMDB": "off", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -buildvcs=false",
+			"PATH": "/usr/local/go/bin:/bin", "HOME": "/tmp", "GOROOT": "/usr/local/go", "GOMODCACHE": "/modules",
+			"GOCACHE": "/tmp/cache",
+			"GOPATH":  "/tmp/gopath", "CGO_ENABLED": "0", "GOPROXY": "off", "GOSUMDB": "off", "GOTOOLCHAIN": "local",
+			"GOFLAGS": "-mod=mod -buildvcs=false",
 		},
 	}
 	var box *sdk.Sandbox
@@ -160,7 +165,8 @@ func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 	}); err != nil {
 		return err
 	}
-	for _, command := range [][]string{{"go", "version"}, {"go", "build", "-v", "./protocol"}, {"go", "test", "./protocol"}} {
+	for _, command := range [][]string{{"go", "version"}, {"go", "build", "-v", "./protocol"},
+		{"go", "test", "./protocol"}} {
 		line := strings.Join(command, " ")
 		d.say("\n== %s", line)
 		err := d.step(line, func() error {

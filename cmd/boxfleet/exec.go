@@ -24,15 +24,19 @@ type execFlags struct {
 }
 
 func (f *execFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "end the command after this time, counted from its start (default: never)")
-	cmd.Flags().DurationVar(&f.startTimeout, "start-timeout", 0, "give up a command that has not started within this time after it was accepted (default 2m)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
+		"end the command after this time, counted from its start (default: never)")
+	cmd.Flags().DurationVar(&f.startTimeout, "start-timeout", 0,
+		"give up a command that has not started within this time after it was accepted (default 2m)")
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "from TERM to KILL when it is ended (default 5s)")
-	cmd.Flags().StringVar(&f.outputLimit, "output-limit", "", "keep so many `bytes` of stdout and of stderr, each (default 256MiB)")
+	cmd.Flags().StringVar(&f.outputLimit, "output-limit", "",
+		"keep so many `bytes` of stdout and of stderr, each (default 256MiB)")
 	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "give stdin to the command: at most 128 KiB")
 }
 
 func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec, error) {
-	spec := &protocol.ExecSpec{Command: command, Timeout: protocol.Duration(f.timeout), Grace: protocol.Duration(f.grace), StartTimeout: protocol.Duration(f.startTimeout)}
+	spec := &protocol.ExecSpec{Command: command, Timeout: protocol.Duration(f.timeout), Grace: protocol.Duration(f.grace),
+		StartTimeout: protocol.Duration(f.startTimeout)}
 	var err error
 	if f.outputLimit != "" {
 		if spec.OutputLimit, err = protocol.ParseBytes(f.outputLimit); err != nil {
@@ -110,7 +114,8 @@ wait at all. KILL, or the loss of this machine, leaves the command running, too.
 	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable `K=V`, over the sandbox's; may be repeated")
 	cmd.Flags().StringVar(&cwd, "cwd", "", "working directory (default: the sandbox's)")
 	cmd.Flags().StringVar(&user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
-	cmd.Flags().StringVar(&service, "service", "", "run it in the container of this `service` (default: in the sandbox's own)")
+	cmd.Flags().StringVar(&service, "service", "",
+		"run it in the container of this `service` (default: in the sandbox's own)")
 	cmd.Flags().StringVar(&id, "id", "", "id of the exec (default: a new one)")
 	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same exec")
 	cmd.Flags().BoolVar(&detach, "detach", false, "print the exec's id as soon as it is accepted, and do not wait")
@@ -122,7 +127,8 @@ wait at all. KILL, or the loss of this machine, leaves the command running, too.
 func meantExecs(err error, line *commandLine) error {
 	verb := line.ids[0]
 	err = whichSandbox(err, verb)
-	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady && e.Message == "the sandbox is stopped" {
+	if e := protocol.AsError(err); err != nil && e.Reason == protocol.ReasonSandboxNotReady &&
+		e.Message == "the sandbox is stopped" {
 		stopped := *e
 		stopped.Message += "; `boxfleet sandbox resume " + verb + "` starts it again"
 		return &stopped
@@ -213,7 +219,8 @@ const (
 
 // execCancellable runs a command. Where its client is interrupted, the command is cancelled, and its end
 // waited for; the client's deadline ends only the wait.
-func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec, opts []sdk.ExecOption) (*sdk.Result, error) {
+func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
+	opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	p.execGoesOn(box, id)
@@ -229,7 +236,8 @@ func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id stri
 	case result != nil:
 		p.inHand.done("exec")
 	case ctx.Err() != nil && running.Err() != nil && overdue(ctx):
-		err = because(err, protocol.DeadlineExceeded, fmt.Sprintf("exec %s has not ended within --deadline %s", id, p.config.Deadline))
+		err = because(err, protocol.DeadlineExceeded, fmt.Sprintf("exec %s has not ended within --deadline %s", id,
+			p.config.Deadline))
 	case ctx.Err() != nil && running.Err() != nil:
 		err = because(err, protocol.Cancelled, context.Cause(ctx).Error())
 	default: // its error says what became of it
@@ -265,7 +273,8 @@ func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox,
 	if err := cancelExec(bounded, box, id); err != nil {
 		return
 	}
-	p.inHand.goesOn("exec", "exec %s of sandbox %s is being cancelled: `boxfleet execs get %s %s` shows its end", id, box.ID(), box.ID(), id)
+	p.inHand.goesOn("exec", "exec %s of sandbox %s is being cancelled: `boxfleet execs get %s %s` shows its end", id,
+		box.ID(), box.ID(), id)
 	if grace == 0 {
 		grace = protocol.DefaultGrace.Std()
 	}

@@ -18,15 +18,17 @@ import (
 var execsVerbs = []string{"list", "ls", "ps", "get", "cancel", "kill", "logs"}
 
 func (p *program) execsCommand() *cobra.Command {
-	return group("execs", "Look at the execs of a sandbox, and end them", p.execsList(), p.execsGet(), p.execsCancel(), p.execsLogs())
+	return group("execs", "Look at the execs of a sandbox, and end them", p.execsList(), p.execsGet(), p.execsCancel(),
+		p.execsLogs())
 }
 
 func (p *program) execsList() *cobra.Command {
 	var states []string
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "list SANDBOX", Aliases: []string{"ls", "ps"}, Short: "List the execs of a sandbox", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
-		Example: "  boxfleet execs list web --state running",
+		Use: "list SANDBOX", Aliases: []string{"ls", "ps"}, Short: "List the execs of a sandbox", Args: takes("SANDBOX"),
+		ValidArgsFunction: p.completeSandbox,
+		Example:           "  boxfleet execs list web --state running",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			selected, err := statesOf(states, execStates)
 			if err != nil {
@@ -53,7 +55,8 @@ func (p *program) execsList() *cobra.Command {
 	return cmd
 }
 
-var execStates = []protocol.ExecState{protocol.ExecStateAccepted, protocol.ExecStateRunning, protocol.ExecStateFinished, protocol.ExecStateFailed, protocol.ExecStateCancelled, protocol.ExecStateTimedOut}
+var execStates = []protocol.ExecState{protocol.ExecStateAccepted, protocol.ExecStateRunning, protocol.ExecStateFinished,
+	protocol.ExecStateFailed, protocol.ExecStateCancelled, protocol.ExecStateTimedOut}
 
 func execIDs(execs []protocol.Exec) []string {
 	ids := []string{}
@@ -77,14 +80,16 @@ func printExecs(w io.Writer, now time.Time, execs []protocol.Exec) {
 		if !x.EndedAt.IsZero() && !x.StartedAt.IsZero() {
 			took = x.EndedAt.Sub(x.StartedAt).Round(time.Millisecond).String()
 		}
-		rows = append(rows, []any{x.ID, stateColour(string(x.State)), exit, ago(now, x.AcceptedAt), took, cut(fmt.Sprintf("%q", x.Spec.Command), commandWidth)})
+		rows = append(rows, []any{x.ID, stateColour(string(x.State)), exit, ago(now, x.AcceptedAt), took,
+			cut(fmt.Sprintf("%q", x.Spec.Command), commandWidth)})
 	}
 	table(w, rows...)
 }
 
 func (p *program) execsGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get SANDBOX EXEC", Short: "Show an exec", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: p.completeExec(), Example: "  boxfleet execs get web 01kpm3…",
+		Use: "get SANDBOX EXEC", Short: "Show an exec", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: p.completeExec(),
+		Example: "  boxfleet execs get web 01kpm3…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				x, err := c.Sandbox(args[0]).GetExec(ctx, args[1])
@@ -99,7 +104,8 @@ func (p *program) execsGet() *cobra.Command {
 }
 
 func printExec(w io.Writer, x *protocol.Exec) {
-	rows := [][]any{{"id", x.ID}, {"state", stateColour(string(x.State))}, {"command", fmt.Sprintf("%q", x.Spec.Command)}, {"accepted", stamp(x.AcceptedAt)}}
+	rows := [][]any{{"id", x.ID}, {"state", stateColour(string(x.State))}, {"command", fmt.Sprintf("%q", x.Spec.Command)},
+		{"accepted", stamp(x.AcceptedAt)}}
 	if x.Spec.Service != "" {
 		rows = append(rows, []any{"service", x.Spec.Service})
 	}
@@ -120,7 +126,8 @@ func printExec(w io.Writer, x *protocol.Exec) {
 		rows = append(rows, []any{"", "output is missing: " + x.OutputError.Message})
 	}
 	if x.OOMKills > 0 {
-		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox for want of memory", x.OOMKills)})
+		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox for want of memory",
+			x.OOMKills)})
 	}
 	if x.Reason != "" {
 		rows = append(rows, []any{"reason", x.Reason})
@@ -133,7 +140,8 @@ func printExec(w io.Writer, x *protocol.Exec) {
 
 func (p *program) execsCancel() *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel SANDBOX EXEC", Aliases: []string{"kill"}, Short: "End an exec with its whole process tree", Args: takes("SANDBOX", "EXEC"), Example: "  boxfleet execs cancel web 01kpm3…",
+		Use: "cancel SANDBOX EXEC", Aliases: []string{"kill"}, Short: "End an exec with its whole process tree",
+		Args: takes("SANDBOX", "EXEC"), Example: "  boxfleet execs cancel web 01kpm3…",
 		ValidArgsFunction: p.completeExec(protocol.ExecStateAccepted, protocol.ExecStateRunning),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
@@ -155,7 +163,8 @@ func (p *program) execsLogs() *cobra.Command {
 	var fromStdout, fromStderr int64
 	var tail int
 	cmd := &cobra.Command{
-		Use: "logs SANDBOX EXEC", Short: "Print the output of an exec, whenever it ran", Args: takes("SANDBOX", "EXEC"), ValidArgsFunction: p.completeExec(),
+		Use: "logs SANDBOX EXEC", Short: "Print the output of an exec, whenever it ran", Args: takes("SANDBOX", "EXEC"),
+		ValidArgsFunction: p.completeExec(),
 		Long: `Print the output of an exec: its stdout on stdout, its stderr on stderr. With -o json each chunk is a
 line with stream, offset and data in base64. With --follow boxfleet ends with the exit code of the exec, as
 boxfleet exec does.`,
@@ -170,7 +179,8 @@ boxfleet exec does.`,
 					return err
 				}
 				read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
-					return x.Output(ctx, sdk.WithFollow(follow), sdk.WithOffset(sdk.Stdout, fromStdout), sdk.WithOffset(sdk.Stderr, fromStderr))
+					return x.Output(ctx, sdk.WithFollow(follow), sdk.WithOffset(sdk.Stdout, fromStdout),
+						sdk.WithOffset(sdk.Stderr, fromStderr))
 				}
 				if err := p.printLogs(read, follow, tail, time.Time{}); err != nil {
 					return ignoreInterrupt(ctx, follow, err)

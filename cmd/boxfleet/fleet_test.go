@@ -45,7 +45,10 @@ func startCoordinator(t *testing.T, args ...string) {
 			t.Errorf("the coordinator ended with %d: %s", code, stderr.String())
 		}
 	})
-	eventually(t, "the coordinator is ready", func() bool { return strings.Contains(stdout.String(), "ready: coordinator") })
+	eventually(t, "the coordinator is ready", func() bool {
+		return strings.Contains(stdout.String(),
+			"ready: coordinator")
+	})
 }
 
 func TestPingWaitsForAFleetThatComes(t *testing.T) {
@@ -58,7 +61,8 @@ func TestPingWaitsForAFleetThatComes(t *testing.T) {
 	ended := make(chan int, 1)
 	var stderr screen
 	go func() {
-		ended <- run(t.Context(), []string{"ping", "--wait", "1m", "--nats", "nats://127.0.0.1:" + strconv.Itoa(port)}, strings.NewReader(""), new(screen), &stderr)
+		ended <- run(t.Context(), []string{"ping", "--wait", "1m", "--nats", "nats://127.0.0.1:" + strconv.Itoa(port)},
+			strings.NewReader(""), new(screen), &stderr)
 	}()
 	conn, err := before.Accept() // it has tried, in vain
 	if err != nil {
@@ -82,7 +86,8 @@ func TestAnUpThatStartsIsKnownToItsClients(t *testing.T) {
 	var stdout, stderr screen
 	ended := make(chan int, 1)
 	go func() {
-		ended <- run(ctx, []string{"up", "--engine", "unix://" + t.TempDir() + "/none"}, strings.NewReader(""), &stdout, &stderr)
+		ended <- run(ctx, []string{"up", "--engine", "unix://" + t.TempDir() + "/none"}, strings.NewReader(""), &stdout,
+			&stderr)
 	}()
 	file := filepath.Join(os.Getenv("XDG_DATA_HOME"), "boxfleet", connectionFile)
 	eventually(t, "up says where it listens", func() bool { _, err := os.Stat(file); return err == nil })
@@ -103,7 +108,8 @@ func TestPingWaitsBesideAnUpOfAnotherUser(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses", SyncLazily: true})
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses",
+		SyncLazily: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,11 +140,13 @@ func TestARemovedImageIsNamed(t *testing.T) {
 	startWithoutHosts(t, 0)
 	var root bytes.Buffer
 	archive := tar.NewWriter(&root)
-	if err := errors.Join(archive.WriteHeader(&tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}), archive.Close()); err != nil {
+	if err := errors.Join(archive.WriteHeader(&tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}),
+		archive.Close()); err != nil {
 		t.Fatal(err)
 	}
 	for format, want := range map[string]string{"text": "tools:1\n", "json": `{"ref":"tools:1"}` + "\n"} {
-		if code, _, stderr := call(t.Context(), root.String(), "image", "import", "-", "--ref", "tools:1", "--wait=false"); code != 0 {
+		if code, _, stderr := call(t.Context(), root.String(), "image", "import", "-", "--ref", "tools:1",
+			"--wait=false"); code != 0 {
 			t.Fatalf("import: %d, %s", code, stderr)
 		}
 		expect(t, "image remove tools:1 -o "+format, 0, want)
@@ -162,7 +170,8 @@ func TestARepeatedRequestIDIsAnsweredAtOnce(t *testing.T) {
 			{"exec a --request-id r3 -- true", "sandbox_not_ready", exitNotRun},
 			{"exec a --request-id r1 -- true", "for a create", exitNotRun},
 		} {
-			if code, _, stderr := call(ctx, "", strings.Fields(c.line)...); code != c.code || !strings.Contains(stderr, c.stderr) {
+			if code, _, stderr := call(ctx, "", strings.Fields(c.line)...); code != c.code ||
+				!strings.Contains(stderr, c.stderr) {
 				t.Errorf("%s: want %d and %q, got %d and %q", c.line, c.code, c.stderr, code, stderr)
 			}
 		}

@@ -16,8 +16,10 @@ import (
 
 func (p *program) hostCommand() *cobra.Command {
 	return group("host", "Look at the hosts of the fleet, and take them out of service", p.hostList(),
-		p.hostCordon("cordon", "cordoned", "Give a host no new work", "Give a host no new work, resumes of what is stopped on it included. What runs there goes on. It holds until\nboxfleet host uncordon, also over a restart of the worker.", (*sdk.Hosts).Cordon),
-		p.hostCordon("uncordon", "uncordoned", "Give a host new work again, and end a drain of it", "Give a host new work again, and end a drain of it.", (*sdk.Hosts).Uncordon),
+		p.hostCordon("cordon", "cordoned", "Give a host no new work",
+			"Give a host no new work, resumes of what is stopped on it included. What runs there goes on. It holds until\nboxfleet host uncordon, also over a restart of the worker.", (*sdk.Hosts).Cordon),
+		p.hostCordon("uncordon", "uncordoned", "Give a host new work again, and end a drain of it",
+			"Give a host new work again, and end a drain of it.", (*sdk.Hosts).Uncordon),
 		p.hostDrain(), p.hostForget())
 }
 
@@ -53,10 +55,13 @@ SECURITY counts what of the host's engine and kernel its operator should change,
 }
 
 func printHosts(w io.Writer, now time.Time, hosts []*protocol.Host) {
-	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "LABELS", "DEFAULTS", "SEEN", "SKEW", "SECURITY", "PROBLEM"}}
+	rows := [][]any{{"WORKER", "STATE", "SANDBOXES", "CPU", "MEMORY", "ENGINE", "RUNTIME", "LABELS", "DEFAULTS", "SEEN",
+		"SKEW", "SECURITY", "PROBLEM"}}
 	for _, h := range hosts {
-		rows = append(rows, []any{h.Worker, stateColour(hostState(h)), fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots), fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
-			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, labelsOf(h), defaultsOf(h), ago(now, h.SeenAt), skewOf(h), securityOf(h), trouble(h)})
+		rows = append(rows, []any{h.Worker, stateColour(hostState(h)), fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots),
+			fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
+			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, labelsOf(h), defaultsOf(h), ago(now, h.SeenAt),
+			skewOf(h), securityOf(h), trouble(h)})
 	}
 	table(w, rows...)
 	for _, h := range hosts {

@@ -35,9 +35,11 @@ func (p *program) showWished(name, result string) error {
 	return p.show(wished{name, result}, func(w io.Writer) { fmt.Fprintln(w, name, result) })
 }
 
-func (p *program) hostCordon(verb, result, short, long string, do func(*sdk.Hosts, context.Context, string) error) *cobra.Command {
+func (p *program) hostCordon(verb, result, short, long string,
+	do func(*sdk.Hosts, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
-		Use: verb + " NAME", Short: short, Long: long, Args: oneHost, ValidArgsFunction: p.completeHost, Example: "  boxfleet host " + verb + " w1",
+		Use: verb + " NAME", Short: short, Long: long, Args: oneHost, ValidArgsFunction: p.completeHost,
+		Example: "  boxfleet host " + verb + " w1",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if err := do(c.Hosts(), ctx, args[0]); err != nil {
@@ -67,7 +69,10 @@ A drain goes on when the command is interrupted; the same command waits for it a
 ends it.`,
 		Example: "  boxfleet host drain w1\n  boxfleet host drain w1 --deadline 10m",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.drain(ctx, c, args[0], deadline, wait) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return p.drain(ctx, c, args[0], deadline,
+					wait)
+			})
 		},
 	}
 	cmd.Flags().DurationVar(&deadline, "deadline", 0, "end what still runs after so long (default: wait for it)")
@@ -105,7 +110,8 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 func (p *program) hostForget() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
-		Use: "forget NAME", Short: "Give up a lost host that does not come back, with everything on it", Args: oneHost, ValidArgsFunction: p.completeHost,
+		Use: "forget NAME", Short: "Give up a lost host that does not come back, with everything on it", Args: oneHost,
+		ValidArgsFunction: p.completeHost,
 		Long: `Give up a lost host that does not come back, with everything on it, of all tenants. Sandboxes that were to be
 deleted become deleted; those with on_host_loss replace are made again elsewhere; all others fail with reason
 host_forgotten, stopped ones too. Only a host whose lock is free can be forgotten. One that comes back
@@ -127,7 +133,8 @@ func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, ye
 	if h.State != protocol.HostLost { // before anybody is asked
 		return c.Hosts().Forget(ctx, name)
 	}
-	fmt.Fprintf(p.plain(p.stderr), "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker, ago(c.Now(ctx), h.SeenAt), onHost(h))
+	fmt.Fprintf(p.plain(p.stderr), "host %s of worker %s is lost, last seen %s ago; on it %s\n", h.HostID, h.Worker,
+		ago(c.Now(ctx), h.SeenAt), onHost(h))
 	if !yes {
 		if err := p.confirm("forget it, and give all of that up?"); err != nil {
 			return err
@@ -135,7 +142,8 @@ func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, ye
 	}
 	done := p.progress("forgetting " + name)
 	defer done()
-	p.inHand.goesOn("forget", "the fleet goes on with forgetting %s: `boxfleet host list` shows it until that is done", name)
+	p.inHand.goesOn("forget", "the fleet goes on with forgetting %s: `boxfleet host list` shows it until that is done",
+		name)
 	if err := c.Hosts().Forget(ctx, name); err != nil {
 		return err
 	}

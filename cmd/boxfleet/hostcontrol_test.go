@@ -18,7 +18,8 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	h := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Token: 1, Slots: 1, Memory: 1 << 30, Healthy: true, Labels: map[string]string{"zone": "a"},
+	h := &protocol.Host{Worker: "w1", HostID: "h1", Instance: "i1", Token: 1, Slots: 1, Memory: 1 << 30, Healthy: true,
+		Labels:   map[string]string{"zone": "a"},
 		Firewall: protocol.FirewallNFTables, ServiceProfiles: []string{protocol.ProfileStandard}, SeenAt: time.Now()}
 	if err := conn.RegisterHost(t.Context(), h); err != nil {
 		t.Fatal(err)
@@ -31,7 +32,8 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 	}
 	refused := func(want string, args ...string) {
 		t.Helper()
-		if code, _, stderr := call(t.Context(), "y\n", append([]string{"host"}, args...)...); code == 0 || !strings.Contains(stderr, want) {
+		if code, _, stderr := call(t.Context(), "y\n", append([]string{"host"}, args...)...); code == 0 ||
+			!strings.Contains(stderr, want) {
 			t.Errorf("%q ends with %d: %s", args, code, stderr)
 		}
 	}
@@ -64,7 +66,8 @@ func TestAHostIsCordonedDrainedAndForgotten(t *testing.T) {
 	expect(t, "sandbox delete a --wait=false", 0, "a")
 	refused("use --yes", "forget", "w1")
 	code, stdout, stderr := call(t.Context(), "", "host", "forget", "w1", "--yes")
-	if code != 0 || !strings.Contains(stdout, "w1 forgotten") || !strings.Contains(stderr, "on it are sandboxes: 1 deleting, with 0 active execs") {
+	if code != 0 || !strings.Contains(stdout, "w1 forgotten") ||
+		!strings.Contains(stderr, "on it are sandboxes: 1 deleting, with 0 active execs") {
 		t.Errorf("forget ends with %d: %s%s", code, stdout, stderr)
 	}
 	eventually(t, "the delete has ended", func() bool {

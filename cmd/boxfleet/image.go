@@ -16,7 +16,8 @@ import (
 )
 
 func (p *program) imageCommand() *cobra.Command {
-	return group("image", "Look at the images of the hosts, and import some", p.imageImport(), p.imageList(), p.imageRemove())
+	return group("image", "Look at the images of the hosts, and import some", p.imageImport(), p.imageList(),
+		p.imageRemove())
 }
 
 // importFlags are the flags of `image import`.
@@ -53,8 +54,10 @@ it, and hosts that join later get it too, until it is removed.`,
 		},
 	}
 	cmd.Flags().StringVar(&f.ref, "ref", "", "`NAME[:TAG]` of the image")
-	cmd.Flags().StringArrayVar(&f.workers, "worker", nil, "only the host of this `worker`; may be repeated (default: all hosts)")
-	cmd.Flags().StringArrayVar(&f.changes, "change", nil, "Dockerfile `instruction` for the image of a root filesystem; may be repeated")
+	cmd.Flags().StringArrayVar(&f.workers, "worker", nil,
+		"only the host of this `worker`; may be repeated (default: all hosts)")
+	cmd.Flags().StringArrayVar(&f.changes, "change", nil,
+		"Dockerfile `instruction` for the image of a root filesystem; may be repeated")
 	p.completeFlag(cmd, "worker", workerNames)
 	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until the hosts have it, not only stored")
 	return cmd
@@ -121,7 +124,8 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, content io.Rea
 		return err
 	}
 	if failed > 0 {
-		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; they try again", failed, len(hosts))
+		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; they try again",
+			failed, len(hosts))
 	}
 	return nil
 }
@@ -136,8 +140,9 @@ func errorText(err *protocol.Error) string {
 func (p *program) imageList() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the images that the workers look after, by host", Args: takes(), Example: "  boxfleet image list",
-		Long: "List the images that the workers look after, by host: what they pulled, and what they were told to have.\nImages that others brought to a host are not listed, and not touched.",
+		Use: "list", Aliases: []string{"ls"}, Short: "List the images that the workers look after, by host", Args: takes(),
+		Example: "  boxfleet image list",
+		Long:    "List the images that the workers look after, by host: what they pulled, and what they were told to have.\nImages that others brought to a host are not listed, and not touched.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if quiet {
@@ -173,7 +178,8 @@ func printImages(w io.Writer, now time.Time, imported []*protocol.WantedImage, h
 	for _, h := range hosts {
 		for _, i := range h.Images {
 			listed[i.Ref] = true
-			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, stateColour(i.State), i.Size, shortID(i.ID), ago(now, i.UsedAt), errorText(i.Error)})
+			rows = append(rows, []any{h.Worker, i.Ref, i.Origin, stateColour(i.State), i.Size, shortID(i.ID), ago(now, i.UsedAt),
+				errorText(i.Error)})
 		}
 	}
 	for _, want := range imported {
@@ -195,7 +201,8 @@ func shortID(id string) string {
 
 func (p *program) imageRemove() *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME[:TAG]", Aliases: []string{"rm"}, ValidArgsFunction: p.completeImported, Short: "Have the hosts forget an imported image, once nothing uses it", Example: "  boxfleet image remove tools:1",
+		Use: "remove NAME[:TAG]", Aliases: []string{"rm"}, ValidArgsFunction: p.completeImported,
+		Short: "Have the hosts forget an imported image, once nothing uses it", Example: "  boxfleet image remove tools:1",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage("NAME is missing; see %s --help", cmd.CommandPath())

@@ -208,7 +208,8 @@ func (p *program) ended(ctx context.Context, err error) error {
 // byWhat is err, but where it only says that the client's context ended, what ended that.
 func (p *program) byWhat(ctx context.Context, err error) error {
 	e := *protocol.AsError(err)
-	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled && strings.Contains(e.Message, context.Canceled.Error()) {
+	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled &&
+		strings.Contains(e.Message, context.Canceled.Error()) {
 		e.Message = i.Error()
 		return &e
 	}

@@ -143,7 +143,8 @@ func TestWhatEndsAClient(t *testing.T) {
 	t.Run("a signal cancels the exec", func(t *testing.T) {
 		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 			id := fmt.Sprintf("quick-%d", s)
-			c := startClient(t, "exec", "web", "--id", id, "--", "sh", "-c", "trap 'exit 7' TERM; echo begun; while :; do sleep 0.05; done")
+			c := startClient(t, "exec", "web", "--id", id, "--", "sh", "-c",
+				"trap 'exit 7' TERM; echo begun; while :; do sleep 0.05; done")
 			c.prints("begun")
 			c.signal(s)
 			if code := c.ends(signalled); code != 7 || stateOfExec(t, id) != protocol.ExecStateCancelled {
@@ -154,7 +155,8 @@ func TestWhatEndsAClient(t *testing.T) {
 	t.Run("one that ends slowly is left to its cancel", func(t *testing.T) {
 		slow := map[syscall.Signal]*client{}
 		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-			slow[s] = startClient(t, "exec", "web", "--id", fmt.Sprintf("slow-%d", s), "--grace", "3s", "--", "sh", "-c", "trap '' TERM; echo begun; sleep 1000")
+			slow[s] = startClient(t, "exec", "web", "--id", fmt.Sprintf("slow-%d", s), "--grace", "3s", "--", "sh", "-c",
+				"trap '' TERM; echo begun; sleep 1000")
 			slow[s].prints("begun")
 		}
 		for s, c := range slow {
@@ -170,7 +172,8 @@ func TestWhatEndsAClient(t *testing.T) {
 		}
 	})
 	t.Run("the second Ctrl-C ends it at once", func(t *testing.T) {
-		c := startClient(t, "exec", "web", "--id", "twice", "--grace", "2s", "--", "sh", "-c", "trap '' TERM; echo begun; sleep 1000")
+		c := startClient(t, "exec", "web", "--id", "twice", "--grace", "2s", "--", "sh", "-c",
+			"trap '' TERM; echo begun; sleep 1000")
 		c.prints("begun")
 		c.signal(syscall.SIGINT)
 		eventually(t, "the cancel is accepted", func() bool {
@@ -209,7 +212,8 @@ func TestWhatEndsAClient(t *testing.T) {
 		}
 	})
 	t.Run("the deadline ends only the wait", func(t *testing.T) {
-		c := startClient(t, "--deadline", "1s", "exec", "web", "--id", "late", "--", "sh", "-c", "echo begun; while [ ! -e /tmp/late ]; do sleep 0.05; done; echo end")
+		c := startClient(t, "--deadline", "1s", "exec", "web", "--id", "late", "--", "sh", "-c",
+			"echo begun; while [ ! -e /tmp/late ]; do sleep 0.05; done; echo end")
 		c.prints("begun")
 		if code := c.ends(5 * time.Second); code != exitNotRun {
 			t.Errorf("it ended with %d", code)
@@ -229,7 +233,8 @@ func TestWhatEndsAClient(t *testing.T) {
 			t.Errorf("it ended with %d: %s", code, c.stderr.String())
 		}
 		becomesCancelled(t, "yes")
-		c = startClient(t, "exec", "web", "--id", "deaf", "--grace", "3s", "--", "sh", "-c", "trap '' TERM; while :; do echo y; sleep 0.01; done")
+		c = startClient(t, "exec", "web", "--id", "deaf", "--grace", "3s", "--", "sh", "-c",
+			"trap '' TERM; while :; do echo y; sleep 0.01; done")
 		c.prints("y")
 		c.pipe.Close()
 		if code := c.ends(5 * time.Second); code != 141 {
@@ -239,7 +244,8 @@ func TestWhatEndsAClient(t *testing.T) {
 		becomesCancelled(t, "deaf")
 	})
 	t.Run("a broken pipe ends any client", func(t *testing.T) {
-		for _, args := range [][]string{{"spec", "example"}, {"sandbox", "list"}, {"sandbox", "events", "web"}, {"exec", "web", "-o", "json", "--", "true"}} {
+		for _, args := range [][]string{{"spec", "example"}, {"sandbox", "list"}, {"sandbox", "events", "web"},
+			{"exec", "web", "-o", "json", "--", "true"}} {
 			c := startClient(t, args...)
 			c.pipe.Close()
 			if code := c.ends(5 * time.Second); code != 141 {
@@ -248,7 +254,8 @@ func TestWhatEndsAClient(t *testing.T) {
 		}
 	})
 	t.Run("following", func(t *testing.T) {
-		c := startClient(t, "sandbox", "create", "--image", image, "--id", "talker", "--memory", "64m", "--", "sh", "-c", "while :; do echo talk; sleep 0.1; done")
+		c := startClient(t, "sandbox", "create", "--image", image, "--id", "talker", "--memory", "64m", "--", "sh", "-c",
+			"while :; do echo talk; sleep 0.1; done")
 		if code := c.ends(20 * time.Second); code != 0 {
 			t.Fatalf("create: %d, %s", code, c.stderr.String())
 		}
@@ -272,14 +279,19 @@ func TestWhatEndsAClient(t *testing.T) {
 		}
 		expect(t, "sandbox get talker", 0, "running since")
 		expect(t, "logs talker --tail 2 --since 1h", 0, "talk\ntalk\n")
-		if _, stdout, stderr := call(t.Context(), "", "logs", "talker", "--since", "2999-01-01"); stdout != "" || stderr != "" {
+		if _, stdout, stderr := call(t.Context(), "", "logs", "talker", "--since", "2999-01-01"); stdout != "" ||
+			stderr != "" {
 			t.Errorf("what was stored in times to come: %q, %s", stdout, stderr)
 		}
 		expect(t, "sandbox events talker", 0, "primary.started")
 	})
 	t.Run("create", func(t *testing.T) {
 		c := startClient(t, "sandbox", "create", "--image", "boxfleet/not-here:1", "--pull", "never", "--id", "waits")
-		eventually(t, "it is accepted", func() bool { code, _, _ := call(t.Context(), "", "sandbox", "get", "waits"); return code == 0 })
+		eventually(t, "it is accepted", func() bool {
+			code, _, _ := call(t.Context(), "", "sandbox", "get",
+				"waits")
+			return code == 0
+		})
 		c.signal(syscall.SIGINT)
 		if code := c.ends(signalled); code != 130 {
 			t.Errorf("it ended with %d", code)
@@ -287,7 +299,8 @@ func TestWhatEndsAClient(t *testing.T) {
 		c.says("cancelled: interrupted; sandbox waits is still pending", "boxfleet sandbox delete waits")
 	})
 	t.Run("run leaves nothing", func(t *testing.T) {
-		line := []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "3s", "--", "sh", "-c", "trap '' TERM; while :; do echo y; sleep 0.05; done"}
+		line := []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "3s", "--", "sh", "-c",
+			"trap '' TERM; while :; do echo y; sleep 0.05; done"}
 		signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE}
 		clients := map[syscall.Signal]*client{}
 		for _, s := range signals {
@@ -314,7 +327,8 @@ func TestWhatEndsAClient(t *testing.T) {
 			t.Errorf("the deadline: %d: %s", code, late.stderr.String())
 		}
 		late.says("deadline_exceeded")
-		waits := startClient(t, "run", "--image", "boxfleet/not-here:1", "--pull", "never", "--label", "team=run", "--", "true")
+		waits := startClient(t, "run", "--image", "boxfleet/not-here:1", "--pull", "never", "--label", "team=run", "--",
+			"true")
 		eventually(t, "its sandbox waits for its image", func() bool {
 			_, stdout, _ := call(t.Context(), "", "sandbox", "list", "--label", "team=run", "-o", "json")
 			return strings.Contains(stdout, "not-here")
@@ -356,8 +370,10 @@ func TestTERMEndsAnyClientWithin2s(t *testing.T) {
 			taken <- struct{}{}
 		}
 	}()
-	commands := [][]string{{"ping"}, {"ping", "--wait", "1m"}, {"sandbox", "list"}, {"sandbox", "create", "--image", "x"}, {"sandbox", "delete", "web"},
-		{"logs", "web", "--follow"}, {"sandbox", "events", "web", "--follow"}, {"exec", "web", "--", "ls"}, {"run", "--image", "x", "--", "ls"}}
+	commands := [][]string{{"ping"}, {"ping", "--wait", "1m"}, {"sandbox", "list"}, {"sandbox", "create", "--image", "x"},
+		{"sandbox", "delete", "web"},
+		{"logs", "web", "--follow"}, {"sandbox", "events", "web", "--follow"}, {"exec", "web", "--", "ls"},
+		{"run", "--image", "x", "--", "ls"}}
 	end := func(what string, clients []*client) {
 		for _, c := range clients {
 			c.signal(syscall.SIGTERM)
@@ -490,10 +506,12 @@ func (r *relay) await(n int) {
 func TestTheEndOfAWaitSaysWhyTheFleetDidNotDecide(t *testing.T) {
 	full := protocol.Errorf(protocol.Cancelled, protocol.ReasonLogFull, "the request is stored and waits: the log is full")
 	e := protocol.AsError(because(full, protocol.DeadlineExceeded, "not ended"))
-	if e.Code != protocol.DeadlineExceeded || e.Reason != protocol.ReasonLogFull || !strings.Contains(e.Message, "not ended: the request is stored") {
+	if e.Code != protocol.DeadlineExceeded || e.Reason != protocol.ReasonLogFull ||
+		!strings.Contains(e.Message, "not ended: the request is stored") {
 		t.Errorf("got %v", e)
 	}
-	e = protocol.AsError(because(protocol.Errorf(protocol.Cancelled, "", "context canceled"), protocol.Cancelled, "terminated"))
+	e = protocol.AsError(because(protocol.Errorf(protocol.Cancelled, "", "context canceled"), protocol.Cancelled,
+		"terminated"))
 	if e.Code != protocol.Cancelled || e.Message != "terminated" {
 		t.Errorf("got %v", e)
 	}

@@ -38,7 +38,8 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case isDefault:
 		port = 0
 	default:
-		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; leave the port out for a free one", err)
+		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; leave the port out for a free one",
+			err)
 	}
 	return host, port, nil
 }

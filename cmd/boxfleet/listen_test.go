@@ -29,9 +29,13 @@ func TestAPortThatSomebodyAskedForIsNotChanged(t *testing.T) {
 		t.Errorf("a taken default: %s, %d, %v", host, port, err)
 	}
 	for name, given := range map[string]func(t *testing.T) []string{
-		"by nobody":      func(t *testing.T) []string { clean(t); return nil },
-		"by a flag":      func(t *testing.T) []string { clean(t); return []string{"--listen", defaultListen} },
-		"in the file":    func(t *testing.T) []string { write(t, clean(t), "up: {listen: \""+defaultListen+"\"}\n"); return nil },
+		"by nobody": func(t *testing.T) []string { clean(t); return nil },
+		"by a flag": func(t *testing.T) []string { clean(t); return []string{"--listen", defaultListen} },
+		"in the file": func(t *testing.T) []string {
+			write(t, clean(t),
+				"up: {listen: \""+defaultListen+"\"}\n")
+			return nil
+		},
 		"in environment": func(t *testing.T) []string { clean(t); t.Setenv("BOXFLEET_UP_LISTEN", defaultListen); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -44,7 +48,8 @@ func TestAPortThatSomebodyAskedForIsNotChanged(t *testing.T) {
 }
 
 func TestUpListensBeyondLoopbackOnlyWhereSomebodySaysSo(t *testing.T) {
-	for listen, loopback := range map[string]bool{"127.0.0.1": true, "127.3.2.1:0": true, "[::1]:0": true, "localhost:0": true, ":0": true,
+	for listen, loopback := range map[string]bool{"127.0.0.1": true, "127.3.2.1:0": true, "[::1]:0": true,
+		"localhost:0": true, ":0": true,
 		"0.0.0.0": false, "0.0.0.0:0": false, "[::]:0": false, "10.1.2.3": false} {
 		if _, _, err := listenAt(listen, false, false); (err == nil) != loopback || err != nil && codeOf(err) != exitUsage {
 			t.Errorf("%s: %v", listen, err)
@@ -54,7 +59,8 @@ func TestUpListensBeyondLoopbackOnlyWhereSomebodySaysSo(t *testing.T) {
 		}
 	}
 	clean(t)
-	if code, _, stderr := call(t.Context(), "", "up", "--listen", "0.0.0.0"); code != exitUsage || !strings.Contains(stderr, "--listen-insecurely") {
+	if code, _, stderr := call(t.Context(), "", "up", "--listen", "0.0.0.0"); code != exitUsage ||
+		!strings.Contains(stderr, "--listen-insecurely") {
 		t.Errorf("up: %d, %s", code, stderr)
 	}
 }
@@ -67,11 +73,13 @@ func TestWithoutAHomeNothingIsWrittenToTheRoot(t *testing.T) {
 		"up": "set HOME, XDG_DATA_HOME, or --data-dir",
 		"worker --nats nats://127.0.0.1:1 --name w": "set HOME, XDG_DATA_HOME, --data-dir or --state-dir",
 	} {
-		if code, _, stderr := call(t.Context(), "", strings.Fields(line)...); code != exitUsage || !strings.Contains(stderr, want) {
+		if code, _, stderr := call(t.Context(), "", strings.Fields(line)...); code != exitUsage ||
+			!strings.Contains(stderr, want) {
 			t.Errorf("%s: %d, %s", line, code, stderr)
 		}
 	}
-	if code, _, stderr := call(t.Context(), "", "ping", "--nats", "nats://127.0.0.1:1"); code != exitFailure || !strings.Contains(stderr, "unavailable") {
+	if code, _, stderr := call(t.Context(), "", "ping", "--nats", "nats://127.0.0.1:1"); code != exitFailure ||
+		!strings.Contains(stderr, "unavailable") {
 		t.Errorf("a client needs no home: %d, %s", code, stderr)
 	}
 	if file, data := usualFile(), dataDir(); file != "" || data != "" {
@@ -85,7 +93,8 @@ func TestAnotherUsersUpIsCalledThat(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses", SyncLazily: true})
+	server, err := embedded.Start(embedded.Config{Dir: t.TempDir(), Name: "boxfleet", Token: "somebody-elses",
+		SyncLazily: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +103,8 @@ func TestAnotherUsersUpIsCalledThat(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, _, stderr := call(t.Context(), "", "ping")
-	if code != exitFailure || !strings.Contains(stderr, "permission_denied: the `boxfleet up` of this machine has another data directory") {
+	if code != exitFailure || !strings.Contains(stderr,
+		"permission_denied: the `boxfleet up` of this machine has another data directory") {
 		t.Errorf("one of this user: %d, %s", code, stderr)
 	}
 	if os.Getuid() != 0 {
@@ -122,7 +132,8 @@ func TestAnotherUsersUpIsCalledThat(t *testing.T) {
 	if got := ownerOf(filepath.Join(dir, "not", "there")); got != nobody {
 		t.Errorf("the owner is %d", got)
 	}
-	if err := notOurs(nobody); protocol.CodeOf(err) != protocol.PermissionDenied || !strings.Contains(err.Error(), "belongs to nobody: run this as that user") {
+	if err := notOurs(nobody); protocol.CodeOf(err) != protocol.PermissionDenied ||
+		!strings.Contains(err.Error(), "belongs to nobody: run this as that user") {
 		t.Error(err)
 	}
 }

@@ -38,7 +38,8 @@ type local struct {
 // startLocal starts a fleet on a data directory and returns when it takes work. server says where
 // NATS listens; listens, where there is one, is called once it does; ephemeral fleets do not come back. h gets to know how
 // its parts are.
-func (p *program) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error, ephemeral bool, h *health) (_ *local, err error) {
+func (p *program) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
+	ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
 	if f.server, err = embedded.Keep(server, int64(p.config.Ballast), nil); err != nil {
 		return nil, err

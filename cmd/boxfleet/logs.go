@@ -17,7 +17,8 @@ func (p *program) logsCommand(line string) *cobra.Command {
 	var tail int
 	var follow bool
 	cmd := &cobra.Command{
-		Use: "logs SANDBOX", Short: "Print the output of a sandbox's own command, or of a service", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Use: "logs SANDBOX", Short: "Print the output of a sandbox's own command, or of a service", Args: takes("SANDBOX"),
+		ValidArgsFunction: p.completeSandbox,
 		Long: `Print the output of a sandbox's own command, or with --service that of a service, over all of its
 restarts: its stdout on stdout, its stderr on stderr. With -o json each chunk is a line with stream,
 offset, time and data in base64. The output of an exec is printed by boxfleet execs logs.`,
@@ -49,7 +50,8 @@ offset, time and data in base64. The output of an exec is printed by boxfleet ex
 	}
 	cmd.Flags().StringVar(&service, "service", "", "`name` of the service (default: the sandbox's own command)")
 	cmd.Flags().BoolVar(&follow, "follow", false, "go on with what comes, until the sandbox has failed or is deleted")
-	cmd.Flags().StringVar(&since, "since", "", "only what was stored since a `time` such as 2026-01-31T08:00:00Z, or how long ago, such as 10m")
+	cmd.Flags().StringVar(&since, "since", "",
+		"only what was stored since a `time` such as 2026-01-31T08:00:00Z, or how long ago, such as 10m")
 	addTail(cmd, &tail)
 	return cmd
 }
@@ -79,11 +81,13 @@ func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duratio
 			return at, 0, nil
 		}
 	}
-	return at, 0, usage("--since: want a time such as 2026-01-31T08:00:00Z, or how long ago, such as 10m, got %.40q", since)
+	return at, 0, usage("--since: want a time such as 2026-01-31T08:00:00Z, or how long ago, such as 10m, got %.40q",
+		since)
 }
 
 // printLogs prints output stored since a time, or only its last lines, and then what follows.
-func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int, since time.Time) error {
+func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
+	since time.Time) error {
 	printed := map[string]int64{}
 	if tail >= 0 {
 		last := newLastLines(tail)

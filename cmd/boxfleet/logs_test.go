@@ -12,7 +12,8 @@ import (
 
 func TestTheLastLinesOfBothStreams(t *testing.T) {
 	now := time.Now()
-	there := []sdk.Chunk{{Stream: sdk.Stdout, Data: []byte("one\ntw"), At: now.Add(-time.Hour)}, {Stream: sdk.Stderr, Data: []byte("err\n"), At: now.Add(-time.Hour)},
+	there := []sdk.Chunk{{Stream: sdk.Stdout, Data: []byte("one\ntw"), At: now.Add(-time.Hour)},
+		{Stream: sdk.Stderr, Data: []byte("err\n"), At: now.Add(-time.Hour)},
 		{Stream: sdk.Stdout, Offset: 6, Data: []byte("o\nthree\nfo"), At: now}}
 	comes := []sdk.Chunk{there[2], {Stream: sdk.Stdout, Offset: 14, Data: []byte("four\n")}}
 	read := func(follow bool) iter.Seq2[sdk.Chunk, error] {
@@ -46,7 +47,8 @@ func TestTheLastLinesOfBothStreams(t *testing.T) {
 	} {
 		var stdout, stderr bytes.Buffer
 		p := &program{stdout: &stdout, stderr: &stderr}
-		if err := p.printLogs(read, tc.follow, tc.tail, tc.since); err != nil || stdout.String() != tc.stdout || stderr.String() != tc.stderr {
+		if err := p.printLogs(read, tc.follow, tc.tail, tc.since); err != nil || stdout.String() != tc.stdout ||
+			stderr.String() != tc.stderr {
 			t.Errorf("%s: got %q and %q, %v", name, stdout.String(), stderr.String(), err)
 		}
 	}

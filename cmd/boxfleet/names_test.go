@@ -33,7 +33,8 @@ func TestANameCanBeUsedAgain(t *testing.T) {
 	expect(t, "sandbox create --image bad:ref:x --name web --wait=false", exitUsage, "")
 	code, stdout, stderr := call(t.Context(), "", "sandbox", "get", "web", "-o", "json")
 	var b protocol.Sandbox
-	if err := json.Unmarshal([]byte(stdout), &b); err != nil || code != 0 || b.ID != ids[1] || b.State != protocol.StateDeleted {
+	if err := json.Unmarshal([]byte(stdout), &b); err != nil || code != 0 || b.ID != ids[1] ||
+		b.State != protocol.StateDeleted {
 		t.Errorf("%d, %q, %s", code, stdout, stderr)
 	}
 }
@@ -52,12 +53,14 @@ func TestApplyFollowsADelete(t *testing.T) {
 	}
 	apply(text, "web created\ndb created\n", 0)
 	apply(text, "web unchanged\ndb unchanged\n", 0)
-	if stderr := apply("name: web\nimage: z\n", "", exitFailure); !strings.Contains(stderr, "sandbox web is there with another image") {
+	if stderr := apply("name: web\nimage: z\n", "", exitFailure); !strings.Contains(stderr,
+		"sandbox web is there with another image") {
 		t.Errorf("another image: %s", stderr)
 	}
 	expect(t, "sandbox delete web", 0, "web")
 	apply(text, "web created\ndb unchanged\n", 0)
-	for bad, field := range map[string]string{"image: x\n": "name", "name: a\nid: b\nimage: x\n": "id", "name: a\nimage: x\n---\nid: a\nimage: x\n": "id"} {
+	for bad, field := range map[string]string{"image: x\n": "name", "name: a\nid: b\nimage: x\n": "id",
+		"name: a\nimage: x\n---\nid: a\nimage: x\n": "id"} {
 		if stderr := apply(bad, "", exitUsage); !strings.Contains(stderr, ": "+field+":") {
 			t.Errorf("%q: %s", bad, stderr)
 		}
@@ -77,7 +80,8 @@ func TestTheBeginningOfAnIDIsEnough(t *testing.T) {
 	}
 	expect(t, "sandbox delete 01aaa", 0, "01aaa")
 	expect(t, "sandbox list -q", 0, b)
-	if code, stdout, stderr := call(t.Context(), "", "sandbox", "events", "01aaa"); code != 0 || !strings.Contains(stdout, string(protocol.SandboxDeleted)) {
+	if code, stdout, stderr := call(t.Context(), "", "sandbox", "events", "01aaa"); code != 0 ||
+		!strings.Contains(stdout, string(protocol.SandboxDeleted)) {
 		t.Errorf("events: %d, %q, %s", code, stdout, stderr)
 	}
 }

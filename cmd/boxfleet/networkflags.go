@@ -17,8 +17,10 @@ type networkFlags struct {
 }
 
 func (f *networkFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.network, "network", "", "what it may connect to: internet (default), none, or `RANGE,...` such as 10.1.0.0/16")
-	flags.StringArrayVar(&f.ports, "port", nil, "publish `[HOST:]CONTAINER[/PROTOCOL]` on the loopback of its host, tcp, udp or sctp; without HOST on a free port; may be repeated")
+	flags.StringVar(&f.network, "network", "",
+		"what it may connect to: internet (default), none, or `RANGE,...` such as 10.1.0.0/16")
+	flags.StringArrayVar(&f.ports, "port", nil,
+		"publish `[HOST:]CONTAINER[/PROTOCOL]` on the loopback of its host, tcp, udp or sctp; without HOST on a free port; may be repeated")
 }
 
 // apply sets what was given.

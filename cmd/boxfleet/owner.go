@@ -20,9 +20,11 @@ func notOurs(owner int) error {
 	const do = "run this as that user, start your own with `boxfleet up`, or name a NATS server with --nats"
 	switch {
 	case owner < 0:
-		return protocol.Errorf(protocol.PermissionDenied, "", "the `boxfleet up` of this machine belongs to another user, or to another data directory: %s", do)
+		return protocol.Errorf(protocol.PermissionDenied, "",
+			"the `boxfleet up` of this machine belongs to another user, or to another data directory: %s", do)
 	case owner == os.Getuid():
-		return protocol.Errorf(protocol.PermissionDenied, "", "the `boxfleet up` of this machine has another data directory: name it with --data-dir, start another with `boxfleet up`, or name a NATS server with --nats")
+		return protocol.Errorf(protocol.PermissionDenied, "",
+			"the `boxfleet up` of this machine has another data directory: name it with --data-dir, start another with `boxfleet up`, or name a NATS server with --nats")
 	}
 	name := fmt.Sprintf("uid %d", owner)
 	if u, err := user.LookupId(strconv.Itoa(owner)); err == nil {

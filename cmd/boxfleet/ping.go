@@ -70,7 +70,8 @@ func (p *program) ping(ctx context.Context, c *sdk.Client) error {
 	}
 	took := time.Since(started).Round(10 * time.Microsecond)
 	err = p.show(ping, func(w io.Writer) {
-		table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took}, []any{"deployment", ping.Deployment},
+		table(w, []any{"answered by", ping.Coordinator + " " + ping.Version}, []any{"in", took},
+			[]any{"deployment", ping.Deployment},
 			[]any{"hosts", ping.Hosts}, []any{"durability", ping.Durability})
 		for _, off := range ping.Clocks {
 			fmt.Fprintln(w, "warning:", off)
@@ -78,7 +79,8 @@ func (p *program) ping(ctx context.Context, c *sdk.Client) error {
 		showStorage(w, ping.Storage)
 	})
 	if err == nil && ping.Storage != nil && len(ping.Storage.Problems) > 0 {
-		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStorageDegraded, "%s", strings.Join(ping.Storage.Problems, "; "))
+		err = protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStorageDegraded, "%s",
+			strings.Join(ping.Storage.Problems, "; "))
 	}
 	return err
 }

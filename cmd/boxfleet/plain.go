@@ -52,7 +52,8 @@ func harmless(text, allowed string) string {
 // orders says whether a terminal may obey a character, or show what follows it in another order. Bytes that
 // are no text may be such characters.
 func orders(r rune) bool {
-	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029' || r == utf8.RuneError
+	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029' ||
+		r == utf8.RuneError
 }
 
 // indented has the second and later lines of a text behind its first.

@@ -36,17 +36,21 @@ func TestNothingThatOthersWroteOrdersATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	var back protocol.Sandbox
-	if err := json.Unmarshal(stdout.Bytes(), &back); err != nil || back.Error.Message != info.Error.Message || strings.ContainsAny(stdout.String(), "\u009b\u202e\x1b") {
+	if err := json.Unmarshal(stdout.Bytes(), &back); err != nil || back.Error.Message != info.Error.Message ||
+		strings.ContainsAny(stdout.String(), "\u009b\u202e\x1b") {
 		t.Errorf("JSON: %v, %q", err, stdout.String())
 	}
 }
 
 func TestPasswordsAreInNoErrorAndNoLog(t *testing.T) {
 	clean(t)
-	for _, url := range []string{"nats://me:hush-hush@127.0.0.1:1", "me:hush-hush@127.0.0.1:1", "nats://hush-hush@127.0.0.1:1", "http://hush-hush@127.0.0.1",
-		"nats://me:hush hush@127.0.0.1:1", "nats://me:hush%2dhush@127.0.0.1:x", "nats://me:hush/hush@127.0.0.1:1", "hush-hush@:0", "nats://a,hush-hush@127.0.0.1:1"} {
+	for _, url := range []string{"nats://me:hush-hush@127.0.0.1:1", "me:hush-hush@127.0.0.1:1",
+		"nats://hush-hush@127.0.0.1:1", "http://hush-hush@127.0.0.1",
+		"nats://me:hush hush@127.0.0.1:1", "nats://me:hush%2dhush@127.0.0.1:x", "nats://me:hush/hush@127.0.0.1:1",
+		"hush-hush@:0", "nats://a,hush-hush@127.0.0.1:1"} {
 		for _, format := range []string{"text", "json"} {
-			if _, stdout, stderr := call(t.Context(), "", "ping", "--nats", url, "-o", format); strings.Contains(stdout+stderr, "hush") || stderr == "" {
+			if _, stdout, stderr := call(t.Context(), "", "ping", "--nats", url, "-o", format); strings.Contains(stdout+stderr,
+				"hush") || stderr == "" {
 				t.Errorf("%s: %s%s", url, stdout, stderr)
 			}
 		}
@@ -57,8 +61,10 @@ func TestPasswordsAreInNoErrorAndNoLog(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
 	p.log()
-	slog.Warn("refused: p@ss word", "error", protocol.Errorf(protocol.Internal, "", "p%%40ss%%20word"), "at", "nats://me:p%40ss%20word@a:1", "token", []string{"tok-tok"})
-	if got := stderr.String(); strings.Count(got, "xxxxx") < 4 || strings.Contains(got, "word") || strings.Contains(got, "tok-tok") {
+	slog.Warn("refused: p@ss word", "error", protocol.Errorf(protocol.Internal, "", "p%%40ss%%20word"), "at",
+		"nats://me:p%40ss%20word@a:1", "token", []string{"tok-tok"})
+	if got := stderr.String(); strings.Count(got, "xxxxx") < 4 || strings.Contains(got, "word") ||
+		strings.Contains(got, "tok-tok") {
 		t.Errorf("the log says %s", got)
 	}
 }

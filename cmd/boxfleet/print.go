@@ -33,7 +33,8 @@ func (p *program) line(value any) error { return json.NewEncoder(jsonText{p.stdo
 // note prints a line for people on stderr.
 func (p *program) note(format string, args ...any) {
 	w := p.plain(p.stderr)
-	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(yellow, "boxfleet:"), plain(indented(p.redacted(fmt.Sprintf(format, args...)))))
+	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(yellow, "boxfleet:"),
+		plain(indented(p.redacted(fmt.Sprintf(format, args...)))))
 }
 
 // showNames prints names, one a line.
@@ -124,7 +125,8 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 				fmt.Fprint(p.stderr, "\r\x1b[K")
 				return
 			case <-tick.C:
-				line := fmt.Sprintf("%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], plainLine(text.Load().(string)), time.Since(started).Seconds())
+				line := fmt.Sprintf("%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], plainLine(text.Load().(string)),
+					time.Since(started).Seconds())
 				fmt.Fprintf(p.stderr, "\r\x1b[K%s", cut(line, p.width()-1))
 			}
 		}
@@ -163,5 +165,6 @@ func (p *program) watched() bool { return isTerminal(p.stderr) }
 func bar(done, total int64) string {
 	const width = 24
 	full := int(width * done / max(total, 1))
-	return fmt.Sprintf("[%s%s] %d%% of %s", strings.Repeat("█", full), strings.Repeat("░", width-full), 100*done/max(total, 1), protocol.Bytes(total))
+	return fmt.Sprintf("[%s%s] %d%% of %s", strings.Repeat("█", full), strings.Repeat("░", width-full),
+		100*done/max(total, 1), protocol.Bytes(total))
 }

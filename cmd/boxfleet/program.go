@@ -151,16 +151,21 @@ func (p *program) root() *cobra.Command {
 	root.SetFlagErrorFunc(wrongFlag)
 	root.Flags().BoolVar(&askVersion, "version", false, "print the version of this program")
 	p.config.addFlags(root.PersistentFlags(), "")
-	root.PersistentFlags().StringVar(&p.config.file, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/boxfleet/config.yaml)")
+	root.PersistentFlags().StringVar(&p.config.file, "config", "",
+		"configuration `file` (default $XDG_CONFIG_HOME/boxfleet/config.yaml)")
 	completeValues(root, "output", outputText, outputJSON)
 	completeValues(root, "log-level", logLevels...)
-	root.AddGroup(&cobra.Group{ID: groupClient, Title: "Client commands:"}, &cobra.Group{ID: groupServer, Title: "Server commands:"})
-	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(), p.execsCommand(), p.runCommand(),
-		p.logsCommand("boxfleet logs"), p.sandboxList("boxfleet", "ps", "ls"), p.sandboxDelete("boxfleet", "rm"), p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
+	root.AddGroup(&cobra.Group{ID: groupClient, Title: "Client commands:"},
+		&cobra.Group{ID: groupServer, Title: "Server commands:"})
+	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(),
+		p.execsCommand(), p.runCommand(),
+		p.logsCommand("boxfleet logs"), p.sandboxList("boxfleet", "ps", "ls"), p.sandboxDelete("boxfleet", "rm"),
+		p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
 		c.GroupID = groupClient
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{p.upCommand(), p.coordinatorCommand(), p.workerCommand(), p.storageCommand(), p.demoCommand()} {
+	for _, c := range []*cobra.Command{p.upCommand(), p.coordinatorCommand(), p.workerCommand(), p.storageCommand(),
+		p.demoCommand()} {
 		c.GroupID = groupServer
 		root.AddCommand(c)
 	}
@@ -188,7 +193,8 @@ func (p *program) root() *cobra.Command {
 
 // group is a command that only has others below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: subcommand, RunE: func(*cobra.Command, []string) error { return nil }}
+	c := &cobra.Command{Use: use, Short: short, Args: subcommand,
+		RunE: func(*cobra.Command, []string) error { return nil }}
 	c.AddCommand(commands...)
 	return c
 }

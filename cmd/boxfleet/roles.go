@@ -63,7 +63,8 @@ func (p *program) workerCommand() *cobra.Command {
 
 // role runs one role against the NATS that was named. It waits for NATS where that is away, and reads the
 // credentials again at each try to connect.
-func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn, say func(well bool, text string)) error) error {
+func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
+	say func(well bool, text string)) error) error {
 	cfg, err := p.connectionOf(cmd, name)
 	if err != nil {
 		return err
@@ -97,7 +98,8 @@ func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Con
 	}()
 	err = run(ctx, conn, roleSays)
 	if err == nil && cmd.Context().Err() == nil {
-		return protocol.Errorf(protocol.Unavailable, "", "the connection to NATS has ended for good; start this %s again", name)
+		return protocol.Errorf(protocol.Unavailable, "", "the connection to NATS has ended for good; start this %s again",
+			name)
 	}
 	return err
 }
@@ -111,7 +113,8 @@ func (p *program) connectionOf(cmd *cobra.Command, name string) (jetstream.Confi
 	if where.URL == "" {
 		return jetstream.Config{}, usage("--nats is missing: the URL of the NATS server")
 	}
-	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Name: "boxfleet-" + name, Wait: true, LoginFrom: p.config.loginFrom()}
+	cfg := jetstream.Config{URL: where.URL, Token: where.Token, Creds: p.config.Creds, Name: "boxfleet-" + name,
+		Wait: true, LoginFrom: p.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return p.login(cmd) }
 	} // else servers have credentials of their own, in URLs that stay as they are
@@ -129,18 +132,22 @@ func (p *program) coordinator() (coordinator.Config, error) {
 		return coordinator.Config{}, err
 	}
 	return coordinator.Config{
-		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults, MaxActiveExecs: k.MaxActiveExecs,
-		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes, MaxAge: k.HistoryMaxAge},
-		Output:    coordinator.OutputBudget{Sandbox: k.OutputSandboxBytes, Tenant: k.OutputTenantBytes},
-		Assets:    p.config.assets(),
+		Name: k.Name, Build: version, CleanupTTL: k.CleanupTTL, HostForgetAfter: k.ForgetAfter, Defaults: defaults,
+		MaxActiveExecs: k.MaxActiveExecs,
+		Histories: coordinator.Histories{Keep: k.HistoryKeep, MinBatches: k.HistoryBatches, MinBytes: k.HistoryBytes,
+			MaxAge: k.HistoryMaxAge},
+		Output: coordinator.OutputBudget{Sandbox: k.OutputSandboxBytes, Tenant: k.OutputTenantBytes},
+		Assets: p.config.assets(),
 	}, nil
 }
 
 // assets are the settings of what is stored; what is not named stays as it is.
 func (c *config) assets() jetstream.Assets {
 	k := c.Coordinator
-	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes), EventMaxBytes: int64(k.EventMaxBytes),
-		BlobMaxAge: k.BlobMaxAge, BlobMaxBytes: int64(k.BlobMaxBytes), ImageMaxBytes: int64(k.ImageMaxBytes), TableMaxBytes: int64(k.TableMaxBytes), SegmentMaxBytes: int64(k.SegmentMaxBytes),
+	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),
+		EventMaxBytes: int64(k.EventMaxBytes),
+		BlobMaxAge:    k.BlobMaxAge, BlobMaxBytes: int64(k.BlobMaxBytes), ImageMaxBytes: int64(k.ImageMaxBytes),
+		TableMaxBytes: int64(k.TableMaxBytes), SegmentMaxBytes: int64(k.SegmentMaxBytes),
 		Requests: int64(k.Requests)}
 }
 
@@ -175,11 +182,13 @@ func (p *program) worker() (worker.Config, error) {
 		return worker.Config{}, err
 	}
 	return worker.Config{
-		Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir}, Engine: w.Engine, Supervisor: w.Supervisor,
+		Name: w.Name, Defaults: defaults, Build: version, StateDir: w.StateDir, Hidden: []string{p.config.DataDir},
+		Engine: w.Engine, Supervisor: w.Supervisor,
 		Slots: w.Slots, CPU: w.CPU, Memory: w.Memory, Labels: labels, Images: w.Images, Watermarks: w.Watermarks,
 		AllowMounts: w.AllowMounts, Tools: w.Tools, ToolsHome: w.ToolsHome, SSHAgent: os.Getenv("SSH_AUTH_SOCK"),
 		Profiles: w.Profiles, ServiceProfiles: w.ServiceProfiles, Runtimes: w.Runtimes,
-		NetworkPool: w.NetworkPool, Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, AllowNetworks: w.AllowNetworks, Ports: w.Ports, DNS: w.DNS,
+		NetworkPool: w.NetworkPool, Firewall: w.Firewall, DenyNetworks: w.DenyNetworks, AllowNetworks: w.AllowNetworks,
+		Ports: w.Ports, DNS: w.DNS,
 		ReapDryRun: w.ReapDryRun, CrashWindow: w.CrashWindow, CrashGuard: w.CrashGuard,
 		Connections: w.Connections, PIDs: int64(w.PIDs),
 		DiskLow: w.DiskLow, DiskReserve: w.DiskReserve, OutputBurst: w.OutputBurst, OutputRate: w.OutputRate,

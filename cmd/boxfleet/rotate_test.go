@@ -47,11 +47,13 @@ func TestACoordinatorWhoseCredentialsChangeReadsThemAgain(t *testing.T) {
 			args: []string{"--nats", "URL", "--token-file", "FILE"},
 		},
 		"token in the configuration": {
-			before: `token: "one"`, after: `token: "two"`, file: "config.yaml", first: "nats: URL\ntoken: one\n", second: "nats: URL\ntoken: two\n",
-			args: []string{"--config", "FILE"},
+			before: `token: "one"`, after: `token: "two"`, file: "config.yaml", first: "nats: URL\ntoken: one\n",
+			second: "nats: URL\ntoken: two\n",
+			args:   []string{"--config", "FILE"},
 		},
 		"password in the URL": {
-			before: `user: k, password: "one"`, after: `user: k, password: "two"`, file: "config.yaml", first: "nats: nats://k:one@HOST\n", second: "nats: nats://k:two@HOST\n",
+			before: `user: k, password: "one"`, after: `user: k, password: "two"`, file: "config.yaml",
+			first: "nats: nats://k:one@HOST\n", second: "nats: nats://k:two@HOST\n",
 			args: []string{"--config", "FILE"},
 		},
 	} {

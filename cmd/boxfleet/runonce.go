@@ -66,7 +66,8 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 }
 
 // runOnce makes a sandbox, runs a command in it, and deletes it.
-func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document, execSpec *protocol.ExecSpec) (err error) {
+func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
+	execSpec *protocol.ExecSpec) (err error) {
 	id := sdk.NewID()
 	p.inHand.goesOn("sandbox", "sandbox %s may be left: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
@@ -101,7 +102,8 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document, 
 	err = p.exec(owned, box, sdk.NewID(), "", execSpec)
 	p.inHand.done("exec") // it goes with its sandbox
 	if overdue(ctx) {
-		return protocol.Errorf(protocol.DeadlineExceeded, "", "the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)
+		return protocol.Errorf(protocol.DeadlineExceeded, "",
+			"the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)
 	}
 	return err
 }

@@ -20,7 +20,8 @@ func (p *program) sandboxCommand() *cobra.Command {
 		p.sandboxCreate(), p.sandboxGet(), p.sandboxList("boxfleet sandbox", "list", "ls", "ps"),
 		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
 		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
-		p.sandboxExtend(), p.sandboxDelete("boxfleet sandbox", "delete", "rm"), p.sandboxEvents(), p.logsCommand("boxfleet sandbox logs"), p.sandboxExplain())
+		p.sandboxExtend(), p.sandboxDelete("boxfleet sandbox", "delete", "rm"), p.sandboxEvents(),
+		p.logsCommand("boxfleet sandbox logs"), p.sandboxExplain())
 }
 
 func (p *program) sandboxCreate() *cobra.Command {
@@ -28,8 +29,9 @@ func (p *program) sandboxCreate() *cobra.Command {
 	var id, request string
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]", Short: "Make a sandbox and wait until it is ready",
-		Args: takesCommand,
+		Use:   "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]",
+		Short: "Make a sandbox and wait until it is ready",
+		Args:  takesCommand,
 		Long: `Make a sandbox and wait until it is ready. Where the wait ends before that, by a signal or --deadline, the
 create goes on, and boxfleet says how to look at the sandbox and how to delete it.
 
@@ -125,8 +127,9 @@ func checkIDs(cmd *cobra.Command, id, request string) error {
 
 func (p *program) sandboxGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get SANDBOX", Short: "Show a sandbox with its whole resolved spec", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
-		Example: "  boxfleet sandbox get web\n  boxfleet sandbox get web -o json",
+		Use: "get SANDBOX", Short: "Show a sandbox with its whole resolved spec", Args: takes("SANDBOX"),
+		ValidArgsFunction: p.completeSandbox,
+		Example:           "  boxfleet sandbox get web\n  boxfleet sandbox get web -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				s, err := c.Get(ctx, args[0])
@@ -141,7 +144,8 @@ func (p *program) sandboxGet() *cobra.Command {
 }
 
 func printSandbox(w io.Writer, s *protocol.Sandbox) {
-	rows := [][]any{{"id", s.ID}, {"state", stateColour(stateOf(s))}, {"image", s.Spec.Image}, {"created", stamp(s.CreatedAt)},
+	rows := [][]any{{"id", s.ID}, {"state", stateColour(stateOf(s))}, {"image", s.Spec.Image},
+		{"created", stamp(s.CreatedAt)},
 		{"events", s.Sequence}, {"execs", fmt.Sprintf("%d running, %d in all", s.ActiveExecs, s.TotalExecs)},
 		{"cpu", s.Spec.CPU}, {"memory", s.Spec.Memory}, {"pids", s.Spec.PIDs}}
 	add := func(name, value string) {
@@ -271,15 +275,19 @@ func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Comm
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.list(ctx, c, opts, quiet) })
 		},
 	}
-	cmd.Flags().StringArrayVar(&labels, "label", nil, "only sandboxes with the label `K=V`; may be repeated, all must match")
-	cmd.Flags().StringVar(&called, "name", "", "only sandboxes with this `name`: the living one, and with --state deleted those that had it")
-	cmd.Flags().StringSliceVar(&states, "state", nil, "only sandboxes in this `state`; may be repeated (default: all but deleted)")
+	cmd.Flags().StringArrayVar(&labels, "label", nil,
+		"only sandboxes with the label `K=V`; may be repeated, all must match")
+	cmd.Flags().StringVar(&called, "name", "",
+		"only sandboxes with this `name`: the living one, and with --state deleted those that had it")
+	cmd.Flags().StringSliceVar(&states, "state", nil,
+		"only sandboxes in this `state`; may be repeated (default: all but deleted)")
 	addQuiet(cmd, &quiet)
 	completeValues(cmd, "state", namesOf(sandboxStates)...)
 	return cmd
 }
 
-var sandboxStates = []protocol.SandboxState{protocol.StatePending, protocol.StateReady, protocol.StateStopped, protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted}
+var sandboxStates = []protocol.SandboxState{protocol.StatePending, protocol.StateReady, protocol.StateStopped,
+	protocol.StateFailed, protocol.StateDeleting, protocol.StateDeleted}
 
 func (p *program) list(ctx context.Context, c *sdk.Client, opts []sdk.ListOption, quiet bool) error {
 	found := []protocol.Sandbox{}
@@ -301,19 +309,24 @@ func (p *program) list(ctx context.Context, c *sdk.Client, opts []sdk.ListOption
 		rows := [][]any{{"SANDBOX", "NAME", "STATE", "IMAGE", "WORKER", "EXECS", "AGE"}}
 		for i := range found {
 			s := &found[i]
-			rows = append(rows, []any{s.ID, s.Name, stateColour(stateOf(s)), s.Spec.Image, s.Worker, fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(now, s.CreatedAt)})
+			rows = append(rows, []any{s.ID, s.Name, stateColour(stateOf(s)), s.Spec.Image, s.Worker,
+				fmt.Sprintf("%d/%d", s.ActiveExecs, s.TotalExecs), ago(now, s.CreatedAt)})
 		}
 		table(w, rows...)
 	})
 }
 
-func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) *cobra.Command {
+func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, context.Context,
+	...sdk.ChangeOption) error) *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use: verb + " SANDBOX...", Short: short, Args: takesSome("SANDBOX"), ValidArgsFunction: p.completeSandboxes,
 		Example: "  boxfleet sandbox " + verb + " web\n  boxfleet sandbox " + verb + " web db",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error { return p.controlAll(ctx, c, verb, args, wait, do) })
+			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
+				return p.controlAll(ctx, c, verb, args, wait,
+					do)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
@@ -351,7 +364,8 @@ func (p *program) sandboxDelete(below, name string, aliases ...string) *cobra.Co
 	var wait bool
 	var labels []string
 	cmd := &cobra.Command{
-		Use: name + " SANDBOX... | --label K=V", Aliases: aliases, Short: "Delete sandboxes: end their execs, remove everything but their history",
+		Use: name + " SANDBOX... | --label K=V", Aliases: aliases,
+		Short:             "Delete sandboxes: end their execs, remove everything but their history",
 		ValidArgsFunction: p.completeSandboxes,
 		Example:           "  " + below + " " + name + " web db\n  " + below + " " + name + " --label team=build",
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -390,7 +404,8 @@ func (p *program) sandboxDelete(below, name string, aliases ...string) *cobra.Co
 			})
 		},
 	}
-	cmd.Flags().StringArrayVar(&labels, "label", nil, "delete every sandbox with the label `K=V`; may be repeated, all must match")
+	cmd.Flags().StringArrayVar(&labels, "label", nil,
+		"delete every sandbox with the label `K=V`; may be repeated, all must match")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done, not only accepted")
 	return cmd
 }
@@ -399,8 +414,9 @@ func (p *program) sandboxEvents() *cobra.Command {
 	var from uint64
 	var follow bool
 	cmd := &cobra.Command{
-		Use: "events SANDBOX", Short: "Print the numbered history of a sandbox", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
-		Example: "  boxfleet sandbox events web\n  boxfleet sandbox events web --from 12 --follow -o json",
+		Use: "events SANDBOX", Short: "Print the numbered history of a sandbox", Args: takes("SANDBOX"),
+		ValidArgsFunction: p.completeSandbox,
+		Example:           "  boxfleet sandbox events web\n  boxfleet sandbox events web --from 12 --follow -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				for e, err := range c.Sandbox(args[0]).Events(ctx, sdk.WithFrom(from), sdk.WithFollow(follow)) {
@@ -488,7 +504,8 @@ func printEvent(w io.Writer, e *protocol.Event) {
 
 func (p *program) sandboxExplain() *cobra.Command {
 	return &cobra.Command{
-		Use: "explain SANDBOX", Short: "Say what a sandbox waits for, and why each host does not take it", Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
+		Use: "explain SANDBOX", Short: "Say what a sandbox waits for, and why each host does not take it",
+		Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
 		Example: "  boxfleet sandbox explain web",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {

@@ -14,9 +14,12 @@ import (
 type serviceFlags struct{ required, optional, env []string }
 
 func (f *serviceFlags) add(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&f.required, "service", nil, "run a service `NAME=IMAGE` beside it, reached by its name; it is ready when the service is; replaces the file's service of that name; may be repeated")
-	flags.StringArrayVar(&f.optional, "optional-service", nil, "run a service `NAME=IMAGE` beside it that blocks nothing; may be repeated")
-	flags.StringArrayVar(&f.env, "service-env", nil, "environment variable `NAME.K=V` of the service NAME, also of one in the file; may be repeated")
+	flags.StringArrayVar(&f.required, "service", nil,
+		"run a service `NAME=IMAGE` beside it, reached by its name; it is ready when the service is; replaces the file's service of that name; may be repeated")
+	flags.StringArrayVar(&f.optional, "optional-service", nil,
+		"run a service `NAME=IMAGE` beside it that blocks nothing; may be repeated")
+	flags.StringArrayVar(&f.env, "service-env", nil,
+		"environment variable `NAME.K=V` of the service NAME, also of one in the file; may be repeated")
 }
 
 // apply sets the services that were given.

@@ -47,12 +47,18 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	f.services.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop it after this `duration` without an exec (default: never)")
 	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait, fail or replace (default wait)")
-	flags.StringArrayVar(&f.placement, "placement", nil, "only on hosts whose labels hold `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all must hold")
-	flags.StringArrayVar(&f.mounts, "mount", nil, "mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
-	flags.StringArrayVar(&f.copies, "copy", nil, "copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; a file goes into a TARGET that ends with a slash; may be repeated")
-	flags.StringSliceVar(&f.tools, "tool", nil, "give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
-	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil, "`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
-	flags.StringVar(&f.copyOwner, "copy-owner", "", "`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
+	flags.StringArrayVar(&f.placement, "placement", nil,
+		"only on hosts whose labels hold `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all must hold")
+	flags.StringArrayVar(&f.mounts, "mount", nil,
+		"mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
+	flags.StringArrayVar(&f.copies, "copy", nil,
+		"copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; a file goes into a TARGET that ends with a slash; may be repeated")
+	flags.StringSliceVar(&f.tools, "tool", nil,
+		"give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
+	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil,
+		"`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
+	flags.StringVar(&f.copyOwner, "copy-owner", "",
+		"`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
 	f.all = flags
 	cmd.Flags().AddFlagSet(flags)
 	completeValues(cmd, "on-host-loss", protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace)
@@ -121,7 +127,8 @@ func (f *specFlags) addCopies(d *spec.Document) error {
 
 // given is what the flags say of a sandbox; onDelete is what the file has as such a command.
 func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
-	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, Placement: f.placement, CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
+	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, Placement: f.placement,
+		CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
 	if err := size("--memory", &s.Memory, f.memory); err != nil {
 		return nil, err
 	}
@@ -166,7 +173,8 @@ func upload(ctx context.Context, c *sdk.Client, d *spec.Document, tell func(what
 	for _, l := range d.Copies {
 		tell("reading " + l.Source)
 		to := d.Spec.Copies[l.Index]
-		copied, err := c.Upload(ctx, l.Source, to.Target, sdk.WithExclude(l.Exclude...), sdk.WithOwner(to.Owner), sdk.WithService(to.Service),
+		copied, err := c.Upload(ctx, l.Source, to.Target, sdk.WithExclude(l.Exclude...), sdk.WithOwner(to.Owner),
+			sdk.WithService(to.Service),
 			sdk.WithProgress(func(sent, total int64) { tell("uploading " + l.Source + " " + bar(sent, total)) }))
 		if err != nil {
 			return err

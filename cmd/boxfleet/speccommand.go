@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/sdk"
@@ -17,7 +17,8 @@ import (
 
 func (p *program) specCommand() *cobra.Command {
 	return group("spec", "Write and check specs of sandboxes", p.specValidate(), p.specRender(),
-		p.specText("example", "Print a spec with every field", spec.Example), p.specText("schema", "Print the JSON Schema of specs, for editors", spec.Schema))
+		p.specText("example", "Print a spec with every field", spec.Example),
+		p.specText("schema", "Print the JSON Schema of specs, for editors", spec.Schema))
 }
 
 func (p *program) specText(name, short string, text func() []byte) *cobra.Command {
@@ -52,15 +53,16 @@ func (p *program) specValidate() *cobra.Command {
 			if err := spec.Join(wrong...); err != nil {
 				return err
 			}
-			return p.show(map[string]any{"file": file, "documents": len(documents), "ids": ids, "names": names}, func(w io.Writer) {
-				for i, d := range documents {
-					fmt.Fprintf(w, "%s: document %d is valid", specOptions(file).Name, i+1)
-					if called(d) != "" {
-						fmt.Fprintf(w, ": %s", called(d))
+			return p.show(map[string]any{"file": file, "documents": len(documents), "ids": ids, "names": names},
+				func(w io.Writer) {
+					for i, d := range documents {
+						fmt.Fprintf(w, "%s: document %d is valid", specOptions(file).Name, i+1)
+						if called(d) != "" {
+							fmt.Fprintf(w, ": %s", called(d))
+						}
+						fmt.Fprintln(w)
 					}
-					fmt.Fprintln(w)
-				}
-			})
+				})
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "YAML `file`, - for stdin")
@@ -81,7 +83,8 @@ func (p *program) specRender() *cobra.Command {
 	var offline bool
 	var worker string
 	cmd := &cobra.Command{
-		Use: "render [-f FILE] [flags]", Short: "Print a spec with every default, and where each field comes from", Args: takes(),
+		Use: "render [-f FILE] [flags]", Short: "Print a spec with every default, and where each field comes from",
+		Args: takes(),
 		Long: `Print a spec as a create would keep it: the file, the flags over it, the defaults of the tenant and the
 built-in ones below, and behind each field where it comes from. With --worker as it would be there, with
 the worker's defaults. Nothing is made or uploaded.`,
@@ -151,7 +154,8 @@ func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, e
 	}
 	i := slices.IndexFunc(hosts, func(h *protocol.Host) bool { return h.Worker == name })
 	if i < 0 {
-		return layer, &protocol.Error{Code: protocol.NotFound, Field: "--worker", Message: fmt.Sprintf("there is no worker %.80s", name)}
+		return layer, &protocol.Error{Code: protocol.NotFound, Field: "--worker",
+			Message: fmt.Sprintf("there is no worker %.80s", name)}
 	}
 	if hosts[i].Defaults != nil {
 		layer.Spec = *hosts[i].Defaults
@@ -181,5 +185,6 @@ func (p *program) render(d *spec.Document, worker *spec.Layer, layers ...spec.La
 		layers = append([]spec.Layer{*worker}, layers...)
 	}
 	origins := spec.Origins(whole.Spec, layers...)
-	return p.show(rendered{whole.ID, whole.Name, whole.Spec, whole.Copies, origins}, func(w io.Writer) { fmt.Fprintf(w, "%s", whole.YAML(origins)) })
+	return p.show(rendered{whole.ID, whole.Name, whole.Spec, whole.Copies, origins},
+		func(w io.Writer) { fmt.Fprintf(w, "%s", whole.YAML(origins)) })
 }

@@ -22,7 +22,8 @@ func TestPingSaysWhatIsKeptAndFailsWithoutJetStream(t *testing.T) {
 	}
 	found := false
 	for _, stream := range ping.Storage.Streams {
-		found = found || stream.Name == protocol.StreamEvents && stream.Replicas == 1 && stream.InSync == 1 && stream.MaxBytes > 0
+		found = found || stream.Name == protocol.StreamEvents && stream.Replicas == 1 && stream.InSync == 1 &&
+			stream.MaxBytes > 0
 	}
 	if !found || len(ping.Storage.Problems) > 0 {
 		t.Fatalf("%s", stdout)
@@ -41,17 +42,20 @@ func TestStorageSetLowersWhatACoordinatorRefusesTo(t *testing.T) {
 	startWithoutHosts(t, 0)
 	t.Setenv("BOXFLEET_COORDINATOR_LOG_MAX_AGE", "3h")
 	code, _, stderr := call(t.Context(), "", "coordinator")
-	if code != 1 || !strings.Contains(stderr, "log_max_age") || !strings.Contains(stderr, "boxfleet storage set --log-max-age 3h") {
+	if code != 1 || !strings.Contains(stderr, "log_max_age") || !strings.Contains(stderr,
+		"boxfleet storage set --log-max-age 3h") {
 		t.Fatalf("a second coordinator ended with %d: %s", code, stderr)
 	}
 	if code, _, stderr = call(t.Context(), "", "storage", "set", "--log-max-age", "3h"); code != 0 {
 		t.Fatalf("%d: %s", code, stderr)
 	}
 	t.Setenv("BOXFLEET_COORDINATOR_LOG_MAX_AGE", "")
-	if code, _, stderr = call(t.Context(), "", "storage", "set"); code != exitUsage || !strings.Contains(stderr, "nothing to change") {
+	if code, _, stderr = call(t.Context(), "", "storage", "set"); code != exitUsage ||
+		!strings.Contains(stderr, "nothing to change") {
 		t.Fatalf("without anything to change: %d: %s", code, stderr)
 	}
-	if code, _, stderr = call(t.Context(), "", "storage", "grow", "--replicas", "3"); code != 1 || !strings.Contains(stderr, "NATS cluster of 3 servers") {
+	if code, _, stderr = call(t.Context(), "", "storage", "grow", "--replicas", "3"); code != 1 ||
+		!strings.Contains(stderr, "NATS cluster of 3 servers") {
 		t.Fatalf("one server grew: %d: %s", code, stderr)
 	}
 }
@@ -78,7 +82,8 @@ func TestEveryRoleAndClientSaysWhatToSetOnTheServer(t *testing.T) {
 			t.Fatal("the server does not start")
 		}
 		t.Setenv("BOXFLEET_NATS", s.ClientURL())
-		for _, args := range [][]string{{"coordinator"}, {"worker"}, {"ping"}, {"sandbox", "create", "--image", "x"}, {"sandbox", "list"}} {
+		for _, args := range [][]string{{"coordinator"}, {"worker"}, {"ping"}, {"sandbox", "create", "--image", "x"},
+			{"sandbox", "list"}} {
 			began := time.Now()
 			ctx, end := t.Context(), func() {}
 			if waits := name == "JetStream" && len(args) == 1 && args[0] != "ping"; waits { // and says for what

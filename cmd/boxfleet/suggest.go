@@ -31,7 +31,8 @@ func statesOf[T ~string](names []string, known []T) ([]T, error) {
 	var states []T
 	for _, name := range names {
 		if !slices.Contains(known, T(name)) {
-			return nil, usage("--state: must be %s, got %.40q%s", strings.Join(namesOf(known), ", "), name, didYouMean("", name, namesOf(known)))
+			return nil, usage("--state: must be %s, got %.40q%s", strings.Join(namesOf(known), ", "), name,
+				didYouMean("", name, namesOf(known)))
 		}
 		states = append(states, T(name))
 	}

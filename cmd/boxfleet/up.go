@@ -69,7 +69,8 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		return nil
 	}
 	defer os.Remove(filepath.Join(dir, connectionFile))
-	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet", Host: host, Port: port, Token: token}, listens, false, h)
+	fleet, err := p.startLocal(cmd.Context(), embedded.Config{Dir: filepath.Join(dir, "nats"), Name: "boxfleet",
+		Host: host, Port: port, Token: token}, listens, false, h)
 	done()
 	if err != nil {
 		if cmd.Context().Err() != nil && errors.Is(err, cmd.Context().Err()) {
@@ -78,8 +79,10 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
-	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 && len(p.config.Worker.Tools) == 0 {
-		fmt.Fprintf(p.plain(p.stderr), "tools here, which sandboxes get with --tools, or a part of it: %s\n", strings.Join(found, ","))
+	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 &&
+		len(p.config.Worker.Tools) == 0 {
+		fmt.Fprintf(p.plain(p.stderr), "tools here, which sandboxes get with --tools, or a part of it: %s\n",
+			strings.Join(found, ","))
 	}
 	select {
 	case <-cmd.Context().Done():

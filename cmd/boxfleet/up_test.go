@@ -122,7 +122,8 @@ func hidesItsData(t *testing.T) {
 		if !d.IsDir() || d.Name() == "worker" {
 			continue
 		}
-		code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--label", "team=a", "--mount", filepath.Join(own, d.Name())+":/data")
+		code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--label", "team=a", "--mount",
+			filepath.Join(own, d.Name())+":/data")
 		if code == 0 || !strings.Contains(stderr, "spec.mounts[0].source") {
 			t.Errorf("%s is mounted: %d, %s", d.Name(), code, stderr)
 		}
@@ -159,13 +160,16 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	if code != 0 || stdout != "from stdin\n" {
 		t.Errorf("stdin: %d, %q, %q", code, stdout, stderr)
 	}
-	expectOf(t, []string{"exec", "--id", "seven", "--detach", "web", "sh", "-c", "sleep 0.2; echo seven; exit 7"}, 0, "seven\n")
+	expectOf(t, []string{"exec", "--id", "seven", "--detach", "web", "sh", "-c", "sleep 0.2; echo seven; exit 7"}, 0,
+		"seven\n")
 	expect(t, "execs logs web seven --follow", 7, "seven\n")
 	expect(t, "execs logs web seven", 0, "seven\n")
-	if code := run(t.Context(), []string{"exec", "web", "echo", "hello"}, strings.NewReader(""), fullDisk{}, new(screen)); code != exitNotRun {
+	if code := run(t.Context(), []string{"exec", "web", "echo", "hello"}, strings.NewReader(""), fullDisk{},
+		new(screen)); code != exitNotRun {
 		t.Errorf("exec whose output cannot be written: %d", code)
 	}
-	if code, stdout, stderr := call(t.Context(), "", "exec", "--output-limit", "4", "-e", "A=12345", "web", "sh", "-c", "echo $A"); code != 0 || stdout != "1234" || !strings.Contains(stderr, "--output-limit") {
+	if code, stdout, stderr := call(t.Context(), "", "exec", "--output-limit", "4", "-e", "A=12345", "web", "sh", "-c",
+		"echo $A"); code != 0 || stdout != "1234" || !strings.Contains(stderr, "--output-limit") {
 		t.Errorf("output beyond its limit: %d, %q, %q", code, stdout, stderr)
 	}
 	failedCreateNamesItsSandbox(t)
@@ -177,7 +181,8 @@ func TestAFleetOfOneMachine(t *testing.T) {
 	stop = startUp(t)
 	expectOf(t, []string{"exec", "web", "--", "echo", "still there"}, 0, "still there\n")
 	expect(t, "sandbox stop web", 0, "web")
-	if code, _, stderr := call(t.Context(), "", "exec", "web", "ls"); code != exitNotRun || !strings.Contains(stderr, "`boxfleet sandbox resume web` starts it again") {
+	if code, _, stderr := call(t.Context(), "", "exec", "web", "ls"); code != exitNotRun ||
+		!strings.Contains(stderr, "`boxfleet sandbox resume web` starts it again") {
 		t.Errorf("exec in a stopped sandbox: %d, %s", code, stderr)
 	}
 	expect(t, "sandbox resume web", 0, "web")
@@ -221,16 +226,20 @@ func interruptedExecIsCancelled(t *testing.T) {
 
 func interruptedRunLeavesNothing(t *testing.T) {
 	t.Helper()
-	interrupted(t, "begin", "run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "1s", "--", "sh", "-c", "echo begin; sleep 60")
+	interrupted(t, "begin", "run", "--image", image, "--memory", "64m", "--label", "team=run", "--grace", "1s", "--", "sh",
+		"-c", "echo begin; sleep 60")
 	expect(t, "sandbox list --label team=run -o json", 0, "[]\n")
-	expectOf(t, []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--", "sh", "-c", "exit 9"}, 9, "")
-	expectOf(t, []string{"run", "--image", image, "--label", "team=run", "--mount", "/etc:/data", "--", "true"}, exitNotRun, "")
+	expectOf(t, []string{"run", "--image", image, "--memory", "64m", "--label", "team=run", "--", "sh", "-c", "exit 9"}, 9,
+		"")
+	expectOf(t, []string{"run", "--image", image, "--label", "team=run", "--mount", "/etc:/data", "--", "true"},
+		exitNotRun, "")
 	expect(t, "sandbox list --label team=run -o json", 0, "[]\n")
 }
 
 func failedCreateNamesItsSandbox(t *testing.T) {
 	t.Helper()
-	code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--memory", "64m", "--label", "team=a", "--", "/not/there")
+	code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", image, "--memory", "64m", "--label", "team=a",
+		"--", "/not/there")
 	_, list, _ := call(t.Context(), "", "ps", "-q", "--state", "failed")
 	id := strings.TrimSpace(list)
 	if code != exitFailure || id == "" || !strings.Contains(stderr, "`boxfleet sandbox delete "+id+"` deletes it") {

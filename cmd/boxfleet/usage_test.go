@@ -122,7 +122,8 @@ func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 	clean(t)
 	for _, line := range []string{"version", "version -o json", "spec example"} {
 		var stderr strings.Builder
-		if code := run(t.Context(), strings.Fields(line), strings.NewReader(""), fullDisk{}, &stderr); code != exitFailure || !strings.Contains(stderr.String(), "boxfleet: ") && !strings.Contains(stderr.String(), "error") {
+		if code := run(t.Context(), strings.Fields(line), strings.NewReader(""), fullDisk{}, &stderr); code != exitFailure ||
+			!strings.Contains(stderr.String(), "boxfleet: ") && !strings.Contains(stderr.String(), "error") {
 			t.Errorf("%s: got %d, %q", line, code, stderr.String())
 		}
 	}
@@ -192,7 +193,8 @@ func TestSpecFromYAMLAndFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := d.Spec
-	if s.Image != "two" || s.Env["A"] != "1" || s.Env["B"] != "2" || s.Memory != 512<<20 || s.CPU != 2 || s.IdleTTL.String() != "10m0s" ||
+	if s.Image != "two" || s.Env["A"] != "1" || s.Env["B"] != "2" || s.Memory != 512<<20 || s.CPU != 2 ||
+		s.IdleTTL.String() != "10m0s" ||
 		len(s.Mounts) != 2 || s.Mounts[0].Source != "/srv" || s.Mounts[1].Target != "/y" || len(s.Command) != 2 {
 		t.Errorf("got %+v", s)
 	}
@@ -231,7 +233,8 @@ func TestAFlagSetsTheTimeoutOfTheFilesCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	write(t, file, "image: one\non_delete: {command: [sync, now], timeout: 1m}\n")
 	d, err := documentOf(t, "-f", file, "--on-delete-timeout", "5m")
-	if err != nil || d.Spec.OnDelete.Timeout.String() != "5m0s" || !slices.Equal(d.Spec.OnDelete.Command, []string{"sync", "now"}) {
+	if err != nil || d.Spec.OnDelete.Timeout.String() != "5m0s" ||
+		!slices.Equal(d.Spec.OnDelete.Command, []string{"sync", "now"}) {
 		t.Errorf("got %+v, %v", d, err)
 	}
 	if _, err = documentOf(t, "-f", file, "--on-delete-timeout", "5h"); err == nil || strings.Contains(err.Error(), file) {
@@ -248,27 +251,33 @@ optional_services: {cache: {image: redis}}
 	document := func(args ...string) (*spec.Document, error) {
 		return documentOf(t, append([]string{"-f", file}, args...)...)
 	}
-	_, err := document("--service", "web=nginx:1=x", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
+	_, err := document("--service", "web=nginx:1=x", "--service", "new=n", "--optional-service", "extra=e",
+		"--service-env", "db.B=2",
 		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
 	if err == nil || protocol.AsError(err).Field != "spec.required_services.web.image" {
 		t.Errorf("an image that is none: %v", err)
 	}
-	d, err := document("--service", "web=nginx:1", "--service", "new=n", "--optional-service", "extra=e", "--service-env", "db.B=2",
+	d, err := document("--service", "web=nginx:1", "--service", "new=n", "--optional-service", "extra=e", "--service-env",
+		"db.B=2",
 		"--service-env", "db.C=x.y=z", "--service-env", "cache.D=", "--service-env", "new.E=5", "--copy", "/a:new:/b")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := protocol.SandboxSpec{Image: "one",
-		RequiredServices: protocol.Services{"db": {Image: "postgres", Memory: 1 << 30, Env: map[string]string{"A": "1", "B": "2", "C": "x.y=z"}},
+		RequiredServices: protocol.Services{"db": {Image: "postgres", Memory: 1 << 30,
+			Env: map[string]string{"A": "1", "B": "2", "C": "x.y=z"}},
 			"web": {Image: "nginx:1"}, "new": {Image: "n", Env: map[string]string{"E": "5"}}},
-		OptionalServices: protocol.Services{"cache": {Image: "redis", Env: map[string]string{"D": ""}}, "extra": {Image: "e"}},
-		Copies:           []protocol.Copy{{Target: "/b", Service: "new"}}}
+		OptionalServices: protocol.Services{"cache": {Image: "redis", Env: map[string]string{"D": ""}},
+			"extra": {Image: "e"}},
+		Copies: []protocol.Copy{{Target: "/b", Service: "new"}}}
 	if diff := spec.Difference(d.Spec, want); diff != nil {
 		t.Errorf("differs in %v: %+v", diff, d.Spec)
 	}
 	for _, wrong := range [][]string{
-		{"--service", "db"}, {"--service", "=x"}, {"--service", "db="}, {"--service", "a=b", "--service", "a=c"}, {"--optional-service", "x"},
-		{"--service-env", "db=x"}, {"--service-env", "db.A"}, {"--service-env", "nobody.A=1"}, {"--service-env", ".A=1"}, {"--service-env", "db.=1"},
+		{"--service", "db"}, {"--service", "=x"}, {"--service", "db="}, {"--service", "a=b", "--service", "a=c"},
+		{"--optional-service", "x"},
+		{"--service-env", "db=x"}, {"--service-env", "db.A"}, {"--service-env", "nobody.A=1"}, {"--service-env", ".A=1"},
+		{"--service-env", "db.=1"},
 		{"--service", "cache=x"}, {"--copy", "/a:nobody:/b"}, {"--copy", "/a:"}, {"--copy", "/a::/b"},
 	} {
 		if _, err := document(wrong...); codeOf(err) != exitUsage {
@@ -305,14 +314,16 @@ func TestTheExampleAndTheSchemaCanBePrinted(t *testing.T) {
 	if code != 0 || !strings.Contains(stdout, "source: ./src\n") {
 		t.Errorf("render what example prints: %d, %q, %s", code, stdout, stderr)
 	}
-	if code, again, stderr := call(t.Context(), stdout, "spec", "render", "-f", "-", "--offline"); code != 0 || len(again) != len(stdout) {
+	if code, again, stderr := call(t.Context(), stdout, "spec", "render", "-f", "-", "--offline"); code != 0 ||
+		len(again) != len(stdout) {
 		t.Errorf("render what render prints: %d, %q, %s", code, again, stderr)
 	}
 	code, stdout, stderr = call(t.Context(), "", "spec", "example", "-o", "json")
 	if !json.Valid([]byte(stdout)) {
 		t.Errorf("the example as JSON: %d, %q, %s", code, stdout, stderr)
 	}
-	if code, stdout, stderr := call(t.Context(), stdout, "spec", "validate", "-f", "-"); code != 0 || stdout != "stdin: document 1 is valid: web\n" {
+	if code, stdout, stderr := call(t.Context(), stdout, "spec", "validate", "-f", "-"); code != 0 ||
+		stdout != "stdin: document 1 is valid: web\n" {
 		t.Errorf("validate what example prints as JSON: %d, %q, %s", code, stdout, stderr)
 	}
 	if code, stdout, _ := call(t.Context(), "", "spec", "schema"); code != 0 || !strings.Contains(stdout, `"$schema"`) {

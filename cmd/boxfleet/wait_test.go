@@ -73,7 +73,8 @@ func (s *natsServer) url() string { return "nats://127.0.0.1:" + s.port }
 
 func (s *natsServer) configure(t *testing.T, authorization string) {
 	t.Helper()
-	text := fmt.Sprintf("listen: 127.0.0.1:%s\njetstream { store_dir: %q }\nauthorization { %s }\n", s.port, filepath.Dir(s.config), authorization)
+	text := fmt.Sprintf("listen: 127.0.0.1:%s\njetstream { store_dir: %q }\nauthorization { %s }\n", s.port,
+		filepath.Dir(s.config), authorization)
 	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +198,8 @@ func (r *role) ends(t *testing.T, within time.Duration) {
 		}
 	case <-time.After(within):
 		stacks := make([]byte, 1<<20)
-		t.Errorf("it has not ended after %s: %s\n%s", time.Since(began), r.stderr.String(), stacks[:runtime.Stack(stacks, true)])
+		t.Errorf("it has not ended after %s: %s\n%s", time.Since(began), r.stderr.String(),
+			stacks[:runtime.Stack(stacks, true)])
 	}
 }
 
@@ -222,7 +224,8 @@ func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
 		"nobody listens": "nats://127.0.0.1:" + freePort(t), "no such host": "nats://nowhere.invalid:4222",
 		"silent": strings.Repeat("nats://"+silent.Addr().String()+",", 4) + "nats://127.0.0.1:1",
 	} {
-		for _, args := range [][]string{{"coordinator"}, {"worker", "--supervisor", executable(t), "--state-dir", t.TempDir()}} {
+		for _, args := range [][]string{{"coordinator"}, {"worker", "--supervisor", executable(t), "--state-dir",
+			t.TempDir()}} {
 			t.Run(name+"/"+args[0], func(t *testing.T) {
 				r := startRole(t, append(args, "--nats", url)...)
 				r.await(t, http.StatusServiceUnavailable, "waits for NATS")

@@ -38,7 +38,8 @@ func TestACreateThatWaitsSaysWhy(t *testing.T) {
 			t.Errorf("%s says so %d times: %s", id, n, stderr.String())
 		}
 	}
-	if code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", "i", "--id", "not-waited-for", "--wait=false"); code != 0 || stderr != "" {
+	if code, _, stderr := call(t.Context(), "", "sandbox", "create", "--image", "i", "--id", "not-waited-for",
+		"--wait=false"); code != 0 || stderr != "" {
 		t.Errorf("without a wait: %d, %s", code, stderr)
 	}
 }
@@ -47,7 +48,8 @@ func TestAnImportForAWorkerThatIsNotThereIsRefused(t *testing.T) {
 	clean(t)
 	startWithoutHosts(t, 0)
 	code, _, stderr := call(t.Context(), "no tar", "image", "import", "-", "--ref", "tools:1", "--worker", "typo")
-	if code != exitFailure || !strings.Contains(stderr, "not_found: workers[0]: the fleet has no worker typo; it has none") {
+	if code != exitFailure || !strings.Contains(stderr,
+		"not_found: workers[0]: the fleet has no worker typo; it has none") {
 		t.Errorf("%d: %s", code, stderr)
 	}
 }
