@@ -19,13 +19,15 @@ TESTFLAGS ?=
 # Packages whose tests need neither an engine nor minutes. Those of jetstream and sdk start clusters.
 FAST = $(shell $(GO) list ./... | grep -vE '/(integration|cmd|sdk|jetstream)(/|$$)|/worker/(docker|firewall|supervise)(/|$$)')
 # Packages whose goroutines share the most state. Left out of the race run: tests that fail when they take longer than
-# a limit in seconds, which the race detector's tenfold slowdown exceeds, and tests that wait for elections most of the
+# a limit in seconds, which the race detector's slowdown exceeds, and tests that wait for elections most of the
 # time.
 RACE = ./jetstream/... ./coordinator/... ./supervisor/... ./worker ./worker/decide ./worker/output
 RACE_SKIP = TestADecisionLargerThanAMessageIsAppendedInParts|TestASandboxWithThousandsOfExecsFailsWithItsHost|$\
 TestThousandsOfExecsOfALostHostEnd|TestAListOfPastExecsIsCompleteWithoutRepeats|$\
 TestABlobIsCompleteOrRefusedWhileLeadersChange|TestStorageReportsWhereJetStreamIsDisabled|$\
-TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted|TestLeaderReadsWaitForAnElection
+TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted|TestLeaderReadsWaitForAnElection|$\
+TestANewFollowerInAClusterCatchesUpSoon|TestARestartOfTheServerUnderLoadLosesNothingAndRepeatsNothing|$\
+TestALossOfTheStreamsLeaderUnderLoadLosesNothingAndRepeatsNothing|TestTheFirstRequestAfterAnOutageIsReceivedWithinASecond
 
 .PHONY: help
 help: ## list the targets
