@@ -67,6 +67,14 @@ var forbidden = []struct{ from, to, why string }{
 	{"supervisor", "github.com/docker/docker/...", "the supervisor is small and talks only to its worker"},
 	{"cmd/boxfleet-supervisor", "net/http", "the supervisor is small"},
 	{"cmd/boxfleet-supervisor", "github.com/distribution/reference", "its regular expressions take a megabyte in each sandbox"},
+	{"worker/sandbox", module + "/worker/registry", "a sandbox gets its images from an interface; worker/images knows registries"},
+	{"worker/sandbox", module + "/worker/images", "a sandbox gets its images from an interface"},
+	{"worker/sandbox", module + "/coordinator", "siblings meet in the log, never in imports"},
+	{"worker/service", module + "/worker/sandbox", "a sandbox runs its services; a service knows it by interfaces"},
+	{"worker/service", module + "/worker/network", "its sandbox has the network"},
+	{"worker/attach", module + "/jetstream/...", "a connection to a supervisor needs no log"},
+	{"worker/attach", module + "/worker/decide", "a connection reports; it decides nothing"},
+	{"worker/epoch", module + "/worker/docker", "an epoch is a count; who asks the engine passes the question in"},
 }
 
 // onlyImporters lists technologies that exactly one package imports directly.

@@ -11,24 +11,24 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// admissions is what the sandboxes on this host may take of it, each counted once the worker has taken it up.
-// Two coordinators that both believe to schedule may assign more than there is; the worker, which is one, has
-// one order of what it took, and gives back what came too late.
+// admissions count what the sandboxes on this host may use of it, each from when the worker accepts it. Two
+// coordinators that both take themselves for the leader may assign more than there is. There is one worker, whose order
+// decides, and it gives back what came too late.
 type admissions struct {
 	mu   sync.Mutex
-	held map[key]protocol.Totals
+	held map[protocol.SandboxKey]protocol.Totals
 }
 
-func newAdmissions() *admissions { return &admissions{held: map[key]protocol.Totals{}} }
+func newAdmissions() *admissions { return &admissions{held: map[protocol.SandboxKey]protocol.Totals{}} }
 
-// offer is what a worker has for sandboxes; Disk 0: any.
+// offer is what a worker has for sandboxes; disk 0: no limit.
 type offer struct {
 	slots        int
 	memory, disk protocol.Bytes
 }
 
-// take counts a sandbox on the host, and says of what there is too little for it, "" where it is counted.
-func (a *admissions) take(k key, t protocol.Totals, o offer) string {
+// take counts a sandbox on the host. If there is no room for it, it returns of what there is too little.
+func (a *admissions) take(k protocol.SandboxKey, t protocol.Totals, o offer) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, counted := a.held[k]; counted {
@@ -50,57 +50,56 @@ func (a *admissions) take(k key, t protocol.Totals, o offer) string {
 	return ""
 }
 
-// settle counts a sandbox that is on the host, whatever room there is, and lets go of what the log says is over.
-func (a *admissions) settle(k key, b *protocol.Sandbox, hostID string, o decide.Inspection) {
+// settle counts a sandbox that is on the host already, whatever room there is, and no longer counts one that has ended
+// in the log.
+func (a *admissions) settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	_, counted := a.held[k]
-	there := o.Container != decide.ContainerAbsent && o.Container != decide.ContainerUnknown && !b.Resuming || o.Container == decide.ContainerRunning
+	exists := there.Container != decide.ContainerAbsent && there.Container != decide.ContainerUnknown
 	switch {
-	case !holdsHost(b, hostID):
+	case !decide.HoldsHost(b, hostID):
 		delete(a.held, k)
-	case !counted && there:
+	case !counted && (exists && !b.Resuming || there.Container == decide.ContainerRunning):
 		a.held[k] = b.Spec.Totals()
 	}
 }
 
-// forget is for the end of a tenure: whoever has the lock next may remove what is here.
-func (a *admissions) forget() {
+// clear is for the end of a tenure: whoever holds the lock next may remove what is here.
+func (a *admissions) clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.held)
 }
 
 const (
-	admitAgain = 100 * time.Millisecond // what has just ended may not be let go of yet
+	admitPause = 100 * time.Millisecond // a sandbox that has just ended may still be counted
 	admitTries = 3
 )
 
-// admit counts the sandbox on the host before anything is made of it, or gives it back, with the reason.
-func (s *sandbox) admit(ctx context.Context, b *protocol.Sandbox) error {
+// admission admits sandboxes for the worker. It is a sandbox.Admission.
+type admission struct{ w *worker }
+
+// Admit counts a sandbox on the host, once everything that is on the host already was inspected. If there is no room
+// for it, it returns of what there is too little.
+func (a admission) Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error) {
+	w := a.w
 	select {
-	case <-s.w.firstLook.done: // what is here already comes first
+	case <-w.initial.done:
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	}
-	o := offer{slots: s.w.cfg.Slots, memory: s.w.offeredMemory(), disk: s.w.offeredDisk()}
-	why := s.w.admissions.take(s.key, b.Spec.Totals(), o)
-	for range admitTries {
-		if why == "" {
-			return nil
+	o := offer{slots: w.cfg.Slots, memory: w.capacity().memory(), disk: w.capacity().disk()}
+	for try := 0; ; try++ {
+		if why = w.admissions.take(k, t, o); why == "" || try == admitTries {
+			return why, nil
 		}
-		if !backoff.Sleep(ctx, admitAgain) {
-			return ctx.Err()
+		if !backoff.Sleep(ctx, admitPause) {
+			return "", ctx.Err()
 		}
-		why = s.w.admissions.take(s.key, b.Spec.Totals(), o)
 	}
-	if why == "" {
-		return nil
-	}
-	s.log.Warn("the sandbox is given back", "why", why)
-	err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Refused(st, why) })
-	if err == nil {
-		err = errSuperseded
-	}
-	return err
+}
+
+func (a admission) Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection) {
+	a.w.admissions.settle(k, b, hostID, there)
 }

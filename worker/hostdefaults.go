@@ -4,8 +4,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// checkDefaults refuses defaults that this host cannot give, or that its operator does not allow
-// elsewhere: every sandbox that says nothing would be refused or fail.
+// checkDefaults refuses defaults that this host cannot meet, or that its operator does not allow in specs: every
+// sandbox without these settings would be refused, or fail.
 func (w *worker) checkDefaults() error {
 	s := w.cfg.Defaults
 	if s == nil {
@@ -24,16 +24,8 @@ func (w *worker) checkDefaults() error {
 	if err == nil && s.Disk > 0 && !w.info.DiskQuota {
 		err = protocol.Invalid("spec.disk", "the engine's storage has no quotas to enforce it")
 	}
-	if err == nil && s.Memory > w.offeredMemory() {
-		err = protocol.Invalid("spec.memory", "is more than the %s that the worker offers", w.offeredMemory())
+	if err == nil && s.Memory > w.capacity().memory() {
+		err = protocol.Invalid("spec.memory", "is more than the %s that the worker offers", w.capacity().memory())
 	}
 	return protocol.AsWorkerDefault(err)
-}
-
-// offeredMemory is what the worker offers for sandboxes.
-func (w *worker) offeredMemory() protocol.Bytes {
-	if w.cfg.Memory > 0 {
-		return w.cfg.Memory
-	}
-	return protocol.Bytes(w.info.Memory) / 10 * 9
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,16 +16,22 @@ import (
 	"github.com/boxfleet/boxfleet/backoff"
 	"github.com/boxfleet/boxfleet/jetstream"
 	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
 	"github.com/boxfleet/boxfleet/worker/hosterr"
 )
 
-// The host's lock is two locks. The lease in the log's own store decides: it is on the Docker
-// Engine, whoever asks from wherever. A lock on a local file lets the next worker on the same
-// machine in at once: who holds the file knows that the process which held it before is gone, and
-// need not wait for the end of its lease.
+// hostLock is the lock of the host, which is two locks. The lease in the log's store decides: it is on the Docker
+// engine, wherever its workers run. A lock on a local file lets the next worker on the same machine take over at once:
+// whoever locks the file knows that the process which locked it before is gone, and need not wait for its lease to end.
+type hostLock struct {
+	w     *worker
+	place string // identity of the local file
+	lease atomic.Pointer[jetstream.Lease]
+}
 
-// lockPlace takes the local lock, and reads the identity of the file that it is on.
-func (w *worker) lockPlace() (unlock func(), err error) {
+// lockFile takes the local lock, and reads the identity of its file.
+func (l *hostLock) lockFile() (unlock func(), err error) {
+	w := l.w
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return nil, hosterr.Wrap(err, "make the state directory")
 	}
@@ -54,7 +61,7 @@ func (w *worker) lockPlace() (unlock func(), err error) {
 		return nil, hosterr.Wrap(err, "write the lock file")
 	}
 	// A copy of the file on a cloned machine has another boot id.
-	w.place = id + "." + strings.TrimSpace(string(boot))
+	l.place = id + "." + strings.TrimSpace(string(boot))
 	return func() { f.Close() }, nil
 }
 
@@ -63,16 +70,16 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// takeLock takes the host's lease. Held by a process that the local lock proves to be gone, it is
-// taken over at once. Held by somebody else, it is waited for until they are seen to be alive,
-// because they renew it, or until it ends.
-func (w *worker) takeLock(ctx context.Context) (*jetstream.Lease, error) {
+// acquire takes the host's lease. If the local lock proves that its holder is gone, it takes the lease over at once.
+// Otherwise it waits until the lease ends. It fails if the holder renews the lease, which proves that it is alive.
+func (l *hostLock) acquire(ctx context.Context) (*jetstream.Lease, error) {
+	w := l.w
 	machine, _ := os.Hostname() // for people only
 	holder := jetstream.Holder{
-		Name: w.cfg.Name, Instance: w.instance, Place: w.place,
+		Name: w.cfg.Name, Instance: w.instance, Place: l.place,
 		Detail: fmt.Sprintf("machine %s, process %d, engine %s", machine, os.Getpid(), w.address),
 	}
-	var seen *jetstream.HeldError
+	var last *jetstream.HeldError
 	takeOver := uint64(0)
 	for {
 		lease, err := w.conn.AcquireHost(ctx, w.hostID, holder, takeOver)
@@ -85,20 +92,56 @@ func (w *worker) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case !errors.As(err, &held):
-			w.log.Warn("the host's lock is not to be had yet", "error", err)
+			w.log.Warn("could not take the host's lock; retrying", "error", err)
 			w.cfg.OnState(false, "waits for the lock of host "+w.hostID+": "+err.Error())
-		case held.Holder.Place == w.place:
+		case held.Holder.Place == l.place:
 			takeOver = held.Revision
 			continue
-		case seen != nil && held.Holder.Instance == seen.Holder.Instance && held.Revision != seen.Revision:
-			return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonHostHeld, "the Docker host %s is %v", w.hostID, held)
-		case seen == nil || held.Holder.Instance != seen.Holder.Instance:
-			seen = held
-			w.log.Info("the host is held; waiting for a sign of life or the end of the lock", "holder", held.Error())
+		case last != nil && held.Holder.Instance == last.Holder.Instance && held.Revision != last.Revision:
+			return nil, protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonHostHeld,
+				"the Docker host %s is %v", w.hostID, held)
+		case last == nil || held.Holder.Instance != last.Holder.Instance:
+			last = held
+			w.log.Info("another worker holds the host; waiting for it to renew the lock, or for the lock to end",
+				"holder", held.Error())
 			w.cfg.OnState(false, "waits for the lock of host "+w.hostID+", "+held.Error())
 		}
 		if !backoff.Sleep(ctx, 250*time.Millisecond) {
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// fence fails unless the lock is held and may be trusted. Every change on the host passes it.
+func (l *hostLock) fence() error {
+	_, err := l.trusted()
+	return err
+}
+
+// trusted returns until when the fence lets changes pass, as far as is known now; beside an error, a moment that has
+// passed. It is by [control.Clock], as the lease's own clock is.
+func (l *hostLock) trusted() (until time.Duration, err error) {
+	lease := l.lease.Load()
+	if lease == nil {
+		return control.Clock(), protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonLeaseLost,
+			"the host's lock is not held")
+	}
+	return lease.Trusted()
+}
+
+// token is the fencing token of the lock, 0 if it is not held.
+func (l *hostLock) token() uint64 {
+	if lease := l.lease.Load(); lease != nil {
+		return lease.Token()
+	}
+	return 0
+}
+
+// release gives the lease up, and does not wait long for the store.
+func (l *hostLock) release(ctx context.Context, lease *jetstream.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if err := lease.Release(ctx); err != nil {
+		l.w.log.Warn("could not release the host's lock; it ends by itself", "error", err)
 	}
 }

@@ -6,41 +6,45 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// ours reports whether a container belongs to a sandbox of this deployment, and to which one. Labels alone do not
-// prove it: an image may have any labels, and the engine copies them to every container of that image. So if the image
-// has labels of Boxfleet, the container must also have two things that no image can give it: the sandbox's name, and a
-// mount from the worker's state directory.
-func (w *worker) ours(c *docker.Container) (key, bool) {
-	k, ok := labelledKey(c.Labels)
-	if !ok || c.Labels[docker.LabelDeployment] != w.conn.Deployment() {
+// ownership tells the containers of this deployment's sandboxes from others on the engine.
+type ownership struct {
+	engine     *docker.Engine
+	deployment string
+	stateDir   string // of all hosts
+}
+
+// Owner returns the sandbox of a container, and false if the container is not of this deployment. An image may have any
+// label, and the engine gives it to every container of that image, whoever makes it. If the image has labels of
+// Boxfleet's, the container must therefore also have what no image can give it: the sandbox's name, and a mount of the
+// worker's directory.
+func (o ownership) Owner(c *docker.Container) (protocol.SandboxKey, bool) {
+	k, ok := docker.KeyOf(c.Labels)
+	if !ok || c.Labels[docker.LabelDeployment] != o.deployment {
 		return k, false
 	}
 	if !c.Doubtful {
 		return k, true
 	}
-	stateDir := filepath.Join(w.cfg.StateDir, w.conn.Deployment()) + "/"
-	mounted := slices.ContainsFunc(c.Binds, func(source string) bool { return strings.HasPrefix(source, stateDir) })
-	return k, mounted && w.hasName(k, c.Name)
+	own := filepath.Join(o.stateDir, o.deployment) + "/"
+	return k, o.hasName(k, c.Name) && slices.ContainsFunc(c.Binds,
+		func(source string) bool { return strings.HasPrefix(source, own) })
 }
 
-// containers lists the containers of this deployment's sandboxes.
-func (w *worker) containers(ctx context.Context) ([]docker.Container, error) {
-	all, err := w.engine.Containers(ctx)
+// Containers lists the containers of this deployment's sandboxes.
+func (o ownership) Containers(ctx context.Context) ([]docker.Container, error) {
+	all, err := o.engine.Containers(ctx)
 	return slices.DeleteFunc(all, func(c docker.Container) bool {
-		_, ours := w.ours(&c)
+		_, ours := o.Owner(&c)
 		return !ours
 	}), err
 }
 
-// hasName reports whether a container has a name that only containers of this sandbox have.
-func (w *worker) hasName(k key, name string) bool {
-	base := nameOf(w.conn.Deployment(), k)
+// hasName reports whether a container's name is one of a sandbox's containers.
+func (o ownership) hasName(k protocol.SandboxKey, name string) bool {
+	base := docker.ObjectName(o.deployment, k)
 	return name == base || strings.HasPrefix(name, base+".")
 }
-
-func nameOf(deployment string, k key) string { return docker.ObjectName(deployment, k) }
-
-func labelledKey(labels map[string]string) (key, bool) { return docker.KeyOf(labels) }

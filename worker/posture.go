@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"context"
 	"strings"
 
 	"github.com/boxfleet/boxfleet/protocol"
@@ -11,18 +10,19 @@ import (
 
 // posture says how well the engine and the kernel separate sandboxes from the host and from each other, and what the
 // operator should do about it. It is a report: no sandbox is refused because of it.
-func (w *worker) posture() *protocol.Posture {
+func posture(w *worker) *protocol.Posture {
 	p := abilities.EnginePosture(w.info)
 	p.Warnings = append(p.Warnings, kernel.LowLimits(w.cfg.Slots, w.cfg.Connections)...)
 	if w.isolation.ConnectionsUnlimited() {
-		p.Warnings = append(p.Warnings, "the kernel cannot count connections (module nft_connlimit): one sandbox can fill the host's connection table")
+		p.Warnings = append(p.Warnings,
+			"the kernel cannot count connections (module nft_connlimit): one sandbox can fill the host's connection table")
 	}
 	return p
 }
 
 // logPosture logs the warnings when a worker starts.
-func (w *worker) logPosture() {
-	if warnings := w.posture().Warnings; len(warnings) > 0 {
+func logPosture(w *worker) {
+	if warnings := posture(w).Warnings; len(warnings) > 0 {
 		w.log.Warn("the host's isolation could be better; host list shows this too", "why", strings.Join(warnings, "; "))
 	}
 }
@@ -31,38 +31,8 @@ func (w *worker) logPosture() {
 // once; the container may run.
 func (w *worker) limitTerminals(pid int) {
 	if err := kernel.LimitTerminals(pid, w.cfg.Slots); err != nil {
-		w.unbounded.Do(func() {
+		w.unlimited.Do(func() {
 			w.log.Warn("cannot limit the terminals of sandboxes: one sandbox can use up all of the machine's", "error", err)
 		})
 	}
-}
-
-// watchWatchers makes sure that root still gets file watchers, until ctx ends.
-func (w *worker) watchWatchers(ctx context.Context) error {
-	return kernel.Watchers{Containers: w.firstProcesses, Fence: w.fence, Logger: w.log}.Run(ctx)
-}
-
-// firstProcesses returns the first processes of the containers to which the worker is connected, with the names of
-// their sandboxes.
-func (w *worker) firstProcesses() map[int]string {
-	w.mu.Lock()
-	sandboxes := make([]*sandbox, 0, len(w.sandboxes))
-	for _, s := range w.sandboxes {
-		sandboxes = append(sandboxes, s)
-	}
-	w.mu.Unlock()
-	found := map[int]string{}
-	for _, s := range sandboxes {
-		s.mu.Lock()
-		if s.attached != nil {
-			found[s.attached.pid] = s.key.String()
-		}
-		for _, v := range s.services {
-			if v.attached != nil {
-				found[v.attached.pid] = s.key.String()
-			}
-		}
-		s.mu.Unlock()
-	}
-	return found
 }

@@ -61,7 +61,8 @@ func (c *CrashLoop) Reset() { *c = CrashLoop{Window: c.Window, Guard: c.Guard} }
 func (c *CrashLoop) Error(what string, memory protocol.Bytes) *protocol.Error {
 	loops := fmt.Sprintf("again and again: within %s it never ran for %s", c.Window, c.Guard)
 	if c.oom {
-		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled, "%s runs out of memory (%s) %s", what, memory, loops)
+		return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled,
+			"%s runs out of memory (%s) %s", what, memory, loops)
 	}
 	if c.exit != nil {
 		loops += fmt.Sprintf(", and at last exited with code %d", *c.exit)

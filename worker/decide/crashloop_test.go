@@ -13,24 +13,24 @@ const (
 	testGuard  = 30 * time.Second
 )
 
-// ago is what a supervisor says of a command that has been so for a while, and exited before.
+// ago is a report on a command that has been as it is for a while, and exited before.
 func ago(d time.Duration, running bool) control.Primary {
 	return control.Primary{Running: running, Restarts: 1, LastExit: new(int), Since: time.Now().Add(-d)}
 }
 
-// A supervisor that connects again says everything once more.
-func TestACommandThatStumbledOnceIsNotLoopingAfterAReconnect(t *testing.T) {
+// A supervisor reports everything again when it reconnects.
+func TestACommandThatCrashedOnceIsNotLoopingAfterAReconnect(t *testing.T) {
 	now := time.Now()
 	c := CrashLoop{Window: testWindow, Guard: testGuard}
-	stumbled, up := ago(time.Hour, false), ago(time.Hour-time.Second, true)
-	c.Report(&stumbled, stumbled.Since)
+	crashed, up := ago(time.Hour, false), ago(time.Hour-time.Second, true)
+	c.Report(&crashed, crashed.Since)
 	c.Report(&up, up.Since)
 	c.Report(&up, now)
 	if c.Failing(now) || c.Looping(now) {
-		t.Errorf("one that has run for an hour: %+v", c)
+		t.Errorf("a command that has run for an hour: %+v", c)
 	}
 
-	// A worker that was away when it exited takes it for what it is.
+	// A worker that was away when the command exited judges it by the report alone.
 	c.Reset()
 	c.Report(&up, now)
 	if c.Failing(now) {
@@ -40,18 +40,18 @@ func TestACommandThatStumbledOnceIsNotLoopingAfterAReconnect(t *testing.T) {
 	just := ago(time.Second, true)
 	c.Report(&just, now)
 	if !c.Failing(now) || c.Looping(now) {
-		t.Errorf("one that exited a second ago, to a new worker: %+v", c)
+		t.Errorf("to a new worker, a command that exited a second ago: %+v", c)
 	}
 	down := ago(testWindow+time.Second, false)
 	c.Reset()
 	c.Report(&down, now)
 	if !c.Looping(now) {
-		t.Errorf("one that has not run for the window: %+v", c)
+		t.Errorf("a command that has not run for the window: %+v", c)
 	}
 }
 
-// An exit that was not heard, because the supervisor was not connected, counts.
-func TestAnExitThatWasNotHeardIsKnownFromTheNextRun(t *testing.T) {
+// An exit counts even if its report was lost, because the supervisor was not connected.
+func TestAnExitThatWasNotReportedIsKnownFromTheNextRun(t *testing.T) {
 	now := time.Now()
 	c := CrashLoop{Window: testWindow, Guard: testGuard}
 	c.Report(&control.Primary{Running: true, Since: now.Add(-time.Hour)}, now)
@@ -62,7 +62,7 @@ func TestAnExitThatWasNotHeardIsKnownFromTheNextRun(t *testing.T) {
 	}
 }
 
-func TestACrashLoopForWantOfMemoryIsNamedSo(t *testing.T) {
+func TestACrashLoopWithoutMemoryIsReportedAsOutOfMemory(t *testing.T) {
 	killed := KilledExit
 	for kills, reason := range map[int]string{0: protocol.ReasonCrashLoop, 1: protocol.ReasonOOMKilled} {
 		c := CrashLoop{Window: testWindow, Guard: testGuard}
@@ -78,7 +78,7 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 	fresh := func() *CrashLoop { return &CrashLoop{Window: 300 * time.Second, Guard: 30 * time.Second} }
 
 	c := fresh()
-	says := func(s float64, running bool, exits int) { // the supervisor, of a command that changed then
+	says := func(s float64, running bool, exits int) { // a report on a command that changed then
 		p := control.Primary{Running: running, Restarts: exits, Since: at(s)}
 		if exits > 0 {
 			p.LastExit = new(int)
@@ -86,7 +86,7 @@ func TestS23_CrashLoopIsFoundWithinItsWindow(t *testing.T) {
 		c.Report(&p, at(s))
 	}
 	exits := 0
-	for s := 0.0; s < 300; s += 10 { // starts and exits, again and again
+	for s := 0.0; s < 300; s += 10 { // it starts and exits, again and again
 		says(s, true, exits)
 		exits++
 		says(s+1, false, exits)

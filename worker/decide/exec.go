@@ -20,8 +20,10 @@ func endExecs(st *protocol.State, reason string) []protocol.Event {
 	return events
 }
 
+// Interrupted is the error of an exec whose result is lost.
 func Interrupted(reason string) *protocol.Error {
-	return protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted (%s); its exit code is not known", reason)
+	return protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted,
+		"the exec was interrupted (%s); its exit code is not known", reason)
 }
 
 // ExecStart starts an accepted exec under the supervisor of this boot, or fails it if it has been known here
@@ -61,7 +63,8 @@ func ServiceDown(st *protocol.State, id, service string) []protocol.Event {
 
 // failUnstarted fails an exec that never ran.
 func failUnstarted(id string, why *protocol.Error) []protocol.Event {
-	return []protocol.Event{{Kind: protocol.ExecFailed, Reason: why.Reason, Error: why, Exec: &protocol.ExecDetails{ID: id, Inline: true}}}
+	return []protocol.Event{{Kind: protocol.ExecFailed, Reason: why.Reason, Error: why,
+		Exec: &protocol.ExecDetails{ID: id, Inline: true}}}
 }
 
 // ExecEnd ends a running exec with its result. ending says that this worker had everything in the sandbox
@@ -78,7 +81,8 @@ func ExecEnd(st *protocol.State, result *control.Result, details *protocol.ExecD
 const KilledExit = 128 + 9
 
 // endEvent says how an exec ended.
-func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, details *protocol.ExecDetails, ending bool) protocol.Event {
+func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, details *protocol.ExecDetails,
+	ending bool) protocol.Event {
 	e := protocol.Event{Kind: protocol.ExecFinished, Exec: details}
 	switch {
 	case result.Failed:
@@ -101,7 +105,8 @@ func endEvent(b *protocol.Sandbox, x *protocol.Exec, result *control.Result, det
 			e.Reason = protocol.ReasonSandboxFailed
 		default: // the engine, or somebody on the host, stopped the container
 			e.Kind, e.Reason = protocol.ExecFailed, protocol.ReasonInterrupted
-			e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted, "the exec was interrupted: its container was stopped from outside")
+			e.Error = protocol.Errorf(protocol.Unavailable, protocol.ReasonInterrupted,
+				"the exec was interrupted: its container was stopped from outside")
 		}
 	case result.OOMKills > 0 && result.ExitCode != nil && *result.ExitCode == KilledExit:
 		e.Reason = protocol.ReasonOOMKilled

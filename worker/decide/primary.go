@@ -37,7 +37,8 @@ func (r *PrimaryRun) events(known *protocol.PrimaryStatus) []protocol.Event {
 	if known == nil || known.Boot != r.Boot {
 		known = &protocol.PrimaryStatus{State: protocol.PrimaryHasEnded, Restarts: -1}
 	}
-	started := protocol.Event{Kind: protocol.PrimaryStarted, Primary: &protocol.PrimaryDetails{Boot: r.Boot, Restarts: r.Restarts}}
+	started := protocol.Event{Kind: protocol.PrimaryStarted,
+		Primary: &protocol.PrimaryDetails{Boot: r.Boot, Restarts: r.Restarts}}
 	open := known.State == protocol.PrimaryRunning
 	switch {
 	case known.Restarts > r.Restarts: // an outdated report

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"cmp"
+	"errors"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/progress"
@@ -57,7 +58,8 @@ func Restarted(st *protocol.State, reason, boot string, ports []protocol.Port) [
 	if st.Sandbox.State != protocol.StateReady {
 		return nil
 	}
-	return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason, Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
+	return []protocol.Event{{Kind: protocol.SandboxRestarted, Reason: reason,
+		Phase: &protocol.SandboxDetails{Boot: boot, Ports: ports}}}
 }
 
 // Waiting records what a ready sandbox needs of its host before its container can start again.
@@ -81,7 +83,8 @@ func Stopped(st *protocol.State, run *PrimaryRun) []protocol.Event {
 	if st.Sandbox.State != protocol.StateReady || st.Sandbox.Desired != protocol.StateStopped {
 		return nil
 	}
-	return endSandbox(st, run, protocol.ReasonSandboxStopped, protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
+	return endSandbox(st, run, protocol.ReasonSandboxStopped,
+		protocol.Event{Kind: protocol.SandboxStopped, Reason: st.Sandbox.Reason})
 }
 
 // Hook records the outcome of the on_delete hook, once.
@@ -97,7 +100,8 @@ func Deleted(st *protocol.State, run *PrimaryRun) []protocol.Event {
 	if st.Sandbox.State != protocol.StateDeleting {
 		return nil
 	}
-	return endSandbox(st, run, protocol.ReasonSandboxDeleted, protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
+	return endSandbox(st, run, protocol.ReasonSandboxDeleted,
+		protocol.Event{Kind: protocol.SandboxDeleted, Reason: st.Sandbox.Reason})
 }
 
 // Failed fails a sandbox, and ends its execs.
@@ -105,7 +109,8 @@ func Failed(st *protocol.State, run *PrimaryRun, why *protocol.Error) []protocol
 	if st.Sandbox.State != protocol.StatePending && st.Sandbox.State != protocol.StateReady {
 		return nil
 	}
-	return endSandbox(st, run, protocol.ReasonSandboxFailed, protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason})
+	return endSandbox(st, run, protocol.ReasonSandboxFailed,
+		protocol.Event{Kind: protocol.SandboxFailed, Error: why, Reason: why.Reason})
 }
 
 // endSandbox puts the ends of the sandbox's own command and of its execs before end.
@@ -121,4 +126,15 @@ func PullProgress(st *protocol.State, current string, pull *protocol.PullProgres
 	}
 	phase := cmp.Or(current, st.Sandbox.Phase, "image")
 	return []protocol.Event{{Kind: protocol.SandboxPreparing, Phase: &protocol.SandboxDetails{Phase: phase, Pull: pull}}}
+}
+
+// ErrSuperseded says that nothing was appended, because the log moved on while the worker was busy.
+var ErrSuperseded = errors.New("superseded")
+
+// IgnoreSuperseded returns err, or nil if it is ErrSuperseded.
+func IgnoreSuperseded(err error) error {
+	if errors.Is(err, ErrSuperseded) {
+		return nil
+	}
+	return err
 }

@@ -21,12 +21,15 @@ func Service(st *protocol.State, hostID string, events []protocol.Event) []proto
 	return append([]protocol.Event(nil), events...)
 }
 
+// ServiceReady records that the service is ready.
 func ServiceReady(name string) []protocol.Event {
 	return []protocol.Event{{Kind: protocol.ServiceReady, Service: &protocol.ServiceDetails{Name: name}}}
 }
 
+// ServiceFailed records why the service failed.
 func ServiceFailed(name string, why *protocol.Error) []protocol.Event {
-	return []protocol.Event{{Kind: protocol.ServiceFailed, Reason: why.Reason, Error: why, Service: &protocol.ServiceDetails{Name: name}}}
+	return []protocol.Event{{Kind: protocol.ServiceFailed, Reason: why.Reason, Error: why,
+		Service: &protocol.ServiceDetails{Name: name}}}
 }
 
 // ServiceHook records the hook with this number, the first being 1. A failed hook fails the service in the same

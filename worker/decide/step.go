@@ -92,3 +92,8 @@ func Next(b *protocol.Sandbox, hostID string, there Inspection) Operation {
 	}
 	return Nothing
 }
+
+// HoldsHost reports whether the sandbox's resources are reserved on this host, as placement counts them.
+func HoldsHost(b *protocol.Sandbox, hostID string) bool {
+	return b.HostID == hostID && (b.Assigned || b.State == protocol.StateDeleting)
+}

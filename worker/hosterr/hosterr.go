@@ -27,12 +27,16 @@ func Wrap(err error, format string, args ...any) *protocol.Error {
 // DiskFull reports whether err says that a disk, or a quota on it, has no room left.
 func DiskFull(err error) bool {
 	var e *protocol.Error
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.As(err, &e) && e.Reason == protocol.ReasonDiskFull
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
+		errors.As(err, &e) && e.Reason == protocol.ReasonDiskFull
 }
 
 // Temporary reports whether err may go away without anybody changing the sandbox's spec or the host's
-// configuration, so that the worker should retry.
+// configuration, so that the worker should retry. nil is not temporary.
 func Temporary(err error) bool {
+	if err == nil {
+		return false
+	}
 	e := protocol.AsError(err)
 	switch e.Code {
 	case protocol.Unavailable:
@@ -51,4 +55,15 @@ func Temporary(err error) bool {
 		return true
 	}
 	return false
+}
+
+// WithField sets the field of an error that has this reason.
+func WithField(err error, reason, field string) error {
+	var e *protocol.Error
+	if errors.As(err, &e) && e.Reason == reason {
+		named := *e
+		named.Field = field
+		return &named
+	}
+	return err
 }

@@ -1,0 +1,200 @@
+package attach
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+const (
+	connectTimeout = 20 * time.Second       // for a supervisor to connect once its container runs
+	alivePeriod    = 250 * time.Millisecond // between two checks whether it still runs
+	linkPeriod     = time.Second            // between two checks whether it is still connected
+)
+
+// Config describes the supervisor to wait for.
+type Config struct {
+	ControlDir string // of its socket
+	RunDir     string // that the container writes; its contents are not to be trusted
+	Home       string // directory of the container on the host
+	Welcome    control.Welcome
+	Lease      func() (until time.Duration, err error) // until when the host's lock may be trusted
+	Fence      func() error                            // fails without the host's lock
+	Events     Events
+	Log        *slog.Logger
+}
+
+// Events are what a supervisor reports. They come from goroutines of the link.
+type Events interface {
+	Connected(a *Attachment, h control.Hello, first bool)
+	Output(o control.Output)
+	Ended(result control.Result)
+	Primary(a *Attachment, p control.Primary)
+}
+
+// Attachment is the connection to the supervisor of one start of a container.
+type Attachment struct {
+	Link *supervise.Link
+	Run  *os.Root // the run directory, which the container writes
+	Home string
+	Key  []byte
+	Pid  int    // of the supervisor, on the host; set by Greet
+	Boot string // of the supervisor; set by Greet
+
+	ending     atomic.Bool
+	connected  bool // before; used by the link's goroutine only
+	forgetting forgetting
+	cfg        Config
+
+	mu       sync.Mutex
+	commands map[string]chan control.Result // by id: those that the worker itself runs
+
+	once sync.Once
+	done chan struct{}
+}
+
+// Listen opens the socket that the supervisor dials.
+func Listen(cfg Config) (*Attachment, error) {
+	run, err := os.OpenRoot(cfg.RunDir)
+	if err != nil {
+		return nil, hosterr.Wrap(err, "open the run directory")
+	}
+	a := &Attachment{Run: run, Home: cfg.Home, Key: cfg.Welcome.Key, cfg: cfg,
+		commands: map[string]chan control.Result{}, done: make(chan struct{})}
+	a.Link, err = supervise.Listen(supervise.Config{
+		ControlDir: cfg.ControlDir, Run: run, Welcome: cfg.Welcome, Lease: cfg.Lease, Logger: cfg.Log,
+		OnConnect: a.onConnect, OnOutput: cfg.Events.Output, OnEnd: a.onEnd,
+		OnPrimary: func(p control.Primary) { cfg.Events.Primary(a, p) },
+	})
+	if err != nil {
+		run.Close()
+		return nil, hosterr.Wrap(err, "listen for the supervisor")
+	}
+	return a, nil
+}
+
+// Greet waits until the supervisor connects, which is the process pid of the host, or until that process ends.
+func (a *Attachment) Greet(ctx context.Context, pid int) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	a.Pid = pid
+	a.Link.Expect(pid)
+	alive, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		for backoff.Sleep(alive, alivePeriod) {
+			if unix.Kill(pid, 0) == unix.ESRCH {
+				stop()
+			}
+		}
+	}()
+	hello, err := a.Link.Connected(alive)
+	if err != nil && alive.Err() != nil && ctx.Err() == nil {
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
+			"the container ended before its supervisor connected")
+	}
+	if err != nil {
+		return protocol.Errorf(protocol.Unavailable, protocol.ReasonSupervisorUnhealthy,
+			"the supervisor does not connect: %v", err)
+	}
+	if hello.Version != control.Version {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonSupervisorUnhealthy,
+			"the supervisor speaks version %d, this worker %d", hello.Version, control.Version)
+	}
+	a.Boot = hello.Boot
+	return nil
+}
+
+// Close disconnects from the supervisor. The container runs on.
+func (a *Attachment) Close() {
+	a.once.Do(func() {
+		close(a.done)
+		a.Link.Close()
+	})
+}
+
+// Done is closed when the container has ended, or after Close.
+func (a *Attachment) Done() <-chan struct{} { return a.done }
+
+// During returns a context that ends with ctx, and with the attachment.
+func (a *Attachment) During(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-a.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// WhileConnected returns a context that ends with ctx, and soon after the supervisor disconnects.
+func (a *Attachment) WhileConnected(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		for a.Link.Up() && backoff.Sleep(ctx, linkPeriod) {
+		}
+	}()
+	return ctx, cancel
+}
+
+// Up reports whether the supervisor is connected, so that its last report is current. There may be no attachment.
+func (a *Attachment) Up() bool { return a != nil && a.Link.Up() }
+
+// EndAll has the supervisor end every command in the container, and reports whether it did.
+func (a *Attachment) EndAll(ctx context.Context, grace time.Duration) bool {
+	bounded, cancel := context.WithTimeout(ctx, grace+3*time.Second)
+	defer cancel()
+	a.ending.Store(true)
+	err := a.Link.StopAll(bounded, grace)
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Log.Warn("the supervisor does not end its commands; stopping the container instead", "error", err)
+	}
+	return err == nil
+}
+
+// Ending reports whether EndAll was called. There may be no attachment.
+func (a *Attachment) Ending() bool { return a != nil && a.ending.Load() }
+
+// onConnect reports what happened while the worker was away.
+func (a *Attachment) onConnect(h control.Hello) {
+	first := !a.connected
+	a.connected = true
+	a.cfg.Events.Connected(a, h, first)
+	for _, x := range h.Execs {
+		a.cfg.Events.Output(control.Output{ID: x.ID, Stdout: x.StdoutBytes, Stderr: x.StderrBytes})
+		if x.Result != nil {
+			a.onEnd(*x.Result)
+		}
+	}
+	if h.Primary != nil {
+		a.cfg.Events.Primary(a, *h.Primary)
+	}
+}
+
+// onEnd passes a result to the command of the worker that waits for it, or on.
+func (a *Attachment) onEnd(result control.Result) {
+	a.mu.Lock()
+	command := a.commands[result.ID]
+	a.mu.Unlock()
+	if command != nil {
+		select {
+		case command <- result:
+		default: // it was reported before
+		}
+	}
+	a.cfg.Events.Ended(result)
+}

@@ -1,0 +1,39 @@
+package attach
+
+import (
+	"path"
+	"slices"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// SetProcess makes the supervisor process 1 of a container, as root. With the hardened profile it has the few
+// capabilities that it needs to start commands as other users, without these capabilities, and to end them. With the
+// standard profile it also has those that commands run as root keep.
+func SetProcess(spec *docker.ContainerSpec, profile string) {
+	spec.User, spec.Cwd, spec.NoNewPrivileges = "0:0", "/", true
+	spec.Entrypoint = []string{path.Join(control.ContainerAt, "supervisor")}
+	spec.CapDrop, spec.CapAdd = []string{"ALL"}, []string{"SETUID", "SETGID", "KILL", "SETPCAP"}
+	if profile == protocol.ProfileStandard {
+		spec.Entrypoint = append(spec.Entrypoint, "-privileged")
+		spec.CapAdd = append(slices.Clone(standardCapabilities), control.OwnCapability)
+	}
+}
+
+// standardCapabilities are Docker's default ones without NET_RAW, which forges packets, and MKNOD, which creates
+// device files.
+var standardCapabilities = []string{
+	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE",
+	"SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+}
+
+// Binds are the mounts that a supervisor needs: its binary, and the directory of its socket.
+func Binds(supervisor, controlDir string) []docker.Bind {
+	at := func(name string) string { return path.Join(control.ContainerAt, name) }
+	return []docker.Bind{
+		{Source: supervisor, Target: at("supervisor"), ReadOnly: true},
+		{Source: controlDir, Target: at("ctl"), ReadOnly: true},
+	}
+}

@@ -1,0 +1,179 @@
+package worker
+
+import (
+	"cmp"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/seldom"
+	"github.com/boxfleet/boxfleet/worker/abilities"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/images"
+	"github.com/boxfleet/boxfleet/worker/network"
+	"github.com/boxfleet/boxfleet/worker/output"
+	"github.com/boxfleet/boxfleet/worker/watermark"
+)
+
+// Images is the part of a worker's configuration that is about images.
+type Images = images.Config
+
+// Watermarks say how full a host may be and still take sandboxes.
+type Watermarks = watermark.Limits
+
+// Config configures a worker.
+type Config struct {
+	Conn          *jetstream.Conn // required; the caller closes it
+	Name          string          // of this worker, an id, unique in the deployment; required
+	Build         string          // version, shown in the table of hosts
+	StateDir      string          // directories of sandboxes; absolute; required
+	Hidden        []string        // more absolute paths that no sandbox may see
+	Engine        string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
+	Supervisor    string          // path of the boxfleet-supervisor binary; required
+	Slots         int             // maximum number of sandboxes; default 100
+	CPU           float64         // cores to offer; default: the host's
+	Memory        protocol.Bytes  // to offer; default: nine tenths of the host's
+	Labels        map[string]string
+	AllowMounts   []string     // directories that may be mounted, PATH[:ro] read-only or PATH:rw; default none
+	Profiles      []string     // capability profiles that sandboxes may choose; default hardened only
+	Runtimes      []string     // OCI runtimes that sandboxes may choose; default none, they get the engine's
+	Firewall      string       // required (default): no sandbox without firewall rules; or off
+	DenyNetworks  []string     // IPv4 ranges that no sandbox reaches, whatever its spec allows; default none
+	AllowNetworks []string     // private IPv4 ranges that specs may allow; default none
+	Connections   int          // open at a time from one sandbox to outside its network; default 2048
+	PIDs          int64        // maximum processes and threads that a spec may give a container; default 16384
+	Ports         string       // of the host's loopback that sandboxes may publish, FIRST-LAST; default DefaultPorts
+	DNS           []string     // name servers of sandboxes; default: those of the engine's host
+	Tools         []string     // builtin tools that are offered to sandboxes, or "all"; default none
+	ToolsHome     string       // home directory with the tools' files; absolute; required with tools
+	SSHAgent      string       // socket of the ssh agent that the tool git offers; "": none
+	NetworkPool   string       // IPv4 prefix for sandboxes' networks; default 10.201.0.0/16
+	Ephemeral     bool         // remove the host's id from the engine at the end, for a deployment that is thrown away
+	ReapDryRun    bool         // report leftovers of ended sandboxes and orphaned bridges, and do not remove them
+	OnReady       func()       // called once, when the worker takes sandboxes; may be nil
+	Logger        *slog.Logger // default slog.Default
+
+	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
+
+	// Defaults are below the specs of the sandboxes here, with fields of protocol.WorkerDefaults only. May be nil.
+	Defaults *protocol.SandboxSpec
+
+	Watermarks Watermarks // how full the host may be and still take sandboxes
+	Images     Images     // how the worker treats the images on the host
+
+	// When a disk of the worker or the engine has less than DiskLow free, the sandbox that fills it is stopped; 0: a
+	// tenth of the disk, at most 2 GiB. DiskReserve is held back on the worker's own disk for its records; 0: a fiftieth
+	// of the disk, at most 32 MiB.
+	DiskLow, DiskReserve protocol.Bytes
+
+	// A sandbox fails if its command never ran for CrashGuard (default 30 s) within CrashWindow (default 5 min).
+	CrashWindow, CrashGuard time.Duration
+
+	// The end of an exec waits at most OutputPatience for a log of output that takes nothing, and at most until
+	// OutputWithin after the exec's timeout and grace. Both default to 30 s.
+	OutputPatience, OutputWithin time.Duration
+
+	// A sandbox may publish OutputBurst of output as fast as the log takes it (default 256 MiB), and OutputRate a second
+	// after that (default 8 MiB, at least 1).
+	OutputBurst, OutputRate protocol.Bytes
+
+	Reconcile time.Duration // between two inspections of everything on the host; default 15 s
+
+	// OnState is called when the worker's state changes, and once a second: whether it works, and what it does or waits
+	// for. It must not block, and may be nil.
+	OnState func(healthy bool, text string)
+
+	// Probe is called at named points, for tests that crash the worker there. It may be nil.
+	Probe func(point string)
+}
+
+// DefaultNetworkPool is where sandboxes' networks come from.
+const DefaultNetworkPool = "10.201.0.0/16"
+
+// Limits of what one sandbox may use of what the kernel has for the whole machine.
+const (
+	DefaultConnections = 2048
+	DefaultMostPIDs    = abilities.DefaultMostPIDs
+
+	leastConnections = 64
+)
+
+// DefaultPorts may be published. They are below the ports that kernels use for outgoing connections, and above those
+// of most services of a host.
+const DefaultPorts = "20000-32767"
+
+// Check returns the error that [Run] would return for a wrong setting, as far as that needs neither NATS nor the
+// engine. Conn need not be set. Error: invalid_argument.
+func (c Config) Check() error { return c.check() }
+
+// check sets the defaults, and checks the rest.
+func (c *Config) check() error {
+	c.setDefaults()
+	if err := protocol.ValidateID("name", c.Name); err != nil {
+		return err
+	}
+	if !filepath.IsAbs(c.StateDir) {
+		return protocol.Invalid("state_dir", "must be an absolute path, got %.80q", c.StateDir)
+	}
+	if info, err := os.Stat(c.Supervisor); err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		return protocol.Invalid("supervisor", "must be an executable file, got %.200q", c.Supervisor)
+	}
+	if err := docker.CheckHost(c.Engine); err != nil {
+		return err
+	}
+	switch {
+	case c.DiskLow < 0 || c.DiskReserve < 0:
+		return protocol.Invalid("disk_low, disk_reserve", "must not be negative")
+	case c.Slots < 0 || c.CPU < 0 || c.Memory < 0:
+		return protocol.Invalid("slots, cpu, memory", "must not be negative")
+	case c.OutputBurst < 0 || c.OutputRate < 0:
+		return protocol.Invalid("output_burst, output_rate", "must not be negative")
+	case c.Connections < leastConnections:
+		return protocol.Invalid("connections", "must be at least %d, got %d", leastConnections, c.Connections)
+	case c.PIDs < protocol.DefaultPIDs || c.PIDs > protocol.MaxPIDs:
+		return protocol.Invalid("pids", "must be %d, the default of specs, to %d, got %d",
+			protocol.DefaultPIDs, protocol.MaxPIDs, c.PIDs)
+	}
+	if err := protocol.ValidateHostLabels("labels", c.Labels); err != nil {
+		return err
+	}
+	if err := c.Images.Check(); err != nil {
+		return err
+	}
+	if err := c.Watermarks.Check(); err != nil {
+		return err
+	}
+	if _, err := network.NewSubnets(c.NetworkPool); err != nil {
+		return err
+	}
+	_, err := protocol.ParsePortRange("ports", c.Ports)
+	return err
+}
+
+func (c *Config) setDefaults() {
+	c.Slots = cmp.Or(c.Slots, 100)
+	c.CrashWindow = cmp.Or(c.CrashWindow, 5*time.Minute)
+	c.CrashGuard = cmp.Or(c.CrashGuard, 30*time.Second)
+	c.OutputPatience = cmp.Or(c.OutputPatience, 30*time.Second)
+	c.OutputWithin = cmp.Or(c.OutputWithin, 30*time.Second)
+	c.OutputBurst = cmp.Or(c.OutputBurst, output.DefaultBurst)
+	c.OutputRate = cmp.Or(c.OutputRate, output.DefaultRate)
+	c.Reconcile = cmp.Or(c.Reconcile, 15*time.Second)
+	c.NetworkPool = cmp.Or(c.NetworkPool, DefaultNetworkPool)
+	c.Connections = cmp.Or(c.Connections, DefaultConnections)
+	c.PIDs = cmp.Or(c.PIDs, DefaultMostPIDs)
+	c.Ports = cmp.Or(c.Ports, DefaultPorts)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.Logger = seldom.Logger(c.Logger)
+	if c.Probe == nil {
+		c.Probe = func(string) {}
+	}
+	if c.OnState == nil {
+		c.OnState = func(bool, string) {}
+	}
+}

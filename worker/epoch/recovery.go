@@ -1,0 +1,44 @@
+package epoch
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Recovery ends the pauses between retries once the engine or NATS is back, since it may be what they wait for.
+type Recovery struct {
+	mu   sync.Mutex
+	back chan struct{} // closed at the next recovery
+}
+
+// Next returns a channel that is closed at the next recovery. Call it before the try.
+func (r *Recovery) Next() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.back == nil {
+		r.back = make(chan struct{})
+	}
+	return r.back
+}
+
+// Happened ends all pauses.
+func (r *Recovery) Happened() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.back != nil {
+		close(r.back)
+		r.back = nil
+	}
+}
+
+// Pause waits until back is closed, until d has passed, or until ctx ends.
+func Pause(ctx context.Context, back <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-back:
+	case <-t.C:
+	}
+}

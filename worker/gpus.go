@@ -1,0 +1,25 @@
+package worker
+
+import (
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/sandbox"
+)
+
+// findGPUs makes the sandboxes of these containers hold their GPUs. A container that does not run counts too, until its
+// sandbox has a goroutine, which knows whether it still holds them.
+func (e *engineWatch) findGPUs(containers []docker.Container) {
+	w := e.w
+	of := map[protocol.SandboxKey][]string{}
+	for _, c := range containers {
+		k, ok := docker.KeyOf(c.Labels)
+		ids := sandbox.GPUsOf(c.Labels)
+		if !ok || len(ids) == 0 {
+			continue
+		}
+		if c.Running || w.mailboxes.get(k) == nil {
+			of[k] = ids
+		}
+	}
+	w.gpus.Found(of)
+}

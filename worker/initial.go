@@ -1,0 +1,97 @@
+package worker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+)
+
+// initialTimeout limits how long a sandbox that cannot be inspected, say because its history cannot be read, keeps its
+// host from new ones.
+const initialTimeout = 2 * time.Minute
+
+// initialInspection is the inspection of everything that is on the host when a tenure begins. Until it is done, and
+// what has ended in the log is removed, the host takes no new sandboxes: a host that was given up and comes back may be
+// full of sandboxes that were replaced elsewhere, or ended.
+type initialInspection struct {
+	mu    sync.Mutex
+	begun bool
+	early map[protocol.SandboxKey]bool // settled before the host's objects were listed; nil afterwards
+	left  map[protocol.SandboxKey]bool
+	done  chan struct{}
+}
+
+func newInitialInspection() *initialInspection {
+	return &initialInspection{early: map[protocol.SandboxKey]bool{}, done: make(chan struct{})}
+}
+
+// begin sets what is on the host. Objects that are found later were made by this worker. late is called with the
+// sandboxes that were not inspected in time, which are not waited for any longer.
+func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []protocol.SandboxKey)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.begun {
+		return
+	}
+	i.begun, i.left = true, map[protocol.SandboxKey]bool{}
+	for _, k := range found {
+		if !i.early[k] { // one of those may already be waiting for the others
+			i.left[k] = true
+		}
+	}
+	i.early = nil
+	if !i.endIfDone() {
+		time.AfterFunc(initialTimeout, func() { i.giveUp(late) })
+	}
+}
+
+func (i *initialInspection) giveUp(late func(left []protocol.SandboxKey)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.left) > 0 {
+		late(slices.Collect(maps.Keys(i.left)))
+		clear(i.left)
+		i.endIfDone()
+	}
+}
+
+// settled records that nothing of a sandbox is left that should not be here, and reports whether it was the last one.
+func (i *initialInspection) settled(k protocol.SandboxKey) (last bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.begun {
+		i.early[k] = true
+	}
+	if !i.left[k] {
+		return false
+	}
+	delete(i.left, k)
+	return i.endIfDone()
+}
+
+func (i *initialInspection) endIfDone() bool {
+	if len(i.left) > 0 {
+		return false
+	}
+	close(i.done)
+	return true
+}
+
+// full says why the host takes no sandboxes, "" if it does.
+func (i *initialInspection) full() string {
+	select {
+	case <-i.done:
+		return ""
+	default:
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.begun {
+		return "its worker has not listed yet what is on it"
+	}
+	return fmt.Sprintf("its worker first inspects what is on it, and removes what should not be there: %d sandboxes are left", len(i.left))
+}

@@ -1,0 +1,151 @@
+package sandbox
+
+import (
+	"context"
+	"sync"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/attach"
+	"github.com/boxfleet/boxfleet/worker/decide"
+)
+
+// connection is the sandbox's connection to its primary container, which changes with each start of the container.
+type connection struct {
+	s *Sandbox
+
+	mu      sync.Mutex
+	primary *primary          // nil: no supervisor is connected
+	lastRun decide.PrimaryRun // the last report on the own command before its container ended
+	changed chan struct{}     // closed and replaced when primary changes
+}
+
+func newConnection(s *Sandbox) *connection { return &connection{s: s, changed: make(chan struct{})} }
+
+// attach makes p the connection. Hooks that waited for one run.
+func (c *connection) attach(p *primary) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.primary = p
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// detach disconnects from a container that has ended. Its execs read what it left behind.
+func (c *connection) detach() {
+	c.mu.Lock()
+	p := c.primary
+	c.primary = nil
+	if p != nil {
+		c.lastRun = p.lastReport()
+	}
+	c.mu.Unlock()
+	if p != nil {
+		p.close()
+		p.finishOutput(context.Background())
+	}
+}
+
+// get returns the connection to the present start of the container, nil if there is none.
+func (c *connection) get() *primary {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.primary
+}
+
+// attachment is the connection to the container's supervisor, nil if there is none.
+func (c *connection) attachment() *attach.Attachment {
+	if p := c.get(); p != nil {
+		return p.Attachment
+	}
+	return nil
+}
+
+// attachmentOf is the connection to a service's supervisor, or to the primary container's for "".
+func (c *connection) attachmentOf(service string) *attach.Attachment {
+	if service == "" {
+		return c.attachment()
+	}
+	if v := c.s.services.get(service); v != nil {
+		a, _, _ := v.Container()
+		return a
+	}
+	return nil
+}
+
+// await returns the connection to the container's supervisor, and waits for one until ctx ends.
+func (c *connection) await(ctx context.Context) (*attach.Attachment, error) {
+	for {
+		c.mu.Lock()
+		p, changed := c.primary, c.changed
+		c.mu.Unlock()
+		if p != nil {
+			return p.Attachment, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// runHook runs a hook in the primary container, once there is a connection to its supervisor.
+func (c *connection) runHook(ctx context.Context, name string, h *protocol.Hook) (attach.HookResult, error) {
+	a, err := c.await(ctx)
+	if err != nil {
+		return attach.HookResult{}, err
+	}
+	return a.Hook(ctx, name, h)
+}
+
+// ownRun is the newest report on the sandbox's own command, also after its container ended.
+func (c *connection) ownRun() *decide.PrimaryRun {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	run := c.lastRun
+	if c.primary != nil {
+		run = c.primary.lastReport()
+	}
+	return &run
+}
+
+// check appends starts and ends of the own command of a ready sandbox, and fails the sandbox if the command is
+// in a crash loop.
+func (c *connection) check(ctx context.Context) error {
+	s := c.s
+	st, _ := s.journal.State()
+	b := &st.Sandbox
+	if b.State != protocol.StateReady {
+		return nil
+	}
+	if len(decide.PrimaryEvents(b, s.conn.ownRun())) > 0 {
+		s.host.Probe("before-primary-told")
+		err := s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+			return decide.Primary(st, s.conn.ownRun())
+		})
+		if decide.IgnoreSuperseded(err) != nil {
+			return err
+		}
+	}
+	p := s.conn.get()
+	if p == nil {
+		return nil
+	}
+	why := p.crashLoop(b.Spec.Memory)
+	if why == nil {
+		return nil
+	}
+	if err := s.host.Fence(); err != nil {
+		return err
+	}
+	ending := teardown{s, b}
+	if err := ending.endAll(ctx); err != nil {
+		return err
+	}
+	if p := s.conn.get(); p != nil {
+		why = p.withOutput(ctx, why)
+	}
+	err := s.fail(ctx, b, why)
+	s.wake.Wake()
+	return err
+}

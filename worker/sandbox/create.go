@@ -1,0 +1,294 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/firewall"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
+	"github.com/boxfleet/boxfleet/worker/network"
+)
+
+// admit counts the sandbox on the host before anything of it is made. If there is no room, it gives the sandbox back.
+func (t *starter) admit(ctx context.Context) error {
+	s, b := t.s, t.b
+	why, err := s.host.Admission.Admit(ctx, s.key, b.Spec.Totals())
+	if why == "" || err != nil {
+		return err
+	}
+	s.log.Warn("no room for the sandbox; giving it back", "why", why)
+	err = s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event { return decide.Refused(st, why) })
+	return cmp.Or(err, decide.ErrSuperseded)
+}
+
+// create makes what the sandbox lacks on the host, so that it resumes an earlier try. An error that no retry mends
+// fails the sandbox.
+func (t *starter) create(ctx context.Context) error {
+	s, b := t.s, t.b
+	if why := s.diskStop.noted(b.Generation); why != nil {
+		return s.phases.fail(ctx, b, why)
+	}
+	bounded, cancel := context.WithTimeout(ctx, s.assigned.left(b, s.host.Now()))
+	defer cancel()
+	stop := s.phases.run(bounded, b)
+	err := (&creation{s: s, b: b}).run(bounded)
+	stop()
+	switch {
+	case err == nil:
+		s.phases.forget()
+		return nil
+	case errors.Is(err, decide.ErrSuperseded), ctx.Err() != nil:
+		return err
+	case bounded.Err() != nil:
+		return s.phases.fail(ctx, b, timeoutError(b, err))
+	case hosterr.Temporary(err) && !hosterr.DiskFull(err): // with a full disk, another host has room
+		return err
+	}
+	return s.phases.fail(ctx, b, protocol.AsError(err))
+}
+
+// assignment is when this process first read an assignment of the sandbox, by its own monotonic clock.
+type assignment struct {
+	at   time.Time // of the event
+	from time.Time // the create's time counts from here
+}
+
+// maxLateness is how long after its deadline a create may still be wanted: then the coordinators end it.
+const maxLateness = time.Minute
+
+// left is what is left of the time in which the sandbox must be ready. This process alone measures it, so a clock
+// that is set meanwhile does not end the create.
+func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
+	timeout := b.Spec.CreateTimeout.Std()
+	if !a.at.Equal(b.AssignedAt) {
+		*a = firstRead(b.AssignedAt, now, timeout)
+	}
+	return timeout - time.Since(a.from)
+}
+
+// firstRead dates an assignment. The time used up before this process read it is the age that the store's clock gives.
+// An impossible age counts as none: with a wrong clock, a host would otherwise fail each create without a try, and,
+// being empty, attract all of them.
+func firstRead(at, now time.Time, timeout time.Duration) assignment {
+	age := now.Sub(at)
+	if age < 0 || age > timeout+maxLateness {
+		age = 0
+	}
+	return assignment{at, time.Now().Add(-age)}
+}
+
+// timeoutError is what a sandbox fails with that is not ready in time, because of err.
+func timeoutError(b *protocol.Sandbox, err error) *protocol.Error {
+	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout,
+		"not ready within %s: %v", b.Spec.CreateTimeout, err)
+	why.Field = protocol.AsError(err).Field
+	return why
+}
+
+// creation is one try to create the sandbox. Each step adds what the next ones need.
+type creation struct {
+	s *Sandbox
+	b *protocol.Sandbox
+
+	mounts   []hostfiles.Binding // of the spec
+	image    docker.Image
+	dir      hostdir.Dir
+	secret   []byte
+	earlier  bool               // an earlier try may have made the network
+	bindings hostfiles.Bindings // of the spec and its tools
+	targets  []string           // paths of the container at which something is mounted
+	volumes  []string           // of the image
+	rules    firewall.Network   // of the sandbox's network
+}
+
+func (c *creation) run(ctx context.Context) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	release, err := c.getImage(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := c.makeDir(ctx); err != nil {
+		return err
+	}
+	if err := c.makeNetwork(ctx); err != nil {
+		return err
+	}
+	id, p, err := c.launch(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.awaitReady(ctx, p); err != nil {
+		return err
+	}
+	return c.appendReady(ctx, id, p)
+}
+
+// check checks the spec against what the host offers.
+func (c *creation) check() (err error) {
+	host, spec := c.s.host, &c.b.Spec
+	if err := host.Check(spec); err != nil {
+		return err
+	}
+	if err := host.Network.Check(spec); err != nil {
+		return err
+	}
+	if err := network.CheckPorts(host.Ports, spec); err != nil {
+		return err
+	}
+	c.mounts, err = host.Files.Check(spec)
+	return err
+}
+
+func (c *creation) getImage(ctx context.Context) (release func(), err error) {
+	if err := c.s.phases.enter(c.b, "image"); err != nil {
+		return nil, err
+	}
+	pull := c.b.Spec.Pull
+	if pull == protocol.PullAlways && c.s.local.container.ID != "" { // an earlier try has pulled it
+		pull = protocol.PullMissing
+	}
+	c.image, release, err = c.s.containers().Image(ctx, c.b.Generation, c.b.Spec.Image, pull)
+	return release, err
+}
+
+// makeDir makes the sandbox's directory, with all that a start of the container needs.
+func (c *creation) makeDir(ctx context.Context) (err error) {
+	s, spec := c.s, &c.b.Spec
+	c.dir = s.host.Dirs.Of(s.key, c.b.Generation)
+	_, err = c.dir.Secret()
+	c.earlier = err == nil
+	if c.secret, err = c.dir.Create(); err != nil {
+		return err
+	}
+	if err := c.dir.WriteEtc(hostname(c.b, s.key)); err != nil {
+		return err
+	}
+	user, cwd := cmp.Or(spec.User, c.image.User), cmp.Or(spec.Cwd, c.image.Cwd)
+	if c.bindings, err = s.host.Files.Choose(spec, c.dir, c.mounts, c.homeOf(ctx, user)); err != nil {
+		return err
+	}
+	c.targets = append(mountTargets(spec, c.bindings), hostdir.EtcTargets...)
+	if c.volumes, err = hostfiles.Volumes(c.image, c.targets, "spec.image"); err != nil {
+		return err
+	}
+	if err := hostfiles.CheckCopies(spec, "", c.volumes, c.targets); err != nil {
+		return err
+	}
+	return c.dir.SaveDefaults(hostdir.Defaults{User: user, Cwd: cwd, Volumes: c.volumes, StopSignal: c.image.StopSignal})
+}
+
+func (c *creation) makeNetwork(ctx context.Context) (err error) {
+	if err := c.s.phases.enter(c.b, "network"); err != nil {
+		return err
+	}
+	if c.rules, err = c.s.networks.make(ctx, c.b, c.earlier); err != nil {
+		return err
+	}
+	c.s.services.networkExists()
+	return nil
+}
+
+const maxPortTries = 5
+
+// launch makes the container if there is none, and starts it. If a port that the worker chose is taken by the time the
+// container starts, launch removes the container, and makes it again with another port.
+func (c *creation) launch(ctx context.Context) (id string, p *primary, err error) {
+	s := c.s
+	id = s.local.container.ID
+	for try := 1; ; try++ {
+		if id == "" {
+			if id, err = c.makeContainer(ctx); err != nil {
+				return "", nil, err
+			}
+		}
+		p, err = c.start(ctx, id)
+		named, retry := network.PortConflict(err, c.b.Spec.Ports)
+		if !retry || try == maxPortTries {
+			return id, p, named
+		}
+		s.log.Info("a chosen port was taken meanwhile; choosing another", "error", err)
+		if err := s.host.Engine.RemoveContainer(ctx, id); err != nil {
+			return "", nil, err
+		}
+		id, s.local.container, s.local.Container = "", docker.Container{}, decide.ContainerAbsent
+	}
+}
+
+func (c *creation) makeContainer(ctx context.Context) (id string, err error) {
+	s, spec := c.s, &c.b.Spec
+	ports, err := s.host.Network.ChoosePorts(s.host.Ports, spec.Ports, s.log)
+	if err != nil {
+		return "", err
+	}
+	if err := s.phases.enter(c.b, "container"); err != nil {
+		return "", err
+	}
+	gpus, err := s.host.GPUs.Take(s.key, spec.GPUCount())
+	if err != nil {
+		return "", err
+	}
+	container := c.containerSpec(gpus)
+	container.Ports = ports
+	s.host.Probe("before-container-create")
+	err = s.awaitEngine(func() error {
+		id, err = s.host.Engine.CreateContainer(ctx, container)
+		return hosterr.WithField(err, docker.ReasonNoDiskQuota, "spec.disk")
+	})
+	s.host.Probe("after-container-create")
+	return id, err
+}
+
+// start copies trees into a container that never ran, starts it if it does not run, and connects to its supervisor.
+func (c *creation) start(ctx context.Context, id string) (*primary, error) {
+	s := c.s
+	there := s.local.Container
+	if there == decide.ContainerAbsent || there == decide.ContainerMade { // one that ran may have changed what was copied
+		if err := s.containers().CopyTrees(ctx, id, "", c.b.Spec.Copies, c.targets); err != nil {
+			return nil, err
+		}
+	}
+	if there != decide.ContainerRunning {
+		if err := s.phases.enter(c.b, "start"); err != nil {
+			return nil, err
+		}
+		if err := s.host.Network.Restore(c.rules); err != nil {
+			return nil, err
+		}
+	}
+	return (&starter{s, c.b}).start(ctx, c.dir, c.secret, docker.Container{ID: id})
+}
+
+// awaitReady waits for the required services, and for the sandbox's own command.
+func (c *creation) awaitReady(ctx context.Context, p *primary) error {
+	if err := c.s.services.awaitReady(ctx, p); err != nil {
+		return err
+	}
+	var from time.Time
+	if len(c.b.Spec.RequiredServices) > 0 {
+		from = time.Now()
+	}
+	return p.awaitSteady(ctx, c.b, from)
+}
+
+func (c *creation) appendReady(ctx context.Context, id string, p *primary) error {
+	s := c.s
+	s.host.Probe("before-ready")
+	err := s.phases.append(ctx, c.b, func(st *protocol.State) []protocol.Event {
+		return decide.Ready(st, s.conn.ownRun(), &protocol.SandboxDetails{
+			Image: c.image.ID, Digest: c.image.Digest, Isolation: cmp.Or(c.b.Spec.Runtime, s.host.Runtime),
+			Container: id, Subnet: c.rules.Subnet.String(), Boot: p.Boot, Ports: p.ports,
+		})
+	})
+	s.host.Probe("after-ready")
+	return err
+}

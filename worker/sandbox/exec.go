@@ -1,0 +1,370 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/boxfleet/boxfleet/jetstream"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/attach"
+	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/output"
+	"github.com/boxfleet/boxfleet/worker/supervise"
+)
+
+// execRun takes one exec from its state in the log to its end: append started, start it through the supervisor, publish
+// its output, append its end, have the supervisor forget it. Each step can be repeated, so a worker that finds the exec
+// half-way resumes it with the same code.
+type execRun struct {
+	s       *Sandbox
+	id      string
+	service string // whose container it runs in; "": the primary one
+	result  chan control.Result
+	done    chan struct{} // closed when the goroutine has ended
+	stop    context.CancelFunc
+
+	stdout, stderr atomic.Int64 // sizes of the output that the supervisor reported
+	grew           wake.Signal
+	cancelled      atomic.Bool // the supervisor was asked to end it
+}
+
+func newExecRun(s *Sandbox, x *protocol.Exec, stop context.CancelFunc) *execRun {
+	return &execRun{s: s, id: x.ID, service: x.Spec.Service, result: make(chan control.Result, 1),
+		done: make(chan struct{}), stop: stop, grew: wake.New()}
+}
+
+// grow takes the sizes of the output.
+func (r *execRun) grow(stdout, stderr int64) {
+	raise(&r.stdout, stdout)
+	raise(&r.stderr, stderr)
+	r.grew.Wake()
+}
+
+func raise(size *atomic.Int64, to int64) {
+	for old := size.Load(); to > old && !size.CompareAndSwap(old, to); old = size.Load() {
+	}
+}
+
+// cancel has the supervisor end the exec's process tree. The result is reported as any other.
+func (r *execRun) cancel(grace time.Duration) {
+	a := r.s.conn.attachmentOf(r.service)
+	if a == nil {
+		r.cancelled.Store(false)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := a.Link.Cancel(ctx, r.id, grace); err != nil {
+		r.s.log.Warn("could not pass on a cancel; retrying", "exec", r.id, "error", err)
+		r.cancelled.Store(false)
+		time.AfterFunc(retryFirst, r.s.wake.Wake)
+	}
+}
+
+// run takes the exec to its end. It returns nil when the log has the end, or no longer wants the exec from this host.
+func (r *execRun) run(ctx context.Context, x *protocol.Exec, a *attach.Attachment) error {
+	adopted := x.State == protocol.ExecStateRunning
+	r.s.host.Output.ExecStartsOrEnds(r.s.key)
+	if !adopted && a == nil {
+		return decide.IgnoreSuperseded(r.failWithService(ctx))
+	}
+	number := x.StartSequence
+	if !adopted {
+		defer a.Link.Prepare(r.id)()
+		r.s.host.Probe("before-exec-started")
+		var err error
+		if number, err = r.appendStarted(ctx, a.Boot); err != nil {
+			return decide.IgnoreSuperseded(err)
+		}
+		r.s.host.Probe("after-exec-started")
+	}
+	p := r.s.host.Output.NewExec(output.ExecConfig{
+		Key: r.s.key, Exec: x, Adopted: adopted, Sandbox: execOutput{r, a}, Logger: r.s.log,
+	})
+	result, err := r.finished(ctx, x, number, a, p)
+	if err != nil {
+		return err
+	}
+	return decide.IgnoreSuperseded(r.finish(ctx, x, a, p, result))
+}
+
+// failWithService fails an exec whose service has no container that runs, and will have none by itself.
+func (r *execRun) failWithService(ctx context.Context) error {
+	return r.s.append(ctx, r.s.history().generation(), func(st *protocol.State) []protocol.Event {
+		return decide.ServiceDown(st, r.id, r.service)
+	})
+}
+
+// appendStarted appends that this worker starts the exec, and returns the number of the start: that of its event. The
+// log comes first, so an exec that was cancelled, or whose sandbox is being stopped, never starts.
+func (r *execRun) appendStarted(ctx context.Context, boot string) (number uint64, err error) {
+	started := false
+	since := r.s.execs.unstartedSince(r.id)
+	events, err := r.s.history().appendEvents(ctx, r.s.history().generation(), func(st *protocol.State) []protocol.Event {
+		number, started = decide.StartedBefore(st, r.id, boot)
+		waited := time.Duration(0)
+		if !since.IsZero() {
+			waited = time.Since(since)
+		}
+		return decide.ExecStart(st, r.id, boot, waited)
+	})
+	switch {
+	case err == nil && events[0].Kind == protocol.ExecFailed: // it waited too long
+		return 0, decide.ErrSuperseded
+	case err == nil:
+		return events[0].Sequence, nil
+	case started:
+		return number, nil
+	}
+	return 0, err
+}
+
+// finished returns the result of the exec. It starts the exec if its supervisor does not know it, and publishes its
+// output meanwhile.
+func (r *execRun) finished(ctx context.Context, x *protocol.Exec, number uint64, a *attach.Attachment,
+	p *output.Exec) (control.Result, error) {
+	if a == nil || x.Boot != "" && x.Boot != a.Boot {
+		return r.sealedResult(a, containerEnded)
+	}
+	result, err := r.start(ctx, x, number, a, p)
+	if result != nil || err != nil {
+		return derefResult(result), err
+	}
+	return r.await(ctx, a, p)
+}
+
+func derefResult(r *control.Result) control.Result {
+	if r == nil {
+		return control.Result{}
+	}
+	return *r
+}
+
+// start has the supervisor start the exec. It returns a result if the exec ended without running under this
+// supervisor, nil if it runs.
+func (r *execRun) start(ctx context.Context, x *protocol.Exec, number uint64, a *attach.Attachment,
+	p *output.Exec) (*control.Result, error) {
+	if err := r.s.host.Fence(); err != nil {
+		return nil, err
+	}
+	starting, cancel := a.During(ctx)
+	defer cancel()
+	status, err := a.Link.Start(starting, control.Start{
+		ID: r.id, Boot: a.Boot, Number: number,
+		Argv: x.Spec.Command, Env: x.Spec.Env, Cwd: x.Spec.Cwd, User: x.Spec.User, Stdin: x.Spec.Stdin,
+		Timeout: x.Spec.Timeout.Std(), Grace: x.Spec.Grace.Std(),
+		OutputLimit: int64(x.Spec.OutputLimit), InlineLimit: protocol.MaxInlineOutput,
+	})
+	r.s.host.Probe("after-exec-start")
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case starting.Err() != nil:
+		result, err := r.sealedResult(a, containerEnded)
+		return &result, err
+	case protocol.CodeOf(err) == protocol.FailedPrecondition && protocol.AsError(err).Reason == protocol.ReasonInterrupted:
+		result, err := r.sealedResult(a, protocol.AsError(err).Message)
+		return &result, err
+	case err != nil && protocol.AsError(err).Reason == protocol.ReasonLeaseLost:
+		return nil, err // nothing was started; the next tenure resumes the exec
+	case err != nil:
+		return refused(r.id, protocol.AsError(err))
+	}
+	if status.Age > 0 { // the supervisor knows better than the log
+		p.SetAge(status.Age)
+	}
+	if status.Result != nil {
+		r.s.execs.Ended(*status.Result)
+	}
+	r.grow(status.StdoutBytes, status.StderrBytes)
+	return nil, nil
+}
+
+// await publishes the exec's output until the exec ends.
+func (r *execRun) await(ctx context.Context, a *attach.Attachment, p *output.Exec) (control.Result, error) {
+	var again <-chan time.Time
+	for {
+		select {
+		case result := <-r.result:
+			return result, nil
+		case <-again:
+			r.grew.Wake()
+		case <-r.grew:
+			pause, err := p.Publish(ctx, r.stdout.Load(), r.stderr.Load())
+			if err != nil {
+				return control.Result{}, err
+			}
+			if again = nil; pause > 0 {
+				again = time.After(pause)
+			}
+		case <-a.Done():
+			if ctx.Err() != nil {
+				return control.Result{}, ctx.Err()
+			}
+			return r.sealedResult(a, containerEnded)
+		case <-ctx.Done():
+			return control.Result{}, ctx.Err()
+		}
+	}
+}
+
+// refused is the result of an exec that the supervisor did not start, or an error if a retry may start it.
+func refused(id string, why *protocol.Error) (*control.Result, error) {
+	switch {
+	case why.Code == protocol.Unavailable:
+		return nil, why
+	case why.Reason == protocol.ReasonSandboxStopping: // the supervisor is ending every exec
+		return &control.Result{ID: id, Cancelled: true}, nil
+	}
+	return &control.Result{ID: id, Failed: true, Error: why}, nil
+}
+
+// containerEnded is why the supervisor that started an exec is gone.
+const containerEnded = "its container ended"
+
+// sealedResult reads the result that the exec's supervisor left on disk before it ended. If there is none, the exec was
+// interrupted, because of why.
+func (r *execRun) sealedResult(a *attach.Attachment, why string) (control.Result, error) {
+	select {
+	case result := <-r.result: // it was reported just before
+		return result, nil
+	default:
+	}
+	unknown := control.Result{ID: r.id, Failed: true, Error: decide.Interrupted(why)}
+	if stopped := r.s.diskStop.now(); stopped != nil {
+		unknown.Error = stopped
+	}
+	run, secret, done, err := r.runDir(a)
+	if err != nil {
+		return unknown, nil
+	}
+	defer done()
+	record, err := supervise.ReadRecord(run, secret, r.id)
+	if err != nil {
+		r.s.log.Info("an exec has no exit record", "exec", r.id, "why", err)
+		unknown.StdoutBytes, unknown.StderrBytes = r.stdout.Load(), r.stderr.Load()
+		return unknown, nil
+	}
+	return record.Result, nil
+}
+
+// finish publishes the rest of the output, appends the end, and lets the supervisor forget the exec.
+func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attachment, p *output.Exec,
+	result control.Result) error {
+	r.s.history().View(func(st *protocol.State) {
+		if now := st.Execs[r.id]; now != nil {
+			x = now // it has the time of its start
+		}
+	})
+	details := &protocol.ExecDetails{ID: r.id, ExitCode: result.ExitCode, Truncated: result.Truncated,
+		OOMKills: result.OOMKills}
+	details.Started, details.Ended = ranBetween(r.s.host.Conn, x.StartedAt, &result)
+	if err := r.publishRest(ctx, p, &result, details); err != nil {
+		return err
+	}
+	r.s.host.Output.ExecStartsOrEnds(r.s.key)
+	r.s.host.Probe("before-exec-end")
+	err := r.s.append(ctx, r.s.history().generation(), func(st *protocol.State) []protocol.Event {
+		return decide.ExecEnd(st, &result, details, a.Ending())
+	})
+	r.s.host.Probe("after-exec-end")
+	if a != nil && (err == nil || errors.Is(err, decide.ErrSuperseded)) {
+		p.Forget(a.During, func() { a.Forget(r.id) })
+	}
+	return err
+}
+
+// publishRest puts the output into details if it is short, or publishes the rest of it.
+func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *control.Result,
+	details *protocol.ExecDetails) (err error) {
+	inline := result.Inline
+	if inline { // unless an earlier worker published some of it
+		if inline, err = p.NothingPublished(ctx); err != nil {
+			return err
+		}
+	}
+	if inline {
+		details.Inline, details.Stdout, details.Stderr = true, result.Stdout, result.Stderr
+		details.StdoutBytes, details.StderrBytes = int64(len(result.Stdout)), int64(len(result.Stderr))
+	} else {
+		lost, err := p.PublishAll(ctx, result.StdoutBytes, result.StderrBytes)
+		if err != nil {
+			return err
+		}
+		details.OutputError = lost
+		details.StdoutBytes, details.StderrBytes = p.Published()
+		details.Truncated = details.Truncated || details.StdoutBytes < result.StdoutBytes ||
+			details.StderrBytes < result.StderrBytes
+		details.Inline = details.StdoutBytes == 0 && details.StderrBytes == 0
+	}
+	if result.DiskFull && details.OutputError == nil {
+		details.OutputError = protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonDiskFull,
+			"the disk of its host was full")
+	}
+	return nil
+}
+
+// ranBetween returns when an exec ran, by the store's clock. Its supervisor knows it by its machine's wall clock, which
+// may have been set meanwhile. started is when the log has that it was to start. A time that is not known is zero.
+func ranBetween(conn *jetstream.Conn, started time.Time, result *control.Result) (from, to time.Time) {
+	now := conn.Now()
+	within := func(t, least time.Time) time.Time {
+		t = conn.StoreTime(t)
+		if t.Before(least) {
+			t = least
+		}
+		if t.After(now) {
+			t = now
+		}
+		return t
+	}
+	if !result.Started.IsZero() {
+		from = within(result.Started, started)
+		started = from
+	}
+	if !result.Ended.IsZero() {
+		to = within(result.Ended, started)
+	}
+	return from, to
+}
+
+// execOutput is the sandbox as the publisher of an exec's output knows it.
+type execOutput struct {
+	r *execRun
+	a *attach.Attachment // nil: the exec's container has ended
+}
+
+func (o execOutput) RunDir() (run *os.Root, done func(), err error) {
+	run, _, done, err = o.r.runDir(o.a)
+	return run, done, err
+}
+
+func (o execOutput) Ending() bool { return o.a.Ending() }
+
+func (o execOutput) Stopped() *protocol.Error { return o.r.s.diskStop.now() }
+
+func (o execOutput) ReachLog(ctx context.Context) error { return o.r.s.journal.Refresh(ctx) }
+
+// runDir opens the run directory of the container that the exec ran in: through the attachment, or, if the container
+// has ended, by its path. secret authenticates the exec's exit record.
+func (r *execRun) runDir(a *attach.Attachment) (run *os.Root, secret []byte, done func(), err error) {
+	if a != nil {
+		return a.Run, a.Key, func() {}, nil
+	}
+	d := r.s.dir(r.s.history().generation())
+	if r.service != "" {
+		d = d.Service(r.service)
+	}
+	if secret, err = d.Secret(); err != nil {
+		return nil, nil, nil, err
+	}
+	if run, err = os.OpenRoot(d.Run()); err != nil {
+		return nil, nil, nil, protocol.Errorf(protocol.NotFound, "", "open the run directory: %v", err)
+	}
+	return run, secret, func() { run.Close() }, nil
+}

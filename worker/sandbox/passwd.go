@@ -1,0 +1,56 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxfleet/boxfleet/worker/docker"
+)
+
+// maxPasswd bounds how much of an image's /etc/passwd is read.
+const maxPasswd = 1 << 20
+
+const removePasswdWithin = 10 * time.Second
+
+// homeOf finds the home directory of the sandbox's user when it is called.
+func (c *creation) homeOf(ctx context.Context, user string) func() (home, env string, err error) {
+	return func() (home, env string, err error) {
+		return c.s.host.Homes.Of(&c.b.Spec, c.image, user, func() ([]byte, error) { return c.passwd(ctx) })
+	}
+}
+
+// passwd reads an image's /etc/passwd, and returns nothing if the image has none. The engine only shows files of
+// containers, so this makes one, which never starts, and removes it again.
+func (c *creation) passwd(ctx context.Context) ([]byte, error) {
+	s := c.s
+	if err := removePasswdContainer(ctx, s); err != nil { // left by an earlier try
+		return nil, err
+	}
+	labels := labels(c.b, s.key)
+	labels[docker.LabelRole] = "passwd"
+	var id string
+	err := s.awaitEngine(func() (err error) {
+		id, err = s.host.Engine.CreateContainer(ctx, docker.ContainerSpec{
+			Name: passwdName(s), Image: c.image.ID, Entrypoint: []string{"/"}, Labels: labels,
+		})
+		return err
+	})
+	var data []byte
+	if err == nil {
+		s.host.Probe("after-passwd-create")
+		data, err = s.host.Engine.ReadFile(ctx, id, "/etc/passwd", maxPasswd)
+	}
+	// Remove it also if ctx has ended, or if the engine did not answer and may have made it.
+	removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), removePasswdWithin)
+	defer cancel()
+	if removeErr := removePasswdContainer(removing, s); err == nil {
+		err = removeErr
+	}
+	return data, err
+}
+
+func passwdName(s *Sandbox) string { return s.name() + ".passwd" }
+
+func removePasswdContainer(ctx context.Context, s *Sandbox) error {
+	return s.host.Engine.RemoveContainer(ctx, passwdName(s))
+}

@@ -1,0 +1,94 @@
+package sandbox
+
+import (
+	"context"
+	"sync"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/progress"
+)
+
+// createPhases are the phases of the sandbox's create, over all its tries in one generation.
+type createPhases struct {
+	s *Sandbox
+
+	mu         sync.Mutex
+	present    *progress.Phases // nil: there is no create
+	generation uint64
+}
+
+// of returns the phases of the sandbox's present generation.
+func (c *createPhases) of(b *protocol.Sandbox) *progress.Phases {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.present == nil || c.generation != b.Generation {
+		c.present, c.generation = progress.Begin(b.Phase), b.Generation
+	}
+	return c.present
+}
+
+// enter begins a phase of the create, unless the log no longer wants the sandbox made.
+func (c *createPhases) enter(b *protocol.Sandbox, phase string) error {
+	s := c.s
+	s.host.Probe("before-phase-" + phase)
+	s.mu.Lock()
+	superseded := s.superseded()
+	s.mu.Unlock()
+	if superseded {
+		return decide.ErrSuperseded
+	}
+	at := s.host.Now().UTC()
+	if at.Before(b.AssignedAt) { // the clocks of two connections to the store differ a little
+		at = b.AssignedAt
+	}
+	c.of(b).Enter(phase, at)
+	s.host.Probe("after-phase-" + phase)
+	return nil
+}
+
+// run appends the phases of a create that takes long, until stop is called.
+func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func()) {
+	running, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.of(b).Run(running, func() {
+			err := c.append(ctx, b, func(*protocol.State) []protocol.Event { return nil })
+			if decide.IgnoreSuperseded(err) != nil && ctx.Err() == nil {
+				c.s.log.Warn("could not append the phase of a create; retrying", "error", err)
+			}
+		})
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// append appends what choose returns, and before it, in the same message, the phases of the create that the log does
+// not have. If choose returns nothing, it appends the phases alone, as long as the sandbox waits for its create.
+func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
+	return c.of(b).Tell(func(unreported []protocol.Event) error {
+		return c.s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
+			return decide.Phases(st, unreported, choose(st))
+		})
+	})
+}
+
+// fail appends that the create failed, and how far it came.
+func (c *createPhases) fail(ctx context.Context, b *protocol.Sandbox, why *protocol.Error) error {
+	c.s.log.Warn("the sandbox failed", "error", why)
+	err := c.append(ctx, b, func(st *protocol.State) []protocol.Event { return decide.Failed(st, c.s.conn.ownRun(), why) })
+	if err == nil {
+		c.forget()
+	}
+	return err
+}
+
+// forget ends the phases of a create that has ended: later pulls belong to none of them.
+func (c *createPhases) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.present = nil
+}

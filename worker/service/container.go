@@ -1,0 +1,302 @@
+package service
+
+import (
+	"context"
+	"slices"
+	"sort"
+	"strconv"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/attach"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+	"github.com/boxfleet/boxfleet/worker/hostfiles"
+)
+
+// raise makes the container if there is none, copies the trees that are for it, starts it if it does not run, and
+// connects to its supervisor.
+func (v *Service) raise(ctx context.Context) error {
+	r := raising{v: v, dir: v.cfg.Dir()}
+	c, err := inspect(ctx, v)
+	if err != nil {
+		return err
+	}
+	if c.ID != "" && docker.GenerationOf(c.Labels) != v.cfg.Generation {
+		if err := v.cfg.Host.Engine.RemoveContainer(ctx, c.ID); err != nil {
+			return err
+		}
+		c = docker.Container{}
+	}
+	if c.ID == "" {
+		if c.ID, err = r.create(ctx); err != nil {
+			return err
+		}
+	}
+	secret, err := r.dir.Secret()
+	if err != nil && hosterr.Temporary(err) {
+		return err
+	}
+	if err != nil {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
+			"the service's directory is gone")
+	}
+	if err := v.health.load(r.dir); err != nil {
+		return err
+	}
+	// An earlier try may have made the container. One that ran before may have changed what was copied, so leave it.
+	if !c.Running && c.StartedAt.IsZero() {
+		if err := v.cfg.Containers.CopyTrees(ctx, c.ID, v.cfg.Name, v.cfg.Sandbox.Copies, hostdir.EtcTargets); err != nil {
+			return err
+		}
+		v.cfg.Host.Probe("after-service-copy")
+	}
+	a, err := r.listen(secret)
+	if err != nil {
+		return err
+	}
+	if err := r.connect(ctx, a, c); err != nil {
+		a.Close()
+		return err
+	}
+	return nil
+}
+
+// raising is one try to bring a service's container up.
+type raising struct {
+	v   *Service
+	dir hostdir.Dir
+}
+
+// create makes the container of a service that starts for the first time. A container that has gone since is not
+// replaced silently.
+func (r *raising) create(ctx context.Context) (string, error) {
+	v := r.v
+	if status := v.status(); status.State != protocol.ServiceStateStarting || status.Resumed {
+		return "", protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
+			"the service's container is gone")
+	}
+	if err := v.cfg.Host.CheckService(&v.cfg.Sandbox, v.cfg.Name); err != nil {
+		return "", err
+	}
+	image, release, err := v.cfg.Containers.Image(ctx, v.cfg.Generation, v.spec.Image, v.cfg.Sandbox.Pull)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	volumes, err := hostfiles.Volumes(image, hostdir.EtcTargets, field(v)+".image")
+	if err != nil {
+		return "", err
+	}
+	if err := hostfiles.CheckCopies(&v.cfg.Sandbox, v.cfg.Name, volumes, nil); err != nil {
+		return "", err
+	}
+	if err := r.writeDir(image, volumes); err != nil {
+		return "", err
+	}
+	select {
+	case <-v.netUp:
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	v.cfg.Host.Probe("before-service-create")
+	spec := r.containerSpec(image)
+	hostfiles.CoverVolumes(&spec, volumes, v.spec.Memory)
+	id, err := v.cfg.Host.Engine.CreateContainer(context.WithoutCancel(ctx), spec)
+	v.cfg.Host.Probe("after-service-create")
+	return id, hosterr.WithField(err, docker.ReasonNoDiskQuota, field(v)+".disk")
+}
+
+// writeDir makes the service's directory, with what each start of the container needs of its image and spec.
+func (r *raising) writeDir(image docker.Image, volumes []string) error {
+	command := r.v.spec.Command
+	if len(command) == 0 {
+		command = image.Cmd
+	}
+	defaults := hostdir.Defaults{
+		Volumes: volumes, User: r.v.spec.User, Cwd: image.Cwd, Command: append(slices.Clone(image.Entrypoint), command...),
+		StopSignal: image.StopSignal, Healthcheck: image.Healthcheck,
+	}
+	if len(defaults.Command) == 0 {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed,
+			"neither the image nor the spec has a command")
+	}
+	if defaults.User == "" {
+		defaults.User = image.User
+	}
+	if _, err := r.dir.Create(); err != nil {
+		return err
+	}
+	if err := r.dir.SaveDefaults(defaults); err != nil {
+		return err
+	}
+	return r.dir.WriteEtc(r.v.cfg.Name)
+}
+
+// containerSpec describes the service's container to the engine.
+func (r *raising) containerSpec(image docker.Image) docker.ContainerSpec {
+	v, k := r.v, r.v.cfg.Key
+	spec := docker.ContainerSpec{
+		Name: ContainerName(v.cfg.Host.Deployment, k, v.cfg.Name), Image: image.ID, Hostname: v.cfg.Name,
+		Network: docker.ObjectName(v.cfg.Host.Deployment, k), Aliases: []string{v.cfg.Name},
+		Labels: map[string]string{
+			docker.LabelTenant: k.Tenant, docker.LabelSandbox: k.ID, docker.LabelRole: "service", docker.LabelService: v.cfg.Name,
+			docker.LabelGeneration: strconv.FormatUint(v.cfg.Generation, 10), docker.LabelDirectory: r.dir.Path,
+		},
+		DNS: v.cfg.Host.NameServers(&v.cfg.Sandbox),
+		CPU: v.spec.CPU, Memory: int64(v.spec.Memory), PIDs: v.spec.PIDs, Disk: int64(v.spec.Disk),
+		Runtime: v.cfg.Sandbox.Runtime,
+		Binds:   append(attach.Binds(v.cfg.Host.Supervisor, r.dir.Ctl()), r.dir.EtcBinds(nil)...),
+	}
+	attach.SetProcess(&spec, v.spec.Capabilities())
+	for name, value := range v.spec.Env {
+		spec.Env = append(spec.Env, name+"="+value)
+	}
+	sort.Strings(spec.Env)
+	return spec
+}
+
+// listen opens the socket that the service's supervisor dials.
+func (r *raising) listen(secret []byte) (*attach.Attachment, error) {
+	v := r.v
+	defaults, err := r.dir.Defaults()
+	if err != nil {
+		return nil, err
+	}
+	return attach.Listen(attach.Config{
+		ControlDir: r.dir.Ctl(), RunDir: r.dir.Run(), Home: r.dir.Sandbox(),
+		Welcome: control.Welcome{Grace: v.cfg.Sandbox.Grace.Std(), Key: secret, Command: defaults.Command,
+			DefaultUser: defaults.User, DefaultCwd: defaults.Cwd, StopSignal: defaults.StopSignal},
+		Lease: v.cfg.Host.Lease, Fence: v.cfg.Host.Fence, Events: events{v.cfg.Execs, v}, Log: v.log,
+	})
+}
+
+// connect starts the container if it does not run, and waits for its supervisor.
+func (r *raising) connect(ctx context.Context, a *attach.Attachment, c docker.Container) error {
+	v, host := r.v, r.v.cfg.Host
+	epoch := host.Epoch.Load()
+	if !c.Running {
+		if err := r.start(ctx, c.ID); err != nil {
+			return err
+		}
+	}
+	c, err := host.Engine.Inspect(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	if !c.Running {
+		if err := host.Epoch.EndedByItself(ctx, host.Engine.Ping, epoch); err != nil {
+			return err
+		}
+		return endedError(v, c)
+	}
+	v.epoch = epoch
+	if err := r.dir.SetAddress(c.Hostname, c.Address); err != nil {
+		return err
+	}
+	host.LimitTerminals(c.Pid)
+	defaults, err := r.dir.Defaults()
+	if err != nil {
+		return err
+	}
+	if err := hostfiles.UncoverVolumes(c.Pid, defaults.Volumes); err != nil {
+		return err
+	}
+	if err := a.Greet(ctx, c.Pid); err != nil {
+		return err
+	}
+	host.Track(v.cfg.Key, c.Pid, a.Home)
+	host.Probe("after-service-hello")
+	v.mu.Lock()
+	v.attached, v.down, v.givenUp = a, false, false
+	v.mu.Unlock()
+	v.cfg.Execs.Restart()
+	return nil
+}
+
+// start starts the container, and waits for the engine's answer: the engine carries out a request that nobody waits
+// for.
+func (r *raising) start(ctx context.Context, id string) error {
+	v, host := r.v, r.v.cfg.Host
+	v.mu.Lock()
+	v.down = true
+	v.mu.Unlock()
+	v.cfg.Execs.Restart()                         // its execs end
+	if err := host.Engine.Ping(ctx); err != nil { // an engine that shuts down still answers on open connections
+		return err
+	}
+	if err := v.cfg.Containers.RestoreRules(ctx, &v.cfg.Sandbox); err != nil {
+		return err
+	}
+	host.Probe("before-service-start")
+	if err := host.Engine.StartContainer(context.WithoutCancel(ctx), id); err != nil {
+		return err
+	}
+	host.Probe("after-service-start")
+	v.mu.Lock()
+	v.proc = control.Primary{}
+	v.mu.Unlock()
+	return nil
+}
+
+// inspect returns the service's container, the zero value if there is none.
+func inspect(ctx context.Context, v *Service) (docker.Container, error) {
+	return v.cfg.Containers.Inspect(ctx, ContainerName(v.cfg.Host.Deployment, v.cfg.Key, v.cfg.Name))
+}
+
+// checkContainer inspects the attached container if it may have changed. It returns why the container no longer runs,
+// nil if it does.
+func (v *Service) checkContainer(ctx context.Context) error {
+	v.mu.Lock()
+	a, dirty := v.attached, v.dirty
+	v.dirty = false
+	v.mu.Unlock()
+	if !dirty || a == nil {
+		return nil
+	}
+	host := v.cfg.Host
+	epoch := host.Epoch.Load()
+	c, err := inspect(ctx, v)
+	if err != nil {
+		v.mu.Lock()
+		v.dirty = true
+		v.mu.Unlock()
+		return err
+	}
+	if c.Running && c.Pid == a.Pid {
+		v.epoch = epoch
+		return nil
+	}
+	v.mu.Lock()
+	v.down = true
+	v.mu.Unlock()
+	v.Detach()
+	v.cfg.Execs.Restart() // its execs end
+	if c.ID == "" {
+		if err := host.Engine.Ping(ctx); err != nil {
+			return err
+		}
+	} else if err := host.Epoch.EndedByItself(ctx, host.Engine.Ping, v.epoch); err != nil {
+		return err
+	}
+	return endedError(v, c)
+}
+
+// endedError says how the container ended.
+func endedError(v *Service, c docker.Container) *protocol.Error {
+	switch {
+	case c.ID == "":
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerMissing,
+			"the service's container is gone")
+	case c.OutOfMemory():
+		return outOfMemory(v.spec.Memory)
+	}
+	return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
+		"the service's container ended with exit code %d %s", c.ExitCode, c.Error)
+}
+
+func outOfMemory(memory protocol.Bytes) *protocol.Error {
+	return protocol.Errorf(protocol.ResourceExhausted, protocol.ReasonOOMKilled,
+		"the service ran out of memory (%s)", memory)
+}

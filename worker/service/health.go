@@ -1,0 +1,329 @@
+package service
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/worker/attach"
+	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/hostdir"
+)
+
+// The worker tests health itself, by commands that it runs through the supervisor: a timeout then ends the test's
+// whole process tree, which the engine's own health check does not do, and all fields work on an engine of any version
+// (start_interval came with 25).
+
+const (
+	maxEnds   = 3                      // a command that ended so often before it was ready has failed
+	testFirst = 100 * time.Millisecond // pause between the first two tests; it doubles up to the start interval
+)
+
+// health decides whether a service is healthy. Only the service's goroutine uses it.
+type health struct {
+	v     *Service
+	check *protocol.Healthcheck // nil: the service is healthy while it runs
+
+	failures int       // tests that failed in a row
+	run      time.Time // start of the run of the command that failures belong to
+	tested   time.Time
+	passed   time.Time // the last test that passed
+}
+
+// load reads the health check of the spec, or else of the image.
+func (h *health) load(dir hostdir.Dir) error {
+	defaults, err := dir.Defaults()
+	check := h.v.spec.Healthcheck
+	if check == nil {
+		check = defaults.Healthcheck
+	}
+	if check == nil || check.Off() {
+		h.check = nil
+		return err
+	}
+	resolved := *check
+	resolved.Resolve()
+	h.check = &resolved
+	return err
+}
+
+// await waits until the service is healthy: its test passes, or, without one, it runs and keeps running. Failures
+// count only once the start period and retries intervals have passed. Tests therefore run often, and a service that
+// starts fast is ready soon.
+func (h *health) await(ctx context.Context) error {
+	v := h.v
+	first := firstTests{began: time.Now(), pause: testFirst}
+	for {
+		if err := v.checkContainer(ctx); err != nil {
+			return err
+		}
+		v.recordEnds(ctx)
+		p := v.process()
+		if err := h.unstartable(&p); err != nil {
+			return err
+		}
+		var next time.Duration
+		var ready bool
+		var err error
+		switch {
+		case !p.Running:
+			v.waitsFor("its command does not run")
+			next = decide.CheckPeriod
+		case h.check == nil:
+			ready, next = h.steadyNow(&p)
+		default:
+			ready, next, err = h.firstTest(ctx, &p, &first)
+		}
+		if ready || err != nil {
+			return err
+		}
+		if next > 0 && !v.changed.WaitFor(ctx, next) {
+			return ctx.Err()
+		}
+	}
+}
+
+// steadyNow reports whether a service without a test is ready, or else when to check again.
+func (h *health) steadyNow(p *control.Primary) (ready bool, next time.Duration) {
+	v := h.v
+	if left := time.Until(p.Since.Add(decide.SteadyFor)); left > 0 {
+		v.waitsFor("its command has just started")
+		return false, left
+	}
+	if v.attachment().Up() {
+		return true, 0
+	}
+	v.waitsFor("its supervisor is not connected") // the container may have ended, and the engine has not reported it yet
+	return false, decide.CheckPeriod
+}
+
+// firstTests are the tests before a service is ready.
+type firstTests struct {
+	began  time.Time
+	failed int
+	pause  time.Duration
+}
+
+// firstTest runs the test once. If next is 0 and the service is not ready, test again at once: the command ended
+// during the test, so the result does not count.
+func (h *health) firstTest(ctx context.Context, p *control.Primary, first *firstTests) (ready bool, next time.Duration,
+	err error) {
+	v, check := h.v, h.check
+	if err := v.cfg.Host.Fence(); err != nil {
+		return false, 0, err // the test may not run, and that says nothing about the service
+	}
+	sick := h.test(ctx)
+	if sick == nil {
+		ready, err = h.steady(ctx, p)
+		return ready, 0, err
+	}
+	v.waitsFor("%s", sick.Message)
+	first.failed++
+	patience := check.StartPeriod.Std() + time.Duration(check.Retries)*check.Interval.Std()
+	if first.failed >= check.Retries && v.attachment().Up() && time.Since(first.began) >= patience {
+		return false, 0, sick
+	}
+	next = min(first.pause, check.StartInterval.Std(), check.Interval.Std())
+	first.pause = 2 * next
+	return false, next, nil
+}
+
+// steady waits until the command that ran when a test began has run for SteadyFor, and reports whether it has. A
+// command that ends at once is so not mistaken for a healthy one because its test passes without it.
+func (h *health) steady(ctx context.Context, tested *control.Primary) (bool, error) {
+	v := h.v
+	for {
+		p := v.process()
+		if !sameRun(tested, &p) || !v.attachment().Up() {
+			return false, nil
+		}
+		left := time.Until(p.Since.Add(decide.SteadyFor))
+		if left <= 0 {
+			return true, nil
+		}
+		v.waitsFor("its command has just started")
+		if !v.changed.WaitFor(ctx, left) {
+			return false, ctx.Err()
+		}
+	}
+}
+
+// sameRun reports whether a command ran without an end between two reports.
+func sameRun(before, now *control.Primary) bool {
+	return before.Running && now.Running && before.Since.Equal(now.Since) && before.Restarts == now.Restarts
+}
+
+// unstartable says why a command that has not been ready yet never will be, nil if it may.
+func (h *health) unstartable(p *control.Primary) error {
+	ends := decide.EndsOf(p)
+	switch {
+	case p.Error != nil:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed,
+			"its command cannot be started: %s", p.Error.Message)
+	case ends == 0 || p.LastExit == nil:
+		return nil
+	case decide.OutOfMemory(p):
+		return outOfMemory(h.v.spec.Memory)
+	case ends >= maxEnds:
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonContainerExited,
+			"its command ended %d times before it was ready, at last with exit code %d", ends, *p.LastExit)
+	}
+	return nil
+}
+
+// test runs the health test once, and says why the service is not healthy, nil if it is.
+func (h *health) test(ctx context.Context) *protocol.Error {
+	v, check := h.v, h.check
+	sick := func(format string, args ...any) *protocol.Error {
+		return protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonUnhealthy, format, args...)
+	}
+	a := v.attachment()
+	if a == nil {
+		return sick("the service's container does not run")
+	}
+	// This goroutine alone inspects the container, so it must not wait for a supervisor that is gone.
+	ctx, cancel := a.WhileConnected(ctx)
+	defer cancel()
+	r, output, err := runTest(ctx, a, check)
+	h.tested = time.Now()
+	if err != nil {
+		return sick("the health test did not end: %v", err)
+	}
+	switch {
+	case r.TimedOut:
+		return sick("the health test ran longer than %s%s", check.Timeout, lastLine(output))
+	case r.Failed:
+		return sick("the health test could not be run: %v", r.Error)
+	case r.ExitCode == nil:
+		return sick("the health test was interrupted")
+	case *r.ExitCode != 0:
+		return sick("the health test ended with exit code %d%s", *r.ExitCode, lastLine(output))
+	}
+	h.passed = h.tested
+	return nil
+}
+
+// runTest runs the command of a health test.
+func runTest(ctx context.Context, a *attach.Attachment, check *protocol.Healthcheck) (control.Result, []byte, error) {
+	argv := check.Test[1:]
+	if check.Test[0] == "CMD-SHELL" {
+		argv = []string{"/bin/sh", "-c", check.Test[1]}
+	}
+	id := "health-" + strings.ToLower(ulid.Make().String())
+	r, output, err := a.Command(ctx, control.Start{ID: id, Argv: argv, Timeout: check.Timeout.Std()})
+	if err == nil {
+		go a.ForgetCommand(id)
+	}
+	return r, output, err
+}
+
+// starting reports whether a command that runs is still in its start period, in which it need not be healthy.
+func (h *health) starting(p *control.Primary) bool {
+	return h.passed.Before(p.Since) && time.Since(p.Since) < h.check.StartPeriod.Std()
+}
+
+// lastLine is the last line of a test's output, as a message quotes it.
+func lastLine(output []byte) string {
+	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(string(output)), "\uFFFD"), "\n")
+	if last := lines[len(lines)-1]; last != "" {
+		return ", saying " + last
+	}
+	return ""
+}
+
+// assess runs a health test if one is due, and appends what has changed: that a ready service loops or is unhealthy, or
+// that a failed one is well again.
+func (h *health) assess(ctx context.Context) {
+	v := h.v
+	status, p := v.status(), v.process()
+	failed := status.State == protocol.ServiceStateFailed
+	if why := v.restarts.crashLoop(); why != nil {
+		if !failed {
+			v.fail(ctx, why)
+		}
+		return
+	}
+	if !p.Running || !v.attachment().Up() || v.cfg.Host.Fence() != nil {
+		return
+	}
+	h.countFor(p.Since)
+	switch {
+	case h.check == nil:
+		if failed && h.mayRecover(&status) && time.Since(p.Since) >= v.cfg.Host.CrashGuard {
+			h.recovered(ctx)
+		}
+		return
+	case time.Since(h.tested) < h.check.Interval.Std():
+		return
+	}
+	sick := h.test(ctx)
+	after := v.process()
+	switch {
+	case !sameRun(&p, &after): // the command ended during the test
+	case ctx.Err() != nil || !v.attachment().Up(): // the test failed because of that
+	case sick == nil:
+		h.failures = 0
+		if failed && h.mayRecover(&status) {
+			h.recovered(ctx)
+		}
+	case h.starting(&p):
+	default:
+		if h.failures++; h.failures >= h.check.Retries && !failed {
+			v.fail(ctx, sick)
+		}
+	}
+}
+
+// countFor has failures count for the run of the command that began at since.
+func (h *health) countFor(since time.Time) {
+	if !since.Equal(h.run) {
+		h.failures, h.run = 0, since
+	}
+}
+
+// mayRecover reports whether a failed service is ready again once it is healthy: only its health was missing, not a
+// hook.
+func (h *health) mayRecover(status *protocol.ServiceStatus) bool {
+	return status.Hooks >= h.lastHook(status) && slices.Contains([]string{
+		protocol.ReasonCrashLoop, protocol.ReasonOOMKilled, protocol.ReasonUnhealthy, protocol.ReasonContainerExited,
+	}, status.Reason)
+}
+
+// lastHook is the number of the last hook to run after this start, 0 for none.
+func (h *health) lastHook(status *protocol.ServiceStatus) int {
+	hooks := h.v.spec.PostStart
+	for i := len(hooks); i > 0; i-- {
+		if !status.Resumed || hooks[i-1].OnResume {
+			return i
+		}
+	}
+	return 0
+}
+
+func (h *health) recovered(ctx context.Context) {
+	if err := h.v.append(ctx, decide.ServiceReady(h.v.cfg.Name)); err != nil {
+		h.v.log.Debug("could not append that a service recovered", "error", err)
+	}
+}
+
+// due is when to assess the service again, 0 if not by itself.
+func (h *health) due() time.Duration {
+	v := h.v
+	v.mu.Lock()
+	mayLoop := v.crash.Failing(time.Now().Add(-decide.CheckPeriod))
+	running := v.attached != nil && v.proc.Running
+	v.mu.Unlock()
+	var due time.Duration
+	if h.check != nil && running {
+		due = max(time.Until(h.tested.Add(h.check.Interval.Std())), time.Millisecond)
+	}
+	if mayLoop && (due == 0 || due > decide.CheckPeriod) {
+		due = decide.CheckPeriod
+	}
+	return due
+}

@@ -1,0 +1,293 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/boxfleet/boxfleet/backoff"
+	"github.com/boxfleet/boxfleet/protocol"
+	"github.com/boxfleet/boxfleet/supervisor/control"
+	"github.com/boxfleet/boxfleet/wake"
+	"github.com/boxfleet/boxfleet/worker/attach"
+	"github.com/boxfleet/boxfleet/worker/decide"
+	"github.com/boxfleet/boxfleet/worker/docker"
+	"github.com/boxfleet/boxfleet/worker/hosterr"
+)
+
+// Service is one service of a sandbox, and the goroutine that brings it up and watches it.
+type Service struct {
+	cfg    Config
+	spec   protocol.Service
+	log    *slog.Logger
+	health *health
+
+	stop    context.CancelFunc
+	done    chan struct{}   // closed when the goroutine has ended
+	changed wake.Signal     // something about it has changed
+	network func()          // closes networkUp
+	netUp   chan struct{}   // closed once the sandbox's network exists
+	settled chan struct{}   // closed once it is ready, or has failed
+	err     *protocol.Error // why it failed; read it after settled
+
+	mu       sync.Mutex
+	attached *attach.Attachment
+	dirty    bool // the container may have changed
+	down     bool // the container does not run
+	givenUp  bool // and will not by itself
+	proc     control.Primary
+	crash    decide.CrashLoop
+	problem  string // why it is not ready yet
+
+	// Used by the goroutine only.
+	epoch    int64 // of the engine, when the container was last known to run
+	restarts *restarts
+}
+
+// New returns a service that is not started yet.
+func New(cfg Config) *Service {
+	v := &Service{
+		cfg: cfg, log: cfg.Logger.With("service", cfg.Name), done: make(chan struct{}), changed: wake.New(),
+		netUp: make(chan struct{}), settled: make(chan struct{}),
+		crash: decide.CrashLoop{Window: cfg.Host.CrashWindow, Guard: cfg.Host.CrashGuard}, epoch: -1,
+	}
+	v.spec, _ = cfg.Sandbox.Service(cfg.Name)
+	v.health, v.restarts = &health{v: v}, &restarts{v: v, epoch: cfg.Host.Epoch.Load()}
+	v.network = sync.OnceFunc(func() { close(v.netUp) })
+	if cfg.Network {
+		v.network()
+	}
+	return v
+}
+
+// Start starts the goroutine. It ends with ctx, or with Stop.
+func (v *Service) Start(ctx context.Context) {
+	ctx, v.stop = context.WithCancel(ctx)
+	go v.run(ctx)
+}
+
+// Stop ends the goroutine, without waiting for it. The container and its connection stay.
+func (v *Service) Stop() { v.stop() }
+
+// Done is closed when the goroutine has ended.
+func (v *Service) Done() <-chan struct{} { return v.done }
+
+// Generation of the sandbox that the service belongs to.
+func (v *Service) Generation() uint64 { return v.cfg.Generation }
+
+// Required reports whether the sandbox waits for the service.
+func (v *Service) Required() bool { return v.cfg.Required }
+
+// Settled is closed once the service is ready, or has failed.
+func (v *Service) Settled() <-chan struct{} { return v.settled }
+
+// Err is why the service failed, nil if it is ready. Call it after Settled.
+func (v *Service) Err() *protocol.Error { return v.err }
+
+// NetworkExists lets the service make its container.
+func (v *Service) NetworkExists() { v.network() }
+
+// Inspect has the service inspect its container.
+func (v *Service) Inspect() {
+	v.mu.Lock()
+	v.dirty = true
+	v.mu.Unlock()
+	v.changed.Wake()
+}
+
+// Container returns the connection to the supervisor, nil if there is none. down says that the container does not run,
+// givenUp that it will not run again by itself.
+func (v *Service) Container() (a *attach.Attachment, down, givenUp bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.attached, v.down, v.givenUp
+}
+
+// Detach disconnects from the supervisor. The container runs on.
+func (v *Service) Detach() {
+	v.mu.Lock()
+	a := v.attached
+	v.attached = nil
+	v.mu.Unlock()
+	if a != nil {
+		a.Close()
+	}
+}
+
+// EndAll has the supervisor end everything in the container, and publishes the rest of the output. It reports whether
+// the supervisor did. The goroutine must have ended.
+func (v *Service) EndAll(ctx context.Context, grace time.Duration) bool {
+	a := v.attachment()
+	if a == nil {
+		return true
+	}
+	ended := a.EndAll(ctx, grace)
+	v.cfg.Output.Finish(ctx, func() bool { return v.process().Running && a.Up() })
+	return ended
+}
+
+// NotReady is the error of a service whose sandbox has waited long enough.
+func (v *Service) NotReady() *protocol.Error {
+	v.mu.Lock()
+	problem := v.problem
+	v.mu.Unlock()
+	why := protocol.Errorf(protocol.DeadlineExceeded, protocol.ReasonCreateTimeout,
+		"the required service %s is not ready: %s%s", v.cfg.Name, problem, attach.Quote(v.cfg.Output.Last()))
+	why.Field = field(v)
+	return why
+}
+
+// ContainerName is what the engine calls the container of a service.
+func ContainerName(deployment string, k protocol.SandboxKey, name string) string {
+	return docker.ObjectName(deployment, k) + "." + name
+}
+
+// run brings the service up, unless the log says that it is ready or has failed, and watches it from then on.
+func (v *Service) run(ctx context.Context) {
+	defer close(v.done)
+	publishing := make(chan struct{})
+	go func() {
+		defer close(publishing)
+		v.cfg.Output.Run(ctx)
+	}()
+	defer func() { <-publishing }()
+	switch status := v.status(); status.State {
+	case protocol.ServiceStateStarting:
+		err := (&startup{v}).run(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			v.err = v.fail(ctx, err)
+		}
+	case protocol.ServiceStateFailed:
+		v.err = v.failure(status.Error)
+	default:
+		v.health.passed = time.Now().Add(-v.cfg.Host.Now().Sub(status.Since)) // an earlier worker tested it
+	}
+	close(v.settled)
+	v.restarts.watch(ctx)
+}
+
+func (v *Service) attachment() *attach.Attachment {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.attached
+}
+
+// process is the supervisor's newest report on the service's command.
+func (v *Service) process() control.Primary {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.proc
+}
+
+// field of the sandbox's spec that describes a service.
+func field(v *Service) string { return v.cfg.Sandbox.ServiceField(v.cfg.Name) }
+
+// status is the state of the service in the log.
+func (v *Service) status() (status protocol.ServiceStatus) {
+	v.cfg.Log.View(func(st *protocol.State) { status = st.Sandbox.Services[v.cfg.Name] })
+	return status
+}
+
+const (
+	retryFirst = 100 * time.Millisecond
+	retryMost  = 5 * time.Second
+)
+
+// append appends events about the service. It retries until the log has them, or no longer wants the service here.
+func (v *Service) append(ctx context.Context, events []protocol.Event) error {
+	for pause := backoff.New(retryFirst, retryMost); ; {
+		err := v.cfg.Log.Append(ctx, v.cfg.Generation, func(st *protocol.State) []protocol.Event {
+			return decide.Service(st, v.cfg.Host.ID, events)
+		})
+		if err == nil || errors.Is(err, decide.ErrSuperseded) {
+			return err
+		}
+		v.log.Warn("could not append an event about a service; retrying", "error", err)
+		if !pause.Wait(ctx) {
+			return ctx.Err()
+		}
+	}
+}
+
+// recordEnds appends that the service's command has ended, if the log does not have it.
+func (v *Service) recordEnds(ctx context.Context) {
+	a, p := v.attachment(), v.process()
+	if a == nil || decide.EndsOf(&p) == 0 {
+		return
+	}
+	status := v.status()
+	events := decide.ServiceEnded(v.cfg.Name, a.Boot, &status, &p)
+	if len(events) == 0 {
+		return
+	}
+	if err := v.append(ctx, events); err != nil {
+		v.log.Debug("could not append the end of a service's command", "error", err)
+	}
+}
+
+// fail appends that the service failed, with the end of its output if the command caused it. It returns the error that
+// its sandbox fails with if it is required.
+func (v *Service) fail(ctx context.Context, err error) *protocol.Error {
+	if hook := (*hookFailure)(nil); errors.As(err, &hook) { // the log has it
+		return v.failure(hook.why)
+	}
+	e := *protocol.AsError(err)
+	switch e.Reason {
+	case protocol.ReasonContainerExited, protocol.ReasonUnhealthy, protocol.ReasonOOMKilled, protocol.ReasonCrashLoop,
+		protocol.ReasonStartFailed, protocol.ReasonCreateTimeout:
+		e.Message += attach.Quote(v.cfg.Output.Last())
+	}
+	v.log.Warn("a service failed", "error", &e)
+	if err := v.append(ctx, decide.ServiceFailed(v.cfg.Name, &e)); err != nil {
+		v.log.Debug("could not append the failure of a service", "error", err)
+	}
+	return v.failure(&e)
+}
+
+// failure is the error that the sandbox fails with if this service is required.
+func (v *Service) failure(why *protocol.Error) *protocol.Error {
+	e := protocol.Error{Code: protocol.FailedPrecondition}
+	if why != nil {
+		e = *why
+	}
+	if hosterr.Temporary(&e) { // it was retried long enough
+		e.Code = protocol.FailedPrecondition
+	}
+	if e.Field == "" {
+		e.Field = field(v)
+	}
+	e.Message = fmt.Sprintf("the required service %s failed: %s", v.cfg.Name, e.Message)
+	return &e
+}
+
+// events passes what the service's supervisor reports on.
+type events struct {
+	Execs
+	v *Service
+}
+
+func (e events) Output(o control.Output) {
+	if o.ID == "" {
+		e.v.cfg.Output.Grow(o.Stdout, o.Stderr)
+		return
+	}
+	e.Execs.Output(o)
+}
+
+// Primary records that the service's command started or ended.
+func (e events) Primary(_ *attach.Attachment, p control.Primary) { e.v.report(p) }
+
+func (v *Service) report(p control.Primary) {
+	v.cfg.Output.Grow(p.Stdout, p.Stderr)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.proc = p
+	v.crash.Report(&p, time.Now())
+	v.changed.Wake()
+}
