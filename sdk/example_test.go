@@ -120,7 +120,8 @@ func ExampleClient_Upload() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	box, err := client.Create(ctx, sdk.SandboxSpec{Image: "boxfleet/demo:busybox", Copies: []sdk.Copy{source}}, sdk.WithID("build-1"))
+	box, err := client.Create(ctx, sdk.SandboxSpec{Image: "boxfleet/demo:busybox", Copies: []sdk.Copy{source}},
+		sdk.WithID("build-1"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -132,7 +133,8 @@ func ExampleClient_List() {
 	ctx := context.Background()
 	client := connect(ctx)
 	defer client.Close()
-	for box, err := range client.List(ctx, sdk.WithLabels(map[string]string{"team": "build"}), sdk.WithStates(sdk.StateReady)) {
+	for box, err := range client.List(ctx, sdk.WithLabels(map[string]string{"team": "build"}),
+		sdk.WithStates(sdk.StateReady)) {
 		if err != nil {
 			log.Fatal(err)
 		}

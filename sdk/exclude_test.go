@@ -57,7 +57,8 @@ func TestPatternsExcludeLikeAGitignore(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"[", "a/[", `\`, "/", "!", "a\x00", "[[:alpha:]]"} {
-		if err := CheckExclude([]string{"fine", bad}); protocol.AsError(err) == nil || protocol.AsError(err).Field != "exclude[1]" {
+		if err := CheckExclude([]string{"fine", bad}); protocol.AsError(err) == nil ||
+			protocol.AsError(err).Field != "exclude[1]" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -66,16 +67,22 @@ func TestPatternsExcludeLikeAGitignore(t *testing.T) {
 func TestPatternsExcludeWhatGitIgnores(t *testing.T) {
 	git := gitIn(t, t.TempDir())
 	names := []string{
-		"a", "ab", "a{b,c}", "{a}", "axc", "#a", "!a", "a b", "a.log", "keep", "build/", "build/keep", "build/a.log", "build/deep/", "build/deep/keep",
-		"sub/", "sub/build/", "sub/build/keep", "sub/a.log", "sub/{a}/", "sub/{a}/ab", "docs/", "docs/a", "docs/c", "docs/deep/", "docs/deep/a", "d/", "d/c",
+		"a", "ab", "a{b,c}", "{a}", "axc", "#a", "!a", "a b", "a.log", "keep", "build/", "build/keep", "build/a.log",
+		"build/deep/", "build/deep/keep",
+		"sub/", "sub/build/", "sub/build/keep", "sub/a.log", "sub/{a}/", "sub/{a}/ab", "docs/", "docs/a", "docs/c",
+		"docs/deep/", "docs/deep/a", "d/", "d/c",
 	}
 	git.make(t, names)
 	for _, patterns := range [][]string{
-		{"*.log"}, {"build"}, {"/build"}, {"build/"}, {"sub/build"}, {"*", "!keep"}, {"*", "!*/", "!keep"}, {"*.log", "!/a.log"},
-		{"build/**"}, {"build/**", "!build/keep"}, {"build/**", "!build/deep", "!build/deep/keep"}, {"build/**/", "!build/deep/keep"}, {"build/*", "!build/keep"},
-		{"build", "!build/keep"}, {"**/build/**"}, {"**"}, {"/**"}, {"**/"}, {"docs/**/a"}, {"**/a"}, {"***/a"}, {"a**"}, {"a***b"}, {"docs/**", "!docs/**/"},
+		{"*.log"}, {"build"}, {"/build"}, {"build/"}, {"sub/build"}, {"*", "!keep"}, {"*", "!*/", "!keep"},
+		{"*.log", "!/a.log"},
+		{"build/**"}, {"build/**", "!build/keep"}, {"build/**", "!build/deep", "!build/deep/keep"},
+		{"build/**/", "!build/deep/keep"}, {"build/*", "!build/keep"},
+		{"build", "!build/keep"}, {"**/build/**"}, {"**"}, {"/**"}, {"**/"}, {"docs/**/a"}, {"**/a"}, {"***/a"}, {"a**"},
+		{"a***b"}, {"docs/**", "!docs/**/"},
 		{"a{b,c}"}, {"{a}"}, {`\{a}`}, {"{a,ab}"}, {"[{]a}"}, {"sub/{a}/"}, {"{a"}, {"a}"},
-		{"[ab]?c"}, {"[!a]*"}, {"[^a]*"}, {"d[!x]c"}, {"docs[^x]c"}, {"?"}, {`\#a`}, {"#a"}, {`\!a`}, {"a b"}, {"keep  "}, {""},
+		{"[ab]?c"}, {"[!a]*"}, {"[^a]*"}, {"d[!x]c"}, {"docs[^x]c"}, {"?"}, {`\#a`}, {"#a"}, {`\!a`}, {"a b"}, {"keep  "},
+		{""},
 	} {
 		e, err := parseExclude(patterns)
 		if err != nil {
@@ -93,7 +100,9 @@ func TestPatternsExcludeWhatGitIgnores(t *testing.T) {
 func leftOut(e exclusion, names []string) (out []string) {
 	for _, name := range names {
 		bare, dir := strings.CutSuffix(name, "/")
-		inOne := slices.ContainsFunc(out, func(o string) bool { return strings.HasSuffix(o, "/") && strings.HasPrefix(name, o) })
+		inOne := slices.ContainsFunc(out, func(o string) bool {
+			return strings.HasSuffix(o, "/") && strings.HasPrefix(name, o)
+		})
 		if inOne || e.matches(bare, dir) {
 			out = append(out, name)
 		}
@@ -120,7 +129,8 @@ func gitIn(t *testing.T, dir string) *gitTree {
 func (g *gitTree) command(args ...string) *exec.Cmd {
 	cmd := exec.Command("git", args...)
 	cmd.Dir = g.dir
-	cmd.Env = append(os.Environ(), "HOME="+g.dir, "XDG_CONFIG_HOME="+g.dir, "GIT_CONFIG_GLOBAL="+os.DevNull, "GIT_CONFIG_NOSYSTEM=1")
+	cmd.Env = append(os.Environ(), "HOME="+g.dir, "XDG_CONFIG_HOME="+g.dir, "GIT_CONFIG_GLOBAL="+os.DevNull,
+		"GIT_CONFIG_NOSYSTEM=1")
 	return cmd
 }
 
@@ -143,7 +153,8 @@ func (g *gitTree) make(t *testing.T, names []string) {
 // ignored returns the names that git ignores with these patterns.
 func (g *gitTree) ignored(t *testing.T, patterns, names []string) (out []string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(g.dir, ".gitignore"), []byte(strings.Join(patterns, "\n")+"\n"), 0o644); err != nil {
+	text := []byte(strings.Join(patterns, "\n") + "\n")
+	if err := os.WriteFile(filepath.Join(g.dir, ".gitignore"), text, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	bare := strings.ReplaceAll(strings.Join(names, "\x00")+"\x00", "/\x00", "\x00")

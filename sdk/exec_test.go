@@ -21,10 +21,12 @@ func execsEndAsTheirCommandsDo(t *testing.T, f *fleet.Fleet) {
 	if err != nil {
 		t.Fatalf("a non-zero exit code became an error: %v", err)
 	}
-	if r.State != protocol.ExecStateFinished || *r.ExitCode != 3 || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
+	if r.State != protocol.ExecStateFinished || *r.ExitCode != 3 || string(r.Stdout) != "out\n" ||
+		string(r.Stderr) != "err\n" {
 		t.Errorf("got %+v", r)
 	}
-	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"}, Timeout: protocol.Duration(2 * time.Second)})
+	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 60"},
+		Timeout: protocol.Duration(2 * time.Second)})
 	wantError(t, err, protocol.DeadlineExceeded, protocol.ReasonTimeout)
 	if r == nil || r.State != protocol.ExecStateTimedOut || string(r.Stdout) != "before\n" {
 		t.Errorf("after a timeout: got %+v, want state timed_out and the output so far", r)
@@ -88,12 +90,16 @@ func outputIsCompleteHoweverItIsRead(t *testing.T, f *fleet.Fleet) {
 		t.Fatal(err)
 	}
 	collected, err := x.Wait(ctx, sdk.WithCollect(size))
-	if err != nil || !bytes.Equal(collected.Stdout, stdout.Bytes()) || !bytes.Equal(collected.Stderr, stderr.Bytes()) || collected.Incomplete {
-		t.Errorf("collected %d and %d bytes, incomplete %v, %v", len(collected.Stdout), len(collected.Stderr), collected.Incomplete, err)
+	if err != nil || !bytes.Equal(collected.Stdout, stdout.Bytes()) || !bytes.Equal(collected.Stderr, stderr.Bytes()) ||
+		collected.Incomplete {
+		t.Errorf("collected %d and %d bytes, incomplete %v, %v", len(collected.Stdout), len(collected.Stderr),
+			collected.Incomplete, err)
 	}
 	capped, err := x.Wait(ctx, sdk.WithCollect(1000))
-	if err != nil || !bytes.Equal(capped.Stdout, stdout.Bytes()[:1000]) || len(capped.Stderr) != 1000 || !capped.Incomplete {
-		t.Errorf("capped at %d and %d bytes, incomplete %v, %v", len(capped.Stdout), len(capped.Stderr), capped.Incomplete, err)
+	if err != nil || !bytes.Equal(capped.Stdout, stdout.Bytes()[:1000]) || len(capped.Stderr) != 1000 ||
+		!capped.Incomplete {
+		t.Errorf("capped at %d and %d bytes, incomplete %v, %v", len(capped.Stdout), len(capped.Stderr), capped.Incomplete,
+			err)
 	}
 	read, err := io.ReadAll(x.Reader(ctx, sdk.Stderr, 0))
 	if err != nil || !bytes.Equal(read, stderr.Bytes()) {
@@ -101,7 +107,8 @@ func outputIsCompleteHoweverItIsRead(t *testing.T, f *fleet.Fleet) {
 	}
 	for _, follow := range []bool{false, true} {
 		logs := map[string][]byte{}
-		for k, err := range x.Output(ctx, sdk.WithOffset(sdk.Stdout, 1<<20), sdk.WithOffset(sdk.Stderr, size/2), sdk.WithFollow(follow)) {
+		for k, err := range x.Output(ctx, sdk.WithOffset(sdk.Stdout, 1<<20), sdk.WithOffset(sdk.Stderr, size/2),
+			sdk.WithFollow(follow)) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -208,7 +215,8 @@ func parallelExecsGetTheirOwnResults(t *testing.T, f *fleet.Fleet) {
 			if i%2 == 0 {
 				opts = append(opts, sdk.WithStdout(&out))
 			}
-			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo $N; exit $N"}, Env: map[string]string{"N": fmt.Sprint(i)}}, opts...)
+			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo $N; exit $N"},
+				Env: map[string]string{"N": fmt.Sprint(i)}}, opts...)
 			if err != nil {
 				t.Error(err)
 				return
@@ -270,7 +278,10 @@ func TestP9_InvalidOptionsAreRefused(t *testing.T) {
 		"negative collect": func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithCollect(-1)); return err },
 		"bad id":           func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithID("a.b")); return err },
 		"empty id":         func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithID("")); return err },
-		"empty request":    func() error { _, err := s.Exec(t.Context(), command("true"), sdk.WithRequestID("")); return err },
+		"empty request": func() error {
+			_, err := s.Exec(t.Context(), command("true"), sdk.WithRequestID(""))
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) { wantError(t, call(), protocol.InvalidArgument, "") })
 	}

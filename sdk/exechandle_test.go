@@ -15,7 +15,8 @@ import (
 // A handle made from the id of an exec alone does everything that the handle of its start does.
 func anExecIsReachedByItsID(t *testing.T, f *fleet.Fleet) {
 	ctx, s := f.Context(time.Minute), f.Create("by-id")
-	if _, err := s.Start(ctx, shell("echo out; echo err >&2; until test -e /tmp/go; do sleep 0.02; done; echo late; exit 3"), sdk.WithID("x")); err != nil {
+	script := "echo out; echo err >&2; until test -e /tmp/go; do sleep 0.02; done; echo late; exit 3"
+	if _, err := s.Start(ctx, shell(script), sdk.WithID("x")); err != nil {
 		t.Fatal(err)
 	}
 	x := f.Client.Sandbox("by-id").ExecByID("x")
@@ -37,7 +38,8 @@ func anExecIsReachedByItsID(t *testing.T, f *fleet.Fleet) {
 			}
 			kinds = append(kinds, e.Kind)
 		}
-		if want := []protocol.Kind{protocol.ExecAccepted, protocol.ExecStarted, protocol.ExecFinished}; !slices.Equal(kinds, want) {
+		want := []protocol.Kind{protocol.ExecAccepted, protocol.ExecStarted, protocol.ExecFinished}
+		if !slices.Equal(kinds, want) {
 			t.Errorf("events, follow %v: %v, want %v", follow, kinds, want)
 		}
 	}

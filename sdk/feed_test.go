@@ -23,11 +23,13 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 	c, _, ctx := connectedToItsOwnServer(t)
 	record := uint64(0)
 	write := func(e protocol.Event) (err error) {
-		b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w", Events: []protocol.Event{e}}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w",
+			Events: []protocol.Event{e}}
 		record, err = c.conn.Append(ctx, b, record)
 		return err
 	}
-	if err := write(protocol.Event{Sequence: 1, Kind: protocol.SandboxPreparing, State: protocol.StatePending}); err != nil {
+	if err := write(protocol.Event{Sequence: 1, Kind: protocol.SandboxPreparing,
+		State: protocol.StatePending}); err != nil {
 		t.Fatal(err)
 	}
 	f, err := c.feed("s")
@@ -54,7 +56,8 @@ func TestABatchThatArrivesDuringARepairIsDelivered(t *testing.T) {
 		if reads++; reads > 1 || err != nil {
 			return batches, err
 		}
-		err = write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady, Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
+		err = write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady,
+			Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
 		if err == nil {
 			err = until(func() bool { return f.live == 2 })
 		}
@@ -83,7 +86,8 @@ func TestAnUnpublishedEventIsFound(t *testing.T) {
 	record := uint64(0)
 	write := func(e protocol.Event) {
 		t.Helper()
-		b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w", Events: []protocol.Event{e}}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: c.tenant, Sandbox: "s", ID: NewID(), Writer: "w",
+			Events: []protocol.Event{e}}
 		if record, err = conn.Append(ctx, b, record); err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +106,8 @@ func TestAnUnpublishedEventIsFound(t *testing.T) {
 	time.Sleep(firstCheck + 200*time.Millisecond)
 	silence(ctx, t, server)
 
-	write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady, Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
+	write(protocol.Event{Sequence: 2, Kind: protocol.ExecFinished, State: protocol.StateReady,
+		Exec: &protocol.ExecDetails{ID: "x", State: protocol.ExecStateFinished}})
 	write(protocol.Event{Sequence: 3, Kind: protocol.SandboxDeleted, State: protocol.StateDeleted})
 	select {
 	case <-ended:
@@ -225,7 +230,8 @@ func connectedToItsOwnServer(t *testing.T) (*Client, *embedded.Server, context.C
 }
 
 // outputOf follows an exec whose output publish publishes. got receives each piece and the final error.
-func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish func(text string, offset, stored int64), got chan string) {
+func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail,
+	publish func(text string, offset, stored int64), got chan string) {
 	t.Helper()
 	got = make(chan string, 10)
 	out := &yielder{yield: func(k Chunk, _ error) bool { got <- string(k.Data); return true }}
@@ -239,14 +245,16 @@ func outputOf(t *testing.T, c *Client, ctx context.Context) (tail *tail, publish
 	go func() {
 		defer close(done)
 		// The exec counts as running because the caller says so: the log does not know the sandbox.
-		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning, Sequence: 1})
+		_, err := tail.catchUpAndFollow(reading, &protocol.Exec{Sandbox: "s", ID: "x", State: protocol.ExecStateRunning,
+			Sequence: 1})
 		if reading.Err() == nil {
 			got <- err.Error()
 		}
 	}()
 	publish = func(text string, offset, stored int64) {
 		t.Helper()
-		done, err := c.conn.PublishOutput(c.tenant, "s", "x", jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text), NextStdout: stored})
+		done, err := c.conn.PublishOutput(c.tenant, "s", "x",
+			jetstream.Chunk{Stream: Stdout, Offset: offset, Data: []byte(text), NextStdout: stored})
 		if err != nil {
 			t.Fatal(err)
 		}

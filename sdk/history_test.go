@@ -25,7 +25,8 @@ func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 	}
 	defer writer.Close()
 	const execs = 2000
-	if err := seed.Execs(ctx, writer, f.Client.Tenant(), "past", seed.Past{N: execs, Output: make([]byte, 1<<10)}); err != nil {
+	if err := seed.Execs(ctx, writer, f.Client.Tenant(), "past",
+		seed.Past{N: execs, Output: make([]byte, 1<<10)}); err != nil {
 		t.Fatal(err)
 	}
 	// The exec ignores TERM, so that the wait lasts longer than the first check of a feed.
@@ -39,7 +40,8 @@ func waitsDoNotReadPastHistory(t *testing.T, f *fleet.Fleet) {
 		what string
 		do   func(s *sdk.Sandbox) error
 	}{
-		{"an exec that lasts longer than the first check", func(s *sdk.Sandbox) error { _, err := s.Exec(ctx, shell("sleep 1")); return err }},
+		{"an exec that lasts longer than the first check",
+			func(s *sdk.Sandbox) error { _, err := s.Exec(ctx, shell("sleep 1")); return err }},
 		{"a wait for a past exec", func(s *sdk.Sandbox) error {
 			x, err := s.GetExec(ctx, seed.ID(7))
 			if err == nil {

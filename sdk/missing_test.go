@@ -132,7 +132,8 @@ func TestMissingOutputIsAnError(t *testing.T) {
 // wantUnreadable checks the error of a reader after the log was deleted.
 func wantUnreadable(t *testing.T, err error) {
 	t.Helper()
-	if code := protocol.CodeOf(err); code != protocol.Unavailable && code != protocol.DeadlineExceeded && code != protocol.NotFound {
+	if code := protocol.CodeOf(err); code != protocol.Unavailable && code != protocol.DeadlineExceeded &&
+		code != protocol.NotFound {
 		t.Errorf("got %v, want an error that says that the log cannot be read", err)
 	}
 }

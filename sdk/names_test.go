@@ -19,7 +19,8 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	_, err = f.Client.Create(ctx, f.Spec(), sdk.WithName("web"))
 	wantError(t, err, protocol.AlreadyExists, protocol.ReasonNameTaken)
 	handle := f.Client.Sandbox("web")
-	if r, err := handle.Exec(ctx, shell("echo hello")); err != nil || string(r.Stdout) != "hello\n" || handle.ID() != first.ID() {
+	if r, err := handle.Exec(ctx, shell("echo hello")); err != nil || string(r.Stdout) != "hello\n" ||
+		handle.ID() != first.ID() {
 		t.Fatalf("an exec by name, in %s: %+v, %v", handle.ID(), r, err)
 	}
 	for e, err := range f.Client.Sandbox("web").Events(ctx) {
@@ -48,7 +49,8 @@ func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	if err := handle.Delete(ctx); err != nil { // of the first sandbox
 		t.Error(err)
 	}
-	if found, err := f.Client.Get(ctx, "web"); err != nil || found.ID() != second.ID() || found.Info().State != protocol.StateReady {
+	if found, err := f.Client.Get(ctx, "web"); err != nil || found.ID() != second.ID() ||
+		found.Info().State != protocol.StateReady {
 		t.Errorf("web is %+v, %v; want the second sandbox, ready", found.Info(), err)
 	}
 	page, err := f.Client.ListPage(ctx, sdk.WithName("web"))

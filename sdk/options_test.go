@@ -40,8 +40,10 @@ func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
 		"c.Images().Import(ctx, ``, nil, %)":  "Progress Changes Workers",
 	}
 	options := map[string]string{
-		"ID": "``", "Name": "``", "RequestID": "``", "Wait": "true", "YAML": "nil, nil", "Stdout": "nil", "Stderr": "nil", "Collect": "0",
-		"Labels": "nil", "States": "", "ExecStates": "", "PageSize": "0", "Page": "``", "From": "0", "Follow": "true", "Offset": "``, 0",
+		"ID": "``", "Name": "``", "RequestID": "``", "Wait": "true", "YAML": "nil, nil", "Stdout": "nil", "Stderr": "nil",
+		"Collect": "0",
+		"Labels":  "nil", "States": "", "ExecStates": "", "PageSize": "0", "Page": "``", "From": "0", "Follow": "true",
+		"Offset":  "``, 0",
 		"Service": "``", "Exclude": "", "Owner": "``", "Progress": "nil", "Changes": "", "Workers": "",
 	}
 	files := token.NewFileSet()
@@ -72,7 +74,8 @@ func TestP9_OptionsCompileOnlyWhereTheyApply(t *testing.T) {
 // exportData returns a lookup of the compiled packages that the SDK is made of.
 func exportData(t *testing.T) func(path string) (io.ReadCloser, error) {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "github.com/boxfleet/boxfleet/sdk").Output()
+	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}",
+		"github.com/boxfleet/boxfleet/sdk").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -121,10 +121,13 @@ func anExecThatEndsDuringAnOutageIsNoticed(t *testing.T, f *fleet.Fleet) {
 		}
 	}
 	f.Eventually(10*time.Second, "output arrives", out.is("begin\n"))
-	f.Eventually(10*time.Second, "the execs run", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateRunning) })
+	f.Eventually(10*time.Second, "the execs run", func() error {
+		return stateIs(ctx, s, "plain", protocol.ExecStateRunning)
+	})
 	w.setCut(true)
 	touch("one")
-	f.Eventually(10*time.Second, "the plain exec ends", func() error { return stateIs(ctx, s, "plain", protocol.ExecStateFinished) })
+	f.Eventually(10*time.Second, "the plain exec ends",
+		func() error { return stateIs(ctx, s, "plain", protocol.ExecStateFinished) })
 	f.Eventually(10*time.Second, "the streamed exec prints", func() error {
 		for k, err := range streamedLogs(ctx, s) {
 			if err != nil || strings.Contains(string(k.Data), "middle") {
@@ -187,8 +190,9 @@ func followedServiceLogsAreComplete(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Grace = protocol.Duration(30 * time.Second) // time to print while stopping
-	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20, Command: []string{"sh", "-c",
-		"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do sleep 0.1; done"}}}
+	spec.RequiredServices = map[string]protocol.Service{"db": {Image: fleet.Image, Memory: 32 << 20,
+		Command: []string{"sh", "-c",
+			"trap 'echo bye; exit' TERM; echo first; until test -e /tmp/go; do sleep 0.02; done; echo second; while :; do sleep 0.1; done"}}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("talks"))
 	if err != nil {
 		t.Fatal(err)

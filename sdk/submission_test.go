@@ -77,7 +77,8 @@ func TestARepeatedExtendExtendsOnce(t *testing.T) {
 	if err := s.Extend(ctx, time.Hour, sdk.WithRequestID("r1")); err != nil || !s.Info().ExpiresAt.Equal(ends) {
 		t.Errorf("the same request again: %v; the end moved from %s to %s", err, ends, s.Info().ExpiresAt)
 	}
-	if err := s.Extend(ctx, 2*time.Hour, sdk.WithRequestID("r2")); err != nil || s.Info().ExpiresAt.Before(ends.Add(time.Hour)) {
+	if err := s.Extend(ctx, 2*time.Hour, sdk.WithRequestID("r2")); err != nil ||
+		s.Info().ExpiresAt.Before(ends.Add(time.Hour)) {
 		t.Errorf("another request: %v; the end moved from %s to %s, want an hour later", err, ends, s.Info().ExpiresAt)
 	}
 }
@@ -117,19 +118,25 @@ func TestARepeatedRequestIsAnsweredAtOnce(t *testing.T) {
 			_, err := f.Client.Create(ctx, f.Spec(), sdk.WithWait(false), sdk.WithID(s.ID()), sdk.WithRequestID("other"))
 			return err
 		}),
-		"an exec in a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady, func() error {
-			_, err := s.Exec(ctx, command("true"), sdk.WithRequestID("exec"))
-			return err
+		"an exec in a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonSandboxNotReady,
+			func() error {
+				_, err := s.Exec(ctx, command("true"), sdk.WithRequestID("exec"))
+				return err
+			}),
+		"a stop of a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonInvalidState,
+			func() error {
+				return s.Stop(ctx, sdk.WithRequestID("stop"))
+			}),
+		"a cancel of an unknown exec": refused(protocol.NotFound, "",
+			func() error { return s.ExecByID("never").Cancel(ctx, sdk.WithRequestID("cancel")) }),
+		"an extend": accepted(func() error {
+			return s.Extend(ctx, time.Hour, sdk.WithRequestID("extend"))
 		}),
-		"a stop of a sandbox that is not ready": refused(protocol.FailedPrecondition, protocol.ReasonInvalidState, func() error {
-			return s.Stop(ctx, sdk.WithRequestID("stop"))
-		}),
-		"a cancel of an unknown exec": refused(protocol.NotFound, "", func() error { return s.ExecByID("never").Cancel(ctx, sdk.WithRequestID("cancel")) }),
-		"an extend":                   accepted(func() error { return s.Extend(ctx, time.Hour, sdk.WithRequestID("extend")) }),
 		"another verb with a used id": refused(protocol.AlreadyExists, protocol.ReasonRequestUsed, func() error {
 			return s.Stop(ctx, sdk.WithRequestID("create"))
 		}),
-		"an invalid request": refused(protocol.InvalidArgument, "", func() error { return submit(protocol.VerbExtend, "bad", protocol.Request{TTL: -1}) }),
+		"an invalid request": refused(protocol.InvalidArgument, "",
+			func() error { return submit(protocol.VerbExtend, "bad", protocol.Request{TTL: -1}) }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			within(t, 5*time.Second, "two calls in turn and two at once", func() {

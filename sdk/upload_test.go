@@ -17,13 +17,16 @@ func TestAnInterruptedUploadIsRetried(t *testing.T) {
 		tries int
 		want  protocol.Code
 	}{
-		"no failure":               {t.Context(), nil, 1, ""},
-		"one interruption":         {t.Context(), []error{broken}, 2, ""},
-		"one timeout":              {t.Context(), []error{protocol.Errorf(protocol.DeadlineExceeded, "", "no answer")}, 2, ""},
-		"interrupted every time":   {t.Context(), []error{broken, broken, broken, broken}, uploadTries, protocol.Unavailable},
-		"the tree changed":         {t.Context(), []error{protocol.Errorf(protocol.FailedPrecondition, "", "it changed"), broken}, 1, protocol.FailedPrecondition},
+		"no failure":       {t.Context(), nil, 1, ""},
+		"one interruption": {t.Context(), []error{broken}, 2, ""},
+		"one timeout": {t.Context(), []error{protocol.Errorf(protocol.DeadlineExceeded, "", "no answer")}, 2,
+			""},
+		"interrupted every time": {t.Context(), []error{broken, broken, broken, broken}, uploadTries, protocol.Unavailable},
+		"the tree changed": {t.Context(), []error{protocol.Errorf(protocol.FailedPrecondition, "", "it changed"),
+			broken}, 1, protocol.FailedPrecondition},
 		"the context is cancelled": {canceled, []error{broken, broken}, 1, protocol.Unavailable},
-		"the source is gone":       {t.Context(), []error{broken, protocol.Invalid("source", "is gone")}, 2, protocol.InvalidArgument},
+		"the source is gone": {t.Context(), []error{broken, protocol.Invalid("source", "is gone")}, 2,
+			protocol.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tries := 0

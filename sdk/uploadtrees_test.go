@@ -43,7 +43,8 @@ func tree(t *testing.T, files map[string]string) string {
 
 func uploadsKeepTrees(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(time.Minute)
-	files := map[string]string{"a/b c": "content\x00\xff", "a/link": "->b c", "empty/": "", "$(x)`y`": "odd", "left/out": "no"}
+	files := map[string]string{"a/b c": "content\x00\xff", "a/link": "->b c", "empty/": "", "$(x)`y`": "odd",
+		"left/out": "no"}
 	dir := tree(t, files)
 	at := time.Unix(1_700_000_000, 0)
 	if err := os.Chmod(filepath.Join(dir, "$(x)`y`"), 0o755); err != nil {
