@@ -23,7 +23,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// config is everything that can be configured.
+// config holds the whole configuration.
 type config struct {
 	file string
 
@@ -33,7 +33,7 @@ type config struct {
 	DataDir                               string
 	Health                                string
 	Listen                                string
-	ListenGiven                           bool // it is not the default, though it may say the same
+	ListenGiven                           bool // Listen was set explicitly, perhaps to the default
 	ListenInsecurely                      bool
 	Ballast                               protocol.Bytes
 
@@ -109,7 +109,7 @@ func parsed[T any](into *T, parse func(string) (T, error)) func(string) error {
 	return func(v string) (err error) { *into, err = parse(v); return err }
 }
 
-// optional leaves a value as it is where none is given.
+// optional ignores an empty value.
 func optional(set func(string) error) func(string) error {
 	return func(v string) error {
 		if v == "" {
@@ -131,7 +131,7 @@ func list(into *[]string) func(string) error {
 	}
 }
 
-// someOf is a list of these values, with one at least.
+// someOf parses a list of at least one of these values.
 func someOf(into *[]string, values ...string) func(string) error {
 	return func(v string) error {
 		if err := list(into)(v); err != nil {
@@ -139,7 +139,7 @@ func someOf(into *[]string, values ...string) func(string) error {
 		}
 		for _, item := range *into {
 			if !slices.Contains(values, item) {
-				return fmt.Errorf("must be of %s, got %.40q", strings.Join(values, ", "), item)
+				return fmt.Errorf("must be one or more of %s, got %.40q", strings.Join(values, ", "), item)
 			}
 		}
 		if len(*into) == 0 {
@@ -165,7 +165,7 @@ func positive(v string) (time.Duration, error) {
 	return d, err
 }
 
-// between takes the whole numbers from least to most.
+// between parses an integer from least to most.
 func between(least, most int) func(string) (int, error) {
 	return func(v string) (int, error) {
 		n, err := strconv.Atoi(v)
@@ -176,7 +176,7 @@ func between(least, most int) func(string) (int, error) {
 	}
 }
 
-// copies is a number of replicas: a majority of an even number is no safer than that of one less.
+// copies parses a number of replicas. An even number tolerates no more failures than the odd number below it.
 func copies(v string) (int, error) {
 	n, err := strconv.Atoi(v)
 	if err != nil || n != 1 && n != 3 && n != 5 {
@@ -185,7 +185,7 @@ func copies(v string) (int, error) {
 	return n, nil
 }
 
-// someBytes is a limit: 0 would say that nothing is kept, or that there is none.
+// someBytes parses a size limit. It rejects 0, which could mean either nothing or unlimited.
 func someBytes(v string) (protocol.Bytes, error) {
 	n, err := protocol.ParseBytes(v)
 	if err == nil && n == 0 {
@@ -196,7 +196,7 @@ func someBytes(v string) (protocol.Bytes, error) {
 
 func parseFloat(v string) (float64, error) { return strconv.ParseFloat(v, 64) }
 
-// addFlags adds the flags that a command has; "" means those of every command.
+// addFlags adds the flags of a command; "" stands for the flags of every command.
 func (c *config) addFlags(flags *pflag.FlagSet, command string) {
 	for _, s := range c.settings() {
 		if !slices.Contains(s.commands, command) {
@@ -216,14 +216,14 @@ func (p *program) configure(cmd *cobra.Command) error {
 		return err
 	}
 	p.log()
-	if unknown := p.config.unknownEnv(os.Environ()); len(unknown) > 0 && topOf(cmd).GroupID == groupServer {
-		slog.Warn("the environment has variables that are no settings", "unknown", unknown)
+	if unknown := p.config.unknownEnv(os.Environ()); len(unknown) > 0 && roleOf(cmd) == roleServer {
+		slog.Warn("the environment has unknown BOXFLEET_ variables", "unknown", unknown)
 	}
 	return nil
 }
 
-// read reads the configuration of a command: defaults, then the file, the environment and the flags, each
-// over the ones before. The file is the one that c names, or the usual one.
+// read reads the configuration of a command: the defaults, the file, the environment and the flags, where each source
+// overrides the ones before it. The file is c.file, or the default one.
 func (c *config) read(cmd *cobra.Command) error {
 	v := viper.New()
 	v.AllowEmptyEnv(true)
@@ -264,8 +264,8 @@ func (c *config) read(cmd *cobra.Command) error {
 	return nil
 }
 
-// unknownEnv are the variables of an environment that look like settings and are none, with what was probably
-// meant. Those of tests are left alone.
+// unknownEnv returns the BOXFLEET_ variables of an environment that are not settings, each with the likely intended
+// name. It ignores variables of tests.
 func (c *config) unknownEnv(environ []string) []string {
 	var names, unknown []string
 	for _, s := range c.settings() {
@@ -282,7 +282,7 @@ func (c *config) unknownEnv(environ []string) []string {
 	return unknown
 }
 
-// hasFlag says whether the flag of that name is the setting's.
+// hasFlag reports whether the flag with the setting's name sets it. A command may have its own flag of that name.
 func hasFlag(s *setting, cmd *cobra.Command) bool {
 	if s.key == "deadline" && cmd.Annotations[ownDeadline] != "" {
 		return false
@@ -290,8 +290,7 @@ func hasFlag(s *setting, cmd *cobra.Command) bool {
 	return slices.Contains(s.commands, "") || slices.Contains(s.commands, cmd.Name())
 }
 
-// readFile reads the configuration file, and refuses keys that nobody knows. A file that was not
-// named need not be there.
+// readFile reads the configuration file and rejects unknown keys. Only an explicitly named file must exist.
 func readFile(v *viper.Viper, settings []setting, file string) error {
 	named := file != ""
 	if !named {
@@ -317,8 +316,8 @@ func readFile(v *viper.Viper, settings []setting, file string) error {
 	return v.MergeConfigMap(inFile)
 }
 
-// known says whether everything of a section of the configuration file, which has a prefix or is the
-// whole, is a setting or a section with settings.
+// known returns an error if a section of the configuration file has an unknown key. prefix is the section's key with a
+// trailing dot, or empty for the whole file.
 func known(settings []setting, prefix string, section map[string]any) error {
 	for _, name := range slices.Sorted(maps.Keys(section)) {
 		key, value := prefix+strings.ToLower(name), section[name]
@@ -339,7 +338,7 @@ func known(settings []setting, prefix string, section map[string]any) error {
 	return nil
 }
 
-// asText is a value of the configuration as text.
+// asText converts a value of the configuration file to text.
 func asText(value any) (string, error) {
 	switch value := value.(type) {
 	case nil:
@@ -356,14 +355,14 @@ func asText(value any) (string, error) {
 	return fmt.Sprint(value), nil
 }
 
-// usualFile is the configuration file where none is named; empty where this user has no place for one.
+// usualFile returns the default configuration file, or "" if this user has no home directory.
 func usualFile() string { return userDir("XDG_CONFIG_HOME", ".config", "config.yaml") }
 
-// dataDir is where up keeps its data where nobody says so; empty where this user has no place for it.
+// dataDir returns the default data directory of up, or "" if this user has no home directory.
 func dataDir() string { return userDir("XDG_DATA_HOME", ".local/share", "") }
 
-// userDir is something of Boxfleet's below a directory that a variable names, or else below the home
-// directory; empty where this user has neither. The root of the file system is nobody's home.
+// userDir returns the path of name in Boxfleet's part of a user directory: the one that an XDG variable names, or else
+// the one below the home directory. It returns "" if neither is set, so that nothing is written to the root directory.
 func userDir(variable, below, name string) string {
 	if dir := os.Getenv(variable); dir != "" {
 		return filepath.Join(dir, "boxfleet", name)
@@ -374,7 +373,7 @@ func userDir(variable, below, name string) string {
 	return ""
 }
 
-// home is the home directory of this user; empty where HOME is not set.
+// home returns the home directory of this user, or "" if HOME is not set.
 func home() string {
 	dir, err := os.UserHomeDir()
 	if err != nil {
@@ -383,7 +382,7 @@ func home() string {
 	return dir
 }
 
-// log makes the logger of the level that was asked for the process's.
+// log sets the default logger of the process to the configured level.
 func (p *program) log() {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(p.config.LogLevel)) // checked by oneOf
