@@ -18,10 +18,10 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// createsAtOnce is how many sandboxes apply makes at a time.
+// createsAtOnce is how many sandboxes apply creates at a time.
 const createsAtOnce = 8
 
-// applied is what apply did with one document.
+// applied is the result of applying one document.
 type applied struct {
 	ID      string            `json:"id,omitempty"`
 	Name    string            `json:"name,omitempty"`
@@ -40,14 +40,14 @@ func (p *program) applyCommand() *cobra.Command {
 	var file string
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "apply -f FILE", Short: "Make the sandboxes of a file that are not there yet", Args: takes(),
-		Long: `Make the sandboxes of a file, which holds one or more documents, each with a name. If a living sandbox has
-the name and the same spec, it is left as it is, and waited for if it is not ready yet. If the one that had the name
-has failed or is deleted, a new one is made. A sandbox cannot be changed: where one is there with another spec, apply
-names it, makes nothing, and ends with an error.
+		Use: "apply -f FILE", Short: "Create the sandboxes of a file that do not exist yet", Args: takes(),
+		Long: `Create the sandboxes of a file with one or more documents, each of which has a name. If a live sandbox
+has the same name and spec, apply keeps it, and waits for it if it is not ready yet. If the sandbox with the name has
+failed or is deleted, apply creates a new one. A sandbox cannot be changed: if one exists with a different spec,
+apply names it, creates nothing, and fails.
 
-A document may have an id in place of the name. An id can be used once: apply makes no other sandbox with it after
-the first one has failed or is deleted.`,
+A document may have an id instead of a name. An id can be used only once: when the sandbox with it has failed or is
+deleted, apply does not create another.`,
 		Example: "  boxfleet apply -f sandboxes.yaml\n  boxfleet apply -f - -o json <sandboxes.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			documents, err := readSpecs(file, p.stdin)
@@ -61,25 +61,25 @@ the first one has failed or is deleted.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "YAML `file` of one or more documents, - for stdin")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until they are ready, not only accepted")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until they are ready, not just accepted")
 	return cmd
 }
 
-// checkApplied checks everything that can be known without the fleet.
+// checkApplied checks everything that does not need the fleet.
 func checkApplied(documents []*spec.Document) error {
 	seen := map[string]int{}
 	for i, d := range documents {
 		field, ref := "name", d.Name
 		switch {
 		case d.ID != "" && d.Name != "":
-			return protocol.Invalid("id", "document %d has a name too, by which apply finds its sandbox; an id can be used once: leave it out", i+1)
+			return protocol.Invalid("id", "document %d also has a name, by which apply finds its sandbox; remove the id, which can be used only once", i+1)
 		case d.ID != "":
 			field, ref = "id", d.ID
 		case ref == "":
-			return protocol.Invalid("name", "document %d has none; apply needs one to find its sandbox again", i+1)
+			return protocol.Invalid("name", "document %d has no name; apply needs it to find the sandbox again", i+1)
 		}
 		if before, twice := seen[ref]; twice {
-			return protocol.Invalid(field, "documents %d and %d have the same: %s", before, i+1, ref)
+			return protocol.Invalid(field, "documents %d and %d have the same value: %s", before, i+1, ref)
 		}
 		seen[ref] = i + 1
 		if err := check(d); err != nil {
@@ -89,7 +89,7 @@ func checkApplied(documents []*spec.Document) error {
 	return nil
 }
 
-// apply looks at all sandboxes before it makes any.
+// apply compares every document with the fleet before it creates the first sandbox.
 func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Document, wait bool) error {
 	tell, done := p.progressing("applying")
 	defer done()
@@ -111,11 +111,11 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 		}
 	}
 	if len(refusals) > 0 {
-		return protocol.Errorf(protocol.AlreadyExists, "", "nothing is changed: %s", strings.Join(refusals, "; "))
+		return protocol.Errorf(protocol.AlreadyExists, "", "nothing was changed: %s", strings.Join(refusals, "; "))
 	}
-	p.inHand.goesOn("apply", "the fleet goes on with it: `boxfleet sandbox list` shows how far it is; apply the file again to wait for it")
+	p.unfinished.set("apply", "the request continues: `boxfleet sandbox list` shows its progress; apply the file again to wait for it")
 	if err = p.carryOut(ctx, c, documents, results, wait, tell); err == nil {
-		p.inHand.done("apply")
+		p.unfinished.done("apply")
 	}
 	done()
 	return errors.Join(err, p.show(results, func(w io.Writer) {
@@ -125,7 +125,7 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	}))
 }
 
-// compare looks at the sandbox of a document. A refusal says why it can be neither made nor left.
+// compare compares a document with its sandbox. A refusal says why the sandbox can neither be created nor kept.
 func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults protocol.SandboxSpec) (r applied,
 	refusal string, err error) {
 	r.ID, r.Name = d.ID, d.Name
@@ -139,24 +139,24 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	info := box.Info()
 	switch {
 	case d.Name != "" && info.Name != d.Name:
-		return r, fmt.Sprintf("%s is the id of a sandbox, and cannot be a name", d.Name), nil
+		return r, fmt.Sprintf("%s is the id of a sandbox and cannot be used as a name", d.Name), nil
 	case d.Name != "" && !info.State.HoldsName():
 		return r, "", nil
 	}
 	r.ID, r.Result, r.Sandbox = info.ID, resultUnchanged, &info
 	if !info.State.HoldsName() {
-		return r, fmt.Sprintf("sandbox %s is %s, and its id cannot be used again", d.ID, info.State), nil
+		return r, fmt.Sprintf("sandbox %s is %s and its id cannot be used again", d.ID, info.State), nil
 	}
 	whole := spec.Merge(defaults, d.Spec)
 	whole.Resolve()
 	if differs := spec.Difference(*info.AcceptedSpec(), whole); len(differs) > 0 {
-		return r, fmt.Sprintf("sandbox %s is there with another %s", called(d), strings.Join(differs, ", ")), nil
+		return r, fmt.Sprintf("sandbox %s exists with a different %s", called(d), strings.Join(differs, ", ")), nil
 	}
 	return r, "", nil
 }
 
-// carryOut makes what is not there, and waits for all, where it is to. Several fail independently;
-// the error is that of the first document which has one.
+// carryOut creates the missing sandboxes and, with wait, waits until all are ready. A failure does not stop the others;
+// the returned error is that of the first document that failed.
 func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec.Document, results []applied, wait bool,
 	tell func(string)) error {
 	var group errgroup.Group
@@ -172,13 +172,13 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 		}
 		group.Go(func() error {
 			if wait {
-				defer p.explainWait(ctx, c, called(d), func(why string) { tell("applying, " + called(d) + " waits: " + why) })()
+				defer p.explainWait(ctx, c, called(d), func(why string) { tell("applying, " + called(d) + " is waiting: " + why) })()
 			}
 			failures[i] = do(ctx, c, d, &results[i], wait)
 			return nil
 		})
 	}
-	_ = group.Wait() // the failures have them
+	_ = group.Wait() // errors are in failures
 	for i, err := range failures {
 		if err != nil {
 			e := *protocol.AsError(err)
@@ -189,7 +189,7 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 	return nil
 }
 
-// create makes the sandbox of a document.
+// create creates the sandbox of a document.
 func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wait bool) error {
 	r.Result = resultCreated
 	if d.Name == "" {
@@ -200,7 +200,7 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 	if err == nil || protocol.AsError(err).Reason != protocol.ReasonNameTaken {
 		return r.ended(box, err)
 	}
-	// Somebody else was faster, maybe with the same file.
+	// Another client was faster, perhaps with the same file.
 	defaults, defaultsErr := c.Defaults(ctx)
 	if defaultsErr != nil {
 		return r.ended(nil, defaultsErr)
@@ -211,7 +211,7 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 		return r.ended(nil, compareErr)
 	case refusal != "":
 		return r.ended(nil, protocol.Errorf(protocol.AlreadyExists, protocol.ReasonNameTaken, "%s", refusal))
-	case found.Sandbox == nil: // and it is over by now
+	case found.Sandbox == nil: // the other sandbox has ended already
 		return r.ended(nil, err)
 	}
 	if *r = found; wait && r.Sandbox.State == protocol.StatePending {
@@ -220,13 +220,13 @@ func create(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, wa
 	return nil
 }
 
-// await waits for a sandbox that somebody made, maybe an apply that was interrupted.
+// await waits for an existing sandbox, perhaps created by an apply that was interrupted.
 func await(ctx context.Context, c *sdk.Client, d *spec.Document, r *applied, _ bool) error {
 	box := c.Sandbox(r.ID)
 	return r.ended(box, box.WaitReady(ctx))
 }
 
-// ended notes what became of a sandbox, which is nil where nothing is known of it.
+// ended records the outcome. box is nil if its state is unknown.
 func (r *applied) ended(box *sdk.Sandbox, err error) error {
 	if box != nil {
 		info := box.Info()
@@ -238,11 +238,10 @@ func (r *applied) ended(box *sdk.Sandbox, err error) error {
 	return err
 }
 
-// called is how a document's sandbox is found.
+// called returns the name or id by which apply finds a document's sandbox.
 func called(d *spec.Document) string { return cmp.Or(d.Name, d.ID) }
 
-// applyRequest is the id of the request for a document, so that two who apply the same at once ask
-// for one sandbox.
+// applyRequest derives the request id from a document, so that two clients that apply it at once share one sandbox.
 func applyRequest(d *spec.Document) string {
 	sum := sha256.Sum256(append([]byte(d.ID+"\n"), protocol.Encode(&d.Spec)...))
 	return "apply-" + hex.EncodeToString(sum[:16])

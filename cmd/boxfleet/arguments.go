@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// counts checks that a command gets these arguments and nothing more.
+// counts checks that a command gets exactly these arguments.
 func counts(cmd *cobra.Command, args []string, names ...string) error {
 	if len(args) < len(names) {
 		return usage("%s is missing; see %s --help", names[len(args)], cmd.CommandPath())
@@ -20,7 +20,7 @@ func counts(cmd *cobra.Command, args []string, names ...string) error {
 	return nil
 }
 
-// takes is counts where each argument is an id.
+// takes accepts exactly these arguments, each of which must be an id.
 func takes(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := counts(cmd, args, names...); err != nil {
@@ -35,7 +35,7 @@ func takes(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// takesSome takes one or more ids.
+// takesSome accepts one or more ids.
 func takesSome(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -50,7 +50,7 @@ func takesSome(name string) cobra.PositionalArgs {
 	}
 }
 
-// takesCommand takes nothing, and behind "--" a command, which may be left out.
+// takesCommand accepts no arguments, except an optional command after "--".
 func takesCommand(cmd *cobra.Command, args []string) error {
 	before, _ := splitDash(cmd, args)
 	return takes()(cmd, before)
@@ -65,12 +65,12 @@ func splitDash(cmd *cobra.Command, args []string) (before, command []string) {
 	return args[:at], args[at:]
 }
 
-// commandLine is the arguments of a command that runs another one: ids, and the command to run. Flags of
-// boxfleet stand before the command to run and among the ids. From its first argument on everything belongs
-// to it, as with ssh and docker; "--" before it is allowed, and needed where it begins with a dash.
+// commandLine holds the arguments of exec and run: ids, and the command to run. Boxfleet's own flags come before the
+// command, also between the ids. Everything after the command's first word belongs to it, as with ssh and docker. "--"
+// before the command is optional, unless the command starts with a dash.
 type commandLine struct{ ids, command []string }
 
-// of makes cmd take these ids and a command to run.
+// of makes cmd accept these ids and a command to run.
 func (l *commandLine) of(cmd *cobra.Command, names ...string) {
 	cmd.Flags().SetInterspersed(false)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -87,7 +87,7 @@ func (l *commandLine) of(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// parse splits the arguments behind the first flags, and reads the flags that stand behind each id.
+// parse splits the arguments after the leading flags, and parses the flags after each id.
 func (l *commandLine) parse(cmd *cobra.Command, args []string, ids int) error {
 	flags := cmd.Flags()
 	for len(l.ids) < ids && len(args) > 0 && flags.ArgsLenAtDash() < 0 {
@@ -104,7 +104,7 @@ func (l *commandLine) parse(cmd *cobra.Command, args []string, ids int) error {
 	return nil
 }
 
-// wrongFlag is the error of flags that cannot be read.
+// wrongFlag returns the usage error for flags that could not be parsed.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	if errors.Is(err, pflag.ErrHelp) {
 		return err
@@ -129,7 +129,7 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return usage("%v; see %s --help", err, cmd.CommandPath())
 }
 
-// kinds are what the flags of a type take, in words.
+// kinds describes the values of each flag type.
 var kinds = map[string]string{
 	"duration": "a duration such as 90s or 1h30m", "bool": "true or false", "float64": "a number",
 	"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0",

@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// connection is how clients on this machine reach a running `boxfleet up`.
+// connection holds what clients on this machine need to reach a running `boxfleet up`.
 type connection struct {
 	URL   string `json:"url"`
 	Token string `json:"token"`
@@ -25,7 +25,7 @@ type connection struct {
 
 const connectionFile = "connection.json"
 
-// connect connects to the NATS that was named, or to the `boxfleet up` of this machine.
+// connect connects to the configured NATS, or to the `boxfleet up` on this machine.
 func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 	where, err := p.config.whereNATS()
 	if err != nil {
@@ -37,7 +37,7 @@ func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 	case p.config.NATS != "" || err == nil:
 	case code == protocol.Unavailable:
 		e := *protocol.AsError(err)
-		e.Message += "; start one with `boxfleet up`, or name another with --nats"
+		e.Message += "; start a fleet with `boxfleet up`, or give the URL of NATS with --nats"
 		return nil, &e
 	case code == protocol.PermissionDenied && p.looksForUp():
 		return nil, notOurs(listenerOf(cmp.Or(where.URL, sdk.DefaultURL)))
@@ -45,12 +45,13 @@ func (p *program) connect(ctx context.Context) (*sdk.Client, error) {
 	return c, err
 }
 
-// looksForUp says whether a client was told neither a NATS nor who it is: it looks for the `up` of this machine.
+// looksForUp reports whether neither a URL nor credentials are configured, so that the client uses the `up` on this
+// machine.
 func (p *program) looksForUp() bool {
 	return p.config.NATS+p.config.Token+p.config.TokenFile+p.config.Creds == ""
 }
 
-// whereNATS is the NATS that was named, or the one of the `boxfleet up` of this machine.
+// whereNATS returns the configured NATS, or that of the `boxfleet up` on this machine.
 func (c *config) whereNATS() (connection, error) {
 	where := connection{URL: c.NATS, Token: c.Token}
 	if where.Token == "" && c.TokenFile != "" {
@@ -87,7 +88,7 @@ func (c *config) whereNATS() (connection, error) {
 
 func (c *config) connectionFile() string { return filepath.Join(c.DataDir, connectionFile) }
 
-// login reads the configuration of a command again, and returns who it says that the process is.
+// login re-reads the configuration of a command and returns its credentials.
 func (p *program) login(cmd *cobra.Command) (jetstream.Login, error) {
 	now := config{file: p.config.file}
 	if err := now.read(cmd); err != nil {
@@ -98,13 +99,13 @@ func (p *program) login(cmd *cobra.Command) (jetstream.Login, error) {
 		return jetstream.Login{}, err
 	}
 	_, login, _ := jetstream.SplitLogin(where.URL)
-	if login == (jetstream.Login{}) { // what the URL says goes before
+	if login == (jetstream.Login{}) { // credentials in the URL take precedence
 		login.Token = where.Token
 	}
 	return login, nil
 }
 
-// loginFrom says where credentials are read again, for those who have to change them.
+// loginFrom names the sources that credentials are re-read from, for operators who rotate them.
 func (c *config) loginFrom() string {
 	file := c.file
 	if file == "" {
@@ -123,10 +124,10 @@ func (c *config) loginFrom() string {
 	if c.NATS == "" && c.DataDir != "" {
 		from = append(from, c.connectionFile())
 	}
-	return strings.Join(from, ", ") + "; what flags and environment say stays as it is until a restart"
+	return strings.Join(from, ", ") + "; flags and environment variables are fixed until a restart"
 }
 
-// write leaves the connection where clients look for it, readable by this user only.
+// write stores the connection where clients look for it, readable by this user only.
 func (c connection) write(dir string) error {
 	data, err := json.Marshal(c)
 	if err != nil {
@@ -135,7 +136,7 @@ func (c connection) write(dir string) error {
 	return writePrivate(filepath.Join(dir, connectionFile), data)
 }
 
-// writePrivate writes a whole file or nothing.
+// writePrivate writes a file atomically, readable by this user only.
 func writePrivate(file string, data []byte) error {
 	temporary := file + ".new"
 	if err := os.WriteFile(temporary, data, 0o600); err != nil {

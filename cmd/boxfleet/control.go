@@ -29,11 +29,11 @@ func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, id
 	group.SetLimit(controlsAtOnce)
 	for i, id := range ids {
 		boxes[i] = c.Sandbox(id)
-		p.inHand.goesOn("sandbox "+id, "the %s of %s goes on if it was accepted: `boxfleet sandbox get %s` shows it", verb,
+		p.unfinished.set("sandbox "+id, "the %s of %s goes on if it was accepted: `boxfleet sandbox get %s` shows it", verb,
 			id, id)
 		group.Go(func() error {
 			if failures[i] = do(boxes[i], ctx, sdk.WithWait(wait)); failures[i] == nil {
-				p.inHand.done("sandbox " + id)
+				p.unfinished.done("sandbox " + id)
 			}
 			return nil
 		})

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// execFlags are the flags that say how a command is run.
+// execFlags are the flags for how a command runs.
 type execFlags struct {
 	timeout, grace time.Duration
 	startTimeout   time.Duration
@@ -25,13 +25,13 @@ type execFlags struct {
 
 func (f *execFlags) add(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
-		"end the command after this time, counted from its start (default: never)")
+		"end the command this long after its start (default: never)")
 	cmd.Flags().DurationVar(&f.startTimeout, "start-timeout", 0,
-		"give up a command that has not started within this time after it was accepted (default 2m)")
-	cmd.Flags().DurationVar(&f.grace, "grace", 0, "from TERM to KILL when it is ended (default 5s)")
+		"fail if the command has not started this long after it was accepted (default 2m)")
+	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time between TERM and KILL when the command is ended (default 5s)")
 	cmd.Flags().StringVar(&f.outputLimit, "output-limit", "",
-		"keep so many `bytes` of stdout and of stderr, each (default 256MiB)")
-	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "give stdin to the command: at most 128 KiB")
+		"keep at most this many `bytes` each of stdout and stderr (default 256MiB)")
+	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass stdin to the command, at most 128 KiB")
 }
 
 func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec, error) {
@@ -62,16 +62,18 @@ func (p *program) execCommand() *cobra.Command {
 	var detach bool
 	cmd := &cobra.Command{
 		Use: "exec [flags] SANDBOX COMMAND [ARGUMENT...]", Short: "Run a command in a sandbox",
-		Long: `Run a command in a sandbox. Its output comes on stdout and stderr, and boxfleet ends with its exit
-code, or with 125 where it could not be run, or its output not be written. Flags stand before COMMAND; what
-follows it is the command's. A COMMAND that begins with a dash stands behind "--". boxfleet execs lists,
-cancels and reads execs.
+		Long: `Run a command in a sandbox. Its output goes to stdout and stderr. boxfleet exits with the command's exit
+code, or with 125 if the command could not be run or its output could not be written. Flags come before COMMAND;
+everything after it belongs to the command. Put "--" before a COMMAND that starts with a dash. To list, cancel or
+read execs, use "boxfleet execs".
 
-Ctrl-C cancels it and waits for its end; a second one ends boxfleet at once. TERM, HUP and QUIT cancel
-it, too, and end boxfleet within 2 s, with 128+n where it has not ended by then. So does a reader of the
-output that goes away, as in "boxfleet exec … | head -1", with 141. --deadline ends only the wait, with
-125: the command goes on, and is attached to again by boxfleet execs logs --follow. --detach does not
-wait at all. KILL, or the loss of this machine, leaves the command running, too.`,
+Ctrl-C cancels the command and waits for it to end; a second Ctrl-C ends boxfleet at once. TERM, HUP and QUIT
+also cancel the command and end boxfleet within 2 s, with exit code 128+n if the command has not ended by then.
+So does closing the output, as in "boxfleet exec … | head -1", with exit code 141.
+
+--deadline ends only the wait, with exit code 125: the command continues, and "boxfleet execs logs --follow"
+attaches to it again. --detach does not wait at all. The command also continues if boxfleet is killed or this
+machine goes down.`,
 		ValidArgsFunction: p.completeSandbox,
 		Example: `  boxfleet exec web ls -l
   boxfleet exec --cwd /src --env CGO_ENABLED=0 --timeout 10m web go test ./...
@@ -93,7 +95,7 @@ wait at all. KILL, or the loss of this machine, leaves the command running, too.
 			if err := checkIDs(cmd, id, request); err != nil {
 				return err
 			}
-			if id == "" { // known beforehand, so that it can be cancelled before it is accepted
+			if id == "" { // chosen here, so that the exec can be cancelled before it is accepted
 				if request == "" {
 					request = sdk.NewID()
 				}
@@ -102,7 +104,7 @@ wait at all. KILL, or the loss of this machine, leaves the command running, too.
 			return notRun(p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				box := c.Sandbox(line.ids[0])
 				p.warnOfStdin(flags.stdin)
-				defer func() { p.warnOfStdin(flags.stdin) }() // a pipe may be slow
+				defer func() { p.warnOfStdin(flags.stdin) }() // a slow pipe may have data by now
 				if detach {
 					return meantExecs(p.detached(ctx, box, id, request, spec), &line)
 				}
@@ -111,19 +113,19 @@ wait at all. KILL, or the loss of this machine, leaves the command running, too.
 		},
 	}
 	flags.add(cmd)
-	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable `K=V`, over the sandbox's; may be repeated")
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable `K=V`, overrides the sandbox's; may be repeated")
 	cmd.Flags().StringVar(&cwd, "cwd", "", "working directory (default: the sandbox's)")
 	cmd.Flags().StringVar(&user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
 	cmd.Flags().StringVar(&service, "service", "",
-		"run it in the container of this `service` (default: in the sandbox's own)")
-	cmd.Flags().StringVar(&id, "id", "", "id of the exec (default: a new one)")
-	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same exec")
-	cmd.Flags().BoolVar(&detach, "detach", false, "print the exec's id as soon as it is accepted, and do not wait")
+		"run in the container of this `service` (default: the sandbox's own)")
+	cmd.Flags().StringVar(&id, "id", "", "id of the exec (default: generated)")
+	cmd.Flags().StringVar(&request, "request-id", "", "id of the request; repeating a request returns the same exec")
+	cmd.Flags().BoolVar(&detach, "detach", false, "print the exec's id once it is accepted, and do not wait for it to end")
 	line.of(cmd, "SANDBOX")
 	return cmd
 }
 
-// meantExecs helps those who write `boxfleet exec list web`, where no sandbox is called list.
+// meantExecs adds a hint for users who type `boxfleet exec list web` when there is no sandbox called list.
 func meantExecs(err error, line *commandLine) error {
 	verb := line.ids[0]
 	err = whichSandbox(err, verb)
@@ -141,7 +143,7 @@ func meantExecs(err error, line *commandLine) error {
 	return &e
 }
 
-// notRun gives an error before the command's own end the exit code 125.
+// notRun gives exit code 125 to an error that came before the command ended.
 func notRun(err error) error {
 	if _, ours := err.(exitCode); ours || err == nil || codeOf(err) == exitUsage {
 		return err
@@ -159,11 +161,11 @@ func (p *program) detached(ctx context.Context, box *sdk.Sandbox, id, request st
 	if err != nil {
 		return err
 	}
-	p.inHand.done("exec")
+	p.unfinished.done("exec")
 	return p.show(x.Info(), func(w io.Writer) { fmt.Fprintln(w, x.ID()) })
 }
 
-// exec runs a command, passes its output on, and returns its exit code as the error.
+// exec runs a command, copies its output, and returns its exit code as an error.
 func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id, request string, spec *protocol.ExecSpec) error {
 	opts := []sdk.ExecOption{sdk.WithID(id)}
 	if request != "" {
@@ -183,9 +185,9 @@ func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id, request string
 	}
 	switch {
 	case result.OutputError != nil:
-		p.note("the end of the output is missing: %s", result.OutputError.Message)
+		p.note("the output is incomplete: %s", result.OutputError.Message)
 	case result.Truncated && !p.json():
-		p.note("there was more output than is kept; --output-limit keeps more")
+		p.note("output was truncated; raise --output-limit to keep more")
 	}
 	if p.unwritten.Load() && result.ExitCode != nil && *result.ExitCode == 0 {
 		return exitCode{exitNotRun, err}
@@ -193,7 +195,7 @@ func (p *program) exec(ctx context.Context, box *sdk.Sandbox, id, request string
 	return exitOf(result, err)
 }
 
-// exitOf is the exit code for an exec that has ended.
+// exitOf returns the exit code for an exec that has ended, or nil for success.
 func exitOf(r *sdk.Result, err error) error {
 	code := exitCode{cause: err}
 	switch {
@@ -213,12 +215,12 @@ func exitOf(r *sdk.Result, err error) error {
 }
 
 const (
-	cancelWithin = 30 * time.Second // how long the end of ctx waits for a cancel to be accepted
-	endMargin    = 15 * time.Second // and, with the exec's grace, how long then for the exec's end
+	cancelWithin = 30 * time.Second // time limit for a cancel to be accepted after ctx ends
+	endMargin    = 15 * time.Second // plus the exec's grace: time limit for the exec to end after that
 )
 
-// execCancellable runs a command. Where its client is interrupted, the command is cancelled, and its end
-// waited for; the client's deadline ends only the wait.
+// execCancellable runs a command. If the client is interrupted, it cancels the command and waits for it to end. The
+// client's deadline ends only the wait.
 func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id string, spec *protocol.ExecSpec,
 	opts []sdk.ExecOption) (*sdk.Result, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -234,20 +236,19 @@ func (p *program) execCancellable(ctx context.Context, box *sdk.Sandbox, id stri
 	result, err := box.Exec(running, *spec, opts...)
 	switch {
 	case result != nil:
-		p.inHand.done("exec")
+		p.unfinished.done("exec")
 	case ctx.Err() != nil && running.Err() != nil && overdue(ctx):
 		err = because(err, protocol.DeadlineExceeded, fmt.Sprintf("exec %s has not ended within --deadline %s", id,
 			p.config.Deadline))
 	case ctx.Err() != nil && running.Err() != nil:
 		err = because(err, protocol.Cancelled, context.Cause(ctx).Error())
-	default: // its error says what became of it
-		p.inHand.done("exec")
+	default: // the error says how the exec ended
+		p.unfinished.done("exec")
 	}
 	return result, err
 }
 
-// because is the error of a wait that this client ended. What the fleet said of it stays: why it did not
-// decide the request.
+// because returns the error of a wait that this client ended. It keeps the fleet's reason for not deciding the request.
 func because(err error, code protocol.Code, message string) error {
 	if e := protocol.AsError(err); e != nil && e.Reason != "" {
 		return protocol.Errorf(code, e.Reason, "%s: %s", message, e.Message)
@@ -255,14 +256,14 @@ func because(err error, code protocol.Code, message string) error {
 	return protocol.Errorf(code, "", "%s", message)
 }
 
-// execGoesOn notes that an exec that is asked for now does not end with its client.
+// execGoesOn records that the requested exec continues when the client ends.
 func (p *program) execGoesOn(box *sdk.Sandbox, id string) {
-	p.inHand.goesOn("exec", "exec %s of sandbox %s goes on if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
+	p.unfinished.set("exec", "exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
 		"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
-// cancelAndAwait cancels an exec whose client is interrupted, and returns when its end was waited for long
-// enough, or running has ended.
+// cancelAndAwait cancels an exec whose client was interrupted. It returns when running ends or the time limit for the
+// exec's end has passed.
 func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox, id string, grace time.Duration) {
 	bounded := running
 	if i, _ := interruptionOf(ctx); i == interruption(syscall.SIGPIPE) {
@@ -273,7 +274,7 @@ func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox,
 	if err := cancelExec(bounded, box, id); err != nil {
 		return
 	}
-	p.inHand.goesOn("exec", "exec %s of sandbox %s is being cancelled: `boxfleet execs get %s %s` shows its end", id,
+	p.unfinished.set("exec", "exec %s of sandbox %s is being cancelled: `boxfleet execs get %s %s` shows its end", id,
 		box.ID(), box.ID(), id)
 	if grace == 0 {
 		grace = protocol.DefaultGrace.Std()
@@ -283,17 +284,17 @@ func (p *program) cancelAndAwait(ctx, running context.Context, box *sdk.Sandbox,
 	<-enough.Done()
 }
 
-// cancelExec cancels an exec whose request may not have been decided yet.
+// cancelExec cancels an exec even if its request has not been decided yet.
 func cancelExec(ctx context.Context, box *sdk.Sandbox, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, cancelWithin)
 	defer cancel()
 	return untilFound(ctx, func() error { return box.ExecByID(id).Cancel(ctx) })
 }
 
-// foundWithin bounds how long something is looked for that was asked for and may be there soon.
+// foundWithin is how long untilFound retries, since a request may not have been decided yet.
 const foundWithin = 3 * time.Second
 
-// untilFound tries again while what it is about is not found.
+// untilFound retries while the result is not_found.
 func untilFound(ctx context.Context, try func() error) error {
 	deadline := time.Now().Add(foundWithin)
 	for {

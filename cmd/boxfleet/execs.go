@@ -13,12 +13,12 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// execsVerbs are the commands below execs. They are not below exec, where they would take the place of
-// sandboxes of these names.
+// execsVerbs are the subcommands of execs. They are not subcommands of exec, where they would hide sandboxes of the
+// same names.
 var execsVerbs = []string{"list", "ls", "ps", "get", "cancel", "kill", "logs"}
 
 func (p *program) execsCommand() *cobra.Command {
-	return group("execs", "Look at the execs of a sandbox, and end them", p.execsList(), p.execsGet(), p.execsCancel(),
+	return group("execs", "List, show and cancel the execs of a sandbox, and print their output", p.execsList(), p.execsGet(), p.execsCancel(),
 		p.execsLogs())
 }
 
@@ -66,7 +66,7 @@ func execIDs(execs []protocol.Exec) []string {
 	return ids
 }
 
-// commandWidth is how much of a command a list shows.
+// commandWidth is the maximum width of a command in a list.
 const commandWidth = 60
 
 func printExecs(w io.Writer, now time.Time, execs []protocol.Exec) {
@@ -120,13 +120,13 @@ func printExec(w io.Writer, x *protocol.Exec) {
 	}
 	rows = append(rows, []any{"output", fmt.Sprintf("%d bytes of stdout, %d of stderr", x.StdoutBytes, x.StderrBytes)})
 	if x.Truncated {
-		rows = append(rows, []any{"", "it wrote more than was kept"})
+		rows = append(rows, []any{"", "truncated at the output limit"})
 	}
 	if x.OutputError != nil {
-		rows = append(rows, []any{"", "output is missing: " + x.OutputError.Message})
+		rows = append(rows, []any{"", "output is incomplete: " + x.OutputError.Message})
 	}
 	if x.OOMKills > 0 {
-		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox for want of memory",
+		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox because it was out of memory",
 			x.OOMKills)})
 	}
 	if x.Reason != "" {
@@ -140,7 +140,7 @@ func printExec(w io.Writer, x *protocol.Exec) {
 
 func (p *program) execsCancel() *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel SANDBOX EXEC", Aliases: []string{"kill"}, Short: "End an exec with its whole process tree",
+		Use: "cancel SANDBOX EXEC", Aliases: []string{"kill"}, Short: "Cancel an exec and end its whole process tree",
 		Args: takes("SANDBOX", "EXEC"), Example: "  boxfleet execs cancel web 01kpm3…",
 		ValidArgsFunction: p.completeExec(protocol.ExecStateAccepted, protocol.ExecStateRunning),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -163,11 +163,11 @@ func (p *program) execsLogs() *cobra.Command {
 	var fromStdout, fromStderr int64
 	var tail int
 	cmd := &cobra.Command{
-		Use: "logs SANDBOX EXEC", Short: "Print the output of an exec, whenever it ran", Args: takes("SANDBOX", "EXEC"),
+		Use: "logs SANDBOX EXEC", Short: "Print the output of a running or ended exec", Args: takes("SANDBOX", "EXEC"),
 		ValidArgsFunction: p.completeExec(),
-		Long: `Print the output of an exec: its stdout on stdout, its stderr on stderr. With -o json each chunk is a
-line with stream, offset and data in base64. With --follow boxfleet ends with the exit code of the exec, as
-boxfleet exec does.`,
+		Long: `Print the output of an exec: its stdout to stdout, its stderr to stderr. With -o json, each chunk is a
+line with the stream, the offset and the data in base64. With --follow, boxfleet exits with the exec's exit
+code, as boxfleet exec does.`,
 		Example: "  boxfleet execs logs web 01kpm3… --follow\n  boxfleet execs logs web 01kpm3… --from-offset 4096",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkTail(cmd, tail); err != nil {
@@ -196,9 +196,9 @@ boxfleet exec does.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&follow, "follow", false, "go on until the exec has ended; it goes on when this ends")
-	cmd.Flags().Int64Var(&fromStdout, "from-offset", 0, "begin with this `byte` of stdout")
-	cmd.Flags().Int64Var(&fromStderr, "from-offset-stderr", 0, "begin with this `byte` of stderr")
+	cmd.Flags().BoolVar(&follow, "follow", false, "keep printing output until the exec ends; interrupting boxfleet does not end the exec")
+	cmd.Flags().Int64Var(&fromStdout, "from-offset", 0, "start at this `byte` of stdout")
+	cmd.Flags().Int64Var(&fromStderr, "from-offset-stderr", 0, "start at this `byte` of stderr")
 	addTail(cmd, &tail)
 	return cmd
 }

@@ -87,7 +87,7 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 	if !wait {
 		return p.showWished(name, "draining")
 	}
-	p.inHand.goesOn("drain", "the drain of %s goes on: `boxfleet host list` shows how far it is, `boxfleet host uncordon %s` ends it", name, name)
+	p.unfinished.set("drain", "the drain of %s goes on: `boxfleet host list` shows how far it is, `boxfleet host uncordon %s` ends it", name, name)
 	tell, done := p.progressing("draining " + name)
 	defer done()
 	err := c.Hosts().WaitDrained(ctx, name, func(h *protocol.Host) {
@@ -103,7 +103,7 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 	if err != nil {
 		return err
 	}
-	p.inHand.done("drain")
+	p.unfinished.done("drain")
 	return p.showWished(name, "drained")
 }
 
@@ -142,12 +142,12 @@ func (p *program) forgetHost(ctx context.Context, c *sdk.Client, name string, ye
 	}
 	done := p.progress("forgetting " + name)
 	defer done()
-	p.inHand.goesOn("forget", "the fleet goes on with forgetting %s: `boxfleet host list` shows it until that is done",
+	p.unfinished.set("forget", "the fleet goes on with forgetting %s: `boxfleet host list` shows it until that is done",
 		name)
 	if err := c.Hosts().Forget(ctx, name); err != nil {
 		return err
 	}
-	p.inHand.done("forget")
+	p.unfinished.done("forget")
 	done()
 	return p.showWished(name, "forgotten")
 }

@@ -17,21 +17,20 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// What ends a client's command before it is done: a signal, a reader of its output that is gone, or its
-// deadline. Each ends its context, with the reason as the cause. What the command asked of the fleet may
-// go on; then its error says so, and what to do about it.
+// Three things end a client command early: a signal, a closed output pipe, or its deadline. Each cancels the command's
+// context with the reason as the cause. The request may continue in the fleet; the error then says so and names the
+// commands to follow or undo it.
 
-// leaveWithin bounds how long a client goes on after a signal that asks for its end, whatever the fleet
-// does: 2 s, less what the end of a process takes. Ctrl-C has no bound: a second one ends the client.
+// leaveWithin bounds how long a client runs on after a termination signal, whatever the fleet does: 2 s, less the time
+// it takes a process to exit. Ctrl-C has no bound; a second one ends the client.
 const leaveWithin = 1700 * time.Millisecond
 
-// interruption says what ended a client's context, if not its deadline: a signal, or PIPE when nobody
-// reads the client's output any more.
+// interruption is the signal that ended a client's context. SIGPIPE stands for a closed output.
 type interruption syscall.Signal
 
 func (i interruption) Error() string {
 	if i == interruption(syscall.SIGPIPE) {
-		return "nobody reads the output any more"
+		return "the output was closed"
 	}
 	if i == interruption(syscall.SIGINT) {
 		return "interrupted"
@@ -39,17 +38,17 @@ func (i interruption) Error() string {
 	return syscall.Signal(i).String()
 }
 
-// exitCode is the one by which a shell shows the signal.
+// exitCode returns the exit code that a shell reports for the signal.
 func (i interruption) exitCode() int { return 128 + int(i) }
 
-// heed makes signals and a broken pipe end a client's command. HUP is ignored if the caller ignores it,
+// handleSignals makes signals and a broken pipe end a client command. It leaves HUP ignored if the caller ignores it,
 // as nohup does.
-func (p *program) heed(cmd *cobra.Command) {
-	if topOf(cmd).GroupID != groupClient {
+func (p *program) handleSignals(cmd *cobra.Command) {
+	if roleOf(cmd) != roleClient {
 		return
 	}
 	parent := cmd.Context()
-	if p.process { // its signals tell which it was; what main makes of them does not
+	if p.process { // main's context does not say which signal it was
 		parent = context.WithoutCancel(parent)
 	}
 	ctx, end := context.WithCancelCause(parent)
@@ -59,16 +58,16 @@ func (p *program) heed(cmd *cobra.Command) {
 	if !p.process {
 		return
 	}
-	signal.Ignore(syscall.SIGPIPE) // the write fails instead
+	signal.Ignore(syscall.SIGPIPE) // let the write fail instead
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	if !signal.Ignored(syscall.SIGHUP) {
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	go p.heedSignals(signals)
+	go p.endOnSignals(signals)
 }
 
-// topOf is the command below the root that a command belongs to.
+// topOf returns the ancestor of a command directly below the root.
 func topOf(cmd *cobra.Command) *cobra.Command {
 	for cmd.HasParent() && cmd.Parent().HasParent() {
 		cmd = cmd.Parent()
@@ -76,28 +75,28 @@ func topOf(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// heedSignals ends the context with the first signal, and the process with the second, or when the first
-// leaves it no more time.
-func (p *program) heedSignals(signals <-chan os.Signal) {
+// endOnSignals cancels the context on the first signal. It ends the process on the second, or when the grace period of
+// the first expires.
+func (p *program) endOnSignals(signals <-chan os.Signal) {
 	last := interruption((<-signals).(syscall.Signal))
 	p.end(last)
-	var over <-chan time.Time
+	var expired <-chan time.Time
 	if last != interruption(syscall.SIGINT) {
-		over = time.After(leaveWithin)
-	} else if !p.connecting.Load() { // it may be reading stdin
-		over = time.After(0)
+		expired = time.After(leaveWithin)
+	} else if !p.connecting.Load() { // it may be blocked reading stdin
+		expired = time.After(0)
 	}
 	select {
 	case second := <-signals:
 		last = interruption(second.(syscall.Signal))
-	case <-over:
+	case <-expired:
 	}
-	p.complain(p.unfinished(protocol.Errorf(protocol.Cancelled, "", "%v", last)))
+	p.complain(p.withUnfinished(protocol.Errorf(protocol.Cancelled, "", "%v", last)))
 	os.Exit(last.exitCode())
 }
 
-// guarded is w. When nobody reads the pipe behind it any more, it ends the client's context and drops
-// what is written. Any other failure, such as a full disk, is kept: most of what writes does not look.
+// guarded wraps w. When the reader of its pipe is gone, it cancels the client's context and drops further output. It
+// records any other failure, such as a full disk, because most callers ignore write errors.
 func (p *program) guarded(w io.Writer) io.Writer { return &pipe{w, p} }
 
 type pipe struct {
@@ -121,57 +120,57 @@ func (g *pipe) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// interruptionOf says what interruption ended the context of a client, if one did.
+// interruptionOf returns the interruption that ended a client's context, if there was one.
 func interruptionOf(ctx context.Context) (interruption, bool) {
 	var i interruption
 	ok := errors.As(context.Cause(ctx), &i)
 	return i, ok
 }
 
-// overdue says whether it was the client's deadline that ended its context.
+// overdue reports whether the client's deadline ended its context.
 func overdue(ctx context.Context) bool {
 	return errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 }
 
-// inHand is what a client has asked for and not seen the end of: for each thing, what to say about it.
-type inHand struct {
+// unfinished collects the requests that a client has made and whose end it has not seen, each with a hint for the user.
+type unfinished struct {
 	mu    sync.Mutex
-	about []string
-	says  map[string]string
+	keys  []string
+	hints map[string]string
 }
 
-// goesOn notes what becomes of something when the client ends now, and what its user can do about it.
-func (h *inHand) goesOn(about, format string, args ...any) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.says == nil {
-		h.says = map[string]string{}
+// set records what happens to a request if the client ends now, and what the user can do about it.
+func (u *unfinished) set(key, format string, args ...any) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.hints == nil {
+		u.hints = map[string]string{}
 	}
-	if _, known := h.says[about]; !known {
-		h.about = append(h.about, about)
+	if _, known := u.hints[key]; !known {
+		u.keys = append(u.keys, key)
 	}
-	h.says[about] = fmt.Sprintf(format, args...)
+	u.hints[key] = fmt.Sprintf(format, args...)
 }
 
-// done notes that there is no more to say about it.
-func (h *inHand) done(about string) { h.goesOn(about, "") }
+// done removes the hint of a request.
+func (u *unfinished) done(key string) { u.set(key, "") }
 
-// text is everything, as the end of a message.
-func (h *inHand) text() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// text returns all hints, to append to a message.
+func (u *unfinished) text() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	var all strings.Builder
-	for _, about := range h.about {
-		if says := h.says[about]; says != "" {
-			all.WriteString("; " + says)
+	for _, key := range u.keys {
+		if hint := u.hints[key]; hint != "" {
+			all.WriteString("; " + hint)
 		}
 	}
 	return all.String()
 }
 
-// unfinished adds to an error what goes on.
-func (p *program) unfinished(err error) error {
-	text := p.inHand.text()
+// withUnfinished appends the hints about unfinished requests to an error.
+func (p *program) withUnfinished(err error) error {
+	text := p.unfinished.text()
 	if text == "" {
 		return err
 	}
@@ -180,7 +179,7 @@ func (p *program) unfinished(err error) error {
 	return &e
 }
 
-// ended is the error that a client's command ends with, once its context may have ended. err is its own.
+// ended returns the error that a client command ends with. err is the command's own error; ctx may have ended.
 func (p *program) ended(ctx context.Context, err error) error {
 	i, interrupted := interruptionOf(ctx)
 	var code exitCode
@@ -189,8 +188,8 @@ func (p *program) ended(ctx context.Context, err error) error {
 	case ctx.Err() == nil:
 		return err
 	case interrupted && i == interruption(syscall.SIGPIPE):
-		if text := p.inHand.text(); text != "" {
-			return exitCode{i.exitCode(), p.unfinished(protocol.Errorf(protocol.Cancelled, "", "%v", i))}
+		if text := p.unfinished.text(); text != "" {
+			return exitCode{i.exitCode(), p.withUnfinished(protocol.Errorf(protocol.Cancelled, "", "%v", i))}
 		}
 		return exitCode{i.exitCode(), nil}
 	case err == nil:
@@ -198,15 +197,15 @@ func (p *program) ended(ctx context.Context, err error) error {
 	case known && code.cause == nil:
 		return err
 	case known:
-		return exitCode{code.code, p.unfinished(p.byWhat(ctx, code.cause))}
+		return exitCode{code.code, p.withUnfinished(p.withCause(ctx, code.cause))}
 	case interrupted:
-		return exitCode{i.exitCode(), p.unfinished(p.byWhat(ctx, err))}
+		return exitCode{i.exitCode(), p.withUnfinished(p.withCause(ctx, err))}
 	}
-	return p.unfinished(p.byWhat(ctx, err))
+	return p.withUnfinished(p.withCause(ctx, err))
 }
 
-// byWhat is err, but where it only says that the client's context ended, what ended that.
-func (p *program) byWhat(ctx context.Context, err error) error {
+// withCause replaces an error that only says that the client's context ended by the cause of that end.
+func (p *program) withCause(ctx context.Context, err error) error {
 	e := *protocol.AsError(err)
 	if i, interrupted := interruptionOf(ctx); interrupted && e.Code == protocol.Cancelled &&
 		strings.Contains(e.Message, context.Canceled.Error()) {
@@ -214,7 +213,7 @@ func (p *program) byWhat(ctx context.Context, err error) error {
 		return &e
 	}
 	if doing, only := strings.CutSuffix(e.Message, ": "+context.DeadlineExceeded.Error()); only && overdue(ctx) {
-		e.Message = fmt.Sprintf("%s: it is not done within --deadline %s", doing, p.config.Deadline)
+		e.Message = fmt.Sprintf("%s: not done within --deadline %s", doing, p.config.Deadline)
 		return &e
 	}
 	return err

@@ -1,11 +1,11 @@
-// Command boxfleet is the one binary of Boxfleet: the client's commands, the coordinator, the
-// worker, and `up`, which runs all of it on one machine.
+// Command boxfleet is Boxfleet's main binary: the client commands, the coordinator, the worker, and `up`, which runs
+// the whole fleet on one machine.
 //
 //	main ── run ── command ── settings (file, environment, flags)
 //	                 ├── client commands ── sdk
 //	                 └── up, demo, coordinator, worker ── the roles, wired to NATS and Docker
 //
-// Configuration is read here and nowhere else.
+// Only this package reads configuration.
 package main
 
 import (
@@ -20,8 +20,8 @@ var version = "0.0.0"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal asks for a clean end; after it the second one ends the process at once. Clients
-	// heed signals themselves.
+	// The first signal starts a clean shutdown; the second one ends the process at once. Client commands handle
+	// signals themselves.
 	context.AfterFunc(ctx, stop)
 	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, process: true}
 	os.Exit(p.run(ctx, os.Args[1:]))

@@ -16,44 +16,56 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Exit codes. exec and run end with the command's own where it ran.
+// Exit codes. exec and run return the command's own exit code if it ran.
 const (
 	exitFailure   = 1   // the command failed
-	exitUsage     = 2   // it was called wrongly
-	exitTimedOut  = 124 // the exec ran longer than its timeout, and its exit code is not known
-	exitNotRun    = 125 // the exec could not run
-	exitCancelled = 130 // the exec was cancelled, and its exit code is not known
-	// 128+n: a signal ended the client, or, with 13 (141), nobody reads its output any more
+	exitUsage     = 2   // the command line or configuration is wrong
+	exitTimedOut  = 124 // the exec exceeded its timeout and has no exit code
+	exitNotRun    = 125 // the exec could not be run
+	exitCancelled = 130 // the exec was cancelled and has no exit code
+	// 128+n: signal n ended the client. 141 (SIGPIPE) means that its output was closed.
 )
 
-// Groups of commands.
+// Groups of commands in the help.
 const (
-	groupClient = "client"
-	groupServer = "server"
+	groupRun       = "run"
+	groupSandboxes = "sandboxes"
+	groupHosts     = "hosts"
+	groupOperate   = "operate"
 )
 
-// program is one call of boxfleet.
+// roleAnnotation says whether a command is a client of the fleet or one of its servers. It handles signals and warns
+// about the environment accordingly.
+const (
+	roleAnnotation = "role"
+	roleClient     = "client"
+	roleServer     = "server"
+)
+
+// roleOf returns the role of a command, or "" for help and completion.
+func roleOf(cmd *cobra.Command) string { return topOf(cmd).Annotations[roleAnnotation] }
+
+// program is one invocation of boxfleet.
 type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	config         config
 
-	process    bool                    // it is a whole process, whose signals are its own
-	end        context.CancelCauseFunc // ends a client's context
-	connecting atomic.Bool             // a client's command has begun to talk to the fleet
-	unread     atomic.Bool             // nobody reads its output any more
-	unwritten  atomic.Bool             // some of its output could not be written
-	inHand     inHand
-	stdinSaid  bool // that nobody reads stdin
+	process    bool                    // the program owns the process, so it handles its signals
+	end        context.CancelCauseFunc // cancels a client's context
+	connecting atomic.Bool             // a client command has started to connect to the fleet
+	unread     atomic.Bool             // the reader of stdout or stderr is gone
+	unwritten  atomic.Bool             // some output could not be written
+	unfinished unfinished
+	stdinSaid  bool // the warning about unread stdin was printed
 }
 
-// run runs a program beside others in this process, whose signals it leaves alone.
+// run runs a program inside a larger process, whose signals it leaves alone.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return (&program{stdin: stdin, stdout: stdout, stderr: stderr}).run(ctx, args)
 }
 
-// run runs the program and returns its exit code. Its commands end when ctx does: cleanly, which
-// may take a moment.
+// run runs the program and returns its exit code. When ctx ends, commands shut down cleanly, which may take a moment.
 func (p *program) run(ctx context.Context, args []string) int {
 	root := p.root()
 	root.SetArgs(args)
@@ -79,7 +91,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	return codeOf(err)
 }
 
-// exitCode ends the program with a code; cause is nil where everything is said already.
+// exitCode is an error that ends the program with a code. cause is nil if there is nothing left to report.
 type exitCode struct {
 	code  int
 	cause error
@@ -93,7 +105,7 @@ func (e exitCode) Error() string {
 }
 func (e exitCode) Unwrap() error { return e.cause }
 
-// usage makes an error of the caller's.
+// usage returns an error for a wrong command line or configuration.
 func usage(format string, args ...any) error {
 	return exitCode{exitUsage, protocol.Errorf(protocol.InvalidArgument, "", format, args...)}
 }
@@ -109,7 +121,7 @@ func codeOf(err error) int {
 	return exitFailure
 }
 
-// complain prints an error to stderr, in the form that was asked for.
+// complain prints an error to stderr in the configured output format.
 func (p *program) complain(err error) {
 	if p.config.Output == outputJSON {
 		e := *protocol.AsError(err)
@@ -124,12 +136,16 @@ func (p *program) complain(err error) {
 	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(red, "boxfleet:"), plain(indented(p.redacted(err.Error()))))
 }
 
+const rootHelp = `Boxfleet runs sandboxes and commands on a fleet of Docker hosts, over NATS JetStream. "boxfleet up" runs a
+whole fleet on this machine; the other commands of the same user connect to it without further settings.
+
+SANDBOX is the name of a sandbox, its id, or a unique prefix of a generated id.`
+
 func (p *program) root() *cobra.Command {
 	var askVersion bool
 	root := &cobra.Command{
-		Use:           "boxfleet",
-		Short:         "Sandboxes and commands on a fleet of Docker hosts",
-		Long:          "Boxfleet runs sandboxes and commands on a fleet of Docker hosts, over NATS JetStream.\n`boxfleet up` runs everything on this machine; the client's commands find it by themselves.\n\nA SANDBOX is called by its name, its id, or the beginning of a generated id, if only one begins so.",
+		Use: "boxfleet", Short: "Run sandboxes and commands on a fleet of Docker hosts", Long: rootHelp,
+		Example:       "  boxfleet up\n  boxfleet run --image boxfleet/demo:busybox uname -a",
 		SilenceErrors: true, SilenceUsage: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -144,7 +160,7 @@ func (p *program) root() *cobra.Command {
 			return cmd.Help()
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			p.heed(cmd)
+			p.handleSignals(cmd)
 			return p.configure(cmd)
 		},
 	}
@@ -155,20 +171,38 @@ func (p *program) root() *cobra.Command {
 		"configuration `file` (default $XDG_CONFIG_HOME/boxfleet/config.yaml)")
 	completeValues(root, "output", outputText, outputJSON)
 	completeValues(root, "log-level", logLevels...)
-	root.AddGroup(&cobra.Group{ID: groupClient, Title: "Client commands:"},
-		&cobra.Group{ID: groupServer, Title: "Server commands:"})
-	for _, c := range []*cobra.Command{p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.execCommand(),
-		p.execsCommand(), p.runCommand(),
-		p.logsCommand("boxfleet logs"), p.sandboxList("boxfleet", "ps", "ls"), p.sandboxDelete("boxfleet", "rm"),
-		p.hostCommand(), p.imageCommand(), p.pingCommand(), p.versionCommand()} {
-		c.GroupID = groupClient
-		root.AddCommand(c)
+	p.addCommands(root)
+	addHelpAndCompletion(root)
+	return root
+}
+
+func (p *program) addCommands(root *cobra.Command) {
+	for _, g := range []struct {
+		id, title, role string
+		commands        []*cobra.Command
+	}{
+		{groupRun, "Run commands:", roleClient, []*cobra.Command{
+			p.runCommand(), p.execCommand(), p.execsCommand(), p.logsCommand("boxfleet logs")}},
+		{groupSandboxes, "Manage sandboxes:", roleClient, []*cobra.Command{
+			p.sandboxCommand(), p.applyCommand(), p.specCommand(), p.sandboxList("boxfleet", "ps", "ls"),
+			p.sandboxDelete("boxfleet", "rm")}},
+		{groupHosts, "Manage hosts and images:", roleClient, []*cobra.Command{p.hostCommand(), p.imageCommand()}},
+		{groupOperate, "Operate a fleet:", roleServer, []*cobra.Command{
+			p.upCommand(), p.coordinatorCommand(), p.workerCommand(), p.storageCommand(), p.demoCommand()}},
+		{groupOperate, "", roleClient, []*cobra.Command{p.pingCommand(), p.versionCommand()}},
+	} {
+		if g.title != "" {
+			root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		}
+		for _, c := range g.commands {
+			c.GroupID, c.Annotations = g.id, map[string]string{roleAnnotation: g.role}
+			root.AddCommand(c)
+		}
 	}
-	for _, c := range []*cobra.Command{p.upCommand(), p.coordinatorCommand(), p.workerCommand(), p.storageCommand(),
-		p.demoCommand()} {
-		c.GroupID = groupServer
-		root.AddCommand(c)
-	}
+}
+
+// addHelpAndCompletion adds cobra's own commands, with the same usage errors and examples as the others.
+func addHelpAndCompletion(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -188,10 +222,9 @@ func (p *program) root() *cobra.Command {
 			}
 		}
 	}
-	return root
 }
 
-// group is a command that only has others below it.
+// group returns a command that only has subcommands.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: subcommand,
 		RunE: func(*cobra.Command, []string) error { return nil }}
@@ -199,7 +232,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// subcommand refuses a call of a command that only has others below it.
+// subcommand rejects running a command that only has subcommands.
 func subcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return usage("missing subcommand; see %s --help", cmd.CommandPath())
@@ -207,7 +240,7 @@ func subcommand(cmd *cobra.Command, args []string) error {
 	return unknownCommand(cmd, args[0])
 }
 
-// client calls f with a connection to the fleet.
+// client connects to the fleet and calls f.
 func (p *program) client(cmd *cobra.Command, f func(ctx context.Context, c *sdk.Client) error) error {
 	p.connecting.Store(true)
 	ctx := cmd.Context()
@@ -222,13 +255,13 @@ func (p *program) client(cmd *cobra.Command, f func(ctx context.Context, c *sdk.
 	}
 	defer c.Close()
 	err = f(ctx, c)
-	if _, said, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(said, "SANDBOX") {
+	if _, arguments, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arguments, "SANDBOX") {
 		err = whichSandbox(err, cmd.Flags().Arg(0))
 	}
 	return p.ended(ctx, err)
 }
 
-// whichSandbox adds to an error that says only that there is no such sandbox what it was called.
+// whichSandbox adds the name that the user gave to a bare "no such sandbox".
 func whichSandbox(err error, called string) error {
 	if e := protocol.AsError(err); protocol.CodeOf(err) == protocol.NotFound && e.Message == "no such sandbox" {
 		named := *e

@@ -69,7 +69,7 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 	execSpec *protocol.ExecSpec) (err error) {
 	id := sdk.NewID()
-	p.inHand.goesOn("sandbox", "sandbox %s may be left: `boxfleet sandbox delete %s` deletes it", id, id)
+	p.unfinished.set("sandbox", "sandbox %s may be left: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
 		if deleteErr := p.deleteAfter(ctx, c.Sandbox(id), err); deleteErr != nil {
 			p.note("sandbox %s is not deleted yet: %v", id, deleteErr)
@@ -100,7 +100,7 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 		}
 	})()
 	err = p.exec(owned, box, sdk.NewID(), "", execSpec)
-	p.inHand.done("exec") // it goes with its sandbox
+	p.unfinished.done("exec") // it goes with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "",
 			"the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)
@@ -114,7 +114,7 @@ func (p *program) askToDelete(ctx context.Context, box *sdk.Sandbox) error {
 	defer cancel()
 	err := untilFound(ctx, func() error { return box.Delete(ctx, sdk.WithWait(false)) })
 	if err == nil {
-		p.inHand.goesOn("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(), box.ID())
+		p.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(), box.ID())
 	}
 	return err
 }
@@ -126,7 +126,7 @@ func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error
 	err := p.askToDelete(ctx, box)
 	if protocol.CodeOf(err) == protocol.NotFound && after != nil {
 		if ctx.Err() == nil { // it was refused
-			p.inHand.done("sandbox")
+			p.unfinished.done("sandbox")
 		}
 		return nil
 	}
@@ -140,7 +140,7 @@ func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	if err = box.WaitDeleted(bounded); err == nil {
-		p.inHand.done("sandbox")
+		p.unfinished.done("sandbox")
 	} else if within == leaveWithin { // it is said with the rest
 		return nil
 	}

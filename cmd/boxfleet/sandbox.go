@@ -16,10 +16,10 @@ import (
 )
 
 func (p *program) sandboxCommand() *cobra.Command {
-	return group("sandbox", "Make sandboxes, look at them, end them",
+	return group("sandbox", "Create, inspect, stop and delete sandboxes",
 		p.sandboxCreate(), p.sandboxGet(), p.sandboxList("boxfleet sandbox", "list", "ls", "ps"),
-		p.sandboxControl("stop", "End its execs and stop a sandbox; it can be resumed", (*sdk.Sandbox).Stop),
-		p.sandboxControl("resume", "Start a stopped sandbox again", (*sdk.Sandbox).Resume),
+		p.sandboxControl("stop", "Stop sandboxes and end their execs; they can be resumed", (*sdk.Sandbox).Stop),
+		p.sandboxControl("resume", "Start stopped sandboxes again", (*sdk.Sandbox).Resume),
 		p.sandboxExtend(), p.sandboxDelete("boxfleet sandbox", "delete", "rm"), p.sandboxEvents(),
 		p.logsCommand("boxfleet sandbox logs"), p.sandboxExplain())
 }
@@ -30,14 +30,14 @@ func (p *program) sandboxCreate() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "create [--image IMAGE] [-f spec.yaml] [flags] [-- COMMAND...]",
-		Short: "Make a sandbox and wait until it is ready",
+		Short: "Create a sandbox and wait until it is ready",
 		Args:  takesCommand,
-		Long: `Make a sandbox and wait until it is ready. Where the wait ends before that, by a signal or --deadline, the
-create goes on, and boxfleet says how to look at the sandbox and how to delete it.
+		Long: `Create a sandbox and wait until it is ready. If a signal or --deadline ends the wait early, the create
+continues in the fleet, and boxfleet prints how to show the sandbox and how to delete it.
 
-A COMMAND is the sandbox's own: it is meant to run as long as the sandbox does, and is started again when
-it ends. The create fails where it cannot be started, or ends within half a second, whatever its exit
-code; boxfleet logs prints its output. Without one the sandbox waits for execs.`,
+COMMAND is the sandbox's primary command. It should run as long as the sandbox does and is restarted when it
+ends. The create fails if the command cannot be started or ends within half a second, whatever its exit code.
+"boxfleet logs" prints its output. Without a COMMAND, the sandbox only runs execs.`,
 		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --name web --env PORT=80 --memory 512m
   boxfleet sandbox create -f spec.yaml --label team=build --wait=false
   boxfleet sandbox create --image boxfleet/demo:busybox --service db=postgres:17 --service-env db.POSTGRES_PASSWORD=secret
@@ -49,7 +49,7 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 				return err
 			}
 			if d.ID != "" && !cmd.Flags().Changed("id") {
-				_ = cmd.Flags().Set("id", d.ID) // any text is taken
+				_ = cmd.Flags().Set("id", d.ID) // a string flag accepts any text
 			}
 			if err := checkIDs(cmd, id, request); err != nil {
 				return err
@@ -61,7 +61,7 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 			if d.Name != "" {
 				opts = append(opts, sdk.WithName(d.Name))
 			}
-			if id = cmp.Or(id, request); id == "" { // known beforehand, so that it can be named when the wait ends
+			if id = cmp.Or(id, request); id == "" { // chosen here, so that messages can name it when the wait ends early
 				id = sdk.NewID()
 			}
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
@@ -70,27 +70,27 @@ code; boxfleet logs prints its output. Without one the sandbox waits for execs.`
 				}
 				done := p.creating(ctx, c, id, wait)
 				defer done()
-				p.inHand.goesOn("sandbox", "the create of sandbox %s goes on if it was accepted: `boxfleet sandbox get %s` shows it, "+
-					"`boxfleet sandbox delete %s` deletes it", id, id, id)
+				p.unfinished.set("sandbox", "the create of sandbox %s continues if it was accepted: "+
+					"`boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", id, id, id)
 				box, err := c.Create(ctx, d.Spec, append(opts, sdk.WithID(id))...)
 				done()
 				if err != nil {
 					return p.notReady(box, err)
 				}
-				p.inHand.done("sandbox")
+				p.unfinished.done("sandbox")
 				return p.show(box.Info(), func(w io.Writer) { fmt.Fprintln(w, box.ID()) })
 			})
 		},
 	}
 	flags.add(cmd)
 	p.completeFlag(cmd, "image", imageRefs)
-	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox, which can be used once (default: the file's, else a new one)")
-	cmd.Flags().StringVar(&request, "request-id", "", "id of the request: a repeated one finds the same sandbox")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not only accepted")
+	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox; an id can be used only once (default: the file's, else generated)")
+	cmd.Flags().StringVar(&request, "request-id", "", "id of the request; repeating a request returns the same sandbox")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not just accepted")
 	return cmd
 }
 
-// notReady is the error of a create, with what became of the sandbox, which is nil where it was not accepted.
+// notReady extends the error of a create by the sandbox's state. box is nil if the create was not accepted.
 func (p *program) notReady(box *sdk.Sandbox, err error) error {
 	if box == nil {
 		return err
@@ -98,21 +98,21 @@ func (p *program) notReady(box *sdk.Sandbox, err error) error {
 	info := box.Info()
 	switch info.State {
 	case protocol.StatePending:
-		p.inHand.goesOn("sandbox", "sandbox %s is still pending: `boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
+		p.unfinished.set("sandbox", "sandbox %s is still pending: `boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
 		return err
 	case protocol.StateFailed:
-		p.inHand.done("sandbox")
+		p.unfinished.done("sandbox")
 		e := *protocol.AsError(err)
 		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows how, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
 		if info.Name != "" {
-			e.Message += fmt.Sprintf("; the name %s is free for another create", info.Name)
+			e.Message += fmt.Sprintf("; the name %s can be used again", info.Name)
 		}
 		return &e
 	}
 	return err
 }
 
-// checkIDs checks --id and --request-id, if they are given.
+// checkIDs validates --id and --request-id if they are set.
 func checkIDs(cmd *cobra.Command, id, request string) error {
 	if cmd.Flags().Changed("id") {
 		if err := protocol.ValidateID("--id", id); err != nil {
@@ -127,7 +127,7 @@ func checkIDs(cmd *cobra.Command, id, request string) error {
 
 func (p *program) sandboxGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get SANDBOX", Short: "Show a sandbox with its whole resolved spec", Args: takes("SANDBOX"),
+		Use: "get SANDBOX", Short: "Show a sandbox and its resolved spec", Args: takes("SANDBOX"),
 		ValidArgsFunction: p.completeSandbox,
 		Example:           "  boxfleet sandbox get web\n  boxfleet sandbox get web -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -202,7 +202,7 @@ func printSandbox(w io.Writer, s *protocol.Sandbox) {
 	table(w, rows...)
 }
 
-// primaryText is what a sandbox's own command does.
+// primaryText describes the state of a sandbox's primary command.
 func primaryText(p *protocol.PrimaryStatus) string {
 	if p == nil {
 		return ""
@@ -213,7 +213,7 @@ func primaryText(p *protocol.PrimaryStatus) string {
 	}
 	switch {
 	case p.ExitCode != nil && p.State == protocol.PrimaryRunning:
-		text += fmt.Sprintf(", the run before ended with exit code %d", *p.ExitCode)
+		text += fmt.Sprintf(", previous run ended with exit code %d", *p.ExitCode)
 	case p.ExitCode != nil:
 		text += fmt.Sprintf(", with exit code %d", *p.ExitCode)
 	}
@@ -246,14 +246,14 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
-// sandboxList is a command, below another one, that lists sandboxes.
+// sandboxList returns a command that lists sandboxes, for use below the given command line.
 func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Command {
 	var labels, states []string
 	var called string
 	var quiet bool
 	line := below + " " + name
 	cmd := &cobra.Command{
-		Use: name, Aliases: aliases, Short: "List the sandboxes", Args: takes(),
+		Use: name, Aliases: aliases, Short: "List sandboxes", Args: takes(),
 		Example: "  " + line + " --label team=build\n  " + line + " --state deleted -o json\n  boxfleet sandbox delete $(" + line + " -q --label team=build)",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts := []sdk.ListOption{sdk.WithPageSize(1000)}
@@ -278,9 +278,9 @@ func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Comm
 	cmd.Flags().StringArrayVar(&labels, "label", nil,
 		"only sandboxes with the label `K=V`; may be repeated, all must match")
 	cmd.Flags().StringVar(&called, "name", "",
-		"only sandboxes with this `name`: the living one, and with --state deleted those that had it")
+		"only the live sandbox with this `name`; with --state deleted, the deleted ones that had it")
 	cmd.Flags().StringSliceVar(&states, "state", nil,
-		"only sandboxes in this `state`; may be repeated (default: all but deleted)")
+		"only sandboxes in this `state`; may be repeated (default: all except deleted)")
 	addQuiet(cmd, &quiet)
 	completeValues(cmd, "state", namesOf(sandboxStates)...)
 	return cmd
@@ -335,7 +335,7 @@ func (p *program) sandboxControl(verb, short string, do func(*sdk.Sandbox, conte
 
 func (p *program) sandboxExtend() *cobra.Command {
 	return &cobra.Command{
-		Use: "extend SANDBOX DURATION", Short: "Delete a sandbox after this time, counted from now, whatever its ttl was",
+		Use: "extend SANDBOX DURATION", Short: "Delete a sandbox this long from now, replacing its ttl",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := counts(cmd, args, "SANDBOX", "DURATION"); err != nil {
 				return err
@@ -359,13 +359,13 @@ func (p *program) sandboxExtend() *cobra.Command {
 	}
 }
 
-// sandboxDelete is a command, below another one, that deletes sandboxes.
+// sandboxDelete returns a command that deletes sandboxes, for use below the given command line.
 func (p *program) sandboxDelete(below, name string, aliases ...string) *cobra.Command {
 	var wait bool
 	var labels []string
 	cmd := &cobra.Command{
 		Use: name + " SANDBOX... | --label K=V", Aliases: aliases,
-		Short:             "Delete sandboxes: end their execs, remove everything but their history",
+		Short:             "Delete sandboxes: end their execs and remove everything except their history",
 		ValidArgsFunction: p.completeSandboxes,
 		Example:           "  " + below + " " + name + " web db\n  " + below + " " + name + " --label team=build",
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -431,12 +431,12 @@ func (p *program) sandboxEvents() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().Uint64Var(&from, "from", 1, "number of the first event")
-	cmd.Flags().BoolVar(&follow, "follow", false, "go on with what comes, until the sandbox is deleted")
+	cmd.Flags().Uint64Var(&from, "from", 1, "sequence number of the first event")
+	cmd.Flags().BoolVar(&follow, "follow", false, "keep printing new events until the sandbox is deleted")
 	return cmd
 }
 
-// ignoreInterrupt takes Ctrl-C for the regular end of what would otherwise go on.
+// ignoreInterrupt treats Ctrl-C as the normal end of a command that follows something.
 func ignoreInterrupt(ctx context.Context, follow bool, err error) error {
 	if follow && ctx.Err() != nil && !overdue(ctx) {
 		return nil
@@ -504,7 +504,7 @@ func printEvent(w io.Writer, e *protocol.Event) {
 
 func (p *program) sandboxExplain() *cobra.Command {
 	return &cobra.Command{
-		Use: "explain SANDBOX", Short: "Say what a sandbox waits for, and why each host does not take it",
+		Use: "explain SANDBOX", Short: "Explain what a sandbox is waiting for and why each host rejects it",
 		Args: takes("SANDBOX"), ValidArgsFunction: p.completeSandbox,
 		Example: "  boxfleet sandbox explain web",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -522,7 +522,7 @@ func (p *program) sandboxExplain() *cobra.Command {
 func printExplanation(w io.Writer, x *protocol.Explanation) {
 	why, idle := strings.CutPrefix(x.Waiting, "nothing")
 	if idle {
-		fmt.Fprintf(w, "%s is %s; it waits for nothing%s\n", x.Sandbox.ID, stateOf(x.Sandbox), why)
+		fmt.Fprintf(w, "%s is %s; it is waiting for nothing%s\n", x.Sandbox.ID, stateOf(x.Sandbox), why)
 	} else {
 		fmt.Fprintf(w, "%s is %s: %s\n", x.Sandbox.ID, stateOf(x.Sandbox), x.Waiting)
 	}
@@ -534,12 +534,12 @@ func printExplanation(w io.Writer, x *protocol.Explanation) {
 		fmt.Fprintln(w)
 	}
 	if x.Position > 0 {
-		fmt.Fprintf(w, "number %d of those that wait\n", x.Position)
+		fmt.Fprintf(w, "number %d in the queue\n", x.Position)
 	}
 	for _, h := range x.Hosts {
 		reason := h.Reason
 		if reason == "" {
-			reason = "takes it"
+			reason = "can take it"
 		}
 		fmt.Fprintf(w, "  %s: %s\n", h.Worker, reason)
 	}
