@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/worker/decide"
 )
 
-// admissions count what the sandboxes on this host may use of it, each from when the worker accepts it. Two
-// coordinators that both take themselves for the leader may assign more than there is. There is one worker, whose order
-// decides, and it gives back what came too late.
+// admissions count the resources that are promised to the sandboxes on this host, each from when the worker admits it.
+// Two coordinators that both believe to lead may assign more than the host has. The worker admits sandboxes in one
+// order, and gives back those that come too late.
 type admissions struct {
 	mu   sync.Mutex
 	held map[protocol.SandboxKey]protocol.Totals
@@ -27,7 +27,7 @@ type offer struct {
 	memory, disk protocol.Bytes
 }
 
-// take counts a sandbox on the host. If there is no room for it, it returns of what there is too little.
+// take counts a sandbox on the host. If the host has too little room, take returns an explanation and counts nothing.
 func (a *admissions) take(k protocol.SandboxKey, t protocol.Totals, o offer) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -50,8 +50,8 @@ func (a *admissions) take(k protocol.SandboxKey, t protocol.Totals, o offer) str
 	return ""
 }
 
-// settle counts a sandbox that is on the host already, whatever room there is, and no longer counts one that has ended
-// in the log.
+// settle counts a sandbox that exists on the host already, even if there is no room, and stops counting one that has
+// ended in the log.
 func (a *admissions) settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +65,7 @@ func (a *admissions) settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID s
 	}
 }
 
-// clear is for the end of a tenure: whoever holds the lock next may remove what is here.
+// clear forgets all sandboxes at the end of a tenure: the next holder of the lock may remove them.
 func (a *admissions) clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -81,7 +81,7 @@ const (
 type admission struct{ w *worker }
 
 // Admit counts a sandbox on the host, once everything that is on the host already was inspected. If there is no room
-// for it, it returns of what there is too little.
+// for it, Admit returns an explanation.
 func (a admission) Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error) {
 	w := a.w
 	select {

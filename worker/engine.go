@@ -173,8 +173,8 @@ func (e *engineWatch) reconcile(ctx context.Context) {
 }
 
 // adopt lists what is on the host, and has each sandbox inspect the host. Objects with another deployment's label, or
-// none, are not in the list. The log says whether those in the list should be there. It is read after the list was
-// made, so that an object that is just being made does not look foreign.
+// none, are not in the list. The log says whether those in the list should be there. It is read after the
+// list, so that an object that is just being created is not mistaken for a foreign one.
 //
 // The rules of the networks are written meanwhile: running sandboxes need not wait for that, and a start makes sure of
 // its own network's rules.

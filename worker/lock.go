@@ -22,7 +22,7 @@ import (
 
 // hostLock is the lock of the host, which is two locks. The lease in the log's store decides: it is on the Docker
 // engine, wherever its workers run. A lock on a local file lets the next worker on the same machine take over at once:
-// whoever locks the file knows that the process which locked it before is gone, and need not wait for its lease to end.
+// a process that can lock the file knows that the previous owner is gone, and need not wait for its lease to end.
 type hostLock struct {
 	w     *worker
 	place string // identity of the local file

@@ -18,7 +18,7 @@ type ownership struct {
 }
 
 // Owner returns the sandbox of a container, and false if the container is not of this deployment. An image may have any
-// label, and the engine gives it to every container of that image, whoever makes it. If the image has labels of
+// label, and the engine copies it to every container of that image. If the image has labels of
 // Boxfleet's, the container must therefore also have what no image can give it: the sandbox's name, and a mount of the
 // worker's directory.
 func (o ownership) Owner(c *docker.Container) (protocol.SandboxKey, bool) {

@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/sandbox"
 )
 
-// tenure works as long as the lock is held, or until ctx ends.
+// tenure works until the lock is lost or ctx ends.
 func (w *worker) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	w.lock.lease.Store(lease)
 	w.initial = newInitialInspection()
@@ -88,7 +88,7 @@ const endTimeout = 5 * time.Minute
 var errStillBusy = protocol.Errorf(protocol.Internal, "", "work in progress does not end")
 
 // awaitEnd waits for the end of a tenure's work. If the work does not end, that is a defect of the worker, and its
-// process has to end: another tenure must not begin beside it, and nobody should wait for ever.
+// process has to end: another tenure must not begin beside it, and nothing should wait for it without limit.
 func (w *worker) awaitEnd(ended <-chan error, within time.Duration) error {
 	late := time.NewTimer(within)
 	defer late.Stop()

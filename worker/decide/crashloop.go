@@ -8,7 +8,7 @@ import (
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// CrashLoop detects a command that exits again and again: for a whole window, no run of it lasted as long as the
+// CrashLoop detects a command that exits again and again: no run within a whole window reached the length of the
 // guard. Do not report ends to it that the worker or an operator caused.
 type CrashLoop struct {
 	Window, Guard time.Duration

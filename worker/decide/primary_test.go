@@ -82,7 +82,8 @@ func TestACommandIsSteadyOnceItHasRunForAWhile(t *testing.T) {
 		"ended before services were ready": {run(control.Primary{LastExit: &three, Began: now.Add(-time.Second), Since: now}),
 			now,
 			CheckPeriod, ""},
-		"cannot be started": {run(control.Primary{Error: protocol.Errorf(protocol.FailedPrecondition, protocol.ReasonStartFailed,
+		"cannot be started": {run(control.Primary{Error: protocol.Errorf(protocol.FailedPrecondition,
+			protocol.ReasonStartFailed,
 			"x")}), now,
 			0, protocol.ReasonStartFailed},
 	} {

@@ -19,15 +19,15 @@ import (
 
 var update = flag.Bool("update", false, "write what the decisions are now to testdata")
 
-// Scenario files, testdata/*.txt, hold two kinds of lines. An event that is in the log, whoever wrote it, begins with
-// its kind. A decision of the worker begins with "decide"; below it are the events that it returned, or "nothing".
+// Scenario files, testdata/*.txt, hold two kinds of lines. An event that some writer appended begins with its
+// kind. A decision of the worker begins with "decide"; below it are the events that it returned, or "nothing".
 //
 //	# a comment
 //	sandbox.assigned host=h1 gen=1
 //	decide ready boot=b1
 //	  > sandbox.ready boot=b1
 //
-// What a decision returns is in the log for the lines that follow. The decisions are those of this package in lower
+// The events that a decision returns are in the log for the lines that follow. The decisions are those of this package in lower
 // case. Run the tests with -update to write what the decisions are now; read the difference before keeping it.
 func TestDecisionScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")

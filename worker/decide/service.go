@@ -45,8 +45,8 @@ func ServiceHook(name string, number int, exit *int, output []byte, failed *prot
 }
 
 // ServiceEnded records that the service's command has ended, if the log does not have it: one event for all ends
-// since the last one. The supervisor pauses before it restarts the command, which bounds their rate. Since a failed
-// service may end for weeks, only an end with another exit code is recorded of it.
+// since the last one. The supervisor pauses before it restarts the command, which bounds their rate. A failed
+// service may end for weeks, so only an end with another exit code is recorded.
 func ServiceEnded(name, boot string, status *protocol.ServiceStatus, p *control.Primary) []protocol.Event {
 	ends := EndsOf(p)
 	recorded := status.Boot == boot && status.Ends >= ends

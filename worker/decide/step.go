@@ -30,7 +30,7 @@ const (
 	ContainerExited
 )
 
-// Inspection is what there is of a sandbox on the host.
+// Inspection describes the parts of a sandbox that exist on the host.
 type Inspection struct {
 	Container  ContainerState
 	Generation uint64 // of the container

@@ -28,6 +28,6 @@ func GenerationOf(labels map[string]string) uint64 {
 // killedExit is the exit code of a process that KILL ended.
 const killedExit = 128 + 9
 
-// OutOfMemory reports whether a container that ended by itself ran out of memory. OOMKilled alone does not say so: the
+// OutOfMemory reports whether a container that ended by itself ran out of memory. OOMKilled alone does not prove it: the
 // engine sets it when any process in the container was killed, and clears it only when the container starts.
 func (c *Container) OutOfMemory() bool { return c.OOMKilled && c.ExitCode == killedExit }

@@ -16,7 +16,7 @@ type Epoch struct {
 }
 
 // Begin records that the engine's events are followed from now on. One engine may have come and gone between its loss
-// and now, so what was inspected in between belongs to an older epoch.
+// and now, so inspections in between belong to an older epoch.
 func (e *Epoch) Begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 )
 
 // Wrap turns an error of the host's file system into one for the caller: a full disk is resource_exhausted, any
-// other error internal. format and args say what was tried; the text of err follows.
+// other error internal. The message is format with args, which name the failed action, and the text of err.
 func Wrap(err error, format string, args ...any) *protocol.Error {
 	code, reason := protocol.Internal, ""
 	if DiskFull(err) {

@@ -16,7 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/network"
 )
 
-// admit counts the sandbox on the host before anything of it is made. If there is no room, it gives the sandbox back.
+// admit counts the sandbox on the host before the create or resume begins. If there is no room, it gives the sandbox
+// back.
 func (t *starter) admit(ctx context.Context) error {
 	s, b := t.s, t.b
 	why, err := s.host.Admission.Admit(ctx, s.key, b.Spec.Totals())
@@ -28,8 +29,8 @@ func (t *starter) admit(ctx context.Context) error {
 	return cmp.Or(err, decide.ErrSuperseded)
 }
 
-// create makes what the sandbox lacks on the host, so that it resumes an earlier try. An error that no retry mends
-// fails the sandbox.
+// create makes everything that the sandbox does not have on the host yet, so it resumes an earlier try. A permanent
+// error fails the sandbox.
 func (t *starter) create(ctx context.Context) error {
 	s, b := t.s, t.b
 	if why := s.diskStop.noted(b.Generation); why != nil {
@@ -63,7 +64,7 @@ type assignment struct {
 // maxLateness is how long after its deadline a create may still be wanted: then the coordinators end it.
 const maxLateness = time.Minute
 
-// left is what is left of the time in which the sandbox must be ready. This process alone measures it, so a clock
+// left returns the time that remains until the sandbox must be ready. This process alone measures it, so a clock
 // that is set meanwhile does not end the create.
 func (a *assignment) left(b *protocol.Sandbox, now time.Time) time.Duration {
 	timeout := b.Spec.CreateTimeout.Std()
@@ -252,7 +253,8 @@ func (c *creation) makeContainer(ctx context.Context) (id string, err error) {
 func (c *creation) start(ctx context.Context, id string) (*primary, error) {
 	s := c.s
 	there := s.local.Container
-	if there == decide.ContainerAbsent || there == decide.ContainerMade { // one that ran may have changed what was copied
+	if there == decide.ContainerAbsent ||
+		there == decide.ContainerMade { // a container that ran may have changed the copies
 		if err := s.containers().CopyTrees(ctx, id, "", c.b.Spec.Copies, c.targets); err != nil {
 			return nil, err
 		}

@@ -279,7 +279,7 @@ func (r *execRun) finish(ctx context.Context, x *protocol.Exec, a *attach.Attach
 	return err
 }
 
-// publishRest puts the output into details if it is short, or publishes the rest of it.
+// publishRest puts short output into details, and publishes the rest of longer output.
 func (r *execRun) publishRest(ctx context.Context, p *output.Exec, result *control.Result,
 	details *protocol.ExecDetails) (err error) {
 	inline := result.Inline

@@ -62,7 +62,7 @@ type GPUs interface {
 
 // Admission decides whether the host has room.
 type Admission interface {
-	// Admit counts a sandbox on the host. If there is no room for it, why says of what.
+	// Admit counts a sandbox on the host. If there is no room for it, why explains what is missing.
 	Admit(ctx context.Context, k protocol.SandboxKey, t protocol.Totals) (why string, err error)
 	Settle(k protocol.SandboxKey, b *protocol.Sandbox, hostID string, there decide.Inspection)
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// local is what there is of the sandbox on the host, as of the last inspection. Only the sandbox's goroutine uses it.
+// local is the result of the last inspection: the parts of the sandbox that exist on the host. Only the sandbox's
+// goroutine uses it.
 type local struct {
 	s *Sandbox
 	decide.Inspection
@@ -39,7 +40,7 @@ func (l *local) read(ctx context.Context) inspected {
 	return r
 }
 
-// inspect inspects the host if it may have changed. After an error nothing is known of the container.
+// inspect inspects the host if it may have changed. After an error the state of the container is unknown.
 func (l *local) inspect(ctx context.Context) error {
 	s := l.s
 	s.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/output"
 )
 
-// primary is the connection to one start of the sandbox's own container, and what is known of the command in it. When
+// primary is the connection to one start of the sandbox's own container, and the reports on the command in it. When
 // the container is started again there is a new one, so the crashes of the old start do not count.
 type primary struct {
 	*attach.Attachment

@@ -97,7 +97,8 @@ func (t *teardown) removeNetworks(ctx context.Context) error {
 }
 
 // discard removes everything of a sandbox that is not this host's: of a generation that was assigned elsewhere, or
-// deleted, or never ready. It reads the log once more after the inspection of the host; the log must still say so.
+// deleted, or never ready. It reads the log again after the inspection of the host, and removes nothing if the log has
+// changed.
 func (t *teardown) discard(ctx context.Context) error {
 	s := t.s
 	if err := s.journal.Refresh(ctx); err != nil {

@@ -137,7 +137,7 @@ const (
 	maxSteps    = 32          // operations without a pause
 )
 
-// Run settles the sandbox each time it is woken, until ctx ends or nothing of it is on this host.
+// Run settles the sandbox each time it is woken, until ctx ends or the host has no trace of the sandbox.
 func (s *Sandbox) Run(ctx context.Context) {
 	defer s.leave()
 	pause := backoff.New(retryFirst, retryMost)
@@ -167,8 +167,8 @@ func (s *Sandbox) Run(ctx context.Context) {
 	}
 }
 
-// settle does one operation after another, until the host is as the log says. Execs start here and nowhere else, except
-// for the last look that a stop or a delete takes at those that have no goroutine (teardown.finishExecs).
+// settle does one operation after another, until the host is as the log says. Execs start in step, before and right after
+// each operation; only those that nobody has followed to their end start at the end of a stop (teardown.finishExecs).
 func (s *Sandbox) settle(ctx context.Context) error {
 	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
@@ -182,8 +182,8 @@ func (s *Sandbox) settle(ctx context.Context) error {
 	return protocol.Errorf(protocol.Internal, "", "the sandbox does not settle")
 }
 
-// step inspects the host, starts the execs that can start, and does the next operation. It returns true when there is
-// nothing left to do.
+// step inspects the host, starts the execs that can start, and does the next operation. It returns true if nothing is
+// left to do.
 func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	if background, err := s.local.inspectInBackground(ctx); background || err != nil {
 		s.execs.start(ctx)

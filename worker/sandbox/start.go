@@ -293,7 +293,7 @@ func (t *starter) afterFailedRevival(ctx context.Context, err error) error {
 	return err
 }
 
-// awaitHost has a sandbox wait for a mount's source or for a port, as long as its create might have taken. After a
+// awaitHost makes a sandbox wait for a mount's source or for a port, at most for the timeout of its create. After a
 // restart of the machine, a file system may be mounted later than the engine starts, and another process may have the
 // port for a while.
 func (t *starter) awaitHost(ctx context.Context, missing error) error {

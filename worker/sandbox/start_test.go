@@ -9,7 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// An operator may restart an engine as often as they like. A container that always ends soon after its start is given up.
+// An operator may restart an engine as often as they like. A container that always ends soon after its start is given
+// up.
 func TestOnlyRevivalsInQuickSuccessionCount(t *testing.T) {
 	const window = 5 * time.Minute
 	const guard = 30 * time.Second

@@ -44,7 +44,7 @@ func networkObject(n docker.Network) Object {
 }
 
 // stray reports whether an object is a stray according to the log. An object of a sandbox that the log does not know is
-// none. Nor is one with the name that its sandbox uses here: the sandbox's operations take care of it.
+// not a stray. Neither is an object with the name that its sandbox uses here: the sandbox's operations handle it.
 func (o Object) stray(b *protocol.Sandbox, hostID, name string) bool {
 	if b.State == protocol.StateNone {
 		return false

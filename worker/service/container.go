@@ -45,7 +45,8 @@ func (v *Service) raise(ctx context.Context) error {
 	if err := v.health.load(r.dir); err != nil {
 		return err
 	}
-	// An earlier try may have made the container. One that ran before may have changed what was copied, so leave it.
+	// An earlier try may have made the container. A container that ran may have changed the copies, so leave
+	// them.
 	if !c.Running && c.StartedAt.IsZero() {
 		if err := v.cfg.Containers.CopyTrees(ctx, c.ID, v.cfg.Name, v.cfg.Sandbox.Copies, hostdir.EtcTargets); err != nil {
 			return err

@@ -46,7 +46,7 @@ type Log interface {
 	Append(ctx context.Context, generation uint64, choose decide.Decision) error
 }
 
-// Execs are the sandbox's execs, some of which run in services.
+// Execs takes reports on the sandbox's execs. Some of them run in services.
 type Execs interface {
 	Connected(a *attach.Attachment, h control.Hello, first bool)
 	Output(o control.Output)
