@@ -1,16 +1,21 @@
 package decide
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/supervisor/control"
 )
 
-// endExecs ends each active exec: one that never started is cancelled, the others were interrupted.
+// endExecs ends each active exec, in the order of their ids: one that never started is cancelled, the others were
+// interrupted.
 func endExecs(st *protocol.State, reason string) []protocol.Event {
 	var events []protocol.Event
-	for _, x := range st.Active() {
+	active := st.Active()
+	slices.SortFunc(active, func(a, b *protocol.Exec) int { return cmp.Compare(a.ID, b.ID) })
+	for _, x := range active {
 		e := protocol.Event{Kind: protocol.ExecCancelled, Reason: reason, Exec: &protocol.ExecDetails{ID: x.ID, Inline: true}}
 		if x.State == protocol.ExecStateRunning {
 			e.Kind, e.Error, e.Exec.Inline = protocol.ExecFailed, Interrupted(reason), false
