@@ -84,50 +84,90 @@ func TestBadRequestsAreAnsweredWithTheFieldNamed(t *testing.T) {
 	}
 	const invalid = protocol.InvalidArgument
 	cases := map[string]c{
-		"nothing":                       {asJSON("create", "b", ""), invalid, protocol.ReasonUndecodable, ""},
-		"no JSON":                       {asJSON("create", "b", "{"), invalid, protocol.ReasonUndecodable, ""},
-		"JSON and more":                 {asJSON("stop", "good", `{"v":1} {}`), invalid, protocol.ReasonUndecodable, ""},
-		"JSON of another type":          {asJSON("create", "b", `{"v":1,"sandbox":{"image":7}}`), invalid, protocol.ReasonUndecodable, "sandbox.image"},
-		"an unknown field":              {asJSON("create", "b", `{"v":1,"sandbox":{"image":"a","privileged":true}}`), invalid, protocol.ReasonUnknownField, "sandbox.privileged"},
-		"an unknown field in the frame": {asJSON("stop", "good", `{"v":1,"tenant":"other"}`), invalid, protocol.ReasonUnknownField, "tenant"},
-		"no msgpack":                    {request{protocol.RequestSubject("default", "create", "b"), "", []byte("\xc1\xff")}, invalid, protocol.ReasonUndecodable, ""},
-		"msgpack cut off":               {request{protocol.RequestSubject("default", "stop", "good"), "", protocol.Encode(&protocol.Request{Version: 1})[:2]}, invalid, protocol.ReasonUndecodable, ""},
-		"a bomb":                        {request{protocol.RequestSubject("default", "create", "b"), "", []byte(strings.Repeat("\xdd\xff\xff\xff\xff", 1000))}, invalid, protocol.ReasonUndecodable, ""},
-		"an unknown field in msgpack":   {asMsgpack("stop", "good", map[string]any{"v": 1, "force": true}), invalid, protocol.ReasonUnknownField, "force"},
-		"another content type":          {request{protocol.RequestSubject("default", "stop", "good"), "text/yaml", []byte("v: 1")}, invalid, protocol.ReasonUndecodable, protocol.HeaderContentType},
-		"no version":                    {asJSON("stop", "good", `{}`), protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion, "v"},
-		"a later version":               {asJSON("stop", "good", `{"v":99}`), protocol.FailedPrecondition, protocol.ReasonUnsupportedVersion, "v"},
-		"an unknown verb":               {asJSON("explode", "good", `{"v":1}`), invalid, "", "verb"},
-		"a sandbox id that is none":     {request{protocol.RequestSubject("default", "stop", "a:b"), protocol.ContentJSON, []byte(`{"v":1}`)}, invalid, "", "sandbox"},
+		"nothing": {asJSON("create", "b", ""), invalid, protocol.ReasonUndecodable, ""},
+		"no JSON": {asJSON("create", "b", "{"), invalid, protocol.ReasonUndecodable, ""},
+		"JSON and more": {asJSON("stop", "good", `{"v":1} {}`), invalid, protocol.ReasonUndecodable,
+			""},
+		"JSON of another type": {asJSON("create", "b", `{"v":1,"sandbox":{"image":7}}`), invalid,
+			protocol.ReasonUndecodable, "sandbox.image"},
+		"an unknown field": {asJSON("create", "b", `{"v":1,"sandbox":{"image":"a","privileged":true}}`),
+			invalid, protocol.ReasonUnknownField, "sandbox.privileged"},
+		"an unknown field in the frame": {asJSON("stop", "good", `{"v":1,"tenant":"other"}`), invalid,
+			protocol.ReasonUnknownField, "tenant"},
+		"no msgpack": {request{protocol.RequestSubject("default", "create", "b"), "",
+			[]byte("\xc1\xff")}, invalid, protocol.ReasonUndecodable, ""},
+		"msgpack cut off": {request{protocol.RequestSubject("default", "stop", "good"), "",
+			protocol.Encode(&protocol.Request{Version: 1})[:2]}, invalid, protocol.ReasonUndecodable, ""},
+		"a bomb": {request{protocol.RequestSubject("default", "create", "b"), "",
+			[]byte(strings.Repeat("\xdd\xff\xff\xff\xff", 1000))}, invalid, protocol.ReasonUndecodable, ""},
+		"an unknown field in msgpack": {asMsgpack("stop", "good", map[string]any{"v": 1, "force": true}), invalid,
+			protocol.ReasonUnknownField, "force"},
+		"another content type": {request{protocol.RequestSubject("default", "stop", "good"), "text/yaml",
+			[]byte("v: 1")}, invalid, protocol.ReasonUndecodable, protocol.HeaderContentType},
+		"no version": {asJSON("stop", "good", `{}`), protocol.FailedPrecondition,
+			protocol.ReasonUnsupportedVersion, "v"},
+		"a later version": {asJSON("stop", "good", `{"v":99}`), protocol.FailedPrecondition,
+			protocol.ReasonUnsupportedVersion, "v"},
+		"an unknown verb": {asJSON("explode", "good", `{"v":1}`), invalid, "", "verb"},
+		"a sandbox id that is none": {request{protocol.RequestSubject("default", "stop", "a:b"),
+			protocol.ContentJSON, []byte(`{"v":1}`)}, invalid, "", "sandbox"},
 		"a sandbox id that is too long": {asJSON("stop", strings.Repeat("x", 65), `{"v":1}`), invalid, "", "sandbox"},
-		"a tenant that is none":         {request{protocol.RequestSubject("ä", "stop", "good"), protocol.ContentJSON, []byte(`{"v":1}`)}, invalid, "", "tenant"},
-		"no spec":                       {asJSON("create", "b", `{"v":1}`), invalid, "", "sandbox"},
-		"an exec without an id":         {asMsgpack("exec", "good", &protocol.Request{Version: 1, Exec: &run}), invalid, "", "exec_id"},
-		"an exec id that is none":       {asMsgpack("exec", "good", &protocol.Request{Version: 1, Exec: &run, ExecID: "a/b"}), invalid, "", "exec_id"},
-		"a field of another verb":       {asJSON("stop", "good", `{"v":1,"exec_id":"x"}`), invalid, "", "exec_id"},
-		"no image":                      {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Image = "" })), invalid, "", "sandbox.image"},
-		"an image that is none":         {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Image = "--privileged" })), invalid, "", "sandbox.image"},
-		"a bad variable":                {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Env = map[string]string{"1X": ""} })), invalid, "", "sandbox.env.1X"},
-		"a bad label":                   {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Labels = map[string]string{"-x": ""} })), invalid, "", "sandbox.labels.-x"},
-		"no memory to speak of":         {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Memory = 1 })), invalid, "", "sandbox.memory"},
-		"a grace without end":           {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Grace = 1 << 60 })), invalid, "", "sandbox.grace"},
-		"a user that is none":           {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.User = "a b" })), invalid, "", "sandbox.user"},
+		"a tenant that is none": {request{protocol.RequestSubject("ä", "stop", "good"), protocol.ContentJSON,
+			[]byte(`{"v":1}`)}, invalid, "", "tenant"},
+		"no spec": {asJSON("create", "b", `{"v":1}`), invalid, "", "sandbox"},
+		"an exec without an id": {asMsgpack("exec", "good", &protocol.Request{Version: 1, Exec: &run}), invalid,
+			"", "exec_id"},
+		"an exec id that is none": {asMsgpack("exec", "good",
+			&protocol.Request{Version: 1, Exec: &run, ExecID: "a/b"}), invalid, "", "exec_id"},
+		"a field of another verb": {asJSON("stop", "good", `{"v":1,"exec_id":"x"}`), invalid, "", "exec_id"},
+		"no image": {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Image = "" })),
+			invalid, "", "sandbox.image"},
+		"an image that is none": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) { s.Image = "--privileged" })), invalid, "", "sandbox.image"},
+		"a bad variable": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) { s.Env = map[string]string{"1X": ""} })), invalid, "", "sandbox.env.1X"},
+		"a bad label": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) { s.Labels = map[string]string{"-x": ""} })), invalid, "", "sandbox.labels.-x"},
+		"no memory to speak of": {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Memory = 1 })),
+			invalid, "", "sandbox.memory"},
+		"a grace without end": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) { s.Grace = 1 << 60 })), invalid, "", "sandbox.grace"},
+		"a user that is none": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) { s.User = "a b" })), invalid, "", "sandbox.user"},
 		"two things in one place": {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) {
 			s.Mounts = []protocol.Mount{{Source: "/a", Target: "/m"}, {Source: "/b", Target: "/m/"}}
 		})), invalid, "", "sandbox.mounts[1].target"},
 		"a mount over the supervisor": {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) {
 			s.Mounts = []protocol.Mount{{Source: "/a", Target: "/x/../.boxfleet/supervisor"}}
 		})), invalid, "", "sandbox.mounts[0].target"},
-		"a digest that is none":  {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Copies = []protocol.Copy{{Digest: "../x", Target: "/x"}} })), invalid, "", "sandbox.copies[0].digest"},
-		"an oversized spec":      {asMsgpack("create", "b", bad(func(s *protocol.SandboxSpec) { s.Cwd = "/" + strings.Repeat("x", protocol.MaxSpecBytes) })), invalid, protocol.ReasonTooLarge, "payload"},
-		"too many variables":     {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Env = map[string]string{"A": strings.Repeat("x", protocol.MaxEnvBytes)} })), invalid, "", "exec.env"},
-		"no command":             {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Command = nil })), invalid, "", "exec.command"},
-		"a relative directory":   {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Cwd = "tmp" })), invalid, "", "exec.cwd"},
-		"a timeout before now":   {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Timeout = -1 })), invalid, "", "exec.timeout"},
-		"an exec in no sandbox":  {asMsgpack("exec", "b", &protocol.Request{Version: 1, ExecID: "x", Exec: &run}), protocol.NotFound, "", ""},
-		"a stop of no sandbox":   {asJSON("stop", "b", `{"v":1}`), protocol.NotFound, "", ""},
-		"a cancel of no exec":    {asJSON("cancel", "good", `{"v":1,"exec_id":"never-was"}`), protocol.NotFound, "", ""},
-		"a duration that is not": {asJSON("create", "b", `{"v":1,"sandbox":{"image":"a","grace":"soon"}}`), invalid, protocol.ReasonUndecodable, "sandbox.grace"},
+		"a digest that is none": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) {
+				s.Copies = []protocol.Copy{{Digest: "../x",
+					Target: "/x"}}
+			})), invalid, "", "sandbox.copies[0].digest"},
+		"an oversized spec": {asMsgpack("create", "b",
+			bad(func(s *protocol.SandboxSpec) {
+				s.Cwd = "/" + strings.Repeat("x",
+					protocol.MaxSpecBytes)
+			})), invalid, protocol.ReasonTooLarge, "payload"},
+		"too many variables": {asMsgpack("exec", "good",
+			badExec(func(s *protocol.ExecSpec) {
+				s.Env = map[string]string{"A": strings.Repeat("x",
+					protocol.MaxEnvBytes)}
+			})), invalid, "", "exec.env"},
+		"no command": {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Command = nil })),
+			invalid, "", "exec.command"},
+		"a relative directory": {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Cwd = "tmp" })),
+			invalid, "", "exec.cwd"},
+		"a timeout before now": {asMsgpack("exec", "good", badExec(func(s *protocol.ExecSpec) { s.Timeout = -1 })),
+			invalid, "", "exec.timeout"},
+		"an exec in no sandbox": {asMsgpack("exec", "b", &protocol.Request{Version: 1, ExecID: "x", Exec: &run}),
+			protocol.NotFound, "", ""},
+		"a stop of no sandbox": {asJSON("stop", "b", `{"v":1}`), protocol.NotFound, "", ""},
+		"a cancel of no exec": {asJSON("cancel", "good", `{"v":1,"exec_id":"never-was"}`), protocol.NotFound, "",
+			""},
+		"a duration that is not": {asJSON("create", "b", `{"v":1,"sandbox":{"image":"a","grace":"soon"}}`), invalid,
+			protocol.ReasonUndecodable, "sandbox.grace"},
 	}
 	for what, c := range cases {
 		reply := replyTo(ctx, f, nc, js, c.request)
@@ -153,14 +193,16 @@ func TestAPlainClientDrivesASandboxInJSON(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	nc, js := bus(f)
-	reply := replyTo(ctx, f, nc, js, asJSON("create", "plain", `{"v":1,"sandbox":{"image":"`+fleet.Image+`","memory":"64m","grace":"1s"}}`))
+	reply := replyTo(ctx, f, nc, js, asJSON("create", "plain",
+		`{"v":1,"sandbox":{"image":"`+fleet.Image+`","memory":"64m","grace":"1s"}}`))
 	if reply.Error != nil || reply.Sandbox == nil || reply.Sandbox.Spec.Memory != 64<<20 || !reply.Changed {
 		t.Fatalf("create: %v, %+v", reply.Error, reply.Sandbox)
 	}
 	if err := f.Client.Sandbox("plain").WaitReady(ctx); err != nil {
 		t.Fatal(err)
 	}
-	reply = replyTo(ctx, f, nc, js, asJSON("exec", "plain", `{"v":1,"exec_id":"x","exec":{"command":["echo","it works"]}}`))
+	reply = replyTo(ctx, f, nc, js, asJSON("exec", "plain",
+		`{"v":1,"exec_id":"x","exec":{"command":["echo","it works"]}}`))
 	if reply.Error != nil || reply.Exec == nil || reply.Exec.ID != "x" {
 		t.Fatalf("exec: %v", reply.Error)
 	}
@@ -171,7 +213,8 @@ func TestAPlainClientDrivesASandboxInJSON(t *testing.T) {
 	if r, err := x.Wait(ctx); err != nil || string(r.Stdout) != "it works\n" {
 		t.Errorf("exec: %v, %q", err, r.Stdout)
 	}
-	read := &nats.Msg{Subject: protocol.APISubject("default", protocol.EndpointExec), Header: nats.Header{}, Data: []byte(`{"v":1,"sandbox":"plain","exec":"x"}`)}
+	read := &nats.Msg{Subject: protocol.APISubject("default", protocol.EndpointExec), Header: nats.Header{},
+		Data: []byte(`{"v":1,"sandbox":"plain","exec":"x"}`)}
 	read.Header.Set(protocol.HeaderContentType, protocol.ContentJSON)
 	answer, err := nc.RequestMsgWithContext(ctx, read)
 	if err != nil {
@@ -183,7 +226,8 @@ func TestAPlainClientDrivesASandboxInJSON(t *testing.T) {
 			ExitCode *int   `json:"exit_code"`
 		} `json:"exec"`
 	}
-	if err := json.Unmarshal(answer.Data, &got); err != nil || got.Exec.State != "finished" || got.Exec.ExitCode == nil || *got.Exec.ExitCode != 0 {
+	if err := json.Unmarshal(answer.Data, &got); err != nil || got.Exec.State != "finished" ||
+		got.Exec.ExitCode == nil || *got.Exec.ExitCode != 0 {
 		t.Errorf("read: %v, %s", err, answer.Data)
 	}
 }
@@ -251,7 +295,8 @@ func TestARequestThatAlwaysFailsIsAnsweredAndFiledAsDead(t *testing.T) {
 	if err := protocol.Decode(dead.Data, again); err != nil {
 		t.Fatal(err)
 	}
-	reply, err := f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: "poison", ID: "r-dead", Payload: *again})
+	reply, err := f.Client.Raw().Submit(ctx,
+		sdk.Request{Verb: protocol.VerbExec, Sandbox: "poison", ID: "r-dead", Payload: *again})
 	if err != nil || reply.Exec == nil {
 		t.Fatalf("sent again: %v", err)
 	}

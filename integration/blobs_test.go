@@ -81,7 +81,8 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 	f.Eventually(3*age, "nothing is left of either", func() error {
 		stream, err := js.Stream(f.Context(time.Minute), "OBJ_"+protocol.BucketBlobs)
 		if err == nil && stream.CachedInfo().State.Msgs > 0 {
-			err = fmt.Errorf("there are %d messages of %d bytes", stream.CachedInfo().State.Msgs, stream.CachedInfo().State.Bytes)
+			err = fmt.Errorf("there are %d messages of %d bytes", stream.CachedInfo().State.Msgs,
+				stream.CachedInfo().State.Bytes)
 		}
 		return err
 	})

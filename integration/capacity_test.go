@@ -30,14 +30,17 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 	for i := range n {
 		id := fmt.Sprint("stale-", i)
 		whole, builtIn := spec.Resolve(f.Spec())
-		if _, err := f.Conn.ReserveSandbox(ctx, "default", id, protocol.Reservation{Request: id, Time: time.Now()}); err != nil {
+		if _, err := f.Conn.ReserveSandbox(ctx, "default", id,
+			protocol.Reservation{Request: id, Time: time.Now()}); err != nil {
 			t.Fatal(err)
 		}
 		j := f.Conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: id, Writer: "stale"})
 		if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			return []protocol.Event{
-				{Kind: protocol.SandboxAccepted, Request: id, Phase: &protocol.SandboxDetails{Spec: &whole, BuiltIn: builtIn}},
-				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host.HostID, Generation: 1}},
+				{Kind: protocol.SandboxAccepted, Request: id,
+					Phase: &protocol.SandboxDetails{Spec: &whole, BuiltIn: builtIn}},
+				{Kind: protocol.SandboxAssigned,
+					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host.HostID, Generation: 1}},
 			}, nil
 		}); err != nil {
 			t.Fatal(err)
@@ -56,7 +59,8 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 			switch b := s.Info(); {
 			case b.State == protocol.StateReady:
 				ready[b.Worker]++
-			case b.State == protocol.StatePending && !b.Assigned && len(b.Refusals) == 1 && b.Refusals[0].Reason == "all of its 2 slots are taken":
+			case b.State == protocol.StatePending && !b.Assigned && len(b.Refusals) == 1 &&
+				b.Refusals[0].Reason == "all of its 2 slots are taken":
 				back++
 			case b.State != protocol.StatePending:
 				t.Fatalf("%s is %s: %v", b.ID, b.State, b.Error)

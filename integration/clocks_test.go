@@ -26,7 +26,8 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if len(hosts) != 1 || hosts[0].Skew == nil || !hosts[0].ClockOff || (hosts[0].Skew.Std()-by).Abs() > 30*time.Second {
+			if len(hosts) != 1 || hosts[0].Skew == nil || !hosts[0].ClockOff ||
+				(hosts[0].Skew.Std()-by).Abs() > 30*time.Second {
 				return fmt.Errorf("%+v", hosts)
 			}
 			return nil
@@ -45,7 +46,8 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 	if err := stopped.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo told"}, Timeout: protocol.Duration(time.Minute)}, sdk.WithID("x"))
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+		"while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo told"}, Timeout: protocol.Duration(time.Minute)}, sdk.WithID("x"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +96,8 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	info := s.Info()
-	for what, at := range map[string]time.Time{"created": info.CreatedAt, "assigned": info.AssignedAt, "ready": info.ReadyAt, "active": info.ActiveAt,
+	for what, at := range map[string]time.Time{"created": info.CreatedAt, "assigned": info.AssignedAt,
+		"ready": info.ReadyAt, "active": info.ActiveAt,
 		"exec accepted": x.Info().AcceptedAt, "exec started": x.Info().StartedAt, "exec ended": x.Info().EndedAt} {
 		if at.Before(began.Add(-time.Minute)) || at.After(over.Add(time.Minute)) {
 			t.Errorf("%s at %s, and the test ran from %s to %s", what, at, began, over)

@@ -46,7 +46,8 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1, LockTTL: lockTTL})
 	ctx := f.Context(4 * time.Minute)
 	locks := f.WatchLocks()
-	w1 := f.Worker("w1", fleet.Role{Engine: hosts[0].Host, CrashAt: "after-container-create", CrashAfter: 3, Reconcile: time.Second})
+	w1 := f.Worker("w1", fleet.Role{Engine: hosts[0].Host, CrashAt: "after-container-create", CrashAfter: 3,
+		Reconcile: time.Second})
 	one, two := f.Create("one"), f.Create("two")
 	onHost(ctx, t, one, "w1")
 	onHost(ctx, t, two, "w1")
@@ -54,7 +55,8 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	knownToAll(ctx, f, "w2")
 	onHost(ctx, t, f.Create("three"), "w2")
 	onHost(ctx, t, f.Create("four"), "w2")
-	x, err := one.Start(ctx, script("i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); usleep 100000; done; exit 6"))
+	x, err := one.Start(ctx,
+		script("i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); usleep 100000; done; exit 6"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +95,8 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	}
 	renewals := locks.Of("w1")
 	after := assigned[1].Time.Sub(renewals[len(renewals)-1].Time)
-	t.Logf("lease %s: shown unreachable %s after the death, assigned elsewhere %s after the last renewal", lockTTL, shown.Round(time.Millisecond), after.Round(time.Millisecond))
+	t.Logf("lease %s: shown unreachable %s after the death, assigned elsewhere %s after the last renewal", lockTTL,
+		shown.Round(time.Millisecond), after.Round(time.Millisecond))
 	if after < lockTTL || after > lockTTL+15*time.Second {
 		t.Errorf("it was assigned elsewhere %s after the last renewal: before the lease was over, or long after", after)
 	}
@@ -158,7 +161,9 @@ func scheduler(f *fleet.Fleet, coordinators ...*fleet.Process) (leader *fleet.Pr
 	f.TB.Helper()
 	f.Eventually(20*time.Second, "a coordinator schedules", func() error {
 		for _, c := range coordinators {
-			if !c.Exited() && strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(), "no longer schedules") {
+			if !c.Exited() &&
+				strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(),
+					"no longer schedules") {
 				leader = c
 				return nil
 			}
@@ -194,7 +199,8 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // the product's leases: 30 s
 	ctx := f.Context(3 * time.Minute)
-	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}), f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
+	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}),
+		f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
 	for _, w := range workers {
 		knownToAll(ctx, f, w.Name)
 	}
@@ -266,7 +272,8 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		}
 		f.Servers[i] = server
 		work(100)
-		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which, stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
+		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which,
+			stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
 		// An election of several seconds, and a request whose answer was lost and is sent again after ten.
 		if worst := stall.worst(); worst > 30*time.Second {
 			t.Errorf("a call took %s over the loss of a %s", worst, which)

@@ -74,7 +74,8 @@ func exitsWith(t *testing.T, r *sdk.Result, code int) {
 func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	deletes := []string{"before-container-remove", "after-container-remove", "after-network-remove", "before-deleted", "after-deleted"}
+	deletes := []string{"before-container-remove", "after-container-remove", "after-network-remove", "before-deleted",
+		"after-deleted"}
 	for i, at := range []string{
 		"before-phase-image", "after-phase-image", "before-phase-network", "before-network-create", "after-network-create",
 		"after-phase-network", "before-phase-container", "before-container-create", "after-container-create",
@@ -156,7 +157,8 @@ func same(t *testing.T, what string, got, want []byte) {
 	for at < len(got) && at < len(want) && got[at] == want[at] {
 		at++
 	}
-	t.Errorf("%s: %d bytes instead of %d, the first difference is at %d: %.40q instead of %.40q", what, len(got), len(want), at, got[at:], want[at:])
+	t.Errorf("%s: %d bytes instead of %d, the first difference is at %d: %.40q instead of %.40q", what, len(got),
+		len(want), at, got[at:], want[at:])
 }
 
 // TestAWorkerKilledDuringAnExec kills a worker at each step of an exec. The exec runs once, and ends
@@ -236,7 +238,8 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 				t.Fatalf("stop: %v", err)
 			}
 			result, err := x.Wait(ctx)
-			if result == nil || result.State != protocol.ExecStateCancelled || result.Reason != protocol.ReasonSandboxStopped {
+			if result == nil || result.State != protocol.ExecStateCancelled ||
+				result.Reason != protocol.ReasonSandboxStopped {
 				t.Errorf("the exec ended as %+v, %v", result, err)
 			}
 			resumed := begin(func() error { return s.Resume(ctx) })
@@ -299,7 +302,8 @@ func onlyOnce(t *testing.T, f *fleet.Fleet, id string, kind protocol.Kind) {
 func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)
-	for i, at := range []string{"create-before-reserve", "create-before-append", "create-before-answer", "create-before-ack"} {
+	for i, at := range []string{"create-before-reserve", "create-before-append", "create-before-answer",
+		"create-before-ack"} {
 		f.Run(t, at, func(t *testing.T) {
 			defer killAll(f, "coordinator")
 			id, request := fmt.Sprintf("s%d", i), fmt.Sprintf("request-%d", i)
@@ -322,7 +326,8 @@ func TestACoordinatorKilledDuringACreate(t *testing.T) {
 			if err != nil || again.Info().CreatedAt != s.Info().CreatedAt {
 				t.Errorf("the same request again: %v", err)
 			}
-			if _, err := f.Client.Create(ctx, f.Spec(), sdk.WithID(id)); protocol.CodeOf(err) != protocol.AlreadyExists {
+			if _, err := f.Client.Create(ctx, f.Spec(),
+				sdk.WithID(id)); protocol.CodeOf(err) != protocol.AlreadyExists {
 				t.Errorf("another request for the id: %v", err)
 			}
 			if err := s.Delete(ctx); err != nil {

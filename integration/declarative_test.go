@@ -64,19 +64,24 @@ copies:
 `, 0o644, time.Now())
 
 	t.Run("create", func(t *testing.T) {
-		code, stdout, stderr := c.run("", "sandbox", "create", "-f", "specs/web.yaml", "--env", "FLAG=1", "--memory", "64m", "-o", "json")
+		code, stdout, stderr := c.run("", "sandbox", "create", "-f", "specs/web.yaml", "--env", "FLAG=1", "--memory",
+			"64m", "-o", "json")
 		var b protocol.Sandbox
-		if err := json.Unmarshal([]byte(stdout), &b); code != 0 || err != nil || b.ID != "web" || b.State != protocol.StateReady {
+		if err := json.Unmarshal([]byte(stdout), &b); code != 0 || err != nil || b.ID != "web" ||
+			b.State != protocol.StateReady {
 			t.Fatalf("%d, %s, %s", code, stdout, stderr)
 		}
-		if s := b.Spec; s.Memory != 64<<20 || s.Labels["team"] != "build" || s.Labels["fleet"] != "test" || s.Grace != protocol.Duration(time.Second) || s.CPU != 1 {
+		if s := b.Spec; s.Memory != 64<<20 || s.Labels["team"] != "build" || s.Labels["fleet"] != "test" ||
+			s.Grace != protocol.Duration(time.Second) || s.CPU != 1 {
 			t.Errorf("read back: %+v", s)
 		}
-		got := mustPrint(t, f, f.Client.Sandbox("web"), "echo $GREETING $OVER $PRICE $NONE $FROM $FLAG; cd /tree; find . -type f")
+		got := mustPrint(t, f, f.Client.Sandbox("web"),
+			"echo $GREETING $OVER $PRICE $NONE $FROM $FLAG; cd /tree; find . -type f")
 		if want := "hello world file $5 default tenant 1\n./a/kept"; got != want {
 			t.Errorf("in the sandbox: want %q, got %q", want, got)
 		}
-		if code, _, stderr = c.run("", "sandbox", "create", "-f", "specs/web.yaml"); code != 1 || !strings.Contains(stderr, "already_exists") {
+		if code, _, stderr = c.run("", "sandbox", "create", "-f", "specs/web.yaml"); code != 1 ||
+			!strings.Contains(stderr, "already_exists") {
 			t.Errorf("again: %d, %s", code, stderr)
 		}
 	})
@@ -100,14 +105,17 @@ copies:
 
 	t.Run("render", func(t *testing.T) {
 		code, stdout, stderr := c.run("", "spec", "render", "-f", "specs/web.yaml", "--pids", "100")
-		for _, want := range []string{"id: web\n", "memory: 48MiB # tenant default\n", "pids: 100 # specs/web.yaml and flags\n", "cpu: 1 # built in\n",
+		for _, want := range []string{"id: web\n", "memory: 48MiB # tenant default\n",
+			"pids: 100 # specs/web.yaml and flags\n", "cpu: 1 # built in\n",
 			"env: # tenant default, specs/web.yaml and flags\n", "PRICE: $$5\n", "exclude: [left]\n", "OVER: file\n"} {
 			if code != 0 || !strings.Contains(stdout, want) {
 				t.Errorf("want %q, got %d, %s\n%s", want, code, stderr, stdout)
 			}
 		}
-		if code, stdout, _ = c.run("", "spec", "render", "-f", file, "--offline", "-o", "json"); code != 0 || strings.Contains(stdout, "tenant") ||
-			!strings.Contains(stdout, `"origins":{`) || !strings.Contains(stdout, `"uploads":[{"index":0,"source":"`+filepath.Join(c.dir, "specs", "tree")) {
+		if code, stdout, _ = c.run("", "spec", "render", "-f", file, "--offline", "-o", "json"); code != 0 ||
+			strings.Contains(stdout, "tenant") ||
+			!strings.Contains(stdout, `"origins":{`) || !strings.Contains(stdout,
+			`"uploads":[{"index":0,"source":"`+filepath.Join(c.dir, "specs", "tree")) {
 			t.Errorf("offline: %d, %s", code, stdout)
 		}
 		if list, err := f.Client.ListPage(f.Context(time.Minute)); err != nil || len(list.Items) != 1 {
@@ -120,16 +128,19 @@ copies:
 		if code != 0 || !strings.Contains(stdout, `"documents":2`) {
 			t.Errorf("got %d, %s", code, stdout)
 		}
-		if code, _, stderr := c.run("image: x\n---\nimage: x\ncpu: -1\n", "spec", "validate", "-f", "-", "-o", "json"); code != 2 || !strings.Contains(stderr, `"field":"spec.cpu"`) ||
+		if code, _, stderr := c.run("image: x\n---\nimage: x\ncpu: -1\n", "spec", "validate", "-f", "-", "-o",
+			"json"); code != 2 || !strings.Contains(stderr, `"field":"spec.cpu"`) ||
 			!strings.Contains(stderr, "line 4, column 6") {
 			t.Errorf("got %d, %s", code, stderr)
 		}
 	})
 
 	t.Run("the SDK", func(t *testing.T) {
-		text := "id: sdk\nimage: $IMAGE\nenv: {A: file, B: file}\ncopies: [" + filepath.Join(c.dir, "specs", "tree") + ":/tree]\n"
+		text := "id: sdk\nimage: $IMAGE\nenv: {A: file, B: file}\ncopies: [" + filepath.Join(c.dir, "specs",
+			"tree") + ":/tree]\n"
 		env := map[string]string{"IMAGE": fleet.Image}
-		s, err := f.Client.Create(f.Context(time.Minute), protocol.SandboxSpec{Env: map[string]string{"B": "call"}}, sdk.WithYAML([]byte(text), env))
+		s, err := f.Client.Create(f.Context(time.Minute), protocol.SandboxSpec{Env: map[string]string{"B": "call"}},
+			sdk.WithYAML([]byte(text), env))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,12 +182,14 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 	writeFile(t, filepath.Join(c.dir, "x", "y"), "y", 0o644, time.Now())
 	with := document("c", "copies: [x:/x]\n")
 	for _, want := range []string{"created", "unchanged"} {
-		code, stdout, stderr = c.run(document("a", "")+document("b", "env: {A: 1}\n")+with, "apply", "-f", "-", "-o", "json")
+		code, stdout, stderr = c.run(document("a", "")+document("b", "env: {A: 1}\n")+with, "apply", "-f", "-", "-o",
+			"json")
 		var results []struct {
 			ID, Result string
 			Sandbox    protocol.Sandbox
 		}
-		if err := json.Unmarshal([]byte(stdout), &results); code != 0 || err != nil || len(results) != 3 || results[0].Result != "unchanged" || results[2].ID != "c" ||
+		if err := json.Unmarshal([]byte(stdout), &results); code != 0 || err != nil || len(results) != 3 ||
+			results[0].Result != "unchanged" || results[2].ID != "c" ||
 			results[2].Result != want || results[2].Sandbox.State != protocol.StateReady {
 			t.Fatalf("%s: %d, %s, %s", want, code, stdout, stderr)
 		}
@@ -184,7 +197,8 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 
 	// One that differs: nothing is made, and every difference is named.
 	code, stdout, stderr = apply(document("a", "cpu: 2\nenv: {B: 1}\n") + document("b", "") + document("new", ""))
-	for _, want := range []string{"already_exists", "sandbox a is there with another env.B, cpu", "sandbox b is there with another env.A", "nothing is changed"} {
+	for _, want := range []string{"already_exists", "sandbox a is there with another env.B, cpu",
+		"sandbox b is there with another env.A", "nothing is changed"} {
 		if code != 1 || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("want %q, got %d, %q, %s", want, code, stdout, stderr)
 		}
@@ -200,11 +214,13 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 	if err := f.Client.Sandbox("b").Delete(f.Context(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, stderr = apply(document("b", "env: {A: 1}\n")); code != 1 || !strings.Contains(stderr, "sandbox b is deleted") {
+	if code, _, stderr = apply(document("b", "env: {A: 1}\n")); code != 1 ||
+		!strings.Contains(stderr, "sandbox b is deleted") {
 		t.Errorf("got %d, %s", code, stderr)
 	}
 	// One failure does not hide what was made.
-	code, stdout, stderr = apply(document("good", "") + "---\nid: bad\nimage: boxfleet/none:nowhere\ncreate_timeout: 20s\n")
+	code, stdout, stderr = apply(document("good",
+		"") + "---\nid: bad\nimage: boxfleet/none:nowhere\ncreate_timeout: 20s\n")
 	if code != 1 || stdout != "good created\nbad failed\n" || !strings.Contains(stderr, "sandbox bad: ") {
 		t.Errorf("got %d, %q, %s", code, stdout, stderr)
 	}

@@ -22,11 +22,13 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 	e := engines.StartOnDisk(t, "disk", 224*mebibyte)
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"), Reconcile: 500 * time.Millisecond})
+	f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"),
+		Reconcile: 500 * time.Millisecond})
 	ctx := f.Context(2 * time.Minute)
 	neighbour := f.Create("neighbour")
 	locks := f.WatchLocks()
-	if _, err := neighbour.Start(ctx, script("while :; do dd if=/dev/zero of=/same bs=1M count=2; sleep 0.1; done")); err != nil {
+	if _, err := neighbour.Start(ctx,
+		script("while :; do dd if=/dev/zero of=/same bs=1M count=2; sleep 0.1; done")); err != nil {
 		t.Fatal(err)
 	}
 
@@ -47,7 +49,8 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 			}
 			return nil
 		})
-		if why := s.Info().Error; why == nil || why.Code != protocol.ResourceExhausted || why.Reason != protocol.ReasonDiskFull || !strings.Contains(why.Message, "disk") {
+		if why := s.Info().Error; why == nil || why.Code != protocol.ResourceExhausted ||
+			why.Reason != protocol.ReasonDiskFull || !strings.Contains(why.Message, "disk") {
 			t.Errorf("%s failed with %v", name, why)
 		}
 		if r, err := x.Wait(ctx); protocol.AsError(err).Reason != protocol.ReasonDiskFull {
@@ -87,7 +90,8 @@ func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 	e := engines.StartOnDisk(t, "away", 224*mebibyte)
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	w := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"), Reconcile: 500 * time.Millisecond})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"),
+		Reconcile: 500 * time.Millisecond})
 	ctx := f.Context(time.Minute)
 	neighbour, s := f.Create("neighbour"), f.Create("culprit")
 	room := func(enough func(fs *unix.Statfs_t) bool) func() error {
@@ -99,10 +103,13 @@ func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 			return nil
 		}
 	}
-	_, err := s.Start(ctx, script("touch /began; while [ ! -e /go ]; do sleep 0.1; done; while :; do dd if=/dev/zero of=/big bs=64k; sleep 0.02; dd if=/dev/zero of=/more bs=64k; done"))
+	_, err := s.Start(ctx,
+		script("touch /began; while [ ! -e /go ]; do sleep 0.1; done; while :; do dd if=/dev/zero of=/big bs=64k; sleep 0.02; dd if=/dev/zero of=/more bs=64k; done"))
 	check(t, err)
 	f.Eventually(10*time.Second, "the exec runs", func() error {
-		if r, err := s.Exec(ctx, script("test -e /began || exit 1; (sleep 1; touch /go) >/dev/null 2>&1 &")); err != nil || *r.ExitCode != 0 {
+		if r, err := s.Exec(ctx,
+			script("test -e /began || exit 1; (sleep 1; touch /go) >/dev/null 2>&1 &")); err != nil ||
+			*r.ExitCode != 0 {
 			return fmt.Errorf("%v, %w", r, err)
 		}
 		return nil
@@ -116,7 +123,8 @@ func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 		t.Errorf("it failed with %v", why)
 	}
 	check(t, s.Delete(ctx))
-	f.Eventually(20*time.Second, "there is room again", room(func(fs *unix.Statfs_t) bool { return fs.Bavail > fs.Blocks/3 }))
+	f.Eventually(20*time.Second, "there is room again",
+		room(func(fs *unix.Statfs_t) bool { return fs.Bavail > fs.Blocks/3 }))
 	if got := mustExec(ctx, t, neighbour, script("echo here")); got != "here\n" {
 		t.Errorf("the neighbour says %q", got)
 	}

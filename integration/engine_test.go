@@ -68,7 +68,8 @@ func docker(t *testing.T, host string, args ...string) string {
 }
 
 func names(t *testing.T, host string) string {
-	return docker(t, host, "ps", "-a", "--format", "{{.Names}}") + "\n" + docker(t, host, "network", "ls", "--format", "{{.Name}}")
+	return docker(t, host, "ps", "-a", "--format", "{{.Names}}") + "\n" + docker(t, host, "network", "ls", "--format",
+		"{{.Name}}")
 }
 
 // containerOf finds the container of a sandbox.
@@ -125,7 +126,8 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	}
 	// The daemon's stop tells the supervisor, which ends the exec by a signal and says so. Where it had
 	// no time for that, nothing is known.
-	if code := r.ExitCode; r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || code != nil && *code != 128+15 && *code != 128+9 {
+	if code := r.ExitCode; r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
+		code != nil && *code != 128+15 && *code != 128+9 {
 		t.Errorf("the exec that was interrupted is %+v", r)
 	}
 	if string(r.Stdout) != "before\n" {
@@ -142,7 +144,8 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	e.Kill()
 	e.Restart()
 	r, err = y.Wait(ctx)
-	if r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || string(r.Stdout) != "before\n" {
+	if r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
+		string(r.Stdout) != "before\n" {
 		t.Errorf("the exec that was interrupted by the engine's death: %+v, %v", r, err)
 	}
 	for _, s := range []*sdk.Sandbox{idle, busy} {
@@ -193,7 +196,8 @@ func TestAnEngineComesBackEmpty(t *testing.T) {
 	e := engines.Start(t, "emptied")
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second}) // it removes what the engine knows no more, its bridge
+	// it removes what the engine knows no more, its bridge
+	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second})
 	ctx := f.Context(time.Minute)
 	s := f.Create("lost")
 	host := s.Info().HostID
@@ -202,7 +206,8 @@ func TestAnEngineComesBackEmpty(t *testing.T) {
 	engines.LoadImage(t, e, fleet.Image)
 
 	f.Eventually(20*time.Second, "the sandbox fails", func() error {
-		if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed || s.Info().Reason != protocol.ReasonContainerMissing {
+		if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed ||
+			s.Info().Reason != protocol.ReasonContainerMissing {
 			return fmt.Errorf("it is %s, %s, %v", s.Info().State, s.Info().Reason, err)
 		}
 		return nil
@@ -371,7 +376,8 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	if shown == 0 || shown > 20*time.Second {
 		t.Errorf("the host was shown unhealthy after %s", shown)
 	}
-	t.Logf("shown unhealthy after %s; the slowest three reads took %s", shown.Round(10*time.Millisecond), slowest.Round(time.Millisecond))
+	t.Logf("shown unhealthy after %s; the slowest three reads took %s", shown.Round(10*time.Millisecond),
+		slowest.Round(time.Millisecond))
 	// The supervisor is no part of the engine: execs work all the time.
 	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 		t.Errorf("an exec while the engine hangs: %v", err)
@@ -424,7 +430,8 @@ func TestWhatHappensBehindTheWorkersBackIsSeen(t *testing.T) {
 	if b := inState(f, "removed", protocol.StateFailed, 10*time.Second); b.Reason != protocol.ReasonContainerMissing {
 		t.Errorf("removed: reason %q", b.Reason)
 	}
-	if r, _ := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || r.ExitCode != nil {
+	if r, _ := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
+		r.ExitCode != nil {
 		t.Errorf("the exec in it: %+v", r)
 	}
 	docker(t, host, "kill", containerOf(f, host, "killed"))
@@ -449,7 +456,8 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 	prefix := "foreign-" + f.Conn.Deployment()
 	labels := [][]string{
 		{},
-		{"--label", "boxfleet.deployment=another", "--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=removed", "--label", "boxfleet.generation=1"},
+		{"--label", "boxfleet.deployment=another", "--label", "boxfleet.tenant=default", "--label",
+			"boxfleet.sandbox=removed", "--label", "boxfleet.generation=1"},
 		{"--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=removed"},
 	}
 	var made []string
@@ -460,8 +468,10 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 		}
 	}()
 	for i, l := range labels {
-		for _, name := range []string{fmt.Sprintf("%s-%d", prefix, i), fmt.Sprintf("boxfleet.%s.default.alike%d", f.Conn.Deployment(), i)} {
-			docker(t, host, append(append([]string{"network", "create", "--subnet", fmt.Sprintf("10.231.%d.%d/28", i, 16*len(made))}, l...), name)...)
+		for _, name := range []string{fmt.Sprintf("%s-%d", prefix, i),
+			fmt.Sprintf("boxfleet.%s.default.alike%d", f.Conn.Deployment(), i)} {
+			docker(t, host, append(append([]string{"network", "create", "--subnet", fmt.Sprintf("10.231.%d.%d/28", i,
+				16*len(made))}, l...), name)...)
 			docker(t, host, append(append([]string{"create", "--name", name}, l...), fleet.Image, "true")...)
 			made = append(made, name)
 		}
@@ -494,7 +504,8 @@ func reconciledTwice(t *testing.T, f *fleet.Fleet, host string) {
 	t.Helper()
 	for i := range 2 {
 		name := fmt.Sprintf("marker-%d-%d", i, time.Now().UnixNano())
-		docker(t, host, append([]string{"create", "--name", name}, append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
+		docker(t, host, append([]string{"create", "--name", name},
+			append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
 		gone(t, f, host, name)
 	}
 }
@@ -525,13 +536,17 @@ func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sand
 	name := func(id string) string { return "boxfleet." + f.Conn.Deployment() + ".default." + id }
 	started := time.Now()
 	// Of a deleted sandbox.
-	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.0/28"}, append(orphanLabels(f, "removed", "1"), name("removed"))...)...)
-	docker(t, host, append([]string{"create", "--name", name("removed"), "--network", name("removed")}, append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
+	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.0/28"},
+		append(orphanLabels(f, "removed", "1"), name("removed"))...)...)
+	docker(t, host, append([]string{"create", "--name", name("removed"), "--network", name("removed")},
+		append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
 	// Of a deleted sandbox, and only a network.
-	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.16/28"}, append(orphanLabels(f, "killed", "1"), name("killed"))...)...)
+	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.16/28"},
+		append(orphanLabels(f, "killed", "1"), name("killed"))...)...)
 	// Of an old generation of a sandbox that lives here.
 	old := name("kept") + ".old"
-	docker(t, host, append([]string{"create", "--name", old}, append(orphanLabels(f, "kept", "0"), fleet.Image, "true")...)...)
+	docker(t, host, append([]string{"create", "--name", old},
+		append(orphanLabels(f, "kept", "0"), fleet.Image, "true")...)...)
 	gone(t, f, host, name("removed"))
 	gone(t, f, host, name("killed"))
 	gone(t, f, host, old)
@@ -541,7 +556,8 @@ func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sand
 	}
 	// Of a sandbox that the log never heard of, nothing is known: it is not touched.
 	unknown := name("never-was")
-	docker(t, host, append([]string{"create", "--name", unknown}, append(orphanLabels(f, "never-was", "1"), fleet.Image, "true")...)...)
+	docker(t, host, append([]string{"create", "--name", unknown},
+		append(orphanLabels(f, "never-was", "1"), fleet.Image, "true")...)...)
 	defer docker(t, host, "rm", "-f", unknown)
 	reconciledTwice(t, f, host)
 	if !strings.Contains(names(t, host), unknown) {

@@ -59,12 +59,14 @@ func TestMountsAreReadOnlyWithoutWhatIsMountedBelow(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{dir}})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/mnt/dir"}, {Source: filepath.Join(dir, "file"), Target: "/etc/a file"}}
+	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/mnt/dir"},
+		{Source: filepath.Join(dir, "file"), Target: "/etc/a file"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("mounts"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /mnt/dir/file '/etc/a file'; ls /mnt/dir/below")); got != "contentcontent" {
+	if got := mustExec(ctx, t, s,
+		script("cat /mnt/dir/file '/etc/a file'; ls /mnt/dir/below")); got != "contentcontent" {
 		t.Errorf("the mounts show %q", got)
 	}
 	for _, attempt := range []string{
@@ -116,7 +118,8 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ source, target string }{
-		{tree, "/not/there/yet"}, {filepath.Join(tree, "script"), "/opt/tool"}, {filepath.Join(tree, "empty"), "/opt/files/"},
+		{tree, "/not/there/yet"}, {filepath.Join(tree, "script"), "/opt/tool"}, {filepath.Join(tree, "empty"),
+			"/opt/files/"},
 	} {
 		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithExclude("left out"))
 		if err != nil {
@@ -128,7 +131,8 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := mustExec(ctx, t, s, script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
+	got := mustExec(ctx, t, s,
+		script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
 	for _, want := range []string{
 		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n", "./nothing 711 1234 directory\n",
 		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n", "./link 777 1234 symbolic link\n",
@@ -165,7 +169,8 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	const files = 500
 	for i := range files {
 		part := content[i*len(content)/files : (i+1)*len(content)/files]
-		writeFile(t, filepath.Join(tree, fmt.Sprintf("d%d", i%10), fmt.Sprintf("f%03d", i)), string(part), 0o644, time.Now())
+		writeFile(t, filepath.Join(tree, fmt.Sprintf("d%d", i%10), fmt.Sprintf("f%03d", i)), string(part), 0o644,
+			time.Now())
 		sums.Write(part)
 	}
 	begin := time.Now()
@@ -186,8 +191,10 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files, uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
-	got := mustExec(ctx, t, s, script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
+	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files,
+		uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
+	got := mustExec(ctx, t, s,
+		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
 	if want := hex.EncodeToString(sums.Sum(nil)); !strings.HasPrefix(got, want) {
 		t.Errorf("the tree has the digest %q, want %s", got, want)
 	}
@@ -209,7 +216,8 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	}
 	empty := filepath.Join(dir, "empty")
 	mkdir(t, empty)
-	if err := errors.Join(os.Chmod(empty, fs.ModeSetgid|0o751), os.Chtimes(empty, at, at), os.Chown(filepath.Join(dir, "a"), 1234, 4321)); err != nil {
+	if err := errors.Join(os.Chmod(empty, fs.ModeSetgid|0o751), os.Chtimes(empty, at, at),
+		os.Chown(filepath.Join(dir, "a"), 1234, 4321)); err != nil {
 		t.Fatal(err)
 	}
 	spec := f.Spec()
@@ -238,7 +246,8 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := mustExec(ctx, t, s, script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
+	got := mustExec(ctx, t, s,
+		script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
 	want := `abbb
 /etc/app 755 0:0
 /etc/app/one.conf 644 1234:4321
@@ -260,7 +269,8 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for what, target := range map[string]string{"a directory in the place of a file": "/bin/busybox", "a way through a file": "/bin/busybox/x"} {
+	for what, target := range map[string]string{"a directory in the place of a file": "/bin/busybox",
+		"a way through a file": "/bin/busybox/x"} {
 		copied, err := f.Client.Upload(ctx, dir, target)
 		if err != nil {
 			t.Fatal(err)
@@ -277,7 +287,8 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	spec = f.Spec()
 	spec.Copies = []protocol.Copy{copied}
 	_, err = f.Client.Create(ctx, spec)
-	wantError(t, "a file in the place of a directory", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed, "spec.copies[0]")
+	wantError(t, "a file in the place of a directory", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed,
+		"spec.copies[0]")
 	becomesEmpty(f, w)
 }
 
@@ -291,7 +302,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 		writeFile(t, filepath.Join(host, name), "host", 0o666, time.Now())
 	}
 	writeFile(t, filepath.Join(home, ".ssh", "known_hosts"), "host key", 0o644, time.Now())
-	for _, name := range []string{"sub/one file", "sub/beside", "fixed/f", "fixed/g", "shared/f", "shared/g", "memory/f", ".ssh/known_hosts", ".ssh/config"} {
+	for _, name := range []string{"sub/one file", "sub/beside", "fixed/f", "fixed/g", "shared/f", "shared/g",
+		"memory/f", ".ssh/known_hosts", ".ssh/config"} {
 		writeFile(t, filepath.Join(tree, name), "copy", 0o644, time.Now())
 	}
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{host + ":rw"}, Tools: []string{"git"}, ToolsHome: home})
@@ -302,7 +314,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 	spec := f.Spec()
 	spec.Copies, spec.Tools, spec.Env = []protocol.Copy{copied}, []string{"git"}, map[string]string{"HOME": "/work"}
-	spec.Mounts = []protocol.Mount{{Source: filepath.Join(host, "one file"), Target: "/work/sub/one file"}, {Source: filepath.Join(host, "fixed"), Target: "/work/fixed"},
+	spec.Mounts = []protocol.Mount{{Source: filepath.Join(host, "one file"), Target: "/work/sub/one file"},
+		{Source: filepath.Join(host, "fixed"), Target: "/work/fixed"},
 		{Source: filepath.Join(host, "shared"), Target: "/work/shared", Writable: true}}
 	spec.Tmpfs = []protocol.Tmpfs{{Target: "/work/memory"}}
 	s, err := f.Client.Create(ctx, spec)
@@ -412,9 +425,11 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	}
 	cli := buildCLI(t)
 	begin := time.Now()
-	caller := runMeasured(t, exec.CommandContext(ctx, cli, "--nats", f.URL(), "sandbox", "create", "--id", "large", "--image", fleet.Image, "--copy", dir+":/large"))
+	caller := runMeasured(t, exec.CommandContext(ctx, cli, "--nats", f.URL(), "sandbox", "create", "--id", "large",
+		"--image", fleet.Image, "--copy", dir+":/large"))
 	worker := w.PeakMemory()
-	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB", time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
+	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB",
+		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
 	if worker > 300<<20 || caller > 200<<20 {
 		t.Errorf("the worker took %d MiB, the caller %d MiB", worker>>20, caller>>20)
 	}

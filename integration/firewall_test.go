@@ -18,7 +18,8 @@ import (
 
 // rulesOf are the rules of a fleet in the namespace of an engine, "" where its table is not there.
 func rulesOf(f *fleet.Fleet, e *engines.Engine) string {
-	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "list", "table", "inet", "boxfleet-"+f.Conn.Deployment()).Output()
+	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "list", "table", "inet",
+		"boxfleet-"+f.Conn.Deployment()).Output()
 	if err != nil {
 		return ""
 	}
@@ -44,7 +45,8 @@ func TestS22_RulesAreLookedAtDirectlyBeforeAStart(t *testing.T) {
 	s, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("one"), sdk.WithWait(false))
 	check(t, err)
 	w.AwaitPaused(20 * time.Second)
-	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "delete", "table", "inet", "boxfleet-"+f.Conn.Deployment()).CombinedOutput()
+	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "delete", "table", "inet",
+		"boxfleet-"+f.Conn.Deployment()).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -74,13 +76,15 @@ func TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule(t *testing.T) 
 		check(t, err)
 		return s
 	}
-	none, revived, open, other := create("none", protocol.NetworkNone), create("revived", protocol.NetworkNone), create("open", protocol.NetworkInternet), create("other", protocol.NetworkInternet)
+	none, revived, open, other := create("none", protocol.NetworkNone), create("revived",
+		protocol.NetworkNone), create("open", protocol.NetworkInternet), create("other", protocol.NetworkInternet)
 	check(t, none.Stop(ctx))
 	w.Stop()
 	role.Firewall = protocol.FirewallOff
 	f.Worker("w1", role)
 
-	wantError(t, "a resume that would be open", none.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonFirewall, "")
+	wantError(t, "a resume that would be open", none.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonFirewall,
+		"")
 	if !ruled(t, f, e, revived.Info().Subnet) {
 		t.Error("a sandbox that still runs has lost its rules")
 	}

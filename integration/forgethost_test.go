@@ -20,7 +20,8 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "spare")
 	engines.LoadImage(t, other, fleet.Image)
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(3 * time.Minute)
 	spec := f.Spec()
@@ -51,7 +52,8 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := stops.Stop(ctx, sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ran.Wait(ctx); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonHostLost {
+	if _, err := ran.Wait(ctx); protocol.AsError(err) == nil ||
+		protocol.AsError(err).Reason != protocol.ReasonHostLost {
 		t.Errorf("what ran on the lost host: %v", err)
 	}
 	f.Worker("w2", fleet.Role{Engine: other.Host})
@@ -67,12 +69,14 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := deletes.WaitDeleted(ctx); err != nil {
 		t.Error(err)
 	}
-	if err := stops.WaitStopped(ctx); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonHostForgotten {
+	if err := stops.WaitStopped(ctx); protocol.AsError(err) == nil ||
+		protocol.AsError(err).Reason != protocol.ReasonHostForgotten {
 		t.Errorf("the stop: %v", err)
 	}
 	f.Eventually(10*time.Second, "the others have failed", func() error {
 		err := fails.Refresh(ctx)
-		if b := fails.Info(); err == nil && (b.State != protocol.StateFailed || b.Reason != protocol.ReasonHostForgotten) {
+		if b := fails.Info(); err == nil &&
+			(b.State != protocol.StateFailed || b.Reason != protocol.ReasonHostForgotten) {
 			err = fmt.Errorf("it is %s: %v", b.State, b.Error)
 		}
 		return err
@@ -105,7 +109,8 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := f.Client.Hosts().WaitDrained(ctx, "w2", nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" || moves.Info().Generation != 3 {
+	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" ||
+		moves.Info().Generation != 3 {
 		t.Errorf("after the drain it is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
 	}
 	f.Eventually(10*time.Second, "the drained host keeps nothing of it", func() error {
@@ -130,7 +135,8 @@ func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	}
 	spec.Placement = append(spec.Placement, "zone=a")
 	_, err := f.Client.Create(ctx, spec, sdk.WithID("nowhere"))
-	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonNoHost || e.Field != "spec.placement[2]" || e.Message != "on w1 label zone is b, wanted a" {
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonNoHost || e.Field != "spec.placement[2]" ||
+		e.Message != "on w1 label zone is b, wanted a" {
 		t.Errorf("where no host is: %v", err)
 	}
 	f.Judge()

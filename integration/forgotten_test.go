@@ -36,7 +36,8 @@ func TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext(t *testing.T) {
 	}
 	const execs = 5
 	for range execs {
-		if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"head", "-c", "100000", "/dev/zero"}}); err != nil {
+		if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"head", "-c", "100000",
+			"/dev/zero"}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -46,7 +46,8 @@ func TestX1_AGigabyteStreamsInBoundedMemory(t *testing.T) {
 	out := &checked{}
 	began := time.Now()
 	r, err := s.Exec(ctx, protocol.ExecSpec{
-		Command: []string{"sh", "-c", fmt.Sprintf("yes %s | head -c %d", strings.TrimSpace(line), size)}, OutputLimit: 2 << 30,
+		Command: []string{"sh", "-c", fmt.Sprintf("yes %s | head -c %d", strings.TrimSpace(line),
+			size)}, OutputLimit: 2 << 30,
 	}, sdk.WithStdout(out))
 	if err != nil || code(r) != "0" || out.bytes != size || r.Truncated {
 		t.Fatalf("%d of %d bytes came, exit code %s, %v", out.bytes, size, code(r), err)

@@ -61,7 +61,8 @@ func find(t *testing.T, events []protocol.Event, kind protocol.Kind) protocol.Ev
 func wantNoImage(t *testing.T, err error) {
 	t.Helper()
 	var e *protocol.Error
-	if !errors.As(err, &e) || e.Reason != protocol.ReasonImageNotFound && e.Reason != protocol.ReasonRegistryUnreachable {
+	if !errors.As(err, &e) || e.Reason != protocol.ReasonImageNotFound &&
+		e.Reason != protocol.ReasonRegistryUnreachable {
 		t.Errorf("a sandbox without an image: got %v", err)
 	}
 }

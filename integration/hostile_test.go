@@ -34,7 +34,8 @@ func startHostile(t *testing.T) *hostile {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	h := &hostile{Fleet: f, t: t, w: f.Worker("w1", fleet.Role{}), secret: t.TempDir()}
 	h.s = f.Create("hostile")
-	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f", `{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
+	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f",
+		`{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
 	// Longer than anything the victims print, so that a worker that reads it from an offset finds some.
 	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
 	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
@@ -69,8 +70,10 @@ const victimLines = 30_000
 // exits with 5. It returns when the first half is published.
 func (h *hostile) victim(id string) *sdk.Exec {
 	h.t.Helper()
-	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id, victimLines)
-	x, err := h.s.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", script}}, sdk.WithID(id))
+	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id,
+		victimLines)
+	x, err := h.s.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", script}},
+		sdk.WithID(id))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -86,7 +89,8 @@ func (h *hostile) victim(id string) *sdk.Exec {
 // release lets a victim go on.
 func (h *hostile) release(id string) {
 	h.t.Helper()
-	if _, err := h.s.Exec(h.Context(30*time.Second), protocol.ExecSpec{Command: []string{"touch", "/tmp/go-" + id}}); err != nil {
+	if _, err := h.s.Exec(h.Context(30*time.Second),
+		protocol.ExecSpec{Command: []string{"touch", "/tmp/go-" + id}}); err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -196,7 +200,8 @@ func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 	other := h.Create("other")
 	lie := func(id string) []byte {
 		code := 0
-		return control.Seal(bytes.Repeat([]byte("k"), 32), control.Record{Result: control.Result{ID: id, ExitCode: &code}})
+		return control.Seal(bytes.Repeat([]byte("k"), 32),
+			control.Record{Result: control.Result{ID: id, ExitCode: &code}})
 	}
 	kinds := []struct{ name, script string }{
 		{"lie", "cat > $exit"},
@@ -222,7 +227,8 @@ func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 			continue
 		}
 		if r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || r.ExitCode != nil {
-			t.Errorf("%s: the exec is %s, reason %q, exit code %v; want failed, interrupted, not known", k.name, r.State, r.Reason, r.ExitCode)
+			t.Errorf("%s: the exec is %s, reason %q, exit code %v; want failed, interrupted, not known", k.name,
+				r.State, r.Reason, r.ExitCode)
 		}
 		h.unharmed(r.Stdout, r.Stderr)
 	}

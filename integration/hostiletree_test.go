@@ -95,14 +95,22 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		digest string
 		code   protocol.Code
 	}{
-		"an entry that climbs":     {hostile(tar.Header{Name: up + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
-		"an entry from the root":   {hostile(tar.Header{Name: outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
-		"a link that climbs":       {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}), protocol.InvalidArgument},
-		"a link to the root":       {hostile(tar.Header{Name: "l", Linkname: "/", Typeflag: tar.TypeSymlink}, tar.Header{Name: "l" + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
-		"a hard link":              {hostile(tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink}), protocol.InvalidArgument},
-		"a hard link to nothing":   {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}), protocol.FailedPrecondition},
-		"a device":                 {hostile(tar.Header{Name: "d", Typeflag: tar.TypeBlock, Devmajor: 8}), protocol.InvalidArgument},
-		"no tar stream":            {upload([]byte("this is no tar stream"), sha("this is no tar stream")), protocol.InvalidArgument},
+		"an entry that climbs": {hostile(tar.Header{Name: up + outside, Typeflag: tar.TypeReg}),
+			protocol.InvalidArgument},
+		"an entry from the root": {hostile(tar.Header{Name: outside, Typeflag: tar.TypeReg}),
+			protocol.InvalidArgument},
+		"a link that climbs": {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}),
+			protocol.InvalidArgument},
+		"a link to the root": {hostile(tar.Header{Name: "l", Linkname: "/", Typeflag: tar.TypeSymlink},
+			tar.Header{Name: "l" + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
+		"a hard link": {hostile(tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink}),
+			protocol.InvalidArgument},
+		"a hard link to nothing": {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}),
+			protocol.FailedPrecondition},
+		"a device": {hostile(tar.Header{Name: "d", Typeflag: tar.TypeBlock, Devmajor: 8}),
+			protocol.InvalidArgument},
+		"no tar stream": {upload([]byte("this is no tar stream"), sha("this is no tar stream")),
+			protocol.InvalidArgument},
 		"what has another digest":  {upload(append(fine, 0), sha("something else")), protocol.InvalidArgument},
 		"what was never uploaded":  {sha("never"), protocol.FailedPrecondition},
 		"a tree with a broken end": {upload(fine[:515], sha(string(fine[:515]))), protocol.InvalidArgument},
@@ -117,13 +125,15 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		t.Errorf("%s was written", outside)
 	}
 	spec := f.Spec()
-	twoNames := hostile(tar.Header{Name: "f", Typeflag: tar.TypeReg}, tar.Header{Name: "d/g", Linkname: "f", Typeflag: tar.TypeLink})
+	twoNames := hostile(tar.Header{Name: "f", Typeflag: tar.TypeReg},
+		tar.Header{Name: "d/g", Linkname: "f", Typeflag: tar.TypeLink})
 	spec.Copies = []protocol.Copy{{Digest: fineDigest, Target: "/fine"}, {Digest: twoNames, Target: "/two"}}
 	s, err := f.Client.Create(ctx, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /fine/fine; stat -c ' %h' /two/f; [ /two/f -ef /two/d/g ] && echo one")); got != "hostile 2\none\n" {
+	if got := mustExec(ctx, t, s,
+		script("cat /fine/fine; stat -c ' %h' /two/f; [ /two/f -ef /two/d/g ] && echo one")); got != "hostile 2\none\n" {
 		t.Errorf("got %q", got)
 	}
 }
@@ -141,7 +151,8 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 	}
 	exchange := filepath.Join(dir, "exchange")
 	mkdir(t, exchange)
-	for name, to := range map[string]string{"a": outside, "b": filepath.Join(outside, "d"), "c": filepath.Join(outside, "d", "f")} {
+	for name, to := range map[string]string{"a": outside, "b": filepath.Join(outside, "d"),
+		"c": filepath.Join(outside, "d", "f")} {
 		if err := os.Symlink(to, filepath.Join(exchange, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +169,8 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 			}
 			name := []string{"a", "b", "c"}[n%3]
 			for range 2 { // there and back again
-				if unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD, filepath.Join(exchange, name), unix.RENAME_EXCHANGE) == nil {
+				if unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD,
+					filepath.Join(exchange, name), unix.RENAME_EXCHANGE) == nil {
 					exchanges.Add(1)
 				}
 				time.Sleep(100 * time.Microsecond)
@@ -170,7 +182,8 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 		copied, err := f.Client.Upload(ctx, tree, "/x")
 		if err != nil {
 			refused++
-			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.FailedPrecondition && code != protocol.NotFound && code != protocol.Internal {
+			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.FailedPrecondition &&
+				code != protocol.NotFound && code != protocol.Internal {
 				t.Errorf("refused with %v", err)
 			}
 			continue

@@ -15,7 +15,8 @@ import (
 func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
-	f := fleet.Start(t, fleet.Options{LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{LockTTL: ttl,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	ctx := f.Context(2 * time.Minute)
 	locks := f.WatchLocks()
 	waits := f.Create("waits")

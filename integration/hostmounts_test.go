@@ -39,22 +39,27 @@ func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 	t.Parallel()
 	readable, writable := t.TempDir(), t.TempDir()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	w := f.Worker("w1", fleet.Role{AllowMounts: []string{readable, writable + ":rw"}, Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}})
+	w := f.Worker("w1", fleet.Role{AllowMounts: []string{readable, writable + ":rw"},
+		Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}})
 	ctx := f.Context(2 * time.Minute)
 
 	exotic := withServices(f, services{"web": web("0")}, services{"plain": small("exec sleep 1000")})
 	exotic.Profile, exotic.ReadOnly, exotic.Hostname, exotic.User = protocol.ProfileStandard, true, "strange", "0"
 	exotic.Command = []string{"sh", "-c", "echo up; exec sleep 1000"}
 	exotic.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 1 << 20}}
-	exotic.Mounts = []protocol.Mount{{Source: readable, Target: "/readable"}, {Source: writable, Target: "/writable", Writable: true}}
+	exotic.Mounts = []protocol.Mount{{Source: readable, Target: "/readable"},
+		{Source: writable, Target: "/writable", Writable: true}}
 
 	check := func(s *sdk.Sandbox, service string, allowed ...string) {
 		t.Helper()
-		if got := writableOfHost(printedBy(t, ctx, s, service, "cat", "/proc/self/mountinfo")); !slices.Equal(got, allowed) {
+		if got := writableOfHost(printedBy(t, ctx, s, service, "cat", "/proc/self/mountinfo")); !slices.Equal(got,
+			allowed) {
 			t.Errorf("%s, service %q: %v can be written, want %v", s.ID(), service, got, allowed)
 		}
-		for _, command := range []string{"echo x >> /etc/hosts", "echo x > /etc/hostname", "echo x > /etc/resolv.conf", "ls /.boxfleet/run"} {
-			if got := printedBy(t, ctx, s, service, "sh", "-c", "("+command+") 2>/dev/null && echo done; true"); got != "" {
+		for _, command := range []string{"echo x >> /etc/hosts", "echo x > /etc/hostname", "echo x > /etc/resolv.conf",
+			"ls /.boxfleet/run"} {
+			if got := printedBy(t, ctx, s, service, "sh", "-c",
+				"("+command+") 2>/dev/null && echo done; true"); got != "" {
 				t.Errorf("%s, service %q: %q works", s.ID(), service, command)
 			}
 		}
@@ -64,7 +69,8 @@ func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 		script := fmt.Sprintf("hostname; cat /etc/hostname; grep -w %s /etc/hosts | cut -f 1; hostname -i", hostname)
 		got := strings.Fields(printedBy(t, ctx, s, service, "sh", "-c", script))
 		if len(got) != 4 || got[0] != hostname || got[1] != hostname || got[2] != got[3] {
-			t.Errorf("%s, service %q: its names and addresses are %q, want %s and one address", s.ID(), service, got, hostname)
+			t.Errorf("%s, service %q: its names and addresses are %q, want %s and one address", s.ID(), service, got,
+				hostname)
 		}
 	}
 	s := f.Create("plain")

@@ -32,7 +32,9 @@ func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 
 // ask publishes a request of a plain client and waits for the answer. duplicate says that the
 // server dropped it, as a repeat of what it had lately; then there is no answer.
-func ask(ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string) (answer *nats.Msg, duplicate bool) {
+func ask(
+	ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string,
+) (answer *nats.Msg, duplicate bool) {
 	f.TB.Helper()
 	inbox := nc.NewRespInbox()
 	sub, err := nc.SubscribeSync(inbox)
@@ -147,7 +149,8 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 		if err != nil || s.Info().Container != first.Info().Container || s.Info().Request != "r1" {
 			t.Errorf("the request again %s: %v", when, err)
 		}
-		r, err := other.Sandbox("s").Exec(ctx, script("echo x >> /tmp/runs; wc -l < /tmp/runs"), sdk.WithID("x"), sdk.WithRequestID("r2"))
+		r, err := other.Sandbox("s").Exec(ctx, script("echo x >> /tmp/runs; wc -l < /tmp/runs"), sdk.WithID("x"),
+			sdk.WithRequestID("r2"))
 		if err != nil || string(r.Stdout) != "1\n" {
 			t.Errorf("the exec's request again %s: %v, %q", when, err, r.Stdout)
 		}
@@ -162,13 +165,16 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 		id, subject string
 		payload     protocol.Request
 	}{
-		{"r1", protocol.RequestSubject("default", protocol.VerbCreate, "s"), protocol.Request{Version: 1, Sandbox: &spec}},
-		{"r2", protocol.RequestSubject("default", protocol.VerbExec, "s"), protocol.Request{Version: 1, ExecID: "x", Exec: &run}},
+		{"r1", protocol.RequestSubject("default", protocol.VerbCreate, "s"),
+			protocol.Request{Version: 1, Sandbox: &spec}},
+		{"r2", protocol.RequestSubject("default", protocol.VerbExec, "s"),
+			protocol.Request{Version: 1, ExecID: "x", Exec: &run}},
 	} {
 		var answer *nats.Msg
 		f.Eventually(20*time.Second, "the server has forgotten "+r.id, func() (err error) {
 			duplicate := false
-			if answer, duplicate = ask(ctx, f, nc, js, &nats.Msg{Subject: r.subject, Data: protocol.Encode(&r.payload)}, r.id); duplicate {
+			if answer, duplicate = ask(ctx, f, nc, js, &nats.Msg{Subject: r.subject, Data: protocol.Encode(&r.payload)},
+				r.id); duplicate {
 				err = fmt.Errorf("it dropped the repeat")
 			}
 			return err
@@ -183,7 +189,8 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 		t.Errorf("the exec ran %d times", strings.Count(got, "x"))
 	}
 	events := history(ctx, t, f.Client, "s")
-	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.SandboxReady) != 1 || count(events, protocol.ExecAccepted) != 2 {
+	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.SandboxReady) != 1 ||
+		count(events, protocol.ExecAccepted) != 2 {
 		t.Errorf("the history has %v", kinds(events))
 	}
 	_, err = other.Create(ctx, f.Spec(), sdk.WithID("s"), sdk.WithRequestID("r3"))

@@ -31,11 +31,14 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 		r.Push(main.Host, back, fleet.Image, name, size)
 		return door.Host + "/" + name
 	}
-	kept, used, large, waited, small := push("kept:1", mebibyte), push("used:1", 10*mebibyte), push("large:1", 20*mebibyte),
+	kept, used, large, waited, small := push("kept:1", mebibyte), push("used:1", 10*mebibyte), push("large:1",
+		20*mebibyte),
 		push("waited:1", 6*mebibyte), push("small:1", mebibyte)
 	huge := push("huge:1", 47*mebibyte)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Engine: e.Host, Images: worker.Images{Registries: []string{door.Host}, HighWater: high, LowWater: low, PrePull: []string{kept}, Sweep: 200 * time.Millisecond}})
+	f.Worker("w1", fleet.Role{Engine: e.Host,
+		Images: worker.Images{Registries: []string{door.Host}, HighWater: high, LowWater: low, PrePull: []string{kept},
+			Sweep: 200 * time.Millisecond}})
 	ctx := f.Context(90 * time.Second)
 	create := func(id, ref string) *sdk.Sandbox {
 		t.Helper()
@@ -159,7 +162,8 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	awaited, _ := h.push("awaited:1", mebibyte)
 	other, _ := h.push("other:1", mebibyte)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	role := fleet.Role{Engine: h.engine.Host, Slots: 1, Images: worker.Images{Registries: []string{h.door.Host}, HighWater: 100, Sweep: 200 * time.Millisecond}}
+	role := fleet.Role{Engine: h.engine.Host, Slots: 1,
+		Images: worker.Images{Registries: []string{h.door.Host}, HighWater: 100, Sweep: 200 * time.Millisecond}}
 	w := f.Worker("w1", role)
 	ctx := f.Context(90 * time.Second)
 	for id, ref := range map[string]string{"first": awaited, "second": other} {

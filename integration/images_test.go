@@ -84,52 +84,56 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 	h := newWarehouse(t, false)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	const stall = 3 * time.Second
-	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{PullStall: stall, Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
+	f.Worker("w1", fleet.Role{Engine: h.engine.Host,
+		Images: worker.Images{PullStall: stall,
+			Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
 
 	// Each part has its own time, which begins when its images are pushed.
-	f.Run(t, "an image is pulled once for all who wait, with progress in the history, and its digest is on the sandbox", func(t *testing.T) {
-		ref, digest := h.push("shared:1", 6*mebibyte)
-		ctx := f.Context(time.Minute)
-		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte}))
-		defer h.door.Fault(nil)
-		const n = 4
-		var wg sync.WaitGroup
-		for i := range n {
-			wg.Go(func() {
-				id := fmt.Sprintf("shared-%d", i)
-				s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
-				if err != nil {
-					t.Errorf("create %s: %v", id, err)
-					return
-				}
-				if got := s.Info().Digest; got != digest {
-					t.Errorf("%s has the digest %s, the registry %s", id, got, digest)
-				}
-				if s.Info().Pull != nil {
-					t.Errorf("%s is ready, and shows a pull: %+v", id, s.Info().Pull)
-				}
-			})
-		}
-		wg.Wait()
-		// The base's layer, its own, and the configuration.
-		if n := h.door.Passed("GET", "/v2/shared/blobs/"); n != 3 {
-			t.Errorf("%d blobs were fetched, want 3", n)
-		}
-		for i := range n {
-			got := pulls(f, fmt.Sprintf("shared-%d", i))
-			if len(got) < 3 || len(got) > 8 {
-				t.Errorf("sandbox %d has %d events of progress: %+v", i, len(got), got)
-				continue
+	f.Run(t, "an image is pulled once for all who wait, with progress in the history, and its digest is on the sandbox",
+		func(t *testing.T) {
+			ref, digest := h.push("shared:1", 6*mebibyte)
+			ctx := f.Context(time.Minute)
+			h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte}))
+			defer h.door.Fault(nil)
+			const n = 4
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					id := fmt.Sprintf("shared-%d", i)
+					s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
+					if err != nil {
+						t.Errorf("create %s: %v", id, err)
+						return
+					}
+					if got := s.Info().Digest; got != digest {
+						t.Errorf("%s has the digest %s, the registry %s", id, got, digest)
+					}
+					if s.Info().Pull != nil {
+						t.Errorf("%s is ready, and shows a pull: %+v", id, s.Info().Pull)
+					}
+				})
 			}
-			first, middle, last := got[0], got[len(got)-2], got[len(got)-1]
-			if first.Complete || middle.Complete || middle.Done == 0 || middle.Done >= middle.Total {
-				t.Errorf("sandbox %d: progress %+v", i, got)
+			wg.Wait()
+			// The base's layer, its own, and the configuration.
+			if n := h.door.Passed("GET", "/v2/shared/blobs/"); n != 3 {
+				t.Errorf("%d blobs were fetched, want 3", n)
 			}
-			if !last.Complete || last.Layers != 2 || last.LayersDone != 2 || last.Done != last.Total || last.Total < 6*mebibyte {
-				t.Errorf("sandbox %d ends with %+v", i, last)
+			for i := range n {
+				got := pulls(f, fmt.Sprintf("shared-%d", i))
+				if len(got) < 3 || len(got) > 8 {
+					t.Errorf("sandbox %d has %d events of progress: %+v", i, len(got), got)
+					continue
+				}
+				first, middle, last := got[0], got[len(got)-2], got[len(got)-1]
+				if first.Complete || middle.Complete || middle.Done == 0 || middle.Done >= middle.Total {
+					t.Errorf("sandbox %d: progress %+v", i, got)
+				}
+				if !last.Complete || last.Layers != 2 || last.LayersDone != 2 || last.Done != last.Total ||
+					last.Total < 6*mebibyte {
+					t.Errorf("sandbox %d ends with %+v", i, last)
+				}
 			}
-		}
-	})
+		})
 
 	f.Run(t, "what is on the host is not pulled, unless always is said; never pulls nothing", func(t *testing.T) {
 		ref, one := h.push("moving:1", 1000)
@@ -169,8 +173,10 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		ref, one := h.push("theirs:1", 1000)
 		docker(t, h.engine.Host, "pull", "-q", ref)
 		_, two := h.push("theirs:1", 1000)
-		for i, c := range []struct{ pull, want string }{{protocol.PullMissing, one}, {protocol.PullAlways, two}, {protocol.PullAlways, two}, {protocol.PullMissing, one}} {
-			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, c.pull), sdk.WithID(fmt.Sprintf("theirs-%d", i)))
+		for i, c := range []struct{ pull, want string }{{protocol.PullMissing, one}, {protocol.PullAlways, two},
+			{protocol.PullAlways, two}, {protocol.PullMissing, one}} {
+			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, c.pull),
+				sdk.WithID(fmt.Sprintf("theirs-%d", i)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -178,7 +184,8 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 				t.Errorf("%s: it has the digest %s, want %s", c.pull, got, c.want)
 			}
 		}
-		if got := docker(t, h.engine.Host, "image", "inspect", "--format", "{{.RepoDigests}}", ref); !strings.Contains(got, one) || strings.Contains(got, two) {
+		if got := docker(t, h.engine.Host, "image", "inspect", "--format", "{{.RepoDigests}}",
+			ref); !strings.Contains(got, one) || strings.Contains(got, two) {
 			t.Errorf("on the host the name is that of %s, want %s", got, one)
 		}
 	})
@@ -215,9 +222,11 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		_, port, _ := net.SplitHostPort(l.Addr().String())
 		for i, host := range []string{"127.0.0.1", "localhost"} {
 			for _, pull := range []string{protocol.PullMissing, protocol.PullAlways} {
-				_, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, host+":"+port+"/x", pull), sdk.WithID(fmt.Sprintf("inside-%d-%s", i, pull)))
+				_, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, host+":"+port+"/x", pull),
+					sdk.WithID(fmt.Sprintf("inside-%d-%s", i, pull)))
 				hasError(t, host+", pull "+pull, err, protocol.PermissionDenied, protocol.ReasonPolicyDenied)
-				if e := protocol.AsError(err); e != nil && (e.Field != "spec.image" || strings.Contains(e.Message, "secret")) {
+				if e := protocol.AsError(err); e != nil &&
+					(e.Field != "spec.image" || strings.Contains(e.Message, "secret")) {
 					t.Errorf("%s: the error is of %q: %v", host, e.Field, e)
 				}
 			}
@@ -289,51 +298,52 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		}
 	})
 
-	f.Run(t, "delete ends the pull of a sandbox that is being created, if nobody else waits for it", func(t *testing.T) {
-		ref, _ := h.push("deleted:1", 20*mebibyte)
-		ctx := f.Context(time.Minute)
-		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte / 4}))
-		defer h.door.Fault(nil)
-		gone := h.door.GivenUp()
-		for _, id := range []string{"deleted-1", "deleted-2"} {
-			if _, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id), sdk.WithWait(false)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		inPull := func(id string) func() error {
-			return func() error {
-				s, err := f.Client.Get(ctx, id)
-				if err == nil && (s.Info().Pull == nil || s.Info().Pull.Done == 0) {
-					err = fmt.Errorf("it shows %+v", s.Info().Pull)
+	f.Run(t, "delete ends the pull of a sandbox that is being created, if nobody else waits for it",
+		func(t *testing.T) {
+			ref, _ := h.push("deleted:1", 20*mebibyte)
+			ctx := f.Context(time.Minute)
+			h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte / 4}))
+			defer h.door.Fault(nil)
+			gone := h.door.GivenUp()
+			for _, id := range []string{"deleted-1", "deleted-2"} {
+				if _, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id), sdk.WithWait(false)); err != nil {
+					t.Fatal(err)
 				}
-				return err
 			}
-		}
-		f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-1"))
-		f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-2"))
-		deleteWithin := func(id string) {
-			started := time.Now()
-			s, err := f.Client.Get(ctx, id)
-			if err == nil {
-				err = s.Delete(ctx)
+			inPull := func(id string) func() error {
+				return func() error {
+					s, err := f.Client.Get(ctx, id)
+					if err == nil && (s.Info().Pull == nil || s.Info().Pull.Done == 0) {
+						err = fmt.Errorf("it shows %+v", s.Info().Pull)
+					}
+					return err
+				}
 			}
-			if took := time.Since(started); err != nil || took > 15*time.Second { // the pull would take 80
-				t.Errorf("delete %s: %v after %s", id, err, took)
+			f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-1"))
+			f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-2"))
+			deleteWithin := func(id string) {
+				started := time.Now()
+				s, err := f.Client.Get(ctx, id)
+				if err == nil {
+					err = s.Delete(ctx)
+				}
+				if took := time.Since(started); err != nil || took > 15*time.Second { // the pull would take 80
+					t.Errorf("delete %s: %v after %s", id, err, took)
+				}
 			}
-		}
-		deleteWithin("deleted-1")
-		time.Sleep(time.Second)
-		if n := h.door.GivenUp(); n != gone {
-			t.Error("the pull ended while somebody waits for it")
-		}
-		deleteWithin("deleted-2")
-		f.Eventually(5*time.Second, "the engine gives the download up", func() error {
-			if h.door.GivenUp() == gone {
-				return errors.New("it does not")
+			deleteWithin("deleted-1")
+			time.Sleep(time.Second)
+			if n := h.door.GivenUp(); n != gone {
+				t.Error("the pull ended while somebody waits for it")
 			}
-			return nil
+			deleteWithin("deleted-2")
+			f.Eventually(5*time.Second, "the engine gives the download up", func() error {
+				if h.door.GivenUp() == gone {
+					return errors.New("it does not")
+				}
+				return nil
+			})
 		})
-	})
 }
 
 // TestQ14_AlwaysAsksTheRegistryOncePerCreate: a worker that dies after it made the container does
@@ -344,7 +354,8 @@ func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 	ref, digest := h.push("always:1", 1000)
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 2 * time.Second})
 	ctx := f.Context(60 * time.Second)
-	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create", Images: worker.Images{Registries: []string{h.door.Host}}})
+	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create",
+		Images: worker.Images{Registries: []string{h.door.Host}}})
 	s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullAlways), sdk.WithID("always"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -384,7 +395,9 @@ func TestUnusedImagesGo(t *testing.T) {
 	docker(t, h.engine.Host, "pull", "-q", foreign)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	// Room for three of them; each has the two megabytes of the base besides.
-	role := fleet.Role{Engine: h.engine.Host, Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept}, HighWater: 100, Sweep: 200 * time.Millisecond}}
+	role := fleet.Role{Engine: h.engine.Host,
+		Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept},
+			HighWater: 100, Sweep: 200 * time.Millisecond}}
 	w := f.Worker("w1", role)
 	ctx := f.Context(90 * time.Second)
 	create := func(id, ref string) *sdk.Sandbox {
@@ -460,9 +473,11 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 		return f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id))
 	}
 	role := func(config string, check bool) fleet.Role {
-		return fleet.Role{Engine: h.engine.Host, Images: worker.Images{Registries: []string{h.door.Host}, DockerConfig: config, CheckCached: check}}
+		return fleet.Role{Engine: h.engine.Host,
+			Images: worker.Images{Registries: []string{h.door.Host}, DockerConfig: config, CheckCached: check}}
 	}
-	none, wrong, right := t.TempDir(), registry.Login(t, h.door.Host, "wrong"), registry.Login(t, h.door.Host, registry.Password)
+	none, wrong, right := t.TempDir(), registry.Login(t, h.door.Host, "wrong"), registry.Login(t, h.door.Host,
+		registry.Password)
 
 	w := f.Worker("w1", role(none, false))
 	_, err := try("none", "")
@@ -505,7 +520,8 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	docker(t, main, "export", "-o", root, container)
 	docker(t, main, "rm", container)
 
-	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}} // what is imported stays, however little room there is
+	// what is imported stays, however little room there is
+	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}}
 	w := f.Worker("w1", role)
 	cli := buildCLI(t)
 	boxfleet := func(args ...string) string {
@@ -551,14 +567,16 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 			docker(t, e.Host, "rm", "-f", containerOf(f, e.Host, id))
 		}
 		deployment := f.Conn.Deployment()
-		docker(t, e.Host, "rmi", "-f", imageref.Local(deployment, "imported", "docker.io/library/imported:archive"), imageref.Local(deployment, "imported", "docker.io/library/imported:root"))
+		docker(t, e.Host, "rmi", "-f", imageref.Local(deployment, "imported", "docker.io/library/imported:archive"),
+			imageref.Local(deployment, "imported", "docker.io/library/imported:root"))
 		f.Worker("w1", role)
 		lateRole := role
 		lateRole.Engine = late.Host
 		f.Worker("w2", lateRole)
 		for _, host := range []string{e.Host, late.Host} {
 			f.Eventually(20*time.Second, "both images are on "+host, func() error {
-				if got := imagesOf(t, host); !strings.Contains(got, "imported:archive") || !strings.Contains(got, "imported:root") {
+				if got := imagesOf(t, host); !strings.Contains(got, "imported:archive") ||
+					!strings.Contains(got, "imported:root") {
 					return errors.New(got)
 				}
 				return nil
@@ -570,7 +588,8 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 		boxfleet("image", "remove", "imported:archive")
 		for _, host := range []string{e.Host, late.Host} {
 			f.Eventually(20*time.Second, "the removed image goes from "+host, func() error {
-				if got := imagesOf(t, host); strings.Contains(got, "imported:archive") || !strings.Contains(got, "imported:root") {
+				if got := imagesOf(t, host); strings.Contains(got, "imported:archive") ||
+					!strings.Contains(got, "imported:root") {
 					return errors.New(got)
 				}
 				return nil

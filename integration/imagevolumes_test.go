@@ -32,7 +32,8 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	}
 	host := engines.Default(t).Host
 	for _, c := range []string{containerOf(f, "", "s"), containerOf(f, "", "s.db")} {
-		if got := docker(t, host, "inspect", "-f", "{{range .Mounts}}{{.Type}} {{end}}", c); strings.Contains(got, "volume") {
+		if got := docker(t, host, "inspect", "-f", "{{range .Mounts}}{{.Type}} {{end}}", c); strings.Contains(got,
+			"volume") {
 			t.Errorf("%s has the mounts %s", c, got)
 		}
 	}
@@ -57,7 +58,8 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	above.Image, above.Tmpfs = ref, []protocol.Tmpfs{{Target: "/srv/data/cache", Size: 1 << 20}}
 	s, err = f.Client.Create(ctx, above, sdk.WithID("above"))
 	check(t, err)
-	if got := mustExec(ctx, t, s, script(`grep " /srv/data tmpfs" /proc/mounts | grep -c size=32768k; ls /home`)); got != "1\nbox\n" {
+	if got := mustExec(ctx, t, s,
+		script(`grep " /srv/data tmpfs" /proc/mounts | grep -c size=32768k; ls /home`)); got != "1\nbox\n" {
 		t.Errorf("the volume above a mount: %q", got)
 	}
 
@@ -77,7 +79,8 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	refused := f.Spec()
 	refused.Image = hostile
 	_, err = f.Client.Create(ctx, refused, sdk.WithID("hostile"))
-	if e := protocol.AsError(err); e.Code != protocol.FailedPrecondition || e.Field != "spec.image" || !strings.Contains(e.Message, "/etc") {
+	if e := protocol.AsError(err); e.Code != protocol.FailedPrecondition || e.Field != "spec.image" ||
+		!strings.Contains(e.Message, "/etc") {
 		t.Errorf("a volume at /etc: %v", err)
 	}
 	f.Judge()

@@ -80,7 +80,8 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	records := map[string]any{}
 	for _, ref := range []string{older, lost} {
 		docker(t, host, "tag", fleet.Image, ref)
-		records["docker.io/library/"+ref] = map[string]any{"id": id(ref), "size": 1, "origin": "imported", "file": wants[ref].Digest, "others": ref == lost, "used_at": time.Now()}
+		records["docker.io/library/"+ref] = map[string]any{"id": id(ref), "size": 1, "origin": "imported",
+			"file": wants[ref].Digest, "others": ref == lost, "used_at": time.Now()}
 	}
 	written, err := json.Marshal(records)
 	if err != nil {
@@ -106,10 +107,12 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 		return nil
 	})
 	if id(theirs) != was || id(same) == "" || id(lost) == "" || id(ours) != "" || id(local(ours)) == "" {
-		t.Errorf("names of the host are %q (was %q), %q, %q and %q, and of the worker %q", id(theirs), was, id(same), id(lost), id(ours), id(local(ours)))
+		t.Errorf("names of the host are %q (was %q), %q, %q and %q, and of the worker %q", id(theirs), was, id(same),
+			id(lost), id(ours), id(local(ours)))
 	}
 	for _, ref := range []string{theirs, ours, older} { // theirs has no program in it
-		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever), sdk.WithID(strings.SplitN(ref, "-", 2)[0]))
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever),
+			sdk.WithID(strings.SplitN(ref, "-", 2)[0]))
 		if err != nil {
 			t.Errorf("a sandbox of what was imported as %s: %v", ref, err)
 			continue

@@ -23,7 +23,8 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	t.Parallel()
 	const runtime = "io.containerd.runc.v2" // another name for the engine's own
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}, Runtimes: []string{runtime}})
+	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard},
+		Runtimes: []string{runtime}})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
 	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, runtime, 200, 0.5
@@ -42,18 +43,22 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		"read_only":           {"touch /x 2>/dev/null || echo cannot", "cannot"},
 		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
 		"memory":              {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true", "67108864"},
-		"open files":          {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"}, // less, where the engine has less
-		"core files":          {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
-		"terminals":           {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='", "1"},
-		"filters of calls":    {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"}, // the engine's, and the supervisor's
-		"no capability":       {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
+		// less, where the engine has less
+		"open files": {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"},
+		"core files": {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
+		"terminals": {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='",
+			"1"},
+		// the engine's, and the supervisor's
+		"filters of calls": {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"},
+		"no capability":    {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
 	} {
 		if got := mustPrint(t, f, s, c.script); got != c.want {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
 	}
 	got := s.Info().Spec
-	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != runtime || len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
+	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != runtime ||
+		len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
 		t.Errorf("read back: %+v", got)
 	}
 	if got := s.Info().Isolation; got != spec.Runtime {
@@ -76,16 +81,18 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	}
 	const dockerDefaults, without = 0xa80425fb, 1<<13 | 1<<27 // NET_RAW, MKNOD
 	for what, c := range map[string]struct{ script, want string }{
-		"capabilities of root":   {"grep CapEff /proc/self/status | cut -f2", "00000000a00405fb"},
-		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2", "0000000000000000"},
-		"no new privileges":      {"grep NoNewPrivs /proc/self/status | cut -f2", "1"},
-		"change an owner":        {"touch /tmp/x && chown 1000:1000 /tmp/x && stat -c %u /tmp/x", "1000"},
-		"read others' files":     {"touch /tmp/y && chown 1000 /tmp/y && chmod 000 /tmp/y && cat /tmp/y && echo may", "may"},
-		"no device files":        {"mknod /tmp/null c 1 3 2>/dev/null || echo cannot", "cannot"},
-		"no mounts":              {"mount -t tmpfs none /mnt 2>/dev/null || echo cannot", "cannot"},
-		"not into its guardian":  {"cat /proc/1/environ 2>/dev/null || echo cannot", "cannot"},
-		"nor its memory":         {"head -c 1 /proc/1/mem 2>/dev/null || echo cannot", "cannot"},
-		"nor its files":          {"readlink /proc/1/fd/3 || ls /proc/1/root 2>/dev/null || echo cannot", "cannot"},
+		"capabilities of root": {"grep CapEff /proc/self/status | cut -f2", "00000000a00405fb"},
+		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2",
+			"0000000000000000"},
+		"no new privileges": {"grep NoNewPrivs /proc/self/status | cut -f2", "1"},
+		"change an owner":   {"touch /tmp/x && chown 1000:1000 /tmp/x && stat -c %u /tmp/x", "1000"},
+		"read others' files": {"touch /tmp/y && chown 1000 /tmp/y && chmod 000 /tmp/y && cat /tmp/y && echo may",
+			"may"},
+		"no device files":       {"mknod /tmp/null c 1 3 2>/dev/null || echo cannot", "cannot"},
+		"no mounts":             {"mount -t tmpfs none /mnt 2>/dev/null || echo cannot", "cannot"},
+		"not into its guardian": {"cat /proc/1/environ 2>/dev/null || echo cannot", "cannot"},
+		"nor its memory":        {"head -c 1 /proc/1/mem 2>/dev/null || echo cannot", "cannot"},
+		"nor its files":         {"readlink /proc/1/fd/3 || ls /proc/1/root 2>/dev/null || echo cannot", "cannot"},
 	} {
 		if got := mustPrint(t, f, s, c.script); got != c.want {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
@@ -129,7 +136,8 @@ func TestWhatNoHostCanGiveIsRefusedAtOnce(t *testing.T) {
 		change(&spec)
 		_, err := f.Client.Create(ctx, spec)
 		e := protocol.AsError(err)
-		if err == nil || e.Field != field || e.Code != protocol.PermissionDenied && e.Code != protocol.FailedPrecondition {
+		if err == nil || e.Field != field || e.Code != protocol.PermissionDenied &&
+			e.Code != protocol.FailedPrecondition {
 			t.Errorf("%s: %v", field, err)
 		}
 		if field == "spec.disk" && (e == nil || !strings.Contains(e.Message, "pquota")) {
@@ -178,7 +186,8 @@ func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.TTL = protocol.Duration(4 * time.Second)
-	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false)) // it ends in whatever state it is
+	// it ends in whatever state it is
+	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,7 +68,8 @@ func TestAWorkersNameIsOfOneHost(t *testing.T) {
 	if log := second.Log(); !strings.Contains(log, "worker name w1 is taken by host") {
 		t.Errorf("the second worker says %q", log)
 	}
-	if _, err := s.Exec(f.Context(time.Minute), protocol.ExecSpec{Command: []string{"true"}}); err != nil || first.Exited() {
+	if _, err := s.Exec(f.Context(time.Minute), protocol.ExecSpec{Command: []string{"true"}}); err != nil ||
+		first.Exited() {
 		t.Errorf("the first worker goes on: %t, an exec: %v", !first.Exited(), err)
 	}
 	// The host's lock was given up, not left to end.
@@ -123,7 +124,8 @@ type hostFleet struct {
 func startHost(t *testing.T, ttl time.Duration, role fleet.Role, link bool) (*hostFleet, *fleet.Link) {
 	t.Helper()
 	proxy, address := dockertest.StartProxy(t, dockertest.Socket(t))
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	h := &hostFleet{Fleet: f, ttl: ttl, locks: f.WatchLocks(), engine: proxy}
 	role.Engine = address
 	var l *fleet.Link
@@ -149,7 +151,8 @@ func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	h.engine.Reset()
 	for i := range n {
 		id := fmt.Sprintf("%s%d", prefix, i)
-		if _, err := h.Client.Create(h.Context(time.Minute), h.Spec(), sdk.WithID(id), sdk.WithWait(false)); err != nil {
+		if _, err := h.Client.Create(h.Context(time.Minute), h.Spec(), sdk.WithID(id),
+			sdk.WithWait(false)); err != nil {
 			h.TB.Fatal(err)
 		}
 		ids = append(ids, id)
@@ -206,7 +209,8 @@ func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 			h.obstruct()
 			ids := h.submit(fmt.Sprintf("p%d-", i), 3)
 			h.w.Pause()
-			x, err := h.ready.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "echo x >> /tmp/runs"}})
+			x, err := h.ready.Start(h.Context(time.Minute),
+				protocol.ExecSpec{Command: []string{"sh", "-c", "echo x >> /tmp/runs"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +266,9 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	h, link := startHost(t, 4*time.Second, fleet.Role{}, true)
 	h.obstruct()
 	ids := h.submit("p", 3)
-	x, err := h.ready.Start(h.Context(2*time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); sleep 0.1; done"}})
+	x, err := h.ready.Start(h.Context(2*time.Minute),
+		protocol.ExecSpec{Command: []string{"sh", "-c",
+			"i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); sleep 0.1; done"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,8 +294,10 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		s := h.Client.Sandbox(id)
 		h.Eventually(30*time.Second, "the other host takes what was pending", func() error {
 			err := s.Refresh(h.Context(5 * time.Second))
-			if err == nil && (s.Info().State != protocol.StateReady || s.Info().Worker != "w2" || s.Info().Generation != 2) {
-				err = fmt.Errorf("%s is %s on %s, generation %d", id, s.Info().State, s.Info().Worker, s.Info().Generation)
+			if err == nil &&
+				(s.Info().State != protocol.StateReady || s.Info().Worker != "w2" || s.Info().Generation != 2) {
+				err = fmt.Errorf("%s is %s on %s, generation %d", id, s.Info().State, s.Info().Worker,
+					s.Info().Generation)
 			}
 			return err
 		})
@@ -307,7 +315,8 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		}
 	}
 	t.Logf("pending sandboxes were given away %s after the cut", reassigned[ids[0]].Sub(cut).Round(time.Millisecond))
-	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || !h.ready.Info().Unreachable || h.ready.Info().State != protocol.StateReady {
+	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || !h.ready.Info().Unreachable ||
+		h.ready.Info().State != protocol.StateReady {
 		t.Errorf("what was ready is shown as %+v, %v; want ready, unreachable", h.ready.Info(), err)
 	}
 	h.engine.Inject(nil) // from now on, only the lock keeps the worker from making containers
@@ -345,7 +354,8 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := h.ready.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
+	if _, err := h.ready.Exec(h.Context(10*time.Second),
+		protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := x.Wait(h.Context(20 * time.Second))

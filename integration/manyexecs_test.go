@@ -32,11 +32,13 @@ func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	next, record := newest.Last()+1, newest.Record
 	const execs = 6000
 	for i := 0; i < execs; {
-		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: "many", ID: fmt.Sprint("old-", i), Writer: "k0"}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: "many",
+			ID: fmt.Sprint("old-", i), Writer: "k0"}
 		for ; i < execs && len(b.Events) < 1000; i++ {
 			spec := protocol.ExecSpec{Command: []string{"true"}}
 			spec.Resolve()
-			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(), State: protocol.StateReady, Request: fmt.Sprint("r", i),
+			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(),
+				State: protocol.StateReady, Request: fmt.Sprint("r", i),
 				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), State: protocol.ExecStateAccepted, Spec: &spec}})
 			next++
 		}

@@ -30,7 +30,8 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	dir := t.TempDir()
-	shared, fixed, below := filepath.Join(dir, "shared"), filepath.Join(dir, "shared", "fixed"), filepath.Join(dir, "shared", "work", "below")
+	shared, fixed, below := filepath.Join(dir, "shared"), filepath.Join(dir, "shared", "fixed"), filepath.Join(dir,
+		"shared", "work", "below")
 	mkdir(t, fixed)
 	mkdir(t, below)
 	if err := syscall.Mount("tmpfs", below, "tmpfs", 0, ""); err != nil {
@@ -87,10 +88,12 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 	if err := errors.Join(s.Stop(ctx), s.Resume(ctx)); err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /work/new '/etc/one file'; echo again >> /work/new")); got != "made\nsandbox\n" {
+	if got := mustExec(ctx, t, s,
+		script("cat /work/new '/etc/one file'; echo again >> /work/new")); got != "made\nsandbox\n" {
 		t.Errorf("after a resume: %q", got)
 	}
-	if err := errors.Join(s.Stop(ctx), os.Rename(filepath.Join(shared, "file"), filepath.Join(shared, "away"))); err != nil {
+	if err := errors.Join(s.Stop(ctx), os.Rename(filepath.Join(shared, "file"),
+		filepath.Join(shared, "away"))); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, "a resume without its mount", s.Resume(ctx), protocol.InvalidArgument, "", "spec.mounts[1].source")
@@ -105,7 +108,8 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 		spec := f.Spec()
 		spec.Mounts = []protocol.Mount{{Source: source, Target: "/m", Writable: true}}
 		_, err := f.Client.Create(ctx, spec)
-		wantError(t, source+" writable", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0]."+field)
+		wantError(t, source+" writable", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+			"spec.mounts[0]."+field)
 	}
 }
 
@@ -133,7 +137,8 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 				return
 			case <-time.After(time.Duration(n%7) * time.Millisecond):
 			}
-			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(allowed, "a"), unix.AT_FDCWD, filepath.Join(allowed, "b"), unix.RENAME_EXCHANGE) == nil {
+			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(allowed, "a"), unix.AT_FDCWD, filepath.Join(allowed, "b"),
+				unix.RENAME_EXCHANGE) == nil {
 				exchanges.Add(1)
 			}
 		}
@@ -146,7 +151,8 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 		spec.Command = []string{"/bin/busybox", "sh", "-c", "cat /m/file > /seen; sleep 60"}
 		s, err := f.Client.Create(ctx, spec)
 		if err != nil {
-			wantError(t, "a create", err, protocol.PermissionDenied, protocol.ReasonMountDenied, protocol.AsError(err).Field)
+			wantError(t, "a create", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+				protocol.AsError(err).Field)
 			refused++
 			if strings.Contains(err.Error(), "exchanged") {
 				exchanged++
@@ -164,7 +170,8 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d made, %d refused, of these %d when the container had started; %d exchanges", made, refused, exchanged, exchanges.Load())
+	t.Logf("%d made, %d refused, of these %d when the container had started; %d exchanges", made, refused, exchanged,
+		exchanges.Load())
 	if made == 0 || exchanges.Load() < 100 {
 		t.Errorf("%d sandboxes were made during %d exchanges: this shows nothing", made, exchanges.Load())
 	}
@@ -197,13 +204,15 @@ func TestS12_ACrashDoesNotSkipTheLookAtMounts(t *testing.T) {
 	}
 	w.AwaitKilled(20 * time.Second)
 	// What the container has mounted is now not what the path leads to.
-	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")), os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
+	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")),
+		os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w = w.Restart()
 	s := f.Client.Sandbox("crashed")
-	wantError(t, "the create", s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0]")
+	wantError(t, "the create", s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.mounts[0]")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +290,8 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	data, away, home := filepath.Join(dir, "allowed", "data"), filepath.Join(dir, "away"), filepath.Join(dir, "home")
 	writeFile(t, filepath.Join(data, "file"), "here", 0o644, time.Now())
 	writeFile(t, filepath.Join(home, ".ssh", "known_hosts"), "host key", 0o644, time.Now())
-	w := f.Worker("w1", fleet.Role{AllowMounts: []string{filepath.Join(dir, "allowed")}, Tools: []string{"git"}, ToolsHome: home})
+	w := f.Worker("w1", fleet.Role{AllowMounts: []string{filepath.Join(dir, "allowed")}, Tools: []string{"git"},
+		ToolsHome: home})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
 	spec.Mounts, spec.Tools = []protocol.Mount{{Source: data, Target: "/data"}}, []string{"git"}
@@ -324,7 +334,8 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	if info, err := f.Client.Get(ctx, "late"); err != nil || info.Info().Error != nil {
 		t.Errorf("once it is back it waits for %v, %v", info.Info().Error, err)
 	}
-	if events := history(ctx, t, f.Client, "late"); count(events, protocol.SandboxWaiting) != 1 || count(events, protocol.SandboxRestarted) != 1 {
+	if events := history(ctx, t, f.Client, "late"); count(events, protocol.SandboxWaiting) != 1 ||
+		count(events, protocol.SandboxRestarted) != 1 {
 		t.Errorf("the history is %v", kinds(events))
 	}
 
@@ -340,7 +351,8 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	if took := time.Since(began); took < patience {
 		t.Errorf("it gave up after %s", took)
 	}
-	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "late"), protocol.SandboxFailed).Error, protocol.InvalidArgument, "", "spec.mounts[0].source")
+	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "late"), protocol.SandboxFailed).Error,
+		protocol.InvalidArgument, "", "spec.mounts[0].source")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

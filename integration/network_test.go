@@ -24,11 +24,14 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	engines.LoadImage(t, e, fleet.Image)
 	w := newWorld(t, e)
 	plain := fleet.Start(t, fleet.Options{Workers: -1})
-	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named}, Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Allow: []string{"10.0.0.0/8", "100.64.0.0/10"}, Reconcile: 500 * time.Millisecond})
+	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named},
+		Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Allow: []string{"10.0.0.0/8",
+			"100.64.0.0/10"}, Reconcile: 500 * time.Millisecond})
 	f := &networkFleet{plain, e, w}
 
 	open := f.create("open", nil)
-	none := f.create("none", func(s *protocol.SandboxSpec) { s.Network = &protocol.Network{Mode: protocol.NetworkNone} })
+	none := f.create("none",
+		func(s *protocol.SandboxSpec) { s.Network = &protocol.Network{Mode: protocol.NetworkNone} })
 	some := f.create("some", func(s *protocol.SandboxSpec) {
 		s.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.0.0.0/8", "100.64.0.0/10"}}
 	})
@@ -37,11 +40,13 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	})
 	web := f.create("web", serving)
 	given := web.Info().Ports
-	if len(given) != 1 || given[0].Host == 0 || given[0].Container != 8080 || given[0].Protocol != protocol.ProtocolTCP {
+	if len(given) != 1 || given[0].Host == 0 || given[0].Container != 8080 ||
+		given[0].Protocol != protocol.ProtocolTCP {
 		t.Fatalf("the sandbox shows the ports %+v", given)
 	}
 	// Of somebody else on the host, and published on all of its addresses.
-	docker(t, e.Host, "run", "-d", "--name", "other", "-p", "0.0.0.0:9000:8080", "--entrypoint", "sh", fleet.Image, "-c",
+	docker(t, e.Host, "run", "-d", "--name", "other", "-p", "0.0.0.0:9000:8080", "--entrypoint", "sh", fleet.Image,
+		"-c",
 		"while :; do echo reached | nc -l -p 8080 >/dev/null; done")
 
 	t.Run("the world is there", func(t *testing.T) {
@@ -112,7 +117,8 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			tcp, udp := f.reaches(t, s, named, 80, want)
 			asked, _ := f.reaches(t, s, named, 53, want)
 			if tcp || udp != want || asked != want {
-				t.Errorf("from %s: port 80 by TCP %t; port 53 by UDP %t and by TCP %t, want %t", s.ID(), tcp, udp, asked, want)
+				t.Errorf("from %s: port 80 by TCP %t; port 53 by UDP %t and by TCP %t, want %t", s.ID(), tcp, udp,
+					asked, want)
 			}
 		}
 	})
@@ -132,7 +138,8 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		}
 	})
 	t.Run("a refusal is an answer, not a silence", func(t *testing.T) {
-		result, err := none.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"nc", "-w", "10", neighbor, "81"}})
+		result, err := none.Exec(f.Context(20*time.Second),
+			protocol.ExecSpec{Command: []string{"nc", "-w", "10", neighbor, "81"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +150,9 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 
 	t.Run("names", func(t *testing.T) {
 		lookup := func(s *sdk.Sandbox) string {
-			result, err := s.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"sh", "-c", "timeout 3 nslookup -type=a secret.example.test; true"}})
+			result, err := s.Exec(f.Context(20*time.Second),
+				protocol.ExecSpec{Command: []string{"sh", "-c",
+					"timeout 3 nslookup -type=a secret.example.test; true"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +257,8 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		spec := bare.Spec()
 		spec.Network = &protocol.Network{Mode: protocol.NetworkNone}
 		_, err := bare.Client.Create(bare.Context(20*time.Second), spec)
-		wantError(t, "network none without a firewall", err, protocol.FailedPrecondition, protocol.ReasonFirewall, "spec.network")
+		wantError(t, "network none without a firewall", err, protocol.FailedPrecondition, protocol.ReasonFirewall,
+			"spec.network")
 	})
 }
 

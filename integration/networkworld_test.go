@@ -253,7 +253,8 @@ func (f *networkFleet) create(id string, change func(*protocol.SandboxSpec)) *sd
 
 // addressOf is the address of a sandbox's container in its network.
 func (f *networkFleet) addressOf(t *testing.T, id string) string {
-	return docker(t, f.e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", containerOf(f.Fleet, f.e.Host, id))
+	return docker(t, f.e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+		containerOf(f.Fleet, f.e.Host, id))
 }
 
 func gatewayOf(s *sdk.Sandbox) string {
@@ -272,7 +273,8 @@ func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address strin
 	subnet, err := netip.ParsePrefix(s.Info().Subnet)
 	check(t, err)
 	type end struct{ namespace, device, address string }
-	ends := []end{{"/run/netns/" + f.w.host, firewall.BridgeName(subnet), insideIPv6 + "1"}, {namespace, "eth0", insideIPv6 + "2"}}
+	ends := []end{{"/run/netns/" + f.w.host, firewall.BridgeName(subnet), insideIPv6 + "1"},
+		{namespace, "eth0", insideIPv6 + "2"}}
 	for i, e := range ends {
 		f.w.setIPv6(e.namespace, e.device+"/disable_ipv6", "0")
 		f.w.ip(e.namespace, "address", "replace", e.address+"/64", "dev", e.device, "nodad")

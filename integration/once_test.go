@@ -26,7 +26,8 @@ func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 		running.Go(func() {
 			for k := range each {
 				name := fmt.Sprintf("%d-%d", i, k)
-				if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo " + name + " >> /tmp/runs"}}); err != nil {
+				if _, err := s.Exec(ctx,
+					protocol.ExecSpec{Command: []string{"sh", "-c", "echo " + name + " >> /tmp/runs"}}); err != nil {
 					t.Errorf("exec %s: %v", name, err)
 					return
 				}
@@ -77,7 +78,8 @@ func TestAnExecThatCannotBeStartedFailsInTime(t *testing.T) {
 	w.Kill()
 	w.Restart()
 	began := time.Now()
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/ran"}, StartTimeout: protocol.Duration(3 * time.Second)})
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/ran"},
+		StartTimeout: protocol.Duration(3 * time.Second)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +88,8 @@ func TestAnExecThatCannotBeStartedFailsInTime(t *testing.T) {
 		t.Errorf("what it waits for: %+v, %v", why, err)
 	}
 	_, err = x.Wait(ctx)
-	if protocol.CodeOf(err) != protocol.DeadlineExceeded || protocol.AsError(err).Reason != protocol.ReasonStartTimeout {
+	if protocol.CodeOf(err) != protocol.DeadlineExceeded ||
+		protocol.AsError(err).Reason != protocol.ReasonStartTimeout {
 		t.Errorf("the exec: %v, want deadline_exceeded, start_timeout", err)
 	}
 	if took := time.Since(began); took < 3*time.Second || took > 10*time.Second {

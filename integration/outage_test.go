@@ -43,7 +43,8 @@ func TestTheEndOfAnExecIsHeardAfterAnOutage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "until test -e /tmp/on; do sleep 0.02; done"}}); err != nil {
+			if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+				"until test -e /tmp/on; do sleep 0.02; done"}}); err != nil {
 				t.Fatal(err)
 			}
 			began := time.Now()

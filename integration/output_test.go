@@ -122,8 +122,10 @@ func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	exitsWith(t, result, 3)
-	if !result.Truncated || result.OutputError == nil || result.OutputError.Reason != protocol.ReasonOutputNotKept || result.StdoutBytes != 0 {
-		t.Errorf("truncated %v, %d bytes, %v; want output_not_kept", result.Truncated, result.StdoutBytes, result.OutputError)
+	if !result.Truncated || result.OutputError == nil || result.OutputError.Reason != protocol.ReasonOutputNotKept ||
+		result.StdoutBytes != 0 {
+		t.Errorf("truncated %v, %d bytes, %v; want output_not_kept", result.Truncated, result.StdoutBytes,
+			result.OutputError)
 	}
 	x, err := s.GetExec(ctx, result.ID)
 	if err != nil {

@@ -23,7 +23,8 @@ func TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns(t *testing.T) {
 	worker := f.Processes("worker")[0]
 	worker.Kill()
 	manyPast(t, f, s.ID(), 520)
-	j := f.Conn.Journal(jetstream.JournalConfig{Tenant: protocol.DefaultTenant, Sandbox: s.ID(), Writer: "k0", KeepEnded: 1})
+	j := f.Conn.Journal(jetstream.JournalConfig{Tenant: protocol.DefaultTenant, Sandbox: s.ID(), Writer: "k0",
+		KeepEnded: 1})
 	if err := j.Refresh(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,8 @@ func TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns(t *testing.T) {
 	_, took := firstExec(t, f, s, func() *fleet.Process { worker.Restart(); return worker })
 	t.Logf("the first exec after a restart ended after %s", took)
 	stillThere(t, f, counters)
-	if r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil || r.ExitCode == nil || *r.ExitCode != 0 {
+	if r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil ||
+		r.ExitCode == nil || *r.ExitCode != 0 {
 		t.Fatal(r, err)
 	}
 	if r, err := counters[0].x.Wait(ctx); err != nil || r.ExitCode == nil || *r.ExitCode != 9 {
@@ -59,12 +61,14 @@ func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 	spec.Resolve()
 	for i := range execs {
 		x := fmt.Sprint("past", i)
-		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: sandbox, ID: x, Writer: "k0", Events: []protocol.Event{
-			{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady, Request: x,
-				Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateAccepted, Spec: &spec}},
-			{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady,
-				Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateCancelled, Inline: true}},
-		}}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: sandbox, ID: x,
+			Writer: "k0", Events: []protocol.Event{
+				{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady,
+					Request: x,
+					Exec:    &protocol.ExecDetails{ID: x, State: protocol.ExecStateAccepted, Spec: &spec}},
+				{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady,
+					Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateCancelled, Inline: true}},
+			}}
 		if record, err = f.Conn.Append(ctx, b, record); err != nil {
 			t.Fatal(err)
 		}

@@ -77,14 +77,16 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 		waitsFor(start("waiting-again", "later:1", protocol.PullNever), "later:1")
 	})
 
-	f.Run(t, "never: the emptier host is passed over; missing: it is, where it is not much emptier", func(t *testing.T) {
-		for i, pull := range []string{protocol.PullNever, protocol.PullNever, protocol.PullMissing, protocol.PullNever} {
-			s := start(fmt.Sprint("placed-", i), fleet.Image, pull)
-			if err := s.WaitReady(ctx); err != nil || s.Info().Worker != "b-stocked" {
-				t.Errorf("%s: on %q, %v", pull, s.Info().Worker, err)
+	f.Run(t, "never: the emptier host is passed over; missing: it is, where it is not much emptier",
+		func(t *testing.T) {
+			for i, pull := range []string{protocol.PullNever, protocol.PullNever, protocol.PullMissing,
+				protocol.PullNever} {
+				s := start(fmt.Sprint("placed-", i), fleet.Image, pull)
+				if err := s.WaitReady(ctx); err != nil || s.Info().Worker != "b-stocked" {
+					t.Errorf("%s: on %q, %v", pull, s.Info().Worker, err)
+				}
 			}
-		}
-	})
+		})
 
 	f.Run(t, "never: the end of the wait says what each host lacks", func(t *testing.T) {
 		spec := imageSpec(f, "absent:1", protocol.PullNever)
@@ -109,7 +111,8 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: 300 * time.Millisecond}})
 	ref := "boxfleet/unheard:" + strings.ToLower(rand.Text()[:10])
-	s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, protocol.PullNever), sdk.WithID("unheard"), sdk.WithWait(false))
+	s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, protocol.PullNever), sdk.WithID("unheard"),
+		sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,14 +168,16 @@ func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
 	if err != nil || len(hosts) != 1 {
 		t.Fatal(hosts, err)
 	}
-	if h := hosts[0]; !slices.Equal(h.DenyNetworks, []string{"10.1.0.0/16"}) || h.PIDs < h.UsedPIDs || h.UsedPIDs != protocol.DefaultPIDs {
+	if h := hosts[0]; !slices.Equal(h.DenyNetworks, []string{"10.1.0.0/16"}) || h.PIDs < h.UsedPIDs ||
+		h.UsedPIDs != protocol.DefaultPIDs {
 		t.Errorf("it says %+v", h)
 	}
 	for id, network := range map[string]string{"denied": "10.1.2.0/24", "withheld": "192.168.1.0/24"} {
 		spec := f.Spec()
 		spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{network}}
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
-		if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied || e.Field != "spec.network.allow[0]" {
+		if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied ||
+			e.Field != "spec.network.allow[0]" {
 			t.Fatalf("%s: got %v", id, err)
 		}
 		if s != nil && s.Info().Worker != "" {

@@ -51,16 +51,20 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	t.Run("given", func(t *testing.T) {
 		spec := f.Spec()
 		serving(&spec)
-		spec.Ports = []protocol.Port{{Container: 8080, Host: free}, {Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81, Protocol: protocol.ProtocolUDP},
+		spec.Ports = []protocol.Port{{Container: 8080, Host: free},
+			{Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81,
+				Protocol: protocol.ProtocolUDP},
 			{Container: 8080}} // also at a port that is chosen
 		s, err := f.Client.Create(ctx, spec)
 		check(t, err)
 		got := s.Info().Ports
-		if len(got) != 5 || got[0].Host != free || got[1].Host != free || got[2].Host == 0 || got[3].Host == 0 || got[3].Protocol != protocol.ProtocolUDP || got[4].Host == 0 || got[4].Host == free {
+		if len(got) != 5 || got[0].Host != free || got[1].Host != free || got[2].Host == 0 || got[3].Host == 0 ||
+			got[3].Protocol != protocol.ProtocolUDP || got[4].Host == 0 || got[4].Host == free {
 			t.Fatalf("got %+v", got)
 		}
 		for _, host := range []int{free, got[4].Host} {
-			f.Eventually(5*time.Second, "the port answers", func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", host)) })
+			f.Eventually(5*time.Second, "the port answers",
+				func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", host)) })
 		}
 		listed := docker(t, "unix:///var/run/docker.sock", "port", containerOf(f, "", s.ID()))
 		if strings.Count(listed, "-> 127.0.0.1:") != 5 || strings.Contains(listed, "0.0.0.0") {
@@ -69,20 +73,23 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 		second := f.Spec()
 		second.Ports = []protocol.Port{{Container: 1}, {Container: 2, Host: free}}
 		_, err = f.Client.Create(ctx, second, sdk.WithID("second"))
-		wantError(t, "a port of another sandbox", err, protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[1].host")
+		wantError(t, "a port of another sandbox", err, protocol.ResourceExhausted, protocol.ReasonPortTaken,
+			"spec.ports[1].host")
 		check(t, s.Delete(ctx))
 	})
 	t.Run("taken", func(t *testing.T) {
 		spec := f.Spec()
 		spec.Ports = []protocol.Port{{Container: 80, Host: busy}}
 		_, err := f.Client.Create(ctx, spec, sdk.WithID("taken"))
-		wantError(t, "a port that is taken", err, protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
+		wantError(t, "a port that is taken", err, protocol.ResourceExhausted, protocol.ReasonPortTaken,
+			"spec.ports[0].host")
 	})
 	t.Run("outside of what the operator lets be published", func(t *testing.T) {
 		spec := f.Spec()
 		spec.Ports = []protocol.Port{{Container: 80}, {Container: 81, Host: 8080}}
 		_, err := f.Client.Create(ctx, spec, sdk.WithID("outside"))
-		wantError(t, "a port of the host's own", err, protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.ports[1].host")
+		wantError(t, "a port of the host's own", err, protocol.PermissionDenied, protocol.ReasonPolicyDenied,
+			"spec.ports[1].host")
 	})
 	t.Run("sctp", func(t *testing.T) {
 		spec := f.Spec()
@@ -96,7 +103,8 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 			return
 		}
 		t.Logf("this kernel has no SCTP: %v", err)
-		wantError(t, "sctp where the kernel has none", err, protocol.FailedPrecondition, protocol.ReasonUnsupported, "spec.ports[0].protocol")
+		wantError(t, "sctp where the kernel has none", err, protocol.FailedPrecondition, protocol.ReasonUnsupported,
+			"spec.ports[0].protocol")
 	})
 	t.Run("twice", func(t *testing.T) {
 		spec := f.Spec()

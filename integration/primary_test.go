@@ -80,7 +80,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 		c.change(&spec)
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
 		var typed *protocol.Error
-		if !errors.As(err, &typed) || typed.Reason != c.reason || typed.Field != c.field || !strings.Contains(typed.Message, c.says) {
+		if !errors.As(err, &typed) || typed.Reason != c.reason || typed.Field != c.field ||
+			!strings.Contains(typed.Message, c.says) {
 			t.Errorf("%s: %v", id, err)
 		}
 		if s == nil {
@@ -93,7 +94,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 		if got := fmt.Sprint(primaryEvents(h)); c.events != "" && got != c.events {
 			t.Errorf("%s: the history has %s", id, got)
 		}
-		if p := h.State.Sandbox.Primary; p == nil || p.State != protocol.PrimaryHasEnded || slices.Contains(h.Kinds(), protocol.SandboxReady) {
+		if p := h.State.Sandbox.Primary; p == nil || p.State != protocol.PrimaryHasEnded ||
+			slices.Contains(h.Kinds(), protocol.SandboxReady) {
 			t.Errorf("%s: primary %+v after %v", id, p, h.Kinds())
 		}
 		if got := ownOutput(t, f, s); got != c.output {
@@ -114,7 +116,8 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{CrashWindow: 4 * time.Second, CrashGuard: 3 * time.Second})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"sh", "-c", "echo up; trap 'echo bye; exit 7' TERM; while [ ! -e /tmp/bad ]; do sleep 0.1; done; echo down >&2; exit 4"}
+	spec.Command = []string{"sh", "-c",
+		"echo up; trap 'echo bye; exit 7' TERM; while [ ! -e /tmp/bad ]; do sleep 0.1; done; echo down >&2; exit 4"}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
@@ -147,14 +150,16 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	}()
 	mustExec(ctx, t, s, script("touch /tmp/bad"))
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
-	if b.Reason != protocol.ReasonCrashLoop || !strings.Contains(b.Error.Message, "exited with code 4") || !strings.Contains(b.Error.Message, "down") {
+	if b.Reason != protocol.ReasonCrashLoop || !strings.Contains(b.Error.Message, "exited with code 4") ||
+		!strings.Contains(b.Error.Message, "down") {
 		t.Errorf("it failed with %v", b.Error)
 	}
 	all := primaryEvents(f.History("s"))
 	if len(all) < 6 || !slices.Equal(all[2:6], []string{"started/0", "ended/0:4", "started/1", "ended/1:4"}) {
 		t.Errorf("the history has %q", all)
 	}
-	if got := <-followed; !strings.HasPrefix(strings.ReplaceAll(got, "Terminated\n", ""), "up\nbye\nup\ndown\nup\ndown\n") {
+	if got := <-followed; !strings.HasPrefix(strings.ReplaceAll(got, "Terminated\n", ""),
+		"up\nbye\nup\ndown\nup\ndown\n") {
 		t.Errorf("followed: %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
@@ -171,7 +176,8 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"sh", "-c", "echo up; while [ ! -e /tmp/go ]; do sleep 0.1; done; rm /tmp/go; echo gone; exit 5"}
+	spec.Command = []string{"sh", "-c",
+		"echo up; while [ ! -e /tmp/go ]; do sleep 0.1; done; rm /tmp/go; echo gone; exit 5"}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +199,8 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 		return nil
 	})
 	f.Eventually(10*time.Second, "the log has it", func() error {
-		if got := ownOutput(t, f, s); got != "stdout:up\nstdout:gone\nup\n" && strings.ReplaceAll(got, "stdout:", "") != "up\ngone\nup\n" {
+		if got := ownOutput(t, f, s); got != "stdout:up\nstdout:gone\nup\n" &&
+			strings.ReplaceAll(got, "stdout:", "") != "up\ngone\nup\n" {
 			return fmt.Errorf("%q", got)
 		}
 		return nil
@@ -210,7 +217,8 @@ func TestACommandMayNeedItsServices(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: 1})
 	ctx := f.Context(time.Minute)
 	// Ready when it listens on 8080.
-	db := withCheck(small("sleep 1.5; while :; do echo yes | nc -l -p 8080 >/dev/null; done"), "cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '")
+	db := withCheck(small("sleep 1.5; while :; do echo yes | nc -l -p 8080 >/dev/null; done"),
+		"cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '")
 	db.Healthcheck.Retries = 50
 	spec := withServices(f, services{"db": db}, nil)
 	spec.Command = []string{"sh", "-c", "nc db 8080 </dev/null || exit 1; exec sleep 1000"}
@@ -226,7 +234,8 @@ func TestACommandMayNeedItsServices(t *testing.T) {
 	}
 	spec.Command = []string{"sh", "-c", "echo never; exit 9"}
 	_, err = f.Client.Create(ctx, spec, sdk.WithID("never"))
-	wantError(t, "one that fails with its services", err, protocol.FailedPrecondition, protocol.ReasonCommandExited, "spec.command")
+	wantError(t, "one that fails with its services", err, protocol.FailedPrecondition, protocol.ReasonCommandExited,
+		"spec.command")
 	if err := f.Client.Sandbox("never").Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

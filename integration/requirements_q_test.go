@@ -49,10 +49,12 @@ func TestQ1_AReservationWithoutAHistoryIsEnded(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: impatient})
 	ctx := f.Context(time.Minute)
-	if _, err := f.Conn.ReserveSandbox(ctx, "default", "ghost", protocol.Reservation{Request: "gone", Fingerprint: "x", Time: time.Now()}); err != nil {
+	if _, err := f.Conn.ReserveSandbox(ctx, "default", "ghost",
+		protocol.Reservation{Request: "gone", Fingerprint: "x", Time: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a reservation that nobody carried out", ends(ctx, f, "ghost"), protocol.Internal, protocol.ReasonAbandoned, "")
+	wantError(t, "a reservation that nobody carried out", ends(ctx, f, "ghost"), protocol.Internal,
+		protocol.ReasonAbandoned, "")
 	_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("ghost"))
 	wantError(t, "its id", err, protocol.AlreadyExists, "", "")
 	if err := f.Client.Sandbox("ghost").Delete(ctx); err != nil {
@@ -70,7 +72,8 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 	if _, err := f.Client.Create(ctx, spec, sdk.WithID("queued"), sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a sandbox that no host takes", ends(ctx, f, "queued"), protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "")
+	wantError(t, "a sandbox that no host takes", ends(ctx, f, "queued"), protocol.DeadlineExceeded,
+		protocol.ReasonQueueTimeout, "")
 
 	w := f.Worker("w1", fleet.Role{})
 	// The worker hangs just when it was given something; its heart was heard a moment ago.
@@ -87,7 +90,8 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 	if _, err := f.Client.Create(ctx, spec, sdk.WithID("hung"), sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a sandbox that its worker never took up", ends(ctx, f, "hung"), protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "")
+	wantError(t, "a sandbox that its worker never took up", ends(ctx, f, "hung"), protocol.DeadlineExceeded,
+		protocol.ReasonCreateTimeout, "")
 	if n := count(history(ctx, t, f.Client, "hung"), protocol.SandboxAssigned); n != 1 {
 		t.Errorf("it was assigned %d times", n)
 	}
@@ -198,24 +202,32 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		return strings.TrimSpace(string(out))
 	}
 	labels := func(deployment, sandbox string) []string {
-		return []string{"--label", "boxfleet.deployment=" + deployment, "--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
+		return []string{"--label", "boxfleet.deployment=" + deployment, "--label", "boxfleet.tenant=default", "--label",
+			"boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
 	}
 	name := func(deployment, sandbox string) string { return "boxfleet." + deployment + ".default." + sandbox }
 	foreign := "other" + deployment // whose label and whose names begin differently
 	make := func(deployment, sandbox string) {
-		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox), []string{name(deployment, sandbox)})...)
-		docker(slices.Concat([]string{"create", "--name", name(deployment, sandbox)}, labels(deployment, sandbox), []string{fleet.Image, "true"})...)
+		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox),
+			[]string{name(deployment, sandbox)})...)
+		docker(slices.Concat([]string{"create", "--name", name(deployment, sandbox)}, labels(deployment, sandbox),
+			[]string{fleet.Image, "true"})...)
 	}
 	make(foreign, "gone") // another deployment's
 	t.Cleanup(func() { docker("rm", name(foreign, "gone")); docker("network", "rm", name(foreign, "gone")) })
-	make(deployment, "gone")                                                                                                      // the log says that it is deleted
-	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"), []string{name(deployment, "network")})...) // nothing but a network
-	make(deployment, "unheard")                                                                                                   // the log does not know it
+	// the log says that it is deleted
+	make(deployment, "gone")
+	// nothing but a network
+	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"),
+		[]string{name(deployment, "network")})...)
+	// the log does not know it
+	make(deployment, "unheard")
 	// What somebody made of an image that carries all labels of the deleted sandbox, or of one that lives, is theirs.
 	hostile := "hostile-" + strings.ToLower(deployment) + ":1"
 	of := docker("create", fleet.Image)
 	commit := []string{"commit"}
-	for _, l := range append(labels(deployment, "gone"), "--label", "boxfleet.role=primary", "--label", "boxfleet.gpus=0", "--label", "boxfleet.directory=/") {
+	for _, l := range append(labels(deployment, "gone"), "--label", "boxfleet.role=primary", "--label",
+		"boxfleet.gpus=0", "--label", "boxfleet.directory=/") {
 		if l != "--label" {
 			commit = append(commit, "--change", "LABEL "+l)
 		}
@@ -239,11 +251,14 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(lost, "run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label", "boxfleet.tenant=default",
-		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true") // what goes after all that is there now was looked at
+	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label",
+		"boxfleet.tenant=default",
+		// what goes after all that is there now was looked at
+		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true")
 	f.Eventually(10*time.Second, "the orphans are gone", func() error {
 		for _, o := range f.Objects("") {
-			if strings.HasSuffix(o, "marker-"+deployment) || strings.HasSuffix(o, name(deployment, "gone")) || strings.HasSuffix(o, name(deployment, "network")) {
+			if strings.HasSuffix(o, "marker-"+deployment) || strings.HasSuffix(o, name(deployment, "gone")) ||
+				strings.HasSuffix(o, name(deployment, "network")) {
 				return errors.New("there is " + o)
 			}
 		}
@@ -257,7 +272,9 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	for _, n := range theirs {
 		docker("inspect", n)
 	}
-	if got := docker("inspect", "--format", `{{index .Config.Labels "boxfleet.gpus"}}{{index .Config.Labels "boxfleet.sandbox"}}`, name(deployment, "labelled")); got != "labelled" {
+	if got := docker("inspect", "--format",
+		`{{index .Config.Labels "boxfleet.gpus"}}{{index .Config.Labels "boxfleet.sandbox"}}`, name(deployment,
+			"labelled")); got != "labelled" {
 		t.Errorf("the image's labels are on the sandbox: %s", got)
 	}
 	if err := labelled.Delete(ctx); err != nil {
@@ -287,7 +304,8 @@ func TestQ9_ADryRunReportsAndRemovesNothing(t *testing.T) {
 	}
 	deployment := f.Conn.Deployment()
 	name := "boxfleet." + deployment + ".default.gone"
-	out, err := exec.Command("docker", "create", "--name", name, "--label", "boxfleet.deployment="+deployment, "--label", "boxfleet.tenant=default",
+	out, err := exec.Command("docker", "create", "--name", name, "--label", "boxfleet.deployment="+deployment,
+		"--label", "boxfleet.tenant=default",
 		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -395,7 +413,8 @@ func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
 	half := protocol.Bytes(machine.Totalram*uint64(machine.Unit)) * 6 / 10
 	for _, id := range []string{"one", "two"} {
 		spec := f.Spec()
-		spec.OptionalServices = protocol.Services{"large": {Image: fleet.Image, Command: []string{"sleep", "1000"}, Memory: half}}
+		spec.OptionalServices = protocol.Services{"large": {Image: fleet.Image, Command: []string{"sleep", "1000"},
+			Memory: half}}
 		if _, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false)); err != nil {
 			t.Fatal(err)
 		}

@@ -62,7 +62,8 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := x.Wait(ctx, sdk.WithCollect(64<<20))
-	if r == nil || r.State != protocol.ExecStateCancelled || string(r.Stdout) != strings.Repeat("tick\n", int(r.StdoutBytes)/5) || r.Incomplete {
+	if r == nil || r.State != protocol.ExecStateCancelled ||
+		string(r.Stdout) != strings.Repeat("tick\n", int(r.StdoutBytes)/5) || r.Incomplete {
 		t.Errorf("the exec that was left alone: %v, %+v", err, r)
 	}
 	f.Judge()
@@ -221,7 +222,8 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 			t.Errorf("event %d, of which %d were there before, says replay %v", e.Sequence, len(old), e.Replay)
 		}
 		if err := state.Apply(&e); err != nil || e.State != state.Sandbox.State || e.State == "" {
-			t.Errorf("event %d %s carries state %q, the fold gives %q: %v", e.Sequence, e.Kind, e.State, state.Sandbox.State, err)
+			t.Errorf("event %d %s carries state %q, the fold gives %q: %v", e.Sequence, e.Kind, e.State,
+				state.Sandbox.State, err)
 		}
 	}
 	last := seen[len(seen)-1].Sequence
@@ -231,7 +233,8 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 			for _, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(from), sdk.WithFollow(follow)) {
 				got = err
 			}
-			wantError(t, fmt.Sprintf("events from %d of %d", from, last), got, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "")
+			wantError(t, fmt.Sprintf("events from %d of %d", from, last), got, protocol.OutOfRange,
+				protocol.ReasonSequenceBeyondEnd, "")
 		}
 	}
 	for e, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(last+1)) {
@@ -247,7 +250,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	spec := protocol.SandboxSpec{Image: fleet.Image, Labels: map[string]string{"team": "a"}, Env: map[string]string{"A": "b"}, User: "box", Cwd: "/tmp"}
+	spec := protocol.SandboxSpec{Image: fleet.Image, Labels: map[string]string{"team": "a"},
+		Env: map[string]string{"A": "b"}, User: "box", Cwd: "/tmp"}
 	made, err := f.Client.Create(ctx, spec, sdk.WithID("s18"))
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +267,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 			t.Errorf("the handle shows %+v, want %+v", got, want)
 		}
 	}
-	if i := s.Info(); i.CreatedAt.IsZero() || i.AssignedAt.Before(i.CreatedAt) || i.ReadyAt.Before(i.AssignedAt) || i.Image == "" || i.Container == "" || i.Subnet == "" || i.Worker == "" {
+	if i := s.Info(); i.CreatedAt.IsZero() || i.AssignedAt.Before(i.CreatedAt) || i.ReadyAt.Before(i.AssignedAt) ||
+		i.Image == "" || i.Container == "" || i.Subnet == "" || i.Worker == "" {
 		t.Errorf("the handle lacks something: %+v", i)
 	}
 
@@ -273,7 +278,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 			text = "sleep 100"
 		}
 		if i == 5 {
-			_, _ = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"}, sdk.WithID("x5"))
+			_, _ = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"},
+				sdk.WithID("x5"))
 			continue
 		}
 		x, err := s.Start(ctx, script(text), sdk.WithID(fmt.Sprintf("x%d", i)))
@@ -297,7 +303,9 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 				i := x.Info()
 				ids = append(ids, i.ID)
 				ended := i.State.Terminal()
-				if i.AcceptedAt.IsZero() || i.State == protocol.ExecStateFinished && (i.StartedAt.IsZero() || i.EndedAt.Before(i.StartedAt)) || ended == i.EndedAt.IsZero() || i.Spec.Grace == 0 {
+				if i.AcceptedAt.IsZero() || i.State == protocol.ExecStateFinished &&
+					(i.StartedAt.IsZero() || i.EndedAt.Before(i.StartedAt)) || ended == i.EndedAt.IsZero() ||
+					i.Spec.Grace == 0 {
 					t.Errorf("exec %s lacks times or defaults: %+v", i.ID, i)
 				}
 			}
@@ -309,10 +317,12 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 	if ids, pages := list(sdk.WithPageSize(3)); strings.Join(ids, " ") != "x6 x5 x4 x3 x2 x1 x0" || pages != 3 {
 		t.Errorf("all execs on %d pages: %q", pages, ids)
 	}
-	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFinished), sdk.WithPageSize(2)); strings.Join(ids, " ") != "x6 x4 x2 x1 x0" {
+	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFinished), sdk.WithPageSize(2)); strings.Join(ids,
+		" ") != "x6 x4 x2 x1 x0" {
 		t.Errorf("finished execs: %q", ids)
 	}
-	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFailed, protocol.ExecStateAccepted, protocol.ExecStateRunning)); strings.Join(ids, " ") != "x5 x3" {
+	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFailed, protocol.ExecStateAccepted,
+		protocol.ExecStateRunning)); strings.Join(ids, " ") != "x5 x3" {
 		t.Errorf("failed and running execs: %q", ids)
 	}
 
@@ -352,7 +362,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	client, err := sdk.Connect(f.Context(time.Minute), sdk.Options{URL: f.URL(), RequestTimeout: 100 * time.Millisecond})
+	client, err := sdk.Connect(f.Context(time.Minute),
+		sdk.Options{URL: f.URL(), RequestTimeout: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,7 +374,8 @@ func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 	_, err = client.Create(short, f.Spec(), sdk.WithID("s19")) // there is no worker yet
 	wantError(t, "a create whose context ends", err, protocol.DeadlineExceeded, "", "")
 	// Ten times as long is not the context's end any more.
-	if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took < time.Second || took > 10*time.Second {
+	if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took < time.Second ||
+		took > 10*time.Second {
 		t.Errorf("it ended after %s with %v", took, err)
 	}
 	f.Eventually(10*time.Second, "the create goes on without its caller", func() error {
@@ -394,8 +406,10 @@ func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 	if err := s.Delete(endless); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a wait for the stop of what was deleted", <-ready, protocol.FailedPrecondition, protocol.ReasonSandboxDeleted, "")
-	wantError(t, "a wait for a sandbox that never was", client.Sandbox("never").WaitReady(endless), protocol.NotFound, "", "")
+	wantError(t, "a wait for the stop of what was deleted", <-ready, protocol.FailedPrecondition,
+		protocol.ReasonSandboxDeleted, "")
+	wantError(t, "a wait for a sandbox that never was", client.Sandbox("never").WaitReady(endless), protocol.NotFound,
+		"", "")
 	spec := f.Spec()
 	spec.Image = "boxfleet/there-is-no-such-image:x"
 	failed, err := client.Create(endless, spec)

@@ -130,7 +130,8 @@ func TestS14_AnAcceptThatFailsHalfWayLeavesNoPhantom(t *testing.T) {
 		t.Errorf("the exec ran %d times", strings.Count(got, "x"))
 	}
 	events := history(ctx, t, f.Client, "s14")
-	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.ExecFailed) != 0 || count(events, protocol.SandboxFailed) != 0 {
+	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.ExecFailed) != 0 ||
+		count(events, protocol.SandboxFailed) != 0 {
 		t.Errorf("phantoms: %v", kinds(events))
 	}
 

@@ -65,7 +65,8 @@ func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 		}
 		events := history(ctx, t, f.Client, id)
 		asked := slices.Index(kinds(events), protocol.SandboxDeleteRequested)
-		if at := slices.Index(kinds(events), protocol.SandboxReady); at > asked || asked < 0 || events[len(events)-1].Kind != protocol.SandboxDeleted {
+		if at := slices.Index(kinds(events), protocol.SandboxReady); at > asked || asked < 0 ||
+			events[len(events)-1].Kind != protocol.SandboxDeleted {
 			t.Errorf("moment %d: %v", i, kinds(events))
 		} else if at < 0 {
 			during++
@@ -83,7 +84,8 @@ func TestS7_NamesOnTheEngineCannotCollide(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
-	names := [][2]string{{"default", "abcd"}, {"default", "abcd-y"}, {"default", "abcd_y"}, {"default", "ABCD"}, {"t", "a-b"}, {"t-a", "b"}, {"t", "abcd"}}
+	names := [][2]string{{"default", "abcd"}, {"default", "abcd-y"}, {"default", "abcd_y"}, {"default", "ABCD"},
+		{"t", "a-b"}, {"t-a", "b"}, {"t", "abcd"}}
 	var boxes []*sdk.Sandbox
 	for _, n := range names {
 		c, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Tenant: n[0]})
@@ -108,7 +110,8 @@ func TestS7_NamesOnTheEngineCannotCollide(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range boxes[1:] {
-		if got, want := mustExec(ctx, t, s, script("cat /tmp/name")), strings.Join(names[i+1][:], "/")+"\n"; got != want {
+		if got, want := mustExec(ctx, t, s, script("cat /tmp/name")), strings.Join(names[i+1][:],
+			"/")+"\n"; got != want {
 			t.Errorf("%q has the files of %q", want, got)
 		}
 	}
@@ -158,11 +161,13 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	wantError(t, "an exec while stopping", err, protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "")
 	wg.Wait()
 	events := history(ctx, t, f.Client, "s8")
-	if count(events, protocol.SandboxStopRequested) != 1 || count(events, protocol.SandboxStopped) != 1 || events[len(events)-1].Kind != protocol.SandboxStopped {
+	if count(events, protocol.SandboxStopRequested) != 1 || count(events, protocol.SandboxStopped) != 1 ||
+		events[len(events)-1].Kind != protocol.SandboxStopped {
 		t.Errorf("four stops: %v", kinds(events))
 	}
 	r, err := x.Wait(ctx)
-	if r == nil || r.State != protocol.ExecStateCancelled || r.Reason != protocol.ReasonSandboxStopped || code(r) != "137" {
+	if r == nil || r.State != protocol.ExecStateCancelled || r.Reason != protocol.ReasonSandboxStopped ||
+		code(r) != "137" {
 		t.Errorf("the exec that was stopped: %v, %+v", err, r)
 	}
 	_, err = s.Exec(ctx, script("true"), sdk.WithID("late"))
@@ -227,8 +232,10 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 				asked = e
 			}
 		}
-		if idle := asked.Time.Sub(since); asked.Reason != protocol.ReasonIdleTTL || idle < ttl-100*time.Millisecond || idle > ttl+5*time.Second {
-			t.Errorf("stopped with reason %q after %s of idling, want %s to %s", asked.Reason, idle, ttl, ttl+5*time.Second)
+		if idle := asked.Time.Sub(since); asked.Reason != protocol.ReasonIdleTTL || idle < ttl-100*time.Millisecond ||
+			idle > ttl+5*time.Second {
+			t.Errorf("stopped with reason %q after %s of idling, want %s to %s", asked.Reason, idle, ttl,
+				ttl+5*time.Second)
 		}
 	}
 	punctual(r.Ended)
@@ -276,7 +283,8 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 		"a link through another link's way": link("twice", filepath.Join(allowed, "out")),
 	} {
 		spec := f.Spec()
-		spec.Mounts = []protocol.Mount{{Source: "/" + strings.Trim(allowed, "/"), Target: "/fine"}, {Source: source, Target: "/m"}}
+		spec.Mounts = []protocol.Mount{{Source: "/" + strings.Trim(allowed, "/"), Target: "/fine"},
+			{Source: source, Target: "/m"}}
 		_, err := f.Client.Create(ctx, spec)
 		wantError(t, what, err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[1].source")
 	}
@@ -299,7 +307,8 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 	}
 	for _, all := range []string{"/", filepath.Join(f.Dir, "all")} {
 		p := f.Worker("w2", fleet.Role{AllowMounts: []string{all}, NoWait: true})
-		if err := p.AwaitExit(10 * time.Second); err == nil || !strings.Contains(p.Log()+err.Error(), "mounts.allow[0]") {
+		if err := p.AwaitExit(10 * time.Second); err == nil ||
+			!strings.Contains(p.Log()+err.Error(), "mounts.allow[0]") {
 			t.Errorf("a worker that allows %s: %v", all, err)
 		}
 	}
@@ -321,8 +330,10 @@ func TestS17_FailedMeansThatItCouldNotBeRun(t *testing.T) {
 		reason string
 		field  string
 	}{
-		"unknown user":      {protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"}, protocol.ReasonUserUnknown, "spec.user"},
-		"missing directory": {protocol.ExecSpec{Command: []string{"true"}, Cwd: "/not/there"}, protocol.ReasonCwdInvalid, "spec.cwd"},
+		"unknown user": {protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"},
+			protocol.ReasonUserUnknown, "spec.user"},
+		"missing directory": {protocol.ExecSpec{Command: []string{"true"}, Cwd: "/not/there"},
+			protocol.ReasonCwdInvalid, "spec.cwd"},
 	} {
 		r, err := s.Exec(ctx, c.spec)
 		if r == nil || r.State != protocol.ExecStateFailed || r.ExitCode != nil {
@@ -339,7 +350,8 @@ func TestS20_TheSDKLinksNeitherServerNorEngine(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, deps)
 	}
-	for _, foreign := range []string{"github.com/docker/", "github.com/nats-io/nats-server", "boxfleet/coordinator", "boxfleet/worker", "boxfleet/supervisor"} {
+	for _, foreign := range []string{"github.com/docker/", "github.com/nats-io/nats-server", "boxfleet/coordinator",
+		"boxfleet/worker", "boxfleet/supervisor"} {
 		for dep := range strings.Lines(string(deps)) {
 			if strings.Contains(dep, foreign) {
 				t.Errorf("the SDK links %s", dep)
@@ -400,7 +412,8 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
 	// The window begins with the first exit, which is after the start, and may be before it is ready.
-	start := slices.IndexFunc(events, func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
+	start := slices.IndexFunc(events,
+		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
 	if start < 0 {
 		t.Fatalf("no start in %v", kinds(events))
 	}
@@ -429,7 +442,8 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	// Past the SDK, which refuses the same.
 	bad := f.Spec()
 	bad.CPU = -1
-	_, err := f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbCreate, Sandbox: "s24", Payload: protocol.Request{Sandbox: &bad}})
+	_, err := f.Client.Raw().Submit(ctx,
+		sdk.Request{Verb: protocol.VerbCreate, Sandbox: "s24", Payload: protocol.Request{Sandbox: &bad}})
 	wantError(t, "a bad spec at the coordinator", err, protocol.InvalidArgument, "", "spec.cpu")
 	_, err = f.Client.Create(ctx, bad, sdk.WithID("s24"))
 	wantError(t, "a bad spec at the SDK", err, protocol.InvalidArgument, "", "spec.cpu")
@@ -440,7 +454,8 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	placement := f.Spec()
 	placement.Mounts = []protocol.Mount{{Source: "/opt", Target: "/m"}} // no host allows it
 	_, err = f.Client.Create(ctx, placement, sdk.WithID("placement"))
-	wantError(t, "what placement refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0].source")
+	wantError(t, "what placement refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.mounts[0].source")
 	if s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("placement")); err != nil {
 		t.Errorf("the id of a create that no host could take cannot be used: %v", err)
 	} else if err := s.Delete(ctx); err != nil {
@@ -451,7 +466,8 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	}
 	placement.Mounts[0].Source = filepath.Join(allowed, "link") // only the host can know
 	_, err = f.Client.Create(ctx, placement, sdk.WithID("host"))
-	wantError(t, "what the worker refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0].source")
+	wantError(t, "what the worker refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.mounts[0].source")
 	if n := count(history(ctx, t, f.Client, "host"), protocol.SandboxAssigned); n != 1 {
 		t.Errorf("it was assigned %d times", n)
 	}

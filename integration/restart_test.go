@@ -149,7 +149,9 @@ func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 const servedWithin = 4 * time.Second
 
 // firstExec measures from the start of a worker to the end of the first exec, which waits for it.
-func firstExec(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, start func() *fleet.Process) (*fleet.Process, time.Duration) {
+func firstExec(
+	t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, start func() *fleet.Process,
+) (*fleet.Process, time.Duration) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"true"}})
@@ -177,7 +179,8 @@ func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 
 	w.Kill()
 	w, took := firstExec(t, f, counters[0].s, w.Restart)
-	t.Logf("worker restarted: %s to the first served exec, with %d sandboxes", took.Round(time.Millisecond), len(counters))
+	t.Logf("worker restarted: %s to the first served exec, with %d sandboxes", took.Round(time.Millisecond),
+		len(counters))
 	if took > servedWithin {
 		t.Errorf("the first exec was served %s after the worker's start", took)
 	}

@@ -44,8 +44,10 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 		reason string
 		says   string
 	}{
-		"container": {remove: func() { docker(t, host, "rm", objectOf(f, host, "container", ".container")) }, reason: protocol.ReasonContainerMissing, says: "container"},
-		"network":   {remove: func() { docker(t, host, "network", "rm", objectOf(f, host, "network", ".network")) }, reason: protocol.ReasonContainerMissing, says: "network"},
+		"container": {remove: func() { docker(t, host, "rm", objectOf(f, host, "container", ".container")) },
+			reason: protocol.ReasonContainerMissing, says: "container"},
+		"network": {remove: func() { docker(t, host, "network", "rm", objectOf(f, host, "network", ".network")) },
+			reason: protocol.ReasonContainerMissing, says: "network"},
 		"directory": {remove: func() {
 			for _, d := range f.Directories(w) {
 				if strings.Contains(d, "directory") {
@@ -56,7 +58,10 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 			}
 		}, reason: protocol.ReasonContainerMissing, says: "directory"},
 		"service": {func(s *protocol.SandboxSpec) { s.RequiredServices = protocol.Services{"db": sleeps} },
-			func() { docker(t, host, "rm", objectOf(f, host, "container", ".service.db")) }, protocol.ReasonContainerMissing, "db"},
+			func() {
+				docker(t, host, "rm",
+					objectOf(f, host, "container", ".service.db"))
+			}, protocol.ReasonContainerMissing, "db"},
 		"mount": {func(s *protocol.SandboxSpec) { s.Mounts = []protocol.Mount{{Source: mount, Target: "/mnt"}} },
 			func() { os.Remove(mount) }, "", "spec.mounts[0]"},
 	} {
@@ -104,7 +109,8 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the service is ready", func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the service is ready",
+		func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateReady) })
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +118,8 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the service is said to have failed", func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateFailed) })
+	f.Eventually(10*time.Second, "the service is said to have failed",
+		func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateFailed) })
 	if status := f.History("optional").State.Sandbox.Services["cache"]; status.Reason != protocol.ReasonContainerMissing {
 		t.Errorf("the service is %+v", status)
 	}

@@ -23,7 +23,8 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	for _, name := range []string{"primary", "db", "cache"} {
 		writeFile(t, filepath.Join(dir, name, "f"), name, 0o640, time.Unix(1_000_000_000, 0))
 	}
-	spec := withServices(f, services{"db": small("cat /seed/f >/tmp/seen; exec sleep 1000")}, services{"cache": small("cat /seed/f >/tmp/seen; exec sleep 1000")})
+	spec := withServices(f, services{"db": small("cat /seed/f >/tmp/seen; exec sleep 1000")},
+		services{"cache": small("cat /seed/f >/tmp/seen; exec sleep 1000")})
 	for _, c := range []struct{ source, target, service, owner string }{
 		{source: filepath.Join(dir, "primary"), target: "/seed"},
 		{source: filepath.Join(dir, "db"), target: "/seed", service: "db", owner: "70:71"},
@@ -40,16 +41,19 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the optional service is ready", func() error { return serviceIs(f, "s", "cache", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the optional service is ready",
+		func() error { return serviceIs(f, "s", "cache", protocol.ServiceStateReady) })
 	for _, name := range []string{"db", "cache"} {
 		if got := printedBy(t, ctx, s, name, "cat", "/tmp/seen"); got != name {
 			t.Errorf("when its command started, %s read %q", name, got)
 		}
 	}
-	if got := printedBy(t, ctx, s, "db", "sh", "-c", "stat -c '%a %u:%g %Y' /seed/f; cat /etc/db.conf"); got != "640 70:71 1000000000\ndb" {
+	if got := printedBy(t, ctx, s, "db", "sh", "-c",
+		"stat -c '%a %u:%g %Y' /seed/f; cat /etc/db.conf"); got != "640 70:71 1000000000\ndb" {
 		t.Errorf("the tree is %q", got)
 	}
-	if got := printedBy(t, ctx, s, "", "sh", "-c", "cat /seed/f; ls /etc/db.conf 2>/dev/null || echo none"); got != "primarynone" {
+	if got := printedBy(t, ctx, s, "", "sh", "-c",
+		"cat /seed/f; ls /etc/db.conf 2>/dev/null || echo none"); got != "primarynone" {
 		t.Errorf("the primary container has %q", got)
 	}
 	if got := printedBy(t, ctx, s, "cache", "sh", "-c", "ls /etc/db.conf 2>/dev/null || echo none"); got != "none" {
@@ -66,7 +70,8 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if got := printedBy(t, ctx, s, "db", "sh", "-c", "cat /seed/f /tmp/seen; ls /etc/db.conf 2>/dev/null || echo none"); got != "changed\nchanged\nnone" {
+	if got := printedBy(t, ctx, s, "db", "sh", "-c",
+		"cat /seed/f /tmp/seen; ls /etc/db.conf 2>/dev/null || echo none"); got != "changed\nchanged\nnone" {
 		t.Errorf("after a resume there is %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
@@ -132,11 +137,14 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the service has failed", func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
-	if status := f.History("s").State.Sandbox.Services["db"]; status.Reason != protocol.ReasonCopyFailed || status.Error.Field != "spec.copies[0]" {
+	f.Eventually(10*time.Second, "the service has failed",
+		func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
+	if status := f.History("s").State.Sandbox.Services["db"]; status.Reason != protocol.ReasonCopyFailed ||
+		status.Error.Field != "spec.copies[0]" {
 		t.Errorf("it has failed with %+v", status)
 	}
-	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "db"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"},
+		Service: "db"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
 		t.Errorf("an exec in it: %v", err)
 	}
 	if got := serviceEvents(f.History("s"), "db"); len(got) != 1 {

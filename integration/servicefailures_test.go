@@ -30,18 +30,26 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		reason  string
 		says    []string
 	}{
-		"ends":      {neverReady(small("echo cannot open the database >&2; exit 3")), protocol.ReasonContainerExited, []string{"cannot open the database", "exit code 3"}},
-		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed, []string{"/no/such"}},
-		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"), protocol.ReasonUnhealthy, []string{"not yet", "waiting for godot"}},
-		"hook":      {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")), protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
-		"slow-hook": {withHook(small("exec sleep 1000"), protocol.Hook{Command: []string{"sleep", "1000"}, Timeout: protocol.Duration(time.Second)}, hook("true")), protocol.ReasonHookFailed, []string{"ran longer than 1s"}},
-		"image":     {missing, "", []string{"127.0.0.1:9/none:1"}},
-		"memory":    {growing, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
+		"ends": {neverReady(small("echo cannot open the database >&2; exit 3")), protocol.ReasonContainerExited,
+			[]string{"cannot open the database", "exit code 3"}},
+		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed,
+			[]string{"/no/such"}},
+		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"),
+			protocol.ReasonUnhealthy, []string{"not yet", "waiting for godot"}},
+		"hook": {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")),
+			protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
+		"slow-hook": {withHook(small("exec sleep 1000"),
+			protocol.Hook{Command: []string{"sleep", "1000"},
+				Timeout: protocol.Duration(time.Second)}, hook("true")), protocol.ReasonHookFailed, []string{"ran longer than 1s"}},
+		"image":  {missing, "", []string{"127.0.0.1:9/none:1"}},
+		"memory": {growing, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
 	} {
 		f.Run(t, name, func(t *testing.T) {
-			_, err := f.Client.Create(ctx, withServices(f, services{"db": k.service}, services{"opt": small("exec sleep 1000")}), sdk.WithID(name))
+			_, err := f.Client.Create(ctx,
+				withServices(f, services{"db": k.service}, services{"opt": small("exec sleep 1000")}), sdk.WithID(name))
 			e := protocol.AsError(err)
-			if e == nil || k.reason != "" && e.Reason != k.reason || !strings.HasPrefix(e.Field, "spec.required_services.db") {
+			if e == nil || k.reason != "" && e.Reason != k.reason ||
+				!strings.HasPrefix(e.Field, "spec.required_services.db") {
 				t.Fatalf("got %v, want the reason %s", err, k.reason)
 			}
 			for _, want := range k.says {
@@ -49,7 +57,8 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 					t.Errorf("the error does not say %q: %v", want, e)
 				}
 			}
-			if events := serviceEvents(f.History(name), "db"); len(events) == 0 || !strings.HasPrefix(events[len(events)-1], "service.failed") {
+			if events := serviceEvents(f.History(name), "db"); len(events) == 0 ||
+				!strings.HasPrefix(events[len(events)-1], "service.failed") {
 				t.Errorf("the history has %q", events)
 			}
 			f.Eventually(10*time.Second, "nothing is left", func() error {
@@ -69,8 +78,10 @@ func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	host := engines.Default(t).Host
 	late := "boxfleet-late-" + f.Conn.Deployment()
-	docker(t, host, append([]string{"create", "--name", late}, append(orphanLabels(f, "s", "1"), fleet.Image, "true")...)...)
-	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": neverReady(small("exit 3"))}, nil), sdk.WithID("s"))
+	docker(t, host, append([]string{"create", "--name", late},
+		append(orphanLabels(f, "s", "1"), fleet.Image, "true")...)...)
+	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": neverReady(small("exit 3"))}, nil),
+		sdk.WithID("s"))
 	if err == nil {
 		t.Error("it does not fail")
 	}
@@ -120,7 +131,8 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 // crashing is a fleet whose services loop within seconds.
 func crashing(t *testing.T) *fleet.Fleet {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second}) // what runs out of memory takes a while on a slow host
+	// what runs out of memory takes a while on a slow host
+	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second})
 	return f
 }
 
@@ -134,7 +146,8 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	}
 	greedy := fragile("exec tail /dev/zero")
 	greedy.Memory = 16 << 20
-	s, err := f.Client.Create(ctx, withServices(f, services{"db": fragile("exit 7")}, services{"greedy": greedy}), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f, services{"db": fragile("exit 7")}, services{"greedy": greedy}),
+		sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +163,8 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	f.Eventually(time.Minute, "both have failed", func() error {
 		b := f.History("s").State.Sandbox
 		db, greedy := b.Services["db"], b.Services["greedy"]
-		if db.State != protocol.ServiceStateFailed || db.Reason != protocol.ReasonCrashLoop || !strings.Contains(db.Error.Message, "going down") {
+		if db.State != protocol.ServiceStateFailed || db.Reason != protocol.ReasonCrashLoop ||
+			!strings.Contains(db.Error.Message, "going down") {
 			return fmt.Errorf("db is %+v", db)
 		}
 		if greedy.State != protocol.ServiceStateFailed || greedy.Reason != protocol.ReasonOOMKilled {

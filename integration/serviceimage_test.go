@@ -30,12 +30,14 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	off.Healthcheck = &protocol.Healthcheck{Test: []string{"NONE"}}
 	own = withCheck(own, "touch /tmp/own")
 	spec := withServices(f, services{"image": v, "off": off, "own": own}, nil)
-	spec.Image, spec.Command, spec.Grace = ref, []string{"sh", "-c", ends + "while :; do sleep 0.05; done"}, protocol.Duration(10*time.Second)
+	spec.Image, spec.Command, spec.Grace = ref, []string{"sh", "-c",
+		ends + "while :; do sleep 0.05; done"}, protocol.Duration(10*time.Second)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	started, err := time.Parse(time.RFC3339Nano, docker(t, engines.Default(t).Host, "inspect", "-f", "{{.State.StartedAt}}", containerOf(f, "", "s.image")))
+	started, err := time.Parse(time.RFC3339Nano,
+		docker(t, engines.Default(t).Host, "inspect", "-f", "{{.State.StartedAt}}", containerOf(f, "", "s.image")))
 	check(t, err)
 	var ready time.Time
 	for _, e := range f.History("s").Events {
@@ -61,7 +63,8 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	if err != nil || len(running) != 4 {
 		t.Fatalf("running: %q, %v", running, err)
 	}
-	out, err := exec.Command("docker", append([]string{"inspect", "--format", "{{json .Config.Healthcheck.Test}} {{json .State.Health}} {{.Config.StopSignal}}"}, running...)...).Output()
+	out, err := exec.Command("docker", append([]string{"inspect", "--format",
+		"{{json .Config.Healthcheck.Test}} {{json .State.Health}} {{.Config.StopSignal}}"}, running...)...).Output()
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		if err != nil || line != `["NONE"] null SIGTERM` {
 			t.Errorf("the engine has %s, %v", line, err)
@@ -72,12 +75,14 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	w.Kill()
 	w = w.Restart()
 	printedBy(t, ctx, s, "image", "rm", "/tmp/well")
-	f.Eventually(10*time.Second, "the service has failed", func() error { return serviceIs(f, "s", "image", protocol.ServiceStateFailed) })
+	f.Eventually(10*time.Second, "the service has failed",
+		func() error { return serviceIs(f, "s", "image", protocol.ServiceStateFailed) })
 	if status := f.History("s").State.Sandbox.Services["image"]; status.Reason != protocol.ReasonUnhealthy {
 		t.Errorf("it has failed with %+v", status)
 	}
 	printedBy(t, ctx, s, "image", "touch", "/tmp/well")
-	f.Eventually(10*time.Second, "it is ready again", func() error { return serviceIs(f, "s", "image", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "it is ready again",
+		func() error { return serviceIs(f, "s", "image", protocol.ServiceStateReady) })
 	begun := time.Now()
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)

@@ -24,31 +24,37 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 		v.Profile = profile
 		return v
 	}
-	spec := withServices(f, services{"hard": shows(protocol.ProfileHardened), "standard": shows(protocol.ProfileStandard)}, services{"default": shows("")})
+	spec := withServices(f, services{"hard": shows(protocol.ProfileHardened),
+		"standard": shows(protocol.ProfileStandard)}, services{"default": shows("")})
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the optional one is ready", func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the optional one is ready",
+		func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
 	const none, all = "0000000000000000", "00000000a00405fb" // Docker's default ones without NET_RAW and MKNOD
 	for name, want := range map[string][]string{
 		"hard":     {"0", none, none, none, none, none, "1"},
 		"standard": {"0", none, all, all, all, none, "1"},
 		"default":  {"0", none, all, all, all, none, "1"},
 	} {
-		for what, script := range map[string]string{"an exec": look, "the command": "cat /tmp/command", "the health test": "cat /tmp/test"} {
-			if got := strings.Fields(printedBy(t, ctx, s, name, "sh", "-c", script)); strings.Join(got, " ") != strings.Join(want, " ") {
+		for what, script := range map[string]string{"an exec": look, "the command": "cat /tmp/command",
+			"the health test": "cat /tmp/test"} {
+			if got := strings.Fields(printedBy(t, ctx, s, name, "sh", "-c", script)); strings.Join(got,
+				" ") != strings.Join(want, " ") {
 				t.Errorf("%s of %s has %q, want %q", what, name, got, want)
 			}
 		}
 	}
 	// Root without capabilities owns nothing of others.
 	const chown = "touch /tmp/x && chown 1000 /tmp/x 2>/dev/null && echo may || echo cannot"
-	if hard, standard := printedBy(t, ctx, s, "hard", "sh", "-c", chown), printedBy(t, ctx, s, "standard", "sh", "-c", chown); hard != "cannot" || standard != "may" {
+	if hard, standard := printedBy(t, ctx, s, "hard", "sh", "-c", chown), printedBy(t, ctx, s, "standard", "sh", "-c",
+		chown); hard != "cannot" || standard != "may" {
 		t.Errorf("change an owner: hardened %s, standard %s", hard, standard)
 	}
 	got := s.Info().Spec
-	if got.RequiredServices["hard"].Profile != protocol.ProfileHardened || got.OptionalServices["default"].Profile != protocol.ProfileStandard {
+	if got.RequiredServices["hard"].Profile != protocol.ProfileHardened ||
+		got.OptionalServices["default"].Profile != protocol.ProfileStandard {
 		t.Errorf("read back: %+v, %+v", got.RequiredServices, got.OptionalServices)
 	}
 	// The hardened one stays so, and its supervisor ends it, after a resume.
@@ -80,7 +86,8 @@ func TestAnOperatorMayForbidServicesTheirCapabilities(t *testing.T) {
 		"spec.optional_services.db.profile": withServices(f, nil, services{"db": v}),
 	} {
 		_, err := f.Client.Create(ctx, spec)
-		if e := protocol.AsError(err); err == nil || e.Field != field || e.Code != protocol.PermissionDenied || e.Reason != protocol.ReasonPolicyDenied {
+		if e := protocol.AsError(err); err == nil || e.Field != field || e.Code != protocol.PermissionDenied ||
+			e.Reason != protocol.ReasonPolicyDenied {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

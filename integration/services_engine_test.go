@@ -23,7 +23,8 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{Engine: e.Host})
 	ctx := f.Context(2 * time.Minute)
-	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("0.1")}, services{"opt": small("exec sleep 1000")}), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("0.1")},
+		services{"opt": small("exec sleep 1000")}), sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,15 +53,18 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 		e.Restart()
 		restarted := time.Now()
 		f.Eventually(2*adoptedWithin, "the service answers", func() error {
-			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"}, Timeout: protocol.Duration(5 * time.Second)})
+			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
+				Timeout: protocol.Duration(5 * time.Second)})
 			if r == nil || string(r.Stdout) != "hello\n" {
 				time.Sleep(200 * time.Millisecond) // do not fill the history
 				return fmt.Errorf("%+v, %v", r, err)
 			}
 			return nil
 		})
-		t.Logf("the engine was %s: the service answers after %s", way.name, time.Since(restarted).Round(time.Millisecond))
-		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted {
+		t.Logf("the engine was %s: the service answers after %s", way.name,
+			time.Since(restarted).Round(time.Millisecond))
+		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed ||
+			r.Reason != protocol.ReasonInterrupted {
 			t.Errorf("the exec that was interrupted: %+v, %v", r, err)
 		}
 	}
@@ -86,7 +90,8 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 func letGo(f *fleet.Fleet, host, id, service, file string) {
 	f.TB.Helper()
 	f.Eventually(time.Minute, service+" may go on", func() error {
-		out, err := exec.Command("docker", "-H", host, "exec", "boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
+		out, err := exec.Command("docker", "-H", host, "exec",
+			"boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
 		if err != nil {
 			time.Sleep(200 * time.Millisecond) // an engine that starts has enough to do
 			return fmt.Errorf("%w: %s", err, out)
@@ -118,7 +123,8 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	w = w.Restart()
 
 	f.Eventually(2*adoptedWithin, "the service answers", func() error {
-		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"}, Timeout: protocol.Duration(5 * time.Second)})
+		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
+			Timeout: protocol.Duration(5 * time.Second)})
 		if r == nil || string(r.Stdout) != "hello\n" {
 			return fmt.Errorf("%+v, %v", r, err)
 		}
@@ -136,7 +142,8 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	if names := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Contains(names, "stopped") {
 		t.Errorf("running in the end: %q", names)
 	}
-	if rules, err := exec.Command("nsenter", "--net=/run/netns/"+e.Namespace(), "nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(rules), "chain bxf-") {
+	if rules, err := exec.Command("nsenter", "--net=/run/netns/"+e.Namespace(), "nft", "list",
+		"ruleset").CombinedOutput(); err != nil || !strings.Contains(string(rules), "chain bxf-") {
 		t.Errorf("no rules: %s, %v", rules, err)
 	}
 	check(t, s.Delete(ctx))
@@ -151,12 +158,14 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
 	engines.LoadImage(t, other, fleet.Image)
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 10 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 10 * time.Second,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	w1 := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(2 * time.Minute)
 	talker := small("echo up; while ! [ -e /tmp/more ]; do sleep 0.1; done; echo more; exec sleep 1000")
 	talker.PostStart = []protocol.Hook{hook("echo x >>/tmp/hook")}
-	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": webWhenTold("/tmp/go")}, nil),
+		sdk.WithID("s"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +193,8 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 			return nil
 		})
 	}
-	f.Eventually(10*time.Second, "one is ready", func() error { return serviceIs(f, "s", "talker", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "one is ready",
+		func() error { return serviceIs(f, "s", "talker", protocol.ServiceStateReady) })
 	prints("up\n")
 	w1.Kill()
 
@@ -233,7 +243,8 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 		f.Eventually(time.Minute, when+" all have an address", func() error { // thirteen containers start
 			found := map[string]bool{}
 			for _, id := range strings.Fields(docker(t, e.Host, "ps", "--quiet")) {
-				found[docker(t, e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", id)] = true
+				found[docker(t, e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+					id)] = true
 			}
 			if delete(found, ""); len(found) != protocol.MaxServices+1 {
 				return fmt.Errorf("there are %d addresses", len(found))
@@ -241,7 +252,8 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 			return nil
 		})
 		for name := range optional {
-			f.Eventually(adoptedWithin, name+" is ready", func() error { return serviceIs(f, "s", name, protocol.ServiceStateReady) })
+			f.Eventually(adoptedWithin, name+" is ready",
+				func() error { return serviceIs(f, "s", name, protocol.ServiceStateReady) })
 		}
 	}
 	allThere("after the create")
@@ -264,7 +276,9 @@ func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{Engine: e.Host})
 	ctx := f.Context(3 * time.Minute)
-	s, err := f.Client.Create(ctx, withServices(f, services{"quick": small("exec sleep 1000"), "slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	s, err := f.Client.Create(ctx, withServices(f,
+		services{"quick": small("exec sleep 1000"),
+			"slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,9 @@ func small(script string) protocol.Service {
 
 // withCheck gives a service a quick health check.
 func withCheck(v protocol.Service, test string) protocol.Service {
-	v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD-SHELL", test}, Interval: protocol.Duration(200 * time.Millisecond),
-		Timeout: protocol.Duration(2 * time.Second), Retries: 5, StartInterval: protocol.Duration(100 * time.Millisecond)}
+	v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD-SHELL", test},
+		Interval: protocol.Duration(200 * time.Millisecond),
+		Timeout:  protocol.Duration(2 * time.Second), Retries: 5, StartInterval: protocol.Duration(100 * time.Millisecond)}
 	return v
 }
 
@@ -65,7 +66,8 @@ type services = map[string]protocol.Service
 // printedBy runs a command and returns what it printed; it must end with exit code 0.
 func printedBy(t *testing.T, ctx context.Context, s *sdk.Sandbox, service string, command ...string) string {
 	t.Helper()
-	r, err := s.Exec(ctx, protocol.ExecSpec{Command: command, Service: service, Timeout: protocol.Duration(20 * time.Second)})
+	r, err := s.Exec(ctx, protocol.ExecSpec{Command: command, Service: service,
+		Timeout: protocol.Duration(20 * time.Second)})
 	if err != nil {
 		t.Fatalf("%q: %v", command, err)
 	}
@@ -140,12 +142,15 @@ func postgres() protocol.Service {
 		"install -d -o postgres -g postgres /run/postgresql; " +
 		"exec setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/postgres -D $d -c listen_addresses='*' -c fsync=off"
 	return protocol.Service{Image: "boxfleet/test:postgres", Command: []string{"sh", "-c", script}, Memory: 256 << 20,
-		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"}, Interval: protocol.Duration(time.Second),
-			Retries: 40, StartInterval: protocol.Duration(200 * time.Millisecond)}}
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"},
+			Interval: protocol.Duration(time.Second),
+			Retries:  40, StartInterval: protocol.Duration(200 * time.Millisecond)}}
 }
 
 func redis() protocol.Service {
 	return protocol.Service{Image: "boxfleet/test:redis", User: "redis", Memory: 64 << 20,
-		Command:     []string{"redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", "/tmp"},
-		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "redis-cli ping | grep -q PONG"}, Interval: protocol.Duration(time.Second), Retries: 20}}
+		Command: []string{"redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir",
+			"/tmp"},
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "redis-cli ping | grep -q PONG"},
+			Interval: protocol.Duration(time.Second), Retries: 20}}
 }

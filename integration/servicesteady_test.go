@@ -25,7 +25,8 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 		// Ends once, at once, and is started again within the window.
 		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),
 		// Fails more tests than may fail in a row, and passes one after each.
-		"sick": withCheck(small("exec sleep 1000"), "if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
+		"sick": withCheck(small("exec sleep 1000"),
+			"if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
 	}, nil)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
@@ -33,7 +34,8 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	}
 	printedBy(t, ctx, s, "once", "touch", "/tmp/end")
 	for range spec.RequiredServices["sick"].Healthcheck.Retries + 1 {
-		printedBy(t, ctx, s, "sick", "sh", "-c", "touch /tmp/sick; while [ -e /tmp/sick ] || ! [ -e /tmp/passed ]; do sleep 0.05; done")
+		printedBy(t, ctx, s, "sick", "sh", "-c",
+			"touch /tmp/sick; while [ -e /tmp/sick ] || ! [ -e /tmp/passed ]; do sleep 0.05; done")
 	}
 	for name, runs := range map[string]int{"once": 2, "slow": 4} {
 		f.Eventually(time.Minute, name+" was started again", func() error {
@@ -86,7 +88,8 @@ func TestAServiceHasItsStartPeriodAtEachStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	printedBy(t, ctx, s, "v", "sh", "-c", "touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.05; done; until [ -e /tmp/up ]; do sleep 0.1; done")
+	printedBy(t, ctx, s, "v", "sh", "-c",
+		"touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.05; done; until [ -e /tmp/up ]; do sleep 0.1; done")
 	if got := serviceEvents(f.History("s"), "v"); !slices.Equal(got, []string{string(protocol.ServiceReady)}) {
 		t.Errorf("its history has %q", got)
 	}

@@ -20,7 +20,8 @@ func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	if err := stopped.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo went; exit 4"}})
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+		"while [ ! -e /tmp/go ]; do sleep 0.05; done; echo went; exit 4"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,8 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	}
 	// Of .codex a link leads out: what the sandbox gets is a copy.
 	writeFile(t, filepath.Join(home, "secret"), "SECRET", 0o644, time.Now())
-	if err := errors.Join(os.Symlink("../secret", filepath.Join(home, ".codex", "link")), os.Chown(filepath.Join(home, ".codex"), 1000, 1000)); err != nil {
+	if err := errors.Join(os.Symlink("../secret", filepath.Join(home, ".codex", "link")),
+		os.Chown(filepath.Join(home, ".codex"), 1000, 1000)); err != nil {
 		t.Fatal(err)
 	}
 	agent := filepath.Join(home, "agent.sock")
@@ -41,7 +42,8 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home, SSHAgent: agent})
+	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home,
+		SSHAgent: agent})
 	ctx := f.Context(time.Minute)
 	f.Eventually(10*time.Second, "the host says what it offers", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
@@ -60,17 +62,21 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	if got := strings.Join(s.Info().Spec.Tools, " "); got != "codex claude git uv opencode" {
 		t.Errorf("read back: %s", got)
 	}
-	got := mustExec(ctx, t, s, script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml .agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat $UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
+	got := mustExec(ctx, t, s,
+		script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml .agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat $UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
 	if want := "/home/box\nsettings{}host keytokenskillauth\nauth\nsocket\npython1\n"; got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	mustExec(ctx, t, s, script(`cd; echo by sandbox > .claude/settings && echo x > .codex/auth && echo new > .codex/new`))
-	for _, attempt := range []string{"echo x > .ssh/known_hosts", "echo x > .config/gh/hosts.yml", "rm .config/gh/hosts.yml", "touch .config/gh/new"} {
+	mustExec(ctx, t, s,
+		script(`cd; echo by sandbox > .claude/settings && echo x > .codex/auth && echo new > .codex/new`))
+	for _, attempt := range []string{"echo x > .ssh/known_hosts", "echo x > .config/gh/hosts.yml",
+		"rm .config/gh/hosts.yml", "touch .config/gh/new"} {
 		if r, err := s.Exec(ctx, script("cd; "+attempt)); err != nil || code(r) == "0" {
 			t.Errorf("%s: %v, exit code %s", attempt, err, code(r))
 		}
 	}
-	for name, want := range map[string]string{".claude/settings": "by sandbox\n", ".codex/auth": "auth", ".ssh/known_hosts": "host key", "secret": "SECRET"} {
+	for name, want := range map[string]string{".claude/settings": "by sandbox\n", ".codex/auth": "auth",
+		".ssh/known_hosts": "host key", "secret": "SECRET"} {
 		if data, err := os.ReadFile(filepath.Join(home, name)); err != nil || string(data) != want {
 			t.Errorf("the host's %s: %q, %v", name, data, err)
 		}
@@ -85,7 +91,8 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	if err := errors.Join(s.Stop(ctx), os.Remove(filepath.Join(home, ".ssh", "known_hosts"))); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a resume without a tool's file", s.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[2]")
+	wantError(t, "a resume without a tool's file", s.Resume(ctx), protocol.FailedPrecondition,
+		protocol.ReasonToolUnavailable, "spec.tools[2]")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +123,8 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	if err != nil {
 		t.Errorf("a user without a home, and a tool that needs none: %v", err)
 	}
-	for what, tools := range map[string][]string{"a tool that is turned off": {"git", "npm"}, "one that there is not": {"git", "vim"}} {
+	for what, tools := range map[string][]string{"a tool that is turned off": {"git", "npm"},
+		"one that there is not": {"git", "vim"}} {
 		spec := f.Spec()
 		spec.Tools = tools
 		_, err := f.Client.Create(ctx, spec)
@@ -129,7 +137,8 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	spec = f.Spec()
 	spec.Tools = []string{"git", "claude"}
 	_, err = f.Client.Create(ctx, spec)
-	wantError(t, "a required file that is missing", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
+	wantError(t, "a required file that is missing", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable,
+		"spec.tools[1]")
 	becomesEmpty(f, w)
 }
 
@@ -146,7 +155,8 @@ func TestS12_NoToolLeadsToTheEnginesSocket(t *testing.T) {
 	spec := f.Spec()
 	spec.Tools = []string{"apt", "git"}
 	_, err := f.Client.Create(ctx, spec)
-	wantError(t, "the engine's socket as an ssh agent", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.tools[1]")
+	wantError(t, "the engine's socket as an ssh agent", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.tools[1]")
 	becomesEmpty(f, w)
 	if bytes.Contains([]byte(w.Log()), []byte("panic")) {
 		t.Error(w.Log())
@@ -173,7 +183,8 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
 	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
-	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n") // before the fleet, so that it goes after it
+	// before the fleet, so that it goes after it
+	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()
 	mkdir(t, filepath.Join(home, ".npm"))
@@ -190,8 +201,10 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 		image, user, home string
 		lookups           int // so far
 	}{
-		{fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box:100", "/home/box", 1},
-		{fleet.Image, "", "/root", 2}, {fleet.Image, "0", "/root", 2}, {other, "box", "/elsewhere", 3}, {fleet.Image, "box", "/home/box", 3},
+		{fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box:100",
+			"/home/box", 1},
+		{fleet.Image, "", "/root", 2}, {fleet.Image, "0", "/root", 2}, {other, "box", "/elsewhere", 3}, {fleet.Image,
+			"box", "/home/box", 3},
 	} {
 		spec := f.Spec()
 		spec.Image, spec.User, spec.Tools = c.image, c.user, []string{"npm"}
@@ -201,7 +214,8 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%+v: created in %s", c, time.Since(started).Round(time.Millisecond))
-		if got := mustExec(f.Context(time.Minute), t, s, script("grep -c ' "+c.home+"/.npm ' /proc/self/mountinfo")); got != "1\n" {
+		if got := mustExec(f.Context(time.Minute), t, s,
+			script("grep -c ' "+c.home+"/.npm ' /proc/self/mountinfo")); got != "1\n" {
 			t.Errorf("%+v: %q", c, got)
 		}
 		if n := lookups(); n != c.lookups {

@@ -76,7 +76,8 @@ func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 		t.Fatalf("what takes all ends with %+v, %v", r, err)
 	}
 	f.Eventually(10*time.Second, "the worker's log says whose they were", func() error { // after it ended them
-		if log := w.Log(); !strings.Contains(log, "used up the file watchers") || !strings.Contains(log, "default/greedy") {
+		if log := w.Log(); !strings.Contains(log, "used up the file watchers") ||
+			!strings.Contains(log, "default/greedy") {
 			return errors.New("it does not")
 		}
 		return nil

@@ -39,10 +39,13 @@ func TestTheExamplesInAnotherLanguageRun(t *testing.T) {
 		}
 		return out.String(), errs.String()
 	}
-	if stdout, stderr := run(3, "exec.js", "demo", "sh", "-c", "echo out; echo err >&2; exit 3"); stdout != "out\n" || stderr != "err\n" {
+	if stdout, stderr := run(3, "exec.js", "demo", "sh", "-c", "echo out; echo err >&2; exit 3"); stdout != "out\n" ||
+		stderr != "err\n" {
 		t.Errorf("a short exec printed %q and %q", stdout, stderr)
 	}
-	if stdout, _ := run(0, "exec.js", "demo", "sh", "-c", "echo first; sleep 1; seq 1 40000"); !strings.HasPrefix(stdout, "first\n1\n") || !strings.HasSuffix(stdout, "\n40000\n") || strings.Count(stdout, "\n") != 40001 {
+	if stdout, _ := run(0, "exec.js", "demo", "sh", "-c",
+		"echo first; sleep 1; seq 1 40000"); !strings.HasPrefix(stdout, "first\n1\n") ||
+		!strings.HasSuffix(stdout, "\n40000\n") || strings.Count(stdout, "\n") != 40001 {
 		t.Errorf("a longer one printed %d lines", strings.Count(stdout, "\n"))
 	}
 	if _, stderr := run(2, "exec.js", "nowhere", "true"); !strings.Contains(stderr, "not_found") {

@@ -70,7 +70,8 @@ func measureAge(ctx context.Context, b *bench) (err error) {
 
 // age gives a sandbox past execs, from there to n of them, and waits until they are in its snapshot.
 func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int) error {
-	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(), seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
+	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(),
+		seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
 		return err
 	}
 	if err := execTrue(ctx, s); err != nil { // its worker has read it all
@@ -125,7 +126,8 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 			return err
 		})
 	}
-	alone := &measurement{Name: fmt.Sprintf("get of one of %d past execs", n), Unit: unitMilliseconds, Target: target{ofP99, 5}.at(n, pastOfGoals)}
+	alone := &measurement{Name: fmt.Sprintf("get of one of %d past execs", n), Unit: unitMilliseconds,
+		Target: target{ofP99, 5}.at(n, pastOfGoals)}
 	for range b.pick(300, 100) {
 		took, err := read(ctx)
 		if err != nil {
@@ -134,7 +136,8 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 		alone.Ours = append(alone.Ours, took)
 	}
 	b.add(alone)
-	together := &measurement{Name: fmt.Sprintf("  with %d at once", atOnce), Unit: unitMilliseconds, Target: target{ofP99, 50}.at(n, pastOfGoals)}
+	together := &measurement{Name: fmt.Sprintf("  with %d at once", atOnce), Unit: unitMilliseconds,
+		Target: target{ofP99, 50}.at(n, pastOfGoals)}
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	for range atOnce {
@@ -161,7 +164,8 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 // restartToExec kills the worker and starts it, and measures from there to the first exec in a sandbox. It returns
 // the worker's memory then, the least of the tries: the rest of it is when the collector ran.
 func (b *bench) restartToExec(ctx context.Context, d *deployment, s *sdk.Sandbox, n int) (memory float64, err error) {
-	m := &measurement{Name: fmt.Sprintf("worker restart with %d past execs to the first exec", n), Unit: unitMilliseconds,
+	m := &measurement{Name: fmt.Sprintf("worker restart with %d past execs to the first exec", n),
+		Unit:   unitMilliseconds,
 		Target: target{ofP50, 500}.at(n, pastOfGoals)}
 	for i := range b.pick(5, 2) {
 		took, err := d.restartWorker(ctx, s)

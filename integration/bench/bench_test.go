@@ -32,7 +32,8 @@ func TestTargetsAreJudged(t *testing.T) {
 		{"no target", measurement{Ours: samples}, 3, 10, false},
 		{"p50 at its bound", measurement{Ours: samples, Target: target{ofP50, 3}}, 3, 10, false},
 		{"p50 above", measurement{Ours: samples, Target: target{ofP50, 2.9}}, 3, 10, true},
-		{"more is better: p90 is of the low ones", measurement{Ours: samples, More: true, Target: target{ofP50, 3}}, 3, 1, false},
+		{"more is better: p90 is of the low ones", measurement{Ours: samples, More: true, Target: target{ofP50, 3}}, 3,
+			1, false},
 		{"more is better: p50 below", measurement{Ours: samples, More: true, Target: target{ofP50, 3.1}}, 3, 1, true},
 		{"worst", measurement{Ours: samples, Target: target{ofWorst, 9}}, 3, 10, true},
 		{"worst is within", measurement{Ours: samples, Target: target{ofWorst, 10}}, 3, 10, false},
@@ -46,7 +47,8 @@ func TestTargetsAreJudged(t *testing.T) {
 	} {
 		c.m.judge(1)
 		if c.m.P50 != c.p50 || c.m.P90 != c.p90 || c.m.Missed != c.wantsMissed {
-			t.Errorf("%s: p50 %v, p90 %v, missed %v; want %v, %v, %v", c.name, c.m.P50, c.m.P90, c.m.Missed, c.p50, c.p90, c.wantsMissed)
+			t.Errorf("%s: p50 %v, p90 %v, missed %v; want %v, %v, %v", c.name, c.m.P50, c.m.P90, c.m.Missed, c.p50,
+				c.p90, c.wantsMissed)
 		}
 	}
 }
@@ -72,7 +74,8 @@ func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
 	}{
 		{"all reached", report{Measurements: []*measurement{good}}, true},
 		{"one missed", report{Measurements: []*measurement{good, bad}}, false},
-		{"a phase failed", report{Measurements: []*measurement{good}, Failed: map[string]string{"exec": "broken"}}, false},
+		{"a phase failed", report{Measurements: []*measurement{good}, Failed: map[string]string{"exec": "broken"}},
+			false},
 	} {
 		if c.r.ok() != c.ok {
 			t.Errorf("%s: ok is %v", c.name, c.r.ok())
@@ -81,7 +84,8 @@ func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
 }
 
 func TestWrongUseIsRefused(t *testing.T) {
-	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}, {"-past", "10,x"}, {"-past", "10,5"}, {"-past", "0"}} {
+	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}, {"-past", "10,x"},
+		{"-past", "10,5"}, {"-past", "0"}} {
 		var stderr bytes.Buffer
 		if code := run(t.Context(), args, &stderr, &stderr); code != 2 {
 			t.Errorf("%q: exit code %d, want 2\n%s", args, code, &stderr)
@@ -108,7 +112,8 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	if len(r.Failed) > 0 || code != 0 && r.ok() { // a target may be missed: that is the machine's
 		t.Errorf("exit code %d\n%s%s", code, &stdout, &stderr)
 	}
-	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 || len(r.Measurements[0].Ours) != 4 {
+	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 ||
+		len(r.Measurements[0].Ours) != 4 {
 		t.Errorf("the file lacks something:\n%s", data)
 	}
 	leftNothing(t, dir)
@@ -121,7 +126,8 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 	ended := make(chan int)
 	var stderr bytes.Buffer
 	go func() {
-		ended <- run(ctx, []string{"-short", "-only", "create", "-o", filepath.Join(t.TempDir(), "bench.json")}, &stderr, &stderr)
+		ended <- run(ctx, []string{"-short", "-only", "create", "-o", filepath.Join(t.TempDir(), "bench.json")},
+			&stderr, &stderr)
 	}()
 	var containers []string
 	for len(containers) == 0 {
@@ -184,7 +190,8 @@ func containersOf(t *testing.T, dir string) []string {
 	t.Helper()
 	format := `{{.Label "boxfleet.deployment"}} {{.Names}} {{.Mounts}}`
 	var found []string
-	for line := range strings.Lines(dockerCLI(t, "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment", "--format", format)) {
+	for line := range strings.Lines(dockerCLI(t, "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment",
+		"--format", format)) {
 		if strings.Contains(line, dir) {
 			found = append(found, line)
 		}

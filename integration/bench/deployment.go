@@ -158,7 +158,8 @@ func sweep(engine, deployment string) error {
 // buildSupervisor builds the supervisor of this source into dir.
 func buildSupervisor(ctx context.Context, dir string) (string, error) {
 	path := filepath.Join(dir, "boxfleet-supervisor")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path,
+		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the supervisor: %w\n%s", err, out)

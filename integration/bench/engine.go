@@ -45,7 +45,8 @@ func connectEngine(ctx context.Context) (*engine, error) {
 	if !ok {
 		return nil, fmt.Errorf("DOCKER_HOST must be a unix socket, got %q", host)
 	}
-	e := &engine{host: host, deployment: "test-bench-" + strings.ToLower(ulid.Make().String()), subnets: make(chan netip.Prefix, 64)}
+	e := &engine{host: host, deployment: "test-bench-" + strings.ToLower(ulid.Make().String()),
+		subnets: make(chan netip.Prefix, 64)}
 	e.http = &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: 64,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -53,7 +54,8 @@ func connectEngine(ctx context.Context) (*engine, error) {
 		},
 	}}
 	var err error
-	if e.docker, err = docker.Connect(ctx, docker.Config{Host: host, Deployment: e.deployment, Fence: docker.Unfenced}); err != nil {
+	if e.docker, err = docker.Connect(ctx,
+		docker.Config{Host: host, Deployment: e.deployment, Fence: docker.Unfenced}); err != nil {
 		return nil, err
 	}
 	if err := e.call(ctx, "GET", "/images/"+image+"/json", nil, nil); err != nil {
@@ -147,7 +149,8 @@ func (b *box) remove(ctx context.Context) error {
 // that did not exit 0 is an error.
 func (b *box) exec(ctx context.Context, command ...string) (int64, error) {
 	var made struct{ ID string }
-	err := b.e.call(ctx, "POST", "/containers/"+b.id+"/exec", map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command}, &made)
+	err := b.e.call(ctx, "POST", "/containers/"+b.id+"/exec",
+		map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command}, &made)
 	if err != nil {
 		return 0, err
 	}

@@ -133,7 +133,9 @@ func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) 
 
 // ratePerSecond calls from so many goroutines at once, warms up for a quarter of the window, and
 // counts what ends within the window.
-func ratePerSecond(ctx context.Context, parallel int, window time.Duration, call func(ctx context.Context, i int) error) (float64, error) {
+func ratePerSecond(
+	ctx context.Context, parallel int, window time.Duration, call func(ctx context.Context, i int) error,
+) (float64, error) {
 	begin := time.Now().Add(window / 4)
 	end := begin.Add(window)
 	var done atomic.Int64

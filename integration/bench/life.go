@@ -71,7 +71,9 @@ var createSteps = []string{"accept", "place", "tell", "image", "network", "conta
 
 // stepsOfCreate reads from a history how long each step took, in milliseconds: an event begins a step,
 // and the next one ends it.
-func stepsOfCreate(ctx context.Context, client *sdk.Client, sandbox string, begin time.Time) (map[string]float64, error) {
+func stepsOfCreate(
+	ctx context.Context, client *sdk.Client, sandbox string, begin time.Time,
+) (map[string]float64, error) {
 	took := map[string]float64{}
 	step := "accept"
 	for e, err := range client.Sandbox(sandbox).Events(ctx) {

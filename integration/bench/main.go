@@ -87,9 +87,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.SetOutput(stderr)
 	flags.BoolVar(&o.short, "short", false, "few samples, under a minute: shows that it works, not how fast")
 	flags.StringVar(&o.out, "o", "bench.json", "write raw samples to this `file`")
-	flags.StringVar(&o.cpuProfile, "cpuprofile", "", "write a CPU profile of the deployment process in the exec phase to this `file`, and the client's beside it to file.client")
+	flags.StringVar(&o.cpuProfile, "cpuprofile", "",
+		"write a CPU profile of the deployment process in the exec phase to this `file`, and the client's beside it to file.client")
 	only := flags.String("only", "", "run these `phases` only, comma separated: "+strings.Join(phaseNames(), ", "))
-	past := flags.String("past", "", "measure what age costs with so many past execs and sandboxes, comma separated, ascending (default 1000,10000,100000; with -short 1000)")
+	past := flags.String("past", "",
+		"measure what age costs with so many past execs and sandboxes, comma separated, ascending (default 1000,10000,100000; with -short 1000)")
 	err := flags.Parse(args)
 	if err != nil {
 		return o, err

@@ -56,7 +56,8 @@ type bench struct {
 
 // measure runs the phases. One that fails is reported, and the next begins.
 func measure(ctx context.Context, o options, stderr io.Writer) (_ *report, err error) {
-	b := &bench{options: o, stderr: stderr, report: &report{Version: 1, Started: time.Now().UTC(), Short: o.short, Failed: map[string]string{}}}
+	b := &bench{options: o, stderr: stderr,
+		report: &report{Version: 1, Started: time.Now().UTC(), Short: o.short, Failed: map[string]string{}}}
 	defer func() { err = errors.Join(err, b.cleanUp()) }()
 	if err := b.prepare(ctx); err != nil {
 		return nil, err
@@ -133,7 +134,8 @@ func (b *bench) upMemory() error {
 	if err != nil {
 		return err
 	}
-	b.add(&measurement{Name: "memory of NATS, coordinator and worker, after all that", Unit: unitMemory, Ours: []float64{rss}})
+	b.add(&measurement{Name: "memory of NATS, coordinator and worker, after all that", Unit: unitMemory,
+		Ours: []float64{rss}})
 	b.add(&measurement{Name: "  its share where pages are shared", Unit: unitMemory, Ours: []float64{pss}})
 	return nil
 }

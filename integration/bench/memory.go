@@ -58,8 +58,10 @@ func (b *bench) coordinatorOf(ctx context.Context, over, living int) (err error)
 		return err
 	}
 	of := fmt.Sprintf("coordinator of %d sandboxes, %d of them over", over+living, over)
-	start := &measurement{Name: of + ": start", Unit: unitMilliseconds, Target: target{ofP50, 3000}.at(over, pastOfGoals)}
-	memory := &measurement{Name: "  its memory then", Unit: unitMemory, Target: target{ofWorst, 400}.at(over, pastOfGoals)}
+	start := &measurement{Name: of + ": start", Unit: unitMilliseconds,
+		Target: target{ofP50, 3000}.at(over, pastOfGoals)}
+	memory := &measurement{Name: "  its memory then", Unit: unitMemory,
+		Target: target{ofWorst, 400}.at(over, pastOfGoals)}
 	for range b.pick(3, 1) {
 		var p *part.Process
 		took, err := timed(func() (err error) { p, err = startCoordinator(ctx, r); return err })

@@ -63,7 +63,9 @@ func (d *deployment) throughput(ctx context.Context, execs, mebis int) (rate flo
 }
 
 // throughput runs execs at once that each write so many MiB, and checks that every byte came.
-func throughput(ctx context.Context, execs, mebis int, run func(context.Context, []string) (int64, error)) (float64, error) {
+func throughput(
+	ctx context.Context, execs, mebis int, run func(context.Context, []string) (int64, error),
+) (float64, error) {
 	command := []string{"dd", "if=/dev/zero", "bs=1M", "count=" + strconv.Itoa(mebis)}
 	start := time.Now()
 	group, ctx := errgroup.WithContext(ctx)

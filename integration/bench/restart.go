@@ -28,7 +28,8 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	m := &measurement{Name: fmt.Sprintf("worker restart with %d sandboxes to the first exec", sandboxes), Unit: unitMilliseconds, Target: target{ofP50, 500}}
+	m := &measurement{Name: fmt.Sprintf("worker restart with %d sandboxes to the first exec", sandboxes),
+		Unit: unitMilliseconds, Target: target{ofP50, 500}}
 	for i := range b.pick(11, 3) {
 		took, err := d.restartWorker(ctx, boxes[i%sandboxes])
 		if err != nil {

@@ -33,8 +33,9 @@ type role struct {
 	Engine     string `json:"engine"`
 	Supervisor string `json:"supervisor"`
 
-	Port     int           `json:"port,omitempty"`     // of NATS; 0: any
-	Lazy     bool          `json:"lazy,omitempty"`     // NATS does not write to disk before it acknowledges: while it is filled
+	Port int `json:"port,omitempty"` // of NATS; 0: any
+	// NATS does not write to disk before it acknowledges: while it is filled
+	Lazy     bool          `json:"lazy,omitempty"`
 	Snapshot time.Duration `json:"snapshot,omitempty"` // between a coordinator's rounds of snapshots; 0: its default
 }
 
@@ -56,7 +57,8 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	url, connect := r.URL, jetstream.Config{URL: r.URL, Name: "bench"}
 	if r.Server || r.NATS {
-		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port, SyncLazily: r.Lazy})
+		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port,
+			SyncLazily: r.Lazy})
 		if err != nil {
 			return err
 		}
@@ -118,8 +120,9 @@ func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Co
 }
 
 func coordinate(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
-	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true, OnReady: ready,
-		Timing: coordinator.Timing{Snapshot: r.Snapshot}})
+	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true,
+		OnReady: ready,
+		Timing:  coordinator.Timing{Snapshot: r.Snapshot}})
 }
 
 func work(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {

@@ -57,7 +57,8 @@ func Start(tb testing.TB, name string) *Engine {
 func StartSmall(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
-		if err := errors.Join(os.Mkdir(e.Data(), 0o710), syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
+		if err := errors.Join(os.Mkdir(e.Data(), 0o710),
+			syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
 			tb.Fatal(err)
 		}
 	})
@@ -69,13 +70,15 @@ func StartOnDisk(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
 		image, data := filepath.Join(e.dir, "disk.img"), filepath.Join(e.Disk(), "data")
-		err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size), os.Mkdir(e.Disk(), 0o710), os.Mkdir(e.Data(), 0o710))
+		err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size), os.Mkdir(e.Disk(), 0o710),
+			os.Mkdir(e.Data(), 0o710))
 		if err != nil {
 			tb.Fatal(err)
 		}
 		run(tb, "mkfs.ext4", "-q", "-F", "-E", "nodiscard", image)
 		run(tb, "mount", "-o", "loop", image, e.Disk())
-		if err := errors.Join(os.Mkdir(data, 0o710), syscall.Mount(data, e.Data(), "", syscall.MS_BIND, "")); err != nil {
+		if err := errors.Join(os.Mkdir(data, 0o710),
+			syscall.Mount(data, e.Data(), "", syscall.MS_BIND, "")); err != nil {
 			tb.Fatal(err)
 		}
 	})
@@ -183,7 +186,8 @@ func (e *Engine) Kill() {
 	// number in the pid file for its containerd, also a dying or a dead one that init has not reaped
 	// yet, and waits for it in vain.
 	e.killAll("containerd", func(p process) bool { return p.program == "containerd" })
-	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil &&
+		!os.IsNotExist(err) {
 		e.tb.Error(err)
 	}
 }

@@ -70,7 +70,8 @@ func TestTwoEnginesDoNotSeeEachOther(t *testing.T) {
 	one, two := engines.Start(t, "one"), engines.Start(t, "two")
 	ids := map[string]string{}
 	for _, e := range []*engines.Engine{one, two, engines.Default(t)} {
-		client, err := docker.Connect(t.Context(), docker.Config{Host: e.Host, Deployment: "test-apart", Fence: docker.Unfenced})
+		client, err := docker.Connect(t.Context(),
+			docker.Config{Host: e.Host, Deployment: "test-apart", Fence: docker.Unfenced})
 		check(t, err)
 		defer client.Close()
 		id, err := client.HostID(t.Context())
@@ -87,7 +88,8 @@ func sleeper(t *testing.T, client *docker.Engine) string {
 	t.Helper()
 	check(t, client.CreateNetwork(t.Context(), docker.NetworkSpec{Name: "net"}))
 	id, err := client.CreateContainer(t.Context(), docker.ContainerSpec{
-		Name: "sleeper", Image: dockertest.Image, Network: "net", Entrypoint: []string{"/bin/sh", "-c", "trap exit TERM; while :; do sleep 0.05; done"},
+		Name: "sleeper", Image: dockertest.Image, Network: "net", Entrypoint: []string{"/bin/sh", "-c",
+			"trap exit TERM; while :; do sleep 0.05; done"},
 	})
 	check(t, err)
 	check(t, client.StartContainer(t.Context(), id))

@@ -62,7 +62,8 @@ func (f *Fleet) checkLeaks() {
 	if len(late) > 0 {
 		f.TB.Logf("gone late: %q", late)
 	}
-	f.TB.Logf("nothing is left: deleting took %s, until it was all gone %s more", deleted.Sub(began).Round(time.Millisecond), took)
+	f.TB.Logf("nothing is left: deleting took %s, until it was all gone %s more",
+		deleted.Sub(began).Round(time.Millisecond), took)
 }
 
 // undeleted lists the sandboxes that are not deleted, by tenant.

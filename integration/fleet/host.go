@@ -114,7 +114,8 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	unused, err := h.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("dangling", "true"))})
 	failed(err)
 	for _, v := range unused.Volumes {
-		if made, err := time.Parse(time.RFC3339, v.CreatedAt); err == nil && anonymous.MatchString(v.Name) && !made.Before(began.Truncate(time.Second)) {
+		if made, err := time.Parse(time.RFC3339, v.CreatedAt); err == nil && anonymous.MatchString(v.Name) &&
+			!made.Before(began.Truncate(time.Second)) {
 			say("volume %s, without a name and of no container, made at %s", v.Name, v.CreatedAt)
 		}
 	}

@@ -117,8 +117,10 @@ func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
 		if e.State == protocol.StateNone {
 			f.TB.Errorf("%s: event %d %s says no state", name, e.Sequence, e.Kind)
 		}
-		if err := h.State.Apply(e); err != nil { // checks the number, the legality, and the states that the event claims
-			f.TB.Errorf("%s: event %d %s by %s (record %d): %v; before it: %v", name, e.Sequence, e.Kind, e.Writer, e.Record, err, h.Kinds())
+		// checks the number, the legality, and the states that the event claims
+		if err := h.State.Apply(e); err != nil {
+			f.TB.Errorf("%s: event %d %s by %s (record %d): %v; before it: %v", name, e.Sequence, e.Kind, e.Writer,
+				e.Record, err, h.Kinds())
 		}
 		h.Events = append(h.Events, *e)
 	}
@@ -146,7 +148,8 @@ func (f *Fleet) judgeExecs(name string, h *History) {
 	for id, n := range count {
 		ends := n[protocol.ExecFinished] + n[protocol.ExecFailed] + n[protocol.ExecCancelled] + n[protocol.ExecTimedOut]
 		if n[protocol.ExecAccepted] != 1 || n[protocol.ExecStarted] > 1 || ends > 1 {
-			f.TB.Errorf("%s: exec %s was accepted, started and ended %d, %d and %d times", name, id, n[protocol.ExecAccepted], n[protocol.ExecStarted], ends)
+			f.TB.Errorf("%s: exec %s was accepted, started and ended %d, %d and %d times", name, id,
+				n[protocol.ExecAccepted], n[protocol.ExecStarted], ends)
 		}
 	}
 	switch h.State.Sandbox.State {

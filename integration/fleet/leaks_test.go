@@ -54,7 +54,8 @@ func TestWhatIsLeftBehindFailsATest(t *testing.T) {
 	f.Create("left") // which Boxfleet deletes
 	deployment, label := f.Conn.Deployment(), "boxfleet.deployment="+f.Conn.Deployment()
 
-	command(t, "docker", "create", "--name", "lost-"+deployment, "--label", label, "--volume", "/anonymous", Image, "true")
+	command(t, "docker", "create", "--name", "lost-"+deployment, "--label", label, "--volume", "/anonymous", Image,
+		"true")
 	command(t, "docker", "network", "create", "--label", label, "lost-"+deployment)
 	command(t, "docker", "volume", "create", "--label", label, "lost-"+deployment)
 

@@ -78,7 +78,8 @@ func (f *Fleet) leftInDirectories() []string {
 				return err
 			}
 			name, _ := filepath.Rel(dir, path)
-			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 && slices.Contains([]string{"sandboxes", "reserve"}, filepath.Base(name)); entry.IsDir() && kept {
+			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 &&
+				slices.Contains([]string{"sandboxes", "reserve"}, filepath.Base(name)); entry.IsDir() && kept {
 				return nil
 			}
 			if !entry.IsDir() && stays.MatchString(name) {
@@ -120,7 +121,8 @@ func (f *Fleet) leftInStore() []string {
 	}
 	state := stream.CachedInfo().State
 	if age := time.Since(state.FirstTime); state.Msgs > 0 && age > f.options.BlobMaxAge+expirySlack {
-		return []string{fmt.Sprintf("%d messages of uploaded trees, the oldest stored %s ago", state.Msgs, age.Round(time.Millisecond))}
+		return []string{fmt.Sprintf("%d messages of uploaded trees, the oldest stored %s ago", state.Msgs,
+			age.Round(time.Millisecond))}
 	}
 	return nil
 }
@@ -170,7 +172,8 @@ func processesOf(dir []byte) []string {
 		mounts, _ := os.ReadFile(proc + "/mountinfo")
 		for line := range bytes.Lines(mounts) {
 			if bytes.Contains(line, dir) {
-				left = append(left, fmt.Sprintf("mount seen by process %d (%.100s): %s", pid, command, bytes.TrimSpace(line)))
+				left = append(left, fmt.Sprintf("mount seen by process %d (%.100s): %s", pid, command,
+					bytes.TrimSpace(line)))
 			}
 		}
 	}

@@ -26,7 +26,8 @@ func (f *Fleet) Link() *Link {
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	l := &Link{listener: listener, server: strings.TrimPrefix(f.Servers[0].ClientURL(), "nats://"), flowing: make(chan struct{})}
+	l := &Link{listener: listener, server: strings.TrimPrefix(f.Servers[0].ClientURL(), "nats://"),
+		flowing: make(chan struct{})}
 	close(l.flowing)
 	l.wg.Add(1)
 	go l.accept()

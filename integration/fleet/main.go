@@ -45,14 +45,16 @@ func withSupervisor(run func() int) int {
 	}
 	defer os.RemoveAll(dir)
 	supervisorPath = filepath.Join(dir, "boxfleet-supervisor")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", supervisorPath, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", supervisorPath,
+		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the supervisor: %v\n%s", err, out)
 		return 1
 	}
 	if out, err := exec.Command("docker", "image", "inspect", Image).CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "the tests need a Docker engine and the image %s: run `make engine image` first\n%s", Image, out)
+		fmt.Fprintf(os.Stderr, "the tests need a Docker engine and the image %s: run `make engine image` first\n%s",
+			Image, out)
 		return 1
 	}
 	return run()
@@ -73,7 +75,8 @@ func play(encoded string) error {
 	}
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	conn, err := jetstream.Connect(connecting, jetstream.Config{URL: r.URL, Name: r.Name, Logger: log, Clock: r.clock()})
+	conn, err := jetstream.Connect(connecting,
+		jetstream.Config{URL: r.URL, Name: r.Name, Logger: log, Clock: r.clock()})
 	if err != nil {
 		return err
 	}
@@ -82,7 +85,8 @@ func play(encoded string) error {
 	if r.Kind == "coordinator" {
 		return coordinator.Run(ctx, coordinator.Config{
 			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
-			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates, BlobMaxAge: r.BlobMaxAge},
+			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates,
+				BlobMaxAge: r.BlobMaxAge},
 			Timing: r.Timing, Histories: r.Histories, Defaults: r.Defaults, OnReady: ready, Logger: log, Probe: r.probe(),
 		})
 	}

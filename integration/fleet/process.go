@@ -26,16 +26,19 @@ import (
 
 // Role says how a process of the fleet runs.
 type Role struct {
-	Engine       string             `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
-	StateDir     string             `json:"state_dir,omitempty"`
-	CrashAt      string             `json:"crash_at,omitempty"`      // kills itself with SIGKILL at this probe
-	CrashAfter   int                `json:"crash_after,omitempty"`   // ... when it passes there for the n-th time; default 1
-	PanicAt      string             `json:"panic_at,omitempty"`      // panics each time that it passes this probe
-	PauseAt      string             `json:"pause_at,omitempty"`      // stops itself with SIGSTOP when it first passes this probe
-	SlowAt       string             `json:"slow_at,omitempty"`       // waits each time that it passes this probe
-	SlowBy       time.Duration      `json:"slow_by,omitempty"`       // for so long; default 5 ms
-	Patience     time.Duration      `json:"patience,omitempty"`      // of a worker, for the log of output
-	OutputWithin time.Duration      `json:"output_within,omitempty"` // of a worker: an exec's end waits for output so long after its timeout
+	Engine   string `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
+	StateDir string `json:"state_dir,omitempty"`
+	CrashAt  string `json:"crash_at,omitempty"` // kills itself with SIGKILL at this probe
+	// ... when it passes there for the n-th time; default 1
+	CrashAfter int    `json:"crash_after,omitempty"`
+	PanicAt    string `json:"panic_at,omitempty"` // panics each time that it passes this probe
+	// stops itself with SIGSTOP when it first passes this probe
+	PauseAt  string        `json:"pause_at,omitempty"`
+	SlowAt   string        `json:"slow_at,omitempty"`  // waits each time that it passes this probe
+	SlowBy   time.Duration `json:"slow_by,omitempty"`  // for so long; default 5 ms
+	Patience time.Duration `json:"patience,omitempty"` // of a worker, for the log of output
+	// of a worker: an exec's end waits for output so long after its timeout
+	OutputWithin time.Duration      `json:"output_within,omitempty"`
 	Slots        int                `json:"slots,omitempty"`
 	Labels       map[string]string  `json:"labels,omitempty"`
 	AllowMounts  []string           `json:"allow_mounts,omitempty"`
@@ -63,7 +66,8 @@ type Role struct {
 	Defaults  spec.Defaults         `json:"defaults,omitempty"`
 	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock of its machine is ahead
 	NATS      string                `json:"-"`               // where it connects; default: the fleet's servers
-	NoWait    bool                  `json:"-"`               // do not wait until it is ready: it is expected to fail or crash
+	// do not wait until it is ready: it is expected to fail or crash
+	NoWait bool `json:"-"`
 
 	ServiceProfiles []string              `json:"service_profiles,omitempty"`
 	WorkerDefaults  *protocol.SandboxSpec `json:"worker_defaults,omitempty"`
@@ -238,7 +242,8 @@ func (p *Process) AwaitKilled(d time.Duration) {
 	err := p.AwaitExit(d)
 	var ended *exec.ExitError
 	if !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		p.f.TB.Fatalf("%s %s should have been killed %s, and ended with %v\n%s", p.role, p.Name, p.Role.CrashAt, err, p.Log())
+		p.f.TB.Fatalf("%s %s should have been killed %s, and ended with %v\n%s", p.role, p.Name, p.Role.CrashAt, err,
+			p.Log())
 	}
 }
 

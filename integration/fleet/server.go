@@ -19,7 +19,8 @@ func (f *Fleet) startServer() {
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	f.Server = f.start(serverKind, "n1", Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.Dir, "nats")})
+	f.Server = f.start(serverKind, "n1",
+		Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.Dir, "nats")})
 }
 
 // RestartServer kills the NATS server, as kill -9 does, and starts it again.

@@ -31,7 +31,8 @@ type box struct {
 func newBox(h *host, k key) *box {
 	b := &box{host: h, key: k, stale: true, runs: map[string]bool{}}
 	b.round.Store(-1)
-	b.journal = h.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: h.name, Token: h.token, KeepEnded: 1})
+	b.journal = h.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: h.name, Token: h.token,
+		KeepEnded: 1})
 	return b
 }
 
@@ -62,7 +63,8 @@ func (b *box) run(ctx context.Context) {
 	for {
 		err := b.settle(ctx)
 		if ctx.Err() == nil && err != nil && !errors.Is(err, errSuperseded) {
-			b.host.park.log.Warn("a step failed and is tried again", "worker", b.host.name, "sandbox", b.key.id, "error", err)
+			b.host.park.log.Warn("a step failed and is tried again", "worker", b.host.name, "sandbox", b.key.id,
+				"error", err)
 			if sleep(ctx, pause) {
 				pause = min(2*pause, retryMost)
 				continue
@@ -177,12 +179,15 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 		}
 	}
 	return b.afterPhases(ctx, s, told, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
-		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0", 64), Subnet: "10.201.0.0/28", Boot: newID(),
+		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0",
+			64), Subnet: "10.201.0.0/28", Boot: newID(),
 	}})
 }
 
 // afterPhases appends events, and before them the phases that the log does not have, as package worker does.
-func (b *box) afterPhases(ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event) error {
+func (b *box) afterPhases(
+	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
+) error {
 	return told.Tell(func(untold []protocol.Event) error {
 		return b.append(ctx, s, func(st *protocol.State) []protocol.Event {
 			if st.Sandbox.State != protocol.StatePending {
@@ -212,7 +217,8 @@ func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.runs[x.ID] = true
 	go func() {
 		if err := b.exec(ctx, x.ID); err != nil && ctx.Err() == nil {
-			b.host.park.log.Warn("an exec is not taken to its end", "worker", b.host.name, "sandbox", b.key.id, "error", err)
+			b.host.park.log.Warn("an exec is not taken to its end", "worker", b.host.name, "sandbox", b.key.id, "error",
+				err)
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -237,8 +243,10 @@ func (b *box) exec(ctx context.Context, id string) error {
 		return ignoreSuperseded(err)
 	}
 	exit := 0
-	return ignoreSuperseded(b.append(ctx, &s.Sandbox, about(protocol.ExecStateRunning, protocol.Event{Kind: protocol.ExecFinished,
-		Exec: &protocol.ExecDetails{ID: id, ExitCode: &exit, Started: started, Ended: time.Now().UTC(), Inline: true}})))
+	return ignoreSuperseded(b.append(ctx, &s.Sandbox,
+		about(protocol.ExecStateRunning, protocol.Event{Kind: protocol.ExecFinished,
+			Exec: &protocol.ExecDetails{ID: id, ExitCode: &exit, Started: started, Ended: time.Now().UTC(),
+				Inline: true}})))
 }
 
 func ignoreSuperseded(err error) error {

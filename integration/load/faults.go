@@ -32,7 +32,8 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 			return false, fmt.Sprintf("%+v", after), nil // there is no answer yet
 		}
 		lost = max(lost, states[protocol.HostLost])
-		return after.Told >= before.Living && states[protocol.HostReady] == m.workers, fmt.Sprintf("%+v %v", after, states), nil
+		return after.Told >= before.Living &&
+			states[protocol.HostReady] == m.workers, fmt.Sprintf("%+v %v", after, states), nil
 	})
 	large := m.workers >= 1000 && m.living+m.sandboxes >= 100000
 	m.line("told again of", "%d of %d sandboxes", after.Told, before.Living)

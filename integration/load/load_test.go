@@ -21,7 +21,8 @@ func TestMain(m *testing.M) {
 
 func TestWrongUseIsRefused(t *testing.T) {
 	for _, args := range [][]string{
-		{"extra"}, {"-workers", "0"}, {"-sandboxes", "0"}, {"-rate", "-1"}, {"-nothing"}, {"-failover"}, {"-backlog", "-rate", "5"}, {"-limit", "0s"},
+		{"extra"}, {"-workers", "0"}, {"-sandboxes", "0"}, {"-rate", "-1"}, {"-nothing"}, {"-failover"}, {"-backlog",
+			"-rate", "5"}, {"-limit", "0s"},
 	} {
 		var out bytes.Buffer
 		if code := run(t.Context(), args, &out, &out); code != 2 {
@@ -34,8 +35,10 @@ func TestAFewSandboxesAreCreatedAndNothingIsLeft(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	var out bytes.Buffer
-	code := run(t.Context(), []string{"-short", "-workers", "3", "-sandboxes", "12", "-living", "6", "-over", "6", "-create", "20ms", "-settle", "0", "-limit", "1m"}, &out, &out)
-	if code != 0 || !strings.Contains(out.String(), "12 after") || !strings.Contains(out.String(), "hosts that got some") {
+	code := run(t.Context(), []string{"-short", "-workers", "3", "-sandboxes", "12", "-living", "6", "-over", "6",
+		"-create", "20ms", "-settle", "0", "-limit", "1m"}, &out, &out)
+	if code != 0 || !strings.Contains(out.String(), "12 after") ||
+		!strings.Contains(out.String(), "hosts that got some") {
 		t.Errorf("exit code %d\n%s", code, &out)
 	}
 	leftNothing(t, dir)
@@ -46,7 +49,8 @@ func TestWhatDoesNotBecomeReadyFailsTheRun(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	var out bytes.Buffer
-	code := run(t.Context(), []string{"-short", "-workers", "1", "-sandboxes", "2", "-create", "1h", "-limit", "5s"}, &out, &out)
+	code := run(t.Context(), []string{"-short", "-workers", "1", "-sandboxes", "2", "-create", "1h", "-limit", "5s"},
+		&out, &out)
 	if code != 1 || !strings.Contains(out.String(), "not so in time: 2 sandboxes are ready, or failed; it is 0") {
 		t.Errorf("exit code %d\n%s", code, &out)
 	}
@@ -90,7 +94,8 @@ func TestWhatWentWrongIsJudged(t *testing.T) {
 		var out bytes.Buffer
 		l := good()
 		c.spoil(l)
-		m := &measurement{deployment: &deployment{}, report: &report{out: &out}, creator: newCreator(nil), watch: &watch{boxes: map[string]*life{"a": l}}}
+		m := &measurement{deployment: &deployment{}, report: &report{out: &out}, creator: newCreator(nil),
+			watch: &watch{boxes: map[string]*life{"a": l}}}
 		if err := m.judge(1); err != nil {
 			t.Fatal(err)
 		}

@@ -61,8 +61,10 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.DurationVar(&o.create, "create", 300*time.Millisecond, "what the simulated engine takes for a create")
 	f.DurationVar(&o.settle, "settle", 5*time.Second, "how long to measure what idle coordinators cost; 0: not at all")
 	f.BoolVar(&o.restart, "restart", false, "kill the NATS server and start it again, once all is ready")
-	f.BoolVar(&o.failOver, "failover", false, "kill the coordinator that schedules, while sandboxes are created; needs two coordinators")
-	f.StringVar(&o.profile, "profile", "", "write CPU profiles of the coordinators and of NATS, during the creates and while nothing happens, into this `directory`")
+	f.BoolVar(&o.failOver, "failover", false,
+		"kill the coordinator that schedules, while sandboxes are created; needs two coordinators")
+	f.StringVar(&o.profile, "profile", "",
+		"write CPU profiles of the coordinators and of NATS, during the creates and while nothing happens, into this `directory`")
 	f.DurationVar(&o.limit, "limit", 10*time.Minute, "what a step may take")
 	f.BoolVar(&o.short, "short", false, "the run is too small, or its machine too busy, for goals")
 	if err := f.Parse(args); err != nil {

@@ -199,7 +199,8 @@ func (m *measurement) latencies() {
 	steady := m.rate >= 100 && m.workers >= 1000
 	m.goal("accepted to assigned, p50", milliseconds(percentile(waits, 0.5)), "ms", true, 20, steady)
 	m.goal("accepted to assigned, p99", milliseconds(percentile(waits, 0.99)), "ms", true, 250, steady)
-	m.line("accepted to ready, p50 and p99", "%s ms, %s ms", figure(milliseconds(percentile(whole, 0.5))), figure(milliseconds(percentile(whole, 0.99))))
+	m.line("accepted to ready, p50 and p99", "%s ms, %s ms", figure(milliseconds(percentile(whole, 0.5))),
+		figure(milliseconds(percentile(whole, 0.99))))
 	m.placing = float64(len(waits)) / max(last.Sub(first).Seconds(), 1e-3)
 	m.line("assignments", "%s a second", figure(m.placing))
 }
@@ -221,7 +222,8 @@ func (m *measurement) judge(n int) error {
 	m.messages = float64(messages) / float64(n)
 	m.goal("messages of a create on the log", m.messages, "", true, 4, true)
 	m.line("  the most", "%d", most)
-	m.line("hosts that got some", "%d, at most %d each", len(onHost), slices.MaxFunc(mapValues(onHost), cmp.Compare[int]))
+	m.line("hosts that got some", "%d, at most %d each", len(onHost),
+		slices.MaxFunc(mapValues(onHost), cmp.Compare[int]))
 	m.classes("creates", outcomes)
 	m.classes("creates that were refused", m.creator.refused)
 	for what, times := range outcomes {
@@ -274,7 +276,8 @@ func (m *measurement) rest(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		m.goal("idle coordinator "+name, 100*(after-before[name]).Seconds()/passed, "% of a core", true, 3, m.living >= 100000)
+		m.goal("idle coordinator "+name, 100*(after-before[name]).Seconds()/passed, "% of a core", true, 3,
+			m.living >= 100000)
 	}
 	return nil
 }

@@ -86,7 +86,8 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 }
 
 func (r *role) playServer(ctx context.Context, serve func(ready)) error {
-	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "load", Port: r.Port, SyncLazily: r.Lazy})
+	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "load", Port: r.Port,
+		SyncLazily: r.Lazy})
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,9 @@ func (r *role) playCoordinator(ctx context.Context, log *slog.Logger, serve func
 	})
 }
 
-func (r *role) playWorkers(ctx context.Context, log *slog.Logger, own map[string]part.Command, serve func(ready)) error {
+func (r *role) playWorkers(
+	ctx context.Context, log *slog.Logger, own map[string]part.Command, serve func(ready),
+) error {
 	p := newPark(r, log)
 	own["mark"] = func(string) (any, error) { return p.mark(), nil }
 	own["told"] = func(string) (any, error) { return p.told(), nil }

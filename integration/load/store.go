@@ -33,9 +33,11 @@ func storeRate(ctx context.Context, url string) (float64, error) {
 	for range appendsAtOnce {
 		group.Go(func() error {
 			for time.Since(begin) < appendsFor {
-				e := protocol.Event{Sequence: 1, Kind: protocol.SandboxFailed, State: protocol.StateFailed, Time: time.Now().UTC(),
+				e := protocol.Event{Sequence: 1, Kind: protocol.SandboxFailed, State: protocol.StateFailed,
+					Time:    time.Now().UTC(),
 					Request: newID(), Error: why, Reason: why.Reason, Phase: &protocol.SandboxDetails{Spec: &whole}}
-				b := &protocol.Batch{Version: protocol.Version, Tenant: "store", Sandbox: newID(), ID: newID(), Writer: "load", Events: []protocol.Event{e}}
+				b := &protocol.Batch{Version: protocol.Version, Tenant: "store", Sandbox: newID(), ID: newID(),
+					Writer: "load", Events: []protocol.Event{e}}
 				if _, err := conn.Append(ctx, b, 0); err != nil {
 					return err
 				}

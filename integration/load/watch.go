@@ -44,7 +44,8 @@ func newWatch(ctx context.Context, url string) (*watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	consumer, err := js.OrderedConsumer(ctx, protocol.StreamEvents, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+	consumer, err := js.OrderedConsumer(ctx, protocol.StreamEvents,
+		jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
 	if err != nil {
 		return nil, err
 	}

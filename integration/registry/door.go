@@ -54,19 +54,20 @@ func (r *Registry) Open(l net.Listener) *Door {
 			return nil
 		},
 	}
-	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		d.mu.Lock()
-		d.passed = append(d.passed, q.Method+" "+q.URL.Path)
-		d.mu.Unlock()
-		f := d.faultOf(q)
-		d.pause(q, f.Delay)
-		if f.Status != 0 {
-			w.WriteHeader(f.Status)
-			_, _ = io.WriteString(w, f.Body)
-			return
-		}
-		forward.ServeHTTP(w, q)
-	})}
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			d.mu.Lock()
+			d.passed = append(d.passed, q.Method+" "+q.URL.Path)
+			d.mu.Unlock()
+			f := d.faultOf(q)
+			d.pause(q, f.Delay)
+			if f.Status != 0 {
+				w.WriteHeader(f.Status)
+				_, _ = io.WriteString(w, f.Body)
+				return
+			}
+			forward.ServeHTTP(w, q)
+		})}
 	go func() { _ = server.Serve(l) }()
 	r.tb.Cleanup(func() {
 		close(d.closed)

@@ -132,7 +132,8 @@ func (r *Registry) Push(host string, door *Door, base, name string, size int) (d
 	source := r.tb.TempDir()
 	payload := make([]byte, size)
 	_, _ = rand.Read(payload) // never fails
-	for file, content := range map[string][]byte{"Dockerfile": []byte("FROM " + base + "\nADD payload /payload\n"), "payload": payload} {
+	for file, content := range map[string][]byte{"Dockerfile": []byte("FROM " + base + "\nADD payload /payload\n"),
+		"payload": payload} {
 		if err := os.WriteFile(filepath.Join(source, file), content, 0o644); err != nil {
 			r.tb.Fatal(err)
 		}
