@@ -15,8 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestAnEngineLivesAndLeavesNothing takes one engine through everything, since its start is what
-// takes time.
+// TestAnEngineLivesAndLeavesNothing does everything with one engine, because starting an engine is slow.
 func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 	var dir, namespace string
 	t.Run("life", func(t *testing.T) {
@@ -48,7 +47,7 @@ func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 		check(t, err)
 		t.Logf("after the daemon was killed and started, the container is %s", c.State)
 		check(t, client.StartContainer(t.Context(), id))
-		e.Kill() // with a running container, the most that there is to clear away
+		e.Kill() // with a running container there is the most to clean up
 	})
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is left: %v", err)

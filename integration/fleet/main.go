@@ -24,8 +24,8 @@ import (
 // supervisorPath is the supervisor that Main built.
 var supervisorPath string
 
-// Main is the TestMain of packages that start fleets: it runs a role, when the process was started
-// for one, or builds the supervisor and runs the tests.
+// Main is the TestMain of packages that start fleets. It runs a role if the process was started for one; otherwise it
+// builds the supervisor and runs the tests.
 func Main(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		if err := play(role); err != nil {
@@ -99,7 +99,7 @@ func play(encoded string) error {
 	})
 }
 
-// clock is the machine's, with a wall clock that is set otherwise.
+// clock is the machine's clock with its wall clock shifted.
 func (r Role) clock() jetstream.Clock {
 	if r.Clock == 0 {
 		return jetstream.Clock{}
@@ -107,8 +107,7 @@ func (r Role) clock() jetstream.Clock {
 	return jetstream.Clock{Wall: func() time.Time { return time.Now().Round(0).Add(r.Clock) }}
 }
 
-// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics, stops or
-// dawdles there.
+// probe returns a hook that kills the process with SIGKILL, panics, stops or delays at the points that the role names.
 func (r Role) probe() func(string) {
 	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" && r.SlowAt == "" {
 		return nil

@@ -13,18 +13,18 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// box is one sandbox on a simulated host: it does one thing after another, until the timer's host shows
-// what the log says.
+// box is one sandbox on a simulated host. It takes one step after another until the timer-driven host is in the state
+// that the log demands.
 type box struct {
 	host    *host
 	key     key
 	journal *jetstream.Journal
-	round   atomic.Int64 // in which it was last told of
+	round   atomic.Int64 // of the last notification
 
 	mu    sync.Mutex
 	stale bool // the log may have more than the journal
 	busy  bool
-	again bool // there was something new while it was busy
+	again bool // something new arrived while it was busy
 	runs  map[string]bool
 }
 
@@ -36,7 +36,7 @@ func newBox(h *host, k key) *box {
 	return b
 }
 
-// told takes a work item.
+// told handles a notification.
 func (b *box) told(ctx context.Context, batch *protocol.Batch) {
 	b.round.Store(b.host.park.round.Load())
 	gap := batch == nil || b.journal.Observe(batch)
@@ -63,7 +63,7 @@ func (b *box) run(ctx context.Context) {
 	for {
 		err := b.settle(ctx)
 		if ctx.Err() == nil && err != nil && !errors.Is(err, errSuperseded) {
-			b.host.park.log.Warn("a step failed and is tried again", "worker", b.host.name, "sandbox", b.key.id,
+			b.host.park.log.Warn("a step failed, retrying", "worker", b.host.name, "sandbox", b.key.id,
 				"error", err)
 			if sleep(ctx, pause) {
 				pause = min(2*pause, retryMost)
@@ -82,7 +82,7 @@ func (b *box) run(ctx context.Context) {
 	}
 }
 
-// here says whether the sandbox is on this host and not over.
+// here reports whether the sandbox is on this host and has not ended.
 func (b *box) here() bool {
 	here := false
 	b.journal.View(func(st *protocol.State, _ uint64) {
@@ -92,7 +92,7 @@ func (b *box) here() bool {
 	return here
 }
 
-// errSuperseded says that the log moved on meanwhile.
+// errSuperseded means that the log has changed in the meantime.
 var errSuperseded = errors.New("superseded")
 
 func (b *box) refresh(ctx context.Context) error {
@@ -114,7 +114,7 @@ func (b *box) refresh(ctx context.Context) error {
 	return err
 }
 
-// settle does what the log wants.
+// settle brings the host to what the log says.
 func (b *box) settle(ctx context.Context) error {
 	if err := b.refresh(ctx); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (b *box) settle(ctx context.Context) error {
 	return nil
 }
 
-// phases of a create, and which part of its time each takes.
+// phases are the phases of a create, each with its share of the total time.
 var phases = []struct {
 	name string
 	part float64
@@ -184,7 +184,7 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 	}})
 }
 
-// afterPhases appends events, and before them the phases that the log does not have, as package worker does.
+// afterPhases appends events, preceded by the phases that the log does not have yet, as package worker does.
 func (b *box) afterPhases(
 	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
 ) error {
@@ -207,7 +207,7 @@ func endAll(st *protocol.State) []protocol.Event {
 	return events
 }
 
-// start runs an exec, unless it runs.
+// start runs an exec unless it is running.
 func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -217,7 +217,7 @@ func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.runs[x.ID] = true
 	go func() {
 		if err := b.exec(ctx, x.ID); err != nil && ctx.Err() == nil {
-			b.host.park.log.Warn("an exec is not taken to its end", "worker", b.host.name, "sandbox", b.key.id, "error",
+			b.host.park.log.Warn("could not end an exec", "worker", b.host.name, "sandbox", b.key.id, "error",
 				err)
 		}
 		b.mu.Lock()
@@ -256,7 +256,7 @@ func ignoreSuperseded(err error) error {
 	return err
 }
 
-// append appends what decide says, if the sandbox is still this host's and of this generation.
+// append appends the events of decide if the sandbox still belongs to this host and generation.
 func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
 	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := b.host.fence(); err != nil {

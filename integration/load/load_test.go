@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestMain plays a role where the process was started for one: the program starts its own binary.
+// TestMain runs a role if the process was started for one: the program starts its own binary.
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVariable) != "" {
 		main()
@@ -44,14 +44,14 @@ func TestAFewSandboxesAreCreatedAndNothingIsLeft(t *testing.T) {
 	leftNothing(t, dir)
 }
 
-// The hosts take longer than the run may: nothing becomes ready, and that is not called a success.
+// The hosts take longer than the run may take: nothing becomes ready, and the run must not succeed.
 func TestWhatDoesNotBecomeReadyFailsTheRun(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	var out bytes.Buffer
 	code := run(t.Context(), []string{"-short", "-workers", "1", "-sandboxes", "2", "-create", "1h", "-limit", "5s"},
 		&out, &out)
-	if code != 1 || !strings.Contains(out.String(), "not so in time: 2 sandboxes are ready, or failed; it is 0") {
+	if code != 1 || !strings.Contains(out.String(), "timed out waiting until 2 sandboxes are ready, or failed; it is 0") {
 		t.Errorf("exit code %d\n%s", code, &out)
 	}
 	leftNothing(t, dir)
@@ -68,14 +68,14 @@ func leftNothing(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for _, p := range processes {
-		data, err := os.ReadFile(p) // fails when it has ended
+		data, err := os.ReadFile(p) // fails if it has ended
 		if err == nil && bytes.Contains(data, []byte(roleVariable+"=")) && bytes.Contains(data, []byte(dir)) {
 			t.Errorf("a process is left: %s", p)
 		}
 	}
 }
 
-// Each kind of thing that can go wrong with a create is seen.
+// The judge detects each way in which a create can go wrong.
 func TestWhatWentWrongIsJudged(t *testing.T) {
 	now := time.Now()
 	good := func() *life {

@@ -16,16 +16,15 @@ const (
 	appendsFor    = 2 * time.Second
 )
 
-// storeRate counts how many appends a second the log takes: durable ones, each with its compare-and-set, while
-// coordinators follow the log as ever. They begin histories of a tenant of their own, each of which has failed, so
-// that nobody has anything to do about them.
+// storeRate counts the durable appends per second, each with a compare-and-set, while coordinators follow the log as
+// usual. The appended histories belong to their own tenant and have all failed, so that nobody acts on them.
 func storeRate(ctx context.Context, url string) (float64, error) {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "load-store"})
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	why := protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned, "it only measures the store")
+	why := protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned, "a measurement of the store")
 	whole := spec()
 	var done atomic.Int64
 	begin := time.Now()
