@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAHostGivesBackWhatIsBeyondItsSlots plays a scheduler that was paused and believes that a host of two slots is
-// empty: the worker takes two of four sandboxes, and the others go elsewhere, or wait. None fails.
+// TestAHostGivesBackWhatIsBeyondItsSlots plays a scheduler that was paused and takes a host of two slots for empty. The
+// worker accepts two of four sandboxes; the others go to another host or wait. None fails.
 func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")
@@ -68,14 +68,14 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 		}
 		return ready, back, nil
 	}
-	f.Eventually(30*time.Second, "two are ready and two were given back", func() error {
+	f.Eventually(30*time.Second, "two sandboxes are ready and two were given back", func() error {
 		if ready, back, err := on(); err != nil || ready["w1"] != 2 || back != 2 {
 			return fmt.Errorf("ready %v, given back %d, %v", ready, back, err)
 		}
 		return nil
 	})
 	f.Worker("w2", fleet.Role{Engine: other.Host, Slots: 2})
-	f.Eventually(30*time.Second, "the others are ready elsewhere", func() error {
+	f.Eventually(30*time.Second, "the others are ready on another host", func() error {
 		if ready, _, err := on(); err != nil || ready["w1"] != 2 || ready["w2"] != 2 {
 			return fmt.Errorf("ready %v, %v", ready, err)
 		}

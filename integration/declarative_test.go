@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// commandLine runs boxfleet against a fleet.
+// commandLine runs the boxfleet program against a fleet.
 type commandLine struct {
 	t    *testing.T
 	path string
@@ -25,10 +25,10 @@ type commandLine struct {
 	dir  string
 }
 
-// run returns the exit code, and what is printed.
+// run returns the exit code and both outputs.
 func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // also what should have ended with an error
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute) // bounds calls that should have failed
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.path, append(args, "--nats", c.f.URL())...)
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+c.dir, "XDG_DATA_HOME="+c.dir, "WHO=world", "CODE=7")
@@ -86,7 +86,7 @@ copies:
 		}
 	})
 
-	t.Run("what is wrong is named", func(t *testing.T) {
+	t.Run("errors name the mistake", func(t *testing.T) {
 		for stdin, want := range map[string]string{
 			"image: x\nmemroy: 1g":            "spec.memroy: stdin: line 2, column 1: is not a known field",
 			"image: x\nenv: {A: $NOWHERE}":    "spec.env.A: stdin: line 2, column 10: NOWHERE is not set",
@@ -119,7 +119,7 @@ copies:
 			t.Errorf("offline: %d, %s", code, stdout)
 		}
 		if list, err := f.Client.ListPage(f.Context(time.Minute)); err != nil || len(list.Items) != 1 {
-			t.Errorf("rendering made something: %v", err)
+			t.Errorf("rendering created a sandbox: %v", err)
 		}
 	})
 
@@ -149,7 +149,7 @@ copies:
 		}
 		_, err = f.Client.Create(f.Context(time.Minute), protocol.SandboxSpec{}, sdk.WithYAML([]byte(text), nil))
 		if protocol.CodeOf(err) != protocol.InvalidArgument || protocol.AsError(err).Field != "spec.image" {
-			t.Errorf("a variable that is not set: %v", err)
+			t.Errorf("an unset variable: %v", err)
 		}
 	})
 }
@@ -177,7 +177,7 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 	before := events("a")
 	code, stdout, stderr = c.run(document("a", "")+document("c", "copies: [x:/x]\n"), "apply", "-f", "-", "-o", "json")
 	if code == 0 || !strings.Contains(stderr, "not_found") || stdout != "" {
-		t.Errorf("a copy that is not there: %d, %q, %s", code, stdout, stderr)
+		t.Errorf("a missing copy source: %d, %q, %s", code, stdout, stderr)
 	}
 	writeFile(t, filepath.Join(c.dir, "x", "y"), "y", 0o644, time.Now())
 	with := document("c", "copies: [x:/x]\n")
@@ -195,7 +195,7 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 		}
 	}
 
-	// One that differs: nothing is made, and every difference is named.
+	// One sandbox differs: nothing is created, and every difference is named.
 	code, stdout, stderr = apply(document("a", "cpu: 2\nenv: {B: 1}\n") + document("b", "") + document("new", ""))
 	for _, want := range []string{"already_exists", "sandbox a is there with another env.B, cpu",
 		"sandbox b is there with another env.A", "nothing is changed"} {
@@ -204,13 +204,13 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 		}
 	}
 	if _, err := f.Client.Get(f.Context(time.Minute), "new"); protocol.CodeOf(err) != protocol.NotFound {
-		t.Errorf("something was made beside a refusal: %v", err)
+		t.Errorf("a refused file still created a sandbox: %v", err)
 	}
 	if now := events("a"); now != before {
 		t.Errorf("a sandbox that is unchanged has %d events, had %d", now, before)
 	}
 
-	// One that is gone, or failed, is not taken for there.
+	// A deleted or failed sandbox does not count as existing.
 	if err := f.Client.Sandbox("b").Delete(f.Context(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 		!strings.Contains(stderr, "sandbox b is deleted") {
 		t.Errorf("got %d, %s", code, stderr)
 	}
-	// One failure does not hide what was made.
+	// One failure does not hide which sandboxes were created.
 	code, stdout, stderr = apply(document("good",
 		"") + "---\nid: bad\nimage: boxfleet/none:nowhere\ncreate_timeout: 20s\n")
 	if code != 1 || stdout != "good created\nbad failed\n" || !strings.Contains(stderr, "sandbox bad: ") {

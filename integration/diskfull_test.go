@@ -14,9 +14,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestX_WhoFillsADiskIsStoppedAndNobodyElse: the engine and the worker share a small disk. Sandboxes fill it, one after the other, by what they write to their own layer, by a file that they have
-// removed, also where nothing is written to it, and by what they print. The one that does is stopped, with a reason that names the disk, its neighbour, which writes
-// the same bytes again and again, works on, the host stays the worker's, and a delete makes room.
+// TestX_WhoFillsADiskIsStoppedAndNobodyElse puts the engine and the worker on one small disk. Sandboxes fill it one
+// after the other: with writes to their own layer, with a removed file that is still open, with space reserved but
+// never written, and with output. Each of them is stopped with a reason that names the disk. A neighbour that keeps
+// overwriting the same bytes keeps running, the worker keeps its host, and a delete frees the space.
 func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 	t.Parallel()
 	e := engines.StartOnDisk(t, "disk", 224*mebibyte)
@@ -43,7 +44,7 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.Eventually(40*time.Second, name+" is stopped for the disk", func() error {
+		f.Eventually(40*time.Second, name+" is stopped because of the disk", func() error {
 			if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed {
 				return fmt.Errorf("%s, %w", s.Info().State, err)
 			}
@@ -57,7 +58,7 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 			t.Errorf("the exec of %s ended with %+v, %v", name, r, err)
 		}
 		if got := mustExec(ctx, t, neighbour, script("echo here")); got != "here\n" {
-			t.Errorf("%s: the neighbour says %q", name, got)
+			t.Errorf("%s: the neighbour printed %q", name, got)
 		}
 		if err := s.Delete(ctx); err != nil {
 			t.Fatalf("delete %s: %v", name, err)
@@ -83,8 +84,8 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 	f.Judge()
 }
 
-// TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped: the worker is killed, a sandbox fills the disk, and goes on trying. The next
-// worker stops that sandbox once it knows what is on the host, and its delete makes room.
+// TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped kills the worker, and a sandbox fills the disk and keeps trying to
+// write. The next worker stops that sandbox once it has inspected the host, and its delete frees the space.
 func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 	t.Parallel()
 	e := engines.StartOnDisk(t, "away", 224*mebibyte)
@@ -120,13 +121,13 @@ func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 	inState(f, "culprit", protocol.StateFailed, 20*time.Second)
 	check(t, s.Refresh(ctx))
 	if why := s.Info().Error; why == nil || why.Reason != protocol.ReasonDiskFull {
-		t.Errorf("it failed with %v", why)
+		t.Errorf("the sandbox failed with %v", why)
 	}
 	check(t, s.Delete(ctx))
 	f.Eventually(20*time.Second, "there is room again",
 		room(func(fs *unix.Statfs_t) bool { return fs.Bavail > fs.Blocks/3 }))
 	if got := mustExec(ctx, t, neighbour, script("echo here")); got != "here\n" {
-		t.Errorf("the neighbour says %q", got)
+		t.Errorf("the neighbour printed %q", got)
 	}
 	f.Judge()
 }

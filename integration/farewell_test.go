@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAHookRunsBeforeTheDelete deletes sandboxes whose on_delete command succeeds, fails, does not
-// end, or cannot run, and one that does not run itself.
+// TestAHookRunsBeforeTheDelete deletes sandboxes whose on_delete command succeeds, fails, hangs or cannot run, and a
+// stopped one.
 func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -32,7 +32,7 @@ func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	for id, c := range map[string]struct {
 		timeout time.Duration
 		command []string
-		code    protocol.Code // of the failure
+		code    protocol.Code // error code
 		exit    string
 		output  string
 		became  string

@@ -142,9 +142,9 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		}
 	}
 	if strings.Contains(got, "left out") {
-		t.Error("what was left out is there")
+		t.Error("an excluded file was copied")
 	}
-	// The sandbox may change its copy.
+	// The sandbox may change its own copy.
 	mustExec(ctx, t, s, script("echo more >> /not/there/yet/script && rm -r /not/there/yet/sub"))
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -223,11 +223,11 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	spec := f.Spec()
 	for _, c := range []struct{ source, target, owner string }{
 		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
-		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // beside the other one
-		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // next to the other file
+		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root directory
 		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
 		{source: empty, target: "/made/empty"},
-		{source: empty, target: "/bin"}, // it is there, and stays as it is
+		{source: empty, target: "/bin"}, // exists and stays as it is
 		{source: empty, target: "/owned/empty", owner: "9"},
 	} {
 		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithOwner(c.owner))
@@ -240,7 +240,7 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 		spec.Copies = append(spec.Copies, copied)
 	}
 	if spec.Copies[1].Digest != spec.Copies[2].Digest {
-		t.Error("one file for two targets is not one content")
+		t.Error("one file for two targets was uploaded twice")
 	}
 	s, err := f.Client.Create(ctx, spec)
 	if err != nil {
@@ -269,8 +269,8 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for what, target := range map[string]string{"a directory in the place of a file": "/bin/busybox",
-		"a way through a file": "/bin/busybox/x"} {
+	for what, target := range map[string]string{"a directory where a file is": "/bin/busybox",
+		"a path through a file": "/bin/busybox/x"} {
 		copied, err := f.Client.Upload(ctx, dir, target)
 		if err != nil {
 			t.Fatal(err)
@@ -287,12 +287,12 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	spec = f.Spec()
 	spec.Copies = []protocol.Copy{copied}
 	_, err = f.Client.Create(ctx, spec)
-	wantError(t, "a file in the place of a directory", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed,
+	wantError(t, "a file where a directory is", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed,
 		"spec.copies[0]")
 	becomesEmpty(f, w)
 }
 
-// What a tree has where something else is mounted stays out of the container, and out of the host's files.
+// Where a mount covers part of a tree, that part appears neither in the container nor in the host's files.
 func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -338,7 +338,7 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 }
 
-// A create that goes on after the container has run leaves alone what its command made of its copies.
+// A create that resumes after the container has run leaves the changes that its command made to the copies.
 func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -359,7 +359,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	}
 	w.AwaitKilled(20 * time.Second)
 	container := containerOf(f, host, "goes-on")
-	f.Eventually(10*time.Second, "its command has run", func() error {
+	f.Eventually(10*time.Second, "the command has run", func() error {
 		_, err := exec.Command("docker", "-H", host, "exec", container, "ls", "/ran").Output()
 		return err
 	})
@@ -369,7 +369,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := mustExec(ctx, t, s, script("cat /x/f")); got != "changed\n" {
-		t.Errorf("its file has %q", got)
+		t.Errorf("the file contains %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -377,8 +377,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// runMeasured runs a command to its end, and returns how many bytes it had in memory at most, as far as
-// that was seen.
+// runMeasured runs a command to its end and returns its peak memory in bytes, as far as sampling showed it.
 func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 	t.Helper()
 	var out bytes.Buffer
@@ -396,7 +395,7 @@ func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 			}
 			return peak
 		case <-time.After(20 * time.Millisecond):
-			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // it may have ended
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // fails if it has ended
 			_, rest, _ := strings.Cut(string(status), "VmHWM:")
 			var kib int64
 			if n, _ := fmt.Sscanf(rest, "%d kB", &kib); n == 1 {
@@ -416,7 +415,7 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	ctx := f.Context(4 * time.Minute)
 	dir := t.TempDir()
 	const files, size = 8, 128 << 20
-	for i := range files { // sparse: they take no room here
+	for i := range files { // sparse, so they take no space here
 		name := filepath.Join(dir, fmt.Sprint(i))
 		writeFile(t, name, fmt.Sprint(i), 0o644, time.Now())
 		if err := os.Truncate(name, size); err != nil {

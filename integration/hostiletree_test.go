@@ -25,10 +25,10 @@ func TestATreeThatLeadsOutIsRefusedByItsPath(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1, Coordinators: 0})
 	ctx := f.Context(time.Minute)
 	for what, make := range map[string]func(path string) error{
-		"an absolute link":  func(p string) error { return os.Symlink("/etc/passwd", p) },
-		"a link out":        func(p string) error { return os.Symlink("../../x", p) },
-		"a link that turns": func(p string) error { return os.Symlink("../sub/../../x", p) },
-		"a pipe":            func(p string) error { return syscall.Mkfifo(p, 0o600) },
+		"an absolute link":                          func(p string) error { return os.Symlink("/etc/passwd", p) },
+		"a link out of the tree":                    func(p string) error { return os.Symlink("../../x", p) },
+		"a link that leaves through a subdirectory": func(p string) error { return os.Symlink("../sub/../../x", p) },
+		"a pipe": func(p string) error { return syscall.Mkfifo(p, 0o600) },
 	} {
 		tree := t.TempDir()
 		writeFile(t, filepath.Join(tree, "sub", "fine"), "x", 0o644, time.Now())
@@ -43,12 +43,12 @@ func TestATreeThatLeadsOutIsRefusedByItsPath(t *testing.T) {
 		}
 	}
 	_, err := f.Client.Upload(ctx, "/not/there", "/x")
-	wantError(t, "a tree that is not there", err, protocol.NotFound, "", "")
+	wantError(t, "a missing tree", err, protocol.NotFound, "", "")
 	_, err = f.Client.Upload(ctx, t.TempDir(), "relative")
 	wantError(t, "a relative target", err, protocol.InvalidArgument, "", "target")
 }
 
-// tarOf makes a tar stream and its digest.
+// tarOf returns a tar stream and its digest.
 func tarOf(t *testing.T, headers ...tar.Header) (data []byte, digest string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -95,25 +95,25 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		digest string
 		code   protocol.Code
 	}{
-		"an entry that climbs": {hostile(tar.Header{Name: up + outside, Typeflag: tar.TypeReg}),
+		"an entry with ..": {hostile(tar.Header{Name: up + outside, Typeflag: tar.TypeReg}),
 			protocol.InvalidArgument},
-		"an entry from the root": {hostile(tar.Header{Name: outside, Typeflag: tar.TypeReg}),
+		"an absolute entry": {hostile(tar.Header{Name: outside, Typeflag: tar.TypeReg}),
 			protocol.InvalidArgument},
-		"a link that climbs": {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}),
+		"a link with ..": {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}),
 			protocol.InvalidArgument},
 		"a link to the root": {hostile(tar.Header{Name: "l", Linkname: "/", Typeflag: tar.TypeSymlink},
 			tar.Header{Name: "l" + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
 		"a hard link": {hostile(tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink}),
 			protocol.InvalidArgument},
-		"a hard link to nothing": {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}),
+		"a hard link to a missing file": {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}),
 			protocol.FailedPrecondition},
 		"a device": {hostile(tar.Header{Name: "d", Typeflag: tar.TypeBlock, Devmajor: 8}),
 			protocol.InvalidArgument},
-		"no tar stream": {upload([]byte("this is no tar stream"), sha("this is no tar stream")),
+		"not a tar stream": {upload([]byte("this is no tar stream"), sha("this is no tar stream")),
 			protocol.InvalidArgument},
-		"what has another digest":  {upload(append(fine, 0), sha("something else")), protocol.InvalidArgument},
-		"what was never uploaded":  {sha("never"), protocol.FailedPrecondition},
-		"a tree with a broken end": {upload(fine[:515], sha(string(fine[:515]))), protocol.InvalidArgument},
+		"a wrong digest":        {upload(append(fine, 0), sha("something else")), protocol.InvalidArgument},
+		"a tree never uploaded": {sha("never"), protocol.FailedPrecondition},
+		"a truncated tree":      {upload(fine[:515], sha(string(fine[:515]))), protocol.InvalidArgument},
 	} {
 		spec := f.Spec()
 		spec.Copies = []protocol.Copy{{Digest: fineDigest, Target: "/fine"}, {Digest: c.digest, Target: "/x"}}
@@ -138,7 +138,7 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 	}
 }
 
-// Somebody exchanges directories and files for links and pipes while the tree is read.
+// Another process swaps directories and files for links and pipes while the tree is read.
 func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -196,13 +196,13 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 		data, err := io.ReadAll(blob)
 		blob.Close()
 		if err != nil || bytes.Contains(data, []byte("SECRET")) {
-			t.Fatalf("what was uploaded holds what is outside of the tree (%v)", err)
+			t.Fatalf("the upload contains data from outside the tree (%v)", err)
 		}
 	}
 	close(stop)
 	<-stopped
 	t.Logf("%d uploaded, %d refused; %d exchanges", uploaded, refused, exchanges.Load())
 	if uploaded == 0 || exchanges.Load() < 100 {
-		t.Errorf("%d trees were uploaded during %d exchanges: this shows nothing", uploaded, exchanges.Load())
+		t.Errorf("%d trees were uploaded during %d exchanges: the test proves nothing", uploaded, exchanges.Load())
 	}
 }

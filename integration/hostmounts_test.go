@@ -12,11 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// ofTheKernel are file systems that take no room on a disk of the host. A tmpfs counts to the container's memory.
+// ofTheKernel are file systems that use no disk space of the host. A tmpfs counts towards the container's memory.
 var ofTheKernel = []string{"tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue"}
 
-// writableOfHost lists the mounts in a container's /proc/self/mountinfo through which it could write to a disk of
-// the host without its own limit: all but its root, those of the kernel, and those that are read-only.
+// writableOfHost lists the mounts in a container's /proc/self/mountinfo that would let it write to a disk of the host
+// without a limit: all except its root, kernel file systems and read-only mounts.
 func writableOfHost(mountinfo string) []string {
 	var found []string
 	for line := range strings.Lines(mountinfo) {
@@ -34,7 +34,7 @@ func writableOfHost(mountinfo string) []string {
 	return found
 }
 
-// Nothing of the host can be written in any container, but for a mount that the operator allows and the spec asks for.
+// A container can write to nothing of the host except mounts that the operator allows and the spec asks for.
 func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 	t.Parallel()
 	readable, writable := t.TempDir(), t.TempDir()
@@ -54,7 +54,7 @@ func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 		t.Helper()
 		if got := writableOfHost(printedBy(t, ctx, s, service, "cat", "/proc/self/mountinfo")); !slices.Equal(got,
 			allowed) {
-			t.Errorf("%s, service %q: %v can be written, want %v", s.ID(), service, got, allowed)
+			t.Errorf("%s, service %q: the writable mounts are %v, want %v", s.ID(), service, got, allowed)
 		}
 		for _, command := range []string{"echo x >> /etc/hosts", "echo x > /etc/hostname", "echo x > /etc/resolv.conf",
 			"ls /.boxfleet/run"} {
@@ -87,7 +87,7 @@ func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 		named(e, "", "strange")
 		named(e, "web", "web")
 		if got := printedBy(t, ctx, e, "", "wget", "-q", "-O", "-", "http://web/"); got != "hello" {
-			t.Errorf("the service says %q", got)
+			t.Errorf("the service printed %q", got)
 		}
 		if resumed > 0 {
 			break

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// bus is a plain NATS connection, as a client without the SDK has it.
+// bus is a plain NATS connection of a client without the SDK.
 func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	f.TB.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -30,8 +30,8 @@ func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	return nc, js
 }
 
-// ask publishes a request of a plain client and waits for the answer. duplicate says that the
-// server dropped it, as a repeat of what it had lately; then there is no answer.
+// ask publishes a plain client's request and waits for the answer. duplicate means that the server dropped it as a
+// repeat; then there is no answer.
 func ask(
 	ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string,
 ) (answer *nats.Msg, duplicate bool) {
@@ -41,7 +41,7 @@ func ask(
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	defer func() { _ = sub.Unsubscribe() }() // the connection is closing when this fails
+	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closing
 	if m.Header == nil {
 		m.Header = nats.Header{}
 	}
@@ -60,7 +60,7 @@ func ask(
 	return answer, false
 }
 
-// used fails the test unless none of the ids can be used again by anybody.
+// used fails the test unless nobody can use any of the ids again.
 func used(ctx context.Context, t *testing.T, f *fleet.Fleet, when string, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
@@ -86,7 +86,7 @@ func TestAnIDIsNeverUsedAgain(t *testing.T) {
 		}
 	}
 	one, two := f.Client.Sandbox("one"), f.Client.Sandbox("two")
-	used(ctx, t, f, "while it is there", "one")
+	used(ctx, t, f, "while the sandbox exists", "one")
 
 	mustExec(ctx, t, two, script("true"))
 	if _, err := two.Exec(ctx, script("true"), sdk.WithID("x")); err != nil {
@@ -158,7 +158,7 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	repeat("at once")
 	repeat("within the window")
 
-	// The server forgets after the window; then only the registry knows.
+	// After the window the server has forgotten the requests; only the registry still knows them.
 	nc, js := bus(f)
 	spec, run := f.Spec(), script("echo x >> /tmp/runs; wc -l < /tmp/runs")
 	for _, r := range []struct {

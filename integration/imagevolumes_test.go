@@ -11,8 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestX_AnImagesVolumesAreNoDirectoriesOfTheHost: what an image declares to be a volume is part of the container's own
-// layer: with what the image has there, bounded by what bounds the layer, read-only where that is, and kept by a stop.
+// TestX_AnImagesVolumesAreNoDirectoriesOfTheHost checks the volumes that an image declares. They are part of the
+// container's own layer: with the image's content, under the layer's limit, read-only if the layer is, and kept by a
+// stop.
 func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	t.Parallel()
 	ref := imageWith(t, "volumes", `VOLUME ["/home", "/srv/data", "/home/box"]`, `CMD ["sleep", "1000"]`)
@@ -53,7 +54,7 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 		t.Errorf("with read_only a volume can be written: %v, %v", r, err)
 	}
 
-	// Where something is mounted below it, a volume stays an empty file system in memory, of a bounded size.
+	// If something is mounted below it, a volume stays an empty in-memory file system of limited size.
 	above := f.Spec()
 	above.Image, above.Tmpfs = ref, []protocol.Tmpfs{{Target: "/srv/data/cache", Size: 1 << 20}}
 	s, err = f.Client.Create(ctx, above, sdk.WithID("above"))
@@ -63,7 +64,7 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 		t.Errorf("the volume above a mount: %q", got)
 	}
 
-	// Another file system in memory stays, though a volume's path leads there when a worker comes back.
+	// Another in-memory file system stays, even if a volume's path leads to it when a worker restarts.
 	led := f.Spec()
 	led.Image = ref
 	s, err = f.Client.Create(ctx, led, sdk.WithID("led"))

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestASandboxWithThousandsOfExecsIsDeleted has a history as of a version that had no bound: 6000 execs
-// were accepted, and none started, when its worker was away.
+// TestASandboxWithThousandsOfExecsIsDeleted uses a history from a version without a bound: 6000 execs were accepted,
+// and none started, while its worker was away.
 func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -48,7 +48,7 @@ func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	}
 	deleted := make(chan error, 1)
 	go func() { deleted <- s.Delete(ctx) }()
-	f.Eventually(10*time.Second, "it is to be deleted", func() error {
+	f.Eventually(10*time.Second, "the sandbox is marked for deletion", func() error {
 		if b := f.History("many").State.Sandbox; b.State != protocol.StateDeleting {
 			return fmt.Errorf("it is %s", b.State)
 		}

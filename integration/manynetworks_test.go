@@ -17,9 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ11_ManyNetworksOnOneHost makes networks as a worker does, with their rules, all there at once, and
-// removes them, which leaves nothing:
-// 24, or as many as BOXFLEET_NETWORKS says (`make networks`: five hundred).
+// TestQ11_ManyNetworksOnOneHost creates many networks with their rules, as a worker does, and removes them without
+// leaving anything: 24 by default, or BOXFLEET_NETWORKS (`make networks`: five hundred).
 func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 	n := 24
 	if text := os.Getenv("BOXFLEET_NETWORKS"); text != "" {
