@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// primaryEvents are the starts and ends of a sandbox's own command, one to a word: "started/1" is the
-// first restart, "ended/1:3" its end with exit code 3.
+// primaryEvents lists the starts and ends of a sandbox's own command, one word each: "started/1" is the first restart,
+// "ended/1:3" its end with exit code 3.
 func primaryEvents(h *fleet.History) []string {
 	var seen []string
 	for _, e := range h.Events {
@@ -33,7 +33,7 @@ func primaryEvents(h *fleet.History) []string {
 	return seen
 }
 
-// ownOutput is all that a sandbox's own command printed.
+// ownOutput returns all output of a sandbox's own command.
 func ownOutput(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox) string {
 	t.Helper()
 	var text strings.Builder
@@ -109,7 +109,7 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 	f.Judge()
 }
 
-// TestWhatASandboxsOwnCommandDoesIsKept has one run, end, and run again until it loops.
+// TestWhatASandboxsOwnCommandDoesIsKept lets a command run, end, and run again until it crash-loops.
 func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -123,7 +123,7 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := s.Info().Primary; p == nil || p.State != protocol.PrimaryRunning {
-		t.Errorf("once it is ready: %+v", p)
+		t.Errorf("once the sandbox is ready: %+v", p)
 	}
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonCrashLoop || !strings.Contains(b.Error.Message, "exited with code 4") ||
 		!strings.Contains(b.Error.Message, "down") {
-		t.Errorf("it failed with %v", b.Error)
+		t.Errorf("the sandbox failed with %v", b.Error)
 	}
 	all := primaryEvents(f.History("s"))
 	if len(all) < 6 || !slices.Equal(all[2:6], []string{"started/0", "ended/0:4", "started/1", "ended/1:4"}) {
@@ -169,7 +169,7 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerThatComesBackFollowsTheCommand kills the worker while the command prints and ends.
+// TestAWorkerThatComesBackFollowsTheCommand kills the worker; then the command prints and ends.
 func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -184,7 +184,7 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	}
 	w.Kill()
 	docker(t, engines.Default(t).Host, "exec", s.Info().Container, "touch", "/tmp/go")
-	f.Eventually(10*time.Second, "it ends and is started again", func() error {
+	f.Eventually(10*time.Second, "the command ends and is restarted", func() error {
 		printed, err := os.ReadFile(filepath.Join(f.Directories(w)[0], "run", "primary", "stdout"))
 		if n := strings.Count(string(printed), "up"); n != 2 {
 			return fmt.Errorf("%d starts (%v)", n, err)
@@ -192,13 +192,13 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 		return nil
 	})
 	w.Restart()
-	f.Eventually(adoptedWithin, "the history has it", func() error {
+	f.Eventually(adoptedWithin, "the history has the restart", func() error {
 		if got := fmt.Sprint(primaryEvents(f.History("s"))); got != "[started/0 ended/0:5 started/1]" {
 			return errors.New(got)
 		}
 		return nil
 	})
-	f.Eventually(10*time.Second, "the log has it", func() error {
+	f.Eventually(10*time.Second, "the log has the output", func() error {
 		if got := ownOutput(t, f, s); got != "stdout:up\nstdout:gone\nup\n" &&
 			strings.ReplaceAll(got, "stdout:", "") != "up\ngone\nup\n" {
 			return fmt.Errorf("%q", got)
@@ -211,12 +211,12 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	f.Judge()
 }
 
-// TestACommandMayNeedItsServices has one that fails until a required service is ready.
+// TestACommandMayNeedItsServices uses a command that fails until a required service is ready.
 func TestACommandMayNeedItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: 1})
 	ctx := f.Context(time.Minute)
-	// Ready when it listens on 8080.
+	// Ready once it listens on 8080.
 	db := withCheck(small("sleep 1.5; while :; do echo yes | nc -l -p 8080 >/dev/null; done"),
 		"cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '")
 	db.Healthcheck.Retries = 50
@@ -227,14 +227,14 @@ func TestACommandMayNeedItsServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := s.Info().Primary; p == nil || p.State != protocol.PrimaryRunning || p.Restarts == 0 {
-		t.Errorf("once it is ready: %+v", p)
+		t.Errorf("once the sandbox is ready: %+v", p)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
 	spec.Command = []string{"sh", "-c", "echo never; exit 9"}
 	_, err = f.Client.Create(ctx, spec, sdk.WithID("never"))
-	wantError(t, "one that fails with its services", err, protocol.FailedPrecondition, protocol.ReasonCommandExited,
+	wantError(t, "a command that fails although its services are ready", err, protocol.FailedPrecondition, protocol.ReasonCommandExited,
 		"spec.command")
 	if err := f.Client.Sandbox("never").Delete(ctx); err != nil {
 		t.Fatal(err)

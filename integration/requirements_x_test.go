@@ -18,14 +18,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The requirements on execs, files and sandboxes, each named by its line.
+// The requirements on execs, files and sandboxes. Each test name starts with the requirement's code.
 
-// script is an exec of the image's shell, for tests of what happens inside.
+// script is an exec that runs a line of shell.
 func script(text string) protocol.ExecSpec {
 	return protocol.ExecSpec{Command: []string{"sh", "-c", text}}
 }
 
-// mustExec runs an exec that must finish with exit code 0, and returns its stdout.
+// mustExec runs an exec that must finish with exit code 0 and returns its stdout.
 func mustExec(ctx context.Context, t *testing.T, s *sdk.Sandbox, spec protocol.ExecSpec) string {
 	t.Helper()
 	r, err := s.Exec(ctx, spec)
@@ -38,7 +38,7 @@ func mustExec(ctx context.Context, t *testing.T, s *sdk.Sandbox, spec protocol.E
 	return string(r.Stdout)
 }
 
-// code is a result's exit code in words.
+// code formats a result's exit code.
 func code(r *sdk.Result) string {
 	if r == nil || r.ExitCode == nil {
 		return "not known"
@@ -46,8 +46,8 @@ func code(r *sdk.Result) string {
 	return fmt.Sprint(*r.ExitCode)
 }
 
-// wantError fails the test unless err is a typed error with this code, reason and field; an empty
-// reason or field is not compared.
+// wantError fails the test unless err is a typed error with this code, reason and field. An empty reason or field
+// matches any.
 func wantError(t *testing.T, what string, err error, code protocol.Code, reason, field string) {
 	t.Helper()
 	var e *protocol.Error
@@ -60,7 +60,7 @@ func wantError(t *testing.T, what string, err error, code protocol.Code, reason,
 	}
 }
 
-// hardWords are what a shell would mangle.
+// hardWords are words that a shell would mangle.
 var hardWords = []string{
 	"a b", "'", `"`, `'"'"'`, "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "; touch /tmp/pwned", "-n", "--", "-", "new\nline",
 	"tab\there", "ü 日本 😀", "*", "\\", "${HOME}", "%s%n", "", "\x01\x7f", "not \xff\xfe utf-8",

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestATreeIsCopiedIntoAService shows that it is there before the service's command starts, once, and
-// in no other container.
+// TestATreeIsCopiedIntoAService checks that the tree is copied before the service's command starts, once, and into no
+// other container.
 func TestATreeIsCopiedIntoAService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -62,7 +62,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if info := s.Info(); info.Spec.Copies[1] != spec.Copies[1] || info.Spec.Copies[1].Service != "db" {
 		t.Errorf("read back: %+v", info.Spec.Copies)
 	}
-	// What a service made of its copy stays.
+	// Changes that a service made to its copy stay.
 	printedBy(t, ctx, s, "db", "sh", "-c", "echo changed >/seed/f; rm /etc/db.conf")
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	}
 	if got := printedBy(t, ctx, s, "db", "sh", "-c",
 		"cat /seed/f /tmp/seen; ls /etc/db.conf 2>/dev/null || echo none"); got != "changed\nchanged\nnone" {
-		t.Errorf("after a resume there is %q", got)
+		t.Errorf("after a resume the tree is %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxThatCannotBeWrittenHasCopiesInItsServices has a primary container with a read-only root.
+// TestASandboxThatCannotBeWrittenHasCopiesInItsServices uses a primary container with a read-only root.
 func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -104,7 +104,7 @@ func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
 	f.Judge()
 }
 
-// TestATreeThatCannotBeCopiedFailsItsService has the guards of trees hold for services, too.
+// TestATreeThatCannotBeCopiedFailsItsService checks that bad trees are refused for services, too.
 func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -118,8 +118,8 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		digest string
 		code   protocol.Code
 	}{
-		"a hard link":             {hostile, protocol.InvalidArgument},
-		"what was never uploaded": {sha("never"), protocol.FailedPrecondition},
+		"a hard link":           {hostile, protocol.InvalidArgument},
+		"a tree never uploaded": {sha("never"), protocol.FailedPrecondition},
 	} {
 		spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
 		spec.Copies = []protocol.Copy{{Digest: c.digest, Target: "/x", Service: "db"}}
@@ -130,7 +130,7 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		}
 		becomesEmpty(f, w)
 	}
-	// An optional one has failed, and is not started without its tree.
+	// An optional service fails and is not started without its tree.
 	spec := withServices(f, nil, services{"db": small("exec sleep 1000")})
 	spec.Copies = []protocol.Copy{{Digest: hostile, Target: "/x", Service: "db"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
@@ -141,11 +141,11 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
 	if status := f.History("s").State.Sandbox.Services["db"]; status.Reason != protocol.ReasonCopyFailed ||
 		status.Error.Field != "spec.copies[0]" {
-		t.Errorf("it has failed with %+v", status)
+		t.Errorf("the service failed with %+v", status)
 	}
 	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"},
 		Service: "db"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
-		t.Errorf("an exec in it: %v", err)
+		t.Errorf("an exec in the service: %v", err)
 	}
 	if got := serviceEvents(f.History("s"), "db"); len(got) != 1 {
 		t.Errorf("the history has %q", got)

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAnImagesOwnHealthcheckAndStopSignalAreUsed has services of an image with both, and the sandbox's
-// own command in it.
+// TestAnImagesOwnHealthcheckAndStopSignalAreUsed runs services and the sandbox's own command from an image that has
+// both.
 func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	t.Parallel()
 	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term >>/tmp/end' TERM; `
@@ -49,7 +49,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 		t.Errorf("ready %s after its start, before the image's own test can pass", took)
 	}
 	for name, script := range map[string]string{
-		"image": "sort -u /tmp/tests", // of the service's user
+		"image": "sort -u /tmp/tests", // run as the service's user
 		"own":   "ls /tmp/own; cat /tmp/tests 2>/dev/null || echo not the image\\'s",
 		"off":   "cat /tmp/tests 2>/dev/null || echo none",
 	} {
@@ -58,7 +58,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the tests of %s: %q, want %q", name, got, want)
 		}
 	}
-	// The Engine tests nothing beside, and sends nothing else to the supervisor than TERM.
+	// The Engine itself runs no test, and sends the supervisor only TERM.
 	running, err := dockerRunning(f)
 	if err != nil || len(running) != 4 {
 		t.Fatalf("running: %q, %v", running, err)
@@ -70,7 +70,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the engine has %s, %v", line, err)
 		}
 	}
-	// A worker that was started anew knows them, too.
+	// A restarted worker knows the image's settings, too.
 	w := f.Processes("worker")[0]
 	w.Kill()
 	w = w.Restart()
@@ -78,24 +78,24 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	f.Eventually(10*time.Second, "the service has failed",
 		func() error { return serviceIs(f, "s", "image", protocol.ServiceStateFailed) })
 	if status := f.History("s").State.Sandbox.Services["image"]; status.Reason != protocol.ReasonUnhealthy {
-		t.Errorf("it has failed with %+v", status)
+		t.Errorf("the service failed with %+v", status)
 	}
 	printedBy(t, ctx, s, "image", "touch", "/tmp/well")
-	f.Eventually(10*time.Second, "it is ready again",
+	f.Eventually(10*time.Second, "the service is ready again",
 		func() error { return serviceIs(f, "s", "image", protocol.ServiceStateReady) })
 	begun := time.Now()
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(begun); took > 8*time.Second {
-		t.Errorf("the stop took %s: who was asked by its own signal has been waited for until the grace was over", took)
+		t.Errorf("the stop took %s: it waited for the whole grace although the commands end on the image's signal", took)
 	}
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "image", "off", "own"} {
 		if got := printedBy(t, ctx, s, name, "cat", "/tmp/end"); got != "asked\ndone" {
-			t.Errorf("the command of %q was ended so: %q", name, got)
+			t.Errorf("the command of %q was ended with %q", name, got)
 		}
 	}
 	if got := serviceEvents(f.History("s"), "off"); !slices.Equal(got, []string{"service.ready", "service.ready"}) {

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestServicesComeBackWithTheEngine stops the Docker Engine, and kills it.
+// TestServicesComeBackWithTheEngine stops the Docker Engine, and then kills it.
 func TestServicesComeBackWithTheEngine(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "services")
@@ -56,7 +56,7 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
 				Timeout: protocol.Duration(5 * time.Second)})
 			if r == nil || string(r.Stdout) != "hello\n" {
-				time.Sleep(200 * time.Millisecond) // do not fill the history
+				time.Sleep(200 * time.Millisecond) // do not fill the history with failed execs
 				return fmt.Errorf("%+v, %v", r, err)
 			}
 			return nil
@@ -65,10 +65,10 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 			time.Since(restarted).Round(time.Millisecond))
 		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed ||
 			r.Reason != protocol.ReasonInterrupted {
-			t.Errorf("the exec that was interrupted: %+v, %v", r, err)
+			t.Errorf("the interrupted exec: %+v, %v", r, err)
 		}
 	}
-	f.Eventually(adoptedWithin, "all that should run does", func() error {
+	f.Eventually(adoptedWithin, "everything that should run is running", func() error {
 		if running := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Count(running, "\n") != 2 {
 			return fmt.Errorf("running: %q", running)
 		}
@@ -86,22 +86,22 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f.Judge()
 }
 
-// letGo makes a file in a service of a sandbox that is not ready yet, which takes no execs.
+// letGo creates a file in a service of a sandbox that is not ready yet and so takes no execs.
 func letGo(f *fleet.Fleet, host, id, service, file string) {
 	f.TB.Helper()
-	f.Eventually(time.Minute, service+" may go on", func() error {
+	f.Eventually(time.Minute, service+" is released", func() error {
 		out, err := exec.Command("docker", "-H", host, "exec",
 			"boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
 		if err != nil {
-			time.Sleep(200 * time.Millisecond) // an engine that starts has enough to do
+			time.Sleep(200 * time.Millisecond) // a starting engine is busy enough
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
 }
 
-// TestWhatRanComesBackWithItsHost has the machine of a worker and its engine restarted: every process, bridge
-// and rule is gone, and what is on disk is there.
+// TestWhatRanComesBackWithItsHost restarts the machine of a worker and its engine: processes, bridges and rules are
+// gone, files on disk remain.
 func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "host")
@@ -134,10 +134,10 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 		t.Errorf("its files are %q", got)
 	}
 	if r, err := x.Wait(ctx); r == nil || r.Reason != protocol.ReasonInterrupted {
-		t.Errorf("the exec that was interrupted: %+v, %v", r, err)
+		t.Errorf("the interrupted exec: %+v, %v", r, err)
 	}
 	if err := stopped.Refresh(ctx); err != nil || stopped.Info().State != protocol.StateStopped {
-		t.Errorf("the stopped one is %s, %v", stopped.Info().State, err)
+		t.Errorf("the stopped sandbox is %s, %v", stopped.Info().State, err)
 	}
 	if names := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Contains(names, "stopped") {
 		t.Errorf("running in the end: %q", names)
@@ -152,8 +152,8 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is
-// ready. On the next host nothing is there of either.
+// TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is ready. The next
+// host has nothing of either.
 func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
@@ -193,7 +193,7 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 			return nil
 		})
 	}
-	f.Eventually(10*time.Second, "one is ready",
+	f.Eventually(10*time.Second, "one service is ready",
 		func() error { return serviceIs(f, "s", "talker", protocol.ServiceStateReady) })
 	prints("up\n")
 	w1.Kill()
@@ -222,8 +222,8 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxMayHaveAsManyServicesAsAreAllowed has each of them on the network with an address, also when
-// all come back at once in whatever order.
+// TestASandboxMayHaveAsManyServicesAsAreAllowed checks that each service has an address on the network, even when all
+// restart at once in any order.
 func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "many")
@@ -268,7 +268,7 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheEngineIsRestartedWhileServicesStart does so during a create, and during a resume.
+// TestTheEngineIsRestartedWhileServicesStart covers a create and a resume.
 func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "starting")
@@ -284,14 +284,14 @@ func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	}
 	comesUp := func(what string) {
 		t.Helper()
-		f.Eventually(20*time.Second, "one service is ready and the other starts", func() error {
+		f.Eventually(20*time.Second, "one service is ready and the other is starting", func() error {
 			if running := docker(t, e.Host, "ps", "-q"); strings.Count(running, "\n") != 2 {
 				return fmt.Errorf("running: %q", running)
 			}
 			return serviceIs(f, "s", "quick", protocol.ServiceStateReady)
 		})
 		if b := f.History("s").State.Sandbox; b.State != protocol.StatePending {
-			t.Fatalf("%s: it is %s already", what, b.State)
+			t.Fatalf("%s: the sandbox is already %s", what, b.State)
 		}
 		e.Restart()
 		restarted := time.Now()

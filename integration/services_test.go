@@ -230,10 +230,10 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	t.Logf("%d of %d bytes were kept", stdout.Len(), gaps)
 	for _, err := range s.Logs(ctx, sdk.WithService("nobody")) {
 		if protocol.CodeOf(err) != protocol.InvalidArgument {
-			t.Errorf("the output of a service that is not there: %v", err)
+			t.Errorf("the output of an unknown service: %v", err)
 		}
 	}
-	// An exec in a service ends with the sandbox's stop, and its record says so.
+	// An exec in a service ends when the sandbox stops, and is recorded as stopped.
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker"})
 	if err != nil {
 		t.Fatal(err)
@@ -258,8 +258,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of bringing a service up, of a
-// stop and of a delete. Its successor goes on from there.
+// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of starting a service, of a stop and of a
+// delete. The restarted worker resumes from there.
 func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -299,7 +299,7 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 				t.Errorf("the primary reads %q", got)
 			}
 			if got := printedBy(t, ctx, s, "web", "cat", "/tree/f"); got != "copied" {
-				t.Errorf("the service has a copy that reads %q", got)
+				t.Errorf("the service's copy contains %q", got)
 			}
 			x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
 				"trap 'exit 3' TERM; echo going; while :; do sleep 0.1; done"}, Service: "web"})
@@ -377,7 +377,7 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	db := postgres()
-	// The hook runs in the primary container: that one has psql too.
+	// The hook runs in the primary container, which has psql, too.
 	psql := []string{"psql", "-h", "db", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-Atc"}
 	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql),
 		"create table t (n int); insert into t values (42)")}}
@@ -400,7 +400,7 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	if got := strings.ReplaceAll(printedBy(t, ctx, s, "", "bash", "-c", script), "\r", ""); got != "+OK\n$1\nv\n+OK" {
 		t.Errorf("the primary reads %q from Redis", got)
 	}
-	// What they hold is there after a stop and a resume.
+	// The data is still there after a stop and a resume.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -18,12 +18,12 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAWorkersDefaultsLieBelowEverything makes sandboxes on two hosts with different defaults.
+// TestAWorkersDefaultsLieBelowEverything creates sandboxes on two hosts with different defaults.
 func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
-	// A host whose heartbeat is a little late gets what is meant for it: the lease is longer than it takes
-	// to suspect one.
+	// The lease is longer than the time after which a host is suspect, so a slightly late heartbeat does not move
+	// sandboxes.
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1, LockTTL: 9 * time.Second})
 	f.Coordinator("c1", fleet.Role{Defaults: spec.Defaults{"default": {Env: map[string]string{"OVER": "tenant"},
 		PIDs: 300}}})
@@ -52,7 +52,7 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 	}
 	const look = "echo $WHERE $OVER $(id -u); cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; cat /cache/file 2>/dev/null; ls -d /w[12]"
 
-	f.Run(t, "what nobody says is the worker's", func(t *testing.T) {
+	f.Run(t, "fields that nothing else sets get the worker's defaults", func(t *testing.T) {
 		box := create("silent", protocol.SandboxSpec{})
 		if got, want := mustPrint(t, f, box, look), fmt.Sprintf("w1 tenant 1000\n%d\ncached\n/w1",
 			48<<20); got != want {
@@ -78,7 +78,7 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 			t.Errorf("resumed: %+v", s)
 		}
 	})
-	f.Run(t, "what a request says wins", func(t *testing.T) {
+	f.Run(t, "the request overrides the defaults", func(t *testing.T) {
 		own := protocol.SandboxSpec{Memory: 96 << 20, User: "0", Env: map[string]string{"WHERE": "request"},
 			Network: &protocol.Network{Mode: protocol.NetworkInternet}}
 		box := create("loud", own)
@@ -90,9 +90,9 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 			t.Errorf("read back: %+v", s)
 		}
 		own.Image = fleet.Image
-		for range 2 { // the second one's answer is looked up
+		for range 2 { // the second answer comes from the duplicate lookup
 			if _, err := f.Client.Create(ctx, own, sdk.WithID("twice"), sdk.WithRequestID("same")); err != nil {
-				t.Errorf("a repeated request does not find its own: %v", err)
+				t.Errorf("a repeated request does not find its sandbox: %v", err)
 			}
 		}
 		own.Memory++
@@ -125,7 +125,7 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 		}
 		if code, _, stderr = c.run(text+"mounts: [/x:/w1]\n", "spec", "render", "-f", "-", "--worker",
 			"w1"); code != 2 || !strings.Contains(stderr, "with the defaults of worker w1") {
-			t.Errorf("what contradicts them: %d, %s", code, stderr)
+			t.Errorf("a spec that contradicts them: %d, %s", code, stderr)
 		}
 		if _, stdout, _ = c.run("", "sandbox", "events", "silent"); !strings.Contains(stdout,
 			"to w1  with its defaults\n") {
@@ -145,21 +145,21 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 			t.Errorf("apply: %d, %s, %s", code, stdout, stderr)
 		}
 	})
-	f.Run(t, "what contradicts them goes elsewhere, or waits", func(t *testing.T) {
+	f.Run(t, "a sandbox that contradicts them goes to another host or waits", func(t *testing.T) {
 		w2 := f.Worker("w2", fleet.Role{Engine: hosts[1].Host, WorkerDefaults: below("w2", 56<<20), Slots: 3})
 		box := create("other", protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/w1"}}})
 		if i := box.Info(); i.Worker != "w2" || i.Spec.Memory != 56<<20 {
-			t.Errorf("it is on %s with %s", i.Worker, i.Spec.Memory)
+			t.Errorf("the sandbox is on %s with %s", i.Worker, i.Spec.Memory)
 		}
 		if err := box.Delete(ctx); err != nil {
 			t.Fatal(err)
 		}
 		w2.Stop()
-		f.Eventually(20*time.Second, "w2 is known to be gone", func() error {
+		f.Eventually(20*time.Second, "w2 is listed as gone", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			if slices.ContainsFunc(hosts,
 				func(h *protocol.Host) bool { return h.Worker == "w2" && h.State == protocol.HostReady }) {
-				return errors.New("it is ready")
+				return errors.New("it is still ready")
 			}
 			return err
 		})
@@ -181,8 +181,8 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	f.Run(t, "after the loss of a host they are the next one's", func(t *testing.T) {
-		for _, id := range []string{"fill1", "fill2"} { // so that w1 is the emptier one, and has a slot
+	f.Run(t, "after the loss of a host the next host's defaults apply", func(t *testing.T) {
+		for _, id := range []string{"fill1", "fill2"} { // so that w1 is the emptier host and has a free slot
 			onHost(ctx, t, create(id, protocol.SandboxSpec{Tmpfs: []protocol.Tmpfs{{Target: "/w1"}}}), "w2")
 		}
 		if err := f.Client.Sandbox("loud").Delete(ctx); err != nil {
@@ -210,7 +210,7 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerDoesNotStartWithDefaultsThatCannotBe tries the file as an operator would.
+// TestAWorkerDoesNotStartWithDefaultsThatCannotBe reads the defaults file as an operator's worker does.
 func TestAWorkerDoesNotStartWithDefaultsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -239,7 +239,7 @@ func TestAWorkerDoesNotStartWithDefaultsThatCannotBe(t *testing.T) {
 	}
 	if code, _, stderr := c.run("", "worker", "--name", "w1", "--defaults", file+"x"); code == 0 ||
 		!strings.Contains(stderr, file+"x") {
-		t.Errorf("a file that is not there: %d, %s", code, stderr)
+		t.Errorf("a missing file: %d, %s", code, stderr)
 	}
-	f.Worker("w1", fleet.Role{}) // what they left on the engine goes with the fleet
+	f.Worker("w1", fleet.Role{}) // removes what the failed workers left on the engine
 }
