@@ -298,7 +298,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
-// leases says who holds which host by which token.
+// leases lists which worker holds which host with which token.
 func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	t.Helper()
 	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
@@ -311,7 +311,7 @@ func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	return text
 }
 
-// serverOf is the server that leads the event log, or one that follows.
+// serverOf returns the index of the server that leads the event log, or of one that follows.
 func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	f.TB.Helper()
 	f.Eventually(20*time.Second, "the event log has a leader", func() error {
@@ -331,7 +331,7 @@ func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	return index
 }
 
-// stalls is how long the longest call took.
+// stalls records how long the longest call took.
 type stalls struct {
 	mu      sync.Mutex
 	longest time.Duration

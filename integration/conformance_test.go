@@ -21,22 +21,22 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-var updateDocs = flag.Bool("update-docs", false, "write docs/conformance.md as the tests find it")
+var updateDocs = flag.Bool("update-docs", false, "write the results to docs/conformance.md")
 
 const conformanceFile = "../docs/conformance.md"
 
-// part is one field of a sandbox's spec: how it is given in each way, and how its work is seen.
+// part is one field of a sandbox's spec: how it is set in each way, and how its effect is checked.
 type part struct {
 	field string
-	set   func(*protocol.SandboxSpec) // through the SDK
-	flags []string                    // through the CLI; none: through its -f
-	yaml  string                      // through a file; of services.*, in the service db
+	set   func(*protocol.SandboxSpec) // set through the SDK
+	flags []string                    // set through the CLI; none: through its -f
+	yaml  string                      // set through a file; a field of services.* is set in the service db
 
-	in          string // the service that the probe is run in; default: the primary container
-	probe, want string // run there, and what it prints; or
-	shown       string // the test that shows it
+	in          string // the service that the probe runs in; default: the primary container
+	probe, want string // a script and its expected output, or
+	shown       string // the test that covers the field
 
-	read func(*protocol.Sandbox) any // of what is read back: the same in every way, and set
+	read func(*protocol.Sandbox) any // the value as read back: set, and the same in every way
 }
 
 // imagePart is in each group.
@@ -44,7 +44,7 @@ var imagePart = part{field: "image", set: func(s *protocol.SandboxSpec) { s.Imag
 	flags: []string{"--image", fleet.Image}, yaml: "image: " + fleet.Image,
 	probe: "ls /bin/busybox", want: "/bin/busybox", read: func(b *protocol.Sandbox) any { return b.Image }}
 
-// parts are all fields. Those of one group are given to one sandbox together.
+// parts lists all fields by group. The fields of one group are set on one sandbox together.
 func parts(dirs conformanceDirs) map[string][]part {
 	spec := func(read func(*protocol.SandboxSpec) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(&b.Spec) }
@@ -176,7 +176,7 @@ func parts(dirs conformanceDirs) map[string][]part {
 	}
 }
 
-// serviceParts are the fields of services, and of copies into them.
+// serviceParts are the fields of services and of copies into them.
 func serviceParts(dirs conformanceDirs) []part {
 	of := func(read func(protocol.Service) any) func(*protocol.Sandbox) any {
 		return func(b *protocol.Sandbox) any { return read(b.Spec.RequiredServices["db"]) }
@@ -233,7 +233,7 @@ func inDB(change func(*protocol.Service)) func(*protocol.SandboxSpec) {
 	}
 }
 
-// refused are the fields that the hosts of these tests cannot give: they must be refused, by name.
+// refused are the fields that the test hosts do not support: they must be refused by name.
 func refused() []part {
 	return []part{
 		{field: "disk", set: func(s *protocol.SandboxSpec) { s.Disk = 1 << 30 }, flags: []string{"--disk", "1g"},
@@ -245,7 +245,7 @@ func refused() []part {
 	}
 }
 
-// elsewhere are the fields that are not tried here, and the test that does.
+// elsewhere maps the fields that this test does not cover to the test that does.
 var elsewhere = map[string]string{}
 
 type conformanceDirs struct {
@@ -254,12 +254,11 @@ type conformanceDirs struct {
 	httpd       string        // an image with a command that serves /etc
 }
 
-// ways are how a sandbox is asked for.
+// ways are the ways to create a sandbox.
 var ways = []string{"SDK", "CLI", "YAML"}
 
-// TestEveryFieldWorksInEveryWay gives each field of a spec through the SDK, the CLI and a file, looks
-// whether it works and what is read back, and compares what it found with the table in the
-// documentation.
+// TestEveryFieldWorksInEveryWay sets each field of a spec through the SDK, the CLI and a file, checks its effect and
+// what is read back, and compares the result with the table in the documentation.
 func TestEveryFieldWorksInEveryWay(t *testing.T) {
 	t.Parallel()
 	dirs := conformanceDirs{mount: t.TempDir(),
@@ -313,7 +312,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 				} else if way == "CLI" && len(p.flags) == 0 {
 					cell = "with -f"
 				}
-				// A field of several groups must work in each, and may have its flag in one.
+				// A field in several groups must work in each, and may have a CLI flag in one of them.
 				if before := found[p.field][way]; before == "" || before == "with -f" || cell == "NO" {
 					found[p.field][way] = cell
 				}
@@ -332,7 +331,7 @@ func TestEveryFieldWorksInEveryWay(t *testing.T) {
 			found[p.field][way] = "refused"
 		}
 	}
-	f.Eventually(10*time.Second, "nothing is left of what was refused", func() error {
+	f.Eventually(10*time.Second, "the refused creates leave nothing", func() error {
 		for _, o := range f.Objects("") {
 			if strings.Contains(o, "disk") || strings.Contains(o, "gpus") {
 				return errors.New(o)
@@ -351,7 +350,7 @@ func asText(v any) string {
 	return string(data)
 }
 
-// buildCLI builds the command line.
+// buildCLI builds the boxfleet program.
 func buildCLI(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "boxfleet")
@@ -362,7 +361,7 @@ func buildCLI(t *testing.T) string {
 	return path
 }
 
-// createIn makes a sandbox with all of the fields in one of the ways.
+// createIn creates a sandbox with all of the fields in one of the ways.
 func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) (*sdk.Sandbox, error) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -402,8 +401,7 @@ func createIn(t *testing.T, f *fleet.Fleet, cli, way, id string, fields []part) 
 	return f.Client.Get(ctx, id)
 }
 
-// compareTable fails where a field of the spec is in no group, or the documentation says something
-// else than was found.
+// compareTable fails the test if a field of the spec is in no group or the documentation differs from the result.
 func compareTable(t *testing.T, found map[string]map[string]string, groups map[string][]part) {
 	t.Helper()
 	shown := map[string]string{}
@@ -436,7 +434,7 @@ func compareTable(t *testing.T, found map[string]map[string]string, groups map[s
 			enforced = "not supported by the test hosts, which say so"
 		} else if by != "" {
 			if !slices.ContainsFunc(tests, func(name string) bool { return strings.HasPrefix(name, by) }) {
-				t.Errorf("%s is shown by %s, which does not exist", field, by)
+				t.Errorf("%s is covered by %s, which does not exist", field, by)
 			}
 			enforced = "`" + by + "`"
 		} else if !here {
@@ -504,7 +502,7 @@ func testNames(t *testing.T) (names []string) {
 	return names
 }
 
-// TestTheSecurityPageNamesTestsThatExist keeps the page from promising what nothing tries.
+// TestTheSecurityPageNamesTestsThatExist keeps the page from promising what no test covers.
 func TestTheSecurityPageNamesTestsThatExist(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/security.md")
@@ -515,7 +513,7 @@ func TestTheSecurityPageNamesTestsThatExist(t *testing.T) {
 	tests := testNames(t)
 	for _, m := range named {
 		if !slices.Contains(tests, string(m[1])) {
-			t.Errorf("there is no %s", m[1])
+			t.Errorf("the page names %s, which does not exist", m[1])
 		}
 	}
 	if len(named) < 10 {
