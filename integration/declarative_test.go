@@ -197,8 +197,8 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 
 	// One sandbox differs: nothing is created, and every difference is named.
 	code, stdout, stderr = apply(document("a", "cpu: 2\nenv: {B: 1}\n") + document("b", "") + document("new", ""))
-	for _, want := range []string{"already_exists", "sandbox a is there with another env.B, cpu",
-		"sandbox b is there with another env.A", "nothing is changed"} {
+	for _, want := range []string{"already_exists", "sandbox a exists with a different env.B, cpu",
+		"sandbox b exists with a different env.A", "nothing was changed"} {
 		if code != 1 || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("want %q, got %d, %q, %s", want, code, stdout, stderr)
 		}
@@ -225,8 +225,8 @@ func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
 		t.Errorf("got %d, %q, %s", code, stdout, stderr)
 	}
 	for text, want := range map[string]string{
-		"image: x":                            "document 1 has none",
-		document("a", "") + document("a", ""): "documents 1 and 2 have the same: a",
+		"image: x":                            "document 1 has no name",
+		document("a", "") + document("a", ""): "documents 1 and 2 have the same value: a",
 		document("a.b", ""):                   "line 2, column 5",
 		document("z", "") + document("y", "nonsense: 1"): "spec.nonsense: stdin: line 11, column 1",
 		"": "no document",
