@@ -31,7 +31,7 @@ func TestWhatIsExcludedIsNotUploaded(t *testing.T) {
 	for _, name := range []string{".git/HEAD", "src/deep/x.pyc", "src/deep/node_modules/a/b", "top.log"} {
 		writeFile(t, filepath.Join(dir, name), "excluded", 0o644, at)
 	}
-	// What is left out need not even be fit to be copied.
+	// Excluded files may even be of a kind that cannot be copied.
 	if err := os.Symlink("/etc", filepath.Join(dir, ".git", "out")); err != nil {
 		t.Fatal(err)
 	}
@@ -53,20 +53,20 @@ func TestWhatIsExcludedIsNotUploaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if with != without {
-		t.Errorf("what is left out leaves a trace: %+v, %+v", with, without)
+		t.Errorf("excluded files change the tree: %+v, %+v", with, without)
 	}
 	_, err = f.Client.Upload(ctx, dir, "/x", sdk.WithExclude("fine", "a["))
-	wantError(t, "a pattern that is none", err, protocol.InvalidArgument, "", "exclude[1]")
+	wantError(t, "an invalid pattern", err, protocol.InvalidArgument, "", "exclude[1]")
 }
 
 func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 	t.Parallel()
 	const age = 6 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
-	// A machine that others use too may stand still for so long that a try says nothing of the other blob.
+	// On a busy machine the test may be paused so long that a try says nothing about the blob in use.
 	for try := 1; !blobsGoByAge(t, f, age, try); try++ {
 		if try == 5 {
-			t.Fatal("in no try was anything looked at in time")
+			t.Fatal("no try ran fast enough to be conclusive")
 		}
 	}
 	nc, err := nats.Connect(f.URL())
@@ -78,17 +78,18 @@ func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(3*age, "nothing is left of either", func() error {
+	f.Eventually(3*age, "both blobs are removed", func() error {
 		stream, err := js.Stream(f.Context(time.Minute), "OBJ_"+protocol.BucketBlobs)
 		if err == nil && stream.CachedInfo().State.Msgs > 0 {
-			err = fmt.Errorf("there are %d messages of %d bytes", stream.CachedInfo().State.Msgs, stream.CachedInfo().State.Bytes)
+			err = fmt.Errorf("%d messages of %d bytes are left", stream.CachedInfo().State.Msgs,
+				stream.CachedInfo().State.Bytes)
 		}
 		return err
 	})
 }
 
-// blobsGoByAge uploads a tree that nobody uses again, and one that is uploaded again: while it is fresh,
-// when nothing is sent, and when it no longer is. It says whether each was looked at in time.
+// blobsGoByAge uploads two trees, one of which it uploads again: first while it is fresh, so that nothing is sent, then
+// when it no longer is. It reports whether every check ran in time.
 func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (conclusive bool) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -121,42 +122,42 @@ func blobsGoByAge(t *testing.T, f *fleet.Fleet, age time.Duration, try int) (con
 		return copied
 	}
 	if copied := again(); copied != other {
-		t.Errorf("the same tree is now %+v", copied)
+		t.Errorf("the same tree gives %+v", copied)
 	}
 	if uploads > 0 && time.Since(otherStored) < age/2 {
-		t.Errorf("what is stored was sent again, %d times", uploads)
+		t.Errorf("a stored tree was sent again, %d times", uploads)
 	}
 	conclusive = uploads == 0
 	uploads = 0
-	f.Eventually(age, "half of its life is over", func() error {
+	f.Eventually(age, "the tree is half its age", func() error {
 		if fresh, err := f.Conn.FreshBlob(ctx, other.Digest); fresh || err != nil {
-			return fmt.Errorf("it is fresh: %w", err)
+			return fmt.Errorf("it is too young: %w", err)
 		}
 		return nil
 	})
 	otherStored = time.Now()
 	if copied := again(); copied != other || uploads == 0 {
-		t.Error("what is old was not sent again")
+		t.Error("an old tree was not sent again")
 	}
-	f.Eventually(2*age, "the old one goes", func() error {
+	f.Eventually(2*age, "the unused tree is removed", func() error {
 		if there(first.Digest) {
-			return errors.New("it is there")
+			return errors.New("it still exists")
 		}
 		return nil
 	})
 	if took := time.Since(firstStored); took < age {
-		t.Errorf("it went after %s", took)
+		t.Errorf("the unused tree was removed after %s", took)
 	}
 	if there(other.Digest) {
 		return conclusive
 	}
 	if time.Since(otherStored) < age {
-		t.Error("the one that was sent again went too")
+		t.Error("the tree that was sent again was removed too")
 	}
 	return false
 }
 
-// blobStore opens the store of uploads by the client of NATS itself.
+// blobStore opens the store of uploads with the plain NATS client.
 func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.ObjectStore, error) {
 	t.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -171,10 +172,10 @@ func blobStore(ctx context.Context, t *testing.T, f *fleet.Fleet) (jetstream.Obj
 	return js.ObjectStore(ctx, protocol.BucketBlobs)
 }
 
-// An upload outlives its age for as long as a sandbox waits with it.
+// An upload outlives its age while a pending sandbox needs it.
 func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	t.Parallel()
-	const age = 12 * time.Second // half of it, but for one look, is what the machine may stand still
+	const age = 12 * time.Second // the machine may pause for almost half of it
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})
 	ctx := f.Context(2 * time.Minute)
 	dir := t.TempDir()
@@ -194,7 +195,7 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	stored := time.Now()
-	f.Eventually(4*age, "the tree is stored anew, later than its life would have been", func() error {
+	f.Eventually(4*age, "the tree is stored again after its original lifetime", func() error {
 		info, err := store.GetInfo(ctx, copied.Digest)
 		if err == nil && info.ModTime.Before(stored.Add(age)) {
 			err = fmt.Errorf("it was stored at %s", info.ModTime)
@@ -208,9 +209,9 @@ func TestASandboxThatWaitsKeepsItsTrees(t *testing.T) {
 	if got := mustExec(ctx, t, s, script("cat /x/f")); got != "content" {
 		t.Errorf("the sandbox has %q", got)
 	}
-	f.Eventually(3*age, "what nobody waits with goes", func() error {
+	f.Eventually(3*age, "the tree is removed once no sandbox needs it", func() error {
 		if there, err := f.Conn.HasBlob(ctx, copied.Digest); err != nil || there {
-			return fmt.Errorf("it is there: %w", err)
+			return fmt.Errorf("it still exists: %w", err)
 		}
 		return nil
 	})

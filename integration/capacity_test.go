@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAHostGivesBackWhatIsBeyondItsSlots plays a scheduler that was paused and believes that a host of two slots is
-// empty: the worker takes two of four sandboxes, and the others go elsewhere, or wait. None fails.
+// TestAHostGivesBackWhatIsBeyondItsSlots plays a scheduler that was paused and takes a host of two slots for empty. The
+// worker accepts two of four sandboxes; the others go to another host or wait. None fails.
 func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")
@@ -30,14 +30,17 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 	for i := range n {
 		id := fmt.Sprint("stale-", i)
 		whole, builtIn := spec.Resolve(f.Spec())
-		if _, err := f.Conn.ReserveSandbox(ctx, "default", id, protocol.Reservation{Request: id, Time: time.Now()}); err != nil {
+		if _, err := f.Conn.ReserveSandbox(ctx, "default", id,
+			protocol.Reservation{Request: id, Time: time.Now()}); err != nil {
 			t.Fatal(err)
 		}
 		j := f.Conn.Journal(jetstream.JournalConfig{Tenant: "default", Sandbox: id, Writer: "stale"})
 		if _, err := j.Do(ctx, func(s *protocol.State, _ time.Time) ([]protocol.Event, error) {
 			return []protocol.Event{
-				{Kind: protocol.SandboxAccepted, Request: id, Phase: &protocol.SandboxDetails{Spec: &whole, BuiltIn: builtIn}},
-				{Kind: protocol.SandboxAssigned, Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host.HostID, Generation: 1}},
+				{Kind: protocol.SandboxAccepted, Request: id,
+					Phase: &protocol.SandboxDetails{Spec: &whole, BuiltIn: builtIn}},
+				{Kind: protocol.SandboxAssigned,
+					Phase: &protocol.SandboxDetails{Worker: "w1", HostID: host.HostID, Generation: 1}},
 			}, nil
 		}); err != nil {
 			t.Fatal(err)
@@ -56,7 +59,8 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 			switch b := s.Info(); {
 			case b.State == protocol.StateReady:
 				ready[b.Worker]++
-			case b.State == protocol.StatePending && !b.Assigned && len(b.Refusals) == 1 && b.Refusals[0].Reason == "all of its 2 slots are taken":
+			case b.State == protocol.StatePending && !b.Assigned && len(b.Refusals) == 1 &&
+				b.Refusals[0].Reason == "all of its 2 slots are taken":
 				back++
 			case b.State != protocol.StatePending:
 				t.Fatalf("%s is %s: %v", b.ID, b.State, b.Error)
@@ -64,14 +68,14 @@ func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
 		}
 		return ready, back, nil
 	}
-	f.Eventually(30*time.Second, "two are ready and two were given back", func() error {
+	f.Eventually(30*time.Second, "two sandboxes are ready and two were given back", func() error {
 		if ready, back, err := on(); err != nil || ready["w1"] != 2 || back != 2 {
 			return fmt.Errorf("ready %v, given back %d, %v", ready, back, err)
 		}
 		return nil
 	})
 	f.Worker("w2", fleet.Role{Engine: other.Host, Slots: 2})
-	f.Eventually(30*time.Second, "the others are ready elsewhere", func() error {
+	f.Eventually(30*time.Second, "the others are ready on another host", func() error {
 		if ready, _, err := on(); err != nil || ready["w1"] != 2 || ready["w2"] != 2 {
 			return fmt.Errorf("ready %v, %v", ready, err)
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The coordinator is 15 days ahead, as long as what is stopped is kept. The worker is ahead by more than a
-// create may take, and after its restart behind by more than an exec may run.
+// The coordinator's clock is 15 days ahead, which is how long stopped sandboxes are kept. The worker's is first further
+// ahead than a create may take and, after a restart, further behind than an exec may run.
 func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1})
@@ -21,12 +21,13 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 	ctx := f.Context(2 * time.Minute)
 	skewed := func(by time.Duration) {
 		t.Helper()
-		f.Eventually(15*time.Second, "the skew is shown", func() error {
+		f.Eventually(15*time.Second, "the host list shows the skew", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			if err != nil {
 				return err
 			}
-			if len(hosts) != 1 || hosts[0].Skew == nil || !hosts[0].ClockOff || (hosts[0].Skew.Std()-by).Abs() > 30*time.Second {
+			if len(hosts) != 1 || hosts[0].Skew == nil || !hosts[0].ClockOff ||
+				(hosts[0].Skew.Std()-by).Abs() > 30*time.Second {
 				return fmt.Errorf("%+v", hosts)
 			}
 			return nil
@@ -45,7 +46,8 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 	if err := stopped.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo told"}, Timeout: protocol.Duration(time.Minute)}, sdk.WithID("x"))
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+		"while [ ! -e /tmp/enough ]; do sleep 0.1; done; echo told"}, Timeout: protocol.Duration(time.Minute)}, sdk.WithID("x"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +55,7 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 	w.Stop()
 	f.Worker("w1", fleet.Role{Clock: -15 * time.Minute})
 	skewed(-15 * time.Minute)
-	// The watchdog looks at everything, and ends an exec that it thinks overdue after a second.
+	// The watchdog checks every sandbox and would end an exec that it takes for overdue after a second.
 	for i := range 3 {
 		short := f.Spec()
 		short.TTL = protocol.Duration(time.Second)
@@ -82,19 +84,20 @@ func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b := s.Info(); b.State != protocol.StateReady || b.Desired != protocol.StateReady {
-		t.Errorf("a sandbox in use is %s, on its way to %s: %s", b.State, b.Desired, b.Reason)
+		t.Errorf("a sandbox in use is %s, desired %s: %s", b.State, b.Desired, b.Reason)
 	}
 	if stopped, err = f.Client.Get(ctx, "stopped"); err != nil || stopped.Info().State != protocol.StateStopped {
-		t.Errorf("what was stopped a moment ago is %+v, %v", stopped, err)
+		t.Errorf("a sandbox stopped a moment ago is %+v, %v", stopped, err)
 	}
-	// Every time in the history is the store's.
+	// All times in the history come from the store.
 	over := time.Now()
 	x, err = s.GetExec(ctx, "x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	info := s.Info()
-	for what, at := range map[string]time.Time{"created": info.CreatedAt, "assigned": info.AssignedAt, "ready": info.ReadyAt, "active": info.ActiveAt,
+	for what, at := range map[string]time.Time{"created": info.CreatedAt, "assigned": info.AssignedAt,
+		"ready": info.ReadyAt, "active": info.ActiveAt,
 		"exec accepted": x.Info().AcceptedAt, "exec started": x.Info().StartedAt, "exec ended": x.Info().EndedAt} {
 		if at.Before(began.Add(-time.Minute)) || at.After(over.Add(time.Minute)) {
 			t.Errorf("%s at %s, and the test ran from %s to %s", what, at, began, over)

@@ -17,8 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Two hosts, each a real engine in a network namespace of its own, two coordinators, and a cluster
-// of three NATS servers.
+// The cluster has two hosts, each a real engine in its own network namespace, two coordinators, and three NATS servers.
 func TestAClusterOfHosts(t *testing.T) {
 	var hosts [2]*engines.Engine
 	for i := range hosts {
@@ -30,7 +29,7 @@ func TestAClusterOfHosts(t *testing.T) {
 	t.Run("NATS servers are killed under load", func(t *testing.T) { serversLost(t, hosts) })
 }
 
-// onHost waits until a sandbox is ready, and fails the test unless it is on the worker.
+// onHost waits until a sandbox is ready and fails the test unless it is on the worker.
 func onHost(ctx context.Context, t *testing.T, s *sdk.Sandbox, worker string) {
 	t.Helper()
 	if err := s.WaitReady(ctx); err != nil {
@@ -46,7 +45,8 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1, LockTTL: lockTTL})
 	ctx := f.Context(4 * time.Minute)
 	locks := f.WatchLocks()
-	w1 := f.Worker("w1", fleet.Role{Engine: hosts[0].Host, CrashAt: "after-container-create", CrashAfter: 3, Reconcile: time.Second})
+	w1 := f.Worker("w1", fleet.Role{Engine: hosts[0].Host, CrashAt: "after-container-create", CrashAfter: 3,
+		Reconcile: time.Second})
 	one, two := f.Create("one"), f.Create("two")
 	onHost(ctx, t, one, "w1")
 	onHost(ctx, t, two, "w1")
@@ -54,21 +54,22 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	knownToAll(ctx, f, "w2")
 	onHost(ctx, t, f.Create("three"), "w2")
 	onHost(ctx, t, f.Create("four"), "w2")
-	x, err := one.Start(ctx, script("i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); usleep 100000; done; exit 6"))
+	x, err := one.Start(ctx,
+		script("i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); usleep 100000; done; exit 6"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // it runs
+		break // the exec runs
 	}
-	// Both hosts are equally full: the first one takes the next, and dies over it.
+	// Both hosts are equally full: the first one takes the next sandbox and its worker dies during the create.
 	s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("five"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w1.AwaitKilled(time.Minute)
 	died := time.Now()
-	f.Eventually(15*time.Second, "what was ready is shown unreachable, and ready", func() error {
+	f.Eventually(15*time.Second, "the ready sandboxes are ready and unreachable", func() error {
 		for _, id := range []string{"one", "two"} {
 			s, err := f.Client.Get(ctx, id)
 			if err != nil {
@@ -89,21 +90,22 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 		}
 	}
 	if len(assigned) != 2 {
-		t.Fatalf("it was assigned %d times", len(assigned))
+		t.Fatalf("the sandbox was assigned %d times", len(assigned))
 	}
 	renewals := locks.Of("w1")
 	after := assigned[1].Time.Sub(renewals[len(renewals)-1].Time)
-	t.Logf("lease %s: shown unreachable %s after the death, assigned elsewhere %s after the last renewal", lockTTL, shown.Round(time.Millisecond), after.Round(time.Millisecond))
+	t.Logf("lease %s: unreachable %s after the death, reassigned %s after the last renewal", lockTTL,
+		shown.Round(time.Millisecond), after.Round(time.Millisecond))
 	if after < lockTTL || after > lockTTL+15*time.Second {
-		t.Errorf("it was assigned elsewhere %s after the last renewal: before the lease was over, or long after", after)
+		t.Errorf("reassigned %s after the last renewal: before the lease ended, or long after", after)
 	}
 	if made := f.Objects(hosts[0].Host); !strings.Contains(strings.Join(made, " "), ".five") {
-		t.Errorf("the dead worker had made nothing, so there is nothing to remove: %q", made)
+		t.Errorf("the dead worker had created nothing, so the test shows no removal: %q", made)
 	}
 
 	w1.Restart()
 	for _, s := range []*sdk.Sandbox{one, two} {
-		f.Eventually(10*time.Second, s.ID()+" comes back with its host", func() error {
+		f.Eventually(10*time.Second, s.ID()+" is reachable again", func() error {
 			if err := s.Refresh(ctx); err != nil || s.Info().Unreachable {
 				return fmt.Errorf("unreachable %v: %v", s.Info().Unreachable, err)
 			}
@@ -113,17 +115,17 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	}
 	r, err := x.Wait(ctx)
 	if err != nil || code(r) != "6" {
-		t.Errorf("the exec that ran on: %v, exit code %s", err, code(r))
+		t.Errorf("the exec that kept running: %v, exit code %s", err, code(r))
 	}
 	for i, line := range strings.Fields(string(r.Stdout)) {
 		if line != fmt.Sprint(i) {
 			t.Fatalf("line %d of its output is %s", i, line)
 		}
 	}
-	f.Eventually(10*time.Second, "the half-made container is gone", func() error {
+	f.Eventually(10*time.Second, "the unfinished container is removed", func() error {
 		for _, o := range f.Objects(hosts[0].Host) {
 			if strings.HasSuffix(o, ".five") {
-				return errors.New("there is " + o)
+				return errors.New("still on the engine: " + o)
 			}
 		}
 		return nil
@@ -135,7 +137,7 @@ func workerLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
-// knownToAll waits until every coordinator lists a worker's host as ready: any of them answers.
+// knownToAll waits until every coordinator lists a worker's host as ready, since any of them may answer.
 func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
 	f.TB.Helper()
 	f.Eventually(30*time.Second, "each coordinator knows "+worker, func() error {
@@ -146,19 +148,21 @@ func knownToAll(ctx context.Context, f *fleet.Fleet, worker string) {
 			}
 			ready := func(h *protocol.Host) bool { return h.Worker == worker && h.State == protocol.HostReady }
 			if !slices.ContainsFunc(hosts, ready) {
-				return errors.New("one does not")
+				return errors.New("a coordinator does not know it")
 			}
 		}
 		return nil
 	})
 }
 
-// scheduler is the coordinator, of those that run, which took the scheduler's lock last.
+// scheduler returns the running coordinator that last took the scheduler's lock.
 func scheduler(f *fleet.Fleet, coordinators ...*fleet.Process) (leader *fleet.Process) {
 	f.TB.Helper()
 	f.Eventually(20*time.Second, "a coordinator schedules", func() error {
 		for _, c := range coordinators {
-			if !c.Exited() && strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(), "no longer schedules") {
+			if !c.Exited() &&
+				strings.LastIndex(c.Log(), "this coordinator schedules") > strings.LastIndex(c.Log(),
+					"no longer schedules") {
 				leader = c
 				return nil
 			}
@@ -179,22 +183,23 @@ func schedulerLost(t *testing.T, hosts [2]*engines.Engine) {
 	mustExec(ctx, t, f.Create("before"), script("true"))
 	scheduler(f, c1, c2).Kill()
 	died := time.Now()
-	s := f.Create("after") // it waits for the other
+	s := f.Create("after") // waits for the other coordinator
 	took := time.Since(died)
 	t.Logf("the next sandbox was ready %s after the scheduling coordinator was killed", took.Round(time.Millisecond))
 	assigned := find(t, history(ctx, t, f.Client, "after"), protocol.SandboxAssigned)
-	if after := assigned.Time.Sub(died); after > 15*time.Second { // its lock lasts 6 s
+	if after := assigned.Time.Sub(died); after > 15*time.Second { // the lock's time to live is 6 s
 		t.Errorf("the other coordinator scheduled %s after the death", after)
 	}
 	mustExec(ctx, t, s, script("true"))
 	f.Judge()
 }
 
-// serversLost kills a follower, and then the leader of the event log, while eight clients work.
+// serversLost kills a follower and then the leader of the event log while eight clients work.
 func serversLost(t *testing.T, hosts [2]*engines.Engine) {
-	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // the product's leases: 30 s
+	f := fleet.Start(t, fleet.Options{Servers: 3, Coordinators: 2, Workers: -1}) // default leases of 30 s
 	ctx := f.Context(3 * time.Minute)
-	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}), f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
+	workers := []*fleet.Process{f.Worker("w1", fleet.Role{Engine: hosts[0].Host}),
+		f.Worker("w2", fleet.Role{Engine: hosts[1].Host})}
 	for _, w := range workers {
 		knownToAll(ctx, f, w.Name)
 	}
@@ -217,7 +222,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 			for n := 0; working.Err() == nil; n++ {
 				begin := time.Now()
 				box := client % len(boxes)
-				if client >= 6 { // two of them make sandboxes and delete them
+				if client >= 6 { // two of them create and delete sandboxes
 					id := fmt.Sprintf("c%d-%d", client, n)
 					s, err := c.Create(ctx, f.Spec(), sdk.WithID(id))
 					if err == nil {
@@ -246,7 +251,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	work := func(n int64) {
 		t.Helper()
 		from := done.Load()
-		f.Eventually(60*time.Second, "the clients go on", func() error {
+		f.Eventually(60*time.Second, "the clients continue", func() error {
 			if more := done.Load() - from; more < n {
 				return fmt.Errorf("%d of %d calls", more, n)
 			}
@@ -266,10 +271,11 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 		}
 		f.Servers[i] = server
 		work(100)
-		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which, stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
-		// An election of several seconds, and a request whose answer was lost and is sent again after ten.
+		t.Logf("a %s of the event log killed under load: worst call %s (before: %s)", which,
+			stall.worst().Round(time.Millisecond), calm.Round(time.Millisecond))
+		// An election takes several seconds; a request whose answer was lost is sent again after ten.
 		if worst := stall.worst(); worst > 30*time.Second {
-			t.Errorf("a call took %s over the loss of a %s", worst, which)
+			t.Errorf("a call took %s when a %s was lost", worst, which)
 		}
 	}
 	enough()
@@ -292,7 +298,7 @@ func serversLost(t *testing.T, hosts [2]*engines.Engine) {
 	f.Judge()
 }
 
-// leases says who holds which host by which token.
+// leases lists which worker holds which host with which token.
 func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	t.Helper()
 	hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
@@ -305,7 +311,7 @@ func leases(ctx context.Context, t *testing.T, f *fleet.Fleet) (text string) {
 	return text
 }
 
-// serverOf is the server that leads the event log, or one that follows.
+// serverOf returns the index of the server that leads the event log, or of one that follows.
 func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	f.TB.Helper()
 	f.Eventually(20*time.Second, "the event log has a leader", func() error {
@@ -325,7 +331,7 @@ func serverOf(f *fleet.Fleet, leader bool) (index int) {
 	return index
 }
 
-// stalls is how long the longest call took.
+// stalls records how long the longest call took.
 type stalls struct {
 	mu      sync.Mutex
 	longest time.Duration

@@ -13,10 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// adoptedWithin is how soon after its start a worker, or a coordinator, has everything in hand again.
+// adoptedWithin is how soon after its start a worker or a coordinator has resumed all its work.
 const adoptedWithin = 10 * time.Second
 
-// doneWithin waits for what was under way when a process was killed, and returns its error.
+// doneWithin waits for a call that was in progress when a process was killed, and returns its error.
 func doneWithin(t *testing.T, since time.Time, what string, done <-chan error) error {
 	t.Helper()
 	return doneIn(t, adoptedWithin, since, what, done)
@@ -28,7 +28,7 @@ func doneIn(t *testing.T, within time.Duration, since time.Time, what string, do
 	case err = <-done:
 	case <-time.After(within - time.Since(since)):
 		select {
-		case err = <-done: // both, while the test stood still
+		case err = <-done: // both are ready if the test process was paused
 		default:
 			t.Fatalf("%s: not within %s of the restart", what, within)
 		}
@@ -37,21 +37,21 @@ func doneIn(t *testing.T, within time.Duration, since time.Time, what string, do
 	return err
 }
 
-// begin runs a call of the SDK beside the test.
+// begin starts a call of the SDK in the background.
 func begin(call func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- call() }()
 	return done
 }
 
-// killAll ends what a part of a test left running, so that a part that fails spoils no other.
+// killAll kills the processes of a role that a subtest left running, so that a failed subtest does not affect the next.
 func killAll(f *fleet.Fleet, role string) {
 	for _, p := range f.Processes(role) {
 		p.Kill()
 	}
 }
 
-// nothingLeft says what is left of sandboxes that were deleted.
+// nothingLeft fails the test if the deleted sandboxes left anything behind.
 func nothingLeft(t *testing.T, f *fleet.Fleet, w *fleet.Process) {
 	t.Helper()
 	if left := f.Objects(w.Role.Engine); len(left) > 0 {
@@ -69,12 +69,13 @@ func exitsWith(t *testing.T, r *sdk.Result, code int) {
 	}
 }
 
-// TestAWorkerKilledDuringACreateOrADelete kills a worker at each step of both. Its successor brings
-// the sandbox to where it should be, and leaves nothing of it in the end.
+// TestAWorkerKilledDuringACreateOrADelete kills a worker at each step of both. The restarted worker brings the sandbox
+// to its desired state and leaves nothing behind after the delete.
 func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	deletes := []string{"before-container-remove", "after-container-remove", "after-network-remove", "before-deleted", "after-deleted"}
+	deletes := []string{"before-container-remove", "after-container-remove", "after-network-remove", "before-deleted",
+		"after-deleted"}
 	for i, at := range []string{
 		"before-phase-image", "after-phase-image", "before-phase-network", "before-network-create", "after-network-create",
 		"after-phase-network", "before-phase-container", "before-container-create", "after-container-create",
@@ -119,8 +120,8 @@ func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 	f.Judge()
 }
 
-// counting prints the numbers up to n, one per line, with a pause in the middle where it is said,
-// counts its own runs in a file, and exits with 7.
+// counting returns a command that prints the numbers up to n, one per line, optionally pauses in the middle, counts its
+// runs in a file, and exits with 7.
 func counting(id string, n int, pause bool) (command []string, output []byte) {
 	middle := ""
 	if pause {
@@ -134,7 +135,7 @@ func counting(id string, n int, pause bool) (command []string, output []byte) {
 	return []string{"sh", "-c", script}, want.Bytes()
 }
 
-// ranOnce checks that the command of [counting] was run once.
+// ranOnce checks that the command of [counting] ran once.
 func ranOnce(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	t.Helper()
 	runs, err := s.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"cat", "/tmp/runs-" + id}})
@@ -146,7 +147,7 @@ func ranOnce(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	}
 }
 
-// same says where output differs from what the command wrote.
+// same fails the test with the first difference if output is not what the command wrote.
 func same(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if bytes.Equal(got, want) {
@@ -156,11 +157,12 @@ func same(t *testing.T, what string, got, want []byte) {
 	for at < len(got) && at < len(want) && got[at] == want[at] {
 		at++
 	}
-	t.Errorf("%s: %d bytes instead of %d, the first difference is at %d: %.40q instead of %.40q", what, len(got), len(want), at, got[at:], want[at:])
+	t.Errorf("%s: %d bytes instead of %d, the first difference is at %d: %.40q instead of %.40q", what, len(got),
+		len(want), at, got[at:], want[at:])
 }
 
-// TestAWorkerKilledDuringAnExec kills a worker at each step of an exec. The exec runs once, and ends
-// with its true exit code and its whole output.
+// TestAWorkerKilledDuringAnExec kills a worker at each step of an exec. The exec runs once and ends with its real exit
+// code and its complete output.
 func TestAWorkerKilledDuringAnExec(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -170,7 +172,7 @@ func TestAWorkerKilledDuringAnExec(t *testing.T) {
 	for i, k := range []struct {
 		at    string
 		after int
-		lines int // 60,000 make more than one chunk of output, 10 go with the end of the exec
+		lines int // 60,000 need more than one chunk of output; 10 are sent with the end of the exec
 		pause bool
 	}{
 		{"before-exec-started", 1, 10, false},
@@ -236,8 +238,9 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 				t.Fatalf("stop: %v", err)
 			}
 			result, err := x.Wait(ctx)
-			if result == nil || result.State != protocol.ExecStateCancelled || result.Reason != protocol.ReasonSandboxStopped {
-				t.Errorf("the exec ended as %+v, %v", result, err)
+			if result == nil || result.State != protocol.ExecStateCancelled ||
+				result.Reason != protocol.ReasonSandboxStopped {
+				t.Errorf("the exec ended with %+v, %v", result, err)
 			}
 			resumed := begin(func() error { return s.Resume(ctx) })
 			w.AwaitKilled(20 * time.Second)
@@ -254,9 +257,8 @@ func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 	f.Judge()
 }
 
-// killedCoordinator kills a coordinator at a step of the request that call makes, and starts it
-// again. The call, which was on its way all the time, must return. What has to be scheduled waits first
-// until the lock of the one that was killed is over.
+// killedCoordinator kills a coordinator at a step of the request that call sends, and restarts it. The pending call
+// must return. Scheduling first waits until the lock of the killed coordinator expires.
 func killedCoordinator(t *testing.T, f *fleet.Fleet, at string, call func() error) {
 	t.Helper()
 	c := f.Coordinator("c1", fleet.Role{CrashAt: at})
@@ -269,7 +271,7 @@ func killedCoordinator(t *testing.T, f *fleet.Fleet, at string, call func() erro
 	}
 }
 
-// fleetWithoutCoordinator starts a fleet whose coordinator is killed as soon as all is ready.
+// fleetWithoutCoordinator starts a fleet and kills its coordinator once all is ready.
 func fleetWithoutCoordinator(t *testing.T) (*fleet.Fleet, *fleet.Process) {
 	f := fleet.Start(t, fleet.Options{Coordinators: -1})
 	c := f.Coordinator("c1", fleet.Role{})
@@ -279,7 +281,7 @@ func fleetWithoutCoordinator(t *testing.T) (*fleet.Fleet, *fleet.Process) {
 	return f, w
 }
 
-// onlyOnce says that the history has exactly one event of a kind.
+// onlyOnce checks that the history has exactly one event of a kind.
 func onlyOnce(t *testing.T, f *fleet.Fleet, id string, kind protocol.Kind) {
 	t.Helper()
 	n := 0
@@ -294,12 +296,13 @@ func onlyOnce(t *testing.T, f *fleet.Fleet, id string, kind protocol.Kind) {
 	}
 }
 
-// TestACoordinatorKilledDuringACreate kills a coordinator between each two of reserve, append,
-// answer and acknowledge. The id becomes one sandbox, whose handle the caller gets.
+// TestACoordinatorKilledDuringACreate kills a coordinator between each two of reserve, append, answer and acknowledge.
+// The id is used for one sandbox, whose handle the caller gets.
 func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)
-	for i, at := range []string{"create-before-reserve", "create-before-append", "create-before-answer", "create-before-ack"} {
+	for i, at := range []string{"create-before-reserve", "create-before-append", "create-before-answer",
+		"create-before-ack"} {
 		f.Run(t, at, func(t *testing.T) {
 			defer killAll(f, "coordinator")
 			id, request := fmt.Sprintf("s%d", i), fmt.Sprintf("request-%d", i)
@@ -317,12 +320,13 @@ func TestACoordinatorKilledDuringACreate(t *testing.T) {
 			}
 			onlyOnce(t, f, id, protocol.SandboxAccepted)
 			onlyOnce(t, f, id, protocol.SandboxAssigned)
-			// The same request again is the same sandbox, another one is refused.
+			// Repeating the request returns the same sandbox; another request is refused.
 			again, err := f.Client.Create(ctx, f.Spec(), sdk.WithID(id), sdk.WithRequestID(request))
 			if err != nil || again.Info().CreatedAt != s.Info().CreatedAt {
 				t.Errorf("the same request again: %v", err)
 			}
-			if _, err := f.Client.Create(ctx, f.Spec(), sdk.WithID(id)); protocol.CodeOf(err) != protocol.AlreadyExists {
+			if _, err := f.Client.Create(ctx, f.Spec(),
+				sdk.WithID(id)); protocol.CodeOf(err) != protocol.AlreadyExists {
 				t.Errorf("another request for the id: %v", err)
 			}
 			if err := s.Delete(ctx); err != nil {

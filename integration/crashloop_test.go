@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestTheTimeThatASandboxIsStoppedIsNoCrashLoop stops a sandbox for longer than the window. Its primary
-// command ended only because it was to.
+// TestTheTimeThatASandboxIsStoppedIsNoCrashLoop stops a sandbox for longer than the window. Its primary command ended
+// only because of the stop.
 func TestTheTimeThatASandboxIsStoppedIsNoCrashLoop(t *testing.T) {
 	t.Parallel()
 	const window, guard = 3 * time.Second, 2 * time.Second
@@ -36,7 +36,7 @@ func TestTheTimeThatASandboxIsStoppedIsNoCrashLoop(t *testing.T) {
 	}
 	for ready := time.Now(); time.Since(ready) < window+guard; time.Sleep(500 * time.Millisecond) {
 		if b := f.History("s").State.Sandbox; b.State != protocol.StateReady {
-			t.Fatalf("%s after its resume it is %s: %v", time.Since(ready), b.State, b.Error)
+			t.Fatalf("%s after its resume the sandbox is %s: %v", time.Since(ready), b.State, b.Error)
 		}
 	}
 	if err := s.Delete(ctx); err != nil {
@@ -46,7 +46,7 @@ func TestTheTimeThatASandboxIsStoppedIsNoCrashLoop(t *testing.T) {
 	f.Judge()
 }
 
-// TestACrashLoopEndsNothingWithoutTheHostsLock cuts the worker off from the log before the window is over.
+// TestACrashLoopEndsNothingWithoutTheHostsLock cuts the worker off from the log before the window ends.
 func TestACrashLoopEndsNothingWithoutTheHostsLock(t *testing.T) {
 	t.Parallel()
 	const ttl, window = 3 * time.Second, 5 * time.Second
@@ -76,7 +76,7 @@ func TestACrashLoopEndsNothingWithoutTheHostsLock(t *testing.T) {
 	}
 	link.Mend()
 	if b := inState(f, "s", protocol.StateFailed, 40*time.Second); b.Reason != protocol.ReasonCrashLoop {
-		t.Errorf("it failed with %s", b.Reason)
+		t.Errorf("the sandbox failed with %s", b.Reason)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -91,15 +91,15 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.Memory = 16 << 20
-	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // one that ends at once fails the create
+	spec.Command = []string{"sh", "-c", "sleep 1; exec tail /dev/zero"} // a command that ends at once fails the create
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its first run may take the 6 s of the guard, the window is 12 s, and what follows may take 5.
+	// Its first run may take the 6 s of the guard, the window is 12 s, and failing the sandbox may take 5.
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
 	if b.Reason != protocol.ReasonOOMKilled || b.Error == nil || b.Error.Code != protocol.ResourceExhausted {
-		t.Errorf("it failed with %s: %v", b.Reason, b.Error)
+		t.Errorf("the sandbox failed with %s: %v", b.Reason, b.Error)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -108,8 +108,7 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 	f.Judge()
 }
 
-// TestASandboxInWhichMemoryRanOutOnceComesBackWithItsEngine: an engine says of a container that it ran
-// out of memory when any process in it did, also if that was long ago.
+// The Engine reports a container as out of memory if any of its processes ever ran out of memory, even long ago.
 func TestASandboxInWhichMemoryRanOutOnceComesBackWithItsEngine(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "hungry")
@@ -127,20 +126,20 @@ func TestASandboxInWhichMemoryRanOutOnceComesBackWithItsEngine(t *testing.T) {
 		t.Helper()
 		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"tail", "/dev/zero"}, Service: service})
 		if err != nil || r.Reason != protocol.ReasonOOMKilled {
-			t.Fatalf("a command that eats all memory in %q: %+v, %v", service, r, err)
+			t.Fatalf("a command that uses up the memory in %q: %+v, %v", service, r, err)
 		}
 	}
 	eats("")
 	eats("greedy")
 	e.Restart()
-	f.Eventually(2*adoptedWithin, "it comes back", func() error {
+	f.Eventually(2*adoptedWithin, "the sandbox is ready again", func() error {
 		if kinds := f.History("s").Kinds(); !slices.Contains(kinds, protocol.SandboxRestarted) {
 			return fmt.Errorf("it is %s: %v", f.History("s").State.Sandbox.State, f.History("s").State.Sandbox.Error)
 		}
 		return nil
 	})
 	mustExec(ctx, t, s, script("true"))
-	f.Eventually(2*adoptedWithin, "its service comes back", func() error {
+	f.Eventually(2*adoptedWithin, "the service is ready again", func() error {
 		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "greedy"})
 		return err
 	})

@@ -12,12 +12,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// Each message is a durable write. The phases are in the history all the same, each with its time.
+// Each message is a durable write. The history still has all phases, each with its time.
 func TestACreateIsFourMessagesOfTheLogAtMost(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	f.Create("warm") // the first create of a host looks up more
+	f.Create("warm") // the first create on a host inspects more
 	s := f.Create("s1")
 	batches, err := f.Client.Raw().History(ctx, s.ID(), 0)
 	if err != nil {
@@ -33,7 +33,7 @@ func TestACreateIsFourMessagesOfTheLogAtMost(t *testing.T) {
 			phases = append(phases, e.Phase.Phase)
 		}
 		if i > 0 && e.Time.Before(events[i-1].Time) {
-			t.Errorf("event %d, %s, is of before the one before it", e.Sequence, e.Kind)
+			t.Errorf("event %d, %s, is older than the event before it", e.Sequence, e.Kind)
 		}
 	}
 	if want := []string{"image", "network", "container", "start"}; !slices.Equal(phases, want) {
@@ -50,8 +50,8 @@ func TestACreateIsFourMessagesOfTheLogAtMost(t *testing.T) {
 	f.Judge()
 }
 
-// A worker that is killed when it has made the network finds it again also where the machine lost the
-// sandbox's directory, which is not flushed to disk.
+// A worker is killed after it created the network. After a restart it finds that network again, even if the machine
+// lost the sandbox's directory, which is not synced to disk.
 func TestACreateGoesOnWithItsNetworkWhereItsDirectoryIsLost(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

@@ -14,19 +14,22 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestX_WhoFillsADiskIsStoppedAndNobodyElse: the engine and the worker share a small disk. Sandboxes fill it, one after the other, by what they write to their own layer, by a file that they have
-// removed, also where nothing is written to it, and by what they print. The one that does is stopped, with a reason that names the disk, its neighbour, which writes
-// the same bytes again and again, works on, the host stays the worker's, and a delete makes room.
+// TestX_WhoFillsADiskIsStoppedAndNobodyElse puts the engine and the worker on one small disk. Sandboxes fill it one
+// after the other: with writes to their own layer, with a removed file that is still open, with space reserved but
+// never written, and with output. Each of them is stopped with a reason that names the disk. A neighbour that keeps
+// overwriting the same bytes keeps running, the worker keeps its host, and a delete frees the space.
 func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 	t.Parallel()
 	e := engines.StartOnDisk(t, "disk", 224*mebibyte)
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"), Reconcile: 500 * time.Millisecond})
+	f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"),
+		Reconcile: 500 * time.Millisecond})
 	ctx := f.Context(2 * time.Minute)
 	neighbour := f.Create("neighbour")
 	locks := f.WatchLocks()
-	if _, err := neighbour.Start(ctx, script("while :; do dd if=/dev/zero of=/same bs=1M count=2; sleep 0.1; done")); err != nil {
+	if _, err := neighbour.Start(ctx,
+		script("while :; do dd if=/dev/zero of=/same bs=1M count=2; sleep 0.1; done")); err != nil {
 		t.Fatal(err)
 	}
 
@@ -41,20 +44,21 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.Eventually(40*time.Second, name+" is stopped for the disk", func() error {
+		f.Eventually(40*time.Second, name+" is stopped because of the disk", func() error {
 			if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed {
 				return fmt.Errorf("%s, %w", s.Info().State, err)
 			}
 			return nil
 		})
-		if why := s.Info().Error; why == nil || why.Code != protocol.ResourceExhausted || why.Reason != protocol.ReasonDiskFull || !strings.Contains(why.Message, "disk") {
+		if why := s.Info().Error; why == nil || why.Code != protocol.ResourceExhausted ||
+			why.Reason != protocol.ReasonDiskFull || !strings.Contains(why.Message, "disk") {
 			t.Errorf("%s failed with %v", name, why)
 		}
 		if r, err := x.Wait(ctx); protocol.AsError(err).Reason != protocol.ReasonDiskFull {
 			t.Errorf("the exec of %s ended with %+v, %v", name, r, err)
 		}
 		if got := mustExec(ctx, t, neighbour, script("echo here")); got != "here\n" {
-			t.Errorf("%s: the neighbour says %q", name, got)
+			t.Errorf("%s: the neighbour printed %q", name, got)
 		}
 		if err := s.Delete(ctx); err != nil {
 			t.Fatalf("delete %s: %v", name, err)
@@ -80,14 +84,15 @@ func TestX_WhoFillsADiskIsStoppedAndNobodyElse(t *testing.T) {
 	f.Judge()
 }
 
-// TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped: the worker is killed, a sandbox fills the disk, and goes on trying. The next
-// worker stops that sandbox once it knows what is on the host, and its delete makes room.
+// TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped kills the worker, and a sandbox fills the disk and keeps trying to
+// write. The next worker stops that sandbox once it has inspected the host, and its delete frees the space.
 func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 	t.Parallel()
 	e := engines.StartOnDisk(t, "away", 224*mebibyte)
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	w := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"), Reconcile: 500 * time.Millisecond})
+	w := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(e.Disk(), "worker"),
+		Reconcile: 500 * time.Millisecond})
 	ctx := f.Context(time.Minute)
 	neighbour, s := f.Create("neighbour"), f.Create("culprit")
 	room := func(enough func(fs *unix.Statfs_t) bool) func() error {
@@ -99,10 +104,13 @@ func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 			return nil
 		}
 	}
-	_, err := s.Start(ctx, script("touch /began; while [ ! -e /go ]; do sleep 0.1; done; while :; do dd if=/dev/zero of=/big bs=64k; sleep 0.02; dd if=/dev/zero of=/more bs=64k; done"))
+	_, err := s.Start(ctx,
+		script("touch /began; while [ ! -e /go ]; do sleep 0.1; done; while :; do dd if=/dev/zero of=/big bs=64k; sleep 0.02; dd if=/dev/zero of=/more bs=64k; done"))
 	check(t, err)
 	f.Eventually(10*time.Second, "the exec runs", func() error {
-		if r, err := s.Exec(ctx, script("test -e /began || exit 1; (sleep 1; touch /go) >/dev/null 2>&1 &")); err != nil || *r.ExitCode != 0 {
+		if r, err := s.Exec(ctx,
+			script("test -e /began || exit 1; (sleep 1; touch /go) >/dev/null 2>&1 &")); err != nil ||
+			*r.ExitCode != 0 {
 			return fmt.Errorf("%v, %w", r, err)
 		}
 		return nil
@@ -113,12 +121,13 @@ func TestX_WhoFilledADiskWhileNoWorkerLookedIsStopped(t *testing.T) {
 	inState(f, "culprit", protocol.StateFailed, 20*time.Second)
 	check(t, s.Refresh(ctx))
 	if why := s.Info().Error; why == nil || why.Reason != protocol.ReasonDiskFull {
-		t.Errorf("it failed with %v", why)
+		t.Errorf("the sandbox failed with %v", why)
 	}
 	check(t, s.Delete(ctx))
-	f.Eventually(20*time.Second, "there is room again", room(func(fs *unix.Statfs_t) bool { return fs.Bavail > fs.Blocks/3 }))
+	f.Eventually(20*time.Second, "there is room again",
+		room(func(fs *unix.Statfs_t) bool { return fs.Bavail > fs.Blocks/3 }))
 	if got := mustExec(ctx, t, neighbour, script("echo here")); got != "here\n" {
-		t.Errorf("the neighbour says %q", got)
+		t.Errorf("the neighbour printed %q", got)
 	}
 	f.Judge()
 }

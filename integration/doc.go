@@ -1,4 +1,4 @@
-// Package integration holds the tests of whole fleets: real engines, real NATS servers and
-// clusters, processes that are killed. What they are made of is in integration/fleet and
-// integration/engines; the benchmark is integration/bench. integration/seed writes a past into the log.
+// Package integration tests whole deployments: real Docker engines, real NATS servers and clusters, and processes that
+// are killed. The tests are built on integration/fleet and integration/engines. The benchmark is integration/bench;
+// integration/seed writes old histories to the log.
 package integration

@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// inState waits until a sandbox is in a state, and returns it.
+// inState waits until a sandbox is in a state and returns it.
 func inState(f *fleet.Fleet, id string, state protocol.SandboxState, within time.Duration) protocol.Sandbox {
 	f.TB.Helper()
 	var info protocol.Sandbox
@@ -33,7 +33,7 @@ func inState(f *fleet.Fleet, id string, state protocol.SandboxState, within time
 	return info
 }
 
-// running waits until an exec runs.
+// running waits until an exec is running.
 func running(f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	f.TB.Helper()
 	f.Eventually(10*time.Second, "the exec runs", func() error {
@@ -45,7 +45,7 @@ func running(f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	})
 }
 
-// printed waits for the first output of an exec: from then on it is known to have run.
+// printed waits for the first output of an exec, which shows that its command runs.
 func printed(t *testing.T, ctx context.Context, x *sdk.Exec) {
 	t.Helper()
 	for _, err := range x.Output(ctx, sdk.WithFollow(true)) {
@@ -57,7 +57,7 @@ func printed(t *testing.T, ctx context.Context, x *sdk.Exec) {
 	t.Fatalf("exec %s ended without output", x.ID())
 }
 
-// docker runs the docker command, as somebody else on the host does.
+// docker runs the docker command, as another user of the host would.
 func docker(t *testing.T, host string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("docker", append([]string{"-H", host}, args...)...).CombinedOutput()
@@ -68,10 +68,11 @@ func docker(t *testing.T, host string, args ...string) string {
 }
 
 func names(t *testing.T, host string) string {
-	return docker(t, host, "ps", "-a", "--format", "{{.Names}}") + "\n" + docker(t, host, "network", "ls", "--format", "{{.Name}}")
+	return docker(t, host, "ps", "-a", "--format", "{{.Names}}") + "\n" + docker(t, host, "network", "ls", "--format",
+		"{{.Name}}")
 }
 
-// containerOf finds the container of a sandbox.
+// containerOf returns the id of a sandbox's container.
 func containerOf(f *fleet.Fleet, host, id string) string {
 	f.TB.Helper()
 	for _, o := range f.Objects(host) {
@@ -83,8 +84,8 @@ func containerOf(f *fleet.Fleet, host, id string) string {
 	return ""
 }
 
-// TestTheEngineIsStoppedAndStartedUnderAWorker stops the Docker Engine, which ends all containers.
-// The sandboxes come back by themselves; execs that ran have an end, and no code is made up for it.
+// TestTheEngineIsStoppedAndStartedUnderAWorker stops the Docker Engine, which ends all containers. The sandboxes become
+// ready again by themselves; the interrupted execs end without an invented exit code.
 func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "restarts")
@@ -100,7 +101,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	printed(t, ctx, x)
 
 	e.Stop()
-	f.Eventually(20*time.Second, "the host is shown unhealthy", unhealthy(f))
+	f.Eventually(20*time.Second, "the host is listed as unhealthy", unhealthy(f))
 	if s, err := f.Client.Get(ctx, "idle"); err != nil || s.Info().State != protocol.StateReady {
 		t.Errorf("while the engine is away the sandbox is %+v, %v", s, err)
 	}
@@ -121,19 +122,20 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	}
 	r, err := x.Wait(ctx)
 	if r == nil {
-		t.Fatalf("the exec that was interrupted: %+v, %v", r, err)
+		t.Fatalf("the interrupted exec: %+v, %v", r, err)
 	}
-	// The daemon's stop tells the supervisor, which ends the exec by a signal and says so. Where it had
-	// no time for that, nothing is known.
-	if code := r.ExitCode; r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || code != nil && *code != 128+15 && *code != 128+9 {
-		t.Errorf("the exec that was interrupted is %+v", r)
+	// When the daemon stops, the supervisor ends the exec with a signal and records that. If it had no time, the exit
+	// code is unknown.
+	if code := r.ExitCode; r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
+		code != nil && *code != 128+15 && *code != 128+9 {
+		t.Errorf("the interrupted exec is %+v", r)
 	}
 	if string(r.Stdout) != "before\n" {
 		t.Errorf("its output is %q", r.Stdout)
 	}
 	t.Logf("the interrupted exec: %s, reason %q, exit code known: %v", r.State, r.Reason, r.ExitCode != nil)
 
-	// The same once more, but killed: the next daemon ends what it finds running.
+	// The same with a killed daemon: the next one ends the containers it finds running.
 	y, err := busy.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo before; sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
@@ -142,11 +144,12 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	e.Kill()
 	e.Restart()
 	r, err = y.Wait(ctx)
-	if r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || string(r.Stdout) != "before\n" {
-		t.Errorf("the exec that was interrupted by the engine's death: %+v, %v", r, err)
+	if r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
+		string(r.Stdout) != "before\n" {
+		t.Errorf("the exec interrupted when the engine was killed: %+v, %v", r, err)
 	}
 	for _, s := range []*sdk.Sandbox{idle, busy} {
-		f.Eventually(adoptedWithin, "the sandboxes come back", func() error {
+		f.Eventually(adoptedWithin, "the sandboxes are ready again", func() error {
 			n := 0
 			for _, k := range f.History(s.ID()).Kinds() {
 				if k == protocol.SandboxRestarted {
@@ -171,7 +174,7 @@ func TestTheEngineIsStoppedAndStartedUnderAWorker(t *testing.T) {
 	f.Judge()
 }
 
-// unhealthy says whether the only host is shown as one whose engine does not answer.
+// unhealthy checks that the only host is listed with an engine that does not answer.
 func unhealthy(f *fleet.Fleet) func() error {
 	return func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(2 * time.Second)))
@@ -187,13 +190,14 @@ func unhealthy(f *fleet.Fleet) func() error {
 	}
 }
 
-// TestAnEngineComesBackEmpty has lost its images, its containers and the mark that says which host it is.
+// TestAnEngineComesBackEmpty restarts an engine that lost its images, its containers and the volume with its host id.
 func TestAnEngineComesBackEmpty(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "emptied")
 	engines.LoadImage(t, e, fleet.Image)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second}) // it removes what the engine knows no more, its bridge
+	// removes the bridge, which the restarted engine no longer knows
+	f.Worker("w1", fleet.Role{Engine: e.Host, Reconcile: time.Second})
 	ctx := f.Context(time.Minute)
 	s := f.Create("lost")
 	host := s.Info().HostID
@@ -202,7 +206,8 @@ func TestAnEngineComesBackEmpty(t *testing.T) {
 	engines.LoadImage(t, e, fleet.Image)
 
 	f.Eventually(20*time.Second, "the sandbox fails", func() error {
-		if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed || s.Info().Reason != protocol.ReasonContainerMissing {
+		if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed ||
+			s.Info().Reason != protocol.ReasonContainerMissing {
 			return fmt.Errorf("it is %s, %s, %v", s.Info().State, s.Info().Reason, err)
 		}
 		return nil
@@ -210,12 +215,12 @@ func TestAnEngineComesBackEmpty(t *testing.T) {
 	if after := f.Create("new").Info().HostID; after != host {
 		t.Errorf("the host was %s and is %s", host, after)
 	}
-	// Who comes now finds the same host.
+	// A new sandbox goes to the same host.
 	refusedBy(t, f.Worker("w2", fleet.Role{Engine: e.Host, NoWait: true}), 30*time.Second, "w1 (machine ")
 	f.Judge()
 }
 
-// TestAnEngineComesBackWithAnotherConfiguration: what sandboxes say of their isolation is true then, too.
+// TestAnEngineComesBackWithAnotherConfiguration checks that the isolation reported for sandboxes is correct afterwards.
 func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "other")
@@ -229,7 +234,7 @@ func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
 	e.Stop()
 	e.Flags = []string{"--add-runtime", "other=" + runc, "--default-runtime", "other"}
 	e.Restart()
-	f.Eventually(adoptedWithin, "the host says so", func() error {
+	f.Eventually(adoptedWithin, "the host reports it", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err != nil || len(hosts) != 1 || hosts[0].Runtime != "other" {
 			return fmt.Errorf("%+v, %v", hosts, err)
@@ -237,15 +242,15 @@ func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
 		return nil
 	})
 	if got := f.Create("after").Info().Isolation; got != "other" {
-		t.Errorf("a sandbox says that it is isolated by %q", got)
+		t.Errorf("the reported isolation of a sandbox is %q", got)
 	}
 	if got := printedBy(t, ctx, s, "", "echo", "here"); got != "here" || w.Exited() {
-		t.Errorf("the sandbox of before prints %q; the worker has ended: %t", got, w.Exited())
+		t.Errorf("the earlier sandbox prints %q; the worker has ended: %t", got, w.Exited())
 	}
 	f.Judge()
 }
 
-// TestAnEngineComesBackAsAnotherHost has the directory of another engine, which was a host of this deployment.
+// TestAnEngineComesBackAsAnotherHost gives the engine the data of another engine that was a host of this deployment.
 func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
 	t.Parallel()
 	e, other := engines.Start(t, "here"), engines.Start(t, "there")
@@ -276,9 +281,9 @@ func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
 	check(t, os.Rename(other.Data(), e.Data()))
 	other.Restart()
 	e.Restart()
-	f.Eventually(20*time.Second, "the worker has the other host", func() error {
+	f.Eventually(20*time.Second, "the worker serves the other host", func() error {
 		if id := idOf("w1"); id != there {
-			return fmt.Errorf("it has %s, before it had %s, the other is %s", id, here, there)
+			return fmt.Errorf("it serves %s, before %s, the other is %s", id, here, there)
 		}
 		return nil
 	})
@@ -291,7 +296,7 @@ func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHungEngineHoldsUpNoExec has the engine hang just when the worker is about to look at a new sandbox.
+// TestAHungEngineHoldsUpNoExec lets the engine hang just when the worker is about to inspect a new sandbox.
 func TestAHungEngineHoldsUpNoExec(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "stuck")
@@ -303,11 +308,11 @@ func TestAHungEngineHoldsUpNoExec(t *testing.T) {
 	w.AwaitPaused(10 * time.Second)
 	e.Pause()
 	w.Continue()
-	bounded, cancel := context.WithTimeout(ctx, 8*time.Second) // what waits for the engine waits ten
+	bounded, cancel := context.WithTimeout(ctx, 8*time.Second) // calls that wait for the engine take ten
 	defer cancel()
 	for range 3 {
 		if _, err := s.Exec(bounded, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
-			t.Errorf("an exec while the engine hangs: %v", err)
+			t.Errorf("an exec while the engine hangs failed: %v", err)
 		}
 	}
 	x, err := s.Start(bounded, protocol.ExecSpec{Command: []string{"sleep", "1000"}})
@@ -321,7 +326,7 @@ func TestAHungEngineHoldsUpNoExec(t *testing.T) {
 	f.Judge()
 }
 
-// TestS6_AHungEngineFreezesNoRead pauses the Docker Engine for 25 s. Nothing is declared gone.
+// TestS6_AHungEngineFreezesNoRead pauses the Docker Engine for 25 s. No sandbox is declared lost.
 func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "hangs")
@@ -365,21 +370,22 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 		}
 		return nil
 	})
-	if slowest > 8*time.Second { // what waits for the engine waits ten
+	if slowest > 8*time.Second { // calls that wait for the engine take ten
 		t.Errorf("three reads took %s", slowest)
 	}
 	if shown == 0 || shown > 20*time.Second {
 		t.Errorf("the host was shown unhealthy after %s", shown)
 	}
-	t.Logf("shown unhealthy after %s; the slowest three reads took %s", shown.Round(10*time.Millisecond), slowest.Round(time.Millisecond))
-	// The supervisor is no part of the engine: execs work all the time.
+	t.Logf("shown unhealthy after %s; the slowest three reads took %s", shown.Round(10*time.Millisecond),
+		slowest.Round(time.Millisecond))
+	// The supervisor does not depend on the engine: execs keep working.
 	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 		t.Errorf("an exec while the engine hangs: %v", err)
 	}
 
 	e.Continue()
 	if err := <-created; err != nil {
-		t.Errorf("the sandbox that was asked for while the engine hung: %v", err)
+		t.Errorf("the sandbox created while the engine hung: %v", err)
 	}
 	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
 		t.Error(err)
@@ -391,20 +397,20 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	exitsWith(t, r, 9)
 	for _, event := range f.History("a").Events[before:] {
 		if event.Exec == nil {
-			t.Errorf("something happened to the sandbox: %s, %s", event.Kind, event.Reason)
+			t.Errorf("the sandbox has an unexpected event: %s, %s", event.Kind, event.Reason)
 		}
 	}
 	f.Eventually(20*time.Second, "the host is healthy again", func() error {
 		if err := unhealthy(f)(); err == nil {
-			return errors.New("it is not")
+			return errors.New("it is not healthy")
 		}
 		return nil
 	})
 	f.Judge()
 }
 
-// TestWhatHappensBehindTheWorkersBackIsSeen removes and kills containers as somebody with the docker
-// command does, and puts things of others, and orphans, on the engine.
+// TestWhatHappensBehindTheWorkersBackIsSeen removes and kills containers with the docker command, and puts foreign
+// objects and orphans on the engine.
 func TestWhatHappensBehindTheWorkersBackIsSeen(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -418,14 +424,15 @@ func TestWhatHappensBehindTheWorkersBackIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(f, removed, x.ID())
-	w.Pause() // so that it does not see the container end before it is gone
+	w.Pause() // so that it does not see the container end before the removal
 	docker(t, host, "rm", "-f", containerOf(f, host, "removed"))
 	w.Continue()
 	if b := inState(f, "removed", protocol.StateFailed, 10*time.Second); b.Reason != protocol.ReasonContainerMissing {
 		t.Errorf("removed: reason %q", b.Reason)
 	}
-	if r, _ := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || r.ExitCode != nil {
-		t.Errorf("the exec in it: %+v", r)
+	if r, _ := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted ||
+		r.ExitCode != nil {
+		t.Errorf("the exec in the removed container: %+v", r)
 	}
 	docker(t, host, "kill", containerOf(f, host, "killed"))
 	if b := inState(f, "killed", protocol.StateFailed, 10*time.Second); b.Reason != protocol.ReasonContainerExited {
@@ -444,12 +451,13 @@ func TestWhatHappensBehindTheWorkersBackIsSeen(t *testing.T) {
 	f.Judge()
 }
 
-// foreignObjectsAreNotTouched: another deployment's label, none, or our own name.
+// foreignObjectsAreNotTouched covers another deployment's labels, no labels, and our own name.
 func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sandbox) {
 	prefix := "foreign-" + f.Conn.Deployment()
 	labels := [][]string{
 		{},
-		{"--label", "boxfleet.deployment=another", "--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=removed", "--label", "boxfleet.generation=1"},
+		{"--label", "boxfleet.deployment=another", "--label", "boxfleet.tenant=default", "--label",
+			"boxfleet.sandbox=removed", "--label", "boxfleet.generation=1"},
 		{"--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=removed"},
 	}
 	var made []string
@@ -460,18 +468,20 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 		}
 	}()
 	for i, l := range labels {
-		for _, name := range []string{fmt.Sprintf("%s-%d", prefix, i), fmt.Sprintf("boxfleet.%s.default.alike%d", f.Conn.Deployment(), i)} {
-			docker(t, host, append(append([]string{"network", "create", "--subnet", fmt.Sprintf("10.231.%d.%d/28", i, 16*len(made))}, l...), name)...)
+		for _, name := range []string{fmt.Sprintf("%s-%d", prefix, i),
+			fmt.Sprintf("boxfleet.%s.default.alike%d", f.Conn.Deployment(), i)} {
+			docker(t, host, append(append([]string{"network", "create", "--subnet", fmt.Sprintf("10.231.%d.%d/28", i,
+				16*len(made))}, l...), name)...)
 			docker(t, host, append(append([]string{"create", "--name", name}, l...), fleet.Image, "true")...)
 			made = append(made, name)
 		}
 	}
-	// A sandbox whose name is taken by a foreign container does not take it over.
+	// A sandbox does not take over a foreign container that has its name.
 	conflict, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("alike0"))
 	if err == nil {
-		t.Error("a sandbox was made where a foreign container has its name")
+		t.Error("a sandbox was created although a foreign container has its name")
 	} else {
-		t.Logf("a foreign container in the way: %v", err)
+		t.Logf("the create with a foreign container in the way: %v", err)
 	}
 	if conflict == nil || conflict.Info().State != protocol.StateFailed {
 		t.Fatalf("the sandbox is %+v", conflict)
@@ -483,18 +493,18 @@ func foreignObjectsAreNotTouched(t *testing.T, f *fleet.Fleet, host string, kept
 	all := names(t, host)
 	for _, name := range made {
 		if strings.Count(all, name) != 2 {
-			t.Errorf("of %s a container or a network is gone", name)
+			t.Errorf("a container or a network of %s was removed", name)
 		}
 	}
 }
 
-// reconciledTwice waits until the worker has looked at the whole engine since now: an orphan that
-// is put there now is gone.
+// reconciledTwice waits until the worker has inspected the whole engine after now: an orphan created now is gone.
 func reconciledTwice(t *testing.T, f *fleet.Fleet, host string) {
 	t.Helper()
 	for i := range 2 {
 		name := fmt.Sprintf("marker-%d-%d", i, time.Now().UnixNano())
-		docker(t, host, append([]string{"create", "--name", name}, append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
+		docker(t, host, append([]string{"create", "--name", name},
+			append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
 		gone(t, f, host, name)
 	}
 }
@@ -520,28 +530,33 @@ func gone(t *testing.T, f *fleet.Fleet, host, name string) {
 	})
 }
 
-// orphansAreRemoved: what carries our labels, and what the log knows to be over.
+// orphansAreRemoved covers objects with our labels whose sandboxes have ended according to the log.
 func orphansAreRemoved(t *testing.T, f *fleet.Fleet, host string, kept *sdk.Sandbox) {
 	name := func(id string) string { return "boxfleet." + f.Conn.Deployment() + ".default." + id }
 	started := time.Now()
-	// Of a deleted sandbox.
-	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.0/28"}, append(orphanLabels(f, "removed", "1"), name("removed"))...)...)
-	docker(t, host, append([]string{"create", "--name", name("removed"), "--network", name("removed")}, append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
-	// Of a deleted sandbox, and only a network.
-	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.16/28"}, append(orphanLabels(f, "killed", "1"), name("killed"))...)...)
-	// Of an old generation of a sandbox that lives here.
+	// An object of a deleted sandbox.
+	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.0/28"},
+		append(orphanLabels(f, "removed", "1"), name("removed"))...)...)
+	docker(t, host, append([]string{"create", "--name", name("removed"), "--network", name("removed")},
+		append(orphanLabels(f, "removed", "1"), fleet.Image, "true")...)...)
+	// An object of a deleted sandbox that has only a network.
+	docker(t, host, append([]string{"network", "create", "--subnet", "10.231.99.16/28"},
+		append(orphanLabels(f, "killed", "1"), name("killed"))...)...)
+	// An object of an old generation of a living sandbox.
 	old := name("kept") + ".old"
-	docker(t, host, append([]string{"create", "--name", old}, append(orphanLabels(f, "kept", "0"), fleet.Image, "true")...)...)
+	docker(t, host, append([]string{"create", "--name", old},
+		append(orphanLabels(f, "kept", "0"), fleet.Image, "true")...)...)
 	gone(t, f, host, name("removed"))
 	gone(t, f, host, name("killed"))
 	gone(t, f, host, old)
-	t.Logf("orphans were gone after %s, looking every 2 s", time.Since(started).Round(10*time.Millisecond))
+	t.Logf("orphans were removed after %s with an inspection every 2 s", time.Since(started).Round(10*time.Millisecond))
 	if _, err := kept.Exec(f.Context(10*time.Second), protocol.ExecSpec{Command: []string{"true"}}); err != nil {
 		t.Errorf("the sandbox that is in use: %v", err)
 	}
-	// Of a sandbox that the log never heard of, nothing is known: it is not touched.
+	// An object of a sandbox that is not in the log may belong to anyone, so it stays.
 	unknown := name("never-was")
-	docker(t, host, append([]string{"create", "--name", unknown}, append(orphanLabels(f, "never-was", "1"), fleet.Image, "true")...)...)
+	docker(t, host, append([]string{"create", "--name", unknown},
+		append(orphanLabels(f, "never-was", "1"), fleet.Image, "true")...)...)
 	defer docker(t, host, "rm", "-f", unknown)
 	reconciledTwice(t, f, host)
 	if !strings.Contains(names(t, host), unknown) {

@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAHookRunsBeforeTheDelete deletes sandboxes whose on_delete command succeeds, fails, does not
-// end, or cannot run, and one that does not run itself.
+// TestAHookRunsBeforeTheDelete deletes sandboxes whose on_delete command succeeds, fails, hangs or cannot run, and a
+// stopped one.
 func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -32,15 +32,18 @@ func TestAHookRunsBeforeTheDelete(t *testing.T) {
 	for id, c := range map[string]struct {
 		timeout time.Duration
 		command []string
-		code    protocol.Code // of the failure
+		code    protocol.Code // error code
 		exit    string
 		output  string
 		became  string
 	}{
-		"done":    {0, []string{"sh", "-c", "cat /tmp/left; id -u"}, "", "0", "by an exec\n1000\n", protocol.HookDone},
-		"fails":   {0, []string{"sh", "-c", "echo no >&2; exit 3"}, protocol.FailedPrecondition, "3", "no\n", protocol.HookFailed},
-		"hangs":   {3 * time.Second, []string{"sh", "-c", "echo here; sleep 600"}, protocol.DeadlineExceeded, "137", "here\n", protocol.HookFailed},
-		"missing": {0, []string{"no-such-program"}, protocol.FailedPrecondition, "127", "not found", protocol.HookFailed},
+		"done": {0, []string{"sh", "-c", "cat /tmp/left; id -u"}, "", "0", "by an exec\n1000\n", protocol.HookDone},
+		"fails": {0, []string{"sh", "-c", "echo no >&2; exit 3"}, protocol.FailedPrecondition, "3", "no\n",
+			protocol.HookFailed},
+		"hangs": {3 * time.Second, []string{"sh", "-c", "echo here; sleep 600"}, protocol.DeadlineExceeded, "137",
+			"here\n", protocol.HookFailed},
+		"missing": {0, []string{"no-such-program"}, protocol.FailedPrecondition, "127", "not found",
+			protocol.HookFailed},
 	} {
 		s := create(id, c.timeout, c.command...)
 		mustExec(ctx, t, s, script("echo by an exec > /tmp/left"))
@@ -63,7 +66,8 @@ func TestAHookRunsBeforeTheDelete(t *testing.T) {
 		if (c.exit != "137" && got != c.exit) || !strings.Contains(string(e.Phase.Output), c.output) {
 			t.Errorf("%s: exit code %s, output %q", id, got, e.Phase.Output)
 		}
-		if c.code == "" && e.Error != nil || c.code != "" && (e.Error == nil || e.Error.Code != c.code || e.Reason != protocol.ReasonHookFailed) {
+		if c.code == "" && e.Error != nil || c.code != "" &&
+			(e.Error == nil || e.Error.Code != c.code || e.Reason != protocol.ReasonHookFailed) {
 			t.Errorf("%s: %v", id, e.Error)
 		}
 		if r, err := x.Wait(ctx); protocol.CodeOf(err) != protocol.Cancelled || r.Ended.Before(e.Time) {
@@ -92,7 +96,8 @@ func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.OnDelete = &protocol.Hook{Command: []string{"sh", "-c", "echo x >> /tmp/runs; while [ ! -e /tmp/dead ]; do usleep 50000; done; cat /tmp/runs"}}
+	spec.OnDelete = &protocol.Hook{Command: []string{"sh", "-c",
+		"echo x >> /tmp/runs; while [ ! -e /tmp/dead ]; do usleep 50000; done; cat /tmp/runs"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("once"))
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +114,8 @@ func TestAHookRunsOnceAlsoWhenTheWorkerDies(t *testing.T) {
 	})
 	w := f.Processes("worker")[0]
 	w.Kill()
-	if out, err := exec.Command("docker", "exec", s.Info().Container, "touch", "/tmp/dead").CombinedOutput(); err != nil {
+	if out, err := exec.Command("docker", "exec", s.Info().Container, "touch",
+		"/tmp/dead").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	w.Restart()

@@ -59,12 +59,14 @@ func TestMountsAreReadOnlyWithoutWhatIsMountedBelow(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{dir}})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/mnt/dir"}, {Source: filepath.Join(dir, "file"), Target: "/etc/a file"}}
+	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/mnt/dir"},
+		{Source: filepath.Join(dir, "file"), Target: "/etc/a file"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("mounts"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /mnt/dir/file '/etc/a file'; ls /mnt/dir/below")); got != "contentcontent" {
+	if got := mustExec(ctx, t, s,
+		script("cat /mnt/dir/file '/etc/a file'; ls /mnt/dir/below")); got != "contentcontent" {
 		t.Errorf("the mounts show %q", got)
 	}
 	for _, attempt := range []string{
@@ -116,7 +118,8 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ source, target string }{
-		{tree, "/not/there/yet"}, {filepath.Join(tree, "script"), "/opt/tool"}, {filepath.Join(tree, "empty"), "/opt/files/"},
+		{tree, "/not/there/yet"}, {filepath.Join(tree, "script"), "/opt/tool"}, {filepath.Join(tree, "empty"),
+			"/opt/files/"},
 	} {
 		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithExclude("left out"))
 		if err != nil {
@@ -128,7 +131,8 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := mustExec(ctx, t, s, script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
+	got := mustExec(ctx, t, s,
+		script(`cd /not/there/yet && find . | sort | while IFS= read -r p; do [ -e "$p" ] || [ -L "$p" ] && stat -c '%n %a %u %F' "$p"; done; stat -c '%n %Y' script sub/private; for l in link sub/up dangling; do readlink $l; done; cat sub/-n*; ./script; /opt/tool; ls /opt/files`))
 	for _, want := range []string{
 		"./script 755 0 regular file\n", "./sub/private 600 0 regular file\n", "./empty 444 0 regular empty file\n", "./nothing 711 1234 directory\n",
 		"script 1000000000\n", "sub/private 1000003600\n", "sub/private\n../script\nnot/there\n", "oddran\nran\nempty\n", "./link 777 1234 symbolic link\n",
@@ -138,9 +142,9 @@ func TestACopiedTreeArrivesAsItIs(t *testing.T) {
 		}
 	}
 	if strings.Contains(got, "left out") {
-		t.Error("what was left out is there")
+		t.Error("an excluded file was copied")
 	}
-	// The sandbox may change its copy.
+	// The sandbox may change its own copy.
 	mustExec(ctx, t, s, script("echo more >> /not/there/yet/script && rm -r /not/there/yet/sub"))
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -165,7 +169,8 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	const files = 500
 	for i := range files {
 		part := content[i*len(content)/files : (i+1)*len(content)/files]
-		writeFile(t, filepath.Join(tree, fmt.Sprintf("d%d", i%10), fmt.Sprintf("f%03d", i)), string(part), 0o644, time.Now())
+		writeFile(t, filepath.Join(tree, fmt.Sprintf("d%d", i%10), fmt.Sprintf("f%03d", i)), string(part), 0o644,
+			time.Now())
 		sums.Write(part)
 	}
 	begin := time.Now()
@@ -186,8 +191,10 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files, uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
-	got := mustExec(ctx, t, s, script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
+	t.Logf("50 MiB in %d files: upload %s, the same again %s, create with it %s", files,
+		uploaded.Round(time.Millisecond), repeated.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
+	got := mustExec(ctx, t, s,
+		script("cd /tree && find . -type f | sed 's,.*/,,;s,^f0*,,;s,^$,0,' | sort -n | while read n; do cat d$((n%10))/$(printf f%03d $n); done | sha256sum"))
 	if want := hex.EncodeToString(sums.Sum(nil)); !strings.HasPrefix(got, want) {
 		t.Errorf("the tree has the digest %q, want %s", got, want)
 	}
@@ -209,17 +216,18 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	}
 	empty := filepath.Join(dir, "empty")
 	mkdir(t, empty)
-	if err := errors.Join(os.Chmod(empty, fs.ModeSetgid|0o751), os.Chtimes(empty, at, at), os.Chown(filepath.Join(dir, "a"), 1234, 4321)); err != nil {
+	if err := errors.Join(os.Chmod(empty, fs.ModeSetgid|0o751), os.Chtimes(empty, at, at),
+		os.Chown(filepath.Join(dir, "a"), 1234, 4321)); err != nil {
 		t.Fatal(err)
 	}
 	spec := f.Spec()
 	for _, c := range []struct{ source, target, owner string }{
 		{source: filepath.Join(dir, "a"), target: "/etc/app/one.conf"},
-		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // beside the other one
-		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root
+		{source: filepath.Join(dir, "b"), target: "/etc/app/two.conf", owner: "7:8"}, // next to the other file
+		{source: filepath.Join(dir, "b"), target: "/top"},                            // in the root directory
 		{source: filepath.Join(dir, "b"), target: "/bin/busybox.conf"},
 		{source: empty, target: "/made/empty"},
-		{source: empty, target: "/bin"}, // it is there, and stays as it is
+		{source: empty, target: "/bin"}, // exists and stays as it is
 		{source: empty, target: "/owned/empty", owner: "9"},
 	} {
 		copied, err := f.Client.Upload(ctx, c.source, c.target, sdk.WithOwner(c.owner))
@@ -232,13 +240,14 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 		spec.Copies = append(spec.Copies, copied)
 	}
 	if spec.Copies[1].Digest != spec.Copies[2].Digest {
-		t.Error("one file for two targets is not one content")
+		t.Error("one file for two targets was uploaded twice")
 	}
 	s, err := f.Client.Create(ctx, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := mustExec(ctx, t, s, script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
+	got := mustExec(ctx, t, s,
+		script("cat /etc/app/one.conf /etc/app/two.conf /top /bin/busybox.conf; echo; for p in /etc/app /etc/app/one.conf /etc/app/two.conf /made /made/empty /bin /owned /owned/empty; do stat -c '%n %a %u:%g' $p; done; stat -c %Y /etc/app/one.conf /made/empty"))
 	want := `abbb
 /etc/app 755 0:0
 /etc/app/one.conf 644 1234:4321
@@ -260,7 +269,8 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for what, target := range map[string]string{"a directory in the place of a file": "/bin/busybox", "a way through a file": "/bin/busybox/x"} {
+	for what, target := range map[string]string{"a directory where a file is": "/bin/busybox",
+		"a path through a file": "/bin/busybox/x"} {
 		copied, err := f.Client.Upload(ctx, dir, target)
 		if err != nil {
 			t.Fatal(err)
@@ -277,11 +287,12 @@ func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
 	spec = f.Spec()
 	spec.Copies = []protocol.Copy{copied}
 	_, err = f.Client.Create(ctx, spec)
-	wantError(t, "a file in the place of a directory", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed, "spec.copies[0]")
+	wantError(t, "a file where a directory is", err, protocol.FailedPrecondition, protocol.ReasonCopyFailed,
+		"spec.copies[0]")
 	becomesEmpty(f, w)
 }
 
-// What a tree has where something else is mounted stays out of the container, and out of the host's files.
+// Where a mount covers part of a tree, that part appears neither in the container nor in the host's files.
 func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -291,7 +302,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 		writeFile(t, filepath.Join(host, name), "host", 0o666, time.Now())
 	}
 	writeFile(t, filepath.Join(home, ".ssh", "known_hosts"), "host key", 0o644, time.Now())
-	for _, name := range []string{"sub/one file", "sub/beside", "fixed/f", "fixed/g", "shared/f", "shared/g", "memory/f", ".ssh/known_hosts", ".ssh/config"} {
+	for _, name := range []string{"sub/one file", "sub/beside", "fixed/f", "fixed/g", "shared/f", "shared/g",
+		"memory/f", ".ssh/known_hosts", ".ssh/config"} {
 		writeFile(t, filepath.Join(tree, name), "copy", 0o644, time.Now())
 	}
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{host + ":rw"}, Tools: []string{"git"}, ToolsHome: home})
@@ -302,7 +314,8 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 	spec := f.Spec()
 	spec.Copies, spec.Tools, spec.Env = []protocol.Copy{copied}, []string{"git"}, map[string]string{"HOME": "/work"}
-	spec.Mounts = []protocol.Mount{{Source: filepath.Join(host, "one file"), Target: "/work/sub/one file"}, {Source: filepath.Join(host, "fixed"), Target: "/work/fixed"},
+	spec.Mounts = []protocol.Mount{{Source: filepath.Join(host, "one file"), Target: "/work/sub/one file"},
+		{Source: filepath.Join(host, "fixed"), Target: "/work/fixed"},
 		{Source: filepath.Join(host, "shared"), Target: "/work/shared", Writable: true}}
 	spec.Tmpfs = []protocol.Tmpfs{{Target: "/work/memory"}}
 	s, err := f.Client.Create(ctx, spec)
@@ -325,7 +338,7 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 	}
 }
 
-// A create that goes on after the container has run leaves alone what its command made of its copies.
+// A create that resumes after the container has run leaves the changes that its command made to the copies.
 func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -346,7 +359,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	}
 	w.AwaitKilled(20 * time.Second)
 	container := containerOf(f, host, "goes-on")
-	f.Eventually(10*time.Second, "its command has run", func() error {
+	f.Eventually(10*time.Second, "the command has run", func() error {
 		_, err := exec.Command("docker", "-H", host, "exec", container, "ls", "/ran").Output()
 		return err
 	})
@@ -356,7 +369,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := mustExec(ctx, t, s, script("cat /x/f")); got != "changed\n" {
-		t.Errorf("its file has %q", got)
+		t.Errorf("the file contains %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -364,8 +377,7 @@ func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// runMeasured runs a command to its end, and returns how many bytes it had in memory at most, as far as
-// that was seen.
+// runMeasured runs a command to its end and returns its peak memory in bytes, as far as sampling showed it.
 func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 	t.Helper()
 	var out bytes.Buffer
@@ -383,7 +395,7 @@ func runMeasured(t *testing.T, cmd *exec.Cmd) (peak int64) {
 			}
 			return peak
 		case <-time.After(20 * time.Millisecond):
-			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // it may have ended
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // fails if it has ended
 			_, rest, _ := strings.Cut(string(status), "VmHWM:")
 			var kib int64
 			if n, _ := fmt.Sscanf(rest, "%d kB", &kib); n == 1 {
@@ -403,7 +415,7 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	ctx := f.Context(4 * time.Minute)
 	dir := t.TempDir()
 	const files, size = 8, 128 << 20
-	for i := range files { // sparse: they take no room here
+	for i := range files { // sparse, so they take no space here
 		name := filepath.Join(dir, fmt.Sprint(i))
 		writeFile(t, name, fmt.Sprint(i), 0o644, time.Now())
 		if err := os.Truncate(name, size); err != nil {
@@ -412,9 +424,11 @@ func TestATreeOfAGigabyteIsCopiedInBoundedMemory(t *testing.T) {
 	}
 	cli := buildCLI(t)
 	begin := time.Now()
-	caller := runMeasured(t, exec.CommandContext(ctx, cli, "--nats", f.URL(), "sandbox", "create", "--id", "large", "--image", fleet.Image, "--copy", dir+":/large"))
+	caller := runMeasured(t, exec.CommandContext(ctx, cli, "--nats", f.URL(), "sandbox", "create", "--id", "large",
+		"--image", fleet.Image, "--copy", dir+":/large"))
 	worker := w.PeakMemory()
-	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB", time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
+	t.Logf("uploaded and created in %s; in memory at most: worker %d MiB, caller %d MiB",
+		time.Since(begin).Round(time.Millisecond), worker>>20, caller>>20)
 	if worker > 300<<20 || caller > 200<<20 {
 		t.Errorf("the worker took %d MiB, the caller %d MiB", worker>>20, caller>>20)
 	}

@@ -16,16 +16,17 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// rulesOf are the rules of a fleet in the namespace of an engine, "" where its table is not there.
+// rulesOf returns a fleet's rules in the namespace of an engine, "" if its table does not exist.
 func rulesOf(f *fleet.Fleet, e *engines.Engine) string {
-	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "list", "table", "inet", "boxfleet-"+f.Conn.Deployment()).Output()
+	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "list", "table", "inet",
+		"boxfleet-"+f.Conn.Deployment()).Output()
 	if err != nil {
 		return ""
 	}
 	return string(out)
 }
 
-// ruled says whether the network of a sandbox has rules.
+// ruled reports whether a sandbox's network has rules.
 func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool {
 	t.Helper()
 	p, err := netip.ParsePrefix(subnet)
@@ -33,8 +34,8 @@ func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool 
 	return strings.Contains(rulesOf(f, e), "goto "+firewall.BridgeName(p))
 }
 
-// TestS22_RulesAreLookedAtDirectlyBeforeAStart takes them away while a sandbox is made, of which the next
-// look at the host would come too late.
+// TestS22_RulesAreLookedAtDirectlyBeforeAStart removes the rules while a sandbox is created. The worker's next
+// inspection of the host would notice too late.
 func TestS22_RulesAreLookedAtDirectlyBeforeAStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "rules")
@@ -44,20 +45,21 @@ func TestS22_RulesAreLookedAtDirectlyBeforeAStart(t *testing.T) {
 	s, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("one"), sdk.WithWait(false))
 	check(t, err)
 	w.AwaitPaused(20 * time.Second)
-	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "delete", "table", "inet", "boxfleet-"+f.Conn.Deployment()).CombinedOutput()
+	out, err := exec.Command("ip", "netns", "exec", e.Namespace(), "nft", "delete", "table", "inet",
+		"boxfleet-"+f.Conn.Deployment()).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	w.Continue()
 	check(t, s.WaitReady(f.Context(time.Minute)))
 	if !ruled(t, f, e, s.Info().Subnet) {
-		t.Error("the sandbox was started without rules")
+		t.Error("the sandbox started without rules")
 	}
 	f.Judge()
 }
 
-// TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule has a host of whose sandboxes one was
-// promised a network that cannot be given any more.
+// TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule uses a host where one sandbox has a network mode that
+// requires the firewall.
 func TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "off")
@@ -74,19 +76,21 @@ func TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule(t *testing.T) 
 		check(t, err)
 		return s
 	}
-	none, revived, open, other := create("none", protocol.NetworkNone), create("revived", protocol.NetworkNone), create("open", protocol.NetworkInternet), create("other", protocol.NetworkInternet)
+	none, revived, open, other := create("none", protocol.NetworkNone), create("revived",
+		protocol.NetworkNone), create("open", protocol.NetworkInternet), create("other", protocol.NetworkInternet)
 	check(t, none.Stop(ctx))
 	w.Stop()
 	role.Firewall = protocol.FirewallOff
 	f.Worker("w1", role)
 
-	wantError(t, "a resume that would be open", none.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonFirewall, "")
+	wantError(t, "a resume without protection", none.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonFirewall,
+		"")
 	if !ruled(t, f, e, revived.Info().Subnet) {
-		t.Error("a sandbox that still runs has lost its rules")
+		t.Error("a running sandbox has lost its rules")
 	}
 	check(t, other.Delete(ctx))
 	if ruled(t, f, e, other.Info().Subnet) {
-		t.Error("the rules of a sandbox that was deleted are left for the next one of its subnet")
+		t.Error("the rules of a deleted sandbox are left for the next one in its subnet")
 	}
 
 	t.Run("ports stay the same", func(t *testing.T) {
@@ -97,7 +101,7 @@ func TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule(t *testing.T) 
 				check(t, s.Stop(ctx))
 				check(t, s.Resume(ctx))
 				if got := inState(f, s.ID(), protocol.StateReady, 30*time.Second).Ports; !slices.Equal(got, given) {
-					t.Errorf("%s: after a resume the ports are %+v, they were %+v", s.ID(), got, given)
+					t.Errorf("%s: after a resume the ports are %+v, before they were %+v", s.ID(), got, given)
 				}
 			}
 		}
@@ -106,7 +110,7 @@ func TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule(t *testing.T) 
 	e.Restart()
 	info := inState(f, "revived", protocol.StateFailed, 60*time.Second)
 	if info.Reason != protocol.ReasonFirewall {
-		t.Errorf("after a restart of the engine a sandbox that cannot be kept apart is %s, %s", info.State, info.Reason)
+		t.Errorf("after a restart of the engine a sandbox that cannot be protected is %s, %s", info.State, info.Reason)
 	}
 	for _, id := range []string{"none", "revived", "open", "late"} {
 		s, err := f.Client.Get(ctx, id)

@@ -13,14 +13,15 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAForgottenHostThatReturnsKeepsNothing kills a worker whose host has sandboxes, and has the host forgotten: a
-// delete and a stop that waited for it end, and a sandbox that is replaced runs elsewhere with an exec that was not
-// started. The host that comes back removes what is left there before it takes work. A drain then moves the sandbox there.
+// TestAForgottenHostThatReturnsKeepsNothing kills the worker of a host with sandboxes and has the host forgotten. A
+// pending delete and a pending stop end, and a sandbox that is replaced runs on another host with its exec that had not
+// started. The returning host removes its remains before it takes work. A drain then moves the sandbox there.
 func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "spare")
 	engines.LoadImage(t, other, fleet.Image)
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(3 * time.Minute)
 	spec := f.Spec()
@@ -35,10 +36,10 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range ran.Output(ctx, sdk.WithFollow(true)) {
-		break // it runs
+		break // the exec runs
 	}
 	if err := f.Client.Hosts().Forget(ctx, "w1"); protocol.CodeOf(err) != protocol.FailedPrecondition {
-		t.Errorf("a host that is alive: %v", err)
+		t.Errorf("forgetting a live host returned %v", err)
 	}
 	w.Kill()
 	waits, err := moves.Start(ctx, script("echo from the new one"))
@@ -51,15 +52,16 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := stops.Stop(ctx, sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ran.Wait(ctx); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonHostLost {
-		t.Errorf("what ran on the lost host: %v", err)
+	if _, err := ran.Wait(ctx); protocol.AsError(err) == nil ||
+		protocol.AsError(err).Reason != protocol.ReasonHostLost {
+		t.Errorf("the exec that ran on the lost host: %v", err)
 	}
 	f.Worker("w2", fleet.Role{Engine: other.Host})
 	if r, err := waits.Wait(ctx); err != nil || string(r.Stdout) != "from the new one\n" {
-		t.Errorf("what was not started: %v, %v", r, err)
+		t.Errorf("the exec that had not started: %v, %v", r, err)
 	}
 	if err := moves.Refresh(ctx); err != nil || moves.Info().Worker != "w2" || moves.Info().Generation != 2 {
-		t.Errorf("it is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
+		t.Errorf("the sandbox is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
 	}
 	if err := f.Client.Hosts().Forget(ctx, "w1"); err != nil {
 		t.Fatal(err)
@@ -67,12 +69,14 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := deletes.WaitDeleted(ctx); err != nil {
 		t.Error(err)
 	}
-	if err := stops.WaitStopped(ctx); protocol.AsError(err) == nil || protocol.AsError(err).Reason != protocol.ReasonHostForgotten {
+	if err := stops.WaitStopped(ctx); protocol.AsError(err) == nil ||
+		protocol.AsError(err).Reason != protocol.ReasonHostForgotten {
 		t.Errorf("the stop: %v", err)
 	}
 	f.Eventually(10*time.Second, "the others have failed", func() error {
 		err := fails.Refresh(ctx)
-		if b := fails.Info(); err == nil && (b.State != protocol.StateFailed || b.Reason != protocol.ReasonHostForgotten) {
+		if b := fails.Info(); err == nil &&
+			(b.State != protocol.StateFailed || b.Reason != protocol.ReasonHostForgotten) {
 			err = fmt.Errorf("it is %s: %v", b.State, b.Error)
 		}
 		return err
@@ -80,9 +84,9 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx)); err != nil || len(hosts) != 1 || hosts[0].Worker != "w2" {
 		t.Errorf("the hosts are %v, %v", hosts, err)
 	}
-	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // in the midst of removing a sandbox
+	w.Role.SlowAt, w.Role.SlowBy = "after-network-remove", time.Second // in the middle of removing a sandbox
 	w = w.Restart()
-	f.Eventually(30*time.Second, "it takes work", func() error {
+	f.Eventually(30*time.Second, "the host takes work", func() error {
 		h, err := f.Client.Hosts().Get(ctx, "w1")
 		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
 			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
@@ -105,10 +109,11 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	if err := f.Client.Hosts().WaitDrained(ctx, "w2", nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" || moves.Info().Generation != 3 {
-		t.Errorf("after the drain it is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
+	if err := moves.WaitReady(ctx); err != nil || moves.Refresh(ctx) != nil || moves.Info().Worker != "w1" ||
+		moves.Info().Generation != 3 {
+		t.Errorf("after the drain the sandbox is on %s in generation %d, %v", moves.Info().Worker, moves.Info().Generation, err)
 	}
-	f.Eventually(10*time.Second, "the drained host keeps nothing of it", func() error {
+	f.Eventually(10*time.Second, "the drained host has no remains of the sandbox", func() error {
 		if left := f.Objects(other.Host); len(left) > 0 {
 			return fmt.Errorf("%q", left)
 		}
@@ -117,7 +122,7 @@ func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxGoesWhereItsPlacementSays also looks at what is said where it cannot.
+// TestASandboxGoesWhereItsPlacementSays also checks the error if no host matches.
 func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -130,14 +135,15 @@ func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	}
 	spec.Placement = append(spec.Placement, "zone=a")
 	_, err := f.Client.Create(ctx, spec, sdk.WithID("nowhere"))
-	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonNoHost || e.Field != "spec.placement[2]" || e.Message != "on w1 label zone is b, wanted a" {
-		t.Errorf("where no host is: %v", err)
+	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonNoHost || e.Field != "spec.placement[2]" ||
+		e.Message != "on w1 label zone is b, wanted a" {
+		t.Errorf("a placement without a matching host: %v", err)
 	}
 	f.Judge()
 }
 
-// TestAHostThatDidNotHearOfAMoveKeepsNothing moves a sandbox off a host that is drained, while its worker hears
-// nothing. What says so is lost, and is said once.
+// TestAHostThatDidNotHearOfAMoveKeepsNothing moves a sandbox off a drained host while its worker receives nothing. The
+// notification of the move is sent only once, and is lost.
 func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "drained")
@@ -153,7 +159,7 @@ func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Worker("w2", fleet.Role{})
-	f.Eventually(10*time.Second, "another host is there", func() error {
+	f.Eventually(10*time.Second, "another host is ready", func() error {
 		h, err := f.Client.Hosts().Get(ctx, "w2")
 		if err == nil && (h.State != protocol.HostReady || h.Full != "") {
 			err = fmt.Errorf("it is %s, %s", h.State, h.Full)
@@ -164,7 +170,7 @@ func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
 	if err := f.Client.Hosts().Drain(ctx, "w1", 0); err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(20*time.Second, "it is moved", func() error {
+	f.Eventually(20*time.Second, "the sandbox has moved", func() error {
 		err := s.Refresh(ctx)
 		if err == nil && s.Info().Worker != "w2" {
 			err = fmt.Errorf("it is %s on %s", s.Info().State, s.Info().Worker)
@@ -173,7 +179,7 @@ func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
 	})
 	link.Break()
 	link.Mend()
-	f.Eventually(30*time.Second, "the drained host keeps nothing of it", func() error {
+	f.Eventually(30*time.Second, "the drained host has no remains of the sandbox", func() error {
 		if left := f.Objects(other.Host); len(left) > 0 {
 			return fmt.Errorf("%q", left)
 		}

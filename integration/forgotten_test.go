@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext kills the worker while the files of execs
-// that have ended are kept: the supervisor must not keep them for ever.
+// TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext kills the worker while files of ended execs are still
+// kept: the supervisor must not keep them for ever.
 func TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -26,7 +26,7 @@ func TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, file := range found { // empty ones wait for the next exec, and the table says so
+			for _, file := range found { // empty ones are prepared for the next exec
 				if info, err := os.Stat(file); err == nil && info.Size() > 0 && filepath.Base(file) != ".sets" {
 					files = append(files, file)
 				}
@@ -36,13 +36,14 @@ func TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext(t *testing.T) {
 	}
 	const execs = 5
 	for range execs {
-		if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"head", "-c", "100000", "/dev/zero"}}); err != nil {
+		if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"head", "-c", "100000",
+			"/dev/zero"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.Kill()
 	if n := len(left()); n == 0 {
-		t.Fatal("nothing was kept as the worker was killed")
+		t.Fatal("no files were kept when the worker was killed")
 	}
 	w = w.Restart()
 	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}})

@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// line is what the gigabyte is made of, again and again.
+// line is what the gigabyte repeats.
 const line = "0123456789abcdef\n"
 
-// checked counts a stream of lines and fails on the first byte that is not where it should be.
+// checked counts a stream of lines and fails on the first wrong byte.
 type checked struct {
 	bytes, heap int64
 }
@@ -25,7 +25,7 @@ func (c *checked) Write(p []byte) (int, error) {
 		want := line[c.bytes%int64(len(line)):]
 		n := min(len(want), len(rest))
 		if string(rest[:n]) != want[:n] {
-			return 0, fmt.Errorf("byte %d is not what it should be", c.bytes)
+			return 0, fmt.Errorf("byte %d is wrong", c.bytes)
 		}
 		c.bytes += int64(n)
 		rest = rest[n:]
@@ -46,15 +46,16 @@ func TestX1_AGigabyteStreamsInBoundedMemory(t *testing.T) {
 	out := &checked{}
 	began := time.Now()
 	r, err := s.Exec(ctx, protocol.ExecSpec{
-		Command: []string{"sh", "-c", fmt.Sprintf("yes %s | head -c %d", strings.TrimSpace(line), size)}, OutputLimit: 2 << 30,
+		Command: []string{"sh", "-c", fmt.Sprintf("yes %s | head -c %d", strings.TrimSpace(line),
+			size)}, OutputLimit: 2 << 30,
 	}, sdk.WithStdout(out))
 	if err != nil || code(r) != "0" || out.bytes != size || r.Truncated {
-		t.Fatalf("%d of %d bytes came, exit code %s, %v", out.bytes, size, code(r), err)
+		t.Fatalf("received %d of %d bytes, exit code %s, %v", out.bytes, size, code(r), err)
 	}
 	took := time.Since(began)
 	worker := f.Processes("worker")[0].PeakMemory()
 	supervisor := mustPrint(t, f, s, "awk '/VmHWM/ {print $2}' /proc/1/status")
-	t.Logf("%.0f MiB/s; at most: worker %d MiB, supervisor %s KiB, this process's heap (client and NATS) %d MiB",
+	t.Logf("%.0f MiB/s; peak memory: worker %d MiB, supervisor %s KiB, this process's heap (client and NATS) %d MiB",
 		size/took.Seconds()/(1<<20), worker>>20, supervisor, out.heap>>20)
 	var kib int64
 	if _, err := fmt.Sscan(supervisor, &kib); err != nil || kib > 64<<10 {

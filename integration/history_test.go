@@ -26,7 +26,7 @@ func history(ctx context.Context, t *testing.T, c *sdk.Client, id string) []prot
 	return events
 }
 
-// kinds are the kinds of events, in order.
+// kinds lists the kinds of events in order.
 func kinds(events []protocol.Event) []protocol.Kind {
 	list := make([]protocol.Kind, len(events))
 	for i, e := range events {
@@ -35,7 +35,7 @@ func kinds(events []protocol.Event) []protocol.Kind {
 	return list
 }
 
-// count says how many events are of a kind.
+// count returns the number of events of a kind.
 func count(events []protocol.Event, kind protocol.Kind) int {
 	n := 0
 	for _, e := range events {
@@ -56,18 +56,19 @@ func find(t *testing.T, events []protocol.Event, kind protocol.Kind) protocol.Ev
 	return events[i]
 }
 
-// wantNoImage fails the test unless err says that an image is not to be had: that no registry has it,
-// or, on a machine that reaches none, that it could not be pulled.
+// wantNoImage fails the test unless err says that an image is unavailable: no registry has it or, on a machine that
+// reaches no registry, it could not be pulled.
 func wantNoImage(t *testing.T, err error) {
 	t.Helper()
 	var e *protocol.Error
-	if !errors.As(err, &e) || e.Reason != protocol.ReasonImageNotFound && e.Reason != protocol.ReasonRegistryUnreachable {
+	if !errors.As(err, &e) || e.Reason != protocol.ReasonImageNotFound &&
+		e.Reason != protocol.ReasonRegistryUnreachable {
 		t.Errorf("a sandbox without an image: got %v", err)
 	}
 }
 
-// becomesEmpty fails the test when something of the fleet is on the engine or in a worker's
-// directory, also a while later.
+// becomesEmpty fails the test unless the fleet soon has nothing on the engine and in the worker's directory, and stays
+// that way.
 func becomesEmpty(f *fleet.Fleet, w *fleet.Process) {
 	f.TB.Helper()
 	f.Eventually(10*time.Second, "nothing is left on the host", func() error {

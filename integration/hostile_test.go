@@ -17,15 +17,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// hostile is a sandbox whose run directory is changed under the hands of the worker that reads it. No process of a
-// sandbox can do this; in a sandbox that a worker of an older version made, its root can.
+// hostile is a sandbox whose run directory the test changes while the worker reads it. No process of a sandbox can do
+// this, except root in a sandbox that an older worker created.
 type hostile struct {
 	*fleet.Fleet
 	t      *testing.T
 	w      *fleet.Process
 	s      *sdk.Sandbox
-	run    string // its run directory, on the host
-	secret string // a directory of the host, with a file "marker"
+	run    string // its run directory on the host
+	secret string // a host directory with a file "marker"
 	marker []byte
 }
 
@@ -34,8 +34,9 @@ func startHostile(t *testing.T) *hostile {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	h := &hostile{Fleet: f, t: t, w: f.Worker("w1", fleet.Role{}), secret: t.TempDir()}
 	h.s = f.Create("hostile")
-	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f", `{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
-	// Longer than anything the victims print, so that a worker that reads it from an offset finds some.
+	h.run = filepath.Join(docker(t, engines.Default(t).Host, "inspect", "-f",
+		`{{index .Config.Labels "boxfleet.directory"}}`, containerOf(f, "", "hostile")), "run")
+	// It is longer than anything that the victims print, so that a worker would find data in it at any offset.
 	h.marker = bytes.Repeat([]byte("OF-THE-HOST-ONLY\n"), 200_000)
 	if err := os.WriteFile(filepath.Join(h.secret, "marker"), h.marker, 0o644); err != nil {
 		t.Fatal(err)
@@ -43,7 +44,7 @@ func startHostile(t *testing.T) *hostile {
 	return h
 }
 
-// attack runs a script in the directory of all execs. $out and $exit are two files of the exec.
+// attack runs a script in the directory of all execs. $out and $exit name two files of the exec.
 func (h *hostile) attack(id, script string, stdin []byte) {
 	h.t.Helper()
 	run, err := os.OpenRoot(h.run)
@@ -65,12 +66,14 @@ func (h *hostile) attack(id, script string, stdin []byte) {
 
 const victimLines = 30_000
 
-// victim prints more than goes with its result, waits until it is told, prints as much again, and
-// exits with 5. It returns when the first half is published.
+// victim starts an exec that prints more than fits into its result, waits for release, prints as much again, and exits
+// with 5. It returns once the first half is published.
 func (h *hostile) victim(id string) *sdk.Exec {
 	h.t.Helper()
-	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id, victimLines)
-	x, err := h.s.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", script}}, sdk.WithID(id))
+	script := fmt.Sprintf("seq 1 %d; while [ ! -e /tmp/go-%s ]; do sleep 0.05; done; seq 1 %d; exit 5", victimLines, id,
+		victimLines)
+	x, err := h.s.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", script}},
+		sdk.WithID(id))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -83,10 +86,11 @@ func (h *hostile) victim(id string) *sdk.Exec {
 	return x
 }
 
-// release lets a victim go on.
+// release lets a victim continue.
 func (h *hostile) release(id string) {
 	h.t.Helper()
-	if _, err := h.s.Exec(h.Context(30*time.Second), protocol.ExecSpec{Command: []string{"touch", "/tmp/go-" + id}}); err != nil {
+	if _, err := h.s.Exec(h.Context(30*time.Second),
+		protocol.ExecSpec{Command: []string{"touch", "/tmp/go-" + id}}); err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -99,7 +103,7 @@ func half() []byte {
 	return b.Bytes()
 }
 
-// output is what can be read of an exec's output now, both streams.
+// output returns what can be read of an exec's output now, both streams.
 func (h *hostile) output(x *sdk.Exec) []byte {
 	h.t.Helper()
 	var b []byte
@@ -112,17 +116,17 @@ func (h *hostile) output(x *sdk.Exec) []byte {
 	return b
 }
 
-// unharmed checks that the host is as it was, and that the worker is the one that it was and works.
+// unharmed checks that the host is unchanged and that the same worker process still works.
 func (h *hostile) unharmed(outputs ...[]byte) {
 	h.t.Helper()
 	for i, out := range outputs {
 		if bytes.Contains(out, []byte("OF-THE-HOST")) {
-			h.t.Errorf("output %d holds what is on the host only", i)
+			h.t.Errorf("output %d contains data of the host", i)
 		}
 	}
 	entries, err := os.ReadDir(h.secret)
 	if err != nil || len(entries) != 1 {
-		h.t.Errorf("the host's directory holds %v, %v", entries, err)
+		h.t.Errorf("the host's directory contains %v, %v", entries, err)
 	}
 	if data, err := os.ReadFile(filepath.Join(h.secret, "marker")); err != nil || !bytes.Equal(data, h.marker) {
 		h.t.Errorf("the host's file was changed: %v", err)
@@ -132,14 +136,14 @@ func (h *hostile) unharmed(outputs ...[]byte) {
 	}
 }
 
-// TestAHostileRunDirectoryIsNotFollowed replaces the output file of a running exec. The worker
-// publishes nothing of the host's, does not hang, and says where the output ends before its time.
+// TestAHostileRunDirectoryIsNotFollowed replaces the output file of a running exec. The worker publishes no data of the
+// host, does not hang, and reports where the output ends early.
 func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 	t.Parallel()
 	h := startHostile(t)
 	for _, k := range []struct {
 		name, script string
-		sandboxs     bool // what is in the file's place is the sandbox's own, and may be read as far as it goes
+		sandboxs     bool // the replacement belongs to the sandbox and may be read as far as it goes
 	}{
 		{"symlink", "rm $out; ln -s " + h.secret + "/marker $out", false},
 		{"hardlink-to-nothing", "rm $out", false},
@@ -162,13 +166,13 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 			after := h.output(x)
 			h.unharmed(before, after, r.Stdout, r.Stderr)
 			if !bytes.HasPrefix(after, before) || !bytes.HasPrefix(after, half()) {
-				t.Error("what was published before the attack is not there any more")
+				t.Error("the output published before the attack is gone")
 			}
 			if int64(len(after)) != r.StdoutBytes || len(after) > 2*len(half()) {
 				t.Errorf("%d bytes of output, the exec says %d and wrote %d", len(after), r.StdoutBytes, 2*len(half()))
 			}
 			if !k.sandboxs && !r.Truncated && !bytes.Equal(after, append(half(), half()...)) {
-				t.Errorf("%d bytes are not all, and the exec does not say so", len(after))
+				t.Errorf("only %d bytes were published, and the exec does not report the loss", len(after))
 			}
 		})
 	}
@@ -188,15 +192,16 @@ func TestAHostileRunDirectoryIsNotFollowed(t *testing.T) {
 	h.Judge()
 }
 
-// TestAHostileExitRecordIsNotBelieved writes exit records of all kinds for execs that run, and has
-// them read, because the container ends before anything better is known.
+// TestAHostileExitRecordIsNotBelieved writes forged exit records for running execs. The worker reads them because the
+// container ends before anything better is known.
 func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	h := startHostile(t)
 	other := h.Create("other")
 	lie := func(id string) []byte {
 		code := 0
-		return control.Seal(bytes.Repeat([]byte("k"), 32), control.Record{Result: control.Result{ID: id, ExitCode: &code}})
+		return control.Seal(bytes.Repeat([]byte("k"), 32),
+			control.Record{Result: control.Result{ID: id, ExitCode: &code}})
 	}
 	kinds := []struct{ name, script string }{
 		{"lie", "cat > $exit"},
@@ -213,7 +218,7 @@ func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 		victims[k.name] = h.victim(k.name)
 		h.attack(k.name, k.script, lie(k.name))
 	}
-	// The supervisor's own end would seal true records; KILL leaves it no time.
+	// The supervisor would seal correct records when it ends; SIGKILL leaves it no time.
 	docker(t, engines.Default(t).Host, "kill", containerOf(h.Fleet, "", "hostile"))
 	for _, k := range kinds {
 		r, err := victims[k.name].Wait(h.Context(20*time.Second), sdk.WithCollect(64<<20))
@@ -222,7 +227,8 @@ func TestAHostileExitRecordIsNotBelieved(t *testing.T) {
 			continue
 		}
 		if r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted || r.ExitCode != nil {
-			t.Errorf("%s: the exec is %s, reason %q, exit code %v; want failed, interrupted, not known", k.name, r.State, r.Reason, r.ExitCode)
+			t.Errorf("%s: the exec is %s, reason %q, exit code %v; want failed, interrupted, not known", k.name,
+				r.State, r.Reason, r.ExitCode)
 		}
 		h.unharmed(r.Stdout, r.Stderr)
 	}

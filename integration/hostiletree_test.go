@@ -25,10 +25,10 @@ func TestATreeThatLeadsOutIsRefusedByItsPath(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1, Coordinators: 0})
 	ctx := f.Context(time.Minute)
 	for what, make := range map[string]func(path string) error{
-		"an absolute link":  func(p string) error { return os.Symlink("/etc/passwd", p) },
-		"a link out":        func(p string) error { return os.Symlink("../../x", p) },
-		"a link that turns": func(p string) error { return os.Symlink("../sub/../../x", p) },
-		"a pipe":            func(p string) error { return syscall.Mkfifo(p, 0o600) },
+		"an absolute link":                          func(p string) error { return os.Symlink("/etc/passwd", p) },
+		"a link out of the tree":                    func(p string) error { return os.Symlink("../../x", p) },
+		"a link that leaves through a subdirectory": func(p string) error { return os.Symlink("../sub/../../x", p) },
+		"a pipe": func(p string) error { return syscall.Mkfifo(p, 0o600) },
 	} {
 		tree := t.TempDir()
 		writeFile(t, filepath.Join(tree, "sub", "fine"), "x", 0o644, time.Now())
@@ -43,12 +43,12 @@ func TestATreeThatLeadsOutIsRefusedByItsPath(t *testing.T) {
 		}
 	}
 	_, err := f.Client.Upload(ctx, "/not/there", "/x")
-	wantError(t, "a tree that is not there", err, protocol.NotFound, "", "")
+	wantError(t, "a missing tree", err, protocol.NotFound, "", "")
 	_, err = f.Client.Upload(ctx, t.TempDir(), "relative")
 	wantError(t, "a relative target", err, protocol.InvalidArgument, "", "target")
 }
 
-// tarOf makes a tar stream and its digest.
+// tarOf returns a tar stream and its digest.
 func tarOf(t *testing.T, headers ...tar.Header) (data []byte, digest string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -95,17 +95,25 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		digest string
 		code   protocol.Code
 	}{
-		"an entry that climbs":     {hostile(tar.Header{Name: up + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
-		"an entry from the root":   {hostile(tar.Header{Name: outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
-		"a link that climbs":       {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}), protocol.InvalidArgument},
-		"a link to the root":       {hostile(tar.Header{Name: "l", Linkname: "/", Typeflag: tar.TypeSymlink}, tar.Header{Name: "l" + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
-		"a hard link":              {hostile(tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink}), protocol.InvalidArgument},
-		"a hard link to nothing":   {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}), protocol.FailedPrecondition},
-		"a device":                 {hostile(tar.Header{Name: "d", Typeflag: tar.TypeBlock, Devmajor: 8}), protocol.InvalidArgument},
-		"no tar stream":            {upload([]byte("this is no tar stream"), sha("this is no tar stream")), protocol.InvalidArgument},
-		"what has another digest":  {upload(append(fine, 0), sha("something else")), protocol.InvalidArgument},
-		"what was never uploaded":  {sha("never"), protocol.FailedPrecondition},
-		"a tree with a broken end": {upload(fine[:515], sha(string(fine[:515]))), protocol.InvalidArgument},
+		"an entry with ..": {hostile(tar.Header{Name: up + outside, Typeflag: tar.TypeReg}),
+			protocol.InvalidArgument},
+		"an absolute entry": {hostile(tar.Header{Name: outside, Typeflag: tar.TypeReg}),
+			protocol.InvalidArgument},
+		"a link with ..": {hostile(tar.Header{Name: "l", Linkname: up + "etc", Typeflag: tar.TypeSymlink}),
+			protocol.InvalidArgument},
+		"a link to the root": {hostile(tar.Header{Name: "l", Linkname: "/", Typeflag: tar.TypeSymlink},
+			tar.Header{Name: "l" + outside, Typeflag: tar.TypeReg}), protocol.InvalidArgument},
+		"a hard link": {hostile(tar.Header{Name: "h", Linkname: "/etc/shadow", Typeflag: tar.TypeLink}),
+			protocol.InvalidArgument},
+		"a hard link to a missing file": {hostile(tar.Header{Name: "h", Linkname: "nothing", Typeflag: tar.TypeLink}),
+			protocol.FailedPrecondition},
+		"a device": {hostile(tar.Header{Name: "d", Typeflag: tar.TypeBlock, Devmajor: 8}),
+			protocol.InvalidArgument},
+		"not a tar stream": {upload([]byte("this is no tar stream"), sha("this is no tar stream")),
+			protocol.InvalidArgument},
+		"a wrong digest":        {upload(append(fine, 0), sha("something else")), protocol.InvalidArgument},
+		"a tree never uploaded": {sha("never"), protocol.FailedPrecondition},
+		"a truncated tree":      {upload(fine[:515], sha(string(fine[:515]))), protocol.InvalidArgument},
 	} {
 		spec := f.Spec()
 		spec.Copies = []protocol.Copy{{Digest: fineDigest, Target: "/fine"}, {Digest: c.digest, Target: "/x"}}
@@ -117,18 +125,20 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 		t.Errorf("%s was written", outside)
 	}
 	spec := f.Spec()
-	twoNames := hostile(tar.Header{Name: "f", Typeflag: tar.TypeReg}, tar.Header{Name: "d/g", Linkname: "f", Typeflag: tar.TypeLink})
+	twoNames := hostile(tar.Header{Name: "f", Typeflag: tar.TypeReg},
+		tar.Header{Name: "d/g", Linkname: "f", Typeflag: tar.TypeLink})
 	spec.Copies = []protocol.Copy{{Digest: fineDigest, Target: "/fine"}, {Digest: twoNames, Target: "/two"}}
 	s, err := f.Client.Create(ctx, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /fine/fine; stat -c ' %h' /two/f; [ /two/f -ef /two/d/g ] && echo one")); got != "hostile 2\none\n" {
+	if got := mustExec(ctx, t, s,
+		script("cat /fine/fine; stat -c ' %h' /two/f; [ /two/f -ef /two/d/g ] && echo one")); got != "hostile 2\none\n" {
 		t.Errorf("got %q", got)
 	}
 }
 
-// Somebody exchanges directories and files for links and pipes while the tree is read.
+// Another process swaps directories and files for links and pipes while the tree is read.
 func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -141,7 +151,8 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 	}
 	exchange := filepath.Join(dir, "exchange")
 	mkdir(t, exchange)
-	for name, to := range map[string]string{"a": outside, "b": filepath.Join(outside, "d"), "c": filepath.Join(outside, "d", "f")} {
+	for name, to := range map[string]string{"a": outside, "b": filepath.Join(outside, "d"),
+		"c": filepath.Join(outside, "d", "f")} {
 		if err := os.Symlink(to, filepath.Join(exchange, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +169,8 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 			}
 			name := []string{"a", "b", "c"}[n%3]
 			for range 2 { // there and back again
-				if unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD, filepath.Join(exchange, name), unix.RENAME_EXCHANGE) == nil {
+				if unix.Renameat2(unix.AT_FDCWD, filepath.Join(tree, name), unix.AT_FDCWD,
+					filepath.Join(exchange, name), unix.RENAME_EXCHANGE) == nil {
 					exchanges.Add(1)
 				}
 				time.Sleep(100 * time.Microsecond)
@@ -170,7 +182,8 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 		copied, err := f.Client.Upload(ctx, tree, "/x")
 		if err != nil {
 			refused++
-			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.FailedPrecondition && code != protocol.NotFound && code != protocol.Internal {
+			if code := protocol.CodeOf(err); code != protocol.InvalidArgument && code != protocol.FailedPrecondition &&
+				code != protocol.NotFound && code != protocol.Internal {
 				t.Errorf("refused with %v", err)
 			}
 			continue
@@ -183,13 +196,13 @@ func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
 		data, err := io.ReadAll(blob)
 		blob.Close()
 		if err != nil || bytes.Contains(data, []byte("SECRET")) {
-			t.Fatalf("what was uploaded holds what is outside of the tree (%v)", err)
+			t.Fatalf("the upload contains data from outside the tree (%v)", err)
 		}
 	}
 	close(stop)
 	<-stopped
 	t.Logf("%d uploaded, %d refused; %d exchanges", uploaded, refused, exchanges.Load())
 	if uploaded == 0 || exchanges.Load() < 100 {
-		t.Errorf("%d trees were uploaded during %d exchanges: this shows nothing", uploaded, exchanges.Load())
+		t.Errorf("%d trees were uploaded during %d exchanges: the test proves nothing", uploaded, exchanges.Load())
 	}
 }

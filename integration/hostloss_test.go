@@ -10,12 +10,13 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestASandboxNeedNotWaitForALostHost kills the only worker: of two sandboxes on its host one waits,
-// shown unreachable, and the other fails once the host's lock lease is over, and not before.
+// TestASandboxNeedNotWaitForALostHost kills the only worker. Of two sandboxes on its host, one waits and is listed as
+// unreachable; the other fails once the host's lease has ended, and not before.
 func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
-	f := fleet.Start(t, fleet.Options{LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{LockTTL: ttl,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	ctx := f.Context(2 * time.Minute)
 	locks := f.WatchLocks()
 	waits := f.Create("waits")
@@ -34,7 +35,7 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	if e := protocol.AsError(err); e == nil || e.Reason != protocol.ReasonHostLost {
 		t.Errorf("its exec: %v", err)
 	}
-	f.Eventually(ttl+10*time.Second, "it has failed", func() error {
+	f.Eventually(ttl+10*time.Second, "the sandbox has failed", func() error {
 		if err := fails.Refresh(ctx); err != nil || fails.Info().State != protocol.StateFailed {
 			return protocol.Errorf(protocol.Internal, "", "%s, %v", fails.Info().State, err)
 		}
@@ -45,16 +46,15 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	after := i.StateChangedAt.Sub(renewals[len(renewals)-1].Time)
 	t.Logf("failed %s after the worker's last renewal, lease %s", after.Round(time.Millisecond), ttl)
 	if i.Reason != protocol.ReasonHostLost || after < ttl {
-		t.Errorf("failed with reason %s %s after the last renewal: its lease was not over", i.Reason, after)
+		t.Errorf("failed with reason %s %s after the last renewal, before the lease ended", i.Reason, after)
 	}
 	if err := waits.Refresh(ctx); err != nil || waits.Info().State != protocol.StateReady || !waits.Info().Unreachable {
-		t.Errorf("the one that waits is %s, unreachable %v, %v", waits.Info().State, waits.Info().Unreachable, err)
+		t.Errorf("the waiting sandbox is %s, unreachable %v, %v", waits.Info().State, waits.Info().Unreachable, err)
 	}
 	f.Judge()
 }
 
-// TestAStopGivesItsGrace stops a sandbox whose exec needs a while to end, and one whose exec never
-// would.
+// TestAStopGivesItsGrace stops one sandbox whose exec needs a while to end and one whose exec never ends.
 func TestAStopGivesItsGrace(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -72,29 +72,29 @@ func TestAStopGivesItsGrace(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range x.Output(ctx, sdk.WithFollow(true)) {
-			break // its trap is set
+			break // the trap is set
 		}
 		began := time.Now()
 		if err := s.Stop(ctx); err != nil {
 			t.Fatal(err)
 		}
 		took = time.Since(began)
-		r, _ = x.Wait(ctx) // cancelled is an error
+		r, _ = x.Wait(ctx) // a cancelled exec is an error
 		return took, r
 	}
 	took, r := run("polite", 20*time.Second, "trap 'echo bye; exit 0' TERM; echo ready; while :; do usleep 50000; done")
 	if took > 15*time.Second || string(r.Stdout) != "ready\nbye\n" {
-		t.Errorf("what ends on TERM: after %s, %q", took, r.Stdout)
+		t.Errorf("the exec that ends on TERM ended after %s, %q", took, r.Stdout)
 	}
 	took, r = run("deaf", time.Second, "trap 'echo no' TERM; echo ready; while :; do usleep 50000; done")
 	if took < time.Second || took > 15*time.Second || code(r) != "137" {
-		t.Errorf("what does not end on TERM: after %s, exit code %s", took, code(r))
+		t.Errorf("the exec that ignores TERM ended after %s, exit code %s", took, code(r))
 	}
 	f.Judge()
 }
 
-// TestAHostThatComesBackTooLateKeepsNothing kills the only worker in the middle of a create, and brings
-// it back when the sandbox has failed.
+// TestAHostThatComesBackTooLateKeepsNothing kills the only worker in the middle of a create and restarts it after the
+// sandbox has failed.
 func TestAHostThatComesBackTooLateKeepsNothing(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second,
@@ -109,10 +109,10 @@ func TestAHostThatComesBackTooLateKeepsNothing(t *testing.T) {
 	}
 	w.AwaitKilled(time.Second)
 	if len(f.Objects("")) == 0 {
-		t.Error("nothing was made")
+		t.Error("the killed worker had created nothing")
 	}
 	w = w.Restart()
-	f.Eventually(10*time.Second, "nothing of it is left", func() error {
+	f.Eventually(10*time.Second, "nothing of the sandbox is left", func() error {
 		if left := append(f.Objects(""), f.Directories(w)...); len(left) > 0 {
 			return protocol.Errorf(protocol.Internal, "", "%q", left)
 		}
@@ -120,7 +120,7 @@ func TestAHostThatComesBackTooLateKeepsNothing(t *testing.T) {
 	})
 	s := f.Client.Sandbox("late")
 	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed {
-		t.Errorf("it is %s, %v", s.Info().State, err)
+		t.Errorf("the sandbox is %s, %v", s.Info().State, err)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Error(err)

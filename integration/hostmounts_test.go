@@ -12,11 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// ofTheKernel are file systems that take no room on a disk of the host. A tmpfs counts to the container's memory.
+// ofTheKernel are file systems that use no disk space of the host. A tmpfs counts towards the container's memory.
 var ofTheKernel = []string{"tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue"}
 
-// writableOfHost lists the mounts in a container's /proc/self/mountinfo through which it could write to a disk of
-// the host without its own limit: all but its root, those of the kernel, and those that are read-only.
+// writableOfHost lists the mounts in a container's /proc/self/mountinfo that would let it write to a disk of the host
+// without a limit: all except its root, kernel file systems and read-only mounts.
 func writableOfHost(mountinfo string) []string {
 	var found []string
 	for line := range strings.Lines(mountinfo) {
@@ -34,27 +34,32 @@ func writableOfHost(mountinfo string) []string {
 	return found
 }
 
-// Nothing of the host can be written in any container, but for a mount that the operator allows and the spec asks for.
+// A container can write to nothing of the host except mounts that the operator allows and the spec asks for.
 func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 	t.Parallel()
 	readable, writable := t.TempDir(), t.TempDir()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	w := f.Worker("w1", fleet.Role{AllowMounts: []string{readable, writable + ":rw"}, Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}})
+	w := f.Worker("w1", fleet.Role{AllowMounts: []string{readable, writable + ":rw"},
+		Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}})
 	ctx := f.Context(2 * time.Minute)
 
 	exotic := withServices(f, services{"web": web("0")}, services{"plain": small("exec sleep 1000")})
 	exotic.Profile, exotic.ReadOnly, exotic.Hostname, exotic.User = protocol.ProfileStandard, true, "strange", "0"
 	exotic.Command = []string{"sh", "-c", "echo up; exec sleep 1000"}
 	exotic.Tmpfs = []protocol.Tmpfs{{Target: "/scratch", Size: 1 << 20}}
-	exotic.Mounts = []protocol.Mount{{Source: readable, Target: "/readable"}, {Source: writable, Target: "/writable", Writable: true}}
+	exotic.Mounts = []protocol.Mount{{Source: readable, Target: "/readable"},
+		{Source: writable, Target: "/writable", Writable: true}}
 
 	check := func(s *sdk.Sandbox, service string, allowed ...string) {
 		t.Helper()
-		if got := writableOfHost(printedBy(t, ctx, s, service, "cat", "/proc/self/mountinfo")); !slices.Equal(got, allowed) {
-			t.Errorf("%s, service %q: %v can be written, want %v", s.ID(), service, got, allowed)
+		if got := writableOfHost(printedBy(t, ctx, s, service, "cat", "/proc/self/mountinfo")); !slices.Equal(got,
+			allowed) {
+			t.Errorf("%s, service %q: the writable mounts are %v, want %v", s.ID(), service, got, allowed)
 		}
-		for _, command := range []string{"echo x >> /etc/hosts", "echo x > /etc/hostname", "echo x > /etc/resolv.conf", "ls /.boxfleet/run"} {
-			if got := printedBy(t, ctx, s, service, "sh", "-c", "("+command+") 2>/dev/null && echo done; true"); got != "" {
+		for _, command := range []string{"echo x >> /etc/hosts", "echo x > /etc/hostname", "echo x > /etc/resolv.conf",
+			"ls /.boxfleet/run"} {
+			if got := printedBy(t, ctx, s, service, "sh", "-c",
+				"("+command+") 2>/dev/null && echo done; true"); got != "" {
 				t.Errorf("%s, service %q: %q works", s.ID(), service, command)
 			}
 		}
@@ -64,7 +69,8 @@ func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 		script := fmt.Sprintf("hostname; cat /etc/hostname; grep -w %s /etc/hosts | cut -f 1; hostname -i", hostname)
 		got := strings.Fields(printedBy(t, ctx, s, service, "sh", "-c", script))
 		if len(got) != 4 || got[0] != hostname || got[1] != hostname || got[2] != got[3] {
-			t.Errorf("%s, service %q: its names and addresses are %q, want %s and one address", s.ID(), service, got, hostname)
+			t.Errorf("%s, service %q: its names and addresses are %q, want %s and one address", s.ID(), service, got,
+				hostname)
 		}
 	}
 	s := f.Create("plain")
@@ -81,7 +87,7 @@ func TestNoWritableMountOfTheHostIsInAContainer(t *testing.T) {
 		named(e, "", "strange")
 		named(e, "web", "web")
 		if got := printedBy(t, ctx, e, "", "wget", "-q", "-O", "-", "http://web/"); got != "hello" {
-			t.Errorf("the service says %q", got)
+			t.Errorf("the service printed %q", got)
 		}
 		if resumed > 0 {
 			break

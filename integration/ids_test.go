@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// bus is a plain NATS connection, as a client without the SDK has it.
+// bus is a plain NATS connection of a client without the SDK.
 func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	f.TB.Helper()
 	nc, err := nats.Connect(f.URL())
@@ -30,16 +30,18 @@ func bus(f *fleet.Fleet) (*nats.Conn, jetstream.JetStream) {
 	return nc, js
 }
 
-// ask publishes a request of a plain client and waits for the answer. duplicate says that the
-// server dropped it, as a repeat of what it had lately; then there is no answer.
-func ask(ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string) (answer *nats.Msg, duplicate bool) {
+// ask publishes a plain client's request and waits for the answer. duplicate means that the server dropped it as a
+// repeat; then there is no answer.
+func ask(
+	ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStream, m *nats.Msg, id string,
+) (answer *nats.Msg, duplicate bool) {
 	f.TB.Helper()
 	inbox := nc.NewRespInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	defer func() { _ = sub.Unsubscribe() }() // the connection is closing when this fails
+	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closing
 	if m.Header == nil {
 		m.Header = nats.Header{}
 	}
@@ -58,7 +60,7 @@ func ask(ctx context.Context, f *fleet.Fleet, nc *nats.Conn, js jetstream.JetStr
 	return answer, false
 }
 
-// used fails the test unless none of the ids can be used again by anybody.
+// used fails the test unless nobody can use any of the ids again.
 func used(ctx context.Context, t *testing.T, f *fleet.Fleet, when string, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
@@ -84,7 +86,7 @@ func TestAnIDIsNeverUsedAgain(t *testing.T) {
 		}
 	}
 	one, two := f.Client.Sandbox("one"), f.Client.Sandbox("two")
-	used(ctx, t, f, "while it is there", "one")
+	used(ctx, t, f, "while the sandbox exists", "one")
 
 	mustExec(ctx, t, two, script("true"))
 	if _, err := two.Exec(ctx, script("true"), sdk.WithID("x")); err != nil {
@@ -147,7 +149,8 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 		if err != nil || s.Info().Container != first.Info().Container || s.Info().Request != "r1" {
 			t.Errorf("the request again %s: %v", when, err)
 		}
-		r, err := other.Sandbox("s").Exec(ctx, script("echo x >> /tmp/runs; wc -l < /tmp/runs"), sdk.WithID("x"), sdk.WithRequestID("r2"))
+		r, err := other.Sandbox("s").Exec(ctx, script("echo x >> /tmp/runs; wc -l < /tmp/runs"), sdk.WithID("x"),
+			sdk.WithRequestID("r2"))
 		if err != nil || string(r.Stdout) != "1\n" {
 			t.Errorf("the exec's request again %s: %v, %q", when, err, r.Stdout)
 		}
@@ -155,20 +158,23 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 	repeat("at once")
 	repeat("within the window")
 
-	// The server forgets after the window; then only the registry knows.
+	// After the window the server has forgotten the requests; only the registry still knows them.
 	nc, js := bus(f)
 	spec, run := f.Spec(), script("echo x >> /tmp/runs; wc -l < /tmp/runs")
 	for _, r := range []struct {
 		id, subject string
 		payload     protocol.Request
 	}{
-		{"r1", protocol.RequestSubject("default", protocol.VerbCreate, "s"), protocol.Request{Version: 1, Sandbox: &spec}},
-		{"r2", protocol.RequestSubject("default", protocol.VerbExec, "s"), protocol.Request{Version: 1, ExecID: "x", Exec: &run}},
+		{"r1", protocol.RequestSubject("default", protocol.VerbCreate, "s"),
+			protocol.Request{Version: 1, Sandbox: &spec}},
+		{"r2", protocol.RequestSubject("default", protocol.VerbExec, "s"),
+			protocol.Request{Version: 1, ExecID: "x", Exec: &run}},
 	} {
 		var answer *nats.Msg
 		f.Eventually(20*time.Second, "the server has forgotten "+r.id, func() (err error) {
 			duplicate := false
-			if answer, duplicate = ask(ctx, f, nc, js, &nats.Msg{Subject: r.subject, Data: protocol.Encode(&r.payload)}, r.id); duplicate {
+			if answer, duplicate = ask(ctx, f, nc, js, &nats.Msg{Subject: r.subject, Data: protocol.Encode(&r.payload)},
+				r.id); duplicate {
 				err = fmt.Errorf("it dropped the repeat")
 			}
 			return err
@@ -183,7 +189,8 @@ func TestARepeatedRequestGetsTheSameHandle(t *testing.T) {
 		t.Errorf("the exec ran %d times", strings.Count(got, "x"))
 	}
 	events := history(ctx, t, f.Client, "s")
-	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.SandboxReady) != 1 || count(events, protocol.ExecAccepted) != 2 {
+	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.SandboxReady) != 1 ||
+		count(events, protocol.ExecAccepted) != 2 {
 		t.Errorf("the history has %v", kinds(events))
 	}
 	_, err = other.Create(ctx, f.Spec(), sdk.WithID("s"), sdk.WithRequestID("r3"))

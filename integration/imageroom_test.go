@@ -19,8 +19,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// TestQ13_UnusedImagesGoWhenTheFileSystemFills: an engine's file system of 128 MiB passes the high
-// mark, and images go until the low one: not one that is in use, to be kept, or waited for.
+// TestQ13_UnusedImagesGoWhenTheFileSystemFills fills an engine's file system of 128 MiB above the high mark. Images are
+// removed until it is below the low mark, except those that are in use, configured to be kept, or waited for.
 func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	t.Parallel()
 	const size, high, low = 128 * mebibyte, 50, 45 // 64 and 57.6 MiB
@@ -31,11 +31,14 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 		r.Push(main.Host, back, fleet.Image, name, size)
 		return door.Host + "/" + name
 	}
-	kept, used, large, waited, small := push("kept:1", mebibyte), push("used:1", 10*mebibyte), push("large:1", 20*mebibyte),
+	kept, used, large, waited, small := push("kept:1", mebibyte), push("used:1", 10*mebibyte), push("large:1",
+		20*mebibyte),
 		push("waited:1", 6*mebibyte), push("small:1", mebibyte)
 	huge := push("huge:1", 47*mebibyte)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Engine: e.Host, Images: worker.Images{Registries: []string{door.Host}, HighWater: high, LowWater: low, PrePull: []string{kept}, Sweep: 200 * time.Millisecond}})
+	f.Worker("w1", fleet.Role{Engine: e.Host,
+		Images: worker.Images{Registries: []string{door.Host}, HighWater: high, LowWater: low, PrePull: []string{kept},
+			Sweep: 200 * time.Millisecond}})
 	ctx := f.Context(90 * time.Second)
 	create := func(id, ref string) *sdk.Sandbox {
 		t.Helper()
@@ -45,7 +48,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 		}
 		return s
 	}
-	// fill has so many bytes of the file system used in all, by a file of somebody else's.
+	// fill brings the used space of the file system to the given number of bytes with a foreign file.
 	filler := filepath.Join(e.Data(), "filler")
 	fill := func(bytes int64) {
 		t.Helper()
@@ -60,7 +63,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay := func(when string, refs ...string) {
 		t.Helper()
-		time.Sleep(time.Second) // some sweeps
+		time.Sleep(time.Second) // the subject: several sweeps must remove nothing
 		got := imagesOf(t, e.Host)
 		for _, ref := range refs {
 			if !strings.Contains(got, ref) {
@@ -74,29 +77,29 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 
 	create("used", used)
-	// The large one is also unused for the longest, so that it is the first to go.
+	// The large one is also the longest unused, so it is removed first.
 	for _, image := range []struct{ id, ref string }{{"large", large}, {"waited", waited}, {"small", small}} {
 		if err := create(image.id, image.ref).Delete(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f.Eventually(20*time.Second, "the image of the configuration is there", func() error {
+	f.Eventually(20*time.Second, "the configured image is pulled", func() error {
 		if got := imagesOf(t, e.Host); !strings.Contains(got, kept) {
 			return errors.New(got)
 		}
 		return nil
 	})
 	if n := usedBytes(t, e.Data()); n > size/100*low {
-		t.Fatalf("%d bytes are used before anything is to go", n)
+		t.Fatalf("%d bytes are used before any image should be removed", n)
 	}
 	stay("below the marks", kept, used, large, waited, small)
 
-	// The large one makes room enough.
+	// Removing the large one frees enough space.
 	fill(size / 100 * (high + 3))
 	goes(large)
 	stay("below the low mark", kept, used, waited, small)
 
-	// Somebody waits for one: the registry is asked whether it is still the same, and takes its time.
+	// A sandbox waits for one image: the registry is asked whether it has changed, and answers slowly.
 	door.Fault(func(q *http.Request) registry.Fault {
 		if strings.Contains(q.URL.Path, "/waited/manifests/") {
 			return registry.Fault{Delay: 4 * time.Second}
@@ -108,7 +111,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "it waits for the registry", func() error {
+	f.Eventually(10*time.Second, "the sandbox waits for the registry", func() error {
 		if err := s.Refresh(ctx); err != nil || s.Info().Pull == nil {
 			return fmt.Errorf("%+v, %w", s.Info(), err)
 		}
@@ -125,7 +128,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	}
 	stay("above the high mark, in use", kept, used, waited)
 
-	// A pull that fills the file system makes room by itself.
+	// A pull that fills the file system frees space by itself.
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +142,7 @@ func TestQ13_UnusedImagesGoWhenTheFileSystemFills(t *testing.T) {
 	f.Judge()
 }
 
-// imageGoes waits until a host has no such image.
+// imageGoes waits until a host no longer has an image.
 func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
 	t.Helper()
 	f.Eventually(10*time.Second, ref+" goes", func() error {
@@ -150,8 +153,8 @@ func imageGoes(t *testing.T, f *fleet.Fleet, host, ref string) {
 	})
 }
 
-// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor, one that has no host yet and could not be made
-// without it; and none goes while no coordinator says whether somebody waits for it.
+// TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor covers a sandbox that has no host yet and could not be created without
+// the image. No image is removed either while no coordinator can say whether one is needed.
 func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
@@ -159,7 +162,8 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	awaited, _ := h.push("awaited:1", mebibyte)
 	other, _ := h.push("other:1", mebibyte)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	role := fleet.Role{Engine: h.engine.Host, Slots: 1, Images: worker.Images{Registries: []string{h.door.Host}, HighWater: 100, Sweep: 200 * time.Millisecond}}
+	role := fleet.Role{Engine: h.engine.Host, Slots: 1,
+		Images: worker.Images{Registries: []string{h.door.Host}, HighWater: 100, Sweep: 200 * time.Millisecond}}
 	w := f.Worker("w1", role)
 	ctx := f.Context(90 * time.Second)
 	for id, ref := range map[string]string{"first": awaited, "second": other} {
@@ -171,29 +175,29 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	holder := f.Create("holder") // of the only slot
+	holder := f.Create("holder") // takes the only slot
 	s, err := f.Client.Create(ctx, imageSpec(f, awaited, protocol.PullNever), sdk.WithID("waits"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.Stop()
 	f.Processes("coordinator")[0].Stop()
-	role.Images.MaxBytes = 1 // from now on, everything is too much
+	role.Images.MaxBytes = 1 // from now on every image is too much
 	w = f.Worker("w1", role)
 	f.Eventually(10*time.Second, "the worker wants to remove images", func() error {
 		if !strings.Contains(w.Log(), "no coordinator answers") {
-			return errors.New("it has not asked")
+			return errors.New("it has not asked yet")
 		}
 		return nil
 	})
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) || !strings.Contains(got, other) {
-		t.Errorf("without a coordinator, one went: %s", got)
+		t.Errorf("without a coordinator, an image was removed; left: %s", got)
 	}
 	f.Coordinator("c2", fleet.Role{})
 	imageGoes(t, f, h.engine.Host, other)
-	time.Sleep(time.Second) // some more sweeps
+	time.Sleep(time.Second) // the subject: several more sweeps must remove nothing
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, awaited) {
-		t.Errorf("an image went that a sandbox waits for: %s", got)
+		t.Errorf("an image that a sandbox waits for was removed; left: %s", got)
 	}
 	if err := holder.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -208,7 +212,7 @@ func TestQ13_AnImageStaysThatAQueuedSandboxWaitsFor(t *testing.T) {
 	f.Judge()
 }
 
-// usedBytes is how much of a file system is used.
+// usedBytes returns the used space of a file system.
 func usedBytes(t *testing.T, dir string) int64 {
 	t.Helper()
 	var s syscall.Statfs_t

@@ -26,12 +26,12 @@ import (
 
 const mebibyte = 1 << 20
 
-// warehouse is a registry with a door before an engine of its own.
+// warehouse is a registry with a door, in front of its own engine.
 type warehouse struct {
 	*registry.Registry
 	engine *engines.Engine
-	door   *registry.Door // as the engine sees it
-	back   *registry.Door // as the machine's engine sees it, to push through
+	door   *registry.Door // for this engine
+	back   *registry.Door // for the machine's engine, to push through
 	main   *engines.Engine
 }
 
@@ -43,8 +43,8 @@ func newWarehouse(t *testing.T, private bool) *warehouse {
 	return &warehouse{Registry: r, engine: e, main: main, door: r.Open(e.Listen()), back: r.Open(main.Listen())}
 }
 
-// push puts a new image of so many bytes into the registry, and returns its reference for the engine,
-// and its digest.
+// push puts a new image of the given size in bytes into the registry and returns its reference for the engine and its
+// digest.
 func (w *warehouse) push(name string, size int) (ref, digest string) {
 	return w.door.Host + "/" + name, w.Push(w.main.Host, w.back, fleet.Image, name, size)
 }
@@ -55,7 +55,7 @@ func imageSpec(f *fleet.Fleet, ref, pull string) protocol.SandboxSpec {
 	return spec
 }
 
-// pulls lists what the history of a sandbox says of pulls.
+// pulls lists the progress of pulls in a sandbox's history.
 func pulls(f *fleet.Fleet, id string) []protocol.PullProgress {
 	f.TB.Helper()
 	var all []protocol.PullProgress
@@ -77,68 +77,71 @@ func hasError(t *testing.T, what string, err error, code protocol.Code, reason s
 	}
 }
 
-// TestQ14_ImagesArePulled takes one engine, and a registry with a door, through what a pull may be and
-// may fail with.
+// TestQ14_ImagesArePulled runs all kinds of pulls and their failures with one engine and a registry with a door.
 func TestQ14_ImagesArePulled(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	const stall = 3 * time.Second
-	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{PullStall: stall, Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
+	f.Worker("w1", fleet.Role{Engine: h.engine.Host,
+		Images: worker.Images{PullStall: stall,
+			Registries: []string{h.door.Host, "127.0.0.1:1", "docker.io", "public"}}})
 
-	// Each part has its own time, which begins when its images are pushed.
-	f.Run(t, "an image is pulled once for all who wait, with progress in the history, and its digest is on the sandbox", func(t *testing.T) {
-		ref, digest := h.push("shared:1", 6*mebibyte)
-		ctx := f.Context(time.Minute)
-		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte}))
-		defer h.door.Fault(nil)
-		const n = 4
-		var wg sync.WaitGroup
-		for i := range n {
-			wg.Go(func() {
-				id := fmt.Sprintf("shared-%d", i)
-				s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
-				if err != nil {
-					t.Errorf("create %s: %v", id, err)
-					return
-				}
-				if got := s.Info().Digest; got != digest {
-					t.Errorf("%s has the digest %s, the registry %s", id, got, digest)
-				}
-				if s.Info().Pull != nil {
-					t.Errorf("%s is ready, and shows a pull: %+v", id, s.Info().Pull)
-				}
-			})
-		}
-		wg.Wait()
-		// The base's layer, its own, and the configuration.
-		if n := h.door.Passed("GET", "/v2/shared/blobs/"); n != 3 {
-			t.Errorf("%d blobs were fetched, want 3", n)
-		}
-		for i := range n {
-			got := pulls(f, fmt.Sprintf("shared-%d", i))
-			if len(got) < 3 || len(got) > 8 {
-				t.Errorf("sandbox %d has %d events of progress: %+v", i, len(got), got)
-				continue
+	// Each subtest starts its own clock once its images are pushed.
+	f.Run(t, "an image is pulled once for all waiting sandboxes, with progress in the history, and each sandbox has its digest",
+		func(t *testing.T) {
+			ref, digest := h.push("shared:1", 6*mebibyte)
+			ctx := f.Context(time.Minute)
+			h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte}))
+			defer h.door.Fault(nil)
+			const n = 4
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					id := fmt.Sprintf("shared-%d", i)
+					s, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id))
+					if err != nil {
+						t.Errorf("create %s: %v", id, err)
+						return
+					}
+					if got := s.Info().Digest; got != digest {
+						t.Errorf("%s has the digest %s, the registry %s", id, got, digest)
+					}
+					if s.Info().Pull != nil {
+						t.Errorf("%s is ready but still shows a pull: %+v", id, s.Info().Pull)
+					}
+				})
 			}
-			first, middle, last := got[0], got[len(got)-2], got[len(got)-1]
-			if first.Complete || middle.Complete || middle.Done == 0 || middle.Done >= middle.Total {
-				t.Errorf("sandbox %d: progress %+v", i, got)
+			wg.Wait()
+			// The base layer, the image's own layer, and the configuration.
+			if n := h.door.Passed("GET", "/v2/shared/blobs/"); n != 3 {
+				t.Errorf("%d blobs were fetched, want 3", n)
 			}
-			if !last.Complete || last.Layers != 2 || last.LayersDone != 2 || last.Done != last.Total || last.Total < 6*mebibyte {
-				t.Errorf("sandbox %d ends with %+v", i, last)
+			for i := range n {
+				got := pulls(f, fmt.Sprintf("shared-%d", i))
+				if len(got) < 3 || len(got) > 8 {
+					t.Errorf("sandbox %d has %d events of progress: %+v", i, len(got), got)
+					continue
+				}
+				first, middle, last := got[0], got[len(got)-2], got[len(got)-1]
+				if first.Complete || middle.Complete || middle.Done == 0 || middle.Done >= middle.Total {
+					t.Errorf("sandbox %d: progress %+v", i, got)
+				}
+				if !last.Complete || last.Layers != 2 || last.LayersDone != 2 || last.Done != last.Total ||
+					last.Total < 6*mebibyte {
+					t.Errorf("sandbox %d ends with %+v", i, last)
+				}
 			}
-		}
-	})
+		})
 
-	f.Run(t, "what is on the host is not pulled, unless always is said; never pulls nothing", func(t *testing.T) {
+	f.Run(t, "an image on the host is pulled only with always; never pulls nothing", func(t *testing.T) {
 		ref, one := h.push("moving:1", 1000)
 		never := imageSpec(f, ref, protocol.PullNever)
 		never.QueueTimeout = protocol.Duration(time.Second)
 		_, err := f.Client.Create(f.Context(time.Minute), never, sdk.WithID("never-1"))
-		hasError(t, "never, and not there", err, protocol.DeadlineExceeded, protocol.ReasonQueueTimeout)
+		hasError(t, "never, image absent", err, protocol.DeadlineExceeded, protocol.ReasonQueueTimeout)
 		if n := h.door.Passed("/v2/moving/"); n != 0 {
-			t.Errorf("never, and not there: the registry was asked %d times", n)
+			t.Errorf("never, image absent: the registry was asked %d times", n)
 		}
 		digestOf := func(id, pull string) string {
 			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, pull), sdk.WithID(id))
@@ -148,29 +151,31 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 			return s.Info().Digest
 		}
 		if got := digestOf("missing-1", protocol.PullMissing); got != one {
-			t.Errorf("missing, and not there: %s, want %s", got, one)
+			t.Errorf("missing, image absent: %s, want %s", got, one)
 		}
 		_, two := h.push("moving:1", 1000)
 		if got := digestOf("missing-2", protocol.PullMissing); got != one {
-			t.Errorf("missing, and there: %s, want the old %s", got, one)
+			t.Errorf("missing, image present: %s, want the old %s", got, one)
 		}
 		if got := digestOf("never-2", protocol.PullNever); got != one {
-			t.Errorf("never, and there: %s, want the old %s", got, one)
+			t.Errorf("never, image present: %s, want the old %s", got, one)
 		}
 		if got := digestOf("always", protocol.PullAlways); got != two {
 			t.Errorf("always: %s, want the new %s", got, two)
 		}
 		if got := digestOf("never-3", protocol.PullNever); got != two {
-			t.Errorf("never, after that: %s, want the new %s", got, two)
+			t.Errorf("never, after the pull: %s, want the new %s", got, two)
 		}
 	})
 
-	f.Run(t, "a name of somebody else's stays theirs, whatever the registry has under it", func(t *testing.T) {
+	f.Run(t, "a foreign image keeps its name on the host, whatever the registry has under that name", func(t *testing.T) {
 		ref, one := h.push("theirs:1", 1000)
 		docker(t, h.engine.Host, "pull", "-q", ref)
 		_, two := h.push("theirs:1", 1000)
-		for i, c := range []struct{ pull, want string }{{protocol.PullMissing, one}, {protocol.PullAlways, two}, {protocol.PullAlways, two}, {protocol.PullMissing, one}} {
-			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, c.pull), sdk.WithID(fmt.Sprintf("theirs-%d", i)))
+		for i, c := range []struct{ pull, want string }{{protocol.PullMissing, one}, {protocol.PullAlways, two},
+			{protocol.PullAlways, two}, {protocol.PullMissing, one}} {
+			s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, c.pull),
+				sdk.WithID(fmt.Sprintf("theirs-%d", i)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -178,12 +183,13 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 				t.Errorf("%s: it has the digest %s, want %s", c.pull, got, c.want)
 			}
 		}
-		if got := docker(t, h.engine.Host, "image", "inspect", "--format", "{{.RepoDigests}}", ref); !strings.Contains(got, one) || strings.Contains(got, two) {
-			t.Errorf("on the host the name is that of %s, want %s", got, one)
+		if got := docker(t, h.engine.Host, "image", "inspect", "--format", "{{.RepoDigests}}",
+			ref); !strings.Contains(got, one) || strings.Contains(got, two) {
+			t.Errorf("on the host the name refers to %s, want %s", got, one)
 		}
 	})
 
-	f.Run(t, "an image that is not there, and a registry that is not there, have their reasons", func(t *testing.T) {
+	f.Run(t, "a missing image and an unreachable registry have distinct reasons", func(t *testing.T) {
 		ctx := f.Context(time.Minute)
 		_, err := f.Client.Create(ctx, imageSpec(f, h.door.Host+"/absent:1", ""), sdk.WithID("absent"))
 		hasError(t, "no such repository", err, protocol.NotFound, protocol.ReasonImageNotFound)
@@ -192,11 +198,11 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		_, err = f.Client.Create(ctx, imageSpec(f, "127.0.0.1:1/absent:1", ""), sdk.WithID("unreachable"))
 		hasError(t, "no registry", err, protocol.Unavailable, protocol.ReasonRegistryUnreachable)
 		if got := pulls(f, "unreachable"); len(got) == 0 {
-			t.Error("no registry: the tries are not in the history")
+			t.Error("no registry: the attempts are not in the history")
 		}
 	})
 
-	f.Run(t, "an image's name leads to no service that only the host reaches", func(t *testing.T) {
+	f.Run(t, "an image name cannot reach a service that only the host can reach", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -215,17 +221,19 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		_, port, _ := net.SplitHostPort(l.Addr().String())
 		for i, host := range []string{"127.0.0.1", "localhost"} {
 			for _, pull := range []string{protocol.PullMissing, protocol.PullAlways} {
-				_, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, host+":"+port+"/x", pull), sdk.WithID(fmt.Sprintf("inside-%d-%s", i, pull)))
+				_, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, host+":"+port+"/x", pull),
+					sdk.WithID(fmt.Sprintf("inside-%d-%s", i, pull)))
 				hasError(t, host+", pull "+pull, err, protocol.PermissionDenied, protocol.ReasonPolicyDenied)
-				if e := protocol.AsError(err); e != nil && (e.Field != "spec.image" || strings.Contains(e.Message, "secret")) {
-					t.Errorf("%s: the error is of %q: %v", host, e.Field, e)
+				if e := protocol.AsError(err); e != nil &&
+					(e.Field != "spec.image" || strings.Contains(e.Message, "secret")) {
+					t.Errorf("%s: the error names the field %q: %v", host, e.Field, e)
 				}
 			}
 		}
 		if n := asked.Load(); n > 0 {
 			t.Errorf("the service had %d connections", n)
 		}
-		// Also where the operator trusts a registry, and something else answers in its place.
+		// The same if the operator trusts a registry and something else answers at its address.
 		h.door.Fault(func(q *http.Request) registry.Fault {
 			if strings.Contains(q.URL.Path, "/html/manifests/") {
 				return registry.Fault{Status: 400, Body: "<html>secret-of-the-host</html>"}
@@ -234,13 +242,13 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		})
 		defer h.door.Fault(nil)
 		_, err = f.Client.Create(f.Context(time.Minute), imageSpec(f, h.door.Host+"/html:1", ""), sdk.WithID("html"))
-		hasError(t, "what is no registry", err, protocol.Unavailable, protocol.ReasonImagePullFailed)
+		hasError(t, "a server that is not a registry", err, protocol.Unavailable, protocol.ReasonImagePullFailed)
 		if err != nil && strings.Contains(err.Error(), "secret") {
 			t.Errorf("the body is in the error: %v", err)
 		}
 	})
 
-	f.Run(t, "a registry that answers again is not given up", func(t *testing.T) {
+	f.Run(t, "a pull survives a short outage of the registry", func(t *testing.T) {
 		ref, _ := h.push("again:1", 1000)
 		tries := 0
 		var mu sync.Mutex
@@ -259,7 +267,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		}
 	})
 
-	f.Run(t, "a pull that stands still ends, and says so; the next one works", func(t *testing.T) {
+	f.Run(t, "a stalled pull fails with a reason, and the next one works", func(t *testing.T) {
 		ref, _ := h.push("stalling:1", 4*mebibyte)
 		ctx := f.Context(time.Minute)
 		h.door.Fault(registry.Layers(registry.Fault{StallAt: mebibyte}))
@@ -268,7 +276,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		_, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID("stalling"))
 		hasError(t, "stalling", err, protocol.Unavailable, protocol.ReasonImagePullStalled)
 		if took := time.Since(started); took < stall || took > 4*stall {
-			t.Errorf("it took %s", took)
+			t.Errorf("the pull took %s", took)
 		}
 		h.door.Fault(nil)
 		if _, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID("moving-again")); err != nil {
@@ -276,7 +284,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		}
 	})
 
-	f.Run(t, "a pull that only says that it tries again stands still", func(t *testing.T) {
+	f.Run(t, "a pull that only reports retries counts as stalled", func(t *testing.T) {
 		ref, _ := h.push("refused:1", mebibyte)
 		ctx := f.Context(time.Minute)
 		h.door.Fault(registry.Layers(registry.Fault{Status: http.StatusInternalServerError}))
@@ -285,73 +293,75 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 		_, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID("refused"))
 		hasError(t, "refused layers", err, protocol.Unavailable, protocol.ReasonImagePullStalled)
 		if took := time.Since(started); took < stall || took > 4*stall {
-			t.Errorf("it took %s", took)
+			t.Errorf("the pull took %s", took)
 		}
 	})
 
-	f.Run(t, "delete ends the pull of a sandbox that is being created, if nobody else waits for it", func(t *testing.T) {
-		ref, _ := h.push("deleted:1", 20*mebibyte)
-		ctx := f.Context(time.Minute)
-		h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte / 4}))
-		defer h.door.Fault(nil)
-		gone := h.door.GivenUp()
-		for _, id := range []string{"deleted-1", "deleted-2"} {
-			if _, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id), sdk.WithWait(false)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		inPull := func(id string) func() error {
-			return func() error {
-				s, err := f.Client.Get(ctx, id)
-				if err == nil && (s.Info().Pull == nil || s.Info().Pull.Done == 0) {
-					err = fmt.Errorf("it shows %+v", s.Info().Pull)
+	f.Run(t, "delete ends the pull of a sandbox that is being created unless another sandbox waits for it",
+		func(t *testing.T) {
+			ref, _ := h.push("deleted:1", 20*mebibyte)
+			ctx := f.Context(time.Minute)
+			h.door.Fault(registry.Layers(registry.Fault{PerSecond: mebibyte / 4}))
+			defer h.door.Fault(nil)
+			gone := h.door.GivenUp()
+			for _, id := range []string{"deleted-1", "deleted-2"} {
+				if _, err := f.Client.Create(ctx, imageSpec(f, ref, ""), sdk.WithID(id), sdk.WithWait(false)); err != nil {
+					t.Fatal(err)
 				}
-				return err
 			}
-		}
-		f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-1"))
-		f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-2"))
-		deleteWithin := func(id string) {
-			started := time.Now()
-			s, err := f.Client.Get(ctx, id)
-			if err == nil {
-				err = s.Delete(ctx)
+			inPull := func(id string) func() error {
+				return func() error {
+					s, err := f.Client.Get(ctx, id)
+					if err == nil && (s.Info().Pull == nil || s.Info().Pull.Done == 0) {
+						err = fmt.Errorf("it shows %+v", s.Info().Pull)
+					}
+					return err
+				}
 			}
-			if took := time.Since(started); err != nil || took > 15*time.Second { // the pull would take 80
-				t.Errorf("delete %s: %v after %s", id, err, took)
+			f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-1"))
+			f.Eventually(10*time.Second, "both wait for the pull", inPull("deleted-2"))
+			deleteWithin := func(id string) {
+				started := time.Now()
+				s, err := f.Client.Get(ctx, id)
+				if err == nil {
+					err = s.Delete(ctx)
+				}
+				if took := time.Since(started); err != nil || took > 15*time.Second { // the pull would take 80 s
+					t.Errorf("delete %s: %v after %s", id, err, took)
+				}
 			}
-		}
-		deleteWithin("deleted-1")
-		time.Sleep(time.Second)
-		if n := h.door.GivenUp(); n != gone {
-			t.Error("the pull ended while somebody waits for it")
-		}
-		deleteWithin("deleted-2")
-		f.Eventually(5*time.Second, "the engine gives the download up", func() error {
-			if h.door.GivenUp() == gone {
-				return errors.New("it does not")
+			deleteWithin("deleted-1")
+			time.Sleep(time.Second)
+			if n := h.door.GivenUp(); n != gone {
+				t.Error("the pull ended while a sandbox waits for it")
 			}
-			return nil
+			deleteWithin("deleted-2")
+			f.Eventually(5*time.Second, "the engine aborts the download", func() error {
+				if h.door.GivenUp() == gone {
+					return errors.New("it has not")
+				}
+				return nil
+			})
 		})
-	})
 }
 
-// TestQ14_AlwaysAsksTheRegistryOncePerCreate: a worker that dies after it made the container does
-// not pull again when it goes on, and the sandbox keeps the image that it was made of.
+// TestQ14_AlwaysAsksTheRegistryOncePerCreate kills a worker after it created the container. The restarted worker does
+// not pull again, and the sandbox keeps the image it was created from.
 func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
 	ref, digest := h.push("always:1", 1000)
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 2 * time.Second})
 	ctx := f.Context(60 * time.Second)
-	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create", Images: worker.Images{Registries: []string{h.door.Host}}})
+	w := f.Worker("w1", fleet.Role{Engine: h.engine.Host, CrashAt: "after-container-create",
+		Images: worker.Images{Registries: []string{h.door.Host}}})
 	s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullAlways), sdk.WithID("always"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.AwaitKilled(30 * time.Second)
 	asked := h.door.Passed("/v2/always/manifests/")
-	h.push("always:1", 1000) // the name moves meanwhile
+	h.push("always:1", 1000) // the tag moves in the meantime
 	f.Worker("w1", fleet.Role{Engine: h.engine.Host, Images: worker.Images{Registries: []string{h.door.Host}}})
 	if err := s.WaitReady(ctx); err != nil {
 		t.Fatal(err)
@@ -360,7 +370,7 @@ func TestQ14_AlwaysAsksTheRegistryOncePerCreate(t *testing.T) {
 		t.Errorf("the registry was asked %d times before the crash, and %d times after it", asked, n-asked)
 	}
 	if got := s.Info().Digest; got != digest {
-		t.Errorf("the digest is %s, it was made of %s", got, digest)
+		t.Errorf("the digest is %s, but the sandbox was created from %s", got, digest)
 	}
 	f.Judge()
 }
@@ -370,12 +380,12 @@ func imagesOf(t *testing.T, host string) string {
 	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
 }
 
-// TestUnusedImagesGo: above their bound, images that the worker pulled go, those first that are large
-// and long unused; not one that is in use, or to be kept, or somebody else's.
+// TestUnusedImagesGo sets a bound on pulled images. Above it, large and long unused ones are removed first. Images that
+// are in use, configured to be kept, or foreign stay.
 func TestUnusedImagesGo(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
-	engines.LoadImage(t, h.engine, fleet.Image) // somebody else's
+	engines.LoadImage(t, h.engine, fleet.Image) // a foreign image
 	kept, _ := h.push("kept:1", 3*mebibyte)
 	used, _ := h.push("used:1", 3*mebibyte)
 	one, _ := h.push("one:1", 3*mebibyte)
@@ -383,8 +393,10 @@ func TestUnusedImagesGo(t *testing.T) {
 	foreign, _ := h.push("foreign:1", 3*mebibyte)
 	docker(t, h.engine.Host, "pull", "-q", foreign)
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// Room for three of them; each has the two megabytes of the base besides.
-	role := fleet.Role{Engine: h.engine.Host, Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept}, HighWater: 100, Sweep: 200 * time.Millisecond}}
+	// There is room for three of them; each also has the two megabytes of the base.
+	role := fleet.Role{Engine: h.engine.Host,
+		Images: worker.Images{MaxBytes: 18 * mebibyte, Registries: []string{h.door.Host}, PrePull: []string{kept},
+			HighWater: 100, Sweep: 200 * time.Millisecond}}
 	w := f.Worker("w1", role)
 	ctx := f.Context(90 * time.Second)
 	create := func(id, ref string) *sdk.Sandbox {
@@ -394,7 +406,7 @@ func TestUnusedImagesGo(t *testing.T) {
 		}
 		return s
 	}
-	f.Eventually(20*time.Second, "the image of the configuration is there", func() error {
+	f.Eventually(20*time.Second, "the configured image is pulled", func() error {
 		if !strings.Contains(imagesOf(t, h.engine.Host), kept) {
 			return errors.New("it is not")
 		}
@@ -413,18 +425,18 @@ func TestUnusedImagesGo(t *testing.T) {
 	}
 	time.Sleep(time.Second)
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
-		t.Errorf("below the bound, an image went: %s", got)
+		t.Errorf("below the bound, an image was removed; left: %s", got)
 	}
-	w.Stop() // a new worker knows what the old one pulled
+	w.Stop() // a new worker knows which images the old one pulled
 	f.Worker("w1", role)
 	create("two", two)
-	f.Eventually(10*time.Second, "the unused image goes", func() error {
+	f.Eventually(10*time.Second, "the unused image is removed", func() error {
 		if got := imagesOf(t, h.engine.Host); strings.Contains(got, one) {
 			return errors.New(got)
 		}
 		return nil
 	})
-	time.Sleep(time.Second) // some more sweeps
+	time.Sleep(time.Second) // the subject: several more sweeps must remove nothing else
 	got := imagesOf(t, h.engine.Host)
 	for _, ref := range []string{kept, used, two, foreign, fleet.Image} {
 		if !strings.Contains(got, ref) {
@@ -432,7 +444,7 @@ func TestUnusedImagesGo(t *testing.T) {
 		}
 	}
 	want := map[string]string{kept: "pre_pull ready", used: "pulled ready", two: "pulled ready"}
-	f.Eventually(10*time.Second, "the rest is listed", func() error { // the worker tells it a while after it is so
+	f.Eventually(10*time.Second, "the host lists the remaining images", func() error { // the worker reports images with a delay
 		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 		if err != nil || len(hosts) != 1 {
 			return fmt.Errorf("%v, %v", hosts, err)
@@ -448,8 +460,8 @@ func TestUnusedImagesGo(t *testing.T) {
 	})
 }
 
-// TestPrivateImagesTakeTheWorkersCredentials: without them, or with wrong ones, a pull is denied; and
-// what is cached is no permission where the registry is asked.
+// TestPrivateImagesTakeTheWorkersCredentials checks that a pull with no or wrong credentials is denied, and that a
+// cached image does not bypass the registry's check.
 func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, true)
@@ -460,9 +472,11 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 		return f.Client.Create(ctx, imageSpec(f, ref, pull), sdk.WithID(id))
 	}
 	role := func(config string, check bool) fleet.Role {
-		return fleet.Role{Engine: h.engine.Host, Images: worker.Images{Registries: []string{h.door.Host}, DockerConfig: config, CheckCached: check}}
+		return fleet.Role{Engine: h.engine.Host,
+			Images: worker.Images{Registries: []string{h.door.Host}, DockerConfig: config, CheckCached: check}}
 	}
-	none, wrong, right := t.TempDir(), registry.Login(t, h.door.Host, "wrong"), registry.Login(t, h.door.Host, registry.Password)
+	none, wrong, right := t.TempDir(), registry.Login(t, h.door.Host, "wrong"), registry.Login(t, h.door.Host,
+		registry.Password)
 
 	w := f.Worker("w1", role(none, false))
 	_, err := try("none", "")
@@ -490,8 +504,8 @@ func TestPrivateImagesTakeTheWorkersCredentials(t *testing.T) {
 	hasError(t, "cached, where the worker checks", err, protocol.PermissionDenied, protocol.ReasonImageDenied)
 }
 
-// TestImagesAreImportedWithoutARegistry: an archive and a root filesystem come to every host, also to
-// one that joins later, and go again.
+// TestImagesAreImportedWithoutARegistry imports an archive and a root filesystem to every host, including one that
+// joins later, and removes them again.
 func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	t.Parallel()
 	e, late := engines.Start(t, "imports"), engines.Start(t, "late")
@@ -505,7 +519,8 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 	docker(t, main, "export", "-o", root, container)
 	docker(t, main, "rm", container)
 
-	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}} // what is imported stays, however little room there is
+	// imported images stay however little space is left
+	role := fleet.Role{Engine: e.Host, Images: worker.Images{HighWater: 100, MaxBytes: 1}}
 	w := f.Worker("w1", role)
 	cli := buildCLI(t)
 	boxfleet := func(args ...string) string {
@@ -535,7 +550,7 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 			t.Errorf("in %s: %q, want %q", ref, r.Stdout, want)
 		}
 		if d := s.Info().Digest; d != "" {
-			t.Errorf("%s comes from no registry, and has the digest %s", ref, d)
+			t.Errorf("%s comes from no registry but has the digest %s", ref, d)
 		}
 	}
 	if got := imagesOf(t, e.Host); strings.Contains(got, fleet.Image) {
@@ -545,20 +560,22 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 		t.Errorf("list printed %s", out)
 	}
 
-	t.Run("somebody removes it, the worker brings it back; another worker joins and gets it", func(t *testing.T) {
+	t.Run("the worker restores a removed image, and a worker that joins gets it", func(t *testing.T) {
 		w.Stop()
 		for _, id := range []string{"archive", "root"} {
 			docker(t, e.Host, "rm", "-f", containerOf(f, e.Host, id))
 		}
 		deployment := f.Conn.Deployment()
-		docker(t, e.Host, "rmi", "-f", imageref.Local(deployment, "imported", "docker.io/library/imported:archive"), imageref.Local(deployment, "imported", "docker.io/library/imported:root"))
+		docker(t, e.Host, "rmi", "-f", imageref.Local(deployment, "imported", "docker.io/library/imported:archive"),
+			imageref.Local(deployment, "imported", "docker.io/library/imported:root"))
 		f.Worker("w1", role)
 		lateRole := role
 		lateRole.Engine = late.Host
 		f.Worker("w2", lateRole)
 		for _, host := range []string{e.Host, late.Host} {
 			f.Eventually(20*time.Second, "both images are on "+host, func() error {
-				if got := imagesOf(t, host); !strings.Contains(got, "imported:archive") || !strings.Contains(got, "imported:root") {
+				if got := imagesOf(t, host); !strings.Contains(got, "imported:archive") ||
+					!strings.Contains(got, "imported:root") {
 					return errors.New(got)
 				}
 				return nil
@@ -569,8 +586,9 @@ func TestImagesAreImportedWithoutARegistry(t *testing.T) {
 		}
 		boxfleet("image", "remove", "imported:archive")
 		for _, host := range []string{e.Host, late.Host} {
-			f.Eventually(20*time.Second, "the removed image goes from "+host, func() error {
-				if got := imagesOf(t, host); strings.Contains(got, "imported:archive") || !strings.Contains(got, "imported:root") {
+			f.Eventually(20*time.Second, "the removed image disappears from "+host, func() error {
+				if got := imagesOf(t, host); strings.Contains(got, "imported:archive") ||
+					!strings.Contains(got, "imported:root") {
 					return errors.New(got)
 				}
 				return nil

@@ -11,8 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestX_AnImagesVolumesAreNoDirectoriesOfTheHost: what an image declares to be a volume is part of the container's own
-// layer: with what the image has there, bounded by what bounds the layer, read-only where that is, and kept by a stop.
+// TestX_AnImagesVolumesAreNoDirectoriesOfTheHost checks the volumes that an image declares. They are part of the
+// container's own layer: with the image's content, under the layer's limit, read-only if the layer is, and kept by a
+// stop.
 func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	t.Parallel()
 	ref := imageWith(t, "volumes", `VOLUME ["/home", "/srv/data", "/home/box"]`, `CMD ["sleep", "1000"]`)
@@ -32,7 +33,8 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	}
 	host := engines.Default(t).Host
 	for _, c := range []string{containerOf(f, "", "s"), containerOf(f, "", "s.db")} {
-		if got := docker(t, host, "inspect", "-f", "{{range .Mounts}}{{.Type}} {{end}}", c); strings.Contains(got, "volume") {
+		if got := docker(t, host, "inspect", "-f", "{{range .Mounts}}{{.Type}} {{end}}", c); strings.Contains(got,
+			"volume") {
 			t.Errorf("%s has the mounts %s", c, got)
 		}
 	}
@@ -52,16 +54,17 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 		t.Errorf("with read_only a volume can be written: %v, %v", r, err)
 	}
 
-	// Where something is mounted below it, a volume stays an empty file system in memory, of a bounded size.
+	// If something is mounted below it, a volume stays an empty in-memory file system of limited size.
 	above := f.Spec()
 	above.Image, above.Tmpfs = ref, []protocol.Tmpfs{{Target: "/srv/data/cache", Size: 1 << 20}}
 	s, err = f.Client.Create(ctx, above, sdk.WithID("above"))
 	check(t, err)
-	if got := mustExec(ctx, t, s, script(`grep " /srv/data tmpfs" /proc/mounts | grep -c size=32768k; ls /home`)); got != "1\nbox\n" {
+	if got := mustExec(ctx, t, s,
+		script(`grep " /srv/data tmpfs" /proc/mounts | grep -c size=32768k; ls /home`)); got != "1\nbox\n" {
 		t.Errorf("the volume above a mount: %q", got)
 	}
 
-	// Another file system in memory stays, though a volume's path leads there when a worker comes back.
+	// Another in-memory file system stays, even if a volume's path leads to it when a worker restarts.
 	led := f.Spec()
 	led.Image = ref
 	s, err = f.Client.Create(ctx, led, sdk.WithID("led"))
@@ -77,7 +80,8 @@ func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
 	refused := f.Spec()
 	refused.Image = hostile
 	_, err = f.Client.Create(ctx, refused, sdk.WithID("hostile"))
-	if e := protocol.AsError(err); e.Code != protocol.FailedPrecondition || e.Field != "spec.image" || !strings.Contains(e.Message, "/etc") {
+	if e := protocol.AsError(err); e.Code != protocol.FailedPrecondition || e.Field != "spec.image" ||
+		!strings.Contains(e.Message, "/etc") {
 		t.Errorf("a volume at /etc: %v", err)
 	}
 	f.Judge()

@@ -20,8 +20,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Somebody builds images on a machine of the fleet: no import, nor its end, changes what they are called
-// there, while specs find what was imported.
+// A user builds images on a machine of the fleet. Neither an import nor its removal changes the names of those images,
+// and specs still find the imported ones.
 func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -35,7 +35,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		for _, ref := range []string{same, theirs, ours, older, lost} {
-			_ = exec.Command("docker", "-H", host, "rmi", ref, local(ref)).Run() // some are gone
+			_ = exec.Command("docker", "-H", host, "rmi", ref, local(ref)).Run() // some do not exist
 		}
 	})
 	id := func(ref string) string {
@@ -67,12 +67,13 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 		}
 		return want
 	}
-	f.Worker("w1", fleet.Role{StateDir: state}).Stop() // makes its directory
+	f.Worker("w1", fleet.Role{StateDir: state}).Stop() // creates its directory
 	found, err := filepath.Glob(filepath.Join(state, f.Conn.Deployment(), "*"))
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)
 	}
-	// What an older version imported has the name itself, by its record: one that was free, and one that it took.
+	// Images imported by an older version have the name itself, according to its record: one that was free, and one
+	// that it took over.
 	wants := map[string]*protocol.WantedImage{}
 	for _, ref := range []string{same, theirs, ours, older, lost} {
 		wants[ref] = imports(ref)
@@ -80,7 +81,8 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	records := map[string]any{}
 	for _, ref := range []string{older, lost} {
 		docker(t, host, "tag", fleet.Image, ref)
-		records["docker.io/library/"+ref] = map[string]any{"id": id(ref), "size": 1, "origin": "imported", "file": wants[ref].Digest, "others": ref == lost, "used_at": time.Now()}
+		records["docker.io/library/"+ref] = map[string]any{"id": id(ref), "size": 1, "origin": "imported",
+			"file": wants[ref].Digest, "others": ref == lost, "used_at": time.Now()}
 	}
 	written, err := json.Marshal(records)
 	if err != nil {
@@ -91,7 +93,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	}
 	f.Worker("w1", fleet.Role{StateDir: state})
 	for ref, want := range wants {
-		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the host may only just be heard of again
+		f.Eventually(20*time.Second, "the import of "+ref, func() error { // the host may only just be listed again
 			hosts, err := f.Client.Images().Wait(ctx, want, nil)
 			if err == nil && hosts["w1"].State != protocol.ImageReady {
 				err = errors.New(string(hosts["w1"].State))
@@ -99,19 +101,21 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 			return err
 		})
 	}
-	f.Eventually(10*time.Second, "an older import has its new name only", func() error {
+	f.Eventually(10*time.Second, "an older import has only its new name", func() error {
 		if id(older) != "" || id(local(older)) == "" {
 			return errors.New(id(older))
 		}
 		return nil
 	})
 	if id(theirs) != was || id(same) == "" || id(lost) == "" || id(ours) != "" || id(local(ours)) == "" {
-		t.Errorf("names of the host are %q (was %q), %q, %q and %q, and of the worker %q", id(theirs), was, id(same), id(lost), id(ours), id(local(ours)))
+		t.Errorf("names of the host are %q (was %q), %q, %q and %q, and of the worker %q", id(theirs), was, id(same),
+			id(lost), id(ours), id(local(ours)))
 	}
-	for _, ref := range []string{theirs, ours, older} { // theirs has no program in it
-		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever), sdk.WithID(strings.SplitN(ref, "-", 2)[0]))
+	for _, ref := range []string{theirs, ours, older} { // theirs does not contain the program
+		s, err := f.Client.Create(ctx, imageSpec(f, ref, protocol.PullNever),
+			sdk.WithID(strings.SplitN(ref, "-", 2)[0]))
 		if err != nil {
-			t.Errorf("a sandbox of what was imported as %s: %v", ref, err)
+			t.Errorf("a sandbox of the image imported as %s: %v", ref, err)
 			continue
 		}
 		if err := s.Delete(ctx); err != nil {
@@ -123,7 +127,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.Eventually(20*time.Second, "the worker forgets them, and removes its own names", func() error {
+	f.Eventually(20*time.Second, "the worker forgets the imports and removes its own names", func() error {
 		for ref := range wants {
 			if name := local(ref); id(name) != "" {
 				return errors.New(name + " is there")
@@ -136,7 +140,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 	}
 }
 
-// An import before the first host: nobody is waited for, and the host that comes gets it.
+// An import before the first host waits for nobody, and a host that joins later gets it.
 func TestAnImportWithoutHostsIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})

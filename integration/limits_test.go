@@ -11,19 +11,20 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// mustPrint runs a script and returns what it printed, without the last newline.
+// mustPrint runs a script and returns its output without the final newline.
 func mustPrint(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, text string) string {
 	t.Helper()
 	return strings.TrimSpace(mustExec(f.Context(30*time.Second), t, s, script(text)))
 }
 
-// TestTheContainerIsAsTheSpecSays runs sandboxes with each field of the container, and looks from
-// the inside, and at what is read back.
+// TestTheContainerIsAsTheSpecSays runs sandboxes with each container field, and checks them from the inside and as read
+// back.
 func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 	t.Parallel()
-	const runtime = "io.containerd.runc.v2" // another name for the engine's own
+	const runtime = "io.containerd.runc.v2" // another name for the engine's default
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard}, Runtimes: []string{runtime}})
+	f.Worker("w1", fleet.Role{Profiles: []string{protocol.ProfileHardened, protocol.ProfileStandard},
+		Runtimes: []string{runtime}})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
 	spec.Hostname, spec.ShmSize, spec.ReadOnly, spec.Runtime, spec.PIDs, spec.CPU = "build-7", 1<<20, true, runtime, 200, 0.5
@@ -42,27 +43,31 @@ func TestTheContainerIsAsTheSpecSays(t *testing.T) {
 		"read_only":           {"touch /x 2>/dev/null || echo cannot", "cannot"},
 		"pids":                {"cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null || true", "200"},
 		"memory":              {"cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true", "67108864"},
-		"open files":          {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"}, // less, where the engine has less
-		"core files":          {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
-		"terminals":           {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='", "1"},
-		"filters of calls":    {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"}, // the engine's, and the supervisor's
-		"no capability":       {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
+		// less if the engine has less
+		"open files": {"test $(ulimit -Hn) -le 65536 && echo bounded", "bounded"},
+		"core files": {"grep 'core file' /proc/self/limits | awk '{print $5, $6}'", "1 1"},
+		"terminals": {"grep ' /dev/pts devpts ' /proc/mounts | grep -c 'gid=5,mode=620,ptmxmode=666,max='",
+			"1"},
+		// the engine's filter and the supervisor's
+		"filters of calls": {"test $(grep Seccomp_filters /proc/self/status | cut -f2) -ge 2 && echo two", "two"},
+		"no capability":    {"grep CapEff /proc/self/status | cut -f2", "0000000000000000"},
 	} {
 		if got := mustPrint(t, f, s, c.script); got != c.want {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
 	}
 	got := s.Info().Spec
-	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != runtime || len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
+	if got.Hostname != spec.Hostname || got.ShmSize != spec.ShmSize || !got.ReadOnly || got.Runtime != runtime ||
+		len(got.Tmpfs) != 2 || got.Profile != protocol.ProfileHardened {
 		t.Errorf("read back: %+v", got)
 	}
 	if got := s.Info().Isolation; got != spec.Runtime {
-		t.Errorf("its isolation is said to be %q", got)
+		t.Errorf("the reported isolation is %q", got)
 	}
 	f.Judge()
 }
 
-// TestAStandardSandboxRunsPackageManagers shows what root may do there, and what not.
+// TestAStandardSandboxRunsPackageManagers checks what root may and may not do there.
 func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -76,16 +81,18 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	}
 	const dockerDefaults, without = 0xa80425fb, 1<<13 | 1<<27 // NET_RAW, MKNOD
 	for what, c := range map[string]struct{ script, want string }{
-		"capabilities of root":   {"grep CapEff /proc/self/status | cut -f2", "00000000a00405fb"},
-		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2", "0000000000000000"},
-		"no new privileges":      {"grep NoNewPrivs /proc/self/status | cut -f2", "1"},
-		"change an owner":        {"touch /tmp/x && chown 1000:1000 /tmp/x && stat -c %u /tmp/x", "1000"},
-		"read others' files":     {"touch /tmp/y && chown 1000 /tmp/y && chmod 000 /tmp/y && cat /tmp/y && echo may", "may"},
-		"no device files":        {"mknod /tmp/null c 1 3 2>/dev/null || echo cannot", "cannot"},
-		"no mounts":              {"mount -t tmpfs none /mnt 2>/dev/null || echo cannot", "cannot"},
-		"not into its guardian":  {"cat /proc/1/environ 2>/dev/null || echo cannot", "cannot"},
-		"nor its memory":         {"head -c 1 /proc/1/mem 2>/dev/null || echo cannot", "cannot"},
-		"nor its files":          {"readlink /proc/1/fd/3 || ls /proc/1/root 2>/dev/null || echo cannot", "cannot"},
+		"capabilities of root": {"grep CapEff /proc/self/status | cut -f2", "00000000a00405fb"},
+		"capabilities of others": {"su -s /bin/sh nobody -c 'grep CapEff /proc/self/status' | cut -f2",
+			"0000000000000000"},
+		"no new privileges": {"grep NoNewPrivs /proc/self/status | cut -f2", "1"},
+		"change an owner":   {"touch /tmp/x && chown 1000:1000 /tmp/x && stat -c %u /tmp/x", "1000"},
+		"read others' files": {"touch /tmp/y && chown 1000 /tmp/y && chmod 000 /tmp/y && cat /tmp/y && echo may",
+			"may"},
+		"no device files":           {"mknod /tmp/null c 1 3 2>/dev/null || echo cannot", "cannot"},
+		"no mounts":                 {"mount -t tmpfs none /mnt 2>/dev/null || echo cannot", "cannot"},
+		"no supervisor environment": {"cat /proc/1/environ 2>/dev/null || echo cannot", "cannot"},
+		"no supervisor memory":      {"head -c 1 /proc/1/mem 2>/dev/null || echo cannot", "cannot"},
+		"no supervisor files":       {"readlink /proc/1/fd/3 || ls /proc/1/root 2>/dev/null || echo cannot", "cannot"},
 	} {
 		if got := mustPrint(t, f, s, c.script); got != c.want {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
@@ -94,7 +101,7 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	if want := uint64(dockerDefaults) &^ without; want != 0xa00405fb {
 		t.Errorf("the table above is wrong: %x", want)
 	}
-	// Who gave up the exec's group is found by its parents.
+	// A process that left the exec's process group is found through its parents.
 	x, err := s.Start(ctx, script("su -s /bin/sh nobody -c 'echo here; sleep 600'"))
 	if err != nil {
 		t.Fatal(err)
@@ -109,12 +116,12 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if got := mustPrint(t, f, s, "pidof sleep || echo none"); got != "none" {
-		t.Errorf("after the cancel there is a sleep: %s", got)
+		t.Errorf("after the cancel a sleep is running: %s", got)
 	}
 	f.Judge()
 }
 
-// TestWhatNoHostCanGiveIsRefusedAtOnce names the field, and makes nothing.
+// TestWhatNoHostCanGiveIsRefusedAtOnce checks that the error names the field and nothing is created.
 func TestWhatNoHostCanGiveIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -129,18 +136,19 @@ func TestWhatNoHostCanGiveIsRefusedAtOnce(t *testing.T) {
 		change(&spec)
 		_, err := f.Client.Create(ctx, spec)
 		e := protocol.AsError(err)
-		if err == nil || e.Field != field || e.Code != protocol.PermissionDenied && e.Code != protocol.FailedPrecondition {
+		if err == nil || e.Field != field || e.Code != protocol.PermissionDenied &&
+			e.Code != protocol.FailedPrecondition {
 			t.Errorf("%s: %v", field, err)
 		}
 		if field == "spec.disk" && (e == nil || !strings.Contains(e.Message, "pquota")) {
 			t.Errorf("%s is not refused in the Engine's own words: %v", field, err)
 		}
 	}
-	becomesEmpty(f, f.Processes("worker")[0]) // what the Engine refuses comes to the host, and goes again
+	becomesEmpty(f, f.Processes("worker")[0]) // the Engine refuses some on the host, which must be cleaned up
 	f.Judge()
 }
 
-// TestAnOutOfMemoryKillIsVisible has a command, and then a child of one, killed by the kernel.
+// The kernel kills a command and then a child of one.
 func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -149,7 +157,7 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	const eat = "tail /dev/zero"
 	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"tail", "/dev/zero"}})
 	if err != nil || code(r) != "137" || r.Reason != protocol.ReasonOOMKilled || r.OOMKills != 1 {
-		t.Errorf("a command that ate all memory: %+v, %v", r, err)
+		t.Errorf("a command that used up the memory: %+v, %v", r, err)
 	}
 	e := find(t, history(ctx, t, f.Client, "hungry"), protocol.ExecFinished)
 	if e.Reason != protocol.ReasonOOMKilled || e.Exec.OOMKills != 1 {
@@ -157,7 +165,7 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	}
 	r, err = s.Exec(ctx, script(eat+"; exit 3"))
 	if err != nil || code(r) != "3" || r.Reason != "" || r.OOMKills != 1 {
-		t.Errorf("a command whose child ate all memory: %+v, %v", r, err)
+		t.Errorf("a command whose child used up the memory: %+v, %v", r, err)
 	}
 	if x, err := s.GetExec(ctx, r.ID); err != nil || x.Info().OOMKills != 1 {
 		t.Errorf("read back: %+v, %v", x, err)
@@ -171,19 +179,20 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxIsDeletedWhenItsTimeIsOver shows the life limit in every state, and its extension.
+// TestASandboxIsDeletedWhenItsTimeIsOver covers the lifetime limit in every state, and its extension.
 func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
 	spec.TTL = protocol.Duration(4 * time.Second)
-	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false)) // it ends in whatever state it is
+	// it ends in any state
+	limited, err := f.Client.Create(ctx, spec, sdk.WithID("limited"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if i := limited.Info(); i.ExpiresAt.Sub(i.CreatedAt) != spec.TTL.Std() {
-		t.Errorf("made at %s, ends at %s", i.CreatedAt, i.ExpiresAt)
+		t.Errorf("created at %s, expires at %s", i.CreatedAt, i.ExpiresAt)
 	}
 	busy, stopped, longer := f.Create("busy"), f.Create("stopped"), f.Create("longer")
 	x, err := busy.Start(ctx, script("sleep 600"))
@@ -199,7 +208,7 @@ func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
 		ttl time.Duration
 	}{
 		{longer, soon}, {longer, time.Hour}, // later than before
-		{busy, time.Hour}, {busy, soon}, // earlier; when they go, the longer one would have been gone
+		{busy, time.Hour}, {busy, soon}, // earlier; the extended sandbox would have expired before them
 		{stopped, soon},
 	} {
 		if err := step.s.Extend(ctx, step.ttl); err != nil {
@@ -219,7 +228,7 @@ func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
 		}
 		asked := find(t, history(ctx, t, f.Client, s.ID()), protocol.SandboxDeleteRequested)
 		if late := asked.Time.Sub(i.ExpiresAt); late < 0 || late > 5*time.Second {
-			t.Errorf("%s was to be deleted %s after its end", s.ID(), late)
+			t.Errorf("%s was deleted %s after it expired", s.ID(), late)
 		}
 	}
 	if r, err := x.Wait(ctx); protocol.CodeOf(err) != protocol.Cancelled || r.Reason != protocol.ReasonSandboxDeleted {

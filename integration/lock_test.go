@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// refusedBy checks that a second worker gives up, and names who holds the host.
+// refusedBy checks that a second worker exits and names the holder of the host.
 func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder string) {
 	t.Helper()
 	if err := second.AwaitExit(within); err == nil {
@@ -26,21 +26,21 @@ func refusedBy(t *testing.T, second *fleet.Process, within time.Duration, holder
 	log := second.Log()
 	last := log[strings.LastIndex(strings.TrimSpace(log), "\n")+1:]
 	if !strings.Contains(last, "held by") || !strings.Contains(last, holder) {
-		t.Errorf("the second worker says %q, which does not name %q", last, holder)
+		t.Errorf("the second worker logged %q, which does not name %q", last, holder)
 	}
 }
 
-// TestS11_ASecondWorkerOnAnEngineIsRefused, whatever its directories are.
+// TestS11_ASecondWorkerOnAnEngineIsRefused covers a second worker with the same and with other directories.
 func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	first := f.Worker("first", fleet.Role{})
 	same := f.Worker("second", fleet.Role{StateDir: first.Role.StateDir, NoWait: true})
-	refusedBy(t, same, 15*time.Second, "first (process ") // half of the lease, which it does not wait for
+	refusedBy(t, same, 15*time.Second, "first (process ") // half the lease: it does not wait for the end of the lease
 	other := f.Worker("third", fleet.Role{NoWait: true})
 	refusedBy(t, other, 15*time.Second, "first (machine ")
 
-	// The first one never noticed, and when it is killed, its successor has the host at once.
+	// The first worker is unaffected. When it is killed, its successor gets the host at once.
 	f.Create("a")
 	first.Kill()
 	started := time.Now()
@@ -53,12 +53,12 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkersNameIsOfOneHost starts a second worker of the same name on another host, as a configuration
-// that was copied has it.
+// TestAWorkersNameIsOfOneHost starts a second worker of the same name on another host, as happens with a copied
+// configuration.
 func TestAWorkersNameIsOfOneHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "name")
-	f := fleet.Start(t, fleet.Options{Workers: -1}) // locks of 30 s: nothing here waits for the end of one
+	f := fleet.Start(t, fleet.Options{Workers: -1}) // locks of 30 s: nothing here waits for one to expire
 	first := f.Worker("w1", fleet.Role{})
 	s := f.Create("a")
 	second := f.Worker("w1", fleet.Role{Engine: e.Host, StateDir: filepath.Join(f.Dir, "second"), NoWait: true})
@@ -66,22 +66,23 @@ func TestAWorkersNameIsOfOneHost(t *testing.T) {
 		t.Error("the second worker ended without an error")
 	}
 	if log := second.Log(); !strings.Contains(log, "worker name w1 is taken by host") {
-		t.Errorf("the second worker says %q", log)
+		t.Errorf("the second worker logged %q", log)
 	}
-	if _, err := s.Exec(f.Context(time.Minute), protocol.ExecSpec{Command: []string{"true"}}); err != nil || first.Exited() {
-		t.Errorf("the first worker goes on: %t, an exec: %v", !first.Exited(), err)
+	if _, err := s.Exec(f.Context(time.Minute), protocol.ExecSpec{Command: []string{"true"}}); err != nil ||
+		first.Exited() {
+		t.Errorf("the first worker is running: %t, an exec: %v", !first.Exited(), err)
 	}
-	// The host's lock was given up, not left to end.
+	// The refused worker released the host's lock instead of letting it expire.
 	started := time.Now()
 	f.Worker("w2", fleet.Role{Engine: e.Host})
 	if took := time.Since(started); took > 15*time.Second {
-		t.Errorf("a worker with a name of its own has the host after %s", took)
+		t.Errorf("a worker with another name got the host only after %s", took)
 	}
 	f.Judge()
 }
 
-// TestAStrangerTakesAHostOnlyAfterTheLease starts a worker with other directories, perhaps on
-// another machine, which cannot know that the one before it is gone.
+// TestAStrangerTakesAHostOnlyAfterTheLease starts a worker with other directories, as if on another machine. It cannot
+// know that the previous worker has died.
 func TestAStrangerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -92,7 +93,7 @@ func TestAStrangerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Worker("second", fleet.Role{})
 	renewals := locks.Of("first")
 	last := renewals[len(renewals)-1].Time
-	f.Eventually(10*time.Second, "the judge hears of it", func() error {
+	f.Eventually(10*time.Second, "the new tenure is recorded", func() error {
 		if len(locks.Of("second")) == 0 {
 			return errors.New("nothing")
 		}
@@ -109,21 +110,22 @@ func TestAStrangerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	f.Judge()
 }
 
-// hostFleet is a worker behind a recording proxy, with work in hand that never ends: sandboxes whose
-// containers cannot be made, so that it tries again and again to change something on the engine.
+// hostFleet has a worker behind a recording proxy, with work that never ends: the containers of its sandboxes cannot be
+// created, so it keeps trying to change something on the engine.
 type hostFleet struct {
 	*fleet.Fleet
 	ttl    time.Duration
 	locks  *fleet.Locks
 	engine *dockertest.Proxy
 	w      *fleet.Process
-	ready  *sdk.Sandbox // one that runs
+	ready  *sdk.Sandbox // a ready sandbox
 }
 
 func startHost(t *testing.T, ttl time.Duration, role fleet.Role, link bool) (*hostFleet, *fleet.Link) {
 	t.Helper()
 	proxy, address := dockertest.StartProxy(t, dockertest.Socket(t))
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	h := &hostFleet{Fleet: f, ttl: ttl, locks: f.WatchLocks(), engine: proxy}
 	role.Engine = address
 	var l *fleet.Link
@@ -143,13 +145,14 @@ func (h *hostFleet) obstruct() {
 	})
 }
 
-// submit asks for sandboxes, and waits until the worker has tried to make each.
+// submit creates sandboxes and waits until the worker has tried to create each container.
 func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	h.TB.Helper()
 	h.engine.Reset()
 	for i := range n {
 		id := fmt.Sprintf("%s%d", prefix, i)
-		if _, err := h.Client.Create(h.Context(time.Minute), h.Spec(), sdk.WithID(id), sdk.WithWait(false)); err != nil {
+		if _, err := h.Client.Create(h.Context(time.Minute), h.Spec(), sdk.WithID(id),
+			sdk.WithWait(false)); err != nil {
 			h.TB.Fatal(err)
 		}
 		ids = append(ids, id)
@@ -165,7 +168,7 @@ func (h *hostFleet) submit(prefix string, n int) (ids []string) {
 	return ids
 }
 
-// about lists the changing requests that name a sandbox's container or network, from a moment on.
+// about lists the changing requests since a moment that name a sandbox's container or network.
 func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request) {
 	for _, r := range h.engine.Mutations() {
 		if r.Time.After(from) && strings.Contains(r.Path+"?"+r.Query, "default."+id) {
@@ -175,7 +178,7 @@ func (h *hostFleet) about(id string, from time.Time) (found []dockertest.Request
 	return found
 }
 
-// judge checks that each changing request came while nobody else could hold the lock.
+// judge checks that each changing request arrived while nobody else could hold the lock.
 func (h *hostFleet) judge() {
 	h.TB.Helper()
 	held := 0
@@ -187,7 +190,7 @@ func (h *hostFleet) judge() {
 		held++
 	}
 	if held < 5 {
-		h.TB.Errorf("only %d changing requests: the test shows nothing", held)
+		h.TB.Errorf("only %d changing requests: the test proves nothing", held)
 	}
 	if h.TB.Failed() {
 		for _, l := range h.locks.Of("w1") {
@@ -196,8 +199,8 @@ func (h *hostFleet) judge() {
 	}
 }
 
-// TestP4_APausedWorkerChangesNothingWithAStaleLock stops the worker's process for half of its
-// lease, all of it, and three times as long, with work in hand and an exec on its way.
+// TestP4_APausedWorkerChangesNothingWithAStaleLock pauses the worker's process for half its lease, the whole lease, and
+// three times the lease, with pending work and a request in flight.
 func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 	t.Parallel()
 	h, _ := startHost(t, 4*time.Second, fleet.Role{}, false)
@@ -206,7 +209,8 @@ func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 			h.obstruct()
 			ids := h.submit(fmt.Sprintf("p%d-", i), 3)
 			h.w.Pause()
-			x, err := h.ready.Start(h.Context(time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "echo x >> /tmp/runs"}})
+			x, err := h.ready.Start(h.Context(time.Minute),
+				protocol.ExecSpec{Command: []string{"sh", "-c", "echo x >> /tmp/runs"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -219,7 +223,7 @@ func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 			h.engine.Inject(nil)
 			for _, id := range ids {
 				s := h.Client.Sandbox(id)
-				h.Eventually(30*time.Second, "the work goes on", func() error {
+				h.Eventually(30*time.Second, "the worker resumes its work", func() error {
 					if err := s.Refresh(h.Context(5 * time.Second)); err != nil {
 						return err
 					}
@@ -243,7 +247,7 @@ func TestP4_APausedWorkerChangesNothingWithAStaleLock(t *testing.T) {
 	h.Judge()
 }
 
-// startedUnderTheLock checks that each exec was started by who held the lock then.
+// startedUnderTheLock checks that each exec was started by the holder of the lock.
 func (h *hostFleet) startedUnderTheLock() {
 	h.TB.Helper()
 	for _, e := range h.History("ready").Events {
@@ -253,8 +257,8 @@ func (h *hostFleet) startedUnderTheLock() {
 	}
 }
 
-// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only way between a worker and the log, until
-// the worker's pending sandbox was given to another host.
+// TestP4_AWorkerCutOffFromNATSChangesNothing cuts the only link between a worker and the log until the worker's pending
+// sandbox was given to another host.
 func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")
@@ -262,7 +266,9 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	h, link := startHost(t, 4*time.Second, fleet.Role{}, true)
 	h.obstruct()
 	ids := h.submit("p", 3)
-	x, err := h.ready.Start(h.Context(2*time.Minute), protocol.ExecSpec{Command: []string{"sh", "-c", "i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); sleep 0.1; done"}})
+	x, err := h.ready.Start(h.Context(2*time.Minute),
+		protocol.ExecSpec{Command: []string{"sh", "-c",
+			"i=0; while [ ! -e /tmp/enough ]; do echo $i; i=$((i+1)); sleep 0.1; done"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,16 +286,18 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	link.Cut()
 	during, err := h.ready.Start(h.Context(2*time.Minute), protocol.ExecSpec{Command: []string{"true"}})
 	if err != nil {
-		t.Fatalf("an exec is accepted, whether or not its worker can be reached: %v", err)
+		t.Fatalf("submitting an exec for an unreachable worker failed: %v", err)
 	}
 	h.Worker("w2", fleet.Role{Engine: other.Host})
 	reassigned := map[string]time.Time{}
 	for _, id := range ids {
 		s := h.Client.Sandbox(id)
-		h.Eventually(30*time.Second, "the other host takes what was pending", func() error {
+		h.Eventually(30*time.Second, "the other host takes the pending sandboxes", func() error {
 			err := s.Refresh(h.Context(5 * time.Second))
-			if err == nil && (s.Info().State != protocol.StateReady || s.Info().Worker != "w2" || s.Info().Generation != 2) {
-				err = fmt.Errorf("%s is %s on %s, generation %d", id, s.Info().State, s.Info().Worker, s.Info().Generation)
+			if err == nil &&
+				(s.Info().State != protocol.StateReady || s.Info().Worker != "w2" || s.Info().Generation != 2) {
+				err = fmt.Errorf("%s is %s on %s, generation %d", id, s.Info().State, s.Info().Worker,
+					s.Info().Generation)
 			}
 			return err
 		})
@@ -307,10 +315,11 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		}
 	}
 	t.Logf("pending sandboxes were given away %s after the cut", reassigned[ids[0]].Sub(cut).Round(time.Millisecond))
-	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || !h.ready.Info().Unreachable || h.ready.Info().State != protocol.StateReady {
-		t.Errorf("what was ready is shown as %+v, %v; want ready, unreachable", h.ready.Info(), err)
+	if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || !h.ready.Info().Unreachable ||
+		h.ready.Info().State != protocol.StateReady {
+		t.Errorf("the ready sandbox is %+v, %v; want ready, unreachable", h.ready.Info(), err)
 	}
-	h.engine.Inject(nil) // from now on, only the lock keeps the worker from making containers
+	h.engine.Inject(nil) // from now on only the lock stops the worker from creating containers
 
 	mended := time.Now()
 	link.Mend()
@@ -318,7 +327,7 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 		t.Errorf("the exec that was accepted during the cut: %v", err)
 	}
 	t.Logf("the worker serves again %s after the end of the cut", time.Since(mended).Round(time.Millisecond))
-	h.Eventually(20*time.Second, "what was given away is gone from the first host", func() error {
+	h.Eventually(20*time.Second, "the reassigned sandboxes are gone from the first host", func() error {
 		for _, o := range h.Objects("") {
 			if !strings.HasSuffix(o, ".ready") {
 				return fmt.Errorf("left: %s", o)
@@ -338,14 +347,15 @@ func TestP4_AWorkerCutOffFromNATSChangesNothing(t *testing.T) {
 	}
 	h.judge()
 	h.startedUnderTheLock()
-	// A heartbeat that is later than the one before it makes the host suspect for that long.
-	h.Eventually(10*time.Second, "after the cut the sandbox can be reached", func() error {
+	// A heartbeat that arrives late makes the host suspect for that long.
+	h.Eventually(10*time.Second, "the sandbox is reachable after the cut", func() error {
 		if err := h.ready.Refresh(h.Context(5 * time.Second)); err != nil || h.ready.Info().Unreachable {
 			return fmt.Errorf("%+v, %v", h.ready.Info(), err)
 		}
 		return nil
 	})
-	if _, err := h.ready.Exec(h.Context(10*time.Second), protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
+	if _, err := h.ready.Exec(h.Context(10*time.Second),
+		protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := x.Wait(h.Context(20 * time.Second))

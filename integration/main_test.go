@@ -8,8 +8,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Fleets wait most of the time, for timeouts and for engines, so that one more at once than the small
-	// machines have cores is soon over. The flag -parallel goes over it.
+	// Fleets mostly wait, for timeouts and for engines. On small machines the suite finishes sooner with one test more
+	// than there are cores. The flag -parallel overrides this.
 	if err := flag.Set("test.parallel", "3"); err != nil {
 		panic(err)
 	}

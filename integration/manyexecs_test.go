@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestASandboxWithThousandsOfExecsIsDeleted has a history as of a version that had no bound: 6000 execs
-// were accepted, and none started, when its worker was away.
+// TestASandboxWithThousandsOfExecsIsDeleted uses a history from a version without a bound: 6000 execs were accepted,
+// and none started, while its worker was away.
 func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -32,11 +32,13 @@ func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	next, record := newest.Last()+1, newest.Record
 	const execs = 6000
 	for i := 0; i < execs; {
-		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: "many", ID: fmt.Sprint("old-", i), Writer: "k0"}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: "many",
+			ID: fmt.Sprint("old-", i), Writer: "k0"}
 		for ; i < execs && len(b.Events) < 1000; i++ {
 			spec := protocol.ExecSpec{Command: []string{"true"}}
 			spec.Resolve()
-			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(), State: protocol.StateReady, Request: fmt.Sprint("r", i),
+			b.Events = append(b.Events, protocol.Event{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now(),
+				State: protocol.StateReady, Request: fmt.Sprint("r", i),
 				Exec: &protocol.ExecDetails{ID: fmt.Sprint("x", i), State: protocol.ExecStateAccepted, Spec: &spec}})
 			next++
 		}
@@ -46,7 +48,7 @@ func TestASandboxWithThousandsOfExecsIsDeleted(t *testing.T) {
 	}
 	deleted := make(chan error, 1)
 	go func() { deleted <- s.Delete(ctx) }()
-	f.Eventually(10*time.Second, "it is to be deleted", func() error {
+	f.Eventually(10*time.Second, "the sandbox is marked for deletion", func() error {
 		if b := f.History("many").State.Sandbox; b.State != protocol.StateDeleting {
 			return fmt.Errorf("it is %s", b.State)
 		}

@@ -17,9 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ11_ManyNetworksOnOneHost makes networks as a worker does, with their rules, all there at once, and
-// removes them, which leaves nothing:
-// 24, or as many as BOXFLEET_NETWORKS says (`make networks`: five hundred).
+// TestQ11_ManyNetworksOnOneHost creates many networks with their rules, as a worker does, and removes them without
+// leaving anything: 24 by default, or BOXFLEET_NETWORKS (`make networks`: five hundred).
 func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 	n := 24
 	if text := os.Getenv("BOXFLEET_NETWORKS"); text != "" {
@@ -31,7 +30,8 @@ func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 	e := engines.Start(t, "many")
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	engine, err := dockerengine.Connect(ctx, dockerengine.Config{Host: e.Host, Deployment: "test-networks", Fence: dockerengine.Unfenced})
+	engine, err := dockerengine.Connect(ctx,
+		dockerengine.Config{Host: e.Host, Deployment: "test-networks", Fence: dockerengine.Unfenced})
 	check(t, err)
 	defer engine.Close()
 	wall := firewall.New(firewall.Config{Deployment: "test-networks", Engine: e.Host})
@@ -45,17 +45,20 @@ func TestQ11_ManyNetworksOnOneHost(t *testing.T) {
 		for i := range n {
 			subnet := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(i / 16), byte(i % 16 * 16)}), 28)
 			group.Go(func() error {
-				return do(firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet, Policy: firewall.Policy{Mode: "internet"}})
+				return do(firewall.Network{Bridge: firewall.BridgeName(subnet), Subnet: subnet,
+					Policy: firewall.Policy{Mode: "internet"}})
 			})
 		}
 		check(t, group.Wait())
-		t.Logf("%s %d networks: %s, %s each", what, n, time.Since(began).Round(time.Millisecond), (time.Since(began) / time.Duration(n)).Round(time.Millisecond))
+		t.Logf("%s %d networks: %s, %s each", what, n, time.Since(began).Round(time.Millisecond),
+			(time.Since(began) / time.Duration(n)).Round(time.Millisecond))
 	}
 	all("making", func(n firewall.Network) error {
 		if err := wall.Protect(n); err != nil {
 			return err
 		}
-		if err := engine.CreateNetwork(ctx, dockerengine.NetworkSpec{Name: n.Bridge, Subnet: n.Subnet, Bridge: n.Bridge}); err != nil {
+		if err := engine.CreateNetwork(ctx,
+			dockerengine.NetworkSpec{Name: n.Bridge, Subnet: n.Subnet, Bridge: n.Bridge}); err != nil {
 			return err
 		}
 		return wall.Check(n)

@@ -30,7 +30,8 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	dir := t.TempDir()
-	shared, fixed, below := filepath.Join(dir, "shared"), filepath.Join(dir, "shared", "fixed"), filepath.Join(dir, "shared", "work", "below")
+	shared, fixed, below := filepath.Join(dir, "shared"), filepath.Join(dir, "shared", "fixed"), filepath.Join(dir,
+		"shared", "work", "below")
 	mkdir(t, fixed)
 	mkdir(t, below)
 	if err := syscall.Mount("tmpfs", below, "tmpfs", 0, ""); err != nil {
@@ -73,7 +74,7 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 	if left, _ := os.ReadDir(below); len(left) > 0 {
 		t.Errorf("the sandbox wrote into what is mounted below its mount: %v", left)
 	}
-	// A start by somebody else's hand, or a copy by the Engine's, reaches nothing of the host.
+	// Neither a start through the Engine by hand nor the Engine's copy command reaches the host.
 	links, err := filepath.Glob(filepath.Join(f.Directories(w)[0], "mounts", "?"))
 	if err != nil || len(links) != len(mounts) {
 		t.Fatalf("the links of mounts: %q, %v", links, err)
@@ -83,14 +84,16 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 			t.Errorf("%s leads to %s, %v", link, real, err)
 		}
 	}
-	// After a stop, a resume mounts the same again, by looking anew.
+	// A resume after a stop inspects the sources again and mounts the same.
 	if err := errors.Join(s.Stop(ctx), s.Resume(ctx)); err != nil {
 		t.Fatal(err)
 	}
-	if got := mustExec(ctx, t, s, script("cat /work/new '/etc/one file'; echo again >> /work/new")); got != "made\nsandbox\n" {
+	if got := mustExec(ctx, t, s,
+		script("cat /work/new '/etc/one file'; echo again >> /work/new")); got != "made\nsandbox\n" {
 		t.Errorf("after a resume: %q", got)
 	}
-	if err := errors.Join(s.Stop(ctx), os.Rename(filepath.Join(shared, "file"), filepath.Join(shared, "away"))); err != nil {
+	if err := errors.Join(s.Stop(ctx), os.Rename(filepath.Join(shared, "file"),
+		filepath.Join(shared, "away"))); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, "a resume without its mount", s.Resume(ctx), protocol.InvalidArgument, "", "spec.mounts[1].source")
@@ -105,12 +108,13 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 		spec := f.Spec()
 		spec.Mounts = []protocol.Mount{{Source: source, Target: "/m", Writable: true}}
 		_, err := f.Client.Create(ctx, spec)
-		wantError(t, source+" writable", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0]."+field)
+		wantError(t, source+" writable", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+			"spec.mounts[0]."+field)
 	}
 }
 
-// Who may write in an allowed directory, a sandbox with a writable mount for example, exchanges a
-// directory of it for a link to what is not allowed, again and again, while sandboxes mount it.
+// Someone with write access to an allowed directory, such as a sandbox with a writable mount, keeps swapping a
+// directory for a link to a forbidden one while sandboxes mount it.
 func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -133,7 +137,8 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 				return
 			case <-time.After(time.Duration(n%7) * time.Millisecond):
 			}
-			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(allowed, "a"), unix.AT_FDCWD, filepath.Join(allowed, "b"), unix.RENAME_EXCHANGE) == nil {
+			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(allowed, "a"), unix.AT_FDCWD, filepath.Join(allowed, "b"),
+				unix.RENAME_EXCHANGE) == nil {
 				exchanges.Add(1)
 			}
 		}
@@ -142,11 +147,12 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	for n := 0; n < 12 || made == 0 && n < 60; n++ {
 		spec := f.Spec()
 		spec.Mounts = []protocol.Mount{{Source: filepath.Join(allowed, "a"), Target: "/m"}}
-		// Were it seen only after the container's command has begun, it would be too late.
+		// It would be too late to notice after the container's command has started.
 		spec.Command = []string{"/bin/busybox", "sh", "-c", "cat /m/file > /seen; sleep 60"}
 		s, err := f.Client.Create(ctx, spec)
 		if err != nil {
-			wantError(t, "a create", err, protocol.PermissionDenied, protocol.ReasonMountDenied, protocol.AsError(err).Field)
+			wantError(t, "a create", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+				protocol.AsError(err).Field)
 			refused++
 			if strings.Contains(err.Error(), "exchanged") {
 				exchanged++
@@ -164,9 +170,10 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	t.Logf("%d made, %d refused, of these %d when the container had started; %d exchanges", made, refused, exchanged, exchanges.Load())
+	t.Logf("%d created, %d refused, %d of them after the container had started; %d exchanges", made, refused, exchanged,
+		exchanges.Load())
 	if made == 0 || exchanges.Load() < 100 {
-		t.Errorf("%d sandboxes were made during %d exchanges: this shows nothing", made, exchanges.Load())
+		t.Errorf("%d sandboxes were created during %d swaps: the test proves nothing", made, exchanges.Load())
 	}
 	for s, err := range f.Client.List(ctx) {
 		if err != nil {
@@ -179,8 +186,8 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-// A worker that dies between the start of a container and the look at its mounts leaves that to the
-// next one, which makes the sandbox ready only then.
+// A worker is killed between starting a container and checking its mounts. The next worker checks them before the
+// sandbox is ready.
 func TestS12_ACrashDoesNotSkipTheLookAtMounts(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -196,22 +203,23 @@ func TestS12_ACrashDoesNotSkipTheLookAtMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.AwaitKilled(20 * time.Second)
-	// What the container has mounted is now not what the path leads to.
-	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")), os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
+	// The container's mount is now different from what the path leads to.
+	err := errors.Join(os.Rename(filepath.Join(allowed, "a"), filepath.Join(allowed, "c")),
+		os.Rename(filepath.Join(allowed, "b"), filepath.Join(allowed, "a")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w = w.Restart()
 	s := f.Client.Sandbox("crashed")
-	wantError(t, "the create", s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0]")
+	wantError(t, "the create", s.WaitReady(ctx), protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.mounts[0]")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
 	becomesEmpty(f, w)
 }
 
-// A worker that dies while the links of a container's mounts lead to their sources leaves them so; the
-// next one hides them.
+// A worker is killed while the links of a container's mounts lead to their sources. The next worker hides the sources.
 func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -272,8 +280,8 @@ func TestACrashDoesNotLeaveTheSourcesOfMountsInSight(t *testing.T) {
 	}
 }
 
-// After a restart of the machine what is mounted may come later than the engine: a sandbox that was ready
-// waits for it, as long as a create may take, and goes without what it only might have had.
+// After a restart of the machine, mount sources may appear later than the engine. A sandbox that was ready waits for
+// required ones up to the time limit of a create, and continues without optional ones.
 func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -281,7 +289,8 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	data, away, home := filepath.Join(dir, "allowed", "data"), filepath.Join(dir, "away"), filepath.Join(dir, "home")
 	writeFile(t, filepath.Join(data, "file"), "here", 0o644, time.Now())
 	writeFile(t, filepath.Join(home, ".ssh", "known_hosts"), "host key", 0o644, time.Now())
-	w := f.Worker("w1", fleet.Role{AllowMounts: []string{filepath.Join(dir, "allowed")}, Tools: []string{"git"}, ToolsHome: home})
+	w := f.Worker("w1", fleet.Role{AllowMounts: []string{filepath.Join(dir, "allowed")}, Tools: []string{"git"},
+		ToolsHome: home})
 	ctx := f.Context(2 * time.Minute)
 	spec := f.Spec()
 	spec.Mounts, spec.Tools = []protocol.Mount{{Source: data, Target: "/data"}}, []string{"git"}
@@ -291,7 +300,7 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := func() { // as the machine ends it
+	ended := func() { // as a machine that goes down does
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "late"))
@@ -305,15 +314,15 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended()
-	f.Eventually(patience, "the history says what is missing", func() error {
+	f.Eventually(patience, "the history names the missing source", func() error {
 		if n := count(history(ctx, t, f.Client, "late"), protocol.SandboxWaiting); n == 0 {
-			return errors.New("it does not")
+			return errors.New("it does not yet")
 		}
 		return nil
 	})
-	wantError(t, "what is missing", said().Error, protocol.InvalidArgument, "", "spec.mounts[0].source")
+	wantError(t, "the missing source", said().Error, protocol.InvalidArgument, "", "spec.mounts[0].source")
 	if why, err := s.Explain(ctx); err != nil || !strings.Contains(why.Waiting, data) {
-		t.Errorf("it waits for %+v, %v", why, err)
+		t.Errorf("the sandbox waits for %+v, %v", why, err)
 	}
 	if err := os.Rename(away, data); err != nil {
 		t.Fatal(err)
@@ -322,15 +331,16 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 		t.Errorf("once it is back: %q", got)
 	}
 	if info, err := f.Client.Get(ctx, "late"); err != nil || info.Info().Error != nil {
-		t.Errorf("once it is back it waits for %v, %v", info.Info().Error, err)
+		t.Errorf("once it is back the sandbox waits for %v, %v", info.Info().Error, err)
 	}
-	if events := history(ctx, t, f.Client, "late"); count(events, protocol.SandboxWaiting) != 1 || count(events, protocol.SandboxRestarted) != 1 {
+	if events := history(ctx, t, f.Client, "late"); count(events, protocol.SandboxWaiting) != 1 ||
+		count(events, protocol.SandboxRestarted) != 1 {
 		t.Errorf("the history is %v", kinds(events))
 	}
 
 	began := time.Now()
 	ended()
-	f.Eventually(patience+15*time.Second, "it gives up", func() error {
+	f.Eventually(patience+15*time.Second, "the sandbox fails", func() error {
 		info, err := f.Client.Get(ctx, "late")
 		if err == nil && info.Info().State != protocol.StateFailed {
 			err = fmt.Errorf("it is %s", info.Info().State)
@@ -338,9 +348,10 @@ func TestASandboxWaitsForItsMountsToComeBack(t *testing.T) {
 		return err
 	})
 	if took := time.Since(began); took < patience {
-		t.Errorf("it gave up after %s", took)
+		t.Errorf("the sandbox failed after %s", took)
 	}
-	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "late"), protocol.SandboxFailed).Error, protocol.InvalidArgument, "", "spec.mounts[0].source")
+	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "late"), protocol.SandboxFailed).Error,
+		protocol.InvalidArgument, "", "spec.mounts[0].source")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -17,18 +17,21 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestS22_NetworksReachWhatTheyMayAndNothingElse sends real packets from sandboxes of each mode.
+// TestS22_NetworksReachWhatTheyMayAndNothingElse sends real packets from sandboxes of each network mode.
 func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "net")
 	engines.LoadImage(t, e, fleet.Image)
 	w := newWorld(t, e)
 	plain := fleet.Start(t, fleet.Options{Workers: -1})
-	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named}, Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Allow: []string{"10.0.0.0/8", "100.64.0.0/10"}, Reconcile: 500 * time.Millisecond})
+	plain.Worker("w1", fleet.Role{Engine: e.Host, DNS: []string{internet, named},
+		Deny: []string{deniedPublic + "/32", "10.99.0.0/16"}, Allow: []string{"10.0.0.0/8",
+			"100.64.0.0/10"}, Reconcile: 500 * time.Millisecond})
 	f := &networkFleet{plain, e, w}
 
 	open := f.create("open", nil)
-	none := f.create("none", func(s *protocol.SandboxSpec) { s.Network = &protocol.Network{Mode: protocol.NetworkNone} })
+	none := f.create("none",
+		func(s *protocol.SandboxSpec) { s.Network = &protocol.Network{Mode: protocol.NetworkNone} })
 	some := f.create("some", func(s *protocol.SandboxSpec) {
 		s.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{"10.0.0.0/8", "100.64.0.0/10"}}
 	})
@@ -37,14 +40,16 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	})
 	web := f.create("web", serving)
 	given := web.Info().Ports
-	if len(given) != 1 || given[0].Host == 0 || given[0].Container != 8080 || given[0].Protocol != protocol.ProtocolTCP {
+	if len(given) != 1 || given[0].Host == 0 || given[0].Container != 8080 ||
+		given[0].Protocol != protocol.ProtocolTCP {
 		t.Fatalf("the sandbox shows the ports %+v", given)
 	}
-	// Of somebody else on the host, and published on all of its addresses.
-	docker(t, e.Host, "run", "-d", "--name", "other", "-p", "0.0.0.0:9000:8080", "--entrypoint", "sh", fleet.Image, "-c",
+	// A foreign container of the host, published on all its addresses.
+	docker(t, e.Host, "run", "-d", "--name", "other", "-p", "0.0.0.0:9000:8080", "--entrypoint", "sh", fleet.Image,
+		"-c",
 		"while :; do echo reached | nc -l -p 8080 >/dev/null; done")
 
-	t.Run("the world is there", func(t *testing.T) {
+	t.Run("the world is reachable", func(t *testing.T) {
 		in(t, w.host, func() error {
 			for _, a := range append([]string{neighbor, hostLAN, hostIPv6, metadataIPv6}, around...) {
 				if err := greeted(net.JoinHostPort(a, "80")); err != nil {
@@ -62,11 +67,11 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 	type target struct {
 		what, address    string
 		port             int
-		open, some, none bool // who may reach it
+		open, some, none bool // which sandboxes may reach it
 	}
 	targets := []target{
 		{"the internet", internet, 80, true, false, false},
-		{"a machine beside the host", neighbor, 80, false, true, false},
+		{"a machine in the host's network", neighbor, 80, false, true, false},
 		{"an allowed private range", "10.88.0.1", 80, false, true, false},
 		{"an allowed range of carrier-grade NAT", "100.64.0.9", 80, false, true, false},
 		{"the host's address", hostLAN, 80, false, false, false},
@@ -82,9 +87,9 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		{"a public range that the operator denies", deniedPublic, 80, false, false, false},
 		{"a range that the operator denies, in an allowed one", deniedPrivate, 80, false, false, false},
 		{"another sandbox", f.addressOf(t, "web"), 8080, false, false, false},
-		{"another sandbox's published port", hostLAN, given[0].Host, false, false, false},
+		{"another sandbox's published port on the LAN", hostLAN, given[0].Host, false, false, false},
 		{"another sandbox's published port on the bridge", "172.17.0.1", given[0].Host, false, false, false},
-		{"a port that somebody published on all addresses", hostLAN, 9000, false, false, false},
+		{"a foreign port published on all addresses", hostLAN, 9000, false, false, false},
 	}
 	for _, g := range targets {
 		t.Run(g.what, func(t *testing.T) {
@@ -99,20 +104,21 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a range of everything is the internet", func(t *testing.T) {
+	t.Run("a range that covers everything allows only the internet", func(t *testing.T) {
 		for address, want := range map[string]bool{internet: true, "10.88.0.1": false, "169.254.169.254": false} {
 			if tcp, udp := f.reaches(t, all, address, 80, want); tcp != want || udp != want {
 				t.Errorf("%s: by TCP %t, by UDP %t, want %t", address, tcp, udp, want)
 			}
 		}
 	})
-	t.Run("a name server that the operator names", func(t *testing.T) {
+	t.Run("a name server configured by the operator", func(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, some, none} {
 			want := s == open
 			tcp, udp := f.reaches(t, s, named, 80, want)
 			asked, _ := f.reaches(t, s, named, 53, want)
 			if tcp || udp != want || asked != want {
-				t.Errorf("from %s: port 80 by TCP %t; port 53 by UDP %t and by TCP %t, want %t", s.ID(), tcp, udp, asked, want)
+				t.Errorf("from %s: port 80 by TCP %t; port 53 by UDP %t and by TCP %t, want %t", s.ID(), tcp, udp,
+					asked, want)
 			}
 		}
 	})
@@ -131,19 +137,22 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a refusal is an answer, not a silence", func(t *testing.T) {
-		result, err := none.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"nc", "-w", "10", neighbor, "81"}})
+	t.Run("a denied connection is refused, not dropped", func(t *testing.T) {
+		result, err := none.Exec(f.Context(20*time.Second),
+			protocol.ExecSpec{Command: []string{"nc", "-w", "10", neighbor, "81"}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(string(result.Stderr), "refused") {
-			t.Errorf("nc says %q", result.Stderr)
+			t.Errorf("nc printed %q", result.Stderr)
 		}
 	})
 
 	t.Run("names", func(t *testing.T) {
 		lookup := func(s *sdk.Sandbox) string {
-			result, err := s.Exec(f.Context(20*time.Second), protocol.ExecSpec{Command: []string{"sh", "-c", "timeout 3 nslookup -type=a secret.example.test; true"}})
+			result, err := s.Exec(f.Context(20*time.Second),
+				protocol.ExecSpec{Command: []string{"sh", "-c",
+					"timeout 3 nslookup -type=a secret.example.test; true"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -159,7 +168,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 			}
 		}
 		if n := w.asked.Load() - before; n != 0 {
-			t.Errorf("%d questions left networks that reach no name server", n)
+			t.Errorf("%d queries left networks that may reach no name server", n)
 		}
 	})
 
@@ -168,12 +177,12 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		out, _ := exec.Command("ip", "netns", "exec", w.host, "nft", "list", "table", "inet", table).CombinedOutput()
 		return string(out)
 	}
-	t.Run("rules that somebody took away are put back", func(t *testing.T) {
+	t.Run("removed rules are restored", func(t *testing.T) {
 		w.run("ip", "netns", "exec", w.host, "nft", "delete", "table", "inet", table)
 		if tcp, _ := f.reaches(t, none, hostLAN, 80, false); !tcp {
-			t.Log("the rules were back before the sandbox could look")
+			t.Log("the rules were restored before the sandbox could check")
 		}
-		f.Eventually(10*time.Second, "the rules are back", func() error {
+		f.Eventually(10*time.Second, "the rules are restored", func() error {
 			if n := strings.Count(rules(), "chain bxf-"); n != 5 {
 				return fmt.Errorf("there are %d networks", n)
 			}
@@ -216,7 +225,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		for _, s := range []*sdk.Sandbox{open, none, some, all, web} {
 			check(t, s.Delete(f.Context(time.Minute)))
 		}
-		// The record of bridges may still have their names, until the next look at the host.
+		// The record of bridges may contain their names until the worker next inspects the host.
 		if left := rules(); strings.Contains(left, "chain bxf-") || strings.Contains(left, "goto bxf-") {
 			t.Errorf("left:\n%s", left)
 		}
@@ -225,7 +234,7 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		}
 	})
 
-	// The control: what was refused above is there to be reached.
+	// The control: without a firewall the refused addresses above are reachable.
 	t.Run("without a firewall", func(t *testing.T) {
 		docker(t, e.Host, "start", "other")
 		plain := fleet.Start(t, fleet.Options{Workers: -1})
@@ -248,12 +257,13 @@ func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
 		spec := bare.Spec()
 		spec.Network = &protocol.Network{Mode: protocol.NetworkNone}
 		_, err := bare.Client.Create(bare.Context(20*time.Second), spec)
-		wantError(t, "network none without a firewall", err, protocol.FailedPrecondition, protocol.ReasonFirewall, "spec.network")
+		wantError(t, "network none without a firewall", err, protocol.FailedPrecondition, protocol.ReasonFirewall,
+			"spec.network")
 	})
 }
 
-// TestAWorkerThatCannotProtectRefuses: through a proxy the worker finds a process whose network is not
-// the engine's, and its rules would protect nothing.
+// TestAWorkerThatCannotProtectRefuses connects the worker through a proxy, whose process is not in the engine's network
+// namespace. Rules there would protect nothing.
 func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "behind")
@@ -281,11 +291,11 @@ func TestAWorkerThatCannotProtectRefuses(t *testing.T) {
 		}
 	}()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	// Another pool than that of other fleets, whose bridges are where the proxy is.
+	// The pool must differ from other fleets' pools, because their bridges are where the proxy is.
 	f.Worker("w1", fleet.Role{Engine: "unix://" + socket, NetworkPool: "10.231.0.0/16"})
 	_, err = f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("bare"))
-	wantError(t, "a sandbox that cannot be protected", err, protocol.FailedPrecondition, protocol.ReasonFirewall, "")
-	f.Eventually(10*time.Second, "it leaves nothing", func() error {
+	wantError(t, "a create that cannot be protected", err, protocol.FailedPrecondition, protocol.ReasonFirewall, "")
+	f.Eventually(10*time.Second, "the refused create leaves nothing", func() error {
 		if left := f.Objects(e.Host); len(left) > 0 {
 			return fmt.Errorf("left: %v", left)
 		}

@@ -25,15 +25,15 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// world is what lies around a Docker host: a namespace behind a link of it, which has addresses of the
-// internet, of private ranges and of cloud metadata, and answers on all of them.
+// world is the network around a Docker host: a namespace behind a link that has addresses of the internet, of private
+// ranges and of cloud metadata services, and answers on all of them.
 //
 //	sandbox ── bridge ── host (namespace of the engine) ── link ── world
 type world struct {
 	t         *testing.T
 	host      string // namespace
 	namespace string
-	asked     atomic.Int64 // questions that its name server got
+	asked     atomic.Int64 // queries that its name server received
 }
 
 // Addresses of the host and of the world.
@@ -42,17 +42,17 @@ const (
 	neighbor = "10.77.0.2"
 	internet = "9.9.9.9"
 
-	deniedPublic  = "8.8.4.4" // by the operator
+	deniedPublic  = "8.8.4.4" // denied by the operator
 	deniedPrivate = "10.99.0.1"
-	named         = "10.99.0.53" // of the name server that the operator names, in a range that is denied
+	named         = "10.99.0.53" // of the operator's name server, in a denied range
 
 	hostIPv6     = "fd00:77::1"
 	worldIPv6    = "fd00:77::2"
 	metadataIPv6 = "fd00:ec2::254"
-	insideIPv6   = "fd00:66::" // of the network that a sandbox is given by hand
+	insideIPv6   = "fd00:66::" // prefix that the test gives a sandbox's network
 )
 
-// around are the world's addresses beside its own, all on its loopback.
+// around are further addresses of the world, all on its loopback interface.
 var around = []string{
 	internet, deniedPublic, deniedPrivate, named, "10.88.0.1", "172.30.0.1", "192.168.9.9", "100.64.0.9", "198.18.0.1",
 	"169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192",
@@ -94,7 +94,7 @@ func (w *world) run(name string, args ...string) string {
 	return string(out)
 }
 
-// in runs f in a network namespace. Sockets that it makes stay there.
+// in runs f in a network namespace. Sockets that it creates stay there.
 func in(t *testing.T, namespace string, f func() error) {
 	t.Helper()
 	inside(t, "/run/netns/"+namespace, f)
@@ -133,7 +133,7 @@ func inside(t *testing.T, path string, f func() error) {
 	}
 }
 
-// ip runs the program of that name in the network namespace of a file.
+// ip runs the ip program in the network namespace of a file.
 func (w *world) ip(namespace string, args ...string) {
 	w.t.Helper()
 	w.run("nsenter", append([]string{"--net=" + namespace, "ip"}, args...)...)
@@ -147,8 +147,8 @@ func (w *world) setIPv6(namespace, name, value string) {
 	})
 }
 
-// serve answers on every address of a namespace: TCP on ports 80 and 53, and a name server on UDP on
-// those given.
+// serve answers on every address of a namespace: TCP on ports 80 and 53, and a name server by UDP on the given
+// addresses.
 func (w *world) serve(namespace string, names ...string) {
 	w.t.Helper()
 	in(w.t, namespace, func() error {
@@ -172,7 +172,7 @@ func (w *world) serve(namespace string, names ...string) {
 	})
 }
 
-// greet says to everybody who connects that they did.
+// greet greets everybody who connects.
 func greet(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -184,7 +184,7 @@ func greet(l net.Listener) {
 	}
 }
 
-// names answers every question about a name with one address.
+// names answers every query with one address.
 func (w *world) names(udp net.PacketConn) {
 	question := make([]byte, 1500)
 	for {
@@ -201,7 +201,7 @@ func (w *world) names(udp net.PacketConn) {
 		}
 		w.asked.Add(1)
 		answer := slices.Concat(question[:2], []byte{0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0}, question[12:end])
-		if question[end-3] == 1 { // an IPv4 address was asked for
+		if question[end-3] == 1 { // a query for an IPv4 address
 			answer = append(answer, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 9, 9, 9, 9)
 		} else {
 			answer[7] = 0
@@ -210,9 +210,8 @@ func (w *world) names(udp net.PacketConn) {
 	}
 }
 
-// reaches tries from inside of a sandbox to open a connection by TCP, and, with port 80, has a question
-// sent to the name server on the same address, by UDP. What may be reached has time to answer on a slow
-// machine.
+// reaches tries to open a TCP connection from inside a sandbox and, for port 80, sends a query to the name server on
+// the same address by UDP. A permitted target has time to answer on a slow machine.
 func (f *networkFleet) reaches(t *testing.T, s *sdk.Sandbox, address string, port int, may bool) (tcp, udp bool) {
 	t.Helper()
 	before := f.w.asked.Load()
@@ -251,9 +250,10 @@ func (f *networkFleet) create(id string, change func(*protocol.SandboxSpec)) *sd
 	return s
 }
 
-// addressOf is the address of a sandbox's container in its network.
+// addressOf returns the address of a sandbox's container in its network.
 func (f *networkFleet) addressOf(t *testing.T, id string) string {
-	return docker(t, f.e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", containerOf(f.Fleet, f.e.Host, id))
+	return docker(t, f.e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+		containerOf(f.Fleet, f.e.Host, id))
 }
 
 func gatewayOf(s *sdk.Sandbox) string {
@@ -263,8 +263,8 @@ func gatewayOf(s *sdk.Sandbox) string {
 	return fmt.Sprintf("%s.%d", a[:i], last+1)
 }
 
-// reachesByIPv6 gives a sandbox's network IPv6 by hand, which it never has, and tries from inside of it
-// to open a connection.
+// reachesByIPv6 gives a sandbox's network IPv6 addresses by hand, which it never has otherwise, and tries to open a
+// connection from inside.
 func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address string) error {
 	t.Helper()
 	pid := docker(t, f.e.Host, "inspect", "-f", "{{.State.Pid}}", containerOf(f.Fleet, f.e.Host, s.ID()))
@@ -272,11 +272,13 @@ func (f *networkFleet) reachesByIPv6(t *testing.T, s *sdk.Sandbox, address strin
 	subnet, err := netip.ParsePrefix(s.Info().Subnet)
 	check(t, err)
 	type end struct{ namespace, device, address string }
-	ends := []end{{"/run/netns/" + f.w.host, firewall.BridgeName(subnet), insideIPv6 + "1"}, {namespace, "eth0", insideIPv6 + "2"}}
+	ends := []end{{"/run/netns/" + f.w.host, firewall.BridgeName(subnet), insideIPv6 + "1"},
+		{namespace, "eth0", insideIPv6 + "2"}}
 	for i, e := range ends {
 		f.w.setIPv6(e.namespace, e.device+"/disable_ipv6", "0")
 		f.w.ip(e.namespace, "address", "replace", e.address+"/64", "dev", e.device, "nodad")
-		// Questions for neighbors do not come through either, which alone would stop everything.
+		// Neighbor discovery does not get through either, which alone would block everything, so add the neighbors by
+		// hand.
 		other, link := ends[1-i], ""
 		inside(t, other.namespace, func() error {
 			device, err := net.InterfaceByName(other.device)
@@ -297,7 +299,7 @@ func serving(s *protocol.SandboxSpec) {
 	s.Ports = []protocol.Port{{Container: 8080}}
 }
 
-// greeted connects and reads what the other side says.
+// greeted connects and checks the greeting of the other side.
 func greeted(address string) error {
 	c, err := net.DialTimeout("tcp", address, 2*time.Second)
 	if err != nil {
@@ -306,7 +308,7 @@ func greeted(address string) error {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
 	if data, err := io.ReadAll(c); !bytes.Contains(data, []byte("reached")) {
-		return fmt.Errorf("%s says %q, %v", address, data, err)
+		return fmt.Errorf("%s answered %q, %v", address, data, err)
 	}
 	return nil
 }

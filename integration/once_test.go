@@ -12,8 +12,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAFinishedExecIsNotStartedAgain has the mailbox dawdle before each look for execs that are to be
-// started: many of them end meanwhile, and are forgotten by their supervisor.
+// TestAFinishedExecIsNotStartedAgain delays the worker each time before it lists the execs to start. In the meantime
+// many of them end and are forgotten by their supervisor.
 func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
 	const parallel, each = 16, 25
@@ -26,7 +26,8 @@ func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 		running.Go(func() {
 			for k := range each {
 				name := fmt.Sprintf("%d-%d", i, k)
-				if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "echo " + name + " >> /tmp/runs"}}); err != nil {
+				if _, err := s.Exec(ctx,
+					protocol.ExecSpec{Command: []string{"sh", "-c", "echo " + name + " >> /tmp/runs"}}); err != nil {
 					t.Errorf("exec %s: %v", name, err)
 					return
 				}
@@ -53,8 +54,8 @@ func TestAFinishedExecIsNotStartedAgain(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnExecThatCannotBeStartedFailsInTime pauses the container, and restarts the worker, which then has
-// no supervisor to start it with.
+// TestAnExecThatCannotBeStartedFailsInTime pauses the container and restarts the worker, which then has no supervisor
+// to start the exec with.
 func TestAnExecThatCannotBeStartedFailsInTime(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -77,20 +78,22 @@ func TestAnExecThatCannotBeStartedFailsInTime(t *testing.T) {
 	w.Kill()
 	w.Restart()
 	began := time.Now()
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/ran"}, StartTimeout: protocol.Duration(3 * time.Second)})
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/ran"},
+		StartTimeout: protocol.Duration(3 * time.Second)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	why, err := s.Explain(ctx)
 	if err != nil || !strings.Contains(why.Waiting, "not started") {
-		t.Errorf("what it waits for: %+v, %v", why, err)
+		t.Errorf("the exec waits for %+v, %v", why, err)
 	}
 	_, err = x.Wait(ctx)
-	if protocol.CodeOf(err) != protocol.DeadlineExceeded || protocol.AsError(err).Reason != protocol.ReasonStartTimeout {
+	if protocol.CodeOf(err) != protocol.DeadlineExceeded ||
+		protocol.AsError(err).Reason != protocol.ReasonStartTimeout {
 		t.Errorf("the exec: %v, want deadline_exceeded, start_timeout", err)
 	}
 	if took := time.Since(began); took < 3*time.Second || took > 10*time.Second {
-		t.Errorf("it failed after %s", took)
+		t.Errorf("the exec failed after %s", took)
 	}
 	docker("unpause")
 	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"test", "!", "-e", "/tmp/ran"}})

@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge kills an engine until it leaves one, which it
-// does nearly each time.
+// TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge kills an engine until it leaves a bridge behind, which
+// happens nearly every time.
 func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "killed")
@@ -54,7 +54,7 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 			_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID(fmt.Sprintf("s%d-%d", round, i)), sdk.WithWait(false))
 			check(t, err)
 		}
-		f.Eventually(30*time.Second, "the engine makes networks", func() error {
+		f.Eventually(30*time.Second, "the engine creates networks", func() error {
 			if n := bridges(); n == before {
 				return fmt.Errorf("there are %d bridges", n)
 			}
@@ -65,12 +65,12 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 		left = orphans()
 	}
 	if len(left) == 0 {
-		t.Fatal("the engine left no bridge in ten kills: nothing was tried")
+		t.Fatal("the engine left no bridge in ten kills: the test proves nothing")
 	}
 	t.Logf("left by the engine: %q", left)
 	f.Eventually(20*time.Second, "the bridges are gone", func() error {
 		if left := orphans(); len(left) > 0 {
-			return fmt.Errorf("there is %q", left)
+			return fmt.Errorf("%q are left", left)
 		}
 		return nil
 	})
@@ -79,8 +79,8 @@ func TestQ10_AnEngineKilledWhileItMakesNetworksLeavesNoBridge(t *testing.T) {
 	f.Judge()
 }
 
-// TestQ10_ABridgeWithoutANetworkIsRemoved has an engine that forgot a network, as one does that is
-// killed between making the bridge and writing the network down.
+// TestQ10_ABridgeWithoutANetworkIsRemoved uses an engine that forgot a network, as one does that is killed after it
+// creates the bridge and before it saves the network.
 func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "orphans")
@@ -110,7 +110,7 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	if !there(orphan) {
 		t.Fatalf("there is no bridge %s: %s", orphan, ip("-br", "link"))
 	}
-	// Of the same kind, in the same pool, and none of this deployment's.
+	// A bridge of the same kind in the same pool that does not belong to this deployment.
 	foreign := firewall.BridgeName(netip.MustParsePrefix("10.231.0.240/28"))
 	ip("link", "add", foreign, "type", "bridge")
 
@@ -118,11 +118,11 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	w = f.Worker("w1", role)
 	check(t, s.WaitReady(ctx))
 	if got := s.Info().Subnet; got == "10.231.0.0/28" || got == "" {
-		t.Errorf("the sandbox has the subnet %q, whose bridge was there before", got)
+		t.Errorf("the sandbox has the subnet %q, whose bridge existed before", got)
 	}
 	f.Eventually(10*time.Second, "a dry run reports it", func() error {
 		if strings.Count(w.Log(), `msg="would remove an orphan bridge"`) < 2 {
-			return errors.New("it is not reported")
+			return errors.New("it is not reported yet")
 		}
 		return nil
 	})
@@ -136,7 +136,7 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 	w = f.Worker("w1", role)
 	f.Eventually(15*time.Second, "the orphan is gone", func() error {
 		if there(orphan) {
-			return errors.New("it is there")
+			return errors.New("it still exists")
 		}
 		return nil
 	})
@@ -144,10 +144,10 @@ func TestQ10_ABridgeWithoutANetworkIsRemoved(t *testing.T) {
 		t.Errorf("it was removed %s after it was first seen", age)
 	}
 	mustExec(ctx, t, s, script("true"))
-	second := f.Create("two") // on the subnet that is free again, or another
+	second := f.Create("two") // gets the freed subnet or another one
 	mustExec(ctx, t, second, script("true"))
 	if strings.Count(w.Log(), "an orphan bridge") != 1 || !there(foreign) {
-		t.Errorf("more was removed: %s", ip("-br", "link"))
+		t.Errorf("more than the orphan was removed: %s", ip("-br", "link"))
 	}
 	f.Judge()
 }

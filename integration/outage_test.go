@@ -10,8 +10,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestTheEndOfAnExecIsHeardAfterAnOutage has an exec end while nobody can say so, until long after its
-// timeout. Its sandbox ran on: the end comes with the command's own exit code.
+// TestTheEndOfAnExecIsHeardAfterAnOutage lets an exec end while nobody can report it until long after its timeout.
+// Since its sandbox kept running, the exec ends with the command's own exit code.
 func TestTheEndOfAnExecIsHeardAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	const timeout, grace, overdue = 2 * time.Second, time.Second, 5 * time.Second
@@ -43,7 +43,8 @@ func TestTheEndOfAnExecIsHeardAfterAnOutage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "until test -e /tmp/on; do sleep 0.02; done"}}); err != nil {
+			if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+				"until test -e /tmp/on; do sleep 0.02; done"}}); err != nil {
 				t.Fatal(err)
 			}
 			began := time.Now()

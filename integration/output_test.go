@@ -34,8 +34,8 @@ func logs(t *testing.T, f *fleet.Fleet) (natsjs.JetStream, natsjs.Stream) {
 	return js, stream
 }
 
-// TestOutputThatTheServerLostIsPublishedAgain takes from the log what a single server loses that is
-// killed: the last chunks that it acknowledged, and the connections.
+// TestOutputThatTheServerLostIsPublishedAgain removes from the log what a killed single server loses: the last
+// acknowledged chunks, and the connections.
 func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	t.Parallel()
 	const size = 600_000 // three chunks
@@ -56,7 +56,7 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 		link.Break()
 	}
 	stored := func(n uint64) {
-		f.Eventually(20*time.Second, "the output in the log", func() error {
+		f.Eventually(20*time.Second, "the log has the output", func() error {
 			info, err := stream.Info(ctx)
 			if err == nil && info.State.Bytes < n {
 				err = fmt.Errorf("%d bytes are stored", info.State.Bytes)
@@ -89,13 +89,13 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		f.Eventually(20*time.Second, "the whole output, lost "+c.what, func() error {
+		f.Eventually(20*time.Second, "the output is complete again, lost "+c.what, func() error {
 			var out bytes.Buffer
 			if _, err := x.Wait(ctx, sdk.WithStdout(&out)); err != nil {
 				return err
 			}
 			if !bytes.Equal(out.Bytes(), want) {
-				return fmt.Errorf("%d bytes of %d", out.Len(), size)
+				return fmt.Errorf("it has %d of %d bytes", out.Len(), size)
 			}
 			return nil
 		})
@@ -103,8 +103,8 @@ func TestOutputThatTheServerLostIsPublishedAgain(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnExecEndsThoughTheLogOfOutputIsFull has the stream of output refuse everything. The end comes
-// with the command's own exit code, and says that output is missing.
+// TestAnExecEndsThoughTheLogOfOutputIsFull makes the stream of output refuse everything. The exec still ends with the
+// command's own exit code, and reports missing output.
 func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -122,15 +122,17 @@ func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	exitsWith(t, result, 3)
-	if !result.Truncated || result.OutputError == nil || result.OutputError.Reason != protocol.ReasonOutputNotKept || result.StdoutBytes != 0 {
-		t.Errorf("truncated %v, %d bytes, %v; want output_not_kept", result.Truncated, result.StdoutBytes, result.OutputError)
+	if !result.Truncated || result.OutputError == nil || result.OutputError.Reason != protocol.ReasonOutputNotKept ||
+		result.StdoutBytes != 0 {
+		t.Errorf("truncated %v, %d bytes, %v; want output_not_kept", result.Truncated, result.StdoutBytes,
+			result.OutputError)
 	}
 	x, err := s.GetExec(ctx, result.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if info := x.Info(); info.OutputError == nil || info.ExitCode == nil || *info.ExitCode != 3 {
-		t.Errorf("the exec is read as %+v", info)
+		t.Errorf("the exec is %+v", info)
 	}
 	for _, err := range x.Output(ctx, sdk.WithFollow(true)) {
 		if err != nil {
@@ -140,7 +142,7 @@ func TestAnExecEndsThoughTheLogOfOutputIsFull(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheExitCodeIsKnownThoughOutputComesSlowly has output take longer than the coordinators wait for the
+// TestTheExitCodeIsKnownThoughOutputComesSlowly makes publishing output take longer than the coordinators wait for the
 // end of an exec with a timeout.
 func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 	t.Parallel()
@@ -166,8 +168,8 @@ func TestTheExitCodeIsKnownThoughOutputComesSlowly(t *testing.T) {
 	f.Judge()
 }
 
-// TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print, and once more when
-// they have ended: the server loses output that it acknowledged, and none is missing in the end.
+// TestOutputOutlivesAServerThatIsKilled kills the single NATS server while execs print and again after they have ended.
+// The server loses acknowledged output, but in the end none is missing.
 func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	const execs, pieces, size = 4, 25, 60_000
@@ -204,7 +206,7 @@ func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 		return nil
 	}
 	for range 2 {
-		f.Eventually(20*time.Second, "output in the log", stored)
+		f.Eventually(20*time.Second, "the log has output", stored)
 		f.RestartServer()
 	}
 	for _, x := range running {
@@ -214,10 +216,10 @@ func TestOutputOutlivesAServerThatIsKilled(t *testing.T) {
 	}
 	f.RestartServer()
 	for _, x := range running {
-		f.Eventually(20*time.Second, "the whole output", func() error {
+		f.Eventually(20*time.Second, "the output is complete", func() error {
 			out, err := wait(x)
 			if err == nil && !bytes.Equal(out, bytes.Repeat([]byte{'x'}, pieces*size)) {
-				err = fmt.Errorf("%d bytes of %d", len(out), pieces*size)
+				err = fmt.Errorf("it has %d of %d bytes", len(out), pieces*size)
 			}
 			return err
 		})

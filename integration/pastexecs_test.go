@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns restarts a worker whose sandbox has more past execs
-// than are read without looking for a snapshot. The snapshot has an exec that runs, and lacks the ended ones, as
-// that of a sandbox with much of them does.
+// TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns restarts a worker whose sandbox has so many past execs that the
+// worker looks for a snapshot. The snapshot contains a running exec and omits the ended ones, as in a sandbox with many
+// of them.
 func TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -23,7 +23,8 @@ func TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns(t *testing.T) {
 	worker := f.Processes("worker")[0]
 	worker.Kill()
 	manyPast(t, f, s.ID(), 520)
-	j := f.Conn.Journal(jetstream.JournalConfig{Tenant: protocol.DefaultTenant, Sandbox: s.ID(), Writer: "k0", KeepEnded: 1})
+	j := f.Conn.Journal(jetstream.JournalConfig{Tenant: protocol.DefaultTenant, Sandbox: s.ID(), Writer: "k0",
+		KeepEnded: 1})
 	if err := j.Refresh(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -35,18 +36,19 @@ func TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns(t *testing.T) {
 	_, took := firstExec(t, f, s, func() *fleet.Process { worker.Restart(); return worker })
 	t.Logf("the first exec after a restart ended after %s", took)
 	stillThere(t, f, counters)
-	if r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil || r.ExitCode == nil || *r.ExitCode != 0 {
+	if r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil ||
+		r.ExitCode == nil || *r.ExitCode != 0 {
 		t.Fatal(r, err)
 	}
 	if r, err := counters[0].x.Wait(ctx); err != nil || r.ExitCode == nil || *r.ExitCode != 9 {
-		t.Errorf("the exec that ran: %+v, %v", r, err)
+		t.Errorf("the running exec ended with %+v, %v", r, err)
 	}
 	if err := <-counters[0].reading; err != nil {
 		t.Error(err)
 	}
 }
 
-// manyPast appends execs to a history that have ended, each in one message.
+// manyPast appends ended execs to a history, each in one message.
 func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -59,12 +61,14 @@ func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 	spec.Resolve()
 	for i := range execs {
 		x := fmt.Sprint("past", i)
-		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: sandbox, ID: x, Writer: "k0", Events: []protocol.Event{
-			{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady, Request: x,
-				Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateAccepted, Spec: &spec}},
-			{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady,
-				Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateCancelled, Inline: true}},
-		}}
+		b := &protocol.Batch{Version: protocol.Version, Tenant: protocol.DefaultTenant, Sandbox: sandbox, ID: x,
+			Writer: "k0", Events: []protocol.Event{
+				{Sequence: next, Kind: protocol.ExecAccepted, Time: time.Now().UTC(), State: protocol.StateReady,
+					Request: x,
+					Exec:    &protocol.ExecDetails{ID: x, State: protocol.ExecStateAccepted, Spec: &spec}},
+				{Sequence: next + 1, Kind: protocol.ExecCancelled, Time: time.Now().UTC(), State: protocol.StateReady,
+					Exec: &protocol.ExecDetails{ID: x, State: protocol.ExecStateCancelled, Inline: true}},
+			}}
 		if record, err = f.Conn.Append(ctx, b, record); err != nil {
 			t.Fatal(err)
 		}
@@ -72,8 +76,8 @@ func manyPast(t *testing.T, f *fleet.Fleet, sandbox string, execs int) {
 	}
 }
 
-// TestACoordinatorKilledWhileItCompacts kills the leader between a segment and the list of them. A worker that begins after it, and
-// a client that reads from the first event, find everything.
+// TestACoordinatorKilledWhileItCompacts kills the leader after it writes a segment and before it updates the manifest.
+// A worker that starts afterwards and a client that reads from the first event find everything.
 func TestACoordinatorKilledWhileItCompacts(t *testing.T) {
 	t.Parallel()
 	timing := coordinator.Timing{Snapshot: 100 * time.Millisecond, Compact: 100 * time.Millisecond}
@@ -97,10 +101,10 @@ func TestACoordinatorKilledWhileItCompacts(t *testing.T) {
 	f.Coordinator("c1", fleet.Role{Timing: timing, Histories: histories, CrashAt: "compact-before-manifest"}).
 		AwaitKilled(30 * time.Second) // once it has the scheduler's lock
 	f.Coordinator("c2", fleet.Role{Timing: timing, Histories: histories})
-	f.Eventually(30*time.Second, "the log has the newest only", func() error {
+	f.Eventually(30*time.Second, "the log has only the newest events", func() error {
 		_, err := f.Conn.Record(ctx, f.History("s").Events[5].Record)
 		if protocol.CodeOf(err) != protocol.NotFound {
-			return fmt.Errorf("event 6 is in the log: %v", err)
+			return fmt.Errorf("event 6 is still in the log: %v", err)
 		}
 		return nil
 	})
@@ -110,7 +114,7 @@ func TestACoordinatorKilledWhileItCompacts(t *testing.T) {
 	next := uint64(1)
 	for e, err := range f.Client.Sandbox("s").Events(ctx) {
 		if err != nil || e.Sequence != next {
-			t.Fatalf("event %d in place of %d: %v", e.Sequence, next, err)
+			t.Fatalf("got event %d instead of %d: %v", e.Sequence, next, err)
 		}
 		next++
 	}

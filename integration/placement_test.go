@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestPlacementLooksAtTheImagesOfHosts: two hosts, of which one has an image, that no registry has.
+// TestPlacementLooksAtTheImagesOfHosts uses two hosts. One of them has an image that no registry has.
 func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 	t.Parallel()
 	empty, stocked := engines.Start(t, "empty"), engines.Start(t, "stocked")
@@ -30,7 +30,7 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 	start := func(id, ref, pull string) *sdk.Sandbox {
 		t.Helper()
 		spec := imageSpec(f, ref, pull)
-		spec.CPU = 0.01 // so that one more makes no host much fuller
+		spec.CPU = 0.01 // so that one more hardly changes how full a host is
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false))
 		if err != nil {
 			t.Fatal(err)
@@ -39,7 +39,7 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 	}
 	waitsFor := func(s *sdk.Sandbox, ref string) {
 		t.Helper()
-		f.Eventually(10*time.Second, "it waits, and says for what", func() error {
+		f.Eventually(10*time.Second, "the sandbox waits with a reason", func() error {
 			e, err := s.Explain(ctx)
 			if err != nil {
 				return err
@@ -56,7 +56,7 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 		})
 	}
 
-	f.Run(t, "never: it waits until somebody brings the image to a host", func(t *testing.T) {
+	f.Run(t, "never: the sandbox waits until a host gets the image", func(t *testing.T) {
 		s := start("waiting", "later:1", protocol.PullNever)
 		waitsFor(s, "later:1")
 		docker(t, stocked.Host, "tag", fleet.Image, "later:1")
@@ -64,10 +64,10 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s.Info().Worker != "b-stocked" {
-			t.Errorf("it is on %s", s.Info().Worker)
+			t.Errorf("the sandbox is on %s", s.Info().Worker)
 		}
 		docker(t, stocked.Host, "rmi", "later:1")
-		f.Eventually(10*time.Second, "the host no longer says that it has it", func() error {
+		f.Eventually(10*time.Second, "the host no longer reports the image", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 			if err == nil && strings.Contains(fmt.Sprint(hosts[0].Names, hosts[1].Names), "later") {
 				err = errors.New("it does")
@@ -77,30 +77,32 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 		waitsFor(start("waiting-again", "later:1", protocol.PullNever), "later:1")
 	})
 
-	f.Run(t, "never: the emptier host is passed over; missing: it is, where it is not much emptier", func(t *testing.T) {
-		for i, pull := range []string{protocol.PullNever, protocol.PullNever, protocol.PullMissing, protocol.PullNever} {
-			s := start(fmt.Sprint("placed-", i), fleet.Image, pull)
-			if err := s.WaitReady(ctx); err != nil || s.Info().Worker != "b-stocked" {
-				t.Errorf("%s: on %q, %v", pull, s.Info().Worker, err)
+	f.Run(t, "never: an emptier host without the image is skipped; missing: only if it is not much emptier",
+		func(t *testing.T) {
+			for i, pull := range []string{protocol.PullNever, protocol.PullNever, protocol.PullMissing,
+				protocol.PullNever} {
+				s := start(fmt.Sprint("placed-", i), fleet.Image, pull)
+				if err := s.WaitReady(ctx); err != nil || s.Info().Worker != "b-stocked" {
+					t.Errorf("%s: on %q, %v", pull, s.Info().Worker, err)
+				}
 			}
-		}
-	})
+		})
 
-	f.Run(t, "never: the end of the wait says what each host lacks", func(t *testing.T) {
+	f.Run(t, "never: the timeout names the unmet requirements of each host", func(t *testing.T) {
 		spec := imageSpec(f, "absent:1", protocol.PullNever)
 		spec.QueueTimeout = protocol.Duration(time.Second)
 		_, err := f.Client.Create(ctx, spec, sdk.WithID("absent"))
 		hasError(t, "absent", err, protocol.DeadlineExceeded, protocol.ReasonQueueTimeout)
 		for _, worker := range []string{"a-empty", "b-stocked"} {
 			if !strings.Contains(err.Error(), worker+": spec.image: the host has no image absent:1") {
-				t.Errorf("nothing of %s in %v", worker, err)
+				t.Errorf("%s is missing in %v", worker, err)
 			}
 		}
 	})
 	f.Judge()
 }
 
-// TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt: what the Engine says of images is a hint.
+// The Engine's image events are only a hint.
 func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
@@ -109,7 +111,8 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: 300 * time.Millisecond}})
 	ref := "boxfleet/unheard:" + strings.ToLower(rand.Text()[:10])
-	s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, protocol.PullNever), sdk.WithID("unheard"), sdk.WithWait(false))
+	s, err := f.Client.Create(f.Context(time.Minute), imageSpec(f, ref, protocol.PullNever), sdk.WithID("unheard"),
+		sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +124,7 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	}
 }
 
-// TestNeverPullsThoughTheImageWentMeanwhile: placement trusts what the host said last.
+// Placement trusts the host's last report of its images.
 func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
@@ -132,7 +135,7 @@ func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Engine: host, Images: worker.Images{Sweep: time.Hour}})
 	ctx := f.Context(time.Minute)
-	f.Eventually(10*time.Second, "the host says that it has it", func() error {
+	f.Eventually(10*time.Second, "the host reports the image", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Images().OnHosts(ctx))
 		if err == nil && (len(hosts) != 1 || !slices.Contains(hosts[0].Names, "docker.io/"+ref)) {
 			err = fmt.Errorf("%+v", hosts)
@@ -144,17 +147,17 @@ func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
 	hasError(t, "never, and gone", err, protocol.NotFound, protocol.ReasonImageNotFound)
 	for _, r := range proxy.Mutations() {
 		if strings.HasSuffix(r.Path, "/images/create") {
-			t.Error("it was pulled")
+			t.Error("the image was pulled")
 		}
 	}
 }
 
-// deafToImages has an engine not tell what becomes of images.
+// deafToImages hides image events of an engine.
 func deafToImages(q *http.Request) dockertest.Fault {
 	return dockertest.Fault{Hang: strings.HasSuffix(q.URL.Path, "/events") && strings.Contains(q.URL.RawQuery, "image")}
 }
 
-// TestAHostSaysWhatItDoesNotGive: what its operator denies is refused before a host takes the sandbox.
+// A sandbox that needs what the operator denies is refused before a host takes it.
 func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -165,18 +168,20 @@ func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
 	if err != nil || len(hosts) != 1 {
 		t.Fatal(hosts, err)
 	}
-	if h := hosts[0]; !slices.Equal(h.DenyNetworks, []string{"10.1.0.0/16"}) || h.PIDs < h.UsedPIDs || h.UsedPIDs != protocol.DefaultPIDs {
-		t.Errorf("it says %+v", h)
+	if h := hosts[0]; !slices.Equal(h.DenyNetworks, []string{"10.1.0.0/16"}) || h.PIDs < h.UsedPIDs ||
+		h.UsedPIDs != protocol.DefaultPIDs {
+		t.Errorf("the host reports %+v", h)
 	}
 	for id, network := range map[string]string{"denied": "10.1.2.0/24", "withheld": "192.168.1.0/24"} {
 		spec := f.Spec()
 		spec.Network = &protocol.Network{Mode: protocol.NetworkAllow, Allow: []string{network}}
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
-		if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied || e.Field != "spec.network.allow[0]" {
+		if e := protocol.AsError(err); err == nil || e.Reason != protocol.ReasonPolicyDenied ||
+			e.Field != "spec.network.allow[0]" {
 			t.Fatalf("%s: got %v", id, err)
 		}
 		if s != nil && s.Info().Worker != "" {
-			t.Errorf("worker %s took it", s.Info().Worker)
+			t.Errorf("worker %s took the sandbox", s.Info().Worker)
 		}
 	}
 }

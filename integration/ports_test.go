@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// quietPort is a port of those that workers publish by default, which nobody has. The kernel gives none of them to
-// those who ask for any one, as other tests do.
+// quietPort returns a free port in the default range for published ports. The kernel never gives ports of that range to
+// programs that ask for any port, as other tests do.
 func quietPort(t *testing.T) int {
 	t.Helper()
 	published, err := protocol.ParsePortRange("", worker.DefaultPorts)
@@ -51,16 +51,20 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	t.Run("given", func(t *testing.T) {
 		spec := f.Spec()
 		serving(&spec)
-		spec.Ports = []protocol.Port{{Container: 8080, Host: free}, {Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81, Protocol: protocol.ProtocolUDP},
-			{Container: 8080}} // also at a port that is chosen
+		spec.Ports = []protocol.Port{{Container: 8080, Host: free},
+			{Container: 8080, Host: free, Protocol: protocol.ProtocolUDP}, {Container: 81}, {Container: 81,
+				Protocol: protocol.ProtocolUDP},
+			{Container: 8080}} // also from a chosen port
 		s, err := f.Client.Create(ctx, spec)
 		check(t, err)
 		got := s.Info().Ports
-		if len(got) != 5 || got[0].Host != free || got[1].Host != free || got[2].Host == 0 || got[3].Host == 0 || got[3].Protocol != protocol.ProtocolUDP || got[4].Host == 0 || got[4].Host == free {
+		if len(got) != 5 || got[0].Host != free || got[1].Host != free || got[2].Host == 0 || got[3].Host == 0 ||
+			got[3].Protocol != protocol.ProtocolUDP || got[4].Host == 0 || got[4].Host == free {
 			t.Fatalf("got %+v", got)
 		}
 		for _, host := range []int{free, got[4].Host} {
-			f.Eventually(5*time.Second, "the port answers", func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", host)) })
+			f.Eventually(5*time.Second, "the port answers",
+				func() error { return greeted(fmt.Sprintf("127.0.0.1:%d", host)) })
 		}
 		listed := docker(t, "unix:///var/run/docker.sock", "port", containerOf(f, "", s.ID()))
 		if strings.Count(listed, "-> 127.0.0.1:") != 5 || strings.Contains(listed, "0.0.0.0") {
@@ -69,20 +73,23 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 		second := f.Spec()
 		second.Ports = []protocol.Port{{Container: 1}, {Container: 2, Host: free}}
 		_, err = f.Client.Create(ctx, second, sdk.WithID("second"))
-		wantError(t, "a port of another sandbox", err, protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[1].host")
+		wantError(t, "a port of another sandbox", err, protocol.ResourceExhausted, protocol.ReasonPortTaken,
+			"spec.ports[1].host")
 		check(t, s.Delete(ctx))
 	})
 	t.Run("taken", func(t *testing.T) {
 		spec := f.Spec()
 		spec.Ports = []protocol.Port{{Container: 80, Host: busy}}
 		_, err := f.Client.Create(ctx, spec, sdk.WithID("taken"))
-		wantError(t, "a port that is taken", err, protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
+		wantError(t, "a taken port", err, protocol.ResourceExhausted, protocol.ReasonPortTaken,
+			"spec.ports[0].host")
 	})
-	t.Run("outside of what the operator lets be published", func(t *testing.T) {
+	t.Run("outside the operator's range for published ports", func(t *testing.T) {
 		spec := f.Spec()
 		spec.Ports = []protocol.Port{{Container: 80}, {Container: 81, Host: 8080}}
 		_, err := f.Client.Create(ctx, spec, sdk.WithID("outside"))
-		wantError(t, "a port of the host's own", err, protocol.PermissionDenied, protocol.ReasonPolicyDenied, "spec.ports[1].host")
+		wantError(t, "a port outside the range", err, protocol.PermissionDenied, protocol.ReasonPolicyDenied,
+			"spec.ports[1].host")
 	})
 	t.Run("sctp", func(t *testing.T) {
 		spec := f.Spec()
@@ -96,7 +103,8 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 			return
 		}
 		t.Logf("this kernel has no SCTP: %v", err)
-		wantError(t, "sctp where the kernel has none", err, protocol.FailedPrecondition, protocol.ReasonUnsupported, "spec.ports[0].protocol")
+		wantError(t, "sctp where the kernel has none", err, protocol.FailedPrecondition, protocol.ReasonUnsupported,
+			"spec.ports[0].protocol")
 	})
 	t.Run("twice", func(t *testing.T) {
 		spec := f.Spec()
@@ -112,25 +120,25 @@ func TestX18_PortsAreAskedForGivenAndRefused(t *testing.T) {
 	})
 }
 
-// A sandbox keeps its ports. After a restart of the machine somebody else may have one: it waits for it, says
-// so, and fails where it does not get it in the time of a create.
+// A sandbox keeps its ports. After a restart of the machine another program may have one of them. The sandbox waits for
+// it with a reason, and fails if the port is not free within the time limit of a create.
 func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx, host := f.Context(3*time.Minute), engines.Default(t).Host
-	const patience = 20 * time.Second // in which the first create is to succeed
+	const patience = 20 * time.Second // the first create must succeed in this time
 	spec := f.Spec()
 	serving(&spec)
 	spec.Ports, spec.CreateTimeout = []protocol.Port{{Container: 8080}}, protocol.Duration(patience)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("port"))
 	check(t, err)
 	address := fmt.Sprintf("127.0.0.1:%d", s.Info().Ports[0].Host)
-	ended := func() (taken net.Listener, began time.Time) { // as the machine ends it
+	ended := func() (taken net.Listener, began time.Time) { // as a machine that goes down does
 		t.Helper()
 		w.Kill()
 		docker(t, host, "kill", containerOf(f, host, "port"))
-		f.Eventually(5*time.Second, "somebody else has the port", func() (err error) {
+		f.Eventually(5*time.Second, "another program has the port", func() (err error) {
 			taken, err = net.Listen("tcp", address)
 			return err
 		})
@@ -140,7 +148,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	}
 	waits := func(n int) {
 		t.Helper()
-		f.Eventually(patience, "the history says what it waits for", func() error {
+		f.Eventually(patience, "the history names what the sandbox waits for", func() error {
 			if got := count(history(ctx, t, f.Client, "port"), protocol.SandboxWaiting); got != n {
 				return fmt.Errorf("%d times, not %d", got, n)
 			}
@@ -149,11 +157,11 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 	}
 	taken, _ := ended()
 	waits(1)
-	wantError(t, "what it waits for", find(t, history(ctx, t, f.Client, "port"), protocol.SandboxWaiting).Error,
+	wantError(t, "the reason for waiting", find(t, history(ctx, t, f.Client, "port"), protocol.SandboxWaiting).Error,
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")
 	check(t, taken.Close())
 	f.Eventually(10*time.Second, "the port answers again", func() error { return greeted(address) })
-	f.Eventually(10*time.Second, "it says that it waits no more", func() error { // somewhat later than the port answers
+	f.Eventually(10*time.Second, "the sandbox no longer waits", func() error { // somewhat later than the port answers
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().Error != nil {
 			err = fmt.Errorf("it waits for %w", info.Info().Error)
@@ -163,7 +171,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 
 	taken, began := ended()
 	defer taken.Close()
-	f.Eventually(patience+15*time.Second, "it gives up", func() error {
+	f.Eventually(patience+15*time.Second, "the sandbox fails", func() error {
 		info, err := f.Client.Get(ctx, "port")
 		if err == nil && info.Info().State != protocol.StateFailed {
 			err = fmt.Errorf("it is %s", info.Info().State)
@@ -171,7 +179,7 @@ func TestX18_ASandboxWaitsForItsPortToBeFreeAgain(t *testing.T) {
 		return err
 	})
 	if took := time.Since(began); took < patience {
-		t.Errorf("it gave up after %s", took)
+		t.Errorf("the sandbox failed after %s", took)
 	}
 	wantError(t, "the sandbox", find(t, history(ctx, t, f.Client, "port"), protocol.SandboxFailed).Error,
 		protocol.ResourceExhausted, protocol.ReasonPortTaken, "spec.ports[0].host")

@@ -16,8 +16,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// primaryEvents are the starts and ends of a sandbox's own command, one to a word: "started/1" is the
-// first restart, "ended/1:3" its end with exit code 3.
+// primaryEvents lists the starts and ends of a sandbox's own command, one word each: "started/1" is the first restart,
+// "ended/1:3" its end with exit code 3.
 func primaryEvents(h *fleet.History) []string {
 	var seen []string
 	for _, e := range h.Events {
@@ -33,7 +33,7 @@ func primaryEvents(h *fleet.History) []string {
 	return seen
 }
 
-// ownOutput is all that a sandbox's own command printed.
+// ownOutput returns all output of a sandbox's own command.
 func ownOutput(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox) string {
 	t.Helper()
 	var text strings.Builder
@@ -80,7 +80,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 		c.change(&spec)
 		s, err := f.Client.Create(ctx, spec, sdk.WithID(id))
 		var typed *protocol.Error
-		if !errors.As(err, &typed) || typed.Reason != c.reason || typed.Field != c.field || !strings.Contains(typed.Message, c.says) {
+		if !errors.As(err, &typed) || typed.Reason != c.reason || typed.Field != c.field ||
+			!strings.Contains(typed.Message, c.says) {
 			t.Errorf("%s: %v", id, err)
 		}
 		if s == nil {
@@ -93,7 +94,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 		if got := fmt.Sprint(primaryEvents(h)); c.events != "" && got != c.events {
 			t.Errorf("%s: the history has %s", id, got)
 		}
-		if p := h.State.Sandbox.Primary; p == nil || p.State != protocol.PrimaryHasEnded || slices.Contains(h.Kinds(), protocol.SandboxReady) {
+		if p := h.State.Sandbox.Primary; p == nil || p.State != protocol.PrimaryHasEnded ||
+			slices.Contains(h.Kinds(), protocol.SandboxReady) {
 			t.Errorf("%s: primary %+v after %v", id, p, h.Kinds())
 		}
 		if got := ownOutput(t, f, s); got != c.output {
@@ -107,20 +109,21 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 	f.Judge()
 }
 
-// TestWhatASandboxsOwnCommandDoesIsKept has one run, end, and run again until it loops.
+// TestWhatASandboxsOwnCommandDoesIsKept lets a command run, end, and run again until it crash-loops.
 func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashWindow: 4 * time.Second, CrashGuard: 3 * time.Second})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"sh", "-c", "echo up; trap 'echo bye; exit 7' TERM; while [ ! -e /tmp/bad ]; do sleep 0.1; done; echo down >&2; exit 4"}
+	spec.Command = []string{"sh", "-c",
+		"echo up; trap 'echo bye; exit 7' TERM; while [ ! -e /tmp/bad ]; do sleep 0.1; done; echo down >&2; exit 4"}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if p := s.Info().Primary; p == nil || p.State != protocol.PrimaryRunning {
-		t.Errorf("once it is ready: %+v", p)
+		t.Errorf("once the sandbox is ready: %+v", p)
 	}
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -147,14 +150,16 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	}()
 	mustExec(ctx, t, s, script("touch /tmp/bad"))
 	b := inState(f, "s", protocol.StateFailed, 40*time.Second)
-	if b.Reason != protocol.ReasonCrashLoop || !strings.Contains(b.Error.Message, "exited with code 4") || !strings.Contains(b.Error.Message, "down") {
-		t.Errorf("it failed with %v", b.Error)
+	if b.Reason != protocol.ReasonCrashLoop || !strings.Contains(b.Error.Message, "exited with code 4") ||
+		!strings.Contains(b.Error.Message, "down") {
+		t.Errorf("the sandbox failed with %v", b.Error)
 	}
 	all := primaryEvents(f.History("s"))
 	if len(all) < 6 || !slices.Equal(all[2:6], []string{"started/0", "ended/0:4", "started/1", "ended/1:4"}) {
 		t.Errorf("the history has %q", all)
 	}
-	if got := <-followed; !strings.HasPrefix(strings.ReplaceAll(got, "Terminated\n", ""), "up\nbye\nup\ndown\nup\ndown\n") {
+	if got := <-followed; !strings.HasPrefix(strings.ReplaceAll(got, "Terminated\n", ""),
+		"up\nbye\nup\ndown\nup\ndown\n") {
 		t.Errorf("followed: %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
@@ -164,21 +169,22 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerThatComesBackFollowsTheCommand kills the worker while the command prints and ends.
+// TestAWorkerThatComesBackFollowsTheCommand kills the worker; then the command prints and ends.
 func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"sh", "-c", "echo up; while [ ! -e /tmp/go ]; do sleep 0.1; done; rm /tmp/go; echo gone; exit 5"}
+	spec.Command = []string{"sh", "-c",
+		"echo up; while [ ! -e /tmp/go ]; do sleep 0.1; done; rm /tmp/go; echo gone; exit 5"}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.Kill()
 	docker(t, engines.Default(t).Host, "exec", s.Info().Container, "touch", "/tmp/go")
-	f.Eventually(10*time.Second, "it ends and is started again", func() error {
+	f.Eventually(10*time.Second, "the command ends and is restarted", func() error {
 		printed, err := os.ReadFile(filepath.Join(f.Directories(w)[0], "run", "primary", "stdout"))
 		if n := strings.Count(string(printed), "up"); n != 2 {
 			return fmt.Errorf("%d starts (%v)", n, err)
@@ -186,14 +192,15 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 		return nil
 	})
 	w.Restart()
-	f.Eventually(adoptedWithin, "the history has it", func() error {
+	f.Eventually(adoptedWithin, "the history has the restart", func() error {
 		if got := fmt.Sprint(primaryEvents(f.History("s"))); got != "[started/0 ended/0:5 started/1]" {
 			return errors.New(got)
 		}
 		return nil
 	})
-	f.Eventually(10*time.Second, "the log has it", func() error {
-		if got := ownOutput(t, f, s); got != "stdout:up\nstdout:gone\nup\n" && strings.ReplaceAll(got, "stdout:", "") != "up\ngone\nup\n" {
+	f.Eventually(10*time.Second, "the log has the output", func() error {
+		if got := ownOutput(t, f, s); got != "stdout:up\nstdout:gone\nup\n" &&
+			strings.ReplaceAll(got, "stdout:", "") != "up\ngone\nup\n" {
 			return fmt.Errorf("%q", got)
 		}
 		return nil
@@ -204,13 +211,14 @@ func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
 	f.Judge()
 }
 
-// TestACommandMayNeedItsServices has one that fails until a required service is ready.
+// TestACommandMayNeedItsServices uses a command that fails until a required service is ready.
 func TestACommandMayNeedItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: 1})
 	ctx := f.Context(time.Minute)
-	// Ready when it listens on 8080.
-	db := withCheck(small("sleep 1.5; while :; do echo yes | nc -l -p 8080 >/dev/null; done"), "cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '")
+	// Ready once it listens on 8080.
+	db := withCheck(small("sleep 1.5; while :; do echo yes | nc -l -p 8080 >/dev/null; done"),
+		"cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '")
 	db.Healthcheck.Retries = 50
 	spec := withServices(f, services{"db": db}, nil)
 	spec.Command = []string{"sh", "-c", "nc db 8080 </dev/null || exit 1; exec sleep 1000"}
@@ -219,14 +227,15 @@ func TestACommandMayNeedItsServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := s.Info().Primary; p == nil || p.State != protocol.PrimaryRunning || p.Restarts == 0 {
-		t.Errorf("once it is ready: %+v", p)
+		t.Errorf("once the sandbox is ready: %+v", p)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
 	spec.Command = []string{"sh", "-c", "echo never; exit 9"}
 	_, err = f.Client.Create(ctx, spec, sdk.WithID("never"))
-	wantError(t, "one that fails with its services", err, protocol.FailedPrecondition, protocol.ReasonCommandExited, "spec.command")
+	wantError(t, "a command that fails although its services are ready", err, protocol.FailedPrecondition, protocol.ReasonCommandExited,
+		"spec.command")
 	if err := f.Client.Sandbox("never").Delete(ctx); err != nil {
 		t.Fatal(err)
 	}

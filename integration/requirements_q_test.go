@@ -23,16 +23,16 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// The requirements on queue and hosts, each named by its line.
+// The requirements on the queue and on hosts. Each test name starts with the requirement's code.
 
-// impatient makes the watchdog's margins short.
+// impatient makes the watchdog's deadlines short.
 var impatient = coordinator.Timing{Scan: 200 * time.Millisecond, Abandon: time.Second, Overdue: time.Second}
 
-// ends waits until a sandbox has failed, and returns why.
+// ends waits until a sandbox has failed and returns the error.
 func ends(ctx context.Context, f *fleet.Fleet, id string) *protocol.Error {
 	f.TB.Helper()
 	var info protocol.Sandbox
-	f.Eventually(15*time.Second, "sandbox "+id+" has an end", func() error {
+	f.Eventually(15*time.Second, "sandbox "+id+" has failed", func() error {
 		s, err := f.Client.Get(ctx, id)
 		if err != nil {
 			return err
@@ -49,14 +49,16 @@ func TestQ1_AReservationWithoutAHistoryIsEnded(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: impatient})
 	ctx := f.Context(time.Minute)
-	if _, err := f.Conn.ReserveSandbox(ctx, "default", "ghost", protocol.Reservation{Request: "gone", Fingerprint: "x", Time: time.Now()}); err != nil {
+	if _, err := f.Conn.ReserveSandbox(ctx, "default", "ghost",
+		protocol.Reservation{Request: "gone", Fingerprint: "x", Time: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a reservation that nobody carried out", ends(ctx, f, "ghost"), protocol.Internal, protocol.ReasonAbandoned, "")
+	wantError(t, "a reservation without a history", ends(ctx, f, "ghost"), protocol.Internal,
+		protocol.ReasonAbandoned, "")
 	_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("ghost"))
 	wantError(t, "its id", err, protocol.AlreadyExists, "", "")
 	if err := f.Client.Sandbox("ghost").Delete(ctx); err != nil {
-		t.Errorf("it cannot be deleted: %v", err)
+		t.Errorf("delete it: %v", err)
 	}
 	f.Judge()
 }
@@ -70,10 +72,11 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 	if _, err := f.Client.Create(ctx, spec, sdk.WithID("queued"), sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a sandbox that no host takes", ends(ctx, f, "queued"), protocol.DeadlineExceeded, protocol.ReasonQueueTimeout, "")
+	wantError(t, "a sandbox that no host takes", ends(ctx, f, "queued"), protocol.DeadlineExceeded,
+		protocol.ReasonQueueTimeout, "")
 
 	w := f.Worker("w1", fleet.Role{})
-	// The worker hangs just when it was given something; its heart was heard a moment ago.
+	// The worker hangs just after it was given a sandbox and has sent a heartbeat.
 	f.Eventually(5*time.Second, "the host is ready", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || hosts[0].State != protocol.HostReady) {
@@ -87,9 +90,10 @@ func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
 	if _, err := f.Client.Create(ctx, spec, sdk.WithID("hung"), sdk.WithWait(false)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a sandbox that its worker never took up", ends(ctx, f, "hung"), protocol.DeadlineExceeded, protocol.ReasonCreateTimeout, "")
+	wantError(t, "a sandbox that its worker never started on", ends(ctx, f, "hung"), protocol.DeadlineExceeded,
+		protocol.ReasonCreateTimeout, "")
 	if n := count(history(ctx, t, f.Client, "hung"), protocol.SandboxAssigned); n != 1 {
-		t.Errorf("it was assigned %d times", n)
+		t.Errorf("the sandbox was assigned %d times", n)
 	}
 	w.Continue()
 	mustExec(ctx, t, f.Create("next"), script("true"))
@@ -113,7 +117,7 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // it runs
+		break // the exec runs
 	}
 	w.Kill()
 	begin := time.Now()
@@ -122,12 +126,12 @@ func TestQ1_AnExecWhoseWorkerIsGoneIsEnded(t *testing.T) {
 		t.Errorf("an exec long after its timeout: %v, %+v", err, r)
 	}
 	if took := time.Since(begin); took > 15*time.Second {
-		t.Errorf("it ended after %s, its limits are 4.1 s", took)
+		t.Errorf("it ended after %s; its limits add up to 4.1 s", took)
 	}
-	w.Restart()                                        // it finds what really became of it, and adds nothing
-	time.Sleep(time.Until(begin.Add(6 * time.Second))) // until it would have written the second line
+	w.Restart()                                        // finds the exec ended and appends nothing
+	time.Sleep(time.Until(begin.Add(6 * time.Second))) // the subject: the second line must not be written at this time
 	if got := mustExec(ctx, t, s, script("cat /tmp/runs")); got != "x\n" {
-		t.Errorf("the timeout was kept without the worker, so the file should have one line: %q", got)
+		t.Errorf("the supervisor enforces the timeout without the worker, so the file should have one line: %q", got)
 	}
 	f.Judge()
 }
@@ -158,7 +162,7 @@ func TestQ10_RemovalIsTriedUntilItSucceeds(t *testing.T) {
 		}
 		return nil
 	})
-	// Its age can be seen, and it is not called gone.
+	// Its age is visible, and it is not reported as deleted.
 	if err := s.Refresh(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +171,7 @@ func TestQ10_RemovalIsTriedUntilItSucceeds(t *testing.T) {
 		t.Errorf("while the engine refuses it is %s since %s", i.State, i.StateChangedAt)
 	}
 	if why, err := s.Explain(ctx); err != nil || why.Waiting == "" {
-		t.Errorf("nobody says what it waits for: %v", err)
+		t.Errorf("the sandbox does not report what it waits for: %v", err)
 	}
 	broken.Store(false)
 	if err := s.WaitDeleted(ctx); err != nil {
@@ -198,24 +202,33 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		return strings.TrimSpace(string(out))
 	}
 	labels := func(deployment, sandbox string) []string {
-		return []string{"--label", "boxfleet.deployment=" + deployment, "--label", "boxfleet.tenant=default", "--label", "boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
+		return []string{"--label", "boxfleet.deployment=" + deployment, "--label", "boxfleet.tenant=default", "--label",
+			"boxfleet.sandbox=" + sandbox, "--label", "boxfleet.generation=1"}
 	}
 	name := func(deployment, sandbox string) string { return "boxfleet." + deployment + ".default." + sandbox }
-	foreign := "other" + deployment // whose label and whose names begin differently
+	foreign := "other" + deployment // another deployment, with a different label and different names
 	make := func(deployment, sandbox string) {
-		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox), []string{name(deployment, sandbox)})...)
-		docker(slices.Concat([]string{"create", "--name", name(deployment, sandbox)}, labels(deployment, sandbox), []string{fleet.Image, "true"})...)
+		docker(slices.Concat([]string{"network", "create"}, labels(deployment, sandbox),
+			[]string{name(deployment, sandbox)})...)
+		docker(slices.Concat([]string{"create", "--name", name(deployment, sandbox)}, labels(deployment, sandbox),
+			[]string{fleet.Image, "true"})...)
 	}
-	make(foreign, "gone") // another deployment's
+	make(foreign, "gone") // belongs to another deployment
 	t.Cleanup(func() { docker("rm", name(foreign, "gone")); docker("network", "rm", name(foreign, "gone")) })
-	make(deployment, "gone")                                                                                                      // the log says that it is deleted
-	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"), []string{name(deployment, "network")})...) // nothing but a network
-	make(deployment, "unheard")                                                                                                   // the log does not know it
-	// What somebody made of an image that carries all labels of the deleted sandbox, or of one that lives, is theirs.
+	// deleted according to the log
+	make(deployment, "gone")
+	// only a network
+	docker(slices.Concat([]string{"network", "create"}, labels(deployment, "network"),
+		[]string{name(deployment, "network")})...)
+	// unknown to the log
+	make(deployment, "unheard")
+	// Containers that a user creates from an image that carries all labels of a deleted or a living sandbox belong to
+	// the user.
 	hostile := "hostile-" + strings.ToLower(deployment) + ":1"
 	of := docker("create", fleet.Image)
 	commit := []string{"commit"}
-	for _, l := range append(labels(deployment, "gone"), "--label", "boxfleet.role=primary", "--label", "boxfleet.gpus=0", "--label", "boxfleet.directory=/") {
+	for _, l := range append(labels(deployment, "gone"), "--label", "boxfleet.role=primary", "--label",
+		"boxfleet.gpus=0", "--label", "boxfleet.directory=/") {
 		if l != "--label" {
 			commit = append(commit, "--change", "LABEL "+l)
 		}
@@ -227,7 +240,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		docker("create", "--name", n, hostile, "true")
 	}
 	defer func() { docker(append([]string{"rm"}, theirs...)...); docker("rmi", hostile) }()
-	// A sandbox of such an image is its own, whatever that says.
+	// A sandbox created from such an image keeps its own labels.
 	spec := f.Spec()
 	spec.Image = hostile
 	labelled, err := f.Client.Create(ctx, spec, sdk.WithID("labelled"))
@@ -239,11 +252,14 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(lost, "run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label", "boxfleet.tenant=default",
-		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true") // what goes after all that is there now was looked at
+	docker("create", "--name", "marker-"+deployment, "--label", "boxfleet.deployment="+deployment, "--label",
+		"boxfleet.tenant=default",
+		// an orphan that is removed only after everything created before was inspected
+		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true")
 	f.Eventually(10*time.Second, "the orphans are gone", func() error {
 		for _, o := range f.Objects("") {
-			if strings.HasSuffix(o, "marker-"+deployment) || strings.HasSuffix(o, name(deployment, "gone")) || strings.HasSuffix(o, name(deployment, "network")) {
+			if strings.HasSuffix(o, "marker-"+deployment) || strings.HasSuffix(o, name(deployment, "gone")) ||
+				strings.HasSuffix(o, name(deployment, "network")) {
 				return errors.New("there is " + o)
 			}
 		}
@@ -257,8 +273,10 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 	for _, n := range theirs {
 		docker("inspect", n)
 	}
-	if got := docker("inspect", "--format", `{{index .Config.Labels "boxfleet.gpus"}}{{index .Config.Labels "boxfleet.sandbox"}}`, name(deployment, "labelled")); got != "labelled" {
-		t.Errorf("the image's labels are on the sandbox: %s", got)
+	if got := docker("inspect", "--format",
+		`{{index .Config.Labels "boxfleet.gpus"}}{{index .Config.Labels "boxfleet.sandbox"}}`, name(deployment,
+			"labelled")); got != "labelled" {
+		t.Errorf("the sandbox has the image's labels: %s", got)
 	}
 	if err := labelled.Delete(ctx); err != nil {
 		t.Error(err)
@@ -273,7 +291,7 @@ func TestQ10_OrphansAreRemovedAndNothingElse(t *testing.T) {
 		docker("inspect", n)
 		docker("network", "inspect", n)
 	}
-	docker("rm", name(deployment, "unheard")) // nobody else will
+	docker("rm", name(deployment, "unheard")) // nothing else removes it
 	docker("network", "rm", name(deployment, "unheard"))
 	f.Judge()
 }
@@ -287,14 +305,15 @@ func TestQ9_ADryRunReportsAndRemovesNothing(t *testing.T) {
 	}
 	deployment := f.Conn.Deployment()
 	name := "boxfleet." + deployment + ".default.gone"
-	out, err := exec.Command("docker", "create", "--name", name, "--label", "boxfleet.deployment="+deployment, "--label", "boxfleet.tenant=default",
+	out, err := exec.Command("docker", "create", "--name", name, "--label", "boxfleet.deployment="+deployment,
+		"--label", "boxfleet.tenant=default",
 		"--label", "boxfleet.sandbox=gone", "--label", "boxfleet.generation=1", fleet.Image, "true").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	f.Eventually(10*time.Second, "the report", func() error {
-		if strings.Count(w.Log(), "would remove what is over") < 2 { // at two looks
-			return errors.New("it is not reported")
+		if strings.Count(w.Log(), "would remove leftovers of the sandbox") < 2 { // in two inspections
+			return errors.New("it is not reported yet")
 		}
 		return nil
 	})
@@ -333,7 +352,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	cancel()
 	client.Close()
 	if err := <-lost; !errors.Is(err, context.Canceled) {
-		t.Errorf("the client that went away: %v", err)
+		t.Errorf("the client that disconnected: %v", err)
 	}
 	f.Worker("w1", fleet.Role{})
 
@@ -353,7 +372,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	if err != nil || again.Info().Container != s.Info().Container {
 		t.Errorf("the same request: %v", err)
 	}
-	// The same for an exec: its result is there for who comes back.
+	// The same with an exec: its result is available when the client returns.
 	gone, leave := context.WithCancel(ctx)
 	spec := script("echo x >> /tmp/runs; cat /tmp/runs; while ! [ -e /tmp/go ]; do sleep 0.05; done; exit 5")
 	go func() {
@@ -361,14 +380,14 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 		leave()
 	}()
 	if _, err := s.Exec(gone, spec, sdk.WithID("x"), sdk.WithRequestID("r-x")); !errors.Is(err, context.Canceled) {
-		t.Errorf("the exec of a client that went away: %v", err)
+		t.Errorf("the exec of a client that disconnected: %v", err)
 	}
 	mustExec(ctx, t, s, script("touch /tmp/go"))
 	r, err := s.Exec(ctx, spec, sdk.WithID("x"), sdk.WithRequestID("r-x"))
 	if err != nil || code(r) != "5" || string(r.Stdout) != "x\n" {
 		t.Errorf("the same exec: %v, exit code %s, %q", err, code(r), r.Stdout)
 	}
-	// A client has deadlines of its own, where nobody answers.
+	// If nobody answers, a client has its own deadline.
 	alone := fleet.Start(t, fleet.Options{Coordinators: -1})
 	silent, err := sdk.Connect(ctx, sdk.Options{URL: alone.URL(), RequestTimeout: 200 * time.Millisecond})
 	if err != nil {
@@ -383,7 +402,7 @@ func TestQ18_ARequestIsFoundAgainByItsID(t *testing.T) {
 	f.Judge()
 }
 
-// Those that are placed at one look count for each other, with their services.
+// Sandboxes placed in one pass are counted against their host together with their services.
 func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -395,7 +414,8 @@ func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
 	half := protocol.Bytes(machine.Totalram*uint64(machine.Unit)) * 6 / 10
 	for _, id := range []string{"one", "two"} {
 		spec := f.Spec()
-		spec.OptionalServices = protocol.Services{"large": {Image: fleet.Image, Command: []string{"sleep", "1000"}, Memory: half}}
+		spec.OptionalServices = protocol.Services{"large": {Image: fleet.Image, Command: []string{"sleep", "1000"},
+			Memory: half}}
 		if _, err := f.Client.Create(ctx, spec, sdk.WithID(id), sdk.WithWait(false)); err != nil {
 			t.Fatal(err)
 		}
@@ -406,7 +426,7 @@ func TestSandboxesPlacedAtOnceFitTheirHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info, err := f.Client.Get(ctx, "two"); err != nil || info.Info().Assigned {
-		t.Fatalf("the second one is on the host, too (%v)", err)
+		t.Fatalf("the second sandbox is on the host, too (%v)", err)
 	}
 	if err := one.Delete(ctx); err != nil {
 		t.Fatal(err)

@@ -41,8 +41,8 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 		})
 	}
 	stuck := &blockedWriter{release: make(chan struct{})}
-	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // ends with following, when it is released
-	wg.Go(func() { _ = s.WaitStopped(following) })                    // it never is
+	wg.Go(func() { _, _ = x.Wait(following, sdk.WithStdout(stuck)) }) // ends with following, once stuck is released
+	wg.Go(func() { _ = s.WaitStopped(following) })                    // never stopped
 
 	for _, p := range []*fleet.Process{w, c} {
 		begin := time.Now()
@@ -55,15 +55,16 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 	close(stuck.release)
 	wg.Wait()
 
-	// The exec went on without them, and its output is whole.
+	// The exec continued without readers, and its output is complete.
 	c.Restart()
 	w.Restart()
 	if err := x.Cancel(ctx); err != nil {
 		t.Fatal(err)
 	}
 	r, err := x.Wait(ctx, sdk.WithCollect(64<<20))
-	if r == nil || r.State != protocol.ExecStateCancelled || string(r.Stdout) != strings.Repeat("tick\n", int(r.StdoutBytes)/5) || r.Incomplete {
-		t.Errorf("the exec that was left alone: %v, %+v", err, r)
+	if r == nil || r.State != protocol.ExecStateCancelled ||
+		string(r.Stdout) != strings.Repeat("tick\n", int(r.StdoutBytes)/5) || r.Incomplete {
+		t.Errorf("the exec without readers: %v, %+v", err, r)
 	}
 	f.Judge()
 }
@@ -82,7 +83,7 @@ func TestS15_FollowingCostsNextToNothingWhileNothingHappens(t *testing.T) {
 	f.Eventually(30*time.Second, "all execs have ended", func() error {
 		now, err := f.Client.Get(ctx, "long")
 		if err == nil && now.Info().ActiveExecs > 0 {
-			err = fmt.Errorf("%d have not", now.Info().ActiveExecs)
+			err = fmt.Errorf("%d have not ended", now.Info().ActiveExecs)
 		}
 		return err
 	})
@@ -105,10 +106,10 @@ func TestS15_FollowingCostsNextToNothingWhileNothingHappens(t *testing.T) {
 		defer wg.Wait()
 		defer stop()
 		begin := quietConnection(f, id)
-		<-time.After(6 * time.Second) // the measurement
+		<-time.After(6 * time.Second) // the measured interval
 		cost[id] = connection(f, id)
-		// Followers of a sandbox look together whether a server that died told nobody of something: once or
-		// twice in this time, and with two questions each.
+		// The followers of a sandbox share a check for events of which a dead server sent no notification. It runs once
+		// or twice in this time, with two requests each.
 		in, out := cost[id].InMsgs-begin.InMsgs, cost[id].OutMsgs-begin.OutMsgs
 		if in > 4 || out > 6 {
 			t.Errorf("in 6 s of silence 20 followers of the %s history sent %d messages and got %d", id, in, out)
@@ -121,12 +122,12 @@ func TestS15_FollowingCostsNextToNothingWhileNothingHappens(t *testing.T) {
 	if short, long := cost["short"].NumSubs, cost["long"].NumSubs; short != long {
 		t.Errorf("20 followers of a short history hold %d subscriptions, of a long one %d", short, long)
 	}
-	if after := consumersOf(f); after > before { // one that the fleet needed before may have ended
+	if after := consumersOf(f); after > before { // a consumer of the fleet may have ended
 		t.Errorf("40 followers hold %d consumers", after-before)
 	}
 }
 
-// connection is what the server knows of a client's connection.
+// connection returns the server's view of a client's connection.
 func connection(f *fleet.Fleet, name string) server.ConnInfo {
 	f.TB.Helper()
 	conns, err := f.Servers[0].Connz(&server.ConnzOptions{})
@@ -142,7 +143,7 @@ func connection(f *fleet.Fleet, name string) server.ConnInfo {
 	return server.ConnInfo{}
 }
 
-// quietConnection waits until a client has what it asked for, and nothing is on its way.
+// quietConnection waits until a client has everything it asked for and no message is in flight.
 func quietConnection(f *fleet.Fleet, name string) (last server.ConnInfo) {
 	f.TB.Helper()
 	var since time.Time
@@ -152,7 +153,7 @@ func quietConnection(f *fleet.Fleet, name string) (last server.ConnInfo) {
 			last, since = now, time.Now()
 		}
 		if time.Since(since) < 700*time.Millisecond {
-			return errors.New("messages come and go")
+			return errors.New("messages are still in flight")
 		}
 		return nil
 	})
@@ -192,7 +193,7 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 	select {
 	case <-begun:
 	case err := <-done:
-		t.Fatalf("the events ended before what was there before: %v", err)
+		t.Fatalf("the events ended before the replay was complete: %v", err)
 	}
 	_, _ = s.Exec(ctx, script("exit 9")) // the result does not matter here
 	if err := s.Stop(ctx); err != nil {
@@ -215,13 +216,14 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 	}
 	for i, e := range seen {
 		if e.Sequence != uint64(i+3) {
-			t.Fatalf("event %d comes at place %d of a follow from 3", e.Sequence, i)
+			t.Fatalf("event %d is at index %d of a follow from 3", e.Sequence, i)
 		}
 		if e.Replay != (int(e.Sequence) <= len(old)) {
-			t.Errorf("event %d, of which %d were there before, says replay %v", e.Sequence, len(old), e.Replay)
+			t.Errorf("event %d has replay %v, with %d events before the follow", e.Sequence, e.Replay, len(old))
 		}
 		if err := state.Apply(&e); err != nil || e.State != state.Sandbox.State || e.State == "" {
-			t.Errorf("event %d %s carries state %q, the fold gives %q: %v", e.Sequence, e.Kind, e.State, state.Sandbox.State, err)
+			t.Errorf("event %d %s carries state %q, the fold gives %q: %v", e.Sequence, e.Kind, e.State,
+				state.Sandbox.State, err)
 		}
 	}
 	last := seen[len(seen)-1].Sequence
@@ -231,14 +233,15 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 			for _, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(from), sdk.WithFollow(follow)) {
 				got = err
 			}
-			wantError(t, fmt.Sprintf("events from %d of %d", from, last), got, protocol.OutOfRange, protocol.ReasonSequenceBeyondEnd, "")
+			wantError(t, fmt.Sprintf("events from %d of %d", from, last), got, protocol.OutOfRange,
+				protocol.ReasonSequenceBeyondEnd, "")
 		}
 	}
 	for e, err := range f.Client.Sandbox("s16").Events(ctx, sdk.WithFrom(last+1)) {
-		t.Errorf("from behind the end came %v, %v; want nothing", e, err)
+		t.Errorf("reading past the end returned %v, %v; want nothing", e, err)
 	}
 	for _, err := range f.Client.Sandbox("never-was").Events(ctx) {
-		wantError(t, "events of no sandbox", err, protocol.NotFound, "", "")
+		wantError(t, "events of an unknown sandbox", err, protocol.NotFound, "", "")
 	}
 	f.Judge()
 }
@@ -247,7 +250,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
-	spec := protocol.SandboxSpec{Image: fleet.Image, Labels: map[string]string{"team": "a"}, Env: map[string]string{"A": "b"}, User: "box", Cwd: "/tmp"}
+	spec := protocol.SandboxSpec{Image: fleet.Image, Labels: map[string]string{"team": "a"},
+		Env: map[string]string{"A": "b"}, User: "box", Cwd: "/tmp"}
 	made, err := f.Client.Create(ctx, spec, sdk.WithID("s18"))
 	if err != nil {
 		t.Fatal(err)
@@ -263,8 +267,9 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 			t.Errorf("the handle shows %+v, want %+v", got, want)
 		}
 	}
-	if i := s.Info(); i.CreatedAt.IsZero() || i.AssignedAt.Before(i.CreatedAt) || i.ReadyAt.Before(i.AssignedAt) || i.Image == "" || i.Container == "" || i.Subnet == "" || i.Worker == "" {
-		t.Errorf("the handle lacks something: %+v", i)
+	if i := s.Info(); i.CreatedAt.IsZero() || i.AssignedAt.Before(i.CreatedAt) || i.ReadyAt.Before(i.AssignedAt) ||
+		i.Image == "" || i.Container == "" || i.Subnet == "" || i.Worker == "" {
+		t.Errorf("the handle is incomplete: %+v", i)
 	}
 
 	for i := range 7 {
@@ -273,7 +278,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 			text = "sleep 100"
 		}
 		if i == 5 {
-			_, _ = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"}, sdk.WithID("x5"))
+			_, _ = s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"},
+				sdk.WithID("x5"))
 			continue
 		}
 		x, err := s.Start(ctx, script(text), sdk.WithID(fmt.Sprintf("x%d", i)))
@@ -297,8 +303,10 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 				i := x.Info()
 				ids = append(ids, i.ID)
 				ended := i.State.Terminal()
-				if i.AcceptedAt.IsZero() || i.State == protocol.ExecStateFinished && (i.StartedAt.IsZero() || i.EndedAt.Before(i.StartedAt)) || ended == i.EndedAt.IsZero() || i.Spec.Grace == 0 {
-					t.Errorf("exec %s lacks times or defaults: %+v", i.ID, i)
+				if i.AcceptedAt.IsZero() || i.State == protocol.ExecStateFinished &&
+					(i.StartedAt.IsZero() || i.EndedAt.Before(i.StartedAt)) || ended == i.EndedAt.IsZero() ||
+					i.Spec.Grace == 0 {
+					t.Errorf("exec %s has no times or no defaults: %+v", i.ID, i)
 				}
 			}
 			if next = page.Next; next == "" {
@@ -307,20 +315,22 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 		}
 	}
 	if ids, pages := list(sdk.WithPageSize(3)); strings.Join(ids, " ") != "x6 x5 x4 x3 x2 x1 x0" || pages != 3 {
-		t.Errorf("all execs on %d pages: %q", pages, ids)
+		t.Errorf("all execs in %d pages: %q", pages, ids)
 	}
-	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFinished), sdk.WithPageSize(2)); strings.Join(ids, " ") != "x6 x4 x2 x1 x0" {
+	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFinished), sdk.WithPageSize(2)); strings.Join(ids,
+		" ") != "x6 x4 x2 x1 x0" {
 		t.Errorf("finished execs: %q", ids)
 	}
-	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFailed, protocol.ExecStateAccepted, protocol.ExecStateRunning)); strings.Join(ids, " ") != "x5 x3" {
+	if ids, _ := list(sdk.WithExecStates(protocol.ExecStateFailed, protocol.ExecStateAccepted,
+		protocol.ExecStateRunning)); strings.Join(ids, " ") != "x5 x3" {
 		t.Errorf("failed and running execs: %q", ids)
 	}
 
-	// Sandboxes have pages, label selectors and state filters too.
+	// Lists of sandboxes have pages, label selectors and state filters, too.
 	for i := range 5 {
 		spec := spec
 		spec.Labels = map[string]string{"team": "b", "n": fmt.Sprint(i % 2)}
-		spec.Image = "boxfleet/there-is-no-such-image:x" // quick: they fail
+		spec.Image = "boxfleet/there-is-no-such-image:x" // fails quickly
 		_, err := f.Client.Create(ctx, spec, sdk.WithID(fmt.Sprintf("b%d", i)))
 		if err == nil {
 			t.Fatal("a sandbox without an image")
@@ -352,7 +362,8 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	client, err := sdk.Connect(f.Context(time.Minute), sdk.Options{URL: f.URL(), RequestTimeout: 100 * time.Millisecond})
+	client, err := sdk.Connect(f.Context(time.Minute),
+		sdk.Options{URL: f.URL(), RequestTimeout: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,11 +373,12 @@ func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 	defer cancel()
 	_, err = client.Create(short, f.Spec(), sdk.WithID("s19")) // there is no worker yet
 	wantError(t, "a create whose context ends", err, protocol.DeadlineExceeded, "", "")
-	// Ten times as long is not the context's end any more.
-	if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took < time.Second || took > 10*time.Second {
-		t.Errorf("it ended after %s with %v", took, err)
+	// An error after ten times that long did not come from the end of the context.
+	if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took < time.Second ||
+		took > 10*time.Second {
+		t.Errorf("the create ended after %s with %v", took, err)
 	}
-	f.Eventually(10*time.Second, "the create goes on without its caller", func() error {
+	f.Eventually(10*time.Second, "the create continues without its caller", func() error {
 		_, err := f.Client.Get(f.Context(5*time.Second), "s19")
 		return err
 	})
@@ -376,7 +388,7 @@ func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 	go func() { ready <- client.Sandbox("s19").WaitReady(endless) }()
 	select {
 	case err := <-ready:
-		t.Fatalf("a wait that nobody bounded ended: %v", err)
+		t.Fatalf("an unbounded wait ended: %v", err)
 	case <-time.After(2 * time.Second): // many request timeouts
 	}
 	f.Worker("w1", fleet.Role{})
@@ -389,13 +401,15 @@ func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
 		t.Errorf("an exec longer than the request timeout: %v, exit code %s", err, code(r))
 	}
 
-	// A wait for what can no longer come ends with the reason.
+	// A wait for something that can no longer happen ends with the reason.
 	go func() { ready <- s.WaitStopped(endless) }()
 	if err := s.Delete(endless); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a wait for the stop of what was deleted", <-ready, protocol.FailedPrecondition, protocol.ReasonSandboxDeleted, "")
-	wantError(t, "a wait for a sandbox that never was", client.Sandbox("never").WaitReady(endless), protocol.NotFound, "", "")
+	wantError(t, "a wait for the stop of a deleted sandbox", <-ready, protocol.FailedPrecondition,
+		protocol.ReasonSandboxDeleted, "")
+	wantError(t, "a wait for an unknown sandbox", client.Sandbox("never").WaitReady(endless), protocol.NotFound,
+		"", "")
 	spec := f.Spec()
 	spec.Image = "boxfleet/there-is-no-such-image:x"
 	failed, err := client.Create(endless, spec)

@@ -51,7 +51,7 @@ func TestS13_RetentionTakesEverythingButTheID(t *testing.T) {
 			got = err
 		}
 		wantError(t, "the events of "+id, got, protocol.OutOfRange, protocol.ReasonSequenceNotKept, "")
-		// The coordinator forgets it after it has purged the history.
+		// The coordinator drops the sandbox after it has purged the history.
 		f.Eventually(5*time.Second, id+" is read back as purged", func() error {
 			if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateDeleted || !s.Info().HistoryPurged {
 				return fmt.Errorf("it is %s, history purged %v: %v", s.Info().State, s.Info().HistoryPurged, err)
@@ -62,7 +62,7 @@ func TestS13_RetentionTakesEverythingButTheID(t *testing.T) {
 		wantError(t, "the id "+id+" again", err, protocol.AlreadyExists, "", "")
 	}
 	becomesEmpty(f, w)
-	f.Eventually(5*time.Second, "the two ids are all that is kept", func() error {
+	f.Eventually(5*time.Second, "only the two ids are kept", func() error {
 		for stream, want := range map[string]int{
 			protocol.StreamLogs: 0, "KV_" + protocol.BucketExecIDs: 0, "KV_" + protocol.BucketIDs: 2, protocol.StreamRequests: 0,
 		} {
@@ -74,7 +74,7 @@ func TestS13_RetentionTakesEverythingButTheID(t *testing.T) {
 	})
 }
 
-// messagesOf is how many messages a stream has.
+// messagesOf returns how many messages a stream has.
 func messagesOf(f *fleet.Fleet, stream string) int {
 	f.TB.Helper()
 	for _, s := range streamsOf(f) {
@@ -111,7 +111,7 @@ func TestS14_AnAcceptThatFailsHalfWayLeavesNoPhantom(t *testing.T) {
 		_, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("s14"))
 		done <- err
 	}()
-	c.AwaitKilled(30 * time.Second) // the id is reserved, and there is no record
+	c.AwaitKilled(30 * time.Second) // the id is reserved, but nothing is appended
 	c = f.Coordinator("c2", fleet.Role{CrashAt: "exec-before-append"})
 	if err := <-done; err != nil {
 		t.Fatalf("the create after the crash: %v", err)
@@ -130,11 +130,12 @@ func TestS14_AnAcceptThatFailsHalfWayLeavesNoPhantom(t *testing.T) {
 		t.Errorf("the exec ran %d times", strings.Count(got, "x"))
 	}
 	events := history(ctx, t, f.Client, "s14")
-	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.ExecFailed) != 0 || count(events, protocol.SandboxFailed) != 0 {
+	if count(events, protocol.SandboxAccepted) != 1 || count(events, protocol.ExecFailed) != 0 ||
+		count(events, protocol.SandboxFailed) != 0 {
 		t.Errorf("phantoms: %v", kinds(events))
 	}
 
-	// A refused exec burns no id.
+	// A refused exec does not use up its id.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -20,14 +20,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// What the single-host ancestor got wrong, each named by its line.
+// Mistakes of the single-host predecessor. Each test name starts with the requirement's code.
 
 func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
-	// after waits for a moment of the create of a sandbox: for an event, or for some time.
+	// after waits for a moment during the create of a sandbox: an event or a delay.
 	event := func(n int) func(string) {
 		return func(id string) {
 			for e, err := range f.Client.Sandbox(id).Events(ctx, sdk.WithFollow(true)) {
@@ -65,14 +65,15 @@ func TestS1_ADeleteDuringACreateWins(t *testing.T) {
 		}
 		events := history(ctx, t, f.Client, id)
 		asked := slices.Index(kinds(events), protocol.SandboxDeleteRequested)
-		if at := slices.Index(kinds(events), protocol.SandboxReady); at > asked || asked < 0 || events[len(events)-1].Kind != protocol.SandboxDeleted {
+		if at := slices.Index(kinds(events), protocol.SandboxReady); at > asked || asked < 0 ||
+			events[len(events)-1].Kind != protocol.SandboxDeleted {
 			t.Errorf("moment %d: %v", i, kinds(events))
 		} else if at < 0 {
 			during++
 		}
 	}
 	if during < 6 {
-		t.Errorf("only %d of %d deletes came during the create", during, len(moments))
+		t.Errorf("only %d of %d deletes arrived during the create", during, len(moments))
 	}
 	becomesEmpty(f, w)
 	f.Judge()
@@ -83,7 +84,8 @@ func TestS7_NamesOnTheEngineCannotCollide(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(time.Minute)
-	names := [][2]string{{"default", "abcd"}, {"default", "abcd-y"}, {"default", "abcd_y"}, {"default", "ABCD"}, {"t", "a-b"}, {"t-a", "b"}, {"t", "abcd"}}
+	names := [][2]string{{"default", "abcd"}, {"default", "abcd-y"}, {"default", "abcd_y"}, {"default", "ABCD"},
+		{"t", "a-b"}, {"t-a", "b"}, {"t", "abcd"}}
 	var boxes []*sdk.Sandbox
 	for _, n := range names {
 		c, err := sdk.Connect(ctx, sdk.Options{URL: f.URL(), Tenant: n[0]})
@@ -108,7 +110,8 @@ func TestS7_NamesOnTheEngineCannotCollide(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range boxes[1:] {
-		if got, want := mustExec(ctx, t, s, script("cat /tmp/name")), strings.Join(names[i+1][:], "/")+"\n"; got != want {
+		if got, want := mustExec(ctx, t, s, script("cat /tmp/name")), strings.Join(names[i+1][:],
+			"/")+"\n"; got != want {
 			t.Errorf("%q has the files of %q", want, got)
 		}
 	}
@@ -125,7 +128,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done") // a stop lasts as long as the grace
+	deaf := script("trap '' TERM; echo deaf; while :; do sleep 100; done") // a stop of it takes the whole grace
 	start := func() *sdk.Exec {
 		x, err := s.Start(ctx, deaf)
 		if err != nil {
@@ -147,7 +150,7 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 			}
 		})
 	}
-	f.Eventually(5*time.Second, "it is being stopped", func() error {
+	f.Eventually(5*time.Second, "the sandbox is stopping", func() error {
 		now, err := f.Client.Get(ctx, "s8")
 		if err == nil && now.Info().Desired != protocol.StateStopped {
 			err = errors.New("not yet")
@@ -158,24 +161,26 @@ func TestS8_StopsAndDeletesComeInOrder(t *testing.T) {
 	wantError(t, "an exec while stopping", err, protocol.FailedPrecondition, protocol.ReasonSandboxStopping, "")
 	wg.Wait()
 	events := history(ctx, t, f.Client, "s8")
-	if count(events, protocol.SandboxStopRequested) != 1 || count(events, protocol.SandboxStopped) != 1 || events[len(events)-1].Kind != protocol.SandboxStopped {
+	if count(events, protocol.SandboxStopRequested) != 1 || count(events, protocol.SandboxStopped) != 1 ||
+		events[len(events)-1].Kind != protocol.SandboxStopped {
 		t.Errorf("four stops: %v", kinds(events))
 	}
 	r, err := x.Wait(ctx)
-	if r == nil || r.State != protocol.ExecStateCancelled || r.Reason != protocol.ReasonSandboxStopped || code(r) != "137" {
-		t.Errorf("the exec that was stopped: %v, %+v", err, r)
+	if r == nil || r.State != protocol.ExecStateCancelled || r.Reason != protocol.ReasonSandboxStopped ||
+		code(r) != "137" {
+		t.Errorf("the stopped exec: %v, %+v", err, r)
 	}
 	_, err = s.Exec(ctx, script("true"), sdk.WithID("late"))
-	wantError(t, "an exec when stopped", err, protocol.FailedPrecondition, "", "")
+	wantError(t, "an exec in a stopped sandbox", err, protocol.FailedPrecondition, "", "")
 
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
 	start()
 	wg.Go(func() {
-		// The delete may win before the sandbox is stopped: that ends the wait, with a reason.
+		// The delete may win before the sandbox is stopped. The wait for the stop then ends with a reason.
 		if err := s.Stop(ctx); err != nil && protocol.AsError(err).Code != protocol.FailedPrecondition {
-			t.Errorf("a stop beside a delete: %v", err)
+			t.Errorf("a stop during a delete: %v", err)
 		}
 	})
 	if err := s.Delete(ctx); err != nil {
@@ -203,8 +208,8 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An exec that cannot be run is activity too. It comes long before the end of the idle time, and by
-	// more than a scan after its beginning, so that the stop tells which of the two counts.
+	// An exec that cannot run counts as activity, too. It comes well before the end of the idle time, and more than a
+	// scan after its start, so that the time of the stop shows which of the two counts.
 	f.Eventually(5*time.Second, "some idle time passes", func() error {
 		if idle := time.Since(s.Info().ActiveAt); idle < ttl/4 {
 			return fmt.Errorf("%s", idle)
@@ -227,8 +232,10 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 				asked = e
 			}
 		}
-		if idle := asked.Time.Sub(since); asked.Reason != protocol.ReasonIdleTTL || idle < ttl-100*time.Millisecond || idle > ttl+5*time.Second {
-			t.Errorf("stopped with reason %q after %s of idling, want %s to %s", asked.Reason, idle, ttl, ttl+5*time.Second)
+		if idle := asked.Time.Sub(since); asked.Reason != protocol.ReasonIdleTTL || idle < ttl-100*time.Millisecond ||
+			idle > ttl+5*time.Second {
+			t.Errorf("stopped with reason %q after %s of idling, want %s to %s", asked.Reason, idle, ttl,
+				ttl+5*time.Second)
 		}
 	}
 	punctual(r.Ended)
@@ -254,7 +261,7 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(allowed, "fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The operator allows more than is wise: the socket's directory, and the state directory.
+	// The operator allows more than is wise: the socket's directory and the state directory.
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed, "/run", "/var/run", f.Dir}})
 	for what, source := range map[string]string{
 		"the socket":                        "/var/run/docker.sock",
@@ -264,19 +271,20 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 		"the socket's directory by a link":  link("run", "/run"),
 		"the state directory":               w.Role.StateDir,
 		"a directory of the state":          filepath.Join(w.Role.StateDir, f.Conn.Deployment()),
-		"what holds the state directory":    f.Dir,
+		"the parent of the state directory": f.Dir,
 		"the state directory by a link":     link("state", w.Role.StateDir),
 		"the root by a link":                link("root", "/"),
 		"a link out of the allow-list":      link("out", "/etc"),
 		"below a link out":                  filepath.Join(allowed, "out", "ssl"),
-		"a way out by dots":                 allowed + "/../../etc",
-		"what was never allowed":            "/etc",
-		"a name that begins as an allowed":  allowed + "x",
+		"a path out with ..":                allowed + "/../../etc",
+		"a directory that is not allowed":   "/etc",
+		"a name with an allowed prefix":     allowed + "x",
 		"neither a file nor a directory":    filepath.Join(allowed, "fifo"),
-		"a link through another link's way": link("twice", filepath.Join(allowed, "out")),
+		"a link through another link":       link("twice", filepath.Join(allowed, "out")),
 	} {
 		spec := f.Spec()
-		spec.Mounts = []protocol.Mount{{Source: "/" + strings.Trim(allowed, "/"), Target: "/fine"}, {Source: source, Target: "/m"}}
+		spec.Mounts = []protocol.Mount{{Source: "/" + strings.Trim(allowed, "/"), Target: "/fine"},
+			{Source: source, Target: "/m"}}
 		_, err := f.Client.Create(ctx, spec)
 		wantError(t, what, err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[1].source")
 	}
@@ -289,17 +297,18 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 	spec := f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: filepath.Join(allowed, "missing"), Target: "/m"}}
 	_, err := f.Client.Create(ctx, spec)
-	wantError(t, "what is not there", err, protocol.InvalidArgument, "", "spec.mounts[0].source")
+	wantError(t, "a missing source", err, protocol.InvalidArgument, "", "spec.mounts[0].source")
 	becomesEmpty(f, w)
 
-	// A whole host cannot be allowed by an oversight.
+	// The whole host cannot be allowed by mistake.
 	w.Stop()
 	if err := os.Symlink("/", filepath.Join(f.Dir, "all")); err != nil {
 		t.Fatal(err)
 	}
 	for _, all := range []string{"/", filepath.Join(f.Dir, "all")} {
 		p := f.Worker("w2", fleet.Role{AllowMounts: []string{all}, NoWait: true})
-		if err := p.AwaitExit(10 * time.Second); err == nil || !strings.Contains(p.Log()+err.Error(), "mounts.allow[0]") {
+		if err := p.AwaitExit(10 * time.Second); err == nil ||
+			!strings.Contains(p.Log()+err.Error(), "mounts.allow[0]") {
 			t.Errorf("a worker that allows %s: %v", all, err)
 		}
 	}
@@ -321,8 +330,10 @@ func TestS17_FailedMeansThatItCouldNotBeRun(t *testing.T) {
 		reason string
 		field  string
 	}{
-		"unknown user":      {protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"}, protocol.ReasonUserUnknown, "spec.user"},
-		"missing directory": {protocol.ExecSpec{Command: []string{"true"}, Cwd: "/not/there"}, protocol.ReasonCwdInvalid, "spec.cwd"},
+		"unknown user": {protocol.ExecSpec{Command: []string{"true"}, User: "nobody-has-this-name"},
+			protocol.ReasonUserUnknown, "spec.user"},
+		"missing directory": {protocol.ExecSpec{Command: []string{"true"}, Cwd: "/not/there"},
+			protocol.ReasonCwdInvalid, "spec.cwd"},
 	} {
 		r, err := s.Exec(ctx, c.spec)
 		if r == nil || r.State != protocol.ExecStateFailed || r.ExitCode != nil {
@@ -339,7 +350,8 @@ func TestS20_TheSDKLinksNeitherServerNorEngine(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, deps)
 	}
-	for _, foreign := range []string{"github.com/docker/", "github.com/nats-io/nats-server", "boxfleet/coordinator", "boxfleet/worker", "boxfleet/supervisor"} {
+	for _, foreign := range []string{"github.com/docker/", "github.com/nats-io/nats-server", "boxfleet/coordinator",
+		"boxfleet/worker", "boxfleet/supervisor"} {
 		for dep := range strings.Lines(string(deps)) {
 			if strings.Contains(dep, foreign) {
 				t.Errorf("the SDK links %s", dep)
@@ -369,11 +381,11 @@ func TestS20_TheSDKLinksNeitherServerNorEngine(t *testing.T) {
 	} {
 		var e *protocol.Error
 		if !errors.As(err, &e) || e.Code == "" || e.Code == protocol.Internal {
-			t.Errorf("%s: %v (%T) is no *protocol.Error with a code", what, err, err)
+			t.Errorf("%s: %v (%T) is not a *protocol.Error with a code", what, err, err)
 		}
 	}
 	if !errors.Is(ended, context.Canceled) {
-		t.Errorf("the end of a context is %v", ended)
+		t.Errorf("the error of an ended context is %v", ended)
 	}
 }
 
@@ -384,7 +396,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{CrashWindow: window, CrashGuard: time.Second})
 	ctx := f.Context(time.Minute)
 	spec := f.Spec()
-	spec.Command = []string{"sh", "-c", "sleep 0.7; false"} // one that ends at once fails the create
+	spec.Command = []string{"sh", "-c", "sleep 0.7; false"} // a command that ends at once fails the create
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s23"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
@@ -396,19 +408,20 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = s.WaitStopped(ctx)
-	wantError(t, "a primary command that exits soon", err, protocol.FailedPrecondition, protocol.ReasonCrashLoop, "")
+	wantError(t, "a primary command that exits shortly after its start", err, protocol.FailedPrecondition, protocol.ReasonCrashLoop, "")
 	events := history(ctx, t, f.Client, "s23")
 	failed, ready := find(t, events, protocol.SandboxFailed), find(t, events, protocol.SandboxReady)
-	// The window begins with the first exit, which is after the start, and may be before it is ready.
-	start := slices.IndexFunc(events, func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
+	// The window begins with the first exit, which follows the start and may precede readiness.
+	start := slices.IndexFunc(events,
+		func(e protocol.Event) bool { return e.Kind == protocol.SandboxPreparing && e.Phase.Phase == "start" })
 	if start < 0 {
-		t.Fatalf("no start in %v", kinds(events))
+		t.Fatalf("no start event in %v", kinds(events))
 	}
 	if after := failed.Time.Sub(events[start].Time); after < window {
-		t.Errorf("it failed %s after its start, the window is %s", after, window)
+		t.Errorf("the sandbox failed %s after its start; the window is %s", after, window)
 	}
 	if after := failed.Time.Sub(ready.Time); after > window+4*time.Second {
-		t.Errorf("it failed %s after it was ready, the window is %s", after, window)
+		t.Errorf("the sandbox failed %s after it was ready; the window is %s", after, window)
 	}
 	mustExec(ctx, t, other, script("true"))
 	for _, s := range []*sdk.Sandbox{s, other} {
@@ -426,10 +439,11 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	allowed := t.TempDir()
 	w := f.Worker("w1", fleet.Role{AllowMounts: []string{allowed}})
 	ctx := f.Context(time.Minute)
-	// Past the SDK, which refuses the same.
+	// Bypass the SDK, which refuses the same.
 	bad := f.Spec()
 	bad.CPU = -1
-	_, err := f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbCreate, Sandbox: "s24", Payload: protocol.Request{Sandbox: &bad}})
+	_, err := f.Client.Raw().Submit(ctx,
+		sdk.Request{Verb: protocol.VerbCreate, Sandbox: "s24", Payload: protocol.Request{Sandbox: &bad}})
 	wantError(t, "a bad spec at the coordinator", err, protocol.InvalidArgument, "", "spec.cpu")
 	_, err = f.Client.Create(ctx, bad, sdk.WithID("s24"))
 	wantError(t, "a bad spec at the SDK", err, protocol.InvalidArgument, "", "spec.cpu")
@@ -440,7 +454,8 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	placement := f.Spec()
 	placement.Mounts = []protocol.Mount{{Source: "/opt", Target: "/m"}} // no host allows it
 	_, err = f.Client.Create(ctx, placement, sdk.WithID("placement"))
-	wantError(t, "what placement refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0].source")
+	wantError(t, "a create that placement refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.mounts[0].source")
 	if s, err := f.Client.Create(ctx, f.Spec(), sdk.WithID("placement")); err != nil {
 		t.Errorf("the id of a create that no host could take cannot be used: %v", err)
 	} else if err := s.Delete(ctx); err != nil {
@@ -451,9 +466,10 @@ func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	}
 	placement.Mounts[0].Source = filepath.Join(allowed, "link") // only the host can know
 	_, err = f.Client.Create(ctx, placement, sdk.WithID("host"))
-	wantError(t, "what the worker refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.mounts[0].source")
+	wantError(t, "a create that the worker refuses", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.mounts[0].source")
 	if n := count(history(ctx, t, f.Client, "host"), protocol.SandboxAssigned); n != 1 {
-		t.Errorf("it was assigned %d times", n)
+		t.Errorf("the sandbox was assigned %d times", n)
 	}
 	if err := f.Client.Sandbox("s24").Delete(ctx); err != nil {
 		t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile in an image of Debian's packages: the code arrives
-// byte for byte, whatever quotes, newlines and characters are in it.
+// TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile uses an image of Debian's packages. The code arrives byte for byte,
+// including quotes, newlines and special characters.
 func TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile(t *testing.T) {
 	t.Parallel()
 	const name = "boxfleet/test:python-node"
@@ -25,8 +25,10 @@ func TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile(t *testing.T) {
 	}
 	const text = `it's "6*7" $(not run) \n é`
 	for _, c := range []struct{ interpreter, code string }{
-		{"python3", "import sys, os\ntext = '''" + `it's "6*7" $(not run) \\n é` + "'''\nprint(text)\nsys.exit(os.getuid() - 997)\n"},
-		{"node", "const text = `" + `it's "6*7" $(not run) \\n é` + "`\nconsole.log(text)\nprocess.exit(process.getuid() - 997)\n"},
+		{"python3",
+			"import sys, os\ntext = '''" + `it's "6*7" $(not run) \\n é` + "'''\nprint(text)\nsys.exit(os.getuid() - 997)\n"},
+		{"node",
+			"const text = `" + `it's "6*7" $(not run) \\n é` + "`\nconsole.log(text)\nprocess.exit(process.getuid() - 997)\n"},
 	} {
 		r, err := s.RunCode(ctx, c.interpreter, c.code)
 		if err != nil || string(r.Stdout) != text+"\n" || code(r) != "3" {
@@ -38,7 +40,8 @@ func TestX3_PythonAndNodeTakeCodeOnStdinAndFromAFile(t *testing.T) {
 		}
 		r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{c.interpreter, "/home/box/code"}})
 		if err != nil || string(r.Stdout) != text+"\n" || code(r) != "3" {
-			t.Errorf("%s, from a file: %v, exit code %s, %q, stderr %q", c.interpreter, err, code(r), r.Stdout, r.Stderr)
+			t.Errorf("%s, from a file: %v, exit code %s, %q, stderr %q", c.interpreter, err, code(r), r.Stdout,
+				r.Stderr)
 		}
 	}
 }

@@ -18,14 +18,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The requirements on execs, files and sandboxes, each named by its line.
+// The requirements on execs, files and sandboxes. Each test name starts with the requirement's code.
 
-// script is an exec of the image's shell, for tests of what happens inside.
+// script is an exec that runs a line of shell.
 func script(text string) protocol.ExecSpec {
 	return protocol.ExecSpec{Command: []string{"sh", "-c", text}}
 }
 
-// mustExec runs an exec that must finish with exit code 0, and returns its stdout.
+// mustExec runs an exec that must finish with exit code 0 and returns its stdout.
 func mustExec(ctx context.Context, t *testing.T, s *sdk.Sandbox, spec protocol.ExecSpec) string {
 	t.Helper()
 	r, err := s.Exec(ctx, spec)
@@ -38,7 +38,7 @@ func mustExec(ctx context.Context, t *testing.T, s *sdk.Sandbox, spec protocol.E
 	return string(r.Stdout)
 }
 
-// code is a result's exit code in words.
+// code formats a result's exit code.
 func code(r *sdk.Result) string {
 	if r == nil || r.ExitCode == nil {
 		return "not known"
@@ -46,8 +46,8 @@ func code(r *sdk.Result) string {
 	return fmt.Sprint(*r.ExitCode)
 }
 
-// wantError fails the test unless err is a typed error with this code, reason and field; an empty
-// reason or field is not compared.
+// wantError fails the test unless err is a typed error with this code, reason and field. An empty reason or field
+// matches any.
 func wantError(t *testing.T, what string, err error, code protocol.Code, reason, field string) {
 	t.Helper()
 	var e *protocol.Error
@@ -60,7 +60,7 @@ func wantError(t *testing.T, what string, err error, code protocol.Code, reason,
 	}
 }
 
-// hardWords are what a shell would mangle.
+// hardWords are words that a shell would mangle.
 var hardWords = []string{
 	"a b", "'", `"`, `'"'"'`, "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "; touch /tmp/pwned", "-n", "--", "-", "new\nline",
 	"tab\there", "ü 日本 😀", "*", "\\", "${HOME}", "%s%n", "", "\x01\x7f", "not \xff\xfe utf-8",
@@ -96,12 +96,12 @@ func TestX1_BytesOfAnyKindComeBackUnchanged(t *testing.T) {
 	} {
 		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat"}, Stdin: content})
 		if err != nil || !bytes.Equal(r.Stdout, content) {
-			t.Errorf("%s through stdin and stdout: %v, %d bytes of %d came back, or others", name, err, len(r.Stdout), len(content))
+			t.Errorf("%s through stdin and stdout: %v, %d bytes of %d came back, or they differ", name, err, len(r.Stdout), len(content))
 		}
 	}
 	r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat", "/data/ten megabytes"}}, sdk.WithCollect(64<<20))
 	if err != nil || !bytes.Equal(r.Stdout, random) {
-		t.Errorf("10 MB through a copy and stdout: %v, %d bytes came back, or others", err, len(r.Stdout))
+		t.Errorf("10 MB through a copy and stdout: %v, %d bytes came back, or they differ", err, len(r.Stdout))
 	}
 	_, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat"}, Stdin: random[:128<<10+1]})
 	wantError(t, "stdin above the bound", err, protocol.InvalidArgument, "", "spec.stdin")
@@ -138,7 +138,7 @@ func TestX2_ArgumentsAndPathsAreNeverShell(t *testing.T) {
 		_, err := s.Exec(ctx, spec)
 		wantError(t, "a NUL byte in "+field, err, protocol.InvalidArgument, "", field)
 		_, err = f.Client.Raw().Submit(ctx, sdk.Request{Verb: protocol.VerbExec, Sandbox: s.ID(), Payload: protocol.Request{ExecID: "nul", Exec: &spec}})
-		wantError(t, "a NUL byte past the SDK in "+field, err, protocol.InvalidArgument, "", field)
+		wantError(t, "a NUL byte, bypassing the SDK, in "+field, err, protocol.InvalidArgument, "", field)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestX3_CodeGoesInOnStdinToAnyInterpreterOfTheImage(t *testing.T) {
 	}
 	r, err := s.RunCode(ctx, "python3.99", "print(1)")
 	if err != nil || code(r) != "127" || len(r.Stderr) == 0 {
-		t.Errorf("an interpreter that the image does not have: %v, exit code %s, stderr %q; want 127 and a message", err, code(r), r.Stderr)
+		t.Errorf("an interpreter missing in the image: %v, exit code %s, stderr %q; want 127 and a message", err, code(r), r.Stderr)
 	}
 	for _, name := range []string{"", "sh\n", "\nsh", "sh -c", "/bin/sh", "../sh", "sh;id", "-sh", "sh\x00", "$(sh)", "pythön"} {
 		_, err := s.RunCode(ctx, name, "echo")
@@ -185,7 +185,7 @@ func TestX4_EnvironmentHasLayersAndCheckedNames(t *testing.T) {
 	}
 	show.Env = nil
 	if got := mustExec(ctx, t, s, show); strings.Contains(got, "exec") {
-		t.Errorf("what one exec was given is seen by the next: %q", got)
+		t.Errorf("an exec sees the previous exec's environment: %q", got)
 	}
 	for _, name := range []string{"", "1A", "A-B", "A.B", "A B", "A=B", "A\n", "\nA", "Ä", "A\x00"} {
 		bad := map[string]string{name: "x"}
@@ -267,34 +267,34 @@ func TestX7_OutputIsBytes(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	s := f.Create("x7")
-	// "ä€😀", cut within each character.
+	// "ä€😀" arrives in pieces that split each character.
 	text := `printf '\303'; usleep 60000; printf '\244\342\202'; usleep 60000; printf '\254\360\237'; usleep 60000; printf '\230\200'`
 	var live bytes.Buffer
 	if _, err := s.Exec(ctx, script(text), sdk.WithStdout(&live)); err != nil || live.String() != "ä€😀" {
-		t.Errorf("cut characters, streamed: %v, %q", err, live.String())
+		t.Errorf("split characters, streamed: %v, %q", err, live.String())
 	}
 	r, err := s.Exec(ctx, script(text))
 	if err != nil || string(r.Stdout) != "ä€😀" {
-		t.Errorf("cut characters, collected: %v, %q", err, r.Stdout)
+		t.Errorf("split characters, collected: %v, %q", err, r.Stdout)
 	}
 	garbage := make([]byte, 100<<10)
 	_, _ = rand.Read(garbage) // never fails
 	r, err = s.Exec(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", `tee /tmp/garbage >&2; printf '\377\376\200\0'`}, Stdin: garbage})
 	if err != nil || !bytes.Equal(r.Stderr, garbage) || string(r.Stdout) != "\xff\xfe\x80\x00" {
-		t.Errorf("bytes that are no text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
+		t.Errorf("bytes that are not text: %v, %d bytes, %q", err, len(r.Stderr), r.Stdout)
 	}
-	// It is in the history too, which JSON readers read.
+	// The history contains these bytes too and must be encodable as JSON.
 	for e, err := range f.Client.Sandbox(s.ID()).Events(ctx) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		if e.Exec != nil && e.Exec.Inline && e.Kind == protocol.ExecFinished {
-			protocol.EncodeAs(protocol.ContentJSON, e) // panics on what it cannot say
+			protocol.EncodeAs(protocol.ContentJSON, e) // panics if it cannot encode the event
 		}
 	}
 }
 
-// blockedWriter takes nothing until it is released.
+// blockedWriter accepts nothing until it is released.
 type blockedWriter struct {
 	release chan struct{}
 	bytes.Buffer
@@ -315,13 +315,13 @@ func TestX8_OutputIsCappedAndNobodySlowsAProcess(t *testing.T) {
 	spec.OutputLimit = 100_000
 	r, err := s.Exec(ctx, spec, sdk.WithCollect(1<<20))
 	if err != nil || code(r) != "0" {
-		t.Fatalf("a command that writes beyond its cap: %v, exit code %s", err, code(r))
+		t.Fatalf("a command that writes more than its cap: %v, exit code %s", err, code(r))
 	}
 	if !r.Truncated || r.StdoutBytes != 100_000 || r.StderrBytes != 100_000 || len(r.Stdout) != 100_000 || len(r.Stderr) != 100_000 {
 		t.Errorf("truncated %v, %d and %d bytes kept, %d and %d collected, want 100000", r.Truncated, r.StdoutBytes, r.StderrBytes, len(r.Stdout), len(r.Stderr))
 	}
 	if want := strings.Repeat("0123456789abcde\n", 6250); string(r.Stdout) != want {
-		t.Error("what is kept is not the beginning")
+		t.Error("the kept output is not the beginning")
 	}
 	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"test", "-e", "/tmp/done"}})
 	spec = script("head -c 100000 /dev/zero")
@@ -336,14 +336,14 @@ func TestX8_OutputIsCappedAndNobodySlowsAProcess(t *testing.T) {
 		_, err := s.Exec(ctx, script("yes 0123456789abcde | head -c 20000000"), sdk.WithID("slow"), sdk.WithStdout(w))
 		done <- err
 	}()
-	f.Eventually(20*time.Second, "an exec whose reader takes nothing ends", func() error {
+	f.Eventually(20*time.Second, "an exec with a blocked reader ends", func() error {
 		x, err := s.GetExec(ctx, "slow")
 		if err == nil && x.Info().State != protocol.ExecStateFinished {
 			err = fmt.Errorf("it is %s", x.Info().State)
 		}
 		return err
 	})
-	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // nor is another exec slowed
+	mustExec(ctx, t, s, protocol.ExecSpec{Command: []string{"true"}}) // other execs are not slowed either
 	close(w.release)
 	if err := <-done; err != nil || w.Len() != 20_000_000 {
 		t.Errorf("the slow reader gets %d bytes: %v", w.Len(), err)
@@ -364,7 +364,7 @@ func TestX9_TheResultWaitsForTheMainProcessOnly(t *testing.T) {
 		t.Errorf("the result came after %s", took)
 	}
 	if got := mustExec(ctx, t, s, script("ps -o args | grep -c '^sleep 100'")); got != "2\n" {
-		t.Errorf("%s background processes are left, want 2: what runs on belongs to the sandbox", strings.TrimSpace(got))
+		t.Errorf("%s background processes are left, want 2: they belong to the sandbox and keep running", strings.TrimSpace(got))
 	}
 }
 
@@ -382,7 +382,7 @@ func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
 		( ( setsid sh -c "` + stubborn + `" & ) & )
 		nohup sh -c "` + stubborn + `" >/dev/null 2>&1 </dev/null &
 		while :; do echo tick >&2; usleep 20000; done`)
-	const timeout, grace = 2 * time.Second, time.Second // enough for a word from a shell
+	const timeout, grace = 2 * time.Second, time.Second // enough for a shell to print a word
 	spec.Timeout, spec.Grace = protocol.Duration(timeout), protocol.Duration(grace)
 	r, err := s.Exec(ctx, spec)
 	wantError(t, "an exec that timed out", err, protocol.DeadlineExceeded, protocol.ReasonTimeout, "")
@@ -393,7 +393,7 @@ func TestX10_ATimeoutEndsTheWholeTreeAndSparesTheSandbox(t *testing.T) {
 		t.Errorf("state %s, stdout %q, %d bytes of stderr; want what was printed so far", r.State, r.Stdout, len(r.Stderr))
 	}
 	if took := r.Ended.Sub(r.Started); took < timeout+grace-100*time.Millisecond || took > timeout+grace+5*time.Second {
-		t.Errorf("ended after %s, want timeout and grace, %s: output does not put it off, nor end it before", took, timeout+grace)
+		t.Errorf("ended after %s, want timeout and grace, %s: output must not move the end", took, timeout+grace)
 	}
 	if left := mustExec(ctx, t, s, script(`ps -o pid,stat,args | grep '[s]leep 4711' | grep -v ' Z' || true`)); left != "" {
 		t.Errorf("processes survive the timeout:\n%s", left)
@@ -426,13 +426,13 @@ func TestX11_ExitCodesAreTheTruth(t *testing.T) {
 		}
 	}
 
-	// What is not known is said to be not known: the container goes, and the supervisor with it.
+	// An unknown exit code is reported as unknown: the container is killed, and the supervisor with it.
 	x, err := s.Start(ctx, script("echo started; sleep 100"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range x.Output(ctx, sdk.WithFollow(true)) {
-		break // it runs
+		break // the exec runs
 	}
 	if err := s.Refresh(ctx); err != nil {
 		t.Fatal(err)
@@ -457,9 +457,9 @@ func TestX14_ASandboxStatesItsIsolation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := s.Info().Isolation, strings.TrimSpace(string(out)); got == "" || got != want {
-		t.Errorf("the handle says %q, the engine %q", got, want)
+		t.Errorf("the handle has %q, the engine %q", got, want)
 	}
-	// It is a machine of its own: other processes, another root, another network.
+	// The sandbox has its own processes, root directory and network.
 	if got := mustExec(ctx, t, s, script("hostname; ls /proc | grep -c '^[0-9]*$'; ip -o -4 addr show eth0 | wc -l")); !strings.HasPrefix(got, "x14\n") || !strings.HasSuffix(got, "\n1\n") {
 		t.Errorf("got %q", got)
 	}
@@ -481,9 +481,9 @@ func TestX15_AbilitiesOfAHostAreToldBeforehand(t *testing.T) {
 		return nil
 	})
 	if host.Runtime == "" || host.Engine == "" || host.Slots != 7 || len(host.Mounts) != 1 || host.Mounts[0] != dir || host.Memory == 0 || host.CPU == 0 {
-		t.Errorf("the host does not say what it can: %+v", host)
+		t.Errorf("the host does not report its abilities: %+v", host)
 	}
-	// What nobody can do is refused before it costs anything, and not tried.
+	// A spec that no host supports is refused at once.
 	spec := f.Spec()
 	spec.Mounts = []protocol.Mount{{Source: dir, Target: "/m", Writable: true}}
 	_, err := f.Client.Create(ctx, spec)
@@ -533,7 +533,7 @@ func TestX16_TwoClientsSeeTheSameSandbox(t *testing.T) {
 	}
 	r, err := x.Wait(ctx)
 	if err == nil || r.State != protocol.ExecStateCancelled {
-		t.Errorf("an exec that the other client cancelled: %v", err)
+		t.Errorf("an exec cancelled by the other client: %v", err)
 	}
 	if err := theirs.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -558,7 +558,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := s.Exec(ctx, script("sleep 7")) // twice the idle time, without a word
+	r, err := s.Exec(ctx, script("sleep 7")) // twice the idle time, without output
 	if err != nil || code(r) != "0" {
 		t.Fatalf("the exec was ended: %v, exit code %s", err, code(r))
 	}
@@ -566,7 +566,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Info().Reason != protocol.ReasonIdleTTL {
-		t.Errorf("it was stopped with reason %q", s.Info().Reason)
+		t.Errorf("the sandbox was stopped with reason %q", s.Info().Reason)
 	}
 	for e, err := range f.Client.Sandbox("x17").Events(ctx) {
 		if err != nil {
@@ -575,7 +575,7 @@ func TestX17_ARunningExecKeepsASandboxFromIdling(t *testing.T) {
 		if e.Kind != protocol.SandboxStopRequested {
 			continue
 		}
-		// The handle says from when the idle time counts.
+		// The handle tells when the idle time began.
 		if idle := e.Time.Sub(s.Info().ActiveAt); idle < ttl || e.Time.Before(r.Ended.Add(ttl-100*time.Millisecond)) {
 			t.Errorf("stopped %s after the last activity, %s after the exec", idle, e.Time.Sub(r.Ended))
 		}

@@ -18,18 +18,18 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// counter is an exec that prints its process id, and then 0, 1, 2 … until it is told to end.
+// counter is an exec that prints its process id and then 0, 1, 2 … until it is told to end.
 type counter struct {
 	s    *sdk.Sandbox
 	x    *sdk.Exec
 	pid  string
-	stat string // start time of the process, by the kernel
+	stat string // start time of the process according to the kernel
 
-	live    lockedBuffer // what a reader got that was there all the time
+	live    lockedBuffer // output seen by a reader that was connected all the time
 	reading <-chan error
 }
 
-// lockedBuffer is a buffer that is looked at while it is written.
+// lockedBuffer is a buffer that can be read while it is written.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -66,10 +66,10 @@ func startCounter(ctx context.Context, f *fleet.Fleet, id string) (*counter, err
 	return c, nil
 }
 
-// count is how far the live reader has seen it count, -1 before the first number.
+// count is the last number that the live reader has seen, -1 before the first.
 func (c *counter) count() int { return bytes.Count(c.live.Bytes(), []byte("\n")) - 2 }
 
-// process reads which process the counter is: its start time tells it from a later one.
+// process identifies the counter's process. Its start time distinguishes it from a later process with the same id.
 func (c *counter) process(ctx context.Context) (string, error) {
 	r, err := c.s.Exec(ctx, protocol.ExecSpec{Command: []string{"cat", "/proc/" + c.pid + "/stat"}})
 	if err != nil {
@@ -113,7 +113,7 @@ func startCounters(t *testing.T, f *fleet.Fleet, n int) []*counter {
 	return counters
 }
 
-// stillThere checks that each counter goes on in the process that it was.
+// stillThere checks that each counter continues in the same process.
 func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
@@ -135,7 +135,7 @@ func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 	}
 	for i, c := range counters {
 		at := c.count()
-		f.Eventually(15*time.Second, "the output goes on", func() error {
+		f.Eventually(15*time.Second, "the output continues", func() error {
 			if c.count() < at+3 {
 				return fmt.Errorf("exec %d stays at %d", i, c.count())
 			}
@@ -144,12 +144,14 @@ func stillThere(t *testing.T, f *fleet.Fleet, counters []*counter) {
 	}
 }
 
-// servedWithin is how soon after its start a worker has served an exec. It is less than a coordinator
-// waits before it tells of work a second time, 5 s.
+// servedWithin is how soon after its start a worker must have served an exec. It is less than the 5 s after which a
+// coordinator notifies a worker a second time.
 const servedWithin = 4 * time.Second
 
-// firstExec measures from the start of a worker to the end of the first exec, which waits for it.
-func firstExec(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, start func() *fleet.Process) (*fleet.Process, time.Duration) {
+// firstExec measures the time from the start of a worker to the end of the first exec, which waits for that worker.
+func firstExec(
+	t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, start func() *fleet.Process,
+) (*fleet.Process, time.Duration) {
 	t.Helper()
 	ctx := f.Context(time.Minute)
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"true"}})
@@ -168,8 +170,8 @@ func firstExec(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, start func() *fleet
 	return w, time.Since(started)
 }
 
-// TestEverythingIsRestartedUnderTwentySandboxes kills the worker, and then everything but the Docker
-// Engine, while execs run in twenty sandboxes. Nobody in a sandbox notices.
+// TestEverythingIsRestartedUnderTwentySandboxes kills the worker, and then everything except the Docker Engine, while
+// execs run in twenty sandboxes. Nobody in a sandbox notices.
 func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
@@ -177,7 +179,8 @@ func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 
 	w.Kill()
 	w, took := firstExec(t, f, counters[0].s, w.Restart)
-	t.Logf("worker restarted: %s to the first served exec, with %d sandboxes", took.Round(time.Millisecond), len(counters))
+	t.Logf("worker restarted: %s to the first served exec, with %d sandboxes", took.Round(time.Millisecond),
+		len(counters))
 	if took > servedWithin {
 		t.Errorf("the first exec was served %s after the worker's start", took)
 	}
@@ -218,7 +221,7 @@ func TestEverythingIsRestartedUnderTwentySandboxes(t *testing.T) {
 	f.Judge()
 }
 
-// finish ends a counter and compares what each reader got with what it must have printed.
+// finish ends a counter and compares the output of each reader with what the counter must have printed.
 func (c *counter) finish(f *fleet.Fleet) error {
 	ctx := f.Context(time.Minute)
 	if _, err := c.s.Exec(ctx, protocol.ExecSpec{Command: []string{"touch", "/tmp/enough"}}); err != nil {
@@ -248,7 +251,7 @@ func (c *counter) finish(f *fleet.Fleet) error {
 		return fmt.Errorf("a late reader got\n%q", late)
 	}
 	if live := c.live.Bytes(); !bytes.Equal(live, late) {
-		return fmt.Errorf("the reader that was there all the time got\n%q\nand a late one\n%q", live, late)
+		return fmt.Errorf("the live reader got\n%q\nand a late one\n%q", live, late)
 	}
 	return nil
 }

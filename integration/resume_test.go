@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// objectOf finds an object on the engine by what it is and how its name ends.
+// objectOf finds an object on the engine by its kind and the end of its name.
 func objectOf(f *fleet.Fleet, host, kind, end string) string {
 	f.TB.Helper()
 	for _, o := range f.Objects(host) {
@@ -22,12 +22,12 @@ func objectOf(f *fleet.Fleet, host, kind, end string) string {
 			return name
 		}
 	}
-	f.TB.Fatalf("there is no %s that ends with %s", kind, end)
+	f.TB.Fatalf("there is no %s whose name ends with %s", kind, end)
 	return ""
 }
 
-// TestAResumeWithAMissingPartFailsAndRepairsNothing takes something away from stopped sandboxes. Each
-// resume says what is missing, makes nothing in its place, and leaves the rest for a look.
+// TestAResumeWithAMissingPartFailsAndRepairsNothing removes a part of stopped sandboxes. Each resume names the missing
+// part, does not recreate it, and keeps the rest for inspection.
 func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -44,8 +44,10 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 		reason string
 		says   string
 	}{
-		"container": {remove: func() { docker(t, host, "rm", objectOf(f, host, "container", ".container")) }, reason: protocol.ReasonContainerMissing, says: "container"},
-		"network":   {remove: func() { docker(t, host, "network", "rm", objectOf(f, host, "network", ".network")) }, reason: protocol.ReasonContainerMissing, says: "network"},
+		"container": {remove: func() { docker(t, host, "rm", objectOf(f, host, "container", ".container")) },
+			reason: protocol.ReasonContainerMissing, says: "container"},
+		"network": {remove: func() { docker(t, host, "network", "rm", objectOf(f, host, "network", ".network")) },
+			reason: protocol.ReasonContainerMissing, says: "network"},
 		"directory": {remove: func() {
 			for _, d := range f.Directories(w) {
 				if strings.Contains(d, "directory") {
@@ -56,7 +58,10 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 			}
 		}, reason: protocol.ReasonContainerMissing, says: "directory"},
 		"service": {func(s *protocol.SandboxSpec) { s.RequiredServices = protocol.Services{"db": sleeps} },
-			func() { docker(t, host, "rm", objectOf(f, host, "container", ".service.db")) }, protocol.ReasonContainerMissing, "db"},
+			func() {
+				docker(t, host, "rm",
+					objectOf(f, host, "container", ".service.db"))
+			}, protocol.ReasonContainerMissing, "db"},
 		"mount": {func(s *protocol.SandboxSpec) { s.Mounts = []protocol.Mount{{Source: mount, Target: "/mnt"}} },
 			func() { os.Remove(mount) }, "", "spec.mounts[0]"},
 	} {
@@ -76,35 +81,36 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 			part.remove()
 			objects := slices.Sorted(slices.Values(f.Objects(host)))
 			if id != "mount" && id != "directory" && len(objects) != before-1 {
-				t.Fatalf("%d objects were there, and now %q", before, objects)
+				t.Fatalf("there were %d objects, and now %q", before, objects)
 			}
 			err = s.Resume(ctx)
 			e := protocol.AsError(err)
 			if e == nil || e.Reason != part.reason && part.reason != "" || !strings.Contains(e.Error(), part.says) {
-				t.Errorf("the resume ends with %v", err)
+				t.Errorf("the resume failed with %v", err)
 			}
 			if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateFailed {
-				t.Errorf("it is %s (%v)", s.Info().State, err)
+				t.Errorf("the sandbox is %s (%v)", s.Info().State, err)
 			}
 			if after := slices.Sorted(slices.Values(f.Objects(host))); !slices.Equal(after, objects) {
-				t.Errorf("there was %q, and is %q", objects, after)
+				t.Errorf("the objects were %q and are %q", objects, after)
 			}
 			if _, err := s.Exec(ctx, script("true")); err == nil {
-				t.Error("an exec runs in it")
+				t.Error("an exec runs in the failed sandbox")
 			}
 			if err := s.Delete(ctx); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	// A service that blocks nothing is said to have failed.
+	// An optional service is reported as failed.
 	spec := f.Spec()
 	spec.OptionalServices = protocol.Services{"cache": sleeps}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("optional"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the service is ready", func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the service is ready",
+		func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateReady) })
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +118,8 @@ func TestAResumeWithAMissingPartFailsAndRepairsNothing(t *testing.T) {
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the service is said to have failed", func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateFailed) })
+	f.Eventually(10*time.Second, "the service is reported as failed",
+		func() error { return serviceIs(f, "optional", "cache", protocol.ServiceStateFailed) })
 	if status := f.History("optional").State.Sandbox.Services["cache"]; status.Reason != protocol.ReasonContainerMissing {
 		t.Errorf("the service is %+v", status)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestATreeIsCopiedIntoAService shows that it is there before the service's command starts, once, and
-// in no other container.
+// TestATreeIsCopiedIntoAService checks that the tree is copied before the service's command starts, once, and into no
+// other container.
 func TestATreeIsCopiedIntoAService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -23,7 +23,8 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	for _, name := range []string{"primary", "db", "cache"} {
 		writeFile(t, filepath.Join(dir, name, "f"), name, 0o640, time.Unix(1_000_000_000, 0))
 	}
-	spec := withServices(f, services{"db": small("cat /seed/f >/tmp/seen; exec sleep 1000")}, services{"cache": small("cat /seed/f >/tmp/seen; exec sleep 1000")})
+	spec := withServices(f, services{"db": small("cat /seed/f >/tmp/seen; exec sleep 1000")},
+		services{"cache": small("cat /seed/f >/tmp/seen; exec sleep 1000")})
 	for _, c := range []struct{ source, target, service, owner string }{
 		{source: filepath.Join(dir, "primary"), target: "/seed"},
 		{source: filepath.Join(dir, "db"), target: "/seed", service: "db", owner: "70:71"},
@@ -40,16 +41,19 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the optional service is ready", func() error { return serviceIs(f, "s", "cache", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the optional service is ready",
+		func() error { return serviceIs(f, "s", "cache", protocol.ServiceStateReady) })
 	for _, name := range []string{"db", "cache"} {
 		if got := printedBy(t, ctx, s, name, "cat", "/tmp/seen"); got != name {
 			t.Errorf("when its command started, %s read %q", name, got)
 		}
 	}
-	if got := printedBy(t, ctx, s, "db", "sh", "-c", "stat -c '%a %u:%g %Y' /seed/f; cat /etc/db.conf"); got != "640 70:71 1000000000\ndb" {
+	if got := printedBy(t, ctx, s, "db", "sh", "-c",
+		"stat -c '%a %u:%g %Y' /seed/f; cat /etc/db.conf"); got != "640 70:71 1000000000\ndb" {
 		t.Errorf("the tree is %q", got)
 	}
-	if got := printedBy(t, ctx, s, "", "sh", "-c", "cat /seed/f; ls /etc/db.conf 2>/dev/null || echo none"); got != "primarynone" {
+	if got := printedBy(t, ctx, s, "", "sh", "-c",
+		"cat /seed/f; ls /etc/db.conf 2>/dev/null || echo none"); got != "primarynone" {
 		t.Errorf("the primary container has %q", got)
 	}
 	if got := printedBy(t, ctx, s, "cache", "sh", "-c", "ls /etc/db.conf 2>/dev/null || echo none"); got != "none" {
@@ -58,7 +62,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if info := s.Info(); info.Spec.Copies[1] != spec.Copies[1] || info.Spec.Copies[1].Service != "db" {
 		t.Errorf("read back: %+v", info.Spec.Copies)
 	}
-	// What a service made of its copy stays.
+	// Changes that a service made to its copy stay.
 	printedBy(t, ctx, s, "db", "sh", "-c", "echo changed >/seed/f; rm /etc/db.conf")
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -66,8 +70,9 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if got := printedBy(t, ctx, s, "db", "sh", "-c", "cat /seed/f /tmp/seen; ls /etc/db.conf 2>/dev/null || echo none"); got != "changed\nchanged\nnone" {
-		t.Errorf("after a resume there is %q", got)
+	if got := printedBy(t, ctx, s, "db", "sh", "-c",
+		"cat /seed/f /tmp/seen; ls /etc/db.conf 2>/dev/null || echo none"); got != "changed\nchanged\nnone" {
+		t.Errorf("after a resume the tree is %q", got)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
@@ -76,7 +81,7 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxThatCannotBeWrittenHasCopiesInItsServices has a primary container with a read-only root.
+// TestASandboxThatCannotBeWrittenHasCopiesInItsServices uses a primary container with a read-only root.
 func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -99,7 +104,7 @@ func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
 	f.Judge()
 }
 
-// TestATreeThatCannotBeCopiedFailsItsService has the guards of trees hold for services, too.
+// TestATreeThatCannotBeCopiedFailsItsService checks that bad trees are refused for services, too.
 func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -113,8 +118,8 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		digest string
 		code   protocol.Code
 	}{
-		"a hard link":             {hostile, protocol.InvalidArgument},
-		"what was never uploaded": {sha("never"), protocol.FailedPrecondition},
+		"a hard link":           {hostile, protocol.InvalidArgument},
+		"a tree never uploaded": {sha("never"), protocol.FailedPrecondition},
 	} {
 		spec := withServices(f, services{"db": small("exec sleep 1000")}, nil)
 		spec.Copies = []protocol.Copy{{Digest: c.digest, Target: "/x", Service: "db"}}
@@ -125,19 +130,22 @@ func TestATreeThatCannotBeCopiedFailsItsService(t *testing.T) {
 		}
 		becomesEmpty(f, w)
 	}
-	// An optional one has failed, and is not started without its tree.
+	// An optional service fails and is not started without its tree.
 	spec := withServices(f, nil, services{"db": small("exec sleep 1000")})
 	spec.Copies = []protocol.Copy{{Digest: hostile, Target: "/x", Service: "db"}}
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the service has failed", func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
-	if status := f.History("s").State.Sandbox.Services["db"]; status.Reason != protocol.ReasonCopyFailed || status.Error.Field != "spec.copies[0]" {
-		t.Errorf("it has failed with %+v", status)
+	f.Eventually(10*time.Second, "the service has failed",
+		func() error { return serviceIs(f, "s", "db", protocol.ServiceStateFailed) })
+	if status := f.History("s").State.Sandbox.Services["db"]; status.Reason != protocol.ReasonCopyFailed ||
+		status.Error.Field != "spec.copies[0]" {
+		t.Errorf("the service failed with %+v", status)
 	}
-	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "db"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
-		t.Errorf("an exec in it: %v", err)
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"},
+		Service: "db"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
+		t.Errorf("an exec in the service: %v", err)
 	}
 	if got := serviceEvents(f.History("s"), "db"); len(got) != 1 {
 		t.Errorf("the history has %q", got)

@@ -30,18 +30,26 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 		reason  string
 		says    []string
 	}{
-		"ends":      {neverReady(small("echo cannot open the database >&2; exit 3")), protocol.ReasonContainerExited, []string{"cannot open the database", "exit code 3"}},
-		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed, []string{"/no/such"}},
-		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"), protocol.ReasonUnhealthy, []string{"not yet", "waiting for godot"}},
-		"hook":      {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")), protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
-		"slow-hook": {withHook(small("exec sleep 1000"), protocol.Hook{Command: []string{"sleep", "1000"}, Timeout: protocol.Duration(time.Second)}, hook("true")), protocol.ReasonHookFailed, []string{"ran longer than 1s"}},
-		"image":     {missing, "", []string{"127.0.0.1:9/none:1"}},
-		"memory":    {growing, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
+		"ends": {neverReady(small("echo cannot open the database >&2; exit 3")), protocol.ReasonContainerExited,
+			[]string{"cannot open the database", "exit code 3"}},
+		"not-there": {protocol.Service{Image: fleet.Image, Command: []string{"/no/such"}}, protocol.ReasonStartFailed,
+			[]string{"/no/such"}},
+		"unhealthy": {withCheck(small("echo waiting for godot; exec sleep 1000"), "echo not yet; false"),
+			protocol.ReasonUnhealthy, []string{"not yet", "waiting for godot"}},
+		"hook": {withHook(small("exec sleep 1000"), hook("echo migration failed; exit 4")),
+			protocol.ReasonHookFailed, []string{"migration failed", "exit code 4"}},
+		"slow-hook": {withHook(small("exec sleep 1000"),
+			protocol.Hook{Command: []string{"sleep", "1000"},
+				Timeout: protocol.Duration(time.Second)}, hook("true")), protocol.ReasonHookFailed, []string{"ran longer than 1s"}},
+		"image":  {missing, "", []string{"127.0.0.1:9/none:1"}},
+		"memory": {growing, protocol.ReasonOOMKilled, []string{"out of memory", "16MiB"}},
 	} {
 		f.Run(t, name, func(t *testing.T) {
-			_, err := f.Client.Create(ctx, withServices(f, services{"db": k.service}, services{"opt": small("exec sleep 1000")}), sdk.WithID(name))
+			_, err := f.Client.Create(ctx,
+				withServices(f, services{"db": k.service}, services{"opt": small("exec sleep 1000")}), sdk.WithID(name))
 			e := protocol.AsError(err)
-			if e == nil || k.reason != "" && e.Reason != k.reason || !strings.HasPrefix(e.Field, "spec.required_services.db") {
+			if e == nil || k.reason != "" && e.Reason != k.reason ||
+				!strings.HasPrefix(e.Field, "spec.required_services.db") {
 				t.Fatalf("got %v, want the reason %s", err, k.reason)
 			}
 			for _, want := range k.says {
@@ -49,7 +57,8 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 					t.Errorf("the error does not say %q: %v", want, e)
 				}
 			}
-			if events := serviceEvents(f.History(name), "db"); len(events) == 0 || !strings.HasPrefix(events[len(events)-1], "service.failed") {
+			if events := serviceEvents(f.History(name), "db"); len(events) == 0 ||
+				!strings.HasPrefix(events[len(events)-1], "service.failed") {
 				t.Errorf("the history has %q", events)
 			}
 			f.Eventually(10*time.Second, "nothing is left", func() error {
@@ -63,27 +72,30 @@ func TestARequiredServiceThatFailsFailsTheCreateWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// TestACreateThatFailsLeavesNoContainerOfAnyName has one with the sandbox's labels beside its own.
+// TestACreateThatFailsLeavesNoContainerOfAnyName also puts a container of another name with the sandbox's labels on the
+// engine.
 func TestACreateThatFailsLeavesNoContainerOfAnyName(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	host := engines.Default(t).Host
 	late := "boxfleet-late-" + f.Conn.Deployment()
-	docker(t, host, append([]string{"create", "--name", late}, append(orphanLabels(f, "s", "1"), fleet.Image, "true")...)...)
-	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": neverReady(small("exit 3"))}, nil), sdk.WithID("s"))
+	docker(t, host, append([]string{"create", "--name", late},
+		append(orphanLabels(f, "s", "1"), fleet.Image, "true")...)...)
+	_, err := f.Client.Create(f.Context(time.Minute), withServices(f, services{"db": neverReady(small("exit 3"))}, nil),
+		sdk.WithID("s"))
 	if err == nil {
-		t.Error("it does not fail")
+		t.Error("the create does not fail")
 	}
 	gone(t, f, host, late)
 	f.Judge()
 }
 
-// TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput, at a resume and at a create.
+// TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput covers a resume and a create.
 func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
-	const patience = 20 * time.Second // in which the first create is to succeed
+	const patience = 20 * time.Second // the first create must succeed in this time
 	slow := withCheck(small("echo still loading; exec sleep 1000"), "! [ -e /tmp/slow ]")
 	never := neverReady(small("echo still loading; exec sleep 1000"))
 	slow.Healthcheck.Retries = 1000
@@ -117,10 +129,11 @@ func TestARequiredServiceThatIsNotReadyInTimeFailsWithItsOutput(t *testing.T) {
 	f.Judge()
 }
 
-// crashing is a fleet whose services loop within seconds.
+// crashing starts a fleet whose services crash-loop within seconds.
 func crashing(t *testing.T) *fleet.Fleet {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
-	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second}) // what runs out of memory takes a while on a slow host
+	// running out of memory takes a while on a slow host
+	f.Worker("w1", fleet.Role{CrashWindow: 12 * time.Second, CrashGuard: 6 * time.Second})
 	return f
 }
 
@@ -128,13 +141,14 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	t.Parallel()
 	f := crashing(t)
 	ctx := f.Context(3 * time.Minute)
-	// Each runs until it is told to end again and again.
+	// Each of them runs until it is told to end, again and again.
 	fragile := func(end string) protocol.Service {
 		return small("echo up; [ -e /tmp/bad ] || { while ! [ -e /tmp/bad ]; do sleep 0.1; done; }; echo going down; " + end)
 	}
 	greedy := fragile("exec tail /dev/zero")
 	greedy.Memory = 16 << 20
-	s, err := f.Client.Create(ctx, withServices(f, services{"db": fragile("exit 7")}, services{"greedy": greedy}), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f, services{"db": fragile("exit 7")}, services{"greedy": greedy}),
+		sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +164,8 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	f.Eventually(time.Minute, "both have failed", func() error {
 		b := f.History("s").State.Sandbox
 		db, greedy := b.Services["db"], b.Services["greedy"]
-		if db.State != protocol.ServiceStateFailed || db.Reason != protocol.ReasonCrashLoop || !strings.Contains(db.Error.Message, "going down") {
+		if db.State != protocol.ServiceStateFailed || db.Reason != protocol.ReasonCrashLoop ||
+			!strings.Contains(db.Error.Message, "going down") {
 			return fmt.Errorf("db is %+v", db)
 		}
 		if greedy.State != protocol.ServiceStateFailed || greedy.Reason != protocol.ReasonOOMKilled {
@@ -161,7 +176,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 		}
 		return nil
 	})
-	// One that runs again for the guard is ready again.
+	// A service that runs for the guard time is ready again.
 	f.Eventually(15*time.Second, "its container takes execs", func() error {
 		_, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"rm", "/tmp/bad"}, Service: "db"})
 		return err
@@ -190,14 +205,14 @@ func TestAServiceThatIsNotHealthyAnyMoreIsSaidToBeSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	printedBy(t, ctx, s, "v", "touch", "/tmp/sick")
-	f.Eventually(10*time.Second, "it has failed", func() error {
+	f.Eventually(10*time.Second, "the service has failed", func() error {
 		if status := f.History("s").State.Sandbox.Services["v"]; status.Reason != protocol.ReasonUnhealthy {
 			return fmt.Errorf("%+v", status)
 		}
 		return nil
 	})
 	printedBy(t, ctx, s, "v", "rm", "/tmp/sick")
-	f.Eventually(10*time.Second, "it is ready again", func() error {
+	f.Eventually(10*time.Second, "the service is ready again", func() error {
 		if status := f.History("s").State.Sandbox.Services["v"]; status.State != protocol.ServiceStateReady {
 			return fmt.Errorf("%+v", status)
 		}
@@ -216,8 +231,8 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The window is 12 s, and what follows may take 5.
-	f.Eventually(40*time.Second, "it fails, and everything is stopped and kept", func() error {
+	// The window is 12 s, and stopping everything may take 5.
+	f.Eventually(40*time.Second, "the sandbox fails, and everything is stopped and kept", func() error {
 		b := f.History("s").State.Sandbox
 		running, err := dockerRunning(f)
 		if b.State != protocol.StateFailed || b.Reason != protocol.ReasonCrashLoop || err != nil || len(running) > 0 {
@@ -235,7 +250,7 @@ func TestAPrimaryThatLoopsStopsItsServicesToo(t *testing.T) {
 	f.Judge()
 }
 
-// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest has a test that passes without the command.
+// TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest uses a health test that passes without the command.
 func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -248,7 +263,7 @@ func TestAServiceWhoseCommandHasDiedIsNotReadyForItsTest(t *testing.T) {
 	ends := 0
 	for _, e := range f.History("s").Events {
 		if e.Kind == protocol.ServiceReady {
-			t.Errorf("event %d says that the service is ready", e.Sequence)
+			t.Errorf("event %d reports the service as ready", e.Sequence)
 		}
 		if e.Kind == protocol.ServiceEnded {
 			if ends++; e.Service.ExitCode == nil || *e.Service.ExitCode != 4 {

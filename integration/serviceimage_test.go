@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAnImagesOwnHealthcheckAndStopSignalAreUsed has services of an image with both, and the sandbox's
-// own command in it.
+// TestAnImagesOwnHealthcheckAndStopSignalAreUsed runs services and the sandbox's own command from an image that has
+// both.
 func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	t.Parallel()
 	const ends = `trap 'echo asked >>/tmp/end; sleep 0.2; echo done >>/tmp/end; exit 0' USR1; trap 'echo term >>/tmp/end' TERM; `
@@ -30,12 +30,14 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 	off.Healthcheck = &protocol.Healthcheck{Test: []string{"NONE"}}
 	own = withCheck(own, "touch /tmp/own")
 	spec := withServices(f, services{"image": v, "off": off, "own": own}, nil)
-	spec.Image, spec.Command, spec.Grace = ref, []string{"sh", "-c", ends + "while :; do sleep 0.05; done"}, protocol.Duration(10*time.Second)
+	spec.Image, spec.Command, spec.Grace = ref, []string{"sh", "-c",
+		ends + "while :; do sleep 0.05; done"}, protocol.Duration(10*time.Second)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	started, err := time.Parse(time.RFC3339Nano, docker(t, engines.Default(t).Host, "inspect", "-f", "{{.State.StartedAt}}", containerOf(f, "", "s.image")))
+	started, err := time.Parse(time.RFC3339Nano,
+		docker(t, engines.Default(t).Host, "inspect", "-f", "{{.State.StartedAt}}", containerOf(f, "", "s.image")))
 	check(t, err)
 	var ready time.Time
 	for _, e := range f.History("s").Events {
@@ -47,7 +49,7 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 		t.Errorf("ready %s after its start, before the image's own test can pass", took)
 	}
 	for name, script := range map[string]string{
-		"image": "sort -u /tmp/tests", // of the service's user
+		"image": "sort -u /tmp/tests", // run as the service's user
 		"own":   "ls /tmp/own; cat /tmp/tests 2>/dev/null || echo not the image\\'s",
 		"off":   "cat /tmp/tests 2>/dev/null || echo none",
 	} {
@@ -56,41 +58,44 @@ func TestAnImagesOwnHealthcheckAndStopSignalAreUsed(t *testing.T) {
 			t.Errorf("the tests of %s: %q, want %q", name, got, want)
 		}
 	}
-	// The Engine tests nothing beside, and sends nothing else to the supervisor than TERM.
+	// The Engine itself runs no test, and sends the supervisor only TERM.
 	running, err := dockerRunning(f)
 	if err != nil || len(running) != 4 {
 		t.Fatalf("running: %q, %v", running, err)
 	}
-	out, err := exec.Command("docker", append([]string{"inspect", "--format", "{{json .Config.Healthcheck.Test}} {{json .State.Health}} {{.Config.StopSignal}}"}, running...)...).Output()
+	out, err := exec.Command("docker", append([]string{"inspect", "--format",
+		"{{json .Config.Healthcheck.Test}} {{json .State.Health}} {{.Config.StopSignal}}"}, running...)...).Output()
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		if err != nil || line != `["NONE"] null SIGTERM` {
 			t.Errorf("the engine has %s, %v", line, err)
 		}
 	}
-	// A worker that was started anew knows them, too.
+	// A restarted worker knows the image's settings, too.
 	w := f.Processes("worker")[0]
 	w.Kill()
 	w = w.Restart()
 	printedBy(t, ctx, s, "image", "rm", "/tmp/well")
-	f.Eventually(10*time.Second, "the service has failed", func() error { return serviceIs(f, "s", "image", protocol.ServiceStateFailed) })
+	f.Eventually(10*time.Second, "the service has failed",
+		func() error { return serviceIs(f, "s", "image", protocol.ServiceStateFailed) })
 	if status := f.History("s").State.Sandbox.Services["image"]; status.Reason != protocol.ReasonUnhealthy {
-		t.Errorf("it has failed with %+v", status)
+		t.Errorf("the service failed with %+v", status)
 	}
 	printedBy(t, ctx, s, "image", "touch", "/tmp/well")
-	f.Eventually(10*time.Second, "it is ready again", func() error { return serviceIs(f, "s", "image", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the service is ready again",
+		func() error { return serviceIs(f, "s", "image", protocol.ServiceStateReady) })
 	begun := time.Now()
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(begun); took > 8*time.Second {
-		t.Errorf("the stop took %s: who was asked by its own signal has been waited for until the grace was over", took)
+		t.Errorf("the stop took %s: it waited for the whole grace although the commands end on the image's signal", took)
 	}
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "image", "off", "own"} {
 		if got := printedBy(t, ctx, s, name, "cat", "/tmp/end"); got != "asked\ndone" {
-			t.Errorf("the command of %q was ended so: %q", name, got)
+			t.Errorf("the command of %q was ended with %q", name, got)
 		}
 	}
 	if got := serviceEvents(f.History("s"), "off"); !slices.Equal(got, []string{"service.ready", "service.ready"}) {

@@ -10,48 +10,54 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAHardenedServiceHasNoCapability looks at what the commands of services have: the service's own
-// one, its health test, and an exec in it.
+// TestAHardenedServiceHasNoCapability checks the capabilities of a service's own command, its health test, and an exec
+// in it.
 func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	const look = "id -u; grep -E '^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs):' /proc/self/status | cut -f2"
 	shows := func(profile string) protocol.Service {
-		// A file is read while its writer, perhaps, comes again: it has its name once it is whole.
+		// The writer may run again while the file is read, so the file gets its name when it is complete.
 		into := func(file string) string { return "(" + look + ") >" + file + ".new; mv " + file + ".new " + file }
 		v := withCheck(small(into("/tmp/command")+"; exec sleep 1000"), into("/tmp/test")+"; test -s /tmp/command")
 		v.Profile = profile
 		return v
 	}
-	spec := withServices(f, services{"hard": shows(protocol.ProfileHardened), "standard": shows(protocol.ProfileStandard)}, services{"default": shows("")})
+	spec := withServices(f, services{"hard": shows(protocol.ProfileHardened),
+		"standard": shows(protocol.ProfileStandard)}, services{"default": shows("")})
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Eventually(10*time.Second, "the optional one is ready", func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "the optional service is ready",
+		func() error { return serviceIs(f, "s", "default", protocol.ServiceStateReady) })
 	const none, all = "0000000000000000", "00000000a00405fb" // Docker's default ones without NET_RAW and MKNOD
 	for name, want := range map[string][]string{
 		"hard":     {"0", none, none, none, none, none, "1"},
 		"standard": {"0", none, all, all, all, none, "1"},
 		"default":  {"0", none, all, all, all, none, "1"},
 	} {
-		for what, script := range map[string]string{"an exec": look, "the command": "cat /tmp/command", "the health test": "cat /tmp/test"} {
-			if got := strings.Fields(printedBy(t, ctx, s, name, "sh", "-c", script)); strings.Join(got, " ") != strings.Join(want, " ") {
+		for what, script := range map[string]string{"an exec": look, "the command": "cat /tmp/command",
+			"the health test": "cat /tmp/test"} {
+			if got := strings.Fields(printedBy(t, ctx, s, name, "sh", "-c", script)); strings.Join(got,
+				" ") != strings.Join(want, " ") {
 				t.Errorf("%s of %s has %q, want %q", what, name, got, want)
 			}
 		}
 	}
-	// Root without capabilities owns nothing of others.
+	// Root without capabilities cannot change owners.
 	const chown = "touch /tmp/x && chown 1000 /tmp/x 2>/dev/null && echo may || echo cannot"
-	if hard, standard := printedBy(t, ctx, s, "hard", "sh", "-c", chown), printedBy(t, ctx, s, "standard", "sh", "-c", chown); hard != "cannot" || standard != "may" {
+	if hard, standard := printedBy(t, ctx, s, "hard", "sh", "-c", chown), printedBy(t, ctx, s, "standard", "sh", "-c",
+		chown); hard != "cannot" || standard != "may" {
 		t.Errorf("change an owner: hardened %s, standard %s", hard, standard)
 	}
 	got := s.Info().Spec
-	if got.RequiredServices["hard"].Profile != protocol.ProfileHardened || got.OptionalServices["default"].Profile != protocol.ProfileStandard {
+	if got.RequiredServices["hard"].Profile != protocol.ProfileHardened ||
+		got.OptionalServices["default"].Profile != protocol.ProfileStandard {
 		t.Errorf("read back: %+v, %+v", got.RequiredServices, got.OptionalServices)
 	}
-	// The hardened one stays so, and its supervisor ends it, after a resume.
+	// After a resume the hardened service stays hardened, and its supervisor can end it.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +74,7 @@ func TestAHardenedServiceHasNoCapability(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnOperatorMayForbidServicesTheirCapabilities has a host whose services must be hardened.
+// TestAnOperatorMayForbidServicesTheirCapabilities uses a host whose services must be hardened.
 func TestAnOperatorMayForbidServicesTheirCapabilities(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -80,7 +86,8 @@ func TestAnOperatorMayForbidServicesTheirCapabilities(t *testing.T) {
 		"spec.optional_services.db.profile": withServices(f, nil, services{"db": v}),
 	} {
 		_, err := f.Client.Create(ctx, spec)
-		if e := protocol.AsError(err); err == nil || e.Field != field || e.Code != protocol.PermissionDenied || e.Reason != protocol.ReasonPolicyDenied {
+		if e := protocol.AsError(err); err == nil || e.Field != field || e.Code != protocol.PermissionDenied ||
+			e.Reason != protocol.ReasonPolicyDenied {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
@@ -89,7 +96,7 @@ func TestAnOperatorMayForbidServicesTheirCapabilities(t *testing.T) {
 	}
 	v.Profile = protocol.ProfileHardened
 	if _, err := f.Client.Create(ctx, withServices(f, services{"db": v}, nil)); err != nil {
-		t.Errorf("a hardened one: %v", err)
+		t.Errorf("a hardened service: %v", err)
 	}
 	f.Judge()
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestServicesComeBackWithTheEngine stops the Docker Engine, and kills it.
+// TestServicesComeBackWithTheEngine stops the Docker Engine, and then kills it.
 func TestServicesComeBackWithTheEngine(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "services")
@@ -23,7 +23,8 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{Engine: e.Host})
 	ctx := f.Context(2 * time.Minute)
-	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("0.1")}, services{"opt": small("exec sleep 1000")}), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("0.1")},
+		services{"opt": small("exec sleep 1000")}), sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,19 +53,22 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 		e.Restart()
 		restarted := time.Now()
 		f.Eventually(2*adoptedWithin, "the service answers", func() error {
-			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"}, Timeout: protocol.Duration(5 * time.Second)})
+			r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
+				Timeout: protocol.Duration(5 * time.Second)})
 			if r == nil || string(r.Stdout) != "hello\n" {
-				time.Sleep(200 * time.Millisecond) // do not fill the history
+				time.Sleep(200 * time.Millisecond) // do not fill the history with failed execs
 				return fmt.Errorf("%+v, %v", r, err)
 			}
 			return nil
 		})
-		t.Logf("the engine was %s: the service answers after %s", way.name, time.Since(restarted).Round(time.Millisecond))
-		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed || r.Reason != protocol.ReasonInterrupted {
-			t.Errorf("the exec that was interrupted: %+v, %v", r, err)
+		t.Logf("the engine was %s: the service answers after %s", way.name,
+			time.Since(restarted).Round(time.Millisecond))
+		if r, err := x.Wait(ctx); r == nil || r.State != protocol.ExecStateFailed ||
+			r.Reason != protocol.ReasonInterrupted {
+			t.Errorf("the interrupted exec: %+v, %v", r, err)
 		}
 	}
-	f.Eventually(adoptedWithin, "all that should run does", func() error {
+	f.Eventually(adoptedWithin, "everything that should run is running", func() error {
 		if running := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Count(running, "\n") != 2 {
 			return fmt.Errorf("running: %q", running)
 		}
@@ -82,21 +86,22 @@ func TestServicesComeBackWithTheEngine(t *testing.T) {
 	f.Judge()
 }
 
-// letGo makes a file in a service of a sandbox that is not ready yet, which takes no execs.
+// letGo creates a file in a service of a sandbox that is not ready yet and so takes no execs.
 func letGo(f *fleet.Fleet, host, id, service, file string) {
 	f.TB.Helper()
-	f.Eventually(time.Minute, service+" may go on", func() error {
-		out, err := exec.Command("docker", "-H", host, "exec", "boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
+	f.Eventually(time.Minute, service+" is released", func() error {
+		out, err := exec.Command("docker", "-H", host, "exec",
+			"boxfleet."+f.Conn.Deployment()+".default."+id+"."+service, "touch", file).CombinedOutput()
 		if err != nil {
-			time.Sleep(200 * time.Millisecond) // an engine that starts has enough to do
+			time.Sleep(200 * time.Millisecond) // a starting engine is busy enough
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
 }
 
-// TestWhatRanComesBackWithItsHost has the machine of a worker and its engine restarted: every process, bridge
-// and rule is gone, and what is on disk is there.
+// TestWhatRanComesBackWithItsHost restarts the machine of a worker and its engine: processes, bridges and rules are
+// gone, files on disk remain.
 func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "host")
@@ -118,7 +123,8 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	w = w.Restart()
 
 	f.Eventually(2*adoptedWithin, "the service answers", func() error {
-		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"}, Timeout: protocol.Duration(5 * time.Second)})
+		r, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"wget", "-q", "-O", "-", "http://web/"},
+			Timeout: protocol.Duration(5 * time.Second)})
 		if r == nil || string(r.Stdout) != "hello\n" {
 			return fmt.Errorf("%+v, %v", r, err)
 		}
@@ -128,15 +134,16 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 		t.Errorf("its files are %q", got)
 	}
 	if r, err := x.Wait(ctx); r == nil || r.Reason != protocol.ReasonInterrupted {
-		t.Errorf("the exec that was interrupted: %+v, %v", r, err)
+		t.Errorf("the interrupted exec: %+v, %v", r, err)
 	}
 	if err := stopped.Refresh(ctx); err != nil || stopped.Info().State != protocol.StateStopped {
-		t.Errorf("the stopped one is %s, %v", stopped.Info().State, err)
+		t.Errorf("the stopped sandbox is %s, %v", stopped.Info().State, err)
 	}
 	if names := docker(t, e.Host, "ps", "--format", "{{.Names}}"); strings.Contains(names, "stopped") {
 		t.Errorf("running in the end: %q", names)
 	}
-	if rules, err := exec.Command("nsenter", "--net=/run/netns/"+e.Namespace(), "nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(rules), "chain bxf-") {
+	if rules, err := exec.Command("nsenter", "--net=/run/netns/"+e.Namespace(), "nft", "list",
+		"ruleset").CombinedOutput(); err != nil || !strings.Contains(string(rules), "chain bxf-") {
 		t.Errorf("no rules: %s, %v", rules, err)
 	}
 	check(t, s.Delete(ctx))
@@ -145,18 +152,20 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is
-// ready. On the next host nothing is there of either.
+// TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is ready. The next
+// host has nothing of either.
 func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
 	engines.LoadImage(t, other, fleet.Image)
-	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 10 * time.Second, Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
+	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 10 * time.Second,
+		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond}})
 	w1 := f.Worker("w1", fleet.Role{})
 	ctx := f.Context(2 * time.Minute)
 	talker := small("echo up; while ! [ -e /tmp/more ]; do sleep 0.1; done; echo more; exec sleep 1000")
 	talker.PostStart = []protocol.Hook{hook("echo x >>/tmp/hook")}
-	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	s, err := f.Client.Create(ctx, withServices(f, services{"talker": talker, "slow": webWhenTold("/tmp/go")}, nil),
+		sdk.WithID("s"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +193,8 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 			return nil
 		})
 	}
-	f.Eventually(10*time.Second, "one is ready", func() error { return serviceIs(f, "s", "talker", protocol.ServiceStateReady) })
+	f.Eventually(10*time.Second, "one service is ready",
+		func() error { return serviceIs(f, "s", "talker", protocol.ServiceStateReady) })
 	prints("up\n")
 	w1.Kill()
 
@@ -212,8 +222,8 @@ func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxMayHaveAsManyServicesAsAreAllowed has each of them on the network with an address, also when
-// all come back at once in whatever order.
+// TestASandboxMayHaveAsManyServicesAsAreAllowed checks that each service has an address on the network, even when all
+// restart at once in any order.
 func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "many")
@@ -233,7 +243,8 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 		f.Eventually(time.Minute, when+" all have an address", func() error { // thirteen containers start
 			found := map[string]bool{}
 			for _, id := range strings.Fields(docker(t, e.Host, "ps", "--quiet")) {
-				found[docker(t, e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", id)] = true
+				found[docker(t, e.Host, "inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+					id)] = true
 			}
 			if delete(found, ""); len(found) != protocol.MaxServices+1 {
 				return fmt.Errorf("there are %d addresses", len(found))
@@ -241,7 +252,8 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 			return nil
 		})
 		for name := range optional {
-			f.Eventually(adoptedWithin, name+" is ready", func() error { return serviceIs(f, "s", name, protocol.ServiceStateReady) })
+			f.Eventually(adoptedWithin, name+" is ready",
+				func() error { return serviceIs(f, "s", name, protocol.ServiceStateReady) })
 		}
 	}
 	allThere("after the create")
@@ -256,7 +268,7 @@ func TestASandboxMayHaveAsManyServicesAsAreAllowed(t *testing.T) {
 	f.Judge()
 }
 
-// TestTheEngineIsRestartedWhileServicesStart does so during a create, and during a resume.
+// TestTheEngineIsRestartedWhileServicesStart covers a create and a resume.
 func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "starting")
@@ -264,20 +276,22 @@ func TestTheEngineIsRestartedWhileServicesStart(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{Engine: e.Host})
 	ctx := f.Context(3 * time.Minute)
-	s, err := f.Client.Create(ctx, withServices(f, services{"quick": small("exec sleep 1000"), "slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
+	s, err := f.Client.Create(ctx, withServices(f,
+		services{"quick": small("exec sleep 1000"),
+			"slow": webWhenTold("/tmp/go")}, nil), sdk.WithID("s"), sdk.WithWait(false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	comesUp := func(what string) {
 		t.Helper()
-		f.Eventually(20*time.Second, "one service is ready and the other starts", func() error {
+		f.Eventually(20*time.Second, "one service is ready and the other is starting", func() error {
 			if running := docker(t, e.Host, "ps", "-q"); strings.Count(running, "\n") != 2 {
 				return fmt.Errorf("running: %q", running)
 			}
 			return serviceIs(f, "s", "quick", protocol.ServiceStateReady)
 		})
 		if b := f.History("s").State.Sandbox; b.State != protocol.StatePending {
-			t.Fatalf("%s: it is %s already", what, b.State)
+			t.Fatalf("%s: the sandbox is already %s", what, b.State)
 		}
 		e.Restart()
 		restarted := time.Now()

@@ -20,7 +20,8 @@ func TestRequiredServicesGateReadyAndAreReachedByName(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
 	begun := time.Now()
-	s, err := f.Client.Create(ctx, withServices(f, services{"web": web("1"), "other": web("1"), "third": small("exec sleep 1000")}, nil), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f,
+		services{"web": web("1"), "other": web("1"), "third": small("exec sleep 1000")}, nil), sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,8 @@ func TestRequiredServicesGateReadyAndAreReachedByName(t *testing.T) {
 	}
 	h := f.History("s")
 	kinds := h.Kinds()
-	if n := slices.Index(kinds, protocol.SandboxReady); n < 0 || slices.Index(kinds[n:], protocol.ServiceReady) >= 0 || slices.Index(kinds, protocol.ServiceReady) < 0 {
+	if n := slices.Index(kinds, protocol.SandboxReady); n < 0 || slices.Index(kinds[n:], protocol.ServiceReady) >= 0 ||
+		slices.Index(kinds, protocol.ServiceReady) < 0 {
 		t.Errorf("the services are not ready before the sandbox: %v", kinds)
 	}
 	for _, name := range []string{"web", "other", "third"} {
@@ -61,7 +63,9 @@ func TestAnOptionalServiceBlocksNothing(t *testing.T) {
 	ctx := f.Context(time.Minute)
 	late := webWhenTold("/tmp/go")
 	late.PostStart = []protocol.Hook{hook("echo hooked >/tmp/hooked")}
-	s, err := f.Client.Create(ctx, withServices(f, nil, services{"late": late, "bad": neverReady(small("echo broken; exit 5")), "none": {Image: "127.0.0.1:9/none:1"}}), sdk.WithID("s"))
+	s, err := f.Client.Create(ctx, withServices(f, nil,
+		services{"late": late, "bad": neverReady(small("echo broken; exit 5")),
+			"none": {Image: "127.0.0.1:9/none:1"}}), sdk.WithID("s"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,21 +76,27 @@ func TestAnOptionalServiceBlocksNothing(t *testing.T) {
 	f.Eventually(15*time.Second, "each service has its outcome", func() error {
 		h := f.History("s")
 		late, bad, none := h.State.Sandbox.Services["late"], h.State.Sandbox.Services["bad"], h.State.Sandbox.Services["none"]
-		if late.State != protocol.ServiceStateReady || bad.State != protocol.ServiceStateFailed || none.State != protocol.ServiceStateFailed {
+		if late.State != protocol.ServiceStateReady || bad.State != protocol.ServiceStateFailed ||
+			none.State != protocol.ServiceStateFailed {
 			return fmt.Errorf("%+v, %+v, %+v", late, bad, none)
 		}
-		if bad.Reason != protocol.ReasonContainerExited || bad.Error == nil || !strings.Contains(bad.Error.Message, "broken") {
+		if bad.Reason != protocol.ReasonContainerExited || bad.Error == nil ||
+			!strings.Contains(bad.Error.Message, "broken") {
 			return fmt.Errorf("the reason is %s, %v", bad.Reason, bad.Error)
 		}
 		return nil
 	})
-	if got := printedBy(t, ctx, s, "", "sh", "-c", "wget -q -O - http://late/; cat /tmp/hooked"); got != "hello\nhooked" {
+	if got := printedBy(t, ctx, s, "", "sh", "-c",
+		"wget -q -O - http://late/; cat /tmp/hooked"); got != "hello\nhooked" {
 		t.Errorf("got %q", got)
 	}
-	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "none"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"},
+		Service: "none"}); protocol.AsError(err).Reason != protocol.ReasonServiceDown {
 		t.Errorf("an exec in a service that has no container: %v", err)
 	}
-	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"}, Service: "unknown"}); protocol.CodeOf(err) != protocol.InvalidArgument || protocol.AsError(err).Field != "spec.service" {
+	if _, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"true"},
+		Service: "unknown"}); protocol.CodeOf(err) != protocol.InvalidArgument ||
+		protocol.AsError(err).Field != "spec.service" {
 		t.Errorf("an exec in a service that is not in the spec: %v", err)
 	}
 	if err := s.Refresh(ctx); err != nil || s.Info().State != protocol.StateReady {
@@ -119,7 +129,8 @@ func TestS10_HooksRunAsTheSandboxsUserAndAgainAfterAResumeWhereAskedFor(t *testi
 		t.Errorf("the hooks wrote %q", got)
 	}
 	f.Eventually(10*time.Second, "the failed hook is in the history", func() error {
-		if got := serviceEvents(f.History("s"), "opt"); !slices.Equal(got, []string{"service.hook hook_failed", "service.failed hook_failed"}) {
+		if got := serviceEvents(f.History("s"), "opt"); !slices.Equal(got,
+			[]string{"service.hook hook_failed", "service.failed hook_failed"}) {
 			return fmt.Errorf("%q", got)
 		}
 		return nil
@@ -130,7 +141,8 @@ func TestS10_HooksRunAsTheSandboxsUserAndAgainAfterAResumeWhereAskedFor(t *testi
 			continue
 		}
 		t.Logf("%s hook %d: %v %q %v", e.Service.Name, e.Service.Hook, *e.Service.ExitCode, e.Service.Output, e.Error)
-		if e.Service.Name == "opt" && (*e.Service.ExitCode != 9 || !strings.Contains(string(e.Service.Output), "no migration")) {
+		if e.Service.Name == "opt" &&
+			(*e.Service.ExitCode != 9 || !strings.Contains(string(e.Service.Output), "no migration")) {
 			t.Errorf("the failed hook: %+v", e.Service)
 		}
 	}
@@ -146,7 +158,8 @@ func TestS10_HooksRunAsTheSandboxsUserAndAgainAfterAResumeWhereAskedFor(t *testi
 	if got := printedBy(t, ctx, s, "", "cat", "/tmp/hooks"); got != "box\n/home/box\nagain\nhello\nagain\nhello" {
 		t.Errorf("after the resume the hooks have written %q", got)
 	}
-	if got := serviceEvents(f.History("s"), "web"); !slices.Equal(got, []string{"service.hook", "service.hook", "service.ready", "service.hook", "service.ready"}) {
+	if got := serviceEvents(f.History("s"), "web"); !slices.Equal(got,
+		[]string{"service.hook", "service.hook", "service.ready", "service.hook", "service.ready"}) {
 		t.Errorf("the history has %q", got)
 	}
 	f.Eventually(10*time.Second, "the service whose hook is not run again is ready", func() error {
@@ -164,7 +177,8 @@ func TestS10_HooksRunAsTheSandboxsUserAndAgainAfterAResumeWhereAskedFor(t *testi
 
 // dockerRunning lists the fleet's containers that run.
 func dockerRunning(f *fleet.Fleet) ([]string, error) {
-	out, err := exec.Command("docker", "ps", "--format", "{{.Names}}", "--filter", "label=boxfleet.deployment="+f.Conn.Deployment()).Output()
+	out, err := exec.Command("docker", "ps", "--format", "{{.Names}}", "--filter",
+		"label=boxfleet.deployment="+f.Conn.Deployment()).Output()
 	return strings.Fields(string(out)), err
 }
 
@@ -181,7 +195,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	if got := printedBy(t, ctx, s, "talker", "sh", "-c", "echo $WHO; id -un; hostname"); got != "service\nbox\ntalker" {
 		t.Errorf("an exec in the service prints %q", got)
 	}
-	slow, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker", Timeout: protocol.Duration(300 * time.Millisecond)})
+	slow, err := s.Exec(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker",
+		Timeout: protocol.Duration(300 * time.Millisecond)})
 	if slow == nil || slow.State != protocol.ExecStateTimedOut {
 		t.Errorf("an exec that runs too long: %+v, %v", slow, err)
 	}
@@ -208,16 +223,17 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 			break
 		}
 	}
-	if total := int64(len("first\nsecond\n") + 3_000_000 + len("\nlast\n")); gaps != total || stderr.String() != "oops\n" {
+	if total := int64(len("first\nsecond\n") + 3_000_000 + len("\nlast\n")); gaps != total ||
+		stderr.String() != "oops\n" {
 		t.Errorf("the output ends at %d of %d, stderr is %q", gaps, total, stderr.String())
 	}
 	t.Logf("%d of %d bytes were kept", stdout.Len(), gaps)
 	for _, err := range s.Logs(ctx, sdk.WithService("nobody")) {
 		if protocol.CodeOf(err) != protocol.InvalidArgument {
-			t.Errorf("the output of a service that is not there: %v", err)
+			t.Errorf("the output of an unknown service: %v", err)
 		}
 	}
-	// An exec in a service ends with the sandbox's stop, and its record says so.
+	// An exec in a service ends when the sandbox stops, and is recorded as stopped.
 	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sleep", "1000"}, Service: "talker"})
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +247,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.GetExec(ctx, x.ID()); err != nil || got.Info().State != protocol.ExecStateCancelled || got.Info().Reason != protocol.ReasonSandboxStopped {
+	if got, err := s.GetExec(ctx, x.ID()); err != nil || got.Info().State != protocol.ExecStateCancelled ||
+		got.Info().Reason != protocol.ReasonSandboxStopped {
 		t.Errorf("the exec is %+v, %v", got.Info(), err)
 	}
 	if err := s.Delete(ctx); err != nil {
@@ -241,8 +258,8 @@ func TestExecsAndLogsOfAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of bringing a service up, of a
-// stop and of a delete. Its successor goes on from there.
+// TestAWorkerKilledWhileItBringsServicesUp kills a worker at each step of starting a service, of a stop and of a
+// delete. The restarted worker resumes from there.
 func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -277,13 +294,15 @@ func TestAWorkerKilledWhileItBringsServicesUp(t *testing.T) {
 				t.Fatalf("create: %v", err)
 			}
 			s := f.Client.Sandbox(id)
-			if got := printedBy(t, ctx, s, "", "sh", "-c", "wget -q -O - http://web/; cat /tmp/hooks"); got != "hello\nx" {
+			if got := printedBy(t, ctx, s, "", "sh", "-c",
+				"wget -q -O - http://web/; cat /tmp/hooks"); got != "hello\nx" {
 				t.Errorf("the primary reads %q", got)
 			}
 			if got := printedBy(t, ctx, s, "web", "cat", "/tree/f"); got != "copied" {
-				t.Errorf("the service has a copy that reads %q", got)
+				t.Errorf("the service's copy contains %q", got)
 			}
-			x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "trap 'exit 3' TERM; echo going; while :; do sleep 0.1; done"}, Service: "web"})
+			x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+				"trap 'exit 3' TERM; echo going; while :; do sleep 0.1; done"}, Service: "web"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -319,7 +338,8 @@ func TestAWorkersRestartCostsNoService(t *testing.T) {
 		t.Fatal(err)
 	}
 	printedBy(t, ctx, s, "web", "touch", "/tmp/here")
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "until [ -e /tmp/go ]; do sleep 0.05; done; cat /proc/1/comm; exit 6"}, Service: "web"})
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+		"until [ -e /tmp/go ]; do sleep 0.05; done; cat /proc/1/comm; exit 6"}, Service: "web"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,9 +377,10 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)
 	db := postgres()
-	// The hook runs in the primary container: that one has psql too.
+	// The hook runs in the primary container, which has psql, too.
 	psql := []string{"psql", "-h", "db", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-Atc"}
-	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql), "create table t (n int); insert into t values (42)")}}
+	db.PostStart = []protocol.Hook{{Command: append(slices.Clone(psql),
+		"create table t (n int); insert into t values (42)")}}
 	spec := withServices(f, services{"db": db, "cache": redis()}, nil)
 	spec.Image, spec.User = "boxfleet/test:postgres", "box"
 	begun := time.Now()
@@ -371,14 +392,15 @@ func TestPostgreSQLAndRedisAsServices(t *testing.T) {
 	if got := printedBy(t, ctx, s, "", append(slices.Clone(psql), "select n from t")...); got != "42" {
 		t.Errorf("the primary reads %q from the database", got)
 	}
-	if got := printedBy(t, ctx, s, "db", "sh", "-c", "psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 /var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
+	if got := printedBy(t, ctx, s, "db", "sh", "-c",
+		"psql -U postgres -h 127.0.0.1 -Atc 'select n + 1 from t'; stat -c %U /proc/$(head -1 /var/lib/postgresql/data/postmaster.pid); id -un"); got != "43\npostgres\nroot" {
 		t.Errorf("an exec in the database's container prints %q", got)
 	}
 	script := `exec 3<>/dev/tcp/cache/6379; printf 'SET k v\r\nGET k\r\nQUIT\r\n' >&3; cat <&3`
 	if got := strings.ReplaceAll(printedBy(t, ctx, s, "", "bash", "-c", script), "\r", ""); got != "+OK\n$1\nv\n+OK" {
 		t.Errorf("the primary reads %q from Redis", got)
 	}
-	// What they hold is there after a stop and a resume.
+	// The data is still there after a stop and a resume.
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}

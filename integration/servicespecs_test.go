@@ -14,35 +14,36 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// small is a service from the small image, which runs a line of shell.
+// small is a service from the small image that runs a line of shell.
 func small(script string) protocol.Service {
 	return protocol.Service{Image: fleet.Image, Command: []string{"sh", "-c", script}, Memory: 32 << 20}
 }
 
 // withCheck gives a service a quick health check.
 func withCheck(v protocol.Service, test string) protocol.Service {
-	v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD-SHELL", test}, Interval: protocol.Duration(200 * time.Millisecond),
-		Timeout: protocol.Duration(2 * time.Second), Retries: 5, StartInterval: protocol.Duration(100 * time.Millisecond)}
+	v.Healthcheck = &protocol.Healthcheck{Test: []string{"CMD-SHELL", test},
+		Interval: protocol.Duration(200 * time.Millisecond),
+		Timeout:  protocol.Duration(2 * time.Second), Retries: 5, StartInterval: protocol.Duration(100 * time.Millisecond)}
 	return v
 }
 
-// neverReady gives a service a health check that does not pass. Without one, what is to end at once would
-// be ready first where the machine is slow.
+// neverReady gives a service a health check that never passes. Without one, a service that ends at once could become
+// ready first on a slow machine.
 func neverReady(v protocol.Service) protocol.Service {
 	v = withCheck(v, "false")
 	v.Healthcheck.Retries = 1000
 	return v
 }
 
-// web is a service that is ready after a while, and answers on port 80.
+// web is a service that becomes ready after a delay and answers on port 80.
 func web(after string) protocol.Service { return webAfter("sleep " + after) }
 
-// webWhenTold is a web that is ready once somebody has made a file.
+// webWhenTold is a web that becomes ready once a file exists.
 func webWhenTold(file string) protocol.Service {
 	return webAfter("until [ -e " + file + " ]; do sleep 0.05; done")
 }
 
-// webAfter is a web that is ready after a line of shell.
+// webAfter is a web that becomes ready after a line of shell.
 func webAfter(waits string) protocol.Service {
 	v := withCheck(small("echo starting; "+waits+"; mkdir -p /tmp/w; echo hello >/tmp/w/index.html; exec httpd -f -h /tmp/w -p 80"), "wget -q -O /dev/null http://127.0.0.1/")
 	v.Healthcheck.Retries = 1000
@@ -53,7 +54,7 @@ func hook(script string) protocol.Hook {
 	return protocol.Hook{Command: []string{"sh", "-c", script}, Timeout: protocol.Duration(10 * time.Second)}
 }
 
-// withServices is a small spec with these services.
+// withServices is a small spec with the given services.
 func withServices(f *fleet.Fleet, required, optional map[string]protocol.Service) protocol.SandboxSpec {
 	spec := f.Spec()
 	spec.RequiredServices, spec.OptionalServices = required, optional
@@ -62,10 +63,11 @@ func withServices(f *fleet.Fleet, required, optional map[string]protocol.Service
 
 type services = map[string]protocol.Service
 
-// printedBy runs a command and returns what it printed; it must end with exit code 0.
+// printedBy runs a command that must exit with 0 and returns its output.
 func printedBy(t *testing.T, ctx context.Context, s *sdk.Sandbox, service string, command ...string) string {
 	t.Helper()
-	r, err := s.Exec(ctx, protocol.ExecSpec{Command: command, Service: service, Timeout: protocol.Duration(20 * time.Second)})
+	r, err := s.Exec(ctx, protocol.ExecSpec{Command: command, Service: service,
+		Timeout: protocol.Duration(20 * time.Second)})
 	if err != nil {
 		t.Fatalf("%q: %v", command, err)
 	}
@@ -75,7 +77,7 @@ func printedBy(t *testing.T, ctx context.Context, s *sdk.Sandbox, service string
 	return strings.TrimSpace(string(r.Stdout))
 }
 
-// serviceEvents lists the events of a service, as "kind" or "kind reason", but for ends of its command.
+// serviceEvents lists the events of a service as "kind" or "kind reason", except ends of its command.
 func serviceEvents(h *fleet.History, name string) []string {
 	var found []string
 	for _, e := range h.Events {
@@ -86,7 +88,7 @@ func serviceEvents(h *fleet.History, name string) []string {
 	return found
 }
 
-// serviceIs says what is wrong where a service of a sandbox is not in a state.
+// serviceIs returns an error if a service of a sandbox is not in a state.
 func serviceIs(f *fleet.Fleet, id, name string, state protocol.ServiceState) error {
 	if status := f.History(id).State.Sandbox.Services[name]; status.State != state {
 		return fmt.Errorf("%s is %+v", name, status)
@@ -94,8 +96,8 @@ func serviceIs(f *fleet.Fleet, id, name string, state protocol.ServiceState) err
 	return nil
 }
 
-// imageWith makes an image of the small one and instructions of a Dockerfile, for as long as the test runs. What
-// uses it must end before: make it first.
+// imageWith creates an image from the small one with instructions of a Dockerfile until the test ends. Call it before
+// anything that uses the image, so that its clean-up runs last.
 func imageWith(t *testing.T, name string, instructions ...string) string {
 	t.Helper()
 	run := func(args ...string) string {
@@ -108,7 +110,7 @@ func imageWith(t *testing.T, name string, instructions ...string) string {
 	ref := fmt.Sprintf("boxfleet/test:%s-%d", name, os.Getpid())
 	create, commit := []string{"create", "--entrypoint", ""}, []string{"commit"}
 	for _, line := range instructions {
-		if signal, ok := strings.CutPrefix(line, "STOPSIGNAL "); ok { // which a commit takes from the container
+		if signal, ok := strings.CutPrefix(line, "STOPSIGNAL "); ok { // a commit takes this from the container
 			create = append(create, "--stop-signal", signal)
 		} else {
 			commit = append(commit, "--change", line)
@@ -121,7 +123,7 @@ func imageWith(t *testing.T, name string, instructions ...string) string {
 	return ref
 }
 
-// image makes a test image where the engine does not have it.
+// image builds a test image if the engine does not have it.
 func image(t *testing.T, name string) {
 	t.Helper()
 	if out, err := exec.Command("../scripts/image", name).CombinedOutput(); err != nil {
@@ -129,8 +131,8 @@ func image(t *testing.T, name string) {
 	}
 }
 
-// postgres is PostgreSQL as Debian has it, set up at its first start. It starts as root and becomes
-// another user, as the images of databases do.
+// postgres is Debian's PostgreSQL, initialized at its first start. It starts as root and switches to another user, as
+// database images do.
 func postgres() protocol.Service {
 	const bin = "/usr/lib/postgresql/15/bin"
 	script := "set -e; d=/var/lib/postgresql/data; " +
@@ -140,12 +142,15 @@ func postgres() protocol.Service {
 		"install -d -o postgres -g postgres /run/postgresql; " +
 		"exec setpriv --reuid=postgres --regid=postgres --init-groups " + bin + "/postgres -D $d -c listen_addresses='*' -c fsync=off"
 	return protocol.Service{Image: "boxfleet/test:postgres", Command: []string{"sh", "-c", script}, Memory: 256 << 20,
-		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"}, Interval: protocol.Duration(time.Second),
-			Retries: 40, StartInterval: protocol.Duration(200 * time.Millisecond)}}
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD", bin + "/pg_isready", "-h", "127.0.0.1"},
+			Interval: protocol.Duration(time.Second),
+			Retries:  40, StartInterval: protocol.Duration(200 * time.Millisecond)}}
 }
 
 func redis() protocol.Service {
 	return protocol.Service{Image: "boxfleet/test:redis", User: "redis", Memory: 64 << 20,
-		Command:     []string{"redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", "/tmp"},
-		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "redis-cli ping | grep -q PONG"}, Interval: protocol.Duration(time.Second), Retries: 20}}
+		Command: []string{"redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir",
+			"/tmp"},
+		Healthcheck: &protocol.Healthcheck{Test: []string{"CMD-SHELL", "redis-cli ping | grep -q PONG"},
+			Interval: protocol.Duration(time.Second), Retries: 20}}
 }

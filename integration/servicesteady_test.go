@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAServiceThatStumblesNowAndThenHasNotFailed has services end and be unhealthy less often than is a
+// TestAServiceThatStumblesNowAndThenHasNotFailed has services that exit or are unhealthy less often than counts as a
 // failure: the window, the guard and the retries each hold.
 func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	t.Parallel()
@@ -20,12 +20,13 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	w := f.Worker("w1", fleet.Role{CrashWindow: 10 * time.Second, CrashGuard: 2 * time.Second})
 	ctx := f.Context(2 * time.Minute)
 	spec := withServices(f, services{
-		// Ends again and again, and each time ran for longer than the guard.
+		// Exits repeatedly, each time after running for longer than the guard.
 		"slow": small("echo x >>/tmp/runs; sleep 2.5; exit 1"),
-		// Ends once, at once, and is started again within the window.
+		// Exits once right after it was told to, and is restarted within the window.
 		"once": small("echo x >>/tmp/runs; while ! [ -e /tmp/end ]; do sleep 0.05; done; rm /tmp/end; exit 1"),
-		// Fails more tests than may fail in a row, and passes one after each.
-		"sick": withCheck(small("exec sleep 1000"), "if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
+		// Fails more tests in total than may fail in a row, but passes one after each failure.
+		"sick": withCheck(small("exec sleep 1000"),
+			"if [ -e /tmp/sick ]; then rm -f /tmp/passed; rm /tmp/sick; exit 1; fi; touch /tmp/passed"),
 	}, nil)
 	s, err := f.Client.Create(ctx, spec, sdk.WithID("s"))
 	if err != nil {
@@ -33,13 +34,14 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	}
 	printedBy(t, ctx, s, "once", "touch", "/tmp/end")
 	for range spec.RequiredServices["sick"].Healthcheck.Retries + 1 {
-		printedBy(t, ctx, s, "sick", "sh", "-c", "touch /tmp/sick; while [ -e /tmp/sick ] || ! [ -e /tmp/passed ]; do sleep 0.05; done")
+		printedBy(t, ctx, s, "sick", "sh", "-c",
+			"touch /tmp/sick; while [ -e /tmp/sick ] || ! [ -e /tmp/passed ]; do sleep 0.05; done")
 	}
 	for name, runs := range map[string]int{"once": 2, "slow": 4} {
-		f.Eventually(time.Minute, name+" was started again", func() error {
+		f.Eventually(time.Minute, name+" was restarted", func() error {
 			n, _ := strconv.Atoi(printedBy(t, ctx, s, name, "sh", "-c", "wc -l </tmp/runs"))
 			if n < runs {
-				time.Sleep(200 * time.Millisecond) // do not fill the history
+				time.Sleep(200 * time.Millisecond) // do not fill the history with failed execs
 				return fmt.Errorf("%d times", n)
 			}
 			return nil
@@ -58,7 +60,7 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 	f.Judge()
 }
 
-// TestAServiceMayBeTestedAsOftenAsItTakes has one that is well after some fifty tests.
+// The service becomes healthy after about fifty tests.
 func TestAServiceMayBeTestedAsOftenAsItTakes(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -75,7 +77,7 @@ func TestAServiceMayBeTestedAsOftenAsItTakes(t *testing.T) {
 	f.Judge()
 }
 
-// TestAServiceHasItsStartPeriodAtEachStart has one that needs a while when it is started again.
+// The service needs a while to become healthy again after a restart.
 func TestAServiceHasItsStartPeriodAtEachStart(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
@@ -86,7 +88,8 @@ func TestAServiceHasItsStartPeriodAtEachStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	printedBy(t, ctx, s, "v", "sh", "-c", "touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.05; done; until [ -e /tmp/up ]; do sleep 0.1; done")
+	printedBy(t, ctx, s, "v", "sh", "-c",
+		"touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.05; done; until [ -e /tmp/up ]; do sleep 0.1; done")
 	if got := serviceEvents(f.History("s"), "v"); !slices.Equal(got, []string{string(protocol.ServiceReady)}) {
 		t.Errorf("its history has %q", got)
 	}

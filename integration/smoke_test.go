@@ -16,7 +16,8 @@ func TestASandboxLivesItsWholeLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(result.Stdout) != "out\n" || string(result.Stderr) != "err\n" || result.ExitCode == nil || *result.ExitCode != 3 {
+	if string(result.Stdout) != "out\n" || string(result.Stderr) != "err\n" || result.ExitCode == nil ||
+		*result.ExitCode != 3 {
 		t.Errorf("got %q, %q, exit code %v", result.Stdout, result.Stderr, result.ExitCode)
 	}
 	if err := s.Stop(ctx); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// A host whose worker comes back under another name, with another state directory, is the same
-// host: its sandboxes go on.
+// A host whose worker returns with another name and another state directory is the same host: its sandboxes keep
+// running.
 func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second})
@@ -20,7 +20,8 @@ func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	if err := stopped.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo went; exit 4"}})
+	x, err := s.Start(ctx, protocol.ExecSpec{Command: []string{"sh", "-c",
+		"while [ ! -e /tmp/go ]; do sleep 0.05; done; echo went; exit 4"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestP6_ARenamedWorkerAdoptsItsHostsSandboxes(t *testing.T) {
 	}
 	result, err := x.Wait(ctx)
 	if err != nil || result.ExitCode == nil || *result.ExitCode != 4 || string(result.Stdout) != "went\n" {
-		t.Errorf("the exec that ran through the change: %+v, %v", result, err)
+		t.Errorf("the exec that ran during the change: %+v, %v", result, err)
 	}
 	if err := stopped.Resume(ctx); err != nil {
 		t.Errorf("resume under the new name: %v", err)

@@ -30,9 +30,10 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	} {
 		writeFile(t, filepath.Join(home, name), content, 0o666, time.Now())
 	}
-	// Of .codex a link leads out: what the sandbox gets is a copy.
+	// A link in .codex leads out of it: the sandbox gets a copy of the target.
 	writeFile(t, filepath.Join(home, "secret"), "SECRET", 0o644, time.Now())
-	if err := errors.Join(os.Symlink("../secret", filepath.Join(home, ".codex", "link")), os.Chown(filepath.Join(home, ".codex"), 1000, 1000)); err != nil {
+	if err := errors.Join(os.Symlink("../secret", filepath.Join(home, ".codex", "link")),
+		os.Chown(filepath.Join(home, ".codex"), 1000, 1000)); err != nil {
 		t.Fatal(err)
 	}
 	agent := filepath.Join(home, "agent.sock")
@@ -41,12 +42,13 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home, SSHAgent: agent})
+	w := f.Worker("w1", fleet.Role{Tools: []string{"claude", "git", "uv", "codex", "apt", "opencode"}, ToolsHome: home,
+		SSHAgent: agent})
 	ctx := f.Context(time.Minute)
-	f.Eventually(10*time.Second, "the host says what it offers", func() error {
+	f.Eventually(10*time.Second, "the host reports its tools", func() error {
 		hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 		if err == nil && (len(hosts) != 1 || strings.Join(hosts[0].Tools, " ") != "claude git uv codex apt opencode") {
-			err = fmt.Errorf("there are %+v", hosts)
+			err = fmt.Errorf("the hosts are %+v", hosts)
 		}
 		return err
 	})
@@ -60,17 +62,21 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	if got := strings.Join(s.Info().Spec.Tools, " "); got != "codex claude git uv opencode" {
 		t.Errorf("read back: %s", got)
 	}
-	got := mustExec(ctx, t, s, script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml .agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat $UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
+	got := mustExec(ctx, t, s,
+		script(`echo $HOME; cd; cat .claude/settings .claude.json .ssh/known_hosts .config/gh/hosts.yml .agents/skills/a .codex/auth; echo; ls -A .codex; stat -c %F $SSH_AUTH_SOCK; cat $UV_PYTHON_INSTALL_DIR/3.13/bin; grep -c ' /home/box/.agents ' /proc/self/mountinfo`))
 	if want := "/home/box\nsettings{}host keytokenskillauth\nauth\nsocket\npython1\n"; got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	mustExec(ctx, t, s, script(`cd; echo by sandbox > .claude/settings && echo x > .codex/auth && echo new > .codex/new`))
-	for _, attempt := range []string{"echo x > .ssh/known_hosts", "echo x > .config/gh/hosts.yml", "rm .config/gh/hosts.yml", "touch .config/gh/new"} {
+	mustExec(ctx, t, s,
+		script(`cd; echo by sandbox > .claude/settings && echo x > .codex/auth && echo new > .codex/new`))
+	for _, attempt := range []string{"echo x > .ssh/known_hosts", "echo x > .config/gh/hosts.yml",
+		"rm .config/gh/hosts.yml", "touch .config/gh/new"} {
 		if r, err := s.Exec(ctx, script("cd; "+attempt)); err != nil || code(r) == "0" {
 			t.Errorf("%s: %v, exit code %s", attempt, err, code(r))
 		}
 	}
-	for name, want := range map[string]string{".claude/settings": "by sandbox\n", ".codex/auth": "auth", ".ssh/known_hosts": "host key", "secret": "SECRET"} {
+	for name, want := range map[string]string{".claude/settings": "by sandbox\n", ".codex/auth": "auth",
+		".ssh/known_hosts": "host key", "secret": "SECRET"} {
 		if data, err := os.ReadFile(filepath.Join(home, name)); err != nil || string(data) != want {
 			t.Errorf("the host's %s: %q, %v", name, data, err)
 		}
@@ -81,11 +87,12 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	if got := mustExec(ctx, t, s, script("cat ~/.codex/new ~/.claude.json")); got != "new\n{}" {
 		t.Errorf("after a resume: %q", got)
 	}
-	// What a sandbox was made with must be there when it starts again.
+	// The tools of a sandbox must still exist when it starts again.
 	if err := errors.Join(s.Stop(ctx), os.Remove(filepath.Join(home, ".ssh", "known_hosts"))); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a resume without a tool's file", s.Resume(ctx), protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[2]")
+	wantError(t, "a resume without a tool's file", s.Resume(ctx), protocol.FailedPrecondition,
+		protocol.ReasonToolUnavailable, "spec.tools[2]")
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +101,7 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 		t.Errorf("the delete reached the host's files: %v", err)
 	}
 
-	// The home is that of HOME, where the spec has one; a user without a home is refused.
+	// The home is the spec's HOME if it has one; a user without a home is refused.
 	spec.Tools, spec.User, spec.Env = []string{"claude"}, "4711", map[string]string{"HOME": "/tmp/me"}
 	s, err = f.Client.Create(ctx, spec)
 	if err != nil {
@@ -109,27 +116,29 @@ func TestToolsAreMountedInTheHomeOfTheSandboxsUser(t *testing.T) {
 	spec.Env = nil
 	_, err = f.Client.Create(ctx, spec)
 	wantError(t, "a user without a home", err, protocol.InvalidArgument, "", "spec.user")
-	spec.Tools = []string{"apt"} // which goes elsewhere
+	spec.Tools = []string{"apt"} // does not need a home
 	if s, err = f.Client.Create(ctx, spec); err == nil {
 		err = s.Delete(ctx)
 	}
 	if err != nil {
 		t.Errorf("a user without a home, and a tool that needs none: %v", err)
 	}
-	for what, tools := range map[string][]string{"a tool that is turned off": {"git", "npm"}, "one that there is not": {"git", "vim"}} {
+	for what, tools := range map[string][]string{"a tool that is turned off": {"git", "npm"},
+		"an unknown tool": {"git", "vim"}} {
 		spec := f.Spec()
 		spec.Tools = tools
 		_, err := f.Client.Create(ctx, spec)
 		wantError(t, what, err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
 	}
-	// A required file that goes away after the host said that it has it: the worker refuses.
+	// A required file disappears after the host reported it: the worker refuses.
 	if err := os.Remove(filepath.Join(home, ".claude.json")); err != nil {
 		t.Fatal(err)
 	}
 	spec = f.Spec()
 	spec.Tools = []string{"git", "claude"}
 	_, err = f.Client.Create(ctx, spec)
-	wantError(t, "a required file that is missing", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[1]")
+	wantError(t, "a required file that is missing", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable,
+		"spec.tools[1]")
 	becomesEmpty(f, w)
 }
 
@@ -146,7 +155,8 @@ func TestS12_NoToolLeadsToTheEnginesSocket(t *testing.T) {
 	spec := f.Spec()
 	spec.Tools = []string{"apt", "git"}
 	_, err := f.Client.Create(ctx, spec)
-	wantError(t, "the engine's socket as an ssh agent", err, protocol.PermissionDenied, protocol.ReasonMountDenied, "spec.tools[1]")
+	wantError(t, "the engine's socket as an ssh agent", err, protocol.PermissionDenied, protocol.ReasonMountDenied,
+		"spec.tools[1]")
 	becomesEmpty(f, w)
 	if bytes.Contains([]byte(w.Log()), []byte("panic")) {
 		t.Error(w.Log())
@@ -162,18 +172,18 @@ func TestWithoutTheOperatorsWordThereAreNoTools(t *testing.T) {
 	spec := f.Spec()
 	spec.Tools = []string{"npm"}
 	_, err := f.Client.Create(f.Context(time.Minute), spec)
-	wantError(t, "a tool by default", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[0]")
+	wantError(t, "a tool without the operator's permission", err, protocol.FailedPrecondition, protocol.ReasonToolUnavailable, "spec.tools[0]")
 	becomesEmpty(f, w)
 }
 
-// TestTheHomeOfAUserIsLookedUpOncePerImage: it takes a container that never starts, before the
-// sandbox's own can be made.
+// The lookup takes a container that never starts, before the sandbox's own container can be created.
 func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
 	other := "boxfleet/homes:" + strings.ToLower(rand.Text()[:10])
-	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n") // before the fleet, so that it goes after it
+	// created before the fleet, so that it is removed after it
+	importWith(t, main.Host, other, "box:x:1000:1000:box:/elsewhere:/bin/sh\n")
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()
 	mkdir(t, filepath.Join(home, ".npm"))
@@ -190,8 +200,10 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 		image, user, home string
 		lookups           int // so far
 	}{
-		{fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box:100", "/home/box", 1},
-		{fleet.Image, "", "/root", 2}, {fleet.Image, "0", "/root", 2}, {other, "box", "/elsewhere", 3}, {fleet.Image, "box", "/home/box", 3},
+		{fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box", "/home/box", 1}, {fleet.Image, "box:100",
+			"/home/box", 1},
+		{fleet.Image, "", "/root", 2}, {fleet.Image, "0", "/root", 2}, {other, "box", "/elsewhere", 3}, {fleet.Image,
+			"box", "/home/box", 3},
 	} {
 		spec := f.Spec()
 		spec.Image, spec.User, spec.Tools = c.image, c.user, []string{"npm"}
@@ -201,7 +213,8 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%+v: created in %s", c, time.Since(started).Round(time.Millisecond))
-		if got := mustExec(f.Context(time.Minute), t, s, script("grep -c ' "+c.home+"/.npm ' /proc/self/mountinfo")); got != "1\n" {
+		if got := mustExec(f.Context(time.Minute), t, s,
+			script("grep -c ' "+c.home+"/.npm ' /proc/self/mountinfo")); got != "1\n" {
 			t.Errorf("%+v: %q", c, got)
 		}
 		if n := lookups(); n != c.lookups {
@@ -210,7 +223,7 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 	}
 }
 
-// A worker that dies while it looks into an image leaves a container, which goes with the sandbox.
+// A worker that is killed while it inspects an image leaves a container, which is removed with the sandbox.
 func TestADeleteRemovesWhatLookedIntoTheImage(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -229,7 +242,7 @@ func TestADeleteRemovesWhatLookedIntoTheImage(t *testing.T) {
 		return slices.ContainsFunc(f.Objects(""), func(o string) bool { return strings.HasSuffix(o, ".passwd") })
 	}
 	if !left() {
-		t.Error("nothing was left: this test shows nothing")
+		t.Error("nothing was left: the test proves nothing")
 	}
 	deleted := begin(func() error { return s.Delete(ctx) })
 	restarted := time.Now()
@@ -238,12 +251,12 @@ func TestADeleteRemovesWhatLookedIntoTheImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left() {
-		t.Error("it is deleted, and its container is there")
+		t.Error("the sandbox is deleted, but its container exists")
 	}
 	becomesEmpty(f, w)
 }
 
-// importWith makes an image whose only difference from the tests' own is its /etc/passwd.
+// importWith creates an image that differs from the tests' image only in its /etc/passwd.
 func importWith(t *testing.T, host, ref, passwd string) {
 	t.Helper()
 	name := "boxfleet-homes-" + strings.ToLower(rand.Text()[:10])

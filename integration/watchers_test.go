@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// watching is a program that takes as many file watchers as it gets, or one, and keeps them.
+// watching is a program that takes one file watcher, or as many as it gets, and keeps them.
 const watching = `package main
 
 import (
@@ -40,15 +40,14 @@ func main() {
 }
 `
 
-// TestASandboxThatTakesAllFileWatchersLosesThem: they are counted by user id, so root of one sandbox takes those of
-// the others and of the host.
+// File watchers are counted per user id, so root of one sandbox can take those of the other sandboxes and of the host.
 func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
 	check(t, err)
 	var most int
 	if _, err := fmt.Sscan(string(data), &most); err != nil || most > 4096 {
-		t.Skipf("root has %d file watchers here: too many to be taken for a test", most)
+		t.Skipf("root has %d file watchers here: too many to use up in a test", most)
 	}
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "main.go"), watching, 0o644, time.Now())
@@ -73,18 +72,19 @@ func TestASandboxThatTakesAllFileWatchersLosesThem(t *testing.T) {
 	check(t, err)
 	r, err := x.Wait(ctx)
 	if err != nil || r.ExitCode == nil || *r.ExitCode != 137 {
-		t.Fatalf("what takes all ends with %+v, %v", r, err)
+		t.Fatalf("the exec that takes all of them ended with %+v, %v", r, err)
 	}
-	f.Eventually(10*time.Second, "the worker's log says whose they were", func() error { // after it ended them
-		if log := w.Log(); !strings.Contains(log, "used up the file watchers") || !strings.Contains(log, "default/greedy") {
-			return errors.New("it does not")
+	f.Eventually(10*time.Second, "the worker's log names the sandbox", func() error { // logged after it ended them
+		if log := w.Log(); !strings.Contains(log, "used up the file watchers") ||
+			!strings.Contains(log, "default/greedy") {
+			return errors.New("it does not yet")
 		}
 		return nil
 	})
-	f.Eventually(30*time.Second, "another sandbox gets one", func() error {
+	f.Eventually(30*time.Second, "another sandbox gets a file watcher", func() error {
 		r, err := other.Exec(ctx, protocol.ExecSpec{Command: []string{"/w/watch", "one"}})
 		if err == nil && (r.ExitCode == nil || *r.ExitCode != 0) {
-			err = fmt.Errorf("it ends with %+v: %s", r, r.Stdout)
+			err = fmt.Errorf("the exec ended with %+v: %s", r, r.Stdout)
 		}
 		return err
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// TestQ13_AHostStopsAdmittingBeforeItIsFull runs workers whose marks are already passed, and one
-// whose networks are used up.
+// TestQ13_AHostStopsAdmittingBeforeItIsFull runs workers that are already above their marks, and one whose networks are
+// used up.
 func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 	t.Parallel()
 	for what, role := range map[string]fleet.Role{
@@ -28,7 +28,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.Eventually(10*time.Second, "it waits, and says for what", func() error {
+			f.Eventually(10*time.Second, "the sandbox waits with a reason", func() error {
 				e, err := s.Explain(ctx)
 				if err == nil && (len(e.Hosts) != 1 || !strings.Contains(e.Hosts[0].Reason, what)) {
 					err = protocol.Errorf(protocol.Internal, "", "%+v", e)
@@ -40,14 +40,14 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 				t.Errorf("%+v, %v", hosts, err)
 			}
 			full.Stop()
-			f.Worker("w1", fleet.Role{}) // the operator made room
+			f.Worker("w1", fleet.Role{}) // the operator freed space
 			if err := s.WaitReady(ctx); err != nil {
 				t.Fatal(err)
 			}
 			f.Judge()
 		})
 	}
-	t.Run("networks of others", func(t *testing.T) {
+	t.Run("foreign networks", func(t *testing.T) {
 		const engine = "unix:///var/run/docker.sock"
 		other := docker(t, engine, "network", "create", "--subnet", "10.222.223.0/24", "boxfleet-test-other")
 		t.Cleanup(func() { docker(t, engine, "network", "rm", "--force", other) })
@@ -55,7 +55,7 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 		f.Worker("w1", fleet.Role{NetworkPool: "10.222.223.16/28", Reconcile: 200 * time.Millisecond})
 		s, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID("first"), sdk.WithWait(false))
 		check(t, err)
-		f.Eventually(10*time.Second, "the host says that it is full", func() error {
+		f.Eventually(10*time.Second, "the host reports that it is full", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Hosts().List(f.Context(time.Minute)))
 			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "networks")) {
 				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts)
@@ -76,21 +76,21 @@ func TestQ13_AHostStopsAdmittingBeforeItIsFull(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.Eventually(10*time.Second, "the host says that it is full", func() error {
+		f.Eventually(10*time.Second, "the host reports that it is full", func() error {
 			hosts, err := sdk.ReadAll(f.Client.Hosts().List(ctx))
 			if err == nil && (len(hosts) != 1 || !strings.Contains(hosts[0].Full, "networks")) {
 				err = protocol.Errorf(protocol.Internal, "", "%+v", hosts)
 			}
 			return err
 		})
-		// The third was placed before the host had said so, perhaps; it waits all the same.
+		// The third may have been placed before the host reported that; it waits all the same.
 		if err := third.Refresh(ctx); err != nil || third.Info().State != protocol.StatePending {
 			t.Fatalf("the third is %s, %v", third.Info().State, err)
 		}
-		if err := first.Stop(ctx); err != nil { // it keeps its network
+		if err := first.Stop(ctx); err != nil { // keeps its network
 			t.Fatal(err)
 		}
-		if err := first.Resume(ctx); err != nil { // and its place
+		if err := first.Resume(ctx); err != nil { // and its slot
 			t.Fatal(err)
 		}
 		if err := first.Delete(ctx); err != nil {

@@ -13,15 +13,15 @@ import (
 	"github.com/boxfleet/boxfleet/integration/fleet"
 )
 
-// The examples in docs/wire.md's other language run as they are. They need Node and its package nats:
-// `make examples` gets that.
+// The JavaScript examples in docs/wire.md run as they are. They need Node and its package nats, which `make examples`
+// installs.
 func TestTheExamplesInAnotherLanguageRun(t *testing.T) {
 	t.Parallel()
 	if out, err := exec.Command("node", "-e", `require("nats")`).CombinedOutput(); err != nil {
 		if os.Getenv("BOXFLEET_NEED_NODE") != "" {
 			t.Fatalf("%v: %s", err, out)
 		}
-		t.Skip("there is no Node with the package nats; `make examples` gets it")
+		t.Skip("Node with the package nats is missing; run `make examples`")
 	}
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -39,14 +39,17 @@ func TestTheExamplesInAnotherLanguageRun(t *testing.T) {
 		}
 		return out.String(), errs.String()
 	}
-	if stdout, stderr := run(3, "exec.js", "demo", "sh", "-c", "echo out; echo err >&2; exit 3"); stdout != "out\n" || stderr != "err\n" {
+	if stdout, stderr := run(3, "exec.js", "demo", "sh", "-c", "echo out; echo err >&2; exit 3"); stdout != "out\n" ||
+		stderr != "err\n" {
 		t.Errorf("a short exec printed %q and %q", stdout, stderr)
 	}
-	if stdout, _ := run(0, "exec.js", "demo", "sh", "-c", "echo first; sleep 1; seq 1 40000"); !strings.HasPrefix(stdout, "first\n1\n") || !strings.HasSuffix(stdout, "\n40000\n") || strings.Count(stdout, "\n") != 40001 {
+	if stdout, _ := run(0, "exec.js", "demo", "sh", "-c",
+		"echo first; sleep 1; seq 1 40000"); !strings.HasPrefix(stdout, "first\n1\n") ||
+		!strings.HasSuffix(stdout, "\n40000\n") || strings.Count(stdout, "\n") != 40001 {
 		t.Errorf("a longer one printed %d lines", strings.Count(stdout, "\n"))
 	}
 	if _, stderr := run(2, "exec.js", "nowhere", "true"); !strings.Contains(stderr, "not_found") {
-		t.Errorf("a sandbox that is not there: %q", stderr)
+		t.Errorf("an unknown sandbox: %q", stderr)
 	}
 	if err := s.Delete(ctx); err != nil {
 		t.Fatal(err)

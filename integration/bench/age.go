@@ -18,14 +18,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// The size that the goals of the curves are for.
+// The number of past execs that the goals of the curves apply to.
 const pastOfGoals = 100000
 
-// measureAge measures what the past execs of a sandbox cost: execs in it, reads of one of them, and the restart of
-// its worker, with more and more of them.
+// measureAge measures how the cost of execs, of reading one exec, and of restarting the worker grows with the number of
+// past execs of a sandbox.
 func measureAge(ctx context.Context, b *bench) (err error) {
 	r := b.role
-	// What is measured is how it is some time after the execs, when there are snapshots of them.
+	// Measure once the past execs are in a snapshot: that is the usual state some time after they ended.
 	r.Dir, r.Snapshot = path.Join(b.dir, "age"), time.Second
 	d, err := deploy(ctx, r, true)
 	if err != nil {
@@ -62,18 +62,19 @@ func measureAge(ctx context.Context, b *bench) (err error) {
 		if err != nil {
 			return err
 		}
-		b.add(&measurement{Name: "  the worker's memory then, more than with none", Unit: unitMemory,
+		b.add(&measurement{Name: "  the worker's memory then, above that with none", Unit: unitMemory,
 			Ours: []float64{with - alone}, Target: target{ofWorst, 20}.at(n, pastOfGoals)})
 	}
 	return nil
 }
 
-// age gives a sandbox past execs, from there to n of them, and waits until they are in its snapshot.
+// age gives a sandbox past execs, from the given count up to n, and waits until a snapshot has them.
 func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int) error {
-	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(), seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
+	if err := seed.Execs(ctx, conn, protocol.DefaultTenant, s.ID(),
+		seed.Past{N: n - there, First: there, PerMessage: 8}); err != nil {
 		return err
 	}
-	if err := execTrue(ctx, s); err != nil { // its worker has read it all
+	if err := execTrue(ctx, s); err != nil { // the worker has read the whole history
 		return err
 	}
 	for {
@@ -84,14 +85,14 @@ func age(ctx context.Context, conn *jetstream.Conn, s *sdk.Sandbox, there, n int
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("no snapshot has the %d past execs: %w", n, errors.Join(ctx.Err(), err))
+			return fmt.Errorf("no snapshot contains the %d past execs: %w", n, errors.Join(ctx.Err(), err))
 		}
 	}
 }
 
-// agedExecs measures execs in both sandboxes by turns.
+// agedExecs measures execs in both sandboxes in turn.
 func (b *bench) agedExecs(ctx context.Context, fresh, old *sdk.Sandbox, n int) error {
-	m := &measurement{Name: fmt.Sprintf("exec p50 with %d past execs, times that of a fresh sandbox", n), Unit: "x",
+	m := &measurement{Name: fmt.Sprintf("exec p50 with %d past execs, relative to a fresh sandbox", n), Unit: "x",
 		Target: target{ofP50, 1.05}.at(n, pastOfGoals)}
 	for range b.pick(10, 3) {
 		var p50 [2]float64
@@ -120,12 +121,13 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 		return timed(func() error {
 			x, err := s.GetExec(ctx, id)
 			if err == nil && x.ID() != id {
-				err = fmt.Errorf("asked for exec %s, got %s", id, x.ID())
+				err = fmt.Errorf("requested exec %s, got %s", id, x.ID())
 			}
 			return err
 		})
 	}
-	alone := &measurement{Name: fmt.Sprintf("get of one of %d past execs", n), Unit: unitMilliseconds, Target: target{ofP99, 5}.at(n, pastOfGoals)}
+	alone := &measurement{Name: fmt.Sprintf("get of one of %d past execs", n), Unit: unitMilliseconds,
+		Target: target{ofP99, 5}.at(n, pastOfGoals)}
 	for range b.pick(300, 100) {
 		took, err := read(ctx)
 		if err != nil {
@@ -134,7 +136,8 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 		alone.Ours = append(alone.Ours, took)
 	}
 	b.add(alone)
-	together := &measurement{Name: fmt.Sprintf("  with %d at once", atOnce), Unit: unitMilliseconds, Target: target{ofP99, 50}.at(n, pastOfGoals)}
+	together := &measurement{Name: fmt.Sprintf("  with %d at once", atOnce), Unit: unitMilliseconds,
+		Target: target{ofP99, 50}.at(n, pastOfGoals)}
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	for range atOnce {
@@ -158,10 +161,12 @@ func (b *bench) agedReads(ctx context.Context, s *sdk.Sandbox, n int) error {
 	return nil
 }
 
-// restartToExec kills the worker and starts it, and measures from there to the first exec in a sandbox. It returns
-// the worker's memory then, the least of the tries: the rest of it is when the collector ran.
+// restartToExec kills and restarts the worker, and measures the time from its start to the first exec in a sandbox. It
+// also returns the lowest memory of the worker over all tries; anything above depends on when the garbage collector
+// ran.
 func (b *bench) restartToExec(ctx context.Context, d *deployment, s *sdk.Sandbox, n int) (memory float64, err error) {
-	m := &measurement{Name: fmt.Sprintf("worker restart with %d past execs to the first exec", n), Unit: unitMilliseconds,
+	m := &measurement{Name: fmt.Sprintf("worker restart with %d past execs to the first exec", n),
+		Unit:   unitMilliseconds,
 		Target: target{ofP50, 500}.at(n, pastOfGoals)}
 	for i := range b.pick(5, 2) {
 		took, err := d.restartWorker(ctx, s)

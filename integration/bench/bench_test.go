@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestMain plays a role where the process was started for one: the bench starts its own binary.
+// TestMain runs a role if the process was started for one: the bench starts its own binary.
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVariable) != "" {
 		main()
@@ -32,7 +32,8 @@ func TestTargetsAreJudged(t *testing.T) {
 		{"no target", measurement{Ours: samples}, 3, 10, false},
 		{"p50 at its bound", measurement{Ours: samples, Target: target{ofP50, 3}}, 3, 10, false},
 		{"p50 above", measurement{Ours: samples, Target: target{ofP50, 2.9}}, 3, 10, true},
-		{"more is better: p90 is of the low ones", measurement{Ours: samples, More: true, Target: target{ofP50, 3}}, 3, 1, false},
+		{"more is better: p90 is a low sample", measurement{Ours: samples, More: true, Target: target{ofP50, 3}}, 3,
+			1, false},
 		{"more is better: p50 below", measurement{Ours: samples, More: true, Target: target{ofP50, 3.1}}, 3, 1, true},
 		{"worst", measurement{Ours: samples, Target: target{ofWorst, 9}}, 3, 10, true},
 		{"worst is within", measurement{Ours: samples, Target: target{ofWorst, 10}}, 3, 10, false},
@@ -41,12 +42,13 @@ func TestTargetsAreJudged(t *testing.T) {
 		{"p99 above", measurement{Ours: samples, Target: target{ofP99, 9}}, 3, 10, true},
 		{"p99 is within", measurement{Ours: samples, Target: target{ofP99, 10}}, 3, 10, false},
 		{"p99 of no samples", measurement{Target: target{ofP99, 10}}, 0, 0, true},
-		{"ratio to nothing", measurement{Ours: samples, Target: target{ofRatio, 1.5}}, 3, 10, true},
+		{"ratio without a bare figure", measurement{Ours: samples, Target: target{ofRatio, 1.5}}, 3, 10, true},
 		{"no samples", measurement{Target: target{ofP50, 3}}, 0, 0, true},
 	} {
 		c.m.judge(1)
 		if c.m.P50 != c.p50 || c.m.P90 != c.p90 || c.m.Missed != c.wantsMissed {
-			t.Errorf("%s: p50 %v, p90 %v, missed %v; want %v, %v, %v", c.name, c.m.P50, c.m.P90, c.m.Missed, c.p50, c.p90, c.wantsMissed)
+			t.Errorf("%s: p50 %v, p90 %v, missed %v; want %v, %v, %v", c.name, c.m.P50, c.m.P90, c.m.Missed, c.p50,
+				c.p90, c.wantsMissed)
 		}
 	}
 }
@@ -72,7 +74,8 @@ func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
 	}{
 		{"all reached", report{Measurements: []*measurement{good}}, true},
 		{"one missed", report{Measurements: []*measurement{good, bad}}, false},
-		{"a phase failed", report{Measurements: []*measurement{good}, Failed: map[string]string{"exec": "broken"}}, false},
+		{"a phase failed", report{Measurements: []*measurement{good}, Failed: map[string]string{"exec": "broken"}},
+			false},
 	} {
 		if c.r.ok() != c.ok {
 			t.Errorf("%s: ok is %v", c.name, c.r.ok())
@@ -81,7 +84,8 @@ func TestAMissedTargetOrAFailedPhaseFailsTheReport(t *testing.T) {
 }
 
 func TestWrongUseIsRefused(t *testing.T) {
-	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}, {"-past", "10,x"}, {"-past", "10,5"}, {"-past", "0"}} {
+	for _, args := range [][]string{{"-only", "exec,nothing"}, {"extra"}, {"-samples", "3"}, {"-past", "10,x"},
+		{"-past", "10,5"}, {"-past", "0"}} {
 		var stderr bytes.Buffer
 		if code := run(t.Context(), args, &stderr, &stderr); code != 2 {
 			t.Errorf("%q: exit code %d, want 2\n%s", args, code, &stderr)
@@ -105,23 +109,25 @@ func TestOnePhaseIsMeasuredAndLeavesNothing(t *testing.T) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Failed) > 0 || code != 0 && r.ok() { // a target may be missed: that is the machine's
+	if len(r.Failed) > 0 || code != 0 && r.ok() { // a missed target depends on the machine and is not a failure
 		t.Errorf("exit code %d\n%s%s", code, &stdout, &stderr)
 	}
-	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 || len(r.Measurements[0].Ours) != 4 {
-		t.Errorf("the file lacks something:\n%s", data)
+	if r.Commit == "" || r.Machine.Cores == 0 || r.Machine.Engine == "" || len(r.Measurements) == 0 ||
+		len(r.Measurements[0].Ours) != 4 {
+		t.Errorf("the file is incomplete:\n%s", data)
 	}
 	leftNothing(t, dir)
 }
 
-// A sandbox is being made when the interrupt comes.
+// The interrupt arrives while a sandbox is being created.
 func TestAnInterruptLeavesNothing(t *testing.T) {
 	dir := ownTemp(t)
 	ctx, interrupt := context.WithCancel(t.Context())
 	ended := make(chan int)
 	var stderr bytes.Buffer
 	go func() {
-		ended <- run(ctx, []string{"-short", "-only", "create", "-o", filepath.Join(t.TempDir(), "bench.json")}, &stderr, &stderr)
+		ended <- run(ctx, []string{"-short", "-only", "create", "-o", filepath.Join(t.TempDir(), "bench.json")},
+			&stderr, &stderr)
 	}()
 	var containers []string
 	for len(containers) == 0 {
@@ -129,7 +135,7 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 		select {
 		case code := <-ended:
 			t.Fatalf("ended with %d before the first container\n%s", code, &stderr)
-		case <-time.After(10 * time.Millisecond): // the engine is looked at again
+		case <-time.After(10 * time.Millisecond): // check the engine again
 		}
 	}
 	interrupt()
@@ -145,7 +151,7 @@ func TestAnInterruptLeavesNothing(t *testing.T) {
 	}
 }
 
-// ownTemp gives the bench a temporary directory of its own.
+// ownTemp gives the bench its own temporary directory.
 func ownTemp(t *testing.T) string {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -171,20 +177,20 @@ func leftNothing(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for _, p := range processes {
-		data, err := os.ReadFile(p) // fails when it has ended
+		data, err := os.ReadFile(p) // fails if the process has ended
 		if err == nil && bytes.Contains(data, []byte(roleVariable+"=")) && bytes.Contains(data, []byte(dir)) {
 			t.Errorf("a process is left: %s", p)
 		}
 	}
 }
 
-// containersOf lists the sandboxes' containers, which have directories below dir mounted, as
-// deployment, name and mounts.
+// containersOf lists the sandbox containers that mount directories below dir, as deployment, name and mounts.
 func containersOf(t *testing.T, dir string) []string {
 	t.Helper()
 	format := `{{.Label "boxfleet.deployment"}} {{.Names}} {{.Mounts}}`
 	var found []string
-	for line := range strings.Lines(dockerCLI(t, "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment", "--format", format)) {
+	for line := range strings.Lines(dockerCLI(t, "ps", "-a", "--no-trunc", "--filter", "label=boxfleet.deployment",
+		"--format", format)) {
 		if strings.Contains(line, dir) {
 			found = append(found, line)
 		}

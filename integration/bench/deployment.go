@@ -19,19 +19,19 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// image is what all sandboxes and containers run; `make image` makes it.
+// image is the image of all sandboxes and containers; `make image` builds it.
 const image = "boxfleet/demo:busybox"
 
-// deployment is a Boxfleet under test, and its client.
+// deployment is the Boxfleet deployment being measured, with a client.
 type deployment struct {
 	role   role
-	server *part.Process // NATS, coordinator, and the worker unless that is apart
-	worker *part.Process // where it is apart
+	server *part.Process // NATS, coordinator, and the worker unless it has its own process
+	worker *part.Process // nil unless it has its own process
 	client *sdk.Client
 	id     string
 }
 
-// deploy starts a deployment below dir and waits until it takes work.
+// deploy starts a deployment below dir and waits until it accepts work.
 func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err error) {
 	r.Server, r.Worker = true, !workerApart
 	d := &deployment{role: r}
@@ -62,7 +62,7 @@ func deploy(ctx context.Context, r role, workerApart bool) (_ *deployment, err e
 	return d, err
 }
 
-// startWorker starts the worker that is apart, again after it was killed.
+// startWorker starts the worker that has its own process, also after it was killed.
 func (d *deployment) startWorker() (err error) {
 	r := d.role
 	r.Server, r.Worker = false, true
@@ -70,9 +70,9 @@ func (d *deployment) startWorker() (err error) {
 	return err
 }
 
-// end deletes the sandboxes, kills the deployment, and removes what is left of it on the engine. It
-// has a time of its own: it runs also after an interrupt. A worker that were killed in the middle of a
-// create could leave an Engine that goes on with it.
+// end deletes the sandboxes, kills the deployment, and removes its remains from the engine. It has its own timeout
+// because it also runs after an interrupt. The sandboxes go first: if the worker were killed in the middle of a create,
+// the Engine could finish that create afterwards.
 func (d *deployment) end() error {
 	var errs []error
 	if d.client != nil {
@@ -93,10 +93,10 @@ func (d *deployment) end() error {
 	return errors.Join(errs...)
 }
 
-// benchLabel is on every sandbox.
+// benchLabel is set on every sandbox.
 var benchLabel = map[string]string{"made-by": "bench"}
 
-// spec is a sandbox that is bounded, and not slowed, by its limits.
+// spec is a sandbox with limits that are too high to slow it down.
 func spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{
 		Image: image, Labels: benchLabel, CPU: float64(runtime.NumCPU()), Memory: 256 << 20, Grace: protocol.Duration(time.Second),
@@ -117,7 +117,7 @@ func (d *deployment) sandboxes(ctx context.Context, n int, spec protocol.Sandbox
 	return made, group.Wait()
 }
 
-// sweep removes everything of a deployment from the engine, in a time of its own.
+// sweep removes everything that belongs to a deployment from the engine, with its own timeout.
 func sweep(engine, deployment string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -155,10 +155,11 @@ func sweep(engine, deployment string) error {
 	return e.RemoveHostID(ctx)
 }
 
-// buildSupervisor builds the supervisor of this source into dir.
+// buildSupervisor builds the supervisor from this source tree into dir.
 func buildSupervisor(ctx context.Context, dir string) (string, error) {
 	path := filepath.Join(dir, "boxfleet-supervisor")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path,
+		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the supervisor: %w\n%s", err, out)

@@ -1,6 +1,5 @@
-// Bench measures Boxfleet beside the bare Docker Engine API: in one run, on one machine, sample by
-// sample in turn, so that whatever else the machine does hits both. It prints one table, and writes
-// the raw samples as JSON.
+// Bench measures Boxfleet against the bare Docker Engine API in one run on one machine. Samples alternate between the
+// two, so that other load on the machine affects both alike. It prints one table and writes the raw samples as JSON.
 //
 //	go run ./integration/bench [-short] [-only exec,replay] [-o bench.json] [-cpuprofile cpu.out]
 //
@@ -8,11 +7,11 @@
 //	   │                                 (this binary again, in a role)          │
 //	   └────── HTTP, unix socket ──────────────► Docker Engine ◄─────────────────┘
 //
-// The deployment is what `boxfleet up` runs, as a process of its own; only the restart phase runs
-// its worker apart, to kill it. The bare side does the same with the fewest requests that the Engine
-// needs, on kept connections: a network, and a container from the same image under the same
-// hardening; an exec as create, start with the stream attached, and inspect.
+// The deployment is what `boxfleet up` runs, in its own process; only the restart phase runs the worker separately, to
+// kill it. The bare side does the same work with the fewest requests that the Engine allows, on kept connections: a
+// network, and a container from the same image with the same hardening; an exec is create, start with the stream
+// attached, and inspect.
 //
-// It ends with 1 when a target is missed (with -short: by a factor of four) or a phase failed, and with 2 for wrong use. Everything
-// that it made is removed at the end, also on Ctrl-C.
+// The exit code is 1 if a target is missed (with -short: by more than a factor of four) or a phase fails, and 2 for
+// wrong usage. Bench removes everything it created before it exits, also on Ctrl-C.
 package main

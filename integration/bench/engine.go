@@ -24,18 +24,18 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// engine is the bare Docker Engine: what Boxfleet is measured beside. The life of a container goes
-// through the adapter that the worker uses too, execs over plain HTTP on kept connections.
+// engine is the bare Docker Engine that Boxfleet is compared with. Containers are created through the same adapter that
+// the worker uses, execs run over plain HTTP on kept connections.
 type engine struct {
 	host       string
-	deployment string // a label of its own, so that what is left can be found
+	deployment string // its own label, to find the remains
 	docker     *docker.Engine
 	http       *http.Client
 	made       atomic.Int64
 	subnets    chan netip.Prefix // free ones
 }
 
-// connectEngine connects to the engine of DOCKER_HOST, which must be a unix socket, or the default.
+// connectEngine connects to the engine at DOCKER_HOST, which must be a unix socket, or to the default engine.
 func connectEngine(ctx context.Context) (*engine, error) {
 	host := os.Getenv("DOCKER_HOST")
 	if host == "" {
@@ -45,7 +45,8 @@ func connectEngine(ctx context.Context) (*engine, error) {
 	if !ok {
 		return nil, fmt.Errorf("DOCKER_HOST must be a unix socket, got %q", host)
 	}
-	e := &engine{host: host, deployment: "test-bench-" + strings.ToLower(ulid.Make().String()), subnets: make(chan netip.Prefix, 64)}
+	e := &engine{host: host, deployment: "test-bench-" + strings.ToLower(ulid.Make().String()),
+		subnets: make(chan netip.Prefix, 64)}
 	e.http = &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: 64,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -53,7 +54,8 @@ func connectEngine(ctx context.Context) (*engine, error) {
 		},
 	}}
 	var err error
-	if e.docker, err = docker.Connect(ctx, docker.Config{Host: host, Deployment: e.deployment, Fence: docker.Unfenced}); err != nil {
+	if e.docker, err = docker.Connect(ctx,
+		docker.Config{Host: host, Deployment: e.deployment, Fence: docker.Unfenced}); err != nil {
 		return nil, err
 	}
 	if err := e.call(ctx, "GET", "/images/"+image+"/json", nil, nil); err != nil {
@@ -62,7 +64,7 @@ func connectEngine(ctx context.Context) (*engine, error) {
 	return e, e.findSubnets(ctx)
 }
 
-// findSubnets finds subnets that no network uses, outside the pool that workers take from.
+// findSubnets finds subnets that no network uses, outside the pool of the workers.
 func (e *engine) findSubnets(ctx context.Context) error {
 	used, err := e.docker.UsedSubnets(ctx)
 	if err != nil {
@@ -90,7 +92,7 @@ func (e *engine) close() error {
 	return sweep(e.host, e.deployment)
 }
 
-// box is a container on a network of its own.
+// box is a container on its own network.
 type box struct {
 	e       *engine
 	id      string
@@ -99,9 +101,9 @@ type box struct {
 	took    map[string]float64 // steps of create, in milliseconds
 }
 
-// create does what somebody without Boxfleet would: network, container, start. The container is as
-// bounded and hardened as a sandbox is. An interrupt does not break it off: the Engine would go on,
-// and make what nobody removes.
+// create does what a user without Boxfleet would do: create a network and a container, and start it. The container has
+// the same limits and hardening as a sandbox. An interrupt does not abort it, since the Engine would finish the request
+// and nothing would remove the container.
 func (e *engine) create(ctx context.Context) (*box, error) {
 	ctx = context.WithoutCancel(ctx)
 	name := e.deployment + "-" + strconv.FormatInt(e.made.Add(1), 10)
@@ -124,7 +126,7 @@ func (e *engine) create(ctx context.Context) (*box, error) {
 	return b, nil
 }
 
-// hardened is a container on the network of the same name, under the bounds of spec and of the worker.
+// hardened is a container on the network of the same name, with the limits of spec and the worker's hardening.
 func hardened(name string) docker.ContainerSpec {
 	return docker.ContainerSpec{
 		Name: name, Image: image, Entrypoint: []string{"sleep", "1000000"}, User: "0:0", Cwd: "/", Network: name,
@@ -133,7 +135,7 @@ func hardened(name string) docker.ContainerSpec {
 	}
 }
 
-// remove kills and removes the container, and its network.
+// remove kills and removes the container, then removes its network.
 func (b *box) remove(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	if err := b.e.docker.RemoveContainer(ctx, b.id); err != nil {
@@ -143,11 +145,12 @@ func (b *box) remove(ctx context.Context) error {
 	return b.e.docker.RemoveNetwork(ctx, b.network)
 }
 
-// exec runs a command with its output attached, and returns how many bytes of stdout came. A command
-// that did not exit 0 is an error.
+// exec runs a command with its output attached and returns the number of bytes on stdout. It returns an error unless
+// the command exits 0.
 func (b *box) exec(ctx context.Context, command ...string) (int64, error) {
 	var made struct{ ID string }
-	err := b.e.call(ctx, "POST", "/containers/"+b.id+"/exec", map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command}, &made)
+	err := b.e.call(ctx, "POST", "/containers/"+b.id+"/exec",
+		map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command}, &made)
 	if err != nil {
 		return 0, err
 	}
@@ -163,7 +166,7 @@ func (b *box) exec(ctx context.Context, command ...string) (int64, error) {
 		ExitCode int
 		Running  bool
 	}
-	// The stream ends a moment before the Engine has noted the exit code.
+	// The stream ends shortly before the Engine records the exit code.
 	for range 1000 {
 		if err = b.e.call(ctx, "GET", "/exec/"+made.ID+"/json", nil, &state); err != nil || !state.Running {
 			break
@@ -197,7 +200,7 @@ func countStdout(stream io.Reader) (int64, error) {
 	}
 }
 
-// call sends a request and decodes the answer into out, unless that is nil.
+// call sends a request and decodes the answer into out unless out is nil.
 func (e *engine) call(ctx context.Context, method, path string, in, out any) error {
 	body, err := e.send(ctx, method, path, in)
 	if err != nil {
@@ -233,7 +236,7 @@ func (e *engine) send(ctx context.Context, method, path string, in any) (io.Read
 	}
 	if response.StatusCode >= 400 {
 		defer response.Body.Close()
-		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // as much as came
+		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // as much as arrived
 		return nil, fmt.Errorf("%s %s: %s: %s", method, path, response.Status, message)
 	}
 	return response.Body, nil

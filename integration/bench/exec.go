@@ -17,7 +17,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// measureExec measures `true`: one after another, and as many as go at once.
+// measureExec measures `true`: one exec after another, then as many as possible at once.
 func measureExec(ctx context.Context, b *bench) (err error) {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -57,8 +57,8 @@ func execOK(ctx context.Context, s *sdk.Sandbox, command []string, opts ...sdk.E
 	return err
 }
 
-// The two sides take turns in short runs, not call by call: the Engine still cleans up after an
-// exec when it has answered, which would be counted as the other side's time.
+// The two sides take turns in short runs, not call by call: after it answers, the Engine still cleans up after the
+// exec, and that work would be counted against the other side.
 const (
 	runLength = 10
 	runWarmUp = 2
@@ -93,10 +93,10 @@ func (b *bench) execRoundTrip(ctx context.Context, s *sdk.Sandbox, bare *box) er
 // execLoad is one way to keep sandboxes busy.
 type execLoad struct {
 	measurement
-	parallel, over int // execs at once, in so many sandboxes
+	parallel, over int // execs at once, over this many sandboxes
 }
 
-// execRates counts how many execs a second go through, in rounds, with a round of the Engine in each.
+// execRates counts the execs per second in rounds, each with one round of the bare Engine.
 func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) error {
 	loads := []*execLoad{
 		{measurement{Name: "execs, 8 at once in one sandbox", Target: target{ofP50, 600}}, 8, 1},
@@ -131,9 +131,11 @@ func (b *bench) execRates(ctx context.Context, boxes []*sdk.Sandbox, bare *box) 
 	return nil
 }
 
-// ratePerSecond calls from so many goroutines at once, warms up for a quarter of the window, and
-// counts what ends within the window.
-func ratePerSecond(ctx context.Context, parallel int, window time.Duration, call func(ctx context.Context, i int) error) (float64, error) {
+// ratePerSecond calls from the given number of goroutines at once, warms up for a quarter of the window, and counts the
+// calls that end within the window.
+func ratePerSecond(
+	ctx context.Context, parallel int, window time.Duration, call func(ctx context.Context, i int) error,
+) (float64, error) {
 	begin := time.Now().Add(window / 4)
 	end := begin.Add(window)
 	var done atomic.Int64
@@ -155,8 +157,7 @@ func ratePerSecond(ctx context.Context, parallel int, window time.Duration, call
 	return float64(done.Load()) / window.Seconds(), err
 }
 
-// profile begins a CPU profile of the deployment and one of the client, where they are asked for.
-// end writes them.
+// profile starts a CPU profile of the deployment and one of the client if the options ask for them. end writes both.
 func (b *bench) profile(ctx context.Context, d *deployment) (end func() error, err error) {
 	if b.cpuProfile == "" {
 		return func() error { return nil }, nil
@@ -178,7 +179,7 @@ func (b *bench) profile(ctx context.Context, d *deployment) (end func() error, e
 	}, nil
 }
 
-// deleteAll deletes sandboxes, also after the phase's own end.
+// deleteAll deletes sandboxes even if the phase has timed out.
 func deleteAll(ctx context.Context, boxes []*sdk.Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
@@ -190,7 +191,7 @@ func deleteAll(ctx context.Context, boxes []*sdk.Sandbox) error {
 	return group.Wait()
 }
 
-// counter counts the bytes that are written to it.
+// counter counts the bytes written to it.
 type counter int64
 
 func (c *counter) Write(data []byte) (int, error) {

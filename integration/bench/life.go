@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// measureCreate measures create to ready, and delete, each beside the Engine's own.
+// measureCreate measures create to ready, and delete, each next to the bare Engine.
 func measureCreate(ctx context.Context, b *bench) error {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -66,12 +66,14 @@ func measureCreate(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// createSteps are what a create's time goes into, in this order.
+// createSteps are the steps of a create, in order.
 var createSteps = []string{"accept", "place", "tell", "image", "network", "container", "start"}
 
-// stepsOfCreate reads from a history how long each step took, in milliseconds: an event begins a step,
-// and the next one ends it.
-func stepsOfCreate(ctx context.Context, client *sdk.Client, sandbox string, begin time.Time) (map[string]float64, error) {
+// stepsOfCreate reads from a history how long each step took, in milliseconds: one event starts a step, the next one
+// ends it.
+func stepsOfCreate(
+	ctx context.Context, client *sdk.Client, sandbox string, begin time.Time,
+) (map[string]float64, error) {
 	took := map[string]float64{}
 	step := "accept"
 	for e, err := range client.Sandbox(sandbox).Events(ctx) {
@@ -91,10 +93,10 @@ func stepsOfCreate(ctx context.Context, client *sdk.Client, sandbox string, begi
 			return took, nil
 		}
 	}
-	return nil, fmt.Errorf("sandbox %s was never ready", sandbox)
+	return nil, fmt.Errorf("sandbox %s never became ready", sandbox)
 }
 
-// measureStop measures stop of an idle sandbox, and the resume after it.
+// measureStop measures the stop of an idle sandbox and the resume that follows.
 func measureStop(ctx context.Context, b *bench) error {
 	d, err := b.deployed(ctx)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// machine says where the figures come from.
+// machine describes the machine that the figures come from.
 type machine struct {
 	CPU     string  `json:"cpu"`
 	Cores   int     `json:"cores"`
@@ -21,7 +21,7 @@ type machine struct {
 	Storage string  `json:"engine_storage"`
 	Cgroup  string  `json:"cgroup"`
 	Go      string  `json:"go"`
-	Load    float64 `json:"load_before"` // average of the minute before the first sample
+	Load    float64 `json:"load_before"` // average over the minute before the first sample
 }
 
 func describeMachine(ctx context.Context, e *engine) (machine, error) {
@@ -35,7 +35,7 @@ func describeMachine(ctx context.Context, e *engine) (machine, error) {
 	}, nil
 }
 
-// cpuModel is empty where the kernel does not name it.
+// cpuModel is empty if the kernel does not report it.
 func cpuModel() string {
 	file, err := os.Open("/proc/cpuinfo")
 	if err != nil {
@@ -50,7 +50,7 @@ func cpuModel() string {
 	return ""
 }
 
-// load is the load average of the last minute, 0 where it cannot be read.
+// load is the load average of the last minute, or 0 if it cannot be read.
 func load() float64 {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -64,8 +64,8 @@ func load() float64 {
 	return v
 }
 
-// commit is what was built: as the build noted it, else as git says, else "unknown". "-dirty" says
-// that files differ from it.
+// commit returns the revision that was built: from the build information, else from git, else "unknown". The suffix
+// "-dirty" means that files differ from it.
 func commit(ctx context.Context) string {
 	var revision string
 	var dirty bool
@@ -79,7 +79,7 @@ func commit(ctx context.Context) string {
 			}
 		}
 	}
-	if revision == "" { // `go run` notes nothing
+	if revision == "" { // `go run` records none
 		out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
 		if err != nil {
 			return "unknown"

@@ -27,17 +27,17 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options is what the command line says.
+// options are the command-line options.
 type options struct {
 	short      bool
-	only       []string // phases; none: all
+	only       []string // phases to run; empty: all
 	out        string   // path of the JSON file
-	cpuProfile string   // path; of the deployment while execs are counted
-	past       []int    // sizes of the curves over what is over, ascending
+	cpuProfile string   // path for CPU profiles of the exec phase
+	past       []int    // sizes of the curves over past execs and sandboxes, ascending
 }
 
-// shortSlack is how far a short run may be off a target: with few samples, on a machine that does
-// other things too, it finds what became several times slower, and no less.
+// shortSlack is the factor by which a short run may miss a target. With few samples, on a machine that does other work
+// too, it only detects what became several times slower.
 const shortSlack = 4
 
 func (o options) slack() float64 {
@@ -55,7 +55,7 @@ func (o options) pick(full, short int) int {
 	return full
 }
 
-// run is the whole program.
+// run is the whole program. It returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -85,11 +85,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.BoolVar(&o.short, "short", false, "few samples, under a minute: shows that it works, not how fast")
+	flags.BoolVar(&o.short, "short", false, "take few samples, under a minute: shows that it works, not how fast it is")
 	flags.StringVar(&o.out, "o", "bench.json", "write raw samples to this `file`")
-	flags.StringVar(&o.cpuProfile, "cpuprofile", "", "write a CPU profile of the deployment process in the exec phase to this `file`, and the client's beside it to file.client")
-	only := flags.String("only", "", "run these `phases` only, comma separated: "+strings.Join(phaseNames(), ", "))
-	past := flags.String("past", "", "measure what age costs with so many past execs and sandboxes, comma separated, ascending (default 1000,10000,100000; with -short 1000)")
+	flags.StringVar(&o.cpuProfile, "cpuprofile", "",
+		"write a CPU profile of the deployment process in the exec phase to this `file`, and the client's to file.client")
+	only := flags.String("only", "", "run only these comma-separated `phases`: "+strings.Join(phaseNames(), ", "))
+	past := flags.String("past", "",
+		"measure the cost of these numbers of past execs and sandboxes, comma-separated, ascending (default 1000,10000,100000; with -short 1000)")
 	err := flags.Parse(args)
 	if err != nil {
 		return o, err
@@ -103,13 +105,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	o.only = strings.Split(*only, ",")
 	for _, name := range o.only {
 		if !slices.Contains(phaseNames(), name) {
-			return o, fmt.Errorf("no phase %q; there are %s", name, strings.Join(phaseNames(), ", "))
+			return o, fmt.Errorf("unknown phase %q; the phases are %s", name, strings.Join(phaseNames(), ", "))
 		}
 	}
 	return o, nil
 }
 
-// sizes reads the sizes of the curves.
+// sizes parses the sizes of the curves.
 func sizes(list string, short bool) (all []int, err error) {
 	switch {
 	case list == "" && short:
@@ -120,7 +122,7 @@ func sizes(list string, short bool) (all []int, err error) {
 	for text := range strings.SplitSeq(list, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || len(all) > 0 && n <= all[len(all)-1] {
-			return nil, fmt.Errorf("-past must be numbers from 1, each larger than the one before it, got %q", list)
+			return nil, fmt.Errorf("-past must be a list of ascending numbers, each at least 1, got %q", list)
 		}
 		all = append(all, n)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/integration/part"
 )
 
-// phases are what can be measured, in this order.
+// phases are the measurements, in the order in which they run.
 var phases = []struct {
 	name    string
 	measure func(context.Context, *bench) error
@@ -28,8 +28,7 @@ var phases = []struct {
 	{"memory", measureMemory},
 }
 
-// phaseLimit is the longest that a phase may take; beyond it something hangs. Those that write a long past first
-// have longer.
+// A phase that takes longer than phaseLimit hangs. Phases that first write a long history have more time.
 const (
 	phaseLimit = 2 * time.Minute
 	pastLimit  = 10 * time.Minute
@@ -43,20 +42,21 @@ func phaseNames() []string {
 	return names
 }
 
-// bench is what the phases share.
+// bench is the state that the phases share.
 type bench struct {
 	options
-	dir    string // everything that is written
-	role   role   // what processes of the deployment have in common
+	dir    string // for everything that is written
+	role   role   // settings that all processes of the deployment share
 	engine *engine
 	up     *deployment // NATS, coordinator and worker in one process; nil until a phase needs it
 	report *report
 	stderr io.Writer
 }
 
-// measure runs the phases. One that fails is reported, and the next begins.
+// measure runs the phases. If one fails it is reported and the next one starts.
 func measure(ctx context.Context, o options, stderr io.Writer) (_ *report, err error) {
-	b := &bench{options: o, stderr: stderr, report: &report{Version: 1, Started: time.Now().UTC(), Short: o.short, Failed: map[string]string{}}}
+	b := &bench{options: o, stderr: stderr,
+		report: &report{Version: 1, Started: time.Now().UTC(), Short: o.short, Failed: map[string]string{}}}
 	defer func() { err = errors.Join(err, b.cleanUp()) }()
 	if err := b.prepare(ctx); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// deployed is the deployment that most phases use, started when the first one asks.
+// deployed returns the deployment that most phases use and starts it on the first call.
 func (b *bench) deployed(ctx context.Context) (*deployment, error) {
 	if b.up != nil {
 		return b.up, nil
@@ -125,7 +125,7 @@ func (b *bench) deployed(ctx context.Context) (*deployment, error) {
 	return d, nil
 }
 
-// add takes a measurement into the report.
+// add adds a measurement to the report.
 func (b *bench) add(m *measurement) { b.report.Measurements = append(b.report.Measurements, m) }
 
 func (b *bench) upMemory() error {
@@ -133,8 +133,9 @@ func (b *bench) upMemory() error {
 	if err != nil {
 		return err
 	}
-	b.add(&measurement{Name: "memory of NATS, coordinator and worker, after all that", Unit: unitMemory, Ours: []float64{rss}})
-	b.add(&measurement{Name: "  its share where pages are shared", Unit: unitMemory, Ours: []float64{pss}})
+	b.add(&measurement{Name: "memory of NATS, coordinator and worker, after all that", Unit: unitMemory,
+		Ours: []float64{rss}})
+	b.add(&measurement{Name: "  proportional share (PSS)", Unit: unitMemory, Ours: []float64{pss}})
 	return nil
 }
 

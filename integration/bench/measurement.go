@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// measurement is one line of the table: samples of one thing, and of the same by the bare Engine
-// where it can do that.
+// measurement is one line of the table: samples of one figure, and of the same figure for the bare Engine where that
+// exists.
 type measurement struct {
 	Name   string    `json:"name"`
 	Unit   string    `json:"unit"`
@@ -17,30 +17,30 @@ type measurement struct {
 	Bare   []float64 `json:"engine_samples,omitempty"`
 	Target target    `json:"target,omitzero"`
 
-	// Filled in by judge.
+	// The fields below are computed by judge.
 	P50     float64 `json:"p50"`
 	P90     float64 `json:"p90"` // nine of ten samples are as good or better
 	BareP50 float64 `json:"engine_p50,omitempty"`
 	BareP90 float64 `json:"engine_p90,omitempty"`
-	Ratio   float64 `json:"ratio,omitempty"` // of the p50s
+	Ratio   float64 `json:"ratio,omitempty"` // of the two p50s
 	Missed  bool    `json:"missed,omitempty"`
 }
 
-// Figures that a target may bound.
+// The figures that a target can bound.
 const (
 	ofP50   = "p50"
 	ofP99   = "p99"
 	ofRatio = "ratio"
-	ofWorst = "worst" // each sample
+	ofWorst = "worst" // every sample
 )
 
-// target bounds a figure: from above, or from below where more is better.
+// target bounds a figure from above, or from below if more is better.
 type target struct {
 	Of    string  `json:"of"`
 	Bound float64 `json:"bound"`
 }
 
-// at is a target that is meant for one size of a curve.
+// at returns the target if a size of a curve is the one it applies to, otherwise none.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}
@@ -72,7 +72,7 @@ func (m *measurement) judge(slack float64) {
 		m.More && figure < m.Target.Bound/slack || !m.More && figure > m.Target.Bound*slack
 }
 
-// bounded is the figure that the target bounds.
+// bounded returns the figure that the target bounds.
 func (m *measurement) bounded() float64 {
 	switch {
 	case m.Target.Of == ofRatio:
@@ -98,13 +98,13 @@ func (m *measurement) figures(samples []float64) (p50, p90 float64) {
 	return percentile(best, 0.5), percentile(best, 0.9)
 }
 
-// percentile is the nearest rank: a sample that was seen, never one between two.
+// percentile returns the nearest rank: always a measured sample, never an interpolated value.
 func percentile(sorted []float64, p float64) float64 {
 	rank := int(math.Ceil(p * float64(len(sorted))))
 	return sorted[max(rank, 1)-1]
 }
 
-// goal says the target in words.
+// goal prints the target.
 func (m *measurement) goal() string {
 	if m.Target == (target{}) {
 		return ""
@@ -116,7 +116,7 @@ func (m *measurement) goal() string {
 	return fmt.Sprintf("%s %s %s", m.Target.Of, relation, figure(m.Target.Bound))
 }
 
-// figure prints three significant digits, and no exponent.
+// figure prints three significant digits without an exponent.
 func figure(v float64) string {
 	switch {
 	case v >= 100:

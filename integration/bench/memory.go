@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// measureMemory measures what a coordinator of many sandboxes costs that are over, and of a tenth as many that
-// live: its start, and its memory after it.
+// measureMemory measures the cost of a coordinator with many ended sandboxes and a tenth as many living ones: how long
+// it takes to start, and its memory afterwards.
 func measureMemory(ctx context.Context, b *bench) error {
 	for _, n := range b.past {
 		if err := b.coordinatorOf(ctx, n, n/10); err != nil {
@@ -57,9 +57,11 @@ func (b *bench) coordinatorOf(ctx context.Context, over, living int) (err error)
 	if err != nil {
 		return err
 	}
-	of := fmt.Sprintf("coordinator of %d sandboxes, %d of them over", over+living, over)
-	start := &measurement{Name: of + ": start", Unit: unitMilliseconds, Target: target{ofP50, 3000}.at(over, pastOfGoals)}
-	memory := &measurement{Name: "  its memory then", Unit: unitMemory, Target: target{ofWorst, 400}.at(over, pastOfGoals)}
+	of := fmt.Sprintf("coordinator of %d sandboxes, %d of them ended", over+living, over)
+	start := &measurement{Name: of + ": start", Unit: unitMilliseconds,
+		Target: target{ofP50, 3000}.at(over, pastOfGoals)}
+	memory := &measurement{Name: "  its memory then", Unit: unitMemory,
+		Target: target{ofWorst, 400}.at(over, pastOfGoals)}
 	for range b.pick(3, 1) {
 		var p *part.Process
 		took, err := timed(func() (err error) { p, err = startCoordinator(ctx, r); return err })
@@ -96,7 +98,7 @@ func startCoordinator(ctx context.Context, r role) (*part.Process, error) {
 	return p, err
 }
 
-// fill writes the histories of sandboxes that are over and of some that live, and returns the ids of the last ones.
+// fill writes the histories of ended and living sandboxes, and returns the ids of the last ones.
 func fill(ctx context.Context, url string, over, living int) (last []string, err error) {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "bench-past"})
 	if err != nil {
@@ -127,7 +129,7 @@ func fill(ctx context.Context, url string, over, living int) (last []string, err
 	return last, w.Close(ctx, messages)
 }
 
-// awaitSnapshots waits until the coordinator has stored what it knows of sandboxes.
+// awaitSnapshots waits until the coordinator has stored snapshots of the given sandboxes.
 func awaitSnapshots(ctx context.Context, url string, of []string) error {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "bench-past"})
 	if err != nil {
@@ -150,7 +152,7 @@ func awaitSnapshots(ctx context.Context, url string, of []string) error {
 			}
 		}
 	}
-	// The place up to which they go is written after the last one.
+	// The checkpoint is written after the last snapshot.
 	select {
 	case <-time.After(3 * time.Second):
 	case <-ctx.Done():

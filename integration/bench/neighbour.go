@@ -10,14 +10,14 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// What the neighbour of measureNeighbour does.
+// The load that measureNeighbour runs next to the measured sandbox.
 const (
 	loudExecs   = 16
 	loudCommand = "yes 0123456789012345678901234567890123456789012345678901234567890123456789"
 )
 
-// measureNeighbour measures an exec in one sandbox while the execs of another one, which has one core,
-// print as fast as they can, from their first byte on.
+// measureNeighbour measures execs in one sandbox while execs in another one, limited to one core, print as fast as they
+// can.
 func measureNeighbour(ctx context.Context, b *bench) (err error) {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -56,7 +56,7 @@ func measureNeighbour(ctx context.Context, b *bench) (err error) {
 		}
 		defer func() { err = errors.Join(err, x.Cancel(ctx)) }()
 	}
-	m := &measurement{Name: "exec of true beside 16 that print", Unit: unitMilliseconds}
+	m := &measurement{Name: "exec of true next to 16 that print", Unit: unitMilliseconds}
 	if m.Ours, err = samples(window); err != nil {
 		return err
 	}

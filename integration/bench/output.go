@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// measureOutput measures how fast output streams to the client: of one exec, and of many at once.
+// measureOutput measures how fast output streams to the client, from one exec and from many at once.
 func measureOutput(ctx context.Context, b *bench) (err error) {
 	d, err := b.deployed(ctx)
 	if err != nil {
@@ -48,7 +48,7 @@ func measureOutput(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// throughput is that of a new sandbox, which has its whole burst.
+// throughput measures a new sandbox, which has its full output burst.
 func (d *deployment) throughput(ctx context.Context, execs, mebis int) (rate float64, err error) {
 	s, err := d.client.Create(ctx, spec())
 	if err != nil {
@@ -62,8 +62,10 @@ func (d *deployment) throughput(ctx context.Context, execs, mebis int) (rate flo
 	})
 }
 
-// throughput runs execs at once that each write so many MiB, and checks that every byte came.
-func throughput(ctx context.Context, execs, mebis int, run func(context.Context, []string) (int64, error)) (float64, error) {
+// throughput runs execs at once that write the given number of MiB each, and checks that every byte arrives.
+func throughput(
+	ctx context.Context, execs, mebis int, run func(context.Context, []string) (int64, error),
+) (float64, error) {
 	command := []string{"dd", "if=/dev/zero", "bs=1M", "count=" + strconv.Itoa(mebis)}
 	start := time.Now()
 	group, ctx := errgroup.WithContext(ctx)
@@ -71,7 +73,7 @@ func throughput(ctx context.Context, execs, mebis int, run func(context.Context,
 		group.Go(func() error {
 			n, err := run(ctx, command)
 			if err == nil && n != int64(mebis)<<20 {
-				err = fmt.Errorf("%d bytes came of %d", n, mebis<<20)
+				err = fmt.Errorf("received %d of %d bytes", n, mebis<<20)
 			}
 			return err
 		})

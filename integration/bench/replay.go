@@ -56,7 +56,7 @@ func execMany(ctx context.Context, s *sdk.Sandbox, n int) error {
 	return group.Wait()
 }
 
-// replayRate reads a whole history, and checks that no event is missing.
+// replayRate reads a whole history and checks that no event is missing.
 func replayRate(ctx context.Context, client *sdk.Client, sandbox string, execs int) (float64, error) {
 	start := time.Now()
 	var last uint64
@@ -65,11 +65,11 @@ func replayRate(ctx context.Context, client *sdk.Client, sandbox string, execs i
 			return 0, err
 		}
 		if last++; e.Sequence != last {
-			return 0, fmt.Errorf("event %d came where %d should", e.Sequence, last)
+			return 0, fmt.Errorf("received event %d instead of %d", e.Sequence, last)
 		}
 	}
 	if last < 2*uint64(execs) {
-		return 0, fmt.Errorf("%d events came of %d execs", last, execs)
+		return 0, fmt.Errorf("received %d events of %d execs", last, execs)
 	}
 	return float64(last) / time.Since(start).Seconds(), nil
 }

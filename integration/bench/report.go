@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// report is what the bench found.
+// report is the result of a run.
 type report struct {
 	Version      int               `json:"version"` // of this format
 	Commit       string            `json:"commit"`
@@ -19,10 +19,10 @@ type report struct {
 	Short        bool              `json:"short,omitempty"`
 	Machine      machine           `json:"machine"`
 	Measurements []*measurement    `json:"measurements"`
-	Failed       map[string]string `json:"failed,omitempty"` // phase, and why
+	Failed       map[string]string `json:"failed,omitempty"` // phase to error
 }
 
-// ok says whether everything was measured and every target reached.
+// ok reports whether every phase succeeded and every target was reached.
 func (r *report) ok() bool {
 	for _, m := range r.Measurements {
 		if m.Missed {
@@ -37,10 +37,10 @@ func (r *report) print(w io.Writer) {
 	fmt.Fprintf(w, "\n%s\n%d cores (%s), %.1f GiB, Linux %s, engine %s (%s, cgroup v%s), %s, load before %.2f\n",
 		r.Commit, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Kernel, m.Engine, m.Storage, m.Cgroup, m.Go, m.Load)
 	if r.Short {
-		fmt.Fprintln(w, "few samples, and the machine may be shared: this shows that it works, not how fast")
+		fmt.Fprintln(w, "few samples, and the machine may be shared: this shows that it works, not how fast it is")
 	}
 	if m.Load > 0.5 {
-		fmt.Fprintln(w, "the machine was busy before the first sample: the figures are not the product's")
+		fmt.Fprintln(w, "the machine was busy before the first sample: the figures do not represent Boxfleet")
 	}
 	fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -48,14 +48,14 @@ func (r *report) print(w io.Writer) {
 	for _, m := range r.Measurements {
 		fmt.Fprintln(table, strings.Join(m.row(), "\t"))
 	}
-	_ = table.Flush() // what cannot be printed is in the file
+	_ = table.Flush() // the JSON file has the figures if printing fails
 	for phase, why := range r.Failed {
 		fmt.Fprintf(w, "\nphase %s failed: %s\n", phase, why)
 	}
-	fmt.Fprintf(w, "\n%.0f s; where more is better, p90 is what nine of ten samples reach\n", r.Seconds)
+	fmt.Fprintf(w, "\n%.0f s; where more is better, nine of ten samples reach p90\n", r.Seconds)
 }
 
-// row is the measurement's line of the table.
+// row returns the measurement's line of the table.
 func (m *measurement) row() []string {
 	row := []string{m.Name, m.Unit, fmt.Sprint(len(m.Ours)), figure(m.P50), figure(m.P90), "", "", "", m.goal(), ""}
 	if len(m.Bare) > 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// restingCost measures the processor time that a deployment and its client take while nothing
-// happens: alone, and with a follower on each sandbox, in turn.
+// restingCost measures the processor time that an idle deployment and its client use, alternately alone and with a
+// follower on each sandbox.
 func (b *bench) restingCost(ctx context.Context, d *deployment, boxes []*sdk.Sandbox) error {
 	alone := &measurement{Name: fmt.Sprintf("CPU at rest, %d sandboxes", len(boxes)), Unit: "ms/s"}
 	followed := &measurement{Name: fmt.Sprintf("CPU at rest, %d sandboxes followed", len(boxes)), Unit: "ms/s"}
@@ -53,13 +53,12 @@ func (m *measurement) rest(ctx context.Context, d *deployment, window time.Durat
 	return err
 }
 
-// follow follows the histories of sandboxes until stop is called. It returns when all that was there
-// has been read.
+// follow follows the histories of sandboxes until stop is called. It returns once every follower has caught up.
 func follow(ctx context.Context, client *sdk.Client, boxes []*sdk.Sandbox) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var followers sync.WaitGroup
 	stop = func() { cancel(); followers.Wait() }
-	caughtUp := make(chan error, 2*len(boxes)) // each says that it caught up, and how it ended
+	caughtUp := make(chan error, 2*len(boxes)) // each follower reports that it caught up, and later how it ended
 	for _, s := range boxes {
 		if err := s.Refresh(ctx); err != nil {
 			stop()

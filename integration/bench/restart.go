@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker"
 )
 
-// measureRestart kills a worker with twenty sandboxes, starts it, and measures from the start of the
-// process to the first exec that it served; and the memory of it all.
+// measureRestart kills a worker with twenty sandboxes, restarts it, and measures the time from the start of the process
+// to the first exec it serves. It also measures the memory of all processes.
 func measureRestart(ctx context.Context, b *bench) (err error) {
 	r := b.role
 	r.Dir = path.Join(b.dir, "apart")
@@ -28,7 +28,8 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	m := &measurement{Name: fmt.Sprintf("worker restart with %d sandboxes to the first exec", sandboxes), Unit: unitMilliseconds, Target: target{ofP50, 500}}
+	m := &measurement{Name: fmt.Sprintf("worker restart with %d sandboxes to the first exec", sandboxes),
+		Unit: unitMilliseconds, Target: target{ofP50, 500}}
 	for i := range b.pick(11, 3) {
 		took, err := d.restartWorker(ctx, boxes[i%sandboxes])
 		if err != nil {
@@ -37,7 +38,7 @@ func measureRestart(ctx context.Context, b *bench) (err error) {
 		m.Ours = append(m.Ours, took)
 	}
 	b.add(m)
-	for _, s := range boxes { // all are served again before memory is read
+	for _, s := range boxes { // serve all of them before reading memory
 		if err := execTrue(ctx, s); err != nil {
 			return err
 		}
@@ -54,12 +55,12 @@ func (d *deployment) restartWorker(ctx context.Context, s *sdk.Sandbox) (float64
 		return execTrue(ctx, s)
 	})
 	if err != nil {
-		return took, fmt.Errorf("%w; the worker says:\n%s", err, d.worker.LastWords())
+		return took, fmt.Errorf("%w; the worker logged:\n%s", err, d.worker.LastWords())
 	}
 	return took, d.worker.Answer(ctx, new(hello))
 }
 
-// fleetMemory measures the processes of a deployment whose worker is apart, and its supervisors.
+// fleetMemory measures the processes of a deployment whose worker has its own process, and its supervisors.
 func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) error {
 	supervisors, err := supervisorsOf(ctx, d)
 	if err != nil {
@@ -76,7 +77,7 @@ func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) e
 		{"memory of a supervisor", supervisors, target{ofWorst, 8}},
 	} {
 		rss := &measurement{Name: p.name, Unit: unitMemory, Target: p.target}
-		pss := &measurement{Name: "  its share where pages are shared", Unit: unitMemory}
+		pss := &measurement{Name: "  proportional share (PSS)", Unit: unitMemory}
 		for _, pid := range p.pids {
 			r, s, err := part.Resident(pid)
 			if err != nil {
@@ -90,7 +91,7 @@ func (b *bench) fleetMemory(ctx context.Context, d *deployment, sandboxes int) e
 	return nil
 }
 
-// supervisorsOf lists the processes 1 of the deployment's sandboxes, as the host numbers them.
+// supervisorsOf lists the host process ids of the supervisors of the deployment's sandboxes.
 func supervisorsOf(ctx context.Context, d *deployment) ([]int, error) {
 	e, err := docker.Connect(ctx, docker.Config{Host: d.role.Engine, Deployment: d.id, Fence: docker.Unfenced})
 	if err != nil {

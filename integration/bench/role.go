@@ -19,33 +19,33 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// roleVariable carries a role to a process of this binary.
+// roleVariable passes a role to a process of this binary.
 const roleVariable = "BOXFLEET_BENCH_ROLE"
 
-// role says what a process of the deployment runs.
+// role is what a process of the deployment runs.
 type role struct {
 	Server     bool   `json:"server,omitempty"`  // NATS and a coordinator
-	NATS       bool   `json:"nats,omitempty"`    // only that
-	Decides    bool   `json:"decides,omitempty"` // a coordinator only
+	NATS       bool   `json:"nats,omitempty"`    // NATS alone
+	Decides    bool   `json:"decides,omitempty"` // a coordinator alone
 	Worker     bool   `json:"worker,omitempty"`
-	URL        string `json:"url,omitempty"` // of NATS, for a part without the server
+	URL        string `json:"url,omitempty"` // of NATS, for a role without a server
 	Dir        string `json:"dir"`
 	Engine     string `json:"engine"`
 	Supervisor string `json:"supervisor"`
 
-	Port     int           `json:"port,omitempty"`     // of NATS; 0: any
-	Lazy     bool          `json:"lazy,omitempty"`     // NATS does not write to disk before it acknowledges: while it is filled
-	Snapshot time.Duration `json:"snapshot,omitempty"` // between a coordinator's rounds of snapshots; 0: its default
+	Port int `json:"port,omitempty"` // of NATS; 0: any free port
+	// NATS acknowledges before it writes to disk; used while filling it
+	Lazy     bool          `json:"lazy,omitempty"`
+	Snapshot time.Duration `json:"snapshot,omitempty"` // interval of the coordinator's snapshots; 0: its default
 }
 
-// hello is the line that a process prints when it takes work.
+// hello is the line that a process prints once it accepts work.
 type hello struct {
 	URL        string `json:"url"`
 	Deployment string `json:"deployment"`
 }
 
-// play runs a role until the bench goes away or says TERM. The bench speaks as
-// package part says.
+// play runs a role until the bench exits or sends SIGTERM. Package part describes the commands.
 func play(encoded string, commands io.Reader, answers io.Writer) error {
 	var r role
 	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
@@ -56,7 +56,8 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	url, connect := r.URL, jetstream.Config{URL: r.URL, Name: "bench"}
 	if r.Server || r.NATS {
-		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port, SyncLazily: r.Lazy})
+		server, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "bench", Port: r.Port,
+			SyncLazily: r.Lazy})
 		if err != nil {
 			return err
 		}
@@ -74,7 +75,7 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		}
 	}
 	deployment, err := "", error(nil)
-	if !r.NATS { // which knows of none
+	if !r.NATS { // NATS alone has no host
 		deployment, err = deploymentOf(ctx, connect)
 	}
 	if err != nil {
@@ -87,14 +88,14 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 		part.Obey(commands, answers, nil)
 		stop()
 	}()
-	<-ctx.Done() // also where a part fails
+	<-ctx.Done() // a failed part also ends ctx
 	return group.Wait()
 }
 
-// runner runs a part of the deployment on a connection of its own.
+// runner runs a part of the deployment on its own connection.
 type runner func(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error
 
-// start runs a part in the group, and waits until it takes work.
+// start runs a part in the group and waits until it accepts work.
 func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Config, run runner) error {
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -118,8 +119,9 @@ func (r role) start(ctx context.Context, group *errgroup.Group, cfg jetstream.Co
 }
 
 func coordinate(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {
-	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true, OnReady: ready,
-		Timing: coordinator.Timing{Snapshot: r.Snapshot}})
+	return coordinator.Run(ctx, coordinator.Config{Conn: conn, Name: "bench", Build: "bench", SyncAlways: true,
+		OnReady: ready,
+		Timing:  coordinator.Timing{Snapshot: r.Snapshot}})
 }
 
 func work(ctx context.Context, r role, conn *jetstream.Conn, ready func()) error {

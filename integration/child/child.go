@@ -1,4 +1,4 @@
-// Package child starts processes that end with this one.
+// Package child starts processes that are killed when this process ends.
 package child
 
 import (
@@ -7,21 +7,21 @@ import (
 	"syscall"
 )
 
-// starts carries commands to the thread that starts them.
+// starts passes commands to the thread that starts them.
 var starts = make(chan func())
 
 func init() {
 	go func() {
-		runtime.LockOSThread() // for ever: see Start
+		runtime.LockOSThread() // never unlocked: see Start
 		for start := range starts {
 			start()
 		}
 	}()
 }
 
-// Start starts a process that is killed when this one ends. The kernel kills it already when the
-// thread ends that started it, and threads of the Go runtime come and go: a thread that never ends
-// starts them all.
+// Start starts a process that is killed when this one ends. The kernel sends the parent-death signal as soon as the
+// starting thread ends, and the Go runtime creates and ends threads at will. One thread that never ends therefore
+// starts all processes.
 func Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}

@@ -1,7 +1,7 @@
-// Package engines starts real Docker engines for tests, several on one machine, each like a host of
-// its own: own data, own socket, own network namespace. They can be stopped, killed, restarted and
-// paused, and leave nothing behind.
+// Package engines starts real Docker engines for tests, several on one machine. Each one is like a separate host: it
+// has its own data, socket and network namespace. Engines can be stopped, killed, restarted and paused, and leave
+// nothing behind.
 //
-// It needs root, and knows an engine by its processes and its socket only; it imports no Docker
-// client. What a killed test run left is removed by scripts/clean, which finds it by [Prefix].
+// The package needs root. It handles an engine through its processes and its socket only and imports no Docker client.
+// The remains of a killed test run are removed by scripts/clean, which finds them by [Prefix].
 package engines

@@ -17,84 +17,85 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// Prefix begins the names of the namespaces and the directories of engines.
+// Prefix starts the names of the namespaces and directories of engines.
 const Prefix = "boxfleet-engine-"
 
-// startTimeout is the longest that an engine may take to answer, on a busy machine.
+// startTimeout is how long an engine may take to answer on a busy machine.
 const startTimeout = 60 * time.Second
 
 // Engine is a Docker engine.
 type Engine struct {
 	Name   string
-	Host   string // for DOCKER_HOST: "unix://" and Socket
+	Host   string // value for DOCKER_HOST: "unix://" and Socket
 	Socket string
-	PID    int      // of dockerd; 0 when it does not run, or is not ours
-	Flags  []string // of dockerd, beside those that every engine here has; heard at its next start
+	PID    int      // of dockerd; 0 if it is not running or not ours
+	Flags  []string // for dockerd, in addition to those of every engine here; they take effect at its next start
 
 	tb        testing.TB
-	dir       string // everything that it writes
+	dir       string // for everything it writes
 	namespace string
 	daemon    *exec.Cmd
-	exited    chan struct{} // closed when the daemon has ended
+	exited    chan struct{} // closed when the daemon ends
 }
 
-// Default returns the machine's own engine, which is never stopped. It fails the test when none
-// answers.
+// Default returns the machine's own engine, which is never stopped. It fails the test if none answers.
 func Default(tb testing.TB) *Engine {
 	tb.Helper()
 	socket := dockertest.Socket(tb)
 	return &Engine{Name: "default", Host: "unix://" + socket, Socket: socket, tb: tb}
 }
 
-// Start starts an engine that lives as long as the test. The name is for reading; it need not be
-// unique.
+// Start starts an engine that runs until the test ends. The name is for people; it need not be unique.
 func Start(tb testing.TB, name string) *Engine {
 	tb.Helper()
 	return start(tb, name, nil)
 }
 
-// StartSmall is [Start] with the engine's data on a file system of its own, of so many bytes, in memory.
+// StartSmall is [Start] with the engine's data on its own in-memory file system of the given size in bytes.
 func StartSmall(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
-		if err := errors.Join(os.Mkdir(e.Data(), 0o710), syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
+		if err := errors.Join(os.Mkdir(e.Data(), 0o710),
+			syscall.Mount("tmpfs", e.Data(), "tmpfs", 0, fmt.Sprintf("size=%d", size))); err != nil {
 			tb.Fatal(err)
 		}
 	})
 }
 
-// StartOnDisk is [Start] with the engine's data on a disk of its own, of so many bytes: an ext4 in a file. It is
-// mounted at [Engine.Disk], where others may have their data beside the engine's.
+// StartOnDisk is [Start] with the engine's data on its own disk of the given size in bytes: an ext4 file system in a
+// file, mounted at [Engine.Disk]. Other programs of a test can keep their data there too.
 func StartOnDisk(tb testing.TB, name string, size int64) *Engine {
 	tb.Helper()
 	return start(tb, name, func(e *Engine) {
 		image, data := filepath.Join(e.dir, "disk.img"), filepath.Join(e.Disk(), "data")
-		err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size), os.Mkdir(e.Disk(), 0o710), os.Mkdir(e.Data(), 0o710))
+		err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size), os.Mkdir(e.Disk(), 0o710),
+			os.Mkdir(e.Data(), 0o710))
 		if err != nil {
 			tb.Fatal(err)
 		}
 		run(tb, "mkfs.ext4", "-q", "-F", "-E", "nodiscard", image)
 		run(tb, "mount", "-o", "loop", image, e.Disk())
-		if err := errors.Join(os.Mkdir(data, 0o710), syscall.Mount(data, e.Data(), "", syscall.MS_BIND, "")); err != nil {
+		if err := errors.Join(os.Mkdir(data, 0o710),
+			syscall.Mount(data, e.Data(), "", syscall.MS_BIND, "")); err != nil {
 			tb.Fatal(err)
 		}
 	})
 }
 
-// Disk is where the disk of [StartOnDisk] is mounted.
+// Disk returns the mount point of the disk of [StartOnDisk].
 func (e *Engine) Disk() string { return filepath.Join(e.dir, "disk") }
 
 func start(tb testing.TB, name string, disk func(*Engine)) *Engine {
 	tb.Helper()
 	if os.Geteuid() != 0 {
-		tb.Fatal("starting Docker engines takes root")
+		tb.Fatal("starting Docker engines requires root")
 	}
 	for _, program := range []string{"dockerd", "ip", "nsenter"} {
 		if _, err := exec.LookPath(program); err != nil {
 			tb.Fatalf("%v: run `make engine`", err)
 		}
 	}
-	// Short, since a unix socket's path is limited, and the daemon makes some below here.
+	// The path is short because the path of a unix socket is limited, and the daemon creates sockets below it.
 	dir, err := os.MkdirTemp("", Prefix+name+"-")
 	if err != nil {
 		tb.Fatal(err)
@@ -111,7 +112,7 @@ func start(tb testing.TB, name string, disk func(*Engine)) *Engine {
 	return e
 }
 
-// Restart starts the daemon again, after stopping it when it runs, and waits until it answers.
+// Restart stops the daemon if it is running, starts it, and waits until it answers.
 func (e *Engine) Restart() {
 	e.tb.Helper()
 	e.Stop()
@@ -120,9 +121,8 @@ func (e *Engine) Restart() {
 		e.tb.Fatal(err)
 	}
 	defer log.Close()
-	// Only the network is the engine's own. `ip netns exec` would also give it a mount namespace
-	// with a fresh /sys, which hides the cgroups; `--bridge=none` would remove the bridge of the
-	// machine's engine.
+	// Only the network is separate. `ip netns exec` would also create a mount namespace with a fresh /sys, which hides
+	// the cgroups; `--bridge=none` would remove the bridge of the machine's own engine.
 	flags := append([]string{
 		"--net=/run/netns/" + e.namespace, "dockerd",
 		"--host", e.Host,
@@ -132,7 +132,7 @@ func (e *Engine) Restart() {
 	}, e.Flags...)
 	e.daemon = exec.Command("nsenter", flags...)
 	e.daemon.Stdout, e.daemon.Stderr = log, log
-	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // no Ctrl-C from the test's terminal
+	e.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // keep Ctrl-C of the test's terminal away
 	if err := e.daemon.Start(); err != nil {
 		e.tb.Fatal(err)
 	}
@@ -161,29 +161,30 @@ func (e *Engine) awaitAnswer() {
 		case <-tick.C:
 		case <-e.exited:
 			e.PID = 0
-			e.tb.Fatalf("engine %s ended at its start:\n%s", e.Name, e.logTail())
+			e.tb.Fatalf("engine %s ended during its start:\n%s", e.Name, e.logTail())
 		case <-deadline:
 			e.tb.Fatalf("engine %s does not answer (%v):\n%s", e.Name, err, e.logTail())
 		}
 	}
 }
 
-// Stop ends the daemon as an operator does, with TERM, and waits. The daemon stops its containers.
-// A daemon that does not run is left alone.
+// Stop ends the daemon with SIGTERM, as an operator does, and waits. The daemon stops its containers. Stop does nothing
+// if the daemon is not running.
 func (e *Engine) Stop() { e.end(syscall.SIGTERM) }
 
-// Kill ends the daemon with KILL and waits. The containers go on.
+// Kill ends the daemon with SIGKILL and waits. The containers keep running.
 func (e *Engine) Kill() {
 	e.tb.Helper()
 	if e.PID == 0 {
 		return
 	}
 	e.end(syscall.SIGKILL)
-	// The kernel kills its containerd with it, a moment later. The next daemon takes a process of the
-	// number in the pid file for its containerd, also a dying or a dead one that init has not reaped
-	// yet, and waits for it in vain.
+	// The kernel kills the daemon's containerd a moment later. The next daemon takes any process with the number in the
+	// pid file for its containerd, even one that is dying or that init has not reaped yet, and would wait until its
+	// start times out.
 	e.killAll("containerd", func(p process) bool { return p.program == "containerd" })
-	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(filepath.Join(e.dir, "exec", "containerd", "containerd.pid")); err != nil &&
+		!os.IsNotExist(err) {
 		e.tb.Error(err)
 	}
 }
@@ -205,10 +206,10 @@ func (e *Engine) end(signal syscall.Signal) {
 	e.PID = 0
 }
 
-// Pause stops the daemon from running, so that it takes connections and answers nothing.
+// Pause stops the daemon's threads: it accepts connections but answers nothing.
 func (e *Engine) Pause() { e.do("pause", halt.Process) }
 
-// Continue ends [Engine.Pause].
+// Continue undoes [Engine.Pause].
 func (e *Engine) Continue() {
 	e.do("continue", func(pid int) error { return syscall.Kill(pid, syscall.SIGCONT) })
 }
@@ -216,17 +217,17 @@ func (e *Engine) Continue() {
 func (e *Engine) do(what string, f func(pid int) error) {
 	e.tb.Helper()
 	if e.PID == 0 {
-		e.tb.Fatalf("%s: engine %s is not one that may be sent signals", what, e.Name)
+		e.tb.Fatalf("%s: engine %s must not be sent signals", what, e.Name)
 	}
 	if err := f(e.PID); err != nil {
 		e.tb.Errorf("%s engine %s: %v", what, e.Name, err)
 	}
 }
 
-// Namespace is the name of the engine's network namespace, for `ip -n`, "" for the machine's own.
+// Namespace returns the name of the engine's network namespace for `ip -n`, or "" for the machine's own.
 func (e *Engine) Namespace() string { return e.namespace }
 
-// Data is the directory of the engine's data.
+// Data returns the engine's data directory.
 func (e *Engine) Data() string { return filepath.Join(e.dir, "data") }
 
 func (e *Engine) log() string { return filepath.Join(e.dir, "dockerd.log") }

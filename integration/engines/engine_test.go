@@ -15,8 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestAnEngineLivesAndLeavesNothing takes one engine through everything, since its start is what
-// takes time.
+// TestAnEngineLivesAndLeavesNothing does everything with one engine, because starting an engine is slow.
 func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 	var dir, namespace string
 	t.Run("life", func(t *testing.T) {
@@ -48,7 +47,7 @@ func TestAnEngineLivesAndLeavesNothing(t *testing.T) {
 		check(t, err)
 		t.Logf("after the daemon was killed and started, the container is %s", c.State)
 		check(t, client.StartContainer(t.Context(), id))
-		e.Kill() // with a running container, the most that there is to clear away
+		e.Kill() // with a running container there is the most to clean up
 	})
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is left: %v", err)
@@ -70,7 +69,8 @@ func TestTwoEnginesDoNotSeeEachOther(t *testing.T) {
 	one, two := engines.Start(t, "one"), engines.Start(t, "two")
 	ids := map[string]string{}
 	for _, e := range []*engines.Engine{one, two, engines.Default(t)} {
-		client, err := docker.Connect(t.Context(), docker.Config{Host: e.Host, Deployment: "test-apart", Fence: docker.Unfenced})
+		client, err := docker.Connect(t.Context(),
+			docker.Config{Host: e.Host, Deployment: "test-apart", Fence: docker.Unfenced})
 		check(t, err)
 		defer client.Close()
 		id, err := client.HostID(t.Context())
@@ -87,7 +87,8 @@ func sleeper(t *testing.T, client *docker.Engine) string {
 	t.Helper()
 	check(t, client.CreateNetwork(t.Context(), docker.NetworkSpec{Name: "net"}))
 	id, err := client.CreateContainer(t.Context(), docker.ContainerSpec{
-		Name: "sleeper", Image: dockertest.Image, Network: "net", Entrypoint: []string{"/bin/sh", "-c", "trap exit TERM; while :; do sleep 0.05; done"},
+		Name: "sleeper", Image: dockertest.Image, Network: "net", Entrypoint: []string{"/bin/sh", "-c",
+			"trap exit TERM; while :; do sleep 0.05; done"},
 	})
 	check(t, err)
 	check(t, client.StartContainer(t.Context(), id))

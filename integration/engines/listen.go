@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listen listens on a free port of 127.0.0.1 as the engine sees it, in its network namespace, until
-// the test ends.
+// Listen listens on a free port of 127.0.0.1 in the engine's network namespace until the test ends.
 func (e *Engine) Listen() net.Listener {
 	e.tb.Helper()
 	var l net.Listener
@@ -21,12 +20,12 @@ func (e *Engine) Listen() net.Listener {
 	if err != nil {
 		e.tb.Fatalf("listen in the namespace of engine %s: %v", e.Name, err)
 	}
-	e.tb.Cleanup(func() { _ = l.Close() }) // also closed by who serves on it
+	e.tb.Cleanup(func() { _ = l.Close() }) // the test may have closed it already
 	return l
 }
 
-// inNamespace calls f on a thread in the engine's network namespace. The thread goes back: if it
-// ended, the kernel would kill the processes that it has started with a parent-death signal.
+// inNamespace calls f on a thread in the engine's network namespace. The thread returns to its own namespace
+// afterwards: if it ended, the kernel would kill the processes that it started with a parent-death signal.
 func (e *Engine) inNamespace(f func() error) error {
 	if e.namespace == "" {
 		return f()
@@ -47,7 +46,7 @@ func (e *Engine) inNamespace(f func() error) error {
 	}
 	err = f()
 	if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
-		panic(back) // the thread is of no use to anybody, and must not end
+		panic(back) // the thread is unusable and must not end
 	}
 	runtime.UnlockOSThread()
 	return err

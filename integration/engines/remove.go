@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// remove ends everything of an engine and removes what it wrote.
+// remove ends all processes of an engine and removes its files.
 func (e *Engine) remove() {
 	e.tb.Helper()
 	if e.PID != 0 {
@@ -39,21 +39,21 @@ func (e *Engine) remove() {
 	}
 }
 
-// removeContainers spares the daemon's stop the grace of each container.
+// removeContainers removes the containers first, so that the daemon does not wait for the grace period of each.
 func (e *Engine) removeContainers() {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	ids, err := e.Containers(ctx, "")
 	if err != nil {
-		return // then they are killed below
+		return // they are killed below
 	}
 	for _, id := range ids {
 		_, _ = e.request(ctx, "DELETE", "/containers/"+id+"?force=1&v=1", nil)
 	}
 }
 
-// killAll kills the engine's processes that match until there are none. When a daemon was killed,
-// its shims and their containers are left.
+// killAll kills the engine's matching processes until none are left. A killed daemon leaves its shims and their
+// containers behind.
 func (e *Engine) killAll(what string, match func(process) bool) {
 	e.tb.Helper()
 	deadline := time.After(startTimeout)
@@ -79,11 +79,10 @@ func (e *Engine) killAll(what string, match func(process) bool) {
 // process is a running process of an engine.
 type process struct {
 	pid     int
-	program string // the last part of its path
+	program string // base name of its program
 }
 
-// processes finds the daemons that name the engine's directory in their arguments, and all
-// processes below them.
+// processes returns the daemons that have the engine's directory in their arguments, and all processes below them.
 func (e *Engine) processes() []process {
 	entries, _ := os.ReadDir("/proc")
 	children := map[int][]process{}
@@ -116,13 +115,13 @@ func (e *Engine) processes() []process {
 	return found
 }
 
-// parentOf reads a process's parent and whether it is dead, but not yet waited for.
+// parentOf returns a process's parent and whether the process is a zombie.
 func parentOf(pid int) (parent int, zombie bool) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0, true
 	}
-	// The name may hold anything, also parentheses: what follows the last one is plain.
+	// The name can contain anything, even parentheses, so parse what follows the last one.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 2 {
 		return 0, true
@@ -131,7 +130,7 @@ func parentOf(pid int) (parent int, zombie bool) {
 	return parent, fields[0] == "Z" || fields[0] == "X"
 }
 
-// mountsBelow lists the mount points below dir, the innermost first.
+// mountsBelow lists the mount points below dir, innermost first.
 func mountsBelow(dir string) []string {
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -149,7 +148,7 @@ func mountsBelow(dir string) []string {
 	return points
 }
 
-// Empty removes all that the engine has, as it ends: images, containers, volumes, networks.
+// Empty removes everything that the engine has: images, containers, volumes, networks.
 func (e *Engine) Empty() {
 	e.tb.Helper()
 	e.Stop()
@@ -164,8 +163,8 @@ func (e *Engine) Empty() {
 	}
 }
 
-// PowerCycle ends everything on the engine at once and leaves what a restart of its machine leaves: its
-// directory. The engine is to be restarted.
+// PowerCycle ends everything on the engine at once and leaves what survives a restart of a machine: its directory. The
+// test then restarts the engine.
 func (e *Engine) PowerCycle() {
 	e.tb.Helper()
 	e.Kill()
@@ -175,7 +174,7 @@ func (e *Engine) PowerCycle() {
 			e.tb.Errorf("unmount %s: %v", point, err)
 		}
 	}
-	run(e.tb, "ip", "netns", "delete", e.namespace) // with bridges and rules
+	run(e.tb, "ip", "netns", "delete", e.namespace) // its bridges and rules go with it
 	run(e.tb, "ip", "netns", "add", e.namespace)
 	run(e.tb, "ip", "-n", e.namespace, "link", "set", "lo", "up")
 	for _, name := range []string{"exec", "pid", "docker.sock"} {

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// LoadImage brings an image of the machine's engine into e, such as [dockertest.Image]. It does
-// nothing when e has it.
+// LoadImage copies an image of the machine's engine to e, such as [dockertest.Image]. It does nothing if e has the
+// image.
 func LoadImage(tb testing.TB, e *Engine, name string) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -40,8 +40,8 @@ func LoadImage(tb testing.TB, e *Engine, name string) {
 	}
 }
 
-// Containers lists the ids of e's containers that carry the label ("key" or "key=value"), in all
-// states; "" lists all.
+// Containers lists the ids of e's containers in all states that have the label ("key" or "key=value"); "" lists all
+// containers.
 func (e *Engine) Containers(ctx context.Context, label string) ([]string, error) {
 	path := "/containers/json?all=1"
 	if label != "" {
@@ -63,7 +63,7 @@ func (e *Engine) Containers(ctx context.Context, label string) ([]string, error)
 	return ids, nil
 }
 
-// request sends one request and returns the whole answer. A status of 400 or more is an error.
+// request sends one request and returns the whole answer. A status of 400 or higher is an error.
 func (e *Engine) request(ctx context.Context, method, path string, body io.Reader) ([]byte, error) {
 	answer, err := e.open(ctx, method, path, body)
 	if err != nil {

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	deletedWithin = 40 * time.Second // all sandboxes, at the end of a test
-	emptyWithin   = 20 * time.Second // a worker looks at everything every 15 s
+	deletedWithin = 40 * time.Second // for all sandboxes, at the end of a test
+	emptyWithin   = 20 * time.Second // a worker inspects its whole host every 15 s
 	deletesAtOnce = 8
 )
 
-// MayLeave spares the fleet the check that nothing of it is left when the test ends. It is for tests
-// that take away what Boxfleet cleans up with, for good; the reason is printed.
+// MayLeave skips the check that the fleet leaves nothing behind when the test ends. It is for tests that permanently
+// break what Boxfleet needs to clean up; the reason is printed.
 func (f *Fleet) MayLeave(reason string) { f.mayLeave = reason }
 
-// checkLeaks has Boxfleet delete every sandbox that there still is, with processes that it starts
-// again where the test ended them, and fails the test where something of the fleet is left then.
+// checkLeaks has Boxfleet delete every remaining sandbox, restarting the processes that the test ended, and fails the
+// test if anything of the fleet is left afterwards.
 func (f *Fleet) checkLeaks() {
 	f.TB.Helper()
 	if f.mayLeave != "" {
-		f.TB.Logf("what is left is not checked: %s", f.mayLeave)
+		f.TB.Logf("leaks are not checked: %s", f.mayLeave)
 	}
 	if f.mayLeave != "" || f.TB.Failed() || f.Conn == nil {
 		return
@@ -56,13 +56,14 @@ func (f *Fleet) checkLeaks() {
 	}
 	left = append(left, f.leftRunning()...)
 	if len(left) > 0 {
-		f.TB.Errorf("left behind %s after everything was deleted:\n    %s", took, strings.Join(left, "\n    "))
+		f.TB.Errorf("left %s after everything was deleted:\n    %s", took, strings.Join(left, "\n    "))
 		return
 	}
 	if len(late) > 0 {
 		f.TB.Logf("gone late: %q", late)
 	}
-	f.TB.Logf("nothing is left: deleting took %s, until it was all gone %s more", deleted.Sub(began).Round(time.Millisecond), took)
+	f.TB.Logf("nothing is left: deleting took %s, cleaning up %s more",
+		deleted.Sub(began).Round(time.Millisecond), took)
 }
 
 // undeleted lists the sandboxes that are not deleted, by tenant.
@@ -76,7 +77,7 @@ func (f *Fleet) undeleted() map[string][]string {
 		states[[2]string{b.Tenant, b.Sandbox}] = b.Events[len(b.Events)-1].State
 	}, func() { caughtUp = true; cancel() })
 	if !caughtUp {
-		f.TB.Fatalf("read which sandboxes there are: %v", err)
+		f.TB.Fatalf("list the sandboxes: %v", err)
 	}
 	open := map[string][]string{}
 	for name, state := range states {
@@ -87,11 +88,11 @@ func (f *Fleet) undeleted() map[string][]string {
 	return open
 }
 
-// revive makes sure that a coordinator runs, and a worker on each engine that one was ready on.
+// revive starts a coordinator if none runs, and a worker on each engine that had one.
 func (f *Fleet) revive() {
 	f.TB.Helper()
 	for _, p := range f.processes {
-		p.Signal(syscall.SIGCONT) // a test may have stopped it
+		p.Signal(syscall.SIGCONT) // the test may have stopped it
 	}
 	if len(f.Processes("coordinator")) == 0 {
 		f.Coordinator("last", Role{Timing: f.options.Timing})
@@ -103,7 +104,7 @@ func (f *Fleet) revive() {
 		}
 	}
 	for _, p := range newest {
-		if p.Role.NATS != "" && !p.Exited() { // its way to NATS ended with the test
+		if p.Role.NATS != "" && !p.Exited() { // its link to NATS ended with the test
 			p.Kill()
 		}
 		p.Role.NATS = ""
@@ -122,7 +123,7 @@ func (p *Process) wasReady() bool {
 	}
 }
 
-// deleteAll deletes sandboxes as a user would.
+// deleteAll deletes sandboxes through the client, as a user would.
 func (f *Fleet) deleteAll(sandboxes map[string][]string) {
 	f.TB.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), deletedWithin)
@@ -150,7 +151,7 @@ func (f *Fleet) deleteAll(sandboxes map[string][]string) {
 	}
 }
 
-// cleanUp ends the fleet, and removes by force what is left of it.
+// cleanUp ends the fleet and forcibly removes its remains.
 func (f *Fleet) cleanUp() {
 	if f.TB.Failed() {
 		f.report()

@@ -1,7 +1,7 @@
-// Package fleet starts whole Boxfleet deployments for tests: real NATS servers in the test's
-// process, coordinators and workers as processes of their own that can be killed, real engines.
+// Package fleet starts whole Boxfleet deployments for tests: real NATS servers in the test's process, coordinators and
+// workers in separate processes that tests can kill, and real engines.
 //
-//	test process: NATS servers, SDK client, judges
+//	test process: NATS servers, SDK client, checks of the log
 //	  ├── coordinator process ... (the test binary again, in a role)
 //	  └── worker process ...  ──► Docker engine
 package fleet
@@ -21,19 +21,19 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// Image is the image that tests run; `make image` makes it.
+// Image is the image that tests run; `make image` builds it.
 const Image = "boxfleet/demo:busybox"
 
-// Options says what a fleet is made of.
+// Options configures a fleet.
 type Options struct {
 	Servers      int                // NATS servers: 1 (default) or 3, as one cluster
-	Killable     bool               // the one NATS server is a process of its own, see [Fleet.Server]
+	Killable     bool               // the only NATS server runs in its own process, see [Fleet.Server]
 	LockTTL      time.Duration      // of host locks; default: the product's
 	CleanupTTL   time.Duration      // default: the product's
-	BlobMaxAge   time.Duration      // uploaded trees are kept so long; default: the product's
-	Duplicates   time.Duration      // window in which the request queue drops repeats; default: the product's
-	Timing       coordinator.Timing // of the coordinators that are started at once
-	Coordinators int                // started at once, named c1, c2, …; default 1; -1 for none
+	BlobMaxAge   time.Duration      // how long uploaded trees are kept; default: the product's
+	Duplicates   time.Duration      // deduplication window of the request queue; default: the product's
+	Timing       coordinator.Timing // of the coordinators that Start starts
+	Coordinators int                // number that Start starts, named c1, c2, …; default 1; -1 for none
 	Workers      int                // 1 (default): one worker, w1, on the default engine; -1 for none
 }
 
@@ -42,20 +42,20 @@ type Fleet struct {
 	TB      testing.TB
 	Dir     string // of this fleet; removed at the end
 	Servers []*embedded.Server
-	Server  *Process // of [Options.Killable]
+	Server  *Process // set with [Options.Killable]
 	Client  *sdk.Client
-	Conn    *jetstream.Conn // of the test, for judging
+	Conn    *jetstream.Conn // the test's own connection, for checking the log
 	options Options
 
 	processes []*Process
-	engines   map[string]bool // addresses of engines that workers used
+	engines   map[string]bool // addresses of the engines that workers used
 	began     time.Time
-	mayLeave  string        // why nothing is checked at the end
-	patience  time.Duration // how long what is left may take to go
+	mayLeave  string        // why leaks are not checked at the end
+	patience  time.Duration // how long cleaning up may take
 }
 
-// Start starts a fleet and waits until it is ready. When the test ends, Boxfleet must have left nothing
-// behind, see [Fleet.MayLeave].
+// Start starts a fleet and waits until it is ready. When the test ends, Boxfleet must have left nothing behind; see
+// [Fleet.MayLeave] for exceptions.
 func Start(tb testing.TB, o Options) *Fleet {
 	tb.Helper()
 	f := &Fleet{TB: tb, options: o, engines: map[string]bool{}, began: time.Now(), patience: emptyWithin}
@@ -94,7 +94,7 @@ func Start(tb testing.TB, o Options) *Fleet {
 	return f
 }
 
-// Connect opens the test's own connections, once a coordinator has provisioned the deployment.
+// Connect opens the test's own connections once a coordinator has provisioned the deployment.
 func (f *Fleet) Connect() {
 	f.TB.Helper()
 	if f.Client != nil {
@@ -114,7 +114,7 @@ func (f *Fleet) Connect() {
 	}
 }
 
-// URL is where the fleet's NATS servers listen.
+// URL returns the address of the fleet's NATS servers.
 func (f *Fleet) URL() string {
 	if f.Server != nil {
 		return f.Server.Role.NATS
@@ -131,7 +131,7 @@ func (f *Fleet) Spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{Image: Image, Memory: 64 << 20, Grace: protocol.Duration(time.Second)}
 }
 
-// Run runs a part of the test as a test of its own: what fails in it fails there.
+// Run runs a part of the test as a subtest, with f reporting failures to that subtest.
 func (f *Fleet) Run(t *testing.T, name string, part func(t *testing.T)) bool {
 	whole := f.TB
 	defer func() { f.TB = whole }()
@@ -141,14 +141,14 @@ func (f *Fleet) Run(t *testing.T, name string, part func(t *testing.T)) bool {
 	})
 }
 
-// Context ends with the test, or after d.
+// Context returns a context that ends with the test, or after d.
 func (f *Fleet) Context(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	f.TB.Cleanup(cancel)
 	return ctx
 }
 
-// Create makes a sandbox and waits until it is ready.
+// Create creates a sandbox and waits until it is ready.
 func (f *Fleet) Create(id string) *sdk.Sandbox {
 	f.TB.Helper()
 	s, err := f.Client.Create(f.Context(time.Minute), f.Spec(), sdk.WithID(id))
@@ -158,8 +158,9 @@ func (f *Fleet) Create(id string) *sdk.Sandbox {
 	return s
 }
 
-// Eventually waits until check returns nil, and fails the test with its last error after d. A check that
-// began in time is not the last one: it may have taken long, or the test may have stood still.
+// Eventually waits until check returns nil. After d it fails the test with the last error. If a check began in time but
+// ended late, it runs once more: the check may have been slow, or the test process may have been paused. Unlike
+// eventually.Holds it can report why the condition does not hold.
 func (f *Fleet) Eventually(d time.Duration, what string, check func() error) {
 	f.TB.Helper()
 	deadline := time.Now().Add(d)

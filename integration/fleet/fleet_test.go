@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestEventuallyLooksAgainWhenALookTookLong, as one does in whose middle the test stands still.
+// A check can outlast the deadline, for example because the test process is paused while it runs.
 func TestEventuallyLooksAgainWhenALookTookLong(t *testing.T) {
 	t.Parallel()
 	const within = 200 * time.Millisecond

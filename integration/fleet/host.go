@@ -21,7 +21,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// host is an engine as the fleet sees it that judges it: with eyes of its own, not the worker's.
+// host inspects an engine for the leak check. It does not use the worker's code.
 type host struct {
 	*client.Client
 	deployment string
@@ -31,7 +31,7 @@ type host struct {
 
 const hostCallTimeout = 20 * time.Second
 
-// openHost connects to an engine that answers.
+// openHost connects to a running engine.
 func openHost(address, deployment string) (*host, error) {
 	where := client.FromEnv
 	if address != "" {
@@ -52,13 +52,13 @@ func openHost(address, deployment string) (*host, error) {
 	}, nil
 }
 
-// traces are what containers of the fleet have that carries no label of it.
+// traces are objects of the fleet's containers that carry no label of the fleet.
 type traces struct {
-	namespaces []string // files of the engine
+	namespaces []string // files that the engine created
 	bridges    map[string]bool
 }
 
-// note looks at what the deployment's containers and networks have.
+// note collects the traces of the deployment's containers and networks.
 func (h *host) note(ctx context.Context) (traces, error) {
 	t := traces{bridges: map[string]bool{}}
 	containers, err := h.ContainerList(ctx, container.ListOptions{All: true, Filters: h.ours})
@@ -82,10 +82,10 @@ func (h *host) note(ctx context.Context) (traces, error) {
 	return t, errors.Join(err, ruleErr)
 }
 
-// anonymous are volumes that the engine makes for a container whose image wants them.
+// anonymous matches the names of volumes that the engine creates for images that declare some.
 var anonymous = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// left says what the engine, and its network namespace, has of the deployment, whose test began then.
+// left lists the deployment's remains on the engine and in its network namespace. began is when the test began.
 func (h *host) left(ctx context.Context, began time.Time, before traces) []string {
 	var left []string
 	say := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
@@ -107,19 +107,20 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	volumes, err := h.VolumeList(ctx, volume.ListOptions{Filters: h.ours})
 	failed(err)
 	for _, v := range volumes.Volumes {
-		if v.Name != "boxfleet-host-"+h.deployment { // the engine's mark is there as long as the deployment is
+		if v.Name != "boxfleet-host-"+h.deployment { // the engine's host id volume exists until the deployment is removed
 			say("volume %s", v.Name)
 		}
 	}
 	unused, err := h.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("dangling", "true"))})
 	failed(err)
 	for _, v := range unused.Volumes {
-		if made, err := time.Parse(time.RFC3339, v.CreatedAt); err == nil && anonymous.MatchString(v.Name) && !made.Before(began.Truncate(time.Second)) {
-			say("volume %s, without a name and of no container, made at %s", v.Name, v.CreatedAt)
+		if made, err := time.Parse(time.RFC3339, v.CreatedAt); err == nil && anonymous.MatchString(v.Name) &&
+			!made.Before(began.Truncate(time.Second)) {
+			say("volume %s, anonymous and without a container, created at %s", v.Name, v.CreatedAt)
 		}
 	}
 	for _, file := range before.namespaces {
-		// The engine unmounts a namespace, and removes the empty file a minute later.
+		// The engine unmounts a namespace at once and removes the empty file a minute later.
 		var stat unix.Statfs_t
 		if err := unix.Statfs(file, &stat); err == nil && stat.Type == unix.NSFS_MAGIC {
 			say("network namespace %s", file)
@@ -128,7 +129,7 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	rules, recorded, err := h.rules()
 	failed(err)
 	for _, r := range rules {
-		say("rules of bridge %s", r)
+		say("rules for bridge %s", r)
 	}
 	for _, r := range recorded {
 		before.bridges[r] = true
@@ -136,16 +137,16 @@ func (h *host) left(ctx context.Context, began time.Time, before traces) []strin
 	bridges, err := h.orphanBridges(ctx, before.bridges)
 	failed(err)
 	for _, b := range bridges {
-		say("bridge %s, of no network", b)
+		say("bridge %s, without a network", b)
 	}
 	return left
 }
 
-// recordedBridges is the set of the deployment's table that keeps the bridges which were made, from one
-// look of a worker at its host to the next also those that are gone.
+// recordedBridges is the set in the deployment's table that records the created bridges. Removed bridges stay in it
+// until the worker next inspects its host.
 const recordedBridges = "made"
 
-// rules lists the bridges that the deployment's table has something of, and those on its record.
+// rules lists the bridges named in the deployment's table, and the recorded ones.
 func (h *host) rules() (named, recorded []string, err error) {
 	file, err := os.Open(h.namespace + "/ns/net")
 	if err != nil {
@@ -194,7 +195,7 @@ func (h *host) rules() (named, recorded []string, err error) {
 
 func (h *host) table() string { return "boxfleet-" + h.deployment }
 
-// orphanBridges lists those of the bridges that are there without a network of the engine.
+// orphanBridges lists those of the given bridges that exist without a network of the engine.
 func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]string, error) {
 	interfaces, err := os.ReadFile(h.namespace + "/net/dev")
 	if err != nil {
@@ -209,7 +210,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 	if len(there) == 0 {
 		return nil, nil
 	}
-	// Other deployments may have taken the subnet, and the name with it, in the meantime.
+	// Another deployment may have taken the subnet and with it the name in the meantime.
 	networks, err := h.NetworkList(ctx, network.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -228,7 +229,7 @@ func (h *host) orphanBridges(ctx context.Context, bridges map[string]bool) ([]st
 func (f *Fleet) removeAll(address, deployment string) {
 	h, err := openHost(address, deployment)
 	if err != nil {
-		return // the engine may be gone with its test
+		return // the test may have ended the engine
 	}
 	defer h.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

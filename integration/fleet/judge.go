@@ -10,14 +10,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// History is everything that the log says of one sandbox.
+// History is the whole history of one sandbox.
 type History struct {
 	Tenant, Sandbox string
 	Events          []protocol.Event
-	State           *protocol.State // their fold; of a history whose beginning was purged, its tombstone
+	State           *protocol.State // the fold of the events; if the beginning was purged, the tombstone
 }
 
-// Kinds lists the kinds of the events, in order.
+// Kinds lists the kinds of the events in order.
 func (h *History) Kinds() []protocol.Kind {
 	kinds := make([]protocol.Kind, len(h.Events))
 	for i, e := range h.Events {
@@ -37,13 +37,14 @@ func (f *Fleet) History(id string) *History {
 	return &History{Tenant: protocol.DefaultTenant, Sandbox: id, State: &protocol.State{}}
 }
 
-// Judge reads the whole log and fails the test where it breaks a promise:
+// Judge reads the whole log and fails the test if the log breaks a promise:
 //   - the events of each sandbox are numbered 1, 2, 3 … without gap or repeat;
-//   - each is legal where it stands, and carries the state that the fold gives;
-//   - an exec was accepted once, started at most once, and ended at most once, and is not left
-//     without an end by a sandbox that has none to give any more;
-//   - no request made two sandboxes, or two execs;
-//   - the coordinators, where one answers, say of each sandbox what the fold says.
+//   - each event is legal at its place and carries the state that the fold gives;
+//   - an exec was accepted once, started at most once and ended at most once, and a sandbox that can no longer end its
+//
+// execs has no running ones;
+//   - no request created two sandboxes or two execs;
+//   - the running coordinators report the same sandboxes as the fold.
 func (f *Fleet) Judge() {
 	f.TB.Helper()
 	requests := map[string]string{}
@@ -55,7 +56,7 @@ func (f *Fleet) Judge() {
 				continue
 			}
 			if other := requests[e.Request]; other != "" {
-				f.TB.Errorf("request %s made two sandboxes: %s and %s", e.Request, other, name)
+				f.TB.Errorf("request %s created two sandboxes: %s and %s", e.Request, other, name)
 			}
 			requests[e.Request] = name
 		}
@@ -79,7 +80,7 @@ func (f *Fleet) histories() []*History {
 			found[name] = h
 			all = append(all, h)
 		}
-		if b.First() > h.State.Sandbox.Sequence+1 { // what lies between is in segments, or this is a tombstone
+		if b.First() > h.State.Sandbox.Sequence+1 { // the gap is in segments, or this is a tombstone
 			f.foldMoved(ctx, name, h, b.Record)
 		}
 		f.fold(name, h, b)
@@ -90,7 +91,7 @@ func (f *Fleet) histories() []*History {
 	return all
 }
 
-// foldMoved folds what a history has before a record that is no longer in the log.
+// foldMoved folds the part of a history before a record that is no longer in the log.
 func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before uint64) {
 	f.TB.Helper()
 	if err := f.Conn.ReadHistory(ctx, h.Tenant, h.Sandbox, 0, func(b *protocol.Batch) bool {
@@ -99,7 +100,7 @@ func (f *Fleet) foldMoved(ctx context.Context, name string, h *History, before u
 		}
 		return b.Record < before
 	}); err != nil {
-		f.TB.Errorf("%s: what was moved out of the log: %v", name, err)
+		f.TB.Errorf("%s: read the segments: %v", name, err)
 	}
 }
 
@@ -115,10 +116,12 @@ func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
 			continue
 		}
 		if e.State == protocol.StateNone {
-			f.TB.Errorf("%s: event %d %s says no state", name, e.Sequence, e.Kind)
+			f.TB.Errorf("%s: event %d %s carries no state", name, e.Sequence, e.Kind)
 		}
-		if err := h.State.Apply(e); err != nil { // checks the number, the legality, and the states that the event claims
-			f.TB.Errorf("%s: event %d %s by %s (record %d): %v; before it: %v", name, e.Sequence, e.Kind, e.Writer, e.Record, err, h.Kinds())
+		// check the number, the legality and the state of the event
+		if err := h.State.Apply(e); err != nil {
+			f.TB.Errorf("%s: event %d %s by %s (record %d): %v; before it: %v", name, e.Sequence, e.Kind, e.Writer,
+				e.Record, err, h.Kinds())
 		}
 		h.Events = append(h.Events, *e)
 	}
@@ -138,7 +141,7 @@ func (f *Fleet) judgeExecs(name string, h *History) {
 		count[e.Exec.ID][e.Kind]++
 		if e.Kind == protocol.ExecAccepted && e.Request != "" {
 			if other, twice := requests[e.Request]; twice {
-				f.TB.Errorf("%s: request %s made two execs: %s and %s", name, e.Request, other, e.Exec.ID)
+				f.TB.Errorf("%s: request %s created two execs: %s and %s", name, e.Request, other, e.Exec.ID)
 			}
 			requests[e.Request] = e.Exec.ID
 		}
@@ -146,18 +149,19 @@ func (f *Fleet) judgeExecs(name string, h *History) {
 	for id, n := range count {
 		ends := n[protocol.ExecFinished] + n[protocol.ExecFailed] + n[protocol.ExecCancelled] + n[protocol.ExecTimedOut]
 		if n[protocol.ExecAccepted] != 1 || n[protocol.ExecStarted] > 1 || ends > 1 {
-			f.TB.Errorf("%s: exec %s was accepted, started and ended %d, %d and %d times", name, id, n[protocol.ExecAccepted], n[protocol.ExecStarted], ends)
+			f.TB.Errorf("%s: exec %s was accepted, started and ended %d, %d and %d times", name, id,
+				n[protocol.ExecAccepted], n[protocol.ExecStarted], ends)
 		}
 	}
 	switch h.State.Sandbox.State {
 	case protocol.StateStopped, protocol.StateFailed, protocol.StateDeleted:
 		if left := h.State.Active(); len(left) > 0 {
-			f.TB.Errorf("%s is %s, and %d execs have no end", name, h.State.Sandbox.State, len(left))
+			f.TB.Errorf("%s is %s, and %d execs have not ended", name, h.State.Sandbox.State, len(left))
 		}
 	}
 }
 
-// judgeRead compares what a coordinator says of a sandbox with the fold.
+// judgeRead compares a coordinator's answer for a sandbox with the fold.
 func (f *Fleet) judgeRead(name string, h *History) {
 	f.TB.Helper()
 	if len(f.Processes("coordinator")) == 0 || h.State.Sandbox.HistoryPurged {
@@ -168,7 +172,7 @@ func (f *Fleet) judgeRead(name string, h *History) {
 	want := h.State.Sandbox
 	q := &protocol.Query{Sandbox: h.Sandbox, MinSequence: want.Sequence}
 	reply, err := f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
-	// Who waits for an exec reads the log, and may be done before a coordinator is connected again.
+	// A test that waited for an exec reads the log, so it may finish before a coordinator is connected again.
 	for protocol.CodeOf(err) == protocol.Unavailable && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 		reply, err = f.Conn.Query(ctx, h.Tenant, protocol.EndpointGet, q)
@@ -178,12 +182,12 @@ func (f *Fleet) judgeRead(name string, h *History) {
 		return
 	}
 	got := *reply.Sandbox
-	got.Unreachable = false // a condition beside the fold
+	got.Unreachable = false // a condition that is not part of the fold
 	if got.Sequence > want.Sequence {
-		return // it moved on while we read
+		return // the sandbox changed in the meantime
 	}
 	if g, w := asJSON(got), asJSON(want); !bytes.Equal(g, w) {
-		f.TB.Errorf("%s: a coordinator says\n%s\nand the fold of the log is\n%s", name, g, w)
+		f.TB.Errorf("%s: a coordinator returned\n%s\nbut the fold of the log is\n%s", name, g, w)
 	}
 }
 

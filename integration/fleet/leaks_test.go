@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// recorder is a test within a test: it keeps what it is told to fail with, and ends when it is told.
+// recorder is a test within a test: it records failures instead of failing.
 type recorder struct {
 	testing.TB
 	cleanups []func()
@@ -30,7 +30,7 @@ type recorder struct {
 
 func (r *recorder) Cleanup(f func())    { r.cleanups = append(r.cleanups, f) }
 func (r *recorder) Failed() bool        { return len(r.errors) > 0 }
-func (r *recorder) Logf(string, ...any) {} // of a test that is meant to fail
+func (r *recorder) Logf(string, ...any) {} // a failing inner test prints nothing
 func (r *recorder) Errorf(format string, a ...any) {
 	r.errors = append(r.errors, fmt.Sprintf(format, a...))
 }
@@ -42,8 +42,8 @@ func (r *recorder) end() {
 	r.cleanups = nil
 }
 
-// TestWhatIsLeftBehindFailsATest leaves something of each kind, and reads what the check says of it.
-// What Boxfleet can see it would remove, so it is all such that it cannot know of.
+// TestWhatIsLeftBehindFailsATest leaves something of each kind behind and checks that the leak check reports it.
+// Boxfleet would remove what it knows of, so all of it is unknown to Boxfleet.
 func TestWhatIsLeftBehindFailsATest(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
@@ -51,14 +51,15 @@ func TestWhatIsLeftBehindFailsATest(t *testing.T) {
 	f := Start(r, Options{Workers: -1, BlobMaxAge: 100 * time.Millisecond})
 	f.patience = 3 * time.Second
 	w := f.Worker("w1", Role{Reconcile: time.Hour})
-	f.Create("left") // which Boxfleet deletes
+	f.Create("left") // Boxfleet deletes this one
 	deployment, label := f.Conn.Deployment(), "boxfleet.deployment="+f.Conn.Deployment()
 
-	command(t, "docker", "create", "--name", "lost-"+deployment, "--label", label, "--volume", "/anonymous", Image, "true")
+	command(t, "docker", "create", "--name", "lost-"+deployment, "--label", label, "--volume", "/anonymous", Image,
+		"true")
 	command(t, "docker", "network", "create", "--label", label, "lost-"+deployment)
 	command(t, "docker", "volume", "create", "--label", label, "lost-"+deployment)
 
-	// A volume without a name stays when its container is removed without it.
+	// An anonymous volume stays when its container is removed without -v.
 	id := command(t, "docker", "create", "--volume", "/anonymous", Image, "true")
 	volume := command(t, "docker", "inspect", "--format", "{{range .Mounts}}{{.Name}}{{end}}", id)
 	command(t, "docker", "rm", id)
@@ -79,7 +80,7 @@ func TestWhatIsLeftBehindFailsATest(t *testing.T) {
 	mounted := filepath.Join(f.Dir, "mounted")
 	check(t, os.Mkdir(mounted, 0o700))
 	check(t, unix.Mount(mounted, mounted, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) }) // below, already
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) }) // a second time if the test below did it
 	sleeper := exec.Command("sleep", "1000")
 	sleeper.Env = []string{"OF=" + f.Dir}
 	check(t, sleeper.Start())
@@ -87,33 +88,33 @@ func TestWhatIsLeftBehindFailsATest(t *testing.T) {
 
 	said := strings.Join(leftOf(r), "\n")
 	for what, words := range map[string]string{
-		"container":             "container /lost-" + deployment,
-		"network":               "network lost-" + deployment,
-		"volume":                "volume lost-" + deployment,
-		"volume without a name": "volume " + volume,
-		"rules":                 "rules of bridge " + bridge,
-		"bridge":                "bridge " + bridge + ", of no network",
-		"directory":             "/sandboxes/strange of worker w1",
-		"file":                  "\n    strange of worker w1",
-		"mount":                 "mount seen by process",
-		"upload":                "2 messages of uploaded trees",
-		"process":               fmt.Sprintf("process %d: sleep 1000", sleeper.Process.Pid),
+		"container":        "container /lost-" + deployment,
+		"network":          "network lost-" + deployment,
+		"volume":           "volume lost-" + deployment,
+		"anonymous volume": "volume " + volume,
+		"rules":            "rules for bridge " + bridge,
+		"bridge":           "bridge " + bridge + ", without a network",
+		"directory":        "/sandboxes/strange of worker w1",
+		"file":             "\n    strange of worker w1",
+		"mount":            "mount seen by process",
+		"upload":           "2 messages of uploaded trees",
+		"process":          fmt.Sprintf("process %d: sleep 1000", sleeper.Process.Pid),
 	} {
 		if !strings.Contains(said, words) {
-			t.Errorf("%s: nothing is said of it", what)
+			t.Errorf("%s: the check does not report it", what)
 		}
 	}
 	if strings.Contains(said, ".left") {
-		t.Error("what Boxfleet deletes is left")
+		t.Error("the check reports a sandbox that Boxfleet deleted")
 	}
 	if t.Failed() {
-		t.Logf("the check says:\n%s", said)
+		t.Logf("the check reports:\n%s", said)
 	}
 	check(t, unix.Unmount(mounted, unix.MNT_DETACH))
-	check(t, os.RemoveAll(f.Dir)) // which the mount was in the way of
+	check(t, os.RemoveAll(f.Dir)) // fails while the mount exists
 }
 
-// TestAFleetThatLeavesNothingPasses also where the test ended its processes in the middle of things.
+// TestAFleetThatLeavesNothingPasses also covers a test that ends its processes in the middle of their work.
 func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
@@ -135,7 +136,7 @@ func TestAFleetThatLeavesNothingPasses(t *testing.T) {
 	}
 }
 
-// upload stores something that the server does not remove when its time is over.
+// upload stores an object that the server does not remove when it expires.
 func upload(t *testing.T, f *Fleet) {
 	t.Helper()
 	conn, err := nats.Connect(f.URL())
@@ -155,13 +156,13 @@ func upload(t *testing.T, f *Fleet) {
 	check(t, err)
 }
 
-// leftOf ends a fleet's test, and returns what it failed with.
+// leftOf ends a fleet's test and returns its failures.
 func leftOf(r *recorder) []string {
 	r.end()
 	return r.errors
 }
 
-// addChain makes a chain in a table of the machine's engine.
+// addChain adds a chain to a table on the machine's engine.
 func addChain(t *testing.T, table, chain string) {
 	t.Helper()
 	conn, err := nftables.New()

@@ -19,18 +19,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// noteTraces looks, before anything is deleted, for what will be looked for afterwards.
+// noteTraces records, before anything is deleted, the objects whose removal is checked afterwards.
 func (f *Fleet) noteTraces() map[string]traces {
 	f.TB.Helper()
 	before := map[string]traces{}
 	f.eachHost(func(ctx context.Context, h *host, address string) (err error) {
 		before[address], err = h.note(ctx)
 		return err
-	}, func(err error) { f.TB.Fatalf("look at what will have to go: %v", err) })
+	}, func(err error) { f.TB.Fatalf("inspect the engine before the clean-up: %v", err) })
 	return before
 }
 
-// left says what is left of the fleet but its processes.
+// left lists the fleet's remains, except processes.
 func (f *Fleet) left(before map[string]traces) []string {
 	var left []string
 	f.eachHost(func(ctx context.Context, h *host, address string) error {
@@ -56,8 +56,8 @@ func (f *Fleet) eachHost(do func(ctx context.Context, h *host, address string) e
 	}
 }
 
-// stays matches what a worker keeps in its state directory, below <deployment>/<host>: it is the
-// host's, not a sandbox's.
+// stays matches the files that belong to the host and not to a sandbox, in a worker's state directory below
+// <deployment>/<host>.
 var stays = regexp.MustCompile(`^[^/]+/[^/]+/(lock|images\.json|supervisor-[0-9a-f]{16}|reserve/[a-z0-9-]+)$`)
 
 // leftInDirectories lists the files of workers that belong to no host any more.
@@ -72,13 +72,14 @@ func (f *Fleet) leftInDirectories() []string {
 		seen[dir] = true
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil {
-				if os.IsNotExist(err) { // it went meanwhile
+				if os.IsNotExist(err) { // removed in the meantime
 					return nil
 				}
 				return err
 			}
 			name, _ := filepath.Rel(dir, path)
-			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 && slices.Contains([]string{"sandboxes", "reserve"}, filepath.Base(name)); entry.IsDir() && kept {
+			if kept := strings.Count(name, "/") < 2 || strings.Count(name, "/") == 2 &&
+				slices.Contains([]string{"sandboxes", "reserve"}, filepath.Base(name)); entry.IsDir() && kept {
 				return nil
 			}
 			if !entry.IsDir() && stays.MatchString(name) {
@@ -97,11 +98,11 @@ func (f *Fleet) leftInDirectories() []string {
 	return left
 }
 
-// leftInStore says whether an uploaded tree is kept for longer than the deployment promises. A sandbox
-// may be made of it until then, so it does not go with the sandboxes that were.
+// leftInStore reports whether an uploaded tree is kept longer than the deployment promises. Until then a sandbox may
+// use the tree, so it stays when its sandboxes are deleted.
 func (f *Fleet) leftInStore() []string {
 	if f.options.BlobMaxAge == 0 {
-		return nil // the product's: longer than a test
+		return nil // the product's default, longer than any test
 	}
 	conn, err := nats.Connect(f.URL())
 	if err != nil {
@@ -120,17 +121,18 @@ func (f *Fleet) leftInStore() []string {
 	}
 	state := stream.CachedInfo().State
 	if age := time.Since(state.FirstTime); state.Msgs > 0 && age > f.options.BlobMaxAge+expirySlack {
-		return []string{fmt.Sprintf("%d messages of uploaded trees, the oldest stored %s ago", state.Msgs, age.Round(time.Millisecond))}
+		return []string{fmt.Sprintf("%d messages of uploaded trees, the oldest stored %s ago", state.Msgs,
+			age.Round(time.Millisecond))}
 	}
 	return nil
 }
 
-// expirySlack is how late the NATS server may be to remove what is too old.
+// expirySlack is how late the NATS server may remove expired messages.
 const expirySlack = 2 * time.Second
 
-// leftRunning lists processes that have to do with the fleet: that name its directory in their
-// arguments or in their environment, or see a mount of something in it. All mount namespaces of the
-// machine are looked at, so a supervisor is found by what its container mounts.
+// leftRunning lists processes that belong to the fleet: those that have its directory in their arguments or
+// environment, or that see a mount of something in it. It checks all mount namespaces of the machine, so that it finds
+// a supervisor by the mounts of its container.
 func (f *Fleet) leftRunning() []string {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
@@ -154,7 +156,7 @@ func processesOf(dir []byte) []string {
 		if err != nil {
 			continue
 		}
-		// What cannot be read has ended.
+		// A process that cannot be read has ended.
 		proc := filepath.Join("/proc", entry.Name())
 		arguments, _ := os.ReadFile(proc + "/cmdline")
 		environment, _ := os.ReadFile(proc + "/environ")
@@ -170,7 +172,8 @@ func processesOf(dir []byte) []string {
 		mounts, _ := os.ReadFile(proc + "/mountinfo")
 		for line := range bytes.Lines(mounts) {
 			if bytes.Contains(line, dir) {
-				left = append(left, fmt.Sprintf("mount seen by process %d (%.100s): %s", pid, command, bytes.TrimSpace(line)))
+				left = append(left, fmt.Sprintf("mount seen by process %d (%.100s): %s", pid, command,
+					bytes.TrimSpace(line)))
 			}
 		}
 	}

@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// Link is a way to the first NATS server that can be cut: a TCP proxy. While it is cut no byte
-// passes in either direction, and nobody is told; what was on its way arrives when it is mended.
+// Link is a TCP proxy to the first NATS server that a test can cut. While it is cut, no byte passes in either direction
+// and neither side gets an error; bytes in flight arrive once it is mended.
 type Link struct {
 	listener net.Listener
 	server   string
 
 	mu      sync.Mutex
-	flowing chan struct{} // closed while the link is whole
+	flowing chan struct{} // closed while the link is not cut
 	closed  bool
 	conns   []net.Conn
 	wg      sync.WaitGroup
@@ -26,7 +26,8 @@ func (f *Fleet) Link() *Link {
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	l := &Link{listener: listener, server: strings.TrimPrefix(f.Servers[0].ClientURL(), "nats://"), flowing: make(chan struct{})}
+	l := &Link{listener: listener, server: strings.TrimPrefix(f.Servers[0].ClientURL(), "nats://"),
+		flowing: make(chan struct{})}
 	close(l.flowing)
 	l.wg.Add(1)
 	go l.accept()
@@ -34,24 +35,24 @@ func (f *Fleet) Link() *Link {
 	return l
 }
 
-// URL is what a process connects to.
+// URL is the address that a process connects to.
 func (l *Link) URL() string { return "nats://" + l.listener.Addr().String() }
 
-// Cut stops every byte.
+// Cut holds back every byte.
 func (l *Link) Cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.flowing = make(chan struct{})
 }
 
-// Mend ends [Link.Cut].
+// Mend undoes [Link.Cut].
 func (l *Link) Mend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	close(l.flowing)
 }
 
-// Break closes the connections; new ones are carried.
+// Break closes the connections. New ones are accepted.
 func (l *Link) Break() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +73,7 @@ func (l *Link) accept() {
 	}
 }
 
-// carry takes one connection to the server, and its bytes in both directions.
+// carry proxies one connection to the server in both directions.
 func (l *Link) carry(client net.Conn) {
 	defer l.wg.Done()
 	defer client.Close()
@@ -95,7 +96,7 @@ func (l *Link) carry(client net.Conn) {
 	l.copy(client, server)
 }
 
-// copy passes bytes on until either side ends, which ends both.
+// copy passes bytes on until either side ends, and then closes both.
 func (l *Link) copy(to, from net.Conn) {
 	defer to.Close()
 	defer from.Close()
@@ -116,7 +117,7 @@ func (l *Link) copy(to, from net.Conn) {
 	}
 }
 
-// pass waits until the link is whole; false when it is closed for good.
+// pass waits until the link is not cut. It returns false if the link is closed.
 func (l *Link) pass() bool {
 	l.mu.Lock()
 	flowing := l.flowing
@@ -127,7 +128,7 @@ func (l *Link) pass() bool {
 	return !l.closed
 }
 
-// keep notes a connection to be closed at the end; false when that was before.
+// keep registers a connection to be closed at the end. It returns false if the link is closed already.
 func (l *Link) keep(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,26 +12,26 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Tenure is one write of a host's lock that the server took: an acquisition, a renewal, or, with
-// no holder, a release.
+// Tenure is one write to a host's lock that the server accepted: an acquisition, a renewal or, without a holder, a
+// release.
 type Tenure struct {
 	Key      string
 	Revision uint64
-	Time     time.Time // of the server
+	Time     time.Time // server time
 	Holder   jetstream.Holder
 }
 
-// Locks records who held which host's lock when, from the server's own store: the judge of what a
-// worker may do.
+// Locks records from the server's own store who held which host's lock and when. Tests check with it what a worker was
+// allowed to do.
 type Locks struct {
 	mu      sync.Mutex
 	tenures []Tenure
 }
 
-// WatchLocks records the locks from now on, until the test ends.
+// WatchLocks records the locks until the test ends.
 func (f *Fleet) WatchLocks() *Locks {
 	f.TB.Helper()
-	nc, err := nats.Connect(f.URL(), nats.Name("judge of locks"))
+	nc, err := nats.Connect(f.URL(), nats.Name("lock recorder"))
 	if err != nil {
 		f.TB.Fatal(err)
 	}
@@ -62,14 +62,14 @@ func (l *Locks) note(m natsjs.Msg) {
 	}
 	t := Tenure{Key: m.Subject(), Revision: meta.Sequence.Stream, Time: meta.Timestamp}
 	if len(m.Data()) > 0 {
-		_ = protocol.Decode(m.Data(), &t.Holder) // what cannot be read has no holder
+		_ = protocol.Decode(m.Data(), &t.Holder) // no holder if it cannot be decoded
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tenures = append(l.tenures, t)
 }
 
-// Of lists the tenures of the worker, or the coordinator, of that name.
+// Of lists the writes of the worker or coordinator with that name.
 func (l *Locks) Of(name string) []Tenure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,10 +82,9 @@ func (l *Locks) Of(name string) []Tenure {
 	return own
 }
 
-// Held says whether the worker surely held the lock at a moment: less than its time to live had
-// passed since the server took the worker's last write. The worker trusts it for two thirds of that
-// only. The last third is for what was sent just before and is still on its way, so it is not the
-// moment of arrival that can be held against the two thirds.
+// Held reports whether the worker certainly held the lock at that moment: less than the time to live had passed since
+// the server accepted its last write. The worker itself trusts the lock for two thirds of that time. The last third
+// covers requests in flight, so an arrival within that third breaks no promise.
 func (l *Locks) Held(name string, at time.Time, ttl time.Duration) bool {
 	for _, t := range l.Of(name) {
 		if since := at.Sub(t.Time); since >= 0 && since < ttl {

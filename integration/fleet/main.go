@@ -24,8 +24,8 @@ import (
 // supervisorPath is the supervisor that Main built.
 var supervisorPath string
 
-// Main is the TestMain of packages that start fleets: it runs a role, when the process was started
-// for one, or builds the supervisor and runs the tests.
+// Main is the TestMain of packages that start fleets. It runs a role if the process was started for one; otherwise it
+// builds the supervisor and runs the tests.
 func Main(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		if err := play(role); err != nil {
@@ -45,14 +45,16 @@ func withSupervisor(run func() int) int {
 	}
 	defer os.RemoveAll(dir)
 	supervisorPath = filepath.Join(dir, "boxfleet-supervisor")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", supervisorPath, "github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", supervisorPath,
+		"github.com/boxfleet/boxfleet/cmd/boxfleet-supervisor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the supervisor: %v\n%s", err, out)
 		return 1
 	}
 	if out, err := exec.Command("docker", "image", "inspect", Image).CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "the tests need a Docker engine and the image %s: run `make engine image` first\n%s", Image, out)
+		fmt.Fprintf(os.Stderr, "the tests need a Docker engine and the image %s: run `make engine image` first\n%s",
+			Image, out)
 		return 1
 	}
 	return run()
@@ -73,7 +75,8 @@ func play(encoded string) error {
 	}
 	connecting, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	conn, err := jetstream.Connect(connecting, jetstream.Config{URL: r.URL, Name: r.Name, Logger: log, Clock: r.clock()})
+	conn, err := jetstream.Connect(connecting,
+		jetstream.Config{URL: r.URL, Name: r.Name, Logger: log, Clock: r.clock()})
 	if err != nil {
 		return err
 	}
@@ -82,7 +85,8 @@ func play(encoded string) error {
 	if r.Kind == "coordinator" {
 		return coordinator.Run(ctx, coordinator.Config{
 			Conn: conn, Name: r.Name, Build: "0.0.1", CleanupTTL: r.CleanupTTL, SyncAlways: true,
-			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates, BlobMaxAge: r.BlobMaxAge},
+			Assets: jetstream.Assets{Replicas: r.Replicas, LockTTL: r.LockTTL, Duplicates: r.Duplicates,
+				BlobMaxAge: r.BlobMaxAge},
 			Timing: r.Timing, Histories: r.Histories, Defaults: r.Defaults, OnReady: ready, Logger: log, Probe: r.probe(),
 		})
 	}
@@ -95,7 +99,7 @@ func play(encoded string) error {
 	})
 }
 
-// clock is the machine's, with a wall clock that is set otherwise.
+// clock is the machine's clock with its wall clock shifted.
 func (r Role) clock() jetstream.Clock {
 	if r.Clock == 0 {
 		return jetstream.Clock{}
@@ -103,8 +107,7 @@ func (r Role) clock() jetstream.Clock {
 	return jetstream.Clock{Wall: func() time.Time { return time.Now().Round(0).Add(r.Clock) }}
 }
 
-// probe kills the process, as kill -9 does, when it passes the point that it is told, or panics, stops or
-// dawdles there.
+// probe returns a hook that kills the process with SIGKILL, panics, stops or delays at the points that the role names.
 func (r Role) probe() func(string) {
 	if r.CrashAt == "" && r.PanicAt == "" && r.PauseAt == "" && r.SlowAt == "" {
 		return nil

@@ -24,18 +24,21 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// Role says how a process of the fleet runs.
+// Role configures a process of the fleet.
 type Role struct {
-	Engine       string             `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
-	StateDir     string             `json:"state_dir,omitempty"`
-	CrashAt      string             `json:"crash_at,omitempty"`      // kills itself with SIGKILL at this probe
-	CrashAfter   int                `json:"crash_after,omitempty"`   // ... when it passes there for the n-th time; default 1
-	PanicAt      string             `json:"panic_at,omitempty"`      // panics each time that it passes this probe
-	PauseAt      string             `json:"pause_at,omitempty"`      // stops itself with SIGSTOP when it first passes this probe
-	SlowAt       string             `json:"slow_at,omitempty"`       // waits each time that it passes this probe
-	SlowBy       time.Duration      `json:"slow_by,omitempty"`       // for so long; default 5 ms
-	Patience     time.Duration      `json:"patience,omitempty"`      // of a worker, for the log of output
-	OutputWithin time.Duration      `json:"output_within,omitempty"` // of a worker: an exec's end waits for output so long after its timeout
+	Engine   string `json:"engine,omitempty"` // address of the Docker Engine; default: the machine's
+	StateDir string `json:"state_dir,omitempty"`
+	CrashAt  string `json:"crash_at,omitempty"` // the process kills itself with SIGKILL at this probe
+	// ... when it passes there for the n-th time; default 1
+	CrashAfter int    `json:"crash_after,omitempty"`
+	PanicAt    string `json:"panic_at,omitempty"` // panics each time it passes this probe
+	// stops itself with SIGSTOP the first time it passes this probe
+	PauseAt  string        `json:"pause_at,omitempty"`
+	SlowAt   string        `json:"slow_at,omitempty"`  // pauses each time it passes this probe
+	SlowBy   time.Duration `json:"slow_by,omitempty"`  // length of the pause; default 5 ms
+	Patience time.Duration `json:"patience,omitempty"` // how long a worker waits for a full log of output
+	// how long a worker waits for output after an exec's timeout
+	OutputWithin time.Duration      `json:"output_within,omitempty"`
 	Slots        int                `json:"slots,omitempty"`
 	Labels       map[string]string  `json:"labels,omitempty"`
 	AllowMounts  []string           `json:"allow_mounts,omitempty"`
@@ -61,14 +64,15 @@ type Role struct {
 
 	Histories coordinator.Histories `json:"histories,omitzero"` // of a coordinator
 	Defaults  spec.Defaults         `json:"defaults,omitempty"`
-	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock of its machine is ahead
-	NATS      string                `json:"-"`               // where it connects; default: the fleet's servers
-	NoWait    bool                  `json:"-"`               // do not wait until it is ready: it is expected to fail or crash
+	Clock     time.Duration         `json:"clock,omitempty"` // how far the wall clock is ahead
+	NATS      string                `json:"-"`               // URL it connects to; default: the fleet's servers
+	// do not wait until it is ready: the test expects it to fail or crash
+	NoWait bool `json:"-"`
 
 	ServiceProfiles []string              `json:"service_profiles,omitempty"`
 	WorkerDefaults  *protocol.SandboxSpec `json:"worker_defaults,omitempty"`
 
-	// Filled in by the fleet.
+	// The fleet sets the fields below.
 	Kind       string        `json:"kind"`
 	Name       string        `json:"name"`
 	URL        string        `json:"url"`
@@ -80,13 +84,13 @@ type Role struct {
 	Duplicates time.Duration `json:"duplicates,omitempty"`
 }
 
-// roleVariable carries a Role to a process of the test binary.
+// roleVariable passes a Role to a process of the test binary.
 const roleVariable = "BOXFLEET_TEST_ROLE"
 
-// readyLine is what a process prints when it is ready.
+// readyLine is the line that a process prints when it is ready.
 const readyLine = "READY"
 
-// Process is a coordinator or a worker, running as a process of its own.
+// Process is a coordinator or a worker in its own process.
 type Process struct {
 	Name string
 	Role Role
@@ -96,7 +100,7 @@ type Process struct {
 
 	ready  chan struct{}
 	exited chan struct{}
-	err    error // of the process, once exited is closed
+	err    error // how the process ended, once exited is closed
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -108,8 +112,7 @@ func (f *Fleet) Coordinator(name string, r Role) *Process {
 	return f.start("coordinator", name, r)
 }
 
-// Worker starts a worker. Workers of the same name share a state directory, so that a second one
-// is the first one's restart.
+// Worker starts a worker. Workers of the same name share a state directory: the second one is a restart of the first.
 func (f *Fleet) Worker(name string, r Role) *Process {
 	f.TB.Helper()
 	if r.StateDir == "" {
@@ -120,7 +123,7 @@ func (f *Fleet) Worker(name string, r Role) *Process {
 	return f.start("worker", name, r)
 }
 
-// Processes lists those of a role that run, the newest first.
+// Processes lists the running processes of a role, newest first.
 func (f *Fleet) Processes(role string) []*Process {
 	var running []*Process
 	for _, p := range slices.Backward(f.processes) {
@@ -173,21 +176,21 @@ func (p *Process) follow(stdout io.Reader) {
 	close(p.exited)
 }
 
-// Write takes what the process logs.
+// Write takes the process's log.
 func (p *Process) Write(data []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.log.Write(data)
 }
 
-// Log returns what the process logged.
+// Log returns the process's log.
 func (p *Process) Log() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.log.String()
 }
 
-// PeakMemory reads how many bytes the process had resident at most.
+// PeakMemory returns the peak resident memory of the process in bytes.
 func (p *Process) PeakMemory() int64 {
 	p.f.TB.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
@@ -202,7 +205,7 @@ func (p *Process) PeakMemory() int64 {
 	return kib << 10
 }
 
-// AwaitReady waits until the process takes work.
+// AwaitReady waits until the process accepts work.
 func (p *Process) AwaitReady(d time.Duration) {
 	p.f.TB.Helper()
 	select {
@@ -211,38 +214,39 @@ func (p *Process) AwaitReady(d time.Duration) {
 		p.f.TB.Fatalf("%s %s ended: %v\n%s", p.role, p.Name, p.err, p.Log())
 	case <-time.After(d):
 		select {
-		case <-p.ready: // both, while the test stood still
+		case <-p.ready: // both are ready if the test process was paused
 		default:
 			p.f.TB.Fatalf("%s %s is not ready within %s\n%s", p.role, p.Name, d, p.Log())
 		}
 	}
 }
 
-// AwaitExit waits until the process has ended, and returns how.
+// AwaitExit waits until the process has ended and returns how it ended.
 func (p *Process) AwaitExit(d time.Duration) error {
 	p.f.TB.Helper()
 	select {
 	case <-p.exited:
 		return p.err
 	case <-time.After(d):
-		if !p.Exited() { // it may have, while the test stood still
+		if !p.Exited() { // it may have ended while the test process was paused
 			p.f.TB.Fatalf("%s %s has not ended within %s\n%s", p.role, p.Name, d, p.Log())
 		}
 		return p.err
 	}
 }
 
-// AwaitKilled waits until the process has killed itself where its Role says.
+// AwaitKilled waits until the process has killed itself as its Role says.
 func (p *Process) AwaitKilled(d time.Duration) {
 	p.f.TB.Helper()
 	err := p.AwaitExit(d)
 	var ended *exec.ExitError
 	if !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		p.f.TB.Fatalf("%s %s should have been killed %s, and ended with %v\n%s", p.role, p.Name, p.Role.CrashAt, err, p.Log())
+		p.f.TB.Fatalf("%s %s should have been killed %s, and ended with %v\n%s", p.role, p.Name, p.Role.CrashAt, err,
+			p.Log())
 	}
 }
 
-// AwaitPaused waits until the process has stopped itself where its Role says.
+// AwaitPaused waits until the process has stopped itself as its Role says.
 func (p *Process) AwaitPaused(d time.Duration) {
 	p.f.TB.Helper()
 	p.f.Eventually(d, p.Name+" is paused", func() error {
@@ -254,7 +258,7 @@ func (p *Process) AwaitPaused(d time.Duration) {
 	})
 }
 
-// Exited says whether the process has ended.
+// Exited reports whether the process has ended.
 func (p *Process) Exited() bool {
 	select {
 	case <-p.exited:
@@ -264,13 +268,13 @@ func (p *Process) Exited() bool {
 	}
 }
 
-// Pid is the process's.
+// Pid returns the process id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal.
-func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails when it has ended
+func (p *Process) Signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fails if it has ended
 
-// Pause stops the process, and returns when it stands still. [Process.Continue] has it go on.
+// Pause stops the process and returns once all its threads have stopped. [Process.Continue] resumes it.
 func (p *Process) Pause() {
 	p.f.TB.Helper()
 	if err := halt.Process(p.Pid()); err != nil {
@@ -278,12 +282,12 @@ func (p *Process) Pause() {
 	}
 }
 
-// Continue ends [Process.Pause].
+// Continue undoes [Process.Pause].
 func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }
 
-// dump ends the process, which says on its log what each of its goroutines was doing.
+// dump ends the process and has it print the stacks of its goroutines.
 func (p *Process) dump() {
-	p.Signal(syscall.SIGCONT) // a test may have stopped it
+	p.Signal(syscall.SIGCONT) // the test may have stopped it
 	p.Signal(syscall.SIGQUIT)
 	select {
 	case <-p.exited:
@@ -298,7 +302,7 @@ func (p *Process) Kill() {
 	<-p.exited
 }
 
-// Stop ends the process as an operator would, with SIGTERM, and waits.
+// Stop ends the process with SIGTERM, as an operator would, and waits.
 func (p *Process) Stop() {
 	p.f.TB.Helper()
 	p.Signal(syscall.SIGTERM)
@@ -307,7 +311,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Restart starts the process again after it has ended, without the crash that it was told.
+// Restart starts the ended process again, without the crash that its Role injected.
 func (p *Process) Restart() *Process {
 	p.f.TB.Helper()
 	<-p.exited
@@ -316,7 +320,7 @@ func (p *Process) Restart() *Process {
 	return p.f.start(p.role, p.Name, r)
 }
 
-// dockerCLI runs the docker command against an engine and returns the words that it prints.
+// dockerCLI runs the docker command against an engine and returns the printed words.
 func dockerCLI(address string, args ...string) ([]string, error) {
 	if address != "" {
 		args = append([]string{"-H", address}, args...)
@@ -331,7 +335,7 @@ func dockerCLI(address string, args ...string) ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// Objects lists what the deployment has on an engine, as "kind id" lines: containers, networks.
+// Objects lists the deployment's containers and networks on an engine, as "kind id" lines.
 func (f *Fleet) Objects(address string) []string {
 	f.TB.Helper()
 	label := "label=boxfleet.deployment=" + f.Conn.Deployment()

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// reportsVariable names the directory of reports; default: one below the system's for temporary files.
+	// reportsVariable names the directory for reports; default: one below the system's temporary directory.
 	reportsVariable = "BOXFLEET_TEST_REPORTS"
-	reportEvents    = 30 // of each sandbox
-	printedLines    = 12 // of each process, by the test itself
+	reportEvents    = 30 // per sandbox
+	printedLines    = 12 // per process, printed by the test itself
 )
 
-// report writes a file with what became of the fleet of a test that failed: how each history ends, what
-// each process logged, and what the goroutines of those that run are doing, which ends them. The test
-// itself prints where that is, and the last lines of each process, so that why it failed stays in sight.
+// report writes a file about the fleet of a failed test: the end of each history, the log of each process, and the
+// goroutine stacks of the running ones, which ends them. The test itself prints the file's path and the last lines of
+// each process, so that the cause stays visible.
 func (f *Fleet) report() {
 	var all bytes.Buffer
 	f.writeHistories(&all)
 	for _, p := range f.processes {
 		lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
-		f.TB.Logf("%s %s at last:\n%s", p.role, p.Name, strings.Join(lines[max(0, len(lines)-printedLines):], "\n"))
+		f.TB.Logf("end of the log of %s %s:\n%s", p.role, p.Name, strings.Join(lines[max(0, len(lines)-printedLines):], "\n"))
 		if !p.Exited() {
 			p.dump()
 		}
@@ -48,7 +48,7 @@ func (f *Fleet) report() {
 		f.TB.Logf("%v\n%s", err, all.String())
 		return
 	}
-	f.TB.Logf("all of it is in %s", path)
+	f.TB.Logf("the full report is in %s", path)
 }
 
 func (f *Fleet) writeHistories(into *bytes.Buffer) {
@@ -68,7 +68,7 @@ func (f *Fleet) writeHistories(into *bytes.Buffer) {
 			newest[b.Sandbox] = lines[max(0, len(lines)-reportEvents):]
 		}
 	}, cancel)
-	fmt.Fprintf(into, "---- how the histories end (%v)\n", err)
+	fmt.Fprintf(into, "---- end of the histories (%v)\n", err)
 	for _, sandbox := range slices.Sorted(maps.Keys(newest)) {
 		fmt.Fprintf(into, "%s\n    %s\n", sandbox, strings.Join(newest[sandbox], "\n    "))
 	}

@@ -12,17 +12,18 @@ import (
 
 const serverKind = "server"
 
-// startServer starts the NATS server as a process, which can be killed and started again on its store.
+// startServer starts the NATS server in its own process, which can be killed and restarted on the same store.
 func (f *Fleet) startServer() {
 	f.TB.Helper()
 	ports, err := embedded.FreePorts(1)
 	if err != nil {
 		f.TB.Fatal(err)
 	}
-	f.Server = f.start(serverKind, "n1", Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.Dir, "nats")})
+	f.Server = f.start(serverKind, "n1",
+		Role{NATS: fmt.Sprintf("nats://127.0.0.1:%d", ports[0]), StateDir: filepath.Join(f.Dir, "nats")})
 }
 
-// RestartServer kills the NATS server, as kill -9 does, and starts it again.
+// RestartServer kills the NATS server with SIGKILL and restarts it.
 func (f *Fleet) RestartServer() {
 	f.TB.Helper()
 	f.Server.Kill()

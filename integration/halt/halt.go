@@ -1,5 +1,5 @@
-// Package halt stops processes, so that they stand still when it says so. SIGSTOP alone is a request: the
-// thread that gets it has to run first, and on a busy machine the others go on until then.
+// Package halt stops processes and waits until they have really stopped. SIGSTOP alone is only a request: the thread
+// that receives it has to run first, and on a busy machine the others keep running until then.
 package halt
 
 import (
@@ -18,7 +18,7 @@ import (
 // within is how long a process may take to stop.
 const within = 10 * time.Second
 
-// Process stops a process, and returns when each of its threads stands still. SIGCONT has it go on.
+// Process stops a process and returns once all its threads have stopped. SIGCONT resumes it.
 func Process(pid int) error {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", pid, err)
@@ -34,7 +34,7 @@ func Process(pid int) error {
 	}
 }
 
-// StandsStill says whether a process was stopped, and each of its threads has.
+// StandsStill reports whether a process and all its threads have stopped.
 func StandsStill(pid int) (bool, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil || len(threads) == 0 {
@@ -56,11 +56,11 @@ func StandsStill(pid int) (bool, error) {
 	return true, nil
 }
 
-// Self stops this process. The caller goes on when it gets SIGCONT, and not before.
+// Self stops this process. It returns only after SIGCONT.
 func Self() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
-		panic(err) // this thread exists
+		panic(err) // this thread exists, so it cannot fail
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A test's own program, started again, is a process of many threads that are at work.
+// TestMain runs this test binary again as a process with many busy threads.
 func TestMain(m *testing.M) {
 	switch os.Getenv("HALT_CHILD") {
 	case "busy":
@@ -46,18 +46,18 @@ func child(t *testing.T, what string) (cmd *exec.Cmd, next func() string) {
 	}
 	w.Close()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Process.Kill() // fails if it has ended
 		_ = cmd.Wait()         // it was killed
 		r.Close()
 	})
 	return cmd, func() string {
 		line := make([]byte, 20)
-		n, _ := r.Read(line) // nothing: it has ended
+		n, _ := r.Read(line) // nothing if it has ended
 		return string(line[:n])
 	}
 }
 
-// cpu is the processor time that a process has used, in ticks of 10 ms.
+// cpu returns the processor time that a process has used, in ticks of 10 ms.
 func cpu(t *testing.T, pid int) int {
 	t.Helper()
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -80,7 +80,7 @@ func TestAHaltedProcessDoesNothing(t *testing.T) {
 		before := cpu(t, cmd.Process.Pid)
 		time.Sleep(50 * time.Millisecond)
 		if used := cpu(t, cmd.Process.Pid) - before; used > 0 {
-			t.Errorf("it worked for %d ms", used*10)
+			t.Errorf("the stopped process used %d ms of processor time", used*10)
 		}
 		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
@@ -90,21 +90,21 @@ func TestAHaltedProcessDoesNothing(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // it says that it was killed
+	_ = cmd.Wait() // reports the kill
 	if err := Process(cmd.Process.Pid); err == nil {
-		t.Error("a process that is gone was stopped")
+		t.Error("stopping a process that has ended succeeded")
 	}
 }
 
 func TestWhoHaltsItselfStandsThere(t *testing.T) {
 	cmd, next := child(t, "self")
 	if got := next(); got != "before\n" {
-		t.Fatalf("it says %q", got)
+		t.Fatalf("the process printed %q", got)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		still, err := StandsStill(cmd.Process.Pid)
 		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("it has not stopped: %v", err)
+			t.Fatalf("the process has not stopped: %v", err)
 		}
 		if still {
 			break
@@ -114,6 +114,6 @@ func TestWhoHaltsItselfStandsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := next(); got != "after\n" {
-		t.Errorf("it says %q", got)
+		t.Errorf("the process printed %q", got)
 	}
 }

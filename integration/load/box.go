@@ -13,29 +13,30 @@ import (
 	"github.com/boxfleet/boxfleet/worker/progress"
 )
 
-// box is one sandbox on a simulated host: it does one thing after another, until the timer's host shows
-// what the log says.
+// box is one sandbox on a simulated host. It takes one step after another until the timer-driven host is in the state
+// that the log demands.
 type box struct {
 	host    *host
 	key     key
 	journal *jetstream.Journal
-	round   atomic.Int64 // in which it was last told of
+	round   atomic.Int64 // of the last notification
 
 	mu    sync.Mutex
 	stale bool // the log may have more than the journal
 	busy  bool
-	again bool // there was something new while it was busy
+	again bool // something new arrived while it was busy
 	runs  map[string]bool
 }
 
 func newBox(h *host, k key) *box {
 	b := &box{host: h, key: k, stale: true, runs: map[string]bool{}}
 	b.round.Store(-1)
-	b.journal = h.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: h.name, Token: h.token, KeepEnded: 1})
+	b.journal = h.conn.Journal(jetstream.JournalConfig{Tenant: k.tenant, Sandbox: k.id, Writer: h.name, Token: h.token,
+		KeepEnded: 1})
 	return b
 }
 
-// told takes a work item.
+// told handles a notification.
 func (b *box) told(ctx context.Context, batch *protocol.Batch) {
 	b.round.Store(b.host.park.round.Load())
 	gap := batch == nil || b.journal.Observe(batch)
@@ -62,7 +63,8 @@ func (b *box) run(ctx context.Context) {
 	for {
 		err := b.settle(ctx)
 		if ctx.Err() == nil && err != nil && !errors.Is(err, errSuperseded) {
-			b.host.park.log.Warn("a step failed and is tried again", "worker", b.host.name, "sandbox", b.key.id, "error", err)
+			b.host.park.log.Warn("a step failed, retrying", "worker", b.host.name, "sandbox", b.key.id,
+				"error", err)
 			if sleep(ctx, pause) {
 				pause = min(2*pause, retryMost)
 				continue
@@ -80,7 +82,7 @@ func (b *box) run(ctx context.Context) {
 	}
 }
 
-// here says whether the sandbox is on this host and not over.
+// here reports whether the sandbox is on this host and has not ended.
 func (b *box) here() bool {
 	here := false
 	b.journal.View(func(st *protocol.State, _ uint64) {
@@ -90,7 +92,7 @@ func (b *box) here() bool {
 	return here
 }
 
-// errSuperseded says that the log moved on meanwhile.
+// errSuperseded means that the log has changed in the meantime.
 var errSuperseded = errors.New("superseded")
 
 func (b *box) refresh(ctx context.Context) error {
@@ -112,7 +114,7 @@ func (b *box) refresh(ctx context.Context) error {
 	return err
 }
 
-// settle does what the log wants.
+// settle brings the host to what the log says.
 func (b *box) settle(ctx context.Context) error {
 	if err := b.refresh(ctx); err != nil {
 		return err
@@ -159,7 +161,7 @@ func (b *box) settle(ctx context.Context) error {
 	return nil
 }
 
-// phases of a create, and which part of its time each takes.
+// phases are the phases of a create, each with its share of the total time.
 var phases = []struct {
 	name string
 	part float64
@@ -177,12 +179,15 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 		}
 	}
 	return b.afterPhases(ctx, s, told, protocol.Event{Kind: protocol.SandboxReady, Phase: &protocol.SandboxDetails{
-		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0", 64), Subnet: "10.201.0.0/28", Boot: newID(),
+		Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: strings.Repeat("0",
+			64), Subnet: "10.201.0.0/28", Boot: newID(),
 	}})
 }
 
-// afterPhases appends events, and before them the phases that the log does not have, as package worker does.
-func (b *box) afterPhases(ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event) error {
+// afterPhases appends events, preceded by the phases that the log does not have yet, as package worker does.
+func (b *box) afterPhases(
+	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
+) error {
 	return told.Tell(func(untold []protocol.Event) error {
 		return b.append(ctx, s, func(st *protocol.State) []protocol.Event {
 			if st.Sandbox.State != protocol.StatePending {
@@ -202,7 +207,7 @@ func endAll(st *protocol.State) []protocol.Event {
 	return events
 }
 
-// start runs an exec, unless it runs.
+// start runs an exec unless it is running.
 func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,7 +217,8 @@ func (b *box) start(ctx context.Context, x *protocol.Exec) {
 	b.runs[x.ID] = true
 	go func() {
 		if err := b.exec(ctx, x.ID); err != nil && ctx.Err() == nil {
-			b.host.park.log.Warn("an exec is not taken to its end", "worker", b.host.name, "sandbox", b.key.id, "error", err)
+			b.host.park.log.Warn("could not end an exec", "worker", b.host.name, "sandbox", b.key.id, "error",
+				err)
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -237,8 +243,10 @@ func (b *box) exec(ctx context.Context, id string) error {
 		return ignoreSuperseded(err)
 	}
 	exit := 0
-	return ignoreSuperseded(b.append(ctx, &s.Sandbox, about(protocol.ExecStateRunning, protocol.Event{Kind: protocol.ExecFinished,
-		Exec: &protocol.ExecDetails{ID: id, ExitCode: &exit, Started: started, Ended: time.Now().UTC(), Inline: true}})))
+	return ignoreSuperseded(b.append(ctx, &s.Sandbox,
+		about(protocol.ExecStateRunning, protocol.Event{Kind: protocol.ExecFinished,
+			Exec: &protocol.ExecDetails{ID: id, ExitCode: &exit, Started: started, Ended: time.Now().UTC(),
+				Inline: true}})))
 }
 
 func ignoreSuperseded(err error) error {
@@ -248,7 +256,7 @@ func ignoreSuperseded(err error) error {
 	return err
 }
 
-// append appends what decide says, if the sandbox is still this host's and of this generation.
+// append appends the events of decide if the sandbox still belongs to this host and generation.
 func (b *box) append(ctx context.Context, s *protocol.Sandbox, decide func(*protocol.State) []protocol.Event) error {
 	events, err := b.journal.Do(ctx, func(st *protocol.State, _ time.Time) ([]protocol.Event, error) {
 		if err := b.host.fence(); err != nil {

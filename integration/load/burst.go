@@ -13,12 +13,12 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// spec is what every sandbox is made from.
+// spec is the spec of every sandbox.
 func spec() protocol.SandboxSpec {
 	return protocol.SandboxSpec{Image: image, CPU: 0.1, Memory: 64 << 20, Labels: map[string]string{"made-by": "load"}}
 }
 
-// creator creates sandboxes, and counts what is refused.
+// creator creates sandboxes and counts refusals.
 type creator struct {
 	client *sdk.Client
 
@@ -44,7 +44,7 @@ func (c *creator) create(ctx context.Context) {
 	c.refused[strings.TrimSuffix(string(e.Code)+" "+e.Reason, " ")]++
 }
 
-// closed creates n sandboxes, so many at once.
+// closed creates n sandboxes, at most the given number at once.
 func (c *creator) closed(ctx context.Context, n, parallel int) {
 	var group errgroup.Group
 	group.SetLimit(parallel)
@@ -54,7 +54,7 @@ func (c *creator) closed(ctx context.Context, n, parallel int) {
 	_ = group.Wait() // refusals are counted
 }
 
-// open creates n sandboxes at a rate, whether or not those before are accepted.
+// open creates n sandboxes at a fixed rate, whether or not the earlier ones are accepted.
 func (c *creator) open(ctx context.Context, n int, rate float64) {
 	var group errgroup.Group
 	begin := time.Now()

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// complaints counts what a process warns of, by level and words.
+// complaints counts the warnings and errors of a process by level and message.
 type complaints struct {
 	slog.Handler
 	counts *counts
@@ -38,8 +38,8 @@ func (c *complaints) Handle(ctx context.Context, r slog.Record) error {
 	return c.Handler.Handle(ctx, r)
 }
 
-// firstShown is how many warnings of a kind are in a process's log. The others are only counted: a thousand workers
-// that lose their server say so a thousand times.
+// firstShown is how many warnings of one kind are logged; the rest are only counted. When a thousand workers lose their
+// server, each of them warns.
 const firstShown = 5
 
 // WithAttrs implements slog.Handler.
@@ -52,7 +52,7 @@ func (c *complaints) WithGroup(name string) slog.Handler {
 	return &complaints{c.Handler.WithGroup(name), c.counts}
 }
 
-// take returns the counts, and begins again from none.
+// take returns the counts and resets them.
 func (c *complaints) take() map[string]int {
 	c.counts.mu.Lock()
 	defer c.counts.mu.Unlock()

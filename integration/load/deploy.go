@@ -16,18 +16,18 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// deployment is the processes under load.
+// deployment is the set of processes under load.
 type deployment struct {
 	options
 	dir      string
 	server   *part.Process
-	at       ready                    // where it listens
+	at       ready                    // address of NATS
 	deciding map[string]*part.Process // coordinators, by name
-	parks    []*part.Process          // of workers
+	parks    []*part.Process          // processes of workers
 	client   *sdk.Client
 }
 
-// startServer starts NATS, again on the same port and store after it was ended.
+// startServer starts NATS, after a restart on the same port and store.
 func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	d.server, err = part.Start(roleVariable, role{Kind: kindServer, Dir: d.dir, Port: d.at.Port, Lazy: lazy})
 	if err != nil {
@@ -36,8 +36,8 @@ func (d *deployment) startServer(ctx context.Context, lazy bool) (err error) {
 	return d.server.Answer(ctx, &d.at)
 }
 
-// fill writes what is to be there before, on a server that does not write to disk at once, and has a coordinator
-// write the snapshots that a fleet of that age has.
+// fill writes the initial sandboxes through a server that does not sync each write, and has a coordinator write the
+// snapshots that a fleet of that age would have.
 func (d *deployment) fill(ctx context.Context) error {
 	if err := d.startServer(ctx, true); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (d *deployment) fill(ctx context.Context) error {
 	return nil
 }
 
-// untilWritten waits for the snapshots of all that happened until now: a coordinator that writes them is not idle.
+// untilWritten waits until snapshots cover everything so far: a coordinator that writes snapshots is not idle.
 func (d *deployment) untilWritten(ctx context.Context) error {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: d.at.URL, Name: "load-rest"})
 	if err != nil {
@@ -106,7 +106,7 @@ func (d *deployment) untilWritten(ctx context.Context) error {
 	})
 }
 
-// startWorkers starts the processes of workers, which share the hosts, and does not wait until the hosts are ready.
+// startWorkers starts the worker processes, which share the hosts, and does not wait until the hosts are ready.
 func (d *deployment) startWorkers(ctx context.Context) error {
 	first := 0
 	for i := range d.processes {
@@ -127,12 +127,13 @@ func (d *deployment) startWorkers(ctx context.Context) error {
 	return nil
 }
 
-// slots is how many sandboxes a host takes: twice what an even spread needs.
+// slots is the capacity of a host: twice what an even spread needs.
 func (d *deployment) slots() int {
 	return max(100, 2*(d.living+d.sandboxes)/d.workers+10)
 }
 
-// startCoordinators starts them one after another, and returns when all serve. It says how long the first one took.
+// startCoordinators starts the coordinators one after another and returns when all serve. It also returns how long the
+// first one took.
 func (d *deployment) startCoordinators(ctx context.Context) (took time.Duration, err error) {
 	d.deciding = map[string]*part.Process{}
 	for i := range d.coordinators {
@@ -158,7 +159,7 @@ func (d *deployment) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// hostStates counts the hosts by their state.
+// hostStates counts the hosts by state.
 func (d *deployment) hostStates(ctx context.Context) (map[protocol.HostState]int, error) {
 	hosts, err := sdk.ReadAll(d.client.Hosts().List(ctx))
 	if err != nil {
@@ -179,7 +180,7 @@ func (d *deployment) allAlive(ctx context.Context) error {
 	})
 }
 
-// heard asks all processes of workers what theirs were told.
+// heard asks all worker processes about the notifications they received.
 func (d *deployment) heard(ctx context.Context, command string) (heard, error) {
 	var sum heard
 	for _, p := range d.parks {
@@ -192,7 +193,7 @@ func (d *deployment) heard(ctx context.Context, command string) (heard, error) {
 	return sum, nil
 }
 
-// end kills everything. What was written goes with its directory.
+// end kills all processes. The caller removes the directory.
 func (d *deployment) end() error {
 	if d.client != nil {
 		d.client.Close()
@@ -213,7 +214,7 @@ func (d *deployment) makeDir() (err error) {
 	return err
 }
 
-// profiles has the coordinators and NATS write CPU profiles of a phase, until end is called.
+// profiles has the coordinators and NATS write CPU profiles of a phase until end is called.
 func (d *deployment) profiles(ctx context.Context, phase string) (end func() error, err error) {
 	if d.profile == "" {
 		return func() error { return nil }, nil
@@ -243,13 +244,13 @@ func (d *deployment) profiles(ctx context.Context, phase string) (end func() err
 	}, nil
 }
 
-// A look at what this process knows costs nothing; the table of a thousand hosts costs its coordinator 10 ms.
+// Asking this process costs nothing; listing a thousand hosts costs the coordinator 10 ms.
 const (
 	lookEvery = 10 * time.Millisecond
 	askEvery  = 500 * time.Millisecond
 )
 
-// until asks again and again whether something is so. what and the last answer are in the error.
+// until polls a condition. The error contains what and the last state.
 func until(ctx context.Context, what string, every time.Duration, is func() (ok bool, now string, err error)) error {
 	for {
 		ok, now, err := is()
@@ -257,7 +258,7 @@ func until(ctx context.Context, what string, every time.Duration, is func() (ok 
 			return nil
 		}
 		if !sleep(ctx, every) {
-			return fmt.Errorf("not so in time: %s; it is %s (%w)", what, now, errors.Join(err, ctx.Err()))
+			return fmt.Errorf("timed out waiting until %s; it is %s (%w)", what, now, errors.Join(err, ctx.Err()))
 		}
 	}
 }

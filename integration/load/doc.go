@@ -1,6 +1,5 @@
-// Load measures a fleet of many hosts on one machine: how fast sandboxes are placed, what a coordinator costs,
-// and how long the fleet takes to find itself again after a restart of NATS or the end of the coordinator that
-// schedules.
+// Load measures a fleet of many hosts on one machine: how fast sandboxes are placed, what a coordinator costs, and how
+// long the fleet takes to recover from a restart of NATS or from the death of the scheduling coordinator.
 //
 //	go run ./integration/load -workers 1000 -sandboxes 10000 [-rate 100] [-living 100000] [-restart] [-failover] …
 //
@@ -8,15 +7,13 @@
 //	                                                 ▲            ▲
 //	                         coordinators: processes ┘            └ simulated workers: one or a few processes
 //
-// Everything is this binary again, in a role. NATS server and coordinators are the real ones. A simulated worker
-// (host.go, box.go) is not package worker: that one is made around an Engine. It does the same on the wire, on a
-// connection of its own and through the same parts of package jetstream: it takes and renews the lock of its
-// host, registers, says which images it has, beats, listens for work, keeps a journal for each sandbox, and
-// appends what becomes of it, all under the lock's trust. Only its engine is a timer. What package worker appends, and
-// in how many messages, is in worker/progress, which both use.
+// Every process is this binary again, in a role. The NATS server and the coordinators are real. A simulated worker
+// (host.go, box.go) is not package worker, which is built around an Engine. It does the same on the wire, on its own
+// connection and through the same parts of package jetstream: it takes and renews its host's lock, registers, reports
+// its images, sends heartbeats, listens for work, keeps a journal per sandbox, and appends events under its lock. Only
+// its engine is a timer. Both use worker/progress, which decides what is appended and in how many messages.
 //
-// When things happened is read from the store's time stamps. At the end it prints milestones, and goals beside
-// what came of them, and exits with 1 where something went wrong: a sandbox that failed or was placed twice, a
-// host that was lost, an error in a log. Goals count where the run has the size that
-// they are for; -short checks that all works, not how fast.
+// Times come from the store's time stamps. At the end load prints milestones and goals with their results. It exits
+// with 1 if something went wrong: a sandbox failed or was placed twice, a host was lost, or a process logged an error.
+// Goals count only in runs of the size they are meant for; -short checks that everything works, not how fast.
 package main

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// restartNATS kills the NATS server and starts it again, and waits until every worker was told of everything that
-// it has.
+// restartNATS kills and restarts the NATS server, and waits until every worker has been notified of all its sandboxes
+// again.
 func (m *measurement) restartNATS(ctx context.Context) error {
 	before, err := m.heard(ctx, "mark")
 	if err != nil {
@@ -23,33 +23,34 @@ func (m *measurement) restartNATS(ctx context.Context) error {
 	m.line("NATS is back", "%.1f s after it was killed", time.Since(begin).Seconds())
 	lost := 0
 	after := heard{}
-	err = until(ctx, "everything was told again, and all hosts are ready", askEvery, func() (bool, string, error) {
+	err = until(ctx, "all sandboxes are notified again, and all hosts are ready", askEvery, func() (bool, string, error) {
 		if after, err = m.heard(ctx, "told"); err != nil {
 			return false, "", err
 		}
 		states, err := m.hostStates(ctx)
 		if err != nil {
-			return false, fmt.Sprintf("%+v", after), nil // there is no answer yet
+			return false, fmt.Sprintf("%+v", after), nil // no answer yet
 		}
 		lost = max(lost, states[protocol.HostLost])
-		return after.Told >= before.Living && states[protocol.HostReady] == m.workers, fmt.Sprintf("%+v %v", after, states), nil
+		return after.Told >= before.Living &&
+			states[protocol.HostReady] == m.workers, fmt.Sprintf("%+v %v", after, states), nil
 	})
 	large := m.workers >= 1000 && m.living+m.sandboxes >= 100000
-	m.line("told again of", "%d of %d sandboxes", after.Told, before.Living)
-	m.goal("everything was told again after", time.Since(begin).Seconds(), "s", true, 60, large)
+	m.line("notified again", "%d of %d sandboxes", after.Told, before.Living)
+	m.goal("all sandboxes notified again after", time.Since(begin).Seconds(), "s", true, 60, large)
 	m.goal("hosts lost meanwhile", float64(lost), "", true, 0, true)
 	m.line("locks taken again meanwhile", "%d", after.Tenures-before.Tenures)
 	if lost > 0 {
-		m.fail("%d hosts were called lost after a restart of NATS", lost)
+		m.fail("%d hosts were declared lost after a restart of NATS", lost)
 	}
 	if before.Living == 0 {
-		m.fail("no sandbox was there to be told of")
+		m.fail("there was no living sandbox to notify of")
 	}
 	return err
 }
 
-// failSchedulerOver kills the coordinator that places sandboxes, while some are created, and waits for the first
-// that another one places.
+// failSchedulerOver kills the scheduling coordinator while sandboxes are created, and waits for the first placement by
+// another one.
 func (m *measurement) failSchedulerOver(ctx context.Context) error {
 	const rate, creates = 20, 200
 	before := m.watch.count(isAccepted)
@@ -65,7 +66,7 @@ func (m *measurement) failSchedulerOver(ctx context.Context) error {
 	})
 	p := m.deciding[leader]
 	if p == nil {
-		return fmt.Errorf("nobody knows %q, who placed the last sandbox", leader)
+		return fmt.Errorf("unknown coordinator %q placed the last sandbox", leader)
 	}
 	killed := time.Now()
 	p.Kill()
@@ -80,7 +81,7 @@ func (m *measurement) failSchedulerOver(ctx context.Context) error {
 		}
 	})
 	if first.IsZero() {
-		m.fail("nobody placed a sandbox after %s was killed", leader)
+		m.fail("no coordinator placed a sandbox after %s was killed", leader)
 		return nil
 	}
 	m.goal("fail-over of the scheduler", first.Sub(killed).Seconds(), "s", true, 3, true)

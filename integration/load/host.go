@@ -15,7 +15,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// As in package worker.
+// The same values as in package worker.
 const (
 	beatPeriod     = time.Second
 	registerPeriod = 15 * time.Second
@@ -24,7 +24,7 @@ const (
 	retryMost      = 5 * time.Second
 )
 
-// image is what all sandboxes run, and every host has.
+// image is the image of all sandboxes; every host has it.
 const image = "registry.example/team/image:1.2"
 
 // host is a simulated worker and its host.
@@ -37,13 +37,13 @@ type host struct {
 	lease     atomic.Pointer[jetstream.Lease]
 	started   time.Time
 	listening atomic.Uint64
-	fresh     chan struct{} // has room for one: it listens again
+	fresh     chan struct{} // capacity 1: the worker listens again
 
 	mu    sync.Mutex
 	boxes map[key]*box
 }
 
-// key names a sandbox.
+// key identifies a sandbox.
 type key struct{ tenant, id string }
 
 func newHost(p *park, i int) *host {
@@ -53,7 +53,7 @@ func newHost(p *park, i int) *host {
 
 func newID() string { return strings.ToLower(ulid.Make().String()) }
 
-// run takes the host's lock and works, again each time that the lock is lost, until ctx ends.
+// run takes the host's lock and works until ctx ends. It takes the lock again each time it is lost.
 func (h *host) run(ctx context.Context) error {
 	if err := h.conn.Open(ctx); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (h *host) run(ctx context.Context) error {
 		if err = h.tenure(ctx, lease); ctx.Err() != nil {
 			return nil
 		}
-		h.park.log.Warn("the host's lock was lost and is taken again", "worker", h.name, "error", err)
+		h.park.log.Warn("lost the host's lock, taking it again", "worker", h.name, "error", err)
 	}
 }
 
@@ -92,11 +92,11 @@ func (h *host) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case errors.As(err, &held) && held.Holder.Place == h.id: // its own of before
+		case errors.As(err, &held) && held.Holder.Place == h.id: // its own earlier lock
 			takeOver = held.Revision
 			continue
 		case held == nil:
-			h.park.log.Warn("the host's lock is not to be had yet", "worker", h.name, "error", err)
+			h.park.log.Warn("cannot take the host's lock yet", "worker", h.name, "error", err)
 		}
 		if !sleep(ctx, lockPause) {
 			return nil, ctx.Err()
@@ -104,7 +104,7 @@ func (h *host) takeLock(ctx context.Context) (*jetstream.Lease, error) {
 	}
 }
 
-// tenure works for as long as the lock is held, or until ctx ends.
+// tenure works until the lock is lost or ctx ends.
 func (h *host) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return lease.Run(ctx) })
@@ -112,7 +112,7 @@ func (h *host) tenure(ctx context.Context, lease *jetstream.Lease) error {
 	return group.Wait()
 }
 
-// work adopts what is on the host, and takes work, until ctx ends.
+// work adopts the sandboxes of the host and handles work until ctx ends.
 func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	h.adopt(ctx)
 	stop, err := h.conn.Work(h.name, func(tenant, id string, b *protocol.Batch) { h.box(key{tenant, id}).told(ctx, b) })
@@ -127,7 +127,7 @@ func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	}
 	if err := h.conn.TellImages(ctx, &protocol.HostImages{Worker: h.name, HostID: h.id, Instance: h.instance,
 		Listed: true, Names: []string{image}, Time: time.Now().UTC()}); err != nil {
-		h.park.log.Warn("what images the host has is not told", "worker", h.name, "error", err)
+		h.park.log.Warn("could not report the host's images", "worker", h.name, "error", err)
 	}
 	group.Go(func() error { return h.beat(ctx) })
 	group.Go(func() error { return h.keepRegistered(ctx) })
@@ -135,7 +135,7 @@ func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	return ctx.Err()
 }
 
-// adopt looks at everything that is on the host: what was seeded there, and what it took since.
+// adopt inspects all sandboxes on the host: seeded ones and those it took since.
 func (h *host) adopt(ctx context.Context) {
 	for i := h.number; i < h.park.role.Living; i += h.park.role.Workers {
 		h.box(key{protocol.DefaultTenant, livingID(i)})
@@ -158,7 +158,7 @@ func (h *host) box(k key) *box {
 	return b
 }
 
-// forget drops a sandbox of which nothing is here.
+// forget drops a sandbox that is no longer on this host.
 func (h *host) forget(k key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -186,7 +186,7 @@ func (h *host) register(ctx context.Context) error {
 		if err == nil || protocol.CodeOf(err) == protocol.AlreadyExists || ctx.Err() != nil {
 			return err
 		}
-		h.park.log.Warn("the worker is not registered yet", "worker", h.name, "error", err)
+		h.park.log.Warn("could not register the worker yet", "worker", h.name, "error", err)
 		if !sleep(ctx, time.Second) {
 			return ctx.Err()
 		}
@@ -207,7 +207,7 @@ func (h *host) beat(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		_ = h.conn.Beat(&protocol.Heartbeat{Worker: h.name, HostID: h.id, Instance: h.instance, Healthy: true,
-			Listening: h.listening.Load()}) // a beat that is lost is what the coordinator sees
+			Listening: h.listening.Load()}) // the coordinator notices a lost heartbeat
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -219,10 +219,10 @@ func (h *host) beat(ctx context.Context) error {
 
 func (h *host) token() uint64 { return h.lease.Load().Token() }
 
-// fence is what every change on the host must pass.
+// fence guards every change on the host.
 func (h *host) fence() error { return h.lease.Load().Check() }
 
-// sleep waits for d or the end of ctx, and says which: false for the end of ctx.
+// sleep waits for d or the end of ctx. It returns false if ctx ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestMain plays a role where the process was started for one: the program starts its own binary.
+// TestMain runs a role if the process was started for one: the program starts its own binary.
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVariable) != "" {
 		main()
@@ -21,7 +21,8 @@ func TestMain(m *testing.M) {
 
 func TestWrongUseIsRefused(t *testing.T) {
 	for _, args := range [][]string{
-		{"extra"}, {"-workers", "0"}, {"-sandboxes", "0"}, {"-rate", "-1"}, {"-nothing"}, {"-failover"}, {"-backlog", "-rate", "5"}, {"-limit", "0s"},
+		{"extra"}, {"-workers", "0"}, {"-sandboxes", "0"}, {"-rate", "-1"}, {"-nothing"}, {"-failover"}, {"-backlog",
+			"-rate", "5"}, {"-limit", "0s"},
 	} {
 		var out bytes.Buffer
 		if code := run(t.Context(), args, &out, &out); code != 2 {
@@ -34,20 +35,23 @@ func TestAFewSandboxesAreCreatedAndNothingIsLeft(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	var out bytes.Buffer
-	code := run(t.Context(), []string{"-short", "-workers", "3", "-sandboxes", "12", "-living", "6", "-over", "6", "-create", "20ms", "-settle", "0", "-limit", "1m"}, &out, &out)
-	if code != 0 || !strings.Contains(out.String(), "12 after") || !strings.Contains(out.String(), "hosts that got some") {
+	code := run(t.Context(), []string{"-short", "-workers", "3", "-sandboxes", "12", "-living", "6", "-over", "6",
+		"-create", "20ms", "-settle", "0", "-limit", "1m"}, &out, &out)
+	if code != 0 || !strings.Contains(out.String(), "12 after") ||
+		!strings.Contains(out.String(), "hosts that got some") {
 		t.Errorf("exit code %d\n%s", code, &out)
 	}
 	leftNothing(t, dir)
 }
 
-// The hosts take longer than the run may: nothing becomes ready, and that is not called a success.
+// The hosts take longer than the run may take: nothing becomes ready, and the run must not succeed.
 func TestWhatDoesNotBecomeReadyFailsTheRun(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	var out bytes.Buffer
-	code := run(t.Context(), []string{"-short", "-workers", "1", "-sandboxes", "2", "-create", "1h", "-limit", "5s"}, &out, &out)
-	if code != 1 || !strings.Contains(out.String(), "not so in time: 2 sandboxes are ready, or failed; it is 0") {
+	code := run(t.Context(), []string{"-short", "-workers", "1", "-sandboxes", "2", "-create", "1h", "-limit", "5s"},
+		&out, &out)
+	if code != 1 || !strings.Contains(out.String(), "timed out waiting until 2 sandboxes are ready, or failed; it is 0") {
 		t.Errorf("exit code %d\n%s", code, &out)
 	}
 	leftNothing(t, dir)
@@ -64,14 +68,14 @@ func leftNothing(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for _, p := range processes {
-		data, err := os.ReadFile(p) // fails when it has ended
+		data, err := os.ReadFile(p) // fails if it has ended
 		if err == nil && bytes.Contains(data, []byte(roleVariable+"=")) && bytes.Contains(data, []byte(dir)) {
 			t.Errorf("a process is left: %s", p)
 		}
 	}
 }
 
-// Each kind of thing that can go wrong with a create is seen.
+// The judge detects each way in which a create can go wrong.
 func TestWhatWentWrongIsJudged(t *testing.T) {
 	now := time.Now()
 	good := func() *life {
@@ -90,7 +94,8 @@ func TestWhatWentWrongIsJudged(t *testing.T) {
 		var out bytes.Buffer
 		l := good()
 		c.spoil(l)
-		m := &measurement{deployment: &deployment{}, report: &report{out: &out}, creator: newCreator(nil), watch: &watch{boxes: map[string]*life{"a": l}}}
+		m := &measurement{deployment: &deployment{}, report: &report{out: &out}, creator: newCreator(nil),
+			watch: &watch{boxes: map[string]*life{"a": l}}}
 		if err := m.judge(1); err != nil {
 			t.Fatal(err)
 		}

@@ -25,24 +25,24 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options is what the command line says.
+// options are the command-line options.
 type options struct {
 	workers      int           // hosts
-	processes    int           // that the workers are in
+	processes    int           // that run the workers
 	coordinators int           // processes
 	sandboxes    int           // to create
 	rate         float64       // creates a second; 0: as fast as they are accepted
 	parallel     int           // creates at once, without a rate
-	living       int           // sandboxes that are there before
-	over         int           // sandboxes that were deleted before
-	backlog      bool          // all creates are accepted before there is a host
-	create       time.Duration // that the timer takes for a create
-	settle       time.Duration // what an idle coordinator costs is measured for so long; 0: not at all
+	living       int           // sandboxes that exist before the run
+	over         int           // sandboxes that were deleted before the run
+	backlog      bool          // accept all creates before there is a host
+	create       time.Duration // how long the timer takes for a create
+	settle       time.Duration // how long to measure idle coordinators; 0: not at all
 	restart      bool          // of NATS
 	failOver     bool          // of the scheduler
 	profile      string        // directory for CPU profiles
 	limit        time.Duration // of each step
-	short        bool          // goals do not count
+	short        bool          // do not check goals
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
@@ -50,21 +50,23 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f := flag.NewFlagSet("load", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.IntVar(&o.workers, "workers", 100, "simulated hosts, each with a worker")
-	f.IntVar(&o.processes, "processes", 2, "processes that the workers are in")
-	f.IntVar(&o.coordinators, "coordinators", 1, "coordinators, a process each")
+	f.IntVar(&o.processes, "processes", 2, "processes that run the workers")
+	f.IntVar(&o.coordinators, "coordinators", 1, "coordinators, each in its own process")
 	f.IntVar(&o.sandboxes, "sandboxes", 1000, "sandboxes to create")
-	f.Float64Var(&o.rate, "rate", 0, "creates a second; 0: as fast as they are accepted")
-	f.IntVar(&o.parallel, "parallel", 64, "creates at once, without a rate")
-	f.IntVar(&o.living, "living", 0, "sandboxes that are ready before, spread over the hosts")
-	f.IntVar(&o.over, "over", 0, "sandboxes that were deleted before")
-	f.BoolVar(&o.backlog, "backlog", false, "have all creates accepted before there is a host")
-	f.DurationVar(&o.create, "create", 300*time.Millisecond, "what the simulated engine takes for a create")
-	f.DurationVar(&o.settle, "settle", 5*time.Second, "how long to measure what idle coordinators cost; 0: not at all")
-	f.BoolVar(&o.restart, "restart", false, "kill the NATS server and start it again, once all is ready")
-	f.BoolVar(&o.failOver, "failover", false, "kill the coordinator that schedules, while sandboxes are created; needs two coordinators")
-	f.StringVar(&o.profile, "profile", "", "write CPU profiles of the coordinators and of NATS, during the creates and while nothing happens, into this `directory`")
-	f.DurationVar(&o.limit, "limit", 10*time.Minute, "what a step may take")
-	f.BoolVar(&o.short, "short", false, "the run is too small, or its machine too busy, for goals")
+	f.Float64Var(&o.rate, "rate", 0, "creates per second; 0: as fast as they are accepted")
+	f.IntVar(&o.parallel, "parallel", 64, "concurrent creates if there is no rate")
+	f.IntVar(&o.living, "living", 0, "sandboxes that are ready before the run, spread over the hosts")
+	f.IntVar(&o.over, "over", 0, "sandboxes that were deleted before the run")
+	f.BoolVar(&o.backlog, "backlog", false, "accept all creates before there is a host")
+	f.DurationVar(&o.create, "create", 300*time.Millisecond, "how long the simulated engine takes for a create")
+	f.DurationVar(&o.settle, "settle", 5*time.Second, "how long to measure the cost of idle coordinators; 0: not at all")
+	f.BoolVar(&o.restart, "restart", false, "kill and restart the NATS server once all sandboxes are ready")
+	f.BoolVar(&o.failOver, "failover", false,
+		"kill the scheduling coordinator while sandboxes are created; needs two coordinators")
+	f.StringVar(&o.profile, "profile", "",
+		"write CPU profiles of the coordinators and of NATS, during the creates and while idle, into this `directory`")
+	f.DurationVar(&o.limit, "limit", 10*time.Minute, "longest time of a step")
+	f.BoolVar(&o.short, "short", false, "do not check goals: the run is too small or its machine too busy")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -78,13 +80,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	case o.failOver && o.coordinators < 2:
 		return o, errors.New("-failover needs -coordinators 2")
 	case o.backlog && (o.rate > 0 || o.living > 0):
-		return o, errors.New("-backlog goes with neither -rate nor -living")
+		return o, errors.New("-backlog cannot be combined with -rate or -living")
 	}
 	o.processes = min(o.processes, o.workers)
 	return o, nil
 }
 
-// run is the whole program.
+// run is the whole program. It returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {

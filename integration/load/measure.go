@@ -13,7 +13,7 @@ import (
 	"github.com/boxfleet/boxfleet/integration/part"
 )
 
-// measurement is one run: the deployment, what its log says, and the report.
+// measurement is one run: the deployment, its log and the report.
 type measurement struct {
 	*deployment
 	*report
@@ -21,7 +21,7 @@ type measurement struct {
 	creator *creator
 }
 
-// measure does everything that the options ask for.
+// measure runs everything that the options ask for.
 func measure(ctx context.Context, o options, r *report) (err error) {
 	r.begun = time.Now()
 	m := &measurement{deployment: &deployment{options: o}, report: r}
@@ -56,7 +56,7 @@ func measure(ctx context.Context, o options, r *report) (err error) {
 	return nil
 }
 
-// lastWords is the end of what the coordinators logged.
+// lastWords is the end of the coordinators' logs.
 func (m *measurement) lastWords() string {
 	words := ""
 	for name, p := range m.deciding {
@@ -65,9 +65,9 @@ func (m *measurement) lastWords() string {
 	return words
 }
 
-// begin starts everything.
+// begin starts the deployment.
 func (m *measurement) begin(ctx context.Context) error {
-	m.line("fleet", "%d workers, %d coordinators, %d sandboxes there, %d over, %d to create", m.workers,
+	m.line("fleet", "%d workers, %d coordinators, %d living sandboxes, %d ended, %d to create", m.workers,
 		m.coordinators, m.living, m.over, m.sandboxes)
 	if m.living+m.over > 0 {
 		begin := time.Now()
@@ -84,7 +84,7 @@ func (m *measurement) begin(ctx context.Context) error {
 		return err
 	}
 	m.goal("coordinator, start to serving", took.Seconds(), "s", true, 3, m.over >= 100000 && m.living >= 10000)
-	m.coordinatorMemory("coordinator's memory at its start", m.over >= 100000 && m.living >= 10000)
+	m.coordinatorMemory("coordinator's memory after its start", m.over >= 100000 && m.living >= 10000)
 	if err := m.connect(ctx); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (m *measurement) hostsCome(ctx context.Context) error {
 	if err := m.allAlive(ctx); err != nil {
 		return err
 	}
-	m.line("all alive", "%.1f s after their start", time.Since(begin).Seconds())
+	m.line("all hosts ready", "%.1f s after their start", time.Since(begin).Seconds())
 	return nil
 }
 
@@ -121,7 +121,7 @@ func (m *measurement) coordinatorMemory(name string, counts bool) {
 	}
 }
 
-// pids are those of the coordinators.
+// pids are the process ids of the coordinators.
 func (m *measurement) pids() (pids []int) {
 	for _, p := range m.deciding {
 		pids = append(pids, p.Pid())
@@ -129,7 +129,7 @@ func (m *measurement) pids() (pids []int) {
 	return pids
 }
 
-// creates has sandboxes created, and judges what became of them.
+// creates has sandboxes created and judges the result.
 func (m *measurement) creates(ctx context.Context) error {
 	endProfiles, err := m.profiles(ctx, "creates")
 	if err != nil {
@@ -154,7 +154,7 @@ func (m *measurement) creates(ctx context.Context) error {
 	}
 	m.line("accepted", "%d after %.1f s", m.sandboxes, time.Since(begin).Seconds())
 	if m.backlog {
-		before, _ = part.Busy(m.pids()...) // what placing costs, without accepting; it worked before
+		before, _ = part.Busy(m.pids()...) // the cost of placing, without accepting, which happened before
 		if err := m.hostsCome(ctx); err != nil {
 			return err
 		}
@@ -167,7 +167,7 @@ func (m *measurement) creates(ctx context.Context) error {
 		return err
 	}
 	m.line("assigned", "%d after %.1f s", m.sandboxes, time.Since(begin).Seconds())
-	m.line("coordinators' CPU per sandbox until then", "%s ms", figure(milliseconds(after-before)/float64(m.sandboxes)))
+	m.line("coordinators' CPU per sandbox so far", "%s ms", figure(milliseconds(after-before)/float64(m.sandboxes)))
 	if err := m.watch.await(ctx, "ready, or failed", m.sandboxes, isOver); err != nil {
 		return err
 	}
@@ -199,12 +199,13 @@ func (m *measurement) latencies() {
 	steady := m.rate >= 100 && m.workers >= 1000
 	m.goal("accepted to assigned, p50", milliseconds(percentile(waits, 0.5)), "ms", true, 20, steady)
 	m.goal("accepted to assigned, p99", milliseconds(percentile(waits, 0.99)), "ms", true, 250, steady)
-	m.line("accepted to ready, p50 and p99", "%s ms, %s ms", figure(milliseconds(percentile(whole, 0.5))), figure(milliseconds(percentile(whole, 0.99))))
+	m.line("accepted to ready, p50 and p99", "%s ms, %s ms", figure(milliseconds(percentile(whole, 0.5))),
+		figure(milliseconds(percentile(whole, 0.99))))
 	m.placing = float64(len(waits)) / max(last.Sub(first).Seconds(), 1e-3)
 	m.line("assignments", "%s a second", figure(m.placing))
 }
 
-// judge says what is wrong with what the log has of n sandboxes that were to be created.
+// judge records what is wrong with the log of n created sandboxes.
 func (m *measurement) judge(n int) error {
 	outcomes, onHost, messages, most := map[string]int{}, map[string]int{}, 0, 0
 	m.watch.each(func(id string, l *life) {
@@ -221,9 +222,10 @@ func (m *measurement) judge(n int) error {
 	m.messages = float64(messages) / float64(n)
 	m.goal("messages of a create on the log", m.messages, "", true, 4, true)
 	m.line("  the most", "%d", most)
-	m.line("hosts that got some", "%d, at most %d each", len(onHost), slices.MaxFunc(mapValues(onHost), cmp.Compare[int]))
+	m.line("hosts that got some", "%d, at most %d each", len(onHost),
+		slices.MaxFunc(mapValues(onHost), cmp.Compare[int]))
 	m.classes("creates", outcomes)
-	m.classes("creates that were refused", m.creator.refused)
+	m.classes("refused creates", m.creator.refused)
 	for what, times := range outcomes {
 		m.fail("%d creates: %s", times, what)
 	}
@@ -246,7 +248,7 @@ func mapValues(m map[string]int) (values []int) {
 	return values
 }
 
-// rest measures what the coordinators cost while nothing happens.
+// rest measures the cost of idle coordinators.
 func (m *measurement) rest(ctx context.Context) (err error) {
 	begin := time.Now()
 	if err := m.untilWritten(ctx); err != nil {
@@ -274,12 +276,13 @@ func (m *measurement) rest(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		m.goal("idle coordinator "+name, 100*(after-before[name]).Seconds()/passed, "% of a core", true, 3, m.living >= 100000)
+		m.goal("idle coordinator "+name, 100*(after-before[name]).Seconds()/passed, "% of a core", true, 3,
+			m.living >= 100000)
 	}
 	return nil
 }
 
-// store measures how many durable appends the store takes, and judges by that how fast sandboxes were placed.
+// store measures how many durable appends the store accepts, and judges the placement rate against that.
 func (m *measurement) store(ctx context.Context) error {
 	rate, err := storeRate(ctx, m.at.URL)
 	if err != nil {
@@ -287,10 +290,10 @@ func (m *measurement) store(ctx context.Context) error {
 	}
 	m.line("durable appends of the store", "%s a second, %d at once", figure(rate), appendsAtOnce)
 	if rate == 0 {
-		m.fail("the store took no append")
+		m.fail("the store accepted no append")
 	}
-	// Beside its messages on the log, a create is a request and an id, each durable. In a backlog both were there
-	// before, and so was the first message.
+	// Besides its messages on the log, a create stores a request and an id, both durable. In a backlog these two and
+	// the first message were stored before.
 	perCreate := m.messages + 2
 	if m.backlog {
 		perCreate = m.messages - 1
@@ -302,7 +305,7 @@ func (m *measurement) store(ctx context.Context) error {
 	return nil
 }
 
-// complaints prints what the processes warned of.
+// complaints prints the warnings and errors of the processes.
 func (m *measurement) complaints(ctx context.Context) error {
 	all := map[string]map[string]int{"workers": {}, "coordinators": {}}
 	take := func(of string, p *part.Process) error {
@@ -328,7 +331,7 @@ func (m *measurement) complaints(ctx context.Context) error {
 	for _, of := range []string{"coordinators", "workers"} {
 		m.classes(of+" log", all[of])
 		for what, n := range all[of] {
-			// Warnings are of what passes; so are errors where NATS is ended, or is starved by what else the machine does.
+			// Warnings are of passing conditions. So are errors when the run ends NATS or the machine starves it.
 			if strings.HasPrefix(what, slog.LevelError.String()) && !m.options.short && !m.restart && !m.failOver {
 				m.fail("%s logged %d times: %s", of, n, what)
 			}

@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// park is the simulated workers of one process.
+// park is the set of simulated workers of one process.
 type park struct {
 	role    *role
 	log     *slog.Logger
 	hosts   []*host
-	reading chan struct{} // slots for reads of histories: many machines share this process
-	round   atomic.Int64  // of telling, counted by mark
-	tenures atomic.Int64  // locks that were taken
+	reading chan struct{} // slots for reading histories: many hosts share this process
+	round   atomic.Int64  // of notifications, counted by mark
+	tenures atomic.Int64  // locks taken
 }
 
-// readingAtOnce is how many histories a process reads at a time.
+// readingAtOnce is how many histories a process reads at once.
 const readingAtOnce = 64
 
 func newPark(r *role, log *slog.Logger) *park {
@@ -32,7 +32,7 @@ func newPark(r *role, log *slog.Logger) *park {
 	return p
 }
 
-// run starts all workers, and returns when ctx ends or one fails.
+// run starts all workers and returns when ctx ends or one fails.
 func (p *park) run(ctx context.Context) error {
 	connecting := make(chan struct{}, 32)
 	group, ctx := errgroup.WithContext(ctx)
@@ -52,18 +52,18 @@ func (p *park) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// workerName and hostID are those of the i-th host of the fleet.
+// workerName and hostID name the i-th host of the fleet.
 func workerName(i int) string { return fmt.Sprintf("w%05d", i) }
 func hostID(i int) string     { return fmt.Sprintf("host-%05d", i) }
 
-// livingID is the i-th seeded sandbox. It lives on the host i modulo the number of hosts.
+// livingID is the i-th seeded sandbox, on the host i modulo the number of hosts.
 func livingID(i int) string { return fmt.Sprintf("living-%07d", i) }
 
-// heard is what workers were told.
+// heard counts the notifications of the workers.
 type heard struct {
 	Living  int   `json:"living"`  // sandboxes on the hosts
-	Told    int   `json:"told"`    // of those, which were told of since the last mark
-	Tenures int64 `json:"tenures"` // locks that were taken since the process began
+	Told    int   `json:"told"`    // of those, notified since the last mark
+	Tenures int64 `json:"tenures"` // locks taken since the process began
 }
 
 func (h *heard) add(o heard) {
@@ -72,13 +72,13 @@ func (h *heard) add(o heard) {
 	h.Tenures += o.Tenures
 }
 
-// mark begins a new round of telling.
+// mark begins a new round of notifications.
 func (p *park) mark() heard {
 	p.round.Add(1)
 	return p.told()
 }
 
-// told counts what the workers were told in this round.
+// told counts the notifications of this round.
 func (p *park) told() heard {
 	sum, round := heard{Tenures: p.tenures.Load()}, p.round.Load()
 	for _, h := range p.hosts {

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// report prints what is found as it is found, and keeps what is wrong.
+// report prints results as they arrive and keeps the failures.
 type report struct {
-	short  bool // goals do not count
+	short  bool // do not check goals
 	out    io.Writer
 	begun  time.Time
 	missed []string // goals
 	wrong  []string
 
-	placing  float64 // assignments a second
+	placing  float64 // assignments per second
 	messages float64 // of a create, on the log
 }
 
@@ -27,7 +27,7 @@ func (r *report) line(name, format string, args ...any) {
 	fmt.Fprintf(r.out, "%-46s %s\n", name, fmt.Sprintf(format, args...))
 }
 
-// goal prints one figure beside its goal. It counts where it is meant for a run of this size.
+// goal prints a figure with its goal. The goal counts only if counts is set, in a run of this size.
 func (r *report) goal(name string, value float64, unit string, atMost bool, bound float64, counts bool) {
 	relation, ok := ">=", value >= bound
 	if atMost {
@@ -36,7 +36,7 @@ func (r *report) goal(name string, value float64, unit string, atMost bool, boun
 	verdict := "ok"
 	switch {
 	case r.short || !counts:
-		verdict = "(not of this size)"
+		verdict = "(not for this size)"
 	case !ok:
 		verdict = "MISSED"
 		r.missed = append(r.missed, name)
@@ -44,12 +44,12 @@ func (r *report) goal(name string, value float64, unit string, atMost bool, boun
 	r.line(name, "%s   goal %s %s   %s", strings.TrimSpace(figure(value)+" "+unit), relation, figure(bound), verdict)
 }
 
-// fail notes that something is wrong.
+// fail records a failure.
 func (r *report) fail(format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Sprintf(format, args...))
 }
 
-// classes prints how often what happened.
+// classes prints how often each thing happened.
 func (r *report) classes(name string, of map[string]int) {
 	for _, what := range slices.Sorted(maps.Keys(of)) {
 		r.line(name, "%d × %s", of[what], what)
@@ -68,10 +68,10 @@ func (r *report) end(err error) {
 	if err != nil {
 		fmt.Fprintln(r.out, "error:", err)
 	}
-	r.line("all of it", "%.0f s", time.Since(r.begun).Seconds())
+	r.line("total time", "%.0f s", time.Since(r.begun).Seconds())
 }
 
-// percentile is the nearest rank of sorted samples, 0 where there are none.
+// percentile returns the nearest rank of sorted samples, or 0 if there are none.
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -82,7 +82,7 @@ func percentile(sorted []time.Duration, p float64) time.Duration {
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// figure prints three significant digits or more, and no exponent.
+// figure prints at least three significant digits, without an exponent.
 func figure(v float64) string {
 	switch {
 	case v >= 100 || v == math.Trunc(v):

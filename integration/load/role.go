@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream/embedded"
 )
 
-// roleVariable carries a role to a process of this binary.
+// roleVariable passes a role to a process of this binary.
 const roleVariable = "BOXFLEET_LOAD_ROLE"
 
 // Kinds of processes.
@@ -28,34 +28,34 @@ const (
 	kindWorkers     = "workers"
 )
 
-// role says what a process runs.
+// role is what a process runs.
 type role struct {
 	Kind  string `json:"kind"`
 	Name  string `json:"name,omitempty"`
 	URL   string `json:"url,omitempty"`   // of NATS
 	Dir   string `json:"dir,omitempty"`   // of NATS
-	Port  int    `json:"port,omitempty"`  // of NATS; 0: any
-	Lazy  bool   `json:"lazy,omitempty"`  // NATS does not write to disk before it acknowledges: while it is filled
-	First int    `json:"first,omitempty"` // of the workers: the number of the first one
-	Hosts int    `json:"hosts,omitempty"` // how many workers
+	Port  int    `json:"port,omitempty"`  // of NATS; 0: any free port
+	Lazy  bool   `json:"lazy,omitempty"`  // NATS acknowledges before it writes to disk; used while filling it
+	First int    `json:"first,omitempty"` // number of the first worker
+	Hosts int    `json:"hosts,omitempty"` // number of workers
 	fleet
 }
 
-// fleet is what all workers have in common.
+// fleet has the settings that all workers share.
 type fleet struct {
 	Workers int           `json:"workers,omitempty"` // in all processes
-	Living  int           `json:"living,omitempty"`  // sandboxes that were seeded
-	Slots   int           `json:"slots,omitempty"`   // of each host
-	Create  time.Duration `json:"create,omitempty"`  // that the engine takes
+	Living  int           `json:"living,omitempty"`  // seeded sandboxes
+	Slots   int           `json:"slots,omitempty"`   // per host
+	Create  time.Duration `json:"create,omitempty"`  // how long the engine takes for a create
 }
 
-// ready is the line that a process prints when it works.
+// ready is the line that a process prints once it works.
 type ready struct {
 	URL  string `json:"url,omitempty"`
 	Port int    `json:"port,omitempty"`
 }
 
-// play runs a role until the program goes away or says TERM.
+// play runs a role until the program exits or sends SIGTERM.
 func play(encoded string, commands io.Reader, answers io.Writer) error {
 	var r role
 	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
@@ -68,7 +68,7 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	slog.SetDefault(log)
 	own := map[string]part.Command{"complaints": func(string) (any, error) { return complaints.take(), nil }}
 	serve := func(hello ready) {
-		_ = json.NewEncoder(answers).Encode(hello) // the program has gone
+		_ = json.NewEncoder(answers).Encode(hello) // fails if the program has exited
 		go func() {
 			part.Obey(commands, answers, own)
 			stop()
@@ -82,11 +82,12 @@ func play(encoded string, commands io.Reader, answers io.Writer) error {
 	case kindWorkers:
 		return r.playWorkers(ctx, log, own, serve)
 	}
-	return fmt.Errorf("there is no role %q", r.Kind)
+	return fmt.Errorf("unknown role %q", r.Kind)
 }
 
 func (r *role) playServer(ctx context.Context, serve func(ready)) error {
-	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "load", Port: r.Port, SyncLazily: r.Lazy})
+	s, err := embedded.Start(embedded.Config{Dir: filepath.Join(r.Dir, "nats"), Name: "load", Port: r.Port,
+		SyncLazily: r.Lazy})
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,9 @@ func (r *role) playCoordinator(ctx context.Context, log *slog.Logger, serve func
 	})
 }
 
-func (r *role) playWorkers(ctx context.Context, log *slog.Logger, own map[string]part.Command, serve func(ready)) error {
+func (r *role) playWorkers(
+	ctx context.Context, log *slog.Logger, own map[string]part.Command, serve func(ready),
+) error {
 	p := newPark(r, log)
 	own["mark"] = func(string) (any, error) { return p.mark(), nil }
 	own["told"] = func(string) (any, error) { return p.told(), nil }

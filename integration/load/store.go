@@ -16,16 +16,15 @@ const (
 	appendsFor    = 2 * time.Second
 )
 
-// storeRate counts how many appends a second the log takes: durable ones, each with its compare-and-set, while
-// coordinators follow the log as ever. They begin histories of a tenant of their own, each of which has failed, so
-// that nobody has anything to do about them.
+// storeRate counts the durable appends per second, each with a compare-and-set, while coordinators follow the log as
+// usual. The appended histories belong to their own tenant and have all failed, so that nobody acts on them.
 func storeRate(ctx context.Context, url string) (float64, error) {
 	conn, err := jetstream.Connect(ctx, jetstream.Config{URL: url, Name: "load-store"})
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	why := protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned, "it only measures the store")
+	why := protocol.Errorf(protocol.Internal, protocol.ReasonAbandoned, "a measurement of the store")
 	whole := spec()
 	var done atomic.Int64
 	begin := time.Now()
@@ -33,9 +32,11 @@ func storeRate(ctx context.Context, url string) (float64, error) {
 	for range appendsAtOnce {
 		group.Go(func() error {
 			for time.Since(begin) < appendsFor {
-				e := protocol.Event{Sequence: 1, Kind: protocol.SandboxFailed, State: protocol.StateFailed, Time: time.Now().UTC(),
+				e := protocol.Event{Sequence: 1, Kind: protocol.SandboxFailed, State: protocol.StateFailed,
+					Time:    time.Now().UTC(),
 					Request: newID(), Error: why, Reason: why.Reason, Phase: &protocol.SandboxDetails{Spec: &whole}}
-				b := &protocol.Batch{Version: protocol.Version, Tenant: "store", Sandbox: newID(), ID: newID(), Writer: "load", Events: []protocol.Event{e}}
+				b := &protocol.Batch{Version: protocol.Version, Tenant: "store", Sandbox: newID(), ID: newID(),
+					Writer: "load", Events: []protocol.Event{e}}
 				if _, err := conn.Append(ctx, b, 0); err != nil {
 					return err
 				}

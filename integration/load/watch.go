@@ -13,25 +13,24 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// watch reads the log as it is written, and keeps when what became of which sandbox, by the time stamps of
-// the store.
+// watch reads the log as it is written and records the progress of each sandbox by the time stamps of the store.
 type watch struct {
 	nc   *nats.Conn
 	stop func()
 
 	mu    sync.Mutex
 	boxes map[string]*life // by id
-	broke []string         // what is wrong with the log
+	broke []string         // violations in the log
 }
 
-// life is what the log says of a sandbox that was created.
+// life is the progress of a created sandbox.
 type life struct {
 	accepted, assigned, ready, failed time.Time
 	assignments, messages             int
 	worker, scheduler, reason         string
 }
 
-// burstPrefix begins the ids of sandboxes that are created, and of no others.
+// burstPrefix starts the ids of the sandboxes that the run creates, and only those.
 const burstPrefix = "burst-"
 
 func newWatch(ctx context.Context, url string) (*watch, error) {
@@ -44,7 +43,8 @@ func newWatch(ctx context.Context, url string) (*watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	consumer, err := js.OrderedConsumer(ctx, protocol.StreamEvents, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+	consumer, err := js.OrderedConsumer(ctx, protocol.StreamEvents,
+		jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func (w *watch) complain(what string) {
 	w.broke = append(w.broke, what)
 }
 
-// count counts the sandboxes of which something is so.
+// count counts the sandboxes that match.
 func (w *watch) count(is func(*life) bool) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,7 +125,7 @@ func (w *watch) each(f func(id string, l *life)) {
 	}
 }
 
-// await waits until something is so of n sandboxes.
+// await waits until n sandboxes match.
 func (w *watch) await(ctx context.Context, what string, n int, is func(*life) bool) error {
 	return until(ctx, fmt.Sprintf("%d sandboxes are %s", n, what), lookEvery, func() (bool, string, error) {
 		now := w.count(is)

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Resident reads how much memory a process has resident, and its share of it where pages are shared
-// with others; both in MiB.
+// Resident returns the resident memory of a process and its proportional share of it, both in MiB.
 func Resident(pid int) (rss, pss float64, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
@@ -37,7 +36,7 @@ func Resident(pid int) (rss, pss float64, err error) {
 	return rss, pss, nil
 }
 
-// Busy is the processor time that processes have taken so far, of the threads that they have now.
+// Busy returns the processor time that processes have used so far, in the threads they have now.
 func Busy(pids ...int) (time.Duration, error) {
 	var total time.Duration
 	for _, pid := range pids {
@@ -46,7 +45,7 @@ func Busy(pids ...int) (time.Duration, error) {
 			return 0, err
 		}
 		if len(files) == 0 {
-			return 0, fmt.Errorf("process %d has ended, or the kernel does not count its time", pid)
+			return 0, fmt.Errorf("process %d has ended, or the kernel does not report its processor time", pid)
 		}
 		for _, file := range files {
 			data, err := os.ReadFile(file)

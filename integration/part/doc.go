@@ -1,5 +1,4 @@
-// Package part runs the parts of a deployment as processes of the program that measures them: the same
-// binary again, in a role that an environment variable carries. The program speaks to a part through
-// its stdin, one command a line, and gets a line of JSON for each; the end of stdin is the end of the program,
-// however that came.
+// Package part runs the parts of a deployment as processes of the measuring program: the same binary again, in a role
+// passed in an environment variable. The program sends a part commands through its stdin, one per line, and gets one
+// line of JSON for each. When the program ends, however that happens, stdin ends and the part exits.
 package part

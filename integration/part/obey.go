@@ -13,20 +13,20 @@ import (
 
 // Commands that every part knows.
 const (
-	CommandProfile    = "profile" // and a path: a CPU profile goes there from now on
+	CommandProfile    = "profile" // with a path: write a CPU profile there from now on
 	CommandEndProfile = "end-profile"
 )
 
-// answer is what a part says to a command.
+// answer is a part's answer to a command.
 type answer struct {
 	Error string          `json:"error,omitempty"`
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
-// Command does what a command asks for. What it returns goes back as JSON.
+// Command runs one command. Its result is returned as JSON.
 type Command func(argument string) (any, error)
 
-// Obey does what the program says until it says no more. commands are the part's own; it may be nil.
+// Obey runs the program's commands until stdin ends. commands are the part's own and may be nil.
 func Obey(in io.Reader, out io.Writer, commands map[string]Command) {
 	var profile *os.File
 	all := map[string]Command{
@@ -38,7 +38,7 @@ func Obey(in io.Reader, out io.Writer, commands map[string]Command) {
 		},
 		CommandEndProfile: func(string) (any, error) {
 			if profile == nil {
-				return nil, errors.New("no profile was begun")
+				return nil, errors.New("no profile was started")
 			}
 			pprof.StopCPUProfile()
 			return nil, profile.Close()
@@ -50,14 +50,14 @@ func Obey(in io.Reader, out io.Writer, commands map[string]Command) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		name, argument, _ := strings.Cut(lines.Text(), " ")
 		if err := json.NewEncoder(out).Encode(obeyed(all[name], name, argument)); err != nil {
-			return // nobody reads it any more
+			return // nobody reads answers any more
 		}
 	}
 }
 
 func obeyed(c Command, name, argument string) answer {
 	if c == nil {
-		return answer{Error: fmt.Sprintf("there is no command %q", name)}
+		return answer{Error: fmt.Sprintf("unknown command %q", name)}
 	}
 	value, err := c(argument)
 	if err != nil {

@@ -14,24 +14,24 @@ import (
 	"time"
 )
 
-// Process is a part of a deployment, running as a process of its own.
+// Process is a part of a deployment in its own process.
 type Process struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
-	answers chan string // lines that it printed
+	answers chan string // printed lines
 	exited  chan struct{}
 
 	mu  sync.Mutex
 	log bytes.Buffer
 }
 
-// answersWithin is how long an answer is waited for where the caller's context has no deadline.
+// answersWithin is how long Answer waits if the caller's context has no deadline.
 const answersWithin = 30 * time.Second
 
-// logKept is how much of the end of a process's log is kept, at least.
+// logKept is how many bytes of the end of a process's log are kept, at least.
 const logKept = 64 << 10
 
-// Start starts this binary again, with a role in the environment, and does not wait until it is ready.
+// Start starts this binary again with a role in the environment. It does not wait until the process is ready.
 func Start(variable string, role any) (*Process, error) {
 	encoded, err := json.Marshal(role)
 	if err != nil {
@@ -43,7 +43,7 @@ func Start(variable string, role any) (*Process, error) {
 	}
 	p := &Process{cmd: exec.Command(self), answers: make(chan string, 1), exited: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), variable+"="+string(encoded))
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the program, which then ends it
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the program, which then ends this process
 	p.cmd.Stderr = p
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -60,12 +60,12 @@ func Start(variable string, role any) (*Process, error) {
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
 			p.answers <- lines.Text()
 		}
-		_ = p.cmd.Wait() // how it ended is in its log
+		_ = p.cmd.Wait() // the log tells how it ended
 	}()
 	return p, nil
 }
 
-// Write takes what the process logs.
+// Write takes the process's log.
 func (p *Process) Write(data []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,7 +75,7 @@ func (p *Process) Write(data []byte) (int, error) {
 	return p.log.Write(data)
 }
 
-// LastWords is the end of what the process logged.
+// LastWords returns the end of the process's log.
 func (p *Process) LastWords() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,8 +83,7 @@ func (p *Process) LastWords() string {
 	return string(log[max(0, len(log)-4<<10):])
 }
 
-// Answer waits for the next line of the process, which is JSON, and decodes it into v. Without a deadline in ctx
-// it waits 30 s.
+// Answer waits for the process's next line, which is JSON, and decodes it into v. If ctx has no deadline it waits 30 s.
 func (p *Process) Answer(ctx context.Context, v any) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -94,7 +93,7 @@ func (p *Process) Answer(ctx context.Context, v any) error {
 	select {
 	case line := <-p.answers:
 		if err := json.Unmarshal([]byte(line), v); err != nil {
-			return fmt.Errorf("a part of the deployment says %q: %w", line, err)
+			return fmt.Errorf("a part of the deployment printed %q: %w", line, err)
 		}
 		return nil
 	case <-p.exited:
@@ -104,7 +103,7 @@ func (p *Process) Answer(ctx context.Context, v any) error {
 	}
 }
 
-// Ask gives the process a command and decodes its answer into v, which may be nil.
+// Ask sends the process a command and decodes its answer into v, which may be nil.
 func (p *Process) Ask(ctx context.Context, command string, v any) error {
 	if _, err := fmt.Fprintln(p.stdin, command); err != nil {
 		return err
@@ -125,22 +124,22 @@ func (p *Process) Ask(ctx context.Context, command string, v any) error {
 // Pid is the process's id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Kill ends the process as kill -9 does, and waits.
+// Kill ends the process with SIGKILL and waits.
 func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill() // fails when it has ended
+	_ = p.cmd.Process.Kill() // fails if it has ended
 	p.awaitExit()
 }
 
-// Stop asks the process to end, and waits until it has.
+// Stop asks the process to end and waits until it has.
 func (p *Process) Stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails when it has ended
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
 	p.awaitExit()
 }
 
 func (p *Process) awaitExit() {
 	for {
 		select {
-		case <-p.answers: // of nobody any more
+		case <-p.answers: // discard late answers
 		case <-p.exited:
 			return
 		}

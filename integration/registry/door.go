@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// Fault is what happens to a request at a door. The zero value lets it pass.
+// Fault is what a door does to a request. The zero value lets it pass.
 type Fault struct {
 	Status    int           // answer with this
 	Body      string        // and this
-	StallAt   int           // pass on so many bytes of the answer, and then nothing more
-	PerSecond int           // pass on so many bytes a second
+	StallAt   int           // pass on this many bytes of the answer, then no more
+	PerSecond int           // pass on this many bytes per second
 	Delay     time.Duration // wait first
 }
 
-// Door is an address of a registry.
+// Door is an address of a registry, with a proxy behind it.
 type Door struct {
 	Host string // 127.0.0.1 and port, the first part of references
 
@@ -28,17 +28,17 @@ type Door struct {
 	mu     sync.Mutex
 	passed []string // method and path
 	fault  func(*http.Request) Fault
-	gone   int // requests that their client gave up
+	gone   int // requests that the client aborted
 }
 
-// Open opens a door that listens on l, until the test ends.
+// Open opens a door that listens on l until the test ends.
 func (r *Registry) Open(l net.Listener) *Door {
 	d := &Door{Host: l.Addr().String(), closed: make(chan struct{})}
 	transport := r.transport()
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = "http", "registry"
-			p.Out.Host = p.In.Host // the registry's answers lead back to this door
+			p.Out.Host = p.In.Host // so that the registry's redirects lead back to this door
 		},
 		Transport: transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, q *http.Request, err error) {
@@ -54,19 +54,20 @@ func (r *Registry) Open(l net.Listener) *Door {
 			return nil
 		},
 	}
-	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		d.mu.Lock()
-		d.passed = append(d.passed, q.Method+" "+q.URL.Path)
-		d.mu.Unlock()
-		f := d.faultOf(q)
-		d.pause(q, f.Delay)
-		if f.Status != 0 {
-			w.WriteHeader(f.Status)
-			_, _ = io.WriteString(w, f.Body)
-			return
-		}
-		forward.ServeHTTP(w, q)
-	})}
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			d.mu.Lock()
+			d.passed = append(d.passed, q.Method+" "+q.URL.Path)
+			d.mu.Unlock()
+			f := d.faultOf(q)
+			d.pause(q, f.Delay)
+			if f.Status != 0 {
+				w.WriteHeader(f.Status)
+				_, _ = io.WriteString(w, f.Body)
+				return
+			}
+			forward.ServeHTTP(w, q)
+		})}
 	go func() { _ = server.Serve(l) }()
 	r.tb.Cleanup(func() {
 		close(d.closed)
@@ -76,14 +77,14 @@ func (r *Registry) Open(l net.Listener) *Door {
 	return d
 }
 
-// Fault has each request treated as f says; nil lets all pass.
+// Fault applies f to each request; nil lets all pass.
 func (d *Door) Fault(f func(*http.Request) Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fault = f
 }
 
-// Layers is for [Door.Fault]: what is said happens to the downloads of layers.
+// Layers applies a fault to downloads of layers only, for [Door.Fault].
 func Layers(f Fault) func(*http.Request) Fault {
 	return func(q *http.Request) Fault {
 		if q.Method == http.MethodGet && strings.Contains(q.URL.Path, "/blobs/") {
@@ -103,7 +104,7 @@ func (d *Door) faultOf(q *http.Request) Fault {
 	return f(q)
 }
 
-// Passed counts the requests whose "METHOD path" has all of the parts, since the start.
+// Passed counts the requests since the start whose "METHOD path" contains all of the parts.
 func (d *Door) Passed(parts ...string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,14 +121,14 @@ next:
 	return n
 }
 
-// GivenUp counts the slowed downloads that their client ended early.
+// GivenUp counts the slowed downloads that the client aborted.
 func (d *Door) GivenUp() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.gone
 }
 
-// pause waits, and says whether the client is still there.
+// pause waits and reports whether the client is still connected.
 func (d *Door) pause(q *http.Request, t time.Duration) bool {
 	select {
 	case <-time.After(t):
@@ -138,7 +139,7 @@ func (d *Door) pause(q *http.Request, t time.Duration) bool {
 	return false
 }
 
-// slowed is an answer's body that comes slowly, or stops coming.
+// slowed is an answer body that arrives slowly or stops.
 type slowed struct {
 	io.ReadCloser
 	fault   Fault
@@ -155,7 +156,7 @@ func (s *slowed) Read(p []byte) (int, error) {
 	case f.StallAt > 0:
 		p = p[:min(len(p), f.StallAt-s.read)]
 	default:
-		const pieces = 20 // a second
+		const pieces = 20 // per second
 		p, wait = p[:min(len(p), max(f.PerSecond/pieces, 1))], time.Second/pieces
 	}
 	if !s.door.pause(s.request, wait) {

@@ -1,6 +1,5 @@
-// Package registry runs a real image registry for tests, Debian's docker-registry, on a socket of its
-// own, and puts doors before it: HTTP proxies on a loopback address that count what passes, and can
-// stall, slow down and refuse it.
+// Package registry runs a real image registry for tests (Debian's docker-registry) on its own socket. Doors in front of
+// it, HTTP proxies on loopback addresses, count requests and can stall, slow down and refuse them.
 package registry
 
 import (
@@ -23,20 +22,20 @@ import (
 	"github.com/boxfleet/boxfleet/integration/child"
 )
 
-// The login of a registry that wants one.
+// The login of a private registry.
 const (
 	User     = "box"
 	Password = "fleet"
 )
 
-// Registry is a registry that lives as long as its test.
+// Registry is a registry that runs until the test ends.
 type Registry struct {
 	tb     testing.TB
 	dir    string
 	socket string
 }
 
-// Start starts an empty registry. One that is private refuses whoever does not log in as [User].
+// Start starts an empty registry. A private one refuses everyone but [User].
 func Start(tb testing.TB, private bool) *Registry {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "boxfleet-registry-")
@@ -82,7 +81,7 @@ func Start(tb testing.TB, private bool) *Registry {
 	}
 }
 
-// binary is where scripts/registry finds the server.
+// binary returns the server that scripts/registry installed.
 func binary(tb testing.TB) string {
 	tb.Helper()
 	if path, err := exec.LookPath("docker-registry"); err == nil {
@@ -98,7 +97,7 @@ func binary(tb testing.TB) string {
 	}
 	path := filepath.Join(state, "boxfleet", "registry", "usr", "bin", "docker-registry")
 	if _, err := os.Stat(path); err != nil {
-		tb.Fatal("there is no docker-registry here: run `make registry`")
+		tb.Fatal("docker-registry is not installed: run `make registry`")
 	}
 	return path
 }
@@ -110,7 +109,7 @@ func (r *Registry) write(name, content string) {
 	}
 }
 
-// Login makes a directory with a Docker configuration that has the login for a host, and returns it.
+// Login creates a directory with a Docker configuration that has the login for a host, and returns its path.
 func Login(tb testing.TB, host, password string) string {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -122,9 +121,9 @@ func Login(tb testing.TB, host, password string) string {
 	return dir
 }
 
-// Push builds an image on the engine at host: the base image and a file of so many random bytes. It
-// pushes it through the door, which that engine must reach, and leaves nothing on the engine. The
-// digest is the registry's.
+// Push builds an image on the engine at host from the base image and a file of random bytes of the given size. It
+// pushes the image through the door, which that engine must reach, and removes it from the engine. It returns the
+// registry's digest.
 func (r *Registry) Push(host string, door *Door, base, name string, size int) (digest string) {
 	r.tb.Helper()
 	ref := door.Host + "/" + name
@@ -132,7 +131,8 @@ func (r *Registry) Push(host string, door *Door, base, name string, size int) (d
 	source := r.tb.TempDir()
 	payload := make([]byte, size)
 	_, _ = rand.Read(payload) // never fails
-	for file, content := range map[string][]byte{"Dockerfile": []byte("FROM " + base + "\nADD payload /payload\n"), "payload": payload} {
+	for file, content := range map[string][]byte{"Dockerfile": []byte("FROM " + base + "\nADD payload /payload\n"),
+		"payload": payload} {
 		if err := os.WriteFile(filepath.Join(source, file), content, 0o644); err != nil {
 			r.tb.Fatal(err)
 		}

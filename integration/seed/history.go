@@ -25,7 +25,9 @@ type History struct {
 
 // Sandbox begins a history: the sandbox is accepted, assigned and ready on a host. at is when, container what
 // the host's Engine calls it. Each message goes to write.
-func Sandbox(id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error) *History {
+func Sandbox(
+	id, worker, hostID, container string, asked protocol.SandboxSpec, at time.Time, write func(*protocol.Batch) error,
+) *History {
 	h := &History{Tenant: protocol.DefaultTenant, ID: id, worker: worker, write: write}
 	whole, builtIn := spec.Resolve(asked)
 	h.Message(Coordinator, protocol.Event{Kind: protocol.SandboxAccepted, Time: at, Request: id,
@@ -33,7 +35,8 @@ func Sandbox(id, worker, hostID, container string, asked protocol.SandboxSpec, a
 	h.Message(Coordinator, protocol.Event{Kind: protocol.SandboxAssigned, Time: at,
 		Phase: &protocol.SandboxDetails{Worker: worker, HostID: hostID, Generation: 1}})
 	h.Message(worker, protocol.Event{Kind: protocol.SandboxReady, Time: at,
-		Phase: &protocol.SandboxDetails{Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc", Container: container, Boot: newID()}})
+		Phase: &protocol.SandboxDetails{Image: "sha256:" + strings.Repeat("0", 64), Isolation: "runc",
+			Container: container, Boot: newID()}})
 	return h
 }
 
@@ -49,7 +52,8 @@ func (h *History) Message(writer string, events ...protocol.Event) {
 		return
 	}
 	h.state.Trim(1)
-	h.err = h.write(&protocol.Batch{Version: protocol.Version, Tenant: h.Tenant, Sandbox: h.ID, ID: newID(), Writer: writer, Events: events})
+	h.err = h.write(&protocol.Batch{Version: protocol.Version, Tenant: h.Tenant, Sandbox: h.ID, ID: newID(),
+		Writer: writer, Events: events})
 }
 
 // Delete ends the history: the sandbox is deleted.

@@ -51,8 +51,10 @@ func Execs(ctx context.Context, conn *jetstream.Conn, tenant, sandbox string, p 
 func exec(id string, output []byte) []protocol.Event {
 	zero := 0
 	return []protocol.Event{
-		{Kind: protocol.ExecAccepted, Request: "r-" + id, Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
+		{Kind: protocol.ExecAccepted, Request: "r-" + id,
+			Exec: &protocol.ExecDetails{ID: id, Spec: &protocol.ExecSpec{Command: []string{"true"}}}},
 		{Kind: protocol.ExecStarted, Exec: &protocol.ExecDetails{ID: id, Boot: "seed"}},
-		{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true, Stdout: output, StdoutBytes: int64(len(output))}},
+		{Kind: protocol.ExecFinished, Exec: &protocol.ExecDetails{ID: id, ExitCode: &zero, Inline: true, Stdout: output,
+			StdoutBytes: int64(len(output))}},
 	}
 }

@@ -50,7 +50,8 @@ func (w *Writer) Batch(b *protocol.Batch) error {
 // Reserve takes the sandbox's id in the registry, and does not wait until that is stored.
 func (w *Writer) Reserve(h *History) error {
 	r := protocol.Reservation{Version: protocol.Version, Request: h.ID}
-	_, err := w.js.PublishAsync("$KV."+protocol.BucketIDs+"."+h.Tenant+"."+h.ID, protocol.Encode(&r), jetstream.WithStallWait(time.Minute))
+	_, err := w.js.PublishAsync("$KV."+protocol.BucketIDs+"."+h.Tenant+"."+h.ID, protocol.Encode(&r),
+		jetstream.WithStallWait(time.Minute))
 	return err
 }
 
