@@ -12,45 +12,45 @@ import (
 // that name loses it; an image that the engine itself calls ref keeps its name. If the pull leaves a second reference
 // to the image on the engine, PullAside calls left with that reference; of several callers that wait for the same pull,
 // only one is called. report and errors are as for [Engine.PullImage].
-func (e *Engine) PullAside(ctx context.Context, ref, as string, left func(ref string),
+func (ps *pulls) PullAside(ctx context.Context, ref, as string, left func(ref string),
 	report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return Image{}, err
 	}
-	err = e.pullOnce(ctx, full, as, report, func(ctx context.Context, moved *layers) error {
-		if err := e.fence(); err != nil { // the next request only reads, but only to prepare a change
+	err = ps.pullOnce(ctx, full, as, report, func(ctx context.Context, moved *layers) error {
+		if err := ps.fence(); err != nil { // the next request only reads, but only to prepare a change
 			return err
 		}
-		found, err := e.digestIn(ctx, full)
+		found, err := ps.digestIn(ctx, full)
 		if err != nil {
 			return err
 		}
-		if _, err = e.FindImage(ctx, found); errors.Is(err, ErrImageNotFound) {
-			if err = e.pull(ctx, found, moved); err == nil {
+		if _, err = ps.images.FindImage(ctx, found); errors.Is(err, ErrImageNotFound) {
+			if err = ps.pull(ctx, found, moved); err == nil {
 				left(found)
 			}
 		}
 		if err == nil {
-			err = e.TagImage(ctx, found, as)
+			err = ps.images.TagImage(ctx, found, as)
 		}
 		return err
 	})
 	if err != nil {
 		return Image{}, err
 	}
-	return e.findImage(ctx, as, full)
+	return ps.images.findImage(ctx, as, full)
 }
 
 // digestIn asks the registry for the digest of a reference, and returns the reference by digest.
-func (e *Engine) digestIn(ctx context.Context, full string) (string, error) {
-	auth, known := e.credentials(ctx, registryOf(full))
-	c := call{verb: "ask for", kind: kindImage, name: full, limit: e.pullStall}
+func (ps *pulls) digestIn(ctx context.Context, full string) (string, error) {
+	auth, known := ps.credentials(ctx, registryOf(full))
+	c := call{verb: "ask for", kind: kindImage, name: full, limit: ps.pullStall}
 	found := ""
-	err := e.do(ctx, c, func(limited context.Context) error {
-		got, err := e.client.DistributionInspect(limited, full, auth)
+	err := ps.do(ctx, c, func(limited context.Context) error {
+		got, err := ps.client.DistributionInspect(limited, full, auth)
 		if err != nil {
-			return e.pullFailed(ctx, full, translate(ctx, c, err), known)
+			return ps.pullFailed(ctx, full, translate(ctx, c, err), known)
 		}
 		found, err = imageref.ByDigest(full, got.Descriptor.Digest.String())
 		return err

@@ -35,7 +35,7 @@ func (c call) subject() string {
 
 // do runs f under the call's deadline and translates its error. All calls of the Docker client go through here, except
 // for the event stream, which has no end.
-func (e *Engine) do(ctx context.Context, c call, f func(context.Context) error) error {
+func (conn *connection) do(ctx context.Context, c call, f func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	limited, refused := withRefusal(limited)
@@ -48,6 +48,6 @@ func (e *Engine) do(ctx context.Context, c call, f func(context.Context) error) 
 
 // Reading is quick. A change may wait for locks and for the kernel. Starting and removing also wait for the runtime and
 // the storage driver.
-func (e *Engine) readLimit() time.Duration   { return e.callTimeout / 3 }
-func (e *Engine) changeLimit() time.Duration { return e.callTimeout }
-func (e *Engine) runLimit() time.Duration    { return 2 * e.callTimeout }
+func (conn *connection) readLimit() time.Duration   { return conn.callTimeout / 3 }
+func (conn *connection) changeLimit() time.Duration { return conn.callTimeout }
+func (conn *connection) runLimit() time.Duration    { return 2 * conn.callTimeout }

@@ -90,16 +90,24 @@ type Container struct {
 	Address    string // in its network, while it runs; "" if it is in none or several
 }
 
+// containers are the methods for containers and the files in them.
+type containers struct {
+	*connection
+	imageLabels  *imageLabels
+	emptyLayer   func(ctx context.Context, dir string) error // see [Config.EmptyLayer]; nil: not possible
+	stallTimeout time.Duration
+}
+
 // CreateContainer creates a container and returns its id. It fails with already_exists if the name is taken, with
 // [ErrImageNotFound] if the engine does not have the image (which is not pulled, see [Engine.PullImage]), and with
 // invalid_argument if the engine refuses the spec.
-func (e *Engine) CreateContainer(ctx context.Context, spec ContainerSpec) (string, error) {
+func (cs *containers) CreateContainer(ctx context.Context, spec ContainerSpec) (string, error) {
 	var id string
-	config, host, networking := e.configs(spec)
-	err := e.do(ctx, call{verb: "create", kind: kindContainer, name: spec.Name, limit: e.changeLimit()},
+	config, host, networking := cs.configs(spec)
+	err := cs.do(ctx, call{verb: "create", kind: kindContainer, name: spec.Name, limit: cs.changeLimit()},
 		func(ctx context.Context) error {
-			made, err := e.client.ContainerCreate(ctx, config, host, networking, nil, spec.Name)
-			e.warn(ctx, "container", spec.Name, made.Warnings...)
+			made, err := cs.client.ContainerCreate(ctx, config, host, networking, nil, spec.Name)
+			cs.warn(ctx, "container", spec.Name, made.Warnings...)
 			id = made.ID
 			return err
 		})
@@ -107,13 +115,14 @@ func (e *Engine) CreateContainer(ctx context.Context, spec ContainerSpec) (strin
 }
 
 // configs translates a spec into the Engine's types.
-func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.HostConfig, *network.NetworkingConfig) {
+func (cs *containers) configs(spec ContainerSpec) (*container.Config, *container.HostConfig,
+	*network.NetworkingConfig) {
 	config := &container.Config{
 		Image:       spec.Image,
 		Entrypoint:  spec.Entrypoint,
 		Cmd:         spec.Cmd,
 		Env:         spec.Env,
-		Labels:      e.containerLabelled(spec.Labels),
+		Labels:      cs.containerLabelled(spec.Labels),
 		User:        spec.User,
 		WorkingDir:  spec.Cwd,
 		Hostname:    spec.Hostname,
@@ -170,29 +179,29 @@ func (e *Engine) configs(spec ContainerSpec) (*container.Config, *container.Host
 
 // StartContainer starts a container if it is not running. It fails with failed_precondition and reason start_failed if
 // the container cannot be started as it is.
-func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	return e.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: e.runLimit()},
+func (cs *containers) StartContainer(ctx context.Context, id string) error {
+	return cs.do(ctx, call{verb: "start", kind: kindContainer, name: id, limit: cs.runLimit()},
 		func(ctx context.Context) error {
-			return e.client.ContainerStart(ctx, id, container.StartOptions{})
+			return cs.client.ContainerStart(ctx, id, container.StartOptions{})
 		})
 }
 
 // StopContainer sends TERM, and KILL if the container still runs after grace, which is rounded up to a second. It waits
 // for the container's end. Stopped or absent is no error.
-func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+func (cs *containers) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
-	limit := e.runLimit() + time.Duration(seconds)*time.Second
-	err := e.do(ctx, call{verb: "stop", kind: kindContainer, name: id, limit: limit}, func(ctx context.Context) error {
-		return e.client.ContainerStop(ctx, id, container.StopOptions{Timeout: &seconds})
+	limit := cs.runLimit() + time.Duration(seconds)*time.Second
+	err := cs.do(ctx, call{verb: "stop", kind: kindContainer, name: id, limit: limit}, func(ctx context.Context) error {
+		return cs.client.ContainerStop(ctx, id, container.StopOptions{Timeout: &seconds})
 	})
 	return absentIsFine(err)
 }
 
 // KillContainer sends KILL and does not wait. Stopped or absent is no error.
-func (e *Engine) KillContainer(ctx context.Context, id string) error {
-	err := e.do(ctx, call{verb: "kill", kind: kindContainer, name: id, limit: e.changeLimit()},
+func (cs *containers) KillContainer(ctx context.Context, id string) error {
+	err := cs.do(ctx, call{verb: "kill", kind: kindContainer, name: id, limit: cs.changeLimit()},
 		func(ctx context.Context) error {
-			return e.client.ContainerKill(ctx, id, "KILL")
+			return cs.client.ContainerKill(ctx, id, "KILL")
 		})
 	if protocol.CodeOf(err) == protocol.FailedPrecondition && strings.Contains(err.Error(), "is not running") {
 		return nil
@@ -202,26 +211,26 @@ func (e *Engine) KillContainer(ctx context.Context, id string) error {
 
 // RemoveContainer kills and removes a container with its anonymous volumes, and waits until it is gone, also if
 // somebody else is removing it. Absent is no error.
-func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
-	err := e.removeContainer(ctx, id)
-	if err == nil || e.emptyLayer == nil || !tooDeep.MatchString(err.Error()) {
+func (cs *containers) RemoveContainer(ctx context.Context, id string) error {
+	err := cs.removeContainer(ctx, id)
+	if err == nil || cs.emptyLayer == nil || !tooDeep.MatchString(err.Error()) {
 		return err
 	}
-	if emptyErr := e.emptyLayerOf(ctx, id); emptyErr != nil {
+	if emptyErr := cs.emptyLayerOf(ctx, id); emptyErr != nil {
 		return errors.Join(err, emptyErr)
 	}
-	return e.removeContainer(ctx, id)
+	return cs.removeContainer(ctx, id)
 }
 
 // tooDeep matches the engine's error for directories in a container's layer that are too deep for its file descriptors.
 var tooDeep = regexp.MustCompile(`failed to remove root filesystem: .*too many open files`)
 
 // emptyLayerOf empties the layer of a container that the engine failed to remove and no longer uses.
-func (e *Engine) emptyLayerOf(ctx context.Context, id string) error {
+func (cs *containers) emptyLayerOf(ctx context.Context, id string) error {
 	layer := ""
-	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: e.readLimit()},
+	err := cs.do(ctx, call{verb: "inspect", kind: kindContainer, name: id, limit: cs.readLimit()},
 		func(ctx context.Context) error {
-			got, err := e.client.ContainerInspect(ctx, id)
+			got, err := cs.client.ContainerInspect(ctx, id)
 			if err == nil && got.ContainerJSONBase != nil && got.State != nil && got.State.Dead {
 				layer = got.GraphDriver.Data["UpperDir"]
 			}
@@ -230,32 +239,32 @@ func (e *Engine) emptyLayerOf(ctx context.Context, id string) error {
 	if err != nil || layer == "" {
 		return err
 	}
-	if err := e.fence(); err != nil {
+	if err := cs.fence(); err != nil {
 		return err
 	}
-	return e.emptyLayer(ctx, layer)
+	return cs.emptyLayer(ctx, layer)
 }
 
-func (e *Engine) removeContainer(ctx context.Context, id string) error {
-	c := call{verb: "remove", kind: kindContainer, name: id, limit: e.runLimit()}
-	err := e.do(ctx, c, func(ctx context.Context) error {
-		return e.client.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+func (cs *containers) removeContainer(ctx context.Context, id string) error {
+	c := call{verb: "remove", kind: kindContainer, name: id, limit: cs.runLimit()}
+	err := cs.do(ctx, c, func(ctx context.Context) error {
+		return cs.client.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
 	})
 	if protocol.CodeOf(err) == protocol.FailedPrecondition && strings.Contains(err.Error(), "already in progress") {
-		return e.awaitGone(ctx, c)
+		return cs.awaitGone(ctx, c)
 	}
 	return absentIsFine(err)
 }
 
 // awaitGone waits for a removal that somebody else started.
-func (e *Engine) awaitGone(ctx context.Context, c call) error {
+func (cs *containers) awaitGone(ctx context.Context, c call) error {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	const pause = 20 * time.Millisecond
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	for {
-		if _, err := e.Inspect(ctx, c.name); err != nil {
+		if _, err := cs.Inspect(ctx, c.name); err != nil {
 			return absentIsFine(err)
 		}
 		select {
@@ -267,11 +276,11 @@ func (e *Engine) awaitGone(ctx context.Context, c call) error {
 }
 
 // Inspect reads a container by id or name.
-func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error) {
+func (cs *containers) Inspect(ctx context.Context, idOrName string) (Container, error) {
 	var c Container
-	err := e.do(ctx, call{verb: "inspect", kind: kindContainer, name: idOrName, limit: e.readLimit()},
+	err := cs.do(ctx, call{verb: "inspect", kind: kindContainer, name: idOrName, limit: cs.readLimit()},
 		func(ctx context.Context) error {
-			got, err := e.client.ContainerInspect(ctx, idOrName)
+			got, err := cs.client.ContainerInspect(ctx, idOrName)
 			if err != nil {
 				return err
 			}
@@ -295,7 +304,7 @@ func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error
 			}
 			c.Binds = bindsOf(got.Mounts)
 			if c.Labels[LabelDeployment] != "" {
-				c.Doubtful, err = e.labelsOf(ctx, got.Image)
+				c.Doubtful, err = cs.imageLabels.labelsOf(ctx, got.Image)
 			}
 			return err
 		})
@@ -303,11 +312,11 @@ func (e *Engine) Inspect(ctx context.Context, idOrName string) (Container, error
 }
 
 // Containers lists the containers of this deployment in all states, with one call.
-func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
+func (cs *containers) Containers(ctx context.Context) ([]Container, error) {
 	var containers []Container
-	err := e.do(ctx, call{verb: "list", kind: kindContainer, limit: e.readLimit()}, func(ctx context.Context) error {
-		found, err := e.client.ContainerList(ctx, container.ListOptions{
-			All: true, Filters: filters.NewArgs(filters.Arg("label", LabelDeployment+"="+e.deployment)),
+	err := cs.do(ctx, call{verb: "list", kind: kindContainer, limit: cs.readLimit()}, func(ctx context.Context) error {
+		found, err := cs.client.ContainerList(ctx, container.ListOptions{
+			All: true, Filters: filters.NewArgs(filters.Arg("label", LabelDeployment+"="+cs.deployment)),
 		})
 		for _, got := range found {
 			c := Container{
@@ -317,7 +326,7 @@ func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
 					got.State == container.StateRestarting,
 				Created: time.Unix(got.Created, 0).UTC(), Binds: bindsOf(got.Mounts),
 			}
-			if c.Doubtful, err = e.labelsOf(ctx, got.ImageID); err != nil {
+			if c.Doubtful, err = cs.imageLabels.labelsOf(ctx, got.ImageID); err != nil {
 				return err
 			}
 			if len(got.Names) > 0 {

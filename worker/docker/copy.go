@@ -15,14 +15,14 @@ import (
 // not exist, it fails with failed_precondition and reason copy_failed. Owners are as in the stream. It fails if the
 // stream or the engine makes no progress for [Config.StallTimeout]. An error of reading tar is returned unchanged.
 // CopyTo does not read tar after it has returned.
-func (e *Engine) CopyTo(ctx context.Context, id, dir string, tar io.Reader) error {
+func (cs *containers) CopyTo(ctx context.Context, id, dir string, tar io.Reader) error {
 	body := &source{r: tar}
-	err := e.do(ctx, call{verb: "copy to", kind: kindContainer, name: id, limit: transferLimit},
+	err := cs.do(ctx, call{verb: "copy to", kind: kindContainer, name: id, limit: transferLimit},
 		func(ctx context.Context) error {
-			ctx, p := watchProgress(ctx, e.stallTimeout)
+			ctx, p := watchProgress(ctx, cs.stallTimeout)
 			defer p.done()
 			body.moved = p.moved
-			return cause(ctx, e.client.CopyToContainer(ctx, id, dir, body, container.CopyToContainerOptions{}))
+			return cause(ctx, cs.client.CopyToContainer(ctx, id, dir, body, container.CopyToContainerOptions{}))
 		})
 	if readErr := body.close(); readErr != nil {
 		return readErr
@@ -32,10 +32,10 @@ func (e *Engine) CopyTo(ctx context.Context, id, dir string, tar io.Reader) erro
 
 // PathMode returns the mode of a path in a container, which need not have been started. It does not follow a link at
 // the end of the path. there is false if nothing exists at the path; its parents must be directories.
-func (e *Engine) PathMode(ctx context.Context, id, path string) (mode fs.FileMode, there bool, err error) {
-	err = e.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: e.readLimit()},
+func (cs *containers) PathMode(ctx context.Context, id, path string) (mode fs.FileMode, there bool, err error) {
+	err = cs.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: cs.readLimit()},
 		func(ctx context.Context) error {
-			stat, err := e.client.ContainerStatPath(ctx, id, path)
+			stat, err := cs.client.ContainerStatPath(ctx, id, path)
 			mode, there = stat.Mode, err == nil
 			if cerrdefs.IsNotFound(err) && !denials[kindContainer].MatchString(err.Error()) {
 				return nil
@@ -47,11 +47,11 @@ func (e *Engine) PathMode(ctx context.Context, id, path string) (mode fs.FileMod
 
 // ReadFile reads at most most bytes of a file in a container, which need not have been started. It returns nothing if
 // the path does not exist or is not a regular file.
-func (e *Engine) ReadFile(ctx context.Context, id, path string, most int64) ([]byte, error) {
+func (cs *containers) ReadFile(ctx context.Context, id, path string, most int64) ([]byte, error) {
 	var data []byte
-	err := e.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: e.readLimit()},
+	err := cs.do(ctx, call{verb: "read from", kind: kindContainer, name: id, limit: cs.readLimit()},
 		func(ctx context.Context) error {
-			content, _, err := e.client.CopyFromContainer(ctx, id, path)
+			content, _, err := cs.client.CopyFromContainer(ctx, id, path)
 			if cerrdefs.IsNotFound(err) && !denials[kindContainer].MatchString(err.Error()) {
 				return nil
 			}
@@ -71,4 +71,6 @@ func (e *Engine) ReadFile(ctx context.Context, id, path string, most int64) ([]b
 }
 
 // copyRefused matches the engine's errors for a stream that cannot be unpacked into its target.
-var copyRefused = regexp.MustCompile(`(?i)cannot overwrite|not a directory|is a directory|file exists|read-only|no space left|quota exceeded|too many levels|device or resource busy|file name too long|too many links|link .*(no such file or directory|cross-device)`)
+var copyRefused = regexp.MustCompile(`(?i)cannot overwrite|not a directory|is a directory|file exists|read-only|` +
+	`no space left|quota exceeded|too many levels|device or resource busy|file name too long|too many links|` +
+	`link .*(no such file or directory|cross-device)`)

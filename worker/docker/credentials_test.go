@@ -20,7 +20,8 @@ func TestLoginsAreReadFromTheConfigurationAndCredentialHelpers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	helper("good", `read host; [ "$1 $host" = "get helped.test" ] && echo '{"ServerURL":"helped.test","Username":"u","Secret":"s"}'`)
+	helper("good", `read host; [ "$1 $host" = "get helped.test" ] && `+
+		`echo '{"ServerURL":"helped.test","Username":"u","Secret":"s"}'`)
 	helper("broken", "echo it broke; exit 1")
 	helper("hanging", "echo $$ >"+filepath.Join(bin, "pid")+"; exec sleep 60")
 	config := `{"auths": {"plain.test": {"auth": "dTpw"}, "https://index.docker.io/v1/": {"auth": "aHViOnB3"}},

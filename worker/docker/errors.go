@@ -165,4 +165,5 @@ func startRefused(err error, message string) bool {
 }
 
 // runtimeAway matches the engine's errors while its container runtime restarts.
-var runtimeAway = regexp.MustCompile(`: unavailable\b|code = Unavailable|deadline exceeded|code = DeadlineExceeded|transport is closing`)
+var runtimeAway = regexp.MustCompile(`: unavailable\b|code = Unavailable|deadline exceeded|` +
+	`code = DeadlineExceeded|transport is closing`)

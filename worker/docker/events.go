@@ -23,24 +23,27 @@ type Event struct {
 // the containers right after would miss the events in between.
 const eventOverlap = 2 * time.Second
 
+// eventStreams are the methods that follow the engine's events.
+type eventStreams struct{ *connection }
+
 // Events follows the containers of this deployment until ctx ends. It returns when the stream has started, or has not
 // started within the time of a read, and calls begun before it returns. The last value is exactly one error: cancelled
 // if ctx ended, otherwise unavailable, after which the caller follows again and lists the containers. Then both
 // channels are closed. lost is called as soon as the stream breaks, however busy the caller is, and before the error is
 // sent: that is before a restarted engine can have answered.
-func (e *Engine) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
+func (es *eventStreams) Events(ctx context.Context, begun, lost func()) (<-chan Event, <-chan error) {
 	out := make(chan Event)
 	failed := make(chan error, 1)
-	c := call{verb: "follow", kind: kindContainer, limit: e.readLimit()}
+	c := call{verb: "follow", kind: kindContainer, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
 
 	// The stream itself has no deadline; only its start has.
 	late := time.AfterFunc(c.limit, stop)
-	messages, errs := e.client.Events(following, events.ListOptions{
+	messages, errs := es.client.Events(following, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),
 		Filters: filters.NewArgs(
 			filters.Arg("type", string(events.ContainerEventType)),
-			filters.Arg("label", LabelDeployment+"="+e.deployment)),
+			filters.Arg("label", LabelDeployment+"="+es.deployment)),
 	})
 	late.Stop()
 	begun()
@@ -57,12 +60,12 @@ func (e *Engine) Events(ctx context.Context, begun, lost func()) (<-chan Event, 
 // FollowImages calls changed whenever an image may have been added, removed or renamed, by anyone, until ctx ends or
 // the stream breaks. It returns the reason: cancelled or unavailable. The caller must check for changes before and
 // between calls itself.
-func (e *Engine) FollowImages(ctx context.Context, changed func()) error {
-	c := call{verb: "follow", kind: kindImage, limit: e.readLimit()}
+func (es *eventStreams) FollowImages(ctx context.Context, changed func()) error {
+	c := call{verb: "follow", kind: kindImage, limit: es.readLimit()}
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	late := time.AfterFunc(c.limit, stop)
-	messages, errs := e.client.Events(following, events.ListOptions{
+	messages, errs := es.client.Events(following, events.ListOptions{
 		Since:   strconv.FormatInt(time.Now().Add(-eventOverlap).Unix(), 10),
 		Filters: filters.NewArgs(filters.Arg("type", string(events.ImageEventType))),
 	})

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/distribution/reference"
 	"github.com/docker/docker/api/types/container"
@@ -32,18 +33,24 @@ type Image struct {
 	Architecture string
 }
 
+// images are the methods for the images that the engine has, and for loading images from archives.
+type images struct {
+	*connection
+	pullStall time.Duration
+}
+
 // FindImage inspects an image that the engine has, without pulling it. It fails with [ErrImageNotFound] if the engine
 // does not have the image.
-func (e *Engine) FindImage(ctx context.Context, ref string) (Image, error) {
-	return e.findImage(ctx, ref, ref)
+func (im *images) FindImage(ctx context.Context, ref string) (Image, error) {
+	return im.findImage(ctx, ref, ref)
 }
 
 // findImage inspects the image with this name on the engine; its digest is that in the registry of ref.
-func (e *Engine) findImage(ctx context.Context, name, ref string) (Image, error) {
+func (im *images) findImage(ctx context.Context, name, ref string) (Image, error) {
 	var img Image
-	err := e.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: e.readLimit()},
+	err := im.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: im.readLimit()},
 		func(ctx context.Context) error {
-			got, err := e.client.ImageInspect(ctx, name)
+			got, err := im.client.ImageInspect(ctx, name)
 			if err != nil {
 				return err
 			}
@@ -86,10 +93,10 @@ func registryDigest(ref string, digests []string) string {
 
 // ImageNames lists the full references by which the engine finds its images: first those with tags, then those with
 // digests, then ids. Each part is sorted.
-func (e *Engine) ImageNames(ctx context.Context) ([]string, error) {
+func (im *images) ImageNames(ctx context.Context) ([]string, error) {
 	var tags, digests, ids []string
-	err := e.do(ctx, call{verb: "list", kind: kindImage, limit: e.readLimit()}, func(ctx context.Context) error {
-		found, err := e.client.ImageList(ctx, image.ListOptions{})
+	err := im.do(ctx, call{verb: "list", kind: kindImage, limit: im.readLimit()}, func(ctx context.Context) error {
+		found, err := im.client.ImageList(ctx, image.ListOptions{})
 		for _, img := range found {
 			tags, digests, ids = fullNames(tags, img.RepoTags), fullNames(digests, img.RepoDigests),
 				fullNames(ids, []string{img.ID})
@@ -114,10 +121,10 @@ func fullNames(to, names []string) []string {
 
 // RemoveImage removes a name of an image, and with the last name the image itself. If a container in any state uses the
 // image, it fails with failed_precondition and changes nothing. Absent is no error.
-func (e *Engine) RemoveImage(ctx context.Context, refOrID string) error {
-	err := e.do(ctx, call{verb: "remove", kind: kindImage, name: refOrID, limit: e.runLimit()},
+func (im *images) RemoveImage(ctx context.Context, refOrID string) error {
+	err := im.do(ctx, call{verb: "remove", kind: kindImage, name: refOrID, limit: im.runLimit()},
 		func(ctx context.Context) error {
-			_, err := e.client.ImageRemove(ctx, refOrID, image.RemoveOptions{PruneChildren: true})
+			_, err := im.client.ImageRemove(ctx, refOrID, image.RemoveOptions{PruneChildren: true})
 			return err
 		})
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -127,10 +134,10 @@ func (e *Engine) RemoveImage(ctx context.Context, refOrID string) error {
 }
 
 // ImagesInUse lists the ids of the images used by containers of any owner, in any state.
-func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
+func (im *images) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	used := map[string]bool{}
-	err := e.do(ctx, call{verb: "list", kind: kindContainer, limit: e.readLimit()}, func(ctx context.Context) error {
-		found, err := e.client.ContainerList(ctx, container.ListOptions{All: true})
+	err := im.do(ctx, call{verb: "list", kind: kindContainer, limit: im.readLimit()}, func(ctx context.Context) error {
+		found, err := im.client.ContainerList(ctx, container.ListOptions{All: true})
 		for _, c := range found {
 			used[c.ImageID] = true
 		}

@@ -12,28 +12,28 @@ import (
 // LoadImage loads the images of an archive, as docker save writes it, under the names in the archive. An error of
 // reading the archive is returned unchanged. It fails with unavailable and reason engine_error if the engine refuses
 // the archive, and with [ErrEngineUnavailable] after [Config.PullStall] without progress.
-func (e *Engine) LoadImage(ctx context.Context, archive io.Reader) error {
-	return e.take(ctx, "load", "", archive, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
-		answer, err := e.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
+func (im *images) LoadImage(ctx context.Context, archive io.Reader) error {
+	return im.take(ctx, "load", "", archive, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
+		answer, err := im.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
 		return answer.Body, err
 	})
 }
 
 // ImportImage creates an image named ref from a root filesystem. Changes are Dockerfile instructions such as `ENV A=1`.
 // Errors are as for [Engine.LoadImage].
-func (e *Engine) ImportImage(ctx context.Context, root io.Reader, ref string, changes []string) error {
-	return e.take(ctx, "import", ref, root, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
-		return e.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref,
+func (im *images) ImportImage(ctx context.Context, root io.Reader, ref string, changes []string) error {
+	return im.take(ctx, "import", ref, root, func(ctx context.Context, body io.Reader) (io.ReadCloser, error) {
+		return im.client.ImageImport(ctx, image.ImportSource{Source: body, SourceName: "-"}, ref,
 			image.ImportOptions{Changes: changes})
 	})
 }
 
 // take sends content to the engine and reads the engine's report.
-func (e *Engine) take(ctx context.Context, verb, ref string, content io.Reader,
+func (im *images) take(ctx context.Context, verb, ref string, content io.Reader,
 	send func(context.Context, io.Reader) (io.ReadCloser, error)) error {
 	c := call{verb: verb, kind: kindImage, name: ref, limit: transferLimit}
-	return e.do(ctx, c, func(limited context.Context) error {
-		moving, p := watchProgress(limited, e.pullStall)
+	return im.do(ctx, c, func(limited context.Context) error {
+		moving, p := watchProgress(limited, im.pullStall)
 		defer p.done()
 		body := &source{moved: p.moved, r: content}
 		answer, err := send(moving, body)

@@ -30,37 +30,40 @@ type Network struct {
 	Created time.Time
 }
 
+// networks are the methods for networks.
+type networks struct{ *connection }
+
 // CreateNetwork creates a network. It fails with already_exists if the name is taken, and with [ErrSubnetOverlap] if
 // the subnet is.
-func (e *Engine) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
-	options := network.CreateOptions{Driver: "bridge", Labels: e.labelled(spec.Labels), Options: map[string]string{}}
+func (ns *networks) CreateNetwork(ctx context.Context, spec NetworkSpec) error {
+	options := network.CreateOptions{Driver: "bridge", Labels: ns.labelled(spec.Labels), Options: map[string]string{}}
 	if spec.Subnet.IsValid() {
 		options.IPAM = &network.IPAM{Driver: "default", Config: []network.IPAMConfig{{Subnet: spec.Subnet.Masked().String()}}}
 	}
 	if spec.Bridge != "" {
 		options.Options[bridgeOption] = spec.Bridge
 	}
-	return e.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: e.changeLimit()},
+	return ns.do(ctx, call{verb: "create", kind: kindNetwork, name: spec.Name, limit: ns.changeLimit()},
 		func(ctx context.Context) error {
-			made, err := e.client.NetworkCreate(ctx, spec.Name, options)
-			e.warn(ctx, "network", spec.Name, made.Warning)
+			made, err := ns.client.NetworkCreate(ctx, spec.Name, options)
+			ns.warn(ctx, "network", spec.Name, made.Warning)
 			return err
 		})
 }
 
 // RemoveNetwork removes a network by name or id. Absent is no error. It fails with failed_precondition if the network
 // still has containers.
-func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
-	err := e.do(ctx, call{verb: "remove", kind: kindNetwork, name: name, limit: e.changeLimit()},
+func (ns *networks) RemoveNetwork(ctx context.Context, name string) error {
+	err := ns.do(ctx, call{verb: "remove", kind: kindNetwork, name: name, limit: ns.changeLimit()},
 		func(ctx context.Context) error {
-			return e.client.NetworkRemove(ctx, name)
+			return ns.client.NetworkRemove(ctx, name)
 		})
 	return absentIsFine(err)
 }
 
 // Networks lists the networks of this deployment.
-func (e *Engine) Networks(ctx context.Context) ([]Network, error) {
-	found, err := e.listNetworks(ctx, filters.NewArgs(filters.Arg("label", LabelDeployment+"="+e.deployment)))
+func (ns *networks) Networks(ctx context.Context) ([]Network, error) {
+	found, err := ns.listNetworks(ctx, filters.NewArgs(filters.Arg("label", LabelDeployment+"="+ns.deployment)))
 	if err != nil {
 		return nil, err
 	}
@@ -72,8 +75,8 @@ func (e *Engine) Networks(ctx context.Context) ([]Network, error) {
 }
 
 // Bridges lists all bridge networks of the engine, of any owner.
-func (e *Engine) Bridges(ctx context.Context) ([]Network, error) {
-	found, err := e.listNetworks(ctx, filters.NewArgs(filters.Arg("driver", "bridge")))
+func (ns *networks) Bridges(ctx context.Context) ([]Network, error) {
+	found, err := ns.listNetworks(ctx, filters.NewArgs(filters.Arg("driver", "bridge")))
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +88,8 @@ func (e *Engine) Bridges(ctx context.Context) ([]Network, error) {
 }
 
 // UsedSubnets lists the subnets of all networks of the engine, of any owner.
-func (e *Engine) UsedSubnets(ctx context.Context) ([]netip.Prefix, error) {
-	found, err := e.listNetworks(ctx, filters.NewArgs())
+func (ns *networks) UsedSubnets(ctx context.Context) ([]netip.Prefix, error) {
+	found, err := ns.listNetworks(ctx, filters.NewArgs())
 	if err != nil {
 		return nil, err
 	}
@@ -97,10 +100,10 @@ func (e *Engine) UsedSubnets(ctx context.Context) ([]netip.Prefix, error) {
 	return used, nil
 }
 
-func (e *Engine) listNetworks(ctx context.Context, filter filters.Args) ([]network.Summary, error) {
+func (ns *networks) listNetworks(ctx context.Context, filter filters.Args) ([]network.Summary, error) {
 	var found []network.Summary
-	err := e.do(ctx, call{verb: "list", kind: kindNetwork, limit: e.readLimit()}, func(ctx context.Context) (err error) {
-		found, err = e.client.NetworkList(ctx, network.ListOptions{Filters: filter})
+	err := ns.do(ctx, call{verb: "list", kind: kindNetwork, limit: ns.readLimit()}, func(ctx context.Context) (err error) {
+		found, err = ns.client.NetworkList(ctx, network.ListOptions{Filters: filter})
 		return err
 	})
 	return found, err
@@ -125,13 +128,4 @@ func subnetsOf(n network.Summary) []netip.Prefix {
 		}
 	}
 	return subnets
-}
-
-// warn logs the engine's warnings about settings that it ignored or changed.
-func (e *Engine) warn(ctx context.Context, kind, name string, warnings ...string) {
-	for _, w := range warnings {
-		if w != "" {
-			e.log.WarnContext(ctx, "warning from the engine", "kind", kind, "name", name, "warning", w)
-		}
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"sync"
 	"time"
 
 	"github.com/docker/docker/api/types/image"
@@ -27,6 +28,18 @@ const (
 
 var errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protocol.ReasonRegistryUnreachable}
 
+// pulls are the methods that get images from registries and other workers. Concurrent calls for one image share a pull.
+type pulls struct {
+	*connection
+	images       *images
+	pullStall    time.Duration
+	retryPause   time.Duration
+	dockerConfig string
+
+	mu      sync.Mutex
+	running map[string]*pull // by the name that the image gets
+}
+
 // PullImage pulls an image and inspects it. Concurrent calls for the same image share one pull, which is cancelled only
 // when no caller waits for it any more. report, which may be nil, is called in the caller's goroutine: at the start of
 // the pull, during the pull at growing intervals, and at its end.
@@ -34,26 +47,25 @@ var errUnreachable = &protocol.Error{Code: protocol.Unavailable, Reason: protoco
 // It fails with [ErrImageNotFound] if the registry does not have the image, or does not admit to having it; with
 // permission_denied and reason image_denied; and with unavailable and a reason: registry_unreachable after several
 // attempts, image_pull_stalled after [Config.PullStall] without progress, image_pull_failed for everything else.
-func (e *Engine) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
+func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol.PullProgress)) (Image, error) {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return Image{}, err
 	}
-	err = e.pullOnce(ctx, full, full, report, func(ctx context.Context,
-		moved *layers) error {
-		return e.pull(ctx, full, moved)
+	err = ps.pullOnce(ctx, full, full, report, func(ctx context.Context, moved *layers) error {
+		return ps.pull(ctx, full, moved)
 	})
 	if err != nil {
 		return Image{}, err
 	}
-	return e.FindImage(ctx, ref)
+	return ps.images.FindImage(ctx, ref)
 }
 
 // pullOnce calls bring to get an image under a name on the engine, or waits for a running pull of that name.
-func (e *Engine) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
+func (ps *pulls) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
 	bring func(context.Context, *layers) error) error {
-	p := e.joinPull(ctx, full, name, bring)
-	defer e.leavePull(p)
+	p := ps.joinPull(ctx, full, name, bring)
+	defer ps.leavePull(p)
 	return p.wait(ctx, report)
 }
 
@@ -66,28 +78,28 @@ type pull struct {
 	err    error // set before done is closed
 	moved  *layers
 
-	waiting int // callers; guarded by the engine
+	waiting int // callers; guarded by pulls.mu
 }
 
 // joinPull returns the running pull of a name, or starts one, and counts the caller as waiting.
-func (e *Engine) joinPull(ctx context.Context, ref, name string, bring func(context.Context, *layers) error) *pull {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if p := e.pulls[name]; p != nil {
+func (ps *pulls) joinPull(ctx context.Context, ref, name string, bring func(context.Context, *layers) error) *pull {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.running[name]; p != nil {
 		p.waiting++
 		return p
 	}
 	// The pull belongs to all callers, so it does not end with the first one.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p := &pull{ref: ref, name: name, cancel: cancel, done: make(chan struct{}), moved: newLayers(), waiting: 1}
-	e.pulls[name] = p
+	ps.running[name] = p
 	go func() {
 		defer cancel()
-		p.err = e.pullWithRetries(ctx, ref, p.moved, bring)
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.pulls[name] == p {
-			delete(e.pulls, name)
+		p.err = ps.pullWithRetries(ctx, ref, p.moved, bring)
+		ps.mu.Lock()
+		defer ps.mu.Unlock()
+		if ps.running[name] == p {
+			delete(ps.running, name)
 		}
 		close(p.done)
 	}()
@@ -95,15 +107,15 @@ func (e *Engine) joinPull(ctx context.Context, ref, name string, bring func(cont
 }
 
 // leavePull counts the caller as gone, and cancels a pull that nobody waits for. A later caller starts a new one.
-func (e *Engine) leavePull(p *pull) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (ps *pulls) leavePull(p *pull) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
 	if p.waiting--; p.waiting > 0 {
 		return
 	}
 	p.cancel()
-	if e.pulls[p.name] == p {
-		delete(e.pulls, p.name)
+	if ps.running[p.name] == p {
+		delete(ps.running, p.name)
 	}
 }
 
@@ -146,15 +158,15 @@ func (p *pull) wait(ctx context.Context, report func(protocol.PullProgress)) err
 }
 
 // pullWithRetries retries a pull if the registry could not be reached, which is often temporary.
-func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers,
+func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	bring func(context.Context, *layers) error) error {
-	pause := e.retryPause
+	pause := ps.retryPause
 	for try := 1; ; try++ {
 		err := bring(ctx, moved)
 		if try == pullTries || !errors.Is(err, errUnreachable) {
 			return err
 		}
-		e.log.Info("could not reach a registry; retrying", "image", ref, "error", err)
+		ps.log.Info("could not reach a registry; retrying", "image", ref, "error", err)
 		moved.restart(try + 1)
 		select {
 		case <-ctx.Done():
@@ -167,13 +179,13 @@ func (e *Engine) pullWithRetries(ctx context.Context, ref string, moved *layers,
 
 // pull has the engine pull an image. It reads the engine's report to the end, because the engine has the image only
 // then.
-func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
-	auth, known := e.credentials(ctx, registryOf(ref))
+func (ps *pulls) pull(ctx context.Context, ref string, moved *layers) error {
+	auth, known := ps.credentials(ctx, registryOf(ref))
 	c := call{verb: "pull", kind: kindImage, name: ref, limit: transferLimit}
-	return e.do(ctx, c, func(limited context.Context) error {
-		moving, p := watchProgress(limited, e.pullStall)
+	return ps.do(ctx, c, func(limited context.Context) error {
+		moving, p := watchProgress(limited, ps.pullStall)
 		defer p.done()
-		report, err := e.client.ImagePull(moving, ref, image.PullOptions{RegistryAuth: auth})
+		report, err := ps.client.ImagePull(moving, ref, image.PullOptions{RegistryAuth: auth})
 		if err == nil {
 			defer report.Close()
 			err = readReport(report, func(m *jsonmessage.JSONMessage) {
@@ -183,27 +195,27 @@ func (e *Engine) pull(ctx context.Context, ref string, moved *layers) error {
 			})
 		}
 		if errors.Is(cause(moving, err), errStalled) {
-			return e.stalled(ctx, ref)
+			return ps.stalled(ctx, ref)
 		}
-		return e.pullFailed(ctx, ref, translate(ctx, c, err), known)
+		return ps.pullFailed(ctx, ref, translate(ctx, c, err), known)
 	})
 }
 
 // pullFailed translates the error of a failed pull. The engine's own text goes to the operator's log only.
-func (e *Engine) pullFailed(ctx context.Context, ref string, err error, known bool) error {
+func (ps *pulls) pullFailed(ctx context.Context, ref string, err error, known bool) error {
 	if err != nil && ctx.Err() == nil {
-		e.log.Info("the engine could not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
+		ps.log.Info("the engine could not pull an image", "image", ref, "error", fmt.Sprintf("%.500q", err.Error()))
 	}
 	return pullError(ref, err, known)
 }
 
 // stalled returns the error of a pull without progress: the engine's if the engine hangs, otherwise the pull's.
-func (e *Engine) stalled(ctx context.Context, ref string) error {
-	if err := e.Ping(ctx); err != nil {
+func (ps *pulls) stalled(ctx context.Context, ref string) error {
+	if err := ps.Ping(ctx); err != nil {
 		return err
 	}
 	return protocol.Errorf(protocol.Unavailable, protocol.ReasonImagePullStalled, "pull image %s: no progress for %s", ref,
-		e.pullStall)
+		ps.pullStall)
 }
 
 // readReport reads an engine's report of a long operation. A failure is one of the report's messages.
@@ -226,12 +238,13 @@ func readReport(report io.Reader, handle func(*jsonmessage.JSONMessage)) error {
 // Error texts of engines and registries. A registry that hides its contents from anonymous clients does not distinguish
 // a missing image from a denied one.
 var (
-	denied      = regexp.MustCompile(`(?i)unauthorized|authentication required|no basic auth credentials|incorrect username or password|insufficient_scope`)
+	denied = regexp.MustCompile(`(?i)unauthorized|authentication required|no basic auth credentials|` +
+		`incorrect username or password|insufficient_scope`)
 	maybeDenied = regexp.MustCompile(`(?i)pull access denied|\bdenied:|403 Forbidden`)
 	noSuchImage = regexp.MustCompile(`(?i)manifest unknown|manifest for .* not found|name unknown|` +
 		`repository .*not (found|exist)|repository does not exist|no matching manifest`)
-	unreachable = regexp.MustCompile(`(?i)connection refused|connection reset|no such host|server misbehaving|no route to host|` +
-		`network is unreachable|i/o timeout|handshake timeout|Client\.Timeout|deadline exceeded|unexpected EOF|: EOF|` +
+	unreachable = regexp.MustCompile(`(?i)connection refused|connection reset|no such host|server misbehaving|` +
+		`no route to host|network is unreachable|i/o timeout|handshake timeout|Client\.Timeout|deadline exceeded|unexpected EOF|: EOF|` +
 		`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)|server closed idle connection`)
 )
 
@@ -297,10 +310,10 @@ func pullError(ref string, err error, known bool) error {
 
 // credentials returns the credentials for a registry from the worker's Docker configuration, encoded for the engine. If
 // there are none, or a credential helper fails, the pull is anonymous.
-func (e *Engine) credentials(ctx context.Context, host string) (encoded string, known bool) {
-	found, err := loginFor(ctx, e.dockerConfig, host)
+func (ps *pulls) credentials(ctx context.Context, host string) (encoded string, known bool) {
+	found, err := loginFor(ctx, ps.dockerConfig, host)
 	if err != nil {
-		e.log.Warn("could not read the credentials for a registry; trying without", "registry", host, "error", err)
+		ps.log.Warn("could not read the credentials for a registry; trying without", "registry", host, "error", err)
 		return "", false
 	}
 	if found == (registry.AuthConfig{}) {
@@ -308,7 +321,7 @@ func (e *Engine) credentials(ctx context.Context, host string) (encoded string, 
 	}
 	encoded, err = registry.EncodeAuthConfig(found)
 	if err != nil {
-		e.log.Warn("could not encode the credentials for a registry; trying without", "registry", host, "error", err)
+		ps.log.Warn("could not encode the credentials for a registry; trying without", "registry", host, "error", err)
 		return "", false
 	}
 	return encoded, true

@@ -24,28 +24,28 @@ type Archive func(ctx context.Context, w io.Writer, moved func(layer string, don
 // It fails with the errors of open and of the archive, and retries those with reason registry_unreachable. It fails
 // with unavailable and image_pull_stalled after [Config.PullStall] without progress, and with image_pull_failed if the
 // engine refuses the image.
-func (e *Engine) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error),
+func (ps *pulls) TakeImage(ctx context.Context, ref string, open func(context.Context) (Archive, error),
 	report func(protocol.PullProgress)) error {
 	full, err := imageref.Full("spec.image", ref)
 	if err != nil {
 		return err
 	}
-	return e.pullOnce(ctx, full, full, report, func(ctx context.Context, moved *layers) error {
+	return ps.pullOnce(ctx, full, full, report, func(ctx context.Context, moved *layers) error {
 		c := call{verb: "load", kind: kindImage, name: full, limit: transferLimit}
-		return e.do(ctx, c, func(limited context.Context) error {
-			moving, p := watchProgress(limited, e.pullStall)
+		return ps.do(ctx, c, func(limited context.Context) error {
+			moving, p := watchProgress(limited, ps.pullStall)
 			defer p.done()
 			archive, err := open(moving)
 			if err == nil && archive != nil {
 				p.moved()
-				err = e.loadArchive(moving, c, archive, func(layer string, done, total int64) {
+				err = ps.loadArchive(moving, c, archive, func(layer string, done, total int64) {
 					if moved.reached(layer, done, total) {
 						p.moved()
 					}
 				}, p.moved)
 			}
 			if errors.Is(cause(moving, err), errStalled) {
-				return e.stalled(ctx, full)
+				return ps.stalled(ctx, full)
 			}
 			return err
 		})
@@ -53,7 +53,7 @@ func (e *Engine) TakeImage(ctx context.Context, ref string, open func(context.Co
 }
 
 // loadArchive has the engine load an archive while the archive is written.
-func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive,
+func (ps *pulls) loadArchive(ctx context.Context, c call, archive Archive,
 	written func(layer string, done, total int64), moved func()) error {
 	content, out := io.Pipe()
 	ended := make(chan struct{})
@@ -62,7 +62,7 @@ func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive,
 		out.CloseWithError(archive(ctx, out, written))
 	}()
 	body := &source{moved: moved, r: content}
-	answer, err := e.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
+	answer, err := ps.client.ImageLoad(ctx, body, client.ImageLoadWithQuiet(false))
 	if err == nil {
 		err = readReport(answer.Body, func(*jsonmessage.JSONMessage) { moved() })
 		_ = answer.Body.Close() // read completely
@@ -74,15 +74,15 @@ func (e *Engine) loadArchive(ctx context.Context, c call, archive Archive,
 		return failed
 	}
 	err = translate(ctx, c, err)
-	e.log.Info("the engine refused an image", "image", c.name, "error", fmt.Sprintf("%.500q", err.Error()))
+	ps.log.Info("the engine refused an image", "image", c.name, "error", fmt.Sprintf("%.500q", err.Error()))
 	return pullError(c.name, err, false)
 }
 
 // TagImage gives an image another name; an image that had that name loses it.
-func (e *Engine) TagImage(ctx context.Context, refOrID, name string) error {
-	return e.do(ctx, call{verb: "tag", kind: kindImage, name: refOrID, limit: e.changeLimit()},
+func (im *images) TagImage(ctx context.Context, refOrID, name string) error {
+	return im.do(ctx, call{verb: "tag", kind: kindImage, name: refOrID, limit: im.changeLimit()},
 		func(ctx context.Context) error {
-			return e.client.ImageTag(ctx, refOrID, name)
+			return im.client.ImageTag(ctx, refOrID, name)
 		})
 }
 
@@ -90,10 +90,11 @@ func (e *Engine) TagImage(ctx context.Context, refOrID, name string) error {
 type Login struct{ Username, Password, IdentityToken, RegistryToken string }
 
 // LoginFor reads the credentials for the registry of a reference. It returns none if they cannot be read.
-func (e *Engine) LoginFor(ctx context.Context, ref string) Login {
-	found, err := loginFor(ctx, e.dockerConfig, registryOf(ref))
+func (ps *pulls) LoginFor(ctx context.Context, ref string) Login {
+	found, err := loginFor(ctx, ps.dockerConfig, registryOf(ref))
 	if err != nil {
-		e.log.Warn("could not read the credentials for a registry; trying without", "registry", registryOf(ref), "error", err)
+		ps.log.Warn("could not read the credentials for a registry; trying without", "registry", registryOf(ref),
+			"error", err)
 		return Login{}
 	}
 	return Login{found.Username, found.Password, found.IdentityToken, found.RegistryToken}

@@ -29,7 +29,8 @@ func smallImage(t *testing.T, name, labels string) docker.Archive {
 	out := tar.NewWriter(&all)
 	file(out, "layer.tar", layer.Bytes())
 	file(out, "config.json", fmt.Appendf(nil,
-		`{"os": "linux", "architecture": "amd64", "config": {"Labels": {%s}}, "rootfs": {"type": "layers", "diff_ids": ["sha256:%x"]}}`, labels, sha256.Sum256(layer.Bytes())))
+		`{"os": "linux", "architecture": "amd64", "config": {"Labels": {%s}}, `+
+			`"rootfs": {"type": "layers", "diff_ids": ["sha256:%x"]}}`, labels, sha256.Sum256(layer.Bytes())))
 	file(out, "manifest.json", fmt.Appendf(nil, `[{"Config": "config.json", "RepoTags": [%q], "Layers": ["layer.tar"]}]`,
 		name))
 	check(t, out.Close())

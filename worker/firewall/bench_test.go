@@ -69,7 +69,8 @@ func newHost(t testing.TB) *host {
 	t.Cleanup(func() { run(t, "ip", "netns", "delete", h.namespace) })
 	h.ip("link", "set", "lo", "up")
 	servers := filepath.Join(dir, "resolv.conf")
-	check(t, os.WriteFile(servers, []byte("nameserver "+hostServer+"\nnameserver 127.0.0.53\nnameserver "+otherServer+"\n"), 0o644))
+	check(t, os.WriteFile(servers, fmt.Appendf(nil,
+		"nameserver %s\nnameserver 127.0.0.53\nnameserver %s\n", hostServer, otherServer), 0o644))
 	listener := exec.Command("unshare", "--mount", "sh", "-c",
 		`mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec nsenter --net="$1" "$2"`,
 		servers, "/run/netns/"+h.namespace, os.Args[0])

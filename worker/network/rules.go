@@ -19,7 +19,8 @@ func RulesOf(n docker.Network) firewall.Network {
 	return firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
 }
 
-// BridgeExists reports whether an interface of that name exists on the engine's host, also if the engine did not make it.
+// BridgeExists reports whether an interface of that name exists on the engine's host, also if the engine did not make
+// it.
 func (i *Isolation) BridgeExists(bridge string) bool { return i.firewall.Exists(bridge) }
 
 // Protect writes the rules of a network, before anything is in the network.

@@ -1,0 +1,117 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/docker/docker/client"
+)
+
+// connection is what all parts of an [Engine] share: the clients with the fence below them, and the deadlines. Its
+// method do makes each call.
+type connection struct {
+	client      *client.Client
+	transport   *http.Transport
+	pinger      *client.Client // a new connection for each request
+	deployment  string
+	callTimeout time.Duration
+	fence       func() error // called by the transport before every change
+	log         *slog.Logger
+}
+
+// newConnection makes the clients. It sends no request.
+func newConnection(cfg Config) (*connection, error) {
+	conn := &connection{
+		deployment:  cfg.Deployment,
+		callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout),
+		fence:       cfg.Fence,
+		log:         cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+	}
+	return conn, conn.dial(cfg)
+}
+
+// negotiate checks that the engine answers, and agrees on the API version.
+func (conn *connection) negotiate(ctx context.Context) error {
+	c := call{verb: "connect to", kind: kindEngine, name: conn.Address(), limit: conn.readLimit()}
+	return conn.do(ctx, c, func(ctx context.Context) error {
+		ping, err := conn.client.Ping(ctx)
+		if err == nil {
+			conn.client.NegotiateAPIVersionPing(ping)
+		}
+		return err
+	})
+}
+
+// dial makes the clients with the fence below them. It sends no request.
+func (conn *connection) dial(cfg Config) error {
+	address := client.WithHost(cfg.Host)
+	if cfg.Host == "" {
+		address = func(c *client.Client) error {
+			if err := client.WithTLSClientConfigFromEnv()(c); err != nil {
+				return err
+			}
+			return client.WithHostFromEnv()(c)
+		}
+	}
+	var err error
+	if conn.client, conn.transport, err = newClient(address, cfg.Fence); err != nil {
+		return err
+	}
+	conn.transport.MaxIdleConnsPerHost = 16
+	conn.transport.MaxIdleConns = 16
+	pinging := (*http.Transport)(nil)
+	conn.pinger, pinging, err = newClient(address, cfg.Fence)
+	if err == nil {
+		pinging.DisableKeepAlives = true
+	}
+	return err
+}
+
+// newClient returns a client with the fence below it, and the transport below the fence.
+func newClient(address client.Opt, check func() error) (made *client.Client, transport *http.Transport, err error) {
+	fenced := func(c *client.Client) error {
+		transport = c.HTTPClient().Transport.(*http.Transport)
+		fenceConns(transport)
+		if transport.TLSClientConfig != nil {
+			// The client derives the scheme from its transport, which the fence hides.
+			if err := client.WithScheme("https")(c); err != nil {
+				return err
+			}
+		}
+		return client.WithHTTPClient(&http.Client{
+			Transport:     &fence{check: check, next: transport},
+			CheckRedirect: client.CheckRedirect,
+		})(c)
+	}
+	made, err = client.NewClientWithOpts(address, fenced, client.WithAPIVersionNegotiation())
+	return made, transport, err
+}
+
+// Address returns the engine's address, such as "unix:///var/run/docker.sock".
+func (conn *connection) Address() string { return conn.client.DaemonHost() }
+
+// Close closes idle connections. It does not end running calls.
+func (conn *connection) Close() {
+	conn.transport.CloseIdleConnections()
+}
+
+// Ping checks that the engine answers on a new connection. An engine that is shutting down, and stopping its
+// containers, accepts no new connections but still answers on existing ones.
+func (conn *connection) Ping(ctx context.Context) error {
+	return conn.do(ctx, call{verb: "ping", kind: kindEngine, limit: conn.readLimit()}, func(ctx context.Context) error {
+		_, err := conn.pinger.Ping(ctx)
+		return err
+	})
+}
+
+// warn logs the engine's warnings about settings that it ignored or changed.
+func (conn *connection) warn(ctx context.Context, kind, name string, warnings ...string) {
+	for _, w := range warnings {
+		if w != "" {
+			conn.log.WarnContext(ctx, "warning from the engine", "kind", kind, "name", name, "warning", w)
+		}
+	}
+}

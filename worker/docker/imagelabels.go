@@ -1,0 +1,48 @@
+package docker
+
+import (
+	"context"
+	"strings"
+	"sync"
+)
+
+// maxImageLabels is the maximum number of cached images; the cache is cleared when it is full.
+const maxImageLabels = 10_000
+
+// imageLabels remembers which images have Boxfleet labels.
+type imageLabels struct {
+	*connection
+
+	mu    sync.Mutex
+	known map[string]bool // by image id: whether the image has Boxfleet labels
+}
+
+// labelsOf reports whether an image, by its id, has Boxfleet labels, or is gone. The labels under an id never change,
+// so the engine is asked once.
+func (il *imageLabels) labelsOf(ctx context.Context, image string) (has bool, err error) {
+	il.mu.Lock()
+	has, known := il.known[image]
+	il.mu.Unlock()
+	if known {
+		return has, nil
+	}
+	got, err := il.client.ImageInspect(ctx, image)
+	if err != nil && (ctx.Err() != nil || unanswered(err)) {
+		return true, err
+	}
+	if err != nil { // gone or broken
+		return true, nil
+	}
+	if got.Config != nil {
+		for name := range got.Config.Labels {
+			has = has || strings.HasPrefix(name, labelPrefix)
+		}
+	}
+	il.mu.Lock()
+	defer il.mu.Unlock()
+	if len(il.known) >= maxImageLabels {
+		clear(il.known)
+	}
+	il.known[image] = has
+	return has, nil
+}
