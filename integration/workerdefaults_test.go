@@ -223,7 +223,7 @@ func TestAWorkerDoesNotStartWithDefaultsThatCannotBe(t *testing.T) {
 	file, forbidden := filepath.Join(c.dir, "defaults.yaml"), t.TempDir()
 	for text, want := range map[string]string{
 		"memroy: 1g":                       "worker.defaults.memroy: " + file + ": line 1, column 1: is not a known field",
-		"cpu: 1\nimage: x":                 "worker.defaults.image: " + file + ": line 2, column 8: cannot have a default of a worker",
+		"cpu: 1\nimage: x":                 "worker.defaults.image: " + file + ": line 2, column 8: cannot have a worker default",
 		"runtime: runsc":                   "worker.defaults.runtime: the host's operator does not allow the runtime runsc",
 		"profile: standard":                "worker.defaults.profile: the host's operator allows only hardened",
 		"mounts: ['" + forbidden + ":/m']": "worker.defaults.mounts[0].source: " + forbidden + " is not below the host's allow-list",

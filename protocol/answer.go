@@ -1,6 +1,7 @@
 package protocol
 
-// Fields of a [Reply] that an answer in JSON always has, though they say nothing: false, or an empty list.
+// Fields of a [Reply] that its JSON form contains even when they are false or empty lists. Pass one to
+// [EncodeAnswer].
 const (
 	AnswersRequest = "changed"
 	ListsSandboxes = "sandboxes"
@@ -9,16 +10,20 @@ const (
 	ListsAwaited   = "awaited"
 )
 
-// listOf is the list that an endpoint answers.
-var listOf = map[string]string{EndpointList: ListsSandboxes, EndpointExecs: ListsExecs, EndpointHosts: ListsHosts, EndpointAwaited: ListsAwaited}
+// listOf names the list that each endpoint answers with.
+var listOf = map[string]string{
+	EndpointList: ListsSandboxes, EndpointExecs: ListsExecs,
+	EndpointHosts: ListsHosts, EndpointAwaited: ListsAwaited,
+}
 
-// EncodeRead writes the answer of an endpoint of the read service.
+// EncodeRead encodes the answer of an endpoint of the read service. In JSON, the endpoint's list is present
+// even if it is empty.
 func EncodeRead(contentType string, r *Reply, endpoint string) []byte {
 	return EncodeAnswer(contentType, r, listOf[endpoint])
 }
 
-// answer is a reply in JSON that has some fields though they are empty. Its fields stand before those of the
-// reply that have the same name.
+// answer is a reply in JSON form with fields that are present even if empty. They shadow the fields of the same
+// name in Reply.
 type answer struct {
 	*Reply
 	Changed   *bool       `json:"changed,omitempty"`
@@ -28,8 +33,9 @@ type answer struct {
 	Awaited   *[]string   `json:"awaited,omitempty"`
 }
 
-// EncodeAnswer writes a reply in the given content type, in JSON with a field that it has even where it is empty: one
-// of the constants above. An answer that is none yet, or that is an error in place of a list, has it not.
+// EncodeAnswer encodes a reply in the given content type. In JSON, the field named by always, one of the
+// constants above or "", is present even if it is empty. A reply that only reports waiting omits it, and so
+// does an error in place of a list.
 func EncodeAnswer(contentType string, r *Reply, always string) []byte {
 	if ContentTypeOf(contentType, nil) != ContentJSON {
 		return Encode(r)
@@ -37,19 +43,24 @@ func EncodeAnswer(contentType string, r *Reply, always string) []byte {
 	if r.Waiting != nil || r.Error != nil && always != AnswersRequest {
 		always = ""
 	}
-	a := &answer{Reply: r, Sandboxes: list(r.Sandboxes, always == ListsSandboxes), Execs: list(r.Execs, always == ListsExecs),
-		Hosts: list(r.Hosts, always == ListsHosts), Awaited: list(r.Awaited, always == ListsAwaited)}
+	a := &answer{
+		Reply:     r,
+		Sandboxes: list(r.Sandboxes, always == ListsSandboxes),
+		Execs:     list(r.Execs, always == ListsExecs),
+		Hosts:     list(r.Hosts, always == ListsHosts),
+		Awaited:   list(r.Awaited, always == ListsAwaited),
+	}
 	if r.Changed || always == AnswersRequest {
 		a.Changed = &r.Changed
 	}
 	return EncodeAs(contentType, a)
 }
 
-// list is nil for an empty list that need not be there.
+// list returns a pointer to a copy of rows, or nil to omit an empty list.
 func list[T any](rows []T, always bool) *[]T {
 	if len(rows) == 0 && !always {
 		return nil
 	}
-	rows = append([]T{}, rows...) // not nil, which JSON says as null
+	rows = append([]T{}, rows...) // not nil, which JSON encodes as null
 	return &rows
 }

@@ -16,9 +16,9 @@ const (
 	ContentJSON    = "application/json"
 )
 
-// Encode writes v as msgpack with the field names of the JSON form. It panics on a type that
-// cannot be encoded, which is a defect. Of the tags it knows omitempty only: a time that may be
-// absent has both, omitempty for msgpack and omitzero for JSON.
+// Encode encodes v as msgpack with the field names of its JSON form. Of the tag options, msgpack honours only
+// omitempty, so an optional time needs both omitempty (for msgpack) and omitzero (for JSON). Encode panics on a
+// type that cannot be encoded, which is a programming error.
 func Encode(v any) []byte {
 	var buf bytes.Buffer
 	enc := msgpack.GetEncoder()
@@ -33,7 +33,8 @@ func Encode(v any) []byte {
 	return buf.Bytes()
 }
 
-// EncodeAs writes v in the given content type; anything but [ContentJSON] is msgpack.
+// EncodeAs encodes v in the given content type: JSON for [ContentJSON], msgpack for anything else. It panics on
+// a type that cannot be encoded.
 func EncodeAs(contentType string, v any) []byte {
 	if ContentTypeOf(contentType, nil) != ContentJSON {
 		return Encode(v)
@@ -45,23 +46,24 @@ func EncodeAs(contentType string, v any) []byte {
 	return data
 }
 
-// Decode reads what a peer wrote, leniently: fields of a newer version are passed over.
+// Decode decodes msgpack from a peer of any version: it ignores unknown fields. Errors: invalid_argument with
+// reason "undecodable".
 func Decode(data []byte, v any) error {
 	return decodeMsgpack(data, v, false)
 }
 
-// DecodeAs reads what a peer wrote in the given content type, leniently.
+// DecodeAs is [Decode] for a payload in the given content type.
 func DecodeAs(contentType string, data []byte, v any) error {
 	if ContentTypeOf(contentType, nil) == ContentJSON {
-		return explained(true, data, v, false, json.Unmarshal(data, v))
+		return decodeError(true, data, v, false, json.Unmarshal(data, v))
 	}
 	return decodeMsgpack(data, v, false)
 }
 
-// DecodeStrict reads what a client sent: a field that is not known is refused by name, so that no
-// option is silently ignored. contentType is the message's header: see [ContentTypeOf]. In msgpack an
-// extension, which a time is, is refused too: no request or query has one. An error names the field by its
-// path in the payload.
+// DecodeStrict decodes a client's request or query and rejects unknown fields, so that no option is silently
+// ignored. contentType is the message's header; see [ContentTypeOf]. It also rejects msgpack extensions, and
+// with them timestamps, which no request or query contains. Errors: invalid_argument with reason "undecodable"
+// or "unknown_field"; Field is the path in the payload.
 func DecodeStrict(contentType string, data []byte, v any) error {
 	switch ContentTypeOf(contentType, data) {
 	case ContentMsgpack:
@@ -70,10 +72,10 @@ func DecodeStrict(contentType string, data []byte, v any) error {
 		dec := json.NewDecoder(bytes.NewReader(data))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(v); err != nil {
-			return explained(true, data, v, true, err)
+			return decodeError(true, data, v, true, err)
 		}
 		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-			return Errorf(InvalidArgument, ReasonUndecodable, "something follows the JSON value")
+			return Errorf(InvalidArgument, ReasonUndecodable, "trailing data after the JSON value")
 		}
 		return nil
 	}
@@ -96,30 +98,32 @@ func decodeMsgpack(data []byte, v any, strict bool) (err error) {
 	dec.Reset(r)
 	dec.SetCustomStructTag("json")
 	dec.DisallowUnknownFields(strict)
-	return explained(false, data, v, strict, dec.Decode(v))
+	return decodeError(false, data, v, strict, dec.Decode(v))
 }
 
-// explained says what is wrong with a payload that a decoder did not take.
-func explained(isJSON bool, data []byte, v any, strict bool, err error) error {
+// decodeError turns a decoder's error into an [Error] that names the offending field, if one can be identified.
+func decodeError(isJSON bool, data []byte, v any, strict bool, err error) error {
 	if err == nil {
 		return nil
 	}
-	if e := misfit(isJSON, data, v, strict); e != nil {
+	if e := firstMismatch(isJSON, data, v, strict); e != nil {
 		return e
 	}
 	var syntax *json.SyntaxError
 	switch {
 	case errors.As(err, &syntax):
-		return Errorf(InvalidArgument, ReasonUndecodable, "is not JSON: %.200s, at byte %d", syntax.Error(), syntax.Offset)
+		return Errorf(InvalidArgument, ReasonUndecodable,
+			"is not valid JSON: %.200s, at byte %d", syntax.Error(), syntax.Offset)
 	case isJSON && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)):
-		return Errorf(InvalidArgument, ReasonUndecodable, "is not JSON: it ends too early")
+		return Errorf(InvalidArgument, ReasonUndecodable, "is not valid JSON: unexpected end")
 	case isJSON:
-		return Errorf(InvalidArgument, ReasonUndecodable, "is JSON of another form than it should be")
+		return Errorf(InvalidArgument, ReasonUndecodable, "is JSON with an unexpected structure")
 	}
-	return Errorf(InvalidArgument, ReasonUndecodable, "is msgpack of another form than it should be")
+	return Errorf(InvalidArgument, ReasonUndecodable, "is msgpack with an unexpected structure")
 }
 
-// CheckVersion refuses an envelope of a version that this code does not know.
+// CheckVersion rejects an envelope version outside 1 to [Version]. Errors: failed_precondition with reason
+// "unsupported_version".
 func CheckVersion(v int) error {
 	if v < 1 || v > Version {
 		return &Error{Code: FailedPrecondition, Reason: ReasonUnsupportedVersion, Field: "v",

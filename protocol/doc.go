@@ -1,21 +1,19 @@
-// Package protocol is what Boxfleet says: the wire types, the subjects, the rules for ids and
-// specs, the error codes, the codec, and the state machines of sandbox and exec.
+// Package protocol defines what Boxfleet sends and stores: the wire types, subjects, rules for ids and specs,
+// error codes, codec, and the state machines of sandboxes and execs.
 //
-//	request --> accept --> events --> State.Apply --> Sandbox, Exec
-//	            (coordinator)  (coordinator, worker)   (everybody, the same fold)
+// \trequest --> accept --> events --> State.Apply --> Sandbox, Exec
+// \t            (coordinator)  (coordinator, worker)   (everyone, the same fold)
 //
-// The package is pure: no clock, no randomness, no I/O, no logger. It imports nothing of this
-// module, so that every other package, and a client in another language that reads it as a
-// reference, can rely on it alone.
+// The package is pure: no clock, no randomness, no I/O, no logger. It imports nothing of this module, so every
+// other package can depend on it, and a client in another language can use it as its reference.
 //
-// The wire schema only grows. Every envelope carries [Version]; the golden files below testdata
-// pin each version's bytes.
+// The wire schema only grows. Every envelope carries [Version]; the golden files in testdata pin the bytes of
+// each version.
 package protocol
 
-// Version is the version of the wire schema, carried as "v" in every envelope. A reader accepts
-// envelopes from 1 to Version; a newer one is refused with
-// [FailedPrecondition] and reason "unsupported_version".
+// Version is the version of the wire schema, carried as "v" in every envelope. Readers accept versions 1 to
+// Version and reject others with [FailedPrecondition], reason "unsupported_version".
 const Version = 1
 
-// DefaultTenant is the tenant of a client that names none.
+// DefaultTenant is the tenant of a client that does not name one.
 const DefaultTenant = "default"

@@ -6,25 +6,25 @@ import (
 	"strings"
 )
 
-// Code is the closed list of error codes, the same on the wire, in the log and in the SDK.
+// Code is an error code. The list is closed and the same on the wire, in logs and in the SDK.
 type Code string
 
-// The codes. A command that exited non-zero is a result and has none of them.
+// The codes. A command that exits non-zero is a result, not an error.
 const (
-	InvalidArgument    Code = "invalid_argument"    // the request is wrong in itself; Field names where
-	NotFound           Code = "not_found"           // no such sandbox, exec, host
-	AlreadyExists      Code = "already_exists"      // the id was used before, by somebody else, at any time
-	FailedPrecondition Code = "failed_precondition" // right request, wrong state
-	ResourceExhausted  Code = "resource_exhausted"  // a limit is reached; may succeed later
-	Unavailable        Code = "unavailable"         // a part did not answer; try again
-	DeadlineExceeded   Code = "deadline_exceeded"   // the time given was over first
-	Cancelled          Code = "cancelled"           // ended because somebody asked for it
+	InvalidArgument    Code = "invalid_argument"    // the request itself is wrong; Field names where
+	NotFound           Code = "not_found"           // no such sandbox, exec or host
+	AlreadyExists      Code = "already_exists"      // another request has already used this id
+	FailedPrecondition Code = "failed_precondition" // valid request, wrong state
+	ResourceExhausted  Code = "resource_exhausted"  // a limit is reached; the request may succeed later
+	Unavailable        Code = "unavailable"         // a component did not answer; retry
+	DeadlineExceeded   Code = "deadline_exceeded"   // the allowed time ran out
+	Cancelled          Code = "cancelled"           // ended on request
 	PermissionDenied   Code = "permission_denied"   // the operator's policy forbids it
-	OutOfRange         Code = "out_of_range"        // a sequence or offset beyond the end, or no longer kept
-	Internal           Code = "internal"            // a defect of Boxfleet; the message says where
+	OutOfRange         Code = "out_of_range"        // a sequence or offset past the end, or no longer retained
+	Internal           Code = "internal"            // a bug in Boxfleet; the message says where
 )
 
-// Finer reasons, beside the code. The list grows; a client must accept reasons it does not know.
+// Reasons refine a code. The list grows; clients must accept unknown reasons.
 const (
 	ReasonSandboxNotReady     = "sandbox_not_ready"
 	ReasonSandboxStopping     = "sandbox_stopping"
@@ -91,23 +91,22 @@ const (
 	ReasonSupervisorUnhealthy = "supervisor_unhealthy"
 	ReasonFirewall            = "firewall_unavailable"
 	ReasonPortTaken           = "port_taken"
-	ReasonLogFull             = "log_full"         // the event log takes no new work, or nothing at all
-	ReasonStoreFull           = "store_full"       // a store beside it, of blobs, image files, output or a table, is full
-	ReasonDiskFull            = "disk_full"        // a host's disk, or the part of it that a sandbox may use, is full
-	ReasonWouldWeaken         = "would_weaken"     // a setting would give up what is stored, or how safely
-	ReasonNeedsMigration      = "needs_migration"  // a setting that only its own command changes
-	ReasonServerSettings      = "server_settings"  // the NATS server has to be configured otherwise
-	ReasonNoQuorum            = "no_quorum"        // JetStream has no leader: too few of its servers are there
-	ReasonStorageDegraded     = "storage_degraded" // what is stored is less safe than it should be
+	ReasonLogFull             = "log_full"         // the event log accepts no new work, or no writes at all
+	ReasonStoreFull           = "store_full"       // another store (blobs, image files, output or a table) is full
+	ReasonDiskFull            = "disk_full"        // a host's disk, or a sandbox's share of it, is full
+	ReasonWouldWeaken         = "would_weaken"     // a setting would discard stored data or reduce its safety
+	ReasonNeedsMigration      = "needs_migration"  // a setting that only its own command may change
+	ReasonServerSettings      = "server_settings"  // the NATS server's configuration must change
+	ReasonNoQuorum            = "no_quorum"        // JetStream has no leader: too few servers are up
+	ReasonStorageDegraded     = "storage_degraded" // stored data is less safe than configured
 	ReasonNameTaken           = "name_taken"
 	ReasonAmbiguousPrefix     = "ambiguous_prefix"
 	ReasonTooManyExecs        = "too_many_execs"
 	ReasonTooManyReads        = "too_many_reads"
 )
 
-// Error is every error that Boxfleet reports, on the wire and in the SDK. errors.As with a *Error
-// matches all of them; errors.Is compares with the sentinels below by code, and by reason where
-// the sentinel has one.
+// Error is the type of every error that Boxfleet reports, on the wire and in the SDK. errors.As finds it as
+// *Error; errors.Is compares it with the sentinels below by code, and also by reason if the sentinel has one.
 type Error struct {
 	Code    Code   `json:"code"`
 	Reason  string `json:"reason,omitempty"`
@@ -130,7 +129,7 @@ var (
 	ErrInternal           = &Error{Code: Internal}
 )
 
-// Error prints code, reason, field and message on one line.
+// Error returns code, reason, field and message, in this order, as one text.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(string(e.Code))
@@ -146,7 +145,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Is matches a sentinel: same code, and same reason where the target has one.
+// Is reports whether target is an *Error with the same code and, if target has a reason, the same reason.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	if !ok {
@@ -155,18 +154,19 @@ func (e *Error) Is(target error) bool {
 	return e.Code == t.Code && (t.Reason == "" || e.Reason == t.Reason)
 }
 
-// Errorf makes an error with a code and a reason; the reason may be empty. Passwords in URLs are left out of
-// its message, since errors are logged, stored and shown to others.
+// Errorf returns an error with a code and a reason, which may be empty. It redacts credentials in URLs, as
+// [Redacted] does, because errors are logged, stored and shown to other users.
 func Errorf(code Code, reason, format string, args ...any) *Error {
 	return &Error{Code: code, Reason: reason, Message: Redacted(fmt.Sprintf(format, args...))}
 }
 
-// Invalid makes an invalid_argument error that names the field, as Errorf does.
+// Invalid returns an invalid_argument error that names the field. It redacts credentials in URLs as [Errorf]
+// does.
 func Invalid(field, format string, args ...any) *Error {
 	return &Error{Code: InvalidArgument, Field: field, Message: Redacted(fmt.Sprintf(format, args...))}
 }
 
-// AsError returns err as an *Error; an error of another kind becomes [Internal], nil stays nil.
+// AsError returns the *Error in err's chain. An error without one becomes [Internal]; nil stays nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
@@ -178,7 +178,7 @@ func AsError(err error) *Error {
 	return &Error{Code: Internal, Message: err.Error()}
 }
 
-// CodeOf returns the code of err, "" for nil.
+// CodeOf returns the code of err as [AsError] finds it, or "" for nil.
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""

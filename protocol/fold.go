@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Owner is who may write an event.
+// Owner is the component that may write an event.
 type Owner string
 
 // The owners.
@@ -25,15 +25,14 @@ type Transition struct {
 	Owner Owner
 }
 
-// Transitions is the sandbox's state machine; [State.Apply] refuses everything else. Beyond the
-// rows:
-//   - a sandbox is assigned in the next generation, or, when it is resumed, to the same worker in
-//     the same one; it is prepared, ready and restarted only while it is assigned;
-//   - it is stopped only after a stop request, of which there is one at a time;
-//   - an exec is only accepted while the sandbox is ready and meant to stay so;
-//   - a sandbox becomes stopped, failed or deleted only when each of its execs has ended;
-//   - it is refused only while it is assigned, and replaced only while it is meant to stay ready, when each of
-//     its execs has ended or was never started.
+// Transitions is the state machine of a sandbox; [State.Apply] rejects every other event. Further rules:
+//   - Each assignment increments the generation, except that a resume assigns the same host and generation
+//     again. A sandbox is prepared, ready and restarted only while it is assigned.
+//   - A sandbox stops only after a stop request, and there is at most one at a time.
+//   - An exec is accepted only while the sandbox is ready and desired to be.
+//   - A sandbox becomes stopped, failed or deleted only when all of its execs have ended.
+//   - A sandbox is refused only while it is assigned. It is replaced only while it is desired ready and none
+//     of its execs is running.
 var Transitions = []Transition{
 	{SandboxAccepted, []SandboxState{StateNone}, StatePending, OwnerCoordinator},
 	{SandboxAssigned, []SandboxState{StatePending}, StatePending, OwnerCoordinator},
@@ -49,7 +48,8 @@ var Transitions = []Transition{
 	{SandboxFailed, []SandboxState{StateNone, StatePending, StateReady, StateStopped}, StateFailed, OwnerEither},
 	{SandboxExtended, []SandboxState{StatePending, StateReady, StateStopped}, StateNone, OwnerCoordinator},
 	{SandboxUnchanged, anyLive, StateNone, OwnerCoordinator},
-	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed}, StateDeleting, OwnerCoordinator},
+	{SandboxDeleteRequested, []SandboxState{StatePending, StateReady, StateStopped, StateFailed},
+		StateDeleting, OwnerCoordinator},
 	{SandboxHook, []SandboxState{StateDeleting}, StateNone, OwnerWorker},
 	{SandboxDeleted, []SandboxState{StateDeleting}, StateDeleted, OwnerEither},
 	{ExecAccepted, []SandboxState{StateReady}, StateNone, OwnerCoordinator},
@@ -76,7 +76,7 @@ type ExecTransition struct {
 	To   ExecState // "": the state stays
 }
 
-// ExecTransitions is the exec's state machine.
+// ExecTransitions is the state machine of an exec.
 var ExecTransitions = []ExecTransition{
 	{ExecAccepted, []ExecState{""}, ExecStateAccepted},
 	{ExecStarted, []ExecState{ExecStateAccepted}, ExecStateRunning},
@@ -100,13 +100,13 @@ func index[T any](rows []T, kind func(T) Kind) map[Kind]T {
 	return m
 }
 
-// Apply folds the next event of the history into the state. It is the only mutator. An event that
-// is out of sequence or not legal in this state is refused with failed_precondition and changes
-// nothing. Event.State is checked where it is set; a writer leaves it empty and takes it from the
-// state afterwards.
+// Apply folds the next event into the state; nothing else changes a state's history. It rejects an event that
+// is out of sequence or illegal in this state with failed_precondition and changes nothing. It checks
+// Event.State if that is set; a writer leaves it empty and sets it from the state afterwards.
 func (s *State) Apply(e *Event) error {
 	if e.Sequence != s.Sandbox.Sequence+1 {
-		return Errorf(FailedPrecondition, ReasonInvalidState, "event %d does not follow event %d", e.Sequence, s.Sandbox.Sequence)
+		return Errorf(FailedPrecondition, ReasonInvalidState,
+			"event %d does not follow event %d", e.Sequence, s.Sandbox.Sequence)
 	}
 	t, known := transitionOf[e.Kind]
 	if !known {
@@ -120,7 +120,8 @@ func (s *State) Apply(e *Event) error {
 		next = t.To
 	}
 	if e.State != "" && e.State != next {
-		return Errorf(FailedPrecondition, ReasonInvalidState, "event %d %s claims state %q, the fold gives %q", e.Sequence, e.Kind, e.State, next)
+		return Errorf(FailedPrecondition, ReasonInvalidState,
+			"event %d %s claims state %q, the fold gives %q", e.Sequence, e.Kind, e.State, next)
 	}
 	var err error
 	if _, isExec := execTransitionOf[e.Kind]; isExec {
@@ -138,7 +139,7 @@ func (s *State) Apply(e *Event) error {
 	return nil
 }
 
-// applyUnknown accepts a kind of a newer writer: it is counted, and changes nothing.
+// applyUnknown counts an event of an unknown kind, written by a newer version, and otherwise ignores it.
 func (s *State) applyUnknown(e *Event) error {
 	if !s.Exists() || e.State != "" && e.State != s.Sandbox.State {
 		return s.illegal(e)
@@ -170,7 +171,7 @@ func (s *State) applySandbox(e *Event) error {
 	if d == nil {
 		d = &SandboxDetails{}
 	}
-	switch e.Kind {
+	switch e.Kind { // long, but flat: one case per kind
 	case SandboxAccepted:
 		if d.Spec == nil {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
@@ -187,10 +188,11 @@ func (s *State) applySandbox(e *Event) error {
 			return Errorf(FailedPrecondition, ReasonInvalidState, "%s to %q generation %d after %q generation %d",
 				e.Kind, d.Worker, d.Generation, b.Worker, b.Generation)
 		}
-		b.Worker, b.HostID, b.Generation, b.Assigned, b.AssignedAt, b.Phase, b.Pull = d.Worker, d.HostID, d.Generation, true, e.Time, "", nil
-		if !b.Resuming { // which keeps what it was made with
+		b.Worker, b.HostID, b.Generation = d.Worker, d.HostID, d.Generation
+		b.Assigned, b.AssignedAt, b.Phase, b.Pull = true, e.Time, "", nil
+		if !b.Resuming { // a resume keeps the container, its spec and services
 			b.specOnWorker(d.Spec)
-			b.servicesStart(e.Time, false) // nothing of them is there
+			b.servicesStart(e.Time, false)
 			b.Primary = nil
 		}
 	case SandboxRefused:
@@ -243,11 +245,11 @@ func (s *State) applySandbox(e *Event) error {
 		if b.Desired != StateStopped {
 			return s.illegal(e)
 		}
-		if err := s.noActive(e); err != nil {
+		if err := s.requireNoActiveExecs(e); err != nil {
 			return err
 		}
 		b.Assigned, b.Boot, b.Error = false, "", nil
-		b.primaryOver(e)
+		b.primaryEnded(e)
 		setIf(&b.Reason, e.Reason)
 	case SandboxResumeRequested:
 		b.Desired, b.Resuming, b.Reason = StateReady, true, e.Reason
@@ -262,18 +264,18 @@ func (s *State) applySandbox(e *Event) error {
 	case SandboxUnchanged:
 		s.remember(e, d.Verb, d.Exec)
 	case SandboxFailed:
-		if err := s.noActive(e); err != nil {
+		if err := s.requireNoActiveExecs(e); err != nil {
 			return err
 		}
 		if b.State == StateNone {
 			b.Tenant, b.ID, b.Request, b.CreatedAt = e.Tenant, e.Sandbox, e.Request, e.Time
 		}
-		b.Error, b.Reason, b.Assigned, b.Resuming, b.Phase, b.Pull, b.Desired = e.Error, e.Reason, false, false, "", nil, StateFailed
-		b.Refusals = nil
+		b.Error, b.Reason, b.Desired = e.Error, e.Reason, StateFailed
+		b.Assigned, b.Resuming, b.Phase, b.Pull, b.Refusals = false, false, "", nil, nil
 		if b.Reason == "" && e.Error != nil {
 			b.Reason = e.Error.Reason
 		}
-		b.primaryOver(e)
+		b.primaryEnded(e)
 	case SandboxDeleteRequested:
 		b.Desired, b.Reason, b.Resuming, b.Phase, b.Pull = StateDeleted, e.Reason, false, "", nil
 		s.remember(e, VerbDelete, "")
@@ -283,11 +285,11 @@ func (s *State) applySandbox(e *Event) error {
 			b.OnDelete = HookFailed
 		}
 	case SandboxDeleted:
-		if err := s.noActive(e); err != nil {
+		if err := s.requireNoActiveExecs(e); err != nil {
 			return err
 		}
 		b.Assigned, b.Boot = false, ""
-		b.primaryOver(e)
+		b.primaryEnded(e)
 		setIf(&b.Reason, e.Reason)
 	case ServiceReady, ServiceFailed, ServiceHook, ServiceEnded:
 		return s.applyService(e)
@@ -297,8 +299,8 @@ func (s *State) applySandbox(e *Event) error {
 	return nil
 }
 
-// specOnWorker sets the spec as it is on the worker that a sandbox is assigned to: nil for what was
-// accepted. Nothing of a worker that it was assigned to before stays.
+// specOnWorker sets the spec for the assigned worker: there, or the accepted spec if there is nil. Values from
+// a previous worker's defaults do not remain.
 func (b *Sandbox) specOnWorker(there *SandboxSpec) {
 	accepted := b.AcceptedSpec()
 	if there == nil {
@@ -309,7 +311,7 @@ func (b *Sandbox) specOnWorker(there *SandboxSpec) {
 	b.Spec, b.Accepted = *there, &kept
 }
 
-// servicesStart shows every service of the spec as starting.
+// servicesStart marks every service of the spec as starting.
 func (b *Sandbox) servicesStart(at time.Time, resumed bool) {
 	names, required := b.Spec.Services()
 	b.Services = nil
@@ -318,7 +320,7 @@ func (b *Sandbox) servicesStart(at time.Time, resumed bool) {
 	}
 }
 
-// setService replaces the map, which a clone of the state shares.
+// setService replaces the map instead of changing it, because clones of the state share it.
 func (b *Sandbox) setService(name string, status ServiceStatus) {
 	services := maps.Clone(b.Services)
 	if services == nil {
@@ -358,9 +360,10 @@ func setIf(field *string, value string) {
 	}
 }
 
-func (s *State) noActive(e *Event) error {
+func (s *State) requireNoActiveExecs(e *Event) error {
 	if s.Sandbox.ActiveExecs > 0 {
-		return Errorf(FailedPrecondition, ReasonInvalidState, "%s while %d execs have not ended", e.Kind, s.Sandbox.ActiveExecs)
+		return Errorf(FailedPrecondition, ReasonInvalidState,
+			"%s while %d execs have not ended", e.Kind, s.Sandbox.ActiveExecs)
 	}
 	return nil
 }
@@ -377,7 +380,8 @@ func (s *State) applyExec(e *Event) error {
 		from = old.State
 	}
 	if !slices.Contains(t.From, from) {
-		return Errorf(FailedPrecondition, ReasonInvalidState, "%s is not legal for exec %s that is %s", e.Kind, d.ID, describeExec(from))
+		return Errorf(FailedPrecondition, ReasonInvalidState,
+			"%s is not legal for exec %s that is %s", e.Kind, d.ID, describeExec(from))
 	}
 	if e.Kind == ExecAccepted {
 		if b.Desired != StateReady {
@@ -386,21 +390,23 @@ func (s *State) applyExec(e *Event) error {
 		if d.Spec == nil {
 			return Errorf(FailedPrecondition, ReasonUndecodable, "%s without a spec", e.Kind)
 		}
-		old = &Exec{Tenant: e.Tenant, Sandbox: e.Sandbox, ID: d.ID, Spec: *d.Spec, Request: e.Request, AcceptedAt: e.Time, AcceptSequence: e.Sequence}
+		old = &Exec{Tenant: e.Tenant, Sandbox: e.Sandbox, ID: d.ID, Spec: *d.Spec, Request: e.Request,
+			AcceptedAt: e.Time, AcceptSequence: e.Sequence}
 	}
 	x := *old
 	if t.To != "" {
 		x.State = t.To
 	}
 	if d.State != "" && d.State != x.State {
-		return Errorf(FailedPrecondition, ReasonInvalidState, "event %d %s claims exec state %q, the fold gives %q", e.Sequence, e.Kind, d.State, x.State)
+		return Errorf(FailedPrecondition, ReasonInvalidState,
+			"event %d %s claims exec state %q, the fold gives %q", e.Sequence, e.Kind, d.State, x.State)
 	}
 	x.Sequence, x.Record = e.Sequence, e.Record
 	switch {
 	case e.Kind == ExecAccepted:
 		b.ActiveExecs++
 		b.TotalExecs++
-		if e.Request != d.ID { // else the ids of execs tell
+		if e.Request != d.ID { // otherwise UseOf finds it in Execs
 			s.remember(e, VerbExec, d.ID)
 		}
 	case e.Kind == ExecStarted:
@@ -409,16 +415,7 @@ func (s *State) applyExec(e *Event) error {
 		x.Cancelling = true
 		s.remember(e, VerbCancel, d.ID)
 	case x.State.Terminal():
-		x.ExitCode, x.Reason, x.Error, x.EndedAt = d.ExitCode, e.Reason, e.Error, e.Time
-		x.StdoutBytes, x.StderrBytes, x.Truncated, x.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
-		x.OOMKills, x.OutputError = d.OOMKills, d.OutputError
-		if !d.Started.IsZero() {
-			x.StartedAt = d.Started
-		}
-		if !d.Ended.IsZero() {
-			x.EndedAt = d.Ended
-		}
-		x.Spec.Stdin = nil
+		x.end(e)
 		if e.Kind == ExecCancelled {
 			s.remember(e, VerbCancel, d.ID)
 		}
@@ -436,6 +433,21 @@ func (s *State) applyExec(e *Event) error {
 	return nil
 }
 
+// end records how the exec ended.
+func (x *Exec) end(e *Event) {
+	d := e.Exec
+	x.ExitCode, x.Reason, x.Error, x.EndedAt = d.ExitCode, e.Reason, e.Error, e.Time
+	x.StdoutBytes, x.StderrBytes, x.Truncated, x.Inline = d.StdoutBytes, d.StderrBytes, d.Truncated, d.Inline
+	x.OOMKills, x.OutputError = d.OOMKills, d.OutputError
+	if !d.Started.IsZero() {
+		x.StartedAt = d.Started
+	}
+	if !d.Ended.IsZero() {
+		x.EndedAt = d.Ended
+	}
+	x.Spec.Stdin = nil
+}
+
 func describeExec(s ExecState) string {
 	if s == "" {
 		return "not accepted"
@@ -443,8 +455,8 @@ func describeExec(s ExecState) string {
 	return string(s)
 }
 
-// Number gives events, which a decision returned, their numbers and states by applying them to
-// the state. On an error the state is spoilt and must be thrown away.
+// Number assigns sequences and states to the events of a decision by applying them to the state. After an
+// error, the state is inconsistent and must be discarded.
 func (s *State) Number(events []Event) error {
 	for i := range events {
 		e := &events[i]
@@ -462,8 +474,8 @@ func (s *State) Number(events []Event) error {
 	return nil
 }
 
-// Bury sets an empty state to that of a deleted sandbox whose history is no longer kept, from its
-// last event, the tombstone.
+// Bury sets an empty state from a tombstone, the last event of a deleted sandbox whose history is no longer
+// retained. Errors: failed_precondition if the state is not empty or the event is not a tombstone.
 func (s *State) Bury(e *Event) error {
 	if s.Exists() || e.Kind != SandboxDeleted {
 		return Errorf(FailedPrecondition, ReasonSequenceNotKept, "%s at %d is not a tombstone", e.Kind, e.Sequence)

@@ -2,31 +2,34 @@ package protocol
 
 import "time"
 
-// HostWish is what an operator wants of a host, kept under the host's id until it is taken back or carried out.
+// HostWish is the operator intent for a host, stored under the host's id until it is withdrawn or carried out.
 type HostWish struct {
 	Version  int         `json:"v"`
 	HostID   string      `json:"host_id"`
-	Worker   string      `json:"worker"`             // the name that the host had then
-	Cordoned bool        `json:"cordoned,omitempty"` // it gets no new work
-	Drain    *HostDrain  `json:"drain,omitempty"`    // what is on it goes
-	Forget   *HostForget `json:"forget,omitempty"`   // it does not come back
+	Worker   string      `json:"worker"`             // the host's name when the intent was recorded
+	Cordoned bool        `json:"cordoned,omitempty"` // the host gets no new work
+	Drain    *HostDrain  `json:"drain,omitempty"`    // move or end what runs on the host
+	Forget   *HostForget `json:"forget,omitempty"`   // give the host up for good
 	Time     time.Time   `json:"time"`
 }
 
-// HostDrain is the wish that what runs on a host ends or goes elsewhere.
+// HostDrain is the intent to move or end everything that runs on a host.
 type HostDrain struct {
-	Since    time.Time `json:"since"`
-	Deadline time.Time `json:"deadline,omitempty,omitzero"` // what still runs then is ended; zero: it is waited for
+	Since time.Time `json:"since"`
+	// Deadline is when the drain ends whatever still runs. Zero: wait until it ends by itself.
+	Deadline time.Time `json:"deadline,omitempty,omitzero"`
 }
 
-// HostForget is the wish that everything on a host is given up. Once it is Done it holds until the host comes
-// back, or nothing is on it, since sandboxes that failed there may be deleted later.
+// HostForget is the intent to give up everything on a host. Once Done, it stays until the host comes back or
+// nothing is assigned to it, because sandboxes that failed there may be deleted later.
 type HostForget struct {
-	Since   time.Time `json:"since"`
-	Done    bool      `json:"done,omitempty"`
-	Token   uint64    `json:"token,omitempty"`   // fencing token under which it was done: a worker with a greater one has come back
-	Refused *Error    `json:"refused,omitempty"` // why it is not done
+	Since time.Time `json:"since"`
+	Done  bool      `json:"done,omitempty"`
+	// Token is the fencing token under which the host was forgotten. A worker with a greater one means that the
+	// host has come back.
+	Token   uint64 `json:"token,omitempty"`
+	Refused *Error `json:"refused,omitempty"` // why the host cannot be forgotten yet
 }
 
-// Empty says whether nothing is wanted of the host.
+// Empty reports whether the operator asks nothing of the host.
 func (w *HostWish) Empty() bool { return !w.Cordoned && w.Drain == nil && w.Forget == nil }

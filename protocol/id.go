@@ -2,13 +2,13 @@ package protocol
 
 import "regexp"
 
-// MaxIDLength is the longest id, in bytes.
+// MaxIDLength is the maximum length of an id in bytes.
 const MaxIDLength = 64
 
 var idPattern = regexp.MustCompile(`\A[A-Za-z0-9_-]{1,64}\z`)
 
-// ValidateID checks an id of a sandbox, exec, tenant, worker or request: 1 to 64 characters of
-// [A-Za-z0-9_-]. Only what passes here may become a token of a subject or part of a path.
+// ValidateID checks an id of a sandbox, exec, tenant, worker or request: 1 to 64 characters of [A-Za-z0-9_-].
+// Only a validated id may become part of a subject or a path. Errors: invalid_argument with the given field.
 func ValidateID(field, id string) error {
 	if id == "" {
 		return Invalid(field, "must not be empty")
@@ -19,23 +19,25 @@ func ValidateID(field, id string) error {
 	return nil
 }
 
-// generatedPattern is what generated ids look like: a ULID in lower case.
+// generatedPattern matches generated ids: ULIDs in lower case.
 var generatedPattern = regexp.MustCompile(`\A[0-7][0-9a-hjkmnp-tv-z]{25}\z`)
 
-// GeneratedID says whether an id looks like those that Boxfleet generates. Such a text is never a name.
+// GeneratedID reports whether an id has the form of the ids that Boxfleet generates. Names never have this
+// form.
 func GeneratedID(id string) bool { return generatedPattern.MatchString(id) }
 
-// MinPrefix is how many characters of a generated id a prefix has at least. The first ten of them are the time
-// of its making.
+// MinPrefix is the minimum length of an id prefix in characters. The first ten characters of a generated id
+// encode the time of its creation.
 const MinPrefix = 4
 
 var prefixPattern = regexp.MustCompile(`\A[0-7][0-9a-hjkmnp-tv-z]{3,24}\z`)
 
-// IDPrefix says whether a text may be the prefix of a generated id.
+// IDPrefix reports whether text has the form of a prefix of a generated id.
 func IDPrefix(text string) bool { return prefixPattern.MatchString(text) }
 
-// ValidateName checks a name of a sandbox: an id by its form, which does not look like a generated one. At any time
-// at most one of a tenant's sandboxes that are pending, ready or stopped has a name.
+// ValidateName checks a sandbox name: a valid id that does not have the form of a generated one. Of a tenant's
+// sandboxes that are pending, ready or stopped, at most one has a given name. Errors: invalid_argument with the
+// given field.
 func ValidateName(field, name string) error {
 	if err := ValidateID(field, name); err != nil {
 		return err

@@ -2,41 +2,39 @@ package protocol
 
 import "time"
 
-// PullProgress says how far the pull of an image is. What is not known yet is 0: the sizes of layers
-// become known one by one.
+// PullProgress is the progress of an image pull. Unknown values are 0: layer sizes become known one by one.
 type PullProgress struct {
 	Image      string `json:"image"`           // full reference
 	Done       Bytes  `json:"done,omitempty"`  // downloaded
-	Total      Bytes  `json:"total,omitempty"` // of the layers that are downloaded, as far as it is known
+	Total      Bytes  `json:"total,omitempty"` // size of the layers to download, as far as known
 	Layers     int    `json:"layers,omitempty"`
 	LayersDone int    `json:"layers_done,omitempty"`
-	Try        int    `json:"try,omitempty"` // from 1; more where the registry was not reached
+	Try        int    `json:"try,omitempty"` // from 1; more after the registry could not be reached
 	Complete   bool   `json:"complete,omitempty"`
 }
 
-// Formats of an image's file.
+// Formats of an imported image file.
 const (
-	ImageArchive = "archive" // of docker save, or an OCI image layout, as tar
-	ImageRootFS  = "rootfs"  // a root filesystem, as tar
+	ImageArchive = "archive" // written by docker save, or an OCI image layout, as tar
+	ImageRootFS  = "rootfs"  // root filesystem, as tar
 )
 
-// WantedImage is an image that was imported: hosts that do not have it get it from its file in the
-// object store.
+// WantedImage is an imported image. Hosts without it load it from its file in the object store.
 type WantedImage struct {
 	Version int       `json:"v"`
 	Ref     string    `json:"ref"`               // full reference
-	Digest  string    `json:"digest"`            // "sha256-" and 64 hex digits, of the file
-	Size    Bytes     `json:"size"`              // of the file
+	Digest  string    `json:"digest"`            // digest of the file: "sha256-" and 64 hex digits
+	Size    Bytes     `json:"size"`              // size of the file
 	Format  string    `json:"format"`            // archive or rootfs
-	Changes []string  `json:"changes,omitempty"` // Dockerfile instructions, of a root filesystem
-	Workers []string  `json:"workers,omitempty"` // that should have it; none: all
+	Changes []string  `json:"changes,omitempty"` // Dockerfile instructions to apply to a root filesystem
+	Workers []string  `json:"workers,omitempty"` // workers that should have it; empty: all
 	Time    time.Time `json:"time"`
 }
 
 // Origins of an image on a host.
 const (
 	ImagePulled   = "pulled"   // for a sandbox
-	ImagePrePull  = "pre_pull" // because the worker's configuration says so
+	ImagePrePull  = "pre_pull" // requested by the worker's configuration
 	ImageImported = "imported"
 )
 
@@ -44,31 +42,31 @@ const (
 const (
 	ImageReady   = "ready"
 	ImageLoading = "loading"
-	ImageFailed  = "failed" // and is tried again
+	ImageFailed  = "failed" // will be retried
 )
 
-// HostImages is what a worker says of the images of its host. Images are those that it looks after;
-// Names are of all, whoever brought them.
+// HostImages is a worker's report on the images of its host. Images are those that the worker manages; Names
+// cover every image on the host.
 type HostImages struct {
 	Version  int         `json:"v"`
 	Worker   string      `json:"worker"`
 	HostID   string      `json:"host_id"`
-	Instance string      `json:"instance,omitempty"` // of the worker that says it, one per process
+	Instance string      `json:"instance,omitempty"` // the reporting worker process
 	Images   []HostImage `json:"images,omitempty"`
-	Listed   bool        `json:"listed,omitempty"`    // Names are known
-	Names    []string    `json:"names,omitempty"`     // full references: with tags, with digests, and of ids; sorted
-	Cut      bool        `json:"names_cut,omitempty"` // there are more names than these
+	Listed   bool        `json:"listed,omitempty"`    // Names is filled in
+	Names    []string    `json:"names,omitempty"`     // full references with tags, digests or ids; sorted
+	Cut      bool        `json:"names_cut,omitempty"` // Names is incomplete
 	Time     time.Time   `json:"time"`
 }
 
 // HostImage is an image on a host.
 type HostImage struct {
-	Ref    string    `json:"ref"` // full reference; an id for what a later pull took the name from
+	Ref    string    `json:"ref"` // full reference; an id if a later pull took over the name
 	Origin string    `json:"origin"`
 	State  string    `json:"state"`
 	ID     string    `json:"id,omitempty"`
 	Size   Bytes     `json:"size,omitempty"`
 	File   string    `json:"file,omitempty"` // digest of the imported file
 	Error  *Error    `json:"error,omitempty"`
-	UsedAt time.Time `json:"used_at,omitempty,omitzero"` // by a sandbox
+	UsedAt time.Time `json:"used_at,omitempty,omitzero"` // last use by a sandbox
 }

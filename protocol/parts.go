@@ -14,10 +14,10 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Bounds of the parts of a sandbox.
+// Limits on the parts of a sandbox.
 const (
 	MaxPorts    = 64
-	MaxServices = 12 // with the sandbox's own container, as many as its network has addresses for
+	MaxServices = 12 // a sandbox's network has addresses for these and its primary container
 	MaxHooks    = 16
 	MaxTmpfs    = 16
 	MaxTools    = 32
@@ -26,24 +26,24 @@ const (
 	MinDisk     = Bytes(16 << 20)
 	MinShm      = Bytes(64 << 10)
 
-	MaxLastOutput = 2 << 10 // bytes of a service's or a hook's output that an event carries
+	MaxLastOutput = 2 << 10 // bytes of a service's or hook's output in an event
 )
 
-// Modes of a sandbox's network. In none of them does a sandbox reach its host, other sandboxes,
-// private ranges that it is not allowed, or cloud metadata addresses.
+// Network modes. In no mode can a sandbox reach its host, other sandboxes, cloud metadata addresses, or private
+// ranges that are not allowed.
 const (
 	NetworkInternet = "internet" // public addresses; the default
-	NetworkNone     = "none"     // nothing but its own services
-	NetworkAllow    = "allow"    // the listed ranges, and nothing else
+	NetworkNone     = "none"     // only its own services
+	NetworkAllow    = "allow"    // only the listed ranges
 )
 
-// Network says what a sandbox may connect to.
+// Network defines what a sandbox may connect to.
 type Network struct {
 	Mode  string   `json:"mode,omitempty"`  // internet (default), none or allow
-	Allow []string `json:"allow,omitempty"` // IPv4 ranges, of mode allow
+	Allow []string `json:"allow,omitempty"` // IPv4 ranges; only valid with mode allow
 }
 
-// Protocols of a port.
+// Port protocols.
 const (
 	ProtocolTCP  = "tcp"
 	ProtocolUDP  = "udp"
@@ -53,55 +53,59 @@ const (
 // Port publishes a port of the sandbox on its host's loopback.
 type Port struct {
 	Container int    `json:"container"`          // 1 to 65535
-	Host      int    `json:"host,omitempty"`     // on 127.0.0.1; 0: Docker chooses
+	Host      int    `json:"host,omitempty"`     // port on 127.0.0.1; 0: Docker chooses
 	Protocol  string `json:"protocol,omitempty"` // tcp (default), udp or sctp
 }
 
-// Tmpfs is a file system in memory, which counts against the sandbox's memory.
+// Tmpfs is an in-memory file system. Its content counts against the sandbox's memory limit.
 type Tmpfs struct {
 	Target string `json:"target"`         // absolute path in the sandbox
 	Size   Bytes  `json:"size,omitempty"` // default: half of the sandbox's memory
 }
 
-// Capability profiles of a sandbox and of a service.
+// Capability profiles of sandboxes and services.
 const (
-	ProfileHardened = "hardened" // execs have no capability, root's among them; the default of sandboxes
-	ProfileStandard = "standard" // execs as root have Docker's default capabilities without NET_RAW and MKNOD; the default of services
+	ProfileHardened = "hardened" // execs have no capabilities, even as root; the default of sandboxes
+	// Execs as root have Docker's default capabilities except NET_RAW and MKNOD; the default of services.
+	ProfileStandard = "standard"
 )
 
-// When an image is pulled.
+// Image pull policies.
 const (
-	PullMissing = "missing" // where the host has none; the default
+	PullMissing = "missing" // only if the host does not have it; the default
 	PullAlways  = "always"
 	PullNever   = "never"
 )
 
-// Hook is a command that is run in the primary container, as the sandbox's user.
+// Hook is a command that runs in the primary container as the sandbox's user.
 type Hook struct {
 	Command  []string `json:"command"`
 	Timeout  Duration `json:"timeout,omitempty"`   // default 1m
-	OnResume bool     `json:"on_resume,omitempty"` // run it again after a resume; not of on_delete
+	OnResume bool     `json:"on_resume,omitempty"` // run it again after a resume; not valid in on_delete
 }
 
-// Service is a container beside the primary one, on the sandbox's network under its name.
+// Service is an additional container on the sandbox's network, reachable under its name.
 type Service struct {
-	Image       string            `json:"image"`
-	Command     []string          `json:"command,omitempty"` // replaces the image's command
-	Env         map[string]string `json:"env,omitempty"`
-	User        string            `json:"user,omitempty"` // default: the image's
-	CPU         float64           `json:"cpu,omitempty"`
-	Memory      Bytes             `json:"memory,omitempty"`
-	PIDs        int64             `json:"pids,omitempty"`
-	Disk        Bytes             `json:"disk,omitempty"`
-	Profile     string            `json:"profile,omitempty"`     // hardened or standard (default): images of services commonly start as root and become another user
-	Healthcheck *Healthcheck      `json:"healthcheck,omitempty"` // default: the image's; where that has none either, it is ready when it runs
-	PostStart   []Hook            `json:"post_start,omitempty"`  // run in the primary container once the service is healthy, which is ready after them
+	Image   string            `json:"image"`
+	Command []string          `json:"command,omitempty"` // replaces the image's command
+	Env     map[string]string `json:"env,omitempty"`
+	User    string            `json:"user,omitempty"` // default: the image's
+	CPU     float64           `json:"cpu,omitempty"`
+	Memory  Bytes             `json:"memory,omitempty"`
+	PIDs    int64             `json:"pids,omitempty"`
+	Disk    Bytes             `json:"disk,omitempty"`
+	// hardened or standard (default). Images of services often start as root and then switch to another user.
+	Profile string `json:"profile,omitempty"`
+	// default: the image's; without any health check, the service is ready as soon as it runs
+	Healthcheck *Healthcheck `json:"healthcheck,omitempty"`
+	// run in the primary container once the service is healthy; the service is ready when they have ended
+	PostStart []Hook `json:"post_start,omitempty"`
 }
 
-// Services are services by name.
+// Services maps names to services.
 type Services map[string]Service
 
-// EncodeMsgpack writes the services sorted by name, so that one spec has one encoding.
+// EncodeMsgpack encodes the services sorted by name, so that a spec has only one encoding.
 func (s Services) EncodeMsgpack(enc *msgpack.Encoder) error {
 	err := enc.EncodeMapLen(len(s))
 	for _, name := range sortedKeys(s) {
@@ -116,14 +120,15 @@ func (s Services) EncodeMsgpack(enc *msgpack.Encoder) error {
 	return err
 }
 
-// Healthcheck says how to find out whether a service is healthy, as Docker's does.
+// Healthcheck defines how to test whether a service is healthy, as Docker's health checks do.
 type Healthcheck struct {
-	Test          []string `json:"test"`                     // CMD and arguments, or CMD-SHELL and one line; NONE, alone, turns the image's off
+	// CMD and arguments, or CMD-SHELL and one line; NONE alone disables the image's health check
+	Test          []string `json:"test"`
 	Interval      Duration `json:"interval,omitempty"`       // default 30s
 	Timeout       Duration `json:"timeout,omitempty"`        // of one test; default 30s
-	Retries       int      `json:"retries,omitempty"`        // failures in a row until it is unhealthy; default 3
-	StartPeriod   Duration `json:"start_period,omitempty"`   // failures in it do not count
-	StartInterval Duration `json:"start_interval,omitempty"` // between tests in the start period; default 5s
+	Retries       int      `json:"retries,omitempty"`        // consecutive failures until it is unhealthy; default 3
+	StartPeriod   Duration `json:"start_period,omitempty"`   // failures during this time do not count
+	StartInterval Duration `json:"start_interval,omitempty"` // between tests during the start period; default 5s
 }
 
 // ServiceState is the state of a service.
@@ -136,18 +141,18 @@ const (
 	ServiceStateFailed   ServiceState = "failed"
 )
 
-// ServiceStatus is what the handle shows of a service.
+// ServiceStatus is the state of a service as folded from the history.
 type ServiceStatus struct {
 	State    ServiceState `json:"state"`
 	Required bool         `json:"required,omitempty"`
 	Reason   string       `json:"reason,omitempty"`
 	Error    *Error       `json:"error,omitempty"`
-	Resumed  bool         `json:"resumed,omitempty"` // it was started by the sandbox's resume, not its create
-	Hooks    int          `json:"hooks,omitempty"`   // so many of its post_start commands have ended, since it was started
+	Resumed  bool         `json:"resumed,omitempty"` // started by a resume, not by the create
+	Hooks    int          `json:"hooks,omitempty"`   // how many post_start commands have ended since the service started
 	Since    time.Time    `json:"since,omitempty,omitzero"`
 
-	// Ends is how often its command has ended in the start of its container that is named by Boot, as far
-	// as events say; LastExit is the exit code of the last end.
+	// Ends is how often, according to the events, the command has ended since the container start named by
+	// Boot. LastExit is the exit code of the last run.
 	Ends     int    `json:"ends,omitempty"`
 	Boot     string `json:"boot,omitempty"`
 	LastExit *int   `json:"last_exit,omitempty"`
@@ -192,7 +197,7 @@ func (s *SandboxSpec) resolveParts() {
 	s.RequiredServices, s.OptionalServices = resolveServices(s.RequiredServices), resolveServices(s.OptionalServices)
 }
 
-// resolveServices leaves what it is given as it is: the caller of Resolve may share it.
+// resolveServices returns a copy, because the caller of Resolve may share the map.
 func resolveServices(services map[string]Service) map[string]Service {
 	resolved := maps.Clone(services)
 	for name, v := range resolved {
@@ -218,10 +223,10 @@ func (v *Service) resolve() {
 	}
 }
 
-// Off says whether there is to be no test, whatever the image has.
+// Off reports whether the test is NONE, which disables the image's health check.
 func (h *Healthcheck) Off() bool { return len(h.Test) == 1 && h.Test[0] == "NONE" }
 
-// Resolve fills in every default.
+// Resolve fills in every default. A disabled health check has none.
 func (h *Healthcheck) Resolve() {
 	if h.Off() {
 		return
@@ -232,15 +237,15 @@ func (h *Healthcheck) Resolve() {
 	setDefault(&h.StartInterval, DefaultStartInterval)
 }
 
-// Capabilities is the profile of the service's commands. Specs that were accepted before there was
-// one to choose have none.
+// Capabilities returns the capability profile of the service. Specs accepted before the field existed have none
+// and get the standard profile.
 func (v *Service) Capabilities() string {
 	profile := v.Profile
 	setDefault(&profile, ProfileStandard)
 	return profile
 }
 
-// Services lists the names of all services, sorted, and says which gate readiness.
+// Services returns the sorted names of all services, and which of them are required for readiness.
 func (s *SandboxSpec) Services() (names []string, required map[string]bool) {
 	required = map[string]bool{}
 	for name := range s.RequiredServices {
@@ -252,7 +257,7 @@ func (s *SandboxSpec) Services() (names []string, required map[string]bool) {
 	return sortedKeys(required), required
 }
 
-// Service returns the service of a name.
+// Service returns the service with this name, required or optional.
 func (s *SandboxSpec) Service(name string) (Service, bool) {
 	v, ok := s.RequiredServices[name]
 	if !ok {
@@ -261,7 +266,7 @@ func (s *SandboxSpec) Service(name string) (Service, bool) {
 	return v, ok
 }
 
-// ServiceField names a service in an error, below "spec".
+// ServiceField returns the path of a service for an error, below "spec".
 func (s *SandboxSpec) ServiceField(name string) string {
 	if _, required := s.RequiredServices[name]; required {
 		return "spec.required_services." + name
@@ -269,7 +274,7 @@ func (s *SandboxSpec) ServiceField(name string) string {
 	return "spec.optional_services." + name
 }
 
-// Totals are the sums over the primary container of a sandbox and all of its services.
+// Totals is the sum of the resource limits of a sandbox's primary container and all of its services.
 type Totals struct {
 	CPU    float64
 	Memory Bytes
@@ -277,7 +282,7 @@ type Totals struct {
 	PIDs   int64
 }
 
-// Totals sums what the primary container and all services may use.
+// Totals returns the sum of the limits of the primary container and all services.
 func (s *SandboxSpec) Totals() Totals {
 	t := Totals{CPU: s.CPU, Memory: s.Memory, Disk: s.Disk, PIDs: s.PIDs}
 	for _, services := range []map[string]Service{s.RequiredServices, s.OptionalServices} {
@@ -288,12 +293,12 @@ func (s *SandboxSpec) Totals() Totals {
 	return t
 }
 
-// Plus is what two use together.
+// Plus returns the sum of two totals.
 func (t Totals) Plus(u Totals) Totals {
 	return Totals{CPU: t.CPU + u.CPU, Memory: t.Memory + u.Memory, Disk: t.Disk + u.Disk, PIDs: t.PIDs + u.PIDs}
 }
 
-// GPUCount says how many GPUs a spec asks for: -1 for all of the host's.
+// GPUCount returns how many GPUs a valid spec requests: -1 for all of the host's.
 func (s *SandboxSpec) GPUCount() int {
 	if s.GPUs == "all" {
 		return -1
@@ -303,7 +308,9 @@ func (s *SandboxSpec) GPUCount() int {
 }
 
 func (s *SandboxSpec) validateParts() error {
-	for _, check := range []func() error{s.validateNetwork, s.validatePorts, s.validateContainer, s.validateTools, s.validateServices} {
+	for _, check := range []func() error{
+		s.validateNetwork, s.validatePorts, s.validateContainer, s.validateTools, s.validateServices,
+	} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -313,7 +320,7 @@ func (s *SandboxSpec) validateParts() error {
 	}
 	if h := s.OnDelete; h != nil {
 		if h.OnResume {
-			return Invalid("spec.on_delete.on_resume", "is only for hooks that run at a start")
+			return Invalid("spec.on_delete.on_resume", "is only valid for hooks that run on start")
 		}
 		return validateHook("spec.on_delete", h)
 	}
@@ -326,27 +333,31 @@ func (s *SandboxSpec) validateNetwork() error {
 		return nil
 	}
 	switch {
-	case n.Mode == NetworkAllow, n.Mode == "" && n.Allow != nil && len(n.Allow) == 0: // a list of nothing is not none
+	// An empty list does not mean mode none.
+	case n.Mode == NetworkAllow, n.Mode == "" && n.Allow != nil && len(n.Allow) == 0:
 		if len(n.Allow) == 0 || len(n.Allow) > MaxAllow {
 			return Invalid("spec.network.allow", "must have 1 to %d ranges, got %d", MaxAllow, len(n.Allow))
 		}
 	case n.Mode == "", n.Mode == NetworkInternet, n.Mode == NetworkNone:
 		if len(n.Allow) > 0 {
-			return Invalid("spec.network.allow", "is only for mode %s", NetworkAllow)
+			return Invalid("spec.network.allow", "is only valid with mode %s", NetworkAllow)
 		}
 	default:
-		return Invalid("spec.network.mode", "must be %q, %q or %q, got %.40q", NetworkInternet, NetworkNone, NetworkAllow, n.Mode)
+		return Invalid("spec.network.mode",
+			"must be %q, %q or %q, got %.40q", NetworkInternet, NetworkNone, NetworkAllow, n.Mode)
 	}
 	for i, r := range n.Allow {
 		p, err := netip.ParsePrefix(r)
 		if err != nil || p != p.Masked() {
-			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i), "must be a range such as 10.1.0.0/16 without host bits, got %.60q", r)
+			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i),
+				"must be a range such as 10.1.0.0/16 without host bits, got %.60q", r)
 		}
 		if !p.Addr().Is4() {
-			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i), "must be an IPv4 range, since sandboxes have no IPv6, got %.60q", r)
+			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i),
+				"must be an IPv4 range, because sandboxes have no IPv6, got %.60q", r)
 		}
 		if RangeWithin(p, neverReached) {
-			e := Errorf(PermissionDenied, ReasonPolicyDenied, "is a range that no sandbox reaches on any host: %s", r)
+			e := Errorf(PermissionDenied, ReasonPolicyDenied, "is a range that no sandbox may reach on any host: %s", r)
 			e.Field = fmt.Sprintf("spec.network.allow[%d]", i)
 			return e
 		}
@@ -380,7 +391,7 @@ func (s *SandboxSpec) validatePorts() error {
 		}
 		key := fmt.Sprintf("%d/%s", port, protocol)
 		if other := ports[key]; other != "" {
-			return Invalid(field+part, "is the same as of %s: %s", strings.TrimPrefix(other, "spec."), key)
+			return Invalid(field+part, "is already used by %s: %s", strings.TrimPrefix(other, "spec."), key)
 		}
 		ports[key] = field
 	}
@@ -389,10 +400,11 @@ func (s *SandboxSpec) validatePorts() error {
 
 func (s *SandboxSpec) validateContainer() error {
 	if s.Hostname != "" && !hostnamePattern.MatchString(s.Hostname) {
-		return Invalid("spec.hostname", "must be 1 to %d characters of [A-Za-z0-9-], not beginning or ending with -, got %.80q", MaxHostname, s.Hostname)
+		return Invalid("spec.hostname",
+			"must be 1 to %d characters of [A-Za-z0-9-], not starting or ending with -, got %.80q", MaxHostname, s.Hostname)
 	}
 	if s.Runtime != "" && !runtimePattern.MatchString(s.Runtime) {
-		return Invalid("spec.runtime", "is not a name of an OCI runtime: %.80q", s.Runtime)
+		return Invalid("spec.runtime", "is not the name of an OCI runtime: %.80q", s.Runtime)
 	}
 	if err := validateProfile("spec.profile", s.Profile); err != nil {
 		return err
@@ -409,7 +421,7 @@ func (s *SandboxSpec) validateContainer() error {
 		return Invalid("spec.shm_size", "must be at least %s, got %s", MinShm, s.ShmSize)
 	}
 	if s.ReadOnly && slices.ContainsFunc(s.Copies, func(c Copy) bool { return c.Service == "" }) {
-		return Invalid("spec.read_only", "copies need a root file system that can be written")
+		return Invalid("spec.read_only", "copies need a writable root file system")
 	}
 	if s.GPUs != "" && s.GPUs != "all" {
 		if n, err := strconv.Atoi(s.GPUs); err != nil || n < 1 || n > 64 || strconv.Itoa(n) != s.GPUs {
@@ -438,7 +450,7 @@ func (s *SandboxSpec) validateTools() error {
 			return Invalid(field, "is not the name of a tool: %.60q", name)
 		}
 		if seen[name] {
-			return Invalid(field, "is there twice: %s", name)
+			return Invalid(field, "is listed twice: %s", name)
 		}
 		seen[name] = true
 	}
@@ -451,7 +463,7 @@ func (s *SandboxSpec) validateServices() error {
 	}
 	for name := range s.RequiredServices {
 		if _, both := s.OptionalServices[name]; both {
-			return Invalid("spec.optional_services."+name, "is a required service too")
+			return Invalid("spec.optional_services."+name, "is also a required service")
 		}
 	}
 	for _, group := range []struct {
@@ -461,7 +473,8 @@ func (s *SandboxSpec) validateServices() error {
 		for _, name := range sortedKeys(group.services) {
 			v := group.services[name]
 			if !servicePattern.MatchString(name) || name == "localhost" {
-				return Invalid(fmt.Sprintf("%s.%.80s", group.field, name), "the name must be 1 to 63 characters of [a-z0-9-], and not localhost, got %.80q", name)
+				return Invalid(fmt.Sprintf("%s.%.80s", group.field, name),
+					"the name must be 1 to 63 characters of [a-z0-9-], and not localhost, got %.80q", name)
 			}
 			if err := v.validate(group.field + "." + name); err != nil {
 				return err
@@ -519,7 +532,7 @@ func (h *Healthcheck) validate(field string) error {
 	case len(h.Test) < 2 || h.Test[0] != "CMD" && h.Test[0] != "CMD-SHELL":
 		return Invalid(field+".test", "must be CMD and a command, CMD-SHELL and one line, or NONE, got %.80q", h.Test)
 	case h.Test[0] == "CMD-SHELL" && len(h.Test) != 2:
-		return Invalid(field+".test", "CMD-SHELL takes one line, got %d", len(h.Test)-1)
+		return Invalid(field+".test", "CMD-SHELL takes a single argument, got %d", len(h.Test)-1)
 	case strings.TrimSpace(h.Test[1]) == "": // an empty line always passes
 		return Invalid(field+".test", "has an empty command")
 	}
@@ -529,7 +542,10 @@ func (h *Healthcheck) validate(field string) error {
 	for _, d := range []struct {
 		name  string
 		value Duration
-	}{{"interval", h.Interval}, {"timeout", h.Timeout}, {"start_period", h.StartPeriod}, {"start_interval", h.StartInterval}} {
+	}{
+		{"interval", h.Interval}, {"timeout", h.Timeout},
+		{"start_period", h.StartPeriod}, {"start_interval", h.StartInterval},
+	} {
 		if d.value < 0 || d.value > 0 && d.value < Duration(time.Millisecond) {
 			return Invalid(field+"."+d.name, "must be 1ms or more, got %s", d.value)
 		}
@@ -540,14 +556,17 @@ func (h *Healthcheck) validate(field string) error {
 	return nil
 }
 
-// validateOff refuses to say how often there is to be no test.
+// validateOff rejects other fields of a disabled health check.
 func (h *Healthcheck) validateOff(field string) error {
 	for _, d := range []struct {
 		name  string
 		given bool
-	}{{"interval", h.Interval != 0}, {"timeout", h.Timeout != 0}, {"retries", h.Retries != 0}, {"start_period", h.StartPeriod != 0}, {"start_interval", h.StartInterval != 0}} {
+	}{
+		{"interval", h.Interval != 0}, {"timeout", h.Timeout != 0}, {"retries", h.Retries != 0},
+		{"start_period", h.StartPeriod != 0}, {"start_interval", h.StartInterval != 0},
+	} {
 		if d.given {
-			return Invalid(field+"."+d.name, "is for a health test, and test is NONE")
+			return Invalid(field+"."+d.name, "is not valid when test is NONE")
 		}
 	}
 	return nil
@@ -566,7 +585,8 @@ func validateHook(field string, h *Hook) error {
 	return nil
 }
 
-// targetGuard refuses targets of mounts, copies and file systems that are reserved, or taken.
+// targetGuard rejects targets of mounts, copies and in-memory file systems that are reserved or already used.
+// It maps each used target to its field.
 type targetGuard map[string]string
 
 func (g targetGuard) add(field, target string) error {
@@ -581,7 +601,8 @@ func (g targetGuard) add(field, target string) error {
 	return nil
 }
 
-// ValidateTarget refuses a path of the sandbox where nothing may be put.
+// ValidateTarget checks that a mount or copy may be placed at this absolute path of the sandbox: it is not the
+// root and not in /.boxfleet, /proc, /sys or /dev. Errors: invalid_argument with the given field.
 func ValidateTarget(field, target string) error {
 	if err := validatePath(field, target); err != nil {
 		return err

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// payloadNames are what a spec is called in the payload of a request.
+// payloadNames maps verbs to the field of the request that holds the spec.
 var payloadNames = map[string]string{VerbCreate: "sandbox", VerbExec: "exec"}
 
-// InPayload names the field of a refusal as the payload of the request has it: what a spec calls "spec.image" is
-// "sandbox.image" of a create, and "spec.cwd" is "exec.cwd" of an exec. Other errors come back as they are.
+// InPayload renames the field of an error to its path in the request: "spec.image" becomes "sandbox.image" for
+// a create, and "spec.cwd" becomes "exec.cwd" for an exec. It returns other errors unchanged.
 func InPayload(verb string, err error) error { return renamedField(err, "spec", payloadNames[verb]) }
 
-// InSpec undoes [InPayload], for callers who gave a spec and know no payload.
+// InSpec reverses [InPayload], for callers that passed a spec and do not know the request.
 func InSpec(verb string, err error) error { return renamedField(err, payloadNames[verb], "spec") }
 
 func renamedField(err error, from, to string) error {

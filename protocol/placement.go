@@ -6,21 +6,23 @@ import (
 	"strings"
 )
 
-// MaxPlacement is how many constraints a spec may have on the labels of hosts.
+// MaxPlacement is the maximum number of placement constraints in a spec.
 const MaxPlacement = 32
 
 // Constraint is one condition on the labels of a host.
 type Constraint struct {
 	Key    string
-	Values []string // one of them is wanted
-	Not    bool     // none of them is
+	Values []string // one of these must match
+	Not    bool     // invert: none of Values may match
 }
 
-// ParseConstraint reads "key=value", "key!=value" or "key in (value, value)".
+// ParseConstraint parses "KEY=VALUE", "KEY!=VALUE" or "KEY in (VALUE, VALUE)". An error describes the expected
+// form.
 func ParseConstraint(text string) (Constraint, error) {
 	wrong := fmt.Errorf("must be KEY=VALUE, KEY!=VALUE or \"KEY in (VALUE, VALUE)\", got %.80q", text)
 	c := Constraint{}
-	if key, list, in := strings.Cut(text, " in "); in && !strings.Contains(key, "=") { // else it is in a value
+	key, list, in := strings.Cut(text, " in ")
+	if in && !strings.Contains(key, "=") { // otherwise " in " is part of a value
 		list = strings.TrimSpace(list)
 		inner, opened := strings.CutPrefix(list, "(")
 		inner, closed := strings.CutSuffix(inner, ")")
@@ -40,7 +42,7 @@ func ParseConstraint(text string) (Constraint, error) {
 			return c, wrong
 		}
 		if _, second, list := strings.Cut(value, ","); list && strings.Contains(second, "=") {
-			return c, fmt.Errorf("must be one constraint, and further ones entries of their own, got %.80q", text)
+			return c, fmt.Errorf("must be a single constraint; list others as separate entries, got %.80q", text)
 		}
 		key, c.Not = strings.CutSuffix(key, "!")
 		c.Key, c.Values = strings.TrimSpace(key), []string{strings.TrimSpace(value)}
@@ -56,24 +58,25 @@ func ParseConstraint(text string) (Constraint, error) {
 	return c, nil
 }
 
-// Met says whether a host with these labels is wanted. One without the label is not KEY=VALUE, and is KEY!=VALUE.
+// Met reports whether a host with these labels meets the constraint. A host without the label fails KEY=VALUE
+// and meets KEY!=VALUE.
 func (c Constraint) Met(labels map[string]string) bool {
 	value, there := labels[c.Key]
 	return (there && slices.Contains(c.Values, value)) != c.Not
 }
 
-// Unmet says why a host with these labels is not wanted, "" where it is.
+// Unmet explains why a host with these labels does not meet the constraint; "" if it does.
 func (c Constraint) Unmet(labels map[string]string) string {
 	if c.Met(labels) {
 		return ""
 	}
 	wanted := strings.Join(c.Values, " or ")
 	if c.Not {
-		wanted = "anything but " + wanted
+		wanted = "anything except " + wanted
 	}
 	value, there := labels[c.Key]
 	if !there {
-		return fmt.Sprintf("there is no label %s, wanted %s", c.Key, wanted)
+		return fmt.Sprintf("label %s is not set, wanted %s", c.Key, wanted)
 	}
 	return fmt.Sprintf("label %s is %s, wanted %s", c.Key, value, wanted)
 }
@@ -90,7 +93,7 @@ func (s *SandboxSpec) validatePlacement() error {
 	return nil
 }
 
-// ValidateHostLabels checks the labels of a host.
+// ValidateHostLabels checks the labels of a host. Errors: invalid_argument below the given field.
 func ValidateHostLabels(field string, labels map[string]string) error {
 	return validateLabels(field, labels)
 }

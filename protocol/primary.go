@@ -5,24 +5,24 @@ import "time"
 // PrimaryState is the state of a sandbox's own command.
 type PrimaryState string
 
-// The states. One that has ended is started again, after a pause that grows, while the sandbox is ready.
+// The states. While the sandbox is ready, a command that ended is restarted after a growing pause.
 const (
 	PrimaryRunning  PrimaryState = "running"
 	PrimaryHasEnded PrimaryState = "ended"
 )
 
-// PrimaryStatus is what the history says of a sandbox's own command.
+// PrimaryStatus is the state of a sandbox's own command as folded from the history.
 type PrimaryStatus struct {
 	State    PrimaryState `json:"state"`
-	Since    time.Time    `json:"since"`               // of State
-	Boot     string       `json:"boot,omitempty"`      // supervisor boot that runs it, or ran it last
-	Restarts int          `json:"restarts,omitempty"`  // runs of this boot before this one
-	ExitCode *int         `json:"exit_code,omitempty"` // of the newest run that has ended; nil: none has, or it is not known
-	Reason   string       `json:"reason,omitempty"`    // of that end: oom_killed, or why it could not be started
-	Error    *Error       `json:"error,omitempty"`     // why it could not be started
+	Since    time.Time    `json:"since"`               // when State began
+	Boot     string       `json:"boot,omitempty"`      // supervisor boot of the current or last run
+	Restarts int          `json:"restarts,omitempty"`  // earlier runs in this boot
+	ExitCode *int         `json:"exit_code,omitempty"` // of the last ended run; nil: none, or unknown
+	Reason   string       `json:"reason,omitempty"`    // of that end: oom_killed, or why it could not start
+	Error    *Error       `json:"error,omitempty"`     // why it could not start
 }
 
-// applyPrimary replaces the status, which a clone of the state shares.
+// applyPrimary replaces the status instead of changing it, because clones of the state share it.
 func (s *State) applyPrimary(e *Event) error {
 	d := e.Primary
 	if d == nil {
@@ -31,15 +31,15 @@ func (s *State) applyPrimary(e *Event) error {
 	status := PrimaryStatus{State: PrimaryRunning, Since: e.Time, Boot: d.Boot, Restarts: d.Restarts}
 	if before := s.Sandbox.Primary; e.Kind == PrimaryEnded {
 		status.State, status.ExitCode, status.Reason, status.Error = PrimaryHasEnded, d.ExitCode, e.Reason, e.Error
-	} else if before != nil { // it still shows how the run before ended
+	} else if before != nil { // keep showing how the previous run ended
 		status.ExitCode, status.Reason, status.Error = before.ExitCode, before.Reason, before.Error
 	}
 	s.Sandbox.Primary = &status
 	return nil
 }
 
-// primaryOver notes that the command is gone with its container, where no event says how it ended.
-func (b *Sandbox) primaryOver(e *Event) {
+// primaryEnded records that the command ended with its container, when no event says how.
+func (b *Sandbox) primaryEnded(e *Event) {
 	if b.Primary == nil || b.Primary.State == PrimaryHasEnded {
 		return
 	}

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// neverReached are addresses that mean the host itself or everybody on its link, and those at which
-// clouds hand out a machine's credentials.
+// neverReached are the ranges of the host itself and its link, and the addresses of cloud metadata services,
+// which hand out a machine's credentials.
 var neverReached = prefixes(
 	"0.0.0.0/8",          // this network
 	"127.0.0.0/8",        // loopback
@@ -18,7 +18,7 @@ var neverReached = prefixes(
 	"255.255.255.255/32", // broadcast
 )
 
-// NeverReached are the ranges that no sandbox reaches on any host, whatever it is allowed.
+// NeverReached returns the ranges that no sandbox may reach on any host, whatever its spec allows.
 func NeverReached() []netip.Prefix { return slices.Clone(neverReached) }
 
 func prefixes(texts ...string) []netip.Prefix {
@@ -29,7 +29,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return list
 }
 
-// privateRanges are the ranges that are not the internet.
+// privateRanges are the ranges that are not part of the public internet.
 var privateRanges = prefixes(
 	"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
 	"100.64.0.0/10",   // carrier-grade NAT
@@ -42,15 +42,15 @@ var privateRanges = prefixes(
 	"240.0.0.0/4",     // reserved
 )
 
-// PrivateRanges are the ranges that are not the internet. A sandbox reaches of them only what its spec allows,
-// and its host's operator too.
+// PrivateRanges returns the ranges that are not part of the public internet. A sandbox reaches only those that
+// both its spec and its host's operator allow.
 func PrivateRanges() []netip.Prefix { return slices.Clone(privateRanges) }
 
-// PrivateRange says whether a range is wholly inside of a private one. One that has public addresses too, such as
-// 0.0.0.0/0, is not: as part of a policy it means the public ones.
+// PrivateRange reports whether a range lies entirely within one private range. A range that includes public
+// addresses, such as 0.0.0.0/0, does not; in a policy it stands for the public addresses.
 func PrivateRange(p netip.Prefix) bool { return RangeWithin(p, privateRanges) }
 
-// RangeWithin says whether a range is wholly inside of one of a list.
+// RangeWithin reports whether a range lies entirely within one range of a list.
 func RangeWithin(p netip.Prefix, list []netip.Prefix) bool {
 	return slices.ContainsFunc(list, func(outer netip.Prefix) bool {
 		return outer.Bits() <= p.Bits() && outer.Contains(p.Addr())

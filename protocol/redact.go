@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// inURL is what stands in a URL before its host: a name, a password, a token. It goes to the last @ before
-// the path, as passwords may have an @ in them.
+// inURL matches the user information of a URL. It extends to the last @ before the path, because passwords may
+// contain an @.
 var inURL = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/]*@`)
 
-// Redacted is a text without what gives access in the URLs in it. A user without a password may be a token,
-// so it is left out too.
+// Redacted replaces the user information of every URL in the text with xxxxx. A user name without a password is
+// replaced too, because it may be a token.
 func Redacted(text string) string {
 	if !strings.Contains(text, "://") || !strings.Contains(text, "@") {
 		return text

@@ -6,24 +6,25 @@ import (
 )
 
 const (
-	// A host that refused a sandbox is passed over for refusalFirst, doubled with each refusal up to refusalMost.
+	// Placement skips a host that refused a sandbox for refusalFirst, doubled with each further refusal up to
+	// refusalMost.
 	refusalFirst = 2 * time.Second
 	refusalMost  = time.Minute
 
-	// maxRefusals is how many hosts' refusals a sandbox remembers, the newest.
+	// maxRefusals is the number of hosts whose last refusal a sandbox remembers.
 	maxRefusals = 16
 )
 
-// Refusal is that a host's worker had no room for a sandbox which was assigned to it.
+// Refusal records that a worker had no room for a sandbox assigned to it.
 type Refusal struct {
 	HostID string    `json:"host_id"`
 	Worker string    `json:"worker"`
-	Reason string    `json:"reason"`          // of what it had too little
-	Times  int       `json:"times,omitempty"` // so often, since the sandbox was last ready
-	Until  time.Time `json:"until"`           // the host is passed over until then
+	Reason string    `json:"reason"`          // which resource was short
+	Times  int       `json:"times,omitempty"` // number of refusals since the sandbox was last ready
+	Until  time.Time `json:"until"`           // placement skips the host until then
 }
 
-// refused takes an assignment back. A sandbox that is resumed stays bound to its host.
+// refused revokes the assignment. A resumed sandbox stays bound to its host.
 func (b *Sandbox) refused(e *Event) {
 	r := Refusal{HostID: b.HostID, Worker: b.Worker, Times: 1, Until: e.Time}
 	if e.Error != nil {
@@ -45,16 +46,16 @@ func (b *Sandbox) refused(e *Event) {
 	kept = append(kept, r)
 	b.Refusals = slices.Clone(kept[max(0, len(kept)-maxRefusals):])
 	b.Assigned, b.Phase, b.Pull = false, "", nil
-	if !b.Resuming { // nothing was made there
+	if !b.Resuming { // nothing of it exists on the host
 		b.Worker, b.HostID = "", ""
 	}
 }
 
-// replaced gives up what was made of a sandbox, so that it is made again on another host.
+// replaced discards what belonged to the old host, so that the sandbox is created on another one.
 func (b *Sandbox) replaced(e *Event) {
 	b.Assigned, b.Worker, b.HostID, b.Phase, b.Pull = false, "", "", "", nil
 	b.Container, b.Subnet, b.Boot, b.Ports, b.ReadyAt = "", "", "", nil, time.Time{}
 	b.Reason, b.Error, b.Refusals = e.Reason, nil, nil
-	b.primaryOver(e)
+	b.primaryEnded(e)
 	b.servicesStart(e.Time, false)
 }

@@ -2,33 +2,33 @@ package protocol
 
 import "time"
 
-// Request is what a client publishes to [RequestSubject]. Tenant, verb and sandbox come from the
-// subject, never from the payload; the request id comes from the message id. In every request but a create the
-// subject may say the sandbox's name instead of its id.
+// Request is what a client publishes to [RequestSubject]. Tenant, verb and sandbox come from the subject, never
+// from the payload; the request id is the message id. Except in a create, the subject may contain the sandbox's
+// name instead of its id.
 //
-//	create  Sandbox (required), Name
-//	exec    ExecID, Exec (required)
-//	cancel  ExecID (required)
-//	extend  TTL (required)
-//	stop, resume, delete  nothing more
+// \tcreate  Sandbox (required), Name
+// \texec    ExecID, Exec (required)
+// \tcancel  ExecID (required)
+// \textend  TTL (required)
+// \tstop, resume, delete  no fields
 type Request struct {
 	Version int          `json:"v"`
 	Sandbox *SandboxSpec `json:"sandbox,omitempty"`
 	ExecID  string       `json:"exec_id,omitempty"`
 	Exec    *ExecSpec    `json:"exec,omitempty"`
-	TTL     Duration     `json:"ttl,omitempty"`  // the sandbox is deleted after this time, counted from now
-	Name    string       `json:"name,omitempty"` // of the sandbox; see [ValidateName]
+	TTL     Duration     `json:"ttl,omitempty"`  // time from now until the sandbox is deleted
+	Name    string       `json:"name,omitempty"` // name of the sandbox; see [ValidateName]
 }
 
-// Reply answers a request, and every call of the read service.
+// Reply is the answer to a request and to every call of the read service.
 type Reply struct {
 	Version  int      `json:"v"`
 	Error    *Error   `json:"error,omitempty"`
 	Sandbox  *Sandbox `json:"sandbox,omitempty"`
 	Exec     *Exec    `json:"exec,omitempty"`
-	Sequence uint64   `json:"sequence,omitempty"` // of the sandbox's last event when this was written
-	Changed  bool     `json:"changed,omitempty"`  // the request itself changed something
-	Waiting  *Error   `json:"waiting,omitempty"`  // why the request cannot be decided yet: not an outcome, which follows
+	Sequence uint64   `json:"sequence,omitempty"` // of the sandbox's last event at the time of the reply
+	Changed  bool     `json:"changed,omitempty"`  // this request changed something
+	Waiting  *Error   `json:"waiting,omitempty"`  // why the request is not decided yet; the outcome follows
 
 	Sandboxes []*Sandbox   `json:"sandboxes,omitempty"`
 	Execs     []*Exec      `json:"execs,omitempty"`
@@ -36,29 +36,29 @@ type Reply struct {
 	Next      string       `json:"next,omitempty"` // page token; empty on the last page
 	Explain   *Explanation `json:"explain,omitempty"`
 	Ping      *Ping        `json:"ping,omitempty"`
-	Defaults  *SandboxSpec `json:"defaults,omitempty"` // what lies below the specs of the tenant's creates
-	Awaited   []string     `json:"awaited,omitempty"`  // those of Images that pending sandboxes wait for
+	Defaults  *SandboxSpec `json:"defaults,omitempty"` // the tenant's defaults, below the specs of its creates
+	Awaited   []string     `json:"awaited,omitempty"`  // the Images that pending sandboxes wait for
 	History   *EventPage   `json:"history,omitempty"`
 	Output    *OutputPage  `json:"output,omitempty"`
 }
 
-// Query is the request of every endpoint of the read service. Fields that an endpoint does not
-// use are refused there.
+// Query is the request of every endpoint of the read service. An endpoint rejects fields that it does not use.
 type Query struct {
 	Version     int               `json:"v"`
-	Sandbox     string            `json:"sandbox,omitempty"` // its id or its name
+	Sandbox     string            `json:"sandbox,omitempty"` // id or name
 	Exec        string            `json:"exec,omitempty"`
-	MinSequence uint64            `json:"min_sequence,omitempty"` // answer from a state at least this new
-	Labels      map[string]string `json:"labels,omitempty"`       // equality, all must match
-	States      []string          `json:"states,omitempty"`       // any may match; empty: all but deleted
-	Limit       int               `json:"limit,omitempty"`        // 1 to 1000, default 100; of output bytes, 1 to [MaxOutputPage], which is the default
-	Page        string            `json:"page,omitempty"`         // the Next of the page before
-	Images      []string          `json:"images,omitempty"`       // full references, and ids
-	From        uint64            `json:"from,omitempty"`         // number of the first event wanted; 0: the oldest that is kept
-	Service     string            `json:"service,omitempty"`      // whose own output is wanted
-	Stream      string            `json:"stream,omitempty"`       // stdout (default) or stderr
-	Offset      int64             `json:"offset,omitempty"`       // of the first byte wanted
-	Name        string            `json:"name,omitempty"`         // only sandboxes with this name
+	MinSequence uint64            `json:"min_sequence,omitempty"` // wait for a state at least this new
+	Labels      map[string]string `json:"labels,omitempty"`       // all must be equal
+	States      []string          `json:"states,omitempty"`       // any may match; empty: all except deleted
+	// 1 to 1000, default 100. For output, bytes: 1 to [MaxOutputPage], which is also the default.
+	Limit   int      `json:"limit,omitempty"`
+	Page    string   `json:"page,omitempty"`    // Next of the previous page
+	Images  []string `json:"images,omitempty"`  // full references and ids
+	From    uint64   `json:"from,omitempty"`    // sequence of the first event; 0: the oldest retained one
+	Service string   `json:"service,omitempty"` // service whose own output to read
+	Stream  string   `json:"stream,omitempty"`  // stdout (default) or stderr
+	Offset  int64    `json:"offset,omitempty"`  // byte offset at which to start
+	Name    string   `json:"name,omitempty"`    // only sandboxes with this name
 }
 
 // Endpoints of the read service.
@@ -72,138 +72,143 @@ const (
 	EndpointHosts   = "hosts"
 	EndpointEvents  = "events"  // Sandbox, From, Limit
 	EndpointOutput  = "output"  // Sandbox, Exec or Service, Stream, Offset, Limit
-	EndpointResolve = "resolve" // Sandbox: also a prefix of a generated id, if it is that of one sandbox only
+	EndpointResolve = "resolve" // Sandbox: also a unique prefix of a generated id
 
 	EndpointDefaults = "defaults"
-	EndpointAwaited  = "awaited" // Images; of every tenant, for workers
+	EndpointAwaited  = "awaited" // Images; across all tenants, for workers
 )
 
-// Ping tells who answered, and what the deployment promises.
+// Ping identifies the coordinator that answered and describes its deployment.
 type Ping struct {
 	Version     string    `json:"version"`
 	Coordinator string    `json:"coordinator"`
 	Deployment  string    `json:"deployment"`
-	Durability  string    `json:"durability"` // what an acknowledged write survives, in words
-	Leader      bool      `json:"leader"`     // the one that answered holds the scheduler lock
+	Durability  string    `json:"durability"` // which failures an acknowledged write survives, in words
+	Leader      bool      `json:"leader"`     // the answering coordinator holds the scheduler lock
 	Hosts       int       `json:"hosts"`
 	Time        time.Time `json:"time"`
-	Storage     *Storage  `json:"storage,omitempty"` // what is kept where, as it is now
+	Storage     *Storage  `json:"storage,omitempty"` // current state of the stores
 
-	// Skew is how far the wall clock of the coordinator that answered is ahead of the store's; nil: not known.
+	// Skew is how far the answering coordinator's wall clock is ahead of the store's; nil: unknown.
 	Skew *Duration `json:"skew,omitempty"`
 
-	// Clocks describes, one sentence each, the machines whose clock differs from the store's by more than [MaxSkew].
+	// Clocks lists the machines whose clock differs from the store's by more than [MaxSkew], one sentence each.
 	Clocks []string `json:"clocks,omitempty"`
 }
 
-// Storage is how what is stored is kept now, which may be less safe than it was configured.
+// Storage is the current state of the stores, which may be less safe than configured. Sizes are in bytes.
 type Storage struct {
 	Streams  []StreamStorage `json:"streams,omitempty"`
-	Bytes    int64           `json:"bytes,omitempty"`     // used by all streams, one replica of each
-	MaxBytes int64           `json:"max_bytes,omitempty"` // that the account may use; 0: not limited there
-	DiskFree int64           `json:"disk_free,omitempty"` // of the embedded server's disk; 0: not known
+	Bytes    int64           `json:"bytes,omitempty"`     // used by all streams, counting one replica of each
+	MaxBytes int64           `json:"max_bytes,omitempty"` // the account's limit; 0: none
+	DiskFree int64           `json:"disk_free,omitempty"` // on the embedded server's disk; 0: unknown
 	DiskSize int64           `json:"disk_size,omitempty"`
-	Problems []string        `json:"problems,omitempty"` // what does not hold now, a sentence each
-	Warnings []string        `json:"warnings,omitempty"` // what soon will not
+	Problems []string        `json:"problems,omitempty"` // what is wrong now, one sentence each
+	Warnings []string        `json:"warnings,omitempty"` // what may soon be wrong, one sentence each
 }
 
-// StreamStorage is one stream or bucket.
+// StreamStorage is the state of one stream or bucket. Sizes are in bytes.
 type StreamStorage struct {
 	Name     string   `json:"name"`
-	Leader   string   `json:"leader,omitempty"` // server; empty: none, or one server without a cluster
+	Leader   string   `json:"leader,omitempty"` // server name; empty: none, or a single server without a cluster
 	Replicas int      `json:"replicas,omitempty"`
-	InSync   int      `json:"in_sync,omitempty"` // the leader and those that have all it has
-	Behind   []string `json:"behind,omitempty"`  // the servers of the other replicas
+	InSync   int      `json:"in_sync,omitempty"` // replicas that are up to date, including the leader
+	Behind   []string `json:"behind,omitempty"`  // servers of the other replicas
 	Messages uint64   `json:"messages"`
 	Bytes    int64    `json:"bytes"`
 	MaxBytes int64    `json:"max_bytes,omitempty"` // 0: no limit
-	Error    string   `json:"error,omitempty"`     // why nothing is known
+	Error    string   `json:"error,omitempty"`     // why the state is unknown
 }
 
-// Explanation says what a sandbox waits for.
+// Explanation says what a sandbox is waiting for.
 type Explanation struct {
 	Sandbox  *Sandbox      `json:"sandbox"`
 	Waiting  string        `json:"waiting"` // one sentence
 	Since    time.Time     `json:"since,omitempty,omitzero"`
 	Deadline time.Time     `json:"deadline,omitempty,omitzero"`
-	Position int           `json:"position,omitempty"` // place among the waiting, from 1
-	Hosts    []HostRefusal `json:"hosts,omitempty"`    // per host why it does not take the sandbox
+	Position int           `json:"position,omitempty"` // position in the placement queue, from 1
+	Hosts    []HostRefusal `json:"hosts,omitempty"`    // why each host does not take the sandbox
 }
 
-// HostRefusal is why one host does not take a sandbox. An empty reason means that it would.
+// HostRefusal says why a host does not take a sandbox. An empty reason means that it would.
 type HostRefusal struct {
 	Worker string `json:"worker"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// WorkItem tells a worker to look at a sandbox; Events is the newest of its history, so that the
-// worker need not read what it is about to learn.
+// WorkItem notifies a worker that a sandbox has news. It carries the newest batch, so that the worker need not
+// read it from the event log.
 type WorkItem struct {
 	Version int    `json:"v"`
 	Batch   *Batch `json:"batch,omitempty"`
 	Record  uint64 `json:"record,omitempty"` // stream sequence of Batch
 }
 
-// Host is what a worker says of itself, and what the coordinators make of it.
+// Host is a worker's description of its host, with the fields that the coordinator adds.
 type Host struct {
 	Version   int               `json:"v"`
 	Worker    string            `json:"worker"`
-	HostID    string            `json:"host_id"`  // from the engine's marker volume
-	Instance  string            `json:"instance"` // one per process
+	HostID    string            `json:"host_id"`  // stored in the engine's marker volume
+	Instance  string            `json:"instance"` // the worker process
 	Token     uint64            `json:"token"`    // fencing token of the host lock
 	Build     string            `json:"build"`
 	Labels    map[string]string `json:"labels,omitempty"`
-	Slots     int               `json:"slots"` // sandboxes at most
+	Slots     int               `json:"slots"` // maximum number of sandboxes
 	CPU       float64           `json:"cpu"`
-	Cores     int               `json:"cores,omitempty"` // that it has, whatever it offers; 0: not known
+	Cores     int               `json:"cores,omitempty"` // cores of the machine, offered or not; 0: unknown
 	Memory    Bytes             `json:"memory"`
 	Engine    string            `json:"engine"` // Engine version
 	Runtime   string            `json:"runtime"`
 	Mounts    []string          `json:"mounts,omitempty"`          // allow-list for mounts
-	Writable  []string          `json:"writable_mounts,omitempty"` // what of it may be mounted writable
-	Tools     []string          `json:"tools,omitempty"`           // builtin tools that it has
-	Runtimes  []string          `json:"runtimes,omitempty"`        // OCI runtimes that a sandbox may choose
-	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that a sandbox may choose
+	Writable  []string          `json:"writable_mounts,omitempty"` // entries of Mounts that may be mounted writable
+	Tools     []string          `json:"tools,omitempty"`           // built-in tools that it provides
+	Runtimes  []string          `json:"runtimes,omitempty"`        // OCI runtimes that sandboxes may choose
+	Profiles  []string          `json:"profiles,omitempty"`        // capability profiles that sandboxes may choose
 	GPUs      int               `json:"gpus,omitempty"`
-	DiskQuota bool              `json:"disk_quota,omitempty"`   // spec.disk can be kept
-	Disk      Bytes             `json:"disk,omitempty"`         // that its sandboxes may be promised; 0: not known, or no quota
-	PIDs      int64             `json:"pids,omitempty"`         // processes and threads that its kernel allows; 0: not known
-	Firewall  string            `json:"firewall,omitempty"`     // what isolates the networks of sandboxes: nftables, off, or "": nothing, and no sandbox is taken
-	Images    bool              `json:"tells_images,omitempty"` // it says in [HostImages] which images it has
-	Healthy   bool              `json:"healthy"`                // the Engine answers
-	Problem   string            `json:"problem,omitempty"`
-	Full      string            `json:"full,omitempty"`     // why it takes no new sandboxes: something of it runs short
-	Defaults  *SandboxSpec      `json:"defaults,omitempty"` // what its operator wants below the specs of the sandboxes here
-	StartedAt time.Time         `json:"started_at,omitempty,omitzero"`
+	DiskQuota bool              `json:"disk_quota,omitempty"` // spec.disk can be enforced
+	// Disk is the space available to sandboxes, in bytes; 0: unknown, or no quota.
+	Disk Bytes `json:"disk,omitempty"`
+	// PIDs is the number of processes and threads that the kernel allows; 0: unknown.
+	PIDs int64 `json:"pids,omitempty"`
+	// Firewall is what isolates the networks of sandboxes: nftables or off. Empty: nothing does, and the host
+	// takes no sandboxes.
+	Firewall string `json:"firewall,omitempty"`
+	Images   bool   `json:"tells_images,omitempty"` // it reports its images in [HostImages]
+	Healthy  bool   `json:"healthy"`                // the engine answers
+	Problem  string `json:"problem,omitempty"`
+	Full     string `json:"full,omitempty"` // why it takes no new sandboxes: which resource is short
+	// Defaults are the operator's defaults for the specs of sandboxes on this host.
+	Defaults  *SandboxSpec `json:"defaults,omitempty"`
+	StartedAt time.Time    `json:"started_at,omitempty,omitzero"`
 
-	// Capability profiles that a service may choose. None: the worker is an older one, whose services
-	// all have the standard profile.
+	// Capability profiles that services may choose. Empty: an older worker, whose services all have the
+	// standard profile.
 	ServiceProfiles []string `json:"service_profiles,omitempty"`
 
-	// IPv4 ranges that its operator lets no sandbox reach, whatever its network allows.
+	// IPv4 ranges that the operator denies to every sandbox, whatever its spec allows.
 	DenyNetworks []string `json:"deny_networks,omitempty"`
 
-	// Private IPv4 ranges that its operator lets specs allow. Of all others they get what is public.
+	// Private IPv4 ranges that the operator lets specs allow. Of other ranges, specs get only the public part.
 	AllowNetworks []string `json:"allow_networks,omitempty"`
 
-	// Processes and threads that a spec may give one container. 0: the worker is an older one, which gives [MaxPIDs].
+	// Maximum spec.pids of one container. 0: an older worker, whose maximum is [MaxPIDs].
 	MostPIDs int64 `json:"most_pids,omitempty"`
 
-	// What keeps its sandboxes from it and from each other; nil: the worker is an older one.
+	// What isolates its sandboxes; nil: an older worker.
 	Posture *Posture `json:"posture,omitempty"`
 
-	// Ports of its loopback that may be published, "FIRST-LAST". "": the worker is an older one, which publishes any.
+	// Loopback ports that may be published, "FIRST-LAST". Empty: an older worker, which publishes any.
 	Ports string `json:"ports,omitempty"`
 
-	// Registries that its worker pulls images from, as host or host:port; docker.io is Docker Hub, and public
-	// stands for all at public addresses. None: the worker is an older one, which pulls from all.
+	// Registries that the worker pulls images from, as host or host:port. docker.io is Docker Hub, and public
+	// stands for every registry at public addresses. Empty: an older worker, which pulls from any.
 	Registries []string `json:"registries,omitempty"`
 
-	// Its worker reads the parts of histories that are no longer in the event log. The sandboxes of one that
-	// does not keep their whole history there.
+	// The worker can read segments, the parts of histories that are no longer in the event log. Otherwise the
+	// log retains the whole history of its sandboxes.
 	ReadsSegments bool `json:"reads_segments,omitempty"`
 
-	// Filled in by the coordinator.
+	// The coordinator fills in these and the following fields.
 	State     HostState `json:"state,omitempty"`
 	Sandboxes int       `json:"sandboxes,omitempty"`
 	UsedCPU   float64   `json:"used_cpu,omitempty"`
@@ -213,39 +218,39 @@ type Host struct {
 	UsedGPUs  int       `json:"used_gpus,omitempty"`
 	SeenAt    time.Time `json:"seen_at,omitempty,omitzero"`
 
-	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil: not
-	// known. ClockOff says that it is more than [MaxSkew], in either direction.
+	// Skew is how far the host's wall clock is ahead of the store's, as its worker last measured it; nil:
+	// unknown. ClockOff reports that it differs by more than [MaxSkew].
 	Skew     *Duration `json:"skew,omitempty"`
 	ClockOff bool      `json:"clock_off,omitempty"`
 
-	Cordoned bool           `json:"cordoned,omitempty"` // an operator wants it to get no new work
-	Drain    *HostDrain     `json:"drain,omitempty"`    // and what is on it to go
-	Holds    map[string]int `json:"holds,omitempty"`    // how many sandboxes are on it, by state, of all tenants
-	Execs    int            `json:"execs,omitempty"`    // of theirs, that have not ended
+	Cordoned bool           `json:"cordoned,omitempty"` // operator intent: no new work
+	Drain    *HostDrain     `json:"drain,omitempty"`    // operator intent: move or end what runs here
+	Holds    map[string]int `json:"holds,omitempty"`    // number of its sandboxes by state, across all tenants
+	Execs    int            `json:"execs,omitempty"`    // number of their execs that have not ended
 }
 
-// MaxSkew is how far a machine's wall clock may be from the store's before that is reported. Nothing is
-// decided by such a clock; but what runs on the machine sees it, and times in its logs are wrong.
+// MaxSkew is the difference between a machine's wall clock and the store's above which it is reported. Boxfleet
+// makes no decisions by these clocks, but sandboxes see them and timestamps in the machine's logs are wrong.
 const MaxSkew = 5 * time.Second
 
-// What a host says of its firewall.
+// Values of [Host.Firewall].
 const (
-	FirewallNFTables = "nftables" // the networks of sandboxes are kept apart
-	FirewallOff      = "off"      // the operator wants none: sandboxes reach what the host reaches
+	FirewallNFTables = "nftables" // the networks of sandboxes are isolated
+	FirewallOff      = "off"      // disabled by the operator: sandboxes reach whatever the host reaches
 )
 
-// HostState is what a coordinator makes of a host's heartbeats, health and lease.
+// HostState is the state of a host, which a coordinator derives from its heartbeats, health and lease.
 type HostState string
 
 // The states of a host.
 const (
 	HostReady     HostState = "ready"
-	HostUnhealthy HostState = "unhealthy" // heartbeats come, its Engine does not answer: no new work
-	HostSuspect   HostState = "suspect"   // no heartbeat for a while: no new work
-	HostLost      HostState = "lost"      // its lock lease is over
+	HostUnhealthy HostState = "unhealthy" // heartbeats arrive, but the engine does not answer: no new work
+	HostSuspect   HostState = "suspect"   // no recent heartbeat: no new work
+	HostLost      HostState = "lost"      // its lock lease has expired
 )
 
-// Heartbeat is published by a worker every second.
+// Heartbeat is what a worker publishes every second.
 type Heartbeat struct {
 	Version  int    `json:"v"`
 	Worker   string `json:"worker"`
@@ -255,36 +260,38 @@ type Heartbeat struct {
 	Problem  string `json:"problem,omitempty"`
 	Full     string `json:"full,omitempty"`
 
-	// Listening grows each time that work items may have been lost on the way to the worker. It is
-	// told everything that it owes then.
+	// Listening increases whenever work items may have been lost on the way to the worker. The worker is then
+	// notified again about everything pending.
 	Listening uint64 `json:"listening,omitempty"`
 
-	// Skew is how far the worker's wall clock is ahead of the store's, as it measured it itself: a heartbeat
-	// that comes late says nothing of clocks. nil: not known.
+	// Skew is how far the worker's wall clock is ahead of the store's, as the worker measured it, because a
+	// late heartbeat says nothing about clocks. nil: unknown.
 	Skew *Duration `json:"skew,omitempty"`
 }
 
-// Reservation is the value of an id in the registry.
+// Reservation is the stored value of a reserved id.
 type Reservation struct {
 	Version     int       `json:"v"`
-	Request     string    `json:"request"`     // id of the request that took it
-	Fingerprint string    `json:"fingerprint"` // of the spec
+	Request     string    `json:"request"`     // id of the request that reserved it
+	Fingerprint string    `json:"fingerprint"` // of the requested spec
 	Time        time.Time `json:"time"`
 }
 
-// NameHold is the value of a sandbox's name: which sandbox has it.
+// NameHold is the stored value of a sandbox name. It says which sandbox has the name.
 type NameHold struct {
 	Version int    `json:"v"`
 	Sandbox string `json:"sandbox"`
-	Request string `json:"request"`          // id of the create that took it
-	Stored  uint64 `json:"stored"`           // stream sequence of that request: those stored before it mean Before
-	Before  string `json:"before,omitempty"` // the sandbox that had the name before
+	Request string `json:"request"` // id of the create that took the name
+	// Stored is the stream sequence of that request. For requests with a lower sequence, the name still means
+	// Before.
+	Stored uint64 `json:"stored"`
+	Before string `json:"before,omitempty"` // the previous sandbox with this name
 
-	BeforeStored uint64 `json:"before_stored,omitempty"` // as Stored, of Before
+	BeforeStored uint64 `json:"before_stored,omitempty"` // Stored of Before
 }
 
-// Validate checks a request of a verb: that it has what the verb needs, nothing that it does not
-// use, and that its spec holds. The error names the field as the payload has it.
+// Validate checks that a request has the fields that its verb needs, no others, and a valid spec. Errors: those
+// of the specs; the field is its path in the payload.
 func (r *Request) Validate(verb string) error { return InPayload(verb, r.validate(verb)) }
 
 func (r *Request) validate(verb string) error {
@@ -312,8 +319,8 @@ func (r *Request) validate(verb string) error {
 		return Invalid("verb", "must be create, exec, cancel, stop, resume, delete or extend, got %.40q", verb)
 	}
 	for _, err := range []error{
-		uses("sandbox", r.Sandbox != nil, sandbox), uses("exec_id", r.ExecID != "", execID), uses("exec", r.Exec != nil, exec),
-		uses("ttl", r.TTL != 0, ttl), uses("name", r.Name != "", sandbox && r.Name != ""),
+		uses("sandbox", r.Sandbox != nil, sandbox), uses("exec_id", r.ExecID != "", execID),
+		uses("exec", r.Exec != nil, exec), uses("ttl", r.TTL != 0, ttl), uses("name", r.Name != "", sandbox && r.Name != ""),
 	} {
 		if err != nil {
 			return err
@@ -341,8 +348,8 @@ func (r *Request) validate(verb string) error {
 	return nil
 }
 
-// Status is what a coordinator says to everybody, on [StatusSubject]: when it begins or ends to
-// wait, and every [StatusPeriod] while it does. It is a core message, which may be lost.
+// Status is what a coordinator publishes on [StatusSubject] when it starts or stops waiting, and every
+// [StatusPeriod] in between. It is a core NATS message, which may be lost.
 type Status struct {
 	Version     int       `json:"v"`
 	Coordinator string    `json:"coordinator"`
@@ -351,8 +358,8 @@ type Status struct {
 }
 
 const (
-	// StatusPeriod is how often a coordinator says that it waits.
+	// StatusPeriod is the interval of a waiting coordinator's status.
 	StatusPeriod = 2 * time.Second
-	// StatusAge is how long a status holds that is not repeated.
+	// StatusAge is how long a status is valid unless it is repeated.
 	StatusAge = 5 * time.Second
 )

@@ -1,6 +1,7 @@
 package protocol
 
-// SandboxKey identifies a sandbox in a deployment. It is never encoded: messages and subjects carry its parts.
+// SandboxKey identifies a sandbox in a deployment. It is not a wire type: messages and subjects carry its
+// parts.
 type SandboxKey struct{ Tenant, ID string }
 
 // String returns TENANT/ID.

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Bounds of what a spec may hold. A spec outside them is refused with invalid_argument.
+// Limits of a spec. A spec outside them is rejected with invalid_argument.
 const (
-	MaxSpecBytes    = 256 << 10 // a whole request, encoded
+	MaxSpecBytes    = 256 << 10 // an encoded request
 	MaxArgs         = 4096
 	MaxArgsBytes    = 128 << 10
 	MaxEnv          = 1024
@@ -26,11 +26,11 @@ const (
 	MinMemory       = Bytes(16 << 20)
 	MaxPIDs         = 1 << 20
 	MaxOutputLimit  = Bytes(4 << 30)
-	MaxActiveExecs  = 8192     // of a sandbox, that have not ended; a supervisor keeps as many again that have
+	MaxActiveExecs  = 8192     // execs of a sandbox that have not ended; its supervisor keeps as many ended ones
 	MaxInlineOutput = 16 << 10 // stdout and stderr together, carried in the exec's last event
 )
 
-// Defaults that Resolve fills in.
+// Defaults that Resolve fills in, and MaxGrace.
 const (
 	DefaultCPU           = 1.0
 	DefaultMemory        = Bytes(512 << 20)
@@ -44,86 +44,93 @@ const (
 	MaxGrace             = Duration(10 * time.Minute)
 )
 
-// What happens to a ready sandbox whose host is lost.
+// What happens to a ready sandbox when its host is lost.
 const (
-	OnHostLossWait = "wait" // it stays, shown unreachable, until the host comes back
-	OnHostLossFail = "fail" // it fails with reason host_lost when the host's lock lease is over
-	// It is made again elsewhere from its spec, under its id and in the next generation, when the host's lock
-	// lease is over.
+	OnHostLossWait = "wait" // keep it, shown as unreachable, until the host comes back
+	OnHostLossFail = "fail" // fail it with reason host_lost when the host's lock lease expires
+	// Recreate it elsewhere from its spec, with the same id and the next generation, when the host's lock lease
+	// expires.
 	OnHostLossReplace = "replace"
 )
 
-// SandboxSpec says what a sandbox is made of. The handle shows it resolved, with every default
-// filled in.
+// SandboxSpec describes a sandbox. The handle shows it resolved, with every default filled in.
 type SandboxSpec struct {
-	Image         string            `json:"image"`                    // image reference, required
-	Command       []string          `json:"command,omitempty"`        // primary command, run by the supervisor as User in Cwd; none: the sandbox only waits for execs
-	Env           map[string]string `json:"env,omitempty"`            // added to the image's environment
-	Labels        map[string]string `json:"labels,omitempty"`         // the caller's own, for selectors
-	User          string            `json:"user,omitempty"`           // name, uid, or either with ":group"; default: the image's
-	Cwd           string            `json:"cwd,omitempty"`            // absolute; default: the image's
-	CPU           float64           `json:"cpu,omitempty"`            // cores, 0.01 or more; default 1
-	Memory        Bytes             `json:"memory,omitempty"`         // bytes, 16 MiB or more; default 512 MiB
-	PIDs          int64             `json:"pids,omitempty"`           // processes and threads; default 2048
-	Disk          Bytes             `json:"disk,omitempty"`           // bytes that the container's own layer may hold; 0: no limit
-	ShmSize       Bytes             `json:"shm_size,omitempty"`       // of /dev/shm; default: the Engine's, 64 MiB
-	GPUs          string            `json:"gpus,omitempty"`           // "all", or how many
-	Hostname      string            `json:"hostname,omitempty"`       // default: the sandbox's id
-	ReadOnly      bool              `json:"read_only,omitempty"`      // the root file system cannot be written
-	Tmpfs         []Tmpfs           `json:"tmpfs,omitempty"`          // file systems in memory
-	Profile       string            `json:"profile,omitempty"`        // hardened (default) or standard
-	Runtime       string            `json:"runtime,omitempty"`        // OCI runtime; default: the Engine's
-	Pull          string            `json:"pull,omitempty"`           // missing (default), always or never: when images are pulled
-	Network       *Network          `json:"network,omitempty"`        // what it may connect to; default: public addresses
-	Ports         []Port            `json:"ports,omitempty"`          // published on the host's loopback
-	Mounts        []Mount           `json:"mounts,omitempty"`         // files and directories of the host
-	Copies        []Copy            `json:"copies,omitempty"`         // trees uploaded by the caller
-	Tools         []string          `json:"tools,omitempty"`          // names of builtin tools, whose files the worker's host has
-	TTL           Duration          `json:"ttl,omitempty"`            // delete so long after the create; 0: never
-	IdleTTL       Duration          `json:"idle_ttl,omitempty"`       // stop after so long without an exec; 0: never
-	QueueTimeout  Duration          `json:"queue_timeout,omitempty"`  // fail when no host was found by then; default 24h
-	CreateTimeout Duration          `json:"create_timeout,omitempty"` // from assignment to ready; default 5m
-	Grace         Duration          `json:"grace,omitempty"`          // TERM to KILL for execs and command when the sandbox stops; default 5s
-	OnHostLoss    string            `json:"on_host_loss,omitempty"`   // wait (default), fail or replace
-	OnDelete      *Hook             `json:"on_delete,omitempty"`      // run before a ready sandbox is deleted
-	Placement     []string          `json:"placement,omitempty"`      // on hosts with these labels only: KEY=VALUE, KEY!=VALUE or "KEY in (VALUE, VALUE)"; all must hold
+	Image string `json:"image"` // image reference, required
+	// primary command, run by the supervisor as User in Cwd; empty: the sandbox only waits for execs
+	Command []string          `json:"command,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`    // added to the image's environment
+	Labels  map[string]string `json:"labels,omitempty"` // for selectors; without meaning to Boxfleet
+	// name, uid, or either with ":group"; default: the image's
+	User   string  `json:"user,omitempty"`
+	Cwd    string  `json:"cwd,omitempty"`    // absolute; default: the image's
+	CPU    float64 `json:"cpu,omitempty"`    // cores, 0.01 or more; default 1
+	Memory Bytes   `json:"memory,omitempty"` // bytes, 16 MiB or more; default 512 MiB
+	PIDs   int64   `json:"pids,omitempty"`   // processes and threads; default 2048
+	// maximum size of the container's writable layer in bytes; 0: no limit
+	Disk     Bytes   `json:"disk,omitempty"`
+	ShmSize  Bytes   `json:"shm_size,omitempty"`  // size of /dev/shm; default: the Engine's, 64 MiB
+	GPUs     string  `json:"gpus,omitempty"`      // "all" or a number
+	Hostname string  `json:"hostname,omitempty"`  // default: the sandbox's id
+	ReadOnly bool    `json:"read_only,omitempty"` // make the root file system read-only
+	Tmpfs    []Tmpfs `json:"tmpfs,omitempty"`     // in-memory file systems
+	Profile  string  `json:"profile,omitempty"`   // hardened (default) or standard
+	Runtime  string  `json:"runtime,omitempty"`   // OCI runtime; default: the Engine's
+	// when to pull images: missing (default), always or never
+	Pull    string   `json:"pull,omitempty"`
+	Network *Network `json:"network,omitempty"` // what it may connect to; default: public addresses
+	Ports   []Port   `json:"ports,omitempty"`   // published on the host's loopback
+	Mounts  []Mount  `json:"mounts,omitempty"`  // files and directories of the host
+	Copies  []Copy   `json:"copies,omitempty"`  // trees uploaded by the caller
+	// names of built-in tools; the worker's host provides their files
+	Tools         []string `json:"tools,omitempty"`
+	TTL           Duration `json:"ttl,omitempty"`            // time from create to delete; 0: never
+	IdleTTL       Duration `json:"idle_ttl,omitempty"`       // stop after this time without an exec; 0: never
+	QueueTimeout  Duration `json:"queue_timeout,omitempty"`  // fail if no host is found in this time; default 24h
+	CreateTimeout Duration `json:"create_timeout,omitempty"` // from assignment to ready; default 5m
+	// time from TERM to KILL for execs and the primary command when the sandbox stops; default 5s
+	Grace      Duration `json:"grace,omitempty"`
+	OnHostLoss string   `json:"on_host_loss,omitempty"` // wait (default), fail or replace
+	OnDelete   *Hook    `json:"on_delete,omitempty"`    // runs before a ready sandbox is deleted
+	// host labels that must all match: KEY=VALUE, KEY!=VALUE or "KEY in (VALUE, VALUE)"
+	Placement []string `json:"placement,omitempty"`
 
-	RequiredServices Services `json:"required_services,omitempty"` // by name; must be ready for the sandbox to be
-	OptionalServices Services `json:"optional_services,omitempty"` // by name; block nothing
+	RequiredServices Services `json:"required_services,omitempty"` // by name; the sandbox is ready only when they are
+	OptionalServices Services `json:"optional_services,omitempty"` // by name; the sandbox does not wait for them
 }
 
-// Mount binds a file or directory of the host into the sandbox, without what is mounted below it.
-// Source must be below an entry of the worker's allow-list, and one that says rw for Writable.
+// Mount binds a file or directory of the host into the sandbox, without the file systems mounted below it.
+// Source must be below an entry of the worker's allow-list, and for Writable that entry must be rw.
 type Mount struct {
 	Source   string `json:"source"`             // absolute path on the host
 	Target   string `json:"target"`             // absolute path in the sandbox
 	Writable bool   `json:"writable,omitempty"` // default: read-only
 }
 
-// Copy places a tree that the caller uploaded, a tar stream in the object store, into a container of
-// the sandbox, before that one starts for the first time.
+// Copy extracts an uploaded tree, a tar stream in the object store, into a container of the sandbox before the
+// container's first start.
 type Copy struct {
-	Digest  string `json:"digest"`            // "sha256-" and 64 hex digits, of the tar stream
-	Size    Bytes  `json:"size,omitempty"`    // of the tar stream, for progress only
-	Target  string `json:"target"`            // absolute directory in the container, made where missing
-	Owner   string `json:"owner,omitempty"`   // uid or uid:gid that everything belongs to; default: the ids in the tar stream
-	Service string `json:"service,omitempty"` // the service whose container gets it; default: the primary one
+	Digest string `json:"digest"`         // "sha256-" and 64 hex digits, of the tar stream
+	Size   Bytes  `json:"size,omitempty"` // of the tar stream in bytes; for progress only
+	Target string `json:"target"`         // absolute directory in the container; created if missing
+	// uid or uid:gid that owns everything in the copy; default: the ids in the tar stream
+	Owner   string `json:"owner,omitempty"`
+	Service string `json:"service,omitempty"` // service whose container gets the copy; default: the primary container
 }
 
-// ExecSpec says what an exec runs. Execs are stateless: cwd and env are per call.
+// ExecSpec describes an exec. Execs are stateless: cwd and env apply to one call.
 type ExecSpec struct {
 	Command []string          `json:"command"`           // argv, never a shell string
-	Env     map[string]string `json:"env,omitempty"`     // over the sandbox's environment
+	Env     map[string]string `json:"env,omitempty"`     // added to the sandbox's environment
 	Cwd     string            `json:"cwd,omitempty"`     // absolute; default: the sandbox's
 	User    string            `json:"user,omitempty"`    // default: the sandbox's
-	Service string            `json:"service,omitempty"` // run it in this service's container; default: the primary one
-	Stdin   []byte            `json:"stdin,omitempty"`   // at most 128 KiB; then end of file
-	Timeout Duration          `json:"timeout,omitempty"` // wall clock from start; 0: none
-	// StartTimeout is how long it may be accepted and not started, by the coordinator's clock; then it
+	Service string            `json:"service,omitempty"` // run in this service's container; default: the primary container
+	Stdin   []byte            `json:"stdin,omitempty"`   // at most 128 KiB, followed by end of file
+	Timeout Duration          `json:"timeout,omitempty"` // wall-clock time from the start; 0: none
+	// StartTimeout limits the time from acceptance to start, by the coordinator's clock. After it, the exec
 	// fails with deadline_exceeded, reason start_timeout. Default 2m.
 	StartTimeout Duration `json:"start_timeout,omitempty"`
-	Grace        Duration `json:"grace,omitempty"`        // TERM to KILL on cancel and timeout; default 5s
-	OutputLimit  Bytes    `json:"output_limit,omitempty"` // bytes kept of stdout and of stderr, each; default 256 MiB
+	Grace        Duration `json:"grace,omitempty"`        // time from TERM to KILL on cancel and timeout; default 5s
+	OutputLimit  Bytes    `json:"output_limit,omitempty"` // bytes retained of stdout and of stderr, each; default 256 MiB
 }
 
 var (
@@ -135,15 +142,16 @@ var (
 	interpreterPattern = regexp.MustCompile(`\A[A-Za-z0-9._-]+\z`)
 )
 
-// ValidateInterpreter checks the name of an interpreter that is to run code from stdin.
+// ValidateInterpreter checks the name of an interpreter that reads code from stdin. Errors: invalid_argument
+// with the given field.
 func ValidateInterpreter(field, name string) error {
 	if !interpreterPattern.MatchString(name) || strings.HasPrefix(name, "-") {
-		return Invalid(field, "must match [A-Za-z0-9._-]+ and not begin with -, got %.80q", name)
+		return Invalid(field, "must match [A-Za-z0-9._-]+ and not start with -, got %.80q", name)
 	}
 	return nil
 }
 
-// Resolve fills in every default, so that the stored spec says all that will be done.
+// Resolve fills in every default, so that the stored spec is complete.
 func (s *SandboxSpec) Resolve() {
 	setDefault(&s.CPU, DefaultCPU)
 	setDefault(&s.Memory, DefaultMemory)
@@ -155,8 +163,8 @@ func (s *SandboxSpec) Resolve() {
 	s.resolveParts()
 }
 
-// StartWithin is how long an exec may be accepted and not started. The default is not written into the
-// spec: an exec that was accepted before there was one has it too.
+// StartWithin returns the effective StartTimeout. The default is not stored in the spec, so that it also
+// applies to execs accepted before the field existed.
 func (s *ExecSpec) StartWithin() time.Duration {
 	if s.StartTimeout == 0 {
 		return DefaultStartTimeout.Std()
@@ -164,7 +172,7 @@ func (s *ExecSpec) StartWithin() time.Duration {
 	return s.StartTimeout.Std()
 }
 
-// Resolve fills in every default but that of StartTimeout.
+// Resolve fills in every default except that of StartTimeout.
 func (s *ExecSpec) Resolve() {
 	setDefault(&s.Grace, DefaultGrace)
 	setDefault(&s.OutputLimit, DefaultOutputLimit)
@@ -177,8 +185,8 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// Validate checks everything that can be known without a host. The error names the field, below
-// "spec".
+// Validate checks everything that does not depend on a host. Errors: invalid_argument, or permission_denied for
+// a forbidden network range; the field is below "spec".
 func (s *SandboxSpec) Validate() error {
 	if err := validateImage("spec.image", s.Image); err != nil {
 		return err
@@ -203,14 +211,14 @@ func (s *SandboxSpec) Validate() error {
 	if err := validateLimits("spec", s.CPU, s.Memory, s.PIDs); err != nil {
 		return err
 	}
-	for _, ttl := range []struct {
+	for _, d := range []struct {
 		field string
 		value Duration
 	}{
 		{"spec.idle_ttl", s.IdleTTL}, {"spec.queue_timeout", s.QueueTimeout}, {"spec.create_timeout", s.CreateTimeout},
 	} {
-		if ttl.value < 0 {
-			return Invalid(ttl.field, "must not be negative, got %s", ttl.value)
+		if d.value < 0 {
+			return Invalid(d.field, "must not be negative, got %s", d.value)
 		}
 	}
 	if err := validateGrace("spec.grace", s.Grace); err != nil {
@@ -219,7 +227,8 @@ func (s *SandboxSpec) Validate() error {
 	switch s.OnHostLoss {
 	case "", OnHostLossWait, OnHostLossFail, OnHostLossReplace:
 	default:
-		return Invalid("spec.on_host_loss", "must be %q, %q or %q, got %.40q", OnHostLossWait, OnHostLossFail, OnHostLossReplace, s.OnHostLoss)
+		return Invalid("spec.on_host_loss", "must be %q, %q or %q, got %.40q",
+			OnHostLossWait, OnHostLossFail, OnHostLossReplace, s.OnHostLoss)
 	}
 	if err := s.validatePlacement(); err != nil {
 		return err
@@ -253,30 +262,52 @@ func validateLimits(field string, cpu float64, memory Bytes, pids int64) error {
 	return nil
 }
 
+// validateFiles checks mounts, copies and in-memory file systems. They share the paths of the primary
+// container; copies into a service have that service's own.
 func (s *SandboxSpec) validateFiles() error {
-	if len(s.Mounts) > MaxMounts {
-		return Invalid("spec.mounts", "has %d entries, at most %d are allowed", len(s.Mounts), MaxMounts)
-	}
-	if len(s.Copies) > MaxCopies {
-		return Invalid("spec.copies", "has %d entries, at most %d are allowed", len(s.Copies), MaxCopies)
-	}
-	if len(s.Tmpfs) > MaxTmpfs {
-		return Invalid("spec.tmpfs", "has %d entries, at most %d are allowed", len(s.Tmpfs), MaxTmpfs)
+	for _, list := range []struct {
+		field   string
+		n, most int
+	}{
+		{"spec.mounts", len(s.Mounts), MaxMounts},
+		{"spec.copies", len(s.Copies), MaxCopies},
+		{"spec.tmpfs", len(s.Tmpfs), MaxTmpfs},
+	} {
+		if list.n > list.most {
+			return Invalid(list.field, "has %d entries, at most %d are allowed", list.n, list.most)
+		}
 	}
 	targets := targetGuard{}
-	ofServices := map[string]targetGuard{}
+	if err := s.validateMounts(targets); err != nil {
+		return err
+	}
+	if err := s.validateCopies(targets); err != nil {
+		return err
+	}
+	if err := s.validateTmpfs(targets); err != nil {
+		return err
+	}
+	return s.validateCopiesVisible()
+}
+
+func (s *SandboxSpec) validateMounts(targets targetGuard) error {
 	for i, m := range s.Mounts {
 		field := fmt.Sprintf("spec.mounts[%d]", i)
 		if err := validatePath(field+".source", m.Source); err != nil {
 			return err
 		}
 		if path.Clean(m.Source) == "/" {
-			return Invalid(field+".source", "must not be the root of the host")
+			return Invalid(field+".source", "must not be the host's root directory")
 		}
 		if err := targets.add(field+".target", m.Target); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+func (s *SandboxSpec) validateCopies(primary targetGuard) error {
+	services := map[string]targetGuard{}
 	for i, c := range s.Copies {
 		field := fmt.Sprintf("spec.copies[%d]", i)
 		if !digestPattern.MatchString(c.Digest) {
@@ -286,22 +317,26 @@ func (s *SandboxSpec) validateFiles() error {
 			return Invalid(field+".size", "must not be negative")
 		}
 		if _, _, ok := c.Owners(); !ok {
-			return Invalid(field+".owner", "must be a uid, or uid:gid, as numbers, got %.40q", c.Owner)
+			return Invalid(field+".owner", "must be a numeric uid or uid:gid, got %.40q", c.Owner)
 		}
-		guard := targets
+		targets := primary
 		if c.Service != "" {
 			if _, there := s.Service(c.Service); !there {
 				return Invalid(field+".service", "the spec has no service %.80q", c.Service)
 			}
-			if ofServices[c.Service] == nil {
-				ofServices[c.Service] = targetGuard{}
+			if services[c.Service] == nil {
+				services[c.Service] = targetGuard{}
 			}
-			guard = ofServices[c.Service]
+			targets = services[c.Service]
 		}
-		if err := guard.add(field+".target", c.Target); err != nil {
+		if err := targets.add(field+".target", c.Target); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+func (s *SandboxSpec) validateTmpfs(targets targetGuard) error {
 	for i, m := range s.Tmpfs {
 		field := fmt.Sprintf("spec.tmpfs[%d]", i)
 		if m.Size < 0 || m.Size > 0 && m.Size < MinShm {
@@ -311,26 +346,32 @@ func (s *SandboxSpec) validateFiles() error {
 			return err
 		}
 	}
+	return nil
+}
+
+// validateCopiesVisible checks that no mount or in-memory file system covers a copy.
+func (s *SandboxSpec) validateCopiesVisible() error {
 	for i, c := range s.Copies {
 		if c.Service != "" {
 			continue
 		}
+		field, target := fmt.Sprintf("spec.copies[%d].target", i), path.Clean(c.Target)
 		for _, m := range s.Mounts {
-			if isBelow(path.Clean(c.Target), path.Clean(m.Target)) {
-				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the mount at %s would hide it", path.Clean(m.Target))
+			if cover := path.Clean(m.Target); isBelow(target, cover) {
+				return Invalid(field, "the mount at %s would hide it", cover)
 			}
 		}
 		for _, m := range s.Tmpfs {
-			if isBelow(path.Clean(c.Target), path.Clean(m.Target)) {
-				return Invalid(fmt.Sprintf("spec.copies[%d].target", i), "the file system in memory at %s would hide it", path.Clean(m.Target))
+			if cover := path.Clean(m.Target); isBelow(target, cover) {
+				return Invalid(field, "the in-memory file system at %s would hide it", cover)
 			}
 		}
 	}
 	return nil
 }
 
-// Validate checks everything that can be known without the sandbox. The error names the field,
-// below "spec".
+// Validate checks everything that does not depend on the sandbox. Errors: invalid_argument; the field is below
+// "spec".
 func (s *ExecSpec) Validate() error {
 	if len(s.Command) == 0 {
 		return Invalid("spec.command", "must not be empty")
@@ -357,7 +398,8 @@ func (s *ExecSpec) Validate() error {
 		return Invalid("spec.timeout", "must be 1ms or more, or 0 for none, got %s", s.Timeout)
 	}
 	if s.StartTimeout < 0 || s.StartTimeout > 0 && s.StartTimeout < Duration(time.Second) {
-		return Invalid("spec.start_timeout", "must be 1s or more, or 0 for the default of %s, got %s", DefaultStartTimeout, s.StartTimeout)
+		return Invalid("spec.start_timeout",
+			"must be 1s or more, or 0 for the default of %s, got %s", DefaultStartTimeout, s.StartTimeout)
 	}
 	if err := validateGrace("spec.grace", s.Grace); err != nil {
 		return err
@@ -416,7 +458,8 @@ func validateLabels(field string, labels map[string]string) error {
 	for _, key := range sortedKeys(labels) {
 		value := labels[key]
 		if len(key) > MaxLabelKey || !labelPattern.MatchString(key) {
-			return Invalid(fmt.Sprintf("%s.%.80s", field, key), "key must be 1 to %d characters of [A-Za-z0-9._/-], got %.80q", MaxLabelKey, key)
+			return Invalid(fmt.Sprintf("%s.%.80s", field, key),
+				"key must be 1 to %d characters of [A-Za-z0-9._/-], got %.80q", MaxLabelKey, key)
 		}
 		if len(value) > MaxLabelValue || strings.ContainsAny(value, "\x00\n\r") {
 			return Invalid(field+"."+key, "value must be one line of at most %d bytes", MaxLabelValue)
@@ -427,7 +470,7 @@ func validateLabels(field string, labels map[string]string) error {
 
 func validateUser(field, user string) error {
 	if user != "" && (len(user) > 128 || !userPattern.MatchString(user)) {
-		return Invalid(field, "must be a name or id, or either with :group, got %.80q", user)
+		return Invalid(field, "must be a name or numeric id, optionally followed by :group, got %.80q", user)
 	}
 	return nil
 }

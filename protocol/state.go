@@ -9,25 +9,25 @@ import (
 // SandboxState is the state of a sandbox.
 type SandboxState string
 
-// The states. Whether the host is reachable is a condition beside them.
+// The states. Whether the host is reachable is a separate condition, [Sandbox.Unreachable].
 const (
 	StateNone     SandboxState = ""         // not accepted yet
 	StatePending  SandboxState = "pending"  // accepted, or being resumed
-	StateReady    SandboxState = "ready"    // runs, takes execs; Desired says whether it is being stopped
-	StateStopped  SandboxState = "stopped"  // its container is stopped and kept
+	StateReady    SandboxState = "ready"    // running and accepting execs, unless Desired says that it is being stopped
+	StateStopped  SandboxState = "stopped"  // its container is stopped and retained
 	StateFailed   SandboxState = "failed"   // Error says why; it can only be deleted
 	StateDeleting SandboxState = "deleting" // being removed
-	StateDeleted  SandboxState = "deleted"  // nothing is left on the host; the history is kept for a while
+	StateDeleted  SandboxState = "deleted"  // nothing is left on the host; the history is retained for a while
 )
 
-// What became of a hook.
+// Outcomes of a hook.
 const (
 	HookDone   = "done"
 	HookFailed = "failed"
 )
 
-// HoldsName says whether a sandbox in this state keeps its name from others. There is no way back from those in
-// which it does not.
+// HoldsName reports whether a sandbox in this state reserves its name. A sandbox never returns from the other
+// states to one of these.
 func (s SandboxState) HoldsName() bool {
 	return s == StatePending || s == StateReady || s == StateStopped
 }
@@ -39,13 +39,13 @@ type ExecState string
 const (
 	ExecStateAccepted  ExecState = "accepted"
 	ExecStateRunning   ExecState = "running"
-	ExecStateFinished  ExecState = "finished"  // it ran and ended by itself; any exit code
-	ExecStateFailed    ExecState = "failed"    // it could not be run, or was interrupted
-	ExecStateCancelled ExecState = "cancelled" // somebody asked for its end, or for the sandbox's
-	ExecStateTimedOut  ExecState = "timed_out" // its timeout was over
+	ExecStateFinished  ExecState = "finished"  // ended by itself, with any exit code
+	ExecStateFailed    ExecState = "failed"    // could not run, or was interrupted
+	ExecStateCancelled ExecState = "cancelled" // ended because its cancel or the sandbox's end was requested
+	ExecStateTimedOut  ExecState = "timed_out" // its timeout expired
 )
 
-// Terminal says whether an exec in this state has ended.
+// Terminal reports whether an exec in this state has ended.
 func (s ExecState) Terminal() bool {
 	switch s {
 	case ExecStateFinished, ExecStateFailed, ExecStateCancelled, ExecStateTimedOut:
@@ -54,53 +54,62 @@ func (s ExecState) Terminal() bool {
 	return false
 }
 
-// Sandbox is the handle: everything there is to know about a sandbox, folded from its history.
+// Sandbox is the handle of a sandbox: its full state, folded from its history.
 type Sandbox struct {
-	Tenant         string                   `json:"tenant"`
-	ID             string                   `json:"id"`
-	Name           string                   `json:"name,omitempty"` // which it has alone while it is pending, ready or stopped
-	Spec           SandboxSpec              `json:"spec"`           // resolved, with the defaults of its worker
-	State          SandboxState             `json:"state"`
-	Desired        SandboxState             `json:"desired"`  // ready, stopped or deleted: what it is on its way to; failed: nothing
-	Sequence       uint64                   `json:"sequence"` // of its last event
-	Request        string                   `json:"request"`  // id of the create request
-	Reason         string                   `json:"reason,omitempty"`
-	Error          *Error                   `json:"error,omitempty"` // why it failed; while it is ready: what its restart waits for
-	Phase          string                   `json:"phase,omitempty"` // of the create, while pending
-	Pull           *PullProgress            `json:"pull,omitempty"`  // of an image, while in phase image
+	Tenant string       `json:"tenant"`
+	ID     string       `json:"id"`
+	Name   string       `json:"name,omitempty"` // unique while pending, ready or stopped
+	Spec   SandboxSpec  `json:"spec"`           // resolved, with the defaults of its worker
+	State  SandboxState `json:"state"`
+	// target of the current transition: ready, stopped or deleted; failed: none
+	Desired  SandboxState `json:"desired"`
+	Sequence uint64       `json:"sequence"` // of its last event
+	Request  string       `json:"request"`  // id of the create request
+	Reason   string       `json:"reason,omitempty"`
+	// why it failed, or, while it is ready, why its restart waits
+	Error          *Error                   `json:"error,omitempty"`
+	Phase          string                   `json:"phase,omitempty"` // phase of the create, while pending
+	Pull           *PullProgress            `json:"pull,omitempty"`  // image pull, in phase image
 	Worker         string                   `json:"worker,omitempty"`
 	HostID         string                   `json:"host_id,omitempty"`
-	Generation     uint64                   `json:"generation,omitempty"` // 1 for the first host, +1 per reassignment
-	Assigned       bool                     `json:"assigned,omitempty"`   // holds its host's capacity
-	Resuming       bool                     `json:"resuming,omitempty"`   // pending after a stop: bound to its host
+	Generation     uint64                   `json:"generation,omitempty"` // 1 on the first host, +1 per reassignment
+	Assigned       bool                     `json:"assigned,omitempty"`   // uses capacity of its host
+	Resuming       bool                     `json:"resuming,omitempty"`   // pending after a stop, bound to its host
 	Image          string                   `json:"image,omitempty"`
 	Isolation      string                   `json:"isolation,omitempty"`
 	Container      string                   `json:"container,omitempty"`
 	Subnet         string                   `json:"subnet,omitempty"`
 	Boot           string                   `json:"boot,omitempty"`
-	Digest         string                   `json:"digest,omitempty"` // of the image, as its registry has it
-	Ports          []Port                   `json:"ports,omitempty"`  // as they were given
+	Digest         string                   `json:"digest,omitempty"` // of the image, from its registry
+	Ports          []Port                   `json:"ports,omitempty"`  // published ports
 	Services       map[string]ServiceStatus `json:"services,omitempty"`
-	Primary        *PrimaryStatus           `json:"primary,omitempty"` // of its own command, where it has one
+	Primary        *PrimaryStatus           `json:"primary,omitempty"` // of its own command, if it has one
 	CreatedAt      time.Time                `json:"created_at"`
 	StateChangedAt time.Time                `json:"state_changed_at"`
 	AssignedAt     time.Time                `json:"assigned_at,omitempty,omitzero"`
 	ReadyAt        time.Time                `json:"ready_at,omitempty,omitzero"`
-	ActiveAt       time.Time                `json:"active_at,omitempty,omitzero"`  // last start or end of an exec, or ready: idle_ttl counts from here
-	ExpiresAt      time.Time                `json:"expires_at,omitempty,omitzero"` // when its ttl is over: it is deleted then
-	OnDelete       string                   `json:"on_delete,omitempty"`           // what became of its on_delete command: done, failed; empty: it was not run
-	ActiveExecs    int                      `json:"active_execs,omitempty"`
-	TotalExecs     int                      `json:"total_execs,omitempty"`
-	HistoryPurged  bool                     `json:"history_purged,omitempty"` // deleted, and its history is purged: only this is kept
-	Unreachable    bool                     `json:"unreachable,omitempty"`    // condition, added on reading: its host does not answer
-	Accepted       *SandboxSpec             `json:"accepted,omitempty"`       // Spec as it was accepted, where the defaults of its worker changed it
-	BuiltIn        []string                 `json:"built_in,omitempty"`       // fields of the accepted spec that nobody said
-	Record         uint64                   `json:"record,omitempty"`         // stream sequence of the message with its last event: what follows is read from there
-	Refusals       []Refusal                `json:"refusals,omitempty"`       // hosts that had no room for it, by the newest refusal of each, the newest last
+	// last start or end of an exec, or time of becoming ready; idle_ttl counts from here
+	ActiveAt  time.Time `json:"active_at,omitempty,omitzero"`
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"` // when its ttl deletes it
+	// outcome of its on_delete command: done or failed; empty: it did not run
+	OnDelete    string `json:"on_delete,omitempty"`
+	ActiveExecs int    `json:"active_execs,omitempty"`
+	TotalExecs  int    `json:"total_execs,omitempty"`
+	// deleted, and only the tombstone remains of its history
+	HistoryPurged bool `json:"history_purged,omitempty"`
+	// its host does not answer; a condition added on reads
+	Unreachable bool `json:"unreachable,omitempty"`
+	// the accepted spec, if the worker's defaults changed Spec
+	Accepted *SandboxSpec `json:"accepted,omitempty"`
+	// fields of the accepted spec that no layer sets
+	BuiltIn []string `json:"built_in,omitempty"`
+	// stream sequence of the message with its last event; reading continues from there
+	Record uint64 `json:"record,omitempty"`
+	// last refusal of each host that had no room for it, newest last
+	Refusals []Refusal `json:"refusals,omitempty"`
 }
 
-// AcceptedSpec is the spec that was accepted, before a worker's defaults went below it. The caller
-// must not change it.
+// AcceptedSpec returns the accepted spec, without a worker's defaults. The caller must not change it.
 func (b *Sandbox) AcceptedSpec() *SandboxSpec {
 	if b.Accepted != nil {
 		return b.Accepted
@@ -119,52 +128,52 @@ type Exec struct {
 	Sequence    uint64    `json:"sequence"` // of its last event
 	Record      uint64    `json:"record"`   // stream sequence of the message with its last event
 	Boot        string    `json:"boot,omitempty"`
-	ExitCode    *int      `json:"exit_code,omitempty"` // nil: not known, or not ended
+	ExitCode    *int      `json:"exit_code,omitempty"` // nil: unknown, or not ended
 	Reason      string    `json:"reason,omitempty"`
 	Error       *Error    `json:"error,omitempty"`
-	Cancelling  bool      `json:"cancelling,omitempty"` // somebody asked for its end, whatever came of it
+	Cancelling  bool      `json:"cancelling,omitempty"` // its cancel was requested, whatever the outcome
 	AcceptedAt  time.Time `json:"accepted_at"`
 	StartedAt   time.Time `json:"started_at,omitempty,omitzero"`
 	EndedAt     time.Time `json:"ended_at,omitempty,omitzero"`
 	StdoutBytes int64     `json:"stdout_bytes"`
 	StderrBytes int64     `json:"stderr_bytes"`
 	Truncated   bool      `json:"truncated,omitempty"`
-	OOMKills    int       `json:"oom_kills,omitempty"` // processes of the sandbox that the kernel killed for want of memory while it ran
-	Inline      bool      `json:"inline,omitempty"`    // the output is in the event at Record, not in the log stream
+	// number of the sandbox's processes that the kernel's OOM killer ended while the exec ran
+	OOMKills int  `json:"oom_kills,omitempty"`
+	Inline   bool `json:"inline,omitempty"` // the output is in the event at Record, not in the log stream
 
-	// OutputError says why output that the command wrote, after StdoutBytes and StderrBytes, is missing:
-	// the log of output took none for too long, or, with reason disk_full, the disk of its host was full. The exit code is the command's own all the same.
+	// OutputError says why output after StdoutBytes and StderrBytes is missing: the output log rejected it for
+	// too long, or the host's disk was full (reason disk_full). ExitCode is valid nevertheless.
 	OutputError *Error `json:"output_error,omitempty"`
 
-	// StartSequence is the number of its exec.started, by which a supervisor knows a start that it has
-	// had. 0: it was not started.
+	// StartSequence is the sequence of its exec.started, by which a supervisor recognizes a repeated start. 0:
+	// not started.
 	StartSequence uint64 `json:"start_sequence,omitempty"`
 
-	// AcceptSequence is the number of its exec.accepted: the order of a sandbox's execs.
+	// AcceptSequence is the sequence of its exec.accepted. It orders a sandbox's execs.
 	AcceptSequence uint64 `json:"accept_sequence,omitempty"`
 }
 
-// FoldVersion is the version of [State] and of what [State.Apply] makes of a history. A stored state
-// of another version is not used: its history is folded again. Raise it with every change of State's
-// fields, of the types in it, or of what an event does to them; otherwise a state that an older
-// coordinator stored, which lacks what the new field says, would be believed.
+// FoldVersion is the version of [State] and of what [State.Apply] computes. Stored states of another version
+// are discarded and their histories folded again. Increment it with every change of State, of the types in it,
+// or of the effect of an event. Otherwise coordinators would use stored states that lack the new information.
 const FoldVersion = 3
 
-// State is the fold of a sandbox's history: the handle, its execs that have not ended, and the
-// newest of those that have. The zero value is the empty history. Exec values are replaced, never
-// changed, so that a [State.Clone] is cheap.
+// State is the fold of a sandbox's history: the handle, its execs that have not ended, and the newest ended
+// ones. The zero value is the state of an empty history. Exec values are replaced, never changed, so that
+// [State.Clone] is cheap.
 type State struct {
-	Sandbox  Sandbox          `json:"sandbox"`
-	Execs    map[string]*Exec `json:"execs,omitempty"`
-	Ended    []string         `json:"ended,omitempty"`    // ids of the ended execs still in Execs, oldest first
-	Requests []string         `json:"requests,omitempty"` // of an older snapshot: ids of stop, resume, extend and delete requests; only read
-	Uses     Uses             `json:"uses,omitempty"`     // what requests were for
+	Sandbox Sandbox          `json:"sandbox"`
+	Execs   map[string]*Exec `json:"execs,omitempty"`
+	Ended   []string         `json:"ended,omitempty"` // ids of the ended execs still in Execs, oldest first
+	// Requests are ids of stop, resume, extend and delete requests from older snapshots; nothing adds to them.
+	Requests []string `json:"requests,omitempty"`
+	Uses     Uses     `json:"uses,omitempty"` // what request ids were used for
 
-	ExecRecord uint64 `json:"exec_record,omitempty"` // stream sequence of the newest message with an event of an exec
+	ExecRecord uint64 `json:"exec_record,omitempty"` // stream sequence of the newest message with an exec event
 }
 
-// Clone copies the state. Exec values, and what is remembered of requests, are shared, since they
-// never change.
+// Clone returns a copy of the state. It shares Exec values and use blocks, which never change.
 func (s *State) Clone() *State {
 	c := *s
 	c.Execs = maps.Clone(s.Execs)
@@ -172,8 +181,8 @@ func (s *State) Clone() *State {
 	return &c
 }
 
-// Update makes s, a clone of what to was or was to become, a clone of to as it is: only the execs that are
-// named may differ. It costs by their number.
+// Update makes s, a clone of an earlier or later version of to, equal to to. execs must name every exec that
+// may differ; the cost grows with their number.
 func (s *State) Update(to *State, execs map[string]struct{}) {
 	own := s.Execs
 	if own == nil {
@@ -190,10 +199,10 @@ func (s *State) Update(to *State, execs map[string]struct{}) {
 	}
 }
 
-// Exists says whether the history has an event.
+// Exists reports whether the history has an event.
 func (s *State) Exists() bool { return s.Sandbox.State != StateNone }
 
-// Active lists the execs that have not ended, in no order.
+// Active returns the execs that have not ended, in no particular order.
 func (s *State) Active() []*Exec {
 	var active []*Exec
 	for _, e := range s.Execs {
@@ -204,7 +213,7 @@ func (s *State) Active() []*Exec {
 	return active
 }
 
-// Trim forgets ended execs, oldest first, until at most keep are left.
+// Trim removes the oldest ended execs until at most keep are left.
 func (s *State) Trim(keep int) {
 	for len(s.Ended) > keep {
 		delete(s.Execs, s.Ended[0])

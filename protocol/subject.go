@@ -10,7 +10,7 @@ const (
 	StreamDead     = "BOXFLEET_DEAD"
 
 	BucketIDs       = "boxfleet_ids"
-	BucketNames     = "boxfleet_names" // which sandbox has a name
+	BucketNames     = "boxfleet_names" // which sandbox has which name
 	BucketExecIDs   = "boxfleet_exec_ids"
 	BucketSandboxes = "boxfleet_sandboxes"
 	BucketWorkers   = "boxfleet_workers"
@@ -18,20 +18,20 @@ const (
 	BucketElections = "boxfleet_elections"
 	BucketBlobs     = "boxfleet_blobs"
 
-	BucketImages = "boxfleet_images" // wanted images, and what hosts have
-	BucketHosts  = "boxfleet_hosts"  // what operators want of hosts
+	BucketImages = "boxfleet_images" // wanted images, and the images of each host
+	BucketHosts  = "boxfleet_hosts"  // operator intents for hosts
 
-	BucketImageFiles = "boxfleet_image_files" // that wanted images come from
+	BucketImageFiles = "boxfleet_image_files" // files of wanted images
 
-	BucketHistories = "boxfleet_histories" // which segments hold the older parts of histories
-	BucketSegments  = "boxfleet_segments"  // those parts
+	BucketHistories = "boxfleet_histories" // manifests: which segments hold the older parts of histories
+	BucketSegments  = "boxfleet_segments"  // segments
 
 	ServiceName = "boxfleet"
 )
 
 const root = "boxfleet.v1."
 
-// Headers that a person can read beside the payload.
+// Message headers.
 const (
 	HeaderContentType = "Content-Type"
 	HeaderReply       = "Boxfleet-Reply"    // inbox for the answer to a request
@@ -46,11 +46,11 @@ const (
 	HeaderOffset      = "Boxfleet-Offset" // byte offset of the chunk's first byte in its stream
 	HeaderNextOut     = "Boxfleet-Next-Stdout"
 	HeaderNextErr     = "Boxfleet-Next-Stderr"
-	HeaderReason      = "Boxfleet-Reason" // why a request is dead
-	HeaderAccept      = "Boxfleet-Accept" // of a request: [AcceptWaiting], where its client understands such answers
+	HeaderReason      = "Boxfleet-Reason" // why a request is a dead letter
+	HeaderAccept      = "Boxfleet-Accept" // [AcceptWaiting] if the client understands [Reply.Waiting]
 )
 
-// AcceptWaiting is the [HeaderAccept] of a client that tells [Reply.Waiting] from an outcome.
+// AcceptWaiting is the [HeaderAccept] of a client that distinguishes [Reply.Waiting] from an outcome.
 const AcceptWaiting = "waiting"
 
 // Verbs of requests.
@@ -64,54 +64,54 @@ const (
 	VerbExtend = "extend"
 )
 
-// Subjects. Every argument must have passed [ValidateID].
+// Arguments of the subject functions must have passed [ValidateID].
 
-// RequestSubject is where a client publishes a request.
+// RequestSubject returns the subject to which a client publishes a request.
 func RequestSubject(tenant, verb, sandbox string) string {
 	return root + "request." + tenant + "." + verb + "." + sandbox
 }
 
-// EventSubject is where the history of one sandbox is stored.
+// EventSubject returns the subject under which a sandbox's history is stored.
 func EventSubject(tenant, sandbox string) string { return root + "event." + tenant + "." + sandbox }
 
-// AppendSubject is where a writer publishes events; the stream stores them under [EventSubject].
+// AppendSubject returns the subject to which a writer publishes events. The stream stores them under
+// [EventSubject].
 func AppendSubject(writer, tenant, sandbox string) string {
 	return root + "append." + writer + "." + tenant + "." + sandbox
 }
 
-// LiveSubject is where the server republishes each stored event message. tenant and sandbox may
-// be "*".
+// LiveSubject returns the subject on which the server republishes stored events. tenant and sandbox may be "*".
 func LiveSubject(tenant, sandbox string) string { return root + "live." + tenant + "." + sandbox }
 
-// WorkSubject is where a worker is told to look at a sandbox.
+// WorkSubject returns the subject that notifies a worker that a sandbox has news.
 func WorkSubject(worker, tenant, sandbox string) string {
 	return root + "work." + worker + "." + tenant + "." + sandbox
 }
 
-// LogSubject is where the output of one exec is stored and, at the same time, heard live.
+// LogSubject returns the subject on which the output of an exec is published and stored.
 func LogSubject(tenant, sandbox, exec string) string {
 	return root + "log." + tenant + "." + sandbox + "." + exec
 }
 
-// ServiceLog stands for a service's own output where an exec's id stands for the exec's.
+// ServiceLog returns what takes the place of the exec id in [LogSubject] for a service's own output.
 func ServiceLog(service string) string { return "@" + service }
 
-// PrimaryLog stands for the output of a sandbox's own command where an exec's id stands for the exec's.
-// No exec has it as its id, and no service is named so that [ServiceLog] gives it.
+// PrimaryLog takes the place of the exec id in [LogSubject] for the output of a sandbox's own command. It is
+// neither a valid exec id nor a possible [ServiceLog].
 const PrimaryLog = "@"
 
-// DeadSubject is where a request is filed that could not be processed.
+// DeadSubject returns the subject under which a dead letter, a request that could not be processed, is stored.
 func DeadSubject(tenant, verb, sandbox string) string {
 	return root + "dead." + tenant + "." + verb + "." + sandbox
 }
 
-// HeartbeatSubject is where a worker says that it is alive. worker may be "*".
+// HeartbeatSubject returns the subject of a worker's heartbeats. worker may be "*".
 func HeartbeatSubject(worker string) string { return root + "heartbeat." + worker }
 
-// StatusSubject is where coordinators say what keeps them from deciding, as [Status].
+// StatusSubject is the subject on which coordinators publish a [Status].
 const StatusSubject = root + "status"
 
-// APISubject is an endpoint of the read service; tenant may be "*".
+// APISubject returns the subject of an endpoint of the read service. tenant may be "*".
 func APISubject(tenant, endpoint string) string { return root + "api." + tenant + "." + endpoint }
 
 // Stream subject filters.
@@ -125,10 +125,10 @@ const (
 	DeadFilter    = root + "dead.*.*.*"
 )
 
-// AppendTransform maps what is published under [AppendFilter] to the stored subject.
+// AppendTransform maps subjects of [AppendFilter] to those under which events are stored.
 const AppendTransform = root + "event.{{wildcard(2)}}.{{wildcard(3)}}"
 
-// SplitRequestSubject takes a request subject apart. ok is false for any other subject.
+// SplitRequestSubject splits a request subject. ok is false for any other subject.
 func SplitRequestSubject(subject string) (tenant, verb, sandbox string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"request.")
 	parts := strings.Split(rest, ".")
@@ -138,7 +138,7 @@ func SplitRequestSubject(subject string) (tenant, verb, sandbox string, ok bool)
 	return parts[0], parts[1], parts[2], true
 }
 
-// SplitLogSubject takes a subject of output apart, as far as whose it is. ok is false for any other subject.
+// SplitLogSubject returns the tenant and sandbox of an output subject. ok is false for any other subject.
 func SplitLogSubject(subject string) (tenant, sandbox string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"log.")
 	parts := strings.Split(rest, ".")
@@ -148,7 +148,7 @@ func SplitLogSubject(subject string) (tenant, sandbox string, ok bool) {
 	return parts[0], parts[1], true
 }
 
-// SplitEventSubject takes a stored event subject, or a live one, apart.
+// SplitEventSubject splits an event subject or a live subject. ok is false for any other subject.
 func SplitEventSubject(subject string) (tenant, sandbox string, ok bool) {
 	rest, found := strings.CutPrefix(subject, root+"event.")
 	if !found {

@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// Bounds of a tree that is copied into a sandbox. Who uploads one keeps them, and the worker checks.
+// Limits on a tree that is copied into a sandbox. The uploader observes them, and the worker checks.
 const (
 	MaxTreeEntries = 1_000_000
 	MaxTreeBytes   = Bytes(64 << 30)
-	MaxTreeDepth   = 256  // directories in one another
-	MaxTreePath    = 4096 // bytes of an entry's path, and of a link's
-	MaxTreeName    = 255  // bytes of one name
+	MaxTreeDepth   = 256  // nested directories
+	MaxTreePath    = 4096 // bytes of an entry's path or a link's target
+	MaxTreeName    = 255  // bytes of one path component
 )
 
-// Owners are the ids that everything in a copy belongs to; -1, -1 where those in its tar stream
-// stay. A uid without a gid is its own group's.
+// Owners returns the ids that own everything in the copy, or -1, -1 to keep those in its tar stream. The
+// default gid is the uid. ok is false if Owner is invalid.
 func (c *Copy) Owners() (uid, gid int, ok bool) {
 	if c.Owner == "" {
 		return -1, -1, true
@@ -33,7 +33,8 @@ func (c *Copy) Owners() (uid, gid int, ok bool) {
 	return user, group, err == nil
 }
 
-// parseID reads a uid or a gid in its plain form. The kernel takes the largest for none.
+// parseID parses a uid or gid in canonical decimal form. It rejects the largest value, which the kernel
+// reserves to mean none.
 func parseID(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n == 1<<32-1 || strconv.FormatUint(n, 10) != s {
@@ -42,18 +43,18 @@ func parseID(s string) (int, error) {
 	return int(n), nil
 }
 
-// TreePathError says what is wrong with the path of an entry of a tree, "" when nothing is.
+// TreePathError describes what is wrong with an entry's path, or returns "" if it is valid.
 func TreePathError(name string) string {
 	clean := path.Clean(name)
 	switch {
 	case strings.ContainsRune(name, 0):
 		return "has a NUL byte"
 	case path.IsAbs(name), clean == "..", strings.HasPrefix(clean, "../"):
-		return "leads out of the tree"
+		return "points outside the tree"
 	case len(name) > MaxTreePath:
 		return "has a path that is too long"
 	case strings.Count(clean, "/") >= MaxTreeDepth:
-		return "lies too deep"
+		return "is nested too deeply"
 	}
 	for part := range strings.SplitSeq(clean, "/") {
 		if len(part) > MaxTreeName {
@@ -63,9 +64,9 @@ func TreePathError(name string) string {
 	return ""
 }
 
-// TreeLinkStays says whether a symbolic link of a tree leads to something in the tree. Its text may
-// go up only at its beginning: after a name, which may be that of a link, nobody can tell without
-// following where ".." leads.
+// TreeLinkStays reports whether the target of a symbolic link is inside its tree. ".." is valid only at the
+// beginning of the target: after a name, which may itself be a link, only following the link shows where ".."
+// leads.
 func TreeLinkStays(name, text string) bool {
 	if text == "" || len(text) > MaxTreePath || path.IsAbs(text) || strings.ContainsRune(text, 0) {
 		return false

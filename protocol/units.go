@@ -13,8 +13,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// Duration is a time.Duration that reads and writes as text, "1m30s", on the wire, in JSON and in
-// YAML. 0 is written as "0s".
+// Duration is a time.Duration that is encoded as text such as "1m30s" on the wire, in JSON and in YAML. 0 is
+// encoded as "0s".
 type Duration time.Duration
 
 // Std returns d as a time.Duration.
@@ -22,10 +22,10 @@ func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 func (d Duration) String() string { return time.Duration(d).String() }
 
-// MarshalText writes the Go form, such as "1m30s".
+// MarshalText returns the form of [time.Duration.String], such as "1m30s".
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText reads what time.ParseDuration reads.
+// UnmarshalText parses what [time.ParseDuration] accepts.
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
@@ -35,10 +35,10 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// EncodeMsgpack writes the text form.
+// EncodeMsgpack encodes the text form.
 func (d Duration) EncodeMsgpack(enc *msgpack.Encoder) error { return enc.EncodeString(d.String()) }
 
-// DecodeMsgpack reads the text form.
+// DecodeMsgpack decodes the text form.
 func (d *Duration) DecodeMsgpack(dec *msgpack.Decoder) error {
 	s, err := dec.DecodeString()
 	if err != nil {
@@ -47,8 +47,8 @@ func (d *Duration) DecodeMsgpack(dec *msgpack.Decoder) error {
 	return d.UnmarshalText([]byte(s))
 }
 
-// Bytes is a size in bytes. Whoever writes msgpack, JSON or YAML may give a number, or text with a
-// binary unit: "512m", "4GiB", "1.5g". It is written as a number.
+// Bytes is a size in bytes. It decodes from a number, or from text with a binary unit such as "512m", "4GiB" or
+// "1.5g", in msgpack, JSON and YAML. It encodes as a number.
 type Bytes int64
 
 var (
@@ -56,9 +56,9 @@ var (
 	sizeUnits   = map[string]int64{"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 )
 
-// ParseBytes reads a size such as "1024", "512m", "1.5g" or "4GiB", 0 to 2^63-1 bytes; units are
-// binary, in either case. A whole number is read exactly; a fraction needs a unit above the byte,
-// and is rounded down to one.
+// ParseBytes parses a size such as "1024", "512m", "1.5g" or "4GiB", from 0 to 2^63-1 bytes. Units are binary
+// and ignore letter case. Whole numbers are exact; a fraction needs a unit above the byte and is rounded down
+// to whole bytes.
 func ParseBytes(s string) (Bytes, error) {
 	if m := sizePattern.FindStringSubmatch(strings.TrimSpace(s)); m != nil {
 		number, unit := m[1], sizeUnits[strings.ToLower(m[2])]
@@ -88,7 +88,7 @@ func (b Bytes) String() string {
 	return fmt.Sprintf("%dB", int64(b))
 }
 
-// UnmarshalJSON reads a number or text with a unit.
+// UnmarshalJSON decodes a number, or text as [ParseBytes] does.
 func (b *Bytes) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
 		var s string
@@ -107,10 +107,10 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// EncodeMsgpack writes a number.
+// EncodeMsgpack encodes a number.
 func (b Bytes) EncodeMsgpack(enc *msgpack.Encoder) error { return enc.EncodeInt(int64(b)) }
 
-// DecodeMsgpack reads a number or text with a unit.
+// DecodeMsgpack decodes a number, or text as [ParseBytes] does.
 func (b *Bytes) DecodeMsgpack(dec *msgpack.Decoder) error {
 	code, err := dec.PeekCode()
 	if err != nil {
@@ -123,10 +123,10 @@ func (b *Bytes) DecodeMsgpack(dec *msgpack.Decoder) error {
 		}
 		return b.UnmarshalText([]byte(s))
 	}
-	if code == msgpcode.Uint64 { // the decoder would read it as a negative number
+	if code == msgpcode.Uint64 { // DecodeInt64 would return a negative number
 		v, err := dec.DecodeUint64()
 		if err == nil && v > math.MaxInt64 {
-			err = fmt.Errorf("size %d is too big", v)
+			err = fmt.Errorf("size %d is too large", v)
 		}
 		*b = Bytes(v)
 		return err
@@ -136,7 +136,7 @@ func (b *Bytes) DecodeMsgpack(dec *msgpack.Decoder) error {
 	return err
 }
 
-// UnmarshalText reads text with a unit, for flags and YAML.
+// UnmarshalText parses text as [ParseBytes] does, for flags and YAML.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	v, err := ParseBytes(string(text))
 	*b = v

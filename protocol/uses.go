@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// Use is what one request id was used for in a sandbox. Its names are short, and the verb of an exec
-// is left out: a busy sandbox stores many.
+// Use records what one request id was used for in a sandbox. Field names are short, and the verb of an exec is
+// omitted, because a busy sandbox stores many.
 type Use struct {
 	ID   string `json:"i"`
-	Verb string `json:"v,omitempty"` // "" with an exec: [VerbExec]; "" without one: not known, of an older snapshot
-	Exec string `json:"x,omitempty"` // of an exec or a cancel
-	At   int64  `json:"t,omitempty"` // of the event that it caused, in seconds since 1970
+	Verb string `json:"v,omitempty"` // empty with Exec: [VerbExec]; empty without: unknown, from an older snapshot
+	Exec string `json:"x,omitempty"` // id of the exec, for an exec or a cancel
+	At   int64  `json:"t,omitempty"` // time of the resulting event, Unix seconds
 }
 
-// Is says whether the use is the verb's on the exec: then a request of the same id is the same one.
+// Is reports whether the use is this verb on this exec. Then a request with the same id is a repeat.
 func (u *Use) Is(verb, exec string) bool {
-	if u.Verb == "" && u.Exec == "" { // older snapshots knew the ids of these only
+	if u.Verb == "" && u.Exec == "" { // older snapshots stored only the ids of these
 		return verb == VerbStop || verb == VerbResume || verb == VerbExtend || verb == VerbDelete
 	}
 	return u.verb() == verb && u.Exec == exec
@@ -29,7 +29,7 @@ func (u *Use) verb() string {
 	return u.Verb
 }
 
-// Says names the use in words.
+// Says describes the use in words.
 func (u *Use) Says() string {
 	switch verb := u.verb(); {
 	case verb == "":
@@ -41,20 +41,20 @@ func (u *Use) Says() string {
 	}
 }
 
-// Uses remembers requests, oldest first, in blocks that never change, so that clones of a state
-// share them: remembering one more copies the last block and the list of blocks.
+// Uses stores request uses, oldest first, in blocks that never change, so that clones of a state share them.
+// Adding a use copies only the last block and the list of blocks.
 //
-// It says nothing of a create, which is the sandbox's own request, nor of an exec whose id is its
-// request's, which the ids of execs tell.
+// Uses omits creates, because Sandbox.Request has theirs, and execs whose id is their request's, because
+// State.Execs has those.
 type Uses [][]Use
 
 const (
 	usesBlock   = 32
-	keptUses    = 1000           // so many requests of a sandbox are remembered,
-	keptUsesFor = 24 * time.Hour // and for so long, until another one comes
+	keptUses    = 1000           // maximum number of uses per sandbox
+	keptUsesFor = 24 * time.Hour // older uses are dropped when another one is added
 )
 
-// find returns the use of a request id, nil where none is remembered.
+// find returns the use of a request id, or nil.
 func (u Uses) find(id string) *Use {
 	for b := len(u) - 1; b >= 0; b-- {
 		for i := range u[b] {
@@ -66,12 +66,16 @@ func (u Uses) find(id string) *Use {
 	return nil
 }
 
-// with returns the uses and one more, without what is too old or too much. Blocks are dropped whole,
-// so up to a block more than promised is kept.
+// with returns the uses plus one, without those that exceed the limits. It drops whole blocks, so it may keep
+// up to one block more than keptUses.
 func (u Uses) with(use Use) Uses {
 	first := 0
-	for first < len(u)-1 && ((len(u)-first-2)*usesBlock >= keptUses || use.At-u[first][len(u[first])-1].At > int64(keptUsesFor/time.Second)) {
-		first++
+	for ; first < len(u)-1; first++ {
+		tooMany := (len(u)-first-2)*usesBlock >= keptUses
+		tooOld := use.At-u[first][len(u[first])-1].At > int64(keptUsesFor/time.Second)
+		if !tooMany && !tooOld {
+			break
+		}
 	}
 	kept := slices.Clone(u[first:])
 	if n := len(kept); n == 0 || len(kept[n-1]) >= usesBlock {
@@ -82,7 +86,7 @@ func (u Uses) with(use Use) Uses {
 	return kept
 }
 
-// UseOf says what a request id was used for, nil where nothing is remembered of it.
+// UseOf returns what a request id was used for, or nil if it is unknown.
 func (s *State) UseOf(request string) *Use {
 	switch {
 	case request == "":
@@ -102,7 +106,7 @@ func (s *State) UseOf(request string) *Use {
 	return nil
 }
 
-// remember keeps what the request of an event was for.
+// remember records the use of the event's request, unless it is recorded already.
 func (s *State) remember(e *Event, verb, exec string) {
 	if e.Request == "" || s.Uses.find(e.Request) != nil {
 		return

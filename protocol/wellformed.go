@@ -8,41 +8,42 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// maxDepth is how deep lists and maps may nest: a reply nests 7 deep.
+// maxDepth limits the nesting of lists and maps. A reply nests 7 levels deep.
 const maxDepth = 32
 
-// Times that every reader can say, RFC 3339's, with room for any time zone.
+// Limits of the times that RFC 3339, and so every reader, can express, with room for any time zone.
 var (
 	minTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
 	maxTime = time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).Unix()
 )
 
-// timeExt is the type of a timestamp among msgpack's extensions.
+// timeExt is the msgpack extension type of a timestamp.
 const timeExt = 0xff
 
-// checkMsgpack checks that data is exactly one msgpack value, and that JSON could say it too: what
-// came as msgpack may be answered in JSON. The decoder believes a length before it has seen the
-// bytes, and makes room for it: without this check a message of ten bytes costs gigabytes, or the
-// stack. An extension can hide a length from the check, since the decoder looks for a map's
-// entries inside of it; so where the peer is not trusted, none are allowed.
+// checkMsgpack checks that data is exactly one msgpack value that JSON can also express, because a value
+// decoded from msgpack may be encoded as JSON. The decoder trusts a declared length before it has read the
+// bytes and allocates for it: without this check, a ten-byte message could exhaust memory or the stack. The
+// decoder also looks for map entries inside an extension, which would hide their length from this check, so
+// extensions are only allowed from trusted peers.
 func checkMsgpack(data []byte, extensions bool) error {
-	rest, ok := wellformed{extensions}.skipValue(data, maxDepth)
+	rest, ok := msgpackChecker{extensions}.skipValue(data, maxDepth)
 	if !ok {
-		return Errorf(InvalidArgument, ReasonUndecodable, "msgpack that is malformed, cut off, too deeply nested, or holds a number or time out of range")
+		return Errorf(InvalidArgument, ReasonUndecodable,
+			"msgpack is malformed, truncated, too deeply nested, or has a number or time out of range")
 	}
 	if len(rest) > 0 {
-		return Errorf(InvalidArgument, ReasonUndecodable, "%d bytes follow the msgpack value", len(rest))
+		return Errorf(InvalidArgument, ReasonUndecodable, "%d trailing bytes after the msgpack value", len(rest))
 	}
 	return nil
 }
 
-type wellformed struct {
-	extensions bool // are allowed
+type msgpackChecker struct {
+	extensions bool // extensions are allowed
 }
 
-// skipValue returns what follows the first value of data. ok is false where there is no whole
-// value, or where it nests deeper than depth.
-func (w wellformed) skipValue(data []byte, depth int) (rest []byte, ok bool) {
+// skipValue returns the bytes after the first value of data. ok is false if the value is incomplete or nests
+// deeper than depth.
+func (c msgpackChecker) skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	if len(data) == 0 || depth == 0 {
 		return nil, false
 	}
@@ -53,9 +54,9 @@ func (w wellformed) skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.IsFixedString(code):
 		return skipBytes(data, uint64(code&msgpcode.FixedStrMask))
 	case msgpcode.IsFixedArray(code):
-		return w.skipValues(data, uint64(code&msgpcode.FixedArrayMask), depth)
+		return c.skipValues(data, uint64(code&msgpcode.FixedArrayMask), depth)
 	case msgpcode.IsFixedMap(code):
-		return w.skipValues(data, 2*uint64(code&msgpcode.FixedMapMask), depth)
+		return c.skipValues(data, 2*uint64(code&msgpcode.FixedMapMask), depth)
 	}
 	switch code {
 	case msgpcode.Uint8, msgpcode.Int8:
@@ -69,15 +70,15 @@ func (w wellformed) skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.Float, msgpcode.Double:
 		return skipFloat(code, data)
 	case msgpcode.FixExt1:
-		return w.skipExt(data, 1)
+		return c.skipExt(data, 1)
 	case msgpcode.FixExt2:
-		return w.skipExt(data, 2)
+		return c.skipExt(data, 2)
 	case msgpcode.FixExt4:
-		return w.skipExt(data, 4)
+		return c.skipExt(data, 4)
 	case msgpcode.FixExt8:
-		return w.skipExt(data, 8)
+		return c.skipExt(data, 8)
 	case msgpcode.FixExt16:
-		return w.skipExt(data, 16)
+		return c.skipExt(data, 16)
 	}
 	n, data, ok := declaredLength(code, data)
 	if !ok {
@@ -87,16 +88,15 @@ func (w wellformed) skipValue(data []byte, depth int) (rest []byte, ok bool) {
 	case msgpcode.Str8, msgpcode.Str16, msgpcode.Str32, msgpcode.Bin8, msgpcode.Bin16, msgpcode.Bin32:
 		return skipBytes(data, n)
 	case msgpcode.Ext8, msgpcode.Ext16, msgpcode.Ext32:
-		return w.skipExt(data, n)
+		return c.skipExt(data, n)
 	case msgpcode.Array16, msgpcode.Array32:
-		return w.skipValues(data, n, depth)
+		return c.skipValues(data, n, depth)
 	default: // Map16, Map32
-		return w.skipValues(data, 2*n, depth)
+		return c.skipValues(data, 2*n, depth)
 	}
 }
 
-// declaredLength reads the length that follows the code of a long form. ok is false for a code that
-// has none.
+// declaredLength reads the length that follows the code of a long form. ok is false for any other code.
 func declaredLength(code byte, data []byte) (n uint64, rest []byte, ok bool) {
 	switch code {
 	case msgpcode.Str8, msgpcode.Bin8, msgpcode.Ext8:
@@ -135,10 +135,10 @@ func skipFloat(code byte, data []byte) (rest []byte, ok bool) {
 	return data, !math.IsNaN(v) && !math.IsInf(v, 0)
 }
 
-// skipExt skips the type and the n bytes of an extension. Of a timestamp's forms only the one of 12
-// bytes can leave the range.
-func (w wellformed) skipExt(data []byte, n uint64) (rest []byte, ok bool) {
-	if !w.extensions {
+// skipExt skips the type and the n bytes of an extension. Only the 12-byte form of a timestamp can be out of
+// range.
+func (c msgpackChecker) skipExt(data []byte, n uint64) (rest []byte, ok bool) {
+	if !c.extensions {
 		return nil, false
 	}
 	rest, ok = skipBytes(data, n+1)
@@ -149,9 +149,9 @@ func (w wellformed) skipExt(data []byte, n uint64) (rest []byte, ok bool) {
 	return rest, ok
 }
 
-func (w wellformed) skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
+func (c msgpackChecker) skipValues(data []byte, n uint64, depth int) (rest []byte, ok bool) {
 	for range n {
-		if data, ok = w.skipValue(data, depth-1); !ok {
+		if data, ok = c.skipValue(data, depth-1); !ok {
 			return nil, false
 		}
 	}

@@ -37,12 +37,12 @@ func TestDefaultsThatAWorkerCannotHaveAreRefusedByName(t *testing.T) {
 		}
 	}
 	for want, s := range map[string]SandboxSpec{
-		"worker.defaults.image: cannot have a default of a worker: each": {Image: "i"},
-		"worker.defaults.ttl: cannot have a default of a worker: it co":  {TTL: 1},
-		"worker.defaults.required_services: cannot":                      {RequiredServices: Services{"a": {Image: "i"}}},
-		"worker.defaults.env.1A: name":                                   {Env: map[string]string{"1A": ""}},
-		"worker.defaults.mounts[0].source: must":                         {Mounts: []Mount{{Source: "a", Target: "/b"}}},
-		"worker.defaults: has":                                           {Env: map[string]string{"A": strings.Repeat("x", MaxWorkerDefaults)}},
+		"worker.defaults.image: cannot have a worker default: each request": {Image: "i"},
+		"worker.defaults.ttl: cannot have a worker default: it starts":      {TTL: 1},
+		"worker.defaults.required_services: cannot":                         {RequiredServices: Services{"a": {Image: "i"}}},
+		"worker.defaults.env.1A: name":                                      {Env: map[string]string{"1A": ""}},
+		"worker.defaults.mounts[0].source: must":                            {Mounts: []Mount{{Source: "a", Target: "/b"}}},
+		"worker.defaults: has":                                              {Env: map[string]string{"A": strings.Repeat("x", MaxWorkerDefaults)}},
 	} {
 		if err := ValidateWorkerDefaults(&s); err == nil || !strings.HasPrefix(err.Error(), "invalid_argument: "+want) {
 			t.Errorf("want %q, got %v", want, err)

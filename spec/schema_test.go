@@ -2,6 +2,7 @@ package spec
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"go/ast"
@@ -220,7 +221,7 @@ func commentsOf(t *testing.T, dir string) map[string]string {
 				for _, f := range fields.Fields.List {
 					if f.Tag != nil {
 						name := jsonName(reflect.StructField{Tag: reflect.StructTag(strings.Trim(f.Tag.Value, "`"))})
-						comments[typ.Name.Name+"."+name] = oneLine(f.Comment.Text())
+						comments[typ.Name.Name+"."+name] = oneLine(cmp.Or(f.Comment.Text(), f.Doc.Text()))
 					}
 				}
 			}

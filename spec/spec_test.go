@@ -206,7 +206,7 @@ func TestWhatASpecMayNotSayIsRefusedWithItsPlace(t *testing.T) {
 		"image: x\noptional_services: {labels: {user: x}}":                                   "spec.optional_services.labels.image: f: line 2, column 29",
 		"image: x\ntools: [git, \"NO WAY\"]":                                                 "spec.tools[1]: f: line 2, column 14: is not the name of a tool",
 		"image: x\nid: a.b":                                                                  "id: f: line 2, column 5",
-		"image: x\nrequired_services: {a: {image: x}}\noptional_services: {a: {image: x}}":   "spec.optional_services.a: f: line 3, column 24: is a required service too",
+		"image: x\nrequired_services: {a: {image: x}}\noptional_services: {a: {image: x}}":   "spec.optional_services.a: f: line 3, column 24: is also a required service",
 	} {
 		d, err := Parse([]byte(text), Options{Name: "f"})
 		if err == nil {

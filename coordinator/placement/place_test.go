@@ -426,7 +426,7 @@ func TestASandboxGoesToAHostWithTheLabelsThatItWants(t *testing.T) {
 	}{
 		{[]string{"zone=a"}, a, "spec.placement[0]: on b label zone is b, wanted a"},
 		{[]string{"zone in (a, c)", "disk=ssd"}, a, "spec.placement[0]: on b label zone is b, wanted a or c"},
-		{[]string{"zone!=b", "zone!=a"}, none, "spec.placement[0]: on b label zone is b, wanted anything but b"},
+		{[]string{"zone!=b", "zone!=a"}, none, "spec.placement[0]: on b label zone is b, wanted anything except b"},
 		{[]string{"zone=b", "disk!=ssd"}, b, ""},
 	} {
 		s := wants(1 << 30)

@@ -14,12 +14,13 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// The decoders say what is wrong in terms of Go, and the one of msgpack not where. So where one fails, the payload is
-// read once more without a type, and compared with what it should be: the first field that does not fit is named by
-// its path in the payload.
+// The decoders describe errors in terms of Go, and msgpack's does not say where. So when one fails, the payload
+// is decoded again without a type and compared with the expected type. The error then names the first
+// mismatched field by its path in the payload.
 
-// misfit looks for the first field of a JSON or msgpack payload that v cannot take. nil: it finds none.
-func misfit(isJSON bool, data []byte, v any, strict bool) *Error {
+// firstMismatch returns an error for the first field of a JSON or msgpack payload that does not fit the type of
+// v, or nil if it finds none.
+func firstMismatch(isJSON bool, data []byte, v any, strict bool) *Error {
 	var payload any
 	var err error
 	if isJSON {
@@ -32,7 +33,7 @@ func misfit(isJSON bool, data []byte, v any, strict bool) *Error {
 	if err != nil {
 		return nil
 	}
-	return fitting{isJSON, strict}.check("", payload, reflect.TypeOf(v))
+	return typeChecker{isJSON, strict}.check("", payload, reflect.TypeOf(v))
 }
 
 func untyped(data []byte) (v any, err error) {
@@ -42,9 +43,9 @@ func untyped(data []byte) (v any, err error) {
 	return dec.DecodeInterface()
 }
 
-type fitting struct {
+type typeChecker struct {
 	json   bool
-	strict bool // fields that are not known do not fit
+	strict bool // unknown fields are errors
 }
 
 var (
@@ -52,58 +53,59 @@ var (
 	bytesType    = reflect.TypeFor[Bytes]()
 )
 
-// check returns why a value does not fit a type, nil where it does.
-func (f fitting) check(path string, value any, t reflect.Type) *Error {
+// check returns an error if the value does not fit the type.
+func (c typeChecker) check(path string, value any, t reflect.Type) *Error {
 	if value == nil {
 		return nil
 	}
 	switch t {
 	case durationType:
-		return f.leaf(path, value, t, `text such as "90s" or "1h30m"`)
+		return c.leaf(path, value, t, `text such as "90s" or "1h30m"`)
 	case bytesType:
-		return f.leaf(path, value, t, `bytes, as a whole number, or text such as "512m" or "4GiB"`)
+		return c.leaf(path, value, t, `bytes, as a whole number, or text such as "512m" or "4GiB"`)
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
-		return f.check(path, value, t.Elem())
+		return c.check(path, value, t.Elem())
 	case reflect.Struct:
-		return f.object(path, value, t)
+		return c.object(path, value, t)
 	case reflect.Map:
-		return f.entries(path, value, t)
+		return c.entries(path, value, t)
 	case reflect.Slice:
 		if t.Elem().Kind() == reflect.Uint8 {
-			return f.binary(path, value)
+			return c.binary(path, value)
 		}
 		list, ok := value.([]any)
 		if !ok {
 			return wrongType(path, "a list", value)
 		}
 		for i, v := range list {
-			if e := f.check(fmt.Sprintf("%s[%d]", path, i), v, t.Elem()); e != nil {
+			if e := c.check(fmt.Sprintf("%s[%d]", path, i), v, t.Elem()); e != nil {
 				return e
 			}
 		}
 		return nil
 	case reflect.String:
-		return f.leaf(path, value, t, "text")
+		return c.leaf(path, value, t, "text")
 	case reflect.Bool:
-		return f.leaf(path, value, t, "true or false")
+		return c.leaf(path, value, t, "true or false")
 	case reflect.Float32, reflect.Float64:
-		return f.leaf(path, value, t, "a number")
+		return c.leaf(path, value, t, "a number")
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return f.leaf(path, value, t, "a whole number, not negative")
+		return c.leaf(path, value, t, "a non-negative whole number")
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
-		return f.leaf(path, value, t, "a whole number")
+		return c.leaf(path, value, t, "a whole number")
 	}
 	return nil
 }
 
 func wrongType(path, want string, got any) *Error {
-	return &Error{Code: InvalidArgument, Reason: ReasonUndecodable, Field: path, Message: "must be " + want + ", got " + described(got)}
+	return &Error{Code: InvalidArgument, Reason: ReasonUndecodable, Field: path,
+		Message: "must be " + want + ", got " + describeValue(got)}
 }
 
-// described says what a value is, in words of the payload.
-func described(v any) string {
+// describeValue describes a value in terms of the payload.
+func describeValue(v any) string {
 	switch v := v.(type) {
 	case string:
 		return fmt.Sprintf("the text %.40q", v)
@@ -119,15 +121,15 @@ func described(v any) string {
 	return fmt.Sprintf("%.40s", fmt.Sprint(v))
 }
 
-// leaf has the decoder itself judge a value that has no others in it.
-func (f fitting) leaf(path string, value any, t reflect.Type, want string) *Error {
+// leaf checks a scalar by letting the decoder decode it.
+func (c typeChecker) leaf(path string, value any, t reflect.Type, want string) *Error {
 	v := reflect.New(t).Interface()
 	var err error
 	switch value.(type) {
 	case []any, map[any]any, map[string]any:
 		err = errors.ErrUnsupported
 	default:
-		if f.json {
+		if c.json {
 			var data []byte
 			if data, err = json.Marshal(value); err == nil {
 				err = json.Unmarshal(data, v)
@@ -145,21 +147,21 @@ func (f fitting) leaf(path string, value any, t reflect.Type, want string) *Erro
 	return nil
 }
 
-func (f fitting) binary(path string, value any) *Error {
+func (c typeChecker) binary(path string, value any) *Error {
 	text, isText := value.(string)
-	if !f.json {
+	if !c.json {
 		if _, isBytes := value.([]byte); isText || isBytes {
 			return nil
 		}
 		return wrongType(path, "bytes", value)
 	}
 	if _, err := base64.StdEncoding.DecodeString(text); !isText || err != nil {
-		return wrongType(path, "bytes in base64, with its padding", value)
+		return wrongType(path, "bytes in padded base64", value)
 	}
 	return nil
 }
 
-// keys lists the entries of an object by name, nil where it is none.
+// keys returns the entries of an object and their sorted names, or nil if the value is not an object.
 func keys(value any) (names []string, entries map[string]any) {
 	entries = map[string]any{}
 	switch m := value.(type) {
@@ -186,23 +188,23 @@ func keys(value any) (names []string, entries map[string]any) {
 	return names, entries
 }
 
-func (f fitting) entries(path string, value any, t reflect.Type) *Error {
+func (c typeChecker) entries(path string, value any, t reflect.Type) *Error {
 	names, entries := keys(value)
 	if entries == nil {
 		return wrongType(path, "an object", value)
 	}
 	for _, name := range names {
-		if e := f.check(joined(path, name), entries[name], t.Elem()); e != nil {
+		if e := c.check(fieldPath(path, name), entries[name], t.Elem()); e != nil {
 			return e
 		}
 	}
 	return nil
 }
 
-// maxName is how much of a name that somebody chose is said.
+// maxName limits, in bytes, how much of a caller's name an error repeats.
 const maxName = 200
 
-func joined(path, name string) string {
+func fieldPath(path, name string) string {
 	if len(name) > maxName {
 		name = strings.ToValidUTF8(name[:maxName], "") + "…"
 	}
@@ -212,31 +214,32 @@ func joined(path, name string) string {
 	return path + "." + name
 }
 
-func (f fitting) object(path string, value any, t reflect.Type) *Error {
+func (c typeChecker) object(path string, value any, t reflect.Type) *Error {
 	names, entries := keys(value)
 	if entries == nil {
 		return wrongType(path, "an object", value)
 	}
 	for _, name := range names {
-		field, known := f.field(t, name)
+		field, known := c.field(t, name)
 		switch {
-		case !known && f.strict:
-			return &Error{Code: InvalidArgument, Reason: ReasonUnknownField, Field: joined(path, name), Message: "is not a known field"}
+		case !known && c.strict:
+			return &Error{Code: InvalidArgument, Reason: ReasonUnknownField, Field: fieldPath(path, name),
+				Message: "is not a known field"}
 		case !known:
 			continue
 		}
-		if e := f.check(joined(path, name), entries[name], field); e != nil {
+		if e := c.check(fieldPath(path, name), entries[name], field); e != nil {
 			return e
 		}
 	}
 	return nil
 }
 
-// field finds a field by its name on the wire, in JSON also in another letter case, as its decoder does.
-func (f fitting) field(t reflect.Type, name string) (reflect.Type, bool) {
+// field returns the type of a field by its name on the wire. JSON ignores letter case, as its decoder does.
+func (c typeChecker) field(t reflect.Type, name string) (reflect.Type, bool) {
 	for i := range t.NumField() {
 		on, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
-		if on != "-" && on != "" && (on == name || f.json && strings.EqualFold(on, name)) {
+		if on != "-" && on != "" && (on == name || c.json && strings.EqualFold(on, name)) {
 			return t.Field(i).Type, true
 		}
 	}
