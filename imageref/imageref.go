@@ -1,6 +1,6 @@
-// Package imageref reads image references as Docker does. It is apart from protocol, because the
-// library behind it costs every process that links it a megabyte of patterns, and each sandbox has
-// a supervisor that links protocol.
+// Package imageref parses image references as Docker does and decides which registries images may come from. It
+// is separate from protocol because the reference library adds about a megabyte of regular expressions to every
+// process that links it. Every sandbox has a supervisor, which links protocol.
 package imageref
 
 import (
@@ -9,7 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ByDigest is a full reference with a digest in place of its tag.
+// ByDigest returns a full reference with its tag replaced by a digest. Errors: invalid_argument, or a parse
+// error if full is not a reference.
 func ByDigest(full, digest string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(full)
 	if err != nil {
@@ -18,14 +19,14 @@ func ByDigest(full, digest string) (string, error) {
 	return Full("", named.Name()+"@"+digest)
 }
 
-// Full is the full form of an image reference, with its registry, and the tag where one is
-// missing: "docker.io/library/busybox:latest". It fails with invalid_argument, naming the field.
+// Full returns the full form of an image reference: with its registry, and with a tag if it has neither tag nor
+// digest, as in "docker.io/library/busybox:latest". Errors: invalid_argument with the given field.
 func Full(field, ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
 		return "", protocol.Invalid(field, "is not an image reference: %.80q", ref)
 	}
-	if canonical, ok := named.(reference.Canonical); ok { // beside a digest a tag says nothing
+	if canonical, ok := named.(reference.Canonical); ok { // a digest overrides a tag
 		return named.Name() + "@" + canonical.Digest().String(), nil
 	}
 	return reference.TagNameOnly(named).String(), nil

@@ -8,15 +8,15 @@ import (
 	"github.com/distribution/reference"
 )
 
-// component is what may stand between two slashes of a reference.
+// component matches one path component of a reference.
 var component = regexp.MustCompile(`\A[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*\z`)
 
-// maxLocal bounds the names that workers give; a reference has 255 characters before its tag at most.
+// maxLocal limits the length of local names. A reference has at most 255 characters before its tag.
 const maxLocal = 200
 
-// Local is the name that workers of a deployment give to an image which specs call full, a full
-// reference: "boxfleet.local/default/imported/3b1f09a2c4d5e6f7/library/app:1". Kind, a lower-case word,
-// says how it came. No other deployment, kind or reference has the same name.
+// Local returns the name under which a deployment's workers store the image of the full reference full, such as
+// "boxfleet.local/default/imported/3b1f09a2c4d5e6f7/library/app:1". kind is a lower-case word for how the image
+// arrived. Names differ for each deployment, kind and reference.
 func Local(deployment, kind, full string) string {
 	sum := sha256.Sum256([]byte(deployment + "\n" + kind + "\n" + full))
 	name := LocalRegistry + "/"

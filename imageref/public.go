@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notPublic are the addresses that are not of the internet, or mean somebody near.
+// notPublic are the addresses that are not on the public internet, including those of the host and its link.
 var notPublic = append(protocol.NeverReached(), prefixes(
 	"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
 	"100.64.0.0/10",   // carrier-grade NAT
@@ -24,11 +24,11 @@ var notPublic = append(protocol.NeverReached(), prefixes(
 	"3fff::/20",       // documentation
 )...)
 
-// global is where public IPv6 addresses come from.
+// global is the range of public IPv6 addresses.
 var global = netip.MustParsePrefix("2000::/3")
 
-// IsPublic says whether an address is one of the internet: neither the host's own, nor of a private
-// network, nor one that clouds hand out credentials at.
+// IsPublic reports whether an address is on the public internet: not the host's own, not on a private network,
+// and not one of a cloud metadata service.
 func IsPublic(a netip.Addr) bool {
 	a = a.Unmap()
 	if a.Zone() != "" || a.Is6() && !global.Contains(a) {

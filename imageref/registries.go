@@ -11,28 +11,30 @@ import (
 )
 
 const (
-	// PublicRegistries stands, in a list of registries, for those at public addresses.
+	// PublicRegistries in a list of registries stands for every registry at a public address.
 	PublicRegistries = "public"
 
-	// DockerHub is the registry of references that name none.
+	// DockerHub is the registry of references without one.
 	DockerHub = "docker.io"
 
-	// LocalRegistry is the registry of names that workers give to images by themselves. There is none.
+	// LocalRegistry is the registry part of names that workers give to images; see [Local]. No such registry
+	// exists.
 	LocalRegistry = "boxfleet.local"
 )
 
-// Trust says how images of a registry are pulled.
+// Trust is how images of a registry may be pulled.
 type Trust int
 
-// What a list of registries says of one.
+// The levels of trust.
 const (
 	Refused Trust = iota // not at all
 	Checked              // only through connections to public addresses
-	Trusted              // by the Engine, which goes where the registry sends it
+	Trusted              // by the engine, to any address that the registry directs it to
 )
 
-// TrustOf says what a list, of [CheckRegistries], says of the registry of a full reference. Names and
-// addresses that only the host itself or its own network can mean are not public, however they resolve.
+// TrustOf returns the trust in the registry of a full reference according to a list from [CheckRegistries].
+// Unless listed, names and addresses that are local to the host or its network are refused, whatever they
+// resolve to.
 func TrustOf(registries []string, full string) Trust {
 	registry := Registry(full)
 	switch {
@@ -46,7 +48,8 @@ func TrustOf(registries []string, full string) Trust {
 	return Checked
 }
 
-// Registry is the registry of a full reference, host or host:port, in lower case.
+// Registry returns the registry of a full reference, as host or host:port in lower case, or "" if full is not a
+// reference.
 func Registry(full string) string {
 	named, err := reference.ParseNormalizedNamed(full)
 	if err != nil {
@@ -55,9 +58,8 @@ func Registry(full string) string {
 	return strings.ToLower(reference.Domain(named))
 }
 
-// CheckRegistries puts a list of registries into the form of [TrustOf]: host or host:port as in
-// references, docker.io for Docker Hub, and [PublicRegistries]. It fails with invalid_argument, naming
-// the field.
+// CheckRegistries normalizes a list of registries for [TrustOf]. Entries are host or host:port as in
+// references, docker.io for Docker Hub, or [PublicRegistries]. Errors: invalid_argument with the given field.
 func CheckRegistries(field string, registries []string) ([]string, error) {
 	all := make([]string, 0, len(registries))
 	for _, r := range registries {
@@ -65,20 +67,24 @@ func CheckRegistries(field string, registries []string) ([]string, error) {
 		if r != PublicRegistries {
 			full, err := Full(field, r+"/x")
 			if err != nil || Registry(full) != r && !(r == "index.docker.io" && Registry(full) == DockerHub) {
-				return nil, protocol.Invalid(field, "must be a host or host:port as in references of images, or %q; got %.80q", PublicRegistries, r)
+				return nil, protocol.Invalid(field,
+					"must be a host or host:port as in image references, or %q; got %.80q", PublicRegistries, r)
 			}
 			r = Registry(full)
 		}
 		if r == LocalRegistry {
-			return nil, protocol.Invalid(field, "%s is no registry, but the names that workers give to imported images", r)
+			return nil, protocol.Invalid(field, "%s is not a registry; workers use it in the names of imported images", r)
 		}
 		all = append(all, r)
 	}
 	return all, nil
 }
 
-// isLocal says whether a registry's name is an address that is not public, or a name that is the host's
-// own or of its own network by convention.
+// localDomains are top-level domains that by convention are not public.
+var localDomains = []string{"localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "arpa"}
+
+// isLocal reports whether a registry is at a non-public address, or has a name that by convention belongs to
+// the host or its network.
 func isLocal(registry string) bool {
 	host := registry
 	if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') {
@@ -93,8 +99,8 @@ func isLocal(registry string) bool {
 		return !IsPublic(a)
 	}
 	last := host[strings.LastIndexByte(host, '.')+1:]
-	if last == "" || strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") { // 127.1, 0x7f.1: an address in another form
-		return true
+	if last == "" || strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") {
+		return true // an address in another notation, such as 127.1 or 0x7f.1
 	}
-	return slices.Contains([]string{"localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "arpa"}, last) || last == host
+	return last == host || slices.Contains(localDomains, last)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestTheListOfRegistriesDecidesHowImagesArePulled(t *testing.T) {
+func TestTrustFollowsTheListOfRegistries(t *testing.T) {
 	byDefault := []string{DockerHub, PublicRegistries}
 	listed := []string{"127.0.0.1:5000", "mirror.corp:443"}
 	for _, c := range []struct {
@@ -33,24 +33,28 @@ func TestTheListOfRegistriesDecidesHowImagesArePulled(t *testing.T) {
 			continue
 		}
 		if got := TrustOf(c.list, full); got != c.want {
-			t.Errorf("%s, by %v: %d, want %d", c.ref, c.list, got, c.want)
+			t.Errorf("trust in %s with registries %v: got %d, want %d", c.ref, c.list, got, c.want)
 		}
 	}
 }
 
-func TestAListOfRegistriesIsChecked(t *testing.T) {
+func TestCheckRegistriesNormalizesAndRejects(t *testing.T) {
 	got, err := CheckRegistries("f", []string{"index.docker.io", "Mirror.Corp:443", "localhost", PublicRegistries})
 	if err != nil || len(got) != 4 || got[0] != DockerHub || got[1] != "mirror.corp:443" || got[2] != "localhost" {
 		t.Errorf("got %v, %v", got, err)
 	}
 	for _, bad := range []string{"", "mirror", "https://mirror.corp", "mirror.corp/team", "*.corp", LocalRegistry} {
-		if _, err := CheckRegistries("f", []string{bad}); protocol.CodeOf(err) != protocol.InvalidArgument || protocol.AsError(err).Field != "f" {
+		if _, err := CheckRegistries(
+			"f",
+			[]string{bad},
+		); protocol.CodeOf(err) != protocol.InvalidArgument ||
+			protocol.AsError(err).Field != "f" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }
 
-func TestWhatIsNotOfTheInternetIsNotPublic(t *testing.T) {
+func TestOnlyInternetAddressesArePublic(t *testing.T) {
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "2606:4700::1111": true, "::ffff:8.8.8.8": true,
 		"127.0.0.1": false, "0.0.0.0": false, "10.1.2.3": false, "172.31.0.1": false, "192.168.1.1": false, "100.100.100.200": false,
@@ -58,15 +62,15 @@ func TestWhatIsNotOfTheInternetIsNotPublic(t *testing.T) {
 		"fe80::1": false, "fe80::1%eth0": false, "fd00:ec2::254": false, "::ffff:127.0.0.1": false, "64:ff9b::7f00:1": false, "2002:7f00:1::": false, "2001::1": false, "ff02::1": false,
 	} {
 		if got := IsPublic(netip.MustParseAddr(text)); got != want {
-			t.Errorf("%s: %t", text, got)
+			t.Errorf("IsPublic(%s) = %t", text, got)
 		}
 	}
 	if IsPublic(netip.Addr{}) {
-		t.Error("no address is public")
+		t.Error("the zero address is public")
 	}
 }
 
-func TestNamesOfWorkersAreOfOneDeploymentAndOneReference(t *testing.T) {
+func TestLocalNamesDifferByDeploymentKindAndReference(t *testing.T) {
 	seen := map[string]string{}
 	for _, deployment := range []string{"default", "Other", "-x_", "other"} {
 		for _, ref := range []string{"busybox:1", "busybox:2", "ghcr.io/library/busybox:1", "127.0.0.1:5000/busybox:1", "a/b@sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
@@ -77,13 +81,19 @@ func TestNamesOfWorkersAreOfOneDeploymentAndOneReference(t *testing.T) {
 			}
 			name := Local(deployment, "pulled", full)
 			if again, err := Full("name", name); err != nil || again != name || Registry(name) != LocalRegistry {
-				t.Errorf("%s: %s is no full reference of workers: %s, %v", ref, name, again, err)
+				t.Errorf(
+					"%s: local name %s is not a full reference in the local registry: %s, %v",
+					ref,
+					name,
+					again,
+					err,
+				)
 			}
 			if Local(deployment, "imported", full) == name {
-				t.Errorf("%s: how it came is not in its name %s", ref, name)
+				t.Errorf("%s: kinds pulled and imported have the same name %s", ref, name)
 			}
 			if other := seen[name]; other != "" {
-				t.Errorf("%s and %s are both %s", ref, other, name)
+				t.Errorf("%s and %s have the same name %s", ref, other, name)
 			}
 			seen[name] = deployment + " " + ref
 		}

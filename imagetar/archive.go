@@ -12,34 +12,34 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Files of an archive that say what is in it.
+// Files that describe the content of an archive.
 const (
-	manifestFile = "manifest.json" // of docker save
-	indexFile    = "index.json"    // of an OCI image layout
+	manifestFile = "manifest.json" // written by docker save
+	indexFile    = "index.json"    // index of an OCI image layout
 	layoutFile   = "oci-layout"
-	oldNamesFile = "repositories" // of docker save, before it had a manifest
+	oldNamesFile = "repositories" // written by docker save before it had a manifest
 )
 
-// Bounds of what is kept in memory of an archive.
+// Limits on the bytes of an archive held in memory: of one document, and of all.
 const (
 	maxDocument  = 4 << 20
 	maxDocuments = 64 << 20
 )
 
-// Info says what a file is.
+// Info describes an image file.
 type Info struct {
 	Format string   // protocol.ImageArchive or protocol.ImageRootFS
-	Names  []string // that the images of an archive have in it
+	Names  []string // names of the image in the archive; empty for a root filesystem
 }
 
-// saved is an entry of the manifest of docker save.
+// saved is an entry of docker save's manifest.
 type saved struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// descriptor and document are what matters of an OCI image layout.
+// descriptor and document have the relevant fields of an OCI image layout.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -51,13 +51,13 @@ type descriptor struct {
 }
 
 type document struct {
-	Manifests []descriptor `json:"manifests"` // of an index
-	Config    *descriptor  `json:"config"`    // of a manifest
+	Manifests []descriptor `json:"manifests"` // in an index
+	Config    *descriptor  `json:"config"`    // in a manifest
 	Layers    []descriptor `json:"layers"`
 }
 
-// Inspect reads a file to its end and says what it is. It fails with invalid_argument for what is no
-// tar, and for an archive that does not hold exactly one image.
+// Inspect reads a file to its end and determines its format. Errors: invalid_argument if the file is not a tar
+// archive, has no entries, or is an image archive without exactly one image.
 func Inspect(r io.Reader) (Info, error) {
 	a := archive{documents: map[string][]byte{}}
 	if err := a.read(r, nil); err != nil {
@@ -73,9 +73,10 @@ func Inspect(r io.Reader) (Info, error) {
 	return Info{Format: protocol.ImageArchive, Names: image.RepoTags}, err
 }
 
-// Rename copies an archive with one image, plain or compressed, as one that any engine takes: plain,
-// with a manifest as docker save writes it, and with no other name than ref, a full reference. Of an
-// image for several platforms the one for linux and the architecture is taken.
+// Rename copies an archive with one image, compressed or not, to an uncompressed one that any engine can load:
+// with a docker save manifest, and with ref, a full reference, as its only name. From an image for several
+// platforms it takes the one for linux and architecture. Errors: invalid_argument for a bad archive, and those
+// of r and w.
 func Rename(w io.Writer, r io.Reader, ref, architecture string) error {
 	a := archive{documents: map[string][]byte{}}
 	out := tar.NewWriter(w)
@@ -91,22 +92,22 @@ func Rename(w io.Writer, r io.Reader, ref, architecture string) error {
 	if err != nil {
 		return err
 	}
-	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: manifestFile, Mode: 0o644, Size: int64(len(manifest))})
-	if err == nil {
+	header := &tar.Header{Typeflag: tar.TypeReg, Name: manifestFile, Mode: 0o644, Size: int64(len(manifest))}
+	if err = out.WriteHeader(header); err == nil {
 		_, err = out.Write(manifest)
 	}
 	return errors.Join(err, out.Close())
 }
 
-// archive is what is known of one while it is read.
+// archive is the state of reading an archive.
 type archive struct {
 	entries   int
 	kept      int64
-	documents map[string][]byte // small JSON files, by their names
+	documents map[string][]byte // small JSON files by name
 }
 
-// read reads a file to its end. What describes an archive is kept; all else is written to out, where
-// that is not nil.
+// read reads a file to its end. It keeps the documents that may describe the image and, unless out is nil,
+// copies everything else to out.
 func (a *archive) read(r io.Reader, out *tar.Writer) error {
 	plain, err := Open(r)
 	if err != nil {
@@ -133,7 +134,7 @@ func (a *archive) read(r io.Reader, out *tar.Writer) error {
 func (a *archive) entry(h *tar.Header, in io.Reader, out *tar.Writer) error {
 	name := path.Clean(h.Name)
 	var content []byte
-	if h.Typeflag == tar.TypeReg && h.Size <= maxDocument && couldDescribe(name) && a.kept < maxDocuments {
+	if h.Typeflag == tar.TypeReg && h.Size <= maxDocument && mayDescribeImage(name) && a.kept < maxDocuments {
 		var err error
 		if content, err = io.ReadAll(in); err != nil {
 			return invalid(err)
@@ -145,7 +146,7 @@ func (a *archive) entry(h *tar.Header, in io.Reader, out *tar.Writer) error {
 	}
 	switch {
 	case out == nil, name == manifestFile, name == indexFile, name == layoutFile, name == oldNamesFile:
-		return nil // an engine reads the new manifest, and nothing beside it
+		return nil // superseded by the manifest that Rename writes
 	}
 	if err := out.WriteHeader(h); err != nil {
 		return err
@@ -158,9 +159,9 @@ func (a *archive) entry(h *tar.Header, in io.Reader, out *tar.Writer) error {
 	return err
 }
 
-// couldDescribe says whether a file of this name may describe an archive: index and manifests of an
-// OCI layout are among its blobs.
-func couldDescribe(name string) bool {
+// mayDescribeImage reports whether a file of this name may describe an archive. The index and manifests of an OCI
+// layout are among its blobs.
+func mayDescribeImage(name string) bool {
 	return name == manifestFile || name == indexFile || strings.HasPrefix(name, "blobs/")
 }
 
@@ -168,39 +169,39 @@ func (a *archive) isArchive() bool {
 	return a.documents[manifestFile] != nil || a.documents[indexFile] != nil
 }
 
-// image is the one image of the archive.
+// image returns the only image of the archive.
 func (a *archive) image(architecture string) (saved, error) {
 	if data := a.documents[manifestFile]; data != nil {
 		var all []saved
 		if err := json.Unmarshal(data, &all); err != nil || len(all) == 0 || all[0].Config == "" {
-			return saved{}, protocol.Invalid("file", "cannot read its %s: %v", manifestFile, err)
+			return saved{}, protocol.Invalid("file", "cannot read %s: %v", manifestFile, err)
 		}
 		if len(all) > 1 {
-			return saved{}, several(len(all))
+			return saved{}, notOneImage(len(all))
 		}
 		return all[0], nil
 	}
 	var index document
 	if err := json.Unmarshal(a.documents[indexFile], &index); err != nil {
-		return saved{}, protocol.Invalid("file", "cannot read its %s: %v", indexFile, err)
+		return saved{}, protocol.Invalid("file", "cannot read %s: %v", indexFile, err)
 	}
 	if len(index.Manifests) != 1 {
-		return saved{}, several(len(index.Manifests))
+		return saved{}, notOneImage(len(index.Manifests))
 	}
 	return a.resolve(index.Manifests[0], architecture, 0)
 }
 
-func several(n int) error {
-	return protocol.Invalid("file", "has %d images: import an archive with one", n)
+func notOneImage(n int) error {
+	return protocol.Invalid("file", "has %d images; import an archive with exactly one", n)
 }
 
-// resolve follows an OCI descriptor to a manifest, through the indexes of images for several
-// platforms. Without an architecture any platform will do.
+// resolve follows an OCI descriptor to a manifest, through the indexes of multi-platform images. An empty
+// architecture selects the first platform.
 func (a *archive) resolve(d descriptor, architecture string, depth int) (saved, error) {
 	var doc document
 	data := a.documents[blob(d.Digest)]
 	if data == nil || json.Unmarshal(data, &doc) != nil || depth > 3 {
-		return saved{}, protocol.Invalid("file", "the manifest %.80q is not in it", d.Digest)
+		return saved{}, protocol.Invalid("file", "the manifest %.80q is missing or invalid", d.Digest)
 	}
 	if doc.Config != nil {
 		image := saved{Config: blob(doc.Config.Digest)}
@@ -220,18 +221,18 @@ func (a *archive) resolve(d descriptor, architecture string, depth int) (saved, 
 	return saved{}, protocol.Invalid("file", "has no image for linux/%s", architecture)
 }
 
-// blob is where an OCI layout has the content of a digest.
+// blob returns the path of a digest's content in an OCI layout.
 func blob(digest string) string {
 	algorithm, sum, _ := strings.Cut(digest, ":")
 	return fmt.Sprintf("blobs/%s/%s", algorithm, sum)
 }
 
-// invalid types what is wrong with a file. What is typed already, as a failing source's error may
-// be, stays.
+// invalid converts a read error to invalid_argument. Errors that already have a code, such as those of a
+// failing source, stay as they are.
 func invalid(err error) error {
 	var typed *protocol.Error
 	if err == nil || errors.As(err, &typed) {
 		return err
 	}
-	return protocol.Invalid("file", "is not a tar archive, or is cut off: %v", err)
+	return protocol.Invalid("file", "is not a tar archive, or is truncated: %v", err)
 }

@@ -47,7 +47,7 @@ func unpack(t *testing.T, data []byte) map[string]string {
 			t.Fatal(err)
 		}
 		if _, twice := files[h.Name]; twice {
-			t.Errorf("%s is there twice", h.Name)
+			t.Errorf("%s is in the archive twice", h.Name)
 		}
 		files[h.Name] = string(content)
 	}
@@ -59,7 +59,7 @@ func addressed(content string) (digest string, f file) {
 	return digest, file{"blobs/sha256/" + hex.EncodeToString(sum[:]), content}
 }
 
-// layout is an OCI image layout with one image for each architecture.
+// layout returns an OCI image layout with one image per architecture.
 func layout(architectures ...string) []byte {
 	files := []file{{"oci-layout", `{"imageLayoutVersion":"1.0.0"}`}}
 	var manifests []string
@@ -77,10 +77,15 @@ func layout(architectures ...string) []byte {
 const savedManifest = `[{"Config":"c.json","RepoTags":["debian:12","other:1"],"Layers":["l/layer.tar"]}]`
 
 func saved(manifest string) []byte {
-	return pack(file{"c.json", "{}"}, file{"l/layer.tar", "layer"}, file{"repositories", `{"debian":{}}`}, file{"manifest.json", manifest})
+	return pack(
+		file{"c.json", "{}"},
+		file{"l/layer.tar", "layer"},
+		file{"repositories", `{"debian":{}}`},
+		file{"manifest.json", manifest},
+	)
 }
 
-func TestAFileIsToldByItsContent(t *testing.T) {
+func TestInspectDeterminesTheFormatByContent(t *testing.T) {
 	root := pack(file{"etc/passwd", "root"}, file{"blobs/x", "{}"})
 	var zipped, squeezed bytes.Buffer
 	g := gzip.NewWriter(&zipped)
@@ -92,7 +97,7 @@ func TestAFileIsToldByItsContent(t *testing.T) {
 	two := strings.Replace(savedManifest, "]}]", `]},{"Config":"d.json"}]`, 1)
 	for name, c := range map[string]struct {
 		data   []byte
-		format string // "": refused
+		format string // "": rejected
 	}{
 		"docker save": {saved(savedManifest), protocol.ImageArchive}, "gzip": {zipped.Bytes(), protocol.ImageArchive},
 		"OCI layout": {layout("amd64"), protocol.ImageArchive}, "root filesystem": {root, protocol.ImageRootFS}, "zstd": {squeezed.Bytes(), protocol.ImageRootFS},
@@ -113,7 +118,7 @@ func TestAFileIsToldByItsContent(t *testing.T) {
 	}
 }
 
-func TestARenamedArchiveHasOneNameAndNoOther(t *testing.T) {
+func TestARenamedArchiveHasOnlyTheNewName(t *testing.T) {
 	const ref = "docker.io/library/tools:1"
 	for name, data := range map[string][]byte{"docker save": saved(savedManifest), "OCI layout": layout("riscv64", "amd64")} {
 		t.Run(name, func(t *testing.T) {
@@ -134,18 +139,26 @@ func TestARenamedArchiveHasOneNameAndNoOther(t *testing.T) {
 			if len(m.RepoTags) != 1 || m.RepoTags[0] != ref || len(m.Layers) != 1 {
 				t.Errorf("got %+v", m)
 			}
-			if name == "OCI layout" && (files[m.Config] != `{"architecture":"amd64"}` || files[m.Layers[0]] != "a layer for amd64") {
+			if name == "OCI layout" &&
+				(files[m.Config] != `{"architecture":"amd64"}` || files[m.Layers[0]] != "a layer for amd64") {
 				t.Errorf("got %+v of %v", m, files)
 			}
 			for _, other := range []string{"repositories", "index.json", "oci-layout"} {
 				if _, there := files[other]; there {
-					t.Errorf("%s is still there", other)
+					t.Errorf("%s is still in the archive", other)
 				}
 			}
 		})
 	}
-	if err := imagetar.Rename(io.Discard, bytes.NewReader(layout("riscv64", "arm64")), ref, "amd64"); protocol.CodeOf(err) != protocol.InvalidArgument {
-		t.Errorf("no image for the platform: %v", err)
+	if err := imagetar.Rename(
+		io.Discard,
+		bytes.NewReader(layout("riscv64", "arm64")),
+		ref,
+		"amd64",
+	); protocol.CodeOf(
+		err,
+	) != protocol.InvalidArgument {
+		t.Errorf("missing platform: want invalid_argument, got %v", err)
 	}
 }
 
@@ -153,7 +166,10 @@ func FuzzInspect(f *testing.F) {
 	f.Add(saved(savedManifest))
 	f.Add(layout("amd64", "arm64"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, err := imagetar.Inspect(bytes.NewReader(data)); err != nil && protocol.CodeOf(err) != protocol.InvalidArgument {
+		if _, err := imagetar.Inspect(
+			bytes.NewReader(data),
+		); err != nil &&
+			protocol.CodeOf(err) != protocol.InvalidArgument {
 			t.Errorf("got %v", err)
 		}
 		_ = imagetar.Rename(io.Discard, bytes.NewReader(data), "x:1", "amd64")

@@ -12,11 +12,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Open returns the plain content of a file that may be compressed with gzip, bzip2 or zstd. Another
-// compression is refused with invalid_argument.
+// Open returns the uncompressed content of a file that may be compressed with gzip, bzip2 or zstd. Errors:
+// invalid_argument for xz, and those of the decompressors.
 func Open(r io.Reader) (io.Reader, error) {
 	b := bufio.NewReaderSize(r, 1<<16)
-	head, _ := b.Peek(6) // fewer, where the file is shorter: no magic then
+	head, _ := b.Peek(6) // a shorter file matches no magic number
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		return gzip.NewReader(b)
@@ -29,7 +29,7 @@ func Open(r io.Reader) (io.Reader, error) {
 		}
 		return d, nil
 	case bytes.HasPrefix(head, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
-		return nil, protocol.Invalid("file", "xz is not supported: decompress it first")
+		return nil, protocol.Invalid("file", "xz is not supported; decompress the file first")
 	}
 	return b, nil
 }
