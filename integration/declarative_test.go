@@ -94,7 +94,7 @@ copies:
 			"image: x\ncopies: [nowhere:/x]":  "not_found",
 			"image: x\n---\nimage: x":         "more than one document",
 			"image: x\ncpu: ${WHO}":           "must be a number",
-			"image: x\nenv: {A: \"${CODE?\"}": "without its }",
+			"image: x\nenv: {A: \"${CODE?\"}": "without a closing }",
 		} {
 			code, stdout, stderr := c.run(stdin, "sandbox", "create", "-f", "-")
 			if code == 0 || !strings.Contains(stderr, want) || stdout != "" {

@@ -1,8 +1,8 @@
 // Package protocol defines what Boxfleet sends and stores: the wire types, subjects, rules for ids and specs,
 // error codes, codec, and the state machines of sandboxes and execs.
 //
-// \trequest --> accept --> events --> State.Apply --> Sandbox, Exec
-// \t            (coordinator)  (coordinator, worker)   (everyone, the same fold)
+//	request --> accept --> events --> State.Apply --> Sandbox, Exec
+//	            (coordinator)  (coordinator, worker)   (everyone, the same fold)
 //
 // The package is pure: no clock, no randomness, no I/O, no logger. It imports nothing of this module, so every
 // other package can depend on it, and a client in another language can use it as its reference.

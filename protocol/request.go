@@ -6,11 +6,11 @@ import "time"
 // from the payload; the request id is the message id. Except in a create, the subject may contain the sandbox's
 // name instead of its id.
 //
-// \tcreate  Sandbox (required), Name
-// \texec    ExecID, Exec (required)
-// \tcancel  ExecID (required)
-// \textend  TTL (required)
-// \tstop, resume, delete  no fields
+//	create  Sandbox (required), Name
+//	exec    ExecID, Exec (required)
+//	cancel  ExecID (required)
+//	extend  TTL (required)
+//	stop, resume, delete  no fields
 type Request struct {
 	Version int          `json:"v"`
 	Sandbox *SandboxSpec `json:"sandbox,omitempty"`

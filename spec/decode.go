@@ -14,23 +14,23 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// decoder reads the YAML nodes of one document into the types of the wire, by their names there, so
-// that each field has one spelling everywhere.
+// decoder decodes the YAML nodes of one document into wire types by their wire names, so that each field has
+// the same spelling everywhere.
 type decoder struct {
 	document *Document
 	options  Options
-	field    string // that errors are about; default: spec
-	nodes    int    // seen so far
-	bytes    int    // of text, seen so far
+	field    string // prefix of the fields in errors; default: spec
+	nodes    int    // decoded so far
+	bytes    int    // bytes of text decoded so far
 	faults   faults
 }
 
-// whole reads a document, and says everything that is wrong with it.
-func (d *decoder) whole(root *yaml.Node, into reflect.Value) error {
-	return d.faults.ended(d.value(root, into, ""))
+// root decodes a document and reports all of its errors at once.
+func (d *decoder) root(root *yaml.Node, into reflect.Value) error {
+	return d.faults.result(d.value(root, into, ""))
 }
 
-// wrong is the error of a value.
+// wrong returns an error about a value.
 func (d *decoder) wrong(node *yaml.Node, path, format string, args ...any) error {
 	field := cmp.Or(d.field, "spec")
 	if path != "" {
@@ -39,9 +39,8 @@ func (d *decoder) wrong(node *yaml.Node, path, format string, args ...any) error
 	return faultAt(d.options.Name, field, position{node.Line, node.Column}, format, args...)
 }
 
-// enter follows an alias, and checks what holds of every value: the text may be somebody else's, and
-// a few lines of aliases can stand for gigabytes. How deep values nest needs no check: the types do
-// not nest without end.
+// enter resolves an alias and checks what applies to every value. The text is untrusted, and a few lines of
+// aliases can expand to gigabytes. Nesting depth needs no check, because the types have a fixed depth.
 func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	at := node
 	if node.Kind == yaml.AliasNode {
@@ -50,7 +49,7 @@ func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	d.nodes++
 	switch {
 	case d.nodes > maxNodes:
-		d.faults.over = true
+		d.faults.stopped = true
 		return nil, d.wrong(at, path, "the document has more than %d values", maxNodes)
 	case tagged(node):
 		return nil, d.wrong(at, path, "has the tag %.40s; tags are not supported", node.Tag)
@@ -59,19 +58,19 @@ func (d *decoder) enter(node *yaml.Node, path string) (*yaml.Node, error) {
 	return node, nil
 }
 
-// mark notes where a value is.
+// mark records the position of a value.
 func (d *decoder) mark(node *yaml.Node, path string) {
 	d.document.at[path] = position{node.Line, node.Column}
 }
 
-// value reads a node into a value of a wire type.
+// value decodes a node into a value of a wire type.
 func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error {
 	node, err := d.enter(node, path)
 	if err != nil {
 		return err
 	}
 	if node.Kind == yaml.ScalarNode && node.ShortTag() == "!!null" {
-		return d.wrong(node, path, "has no value; leave it out, or write \"\" for empty text")
+		return d.wrong(node, path, "has no value; omit it, or write \"\" for empty text")
 	}
 	if done, err := d.shortForm(node, into.Addr().Interface(), path); done || err != nil {
 		return err
@@ -79,7 +78,7 @@ func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error 
 	if t, ok := into.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		text, err := d.scalar(node, path, "a value")
 		if err == nil {
-			if err := t.UnmarshalText([]byte(whole(node, text))); err != nil {
+			if err := t.UnmarshalText([]byte(integral(node, text))); err != nil {
 				return d.wrong(node, path, "%v", err)
 			}
 		}
@@ -100,22 +99,26 @@ func (d *decoder) value(node *yaml.Node, into reflect.Value, path string) error 
 		into.SetString(text)
 		return err
 	case reflect.Bool:
-		v, err := parsed(d, node, path, "true or false", func(s string) (bool, error) { return strconv.ParseBool(strings.ToLower(s)) }, "!!bool")
+		v, err := parsed(d, node, path, "true or false",
+			func(s string) (bool, error) { return strconv.ParseBool(strings.ToLower(s)) }, "!!bool")
 		into.SetBool(v)
 		return err
 	case reflect.Int, reflect.Int64:
-		v, err := parsed(d, node, path, "a whole number", func(s string) (int64, error) { return strconv.ParseInt(whole(node, s), 10, into.Type().Bits()) }, "!!int", "!!float")
+		v, err := parsed(d, node, path, "a whole number",
+			func(s string) (int64, error) { return strconv.ParseInt(integral(node, s), 10, into.Type().Bits()) },
+			"!!int", "!!float")
 		into.SetInt(v)
 		return err
 	case reflect.Float64:
-		v, err := parsed(d, node, path, "a number", func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }, "!!int", "!!float")
+		v, err := parsed(d, node, path, "a number",
+			func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }, "!!int", "!!float")
 		into.SetFloat(v)
 		return err
 	}
 	panic("spec: no YAML form for " + into.Type().String())
 }
 
-// structure reads a map of known fields.
+// structure decodes a map of known fields.
 func (d *decoder) structure(node *yaml.Node, into reflect.Value, path string) error {
 	if node.Kind != yaml.MappingNode {
 		return d.wrong(node, path, "must be a map of fields, got %s", describe(node))
@@ -135,7 +138,7 @@ func (d *decoder) structure(node *yaml.Node, into reflect.Value, path string) er
 	})
 }
 
-// entries calls f with each entry of a map, and refuses keys that are there twice.
+// entries calls f for each entry of a map, and rejects duplicate keys.
 func (d *decoder) entries(node *yaml.Node, path string, f func(key, value *yaml.Node) error) error {
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
@@ -144,7 +147,7 @@ func (d *decoder) entries(node *yaml.Node, path string, f func(key, value *yaml.
 		switch {
 		case err != nil:
 		case seen[key.Value]:
-			err = d.wrong(key, join(path, key.Value), "is there twice")
+			err = d.wrong(key, join(path, key.Value), "appears twice")
 		default:
 			seen[key.Value] = true
 			err = f(key, node.Content[i+1])
@@ -156,7 +159,7 @@ func (d *decoder) entries(node *yaml.Node, path string, f func(key, value *yaml.
 	return nil
 }
 
-// key checks what holds of every key.
+// key checks what applies to every key.
 func (d *decoder) key(key *yaml.Node, path string) error {
 	switch {
 	case tagged(key):
@@ -186,9 +189,10 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 		if err := d.faults.add(d.value(item, v, at)); err != nil {
 			return err
 		}
-		// Merge takes repeats away, and the errors that come after it would name another entry.
-		if names, ok := into.Interface().([]string); ok && strings.HasSuffix(path, "tools") && v.String() != "" && slices.Contains(names, v.String()) {
-			if err := d.faults.add(d.wrong(item, at, "is there twice: %.60s", v.String())); err != nil {
+		// Merge removes repeats, so that later errors would name another entry.
+		names, ok := into.Interface().([]string)
+		if ok && strings.HasSuffix(path, "tools") && v.String() != "" && slices.Contains(names, v.String()) {
+			if err := d.faults.add(d.wrong(item, at, "appears twice: %.60s", v.String())); err != nil {
 				return err
 			}
 		}
@@ -197,10 +201,10 @@ func (d *decoder) list(node *yaml.Node, into reflect.Value, path string) error {
 	return nil
 }
 
-// table reads a map with names that the caller chooses.
+// table decodes a map whose keys the caller chooses.
 func (d *decoder) table(node *yaml.Node, into reflect.Value, path string) error {
 	if node.Kind != yaml.MappingNode {
-		return d.wrong(node, path, "must be a map by name, got %s", describe(node))
+		return d.wrong(node, path, "must be a map of names, got %s", describe(node))
 	}
 	into.Set(reflect.MakeMap(into.Type()))
 	d.document.open[path] = true
@@ -214,7 +218,7 @@ func (d *decoder) table(node *yaml.Node, into reflect.Value, path string) error 
 	})
 }
 
-// text reads a text. A number is taken as it is written; what could be meant as true or false is not.
+// text decodes text. It takes numbers as they are written, but rejects booleans, which are probably a mistake.
 func (d *decoder) text(node *yaml.Node, path string) (string, error) {
 	if node.Kind == yaml.ScalarNode && node.ShortTag() == "!!bool" {
 		return "", d.wrong(node, path, "must be text, got %s; put it in quotes", describe(node))
@@ -222,7 +226,7 @@ func (d *decoder) text(node *yaml.Node, path string) (string, error) {
 	return d.scalar(node, path, "text")
 }
 
-// scalar is the text of a value, with its variables filled in.
+// scalar returns the text of a value with its variables expanded.
 func (d *decoder) scalar(node *yaml.Node, path, want string) (string, error) {
 	if node.Kind != yaml.ScalarNode {
 		return "", d.wrong(node, path, "must be %s, got %s", want, describe(node))
@@ -234,18 +238,20 @@ func (d *decoder) scalar(node *yaml.Node, path, want string) (string, error) {
 			return "", d.wrong(node, path, "%v", err)
 		}
 		if !utf8.ValidString(text) {
-			return "", d.wrong(node, path, "has a variable that is not UTF-8")
+			return "", d.wrong(node, path, "has a variable that is not valid UTF-8")
 		}
 	}
 	if d.bytes += len(text); d.bytes > MaxBytes {
-		d.faults.over = true
+		d.faults.stopped = true
 		return "", d.wrong(node, path, "with its variables and aliases the document has more than %d bytes of text", MaxBytes)
 	}
 	return text, nil
 }
 
-// parsed reads a value that is no text. Text is taken only where a variable made it.
-func parsed[T any](d *decoder, node *yaml.Node, path, want string, parse func(string) (T, error), tags ...string) (T, error) {
+// parsed decodes a value that is not text. It accepts text only if a variable expanded to it.
+func parsed[T any](
+	d *decoder, node *yaml.Node, path, want string, parse func(string) (T, error), tags ...string,
+) (T, error) {
 	var zero T
 	text, err := d.scalar(node, path, want)
 	if err != nil {
@@ -265,10 +271,11 @@ func parsed[T any](d *decoder, node *yaml.Node, path, want string, parse func(st
 	return v, nil
 }
 
-// whole writes a number such as 50.0 or 5e1 as the whole number that it is; a JSON Schema cannot tell
-// them apart.
-func whole(node *yaml.Node, text string) string {
-	if v, err := strconv.ParseFloat(text, 64); err == nil && node.ShortTag() == "!!float" && v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+// integral converts a whole number in the form 50.0 or 5e1 to 50, because a JSON Schema cannot tell them apart.
+// It returns other text unchanged.
+func integral(node *yaml.Node, text string) string {
+	v, err := strconv.ParseFloat(text, 64)
+	if err == nil && node.ShortTag() == "!!float" && v == math.Trunc(v) && math.Abs(v) < 1<<53 {
 		return strconv.FormatInt(int64(v), 10)
 	}
 	return text

@@ -9,22 +9,21 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// EveryTenant is the name below which [Defaults] has what holds for every tenant.
+// EveryTenant is the key in [Defaults] of the defaults for all tenants.
 const EveryTenant = "*"
 
-// maxDefaults bounds the defaults of a tenant, encoded: they are put into the history of each of its
-// sandboxes.
+// maxDefaults limits the encoded size of a tenant's defaults in bytes, because the history of each sandbox
+// contains them.
 const maxDefaults = 64 << 10
 
-// Defaults are specs by tenant, which lie below what requests say.
+// Defaults maps tenants to the spec below their requests.
 type Defaults map[string]protocol.SandboxSpec
 
-// For is what lies below the requests of a tenant: what holds for all, and over it what holds for
-// this one.
+// For returns the defaults of a tenant: those for every tenant, overridden by its own.
 func (d Defaults) For(tenant string) protocol.SandboxSpec { return Merge(d[EveryTenant], d[tenant]) }
 
-// ParseDefaults reads a map of tenants, or [EveryTenant], and the fields of their defaults. Errors:
-// invalid_argument that names line, column and field.
+// ParseDefaults parses a map from tenants, or [EveryTenant], to their defaults. Errors: invalid_argument with
+// line, column and field.
 func ParseDefaults(data []byte, o Options) (Defaults, error) {
 	defaults := Defaults{}
 	d, err := parseInto(data, o, "defaults", reflect.ValueOf(&defaults).Elem())
@@ -37,7 +36,7 @@ func ParseDefaults(data []byte, o Options) (Defaults, error) {
 	return defaults, nil
 }
 
-// parseInto reads a text of at most one document into a value, whose fields errors name below field.
+// parseInto decodes a text of at most one document into a value. Errors name fields below field.
 func parseInto(data []byte, o Options, field string, into reflect.Value) (*Document, error) {
 	if len(data) > MaxFileBytes {
 		return nil, fault(o.Name, field, "has more than %d bytes", MaxFileBytes)
@@ -52,14 +51,14 @@ func parseInto(data []byte, o Options, field string, into reflect.Value) (*Docum
 			return nil, faultAt(o.Name, field, position{root.Line, root.Column}, "there is more than one document")
 		}
 		seen = true
-		if err := (&decoder{document: d, options: o, field: field}).whole(root, into); err != nil {
+		if err := (&decoder{document: d, options: o, field: field}).root(root, into); err != nil {
 			return nil, err
 		}
 	}
 	return d, nil
 }
 
-// Validate checks that the defaults can be below any request. The error names the field.
+// Validate checks that the defaults are valid below any request. Errors: invalid_argument with the field.
 func (d Defaults) Validate() error {
 	for _, tenant := range slices.Sorted(maps.Keys(d)) {
 		if err := d.validate(tenant); err != nil {
@@ -77,29 +76,29 @@ func (d Defaults) validate(tenant string) error {
 	case tenant != EveryTenant && protocol.ValidateID("spec", tenant) != nil:
 		return protocol.Invalid("spec", "is not the name of a tenant, or %q for every tenant", EveryTenant)
 	case s.Image != "":
-		return protocol.Invalid("spec.image", "cannot have a default: each request says its image")
+		return protocol.Invalid("spec.image", "cannot have a default: each request names its image")
 	case len(s.Command) > 0:
 		return protocol.Invalid("spec.command", "cannot have a default: a request without a command asks for none")
 	case len(s.Copies) > 0:
-		return protocol.Invalid("spec.copies", "cannot have a default: uploaded trees are not kept for ever")
+		return protocol.Invalid("spec.copies", "cannot have a default: uploaded trees are not kept forever")
 	case s.GPUs != "":
-		return protocol.Invalid("spec.gpus", "cannot have a default: a request could not say that it wants none")
+		return protocol.Invalid("spec.gpus", "cannot have a default: a request could not opt out")
 	case s.ReadOnly:
-		return protocol.Invalid("spec.read_only", "cannot have a default: a request could not say that it wants to write, nor have copies")
+		return protocol.Invalid("spec.read_only",
+			"cannot have a default: a request could not opt out, nor use copies")
 	}
-	whole := s
+	effective := s
 	if tenant != EveryTenant {
-		whole = d.For(tenant)
+		effective = d.For(tenant)
 	}
-	if n := len(protocol.Encode(&whole)); n > maxDefaults {
+	if n := len(protocol.Encode(&effective)); n > maxDefaults {
 		return protocol.Invalid("spec", "has %d bytes, at most %d are allowed", n, maxDefaults)
 	}
-	whole.Image = "any"
-	return whole.Validate()
+	effective.Image = "any"
+	return effective.Validate()
 }
 
-// Over puts what a tenant's request says over its defaults. What contradicts itself only then is
-// refused with the field.
+// Over merges a tenant's request over its defaults. A conflict between the two is rejected with its field.
 func (d Defaults) Over(tenant string, request protocol.SandboxSpec) (protocol.SandboxSpec, error) {
 	below := d.For(tenant)
 	if isEmpty(reflect.ValueOf(below)) {

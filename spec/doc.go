@@ -1,4 +1,4 @@
-// Package spec reads what a sandbox is made of from YAML, and puts several such specs together.
+// Package spec parses sandbox specs from YAML and merges layers of them.
 //
 //	YAML ── Parse ──> Document ── Override ──> Spec ── Validate, Resolve (protocol)
 //	           │                      │
@@ -6,9 +6,9 @@
 //	                                    tenant's defaults < YAML < explicit parameters;
 //	                                    OnWorker puts a worker's defaults below them all
 //
-// The fields are those of protocol.SandboxSpec under their names on the wire, with short forms where
-// Compose has them. Everything else is refused with its line, its column and its field. Whatever the
-// text says, reading it costs bounded memory and time.
+// The fields are those of protocol.SandboxSpec under their wire names, with the short forms of Compose.
+// Anything else is rejected with its line, column and field. Parsing untrusted text uses bounded memory and
+// time.
 //
-// The package imports protocol and a YAML library, reads no file and no environment.
+// The package imports protocol and a YAML library. It reads neither files nor the environment.
 package spec

@@ -8,46 +8,49 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Bounds of what is read.
+// Limits on the text, in bytes unless stated otherwise.
 const (
-	MaxBytes     = protocol.MaxSpecBytes // of one document, and of its text once variables are filled in
-	MaxFileBytes = 4 << 20               // of several documents
+	MaxBytes     = protocol.MaxSpecBytes // one document, also after its variables are expanded
+	MaxFileBytes = 4 << 20               // a text of several documents
 	MaxDocuments = 256
-	maxNodes     = 20_000 // values of a document, those that aliases repeat counted each time
+	maxNodes     = 20_000 // values of a document; an alias counts each time
 )
 
-// Options says how YAML is read.
+// Options controls how YAML is parsed.
 type Options struct {
-	Name string            // of the text, such as its file, for errors; may be empty
-	Env  map[string]string // the variables for $VAR; nil: none is set
+	Name string            // name of the text in errors, such as its file; may be empty
+	Env  map[string]string // variables for $VAR; nil: none is set
 }
 
-// Document is one sandbox, as YAML describes it.
+// Document describes one sandbox, as parsed from YAML.
 type Document struct {
-	ID     string // of the sandbox; empty where the document has none
-	Name   string // of the sandbox; empty where the document has none
+	ID     string // of the sandbox; may be empty
+	Name   string // of the sandbox; may be empty
 	Spec   protocol.SandboxSpec
-	Copies []LocalCopy // entries of Spec.Copies that the caller has yet to upload
+	Copies []LocalCopy // entries of Spec.Copies that the caller must upload
 
 	name string
 	at   map[string]position // of each value, by its path
-	open map[string]bool     // the paths of maps to which anybody may add names: their place is not that of an entry
+
+	// open has the paths of maps with keys of the caller's choice. Their position is no substitute for that of
+	// an entry.
+	open map[string]bool
 }
 
 func newDocument(name string) *Document {
 	return &Document{name: name, at: map[string]position{}, open: map[string]bool{}}
 }
 
-// LocalCopy is a file or tree of the caller's machine. Until it is uploaded, its entry of
-// Spec.Copies has a target and no digest.
+// LocalCopy is a file or tree on the caller's machine. Until it is uploaded, its entry in Spec.Copies has a
+// target but no digest.
 type LocalCopy struct {
-	Index   int      `json:"index"`  // of its entry in Spec.Copies
+	Index   int      `json:"index"`  // index in Spec.Copies
 	Source  string   `json:"source"` // path on the caller's machine
 	Exclude []string `json:"exclude,omitempty"`
 }
 
-// Parse reads a text of one document. An empty text is an empty document. Errors: invalid_argument
-// that names line, column and field. What a spec may say is checked by [Document.Validate].
+// Parse parses a text with at most one document. An empty text is an empty document. Errors: invalid_argument
+// with line, column and field. [Document.Validate] checks the values.
 func Parse(data []byte, o Options) (*Document, error) {
 	if len(data) > MaxBytes {
 		return nil, fault(o.Name, "spec", "has more than %d bytes", MaxBytes)
@@ -62,10 +65,10 @@ func Parse(data []byte, o Options) (*Document, error) {
 	case 1:
 		return documents[0], nil
 	}
-	return nil, faultAt(o.Name, "spec", documents[1].at[""], "there is more than one document; those are for apply")
+	return nil, faultAt(o.Name, "spec", documents[1].at[""], "there is more than one document; use apply")
 }
 
-// ParseAll reads a text of one or more documents. Empty ones are passed over.
+// ParseAll parses a text with 1 to [MaxDocuments] documents and skips empty ones. Errors: as [Parse].
 func ParseAll(data []byte, o Options) ([]*Document, error) {
 	if len(data) > MaxFileBytes {
 		return nil, fault(o.Name, "spec", "has more than %d bytes", MaxFileBytes)
@@ -75,53 +78,54 @@ func ParseAll(data []byte, o Options) ([]*Document, error) {
 	case err != nil:
 		return nil, err
 	case len(documents) == 0:
-		return nil, fault(o.Name, "spec", "holds no document")
+		return nil, fault(o.Name, "spec", "has no document")
 	case len(documents) > MaxDocuments:
 		return nil, faultAt(o.Name, "spec", documents[MaxDocuments].at[""], "there are more than %d documents", MaxDocuments)
 	}
 	return documents, nil
 }
 
-// parse reads at most so many documents.
+// parse parses up to most documents.
 func parse(data []byte, o Options, most int) ([]*Document, error) {
 	if at, found := overlong(data); found {
 		return nil, faultAt(o.Name, "spec", at, "the document has more than %d bytes", MaxBytes)
 	}
 	var documents []*Document
-	var wrong []error
+	var errs []error
 	for root, err := range roots(data, o.Name, "spec") {
 		if err != nil {
-			wrong = append(wrong, err)
+			errs = append(errs, err)
 			break
 		}
 		d := newDocument(o.Name)
-		whole := struct {
+		parsed := struct {
 			ID   string `json:"id"`
 			Name string `json:"name"`
 			protocol.SandboxSpec
 		}{}
-		if err := (&decoder{document: d, options: o}).whole(root, reflect.ValueOf(&whole).Elem()); err != nil {
-			wrong = append(wrong, err)
+		if err := (&decoder{document: d, options: o}).root(root, reflect.ValueOf(&parsed).Elem()); err != nil {
+			errs = append(errs, err)
 		}
-		d.ID, d.Name, d.Spec = whole.ID, whole.Name, whole.SandboxSpec
+		d.ID, d.Name, d.Spec = parsed.ID, parsed.Name, parsed.SandboxSpec
 		if documents = append(documents, d); len(documents) == most {
 			break
 		}
 	}
-	return documents, Join(wrong...)
+	return documents, Join(errs...)
 }
 
-// Override puts explicit parameters over the document, as [Merge] does.
+// Override merges explicit parameters over the document, as [Merge] does.
 func (d *Document) Override(parameters protocol.SandboxSpec) {
 	d.forget(reflect.ValueOf(parameters))
 	if n := parameters.Network; n != nil && n.Mode == "" && n.Allow != nil && len(n.Allow) == 0 {
-		parameters.Network = &protocol.Network{Mode: protocol.NetworkAllow} // Merge knows no list of nothing, and Validate must refuse it
+		// Merge would drop the empty list, which Validate must reject.
+		parameters.Network = &protocol.Network{Mode: protocol.NetworkAllow}
 	}
 	d.Spec = Merge(d.Spec, parameters)
 }
 
-// Clear takes a value away that the document gives, so that a parameter that was given empty says
-// something. Maps and lists stay.
+// Clear removes the document's value of a field, for a parameter that is given explicitly empty. It does not
+// clear maps and lists.
 func (d *Document) Clear(field string) {
 	s := reflect.ValueOf(&d.Spec).Elem()
 	for i := range s.NumField() {
@@ -132,7 +136,7 @@ func (d *Document) Clear(field string) {
 	}
 }
 
-// forget forgets the positions of what parameters replace: an error in a parameter is in no line.
+// forget removes the positions of values that parameters replace, because an error in a parameter has no line.
 func (d *Document) forget(parameters reflect.Value) {
 	for i := range parameters.NumField() {
 		value, name := parameters.Field(i), jsonName(parameters.Type().Field(i))
@@ -156,18 +160,18 @@ func (d *Document) forgetBelow(path string) {
 	}
 }
 
-// AddCopy adds a file or tree of the caller's machine, to be uploaded; to is its entry without a
-// digest.
+// AddCopy adds a file or tree on the caller's machine that is yet to be uploaded. to is its entry in
+// Spec.Copies, without a digest.
 func (d *Document) AddCopy(source string, to protocol.Copy, exclude ...string) {
 	d.Copies = append(d.Copies, LocalCopy{len(d.Spec.Copies), source, exclude})
 	d.Spec.Copies = append(d.Spec.Copies, to)
 }
 
-// noDigest stands for the digest of a tree that is not uploaded yet.
+// noDigest stands in for the digest of a tree before its upload.
 var noDigest = "sha256-" + strings.Repeat("0", 64)
 
-// Validate checks everything that can be known without a host and before an upload. The error names
-// the field and, where the YAML says it, line and column.
+// Validate checks everything that depends on neither a host nor an upload. Errors: those of the spec, with line
+// and column where the value comes from the YAML.
 func (d *Document) Validate() error {
 	if d.ID != "" {
 		if err := protocol.ValidateID("id", d.ID); err != nil {
@@ -186,10 +190,10 @@ func (d *Document) Validate() error {
 	return d.locate(s.Validate())
 }
 
-// locate adds the place in the text to an error that names a field.
+// locate adds the position in the text to an error that names a field.
 func (d *Document) locate(err error) error { return d.locateBelow("spec", err) }
 
-// locateBelow is locate for errors whose fields are named below another one.
+// locateBelow is locate for errors whose fields are below the given one.
 func (d *Document) locateBelow(field string, err error) error {
 	if err == nil {
 		return nil
@@ -198,7 +202,7 @@ func (d *Document) locateBelow(field string, err error) error {
 	path := strings.TrimPrefix(e.Field, field+".")
 	at, ok := d.at[path]
 	if parent := path[:max(strings.LastIndexByte(path, '.'), 0)]; !ok && parent != "" && !d.open[parent] {
-		at, ok = d.at[parent] // of a short form, or of an entry that lacks the field
+		at, ok = d.at[parent] // a short form, or an entry without the field
 	}
 	if ok && path != "" {
 		e.Message = place(d.name, at) + e.Message
@@ -206,7 +210,7 @@ func (d *Document) locateBelow(field string, err error) error {
 	return &e
 }
 
-// fault is an error about a whole text.
+// fault returns an error about a text as a whole.
 func fault(name, field, format string, args ...any) error {
 	message := fmt.Sprintf(format, args...)
 	if name != "" {
@@ -215,9 +219,10 @@ func fault(name, field, format string, args ...any) error {
 	return &protocol.Error{Code: protocol.InvalidArgument, Field: field, Message: message}
 }
 
-// faultAt is an error about a place in a text.
+// faultAt returns an error about a position in a text.
 func faultAt(name, field string, at position, format string, args ...any) error {
-	return &protocol.Error{Code: protocol.InvalidArgument, Field: field, Message: place(name, at) + fmt.Sprintf(format, args...)}
+	return &protocol.Error{Code: protocol.InvalidArgument, Field: field,
+		Message: place(name, at) + fmt.Sprintf(format, args...)}
 }
 
 func place(name string, at position) string {

@@ -12,38 +12,38 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Bounds of what is said at once of a text that is wrong in many places.
+// Limits on how many errors, and how many bytes of them, are reported at once.
 const (
 	maxFaults     = 10
 	maxFaultBytes = 700
 )
 
-// faults are what is wrong with a text, as far as it was read.
+// faults collects the errors of a text.
 type faults struct {
-	found []*protocol.Error
-	bytes int
-	over  bool // the text is read no further
+	found   []*protocol.Error
+	bytes   int
+	stopped bool // the rest of the text is not read
 }
 
-// add takes a fault of one value, so that the rest is read. It returns an error where reading ends.
+// add records the error of one value, so that parsing can continue. It returns an error if parsing must stop.
 func (f *faults) add(err error) error {
-	if err == nil || f.over {
+	if err == nil || f.stopped {
 		return err
 	}
 	e := protocol.AsError(err)
 	f.found = append(f.found, e)
 	f.bytes += len(e.Error())
-	if f.over = len(f.found) == maxFaults || f.bytes > maxFaultBytes; f.over {
+	if f.stopped = len(f.found) == maxFaults || f.bytes > maxFaultBytes; f.stopped {
 		return errMore
 	}
 	return nil
 }
 
-// errMore ends the reading of a text with many faults.
-var errMore = errors.New("there may be more; the rest is not read")
+// errMore stops the parsing of a text with many errors.
+var errMore = errors.New("there may be more errors; the rest was not read")
 
-// ended is everything that is wrong as one error, nil where that is nothing. err ended the reading.
-func (f *faults) ended(err error) error {
+// result returns everything that is wrong as one error, or nil. err is the error that stopped the parsing.
+func (f *faults) result(err error) error {
 	found := f.found
 	if err != nil && err != errMore {
 		found = append(found, protocol.AsError(err))
@@ -54,8 +54,8 @@ func (f *faults) ended(err error) error {
 	return joined(found, err == errMore)
 }
 
-// joined is one error for several. Code, reason and field are those of the first; the others are said below it,
-// each with its field.
+// joined combines several errors into one. It has the code, reason and field of the first; its message lists
+// the others with their fields.
 func joined(found []*protocol.Error, more bool) error {
 	if len(found) == 1 && !more {
 		return found[0]
@@ -70,8 +70,8 @@ func joined(found []*protocol.Error, more bool) error {
 	return &all
 }
 
-// Join is one error for those of several documents that are not nil; nil where all are. Errors of another kind
-// than this package's stand alone.
+// Join combines the errors of several documents into one. It skips nil, and returns nil if all are. An error
+// other than invalid_argument is returned alone.
 func Join(errs ...error) error {
 	var found []*protocol.Error
 	for _, err := range errs {
@@ -90,7 +90,7 @@ func Join(errs ...error) error {
 	return joined(found[:min(len(found), maxFaults)], len(found) > maxFaults)
 }
 
-// unknownField is the error of a field that is not there, with the one that was probably meant.
+// unknownField returns the error for an unknown field, with a suggestion if there is a likely one.
 func (d *decoder) unknownField(key *yaml.Node, path string, fields map[string]reflect.StructField) error {
 	meant := elsewhere[key.Value]
 	if _, here := fields[meant]; !here {
@@ -105,9 +105,10 @@ func (d *decoder) unknownField(key *yaml.Node, path string, fields map[string]re
 	return err
 }
 
-// elsewhere is what other tools call fields.
+// elsewhere maps the field names of other tools to ours.
 var elsewhere = map[string]string{
-	"environment": "env", "volumes": "mounts", "binds": "mounts", "working_dir": "cwd", "workdir": "cwd", "mem_limit": "memory", "mem": "memory",
-	"cpus": "cpu", "cmd": "command", "args": "command", "pids_limit": "pids", "stop_grace_period": "grace", "depends_on": "required_services",
+	"environment": "env", "volumes": "mounts", "binds": "mounts", "working_dir": "cwd", "workdir": "cwd",
+	"mem_limit": "memory", "mem": "memory", "cpus": "cpu", "cmd": "command", "args": "command",
+	"pids_limit": "pids", "stop_grace_period": "grace", "depends_on": "required_services",
 	"services": "required_services", "name": "id", "networks": "network", "files": "copies", "pull_policy": "pull",
 }

@@ -24,10 +24,10 @@ required_services: {db: {image: [y]}}
 spec.cpu: app.yaml: line 3, column 6: must be a number, got "many"
 spec.environment: app.yaml: line 4, column 1: is not a known field; did you mean env?
 spec.env[1]: app.yaml: line 5, column 12: must be K=V, got "B"
-spec.env.A: app.yaml: line 5, column 15: is there twice
+spec.env.A: app.yaml: line 5, column 15: appears twice
 spec.mounts[0].writeable: app.yaml: line 7, column 28: is not a known field; did you mean writable?
-spec.mounts[1]: app.yaml: line 8, column 3: must be SOURCE:TARGET, with :ro or :rw behind it, got "/c"
-there may be more; the rest is not read`
+spec.mounts[1]: app.yaml: line 8, column 3: must be SOURCE:TARGET, optionally followed by :ro or :rw, got "/c"
+there may be more errors; the rest was not read`
 	if got := err.Error(); got != want {
 		t.Errorf("got\n%s", got)
 	}

@@ -12,8 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// shortForm reads the forms that YAML has beside those of the wire. done is false where the node is
-// in the wire's form.
+// shortForm decodes the forms that exist only in YAML. done is false if the node has the wire form.
 func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, err error) {
 	scalar, list := node.Kind == yaml.ScalarNode, node.Kind == yaml.SequenceNode
 	switch v := into.(type) {
@@ -26,7 +25,7 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 			return true, short(d, node, path, v, readNetwork)
 		}
 		defer func() {
-			if v.Allow != nil && v.Mode == "" { // also a list of nothing, which is then refused
+			if v.Allow != nil && v.Mode == "" { // even if empty; Validate rejects that
 				v.Mode = protocol.NetworkAllow
 			}
 		}()
@@ -54,7 +53,7 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 		if scalar && strings.HasSuffix(path, "healthcheck.test") {
 			line, err := d.text(node, path)
 			*v = []string{"CMD-SHELL", line}
-			if line == "NONE" { // which no command is called
+			if line == "NONE" { // disables the test; not a command
 				*v = []string{line}
 			}
 			return true, err
@@ -63,13 +62,13 @@ func (d *decoder) shortForm(node *yaml.Node, into any, path string) (done bool, 
 	return false, nil
 }
 
-// short reads a value that is written as one text.
+// short decodes a value that is written as a single text.
 func short[T any](d *decoder, node *yaml.Node, path string, into *T, read func(string) (T, error)) error {
 	text, err := d.text(node, path)
 	if err != nil {
 		return err
 	}
-	if *into, err = read(whole(node, text)); err != nil {
+	if *into, err = read(integral(node, text)); err != nil {
 		return d.wrong(node, path, "%v", err)
 	}
 	return nil
@@ -83,12 +82,12 @@ func readNetwork(text string) (n protocol.Network, err error) {
 	return n, fmt.Errorf("must be internet, none, or a map with allow: [RANGE, ...], got %.40q", text)
 }
 
-// readPort reads [HOST:]CONTAINER[/PROTOCOL]. Ports are on the host's loopback only.
+// readPort parses [HOST:]CONTAINER[/PROTOCOL]. The host address, if any, must be 127.0.0.1.
 func readPort(text string) (p protocol.Port, err error) {
-	wrong := fmt.Errorf("must be [HOST:]CONTAINER[/PROTOCOL] such as \"8080:80/udp\" or \"80\", got %.40q", text)
+	errForm := fmt.Errorf("must be [HOST:]CONTAINER[/PROTOCOL] such as \"8080:80/udp\" or \"80\", got %.40q", text)
 	ports, proto, named := strings.Cut(text, "/")
 	if named && proto == "" {
-		return p, wrong
+		return p, errForm
 	}
 	p.Protocol = proto
 	host, container, two := strings.Cut(ports, ":")
@@ -105,12 +104,12 @@ func readPort(text string) (p protocol.Port, err error) {
 		p.Container, err = strconv.Atoi(container)
 	}
 	if err != nil {
-		return protocol.Port{}, wrong
+		return protocol.Port{}, errForm
 	}
 	return p, nil
 }
 
-// readMount reads SOURCE:TARGET[:ro|rw].
+// readMount parses SOURCE:TARGET[:ro|rw].
 func readMount(text string) (m protocol.Mount, err error) {
 	parts := strings.Split(text, ":")
 	if len(parts) == 3 && (parts[2] == "ro" || parts[2] == "rw") {
@@ -118,14 +117,14 @@ func readMount(text string) (m protocol.Mount, err error) {
 		parts = parts[:2]
 	}
 	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
-		return m, fmt.Errorf("must be SOURCE:TARGET, with :ro or :rw behind it, got %.200q", text)
+		return m, fmt.Errorf("must be SOURCE:TARGET, optionally followed by :ro or :rw, got %.200q", text)
 	}
 	m.Source, m.Target = parts[0], parts[1]
 	return m, nil
 }
 
-// ReadCopy reads SOURCE:[SERVICE:]TARGET. A target is absolute, so that what does not begin with a
-// slash is the name of a service.
+// ReadCopy parses SOURCE:[SERVICE:]TARGET. Targets are absolute, so text without a leading slash is the name of
+// a service. An error describes the expected form.
 func ReadCopy(text string) (source string, to protocol.Copy, err error) {
 	source, target, ok := strings.Cut(text, ":")
 	if service, rest, named := strings.Cut(target, ":"); named && !strings.HasPrefix(target, "/") {
@@ -140,7 +139,7 @@ func ReadCopy(text string) (source string, to protocol.Copy, err error) {
 	return source, to, nil
 }
 
-// readTmpfs reads TARGET[:SIZE].
+// readTmpfs parses TARGET[:SIZE].
 func readTmpfs(text string) (t protocol.Tmpfs, err error) {
 	target, size, sized := strings.Cut(text, ":")
 	t.Target = target
@@ -152,7 +151,7 @@ func readTmpfs(text string) (t protocol.Tmpfs, err error) {
 	return t, nil
 }
 
-// pairs reads a map of texts, or a list of K=V. Any scalar is taken as it is written.
+// pairs decodes a map of texts, or a list of K=V. It takes any scalar as it is written.
 func (d *decoder) pairs(node *yaml.Node, into *map[string]string, path string) error {
 	*into = map[string]string{}
 	d.document.open[path] = true
@@ -174,7 +173,7 @@ func (d *decoder) pairs(node *yaml.Node, into *map[string]string, path string) e
 	return d.wrong(node, path, "must be a map, or a list of K=V, got %s", describe(node))
 }
 
-// keyValue reads one entry, K=V, of a list at a path into a map.
+// keyValue decodes one K=V entry of a list at path into a map.
 func (d *decoder) keyValue(item *yaml.Node, into map[string]string, path, at string) error {
 	text, err := d.pair(item, at)
 	if err != nil {
@@ -185,7 +184,7 @@ func (d *decoder) keyValue(item *yaml.Node, into map[string]string, path, at str
 		return d.wrong(item, at, "must be K=V, got %.80q", text)
 	}
 	if _, twice := into[key]; twice {
-		return d.wrong(item, join(path, key), "is there twice")
+		return d.wrong(item, join(path, key), "appears twice")
 	}
 	into[key] = value
 	d.mark(item, join(path, key))
@@ -203,8 +202,8 @@ func (d *decoder) pair(node *yaml.Node, path string) (string, error) {
 	return d.scalar(node, path, "text")
 }
 
-// copies reads copies: those of trees that are uploaded already have a digest, and those of the
-// caller's machine a source.
+// copies decodes a list of copies. A copy has either a digest, if it is uploaded already, or a source on the
+// caller's machine.
 func (d *decoder) copies(node *yaml.Node, into *[]protocol.Copy, path string) error {
 	if node.Kind != yaml.SequenceNode {
 		return d.wrong(node, path, "must be a list, got %s", describe(node))
@@ -245,11 +244,11 @@ func (d *decoder) copyOf(item *yaml.Node, at string) (entry copyEntry, err error
 	switch {
 	case err != nil || len(d.faults.found) > known:
 	case (entry.Source == "") == (entry.Digest == ""):
-		err = d.wrong(item, at, "must have either source, a path of this machine, or digest, of a tree that is uploaded")
+		err = d.wrong(item, at, "must have either source, a path on this machine, or digest, of an uploaded tree")
 	case entry.Source == "" && len(entry.Exclude) > 0:
-		err = d.wrong(item, join(at, "exclude"), "is only for copies with a source")
+		err = d.wrong(item, join(at, "exclude"), "is only valid for copies with a source")
 	case entry.Source != "" && entry.Size != 0:
-		err = d.wrong(item, join(at, "size"), "is only for copies with a digest")
+		err = d.wrong(item, join(at, "size"), "is only valid for copies with a digest")
 	}
 	return entry, err
 }

@@ -6,22 +6,22 @@ import (
 	"strings"
 )
 
-// maxNesting is how deep variables may stand in the defaults of variables.
+// maxNesting limits how deep variables nest in the defaults of variables.
 const maxNesting = 16
 
-var errTooLong = errors.New("is too long with its variables")
+var errTooLong = errors.New("is too long after expanding its variables")
 
-// interpolate fills in variables as Compose does, in texts that are parsed already, so that no
-// value of a variable can change what the document is:
+// interpolate expands variables as Compose does. It works on parsed text, so that the value of a variable
+// cannot change the structure of the document:
 //
-//	$VAR ${VAR}        its value; an error where it is not set
-//	${VAR:-x} ${VAR-x} x where it is empty or not set; where it is not set
-//	${VAR:+x} ${VAR+x} x where it is set and not empty; where it is set; else nothing
-//	${VAR:?x} ${VAR?x} an error that says x where it is empty or not set; where it is not set
+//	$VAR ${VAR}        its value; an error if it is not set
+//	${VAR:-x} ${VAR-x} x if it is empty or not set; if it is not set
+//	${VAR:+x} ${VAR+x} x if it is set and not empty; if it is set; otherwise empty
+//	${VAR:?x} ${VAR?x} an error with x if it is empty or not set; if it is not set
 //	$$                 a dollar sign
 //
-// x may have variables itself. A dollar sign before anything else stays as it is. The result has at
-// most limit bytes.
+// x may contain variables. A dollar sign before anything else stays unchanged. The result has at most limit
+// bytes.
 func interpolate(text string, env map[string]string, limit, depth int) (string, error) {
 	if !strings.Contains(text, "$") {
 		return text, nil
@@ -44,7 +44,7 @@ func interpolate(text string, env map[string]string, limit, depth int) (string, 
 		case strings.HasPrefix(rest, "{"):
 			inner, after, ok := closing(rest[1:])
 			if !ok {
-				return "", fmt.Errorf("has ${ without its }: %.40q; write $$ for a dollar sign", "$"+rest)
+				return "", fmt.Errorf("has ${ without a closing }: %.40q; write $$ for a dollar sign", "$"+rest)
 			}
 			var err error
 			if value, err = expand(inner, env, limit, depth); err != nil {
@@ -69,13 +69,13 @@ func interpolate(text string, env map[string]string, limit, depth int) (string, 
 	return out.String(), nil
 }
 
-// expand is the value of what stands between ${ and }.
+// expand returns the value of an expression between ${ and }.
 func expand(inner string, env map[string]string, limit, depth int) (string, error) {
 	name := leadingName(inner)
 	operator := inner[len(name):]
 	value, set := env[name]
 	if name == "" {
-		return "", fmt.Errorf("${%.40s} does not begin with the name of a variable; write $$ for a dollar sign", inner)
+		return "", fmt.Errorf("${%.40s} does not start with the name of a variable; write $$ for a dollar sign", inner)
 	}
 	if operator == "" {
 		if !set {
@@ -87,7 +87,7 @@ func expand(inner string, env map[string]string, limit, depth int) (string, erro
 		set, operator = set && value != "", operator[1:]
 	}
 	if operator == "" || !strings.Contains("-+?", operator[:1]) {
-		return "", fmt.Errorf("${%.40s} is not understood: one of :- - :+ + :? ? comes after the name", inner)
+		return "", fmt.Errorf("${%.40s} is not valid: the name must be followed by one of :- - :+ + :? ?", inner)
 	}
 	operand := func() (string, error) { return interpolate(operator[1:], env, limit, depth+1) }
 	switch {
@@ -106,7 +106,7 @@ func expand(inner string, env map[string]string, limit, depth int) (string, erro
 	return value, nil
 }
 
-// missing is the error of a variable that has to have a value, with what the document says about that.
+// missing returns the error for a variable that must have a value, with the document's message for it.
 func missing(name string, empty bool, message string) error {
 	state := "is not set"
 	if empty {
@@ -122,7 +122,7 @@ func notSet(name string) error {
 	return fmt.Errorf("%.80s is not set; give a default as ${%.80s:-default}, or write $$ for a dollar sign", name, name)
 }
 
-// closing splits behind the } that belongs to a ${ which has just been read.
+// closing splits text, which follows a ${, at the matching }.
 func closing(text string) (inner, after string, ok bool) {
 	open := 0
 	for i := 0; i < len(text); i++ {
@@ -141,7 +141,7 @@ func closing(text string) (inner, after string, ok bool) {
 	return "", "", false
 }
 
-// leadingName is the name of a variable that a text begins with.
+// leadingName returns the variable name at the start of a text.
 func leadingName(text string) string {
 	for i := range len(text) {
 		c := text[i]

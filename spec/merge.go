@@ -8,16 +8,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Merge puts one spec over another:
+// Merge merges one spec over another:
+//   - A non-empty value of override replaces that of base; command, network and on_delete are one value each.
+//   - Maps are merged by key: an entry of override replaces the whole entry of base, even a service.
+//   - Lists are appended to those of base; repeated tools are dropped.
 //
-//   - a value of override that is not empty replaces that of base; command, network and on_delete
-//     are one value each;
-//   - maps are merged by key: an entry of override replaces the whole entry of base, also a service;
-//   - lists are appended to those of base, tools without those that are there.
-//
-// An empty value of override, 0 or false among them, says nothing: override can add and replace,
-// not take away. Neither argument is changed or shared. What contradicts itself in the result, such
-// as two mounts at one target, is found by its Validate.
+// An empty value of override, such as 0 or false, keeps that of base: override can add and replace, but not
+// remove. Merge neither changes nor shares its arguments. Validate finds contradictions in the result, such as
+// two mounts with the same target.
 func Merge(base, override protocol.SandboxSpec) protocol.SandboxSpec {
 	var merged protocol.SandboxSpec
 	into, b, o := reflect.ValueOf(&merged).Elem(), reflect.ValueOf(base), reflect.ValueOf(override)
@@ -40,11 +38,11 @@ func mergeField(f reflect.StructField, base, override reflect.Value) reflect.Val
 	return clone(override)
 }
 
-// replaced says whether a list is one value: an argument vector is no heap of arguments.
+// replaced reports whether a list is a single value, as an argument vector is.
 func replaced(f reflect.StructField) bool { return jsonName(f) == "command" }
 
-// isEmpty says whether a value says nothing. Nor does a network without fields: it is not the internet where a layer
-// below keeps that shut.
+// isEmpty reports whether a value leaves a field unset. A network without fields does too: it must not open a
+// network that a lower layer restricts.
 func isEmpty(v reflect.Value) bool {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 {
 		return true
@@ -66,7 +64,7 @@ func mergeMaps(base, override reflect.Value) reflect.Value {
 	return merged
 }
 
-// clone copies a value of the wire so deeply that nothing is shared. What is empty becomes nil.
+// clone returns a deep copy of a wire value. Empty values become nil.
 func clone(v reflect.Value) reflect.Value {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -106,17 +104,18 @@ func withoutRepeats(names []string) []string {
 	})
 }
 
-// Equal says whether two specs say the same: what is empty and what is nil are one.
+// Equal reports whether two specs are equal. Empty and nil are the same.
 func Equal(a, b protocol.SandboxSpec) bool { return len(Difference(a, b)) == 0 }
 
-// Difference names the fields, as on the wire, in which two specs differ.
+// Difference returns the wire names of the fields in which two specs differ; for maps of text, with the key.
 func Difference(a, b protocol.SandboxSpec) []string {
-	x, y := reflect.ValueOf(Merge(a, protocol.SandboxSpec{})), reflect.ValueOf(Merge(b, protocol.SandboxSpec{}))
+	x := reflect.ValueOf(Merge(a, protocol.SandboxSpec{}))
+	y := reflect.ValueOf(Merge(b, protocol.SandboxSpec{}))
 	var names []string
 	for i := range x.NumField() {
 		name := jsonName(x.Type().Field(i))
-		if x.Field(i).Kind() == reflect.Map && x.Type().Field(i).Type == reflect.TypeFor[map[string]string]() {
-			names = append(names, differentKeys(name, x.Field(i).Interface().(map[string]string), y.Field(i).Interface().(map[string]string))...)
+		if m, ok := x.Field(i).Interface().(map[string]string); ok {
+			names = append(names, differentKeys(name, m, y.Field(i).Interface().(map[string]string))...)
 		} else if !reflect.DeepEqual(x.Field(i).Interface(), y.Field(i).Interface()) {
 			names = append(names, name)
 		}

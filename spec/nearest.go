@@ -2,28 +2,30 @@ package spec
 
 import "strings"
 
-// Nearest is the one of some known names that was probably meant by one that is not known: the one with the
-// fewest letters to change, a third of them at most. It is empty where none is near.
+// Nearest returns the known name that an unknown one was probably meant to be: the one with the fewest edits,
+// at most a third of the letters. It returns "" if none is near.
 func Nearest(name string, known []string) string {
-	if len(name) < 3 || len(name) > 64 { // too short to tell, or nobody's name
+	if len(name) < 3 || len(name) > 64 { // too short to tell, or not a name
 		return ""
 	}
 	nearest, most := "", max(1, len(name)/3)
 	for _, k := range known {
 		d := changes(plainName(name), plainName(k))
-		if d < most || d == most && (nearest == "" || nearest[0] != name[0] && k != "" && k[0] == name[0]) { // few mistype the first letter
+		// Among equals, prefer one with the same first letter, which is rarely mistyped.
+		if d < most || d == most && (nearest == "" || nearest[0] != name[0] && k != "" && k[0] == name[0]) {
 			nearest, most = k, d
 		}
 	}
 	return nearest
 }
 
-// plainName is a name without what people confuse: the case of letters, and how words are joined.
+// plainName normalizes what people confuse: letter case and how words are joined.
 func plainName(name string) string {
 	return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(name))
 }
 
-// changes counts the letters to insert, remove, replace or swap with the next that make one text of another.
+// changes returns the edit distance of two texts. Insertions, deletions, replacements and swaps of neighbours
+// count 1.
 func changes(from, to string) int {
 	a, b := []rune(from), []rune(to)
 	rows := make([][]int, len(a)+1)

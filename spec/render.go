@@ -12,17 +12,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// Layer is one of the specs that are put together, and what people call it.
+// Layer is a spec to merge, with its name for people.
 type Layer struct {
 	Name string
 	Spec protocol.SandboxSpec
 }
 
-// builtIn is the origin of what no layer says.
-const builtIn = "built in"
+// builtInOrigin is the origin of fields that no layer sets.
+const builtInOrigin = "built in"
 
-// Origins says where each field of a resolved spec comes from. Layers are given as [Merge] gets them,
-// the lowest first.
+// Origins returns, by wire name, which layers each field of a resolved spec comes from. layers are in the order
+// of [Merge], lowest first.
 func Origins(resolved protocol.SandboxSpec, layers ...Layer) map[string]string {
 	origins := map[string]string{}
 	v := reflect.ValueOf(resolved)
@@ -37,20 +37,20 @@ func Origins(resolved protocol.SandboxSpec, layers ...Layer) map[string]string {
 				continue
 			}
 			if f.Type.Kind() != reflect.Map && (f.Type.Kind() != reflect.Slice || replaced(f)) {
-				names = nil // only the last one counts
+				names = nil // the last layer replaces the others
 			}
 			names = append(names, layer.Name)
 		}
 		if names == nil {
-			names = []string{builtIn}
+			names = []string{builtInOrigin}
 		}
 		origins[jsonName(f)] = strings.Join(names, ", ")
 	}
 	return origins
 }
 
-// YAML writes the document so that [Parse] reads the same again, with comments behind the fields
-// that have one.
+// YAML encodes the document so that [Parse] returns it again. comments, by wire name, become line comments of
+// their fields.
 func (d *Document) YAML(comments map[string]string) []byte {
 	fields := &yaml.Node{Kind: yaml.MappingNode}
 	if d.ID != "" {
@@ -75,12 +75,12 @@ func (d *Document) YAML(comments map[string]string) []byte {
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
 	if err := encoder.Encode(fields); err != nil {
-		panic("spec: write YAML: " + err.Error()) // a node that was made here
+		panic("spec: write YAML: " + err.Error()) // unreachable: the nodes are built above
 	}
 	return out.Bytes()
 }
 
-// putSources puts what is yet to be uploaded into the list of copies.
+// putSources adds the sources of local copies to the list of copies.
 func (d *Document) putSources(copies *yaml.Node) {
 	for _, c := range d.Copies {
 		local := struct {
@@ -92,7 +92,7 @@ func (d *Document) putSources(copies *yaml.Node) {
 	}
 }
 
-// structNode writes the fields that are not empty.
+// structNode encodes the fields that are not empty.
 func structNode(v reflect.Value) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode}
 	for i := range v.NumField() {
@@ -142,7 +142,7 @@ func valueNode(v reflect.Value) *yaml.Node {
 	return node(v.Interface())
 }
 
-// exactSize is a size in the largest unit that says it exactly.
+// exactSize returns a size as text in the largest unit that represents it exactly, or as a number.
 func exactSize(size protocol.Bytes) any {
 	text := size.String()
 	if again, err := protocol.ParseBytes(text); err == nil && again == size && size >= 1<<10 {
@@ -151,7 +151,8 @@ func exactSize(size protocol.Bytes) any {
 	return int64(size)
 }
 
-// node is a scalar, quoted where it has to be. Bytes that are no text have no form in YAML.
+// node returns a scalar, quoted if necessary. Bytes that are not UTF-8 are replaced, because YAML cannot
+// represent them.
 func node(value any) *yaml.Node {
 	n := &yaml.Node{}
 	text, ok := value.(string)

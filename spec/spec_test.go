@@ -78,7 +78,7 @@ optional_services:
 func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nimagee: y":                  "spec.imagee: line 2, column 1: is not a known field",
-		"image: x\nimage: y":                   "spec.image: line 2, column 1: is there twice",
+		"image: x\nimage: y":                   "spec.image: line 2, column 1: appears twice",
 		"image: x\nmounts:\n- sauce: /":        "spec.mounts[0].sauce: line 3, column 3",
 		"image: x\ncpu: many":                  `spec.cpu: line 2, column 6: must be a number, got "many"`,
 		"image: x\ncpu: \"2\"":                 "spec.cpu: line 2, column 6",
@@ -90,7 +90,7 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 		"image: x\ncommand: ls -l":             `["sh", "-c", "..."]`,
 		"image: x\non_delete: ls":              `["sh", "-c", "..."]`,
 		"image: x\nenv: [a]":                   "spec.env[0]: line 2, column 7: must be K=V",
-		"image: x\nenv: [A=1, A=2]":            "spec.env.A: line 2, column 12: is there twice",
+		"image: x\nenv: [A=1, A=2]":            "spec.env.A: line 2, column 12: appears twice",
 		"image: x\nenv: {A: {B: 1}}":           "spec.env.A: line 2, column 10: must be text, got a map",
 		"image: x\nenv: {A: }":                 "spec.env.A: line 2, column 10: has no value",
 		"image: x\nenv:":                       "spec.env: line 2, column 5: has no value",
@@ -105,7 +105,7 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 		"image: x\nenv: {! A: 1}":              "spec.env: line 2, column 7: a key has the tag !;",
 		"image: x\nrequired_services: {!!str db: {image: x}}": "spec.required_services: line 2, column 21: a key has the tag !!str;",
 		"--- !!null foo": "spec: line 1, column 5: has the tag !!null;",
-		"image: x\ntools: [git, git, \"NO WAY\"]": "spec.tools[1]: line 2, column 14: is there twice: git",
+		"image: x\ntools: [git, git, \"NO WAY\"]": "spec.tools[1]: line 2, column 14: appears twice: git",
 		"- image":                                              "spec: line 1, column 1: must be a map of fields",
 		"x":                                                    "spec: line 1, column 1: must be a map of fields",
 		"image: [x":                                            "spec: line 1, column 8: did not find expected ',' or ']', while parsing a flow sequence",
@@ -132,7 +132,7 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 		"image: x\ncopies: a":                                  "spec.copies: line 2",
 		"image: x\ncopies: [{source: a, digest: b}]":           "either source",
 		"image: x\ncopies: [{digest: b, exclude: [c]}]":        "spec.copies[0].exclude",
-		"image: x\nrequired_services: [db]":                    "spec.required_services: line 2, column 20: must be a map by name",
+		"image: x\nrequired_services: [db]":                    "spec.required_services: line 2, column 20: must be a map of names",
 		"image: x\nrequired_services: {db: {imag: y}}":         "spec.required_services.db.imag",
 		"image: x\ncopies: [{source: a, target: /b, size: 1}]": "spec.copies[0].size",
 		"image: x\ntools: git":                                 "spec.tools: line 2, column 8: must be a list",
@@ -156,10 +156,10 @@ func TestWhatHasNoEndBeginsNotBehindTheText(t *testing.T) {
 func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
 	const head = "# one\nimage: x\ncpu: 2\n"
 	for text, want := range map[string]string{
-		head + "env:\n  A: 1\n B: 2":                     "line 6, column 2: did not find expected key, while parsing a block mapping that begins in line 2, column 1",
+		head + "env:\n  A: 1\n B: 2":                     "line 6, column 2: did not find expected key, while parsing a block mapping that starts at line 2, column 1",
 		head + "\ncommand: [sh, -c":                      "line 5, column 10: did not find expected ',' or ']', while parsing a flow sequence",
 		head + "command: [sh, -c\n\n# end\n":             "line 4, column 10: did not find expected ',' or ']'",
-		head + "command: [sh, -c\nuser: y\n":             "line 5, column 5: did not find expected ',' or ']', while parsing a flow sequence that begins in line 4, column 10",
+		head + "command: [sh, -c\nuser: y\n":             "line 5, column 5: did not find expected ',' or ']', while parsing a flow sequence that starts at line 4, column 10",
 		head + "command: [":                              "line 4, column 11: did not find expected node content",
 		head + "user: 'ada\nids: 5\n":                    "line 4, column 7: found unexpected end of stream, while scanning a quoted scalar",
 		head + "user: \"\\q\"":                           "line 4, column 8: found unknown escape character",
@@ -278,13 +278,13 @@ func TestVariablesAreFilledInAsComposeDoes(t *testing.T) {
 		"${NONE?is not set}": "NONE is not set",
 		"${NONE?say}":        "NONE is not set: say",
 		"${NONE:-$MISSING}":  "MISSING is not set",
-		"${A":                "without its }",
-		"${":                 "without its }",
+		"${A":                "without a closing }",
+		"${":                 "without a closing }",
 		"${}":                "name of a variable",
 		"${1A}":              "name of a variable",
-		"${A/x/y}":           "not understood",
-		"${A:}":              "not understood",
-		"${A:0:1}":           "not understood",
+		"${A/x/y}":           "must be followed by",
+		"${A:}":              "must be followed by",
+		"${A:0:1}":           "must be followed by",
 		strings.Repeat("${NONE:-", 40) + strings.Repeat("}", 40): "nested",
 		strings.Repeat("$TRICK", 100):                            "too long",
 	} {
@@ -311,7 +311,7 @@ func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
 		"image: x\ncpu: $WORD":         `spec.cpu: line 2, column 6: must be a number, got "two"`,
 		"image: x\ncommand: $LIST":     "must be a list",
 		"image: x\nread_only: ${WORD}": "must be true or false",
-		"image: x\nuser: ${BYTES}":     "spec.user: line 2, column 7: has a variable that is not UTF-8",
+		"image: x\nuser: ${BYTES}":     "spec.user: line 2, column 7: has a variable that is not valid UTF-8",
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: want %q, got %v", text, want, err)

@@ -7,8 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ParseWorkerDefaults reads the defaults that the operator of a worker sets for the sandboxes there;
-// nil where the text has none. Errors: invalid_argument that names line, column and field.
+// ParseWorkerDefaults parses the defaults of a worker's operator for its sandboxes. It returns nil if the text
+// sets none. Errors: invalid_argument, or permission_denied for a forbidden network range, with line, column
+// and field.
 func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) {
 	var s protocol.SandboxSpec
 	d, err := parseInto(data, o, "worker.defaults", reflect.ValueOf(&s).Elem())
@@ -21,8 +22,8 @@ func ParseWorkerDefaults(data []byte, o Options) (*protocol.SandboxSpec, error) 
 	return &s, nil
 }
 
-// Resolve fills in the built-in defaults, and names the fields that got one because nobody said
-// anything.
+// Resolve fills in the built-in defaults. builtIn has the wire names of the fields that got one because no
+// layer sets them.
 func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []string) {
 	resolved = Merge(s, protocol.SandboxSpec{})
 	resolved.Resolve()
@@ -35,9 +36,8 @@ func Resolve(s protocol.SandboxSpec) (resolved protocol.SandboxSpec, builtIn []s
 	return resolved, builtIn
 }
 
-// OnWorker is what a resolved spec becomes on a worker with these defaults: they lie below
-// everything that was said, and above what is built in. What contradicts itself in the result is
-// found by its Validate.
+// OnWorker returns a resolved spec as it applies on a worker with these defaults: they are above the built-in
+// defaults and below everything else. Validate finds contradictions in the result.
 func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protocol.SandboxSpec) protocol.SandboxSpec {
 	if defaults == nil {
 		return resolved
@@ -60,22 +60,24 @@ func OnWorker(resolved protocol.SandboxSpec, builtIn []string, defaults *protoco
 	return there
 }
 
-// Says tells whether a resolved spec has everything that a layer of it says. It cannot tell what
-// other layers added.
+// Says reports whether a resolved spec contains everything that a layer sets. It cannot tell what other layers
+// added.
 func Says(resolved, layer protocol.SandboxSpec) bool {
-	whole := Merge(layer, protocol.SandboxSpec{})
-	whole.Resolve() // also what is in the fields that it has
-	said, full, has := reflect.ValueOf(layer), reflect.ValueOf(whole), reflect.ValueOf(Merge(resolved, protocol.SandboxSpec{}))
-	for i := range said.NumField() {
-		f := said.Type().Field(i)
-		if !isEmpty(said.Field(i)) && !says(f, has.Field(i), full.Field(i)) {
+	full := Merge(layer, protocol.SandboxSpec{})
+	full.Resolve() // fills in the defaults within its fields
+	set, wanted := reflect.ValueOf(layer), reflect.ValueOf(full)
+	has := reflect.ValueOf(Merge(resolved, protocol.SandboxSpec{}))
+	for i := range set.NumField() {
+		f := set.Type().Field(i)
+		if !isEmpty(set.Field(i)) && !contains(f, has.Field(i), wanted.Field(i)) {
 			return false
 		}
 	}
 	return true
 }
 
-func says(f reflect.StructField, has, wanted reflect.Value) bool {
+// contains reports whether the value has of a field contains wanted.
+func contains(f reflect.StructField, has, wanted reflect.Value) bool {
 	switch {
 	case f.Type.Kind() == reflect.Map:
 		for key, value := range wanted.Seq2() {

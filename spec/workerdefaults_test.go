@@ -26,7 +26,7 @@ func TestDefaultsOfAWorkerAreReadStrictly(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"cpus: 1":                    "worker.defaults.cpus: f: line 1, column 1: is not a known field",
-		"cpu: 1\ncpu: 2":             "worker.defaults.cpu: f: line 2, column 1: is there twice",
+		"cpu: 1\ncpu: 2":             "worker.defaults.cpu: f: line 2, column 1: appears twice",
 		"cpu: -1":                    "worker.defaults.cpu: f: line 1, column 6: must be 0.01",
 		"cpu: 1\nimage: x":           "worker.defaults.image: f: line 2, column 8: cannot have a worker default: each request names its image",
 		"labels: {a: b}":             "worker.defaults.labels: f: line 1, column 9: cannot",

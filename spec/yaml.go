@@ -10,8 +10,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// roots are the documents of a text, without those that are empty. Errors: invalid_argument that
-// names line and column.
+// roots iterates over the non-empty documents of a text. Errors: invalid_argument with line and column.
 func roots(data []byte, name, field string) iter.Seq2[*yaml.Node, error] {
 	return func(yield func(*yaml.Node, error) bool) {
 		reader := yaml.NewDecoder(bytes.NewReader(data))
@@ -21,7 +20,7 @@ func roots(data []byte, name, field string) iter.Seq2[*yaml.Node, error] {
 			case errors.Is(err, io.EOF):
 				return
 			case err != nil:
-				yield(nil, unparsed(err, data, name, field))
+				yield(nil, syntaxError(err, data, name, field))
 				return
 			case empty(&document):
 				continue
@@ -41,21 +40,21 @@ func empty(document *yaml.Node) bool {
 	return root.Kind == yaml.ScalarNode && root.ShortTag() == "!!null" && !tagged(root)
 }
 
-// tagged says whether somebody wrote a tag; that of ! alone is no style of its own.
+// tagged reports whether the node has an explicit tag. The tag "!" alone does not set the style.
 func tagged(node *yaml.Node) bool { return node.Style&yaml.TaggedStyle != 0 || node.Tag == "!" }
 
-// unparsed is the error of a text that is no YAML. Where the text ends too early, the mistake is where
-// that begins which has no end.
-func unparsed(err error, data []byte, name, field string) error {
+// syntaxError returns the error for a text that is not YAML. If the text ends too early, it points to the start
+// of the unterminated construct.
+func syntaxError(err error, data []byte, name, field string) error {
 	var e *yaml.LoadError
 	if !errors.As(err, &e) {
 		return faultAt(name, field, position{1, 1}, "%.300s", err)
 	}
 	at, context := position{e.Mark.Line, e.Mark.Column}, position{e.ContextMark.Line, e.ContextMark.Column}
-	if at.line == 0 { // of bytes that are no text the parser tells only the offset
-		at = placeBehind(data[:min(e.Mark.Index, len(data))])
+	if at.line == 0 { // for invalid UTF-8, the parser reports only the offset
+		at = placeAfter(data[:min(e.Mark.Index, len(data))])
 	}
-	end := placeBehind(bytes.TrimRight(data, " \t\r\n"))
+	end := placeAfter(bytes.TrimRight(data, " \t\r\n"))
 	if !at.before(end) {
 		at = end
 		if context.line > 0 && context.before(end) {
@@ -63,34 +62,36 @@ func unparsed(err error, data []byte, name, field string) error {
 		}
 	}
 	switch {
-	case e.ContextMsg == "" || at.before(context): // what begins only where the text has ended says nothing
+	case e.ContextMsg == "" || at.before(context): // a context after the end of the text is meaningless
 		return faultAt(name, field, at, "%.200s", e.Message)
 	case context.before(at):
-		return faultAt(name, field, at, "%.200s, %.80s that begins in line %d, column %d", e.Message, e.ContextMsg, context.line, context.column)
+		return faultAt(name, field, at,
+			"%.200s, %.80s that starts at line %d, column %d", e.Message, e.ContextMsg, context.line, context.column)
 	}
 	return faultAt(name, field, at, "%.200s, %.80s", e.Message, e.ContextMsg)
 }
 
-// overlong is where the first document begins that has more than [MaxBytes]. A line that begins with
-// --- begins a document, wherever it stands.
+// overlong returns the start of the first document with more than [MaxBytes] bytes. A line that starts with ---
+// starts a document, wherever it is.
 func overlong(data []byte) (at position, found bool) {
 	begin, offset := 0, 0
 	for line := range bytes.Lines(data) {
-		if marker, rest := line[:min(3, len(line))], line[min(3, len(line)):]; string(marker) == "---" && (len(rest) == 0 || bytes.ContainsAny(rest[:1], " \t\r\n")) {
+		rest, marked := bytes.CutPrefix(line, []byte("---"))
+		if marked && (len(rest) == 0 || bytes.ContainsAny(rest[:1], " \t\r\n")) {
 			begin = offset
 		}
 		if offset += len(line); offset-begin > MaxBytes {
-			return placeBehind(data[:begin]), true
+			return placeAfter(data[:begin]), true
 		}
 	}
 	return position{}, false
 }
 
-// position is a place in a text, counted from 1.
+// position is a position in a text; lines and columns count from 1.
 type position struct{ line, column int }
 
-// placeBehind is the place where a text goes on.
-func placeBehind(text []byte) position {
+// placeAfter returns the position after a text.
+func placeAfter(text []byte) position {
 	return position{1 + bytes.Count(text, []byte("\n")), 1 + utf8.RuneCount(text[bytes.LastIndexByte(text, '\n')+1:])}
 }
 
