@@ -27,7 +27,7 @@ func TestEveryWireTypeSurvivesMsgpackAndJSON(t *testing.T) {
 	t.Run("State", roundTrip[State])
 }
 
-// fromClient holds the types that come from clients, and are decoded strictly.
+// fromClient holds the types that clients send, which are decoded strictly.
 var fromClient = map[reflect.Type]bool{reflect.TypeFor[Request](): true, reflect.TypeFor[Query](): true}
 
 func roundTrip[T any](t *testing.T) {
@@ -42,7 +42,7 @@ func roundTrip[T any](t *testing.T) {
 				t.Fatalf("%s: decode: %v\n%q", contentType, err, data)
 			}
 			if !same(want, got) {
-				t.Fatalf("%s: wrote %s\nread %s", contentType, show(want), show(got))
+				t.Fatalf("%s: encoded %s\ndecoded %s", contentType, show(want), show(got))
 			}
 			if !fromClient[reflect.TypeFor[T]()] {
 				continue
@@ -52,13 +52,13 @@ func roundTrip[T any](t *testing.T) {
 				t.Fatalf("%s: strict decode: %v\n%q", contentType, err, data)
 			}
 			if !same(want, strict) {
-				t.Fatalf("%s: wrote %s\nread strictly %s", contentType, show(want), show(strict))
+				t.Fatalf("%s: encoded %s\nstrictly decoded %s", contentType, show(want), show(strict))
 			}
 		}
 	})
 }
 
-func TestMsgpackLeavesOutWhatJSONLeavesOut(t *testing.T) {
+func TestMsgpackAndJSONOmitTheSameFields(t *testing.T) {
 	for _, v := range []any{
 		&Request{}, &Reply{}, &Query{}, &Batch{}, &Event{}, &SandboxDetails{}, &ExecDetails{}, &WorkItem{},
 		&Host{}, &Heartbeat{}, &Reservation{}, &State{}, &Sandbox{}, &Exec{}, &SandboxSpec{}, &ExecSpec{}, &Explanation{},
@@ -72,23 +72,23 @@ func TestMsgpackLeavesOutWhatJSONLeavesOut(t *testing.T) {
 		}
 		for name := range fromMsgpack {
 			if _, ok := fromJSON[name]; !ok {
-				t.Errorf("%T: msgpack writes %q though it is empty", v, name)
+				t.Errorf("%T: msgpack encodes the empty field %q", v, name)
 			}
 		}
 		for name := range fromJSON {
 			if _, ok := fromMsgpack[name]; !ok {
-				t.Errorf("%T: JSON writes %q though it is empty", v, name)
+				t.Errorf("%T: JSON encodes the empty field %q", v, name)
 			}
 		}
 	}
 }
 
-func TestWhatIsNotOnTheWireIsNotWritten(t *testing.T) {
+func TestInternalFieldsAreNotEncoded(t *testing.T) {
 	for _, contentType := range []string{ContentMsgpack, ContentJSON} {
 		bare, filled := batchOf(Event{Sequence: 1}), batchOf(Event{Sequence: 1})
 		filled.Record = 42
 		if a, b := EncodeAs(contentType, bare), EncodeAs(contentType, filled); string(a) != string(b) {
-			t.Errorf("%s: Record is written: %q", contentType, b)
+			t.Errorf("%s: Record is encoded: %q", contentType, b)
 		}
 	}
 }
@@ -101,12 +101,12 @@ func TestTimesKeepTheirNanoseconds(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !r.Time.Equal(at) {
-			t.Errorf("%s: wrote %s, read %s", contentType, at, r.Time)
+			t.Errorf("%s: encoded %s, decoded %s", contentType, at, r.Time)
 		}
 	}
 }
 
-func TestP9_UnknownFieldIsRefusedByName(t *testing.T) {
+func TestP9_UnknownFieldIsRejectedByName(t *testing.T) {
 	for name, tc := range map[string]struct {
 		value map[string]any
 		field string
@@ -123,14 +123,14 @@ func TestP9_UnknownFieldIsRefusedByName(t *testing.T) {
 				data := EncodeAs(contentType, tc.value)
 				wantError(t, DecodeStrict(contentType, data, &Request{}), InvalidArgument, ReasonUnknownField, tc.field)
 				if err := DecodeAs(contentType, data, &Request{}); err != nil {
-					t.Errorf("a newer peer's field must be passed over: %v", err)
+					t.Errorf("lenient decoding rejected an unknown field: %v", err)
 				}
 			})
 		}
 	}
 }
 
-func TestWhatFollowsTheValueIsRefused(t *testing.T) {
+func TestTrailingDataIsRejected(t *testing.T) {
 	for _, contentType := range []string{ContentMsgpack, ContentJSON} {
 		once := EncodeAs(contentType, &Request{Version: 1})
 		data := append(append([]byte{}, once...), once...)
@@ -139,10 +139,10 @@ func TestWhatFollowsTheValueIsRefused(t *testing.T) {
 	}
 }
 
-func TestUnknownContentTypeIsRefused(t *testing.T) {
+func TestUnknownContentTypeIsRejected(t *testing.T) {
 	wantError(t, DecodeStrict("text/yaml", []byte("v: 1"), &Request{}), InvalidArgument, ReasonUndecodable, HeaderContentType)
 	if err := DecodeStrict("", Encode(&Request{Version: 1}), &Request{}); err != nil {
-		t.Errorf("no header means msgpack: %v", err)
+		t.Errorf("without a header, want msgpack: %v", err)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestEveryTruncationIsATypedError(t *testing.T) {
 	}
 }
 
-// What a short message declares must not cost memory: a header may claim four billion entries.
+// A short message can declare four billion entries; decoding must not allocate for them.
 func TestF21_DeclaredLengthCostsNoMemory(t *testing.T) {
 	long := func(code byte) []byte { return binary.BigEndian.AppendUint32([]byte{code}, 0xfffffff0) }
 	key := func(names ...string) []byte {
@@ -212,7 +212,7 @@ func TestF21_DeclaredLengthCostsNoMemory(t *testing.T) {
 	}
 }
 
-// allocated returns how many bytes of memory f asked for.
+// allocated returns how many bytes f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -221,7 +221,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-func TestNewerVersionIsRefused(t *testing.T) {
+func TestNewerVersionIsRejected(t *testing.T) {
 	for v, ok := range map[int]bool{-1: false, 0: false, Version: true, Version + 1: false} {
 		err := CheckVersion(v)
 		if ok && err != nil {
@@ -233,7 +233,7 @@ func TestNewerVersionIsRefused(t *testing.T) {
 	}
 }
 
-// What does not fit is named by its path in the payload, and no type of Go is.
+// Errors name a mismatched field by its path in the payload and never mention Go types.
 func TestWrongTypeNamesTheField(t *testing.T) {
 	type object = map[string]any
 	inSandbox := func(name string, value any) object {
@@ -273,7 +273,7 @@ func TestWrongTypeNamesTheField(t *testing.T) {
 				t.Errorf("%s: want %q, got %q", contentType, c.message, e.Message)
 			}
 			if text := fmt.Sprint(err); strings.Contains(text, "protocol.") || strings.Contains(text, "Go ") || strings.Contains(text, "[]") || strings.Contains(text, "msgpack:") {
-				t.Errorf("a type of Go is in %q", text)
+				t.Errorf("%q mentions a Go type", text)
 			}
 		}
 	}
@@ -282,7 +282,7 @@ func TestWrongTypeNamesTheField(t *testing.T) {
 	}
 }
 
-func TestTheFormOfAPayload(t *testing.T) {
+func TestContentTypeOfAPayload(t *testing.T) {
 	for _, c := range []struct{ header, payload, want string }{
 		{"", "{}", ContentJSON}, {"", " \r\n\t{", ContentJSON}, {"", "\x81", ContentMsgpack}, {"", "", ContentMsgpack},
 		{"Application/JSON", "", ContentJSON}, {"application/json; charset=utf-8", "", ContentJSON}, {" application/json ;x", "", ContentJSON},
@@ -300,7 +300,7 @@ func TestTheFormOfAPayload(t *testing.T) {
 	}
 }
 
-func TestRefusalsNameFieldsOfThePayload(t *testing.T) {
+func TestErrorsNameFieldsOfThePayload(t *testing.T) {
 	create := Request{Version: 1, Sandbox: &SandboxSpec{Image: "i", Mounts: []Mount{{Source: "/a", Target: "/m"}, {Source: "/b", Target: "/m"}}}}
 	err := create.Validate(VerbCreate)
 	wantError(t, err, InvalidArgument, "", "sandbox.mounts[1].target")
@@ -315,8 +315,8 @@ func TestRefusalsNameFieldsOfThePayload(t *testing.T) {
 	}
 }
 
-// What was read as msgpack can be answered in JSON, which knows fewer numbers and times.
-func TestNumbersAndTimesThatJSONCannotSayAreRefused(t *testing.T) {
+// Values decoded from msgpack may be encoded as JSON, which has fewer numbers and times.
+func TestNumbersAndTimesBeyondJSONAreRejected(t *testing.T) {
 	for _, v := range []any{
 		&Host{CPU: math.NaN()}, &Host{CPU: math.Inf(1)}, &Host{UsedCPU: math.Inf(-1)}, map[string]any{"cpu": float32(math.Inf(1))},
 		&Host{SeenAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, &Host{SeenAt: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)},
@@ -357,11 +357,11 @@ func TestBatchFillsItsEventsFromTheMessage(t *testing.T) {
 		}
 	}
 	if forged.Events[0].Tenant != "other" {
-		t.Error("Encode changed the batch it wrote")
+		t.Error("Encode changed the batch")
 	}
 }
 
-func TestP2_BatchWithAGapIsRefused(t *testing.T) {
+func TestP2_BatchWithAGapIsRejected(t *testing.T) {
 	for name, b := range map[string]*Batch{
 		"no events":  batchOf(),
 		"from zero":  batchOf(Event{Sequence: 0}),
@@ -380,7 +380,7 @@ func TestP2_BatchWithAGapIsRefused(t *testing.T) {
 	wantError(t, err, FailedPrecondition, ReasonUnsupportedVersion, "v")
 }
 
-func TestBatchHeadersTellKindsAndSequence(t *testing.T) {
+func TestBatchHeadersListKindsAndSequences(t *testing.T) {
 	one := batchOf(Event{Sequence: 7, Kind: SandboxReady, State: StateReady})
 	one.Token = 0
 	two := batchOf(Event{Sequence: 7, Kind: ExecStarted, State: StateReady}, Event{Sequence: 8, Kind: ExecFinished, State: StateReady})

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-func TestErrorsAreTheSentinelOfTheirCode(t *testing.T) {
-	err := fmt.Errorf("while asking: %w", Errorf(NotFound, ReasonNoHost, "no host %q", "h"))
+func TestErrorsMatchTheSentinelOfTheirCode(t *testing.T) {
+	err := fmt.Errorf("request: %w", Errorf(NotFound, ReasonNoHost, "no host %q", "h"))
 	for _, tc := range []struct {
 		target *Error
 		want   bool
@@ -21,7 +21,7 @@ func TestErrorsAreTheSentinelOfTheirCode(t *testing.T) {
 		}
 	}
 	if errors.Is(Errorf(NotFound, "", ""), io.EOF) {
-		t.Error("an *Error is no foreign error")
+		t.Error("an *Error matches io.EOF")
 	}
 	if got, want := AsError(err).Error(), `not_found (no_host): no host "h"`; got != want {
 		t.Errorf("want %s, got %s", want, got)
@@ -33,12 +33,12 @@ func TestErrorsAreTheSentinelOfTheirCode(t *testing.T) {
 
 func TestForeignErrorsAreInternal(t *testing.T) {
 	if AsError(nil) != nil || CodeOf(nil) != "" {
-		t.Error("nil is no error")
+		t.Error("AsError(nil) is not nil")
 	}
 	if e := AsError(io.EOF); e.Code != Internal || e.Message != "EOF" {
 		t.Errorf("got %v", e)
 	}
 	if CodeOf(fmt.Errorf("x: %w", ErrCancelled)) != Cancelled {
-		t.Error("a wrapped error keeps its code")
+		t.Error("a wrapped error lost its code")
 	}
 }

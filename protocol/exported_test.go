@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Every exported name says what it is: by itself, or, one of a group of constants, variables or
+// Every exported name is documented: by its own comment, or, in a group of constants, variables or
 // functions, by the group's comment.
 func TestEveryExportedNameHasAComment(t *testing.T) {
 	files, err := os.ReadDir(".")
@@ -33,7 +33,7 @@ func TestEveryExportedNameHasAComment(t *testing.T) {
 		for _, decl := range parsed.Decls {
 			switch d := decl.(type) {
 			case *ast.FuncDecl:
-				// What an interface of the standard library asks for needs no words.
+				// Methods of standard interfaces need no comment.
 				if d.Doc == nil && d.Name.Name != "String" {
 					missing(d.Name)
 				}

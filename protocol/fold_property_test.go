@@ -15,13 +15,13 @@ type failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// checkInvariants checks what holds in every state.
+// checkInvariants checks the invariants of every state.
 func checkInvariants(t failer, s *State) {
 	t.Helper()
 	b := &s.Sandbox
 	active := s.Active()
 	if b.ActiveExecs != len(active) || b.ActiveExecs > b.TotalExecs {
-		t.Fatalf("%d active execs are counted, %d are there, of %d in all", b.ActiveExecs, len(active), b.TotalExecs)
+		t.Fatalf("ActiveExecs is %d, but %d execs are active, of %d in total", b.ActiveExecs, len(active), b.TotalExecs)
 	}
 	if len(s.Ended)+len(active) != len(s.Execs) {
 		t.Fatalf("%d execs: %d active, %d ended: %v", len(s.Execs), len(active), len(s.Ended), s.Ended)
@@ -37,10 +37,10 @@ func checkInvariants(t failer, s *State) {
 	switch b.State {
 	case StateNone:
 		if !same(*s, State{}) {
-			t.Fatalf("an empty history has a state: %s", show(s))
+			t.Fatalf("an empty history has a non-empty state: %s", show(s))
 		}
 	case StatePending:
-		for _, x := range active { // of a sandbox that is replaced
+		for _, x := range active { // the sandbox was replaced
 			if x.State != ExecStateAccepted {
 				t.Fatalf("exec %s of a pending sandbox is %s", x.ID, x.State)
 			}
@@ -55,7 +55,7 @@ func checkInvariants(t failer, s *State) {
 		StateDeleting: {StateDeleted}, StateDeleted: {StateDeleted}, StateNone: {StateNone},
 	}
 	if !slices.Contains(desired[b.State], b.Desired) {
-		t.Fatalf("%s on its way to %q", b.State, b.Desired)
+		t.Fatalf("state %s with desired state %q", b.State, b.Desired)
 	}
 	if b.Resuming && b.State != StatePending || b.Phase != "" && b.State != StatePending {
 		t.Fatalf("%s, resuming %v, in phase %q", b.State, b.Resuming, b.Phase)
@@ -69,11 +69,11 @@ func checkInvariants(t failer, s *State) {
 		kept += len(block)
 	}
 	if kept > keptUses+usesBlock {
-		t.Fatalf("%d requests are kept", kept)
+		t.Fatalf("%d uses are stored", kept)
 	}
 }
 
-// choices decides about the next event: rapid's generators or a fuzzer's bytes.
+// choices chooses the next event, by rapid's generators or a fuzzer's bytes.
 type choices interface {
 	// below returns a number from 0 to n-1.
 	below(n int, what string) int
@@ -81,7 +81,7 @@ type choices interface {
 
 type rapidChoices struct{ t *rapid.T }
 
-// Bits, since rapid's ranges prefer small numbers so much that no history would get far.
+// It draws bits, because rapid's ranges prefer small numbers, which would keep histories short.
 func (c rapidChoices) below(n int, what string) int {
 	v := 0
 	for range bits.Len(uint(n)) {
@@ -95,7 +95,7 @@ func (c rapidChoices) below(n int, what string) int {
 
 var execIDs = []string{"x1", "x2", "x3", ""}
 
-// anyEvent makes an event that may or may not be legal after s.
+// anyEvent returns an event that may or may not be legal after s.
 func anyEvent(c choices, s *State) *Event {
 	id := execIDs[c.below(len(execIDs), "exec")]
 	kinds := []Kind{"sandbox.unheard_of"}
@@ -104,7 +104,7 @@ func anyEvent(c choices, s *State) *Event {
 		if _, _, legal := expected(s, row.Kind, id); legal || !legalOnly {
 			weight := 8
 			if row.Kind == SandboxFailed || row.Kind == SandboxDeleteRequested {
-				weight = 1 // the way to the end
+				weight = 1 // these end the history
 			}
 			kinds = append(kinds, slices.Repeat([]Kind{row.Kind}, weight)...)
 		}
@@ -138,7 +138,7 @@ func anyEvent(c choices, s *State) *Event {
 	return e
 }
 
-// step applies an event to a clone of s, checks all that must hold, and returns the state after it.
+// step applies an event to a clone of s, checks the invariants, and returns the new state.
 func step(t failer, s *State, e *Event) (after *State, accepted bool) {
 	t.Helper()
 	before, event := canonical(*s), canonical(*e)
@@ -152,10 +152,10 @@ func step(t failer, s *State, e *Event) (after *State, accepted bool) {
 	}
 	if err != nil {
 		if CodeOf(err) != FailedPrecondition {
-			t.Fatalf("%s is refused with %v", e.Kind, err)
+			t.Fatalf("%s was rejected with %v", e.Kind, err)
 		}
 		if !same(before, *after) {
-			t.Fatalf("%s was refused (%v) and changed\n%s\nto\n%s", e.Kind, err, show(before), show(after))
+			t.Fatalf("%s was rejected (%v) but changed\n%s\nto\n%s", e.Kind, err, show(before), show(after))
 		}
 		return s, false
 	}
@@ -169,7 +169,7 @@ func step(t failer, s *State, e *Event) (after *State, accepted bool) {
 	return after, true
 }
 
-func TestP2_HistoriesHaveNoGapAndReplayToTheSameState(t *testing.T) {
+func TestP2_HistoriesHaveNoGapsAndReplayToTheSameState(t *testing.T) {
 	reached, ended := map[SandboxState]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		c := rapidChoices{t}
@@ -184,12 +184,12 @@ func TestP2_HistoriesHaveNoGapAndReplayToTheSameState(t *testing.T) {
 				history = append(history, stored)
 			}
 			s = after
-			reached[s.Sandbox.State]++ // on its way: few histories happen to end in a rare state
+			reached[s.Sandbox.State]++ // count states along the way: few histories end in a rare state
 			checkTrim(t, s, c.below(4, "keep"))
 		}
 		for i, e := range history {
 			if e.Sequence != uint64(i+1) {
-				t.Fatalf("event %d has the number %d", i+1, e.Sequence)
+				t.Fatalf("event %d has sequence %d", i+1, e.Sequence)
 			}
 		}
 		checkReplay(t, c, s, history)
@@ -205,7 +205,7 @@ func TestP2_HistoriesHaveNoGapAndReplayToTheSameState(t *testing.T) {
 	}
 }
 
-// checkTrim trims a clone: the newest ended execs and all active ones stay, and the original does
+// checkTrim checks that trimming a clone keeps the newest ended execs and all active ones, and that the original does
 // not change.
 func checkTrim(t failer, s *State, keep int) {
 	t.Helper()
@@ -221,7 +221,7 @@ func checkTrim(t failer, s *State, keep int) {
 	}
 }
 
-// checkReplay writes the history as messages and folds what is read back, once with a snapshot on
+// checkReplay encodes the history as messages and folds the decoded ones, once with a snapshot on
 // the way.
 func checkReplay(t failer, c choices, want *State, history []Event) {
 	t.Helper()
@@ -230,20 +230,20 @@ func checkReplay(t failer, c choices, want *State, history []Event) {
 		n := 1 + c.below(min(len(history), 5), "events of a batch")
 		b, err := DecodeBatch(batchOf(history[:n]...).Encode(), 1)
 		if err != nil {
-			t.Fatalf("a batch does not come back: %v", err)
+			t.Fatalf("a batch does not decode: %v", err)
 		}
 		history = history[n:]
 		for i := range b.Events {
 			e := &b.Events[i]
-			e.Record = 0 // the history had no message yet
+			e.Record = 0 // the original events had no messages
 			if err := replayed.Apply(e); err != nil {
-				t.Fatalf("the replay of event %d is refused: %v", e.Sequence, err)
+				t.Fatalf("the replay rejected event %d: %v", e.Sequence, err)
 			}
 		}
 		if c.below(3, "snapshot") == 0 {
 			var snapshot State
 			if err := Decode(Encode(replayed), &snapshot); err != nil {
-				t.Fatalf("a snapshot does not come back: %v", err)
+				t.Fatalf("a snapshot does not decode: %v", err)
 			}
 			replayed = &snapshot
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// situations are the states that the rules tell apart, each by a history that leads there. The
+// situations are the states that the rules distinguish, each with a history that leads to it. The
 // first word of a name is the sandbox's state; an exec x1 is in the state after "with", if any.
 var situations = func() map[string][]string {
 	made := []string{"sandbox.accepted", "sandbox.assigned worker=w1 gen=1"}
@@ -65,7 +65,7 @@ func stateAfter(t testing.TB, lines []string) *State {
 	return s
 }
 
-// eventFor is an event of this kind that has all it needs in this state.
+// eventFor returns an event of this kind with everything it needs in this state.
 func eventFor(s *State, kind Kind) *Event {
 	line := string(kind)
 	switch {
@@ -90,7 +90,7 @@ func eventFor(s *State, kind Kind) *Event {
 	return e
 }
 
-// expected says, from the tables and the rules written beside them, whether an event of this kind
+// expected returns, from the tables and the rules documented with them, whether an event of this kind
 // is legal, for this exec where it is about one, and which states it leads to.
 func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState, legal bool) {
 	b := &s.Sandbox
@@ -125,7 +125,7 @@ func expected(s *State, kind Kind, id string) (box SandboxState, exec ExecState,
 	return box, exec, legal
 }
 
-func TestApplyAcceptsWhatTheTablesSayAndNothingElse(t *testing.T) {
+func TestApplyAcceptsExactlyTheTransitionsInTheTables(t *testing.T) {
 	for name, history := range situations {
 		for _, row := range Transitions {
 			t.Run(name+"/"+string(row.Kind), func(t *testing.T) {
@@ -136,12 +136,12 @@ func TestApplyAcceptsWhatTheTablesSayAndNothingElse(t *testing.T) {
 				if !legal {
 					wantError(t, err, FailedPrecondition, ReasonInvalidState, "")
 					if !same(before, *s) {
-						t.Fatalf("the refused event changed\n%s\nto\n%s", show(before), show(s))
+						t.Fatalf("the rejected event changed\n%s\nto\n%s", show(before), show(s))
 					}
 					return
 				}
 				if err != nil {
-					t.Fatalf("legal by the table, refused: %v", err)
+					t.Fatalf("legal according to the tables, but rejected: %v", err)
 				}
 				if s.Sandbox.State != box {
 					t.Errorf("want sandbox %q, got %q", box, s.Sandbox.State)
@@ -155,7 +155,7 @@ func TestApplyAcceptsWhatTheTablesSayAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestEverySituationOfTheTableIsTried(t *testing.T) {
+func TestSituationsCoverEveryStateInTheTables(t *testing.T) {
 	tried := map[SandboxState]bool{}
 	execs := map[ExecState]bool{}
 	for _, history := range situations {
@@ -188,7 +188,7 @@ func TestEveryTransitionHasOneRowAndAnOwner(t *testing.T) {
 		}
 		kinds[row.Kind] = true
 		if row.Owner != OwnerCoordinator && row.Owner != OwnerWorker && row.Owner != OwnerEither {
-			t.Errorf("%s has the owner %q", row.Kind, row.Owner)
+			t.Errorf("%s has owner %q", row.Kind, row.Owner)
 		}
 	}
 	for _, row := range ExecTransitions {
@@ -198,7 +198,7 @@ func TestEveryTransitionHasOneRowAndAnOwner(t *testing.T) {
 	}
 }
 
-func TestNumberGivesNumbersAndStates(t *testing.T) {
+func TestNumberAssignsSequencesAndStates(t *testing.T) {
 	s := stateAfter(t, situations["ready with no exec"])
 	events := []Event{
 		{Kind: ExecAccepted, Time: epoch, Exec: &ExecDetails{ID: "x1", Spec: goodExec()}},
@@ -215,7 +215,7 @@ func TestNumberGivesNumbersAndStates(t *testing.T) {
 	wantError(t, s.Number([]Event{{Kind: SandboxStopped}}), FailedPrecondition, ReasonInvalidState, "")
 }
 
-// Two clones go different ways: neither must write where the other, or the original, reads.
+// Two clones diverge: neither may change what the other, or the original, reads.
 func TestClonesShareNothingThatChanges(t *testing.T) {
 	apply := func(s *State, lines ...string) *State {
 		for _, line := range lines {
@@ -230,7 +230,7 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 		return s
 	}
 	s := stateAfter(t, situations["ready with no exec"])
-	for i := range 2 * usesBlock { // fills a block of requests, and leaves room behind both lists at some length
+	for i := range 2 * usesBlock { // enough to fill a block, and to leave spare capacity in both lists at some length
 		id := fmt.Sprintf("e%d", i)
 		s = apply(s, "exec.accepted "+id, "exec.accepted a"+id, "exec.accepted b"+id, "exec.failed "+id)
 		before := canonical(*s)
@@ -250,7 +250,7 @@ func TestClonesShareNothingThatChanges(t *testing.T) {
 	}
 }
 
-func TestTheExecsTimesAreThoseOfTheHostWhereItSaysThem(t *testing.T) {
+func TestExecTimesComeFromTheHostIfItReportsThem(t *testing.T) {
 	s := stateAfter(t, situations["ready with running"])
 	end := eventFor(s, ExecFinished)
 	end.Record = 55
@@ -266,7 +266,7 @@ func TestTheExecsTimesAreThoseOfTheHostWhereItSaysThem(t *testing.T) {
 	}
 }
 
-func TestTheInputOfAnEndedExecIsForgotten(t *testing.T) {
+func TestAnEndedExecDropsItsStdin(t *testing.T) {
 	s := stateAfter(t, situations["ready with no exec"])
 	accept := eventFor(s, ExecAccepted)
 	accept.Exec.Spec.Stdin = []byte("secret")
@@ -278,11 +278,11 @@ func TestTheInputOfAnEndedExecIsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Execs["x1"].Spec.Stdin != nil || string(running.Execs["x1"].Spec.Stdin) != "secret" || string(accept.Exec.Spec.Stdin) != "secret" {
-		t.Error("only the state after the end forgets the input")
+		t.Error("the state before the end lost its stdin")
 	}
 }
 
-func TestP3_OnlyATombstoneBuriesAState(t *testing.T) {
+func TestP3_OnlyATombstoneSetsADeletedState(t *testing.T) {
 	tombstone := &Event{Sequence: 40, Kind: SandboxDeleted, Tenant: "t", Sandbox: "s", Reason: ReasonCleanupTTL, Time: epoch}
 	s := &State{}
 	if err := s.Bury(tombstone); err != nil {

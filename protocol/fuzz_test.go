@@ -11,7 +11,7 @@ func FuzzDecodeRequest(f *testing.F) { fuzzDecode[Request](f) }
 
 func FuzzDecodeQuery(f *testing.F) { fuzzDecode[Query](f) }
 
-// fuzzDecode decodes any bytes, strictly as a client's.
+// fuzzDecode decodes arbitrary bytes strictly, as if from a client.
 func fuzzDecode[T any](f *testing.F) {
 	for _, v := range goldenValues() {
 		if _, ok := v.(*T); ok {
@@ -37,14 +37,14 @@ func fuzzDecode[T any](f *testing.F) {
 	})
 }
 
-// checkDecoded checks that what was decoded can be written in either content type and read back,
-// and that what was refused was refused with a typed error.
+// checkDecoded checks that a decoded value can be encoded in either content type and decoded again,
+// and that any error is a typed one.
 func checkDecoded[T any](t *testing.T, contentType string, v *T, err error) {
 	t.Helper()
 	if err != nil {
 		var e *Error
 		if !errors.As(err, &e) || e.Code != InvalidArgument || len(e.Message) > 1000 {
-			t.Fatalf("%s: refused with %T: %v", contentType, err, err)
+			t.Fatalf("%s: rejected with %T: %v", contentType, err, err)
 		}
 		return
 	}
@@ -52,7 +52,7 @@ func checkDecoded[T any](t *testing.T, contentType string, v *T, err error) {
 	for range 2 {
 		var again T
 		if err := DecodeAs(contentType, EncodeAs(contentType, v), &again); err != nil || !same(*v, again) {
-			t.Fatalf("%s: read %s\nwritten and read again %s, %v", contentType, show(v), show(again), err)
+			t.Fatalf("%s: decoded %s\nafter a round trip %s, %v", contentType, show(v), show(again), err)
 		}
 	}
 }
@@ -64,13 +64,13 @@ func FuzzDecodeBatch(f *testing.F) {
 		b, err := DecodeBatch(data, 7)
 		if err != nil {
 			if code := CodeOf(err); code != InvalidArgument && code != FailedPrecondition {
-				t.Fatalf("refused with %v", err)
+				t.Fatalf("rejected with %v", err)
 			}
 			return
 		}
 		again, err := DecodeBatch(b.Encode(), 7)
 		if err != nil || !same(*b, *again) {
-			t.Fatalf("read %s\nwritten and read again %s, %v", show(b), show(again), err)
+			t.Fatalf("decoded %s\nafter a round trip %s, %v", show(b), show(again), err)
 		}
 		EncodeAs(ContentJSON, b) // must not panic
 		b.Headers()
@@ -81,7 +81,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	})
 }
 
-// byteChoices decides by a fuzzer's bytes; without any more, by zeros.
+// byteChoices chooses by a fuzzer's bytes, and by zeros when they run out.
 type byteChoices struct{ data []byte }
 
 func (c *byteChoices) below(n int, _ string) int {
@@ -122,14 +122,14 @@ func FuzzParseBytes(f *testing.F) {
 		size, err := ParseBytes(text)
 		if err != nil {
 			if size != 0 {
-				t.Errorf("refused, and %d", size)
+				t.Errorf("rejected, but returned %d", size)
 			}
 			return
 		}
 		if size < 0 {
 			t.Errorf("%q is %d", text, size)
 		}
-		if size > 1<<60 { // what it prints may be rounded up beyond what can be read
+		if size > 1<<60 { // the printed size may be rounded up beyond the maximum
 			return
 		}
 		if again, err := ParseBytes(size.String()); err != nil || math.Abs(float64(again-size)) > 0.06*float64(size) {

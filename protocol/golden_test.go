@@ -14,9 +14,9 @@ var update = flag.Bool("update", false, "write testdata as the code has it now")
 
 // goldenValues holds one representative value of every envelope.
 //
-// testdata/v1 pins the bytes of version 1 for ever. When version 2 comes, its files go below
+// testdata/v1 pins the bytes of version 1 forever. The files of version 2 will go below
 // testdata/v2, and those of version 1 stay: they must still decode, since a fleet runs versions N
-// and N-1 side by side while it is upgraded. A new optional field must not change a file here; it
+// and N-1 side by side during an upgrade. A new optional field must not change a file here; it
 // gets a file of its own.
 func goldenValues() map[string]any {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 678901234, time.UTC)
@@ -183,7 +183,7 @@ func goldenValues() map[string]any {
 	}
 }
 
-func TestWireBytesAreThoseOfTheVersion(t *testing.T) {
+func TestWireBytesMatchTheGoldenFiles(t *testing.T) {
 	for name, want := range goldenValues() {
 		for suffix, contentType := range map[string]string{".json": ContentJSON, ".msgpack": ContentMsgpack} {
 			t.Run(name+suffix, func(t *testing.T) {
@@ -212,28 +212,28 @@ func TestWireBytesAreThoseOfTheVersion(t *testing.T) {
 					t.Errorf("want %s\ngot  %s", show(a), show(b))
 				}
 				if !bytes.Equal(stored, data) {
-					t.Errorf("the bytes changed, though version 1 must not:\nstored %q\nnow    %q", stored, data)
+					t.Errorf("the bytes of version 1 changed:\nstored %q\nnow    %q", stored, data)
 				}
 			})
 		}
 	}
 }
 
-// A representative value leaves out no field, so that a change of any field's name or form is
-// seen.
+// A representative value sets every field, so that a change of any field's name or form is
+// detected.
 func TestGoldenValuesSetEveryField(t *testing.T) {
 	set := map[string]bool{}
 	for _, v := range goldenValues() {
 		markSet(reflect.ValueOf(v), set)
 	}
-	left := map[string]bool{ // refused, of another moment than the value's, or filled in by the reader
+	left := map[string]bool{ // rejected, not set at the same time as others, or filled in by the reader
 		"Sandbox.Error": true, "Sandbox.Phase": true, "Sandbox.Resuming": true, "Sandbox.Unreachable": true,
 		"Sandbox.HistoryPurged": true,
 		"Event.Tenant":          true, "Event.Sandbox": true, "Event.Writer": true, "Event.Token": true, "Event.Record": true, "Event.Replay": true,
 	}
 	for field, isSet := range set {
 		if !isSet && !left[field] {
-			t.Errorf("%s is set in no golden value", field)
+			t.Errorf("no golden value sets %s", field)
 		}
 	}
 }

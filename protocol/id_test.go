@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// badIDs are refused everywhere an id is expected: each could widen a subject or leave a directory.
+// badIDs are rejected wherever an id is expected: each could widen a subject or escape a directory.
 var badIDs = map[string]string{
 	"empty": "", "65 characters": strings.Repeat("a", 65), "very long": strings.Repeat("a", 1<<20),
 	"dot": "a.b", "dots": "..", "star": "*", "star inside": "a*b", "rest wildcard": ">", "rest wildcard inside": "a>",
@@ -17,7 +17,7 @@ var badIDs = map[string]string{
 	"comma": "a,b", "colon": "a:b", "equals": "a=b", "percent": "a%20",
 }
 
-func TestP3_OnlyPlainIDsPass(t *testing.T) {
+func TestP3_OnlyPlainIDsAreValid(t *testing.T) {
 	for name, id := range badIDs {
 		t.Run(name, func(t *testing.T) { wantError(t, ValidateID("sandbox", id), InvalidArgument, "", "sandbox") })
 	}
@@ -28,7 +28,7 @@ func TestP3_OnlyPlainIDsPass(t *testing.T) {
 	}
 }
 
-func TestWhatPassesAsAnIDIsOneSubjectToken(t *testing.T) {
+func TestAValidIDIsOneSubjectToken(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.OneOf(rapid.String(), rapid.StringMatching(`[A-Za-z0-9_-]{0,70}`)).Draw(t, "id")
 		plain := id != "" && len(id) <= MaxIDLength && strings.Trim(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
@@ -39,7 +39,7 @@ func TestWhatPassesAsAnIDIsOneSubjectToken(t *testing.T) {
 			plain = false
 		}
 		if got := ValidateID("x", id) == nil; got && !plain {
-			t.Fatalf("%q passed", id)
+			t.Fatalf("%q is accepted", id)
 		}
 	})
 }

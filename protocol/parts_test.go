@@ -7,8 +7,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// A list that turned out empty must not open the internet.
-func TestAnAllowListOfNothingIsRefused(t *testing.T) {
+// A list that is empty by accident must not open the internet.
+func TestAnEmptyAllowListIsRejected(t *testing.T) {
 	for text, field := range map[string]string{
 		`{"image": "x", "network": {"allow": []}}`:                              "spec.network.allow",
 		`{"image": "x", "network": {"allow": [], "mode": "allow"}}`:             "spec.network.allow",
@@ -32,14 +32,14 @@ func TestAnAllowListOfNothingIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := spec.Validate(); err == nil != (field == "") || err != nil && AsError(err).Field != field {
-				t.Errorf("%s as %s: want %q refused, got %v", text, contentType, field, err)
+				t.Errorf("%s as %s: want %q rejected, got %v", text, contentType, field, err)
 			}
 		}
 	}
 }
 
-// One port may be published at several numbers, once at one that Docker chooses.
-func TestPortsAreJudgedTheSameInEveryOrder(t *testing.T) {
+// A port may be published at several host ports, at most once at one that Docker chooses.
+func TestPortConflictsDoNotDependOnOrder(t *testing.T) {
 	given, chosen, other := Port{Container: 80, Host: 8080}, Port{Container: 80}, Port{Container: 80, Host: 8081, Protocol: ProtocolTCP}
 	for _, c := range []struct {
 		ports []Port
@@ -56,7 +56,7 @@ func TestPortsAreJudgedTheSameInEveryOrder(t *testing.T) {
 		spec := goodSandbox()
 		spec.Ports = c.ports
 		if err := spec.Validate(); err == nil != (c.field == "") || err != nil && AsError(err).Field != c.field {
-			t.Errorf("%+v: want %q refused, got %v", c.ports, c.field, err)
+			t.Errorf("%+v: want %q rejected, got %v", c.ports, c.field, err)
 		}
 	}
 }

@@ -2,7 +2,7 @@ package protocol
 
 import "testing"
 
-func TestPasswordsInURLsAreLeftOut(t *testing.T) {
+func TestCredentialsInURLsAreRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		"dial nats://me:secret@host:4222: no":                  "dial nats://xxxxx@host:4222: no",
 		"nats://token@a,tls://me:p@ss@b:1/x@y":                 "nats://xxxxx@a,tls://xxxxx@b:1/x@y",
@@ -14,7 +14,7 @@ func TestPasswordsInURLsAreLeftOut(t *testing.T) {
 			t.Errorf("%q: want %q, got %q", text, want, got)
 		}
 		if got := Errorf(Unavailable, "", "%s", text).Message; got != want {
-			t.Errorf("the message of an error: want %q, got %q", want, got)
+			t.Errorf("error message: want %q, got %q", want, got)
 		}
 	}
 }

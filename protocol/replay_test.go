@@ -2,7 +2,7 @@ package protocol
 
 import "testing"
 
-// BenchmarkReplay decodes and folds a history of one exec after the other; one op is one event.
+// BenchmarkReplay decodes and folds a history of consecutive execs; one op is one event.
 func BenchmarkReplay(b *testing.B) {
 	s := stateAfter(b, situations["ready with no exec"])
 	var messages [][]byte

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// canonical returns a deep copy of v in which what the wire does not tell apart looks the same:
+// canonical returns a deep copy of v that normalizes what the wire does not distinguish:
 // an empty map or list is nil, a time is in UTC and without its monotonic part, a field that is not
 // on the wire is zero.
 func canonical[T any](v T) T {
@@ -51,10 +51,10 @@ func canonicalValue(v reflect.Value) reflect.Value {
 	return out
 }
 
-// same says whether the wire could tell a and b apart.
+// same reports whether a and b are the same on the wire.
 func same[T any](a, b T) bool { return reflect.DeepEqual(canonical(a), canonical(b)) }
 
-// show prints a value for a failure message.
+// show formats a value for a failure message.
 func show(v any) string {
 	data, err := json.MarshalIndent(v, "", " ")
 	if err != nil {
@@ -79,7 +79,7 @@ func wantError(t testing.TB, err error, code Code, reason, field string) {
 	}
 }
 
-// anyValue generates values of a wire type, every field of it, nested ones too.
+// anyValue generates values of a wire type, with all of its fields and nested ones.
 func anyValue[T any]() *rapid.Generator[T] {
 	return rapid.MakeCustom[T](rapid.MakeConfig{
 		Types: map[reflect.Type]*rapid.Generator[any]{

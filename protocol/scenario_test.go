@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Scenario files, testdata/fold/*.txt, hold events, one to a line, and below each what the fold
-// made of it: the state, or the refusal.
+// Scenario files, testdata/fold/*.txt, have one event per line, followed by what the fold
+// returned for it: the state, or the error.
 //
 //	# a comment
 //	sandbox.assigned worker=w1 gen=1
@@ -26,11 +26,11 @@ import (
 //	  ! failed_precondition (invalid_state): …
 //
 // The first word is the kind. For an exec event the second is the exec's id, for a service event
-// the service's name. Words of the form key=value are: seq (when not the next), state and
+// the service's name. Words of the form key=value are: seq (if not the next one), state and
 // exec_state (what the event claims), request, reason, error (a reason), worker, host, gen, phase,
 // boot, container, image, code, run, nospec. Event n happens n seconds after the start.
 //
-// Run the tests with -update to write what the fold says now; read the difference before keeping
+// Run the tests with -update to write the current outcomes; review the difference before committing
 // it.
 func TestFoldScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/fold/*.txt")
@@ -77,7 +77,7 @@ func playScenario(text []byte) ([]byte, error) {
 		line := lines.Text()
 		switch {
 		case strings.HasPrefix(line, "  "):
-			continue // an outcome, written anew
+			continue // an outcome, which is written again
 		case line == "" || strings.HasPrefix(line, "#"):
 			out.WriteString(line + "\n")
 			continue
@@ -186,7 +186,7 @@ func parseEvent(line string, next uint64) (*Event, error) {
 	return e, nil
 }
 
-// describeState prints a state on one line, with what is empty left out. Times are the number of
+// describeState formats a state on one line, without empty fields. Times are the sequence of
 // the event that set them.
 func describeState(s *State) string {
 	b := &s.Sandbox

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// The fingerprint of a request is taken from its encoded spec.
-func TestServicesAreEncodedTheSameEachTime(t *testing.T) {
+// The fingerprint of a request is computed from its encoded spec.
+func TestServicesHaveOneEncoding(t *testing.T) {
 	spec := &SandboxSpec{Image: "x", RequiredServices: map[string]Service{}}
 	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
 		spec.RequiredServices[name] = Service{Image: name}
@@ -16,16 +16,16 @@ func TestServicesAreEncodedTheSameEachTime(t *testing.T) {
 	first := Encode(spec)
 	for range 50 {
 		if !bytes.Equal(Encode(spec), first) {
-			t.Fatal("the order of services changes")
+			t.Fatal("the order of services is not stable")
 		}
 	}
 	var again SandboxSpec
 	if err := Decode(first, &again); err != nil || len(again.RequiredServices) != 6 || again.RequiredServices["c"].Image != "c" {
-		t.Errorf("read back: %+v, %v", again.RequiredServices, err)
+		t.Errorf("decoded: %+v, %v", again.RequiredServices, err)
 	}
 }
 
-func TestServicesAreRefusedByField(t *testing.T) {
+func TestInvalidServicesAreRejectedByField(t *testing.T) {
 	type S = SandboxSpec
 	db := func(change func(*Service)) func(*S) {
 		return func(s *S) {
@@ -74,7 +74,7 @@ func TestServicesAreRefusedByField(t *testing.T) {
 	})
 }
 
-func TestNoHealthTestHasNoDefaults(t *testing.T) {
+func TestADisabledHealthCheckHasNoDefaults(t *testing.T) {
 	spec := goodSandbox()
 	spec.RequiredServices = Services{"db": {Image: "postgres", Healthcheck: &Healthcheck{Test: []string{"NONE"}}}}
 	spec.Resolve()
@@ -86,8 +86,8 @@ func TestNoHealthTestHasNoDefaults(t *testing.T) {
 	}
 }
 
-// What a service was on a host that was lost says nothing of it on the next; on the same host it goes on.
-func TestServicesStartAnewOnAnotherHost(t *testing.T) {
+// A replaced sandbox starts its services again; on the same host, they keep their status.
+func TestServicesRestartOnAnotherHost(t *testing.T) {
 	spec := goodSandbox()
 	spec.RequiredServices = Services{"db": {Image: "postgres", PostStart: []Hook{{Command: []string{"true"}}}}}
 	spec.OptionalServices = Services{"mail": {Image: "mail"}}

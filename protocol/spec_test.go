@@ -16,7 +16,7 @@ func goodSandbox() *SandboxSpec { return &SandboxSpec{Image: "local/busybox:1"} 
 
 func goodExec() *ExecSpec { return &ExecSpec{Command: []string{"true"}} }
 
-// refusedSandboxes are specs with one fault each, by a name for the fault.
+// invalidSandboxes maps the name of a fault to a spec with only that fault.
 type refused[S any] struct {
 	name  string
 	fault func(*S)
@@ -47,7 +47,7 @@ func numbered(n int, value string) map[string]string {
 	return m
 }
 
-func TestP9_SandboxSpecIsRefusedByField(t *testing.T) {
+func TestP9_InvalidSandboxSpecIsRejectedByField(t *testing.T) {
 	type S = SandboxSpec
 	checkRefused(t, goodSandbox, (*S).Validate, []refused[S]{
 		{"no image", func(s *S) { s.Image = "" }, "spec.image"},
@@ -111,7 +111,7 @@ func TestSandboxSpecWithAFaultyDurationAlwaysNamesTheSameField(t *testing.T) {
 
 const someDigest = "sha256-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
+func TestS12_InvalidMountsAndCopiesAreRejectedByField(t *testing.T) {
 	type S = SandboxSpec
 	mount := func(source, target string) func(*S) {
 		return func(s *S) { s.Mounts = []Mount{{Source: source, Target: target}} }
@@ -122,7 +122,7 @@ func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
 		{"source relative", mount("a", "/a"), "spec.mounts[0].source"},
 		{"source with NUL", mount("/a\x00", "/a"), "spec.mounts[0].source"},
 		{"source the root", mount("/", "/a"), "spec.mounts[0].source"},
-		{"source the root, written twice", mount("//", "/a"), "spec.mounts[0].source"},
+		{"source is the root with a double slash", mount("//", "/a"), "spec.mounts[0].source"},
 		{"source the root, by dots", mount("/opt/..", "/a"), "spec.mounts[0].source"},
 		{"target empty", mount("/opt", ""), "spec.mounts[0].target"},
 		{"target relative", mount("/opt", "a"), "spec.mounts[0].target"},
@@ -178,7 +178,7 @@ func TestS12_MountsAndCopiesAreRefusedByField(t *testing.T) {
 	checkRefused(t, goodSandbox, (*S).Validate, cases)
 }
 
-func TestACopyIntoAServiceIsInNobodyElsesWay(t *testing.T) {
+func TestACopyIntoAServiceDoesNotConflictWithOtherContainers(t *testing.T) {
 	spec := goodSandbox()
 	spec.ReadOnly, spec.RequiredServices, spec.OptionalServices = true, Services{"db": {Image: "postgres"}}, Services{"cache": {Image: "redis"}}
 	spec.Mounts, spec.Tmpfs = []Mount{{Source: "/opt", Target: "/a"}}, []Tmpfs{{Target: "/b"}}
@@ -192,7 +192,7 @@ func TestACopyIntoAServiceIsInNobodyElsesWay(t *testing.T) {
 	}
 }
 
-func TestTargetsThatOnlyLookReservedPass(t *testing.T) {
+func TestTargetsThatOnlyLookReservedAreValid(t *testing.T) {
 	for _, target := range []string{"/device", "/procs", "/system", "/.boxfleets", "/a/proc", "/home/dev"} {
 		spec := goodSandbox()
 		spec.Mounts = []Mount{{Source: "/opt", Target: target}}
@@ -202,7 +202,7 @@ func TestTargetsThatOnlyLookReservedPass(t *testing.T) {
 	}
 }
 
-func TestP9_ExecSpecIsRefusedByField(t *testing.T) {
+func TestP9_InvalidExecSpecIsRejectedByField(t *testing.T) {
 	type S = ExecSpec
 	checkRefused(t, goodExec, (*S).Validate, []refused[S]{
 		{"no command", func(s *S) { s.Command = nil }, "spec.command"},
@@ -237,7 +237,7 @@ func TestX4_EnvironmentNamesArePosix(t *testing.T) {
 	spec := goodExec()
 	spec.Env = map[string]string{"A": "", "_": "x=y", "a9_Z": "line\nline", "Z": "ü \xff"}
 	if err := spec.Validate(); err != nil {
-		t.Errorf("values are free: %v", err)
+		t.Errorf("values may be any text: %v", err)
 	}
 	spec.Env = map[string]string{"A": "\x00"}
 	wantError(t, spec.Validate(), InvalidArgument, "", "spec.env.A")
@@ -247,11 +247,11 @@ func TestX4_EnvironmentNamesArePosix(t *testing.T) {
 	wantError(t, spec.Validate(), InvalidArgument, "", "spec.env")
 	spec.Env = map[string]string{strings.Repeat("A", 300): "", strings.Repeat("é", 300): ""}
 	if e := AsError(spec.Validate()); len(e.Field) > 400 || len(e.Message) > 1000 {
-		t.Errorf("a long name makes a long error: %d and %d bytes", len(e.Field), len(e.Message))
+		t.Errorf("the error repeats a long name: %d and %d bytes", len(e.Field), len(e.Message))
 	}
 }
 
-func TestLabelsAreRefusedByKey(t *testing.T) {
+func TestInvalidLabelsAreRejectedByKey(t *testing.T) {
 	long := strings.Repeat("a", MaxLabelKey+1)
 	for _, tc := range []struct {
 		labels map[string]string
@@ -292,7 +292,7 @@ func TestX3_InterpreterNameIsCheckedAtFullLength(t *testing.T) {
 	}
 }
 
-func TestSpecsAtTheirBoundsPass(t *testing.T) {
+func TestSpecsAtTheirLimitsAreValid(t *testing.T) {
 	box := &SandboxSpec{Image: strings.Repeat("a", 512), Command: repeated(MaxArgs, "a"), Env: numbered(MaxEnv, "x"), Labels: numbered(MaxLabels, "x"),
 		User: "0:0", Cwd: "/", CPU: 0.01, Memory: MinMemory, PIDs: 8, Grace: MaxGrace, OnHostLoss: OnHostLossFail, IdleTTL: 1}
 	for i := range MaxMounts {
@@ -311,7 +311,7 @@ func TestSpecsAtTheirBoundsPass(t *testing.T) {
 	}
 }
 
-// Resolving makes a spec say everything; a resolved spec is valid, and resolving again changes
+// Resolve fills in every default; a resolved spec is valid, and resolving it again changes
 // nothing.
 func TestS18_ResolvedSpecIsValidAndFinal(t *testing.T) {
 	box, exec := goodSandbox(), goodExec()
@@ -341,8 +341,8 @@ func TestS18_ResolvedSpecIsValidAndFinal(t *testing.T) {
 	})
 }
 
-// Whatever a client sends, validation answers with a typed error below "spec", and what passes
-// holds the promises that the worker builds on.
+// For any spec, validation returns nil or a typed error below "spec", and a valid spec
+// has the properties that the worker relies on.
 func TestValidSpecsAreSafeToUse(t *testing.T) {
 	names := rapid.OneOf(rapid.String(), rapid.StringMatching(`[A-Za-z_]{1,3}`))
 	paths := rapid.OneOf(rapid.String(), rapid.StringMatching(`(/(\.|\.\.|a|b|proc|dev|\.boxfleet)){0,4}/?`))
@@ -363,12 +363,12 @@ func TestValidSpecsAreSafeToUse(t *testing.T) {
 		}
 		for name := range maps.Keys(spec.Env) {
 			if name == "" || strings.ContainsAny(name, "= \n\x00") {
-				t.Fatalf("environment name %q passed", name)
+				t.Fatalf("environment name %q is accepted", name)
 			}
 		}
 		for _, m := range spec.Mounts {
 			if strings.Contains(m.Target, "/proc") && strings.Index(m.Target, "/proc") == 0 && !strings.Contains(m.Target, "..") {
-				t.Fatalf("target %q passed", m.Target)
+				t.Fatalf("target %q is accepted", m.Target)
 			}
 		}
 	})

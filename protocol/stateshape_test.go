@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// shapeOf writes what a stored State is made of: each field of it and of the types in it, with its
+// shapeOf describes the stored form of State: each field of it and of the types in it, with its
 // tag and its type.
 func shapeOf(root reflect.Type) string {
 	var out strings.Builder
@@ -42,9 +42,9 @@ func shapeOf(root reflect.Type) string {
 	return out.String()
 }
 
-// A coordinator believes a stored State of its own FoldVersion. Where State has changed, one of before
-// lacks what is new. Raise FoldVersion, once per release, and run this test with -update.
-func TestAStateOfAnotherShapeHasAnotherFoldVersion(t *testing.T) {
+// A coordinator trusts a stored State of its own FoldVersion. If State has changed, an older one
+// lacks the new information. Raise FoldVersion, once per release, and run this test with -update.
+func TestAChangedStateNeedsANewFoldVersion(t *testing.T) {
 	file := filepath.Join("testdata", "state_shape.txt")
 	now := fmt.Sprintf("FoldVersion %d\n%s", FoldVersion, shapeOf(reflect.TypeFor[State]()))
 	data, err := os.ReadFile(file)
@@ -57,10 +57,10 @@ func TestAStateOfAnotherShapeHasAnotherFoldVersion(t *testing.T) {
 	}
 	before, _, _ := strings.Cut(stored, "\n")
 	if before == fmt.Sprintf("FoldVersion %d", FoldVersion) {
-		t.Fatalf("State has another shape than the one of %s: raise protocol.FoldVersion, then run this test with -update\nnow:\n%s", before, now)
+		t.Fatalf("the shape of State differs from that of %s: raise protocol.FoldVersion, then run this test with -update\nnow:\n%s", before, now)
 	}
 	if !*update {
-		t.Fatalf("%s is of %s: run this test with -update", file, before)
+		t.Fatalf("%s is from %s: run this test with -update", file, before)
 	}
 	if err := os.WriteFile(file, []byte(now), 0o644); err != nil {
 		t.Fatal(err)

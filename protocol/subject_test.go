@@ -8,30 +8,30 @@ import (
 
 func anyID() *rapid.Generator[string] { return rapid.StringMatching(`[A-Za-z0-9_-]{1,64}`) }
 
-func TestSubjectsComeApartAsTheyWereBuilt(t *testing.T) {
+func TestSubjectsSplitIntoTheirParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tenant, verb, sandbox := anyID().Draw(t, "tenant"), anyID().Draw(t, "verb"), anyID().Draw(t, "sandbox")
 		gotTenant, gotVerb, gotSandbox, ok := SplitRequestSubject(RequestSubject(tenant, verb, sandbox))
 		if !ok || gotTenant != tenant || gotVerb != verb || gotSandbox != sandbox {
-			t.Fatalf("%q %q %q came back as %q %q %q %v", tenant, verb, sandbox, gotTenant, gotVerb, gotSandbox, ok)
+			t.Fatalf("%q %q %q split into %q %q %q %v", tenant, verb, sandbox, gotTenant, gotVerb, gotSandbox, ok)
 		}
 		for _, subject := range []string{EventSubject(tenant, sandbox), LiveSubject(tenant, sandbox)} {
 			gotTenant, gotSandbox, ok := SplitEventSubject(subject)
 			if !ok || gotTenant != tenant || gotSandbox != sandbox {
-				t.Fatalf("%s came back as %q %q %v", subject, gotTenant, gotSandbox, ok)
+				t.Fatalf("%s split into %q %q %v", subject, gotTenant, gotSandbox, ok)
 			}
 		}
 	})
 }
 
-func TestForeignSubjectsDoNotComeApart(t *testing.T) {
+func TestForeignSubjectsDoNotSplit(t *testing.T) {
 	for _, subject := range []string{
 		"", "boxfleet.v1.request.t.create", "boxfleet.v1.request.t.create.s.x", "boxfleet.v2.request.t.create.s",
 		"boxfleet.v1.requests.t.create.s", "x.boxfleet.v1.request.t.create.s", "t.create.s",
 		EventSubject("t", "s"), DeadSubject("t", "create", "s"),
 	} {
 		if tenant, verb, sandbox, ok := SplitRequestSubject(subject); ok {
-			t.Errorf("%q came apart as a request: %q %q %q", subject, tenant, verb, sandbox)
+			t.Errorf("%q split as a request: %q %q %q", subject, tenant, verb, sandbox)
 		}
 	}
 	for _, subject := range []string{
@@ -39,12 +39,12 @@ func TestForeignSubjectsDoNotComeApart(t *testing.T) {
 		RequestSubject("t", "create", "s"), AppendSubject("w", "t", "s"), LogSubject("t", "s", "e"),
 	} {
 		if tenant, sandbox, ok := SplitEventSubject(subject); ok {
-			t.Errorf("%q came apart as an event: %q %q", subject, tenant, sandbox)
+			t.Errorf("%q split as an event: %q %q", subject, tenant, sandbox)
 		}
 	}
 }
 
-func TestSubjectsAreWhatTheDesignNames(t *testing.T) {
+func TestSubjectsMatchTheDocumentation(t *testing.T) {
 	for got, want := range map[string]string{
 		RequestSubject("t", VerbCreate, "s"): "boxfleet.v1.request.t.create.s",
 		EventSubject("t", "s"):               "boxfleet.v1.event.t.s",

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestACopysOwnerIsNumbersOnly(t *testing.T) {
+func TestACopysOwnerIsNumeric(t *testing.T) {
 	for owner, want := range map[string][2]int{"": {-1, -1}, "0": {0, 0}, "1000": {1000, 1000}, "1000:7": {1000, 7}, "0:4294967294": {0, 4294967294}} {
 		c := Copy{Owner: owner}
 		if uid, gid, ok := c.Owners(); !ok || uid != want[0] || gid != want[1] {
@@ -33,7 +33,7 @@ func TestLinksOfATreeStayInside(t *testing.T) {
 	}
 }
 
-func TestPathsOfATreeAreBounded(t *testing.T) {
+func TestTreePathsAreLimited(t *testing.T) {
 	deep := strings.TrimSuffix(strings.Repeat("d/", MaxTreeDepth), "/")
 	for _, name := range []string{"a", "a/b", "./a", "a/", ".", "..a", strings.Repeat("n", MaxTreeName), deep} {
 		if why := TreePathError(name); why != "" {
@@ -43,7 +43,7 @@ func TestPathsOfATreeAreBounded(t *testing.T) {
 	for _, name := range []string{"/a", "..", "../a", "a/../../b", "a\x00", strings.Repeat("n", MaxTreeName+1), deep + "/d",
 		strings.Repeat("./", MaxTreePath)} {
 		if TreePathError(name) == "" {
-			t.Errorf("%.40q passes", name)
+			t.Errorf("%.40q is accepted", name)
 		}
 	}
 }

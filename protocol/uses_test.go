@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// uses remembers n requests, a minute apart, and returns the state.
+// uses returns a state with n requests, one minute apart.
 func usesAfter(t testing.TB, n int) *State {
 	t.Helper()
 	s := &State{Sandbox: Sandbox{Tenant: "t", ID: "s", State: StateReady, Desired: StateReady, Request: "create"}}
@@ -23,7 +23,7 @@ func usesAfter(t testing.TB, n int) *State {
 
 func requestNumber(i int) string { return fmt.Sprintf("01k00000000000000000000%03x", i) } // as long as a ULID
 
-func TestS8_RequestsAreRememberedForADayOrAThousandOfThem(t *testing.T) {
+func TestS8_UsesAreLimitedByAgeAndNumber(t *testing.T) {
 	const many = keptUses + 500
 	s := usesAfter(t, many)
 	for i := many - keptUses; i < many; i++ {
@@ -32,15 +32,15 @@ func TestS8_RequestsAreRememberedForADayOrAThousandOfThem(t *testing.T) {
 		}
 	}
 	if s.UseOf(requestNumber(0)) != nil || s.UseOf("") != nil || s.UseOf("never") != nil {
-		t.Error("what is too old is remembered, or what never was")
+		t.Error("a use that is too old, or never existed, was found")
 	}
 	if u := s.UseOf("create"); u == nil || !u.Is(VerbCreate, "") || u.Is(VerbStop, "") {
-		t.Errorf("the create was %+v", u)
+		t.Errorf("the use of the create is %+v", u)
 	}
 	if size := len(Encode(s.Uses)); size > 80<<10 {
 		t.Errorf("a thousand requests take %d bytes", size)
 	}
-	// Two days later there is another one: all but a block of those before it go.
+	// Another request two days later drops all earlier blocks except one.
 	last := &Event{Sequence: s.Sandbox.Sequence + 1, Kind: SandboxUnchanged, Time: time.Unix(1900000000, 0).Add(many*time.Minute + 2*keptUsesFor),
 		Request: "late", Phase: &SandboxDetails{Verb: VerbStop}}
 	if err := s.Apply(last); err != nil {
@@ -51,8 +51,8 @@ func TestS8_RequestsAreRememberedForADayOrAThousandOfThem(t *testing.T) {
 	}
 }
 
-// The events of each kind of request are remembered, and those of a snapshot of an older version.
-func TestS8_ARequestIsKnownByWhatItWasFor(t *testing.T) {
+// Each kind of request has a use, and so do requests in a snapshot of an older version.
+func TestS8_UseOfReturnsWhatARequestWasUsedFor(t *testing.T) {
 	s := stateAfter(t, situations["ready with no exec"])
 	apply := func(line string) {
 		t.Helper()
@@ -82,16 +82,16 @@ func TestS8_ARequestIsKnownByWhatItWasFor(t *testing.T) {
 	} {
 		for name, s := range map[string]*State{"fold": s, "snapshot": round} {
 			if u := s.UseOf(id); u == nil || !u.Is(want[0], want[1]) || u.Is(VerbCreate, "") || u.Is(VerbExec, "other") || u.Says() == "" {
-				t.Errorf("%s: %s is known as %+v", name, id, u)
+				t.Errorf("%s: the use of %s is %+v", name, id, u)
 			}
 		}
 	}
 	if n := len(s.Uses[0]); n != 6 {
-		t.Errorf("%d requests take room, though the ids of execs tell of x2: %v", n, s.Uses)
+		t.Errorf("%d uses are stored, including x2, which Execs has: %v", n, s.Uses)
 	}
 }
 
-// What a clone costs does not grow with what is remembered.
+// The cost of a clone does not grow with the number of uses.
 func BenchmarkCloneAndApply(b *testing.B) {
 	for _, n := range []int{0, keptUses} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -8,22 +8,22 @@ import (
 	"testing"
 )
 
-// Who adds a field to a sandbox says whether a worker may have a default for it, or why not.
-func TestEveryFieldMayHaveAWorkersDefaultOrSaysWhyNot(t *testing.T) {
+// Every field of a sandbox either allows a worker default or explains why not.
+func TestEveryFieldAllowsAWorkerDefaultOrExplainsWhyNot(t *testing.T) {
 	known := slices.Concat(WorkerDefaults, slices.Collect(maps.Keys(noWorkerDefault)))
 	typ := reflect.TypeFor[SandboxSpec]()
 	for i := range typ.NumField() {
 		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
 		if n := len(slices.DeleteFunc(slices.Clone(known), func(other string) bool { return other != name })); n != 1 {
-			t.Errorf("%s is named %d times", name, n)
+			t.Errorf("%s is listed %d times", name, n)
 		}
 	}
 	if len(known) != typ.NumField() {
-		t.Errorf("%d fields are named, there are %d", len(known), typ.NumField())
+		t.Errorf("%d fields are listed, but there are %d", len(known), typ.NumField())
 	}
 }
 
-func TestDefaultsThatAWorkerCannotHaveAreRefusedByName(t *testing.T) {
+func TestInvalidWorkerDefaultsAreRejectedByField(t *testing.T) {
 	all := SandboxSpec{Env: map[string]string{"A": "1"}, User: "1000", Cwd: "/w", CPU: 1, Memory: MinMemory, PIDs: 100, Disk: MinDisk, ShmSize: MinShm, ReadOnly: true,
 		Tmpfs: []Tmpfs{{Target: "/t"}}, Profile: ProfileStandard, Runtime: "runsc", Pull: PullNever, Network: &Network{Mode: NetworkNone},
 		Mounts: []Mount{{Source: "/a", Target: "/b"}}, Tools: []string{"git"}, IdleTTL: 1, CreateTimeout: 1, Grace: 1}
@@ -33,7 +33,7 @@ func TestDefaultsThatAWorkerCannotHaveAreRefusedByName(t *testing.T) {
 	v := reflect.ValueOf(all)
 	for i := range v.NumField() {
 		if name := v.Type().Field(i).Name; v.Field(i).IsZero() && noWorkerDefault[jsonNameOf(v.Type().Field(i))] == "" {
-			t.Errorf("%s is not tried", name)
+			t.Errorf("%s is not tested", name)
 		}
 	}
 	for want, s := range map[string]SandboxSpec{
@@ -55,7 +55,7 @@ func jsonNameOf(f reflect.StructField) string {
 	return name
 }
 
-func TestAnAssignmentSaysWhatTheSpecIsThere(t *testing.T) {
+func TestAnAssignmentSetsTheSpecForItsWorker(t *testing.T) {
 	own, there := SandboxSpec{Image: "i"}, SandboxSpec{Image: "i", User: "one"}
 	s := &State{}
 	apply := func(e Event) *State {
@@ -80,12 +80,12 @@ func TestAnAssignmentSaysWhatTheSpecIsThere(t *testing.T) {
 	if b := &again.Sandbox; b.Spec.User != "two" || b.AcceptedSpec().User != "" {
 		t.Errorf("on another worker: %s", show(b))
 	}
-	plain := apply(assigned(nil)) // also what a writer says that knows of no defaults
+	plain := apply(assigned(nil)) // also written by a writer without worker defaults
 	if b := &plain.Sandbox; b.Spec.User != "" || b.Accepted != nil || b.AcceptedSpec() != &b.Spec {
 		t.Errorf("on a worker without defaults: %s", show(b))
 	}
 	if first.Sandbox.Spec.User != "one" || again.Sandbox.Spec.User != "two" {
-		t.Error("an older state was changed")
+		t.Error("an earlier state was changed")
 	}
 	apply(assigned(&there))
 	apply(Event{Kind: SandboxReady})

@@ -8,8 +8,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// What a default says can be said otherwise; docs/spec.md says how where there is no word for none.
-func TestARequestCanSayOtherwiseThanADefault(t *testing.T) {
+// Every default can be overridden; docs/spec.md explains how if no value means none.
+func TestARequestCanOverrideADefault(t *testing.T) {
 	hook := func(command string) *protocol.Hook { return &protocol.Hook{Command: []string{command}} }
 	defaults := Defaults{EveryTenant: {TTL: 1, IdleTTL: 1, OnDelete: hook("sync"), Network: &protocol.Network{Mode: protocol.NetworkNone}, Profile: protocol.ProfileStandard}}
 	if err := defaults.Validate(); err != nil {

@@ -35,7 +35,7 @@ func TestEveryFieldIsInTheSchemaAndTheDocumentation(t *testing.T) {
 		for i := range typ.NumField() {
 			name := jsonName(typ.Field(i))
 			if schema.Properties[name] == nil {
-				t.Errorf("the schema of %s has no %s", typ.Name(), name)
+				t.Errorf("the schema of %s lacks %s", typ.Name(), name)
 			}
 			row, there := rows[name]
 			if !there {
@@ -48,13 +48,13 @@ func TestEveryFieldIsInTheSchemaAndTheDocumentation(t *testing.T) {
 		}
 		for name := range rows {
 			if schema.Properties[name] == nil {
-				t.Errorf("docs/spec.md has %s of %s, which there is not", name, typ.Name())
+				t.Errorf("docs/spec.md documents %s of %s, which does not exist", name, typ.Name())
 			}
 		}
 	}
 }
 
-func TestEveryTypeOfASpecIsLookedAt(t *testing.T) {
+func TestEveryTypeOfASpecIsDocumented(t *testing.T) {
 	known := map[reflect.Type]bool{}
 	for _, typ := range wireTypes {
 		known[typ] = true
@@ -66,13 +66,13 @@ func TestEveryTypeOfASpecIsLookedAt(t *testing.T) {
 				field = field.Elem()
 			}
 			if field.Kind() == reflect.Struct && !known[field] {
-				t.Errorf("%s of %s is of a type that schema and documentation do not know: %s", typ.Field(i).Name, typ, field)
+				t.Errorf("%s of %s has a type that is missing in schema and documentation: %s", typ.Field(i).Name, typ, field)
 			}
 		}
 	}
 }
 
-// rowsBelow are the fields and their defaults in the first table below a heading.
+// rowsBelow returns the fields and their defaults in the first table below a heading.
 func rowsBelow(text, heading string) map[string]string {
 	rows := map[string]string{}
 	_, section, _ := strings.Cut(text, "\n"+heading+"\n")

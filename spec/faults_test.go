@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestEverythingThatIsWrongIsSaidAtOnce(t *testing.T) {
+func TestAllErrorsAreReportedAtOnce(t *testing.T) {
 	text := `image: x
 memroy: 512m
 cpu: many
@@ -37,7 +37,7 @@ there may be more errors; the rest was not read`
 	}
 }
 
-func TestErrorsOfSeveralDocumentsAreOne(t *testing.T) {
+func TestJoinCombinesErrorsOfSeveralDocuments(t *testing.T) {
 	if err := Join(nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -50,7 +50,7 @@ func TestErrorsOfSeveralDocumentsAreOne(t *testing.T) {
 	}
 }
 
-func TestTheNearestName(t *testing.T) {
+func TestNearestSuggestsTheIntendedName(t *testing.T) {
 	known := []string{"memory", "mounts", "env", "read_only", "cpu", "timeout", "labels"}
 	for name, want := range map[string]string{"memroy": "memory", "Memory": "memory", "readonly": "read_only", "read-only": "read_only", "cpus": "cpu", "mount": "mounts",
 		"label": "labels", "tiemout": "timeout", "nonsense": "", "m": "", "evn": "env", "": "", strings.Repeat("memory", 20): ""} {

@@ -9,8 +9,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// FuzzParse reads any text. Whatever is read can be written and read again; whatever is refused is
-// refused with a typed error that names a line; and either costs bounded memory.
+// FuzzParse parses any text. A parsed document survives a round trip; a rejected one is
+// rejected with a typed error that names a line; and either uses bounded memory.
 func FuzzParse(f *testing.F) {
 	f.Add(string(Example()), "x")
 	for _, text := range []string{
@@ -30,7 +30,7 @@ func FuzzParse(f *testing.F) {
 		}
 		checkTyped(t, err)
 		if err != nil && !strings.Contains(err.Error(), "f: line ") && !strings.Contains(err.Error(), "holds no document") {
-			t.Errorf("refused without a line: %v", err)
+			t.Errorf("the error has no line: %v", err)
 		}
 		_, err = ParseDefaults([]byte(text), Options{Env: env})
 		checkTyped(t, err)
@@ -41,7 +41,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("%v\n%s", err, d.YAML(nil))
 			}
 			if diff := Difference(again.Spec, d.Spec); diff != nil || again.ID != d.ID || again.Name != d.Name || len(again.Copies) != len(d.Copies) {
-				t.Fatalf("written and read again it differs in %v\n%s", diff, d.YAML(nil))
+				t.Fatalf("after a round trip it differs in %v\n%s", diff, d.YAML(nil))
 			}
 		}
 	})
@@ -51,11 +51,11 @@ func checkTyped(t *testing.T, err error) {
 	t.Helper()
 	var e *protocol.Error
 	if err != nil && (!errors.As(err, &e) || e.Code != protocol.InvalidArgument || len(e.Message) > 3000) {
-		t.Fatalf("refused with %T: %.4000v", err, err)
+		t.Fatalf("rejected with %T: %.4000v", err, err)
 	}
 }
 
-// allocated is how much memory f takes, freed or not.
+// allocated returns how many bytes f allocates, freed or not.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -12,14 +12,14 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// anySpec draws a spec: any fields, of few values, so that layers meet.
+// anySpec draws a spec with any fields but few values, so that layers overlap.
 func anySpec(t *rapid.T, label string) protocol.SandboxSpec {
 	var s protocol.SandboxSpec
 	fill(t, reflect.ValueOf(&s).Elem(), label)
 	return s
 }
 
-// fill draws a value of a type of the wire.
+// fill draws a value of a wire type.
 func fill(t *rapid.T, v reflect.Value, label string) {
 	pick := func(n int) int { return rapid.IntRange(0, n).Draw(t, label) }
 	switch v.Kind() {
@@ -58,7 +58,7 @@ func fill(t *rapid.T, v reflect.Value, label string) {
 	}
 }
 
-func TestMergeIsAssociativeAndLeavesWhatItIsGiven(t *testing.T) {
+func TestMergeIsAssociativeAndKeepsItsArguments(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b, c := anySpec(t, "a"), anySpec(t, "b"), anySpec(t, "c")
 		before := clone(reflect.ValueOf(a)).Interface()
@@ -90,7 +90,7 @@ func TestMergeIsAssociativeAndLeavesWhatItIsGiven(t *testing.T) {
 	})
 }
 
-func TestOfTwoLayersTheUpperOneIsSeenEverywhere(t *testing.T) {
+func TestTheUpperLayerWinsInEveryField(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := anySpec(t, "a"), anySpec(t, "b")
 		merged := reflect.ValueOf(Merge(a, b))
@@ -101,13 +101,13 @@ func TestOfTwoLayersTheUpperOneIsSeenEverywhere(t *testing.T) {
 			case name == "tools":
 				for _, tool := range slices.Concat(a.Tools, b.Tools) {
 					if n := strings.Count(" "+strings.Join(m.Interface().([]string), " | ")+" ", " "+tool+" "); n != 1 && !strings.Contains(tool, " ") && tool != "" {
-						t.Fatalf("tool %q is there %d times: %q", tool, n, m)
+						t.Fatalf("tool %q appears %d times: %q", tool, n, m)
 					}
 				}
 			case f.Type.Kind() == reflect.Map:
 				for k, v := range y.Seq2() {
 					if !reflect.DeepEqual(clone(v).Interface(), m.MapIndex(k).Interface()) {
-						t.Fatalf("%s.%s is not what the upper layer says", name, k)
+						t.Fatalf("%s.%s is not the upper layer's value", name, k)
 					}
 				}
 				for k := range x.Seq2() {
@@ -126,7 +126,7 @@ func TestOfTwoLayersTheUpperOneIsSeenEverywhere(t *testing.T) {
 	})
 }
 
-func TestWhatContradictsItselfIsFoundAfterTheMerge(t *testing.T) {
+func TestValidateFindsContradictionsAfterAMerge(t *testing.T) {
 	service := map[string]protocol.Service{"db": {Image: "x"}}
 	for want, layers := range map[string][2]protocol.SandboxSpec{
 		"spec.mounts[1].target": {{Mounts: []protocol.Mount{{Source: "/a", Target: "/t"}}}, {Mounts: []protocol.Mount{{Source: "/b", Target: "/t"}}}},
@@ -143,8 +143,8 @@ func TestWhatContradictsItselfIsFoundAfterTheMerge(t *testing.T) {
 	}
 }
 
-// An object without fields says nothing: least of all does it open a network that a layer below keeps shut.
-func TestAnEmptyNetworkSaysNothing(t *testing.T) {
+// An empty object leaves the network unset: it must not open a network that a lower layer restricts.
+func TestAnEmptyNetworkKeepsTheLowerLayers(t *testing.T) {
 	for _, below := range []*protocol.Network{{Mode: protocol.NetworkNone}, {Mode: protocol.NetworkAllow, Allow: []string{"140.82.112.0/20"}}} {
 		for _, empty := range []*protocol.Network{nil, {}, {Allow: []string{}}} {
 			merged := Merge(protocol.SandboxSpec{Network: below}, protocol.SandboxSpec{Network: empty})

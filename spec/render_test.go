@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestWhatIsWrittenIsReadAgain(t *testing.T) {
+func TestYAMLParsesToTheSameDocument(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := Document{ID: "a", Spec: Merge(protocol.SandboxSpec{}, anySpec(t, "s"))}
 		for i := range d.Spec.Copies {
@@ -32,7 +32,7 @@ func TestWhatIsWrittenIsReadAgain(t *testing.T) {
 	})
 }
 
-// normal is a spec as it is read: a network with ranges is of mode allow.
+// normal returns a spec as Parse returns it: a network with ranges has mode allow.
 func normal(s protocol.SandboxSpec) protocol.SandboxSpec {
 	s = Merge(s, protocol.SandboxSpec{})
 	if n := s.Network; n != nil && n.Mode == "" && len(n.Allow) > 0 {

@@ -20,16 +20,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-var update = flag.Bool("update", false, "write sandbox.schema.json as the types have it now")
+var update = flag.Bool("update", false, "write sandbox.schema.json from the types")
 
-// wireTypes are the types that a document is made of.
+// wireTypes are the types of a document.
 var wireTypes = []reflect.Type{
 	reflect.TypeFor[protocol.SandboxSpec](), reflect.TypeFor[protocol.Network](), reflect.TypeFor[protocol.Port](),
 	reflect.TypeFor[protocol.Mount](), reflect.TypeFor[protocol.Copy](), reflect.TypeFor[protocol.Tmpfs](),
 	reflect.TypeFor[protocol.Hook](), reflect.TypeFor[protocol.Service](), reflect.TypeFor[protocol.Healthcheck](),
 }
 
-// variable is a text with a variable, which may become anything.
+// variable matches text with a variable, which may expand to anything.
 func variable() *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: `\$`}
 }
@@ -42,23 +42,23 @@ func text(pattern string) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: pattern}
 }
 
-// enum is one of the values, or nothing.
+// enum matches one of the values, or empty text.
 func enum(values ...any) *jsonschema.Schema {
 	return anyOf(&jsonschema.Schema{Enum: values}, text(`^$|\$`))
 }
 
-// scalarOf is a text that may be written as a value of these types too.
+// scalarOf matches text that may also be written as a value of these types.
 func scalarOf(types ...string) *jsonschema.Schema {
 	return &jsonschema.Schema{Types: append([]string{"string"}, types...)}
 }
 
-// said is a text that is not empty.
-func said() *jsonschema.Schema { return anyOf(text(`\S`), &jsonschema.Schema{Type: "number"}) }
+// nonEmpty matches text that is not empty.
+func nonEmpty() *jsonschema.Schema { return anyOf(text(`\S`), &jsonschema.Schema{Type: "number"}) }
 
-// sizeForm is what a size may be written as, a pattern.
+// sizeForm is the pattern of a size.
 const sizeForm = `\s*([0-9]+ *[bB]?|([0-9]+|[0-9]*\.[0-9]+) *[kKmMgGtT]([iI]?[bB])?)\s*`
 
-// typeForms are the types that have forms of their own in YAML.
+// typeForms returns the schemas of types with special forms in YAML.
 func typeForms() map[reflect.Type]*jsonschema.Schema {
 	zero := 0.0
 	forms := map[reflect.Type]*jsonschema.Schema{
@@ -75,10 +75,10 @@ func typeForms() map[reflect.Type]*jsonschema.Schema {
 	return forms
 }
 
-// fieldForms are the fields that have forms of their own.
+// fieldForms returns the schemas of fields with special forms.
 func fieldForms() map[string]*jsonschema.Schema {
 	return map[string]*jsonschema.Schema{
-		"SandboxSpec.image":        said(),
+		"SandboxSpec.image":        nonEmpty(),
 		"SandboxSpec.cwd":          text(`^/|^$|\$`),
 		"Mount.source":             text(`^/|\$`),
 		"Mount.target":             text(`^/|\$`),
@@ -86,8 +86,8 @@ func fieldForms() map[string]*jsonschema.Schema {
 		"Copy.digest":              text(`^sha256-[0-9a-f]{64}$|\$`),
 		"Tmpfs.target":             text(`^/|\$`),
 		"Network.allow":            {Type: "array", Items: text(`/|\$`)},
-		"Service.image":            said(),
-		"Healthcheck.test":         anyOf(said(), &jsonschema.Schema{Type: "array", Items: scalarOf("number")}),
+		"Service.image":            nonEmpty(),
+		"Healthcheck.test":         anyOf(nonEmpty(), &jsonschema.Schema{Type: "array", Items: scalarOf("number")}),
 		"SandboxSpec.profile":      enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"Service.profile":          enum(protocol.ProfileHardened, protocol.ProfileStandard),
 		"SandboxSpec.pull":         enum(protocol.PullMissing, protocol.PullAlways, protocol.PullNever),
@@ -98,7 +98,7 @@ func fieldForms() map[string]*jsonschema.Schema {
 	}
 }
 
-// shortForms are the forms that a type has beside its fields.
+// shortForms returns the schemas of the short forms of types.
 func shortForms() map[string]*jsonschema.Schema {
 	return map[string]*jsonschema.Schema{
 		"Network": anyOf(&jsonschema.Schema{Enum: []any{protocol.NetworkInternet, protocol.NetworkNone}}, variable()),
@@ -110,7 +110,7 @@ func shortForms() map[string]*jsonschema.Schema {
 	}
 }
 
-// generated makes the schema from the types of the wire and their comments.
+// generated returns the schema, generated from the wire types and their comments.
 func generated(t *testing.T) []byte {
 	t.Helper()
 	comments, defaults := commentsOf(t, "../protocol"), defaultsOf()
@@ -166,7 +166,7 @@ func generated(t *testing.T) []byte {
 	return append(data, '\n')
 }
 
-// inYAML takes null away, which documents do not have, and lets variables stand for numbers, and
+// inYAML removes null, which documents do not have, and allows variables for numbers, and
 // numbers for text.
 func inYAML(s *jsonschema.Schema) *jsonschema.Schema {
 	switch s.Types = slices.DeleteFunc(s.Types, func(t string) bool { return t == "null" }); len(s.Types) {
@@ -190,7 +190,7 @@ func inYAML(s *jsonschema.Schema) *jsonschema.Schema {
 	return s
 }
 
-// commentsOf reads the comments of types, as Type, and of their fields, as Type.name.
+// commentsOf returns the comments of types, as Type, and of their fields, as Type.name.
 func commentsOf(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	comments := map[string]string{}
@@ -232,7 +232,7 @@ func commentsOf(t *testing.T, dir string) map[string]string {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// defaultsOf are the values that Resolve fills in.
+// defaultsOf returns the values that Resolve fills in.
 func defaultsOf() map[string]json.RawMessage {
 	s := protocol.SandboxSpec{OnDelete: &protocol.Hook{}, Ports: []protocol.Port{{}},
 		RequiredServices: map[string]protocol.Service{"s": {Healthcheck: &protocol.Healthcheck{}}}}
@@ -267,11 +267,11 @@ func TestTheSchemaIsTheTypes(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(Schema(), want) {
-		t.Error("sandbox.schema.json is not what the types say: go test ./spec -run TestTheSchemaIsTheTypes -update")
+		t.Error("sandbox.schema.json does not match the types; run go test ./spec -run TestTheSchemaIsTheTypes -update")
 	}
 }
 
-// checker checks documents against the schema as it is checked in.
+// checker validates documents against the committed schema.
 func checker(t *testing.T) func(text string) error {
 	t.Helper()
 	var s jsonschema.Schema
@@ -317,7 +317,7 @@ func TestTheExampleHoldsAndHasEveryField(t *testing.T) {
 	}
 }
 
-func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
+func TestTheSchemaAcceptsExactlyTheFormsThatParse(t *testing.T) {
 	check := checker(t)
 	for text, holds := range map[string]bool{
 		"image: x":        true,
@@ -397,14 +397,14 @@ func TestTheSchemaKnowsTheFormsThatAreReadAndNoOthers(t *testing.T) {
 		"image: x\nrequired_services: {db: {imag: y}}": false,
 	} {
 		if err := check(text); (err == nil) != holds {
-			t.Errorf("%q: the schema has it %v, want %v: %v", text, err == nil, holds, err)
+			t.Errorf("%q: the schema accepts it: %v, want %v: %v", text, err == nil, holds, err)
 		}
 		d, err := Parse([]byte(text), Options{Env: map[string]string{"CPU": "1", "R": "true"}})
 		if err == nil {
 			err = d.Validate()
 		}
 		if (err == nil) != holds {
-			t.Errorf("%q: read %v, want %v: %v", text, err == nil, holds, err)
+			t.Errorf("%q: parsed: %v, want %v: %v", text, err == nil, holds, err)
 		}
 	}
 }

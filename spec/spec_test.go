@@ -71,11 +71,11 @@ optional_services:
 	}
 	local := []LocalCopy{{0, "./src", nil}, {2, "/etc/x", []string{".git", "b"}}, {3, "./seed", nil}, {4, "a", nil}, {5, "/with/colon", nil}}
 	if !reflect.DeepEqual(d.Copies, local) {
-		t.Errorf("to be uploaded: got %+v, want %+v", d.Copies, local)
+		t.Errorf("local copies: got %+v, want %+v", d.Copies, local)
 	}
 }
 
-func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
+func TestP9_InvalidYAMLIsRejectedByLineColumnAndField(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nimagee: y":                  "spec.imagee: line 2, column 1: is not a known field",
 		"image: x\nimage: y":                   "spec.image: line 2, column 1: appears twice",
@@ -145,15 +145,15 @@ func TestP9_WhatIsNotUnderstoodIsRefusedByLineColumnAndField(t *testing.T) {
 	}
 }
 
-// The parser says where a list's next value begins, which is behind the end.
-func TestWhatHasNoEndBeginsNotBehindTheText(t *testing.T) {
+// The parser reports the position of the next value, which is after the end of the text.
+func TestUnterminatedValuesAreReportedInsideTheText(t *testing.T) {
 	_, err := ParseAll([]byte("command: [\n"), Options{Name: "f"})
 	if err == nil || !strings.HasSuffix(err.Error(), "f: line 1, column 11: did not find expected node content") {
 		t.Error(err)
 	}
 }
 
-func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
+func TestSyntaxErrorsPointAtTheMistake(t *testing.T) {
 	const head = "# one\nimage: x\ncpu: 2\n"
 	for text, want := range map[string]string{
 		head + "env:\n  A: 1\n B: 2":                     "line 6, column 2: did not find expected key, while parsing a block mapping that starts at line 2, column 1",
@@ -180,7 +180,7 @@ func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
 		_, inDefaults := ParseDefaults([]byte(text), Options{Name: "f"})
 		for field, err := range map[string]error{"spec": inRequest, "defaults": inDefaults} {
 			if field == "defaults" && strings.Count(text, "---") > 1 {
-				continue // which are one document
+				continue // these are valid in one document
 			}
 			if err == nil || !strings.HasPrefix(err.Error(), "invalid_argument: "+field+": f: "+want) {
 				t.Errorf("%.60q\nwant %q\ngot  %v", text, want, err)
@@ -189,7 +189,7 @@ func TestWhatIsNoYAMLIsRefusedWhereTheMistakeIs(t *testing.T) {
 	}
 }
 
-func TestWhatASpecMayNotSayIsRefusedWithItsPlace(t *testing.T) {
+func TestInvalidValuesAreRejectedWithTheirPosition(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: x\nuser: 1000\nnetwork: {mode: foo}": "spec.network.mode: f: line 3, column 17",
 		"image: x\nmounts:\n- /a:/b\n- /c:/b":        "spec.mounts[1].target: f: line 4, column 3: is the same target as mounts[0].target",
@@ -218,7 +218,7 @@ func TestWhatASpecMayNotSayIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestAnErrorInAParameterIsInNoLine(t *testing.T) {
+func TestAnErrorInAParameterHasNoPosition(t *testing.T) {
 	d, err := Parse([]byte("image: x\ncpu: 1\nenv: {A: 1}\nmounts: [/a:/b]"), Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestAnErrorInAParameterIsInNoLine(t *testing.T) {
 	}
 }
 
-func TestVariablesAreFilledInAsComposeDoes(t *testing.T) {
+func TestVariablesExpandAsInCompose(t *testing.T) {
 	env := map[string]string{"A": "a", "EMPTY": "", "TRICK": "x}\nimage: evil # ${A} $A"}
 	for text, want := range map[string]string{
 		"plain":                      "plain",
@@ -261,10 +261,10 @@ func TestVariablesAreFilledInAsComposeDoes(t *testing.T) {
 		"${NONE:-${A}}${NONE:-$A}":   "aa",
 		"${NONE:-${NONE:-${A}x}y}":   "axy",
 		"${NONE:-$${A}z}":            "${Az}",
-		"${A:-${NONE}}":              "a", // what is not used is not asked for
+		"${A:-${NONE}}":              "a", // an unused default is not expanded
 		"cost $5 $(ls) $ awk {$1} $": "cost $5 $(ls) $ awk {$1} $",
 		"${NONE:-{x}y}":              "{xy}",
-		"$TRICK":                     "x}\nimage: evil # ${A} $A", // a value is not looked at again
+		"$TRICK":                     "x}\nimage: evil # ${A} $A", // values are not expanded again
 	} {
 		if got, err := interpolate(text, env, 1000, 0); err != nil || got != want {
 			t.Errorf("%q: want %q, got %q, %v", text, want, got, err)
@@ -319,7 +319,7 @@ func TestVariablesChangeValuesNotTheDocument(t *testing.T) {
 	}
 }
 
-func TestSeveralDocumentsAreForParseAll(t *testing.T) {
+func TestOnlyParseAllAcceptsSeveralDocuments(t *testing.T) {
 	documents, err := ParseAll([]byte("---\nid: a\nimage: x\n---\n# nothing\n---\nid: b\nimage: x\ncpu: 9999\n"), Options{Name: "f"})
 	if err != nil || len(documents) != 2 || documents[0].ID != "a" || documents[1].ID != "b" {
 		t.Fatalf("got %+v, %v", documents, err)
@@ -344,7 +344,7 @@ func TestSeveralDocumentsAreForParseAll(t *testing.T) {
 	}
 }
 
-func TestADocumentIsNoLongerAmongOthersThanAlone(t *testing.T) {
+func TestTheDocumentLimitAppliesAmongOthersToo(t *testing.T) {
 	long := "---\nimage: x\n" + strings.Repeat("#", MaxBytes-14) + "\n"
 	for text, want := range map[string]string{
 		long:                     "",
@@ -360,7 +360,7 @@ func TestADocumentIsNoLongerAmongOthersThanAlone(t *testing.T) {
 	}
 }
 
-func TestBombsCostLittle(t *testing.T) {
+func TestYAMLBombsCostLittle(t *testing.T) {
 	aliases := "env:\n  A0: &a0 [x, x, x, x, x, x, x, x, x]\n"
 	for i := 1; i < 10; i++ {
 		n, m := string(rune('0'+i)), string(rune('0'+i-1))
@@ -398,7 +398,7 @@ func manyAliases(n int) string {
 	return b.String()
 }
 
-func TestAFlagThatIsGivenEmptyTakesAway(t *testing.T) {
+func TestAnEmptyFlagClearsTheField(t *testing.T) {
 	d, err := Parse([]byte("image: x\nread_only: true\ncpu: 2\nenv: {A: 1}\nnetwork: none"), Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -411,7 +411,7 @@ func TestAFlagThatIsGivenEmptyTakesAway(t *testing.T) {
 	}
 }
 
-func TestAHealthTestCanBeTurnedOff(t *testing.T) {
+func TestAHealthCheckCanBeDisabled(t *testing.T) {
 	for _, test := range []string{"NONE", "[NONE]"} {
 		d, err := Parse([]byte("image: x\nrequired_services: {db: {image: y, healthcheck: {test: "+test+"}}}"), Options{})
 		if err != nil || d.Validate() != nil || !d.Spec.RequiredServices["db"].Healthcheck.Off() {

@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestDefaultsOfAWorkerAreReadStrictly(t *testing.T) {
+func TestWorkerDefaultsAreParsedStrictly(t *testing.T) {
 	s, err := ParseWorkerDefaults([]byte("runtime: runsc\nenv: {HTTP_PROXY: '${PROXY}'}\nmounts: ['/srv/cache:/cache:rw']\nnetwork: none\nmemory: 1GiB\n"),
 		Options{Env: map[string]string{"PROXY": "http://p:1"}})
 	want := &protocol.SandboxSpec{Runtime: "runsc", Env: map[string]string{"HTTP_PROXY": "http://p:1"}, Memory: 1 << 30,
@@ -49,7 +49,7 @@ func TestDefaultsOfAWorkerAreReadStrictly(t *testing.T) {
 	}
 }
 
-// onlyWorkers leaves of a spec what a worker may have a default for.
+// onlyWorkers returns only the fields of a spec that allow a worker default.
 func onlyWorkers(s protocol.SandboxSpec) protocol.SandboxSpec {
 	v := reflect.ValueOf(&s).Elem()
 	for i := range v.NumField() {
@@ -72,7 +72,7 @@ func TestAWorkersDefaultsAreTheLowestLayer(t *testing.T) {
 			t.Fatalf("differs in %v from one merge of all layers\ngot  %+v\nwant %+v", d, got, want)
 		}
 		if !reflect.DeepEqual(clone(reflect.ValueOf(accepted)).Interface(), before) {
-			t.Fatal("what was accepted is changed")
+			t.Fatal("the accepted spec was changed")
 		}
 		if !Equal(OnWorker(accepted, builtIn, nil), accepted) {
 			t.Fatal("no defaults change something")
@@ -80,7 +80,7 @@ func TestAWorkersDefaultsAreTheLowestLayer(t *testing.T) {
 	})
 }
 
-func TestAWorkerAddsNothingThatItsOperatorMayNot(t *testing.T) {
+func TestAWorkerAddsOnlyFieldsThatAllowADefault(t *testing.T) {
 	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
 	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Image: "evil", Labels: map[string]string{"a": "b"}, OnHostLoss: "fail", Command: []string{"x"}, TTL: 1})
 	if d := Difference(got, accepted); d != nil {
@@ -88,7 +88,7 @@ func TestAWorkerAddsNothingThatItsOperatorMayNot(t *testing.T) {
 	}
 }
 
-func TestAToolOfBothIsThereOnce(t *testing.T) {
+func TestAToolInBothLayersAppearsOnce(t *testing.T) {
 	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i", Tools: []string{"uv", "git"}})
 	got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{Tools: []string{"git", "npm"}})
 	if !slices.Equal(got.Tools, []string{"git", "npm", "uv"}) {
@@ -96,8 +96,8 @@ func TestAToolOfBothIsThereOnce(t *testing.T) {
 	}
 }
 
-// What was accepted stays, also where another version has other built-in values.
-func TestABuiltInValueIsThatOfWhoAccepted(t *testing.T) {
+// The accepted spec stays, even if another version has other built-in defaults.
+func TestBuiltInValuesAreThoseOfTheAcceptingVersion(t *testing.T) {
 	accepted, builtIn := Resolve(protocol.SandboxSpec{Image: "i"})
 	accepted.PIDs = 7777
 	if got := OnWorker(accepted, builtIn, &protocol.SandboxSpec{CPU: 2}); got.PIDs != 7777 || got.CPU != 2 {
@@ -105,12 +105,12 @@ func TestABuiltInValueIsThatOfWhoAccepted(t *testing.T) {
 	}
 }
 
-func TestALayerIsFoundInWhatBecameOfIt(t *testing.T) {
+func TestSaysFindsALayerInAResolvedSpec(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		below, own := anySpec(t, "below"), anySpec(t, "own")
 		whole, _ := Resolve(Merge(below, own))
 		if !Says(whole, own) {
-			t.Fatalf("%+v is not found in %+v", own, whole)
+			t.Fatalf("Says does not find %+v in %+v", own, whole)
 		}
 	})
 	whole, _ := Resolve(protocol.SandboxSpec{Image: "i", Env: map[string]string{"A": "1"}, Ports: []protocol.Port{{Container: 1}}, Tools: []string{"git"}, CPU: 2})
@@ -119,7 +119,7 @@ func TestALayerIsFoundInWhatBecameOfIt(t *testing.T) {
 		"longer": {Ports: []protocol.Port{{Container: 1}, {Container: 1}}}, "tool": {Tools: []string{"uv"}}, "empty": {Command: []string{"x"}},
 	} {
 		if Says(whole, other) {
-			t.Errorf("%s: another spec is taken for this one", name)
+			t.Errorf("%s: Says mistakes another spec for this one", name)
 		}
 	}
 }
