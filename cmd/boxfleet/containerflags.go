@@ -20,14 +20,16 @@ type containerFlags struct {
 }
 
 func (f *containerFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.disk, "disk", "", "how much the sandbox may write to its own file system, such as 10GiB (default: no limit)")
+	flags.StringVar(&f.disk, "disk", "",
+		"how much the sandbox may write to its own file system, such as 10GiB (default: no limit)")
 	flags.StringVar(&f.shmSize, "shm-size", "", "size of /dev/shm, such as 1GiB (default: the engine's)")
 	flags.StringArrayVar(&f.tmpfs, "tmpfs", nil, "in-memory file system at `TARGET[:SIZE]`; may be repeated")
 	flags.BoolVar(&f.readOnly, "read-only", false, "make the root file system read-only")
 	flags.StringVar(&f.gpus, "gpus", "", "number of GPUs, or all")
 	flags.StringVar(&f.hostname, "hostname", "", "host name in the sandbox (default: the sandbox's id)")
 	flags.StringVar(&f.profile, "profile", "", "capabilities of commands run as root: hardened (default) or standard")
-	flags.StringVar(&f.ttl, "ttl", "", "delete the sandbox this `duration` after its creation, in any state (default: never)")
+	flags.StringVar(&f.ttl, "ttl", "",
+		"delete the sandbox this `duration` after its creation, in any state (default: never)")
 	flags.StringVar(&f.queueTimeout, "queue-timeout", "",
 		"fail if no host has taken the sandbox after this `duration` (default 24h)")
 	flags.StringVar(&f.createTimeout, "create-timeout", "",

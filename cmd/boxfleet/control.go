@@ -16,8 +16,8 @@ import (
 // controlsAtOnce is how many sandboxes a command stops, resumes or deletes at a time.
 const controlsAtOnce = 8
 
-// controlAll stops, resumes or deletes sandboxes in parallel and prints their ids in the given order. A failure does not
-// stop the others. It prints every error except the last, which it returns.
+// controlAll stops, resumes or deletes sandboxes in parallel and prints their ids in the given order. A failure does
+// not stop the others. It prints every error except the last, which it returns.
 func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
 	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)

@@ -101,7 +101,8 @@ func (d *demo) find(ctx context.Context) error {
 			break
 		}
 		if d.source == filepath.Dir(d.source) {
-			return protocol.Errorf(protocol.FailedPrecondition, "", "the demo builds Boxfleet's source, but %s is not in its source tree",
+			return protocol.Errorf(protocol.FailedPrecondition, "",
+				"the demo builds Boxfleet's source, but %s is not in its source tree",
 				dir)
 		}
 	}

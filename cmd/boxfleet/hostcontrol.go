@@ -58,8 +58,9 @@ func (p *program) hostDrain() *cobra.Command {
 	var deadline time.Duration
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "drain NAME", Short: "Stop placing work on a host and empty it", Args: oneHost, ValidArgsFunction: p.completeHost,
-		Annotations: map[string]string{ownDeadline: "true"},
+		Use: "drain NAME", Short: "Stop placing work on a host and empty it", Args: oneHost,
+		ValidArgsFunction: p.completeHost,
+		Annotations:       map[string]string{ownDeadline: "true"},
 		Long: `Stop placing work on a host and empty it. A sandbox with on_host_loss replace is created again on another
 host, once it has no active execs and a host can take it. The drain waits for all other sandboxes. After
 --deadline, whatever still runs is ended with reason drained: a sandbox with on_host_loss replace is created again
@@ -75,7 +76,8 @@ ends the drain.`,
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&deadline, "deadline", 0, "end whatever still runs after this time (default: wait for it to end)")
+	cmd.Flags().DurationVar(&deadline, "deadline", 0,
+		"end whatever still runs after this time (default: wait for it to end)")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing runs on the host")
 	return cmd
 }
@@ -87,7 +89,8 @@ func (p *program) drain(ctx context.Context, c *sdk.Client, name string, deadlin
 	if !wait {
 		return p.showHostResult(name, "draining")
 	}
-	p.unfinished.set("drain", "the drain of %s continues: `boxfleet host list` shows its progress, `boxfleet host uncordon %s` ends it", name, name)
+	p.unfinished.set("drain",
+		"the drain of %s continues: `boxfleet host list` shows its progress, `boxfleet host uncordon %s` ends it", name, name)
 	tell, done := p.progressing("draining " + name)
 	defer done()
 	err := c.Hosts().WaitDrained(ctx, name, func(h *protocol.Host) {

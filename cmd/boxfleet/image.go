@@ -34,7 +34,8 @@ func (p *program) imageImport() *cobra.Command {
 		Long: `Import an image to the hosts without a registry. FILE is the output of docker save, a tar of an OCI image
 layout, or a tar of a root filesystem, uncompressed or compressed with gzip, bzip2 or zstd. The hosts keep the
 image, and hosts that join later also get it, until it is removed.`,
-		Example: "  docker save tools:1 | boxfleet image import - --ref tools:1\n  boxfleet image import rootfs.tar.gz --ref debian:mine --change 'ENV LANG=C.UTF-8'",
+		Example: "  docker save tools:1 | boxfleet image import - --ref tools:1\n  boxfleet image import rootfs.tar.gz " +
+			"--ref debian:mine --change 'ENV LANG=C.UTF-8'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage("FILE is missing, use - for stdin; see %s --help", cmd.CommandPath())
@@ -144,7 +145,8 @@ func (p *program) imageList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the images that the workers manage, by host", Args: takes(),
 		Example: "  boxfleet image list",
-		Long:    "List the images that the workers manage, by host: the ones they pulled and the imported ones.\nBoxfleet neither lists nor changes other images on a host.",
+		Long: "List the images that the workers manage, by host: the ones they pulled and the imported " +
+			"ones.\nBoxfleet neither lists nor changes other images on a host.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if quiet {

@@ -119,8 +119,8 @@ func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, 
 	}()
 }
 
-// end shuts the fleet down: it stops taking work, finishes current work within endWithin, and closes the connections and
-// NATS.
+// end shuts the fleet down: it stops taking work, finishes current work within endWithin, and closes the connections
+// and NATS.
 func (f *local) end() error {
 	f.stopWorking()
 	defer f.close()

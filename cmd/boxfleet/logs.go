@@ -22,7 +22,8 @@ func (p *program) logsCommand(line string) *cobra.Command {
 		Long: `Print the output of a sandbox's primary command, or of a service with --service, across all restarts:
 stdout to stdout, stderr to stderr. With -o json, each chunk is a line with the stream, the offset, the time and
 the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
-		Example: "  " + line + " web --tail 100 --follow\n  " + line + " web --since 10m\n  " + line + " web --service db --since 2026-01-31T08:00:00Z",
+		Example: "  " + line + " web --tail 100 --follow\n  " + line + " web --since 10m\n  " + line + " web --service " +
+			"db --since 2026-01-31T08:00:00Z",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkTail(cmd, tail); err != nil {
 				return err
@@ -57,7 +58,8 @@ the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
 }
 
 func addTail(cmd *cobra.Command, tail *int) {
-	cmd.Flags().IntVar(tail, "tail", -1, "only the last so many `lines` of the existing output, stdout and stderr together (default: all)")
+	cmd.Flags().IntVar(tail, "tail", -1,
+		"only the last so many `lines` of the existing output, stdout and stderr together (default: all)")
 	cmd.Flags().Lookup("tail").DefValue = "0" // pflag does not show a zero default
 }
 

@@ -20,7 +20,8 @@ func (f *networkFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.network, "network", "",
 		"what the sandbox may connect to: internet (default), none, or `RANGE,...` such as 10.1.0.0/16")
 	flags.StringArrayVar(&f.ports, "port", nil,
-		"publish port `[HOST:]CONTAINER[/PROTOCOL]` on the loopback interface of the host, as tcp, udp or sctp; without HOST, on a free port; may be repeated")
+		"publish port `[HOST:]CONTAINER[/PROTOCOL]` on the loopback interface of the host, as tcp, udp or sctp; without "+
+			"HOST, on a free port; may be repeated")
 }
 
 // apply sets the given flags.
@@ -42,8 +43,8 @@ func (f *networkFlags) apply(s *protocol.SandboxSpec) error {
 	return nil
 }
 
-// networkRows returns the rows about the network of a sandbox. It shows the published ports, or the requested ones until
-// they are published.
+// networkRows returns the rows about the network of a sandbox. It shows the published ports, or the requested ones
+// until they are published.
 func networkRows(s *protocol.Sandbox) (rows [][]any) {
 	if n := s.Spec.Network; n != nil && n.Mode == protocol.NetworkAllow {
 		rows = append(rows, []any{"network", strings.Join(n.Allow, ", ")})

@@ -14,8 +14,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notOurs returns the error for a user who may not use the `boxfleet up` on this machine. owner is the uid that runs it,
-// or -1 if unknown.
+// notOurs returns the error for a user who may not use the `boxfleet up` on this machine. owner is the uid that runs
+// it, or -1 if unknown.
 func notOurs(owner int) error {
 	const do = "run this as that user, start your own fleet with `boxfleet up`, or name a NATS server with --nats"
 	switch {
@@ -24,7 +24,8 @@ func notOurs(owner int) error {
 			"the `boxfleet up` of this machine belongs to another user, or to another data directory: %s", do)
 	case owner == os.Getuid():
 		return protocol.Errorf(protocol.PermissionDenied, "",
-			"the `boxfleet up` of this machine has another data directory: name it with --data-dir, start your own fleet with `boxfleet up`, or name a NATS server with --nats")
+			"the `boxfleet up` of this machine has another data directory: name it with --data-dir, start your own fleet "+
+				"with `boxfleet up`, or name a NATS server with --nats")
 	}
 	name := fmt.Sprintf("uid %d", owner)
 	if u, err := user.LookupId(strconv.Itoa(owner)); err == nil {
@@ -71,8 +72,8 @@ func listenerOf(where string) int {
 	return -1
 }
 
-// listenerIn searches a socket table for a listening port. The columns are number, local address, remote address, state,
-// queues, timer, retransmits, uid.
+// listenerIn searches a socket table for a listening port. The columns are number, local address, remote address,
+// state, queues, timer, retransmits, uid.
 func listenerIn(table string, port int) int {
 	const listens = "0A"
 	f, err := os.Open(table)

@@ -124,7 +124,8 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 				fmt.Fprint(p.stderr, "\r\x1b[K")
 				return
 			case <-tick.C:
-				line := fmt.Sprintf("%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], plainLine(text.Load().(string)),
+				spinner := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10]
+				line := fmt.Sprintf("%c %s (%.0fs)", spinner, plainLine(text.Load().(string)),
 					time.Since(started).Seconds())
 				fmt.Fprintf(p.stderr, "\r\x1b[K%s", cut(line, p.width()-1))
 			}

@@ -39,7 +39,8 @@ func (p *program) coordinatorCommand() *cobra.Command {
 func (p *program) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "worker --nats URL", Short: "Run the worker of a Docker host", Args: takes(),
-		Long:    "Run the worker of a Docker host. Sandboxes and execs keep running when it ends; the next worker adopts them.",
+		Long: "Run the worker of a Docker host. Sandboxes and execs keep running when it ends; the next worker " +
+			"adopts them.",
 		Example: "  boxfleet worker --nats nats://n1:4222 --mounts-allow /srv/cache --labels zone=a",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := p.worker()
@@ -61,8 +62,8 @@ func (p *program) workerCommand() *cobra.Command {
 	return cmd
 }
 
-// role runs one role against the configured NATS. It waits for NATS if that is unreachable, and re-reads the credentials
-// for every connection attempt.
+// role runs one role against the configured NATS. It waits for NATS if that is unreachable, and re-reads the
+// credentials for every connection attempt.
 func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := p.connectionOf(cmd, name)
@@ -98,7 +99,8 @@ func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Con
 	}()
 	err = run(ctx, conn, roleSays)
 	if err == nil && cmd.Context().Err() == nil {
-		return protocol.Errorf(protocol.Unavailable, "", "the connection to NATS is closed and will not be retried; restart this %s",
+		return protocol.Errorf(protocol.Unavailable, "",
+			"the connection to NATS is closed and will not be retried; restart this %s",
 			name)
 	}
 	return err

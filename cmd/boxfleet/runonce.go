@@ -115,7 +115,8 @@ func (p *program) askToDelete(ctx context.Context, box *sdk.Sandbox) error {
 	defer cancel()
 	err := untilFound(ctx, func() error { return box.Delete(ctx, sdk.WithWait(false)) })
 	if err == nil {
-		p.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(), box.ID())
+		p.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(),
+			box.ID())
 	}
 	return err
 }

@@ -33,7 +33,8 @@ type specFlags struct {
 func (f *specFlags) add(cmd *cobra.Command) {
 	flags := pflag.NewFlagSet("spec", pflag.ContinueOnError)
 	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags override it")
-	flags.StringVar(&f.name, "name", "", "name of the sandbox, unique among live sandboxes (default: the file's, else none)")
+	flags.StringVar(&f.name, "name", "",
+		"name of the sandbox, unique among live sandboxes (default: the file's, else none)")
 	flags.StringVar(&f.image, "image", "", "image of the sandbox")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable `K=V`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label `K=V`; may be repeated")
@@ -46,15 +47,19 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	f.network.add(flags)
 	f.services.add(flags)
 	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop the sandbox after this `duration` without an exec (default: never)")
-	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "what to do when the host is lost: wait, fail or replace (default wait)")
+	flags.StringVar(&f.onHostLoss, "on-host-loss", "",
+		"what to do when the host is lost: wait, fail or replace (default wait)")
 	flags.StringArrayVar(&f.placement, "placement", nil,
-		"only on hosts whose labels match `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all must match")
+		"only on hosts whose labels match `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all "+
+			"must match")
 	flags.StringArrayVar(&f.mounts, "mount", nil,
 		"mount `HOST:TARGET[:ro|rw]` from the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil,
-		"copy a local directory or file into the sandbox, or into a service's container, as `PATH:[SERVICE:]TARGET`; a TARGET with a trailing slash is the directory for a file; may be repeated")
+		"copy a local directory or file into the sandbox, or into a service's container, as `PATH:[SERVICE:]TARGET`; a "+
+			"TARGET with a trailing slash is the directory for a file; may be repeated")
 	flags.StringSliceVar(&f.tools, "tool", nil,
-		"provide a built-in `tool` from the host that runs the sandbox: claude, codex, opencode, git, uv, npm, apt; may be repeated")
+		"provide a built-in `tool` from the host that runs the sandbox: claude, codex, opencode, git, uv, npm, apt; may "+
+			"be repeated")
 	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil,
 		"`pattern` of files that --copy excludes, as in .gitignore; may be repeated")
 	flags.StringVar(&f.copyOwner, "copy-owner", "",

@@ -39,7 +39,8 @@ func (p *program) specValidate() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "validate -f FILE", Short: "Check a file of one or more specs without a fleet", Args: takes(),
-		Long:    "Check a file of one or more specs without a fleet. The check covers everything that does not depend on a host\nor on the tenant's defaults. Variables come from the environment.",
+		Long: "Check a file of one or more specs without a fleet. The check covers everything that does not depend " +
+			"on a host\nor on the tenant's defaults. Variables come from the environment.",
 		Example: "  boxfleet spec validate -f spec.yaml",
 		RunE: func(*cobra.Command, []string) error {
 			documents, err := readSpecs(file, p.stdin)

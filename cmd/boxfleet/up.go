@@ -80,7 +80,8 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
 	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 &&
 		len(p.config.Worker.Tools) == 0 {
-		fmt.Fprintf(p.plain(p.stderr), "tools found on this machine; offer them, or some of them, to sandboxes with --tools %s\n",
+		fmt.Fprintf(p.plain(p.stderr),
+			"tools found on this machine; offer them, or some of them, to sandboxes with --tools %s\n",
 			strings.Join(found, ","))
 	}
 	select {
