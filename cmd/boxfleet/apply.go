@@ -72,7 +72,8 @@ func checkApplied(documents []*spec.Document) error {
 		field, ref := "name", d.Name
 		switch {
 		case d.ID != "" && d.Name != "":
-			return protocol.Invalid("id", "document %d also has a name, by which apply finds its sandbox; remove the id, which can be used only once", i+1)
+			return protocol.Invalid("id",
+				"document %d also has a name, by which apply finds its sandbox; remove the id, which can be used only once", i+1)
 		case d.ID != "":
 			field, ref = "id", d.ID
 		case ref == "":
@@ -113,7 +114,8 @@ func (p *program) apply(ctx context.Context, c *sdk.Client, documents []*spec.Do
 	if len(refusals) > 0 {
 		return protocol.Errorf(protocol.AlreadyExists, "", "nothing was changed: %s", strings.Join(refusals, "; "))
 	}
-	p.unfinished.set("apply", "the request continues: `boxfleet sandbox list` shows its progress; apply the file again to wait for it")
+	p.unfinished.set("apply",
+		"the request continues: `boxfleet sandbox list` shows its progress; apply the file again to wait for it")
 	if err = p.carryOut(ctx, c, documents, results, wait, tell); err == nil {
 		p.unfinished.done("apply")
 	}
@@ -172,7 +174,8 @@ func (p *program) carryOut(ctx context.Context, c *sdk.Client, documents []*spec
 		}
 		group.Go(func() error {
 			if wait {
-				defer p.explainWait(ctx, c, called(d), func(why string) { tell("applying, " + called(d) + " is waiting: " + why) })()
+				defer p.explainWait(ctx, c, called(d),
+					func(why string) { tell("applying, " + called(d) + " is waiting: " + why) })()
 			}
 			failures[i] = do(ctx, c, d, &results[i], wait)
 			return nil

@@ -11,12 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// completeWithin bounds how long a shell waits for names of the fleet.
+// completeWithin is how long shell completion waits for the fleet.
 const completeWithin = 2 * time.Second
 
 type completion = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective)
 
-// completed are names that the fleet is asked for. A fleet that does not answer has none.
+// completed asks the fleet for names. It returns none if the fleet does not answer.
 func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c *sdk.Client) ([]string,
 	error)) ([]string, cobra.ShellCompDirective) {
 	if p.configure(cmd) != nil {
@@ -29,7 +29,7 @@ func (p *program) completed(cmd *cobra.Command, ask func(ctx context.Context, c 
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	defer c.Close()
-	names, _ := ask(ctx, c) // what came before an error is offered
+	names, _ := ask(ctx, c) // offer the names read before an error
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
@@ -41,7 +41,7 @@ func (p *program) completeSandbox(cmd *cobra.Command, args []string, _ string) (
 	return p.completed(cmd, sandboxIDs)
 }
 
-// completeSandboxes completes each argument: ids of sandboxes that are not there yet.
+// completeSandboxes completes each argument with sandboxes that are not on the command line yet.
 func (p *program) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ids, directive := p.completed(cmd, sandboxIDs)
 	return slices.DeleteFunc(ids, func(id string) bool { return slices.Contains(args, id) }), directive
@@ -60,8 +60,7 @@ func sandboxIDs(ctx context.Context, c *sdk.Client) (ids []string, err error) {
 	return ids, nil
 }
 
-// completeExec completes the id of a sandbox, and then that of an exec of it, which may have to be in one of
-// these states.
+// completeExec completes the id of a sandbox and then of one of its execs, limited to these states if there are any.
 func (p *program) completeExec(states ...protocol.ExecState) completion {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 		if len(args) != 1 {
@@ -110,7 +109,7 @@ func (p *program) completeImported(cmd *cobra.Command, args []string, _ string) 
 	})
 }
 
-// imageRefs are the names of all images that the hosts have, each once.
+// imageRefs returns the names of all images on the hosts, without duplicates.
 func imageRefs(ctx context.Context, c *sdk.Client) (refs []string, err error) {
 	imported, err := sdk.ReadAll(c.Images().List(ctx))
 	if err != nil {
@@ -128,7 +127,7 @@ func imageRefs(ctx context.Context, c *sdk.Client) (refs []string, err error) {
 	return distinct(refs), err
 }
 
-// completeFlag completes the values of a flag with names that the fleet is asked for.
+// completeFlag completes the values of a flag with names from the fleet.
 func (p *program) completeFlag(cmd *cobra.Command, flag string,
 	ask func(ctx context.Context, c *sdk.Client) ([]string, error)) {
 	mustComplete(cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string,
@@ -137,19 +136,19 @@ func (p *program) completeFlag(cmd *cobra.Command, flag string,
 	}))
 }
 
-// completeValues completes the values of a flag that takes one of a few.
+// completeValues completes a flag with fixed values.
 func completeValues(cmd *cobra.Command, flag string, values ...string) {
 	mustComplete(cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)))
 }
 
-// mustComplete takes the error of a flag that is not there, or is completed already.
+// mustComplete panics if a completion was registered twice or for an unknown flag.
 func mustComplete(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// addQuiet adds --quiet to a command that lists something.
+// addQuiet adds --quiet to a list command.
 func addQuiet(cmd *cobra.Command, quiet *bool) {
-	cmd.Flags().BoolVarP(quiet, "quiet", "q", false, "print only the names, one a line")
+	cmd.Flags().BoolVarP(quiet, "quiet", "q", false, "print only the names, one per line")
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// containerFlags are the flags that say what the container of a sandbox is like.
+// containerFlags are the flags for the container of a sandbox.
 type containerFlags struct {
 	disk, shmSize, gpus, hostname, profile, runtime, pull string
 	ttl, queueTimeout, createTimeout, grace               string
@@ -20,27 +20,29 @@ type containerFlags struct {
 }
 
 func (f *containerFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.disk, "disk", "", "size of what the sandbox may write in its own file system, such as 10GiB (default: no limit)")
+	flags.StringVar(&f.disk, "disk", "",
+		"how much the sandbox may write to its own file system, such as 10GiB (default: no limit)")
 	flags.StringVar(&f.shmSize, "shm-size", "", "size of /dev/shm, such as 1GiB (default: the engine's)")
-	flags.StringArrayVar(&f.tmpfs, "tmpfs", nil, "file system in memory at `TARGET[:SIZE]`; may be repeated")
-	flags.BoolVar(&f.readOnly, "read-only", false, "the root file system cannot be written")
-	flags.StringVar(&f.gpus, "gpus", "", "how many GPUs, or all")
-	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the sandbox's id)")
+	flags.StringArrayVar(&f.tmpfs, "tmpfs", nil, "in-memory file system at `TARGET[:SIZE]`; may be repeated")
+	flags.BoolVar(&f.readOnly, "read-only", false, "make the root file system read-only")
+	flags.StringVar(&f.gpus, "gpus", "", "number of GPUs, or all")
+	flags.StringVar(&f.hostname, "hostname", "", "host name in the sandbox (default: the sandbox's id)")
 	flags.StringVar(&f.profile, "profile", "", "capabilities of commands run as root: hardened (default) or standard")
-	flags.StringVar(&f.ttl, "ttl", "", "delete it a `duration` after the create, whatever its state (default: never)")
+	flags.StringVar(&f.ttl, "ttl", "",
+		"delete the sandbox this `duration` after its creation, in any state (default: never)")
 	flags.StringVar(&f.queueTimeout, "queue-timeout", "",
-		"fail when no host has taken it after this `duration` (default 24h)")
+		"fail if no host has taken the sandbox after this `duration` (default 24h)")
 	flags.StringVar(&f.createTimeout, "create-timeout", "",
-		"fail when it is not ready this `duration` after a host took it (default 5m)")
-	flags.StringVar(&f.grace, "stop-grace", "", "`duration` from TERM to KILL when it stops (default 5s)")
+		"fail if the sandbox is not ready this `duration` after a host took it (default 5m)")
+	flags.StringVar(&f.grace, "stop-grace", "", "`duration` between TERM and KILL when the sandbox stops (default 5s)")
 	flags.StringArrayVar(&f.onDelete, "on-delete", nil,
-		"`argument` of a command to run before a running sandbox is deleted; repeated for each argument")
-	flags.DurationVar(&f.onDeleteTimeout, "on-delete-timeout", 0, "end that command after so long (default 1m)")
-	flags.StringVar(&f.pull, "pull", "", "when the image is pulled: missing, always or never (default missing)")
+		"`argument` of a command to run before a running sandbox is deleted; repeat it for each argument")
+	flags.DurationVar(&f.onDeleteTimeout, "on-delete-timeout", 0, "time limit of the --on-delete command (default 1m)")
+	flags.StringVar(&f.pull, "pull", "", "when to pull the image: missing, always or never (default missing)")
 	flags.StringVar(&f.runtime, "runtime", "", "OCI runtime, such as runsc (default: the engine's)")
 }
 
-// apply sets what was given. onDelete is what the file has as the command of --on-delete-timeout.
+// apply sets the given flags. onDelete is the file's on_delete command, to which --on-delete-timeout then applies.
 func (f *containerFlags) apply(s *protocol.SandboxSpec, onDelete *protocol.Hook) error {
 	for _, text := range []struct {
 		field *string
@@ -94,7 +96,7 @@ func (f *containerFlags) apply(s *protocol.SandboxSpec, onDelete *protocol.Hook)
 	return nil
 }
 
-// size reads a size, where one was given.
+// size parses a size if one was given.
 func size(flag string, field *protocol.Bytes, value string) error {
 	if value == "" {
 		return nil
@@ -107,7 +109,7 @@ func size(flag string, field *protocol.Bytes, value string) error {
 	return nil
 }
 
-// containerRows describes the container of a sandbox, as far as it was asked for.
+// containerRows returns the rows about the container of a sandbox that differ from the defaults.
 func containerRows(s *protocol.SandboxSpec) (rows [][]any) {
 	add := func(name string, value any, set bool) {
 		if set {
@@ -126,7 +128,7 @@ func containerRows(s *protocol.SandboxSpec) (rows [][]any) {
 	}
 	add("read-only", "the root file system", s.ReadOnly)
 	for _, m := range s.Tmpfs {
-		size := "half of the memory"
+		size := "half the memory"
 		if m.Size != 0 {
 			size = m.Size.String()
 		}

@@ -16,9 +16,8 @@ import (
 // controlsAtOnce is how many sandboxes a command stops, resumes or deletes at a time.
 const controlsAtOnce = 8
 
-// controlAll stops, resumes or deletes sandboxes beside each other, and prints the id of each, in the order
-// in which they were named. One that fails holds up no other. Each has its error, the last of them as the
-// command's own.
+// controlAll stops, resumes or deletes sandboxes in parallel and prints their ids in the given order. A failure does
+// not stop the others. It prints every error except the last, which it returns.
 func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, ids []string, wait bool,
 	do func(*sdk.Sandbox, context.Context, ...sdk.ChangeOption) error) error {
 	ids = distinct(ids)
@@ -29,7 +28,7 @@ func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, id
 	group.SetLimit(controlsAtOnce)
 	for i, id := range ids {
 		boxes[i] = c.Sandbox(id)
-		p.unfinished.set("sandbox "+id, "the %s of %s goes on if it was accepted: `boxfleet sandbox get %s` shows it", verb,
+		p.unfinished.set("sandbox "+id, "the %s of %s continues if it was accepted: `boxfleet sandbox get %s` shows it", verb,
 			id, id)
 		group.Go(func() error {
 			if failures[i] = do(boxes[i], ctx, sdk.WithWait(wait)); failures[i] == nil {
@@ -38,7 +37,7 @@ func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, id
 			return nil
 		})
 	}
-	_ = group.Wait() // the failures have them
+	_ = group.Wait() // errors are in failures
 	done()
 	var last error
 	for i, id := range ids {
@@ -61,7 +60,7 @@ func (p *program) controlAll(ctx context.Context, c *sdk.Client, verb string, id
 	return last
 }
 
-// distinct are texts without those that were there before.
+// distinct returns texts without duplicates, in the same order.
 func distinct(texts []string) []string {
 	each := []string{}
 	for _, text := range texts {

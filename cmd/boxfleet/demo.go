@@ -24,10 +24,10 @@ const (
 
 func (p *program) demoCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "demo", Short: "Run a real build in a sandbox, and show what happened", Args: takes(),
-		Long: `Start a fleet in a temporary directory, copy Boxfleet's own source into a sandbox, mount the
-machine's Go toolchain and module cache read-only, build and test the package protocol there, print
-the sandbox's history, and remove everything. It ends with the build's exit code.`,
+		Use: "demo", Short: "Run a real build in a sandbox and show what happened", Args: takes(),
+		Long: `Start a fleet in a temporary directory, copy Boxfleet's own source into a sandbox, mount this machine's Go
+toolchain and module cache read-only, build and test package protocol there, print the sandbox's history, and remove
+everything. boxfleet exits with the exit code of the build.`,
 		Example: "  boxfleet demo",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return p.demo(cmd.Context()) },
 	}
@@ -80,7 +80,7 @@ func (p *program) demo(ctx context.Context) (err error) {
 	return err
 }
 
-// step does one part, and notes how long it took.
+// step runs one part of the demo and records how long it took.
 func (d *demo) step(what string, do func() error) error {
 	started := time.Now()
 	err := do()
@@ -88,8 +88,8 @@ func (d *demo) step(what string, do func() error) error {
 	return err
 }
 
-// find finds the source, the toolchain and the module cache, and fills the cache with what the
-// build needs, since the sandbox has no network for that.
+// find locates the source, the toolchain and the module cache. It downloads the build's modules to the cache, because
+// the build in the sandbox runs offline.
 func (d *demo) find(ctx context.Context) error {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -101,7 +101,8 @@ func (d *demo) find(ctx context.Context) error {
 			break
 		}
 		if d.source == filepath.Dir(d.source) {
-			return protocol.Errorf(protocol.FailedPrecondition, "", "%s is not in Boxfleet's source tree, which the demo builds",
+			return protocol.Errorf(protocol.FailedPrecondition, "",
+				"the demo builds Boxfleet's source, but %s is not in its source tree",
 				dir)
 		}
 	}
@@ -111,7 +112,7 @@ func (d *demo) find(ctx context.Context) error {
 	}
 	lines := strings.Fields(out)
 	if len(lines) != 2 {
-		return protocol.Errorf(protocol.Internal, "", "go env says %q", out)
+		return protocol.Errorf(protocol.Internal, "", "unexpected output of go env: %q", out)
 	}
 	d.goroot, d.modules = lines[0], lines[1]
 	_, err = d.goCommand(ctx, "list", "-deps", "-test", "./protocol")
@@ -131,7 +132,7 @@ func (d *demo) goCommand(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// build runs the build in a sandbox, which it deletes whatever happens.
+// build runs the build in a sandbox and always deletes the sandbox.
 func (d *demo) build(ctx context.Context, c *sdk.Client) (err error) {
 	var source protocol.Copy
 	if err := d.step("upload the source", func() (err error) {

@@ -48,7 +48,8 @@ func (f *execFlags) spec(stdin io.Reader, command []string) (*protocol.ExecSpec,
 			return nil, fmt.Errorf("read stdin: %w", err)
 		}
 		if len(spec.Stdin) > protocol.MaxStdin {
-			return nil, usage("--stdin: there is more than %s, the most that a command gets; `boxfleet run` and `boxfleet sandbox create` bring files with --copy", protocol.Bytes(protocol.MaxStdin))
+			return nil, usage("--stdin: there is more than %s, the most that a command gets; `boxfleet run` and `boxfleet "+
+				"sandbox create` bring files with --copy", protocol.Bytes(protocol.MaxStdin))
 		}
 	}
 	return spec, nil
@@ -113,7 +114,8 @@ machine goes down.`,
 		},
 	}
 	flags.add(cmd)
-	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable `K=V`, overrides the sandbox's; may be repeated")
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil,
+		"environment variable `K=V`, overrides the sandbox's; may be repeated")
 	cmd.Flags().StringVar(&cwd, "cwd", "", "working directory (default: the sandbox's)")
 	cmd.Flags().StringVar(&user, "user", "", "user, uid, or either with :group (default: the sandbox's)")
 	cmd.Flags().StringVar(&service, "service", "",
@@ -258,8 +260,9 @@ func because(err error, code protocol.Code, message string) error {
 
 // execGoesOn records that the requested exec continues when the client ends.
 func (p *program) execGoesOn(box *sdk.Sandbox, id string) {
-	p.unfinished.set("exec", "exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
-		"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
+	p.unfinished.set("exec",
+		"exec %s of sandbox %s continues if it was accepted: `boxfleet execs logs %s %s --follow` attaches to it, "+
+			"`boxfleet execs cancel %s %s` ends it", id, box.ID(), box.ID(), id, box.ID(), id)
 }
 
 // cancelAndAwait cancels an exec whose client was interrupted. It returns when running ends or the time limit for the

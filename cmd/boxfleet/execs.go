@@ -18,7 +18,8 @@ import (
 var execsVerbs = []string{"list", "ls", "ps", "get", "cancel", "kill", "logs"}
 
 func (p *program) execsCommand() *cobra.Command {
-	return group("execs", "List, show and cancel the execs of a sandbox, and print their output", p.execsList(), p.execsGet(), p.execsCancel(),
+	return group("execs", "List, show and cancel the execs of a sandbox, and print their output", p.execsList(),
+		p.execsGet(), p.execsCancel(),
 		p.execsLogs())
 }
 
@@ -126,8 +127,9 @@ func printExec(w io.Writer, x *protocol.Exec) {
 		rows = append(rows, []any{"", "output is incomplete: " + x.OutputError.Message})
 	}
 	if x.OOMKills > 0 {
-		rows = append(rows, []any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox because it was out of memory",
-			x.OOMKills)})
+		rows = append(rows,
+			[]any{"", fmt.Sprintf("the kernel killed %d processes of the sandbox because it was out of memory",
+				x.OOMKills)})
 	}
 	if x.Reason != "" {
 		rows = append(rows, []any{"reason", x.Reason})
@@ -196,7 +198,8 @@ code, as boxfleet exec does.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&follow, "follow", false, "keep printing output until the exec ends; interrupting boxfleet does not end the exec")
+	cmd.Flags().BoolVar(&follow, "follow", false,
+		"keep printing output until the exec ends; interrupting boxfleet does not end the exec")
 	cmd.Flags().Int64Var(&fromStdout, "from-offset", 0, "start at this `byte` of stdout")
 	cmd.Flags().Int64Var(&fromStderr, "from-offset-stderr", 0, "start at this `byte` of stderr")
 	addTail(cmd, &tail)

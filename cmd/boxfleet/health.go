@@ -14,17 +14,17 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// health is how the parts of a process are, for those who watch over it.
+// health collects the health of the parts of a process and serves it over HTTP.
 type health struct {
 	mu    sync.Mutex
 	names []string
 	parts map[string]func() (well bool, text string)
 }
 
-// part adds something that says from time to time how it is.
+// part adds a part that reports its own health through say.
 func (h *health) part(name string) (say func(well bool, text string)) {
 	var mu sync.Mutex
-	well, text := false, "begins"
+	well, text := false, "starting"
 	h.add(name, func() (bool, string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -59,7 +59,7 @@ func (h *health) add(name string, ask func() (bool, string)) {
 	h.parts[name] = ask
 }
 
-// line says in one line how everything is.
+// line describes the health of all parts on one line.
 func (h *health) line() (well bool, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,7 +82,7 @@ func (h *health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, text)
 }
 
-// serveHealth answers at /healthz, where an address is configured, until stop is called.
+// serveHealth serves /healthz, if an address is configured, until stop is called.
 func (p *program) serveHealth(h *health) (stop func(), err error) {
 	if p.config.Health == "" {
 		return func() {}, nil
@@ -94,7 +94,7 @@ func (p *program) serveHealth(h *health) (stop func(), err error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", h)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	go func() { _ = server.Serve(l) }() // it ends by stop
+	go func() { _ = server.Serve(l) }() // returns when stop is called
 	p.say("health: http://%s/healthz", l.Addr())
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

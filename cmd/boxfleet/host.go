@@ -15,21 +15,23 @@ import (
 )
 
 func (p *program) hostCommand() *cobra.Command {
-	return group("host", "Look at the hosts of the fleet, and take them out of service", p.hostList(),
-		p.hostCordon("cordon", "cordoned", "Give a host no new work",
-			"Give a host no new work, resumes of what is stopped on it included. What runs there goes on. It holds until\nboxfleet host uncordon, also over a restart of the worker.", (*sdk.Hosts).Cordon),
-		p.hostCordon("uncordon", "uncordoned", "Give a host new work again, and end a drain of it",
-			"Give a host new work again, and end a drain of it.", (*sdk.Hosts).Uncordon),
+	return group("host", "List the hosts of the fleet and take them out of service", p.hostList(),
+		p.hostCordon("cordon", "cordoned", "Stop placing work on a host",
+			`Stop placing work on a host, including resumes of sandboxes that are stopped there. What runs there keeps
+running. The cordon lasts until "boxfleet host uncordon", even if the worker restarts.`, (*sdk.Hosts).Cordon),
+		p.hostCordon("uncordon", "uncordoned", "Place work on a host again and end its drain",
+			"Place work on a host again and end its drain.", (*sdk.Hosts).Uncordon),
 		p.hostDrain(), p.hostForget())
 }
 
 func (p *program) hostList() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the hosts", Args: takes(), Example: "  boxfleet host list",
-		Long: `List the hosts. SKEW is how far a host's clock is ahead of that of the NATS server that leads the event log; it
-is marked with "!" where it is more than 5 s off. Nothing is decided by it, but what runs on the host sees it.
-SECURITY counts what of the host's engine and kernel its operator should change, which is said below the table.`,
+		Use: "list", Aliases: []string{"ls"}, Short: "List hosts", Args: takes(), Example: "  boxfleet host list",
+		Long: `List hosts. SKEW is how far a host's clock is ahead of the clock of the NATS server that leads the event
+log; "!" marks a difference of more than 5 s. Boxfleet's decisions do not depend on it, but processes on the host
+see the wrong time. SECURITY counts the warnings about the host's engine and kernel, which are printed below the
+table.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if quiet {
@@ -61,7 +63,7 @@ func printHosts(w io.Writer, now time.Time, hosts []*protocol.Host) {
 		rows = append(rows, []any{h.Worker, stateColour(hostState(h)), fmt.Sprintf("%d/%d", h.Sandboxes, h.Slots),
 			fmt.Sprintf("%.4g/%.4g", h.UsedCPU, h.CPU),
 			fmt.Sprintf("%s/%s", h.UsedMem, h.Memory), h.Engine, h.Runtime, labelsOf(h), defaultsOf(h), ago(now, h.SeenAt),
-			skewOf(h), securityOf(h), trouble(h)})
+			skewOf(h), securityOf(h), problemOf(h)})
 	}
 	table(w, rows...)
 	for _, h := range hosts {
@@ -74,7 +76,7 @@ func printHosts(w io.Writer, now time.Time, hosts []*protocol.Host) {
 	}
 }
 
-// hostState is a host's state, and what an operator wants of it.
+// hostState returns a host's state and the operator intent.
 func hostState(h *protocol.Host) string {
 	switch {
 	case h.Drain != nil:
@@ -96,7 +98,7 @@ func labelsOf(h *protocol.Host) string {
 	return strings.Join(pairs, ",")
 }
 
-// defaultsOf names the fields for which a worker has defaults; the JSON output has their values.
+// defaultsOf names the fields that a worker has defaults for. The JSON output has their values.
 func defaultsOf(h *protocol.Host) string {
 	if h.Defaults == nil {
 		return "-"
@@ -104,7 +106,7 @@ func defaultsOf(h *protocol.Host) string {
 	return strings.Join(spec.Difference(protocol.SandboxSpec{}, *h.Defaults), ",")
 }
 
-// skewOf is how far a host's clock is ahead of the store's, marked where that is too far.
+// skewOf returns how far a host's clock is ahead of the store's, with a mark if that is too far.
 func skewOf(h *protocol.Host) string {
 	switch {
 	case h.Skew == nil:
@@ -115,7 +117,7 @@ func skewOf(h *protocol.Host) string {
 	return fmt.Sprintf("%+.3fs", h.Skew.Std().Seconds())
 }
 
-// securityOf says whether there is something about a host's engine or kernel that its operator should change.
+// securityOf counts the warnings about a host's engine and kernel.
 func securityOf(h *protocol.Host) string {
 	switch {
 	case h.Posture == nil:
@@ -128,8 +130,8 @@ func securityOf(h *protocol.Host) string {
 	return fmt.Sprintf("%d warnings", len(h.Posture.Warnings))
 }
 
-// trouble is what keeps a host from new sandboxes.
-func trouble(h *protocol.Host) string {
+// problemOf says why a host takes no new sandboxes.
+func problemOf(h *protocol.Host) string {
 	if h.Problem != "" {
 		return h.Problem
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 func (p *program) imageCommand() *cobra.Command {
-	return group("image", "Look at the images of the hosts, and import some", p.imageImport(), p.imageList(),
+	return group("image", "List, import and remove the images of the hosts", p.imageImport(), p.imageList(),
 		p.imageRemove())
 }
 
@@ -30,17 +30,18 @@ type importFlags struct {
 func (p *program) imageImport() *cobra.Command {
 	var f importFlags
 	cmd := &cobra.Command{
-		Use: "import FILE|- --ref NAME[:TAG]", Short: "Put an image on the hosts, without a registry",
-		Long: `Put an image on the hosts, without a registry. The file is what docker save wrote, an OCI image layout
-as a tar, or a root filesystem as a tar; plain, or compressed with gzip, bzip2 or zstd. The hosts keep
-it, and hosts that join later get it too, until it is removed.`,
-		Example: "  docker save tools:1 | boxfleet image import - --ref tools:1\n  boxfleet image import rootfs.tar.gz --ref debian:mine --change 'ENV LANG=C.UTF-8'",
+		Use: "import FILE|- --ref NAME[:TAG]", Short: "Import an image to the hosts without a registry",
+		Long: `Import an image to the hosts without a registry. FILE is the output of docker save, a tar of an OCI image
+layout, or a tar of a root filesystem, uncompressed or compressed with gzip, bzip2 or zstd. The hosts keep the
+image, and hosts that join later also get it, until it is removed.`,
+		Example: "  docker save tools:1 | boxfleet image import - --ref tools:1\n  boxfleet image import rootfs.tar.gz " +
+			"--ref debian:mine --change 'ENV LANG=C.UTF-8'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usage("FILE is missing, - for stdin; see %s --help", cmd.CommandPath())
+				return usage("FILE is missing, use - for stdin; see %s --help", cmd.CommandPath())
 			}
 			if f.ref == "" {
-				return usage("--ref is missing: the name that the image gets")
+				return usage("--ref is missing: the name for the image")
 			}
 			return nil
 		},
@@ -55,15 +56,15 @@ it, and hosts that join later get it too, until it is removed.`,
 	}
 	cmd.Flags().StringVar(&f.ref, "ref", "", "`NAME[:TAG]` of the image")
 	cmd.Flags().StringArrayVar(&f.workers, "worker", nil,
-		"only the host of this `worker`; may be repeated (default: all hosts)")
+		"import only to the host of this `worker`; may be repeated (default: all hosts)")
 	cmd.Flags().StringArrayVar(&f.changes, "change", nil,
-		"Dockerfile `instruction` for the image of a root filesystem; may be repeated")
+		"Dockerfile `instruction` to apply to a root filesystem; may be repeated")
 	p.completeFlag(cmd, "worker", workerNames)
-	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until the hosts have it, not only stored")
+	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until the hosts have it, not just until it is stored")
 	return cmd
 }
 
-// imageFile opens the file of an image. What comes on stdin is read twice, and kept on disk meanwhile.
+// imageFile opens an image file. It copies stdin to a temporary file, because the import reads the image twice.
 func (p *program) imageFile(name string) (content io.ReadSeeker, done func(), err error) {
 	if name != "-" {
 		f, err := os.Open(name)
@@ -77,7 +78,7 @@ func (p *program) imageFile(name string) (content io.ReadSeeker, done func(), er
 		return nil, nil, protocol.Errorf(protocol.Internal, "", "keep what comes on stdin: %v", err)
 	}
 	done = func() { spool.Close() }
-	os.Remove(spool.Name()) // it lives until it is closed
+	os.Remove(spool.Name()) // the open file stays readable
 	_, err = io.Copy(spool, p.stdin)
 	if err == nil {
 		_, err = spool.Seek(0, io.SeekStart)
@@ -89,7 +90,7 @@ func (p *program) imageFile(name string) (content io.ReadSeeker, done func(), er
 	return spool, done, nil
 }
 
-// importImage imports an image, and shows how each host gets it.
+// importImage imports an image and shows the result for each host.
 func (p *program) importImage(ctx context.Context, c *sdk.Client, content io.ReadSeeker, f importFlags) error {
 	tell, done := p.progressing("reading the image")
 	defer done()
@@ -100,7 +101,7 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, content io.Rea
 	}
 	if !f.wait {
 		done()
-		return p.show(want, func(w io.Writer) { fmt.Fprintf(w, "%s is on its way to the hosts\n", want.Ref) })
+		return p.show(want, func(w io.Writer) { fmt.Fprintf(w, "%s is stored; the hosts are importing it\n", want.Ref) })
 	}
 	tell("waiting for the hosts")
 	hosts, err := c.Images().Wait(ctx, want, func(worker string, i protocol.HostImage) { tell(worker + ": " + i.State) })
@@ -109,7 +110,9 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, content io.Rea
 		return err
 	}
 	if len(hosts) == 0 {
-		return p.show(hosts, func(w io.Writer) { fmt.Fprintf(w, "no host is ready: those that come get %s\n", want.Ref) })
+		return p.show(hosts, func(w io.Writer) {
+			fmt.Fprintf(w, "no host is ready; hosts that join later will import %s\n", want.Ref)
+		})
 	}
 	failed := 0
 	rows := [][]any{{"WORKER", "STATE", "IMAGE", "ERROR"}}
@@ -124,7 +127,7 @@ func (p *program) importImage(ctx context.Context, c *sdk.Client, content io.Rea
 		return err
 	}
 	if failed > 0 {
-		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; they try again",
+		return protocol.Errorf(protocol.FailedPrecondition, "", "%d of %d hosts do not have the image yet; they will retry",
 			failed, len(hosts))
 	}
 	return nil
@@ -140,9 +143,10 @@ func errorText(err *protocol.Error) string {
 func (p *program) imageList() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the images that the workers look after, by host", Args: takes(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List the images that the workers manage, by host", Args: takes(),
 		Example: "  boxfleet image list",
-		Long:    "List the images that the workers look after, by host: what they pulled, and what they were told to have.\nImages that others brought to a host are not listed, and not touched.",
+		Long: "List the images that the workers manage, by host: the ones they pulled and the imported " +
+			"ones.\nBoxfleet neither lists nor changes other images on a host.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.client(cmd, func(ctx context.Context, c *sdk.Client) error {
 				if quiet {
@@ -183,14 +187,14 @@ func printImages(w io.Writer, now time.Time, imported []*protocol.WantedImage, h
 		}
 	}
 	for _, want := range imported {
-		if !listed[want.Ref] { // no host is there for it
+		if !listed[want.Ref] { // no host has it yet
 			rows = append(rows, []any{"-", want.Ref, protocol.ImageImported, "wanted", want.Size, "", "-", ""})
 		}
 	}
 	table(w, rows...)
 }
 
-// shortID is an image's id as docker prints it.
+// shortID shortens an image id as docker does.
 func shortID(id string) string {
 	const prefix = len("sha256:")
 	if len(id) < prefix+12 {
@@ -202,7 +206,7 @@ func shortID(id string) string {
 func (p *program) imageRemove() *cobra.Command {
 	return &cobra.Command{
 		Use: "remove NAME[:TAG]", Aliases: []string{"rm"}, ValidArgsFunction: p.completeImported,
-		Short: "Have the hosts forget an imported image, once nothing uses it", Example: "  boxfleet image remove tools:1",
+		Short: "Remove an imported image from the hosts once nothing uses it", Example: "  boxfleet image remove tools:1",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage("NAME is missing; see %s --help", cmd.CommandPath())

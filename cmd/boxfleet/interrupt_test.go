@@ -193,7 +193,8 @@ func TestWhatEndsAClient(t *testing.T) {
 		becomesCancelled(t, "twice")
 	})
 	t.Run("nohup", func(t *testing.T) {
-		sh := exec.Command("sh", "-c", `trap '' HUP; exec "$0" -test.run='^TestAsProgram$' -- exec web --id nohup -- sh -c 'echo begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 6'`, os.Args[0])
+		sh := exec.Command("sh", "-c",
+			`trap '' HUP; exec "$0" -test.run='^TestAsProgram$' -- exec web --id nohup -- sh -c 'echo begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 6'`, os.Args[0])
 		sh.Env = append(os.Environ(), asProgram+"=1")
 		out, err := sh.StdoutPipe()
 		if err == nil {

@@ -6,21 +6,21 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// lastLines keeps the last lines of a command's output, of both streams, in the order in which they began.
+// lastLines keeps the last lines of a command's stdout and stderr, in the order in which the lines started.
 type lastLines struct {
 	most  int
 	lines []*sdk.Chunk
-	open  map[string]*sdk.Chunk // by stream: the line that has no end yet
-	ends  map[string]int64      // by stream: the offset behind all that was added
+	open  map[string]*sdk.Chunk // by stream: the line that has not ended yet
+	ends  map[string]int64      // by stream: the offset after the last byte added
 }
 
 func newLastLines(most int) *lastLines {
 	return &lastLines{most: most, open: map[string]*sdk.Chunk{}, ends: map[string]int64{}}
 }
 
-// add adds a piece of output.
+// add adds a chunk of output.
 func (l *lastLines) add(k sdk.Chunk) {
-	if l.ends[k.Stream] != k.Offset { // something is missing between
+	if l.ends[k.Stream] != k.Offset { // there is a gap, so the open line stays incomplete
 		delete(l.open, k.Stream)
 	}
 	for data, at := k.Data, k.Offset; len(data) > 0; {
@@ -33,7 +33,7 @@ func (l *lastLines) add(k sdk.Chunk) {
 		if line == nil {
 			line = &sdk.Chunk{Stream: k.Stream, Offset: at, At: k.At}
 			l.open[k.Stream] = line
-			l.keep(line)
+			l.push(line)
 		}
 		line.Data = append(line.Data, data[:n]...)
 		if ended {
@@ -44,8 +44,8 @@ func (l *lastLines) add(k sdk.Chunk) {
 	l.ends[k.Stream] = k.Offset + int64(len(k.Data))
 }
 
-// keep keeps a line, and forgets the first where there are too many.
-func (l *lastLines) keep(line *sdk.Chunk) {
+// push appends a line and drops the oldest if there are too many.
+func (l *lastLines) push(line *sdk.Chunk) {
 	if l.most == 0 {
 		return
 	}

@@ -7,16 +7,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// listenAt takes --listen apart. The default port gives way where it is taken; a port that was asked for does
-// not, whatever it is. Beyond loopback it takes an explicit word: the token, which is all that keeps others
-// from every host of the fleet, travels there as plain text.
+// listenAt parses --listen. If the default port is in use, it chooses a free one; an explicitly requested port that is
+// in use is an error. Listening beyond loopback requires --listen-insecurely: the token alone protects every host of
+// the fleet, and it would cross the network as plain text.
 func listenAt(listen string, isDefault, insecurely bool) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(listen)
 	if err != nil {
 		host, text = listen, "0"
 	}
 	if port, err = strconv.Atoi(text); err != nil || port < 0 || port > 65535 {
-		return "", 0, usage("up.listen: want HOST or HOST:PORT, got %.80q", listen)
+		return "", 0, usage("up.listen: must be HOST or HOST:PORT, got %.80q", listen)
 	}
 	if host == "" {
 		host = "127.0.0.1"
@@ -26,8 +26,10 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case err != nil:
 		return "", 0, usage("up.listen: %v", err)
 	case !loopback && !insecurely:
-		return "", 0, usage("up.listen: %s is reached from other machines, and NATS there would have no TLS and one token for everything: "+
-			"who reads it on the network has root on the hosts. Listen on loopback and let others in by ssh or a VPN, run your own NATS server with TLS, or say --listen-insecurely", listen)
+		return "", 0, usage("up.listen: %s is reached from other machines, and NATS there would have no TLS and one "+
+			"token for everything: "+
+			"who reads it on the network has root on the hosts. Listen on loopback and let others in by ssh or a VPN, run "+
+			"your own NATS server with TLS, or say --listen-insecurely", listen)
 	case port == 0:
 		return host, 0, nil
 	}
@@ -38,13 +40,13 @@ func listenAt(listen string, isDefault, insecurely bool) (host string, port int,
 	case isDefault:
 		port = 0
 	default:
-		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; leave the port out for a free one",
+		return "", 0, protocol.Errorf(protocol.FailedPrecondition, "", "up.listen: %v; omit the port to use a free one",
 			err)
 	}
 	return host, port, nil
 }
 
-// isLoopback says whether only this machine reaches what listens on a host.
+// isLoopback reports whether a host name or address is reachable only from this machine.
 func isLoopback(host string) (bool, error) {
 	if ip := net.ParseIP(host); ip != nil {
 		return ip.IsLoopback(), nil

@@ -20,10 +20,10 @@ import (
 	"github.com/boxfleet/boxfleet/worker"
 )
 
-// endWithin is how long a local fleet may take to end what it has in hand.
+// endWithin is the time limit for a local fleet to finish its current work.
 const endWithin = 20 * time.Second
 
-// local is a whole fleet in this process: NATS, one coordinator, and one worker on the local engine.
+// local is a complete fleet in this process: NATS, one coordinator, and one worker on the local engine.
 type local struct {
 	server *embedded.Keeper
 	token  string
@@ -31,13 +31,13 @@ type local struct {
 
 	stopWorking context.CancelFunc
 	roles       *errgroup.Group
-	ended       chan struct{} // closed when the roles have ended
-	err         error         // why
+	ended       chan struct{} // closed when both roles have ended
+	err         error         // the error that ended them; valid once ended is closed
 }
 
-// startLocal starts a fleet on a data directory and returns when it takes work. server says where
-// NATS listens; listens, where there is one, is called once it does; ephemeral fleets do not come back. h gets to know how
-// its parts are.
+// startLocal starts a fleet on a data directory and returns when it accepts work. server is the configuration of NATS.
+// If listens is not nil, it is called once NATS listens. An ephemeral fleet is never restarted on its data. The parts
+// report their health to h.
 func (p *program) startLocal(ctx context.Context, server embedded.Config, listens func(connection) error,
 	ephemeral bool, h *health) (_ *local, err error) {
 	f := &local{token: server.Token, ended: make(chan struct{})}
@@ -99,9 +99,8 @@ func (f *local) connect(ctx context.Context) (k, w *jetstream.Conn, err error) {
 	return k, w, err
 }
 
-// run runs the roles until ctx ends: then the worker ends first, while the coordinator still
-// decides what it reports. The worker begins when the coordinator has made the streams. One role's
-// failure ends the other.
+// run runs the roles until ctx ends. The worker starts once the coordinator has created the streams. On shutdown the
+// worker ends first, so that the coordinator can still decide its reports. If one role fails, the other ends too.
 func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, ready <-chan struct{}) {
 	deciding, stopDeciding := context.WithCancel(context.WithoutCancel(ctx))
 	f.roles.Go(func() error {
@@ -120,8 +119,8 @@ func (f *local) run(ctx context.Context, k coordinator.Config, w worker.Config, 
 	}()
 }
 
-// end ends the fleet: it takes no more work, ends what it has in hand, within endWithin, and then
-// closes its connections and NATS.
+// end shuts the fleet down: it stops taking work, finishes current work within endWithin, and closes the connections
+// and NATS.
 func (f *local) end() error {
 	f.stopWorking()
 	defer f.close()
@@ -141,26 +140,26 @@ func (f *local) close() {
 	f.server.Stop()
 }
 
-// connection is how clients reach the fleet.
+// connection returns how clients reach the fleet.
 func (f *local) connection() connection { return connection{f.server.ClientURL(), f.token} }
 
-// lockDir takes a data directory for this process.
+// lockDir locks a data directory for this process.
 func lockDir(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "make the data directory: %v", err)
+		return nil, protocol.Errorf(protocol.Internal, "", "create the data directory: %v", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.Internal, "", "open the lock of the data directory: %v", err)
+		return nil, protocol.Errorf(protocol.Internal, "", "open the lock file of the data directory: %v", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "another `boxfleet up` uses %s", dir)
+		return nil, protocol.Errorf(protocol.FailedPrecondition, "", "another `boxfleet up` is using %s", dir)
 	}
 	return func() { f.Close() }, nil
 }
 
-// keptToken is the token of a data directory, made when it is first asked for.
+// keptToken returns the token of a data directory and creates it on first use.
 func keptToken(dir string) (string, error) {
 	file := filepath.Join(dir, "token")
 	data, err := os.ReadFile(file)
@@ -177,7 +176,7 @@ func keptToken(dir string) (string, error) {
 	return token, nil
 }
 
-// say prints a line about the server for people.
+// say prints a line of server status to stdout.
 func (p *program) say(format string, args ...any) {
 	fmt.Fprintf(p.plain(p.stdout), format+"\n", args...)
 }

@@ -11,18 +11,19 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// logsCommand is a command called logs, of this line.
+// logsCommand returns a command called logs, with the given command line in its examples.
 func (p *program) logsCommand(line string) *cobra.Command {
 	var service, since string
 	var tail int
 	var follow bool
 	cmd := &cobra.Command{
-		Use: "logs SANDBOX", Short: "Print the output of a sandbox's own command, or of a service", Args: takes("SANDBOX"),
+		Use: "logs SANDBOX", Short: "Print the output of a sandbox's primary command or of a service", Args: takes("SANDBOX"),
 		ValidArgsFunction: p.completeSandbox,
-		Long: `Print the output of a sandbox's own command, or with --service that of a service, over all of its
-restarts: its stdout on stdout, its stderr on stderr. With -o json each chunk is a line with stream,
-offset, time and data in base64. The output of an exec is printed by boxfleet execs logs.`,
-		Example: "  " + line + " web --tail 100 --follow\n  " + line + " web --since 10m\n  " + line + " web --service db --since 2026-01-31T08:00:00Z",
+		Long: `Print the output of a sandbox's primary command, or of a service with --service, across all restarts:
+stdout to stdout, stderr to stderr. With -o json, each chunk is a line with the stream, the offset, the time and
+the data in base64. To print the output of an exec, use "boxfleet execs logs".`,
+		Example: "  " + line + " web --tail 100 --follow\n  " + line + " web --since 10m\n  " + line + " web --service " +
+			"db --since 2026-01-31T08:00:00Z",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkTail(cmd, tail); err != nil {
 				return err
@@ -48,17 +49,18 @@ offset, time and data in base64. The output of an exec is printed by boxfleet ex
 			})
 		},
 	}
-	cmd.Flags().StringVar(&service, "service", "", "`name` of the service (default: the sandbox's own command)")
-	cmd.Flags().BoolVar(&follow, "follow", false, "go on with what comes, until the sandbox has failed or is deleted")
+	cmd.Flags().StringVar(&service, "service", "", "`name` of the service (default: the sandbox's primary command)")
+	cmd.Flags().BoolVar(&follow, "follow", false, "keep printing new output until the sandbox fails or is deleted")
 	cmd.Flags().StringVar(&since, "since", "",
-		"only what was stored since a `time` such as 2026-01-31T08:00:00Z, or how long ago, such as 10m")
+		"only output stored since this `time`, such as 2026-01-31T08:00:00Z, or this long ago, such as 10m")
 	addTail(cmd, &tail)
 	return cmd
 }
 
 func addTail(cmd *cobra.Command, tail *int) {
-	cmd.Flags().IntVar(tail, "tail", -1, "only the last so many `lines` of what is there, stdout and stderr together (default: all)")
-	cmd.Flags().Lookup("tail").DefValue = "0" // what pflag does not show
+	cmd.Flags().IntVar(tail, "tail", -1,
+		"only the last so many `lines` of the existing output, stdout and stderr together (default: all)")
+	cmd.Flags().Lookup("tail").DefValue = "0" // pflag does not show a zero default
 }
 
 func checkTail(cmd *cobra.Command, tail int) error {
@@ -68,7 +70,7 @@ func checkTail(cmd *cobra.Command, tail int) error {
 	return nil
 }
 
-// sinceWhen reads --since: a time, or how long ago.
+// sinceWhen parses --since: a point in time, or how long ago.
 func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duration, err error) {
 	if !cmd.Flags().Changed("since") {
 		return at, 0, nil
@@ -81,11 +83,11 @@ func sinceWhen(cmd *cobra.Command, since string) (at time.Time, ago time.Duratio
 			return at, 0, nil
 		}
 	}
-	return at, 0, usage("--since: want a time such as 2026-01-31T08:00:00Z, or how long ago, such as 10m, got %.40q",
+	return at, 0, usage("--since: must be a time such as 2026-01-31T08:00:00Z, or a duration such as 10m, got %.40q",
 		since)
 }
 
-// printLogs prints output stored since a time, or only its last lines, and then what follows.
+// printLogs prints the output stored since a time, or only its last lines, and with follow also new output.
 func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], follow bool, tail int,
 	since time.Time) error {
 	printed := map[string]int64{}
@@ -129,5 +131,5 @@ func (p *program) printLogs(read func(follow bool) iter.Seq2[sdk.Chunk, error], 
 	return nil
 }
 
-// isSince says whether a chunk was stored since then, or was not stored yet.
+// isSince reports whether a chunk was stored at or after the given time, or is not stored yet.
 func isSince(k sdk.Chunk, since time.Time) bool { return k.At.IsZero() || !k.At.Before(since) }

@@ -10,7 +10,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// networkFlags are the flags that say what a sandbox may connect to, and who may connect to it.
+// networkFlags are the flags for what a sandbox may connect to and which of its ports are published.
 type networkFlags struct {
 	network string
 	ports   []string
@@ -18,12 +18,13 @@ type networkFlags struct {
 
 func (f *networkFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.network, "network", "",
-		"what it may connect to: internet (default), none, or `RANGE,...` such as 10.1.0.0/16")
+		"what the sandbox may connect to: internet (default), none, or `RANGE,...` such as 10.1.0.0/16")
 	flags.StringArrayVar(&f.ports, "port", nil,
-		"publish `[HOST:]CONTAINER[/PROTOCOL]` on the loopback of its host, tcp, udp or sctp; without HOST on a free port; may be repeated")
+		"publish port `[HOST:]CONTAINER[/PROTOCOL]` on the loopback interface of the host, as tcp, udp or sctp; without "+
+			"HOST, on a free port; may be repeated")
 }
 
-// apply sets what was given.
+// apply sets the given flags.
 func (f *networkFlags) apply(s *protocol.SandboxSpec) error {
 	if f.network != "" {
 		n, err := spec.ParseNetwork(f.network)
@@ -42,8 +43,8 @@ func (f *networkFlags) apply(s *protocol.SandboxSpec) error {
 	return nil
 }
 
-// networkRows describes the network of a sandbox. Ports are as they were given, or, until then, as they
-// were asked for.
+// networkRows returns the rows about the network of a sandbox. It shows the published ports, or the requested ones
+// until they are published.
 func networkRows(s *protocol.Sandbox) (rows [][]any) {
 	if n := s.Spec.Network; n != nil && n.Mode == protocol.NetworkAllow {
 		rows = append(rows, []any{"network", strings.Join(n.Allow, ", ")})

@@ -14,17 +14,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// notOurs is the error of a user who may not use the `boxfleet up` of this machine. owner is the uid of who
-// runs it, -1 where that is not known.
+// notOurs returns the error for a user who may not use the `boxfleet up` on this machine. owner is the uid that runs
+// it, or -1 if unknown.
 func notOurs(owner int) error {
-	const do = "run this as that user, start your own with `boxfleet up`, or name a NATS server with --nats"
+	const do = "run this as that user, start your own fleet with `boxfleet up`, or name a NATS server with --nats"
 	switch {
 	case owner < 0:
 		return protocol.Errorf(protocol.PermissionDenied, "",
 			"the `boxfleet up` of this machine belongs to another user, or to another data directory: %s", do)
 	case owner == os.Getuid():
 		return protocol.Errorf(protocol.PermissionDenied, "",
-			"the `boxfleet up` of this machine has another data directory: name it with --data-dir, start another with `boxfleet up`, or name a NATS server with --nats")
+			"the `boxfleet up` of this machine has another data directory: name it with --data-dir, start your own fleet "+
+				"with `boxfleet up`, or name a NATS server with --nats")
 	}
 	name := fmt.Sprintf("uid %d", owner)
 	if u, err := user.LookupId(strconv.Itoa(owner)); err == nil {
@@ -33,7 +34,8 @@ func notOurs(owner int) error {
 	return protocol.Errorf(protocol.PermissionDenied, "", "the `boxfleet up` of this machine belongs to %s: %s", name, do)
 }
 
-// ownerOf is the uid of a file's owner, or, where that cannot be seen, of the nearest directory above it that can.
+// ownerOf returns the uid of a file's owner. If the file cannot be inspected, it uses the nearest parent directory that
+// can. It returns -1 if unknown.
 func ownerOf(file string) int {
 	for {
 		info, err := os.Stat(file)
@@ -51,8 +53,8 @@ func ownerOf(file string) int {
 	}
 }
 
-// listenerOf is the uid of the process that listens at the port of a URL on this machine, by what the kernel says of its
-// sockets; -1 where that is not known.
+// listenerOf returns the uid of the process that listens on the port of a URL on this machine, from the kernel's socket
+// tables, or -1 if unknown.
 func listenerOf(where string) int {
 	u, err := url.Parse(where)
 	if err != nil {
@@ -70,8 +72,8 @@ func listenerOf(where string) int {
 	return -1
 }
 
-// listenerIn looks for a port in a table of sockets: number, local address, remote address, state, queues,
-// timer, retransmits, uid.
+// listenerIn searches a socket table for a listening port. The columns are number, local address, remote address,
+// state, queues, timer, retransmits, uid.
 func listenerIn(table string, port int) int {
 	const listens = "0A"
 	f, err := os.Open(table)

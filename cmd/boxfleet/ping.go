@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	pingWithin = 10 * time.Second       // bounds one try
-	pingPause  = 100 * time.Millisecond // between tries
+	pingWithin = 10 * time.Second       // time limit of one attempt
+	pingPause  = 100 * time.Millisecond // pause between attempts
 )
 
 func (p *program) pingCommand() *cobra.Command {
 	var wait time.Duration
 	cmd := &cobra.Command{
-		Use: "ping", Short: "Ask who is there, and what the deployment promises", Args: takes(),
-		Long: `Ask who is there, and what the deployment promises now: how every stream is kept, whether its replicas
-are in sync, and what is used. The exit code is 1 where something is less safe than it should be, or JetStream
-has no leader. With --wait it asks again while nobody is there, for a fleet that has just been started.`,
+		Use: "ping", Short: "Check the fleet and show how safely it stores data", Args: takes(),
+		Long: `Check that the fleet answers, and show how safely it stores data: the replicas of every stream, whether
+they are in sync, and how much space is used. The exit code is 1 if anything is less safe than configured or
+JetStream has no leader. With --wait, retry while nothing answers, for a fleet that is still starting.`,
 		Example: "  boxfleet ping\n  boxfleet ping -o json\n  boxfleet up & boxfleet ping --wait 1m",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if p.config.Deadline > 0 {
@@ -44,12 +44,12 @@ has no leader. With --wait it asks again while nobody is there, for a fleet that
 			}
 		},
 	}
-	cmd.Flags().DurationVar(&wait, "wait", 0, "while nobody answers, ask again for up to this time (default: ask once)")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "retry for up to this time while nothing answers (default: try once)")
 	return cmd
 }
 
-// isAway says whether an error may be over once somebody is there. Until this user's own `up` listens, another
-// user's may be found in its place.
+// isAway reports whether a retry may succeed once the fleet has started. Until this user's own `up` listens, the client
+// may reach another user's instead and be denied.
 func (p *program) isAway(err error) bool {
 	switch protocol.CodeOf(err) {
 	case protocol.Unavailable, protocol.DeadlineExceeded:
@@ -85,7 +85,7 @@ func (p *program) ping(ctx context.Context, c *sdk.Client) error {
 	return err
 }
 
-// showStorage prints how each stream is kept now.
+// showStorage prints the state of each stream.
 func showStorage(w io.Writer, s *protocol.Storage) {
 	if s == nil { // an older coordinator
 		return

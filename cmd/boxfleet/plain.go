@@ -11,24 +11,24 @@ import (
 	"golang.org/x/term"
 )
 
-// What people read has parts that others wrote: names, labels, errors of registries and of commands. To a
-// terminal some characters are orders: to move the cursor, to change what is above, to answer as if somebody
-// typed. They are shown as what they are instead. What a command prints is passed on as it is.
+// Text for people contains parts from untrusted sources: names, labels, errors of registries and commands. A terminal
+// interprets some characters as commands, for example to move the cursor, rewrite earlier lines, or send input. plain
+// and plainLine escape them. The output of a sandbox's commands is passed through unchanged.
 
-// plain is a text without characters that order something. Lines and tabs stay.
+// plain escapes terminal control characters except newlines and tabs.
 func plain(text string) string { return harmless(text, "\n\t") }
 
-// plainLine is plain on one line.
+// plainLine escapes all terminal control characters, so that the result is one line.
 func plainLine(text string) string { return harmless(text, "") }
 
 func harmless(text, allowed string) string {
-	if !strings.ContainsFunc(text, func(r rune) bool { return orders(r) && !strings.ContainsRune(allowed, r) }) {
+	if !strings.ContainsFunc(text, func(r rune) bool { return controls(r) && !strings.ContainsRune(allowed, r) }) {
 		return text
 	}
 	var b strings.Builder
 	for i, r := range text {
 		switch {
-		case !orders(r) || strings.ContainsRune(allowed, r):
+		case !controls(r) || strings.ContainsRune(allowed, r):
 			b.WriteRune(r)
 		case r == '\n':
 			b.WriteString(`\n`)
@@ -49,23 +49,23 @@ func harmless(text, allowed string) string {
 	return b.String()
 }
 
-// orders says whether a terminal may obey a character, or show what follows it in another order. Bytes that
-// are no text may be such characters.
-func orders(r rune) bool {
+// controls reports whether a terminal may interpret a character as a command, or display the text after it in another
+// order. Invalid UTF-8 may contain such characters.
+func controls(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029' ||
 		r == utf8.RuneError
 }
 
-// indented has the second and later lines of a text behind its first.
+// indented indents the second and later lines of a text.
 func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n  ") }
 
-// plainText is where text for people goes. It makes it plain, and has colours where a terminal shows them.
+// plainText writes text for people: it escapes control characters, and uses colours if the terminal supports them.
 type plainText struct {
 	io.Writer
 	colours bool
 }
 
-// plain is w for people.
+// plain wraps w for text that people read.
 func (p *program) plain(w io.Writer) *plainText { return &plainText{w, coloured(w)} }
 
 func (w *plainText) Write(data []byte) (int, error) {
@@ -75,8 +75,8 @@ func (w *plainText) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// jsonText is where JSON goes: characters that order something are written as their numbers, which says the
-// same. What encoding/json writes has none below 0x20 but the ends of lines.
+// jsonText writes JSON with control characters as equivalent \u escapes. Below 0x20, encoding/json itself leaves only
+// newlines.
 type jsonText struct{ io.Writer }
 
 func (w jsonText) Write(data []byte) (int, error) {
@@ -93,7 +93,7 @@ const (
 	yellow = 33
 )
 
-// tinted is a text in a colour; 0 is none.
+// tinted is text with a colour; 0 means none.
 type tinted struct {
 	colour int
 	text   string
@@ -101,7 +101,7 @@ type tinted struct {
 
 func (t tinted) String() string { return t.text }
 
-// coloured says whether colours are for w: it is a terminal that has them, and nobody asked for none.
+// coloured reports whether to use colours on w: it is a terminal that supports them, and NO_COLOR is not set.
 func coloured(w io.Writer) bool {
 	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return false
@@ -109,7 +109,7 @@ func coloured(w io.Writer) bool {
 	return isTerminal(w)
 }
 
-// isTerminal says whether somebody watches what is written to w.
+// isTerminal reports whether w is a terminal.
 func isTerminal(w any) bool {
 	if g, ok := w.(*pipe); ok {
 		w = g.Writer
@@ -125,7 +125,7 @@ func (w *plainText) paint(colour int, text string) string {
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", colour, text)
 }
 
-// stateColour is the colour of a state, by its first word.
+// stateColour colours a state by its first word.
 func stateColour(state string) tinted {
 	first, _, _ := strings.Cut(state, ",")
 	switch first {

@@ -15,10 +15,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// json says whether output is for programs.
+// json reports whether the output format is JSON.
 func (p *program) json() bool { return p.config.Output == outputJSON }
 
-// show prints a value: as one line of JSON, or as text says.
+// show prints a value as one line of JSON, or calls text to print it for people.
 func (p *program) show(value any, text func(w io.Writer)) error {
 	if p.json() {
 		return p.line(value)
@@ -30,14 +30,14 @@ func (p *program) show(value any, text func(w io.Writer)) error {
 // line prints a value as one line of JSON.
 func (p *program) line(value any) error { return json.NewEncoder(jsonText{p.stdout}).Encode(value) }
 
-// note prints a line for people on stderr.
+// note prints a message for people to stderr.
 func (p *program) note(format string, args ...any) {
 	w := p.plain(p.stderr)
 	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(yellow, "boxfleet:"),
 		plain(indented(p.redacted(fmt.Sprintf(format, args...)))))
 }
 
-// showNames prints names, one a line.
+// showNames prints names, one per line.
 func (p *program) showNames(names []string) error {
 	return p.show(names, func(w io.Writer) {
 		for _, name := range names {
@@ -46,7 +46,7 @@ func (p *program) showNames(names []string) error {
 	})
 }
 
-// table prints rows in columns. What is in a cell is on one line.
+// table prints rows in aligned columns. Line breaks in cells are escaped.
 func table(w io.Writer, rows ...[]any) {
 	var widths []int
 	texts := make([][]string, len(rows))
@@ -80,7 +80,7 @@ func table(w io.Writer, rows ...[]any) {
 	}
 }
 
-// ago is how long before now a time is, for people. Both are by the store's clock.
+// ago formats how long ago t was. Both times must come from the store's clock.
 func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -97,17 +97,16 @@ func ago(now, t time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// stamp is a time for people: with its date, to the millisecond, in the local zone, and as --since takes it.
+// stamp formats a time in the local zone, to the millisecond, in a form that --since accepts.
 func stamp(t time.Time) string { return t.Local().Format("2006-01-02T15:04:05.000Z07:00") }
 
-// progress shows on a terminal that something takes a while, until done is called. Elsewhere it is
-// silent.
+// progress shows a progress line on a terminal until done is called. It prints nothing elsewhere.
 func (p *program) progress(what string) (done func()) {
 	_, done = p.progressing(what)
 	return done
 }
 
-// progressing is a progress whose text can be changed, by tell.
+// progressing is like progress, but tell can change the text.
 func (p *program) progressing(what string) (tell func(what string), done func()) {
 	if !p.watched() {
 		return func(string) {}, func() {}
@@ -125,7 +124,8 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 				fmt.Fprint(p.stderr, "\r\x1b[K")
 				return
 			case <-tick.C:
-				line := fmt.Sprintf("%c %s (%.0fs)", []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10], plainLine(text.Load().(string)),
+				spinner := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[i%10]
+				line := fmt.Sprintf("%c %s (%.0fs)", spinner, plainLine(text.Load().(string)),
 					time.Since(started).Seconds())
 				fmt.Fprintf(p.stderr, "\r\x1b[K%s", cut(line, p.width()-1))
 			}
@@ -135,7 +135,7 @@ func (p *program) progressing(what string) (tell func(what string), done func())
 	return func(what string) { text.Store(what) }, func() { once.Do(func() { close(stop); wg.Wait() }) }
 }
 
-// cut is a text of so many letters at most. Where it is longer, its end is marked.
+// cut shortens a text to at most this many characters and marks the cut.
 func cut(text string, most int) string {
 	letters := []rune(text)
 	if len(letters) <= most {
@@ -147,8 +147,7 @@ func cut(text string, most int) string {
 	return string(letters[:most-1]) + "…"
 }
 
-// width is how many letters a line of the terminal behind stderr has. A line that is longer would begin
-// another one with each turn of the progress.
+// width returns the width of the terminal on stderr. A longer progress line would wrap and fill the screen.
 func (p *program) width() int {
 	if f, ok := p.stderr.(interface{ Fd() uintptr }); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
@@ -158,10 +157,10 @@ func (p *program) width() int {
 	return 80
 }
 
-// watched says whether stderr is a terminal.
+// watched reports whether stderr is a terminal.
 func (p *program) watched() bool { return isTerminal(p.stderr) }
 
-// bar shows how much of something is done.
+// bar draws a progress bar.
 func bar(done, total int64) string {
 	const width = 24
 	full := int(width * done / max(total, 1))

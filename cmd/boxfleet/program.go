@@ -136,8 +136,10 @@ func (p *program) complain(err error) {
 	fmt.Fprintf(p.stderr, "%s %s\n", w.paint(red, "boxfleet:"), plain(indented(p.redacted(err.Error()))))
 }
 
-const rootHelp = `Boxfleet runs sandboxes and commands on a fleet of Docker hosts, over NATS JetStream. "boxfleet up" runs a
-whole fleet on this machine; the other commands of the same user connect to it without further settings.
+const rootHelp = `Boxfleet runs sandboxes and commands on a fleet of Docker hosts, over NATS JetStream.
+
+"boxfleet up" runs a complete fleet on this machine; the other commands of the same user connect to it without
+further settings.
 
 SANDBOX is the name of a sandbox, its id, or a unique prefix of a generated id.`
 

@@ -9,11 +9,11 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// leastSecret is the length of a secret that is looked for in texts: shorter ones are parts of words.
+// leastSecret is the minimum length of a secret to redact. Shorter ones also occur as parts of words.
 const leastSecret = 4
 
-// secrets are what this process shows NATS, as it may stand in an error or a line of the log that a library
-// makes: a password has a form in a URL and one without.
+// secrets returns this process's credentials for NATS in every form in which a library may put them in an error or log
+// line: a password appears URL-encoded and decoded.
 func (c *config) secrets() []string {
 	found := []string{c.Token}
 	for _, text := range strings.Split(c.NATS, ",") {
@@ -45,7 +45,7 @@ func (c *config) secrets() []string {
 	return distinct(long)
 }
 
-// redacted is a text without passwords and tokens.
+// redacted replaces passwords and tokens in a text.
 func (p *program) redacted(text string) string { return redacted(text, p.config.secrets()) }
 
 func redacted(text string, secrets []string) string {
@@ -56,7 +56,7 @@ func redacted(text string, secrets []string) string {
 	return text
 }
 
-// redactedAttr makes the log leave out passwords and tokens.
+// redactedAttr removes passwords and tokens from log attributes.
 func (p *program) redactedAttr() func([]string, slog.Attr) slog.Attr {
 	secrets := p.config.secrets()
 	return func(_ []string, a slog.Attr) slog.Attr {

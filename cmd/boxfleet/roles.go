@@ -18,7 +18,7 @@ import (
 
 func (p *program) coordinatorCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "coordinator --nats URL", Short: "Run a coordinator; several may run", Args: takes(),
+		Use: "coordinator --nats URL", Short: "Run a coordinator; a fleet may have several", Args: takes(),
 		Example: "  boxfleet coordinator --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := p.coordinator()
@@ -39,7 +39,8 @@ func (p *program) coordinatorCommand() *cobra.Command {
 func (p *program) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "worker --nats URL", Short: "Run the worker of a Docker host", Args: takes(),
-		Long:    "Run the worker of a Docker host. Sandboxes and execs go on without it; the next one adopts them.",
+		Long: "Run the worker of a Docker host. Sandboxes and execs keep running when it ends; the next worker " +
+			"adopts them.",
 		Example: "  boxfleet worker --nats nats://n1:4222 --mounts-allow /srv/cache --labels zone=a",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := p.worker()
@@ -61,8 +62,8 @@ func (p *program) workerCommand() *cobra.Command {
 	return cmd
 }
 
-// role runs one role against the NATS that was named. It waits for NATS where that is away, and reads the
-// credentials again at each try to connect.
+// role runs one role against the configured NATS. It waits for NATS if that is unreachable, and re-reads the
+// credentials for every connection attempt.
 func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Context, conn *jetstream.Conn,
 	say func(well bool, text string)) error) error {
 	cfg, err := p.connectionOf(cmd, name)
@@ -76,20 +77,20 @@ func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Con
 		return err
 	}
 	defer stop()
-	natsSays(false, "it is away, and waited for")
-	roleSays(false, "waits for NATS")
+	natsSays(false, "unreachable, waiting for it")
+	roleSays(false, "waiting for NATS")
 	ctx, end := context.WithCancel(cmd.Context())
 	defer end()
 	conn, err := jetstream.Connect(ctx, cfg)
 	if ctx.Err() != nil && err != nil {
-		return nil // asked to end while it waited
+		return nil // told to end while waiting
 	}
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	h.connection(conn)
-	go func() { // nothing comes of a role without its connection
+	go func() { // a role cannot work once its connection is closed
 		select {
 		case <-conn.Closed():
 			end()
@@ -98,13 +99,14 @@ func (p *program) role(cmd *cobra.Command, name string, run func(ctx context.Con
 	}()
 	err = run(ctx, conn, roleSays)
 	if err == nil && cmd.Context().Err() == nil {
-		return protocol.Errorf(protocol.Unavailable, "", "the connection to NATS has ended for good; start this %s again",
+		return protocol.Errorf(protocol.Unavailable, "",
+			"the connection to NATS is closed and will not be retried; restart this %s",
 			name)
 	}
 	return err
 }
 
-// connectionOf says how a role reaches NATS.
+// connectionOf returns how a role connects to NATS.
 func (p *program) connectionOf(cmd *cobra.Command, name string) (jetstream.Config, error) {
 	where, err := p.config.whereNATS()
 	if err != nil {
@@ -117,11 +119,11 @@ func (p *program) connectionOf(cmd *cobra.Command, name string) (jetstream.Confi
 		Wait: true, LoginFrom: p.config.loginFrom()}
 	if without, _, same := jetstream.SplitLogin(where.URL); same {
 		cfg.URL, cfg.Login = without, func() (jetstream.Login, error) { return p.login(cmd) }
-	} // else servers have credentials of their own, in URLs that stay as they are
+	} // otherwise the servers have different credentials in their URLs, which stay fixed
 	return cfg, nil
 }
 
-// coordinator is the configuration of a coordinator, but for its connection.
+// coordinator returns the configuration of a coordinator, without its connection.
 func (p *program) coordinator() (coordinator.Config, error) {
 	k := p.config.Coordinator
 	if k.Name == "" {
@@ -141,7 +143,7 @@ func (p *program) coordinator() (coordinator.Config, error) {
 	}, nil
 }
 
-// assets are the settings of what is stored; what is not named stays as it is.
+// assets returns the storage settings. Those that are not set stay unchanged in the store.
 func (c *config) assets() jetstream.Assets {
 	k := c.Coordinator
 	return jetstream.Assets{Replicas: k.Replicas, LogMaxAge: k.LogMaxAge, LogMaxBytes: int64(k.LogMaxBytes),
@@ -151,7 +153,7 @@ func (c *config) assets() jetstream.Assets {
 		Requests: int64(k.Requests)}
 }
 
-// worker is the configuration of a worker, but for its connection.
+// worker returns the configuration of a worker, without its connection.
 func (p *program) worker() (worker.Config, error) {
 	w := p.config.Worker
 	if w.Name == "" {
@@ -159,7 +161,7 @@ func (p *program) worker() (worker.Config, error) {
 	}
 	if w.StateDir == "" {
 		if p.config.DataDir == "" {
-			return worker.Config{}, usage("there is no place for the directories of sandboxes: set HOME, XDG_DATA_HOME, --data-dir or --state-dir")
+			return worker.Config{}, usage("no directory for sandboxes: set HOME, XDG_DATA_HOME, --data-dir or --state-dir")
 		}
 		w.StateDir = filepath.Join(p.config.DataDir, "worker")
 	}
@@ -197,7 +199,7 @@ func (p *program) worker() (worker.Config, error) {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 
-// machineName is the machine's name in the form of an id.
+// machineName returns the machine's name, changed to a valid id.
 func machineName() string {
 	name, err := os.Hostname()
 	if name = strings.Trim(notInID.ReplaceAllString(name, "-"), "-"); err != nil || name == "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// deleteWithin bounds how long run waits for the removal of its sandbox.
+// deleteWithin is the time limit for deleting run's sandbox.
 const deleteWithin = time.Minute
 
 func (p *program) runCommand() *cobra.Command {
@@ -20,13 +20,14 @@ func (p *program) runCommand() *cobra.Command {
 	var flags execFlags
 	var line commandLine
 	cmd := &cobra.Command{
-		Use: "run --image IMAGE [flags] COMMAND [ARGUMENT...]", Short: "Make a sandbox, run a command in it, delete it",
-		Long: `Make a sandbox, run a command in it, and delete it, whatever happens. boxfleet ends with the command's
-exit code, or with 125 where it could not be run. Flags stand before COMMAND; what follows it is the command's.
+		Use: "run --image IMAGE [flags] COMMAND [ARGUMENT...]", Short: "Create a sandbox, run a command in it, and delete it",
+		Long: `Create a sandbox, run a command in it, and delete the sandbox, even if something fails. boxfleet exits
+with the command's exit code, or with 125 if the command could not be run. Flags come before COMMAND; everything
+after it belongs to the command.
 
-Ctrl-C cancels the command and deletes the sandbox, and so does --deadline, since nobody else knows of
-it; a second Ctrl-C ends boxfleet at once. TERM, HUP, QUIT, and a reader of the output that goes away, do
-the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, and what it is called.`,
+Ctrl-C and --deadline cancel the command and delete the sandbox; a second Ctrl-C ends boxfleet at once. TERM,
+HUP, QUIT and closing the output do the same within 2 s. If the sandbox is not deleted by then, boxfleet prints
+its id.`,
 		Example: `  boxfleet run --image boxfleet/demo:busybox uname -a
   boxfleet run --image boxfleet/demo:busybox --copy .:/src --cwd /src ls -l`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +39,7 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 				return err
 			}
 			if d.ID != "" {
-				return usage("%s: id is for sandbox create and apply; run makes a sandbox with a new one", box.file)
+				return usage("%s: id is for sandbox create and apply; run generates a new id", box.file)
 			}
 			execSpec, err := flags.spec(p.stdin, line.command)
 			if err != nil {
@@ -53,7 +54,7 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 				}
 				read := flags.stdin || box.file == "-"
 				p.warnOfStdin(read)
-				defer func() { p.warnOfStdin(read) }() // a pipe may be slow
+				defer func() { p.warnOfStdin(read) }() // a slow pipe may have data by now
 				return p.runOnce(ctx, c, d, execSpec)
 			}))
 		},
@@ -65,11 +66,11 @@ the same within 2 s. Where the sandbox is not deleted by then boxfleet says so, 
 	return cmd
 }
 
-// runOnce makes a sandbox, runs a command in it, and deletes it.
+// runOnce creates a sandbox, runs a command in it, and deletes it.
 func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 	execSpec *protocol.ExecSpec) (err error) {
 	id := sdk.NewID()
-	p.unfinished.set("sandbox", "sandbox %s may be left: `boxfleet sandbox delete %s` deletes it", id, id)
+	p.unfinished.set("sandbox", "sandbox %s may still exist: `boxfleet sandbox delete %s` deletes it", id, id)
 	defer func() {
 		if deleteErr := p.deleteAfter(ctx, c.Sandbox(id), err); deleteErr != nil {
 			p.note("sandbox %s is not deleted yet: %v", id, deleteErr)
@@ -86,12 +87,12 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 	if err != nil {
 		return err
 	}
-	// Whatever ends the client ends the command. The delete of the sandbox ends both, so a client that must
-	// end soon asks for that at once.
+	// Whatever ends the client also ends the command. Deleting the sandbox does both, so a client with little time left
+	// requests the delete at once.
 	owned, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() {
 		if i, _ := interruptionOf(ctx); i != 0 && i != interruption(syscall.SIGINT) {
-			_ = p.askToDelete(ctx, box) // asked again in the end
+			_ = p.askToDelete(ctx, box) // requested again at the end
 		}
 		if i, interrupted := interruptionOf(ctx); interrupted {
 			end(i)
@@ -100,32 +101,33 @@ func (p *program) runOnce(ctx context.Context, c *sdk.Client, d *spec.Document,
 		}
 	})()
 	err = p.exec(owned, box, sdk.NewID(), "", execSpec)
-	p.unfinished.done("exec") // it goes with its sandbox
+	p.unfinished.done("exec") // it ends with its sandbox
 	if overdue(ctx) {
 		return protocol.Errorf(protocol.DeadlineExceeded, "",
-			"the command has not ended within --deadline %s, and was cancelled", p.config.Deadline)
+			"the command did not end within --deadline %s and was cancelled", p.config.Deadline)
 	}
 	return err
 }
 
-// askToDelete has a sandbox deleted, and does not wait for it.
+// askToDelete requests the delete of a sandbox and does not wait for it.
 func (p *program) askToDelete(ctx context.Context, box *sdk.Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteWithin)
 	defer cancel()
 	err := untilFound(ctx, func() error { return box.Delete(ctx, sdk.WithWait(false)) })
 	if err == nil {
-		p.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(), box.ID())
+		p.unfinished.set("sandbox", "sandbox %s is being deleted: `boxfleet sandbox get %s` shows its end", box.ID(),
+			box.ID())
 	}
 	return err
 }
 
-// deleteAfter deletes a sandbox, also when ctx has ended. after is what happened before: a sandbox
-// whose create was interrupted may not be there yet, or never be.
+// deleteAfter deletes a sandbox, even if ctx has ended. after is the error of what came before: if a create was
+// interrupted, its sandbox may appear later or never.
 func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error) error {
 	defer p.progress("deleting the sandbox")()
 	err := p.askToDelete(ctx, box)
 	if protocol.CodeOf(err) == protocol.NotFound && after != nil {
-		if ctx.Err() == nil { // it was refused
+		if ctx.Err() == nil { // the create was refused
 			p.unfinished.done("sandbox")
 		}
 		return nil
@@ -141,7 +143,7 @@ func (p *program) deleteAfter(ctx context.Context, box *sdk.Sandbox, after error
 	defer cancel()
 	if err = box.WaitDeleted(bounded); err == nil {
 		p.unfinished.done("sandbox")
-	} else if within == leaveWithin { // it is said with the rest
+	} else if within == leaveWithin { // the final error says so
 		return nil
 	}
 	return err

@@ -40,7 +40,7 @@ ends. The create fails if the command cannot be started or ends within half a se
 "boxfleet logs" prints its output. Without a COMMAND, the sandbox only runs execs.`,
 		Example: `  boxfleet sandbox create --image boxfleet/demo:busybox --name web --env PORT=80 --memory 512m
   boxfleet sandbox create -f spec.yaml --label team=build --wait=false
-  boxfleet sandbox create --image boxfleet/demo:busybox --service db=postgres:17 --service-env db.POSTGRES_PASSWORD=secret
+  boxfleet sandbox create --image boxfleet/demo:busybox --service cache=redis:8 --service-env cache.TZ=UTC
   boxfleet sandbox create --image boxfleet/demo:busybox -- httpd -f -p 8080`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, command := splitDash(cmd, args)
@@ -84,7 +84,8 @@ ends. The create fails if the command cannot be started or ends within half a se
 	}
 	flags.add(cmd)
 	p.completeFlag(cmd, "image", imageRefs)
-	cmd.Flags().StringVar(&id, "id", "", "id of the sandbox; an id can be used only once (default: the file's, else generated)")
+	cmd.Flags().StringVar(&id, "id", "",
+		"id of the sandbox; an id can be used only once (default: the file's, else generated)")
 	cmd.Flags().StringVar(&request, "request-id", "", "id of the request; repeating a request returns the same sandbox")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is ready, not just accepted")
 	return cmd
@@ -98,12 +99,15 @@ func (p *program) notReady(box *sdk.Sandbox, err error) error {
 	info := box.Info()
 	switch info.State {
 	case protocol.StatePending:
-		p.unfinished.set("sandbox", "sandbox %s is still pending: `boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
+		p.unfinished.set("sandbox",
+			"sandbox %s is still pending: `boxfleet sandbox get %s` shows it, `boxfleet sandbox delete %s` deletes "+
+				"it", info.ID, info.ID, info.ID)
 		return err
 	case protocol.StateFailed:
 		p.unfinished.done("sandbox")
 		e := *protocol.AsError(err)
-		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows how, `boxfleet sandbox delete %s` deletes it", info.ID, info.ID, info.ID)
+		e.Message += fmt.Sprintf("; sandbox %s has failed: `boxfleet sandbox events %s` shows how, `boxfleet sandbox "+
+			"delete %s` deletes it", info.ID, info.ID, info.ID)
 		if info.Name != "" {
 			e.Message += fmt.Sprintf("; the name %s can be used again", info.Name)
 		}
@@ -254,7 +258,8 @@ func (p *program) sandboxList(below, name string, aliases ...string) *cobra.Comm
 	line := below + " " + name
 	cmd := &cobra.Command{
 		Use: name, Aliases: aliases, Short: "List sandboxes", Args: takes(),
-		Example: "  " + line + " --label team=build\n  " + line + " --state deleted -o json\n  boxfleet sandbox delete $(" + line + " -q --label team=build)",
+		Example: "  " + line + " --label team=build\n  " + line + " --state deleted -o json\n  boxfleet sandbox delete " +
+			"$(" + line + " -q --label team=build)",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts := []sdk.ListOption{sdk.WithPageSize(1000)}
 			if cmd.Flags().Changed("name") {

@@ -7,7 +7,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// serviceRows are the rows about the services of a sandbox.
+// serviceRows returns the rows about the services of a sandbox.
 func serviceRows(s *protocol.Sandbox) [][]any {
 	names, required := s.Spec.Services()
 	slices.Sort(names)
@@ -15,7 +15,7 @@ func serviceRows(s *protocol.Sandbox) [][]any {
 	for _, name := range names {
 		v, _ := s.Spec.Service(name)
 		status := s.Services[name]
-		text := fmt.Sprintf("%s, %s, of %s", name, status.State, v.Image)
+		text := fmt.Sprintf("%s, %s, image %s", name, status.State, v.Image)
 		if required[name] {
 			text += ", required"
 		}

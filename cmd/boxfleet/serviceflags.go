@@ -9,20 +9,20 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// serviceFlags are the flags that give a sandbox services. What else there is to say of a service is
-// said in a file.
+// serviceFlags are the flags that add services to a sandbox. Other properties of a service need a file.
 type serviceFlags struct{ required, optional, env []string }
 
 func (f *serviceFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.required, "service", nil,
-		"run a service `NAME=IMAGE` beside it, reached by its name; it is ready when the service is; replaces the file's service of that name; may be repeated")
+		"run a service `NAME=IMAGE` in its own container, reachable by its name; the sandbox becomes ready only after "+
+			"it; replaces the file's service of that name; may be repeated")
 	flags.StringArrayVar(&f.optional, "optional-service", nil,
-		"run a service `NAME=IMAGE` beside it that blocks nothing; may be repeated")
+		"run a service `NAME=IMAGE` that the sandbox does not wait for; may be repeated")
 	flags.StringArrayVar(&f.env, "service-env", nil,
-		"environment variable `NAME.K=V` of the service NAME, also of one in the file; may be repeated")
+		"environment variable K=V of service NAME, as `NAME.K=V`, also for services in the file; may be repeated")
 }
 
-// apply sets the services that were given.
+// apply sets the given services.
 func (f *serviceFlags) apply(s *protocol.SandboxSpec) error {
 	if err := addServices("--service", &s.RequiredServices, f.required); err != nil {
 		return err
@@ -37,7 +37,7 @@ func addServices(flag string, into *protocol.Services, args []string) error {
 			return usage("%s: want NAME=IMAGE, got %.200q", flag, arg)
 		}
 		if _, twice := (*into)[name]; twice {
-			return usage("%s: %.80s is there twice", flag, name)
+			return usage("%s: service %.80s is given twice", flag, name)
 		}
 		if *into == nil {
 			*into = protocol.Services{}

@@ -14,7 +14,7 @@ import (
 	"github.com/boxfleet/boxfleet/worker/hostfiles"
 )
 
-// specFlags are the flags that say what a sandbox is made of.
+// specFlags are the flags that make up the spec of a sandbox.
 type specFlags struct {
 	file, name, image, user, cwd, memory, idleTTL, onHostLoss string
 	cpu                                                       float64
@@ -32,33 +32,38 @@ type specFlags struct {
 
 func (f *specFlags) add(cmd *cobra.Command) {
 	flags := pflag.NewFlagSet("spec", pflag.ContinueOnError)
-	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags go over it")
-	flags.StringVar(&f.name, "name", "", "name of the sandbox, by which it is found while it is the only living one so called (default: the file's, else none)")
-	flags.StringVar(&f.image, "image", "", "image to run")
+	flags.StringVarP(&f.file, "file", "f", "", "YAML `file` with the spec, - for stdin; flags override it")
+	flags.StringVar(&f.name, "name", "",
+		"name of the sandbox, unique among live sandboxes (default: the file's, else none)")
+	flags.StringVar(&f.image, "image", "", "image of the sandbox")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable `K=V`; may be repeated")
 	flags.StringArrayVar(&f.labels, "label", nil, "label `K=V`; may be repeated")
-	flags.Float64Var(&f.cpu, "cpu", 0, "cores (default 1)")
+	flags.Float64Var(&f.cpu, "cpu", 0, "CPU cores (default 1)")
 	flags.StringVar(&f.memory, "memory", "", "memory, such as 512m or 4GiB (default 512MiB)")
-	flags.Int64Var(&f.pids, "pids", 0, "processes and threads (default 2048)")
+	flags.Int64Var(&f.pids, "pids", 0, "maximum number of processes and threads (default 2048)")
 	flags.StringVar(&f.user, "user", "", "user, uid, or either with :group (default: the image's)")
 	flags.StringVar(&f.cwd, "cwd", "", "working directory (default: the image's)")
 	f.container.add(flags)
 	f.network.add(flags)
 	f.services.add(flags)
-	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop it after this `duration` without an exec (default: never)")
-	flags.StringVar(&f.onHostLoss, "on-host-loss", "", "wait, fail or replace (default wait)")
+	flags.StringVar(&f.idleTTL, "idle-ttl", "", "stop the sandbox after this `duration` without an exec (default: never)")
+	flags.StringVar(&f.onHostLoss, "on-host-loss", "",
+		"what to do when the host is lost: wait, fail or replace (default wait)")
 	flags.StringArrayVar(&f.placement, "placement", nil,
-		"only on hosts whose labels hold `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all must hold")
+		"only on hosts whose labels match `KEY=VALUE`, KEY!=VALUE or \"KEY in (VALUE, VALUE)\"; may be repeated, all "+
+			"must match")
 	flags.StringArrayVar(&f.mounts, "mount", nil,
-		"mount `HOST:TARGET[:ro|rw]` of the host that runs the sandbox, read-only by default; may be repeated")
+		"mount `HOST:TARGET[:ro|rw]` from the host that runs the sandbox, read-only by default; may be repeated")
 	flags.StringArrayVar(&f.copies, "copy", nil,
-		"copy the local directory or file `PATH:[SERVICE:]TARGET` in, into a service's container where one is named; a file goes into a TARGET that ends with a slash; may be repeated")
+		"copy a local directory or file into the sandbox, or into a service's container, as `PATH:[SERVICE:]TARGET`; a "+
+			"TARGET with a trailing slash is the directory for a file; may be repeated")
 	flags.StringSliceVar(&f.tools, "tool", nil,
-		"give it a builtin `tool` of the host that runs it: claude, codex, opencode, git, uv, npm, apt; may be repeated")
+		"provide a built-in `tool` from the host that runs the sandbox: claude, codex, opencode, git, uv, npm, apt; may "+
+			"be repeated")
 	flags.StringArrayVar(&f.copyExclude, "copy-exclude", nil,
-		"`pattern` of what --copy leaves out, as in a .gitignore; may be repeated")
+		"`pattern` of files that --copy excludes, as in .gitignore; may be repeated")
 	flags.StringVar(&f.copyOwner, "copy-owner", "",
-		"`UID[:GID]` that what --copy brings belongs to (default: who it belongs to here)")
+		"`UID[:GID]` that owns the files that --copy creates (default: their local owner)")
 	f.all = flags
 	cmd.Flags().AddFlagSet(flags)
 	completeValues(cmd, "on-host-loss", protocol.OnHostLossWait, protocol.OnHostLossFail, protocol.OnHostLossReplace)
@@ -67,7 +72,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeValues(cmd, "tool", hostfiles.ToolNames()...)
 }
 
-// document puts the spec together: the file, and the flags over it. Nothing is uploaded yet.
+// document combines the file and the flags, which override it. It uploads nothing.
 func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document, error) {
 	d := &spec.Document{}
 	if f.file != "" {
@@ -87,7 +92,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 	})
 	d.Override(*given)
 	if f.all.Changed("name") {
-		if strings.HasPrefix(f.name, "-") { // the next flag has become the value, and could not be called by it
+		if strings.HasPrefix(f.name, "-") { // probably the next flag, taken as the value
 			return nil, usage("--name: must not begin with a dash, got %.40q; the name may be missing", f.name)
 		}
 		if err := protocol.ValidateName("--name", f.name); err != nil {
@@ -107,7 +112,7 @@ func (f *specFlags) document(stdin io.Reader, command []string) (*spec.Document,
 	return d, check(d)
 }
 
-// addCopies adds what --copy brings to a document.
+// addCopies adds the --copy flags to a document.
 func (f *specFlags) addCopies(d *spec.Document) error {
 	for _, name := range []string{"copy-exclude", "copy-owner"} {
 		if f.all.Changed(name) && len(f.copies) == 0 {
@@ -125,7 +130,7 @@ func (f *specFlags) addCopies(d *spec.Document) error {
 	return nil
 }
 
-// given is what the flags say of a sandbox; onDelete is what the file has as such a command.
+// given returns the spec that the flags set. onDelete is the file's on_delete command, if any.
 func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.SandboxSpec, error) {
 	s := &protocol.SandboxSpec{Image: f.image, User: f.user, Cwd: f.cwd, OnHostLoss: f.onHostLoss, Placement: f.placement,
 		CPU: f.cpu, PIDs: f.pids, Command: command, Tools: f.tools}
@@ -162,7 +167,7 @@ func (f *specFlags) given(command []string, onDelete *protocol.Hook) (*protocol.
 	return s, nil
 }
 
-// upload uploads what the spec has of this machine, and shows how far it is.
+// upload uploads the local files of a spec and shows the progress.
 func (p *program) upload(ctx context.Context, c *sdk.Client, d *spec.Document) error {
 	tell, done := p.progressing("uploading")
 	defer done()

@@ -16,9 +16,9 @@ import (
 )
 
 func (p *program) specCommand() *cobra.Command {
-	return group("spec", "Write and check specs of sandboxes", p.specValidate(), p.specRender(),
-		p.specText("example", "Print a spec with every field", spec.Example),
-		p.specText("schema", "Print the JSON Schema of specs, for editors", spec.Schema))
+	return group("spec", "Write and check sandbox specs", p.specValidate(), p.specRender(),
+		p.specText("example", "Print an example spec with every field", spec.Example),
+		p.specText("schema", "Print the JSON Schema of specs for editors", spec.Schema))
 }
 
 func (p *program) specText(name, short string, text func() []byte) *cobra.Command {
@@ -28,7 +28,7 @@ func (p *program) specText(name, short string, text func() []byte) *cobra.Comman
 		RunE: func(*cobra.Command, []string) error {
 			var value any
 			if err := yaml.Unmarshal(text(), &value); err != nil {
-				return protocol.Errorf(protocol.Internal, "", "read what is to be printed: %v", err)
+				return protocol.Errorf(protocol.Internal, "", "parse the built-in document: %v", err)
 			}
 			return p.show(value, func(w io.Writer) { fmt.Fprintf(w, "%s", text()) })
 		},
@@ -38,8 +38,9 @@ func (p *program) specText(name, short string, text func() []byte) *cobra.Comman
 func (p *program) specValidate() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
-		Use: "validate -f FILE", Short: "Check a file of one or more specs, without a fleet", Args: takes(),
-		Long:    "Check a file of one or more specs, without a fleet: everything that can be known without a host and\nwithout the defaults of the tenant. Variables come from the environment.",
+		Use: "validate -f FILE", Short: "Check a file of one or more specs without a fleet", Args: takes(),
+		Long: "Check a file of one or more specs without a fleet. The check covers everything that does not depend " +
+			"on a host\nor on the tenant's defaults. Variables come from the environment.",
 		Example: "  boxfleet spec validate -f spec.yaml",
 		RunE: func(*cobra.Command, []string) error {
 			documents, err := readSpecs(file, p.stdin)
@@ -69,7 +70,7 @@ func (p *program) specValidate() *cobra.Command {
 	return cmd
 }
 
-// rendered is a spec with everything that will be done, and where it comes from.
+// rendered is the JSON output of spec render.
 type rendered struct {
 	ID      string               `json:"id,omitempty"`
 	Name    string               `json:"name,omitempty"`
@@ -83,11 +84,11 @@ func (p *program) specRender() *cobra.Command {
 	var offline bool
 	var worker string
 	cmd := &cobra.Command{
-		Use: "render [-f FILE] [flags]", Short: "Print a spec with every default, and where each field comes from",
+		Use: "render [-f FILE] [flags]", Short: "Print a spec with all defaults and where each field comes from",
 		Args: takes(),
-		Long: `Print a spec as a create would keep it: the file, the flags over it, the defaults of the tenant and the
-built-in ones below, and behind each field where it comes from. With --worker as it would be there, with
-the worker's defaults. Nothing is made or uploaded.`,
+		Long: `Print a spec as a create would store it, with the origin of each field: flags override the file, which
+overrides the tenant's defaults, which override the built-in defaults. With --worker, print it as it would be on
+that worker, with the worker's defaults. Nothing is created or uploaded.`,
 		Example: `  boxfleet spec render -f spec.yaml --memory 1GiB
   boxfleet spec render -f spec.yaml --worker build-7
   boxfleet spec render --image boxfleet/demo:busybox --offline -o json`,
@@ -98,7 +99,7 @@ the worker's defaults. Nothing is made or uploaded.`,
 			}
 			own := spec.Layer{Name: flags.origin(), Spec: d.Spec}
 			if offline && worker != "" {
-				return usage("--offline and --worker exclude each other: the defaults of a worker come from the fleet")
+				return usage("--offline and --worker cannot be combined: the defaults of a worker come from the fleet")
 			}
 			if offline {
 				return p.render(d, nil, own)
@@ -122,13 +123,13 @@ the worker's defaults. Nothing is made or uploaded.`,
 	}
 	flags.add(cmd)
 	p.completeFlag(cmd, "image", imageRefs)
-	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask a fleet for the defaults of the tenant")
-	cmd.Flags().StringVar(&worker, "worker", "", "print it as it would be on this worker")
+	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask a fleet for the tenant's defaults")
+	cmd.Flags().StringVar(&worker, "worker", "", "print the spec as it would be on this worker")
 	p.completeFlag(cmd, "worker", workerNames)
 	return cmd
 }
 
-// origin is what people call what the file and the flags say.
+// origin names the source of the fields that the file and the flags set.
 func (f *specFlags) origin() string {
 	flags := 0
 	f.all.VisitAll(func(flag *pflag.Flag) {
@@ -145,7 +146,7 @@ func (f *specFlags) origin() string {
 	return specOptions(f.file).Name + " and flags"
 }
 
-// workerLayer is what a worker of the fleet has as defaults.
+// workerLayer returns the defaults of a worker.
 func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, error) {
 	layer := spec.Layer{Name: "worker " + name}
 	hosts, err := sdk.ReadAll(c.Hosts().List(ctx))
@@ -163,8 +164,8 @@ func workerLayer(ctx context.Context, c *sdk.Client, name string) (spec.Layer, e
 	return layer, nil
 }
 
-// render prints what a document and the layers, the lowest first, come to: as it is accepted, or on a
-// worker.
+// render merges the layers, lowest first, and prints the resulting spec: as it would be accepted, or as it would be on
+// a worker.
 func (p *program) render(d *spec.Document, worker *spec.Layer, layers ...spec.Layer) error {
 	whole := spec.Document{ID: d.ID, Name: d.Name, Copies: d.Copies}
 	for _, layer := range layers {

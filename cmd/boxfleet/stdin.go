@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warnOfStdin says once that there is something on stdin, which the command does not get without --stdin.
-// A terminal, and an empty file or pipe, say nothing.
+// warnOfStdin warns once if stdin has data that the command does not get without --stdin. It does not warn about a
+// terminal or an empty file or pipe.
 func (p *program) warnOfStdin(given bool) {
-	if given || p.stdinSaid || !waits(p.stdin) {
+	if given || p.stdinSaid || !hasData(p.stdin) {
 		return
 	}
 	p.stdinSaid = true
-	p.note("there is something on stdin that the command does not get; give it with -i")
+	p.note("stdin has data that is not passed to the command; use -i to pass it")
 }
 
-// waits says whether a file or a pipe has something that was not read.
-func waits(stdin io.Reader) bool {
+// hasData reports whether a file or pipe has unread data.
+func hasData(stdin io.Reader) bool {
 	f, ok := stdin.(*os.File)
 	if !ok {
 		return false

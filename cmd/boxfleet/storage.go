@@ -9,19 +9,19 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// storageCommand changes how things are kept, as an operator asks: a starting coordinator never does
-// that by itself.
+// storageCommand changes how the deployment stores data. Only an operator can; a starting coordinator never replicates
+// streams or lowers limits by itself.
 func (p *program) storageCommand() *cobra.Command {
-	return group("storage", "Change how the deployment keeps things", p.storageGrowCommand(), p.storageSetCommand())
+	return group("storage", "Change how the deployment stores data", p.storageGrowCommand(), p.storageSetCommand())
 }
 
 func (p *program) storageGrowCommand() *cobra.Command {
 	var replicas int
 	cmd := &cobra.Command{
-		Use: "grow", Short: "Replicate every stream to more servers, or restore lost replicas", Args: takes(),
-		Long: `Have every stream kept by so many servers of a NATS cluster, and wait until all have everything. The
-fleet goes on meanwhile; output comes a little later. It may be ended and run again at any time. Replicas are
-never taken away.`,
+		Use: "grow", Short: "Replicate every stream to more servers or restore lost replicas", Args: takes(),
+		Long: `Replicate every stream to the given number of servers of a NATS cluster, and wait until all replicas are
+in sync. The fleet keeps working; output arrives a little later. The command can be interrupted and run again at any
+time. It never removes replicas.`,
 		Example: "  boxfleet storage grow --nats nats://n1:4222,nats://n2:4222,nats://n3:4222 --replicas 3",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.operate(cmd, func(ctx context.Context, conn *jetstream.Conn) error {
@@ -33,17 +33,17 @@ never taken away.`,
 			})
 		},
 	}
-	cmd.Flags().IntVar(&replicas, "replicas", 3, "`copies` of each stream, 3 or 5")
+	cmd.Flags().IntVar(&replicas, "replicas", 3, "number of `replicas` of each stream, 3 or 5")
 	return cmd
 }
 
 func (p *program) storageSetCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "set", Short: "Change how long and how much is kept; lower values remove what is over them", Args: takes(),
-		Long: `Change how long and how much is kept. A coordinator raises these by itself where its configuration says so,
-and refuses to lower them; this command lowers them too. Lower ages and sizes of output and uploads remove
-what is beyond; the event log takes no size below what it has. Set what is changed here in the coordinators'
-configuration too, or leave it out there.`,
+		Use: "set", Short: "Change retention times and size limits; lower values delete data beyond them", Args: takes(),
+		Long: `Change retention times and size limits. A coordinator raises them itself if its configuration says so, but
+refuses to lower them; this command also lowers them. Lower ages and sizes of output and uploads delete the data
+beyond them. The event log cannot be made smaller than its contents. Make the same change in the configuration of the
+coordinators, or remove the setting there.`,
 		Example: "  boxfleet storage set --log-max-age 72h --event-max-bytes 16GiB",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			assets := p.config.assets()
@@ -67,7 +67,7 @@ configuration too, or leave it out there.`,
 	return cmd
 }
 
-// operate calls f with a connection to NATS itself: it needs no coordinator.
+// operate calls f with a direct connection to NATS. It needs no coordinator.
 func (p *program) operate(cmd *cobra.Command, f func(context.Context, *jetstream.Conn) error) error {
 	cfg, err := p.connectionOf(cmd, "storage")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// didYouMean names the one of some names that was probably meant, or nothing.
+// didYouMean suggests the known name closest to a mistyped one, or nothing.
 func didYouMean(prefix, name string, known []string) string {
 	if meant := spec.Nearest(name, known); meant != "" {
 		return "; did you mean " + prefix + meant + "?"
@@ -17,7 +17,7 @@ func didYouMean(prefix, name string, known []string) string {
 	return ""
 }
 
-// namesOf are values as texts.
+// namesOf converts values to strings.
 func namesOf[T ~string](values []T) []string {
 	names := make([]string, len(values))
 	for i, v := range values {
@@ -26,7 +26,7 @@ func namesOf[T ~string](values []T) []string {
 	return names
 }
 
-// statesOf reads --state. One that nothing is ever in would find nothing.
+// statesOf parses --state. It rejects unknown states, which would silently match nothing.
 func statesOf[T ~string](names []string, known []T) ([]T, error) {
 	var states []T
 	for _, name := range names {
@@ -39,13 +39,13 @@ func statesOf[T ~string](names []string, known []T) ([]T, error) {
 	return states, nil
 }
 
-// unknownCommand is the error of a command that is not there below another one.
+// unknownCommand returns the error for an unknown subcommand.
 func unknownCommand(cmd *cobra.Command, name string) error {
 	return usage("unknown command %q%s; see %s --help", name, commandMeant(cmd, name), cmd.CommandPath())
 }
 
-// commandMeant looks for a command of nearly that name below cmd, and then for one of that name elsewhere:
-// people say `boxfleet stop web`.
+// commandMeant suggests a subcommand of cmd with a similar name, or else a command of that name anywhere else, since
+// people type `boxfleet stop web`.
 func commandMeant(cmd *cobra.Command, name string) string {
 	var known, elsewhere []string
 	var visit func(c *cobra.Command)

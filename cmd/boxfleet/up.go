@@ -16,14 +16,14 @@ import (
 
 func (p *program) upCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "up", Short: "Run a whole fleet on this machine", Args: takes(),
-		Long: `Run a whole fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
-Docker engine. What it keeps is in the data directory, and is found again on the next start. The
-commands of this user find it by themselves. Ctrl-C ends it; sandboxes and execs go on without it.`,
+		Use: "up", Short: "Run a complete fleet on this machine", Args: takes(),
+		Long: `Run a complete fleet on this machine: NATS with JetStream, one coordinator, and one worker on the local
+Docker engine. It stores its state in the data directory and continues from it after a restart. Commands of the same
+user connect to it without further settings. Ctrl-C ends it; sandboxes and execs keep running.`,
 		Example: "  boxfleet up\n  boxfleet up --listen 127.0.0.1:4333 --mounts-allow /srv/cache,/srv/shared:rw",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if p.config.DataDir == "" {
-				return usage("there is no place for the data: set HOME, XDG_DATA_HOME, or --data-dir")
+				return usage("no data directory: set HOME, XDG_DATA_HOME, or --data-dir")
 			}
 			dir, err := filepath.Abs(p.config.DataDir)
 			if err != nil {
@@ -60,8 +60,7 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 	defer stop()
 	done := p.progress("starting")
 	defer done()
-	// Clients know from the first moment whose NATS it is that listens: without the token they would take it for
-	// another user's.
+	// Write the connection file as soon as NATS listens. Without the token, clients would take it for another user's.
 	listens := func(where connection) error {
 		if err := where.write(dir); err != nil {
 			return protocol.Errorf(protocol.Internal, "", "write %s: %v", connectionFile, err)
@@ -81,7 +80,8 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 	p.say("ready: %s, data in %s", fleet.server.ClientURL(), dir)
 	if found := hostfiles.FoundTools(home(), os.Getenv("SSH_AUTH_SOCK")); len(found) > 0 &&
 		len(p.config.Worker.Tools) == 0 {
-		fmt.Fprintf(p.plain(p.stderr), "tools here, which sandboxes get with --tools, or a part of it: %s\n",
+		fmt.Fprintf(p.plain(p.stderr),
+			"tools found on this machine; offer them, or some of them, to sandboxes with --tools %s\n",
 			strings.Join(found, ","))
 	}
 	select {
@@ -89,6 +89,6 @@ func (p *program) up(cmd *cobra.Command, dir string) error {
 		defer p.progress("ending")()
 		return fleet.end()
 	case <-fleet.ended:
-		return errors.Join(protocol.Errorf(protocol.Internal, "", "a part of the fleet ended: %v", fleet.err), fleet.end())
+		return errors.Join(protocol.Errorf(protocol.Internal, "", "part of the fleet ended: %v", fleet.err), fleet.end())
 	}
 }

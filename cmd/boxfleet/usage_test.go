@@ -187,7 +187,9 @@ func documentOf(t *testing.T, args ...string) (*spec.Document, error) {
 
 func TestSpecFromYAMLAndFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
-	write(t, file, "image: one\ncommand: [sleep, \"1\"]\nenv: {A: 1, B: yes}\nmemory: 512m\ncpu: 0.5\nidle_ttl: 10m\nmounts:\n- {source: /srv, target: /data}\n")
+	write(t, file,
+		"image: one\ncommand: [sleep, \"1\"]\nenv: {A: 1, B: yes}\nmemory: 512m\ncpu: 0.5\nidle_ttl: 10m\n"+
+			"mounts:\n- {source: /srv, target: /data}\n")
 	d, err := documentOf(t, "-f", file, "--image", "two", "--env", "B=2", "--cpu", "2", "--mount", "/x:/y:ro")
 	if err != nil {
 		t.Fatal(err)

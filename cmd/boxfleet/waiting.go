@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	explainAfter = 2 * time.Second // a create that takes longer says what it waits for
+	explainAfter = 2 * time.Second // a create that takes longer explains what it waits for
 	explainAgain = 2 * time.Second
-	mostReasons  = 3 // hosts whose reasons are said
+	mostReasons  = 3 // maximum number of hosts whose reasons are shown
 )
 
-// creating shows that a sandbox is created, and what it waits for, until done is called.
+// creating shows the progress of a create, and what it waits for, until done is called.
 func (p *program) creating(ctx context.Context, c *sdk.Client, id string, wait bool) (done func()) {
 	const what = "creating the sandbox"
 	tell, shown := p.progressing(what)
@@ -28,8 +28,8 @@ func (p *program) creating(ctx context.Context, c *sdk.Client, id string, wait b
 	return func() { explained(); shown() }
 }
 
-// explainWait tells a terminal what a sandbox waits for that is not there in a moment, as long as done is not
-// called. Elsewhere it says once, on stderr, that no host takes the sandbox, and why.
+// explainWait explains what a pending sandbox waits for, until done is called. On a terminal it keeps calling tell.
+// Elsewhere it prints one note to stderr if no host can take the sandbox.
 func (p *program) explainWait(ctx context.Context, c *sdk.Client, id string, tell func(why string)) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -42,11 +42,11 @@ func (p *program) explainWait(ctx context.Context, c *sdk.Client, id string, tel
 			}
 			x, err := c.Sandbox(id).Explain(ctx)
 			switch {
-			case err != nil || x.Sandbox.State != protocol.StatePending: // it may not be accepted yet
+			case err != nil || x.Sandbox.State != protocol.StatePending: // the create may not be accepted yet
 			case p.watched():
 				tell(reasons(x))
 			case x.Position > 0:
-				p.note("sandbox %s waits: %s", id, reasons(x))
+				p.note("sandbox %s is waiting: %s", id, reasons(x))
 				return
 			}
 		}
@@ -54,7 +54,7 @@ func (p *program) explainWait(ctx context.Context, c *sdk.Client, id string, tel
 	return sync.OnceFunc(func() { cancel(); wg.Wait() })
 }
 
-// reasons says in one line what a sandbox waits for.
+// reasons describes on one line what a sandbox waits for.
 func reasons(x *protocol.Explanation) string {
 	text, said, left := x.Waiting, 0, 0
 	for _, h := range x.Hosts {

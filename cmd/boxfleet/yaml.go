@@ -11,7 +11,7 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// readSpec reads a file of one document, or stdin where it is "-".
+// readSpec reads a file of one document; "-" stands for stdin.
 func readSpec(file string, stdin io.Reader) (*spec.Document, error) {
 	data, err := readAll(file, stdin)
 	if err != nil {
@@ -41,7 +41,7 @@ func readSpecs(file string, stdin io.Reader) ([]*spec.Document, error) {
 	return documents, nil
 }
 
-// readDefaults reads the file of the tenants' defaults, where one is configured.
+// readDefaults reads the file of tenant defaults, if one is configured.
 func readDefaults(file string) (spec.Defaults, error) {
 	if file == "" {
 		return nil, nil
@@ -53,7 +53,7 @@ func readDefaults(file string) (spec.Defaults, error) {
 	return spec.ParseDefaults(data, specOptions(file))
 }
 
-// readWorkerDefaults reads the file of a worker's defaults, where one is configured.
+// readWorkerDefaults reads the file of a worker's defaults, if one is configured.
 func readWorkerDefaults(file string) (*protocol.SandboxSpec, error) {
 	if file == "" {
 		return nil, nil
@@ -72,7 +72,7 @@ func specOptions(file string) spec.Options {
 	return spec.Options{Name: file, Env: environment()}
 }
 
-// environment is the environment of this process, for the variables of specs.
+// environment returns the environment of this process, for variables in specs.
 func environment() map[string]string {
 	env := map[string]string{}
 	for _, kv := range os.Environ() {
@@ -83,8 +83,8 @@ func environment() map[string]string {
 	return env
 }
 
-// besideFile takes the relative paths of what is to be uploaded as seen from the file, so that it
-// means the same wherever it is read from.
+// besideFile makes relative paths of uploads relative to the spec file, so that they do not depend on the working
+// directory.
 func besideFile(file string, d *spec.Document) {
 	for i := range d.Copies {
 		if source := &d.Copies[i].Source; file != "-" && !filepath.IsAbs(*source) {
@@ -93,7 +93,7 @@ func besideFile(file string, d *spec.Document) {
 	}
 }
 
-// check checks a document as far as that needs no fleet.
+// check validates a document without a fleet.
 func check(d *spec.Document) error {
 	sdk.PlaceCopies(d)
 	return d.Validate()
