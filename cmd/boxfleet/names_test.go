@@ -54,7 +54,7 @@ func TestApplyFollowsADelete(t *testing.T) {
 	apply(text, "web created\ndb created\n", 0)
 	apply(text, "web unchanged\ndb unchanged\n", 0)
 	if stderr := apply("name: web\nimage: z\n", "", exitFailure); !strings.Contains(stderr,
-		"sandbox web is there with another image") {
+		"sandbox web exists with a different image") {
 		t.Errorf("another image: %s", stderr)
 	}
 	expect(t, "sandbox delete web", 0, "web")

@@ -258,7 +258,7 @@ func stdinThatNobodyReadsIsSaid(t *testing.T) {
 	for _, said := range []bool{false, true} {
 		var stderr bytes.Buffer
 		code := run(t.Context(), []string{"exec", "web", "cat"}, r, new(bytes.Buffer), &stderr)
-		if code != 0 || strings.Contains(stderr.String(), "give it with -i") != said {
+		if code != 0 || strings.Contains(stderr.String(), "use -i to pass it") != said {
 			t.Errorf("something on stdin: %v; got %d, %s", said, code, stderr.String())
 		}
 		if _, err := w.WriteString("x"); err != nil {

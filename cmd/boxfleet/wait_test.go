@@ -228,7 +228,7 @@ func TestRolesWaitForNATSAndEndWhenAsked(t *testing.T) {
 			t.TempDir()}} {
 			t.Run(name+"/"+args[0], func(t *testing.T) {
 				r := startRole(t, append(args, "--nats", url)...)
-				r.await(t, http.StatusServiceUnavailable, "waits for NATS")
+				r.await(t, http.StatusServiceUnavailable, "waiting for NATS")
 				if name != "silent" {
 					eventually(t, "the log says so", func() bool { return strings.Contains(r.stderr.String(), "waiting for NATS") })
 				}

@@ -28,13 +28,13 @@ func TestACreateThatWaitsSaysWhy(t *testing.T) {
 		ended.Go(func() { run(ctx, args, strings.NewReader(""), new(screen), said[id]) })
 	}
 	for id, stderr := range said {
-		line := "boxfleet: sandbox " + id + " waits: there is no host\n"
+		line := "boxfleet: sandbox " + id + " is waiting: there is no host\n"
 		eventually(t, id+" says why it waits", func() bool { return strings.Contains(stderr.String(), line) })
 	}
 	cancel()
 	ended.Wait()
 	for id, stderr := range said {
-		if n := strings.Count(stderr.String(), " waits: "); n != 1 {
+		if n := strings.Count(stderr.String(), " is waiting: "); n != 1 {
 			t.Errorf("%s says so %d times: %s", id, n, stderr.String())
 		}
 	}
