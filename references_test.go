@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -92,7 +93,8 @@ func filesNamed(t *testing.T, wanted func(name string) bool) (names []string) {
 	return names
 }
 
-// declarations maps a directory to the names it declares: "Name", "Type.Method" and "Type.Field".
+// declarations maps a directory to the names it declares: "Name", "Type.Method" and "Type.Field". A type also declares
+// the methods and fields of the unexported types of its package that it embeds, as in its documentation.
 func declarations(files []sourceFile) map[string]map[string]bool {
 	declared := map[string]map[string]bool{}
 	for _, file := range files {
@@ -106,7 +108,37 @@ func declarations(files []sourceFile) map[string]map[string]bool {
 			}
 		}
 	}
+	for _, file := range files {
+		directory := path.Dir(file.name)
+		for outer, parts := range embedded(file.syntax) {
+			for name := range maps.Clone(declared[directory]) {
+				if owner, member, ok := strings.Cut(name, "."); ok && slices.Contains(parts, owner) {
+					declared[directory][outer+"."+member] = true
+				}
+			}
+		}
+	}
 	return declared
+}
+
+// embedded maps the structs of a file to the unexported types of the same package that they embed.
+func embedded(file *ast.File) map[string][]string {
+	parts := map[string][]string{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		if s, ok := spec.Type.(*ast.StructType); ok {
+			for _, field := range s.Fields.List {
+				if part := receiver(field.Type); len(field.Names) == 0 && part != "" && !ast.IsExported(part) {
+					parts[spec.Name.Name] = append(parts[spec.Name.Name], part)
+				}
+			}
+		}
+		return true
+	})
+	return parts
 }
 
 func namesDeclared(declaration ast.Decl) (names []string) {

@@ -244,7 +244,8 @@ var (
 	noSuchImage = regexp.MustCompile(`(?i)manifest unknown|manifest for .* not found|name unknown|` +
 		`repository .*not (found|exist)|repository does not exist|no matching manifest`)
 	unreachable = regexp.MustCompile(`(?i)connection refused|connection reset|no such host|server misbehaving|` +
-		`no route to host|network is unreachable|i/o timeout|handshake timeout|Client\.Timeout|deadline exceeded|unexpected EOF|: EOF|` +
+		`no route to host|network is unreachable|i/o timeout|handshake timeout|Client\.Timeout|deadline exceeded|` +
+		`unexpected EOF|: EOF|` +
 		`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)|server closed idle connection`)
 )
 

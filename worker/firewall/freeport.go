@@ -10,13 +10,13 @@ import (
 
 // FreePort returns the first of these ports that is free on the loopback of the engine's host. Errors:
 // resource_exhausted if all are taken, unavailable if that cannot be determined.
-func (f *Firewall) FreePort(transport string, ports []int) (free int, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := f.enter(); err != nil {
+func (h *host) FreePort(transport string, ports []int) (free int, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.enter(); err != nil {
 		return 0, err
 	}
-	err = f.place.do(func() error {
+	err = h.place.do(func() error {
 		for _, port := range ports {
 			switch err := tryPort(transport, port); {
 			case err == nil:

@@ -72,3 +72,30 @@ func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 			protocol.RangeWithin(r, operator))
 	})
 }
+
+// Withheld returns the first private range of a policy that the operator does not let policies allow.
+func (f *Firewall) Withheld(p Policy) (index int, is bool) {
+	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool {
+		return protocol.PrivateRange(r) &&
+			!protocol.RangeWithin(r, f.cfg.Allow)
+	})
+	return i, i >= 0
+}
+
+// Denied returns the first range of a policy that no sandbox may reach: a special range, the sandboxes' own pool, an
+// address of the host, or a range that the operator denies.
+func (f *Firewall) Denied(p Policy) (index int, is bool) {
+	denied := slices.Concat(never, f.cfg.Deny)
+	if f.cfg.Pool.IsValid() {
+		denied = append(denied, f.cfg.Pool)
+	}
+	for _, a := range f.Own() {
+		denied = append(denied, netip.PrefixFrom(a, a.BitLen()))
+	}
+	for i, r := range p.Allow {
+		if protocol.RangeWithin(r, denied) {
+			return i, true
+		}
+	}
+	return 0, false
+}

@@ -8,30 +8,32 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/boxfleet/boxfleet/protocol"
 )
 
 // OwnResolvers returns the configured name servers of the engine's host that run on the host itself, where no sandbox
 // reaches them. It returns nil if the host cannot be read.
-func (f *Firewall) OwnResolvers() []netip.Addr {
-	own := f.Own()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.enter() != nil {
+func (h *host) OwnResolvers() []netip.Addr {
+	own := h.Own()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.enter() != nil {
 		return nil
 	}
-	return slices.DeleteFunc(f.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
+	return slices.DeleteFunc(h.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
 }
 
 // Own returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be
 // read.
-func (f *Firewall) Own() (own []netip.Addr) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.enter() != nil {
+func (h *host) Own() (own []netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.enter() != nil {
 		return nil
 	}
 	var addresses []net.Addr
-	err := f.place.do(func() (err error) {
+	err := h.place.do(func() (err error) {
 		addresses, err = net.InterfaceAddrs()
 		return err
 	})
@@ -45,6 +47,34 @@ func (f *Firewall) Own() (own []netip.Addr) {
 	}
 	return own
 }
+
+// DNS returns the name servers to configure in the containers of a network with this policy, in addition to the
+// engine's own names; nil leaves them to the engine. A network that may not reach the internet gets only name servers
+// that its policy allows: the engine would query others from outside of the network, and names can carry data out.
+func (f *Firewall) DNS(p Policy) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	servers := f.cfg.Resolvers
+	if len(servers) == 0 && !p.internet() && f.enter() == nil {
+		servers = f.place.resolvers()
+	}
+	var list []string
+	for _, a := range servers {
+		single := netip.PrefixFrom(a, 32)
+		if p.internet() || p.allows(a, f.cfg.Allow) && !protocol.RangeWithin(single, never) &&
+			!protocol.RangeWithin(single, f.cfg.Deny) {
+			list = append(list, a.String())
+		}
+	}
+	if len(list) == 0 && !p.internet() {
+		list = []string{deadResolver}
+	}
+	return list
+}
+
+// deadResolver never answers: the engine queries it from inside the container, where the address means the container
+// itself.
+const deadResolver = "0.0.0.0"
 
 // resolvers reads the name servers of the engine's host. The engine queries them for sandboxes from inside of their
 // networks. It leaves out name servers on the loopback, which the engine queries from outside.

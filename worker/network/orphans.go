@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
@@ -18,44 +19,56 @@ const orphanPasses = 4
 // time at which each was first found without one.
 type orphans map[firewall.Bridge]time.Time
 
-// removeOrphans removes bridges left by an engine that was killed while it created their networks. It judges by
+// orphanBridges removes orphans that stay orphans long enough.
+type orphanBridges struct {
+	firewall *firewall.Firewall
+	subnets  *Subnets
+	engine   Engine
+	fence    func() error
+	log      *slog.Logger
+	since    orphans
+	rest     time.Duration // how long a bridge must have been an orphan before it is removed
+	dryRun   bool          // only report orphans
+}
+
+// remove removes bridges left by an engine that was killed while it created their networks. It judges by
 // complete lists of the engine's networks, which are read after the bridges were listed.
-func (i *Isolation) removeOrphans(ctx context.Context) error {
-	abandoned, err := i.firewall.Abandoned()
+func (o *orphanBridges) remove(ctx context.Context) error {
+	abandoned, err := o.firewall.Abandoned()
 	if err != nil {
 		return err
 	}
 	if len(abandoned) == 0 {
-		i.orphans = nil
+		o.since = nil
 		return nil
 	}
-	used, err := i.engine.UsedSubnets(ctx)
+	used, err := o.engine.UsedSubnets(ctx)
 	if err != nil {
 		return err
 	}
-	bridges, err := i.engine.Bridges(ctx)
+	bridges, err := o.engine.Bridges(ctx)
 	if err != nil {
 		return err
 	}
-	i.orphans = i.orphans.update(abandoned, i.subnets.Pool(), used, bridges, time.Now())
-	for b, since := range i.orphans {
-		if time.Since(since) < i.orphanRest {
+	o.since = o.since.update(abandoned, o.subnets.Pool(), used, bridges, time.Now())
+	for b, since := range o.since {
+		if time.Since(since) < o.rest {
 			continue
 		}
-		if i.reapDryRun {
-			i.log.Warn("would remove an orphan bridge", "bridge", b.Name)
+		if o.dryRun {
+			o.log.Warn("would remove an orphan bridge", "bridge", b.Name)
 			continue
 		}
-		if err := i.fence(); err != nil {
+		if err := o.fence(); err != nil {
 			return err
 		}
-		removed, err := i.firewall.RemoveBridge(b)
+		removed, err := o.firewall.RemoveBridge(b)
 		if err != nil {
 			return err
 		}
 		if removed {
-			i.log.Info("removed an orphan bridge", "bridge", b.Name)
-			i.subnets.unmarkForeign(b.Subnet)
+			o.log.Info("removed an orphan bridge", "bridge", b.Name)
+			o.subnets.unmarkForeign(b.Subnet)
 		}
 	}
 	return nil

@@ -1,6 +1,8 @@
 package network
 
 import (
+	"log/slog"
+
 	"github.com/boxfleet/boxfleet/protocol"
 	"github.com/boxfleet/boxfleet/worker/docker"
 	"github.com/boxfleet/boxfleet/worker/firewall"
@@ -19,21 +21,29 @@ func RulesOf(n docker.Network) firewall.Network {
 	return firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
 }
 
+// rules are the methods that change and check the firewall rules of one network.
+type rules struct {
+	firewall *firewall.Firewall
+	settings *settings
+	fence    func() error // must pass before each change on the host
+	log      *slog.Logger
+}
+
 // BridgeExists reports whether an interface of that name exists on the engine's host, also if the engine did not make
 // it.
-func (i *Isolation) BridgeExists(bridge string) bool { return i.firewall.Exists(bridge) }
+func (r *rules) BridgeExists(bridge string) bool { return r.firewall.Exists(bridge) }
 
 // Protect writes the rules of a network, before anything is in the network.
-func (i *Isolation) Protect(n firewall.Network) error {
-	return i.change(func() error { return i.firewall.Protect(n) })
+func (r *rules) Protect(n firewall.Network) error {
+	return r.change(func() error { return r.firewall.Protect(n) })
 }
 
 // Restore makes sure of the rules of a network, immediately before something is started in the network.
-func (i *Isolation) Restore(n firewall.Network) error {
-	if err := i.change(func() error { return i.firewall.Restore(n) }); err != nil {
+func (r *rules) Restore(n firewall.Network) error {
+	if err := r.change(func() error { return r.firewall.Restore(n) }); err != nil {
 		return err
 	}
-	return i.Verify(n)
+	return r.Verify(n)
 }
 
 // RestoreExisting does the same for the network of a sandbox that was made earlier: the operator may have turned the
@@ -54,35 +64,35 @@ func (i *Isolation) RestoreExisting(s *protocol.SandboxSpec, find func() (docker
 
 // Verify checks that the rules are in the network namespace in which the network is. Nothing is started in a network
 // for which that fails.
-func (i *Isolation) Verify(n firewall.Network) error {
-	if !i.required {
+func (r *rules) Verify(n firewall.Network) error {
+	if !r.settings.required {
 		return nil
 	}
-	return i.firewall.Check(n)
+	return r.firewall.Check(n)
 }
 
 // Unprotect removes the rules of a network that is about to be removed.
-func (i *Isolation) Unprotect(bridge string) error {
+func (r *rules) Unprotect(bridge string) error {
 	if bridge == "" {
 		return nil
 	}
-	return i.change(func() error { return i.firewall.Forget(bridge) })
+	return r.change(func() error { return r.firewall.Forget(bridge) })
 }
 
 // Removed makes sure that no rules are left of a network that the engine has removed.
-func (i *Isolation) Removed(bridge string) error {
+func (r *rules) Removed(bridge string) error {
 	if bridge == "" {
 		return nil
 	}
-	return i.change(func() error { return i.firewall.Gone(bridge) })
+	return r.change(func() error { return r.firewall.Gone(bridge) })
 }
 
 // change changes rules if the firewall is on and the host's lock is held.
-func (i *Isolation) change(change func() error) error {
-	if !i.required {
+func (r *rules) change(change func() error) error {
+	if !r.settings.required {
 		return nil
 	}
-	if err := i.fence(); err != nil {
+	if err := r.fence(); err != nil {
 		return err
 	}
 	return change()
@@ -90,19 +100,19 @@ func (i *Isolation) change(change func() error) error {
 
 // Withdraw cleans up after the operator has turned the firewall off: it removes the rules of networks that are gone,
 // because another sandbox may get their subnets. Rules that cannot be reached stay.
-func (i *Isolation) Withdraw() {
-	if i.required || i.fence() != nil {
+func (r *rules) Withdraw() {
+	if r.settings.required || r.fence() != nil {
 		return
 	}
-	if err := i.firewall.Withdraw(); err != nil {
-		i.log.Debug("could not remove the rules left from before the firewall was turned off", "error", err)
+	if err := r.firewall.Withdraw(); err != nil {
+		r.log.Debug("could not remove the rules left from before the firewall was turned off", "error", err)
 	}
 }
 
 // RemoveAll removes all rules of the deployment, for a deployment that does not come back.
-func (i *Isolation) RemoveAll() error {
-	if !i.required {
+func (r *rules) RemoveAll() error {
+	if !r.settings.required {
 		return nil
 	}
-	return i.firewall.Remove()
+	return r.firewall.Remove()
 }

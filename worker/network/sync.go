@@ -18,22 +18,22 @@ func (i *Isolation) Sync(ctx context.Context, mark uint64, networks []docker.Net
 		i.Withdraw()
 		return false
 	}
-	rules := make([]firewall.Network, 0, len(networks))
+	wanted := make([]firewall.Network, 0, len(networks))
 	for _, n := range networks {
 		if _, ours := docker.KeyOf(n.Labels); ours && n.Subnet.IsValid() {
-			rules = append(rules, RulesOf(n))
+			wanted = append(wanted, RulesOf(n))
 		}
 	}
-	err := i.firewall.Sync(mark, rules)
+	err := i.firewall.Sync(mark, wanted)
 	if err == nil {
 		err = i.verifyNamespace(ctx)
 	}
 	if err == nil {
-		if err := i.removeOrphans(ctx); err != nil && ctx.Err() == nil {
+		if err := i.orphans.remove(ctx); err != nil && ctx.Err() == nil {
 			i.log.Warn("could not remove orphan bridges; retrying at the next reconciliation", "error", err)
 		}
 	}
-	if !i.setProblem(err) {
+	if !i.health.set(err) {
 		return false
 	}
 	if err != nil {

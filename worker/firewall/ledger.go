@@ -1,0 +1,92 @@
+package firewall
+
+import "maps"
+
+// ledger records which networks should be protected, and which are gone since recently. Its clock orders these changes
+// against lists of the engine's networks: a list may be out of date when it arrives.
+type ledger struct {
+	known map[string]*entry // by bridge
+	gone  map[string]uint64 // by bridge: when its network was forgotten, until a list is newer
+	clock uint64            // counts changes of known and gone
+}
+
+// entry is a network that should be protected.
+type entry struct {
+	Network
+	set    uint64 // when it was protected, by the ledger's clock
+	listed bool   // the engine has had the network since
+}
+
+func newLedger() ledger { return ledger{known: map[string]*entry{}, gone: map[string]uint64{}} }
+
+// has reports whether the bridge belongs to a known network.
+func (l *ledger) has(bridge string) bool { return l.known[bridge] != nil }
+
+// holds reports whether the network is known exactly like this.
+func (l *ledger) holds(n Network) bool {
+	e := l.known[n.Bridge]
+	return e != nil && e.Network.equal(n)
+}
+
+// add records a network that should be protected.
+func (l *ledger) add(n Network) {
+	l.clock++
+	l.known[n.Bridge] = &entry{Network: n, set: l.clock}
+	delete(l.gone, n.Bridge)
+}
+
+// confirm records that the engine has the network of a bridge: from now on, an older list without the network does not
+// mean that it is gone.
+func (l *ledger) confirm(bridge string) {
+	if e := l.known[bridge]; e != nil && !e.listed {
+		l.clock++
+		e.listed, e.set = true, l.clock
+	}
+}
+
+// forget removes a network that should no longer be protected.
+func (l *ledger) forget(bridge string) { delete(l.known, bridge) }
+
+// markGone records that a network is gone, so that a list from before this moment does not bring it back.
+func (l *ledger) markGone(bridge string) {
+	l.clock++
+	l.gone[bridge] = l.clock
+}
+
+// clear forgets all networks.
+func (l *ledger) clear() { clear(l.known) }
+
+// update takes the engine's networks, listed after mark was taken; changes since then stay.
+func (l *ledger) update(mark uint64, listed []Network) {
+	present := map[string]bool{}
+	for _, n := range listed {
+		if l.gone[n.Bridge] > mark {
+			continue
+		}
+		present[n.Bridge] = true
+		if e := l.known[n.Bridge]; e == nil {
+			l.known[n.Bridge] = &entry{Network: n, set: mark, listed: true}
+		} else if e.set <= mark {
+			e.listed = true
+		}
+	}
+	for bridge, e := range l.known {
+		if e.listed && e.set <= mark && !present[bridge] {
+			delete(l.known, bridge)
+		}
+	}
+	maps.DeleteFunc(l.gone, func(_ string, at uint64) bool { return at <= mark })
+}
+
+// networks returns the known networks. missing is how many of them the engine has, but are not among the bridges that
+// have rules.
+func (l *ledger) networks(ruled map[string]bool) (networks []Network, missing int) {
+	networks = make([]Network, 0, len(l.known))
+	for bridge, e := range l.known {
+		networks = append(networks, e.Network)
+		if e.listed && !ruled[bridge] {
+			missing++
+		}
+	}
+	return networks, missing
+}
