@@ -380,9 +380,9 @@ func imagesOf(t *testing.T, host string) string {
 	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
 }
 
-// TestUnusedImagesGo sets a bound on pulled images. Above it, large and long unused ones are removed first. Images that
+// TestUnusedImagesAreRemovedAboveTheBound sets a bound on pulled images. Above it, large and long unused ones are removed first. Images that
 // are in use, configured to be kept, or foreign stay.
-func TestUnusedImagesGo(t *testing.T) {
+func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
 	engines.LoadImage(t, h.engine, fleet.Image) // a foreign image
