@@ -30,7 +30,7 @@ func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(window + time.Second)
+	time.Sleep(window + time.Second) // the subject: stopped for longer than the window
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}

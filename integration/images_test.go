@@ -331,7 +331,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 				}
 			}
 			deleteWithin("deleted-1")
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // the subject: the other sandbox still needs the pull
 			if n := h.door.GivenUp(); n != gone {
 				t.Error("the pull ended while a sandbox waits for it")
 			}
@@ -423,7 +423,7 @@ func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // the subject: no sweep may remove an image below the bound
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
 		t.Errorf("below the bound, an image was removed; left: %s", got)
 	}
