@@ -18,7 +18,7 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-func TestWhatIsExcludedIsNotUploaded(t *testing.T) {
+func TestExcludedFilesAreNotUploaded(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)
@@ -59,7 +59,7 @@ func TestWhatIsExcludedIsNotUploaded(t *testing.T) {
 	wantError(t, "an invalid pattern", err, protocol.InvalidArgument, "", "exclude[1]")
 }
 
-func TestABlobGoesWhenItIsOldAndOneThatIsUsedAgainStays(t *testing.T) {
+func TestAnUnusedBlobIsRemovedByAgeAndAReusedOneStays(t *testing.T) {
 	t.Parallel()
 	const age = 6 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1, BlobMaxAge: age})

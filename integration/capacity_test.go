@@ -12,9 +12,9 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAHostGivesBackWhatIsBeyondItsSlots plays a scheduler that was paused and takes a host of two slots for empty. The
+// TestAHostReturnsSandboxesBeyondItsSlots plays a scheduler that was paused and takes a host of two slots for empty. The
 // worker accepts two of four sandboxes; the others go to another host or wait. None fails.
-func TestAHostGivesBackWhatIsBeyondItsSlots(t *testing.T) {
+func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "other")
 	engines.LoadImage(t, other, fleet.Image)

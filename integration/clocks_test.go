@@ -12,7 +12,7 @@ import (
 
 // The coordinator's clock is 15 days ahead, which is how long stopped sandboxes are kept. The worker's is first further
 // ahead than a create may take and, after a restart, further behind than an exec may run.
-func TestAFleetWhoseClocksAreSetApartWorks(t *testing.T) {
+func TestAFleetWithSkewedClocksWorks(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1})
 	f.Coordinator("c1", fleet.Role{Clock: 15 * 24 * time.Hour, Timing: impatient})

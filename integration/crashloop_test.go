@@ -13,9 +13,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestTheTimeThatASandboxIsStoppedIsNoCrashLoop stops a sandbox for longer than the window. Its primary command ended
+// TestStoppedTimeDoesNotCountAsACrashLoop stops a sandbox for longer than the window. Its primary command ended
 // only because of the stop.
-func TestTheTimeThatASandboxIsStoppedIsNoCrashLoop(t *testing.T) {
+func TestStoppedTimeDoesNotCountAsACrashLoop(t *testing.T) {
 	t.Parallel()
 	const window, guard = 3 * time.Second, 2 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -30,7 +30,7 @@ func TestTheTimeThatASandboxIsStoppedIsNoCrashLoop(t *testing.T) {
 	if err := s.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(window + time.Second)
+	time.Sleep(window + time.Second) // the subject: stopped for longer than the window
 	if err := s.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestAPrimaryCommandThatRunsOutOfMemoryAgainAndAgainIsNamedSo(t *testing.T) 
 }
 
 // The Engine reports a container as out of memory if any of its processes ever ran out of memory, even long ago.
-func TestASandboxInWhichMemoryRanOutOnceComesBackWithItsEngine(t *testing.T) {
+func TestASandboxThatOnceRanOutOfMemoryRestartsWithItsEngine(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "hungry")
 	engines.LoadImage(t, e, fleet.Image)

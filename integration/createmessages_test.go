@@ -13,7 +13,7 @@ import (
 )
 
 // Each message is a durable write. The history still has all phases, each with its time.
-func TestACreateIsFourMessagesOfTheLogAtMost(t *testing.T) {
+func TestACreateTakesAtMostFourMessagesOfTheLog(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -52,7 +52,7 @@ func TestACreateIsFourMessagesOfTheLogAtMost(t *testing.T) {
 
 // A worker is killed after it created the network. After a restart it finds that network again, even if the machine
 // lost the sandbox's directory, which is not synced to disk.
-func TestACreateGoesOnWithItsNetworkWhereItsDirectoryIsLost(t *testing.T) {
+func TestACreateResumesWithItsNetworkAfterLosingItsDirectory(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashAt: "after-network-create"})

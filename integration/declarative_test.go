@@ -41,7 +41,7 @@ func (c *commandLine) run(stdin string, args ...string) (code int, stdout, stder
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-func TestSandboxesAreMadeFromFiles(t *testing.T) {
+func TestSandboxesAreCreatedFromFiles(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1, Workers: -1})
 	f.Coordinator("c1", fleet.Role{Defaults: spec.Defaults{
@@ -154,7 +154,7 @@ copies:
 	})
 }
 
-func TestApplyMakesWhatIsMissingAndChangesNothing(t *testing.T) {
+func TestApplyCreatesMissingSandboxesAndChangesNone(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	c := &commandLine{t, buildCLI(t), f, t.TempDir()}

@@ -190,8 +190,8 @@ func unhealthy(f *fleet.Fleet) func() error {
 	}
 }
 
-// TestAnEngineComesBackEmpty restarts an engine that lost its images, its containers and the volume with its host id.
-func TestAnEngineComesBackEmpty(t *testing.T) {
+// TestAnEngineMayRestartEmpty restarts an engine that lost its images, its containers and the volume with its host id.
+func TestAnEngineMayRestartEmpty(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "emptied")
 	engines.LoadImage(t, e, fleet.Image)
@@ -220,8 +220,8 @@ func TestAnEngineComesBackEmpty(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnEngineComesBackWithAnotherConfiguration checks that the isolation reported for sandboxes is correct afterwards.
-func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
+// TestAnEngineMayRestartWithAnotherConfiguration checks that the isolation reported for sandboxes is correct afterwards.
+func TestAnEngineMayRestartWithAnotherConfiguration(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "other")
 	engines.LoadImage(t, e, fleet.Image)
@@ -250,8 +250,8 @@ func TestAnEngineComesBackWithAnotherConfiguration(t *testing.T) {
 	f.Judge()
 }
 
-// TestAnEngineComesBackAsAnotherHost gives the engine the data of another engine that was a host of this deployment.
-func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
+// TestAnEngineMayRestartAsAnotherHost gives the engine the data of another engine that was a host of this deployment.
+func TestAnEngineMayRestartAsAnotherHost(t *testing.T) {
 	t.Parallel()
 	e, other := engines.Start(t, "here"), engines.Start(t, "there")
 	engines.LoadImage(t, other, fleet.Image)
@@ -296,8 +296,8 @@ func TestAnEngineComesBackAsAnotherHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHungEngineHoldsUpNoExec lets the engine hang just when the worker is about to inspect a new sandbox.
-func TestAHungEngineHoldsUpNoExec(t *testing.T) {
+// TestAHungEngineDelaysNoExec lets the engine hang just when the worker is about to inspect a new sandbox.
+func TestAHungEngineDelaysNoExec(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "stuck")
 	engines.LoadImage(t, e, fleet.Image)
@@ -409,9 +409,9 @@ func TestS6_AHungEngineFreezesNoRead(t *testing.T) {
 	f.Judge()
 }
 
-// TestWhatHappensBehindTheWorkersBackIsSeen removes and kills containers with the docker command, and puts foreign
+// TestChangesMadeDirectlyOnTheEngineAreNoticed removes and kills containers with the docker command, and puts foreign
 // objects and orphans on the engine.
-func TestWhatHappensBehindTheWorkersBackIsSeen(t *testing.T) {
+func TestChangesMadeDirectlyOnTheEngineAreNoticed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	host := engines.Default(t).Host

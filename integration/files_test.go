@@ -204,7 +204,7 @@ func TestATreeOf50MegabytesIsCopied(t *testing.T) {
 	becomesEmpty(f, w)
 }
 
-func TestS21_AFileGoesToAFilePathAndWhatIsMissingIsMade(t *testing.T) {
+func TestS21_AFileIsCopiedToAFilePathAndMissingDirectoriesAreCreated(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})
@@ -339,7 +339,7 @@ func TestAMountHidesWhatACopyHasAtItsTarget(t *testing.T) {
 }
 
 // A create that resumes after the container has run leaves the changes that its command made to the copies.
-func TestACreateThatGoesOnDoesNotCopyAgain(t *testing.T) {
+func TestAResumedCreateDoesNotCopyAgain(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashAt: "before-ready"})

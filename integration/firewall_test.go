@@ -34,9 +34,9 @@ func ruled(t *testing.T, f *fleet.Fleet, e *engines.Engine, subnet string) bool 
 	return strings.Contains(rulesOf(f, e), "goto "+firewall.BridgeName(p))
 }
 
-// TestS22_RulesAreLookedAtDirectlyBeforeAStart removes the rules while a sandbox is created. The worker's next
+// TestS22_RulesAreCheckedImmediatelyBeforeAStart removes the rules while a sandbox is created. The worker's next
 // inspection of the host would notice too late.
-func TestS22_RulesAreLookedAtDirectlyBeforeAStart(t *testing.T) {
+func TestS22_RulesAreCheckedImmediatelyBeforeAStart(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "rules")
 	engines.LoadImage(t, e, fleet.Image)
@@ -58,9 +58,9 @@ func TestS22_RulesAreLookedAtDirectlyBeforeAStart(t *testing.T) {
 	f.Judge()
 }
 
-// TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule uses a host where one sandbox has a network mode that
+// TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule uses a host where one sandbox has a network mode that
 // requires the firewall.
-func TestS22_AFirewallThatIsTurnedOffLeavesNoSandboxOpenAndNoRule(t *testing.T) {
+func TestS22_TurningTheFirewallOffLeavesNoSandboxUnprotectedAndNoRule(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "off")
 	engines.LoadImage(t, e, fleet.Image)

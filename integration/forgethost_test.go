@@ -13,10 +13,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAForgottenHostThatReturnsKeepsNothing kills the worker of a host with sandboxes and has the host forgotten. A
+// TestAForgottenHostRemovesItsRemainsWhenItReturns kills the worker of a host with sandboxes and has the host forgotten. A
 // pending delete and a pending stop end, and a sandbox that is replaced runs on another host with its exec that had not
 // started. The returning host removes its remains before it takes work. A drain then moves the sandbox there.
-func TestAForgottenHostThatReturnsKeepsNothing(t *testing.T) {
+func TestAForgottenHostRemovesItsRemainsWhenItReturns(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "spare")
 	engines.LoadImage(t, other, fleet.Image)
@@ -142,9 +142,9 @@ func TestASandboxGoesWhereItsPlacementSays(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHostThatDidNotHearOfAMoveKeepsNothing moves a sandbox off a drained host while its worker receives nothing. The
+// TestAHostThatMissedAMoveRemovesItsRemains moves a sandbox off a drained host while its worker receives nothing. The
 // notification of the move is sent only once, and is lost.
-func TestAHostThatDidNotHearOfAMoveKeepsNothing(t *testing.T) {
+func TestAHostThatMissedAMoveRemovesItsRemains(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "drained")
 	engines.LoadImage(t, other, fleet.Image)

@@ -11,9 +11,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext kills the worker while files of ended execs are still
+// TestExecsLeftByAKilledWorkerAreForgottenByTheNext kills the worker while files of ended execs are still
 // kept: the supervisor must not keep them for ever.
-func TestExecsThatAKilledWorkerDidNotForgetAreForgottenByTheNext(t *testing.T) {
+func TestExecsLeftByAKilledWorkerAreForgottenByTheNext(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})

@@ -20,7 +20,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-func TestATreeThatLeadsOutIsRefusedByItsPath(t *testing.T) {
+func TestATreeThatLeadsOutsideIsRefusedWithThePath(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, Coordinators: 0})
 	ctx := f.Context(time.Minute)
@@ -139,7 +139,7 @@ func TestAHostileTreeFailsItsSandbox(t *testing.T) {
 }
 
 // Another process swaps directories and files for links and pipes while the tree is read.
-func TestATreeThatIsExchangedWhileItIsReadNeverLeadsOut(t *testing.T) {
+func TestATreeSwappedDuringUploadNeverLeadsOutside(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)

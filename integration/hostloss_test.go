@@ -54,8 +54,8 @@ func TestASandboxNeedNotWaitForALostHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAStopGivesItsGrace stops one sandbox whose exec needs a while to end and one whose exec never ends.
-func TestAStopGivesItsGrace(t *testing.T) {
+// TestAStopWaitsForTheGracePeriod stops one sandbox whose exec needs a while to end and one whose exec never ends.
+func TestAStopWaitsForTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -93,9 +93,9 @@ func TestAStopGivesItsGrace(t *testing.T) {
 	f.Judge()
 }
 
-// TestAHostThatComesBackTooLateKeepsNothing kills the only worker in the middle of a create and restarts it after the
+// TestAHostThatReturnsTooLateRemovesItsRemains kills the only worker in the middle of a create and restarts it after the
 // sandbox has failed.
-func TestAHostThatComesBackTooLateKeepsNothing(t *testing.T) {
+func TestAHostThatReturnsTooLateRemovesItsRemains(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: 4 * time.Second,
 		Timing: coordinator.Timing{Suspect: time.Second, Seize: 500 * time.Millisecond, Overdue: time.Second}})

@@ -331,7 +331,7 @@ func TestQ14_ImagesArePulled(t *testing.T) {
 				}
 			}
 			deleteWithin("deleted-1")
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // the subject: the other sandbox still needs the pull
 			if n := h.door.GivenUp(); n != gone {
 				t.Error("the pull ended while a sandbox waits for it")
 			}
@@ -380,9 +380,9 @@ func imagesOf(t *testing.T, host string) string {
 	return docker(t, host, "images", "--format", "{{.Repository}}:{{.Tag}}")
 }
 
-// TestUnusedImagesGo sets a bound on pulled images. Above it, large and long unused ones are removed first. Images that
+// TestUnusedImagesAreRemovedAboveTheBound sets a bound on pulled images. Above it, large and long unused ones are removed first. Images that
 // are in use, configured to be kept, or foreign stay.
-func TestUnusedImagesGo(t *testing.T) {
+func TestUnusedImagesAreRemovedAboveTheBound(t *testing.T) {
 	t.Parallel()
 	h := newWarehouse(t, false)
 	engines.LoadImage(t, h.engine, fleet.Image) // a foreign image
@@ -423,7 +423,7 @@ func TestUnusedImagesGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // the subject: no sweep may remove an image below the bound
 	if got := imagesOf(t, h.engine.Host); !strings.Contains(got, one) {
 		t.Errorf("below the bound, an image was removed; left: %s", got)
 	}

@@ -11,10 +11,10 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestX_AnImagesVolumesAreNoDirectoriesOfTheHost checks the volumes that an image declares. They are part of the
+// TestX_AnImagesVolumesAreNotHostDirectories checks the volumes that an image declares. They are part of the
 // container's own layer: with the image's content, under the layer's limit, read-only if the layer is, and kept by a
 // stop.
-func TestX_AnImagesVolumesAreNoDirectoriesOfTheHost(t *testing.T) {
+func TestX_AnImagesVolumesAreNotHostDirectories(t *testing.T) {
 	t.Parallel()
 	ref := imageWith(t, "volumes", `VOLUME ["/home", "/srv/data", "/home/box"]`, `CMD ["sleep", "1000"]`)
 	hostile := imageWith(t, "volume-etc", `VOLUME /etc`)

@@ -22,7 +22,7 @@ import (
 
 // A user builds images on a machine of the fleet. Neither an import nor its removal changes the names of those images,
 // and specs still find the imported ones.
-func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
+func TestAnImportLeavesTheHostsImageNamesAlone(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	host, dir := engines.Default(t).Host, t.TempDir()
@@ -141,7 +141,7 @@ func TestAnImportMovesNoNameOfTheHosts(t *testing.T) {
 }
 
 // An import before the first host waits for nobody, and a host that joins later gets it.
-func TestAnImportWithoutHostsIsNotWaitedFor(t *testing.T) {
+func TestAnImportWithoutHostsDoesNotWait(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(20 * time.Second)

@@ -121,8 +121,8 @@ func TestAStandardSandboxRunsPackageManagers(t *testing.T) {
 	f.Judge()
 }
 
-// TestWhatNoHostCanGiveIsRefusedAtOnce checks that the error names the field and nothing is created.
-func TestWhatNoHostCanGiveIsRefusedAtOnce(t *testing.T) {
+// TestUnsupportedSpecsAreRefusedAtOnce checks that the error names the field and nothing is created.
+func TestUnsupportedSpecsAreRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -179,8 +179,8 @@ func TestAnOutOfMemoryKillIsVisible(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxIsDeletedWhenItsTimeIsOver covers the lifetime limit in every state, and its extension.
-func TestASandboxIsDeletedWhenItsTimeIsOver(t *testing.T) {
+// TestASandboxIsDeletedWhenItExpires covers the lifetime limit in every state, and its extension.
+func TestASandboxIsDeletedWhenItExpires(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)

@@ -53,9 +53,9 @@ func TestS11_ASecondWorkerOnAnEngineIsRefused(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkersNameIsOfOneHost starts a second worker of the same name on another host, as happens with a copied
+// TestAWorkerNameBelongsToOneHost starts a second worker of the same name on another host, as happens with a copied
 // configuration.
-func TestAWorkersNameIsOfOneHost(t *testing.T) {
+func TestAWorkerNameBelongsToOneHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "name")
 	f := fleet.Start(t, fleet.Options{Workers: -1}) // locks of 30 s: nothing here waits for one to expire
@@ -81,9 +81,9 @@ func TestAWorkersNameIsOfOneHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestAStrangerTakesAHostOnlyAfterTheLease starts a worker with other directories, as if on another machine. It cannot
+// TestAnotherWorkerTakesAHostOnlyAfterTheLease starts a worker with other directories, as if on another machine. It cannot
 // know that the previous worker has died.
-func TestAStrangerTakesAHostOnlyAfterTheLease(t *testing.T) {
+func TestAnotherWorkerTakesAHostOnlyAfterTheLease(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
 	f := fleet.Start(t, fleet.Options{Workers: -1, LockTTL: ttl})

@@ -26,7 +26,7 @@ func mkdir(t *testing.T, path string) {
 	}
 }
 
-func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
+func TestOnlyAWritableMountCanBeWritten(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	dir := t.TempDir()
@@ -115,7 +115,7 @@ func TestAWritableMountIsWrittenAndNothingElseIs(t *testing.T) {
 
 // Someone with write access to an allowed directory, such as a sandbox with a writable mount, keeps swapping a
 // directory for a link to a forbidden one while sandboxes mount it.
-func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
+func TestS12_ASwappedMountSourceNeverLeadsOutside(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	dir := t.TempDir()
@@ -188,7 +188,7 @@ func TestS12_ASourceThatIsExchangedNeverLeadsOut(t *testing.T) {
 
 // A worker is killed between starting a container and checking its mounts. The next worker checks them before the
 // sandbox is ready.
-func TestS12_ACrashDoesNotSkipTheLookAtMounts(t *testing.T) {
+func TestS12_ACrashDoesNotSkipTheCheckOfMounts(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	dir := t.TempDir()

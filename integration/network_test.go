@@ -17,8 +17,8 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestS22_NetworksReachWhatTheyMayAndNothingElse sends real packets from sandboxes of each network mode.
-func TestS22_NetworksReachWhatTheyMayAndNothingElse(t *testing.T) {
+// TestS22_NetworksReachOnlyPermittedAddresses sends real packets from sandboxes of each network mode.
+func TestS22_NetworksReachOnlyPermittedAddresses(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "net")
 	engines.LoadImage(t, e, fleet.Image)

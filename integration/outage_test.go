@@ -10,9 +10,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestTheEndOfAnExecIsHeardAfterAnOutage lets an exec end while nobody can report it until long after its timeout.
+// TestTheEndOfAnExecIsRecordedAfterAnOutage lets an exec end while nobody can report it until long after its timeout.
 // Since its sandbox kept running, the exec ends with the command's own exit code.
-func TestTheEndOfAnExecIsHeardAfterAnOutage(t *testing.T) {
+func TestTheEndOfAnExecIsRecordedAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	const timeout, grace, overdue = 2 * time.Second, time.Second, 5 * time.Second
 	timing := coordinator.Timing{Overdue: overdue}

@@ -11,10 +11,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns restarts a worker whose sandbox has so many past execs that the
+// TestAWorkerThatStartsFromASnapshotFollowsRunningExecs restarts a worker whose sandbox has so many past execs that the
 // worker looks for a snapshot. The snapshot contains a running exec and omits the ended ones, as in a sandbox with many
 // of them.
-func TestAWorkerThatBeginsWithASnapshotGoesOnWithWhatRuns(t *testing.T) {
+func TestAWorkerThatStartsFromASnapshotFollowsRunningExecs(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(2 * time.Minute)

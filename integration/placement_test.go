@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/worker/docker/dockertest"
 )
 
-// TestPlacementLooksAtTheImagesOfHosts uses two hosts. One of them has an image that no registry has.
-func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
+// TestPlacementConsidersTheImagesOfHosts uses two hosts. One of them has an image that no registry has.
+func TestPlacementConsidersTheImagesOfHosts(t *testing.T) {
 	t.Parallel()
 	empty, stocked := engines.Start(t, "empty"), engines.Start(t, "stocked")
 	engines.LoadImage(t, stocked, fleet.Image)
@@ -103,7 +103,7 @@ func TestPlacementLooksAtTheImagesOfHosts(t *testing.T) {
 }
 
 // The Engine's image events are only a hint.
-func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
+func TestAnImageIsFoundWithoutAnEngineEvent(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
@@ -116,7 +116,7 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // the subject: the image appears after the sandbox has waited
 	docker(t, main.Host, "tag", fleet.Image, ref)
 	t.Cleanup(func() { docker(t, main.Host, "rmi", ref) })
 	if err := s.WaitReady(f.Context(20 * time.Second)); err != nil {
@@ -125,7 +125,7 @@ func TestAnImageIsFoundWhenTheEngineDoesNotTellOfIt(t *testing.T) {
 }
 
 // Placement trusts the host's last report of its images.
-func TestNeverPullsThoughTheImageWentMeanwhile(t *testing.T) {
+func TestNeverDoesNotPullAnImageRemovedAfterPlacement(t *testing.T) {
 	t.Parallel()
 	main := engines.Default(t)
 	proxy, host := dockertest.StartProxy(t, main.Socket)
@@ -158,7 +158,7 @@ func deafToImages(q *http.Request) dockertest.Fault {
 }
 
 // A sandbox that needs what the operator denies is refused before a host takes it.
-func TestAHostSaysWhatItDoesNotGive(t *testing.T) {
+func TestWhatAnOperatorDeniesIsRefusedBeforePlacement(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	f.Worker("w1", fleet.Role{Deny: []string{"10.1.0.0/16"}})

@@ -109,8 +109,8 @@ func TestACreateWhoseCommandEndsAtOnceFailsAndSaysSo(t *testing.T) {
 	f.Judge()
 }
 
-// TestWhatASandboxsOwnCommandDoesIsKept lets a command run, end, and run again until it crash-loops.
-func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
+// TestTheHistoryRecordsTheSandboxsOwnCommand lets a command run, end, and run again until it crash-loops.
+func TestTheHistoryRecordsTheSandboxsOwnCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashWindow: 4 * time.Second, CrashGuard: 3 * time.Second})
@@ -169,8 +169,8 @@ func TestWhatASandboxsOwnCommandDoesIsKept(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerThatComesBackFollowsTheCommand kills the worker; then the command prints and ends.
-func TestAWorkerThatComesBackFollowsTheCommand(t *testing.T) {
+// TestARestartedWorkerFollowsTheCommand kills the worker; then the command prints and ends.
+func TestARestartedWorkerFollowsTheCommand(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{})

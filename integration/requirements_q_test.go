@@ -63,7 +63,7 @@ func TestQ1_AReservationWithoutAHistoryIsEnded(t *testing.T) {
 	f.Judge()
 }
 
-func TestQ1_WhatNobodyTakesUpIsEnded(t *testing.T) {
+func TestQ1_ASandboxThatNoWorkerStartsIsEnded(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: impatient})
 	ctx := f.Context(time.Minute)

@@ -69,7 +69,7 @@ func TestS5_ShutdownEndsWithFollowersAttached(t *testing.T) {
 	f.Judge()
 }
 
-func TestS15_FollowingCostsNextToNothingWhileNothingHappens(t *testing.T) {
+func TestS15_FollowingAnIdleSandboxCostsNextToNothing(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -168,7 +168,7 @@ func consumersOf(f *fleet.Fleet) (n int) {
 	return n
 }
 
-func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
+func TestS16_EventsCarryTheStateAndMarkTheReplay(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -246,7 +246,7 @@ func TestS16_EventsCarryTheStateAndSayWhatIsReplay(t *testing.T) {
 	f.Judge()
 }
 
-func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
+func TestS18_WhatIsReadBackIsComplete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -359,7 +359,7 @@ func TestS18_WhatIsReadBackIsWhole(t *testing.T) {
 	}
 }
 
-func TestS19_WaitingEndsWithTheCallersContextOnly(t *testing.T) {
+func TestS19_OnlyTheCallersContextEndsAWait(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	client, err := sdk.Connect(f.Context(time.Minute),

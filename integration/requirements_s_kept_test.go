@@ -99,7 +99,7 @@ func streamsOf(f *fleet.Fleet) []server.StreamDetail {
 	return streams
 }
 
-func TestS14_AnAcceptThatFailsHalfWayLeavesNoPhantom(t *testing.T) {
+func TestS14_AnInterruptedAcceptLeavesNoPhantom(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Coordinators: -1})
 	c := f.Coordinator("c1", fleet.Role{CrashAt: "create-before-append"})

@@ -246,7 +246,7 @@ func TestS9_IdleStopIsPunctualAndResumeResetsIt(t *testing.T) {
 	f.Judge()
 }
 
-func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
+func TestS12_ForbiddenPathsCannotBeMounted(t *testing.T) {
 	t.Parallel()
 	allowed := t.TempDir()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -314,7 +314,7 @@ func TestS12_WhatMustNotBeMountedCannotBe(t *testing.T) {
 	}
 }
 
-func TestS17_FailedMeansThatItCouldNotBeRun(t *testing.T) {
+func TestS17_FailedMeansThatTheCommandCouldNotRun(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -433,7 +433,7 @@ func TestS23_APrimaryCommandThatExitsAgainAndAgainFails(t *testing.T) {
 	f.Judge()
 }
 
-func TestS24_WhatNeedsNoHostIsRefusedBeforeTheIDIsTaken(t *testing.T) {
+func TestS24_AnInvalidCreateIsRefusedBeforeTheIDIsTaken(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1, Timing: coordinator.Timing{Scan: 200 * time.Millisecond}})
 	allowed := t.TempDir()

@@ -198,7 +198,7 @@ func TestX4_EnvironmentHasLayersAndCheckedNames(t *testing.T) {
 	}
 }
 
-func TestX6_StreamsStayApartAndGoOnFromAnOffset(t *testing.T) {
+func TestX6_StreamsStaySeparateAndResumeFromAnOffset(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -305,7 +305,7 @@ func (w *blockedWriter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-func TestX8_OutputIsCappedAndNobodySlowsAProcess(t *testing.T) {
+func TestX8_OutputIsCappedAndASlowReaderDelaysNoProcess(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)
@@ -465,7 +465,7 @@ func TestX14_ASandboxStatesItsIsolation(t *testing.T) {
 	}
 }
 
-func TestX15_AbilitiesOfAHostAreToldBeforehand(t *testing.T) {
+func TestX15_AHostReportsItsAbilities(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	ctx := f.Context(time.Minute)

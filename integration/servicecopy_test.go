@@ -81,8 +81,8 @@ func TestATreeIsCopiedIntoAService(t *testing.T) {
 	f.Judge()
 }
 
-// TestASandboxThatCannotBeWrittenHasCopiesInItsServices uses a primary container with a read-only root.
-func TestASandboxThatCannotBeWrittenHasCopiesInItsServices(t *testing.T) {
+// TestAReadOnlySandboxHasCopiesInItsServices uses a primary container with a read-only root.
+func TestAReadOnlySandboxHasCopiesInItsServices(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)

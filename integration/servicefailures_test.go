@@ -195,7 +195,7 @@ func TestAServiceThatLoopsIsFailedAndItsSandboxStaysReady(t *testing.T) {
 	f.Judge()
 }
 
-func TestAServiceThatIsNotHealthyAnyMoreIsSaidToBeSo(t *testing.T) {
+func TestAServiceThatBecomesUnhealthyIsReported(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)

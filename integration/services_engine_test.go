@@ -100,9 +100,9 @@ func letGo(f *fleet.Fleet, host, id, service, file string) {
 	})
 }
 
-// TestWhatRanComesBackWithItsHost restarts the machine of a worker and its engine: processes, bridges and rules are
+// TestRunningSandboxesRestartWithTheirHost restarts the machine of a worker and its engine: processes, bridges and rules are
 // gone, files on disk remain.
-func TestWhatRanComesBackWithItsHost(t *testing.T) {
+func TestRunningSandboxesRestartWithTheirHost(t *testing.T) {
 	t.Parallel()
 	e := engines.Start(t, "host")
 	engines.LoadImage(t, e, fleet.Image)
@@ -152,9 +152,9 @@ func TestWhatRanComesBackWithItsHost(t *testing.T) {
 	f.Judge()
 }
 
-// TestServicesComeUpAnewOnAnotherHost kills a worker for good while one of two required services is ready. The next
+// TestServicesStartFreshOnAnotherHost kills a worker for good while one of two required services is ready. The next
 // host has nothing of either.
-func TestServicesComeUpAnewOnAnotherHost(t *testing.T) {
+func TestServicesStartFreshOnAnotherHost(t *testing.T) {
 	t.Parallel()
 	other := engines.Start(t, "another")
 	engines.LoadImage(t, other, fleet.Image)

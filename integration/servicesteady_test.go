@@ -12,9 +12,9 @@ import (
 	"github.com/boxfleet/boxfleet/sdk"
 )
 
-// TestAServiceThatStumblesNowAndThenHasNotFailed has services that exit or are unhealthy less often than counts as a
+// TestAServiceWithOccasionalFailuresHasNotFailed has services that exit or are unhealthy less often than counts as a
 // failure: the window, the guard and the retries each hold.
-func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
+func TestAServiceWithOccasionalFailuresHasNotFailed(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	w := f.Worker("w1", fleet.Role{CrashWindow: 10 * time.Second, CrashGuard: 2 * time.Second})
@@ -61,7 +61,7 @@ func TestAServiceThatStumblesNowAndThenHasNotFailed(t *testing.T) {
 }
 
 // The service becomes healthy after about fifty tests.
-func TestAServiceMayBeTestedAsOftenAsItTakes(t *testing.T) {
+func TestAServiceMayNeedManyHealthTests(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{})
 	ctx := f.Context(time.Minute)

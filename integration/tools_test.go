@@ -163,7 +163,7 @@ func TestS12_NoToolLeadsToTheEnginesSocket(t *testing.T) {
 	}
 }
 
-func TestWithoutTheOperatorsWordThereAreNoTools(t *testing.T) {
+func TestToolsNeedTheOperatorsPermission(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()
@@ -224,7 +224,7 @@ func TestTheHomeOfAUserIsLookedUpOncePerImage(t *testing.T) {
 }
 
 // A worker that is killed while it inspects an image leaves a container, which is removed with the sandbox.
-func TestADeleteRemovesWhatLookedIntoTheImage(t *testing.T) {
+func TestADeleteRemovesTheContainerOfAHomeLookup(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	home := t.TempDir()

@@ -18,8 +18,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// TestAWorkersDefaultsLieBelowEverything creates sandboxes on two hosts with different defaults.
-func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
+// TestAWorkersDefaultsHaveTheLowestPrecedence creates sandboxes on two hosts with different defaults.
+func TestAWorkersDefaultsHaveTheLowestPrecedence(t *testing.T) {
 	hosts := [2]*engines.Engine{engines.Default(t), engines.Start(t, "second")}
 	engines.LoadImage(t, hosts[1], fleet.Image)
 	// The lease is longer than the time after which a host is suspect, so a slightly late heartbeat does not move
@@ -210,8 +210,8 @@ func TestAWorkersDefaultsLieBelowEverything(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerDoesNotStartWithDefaultsThatCannotBe reads the defaults file as an operator's worker does.
-func TestAWorkerDoesNotStartWithDefaultsThatCannotBe(t *testing.T) {
+// TestAWorkerWithInvalidDefaultsDoesNotStart reads the defaults file as an operator's worker does.
+func TestAWorkerWithInvalidDefaultsDoesNotStart(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
 	c := &commandLine{t, buildCLI(t), f, t.TempDir()}

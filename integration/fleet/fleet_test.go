@@ -7,7 +7,7 @@ import (
 )
 
 // A check can outlast the deadline, for example because the test process is paused while it runs.
-func TestEventuallyLooksAgainWhenALookTookLong(t *testing.T) {
+func TestEventuallyChecksAgainAfterASlowCheck(t *testing.T) {
 	t.Parallel()
 	const within = 200 * time.Millisecond
 	looks := 0

@@ -42,9 +42,9 @@ func (r *recorder) end() {
 	r.cleanups = nil
 }
 
-// TestWhatIsLeftBehindFailsATest leaves something of each kind behind and checks that the leak check reports it.
+// TestLeaksFailATest leaves something of each kind behind and checks that the leak check reports it.
 // Boxfleet would remove what it knows of, so all of it is unknown to Boxfleet.
-func TestWhatIsLeftBehindFailsATest(t *testing.T) {
+func TestLeaksFailATest(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
 	t.Cleanup(r.end)

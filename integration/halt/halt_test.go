@@ -96,7 +96,7 @@ func TestAHaltedProcessDoesNothing(t *testing.T) {
 	}
 }
 
-func TestWhoHaltsItselfStandsThere(t *testing.T) {
+func TestSelfHaltsTheCaller(t *testing.T) {
 	cmd, next := child(t, "self")
 	if got := next(); got != "before\n" {
 		t.Fatalf("the process printed %q", got)

@@ -45,7 +45,7 @@ func TestAFewSandboxesAreCreatedAndNothingIsLeft(t *testing.T) {
 }
 
 // The hosts take longer than the run may take: nothing becomes ready, and the run must not succeed.
-func TestWhatDoesNotBecomeReadyFailsTheRun(t *testing.T) {
+func TestARunWhoseSandboxesNeverBecomeReadyFails(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	var out bytes.Buffer
@@ -76,7 +76,7 @@ func leftNothing(t *testing.T, dir string) {
 }
 
 // The judge detects each way in which a create can go wrong.
-func TestWhatWentWrongIsJudged(t *testing.T) {
+func TestEachKindOfFailureIsDetected(t *testing.T) {
 	now := time.Now()
 	good := func() *life {
 		return &life{accepted: now, assigned: now, ready: now, assignments: 1, messages: 4, worker: "w", scheduler: "c"}
