@@ -87,7 +87,7 @@ func expand(inner string, env map[string]string, limit, depth int) (string, erro
 		set, operator = set && value != "", operator[1:]
 	}
 	if operator == "" || !strings.Contains("-+?", operator[:1]) {
-		return "", fmt.Errorf("${%.40s} is not valid: the name must be followed by one of :- - :+ + :? ?", inner)
+		return "", fmt.Errorf("${%.40s} is not valid: the name must be followed by :-, -, :+, +, :? or ? and a text", inner)
 	}
 	operand := func() (string, error) { return interpolate(operator[1:], env, limit, depth+1) }
 	switch {
