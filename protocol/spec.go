@@ -405,7 +405,7 @@ func (s *ExecSpec) Validate() error {
 		return err
 	}
 	if s.OutputLimit < 0 || s.OutputLimit > MaxOutputLimit {
-		return Invalid("spec.output_limit", "must be at most %s, got %d", MaxOutputLimit, s.OutputLimit)
+		return Invalid("spec.output_limit", "must be 0 to %s, got %s", MaxOutputLimit, s.OutputLimit)
 	}
 	return nil
 }

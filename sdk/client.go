@@ -69,13 +69,17 @@ type Client struct {
 // Connect connects to NATS, retrying until ctx ends; without a deadline it tries once. It does not check that a
 // coordinator is running; [Client.Ping] does. Ending ctx after Connect has returned does not affect the client.
 //
-// Errors: unavailable; permission_denied for wrong credentials; invalid_argument for a tenant that is not a valid id.
+// Errors: unavailable; permission_denied for wrong credentials; invalid_argument for a URL that is not
+// one, a tenant that is not a valid id, a credentials file that cannot be read, and a negative RequestTimeout.
 func Connect(ctx context.Context, o Options) (*Client, error) {
 	if o.Tenant == "" {
 		o.Tenant = protocol.DefaultTenant
 	}
 	if err := protocol.ValidateID("tenant", o.Tenant); err != nil {
 		return nil, err
+	}
+	if o.RequestTimeout < 0 {
+		return nil, protocol.Invalid("request_timeout", "must not be negative, got %s", o.RequestTimeout)
 	}
 	if o.URL == "" {
 		o.URL = DefaultURL

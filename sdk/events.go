@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"iter"
+	"slices"
 
 	"github.com/boxfleet/boxfleet/protocol"
 )
@@ -30,11 +31,24 @@ func (s *Sandbox) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Ev
 }
 
 // Events reads the events of the exec out of its sandbox's history; see [Sandbox.Events]. The sequence ends after the
-// event that ended the exec. [WithFrom] takes a number of the sandbox's history; without it the whole history is read.
+// event that ended the exec; if that event lies before the number of [WithFrom], it is empty. WithFrom takes a number of
+// the sandbox's history; without it the whole history is read.
 //
-// Options: [WithFrom], [WithFollow]. Errors are those of [Sandbox.Events].
+// Options: [WithFrom], [WithFollow]. Errors are those of [Sandbox.Events]; not_found also for an unknown exec.
 func (x *Exec) Events(ctx context.Context, opts ...EventsOption) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
+		// The history alone does not say that an exec does not exist: it would be followed for ever. Without an answer
+		// the history is read all the same, so that it can be read while no coordinator runs.
+		if !x.Info().State.Terminal() {
+			switch err := x.Refresh(ctx); protocol.CodeOf(err) {
+			case protocol.NotFound, protocol.InvalidArgument:
+				yield(Event{}, err)
+				return
+			}
+		}
+		if x.Info().State.Terminal() {
+			opts = append(slices.Clip(opts), WithFollow(false)) // its last event is in the history
+		}
 		for e, err := range x.sandbox.Events(ctx, opts...) {
 			switch {
 			case err != nil:

@@ -33,6 +33,9 @@ func (h *Hosts) List(ctx context.Context) iter.Seq2[*Host, error] {
 
 // Get reads one host. Errors: not_found; unavailable if no coordinator is running.
 func (h *Hosts) Get(ctx context.Context, name string) (*Host, error) {
+	if name == "" {
+		return nil, protocol.Invalid("host", "must not be empty")
+	}
 	hosts, err := ReadAll(h.List(ctx))
 	if err != nil {
 		return nil, err
@@ -109,8 +112,8 @@ func (h *Hosts) Drain(ctx context.Context, name string, deadline time.Duration) 
 const hostPoll = 300 * time.Millisecond
 
 // WaitDrained waits until no sandbox runs or is being removed on a host. It calls report, unless that is nil, with the
-// host as it is at first and after each change. Ending ctx ends only the wait. Errors: failed_precondition if the drain
-// was undone; not_found.
+// host as it is at first and after each change. Ending ctx ends only the wait. Errors: failed_precondition if no drain
+// was begun, or it was undone; not_found.
 func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)) error {
 	var before *Host
 	for {
@@ -131,7 +134,8 @@ func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)
 		case host.Drain == nil:
 			w, err := h.client.conn.HostWish(ctx, host.HostID) // coordinators may not know of the drain yet
 			if err == nil && w.Drain == nil {
-				return protocol.Errorf(protocol.FailedPrecondition, "", "the drain of worker %s was undone", name)
+				return protocol.Errorf(protocol.FailedPrecondition, "",
+					"worker %s is not being drained: no drain was begun, or it was undone", name)
 			}
 		}
 		if !backoff.Sleep(ctx, hostPoll) {

@@ -73,6 +73,11 @@ func (c *Client) ListPage(ctx context.Context, opts ...ListOption) (*Page[*Sandb
 }
 
 func listPage(ctx context.Context, c *Client, s *settings, page string) (*Page[*Sandbox], error) {
+	if s.name != nil {
+		if err := protocol.ValidateID("name", *s.name); err != nil {
+			return nil, err
+		}
+	}
 	reply, err := c.query(ctx, protocol.EndpointList, protocol.Query{
 		Labels: s.labels, Name: given(s.name), States: s.states, Limit: s.pageSize, Page: page})
 	if err != nil {

@@ -46,6 +46,9 @@ func (c *Client) Upload(ctx context.Context, source, target string, opts ...Uplo
 	if err != nil {
 		return copied, err
 	}
+	if source == "" {
+		return copied, protocol.Invalid("source", "must not be empty")
+	}
 	info, err := os.Stat(source)
 	if err != nil {
 		return copied, fileError(err)
