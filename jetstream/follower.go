@@ -21,19 +21,19 @@ const pullHeartbeat = time.Second
 // the follower has passed the last sequence that the stream's leader had at the start. On failure it resumes after
 // the last handled message with a new consumer, for as long as it takes. The client's own ordered consumer is not
 // used: if a server is away or an answer is lost, it waits longer each time.
-func (c *Conn) follow(
+func (s *streams) follow(
 	ctx context.Context,
 	stream, filter string,
 	from uint64,
 	handle func(*stored),
 	caughtUp func(),
 ) error {
-	f := &follower{conn: c, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
+	f := &follower{streams: s, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
 	return f.run(ctx)
 }
 
 func (f *follower) run(ctx context.Context) error {
-	c := f.conn
+	c := f.streams
 	if f.caughtUp != nil {
 		m, err := c.lastOnSubject(ctx, f.stream, f.filter)
 		if err == nil {
@@ -67,7 +67,7 @@ func (f *follower) run(ctx context.Context) error {
 
 // follower is one call of follow.
 type follower struct {
-	conn           *Conn
+	streams        *streams
 	stream, filter string
 	headersOnly    bool
 	next           uint64 // where the next consumer starts
@@ -82,7 +82,7 @@ type follower struct {
 // consumer to a server that has just died, it requests another one under a new name, and waits longer each time in case
 // the cluster is slow.
 func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err error) {
-	c := f.conn
+	c := f.streams
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for wait := askAgain; ; wait *= 2 {
@@ -98,7 +98,7 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 		try, stop := context.WithTimeout(ctx, wait)
 		consumer, err = askRepeatedly(
 			try,
-			c,
+			&c.connection,
 			"follow "+f.stream,
 			func(ctx context.Context) (jetstream.Consumer, error) {
 				return c.js.CreateConsumer(ctx, f.stream, config)
@@ -133,7 +133,7 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
 	connected, breakOff := context.WithCancel(ctx)
 	defer breakOff()
-	defer f.conn.OnReconnect(breakOff)()
+	defer f.streams.OnReconnect(breakOff)()
 	f.pending = consumer.CachedInfo().NumPending
 	f.progress()
 	for delivered := uint64(1); ; delivered++ {
@@ -167,7 +167,7 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 		if err == nil || !over {
 			return msg, err
 		}
-		m, err := f.conn.nextOnSubject(ctx, f.stream, f.filter, f.next)
+		m, err := f.streams.nextOnSubject(ctx, f.stream, f.filter, f.next)
 		switch {
 		case protocol.CodeOf(err) == protocol.NotFound:
 			f.target, f.pending = 0, 0
