@@ -248,7 +248,8 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 		return err
 	}
 	w.Probe("compact-before-store")
-	if err := w.compactor.segments.storeSegment(ctx, &s, content); err != nil { // another compaction may have removed it as loose
+	// It may fail because another compaction removed the object as loose.
+	if err := w.compactor.segments.storeSegment(ctx, &s, content); err != nil {
 		return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 	}
 	w.Probe("compact-before-manifest")

@@ -37,10 +37,10 @@ type Config struct {
 }
 
 // Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
-// use. It is made of one part per subject, and has the methods of all its parts. Code that needs one subject only can
-// take that part alone.
+// use. It embeds one part per subject and so has the methods of all of them. Code that needs only one subject can take
+// that part alone.
 type Conn struct {
-	core // by value: Close, Health, Deployment and Now work on every Conn
+	core // by value; all parts point to it
 
 	*streams
 	*objectStore
@@ -64,11 +64,12 @@ type Conn struct {
 	*Queries
 	*StoreHealth
 	*Provisioner
-	*growth
+	*Growth
 }
 
-// connection is the link to NATS. It reconnects forever, calls those who registered for that, and bounds and repeats
-// questions whose answers may be lost. Only core embeds it.
+// connection is the link to NATS. It reconnects forever, calls the registered functions after each reconnect, and
+// bounds and repeats requests whose answers may be lost. Only core may embed it: if a part did too, Conn would have its
+// methods twice at the same depth, and calls on Conn would not compile.
 type connection struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
@@ -85,7 +86,8 @@ type connection struct {
 	nextID      int
 }
 
-// core is what every part shares: the connection, the store's clock and room, and what is known of the deployment.
+// core is what all parts share: the connection, the store's clock, the room in the event log, and the deployment's id
+// and number of replicas.
 type core struct {
 	connection
 
@@ -141,7 +143,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// newConn makes a Conn of its parts. It is not connected yet.
+// newConn builds a Conn and its parts without connecting.
 func newConn(cfg Config) *Conn {
 	c := &Conn{core: core{connection: connection{
 		log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
@@ -176,7 +178,7 @@ func newConn(cfg Config) *Conn {
 	c.OutputLog = &OutputLog{s}
 	c.RequestQueue, c.Queries = &RequestQueue{s, c.quorum}, &Queries{&c.core, c.quorum}
 	c.StoreHealth, c.Provisioner = &StoreHealth{streams: s}, &Provisioner{s}
-	c.growth = &growth{s, c.Provisioner}
+	c.Growth = &Growth{s, c.Provisioner}
 	return c
 }
 
@@ -490,8 +492,8 @@ func (c *core) Open(ctx context.Context) error {
 	return err
 }
 
-// Deployment returns the id of the deployment, which its first provisioning chose. [Conn.Open] or [Conn.Provision]
-// must have succeeded.
+// Deployment returns the id of the deployment, which its first provisioning chose. [Conn.Open] or
+// [Provisioner.Provision] must have succeeded.
 func (c *core) Deployment() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

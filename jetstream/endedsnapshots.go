@@ -74,8 +74,8 @@ func (sn *Snapshots) endedSnapshot(ctx context.Context, tenant, sandbox string) 
 	return s, protocol.CheckVersion(o.Version)
 }
 
-// ReadOver reads the records of all ended sandboxes, in no particular order. It visits nothing if [Conn.ReadSnapshots]
-// visits nothing.
+// ReadOver reads the records of all ended sandboxes, in no particular order. It visits nothing if
+// [Snapshots.ReadSnapshots] visits nothing.
 func (sn *Snapshots) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 	checkpoint, err := sn.checkpoint(ctx)
 	if err != nil || checkpoint.Version == 0 {

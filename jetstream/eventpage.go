@@ -10,7 +10,7 @@ import (
 // one of the newest.
 const walkBack = 4
 
-// ReadEventsAt is [Conn.ReadEvents] without the messages before the event: it starts with the message that has the
+// ReadEventsAt is [Histories.ReadEvents] without the messages before the event: it starts with the message that has the
 // event, or with the oldest one stored. So reading a history page by page costs no more than its length.
 func (h *Histories) ReadEventsAt(
 	ctx context.Context,

@@ -273,7 +273,9 @@ func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHe
 }
 
 // growPage adds entries to a page. must says that the page has to exist already: otherwise it was lost.
-func (x *ExecIndex) growPage(ctx context.Context, key string, more []ExecEntry, must bool) (before, after int, err error) {
+func (x *ExecIndex) growPage(
+	ctx context.Context, key string, more []ExecEntry, must bool,
+) (before, after int, err error) {
 	_, err = x.kv(protocol.BucketExecIDs).replace(ctx, key, 0, func(old []byte) ([]byte, error) {
 		p, damaged := ExecPage(nil), error(nil)
 		if old != nil {

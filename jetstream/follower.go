@@ -33,9 +33,9 @@ func (s *streams) follow(
 }
 
 func (f *follower) run(ctx context.Context) error {
-	c := f.streams
+	s := f.streams
 	if f.caughtUp != nil {
-		m, err := c.lastOnSubject(ctx, f.stream, f.filter)
+		m, err := s.lastOnSubject(ctx, f.stream, f.filter)
 		if err == nil {
 			f.target = m.sequence
 		} else if protocol.CodeOf(err) != protocol.NotFound {
@@ -54,14 +54,14 @@ func (f *follower) run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !begun || c.nc.IsClosed() || IsRewound(err):
+		case !begun || s.nc.IsClosed() || IsRewound(err):
 			return err
 		}
-		c.log.Warn("restarting a follower", "stream", f.stream, "error", err)
+		s.log.Warn("restarting a follower", "stream", f.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
-		_ = c.awaitConnection(ctx) // if this fails, the next attempt reports why
+		_ = s.awaitConnection(ctx) // if this fails, the next attempt reports why
 	}
 }
 
@@ -82,11 +82,11 @@ type follower struct {
 // consumer to a server that has just died, it requests another one under a new name, and waits longer each time in case
 // the cluster is slow.
 func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err error) {
-	c := f.streams
-	ctx, cancel := c.bound(ctx)
+	s := f.streams
+	ctx, cancel := s.bound(ctx)
 	defer cancel()
 	for wait := askAgain; ; wait *= 2 {
-		if err := c.awaitConnection(ctx); err != nil {
+		if err := s.awaitConnection(ctx); err != nil {
 			return nil, err
 		}
 		config := jetstream.ConsumerConfig{
@@ -98,10 +98,10 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 		try, stop := context.WithTimeout(ctx, wait)
 		consumer, err = askRepeatedly(
 			try,
-			&c.connection,
+			&s.connection,
 			"follow "+f.stream,
 			func(ctx context.Context) (jetstream.Consumer, error) {
-				return c.js.CreateConsumer(ctx, f.stream, config)
+				return s.js.CreateConsumer(ctx, f.stream, config)
 			},
 		)
 		again := err != nil && try.Err() != nil && ctx.Err() == nil

@@ -25,8 +25,8 @@ const (
 	parkedSubject = "boxfleet.v1.parked.log"
 )
 
-// growth gives the streams and buckets of a running deployment more replicas.
-type growth struct {
+// Growth gives the streams and buckets of a running deployment more replicas.
+type Growth struct {
 	*streams
 
 	provisioner *Provisioner
@@ -39,7 +39,7 @@ type growth struct {
 //
 // Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas, or with reason
 // server_settings if the cluster has too few servers; unavailable.
-func (g *growth) Grow(ctx context.Context, replicas int, step func(string)) error {
+func (g *Growth) Grow(ctx context.Context, replicas int, step func(string)) error {
 	if replicas != 3 && replicas != 5 {
 		return protocol.Invalid(
 			"replicas",
@@ -102,10 +102,12 @@ func want(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{}
 }
 
-func (g *growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
+func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	bounded, cancel := context.WithTimeout(ctx, growWithin)
 	defer cancel()
-	err := g.provisioner.provisioned(bounded, cfg.Name, func(ctx context.Context) error { return g.provisioner.updateStream(ctx, cfg) })
+	err := g.provisioner.provisioned(bounded, cfg.Name, func(ctx context.Context) error {
+		return g.provisioner.updateStream(ctx, cfg)
+	})
 	if isOneOf(err, protocol.Internal, protocol.Unavailable) {
 		return protocol.Errorf(
 			protocol.FailedPrecondition,
@@ -121,7 +123,7 @@ func (g *growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 
 // growLogs turns the output's stream into one with replicas and without the async mode: it moves the output to another
 // stream, as its mirror, and back. Each step follows from the current state, so the move can be continued at any point.
-func (g *growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
+func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
 		existing, err := g.provisioner.found(ctx, &Assets{})
 		if err != nil {
@@ -153,7 +155,7 @@ type move struct {
 
 // logsMove is the state of the move of the output's stream.
 type logsMove struct {
-	growth                  *growth
+	growth                  *Growth
 	replicas                int
 	logs, moving            found
 	logsExist, movingExists bool
@@ -189,72 +191,72 @@ func (m *logsMove) next() move {
 
 // begin returns the step for a deployment without a copy of the output.
 func (m *logsMove) begin() move {
-	c, logs := m.growth, m.logs.config
+	g, logs := m.growth, m.logs.config
 	switch {
 	case m.logsExist && logs.Replicas == m.replicas:
 		return move{}
 	case m.logsExist && logs.PersistMode != jetstream.AsyncPersistMode:
 		logs.Replicas = m.replicas
-		return move{"more replicas", func(ctx context.Context) error { return c.provisioner.updateStream(ctx, logs) }}
+		return move{"more replicas", func(ctx context.Context) error { return g.provisioner.updateStream(ctx, logs) }}
 	case m.logsExist:
 		return move{"copy it", func(ctx context.Context) error {
-			return c.mirror(ctx, movingConfig(logs, m.replicas), protocol.StreamLogs)
+			return g.mirror(ctx, movingConfig(logs, m.replicas), protocol.StreamLogs)
 		}}
 	}
-	return move{"make it", func(ctx context.Context) error { return c.create(ctx, m.final) }}
+	return move{"make it", func(ctx context.Context) error { return g.create(ctx, m.final) }}
 }
 
 // moveAway returns the step while the copy is still a mirror.
 func (m *logsMove) moveAway() move {
-	c := m.growth
+	g := m.growth
 	if !m.parked() {
 		cfg := m.logs.config
 		cfg.Subjects = []string{parkedSubject}
 		return move{"take no new output", func(ctx context.Context) error {
 			// Copy most of it while output still arrives.
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, nearlyAll); err != nil {
+			if err := g.copied(ctx, streamMoving, protocol.StreamLogs, nearlyAll); err != nil {
 				return err
 			}
-			return c.provisioner.updateStream(ctx, cfg)
+			return g.provisioner.updateStream(ctx, cfg)
 		}}
 	}
 	cfg := m.moving.config
 	cfg.Mirror = nil
 	return move{"hand over to the copy", func(ctx context.Context) error {
-		if err := c.mark(ctx); err != nil {
+		if err := g.mark(ctx); err != nil {
 			return err
 		}
-		if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
+		if err := g.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
 			return err
 		}
-		return c.provisioner.updateStream(ctx, cfg)
+		return g.provisioner.updateStream(ctx, cfg)
 	}}
 }
 
 // moveBack returns the step after the copy became a stream of its own.
 func (m *logsMove) moveBack() move {
-	c, logs := m.growth, m.logs.config
+	g, logs := m.growth, m.logs.config
 	switch {
 	case !m.logsExist:
 		cfg := m.final
 		cfg.Subjects = nil
 		return move{
 			"make it with replicas",
-			func(ctx context.Context) error { return c.mirror(ctx, cfg, streamMoving) },
+			func(ctx context.Context) error { return g.mirror(ctx, cfg, streamMoving) },
 		}
 	case m.parked() && logs.Mirror == nil && logs.PersistMode == jetstream.AsyncPersistMode:
 		return move{"remove the old one", func(ctx context.Context) error {
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
+			if err := g.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
 				return err
 			}
-			return c.deleteStream(ctx, protocol.StreamLogs)
+			return g.deleteStream(ctx, protocol.StreamLogs)
 		}}
 	case logs.Mirror != nil:
 		return move{"take output again", func(ctx context.Context) error {
-			if err := c.copied(ctx, protocol.StreamLogs, streamMoving, all); err != nil {
+			if err := g.copied(ctx, protocol.StreamLogs, streamMoving, all); err != nil {
 				return err
 			}
-			return c.provisioner.updateStream(ctx, m.final)
+			return g.provisioner.updateStream(ctx, m.final)
 		}}
 	}
 	return m.removeCopy()
@@ -298,12 +300,12 @@ func restoredLimits(fresh, moving jetstream.StreamConfig) jetstream.StreamConfig
 	return fresh
 }
 
-func (g *growth) mirror(ctx context.Context, cfg jetstream.StreamConfig, of string) error {
+func (g *Growth) mirror(ctx context.Context, cfg jetstream.StreamConfig, of string) error {
 	cfg.Mirror, cfg.Subjects, cfg.Duplicates = &jetstream.StreamSource{Name: of}, nil, 0
 	return g.create(ctx, cfg)
 }
 
-func (g *growth) create(ctx context.Context, cfg jetstream.StreamConfig) error {
+func (g *Growth) create(ctx context.Context, cfg jetstream.StreamConfig) error {
 	err := g.provisioner.createStream(ctx, cfg)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 		return nil
@@ -311,7 +313,7 @@ func (g *growth) create(ctx context.Context, cfg jetstream.StreamConfig) error {
 	return err
 }
 
-func (g *growth) deleteStream(ctx context.Context, name string) error {
+func (g *Growth) deleteStream(ctx context.Context, name string) error {
 	ctx, cancel := g.bound(ctx)
 	defer cancel()
 	err := g.js.DeleteStream(ctx, name)
@@ -321,7 +323,7 @@ func (g *growth) deleteStream(ctx context.Context, name string) error {
 	return err
 }
 
-func (g *growth) purgeSubject(ctx context.Context, name, subject string) error {
+func (g *Growth) purgeSubject(ctx context.Context, name, subject string) error {
 	ctx, cancel := g.bound(ctx)
 	defer cancel()
 	stream, err := g.js.Stream(ctx, name)
@@ -333,7 +335,7 @@ func (g *growth) purgeSubject(ctx context.Context, name, subject string) error {
 
 // mark writes a last message to the parked stream. A copy does not show that messages at the end were removed, and
 // would reuse their sequences.
-func (g *growth) mark(ctx context.Context) error {
+func (g *Growth) mark(ctx context.Context) error {
 	last, err := g.lastOnSubject(ctx, protocol.StreamLogs, parkedSubject)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
 		return err
@@ -351,7 +353,7 @@ func nearlyAll(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= fro
 func all(from, to jetstream.StreamState) bool       { return to.LastSeq >= from.LastSeq }
 
 // copied waits until a copy has enough of its origin.
-func (g *growth) copied(ctx context.Context, copied, origin string,
+func (g *Growth) copied(ctx context.Context, copied, origin string,
 	enough func(from, to jetstream.StreamState) bool) error {
 	for {
 		from, err := g.streamInfo(ctx, origin)
@@ -373,7 +375,7 @@ func (g *growth) copied(ctx context.Context, copied, origin string,
 }
 
 // inSync waits until a stream has this many replicas and each is current.
-func (g *growth) inSync(ctx context.Context, name string, replicas int) error {
+func (g *Growth) inSync(ctx context.Context, name string, replicas int) error {
 	for {
 		info, err := g.streamInfo(ctx, name)
 		if err == nil && info.Cluster != nil && info.Cluster.Leader != "" {

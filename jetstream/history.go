@@ -33,7 +33,9 @@ type Histories struct {
 	segments *segments
 }
 
-func (h *Histories) historyReader(tenant, sandbox string, after uint64, visit func(e *entry) (bool, error)) *historyReader {
+func (h *Histories) historyReader(
+	tenant, sandbox string, after uint64, visit func(e *entry) (bool, error),
+) *historyReader {
 	return &historyReader{histories: h, tenant: tenant, sandbox: sandbox, at: after, visit: visit}
 }
 
@@ -135,7 +137,7 @@ func (r *historyReader) fill(ctx context.Context, before uint64) error {
 }
 
 // History reads the batches of a sandbox's history after a record. In a cluster the newest may be missing;
-// [Conn.HistoryTail] has them.
+// [Histories.HistoryTail] has them.
 func (h *Histories) History(
 	ctx context.Context,
 	tenant, sandbox string,

@@ -136,7 +136,9 @@ func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration)
 }
 
 // Images reads the wanted images and what each worker reports of its host's images.
-func (i *ImageStore) Images(ctx context.Context) (wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error) {
+func (i *ImageStore) Images(ctx context.Context) (
+	wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error,
+) {
 	err = i.readAll(ctx, i.kv(protocol.BucketImages), func(key string, value []byte) {
 		switch {
 		case strings.HasPrefix(key, wantPrefix):
@@ -172,7 +174,9 @@ func (i *ImageStore) hostImages(key string, value []byte) *protocol.HostImages {
 
 // FollowHostImages handles each worker's report of its host's images and each change, until ctx ends. report is nil
 // for a worker that was forgotten.
-func (i *ImageStore) FollowHostImages(ctx context.Context, handle func(worker string, report *protocol.HostImages)) error {
+func (i *ImageStore) FollowHostImages(
+	ctx context.Context, handle func(worker string, report *protocol.HostImages),
+) error {
 	return i.kv(protocol.BucketImages).followKeys(ctx, hostPrefix+">", func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(strings.TrimPrefix(key, hostPrefix), nil)

@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// SandboxName reads from the leader which sandbox holds a name or held it last. The revision is for [Conn.TakeName].
-// hold is nil if no sandbox holds the name.
+// SandboxName reads from the leader which sandbox holds a name or held it last. The revision is for
+// [Registry.TakeName]. hold is nil if no sandbox holds the name.
 func (reg *Registry) SandboxName(ctx context.Context, tenant, name string) (
 	hold *protocol.NameHold, revision uint64, err error) {
 	value, revision, err := reg.kv(protocol.BucketNames).get(ctx, tenant+"."+name)

@@ -256,7 +256,7 @@ func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jets
 }
 
 // purgeChunks removes the chunks of an object. Remaining chunks of blobs expire; those of image files are removed by
-// [Conn.RemoveUnwantedFiles].
+// [ImageStore.RemoveUnwantedFiles].
 func (ob *objectStore) purgeChunks(bucket, id string) error {
 	ctx, cancel := ob.bound(context.Background())
 	defer cancel()
@@ -269,7 +269,9 @@ func (ob *objectStore) purgeChunks(bucket, id string) error {
 
 // removeParts removes the chunks of interrupted uploads: those that belong to none of the complete objects, listed by
 // id, and did not grow for at least age.
-func (ob *objectStore) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration) error {
+func (ob *objectStore) removeParts(
+	ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
+) error {
 	bounded, cancel := ob.bound(ctx)
 	defer cancel()
 	name := "OBJ_" + bucket

@@ -72,10 +72,9 @@ func (j *refresh) open(ctx context.Context) error {
 
 // openAlone continues to read a history from its beginning, and makes the result the journal's fold.
 func (j *refresh) openAlone(ctx context.Context) error {
-	c := j.journals
 	select {
-	case c.openings <- struct{}{}:
-		defer func() { <-c.openings }()
+	case j.journals.openings <- struct{}{}:
+		defer func() { <-j.journals.openings }()
 	case <-ctx.Done():
 		return translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}

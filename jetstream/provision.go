@@ -28,7 +28,7 @@ func (pr *Provisioner) Provision(ctx context.Context, a Assets) error {
 	return pr.provision(ctx, a, false)
 }
 
-// Change is Provision for an operator's command, which may lower ages and sizes. Only [Conn.Grow] changes replicas.
+// Change is Provision for an operator's command, which may lower ages and sizes. Only [Growth.Grow] changes replicas.
 func (pr *Provisioner) Change(ctx context.Context, a Assets) error { return pr.provision(ctx, a, true) }
 
 func (pr *Provisioner) provision(ctx context.Context, a Assets, deliberate bool) error {

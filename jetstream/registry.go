@@ -19,7 +19,9 @@ func (reg *Registry) ReserveSandbox(ctx context.Context, tenant, sandbox string,
 	return reg.reserve(ctx, reg.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
 }
 
-func (reg *Registry) reserve(ctx context.Context, b kv, key string, r protocol.Reservation) (*protocol.Reservation, error) {
+func (reg *Registry) reserve(
+	ctx context.Context, b kv, key string, r protocol.Reservation,
+) (*protocol.Reservation, error) {
 	ctx, cancel := b.streams.bound(ctx)
 	defer cancel()
 	r.Version = protocol.Version

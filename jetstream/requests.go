@@ -451,7 +451,8 @@ func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *s
 func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
 	ctx, cancel := q.bound(ctx)
 	defer cancel()
-	return askRepeatedly(ctx, &q.connection, "open the queue "+k.stream, func(ctx context.Context) (jetstream.Consumer, error) {
+	doing := "open the queue " + k.stream
+	return askRepeatedly(ctx, &q.connection, doing, func(ctx context.Context) (jetstream.Consumer, error) {
 		return q.js.CreateOrUpdateConsumer(ctx, k.stream, k.config)
 	})
 }

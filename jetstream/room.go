@@ -119,7 +119,8 @@ func (h *StoreHealth) LogRoom(ctx context.Context) (Room, error) {
 func (s *streams) streamInfo(ctx context.Context, name string) (*jetstream.StreamInfo, error) {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()
-	return askRepeatedly(ctx, &s.connection, "read the state of "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+	doing := "read the state of " + name
+	return askRepeatedly(ctx, &s.connection, doing, func(ctx context.Context) (*jetstream.StreamInfo, error) {
 		stream, err := s.readStream(ctx, name)
 		if err != nil {
 			return nil, err

@@ -353,7 +353,9 @@ func (sg *segments) movedEntry(ctx context.Context, tenant, sandbox string, reco
 }
 
 // segmentsBefore returns the last record of the segments that end before an event, 0 if there are none.
-func (sg *segments) segmentsBefore(ctx context.Context, tenant, sandbox string, event uint64) (record uint64, err error) {
+func (sg *segments) segmentsBefore(
+	ctx context.Context, tenant, sandbox string, event uint64,
+) (record uint64, err error) {
 	if event <= 1 {
 		return 0, nil
 	}

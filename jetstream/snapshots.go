@@ -139,7 +139,9 @@ func (sn *Snapshots) Snapshot(ctx context.Context, tenant, sandbox string) (*Sna
 
 // storedIsNewer reports whether the stored snapshot is at least as new as one that is to be written, and of the log's
 // current history.
-func (sn *Snapshots) storedIsNewer(ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot) (bool, error) {
+func (sn *Snapshots) storedIsNewer(
+	ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot,
+) (bool, error) {
 	var old Snapshot
 	if stored == nil || protocol.Decode(stored, &old) != nil || protocol.CheckVersion(old.Version) != nil ||
 		old.Record < s.Record {

@@ -28,7 +28,7 @@ const (
 // the one to restart. A server's file store remembers a write error, such as that of a full disk, and refuses all
 // later writes.
 //
-// It also logs what [Conn.Storage] reports as less safe than it should be, each time that changes.
+// It also logs what [StoreHealth.Storage] reports as less safe than it should be, each time that changes.
 func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)

@@ -32,7 +32,9 @@ func (n *Notifications) TellAbout(worker, tenant, sandbox string) error {
 // nil if the notification carries no batch. Notifications are lost while nothing listens. A worker that starts to
 // listen, or that may have missed some according to [Conn.OnReconnect], says so in its heartbeats. handle must not
 // block.
-func (n *Notifications) Work(worker string, handle func(tenant, sandbox string, b *protocol.Batch)) (stop func(), err error) {
+func (n *Notifications) Work(
+	worker string, handle func(tenant, sandbox string, b *protocol.Batch),
+) (stop func(), err error) {
 	prefix := strings.TrimSuffix(protocol.WorkSubject(worker, "", ""), ".")
 	var mu sync.Mutex
 	stopped := false
