@@ -19,7 +19,7 @@ const (
 // case a server is only slow. It fails when ctx ends or on a permanent error.
 func askRepeatedly[T any](
 	ctx context.Context,
-	c *Conn,
+	c *connection,
 	doing string,
 	ask func(ctx context.Context) (T, error),
 ) (value T, err error) {

@@ -12,7 +12,7 @@ import (
 // Assets configures the deployment's streams and buckets. Zero keeps the current value, or sets the default
 // where there is none yet. A value that would weaken an existing asset is refused.
 type Assets struct {
-	Replicas        int           // copies of each stream; default 1; only [Conn.Grow] changes them
+	Replicas        int           // copies of each stream; default 1; only [Growth.Grow] changes them
 	LogMaxAge       time.Duration // of stored output; default 360 h
 	LogMaxBytes     int64         // of stored output; default 8 GiB
 	EventMaxBytes   int64         // of the event log; new work is refused before it is full; default 8 GiB

@@ -12,11 +12,11 @@ import (
 
 // kv is a key-value bucket. It is written with plain publishes so that each write states its expected revision.
 type kv struct {
-	conn *Conn
-	name string
+	streams *streams
+	name    string
 }
 
-func (c *Conn) kv(name string) kv { return kv{c, name} }
+func (s *streams) kv(name string) kv { return kv{s, name} }
 
 func (b kv) stream() string            { return "KV_" + b.name }
 func (b kv) subject(key string) string { return "$KV." + b.name + "." + key }
@@ -26,7 +26,7 @@ func (b kv) key(subject string) string { return strings.TrimPrefix(subject, "$KV
 func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (revision uint64, err error) {
 	m := nats.NewMsg(b.subject(key))
 	m.Data = value
-	return b.conn.publish(ctx, m, expected)
+	return b.streams.publish(ctx, m, expected)
 }
 
 // replace updates a key by compare-and-set: write gets the current value, nil for none, and returns the new one, or
@@ -35,7 +35,7 @@ func (b kv) put(ctx context.Context, key string, value []byte, expected int64) (
 // it and nothing is written. replace returns the new revision, 0 if nothing was written.
 func (b kv) replace(ctx context.Context, key string, revision uint64,
 	write func(old []byte) ([]byte, error)) (uint64, error) {
-	ctx, cancel := b.conn.bound(ctx)
+	ctx, cancel := b.streams.bound(ctx)
 	defer cancel()
 	if revision != 0 {
 		value, err := write(nil)
@@ -73,14 +73,14 @@ func (b kv) replace(ctx context.Context, key string, revision uint64,
 func (b kv) remove(ctx context.Context, key string, expected int64) error {
 	m := nats.NewMsg(b.subject(key))
 	m.Header.Set("KV-Operation", "DEL")
-	_, err := b.conn.publish(ctx, m, expected)
+	_, err := b.streams.publish(ctx, m, expected)
 	return err
 }
 
 // get reads a key from the leader. A deleted key has value nil and the revision of its marker.
 // Error: not_found for a key that never existed or has expired.
 func (b kv) get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
-	m, err := b.conn.lastOnSubject(ctx, b.stream(), b.subject(key))
+	m, err := b.streams.lastOnSubject(ctx, b.stream(), b.subject(key))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -94,7 +94,7 @@ func (m *stored) deleted() bool { return m.header.Get("KV-Operation") != "" }
 
 // create writes a key that must not exist; a delete marker is overwritten. Error: [ErrConflict].
 func (b kv) create(ctx context.Context, key string, value []byte) (revision uint64, err error) {
-	ctx, cancel := b.conn.bound(ctx)
+	ctx, cancel := b.streams.bound(ctx)
 	defer cancel()
 	pause := backoff.New(firstPause, retryPause)
 	for {
@@ -134,7 +134,7 @@ func (b kv) followKeys(ctx context.Context, pattern string, handle keyHandler, c
 // followFrom is followKeys for the changes after a revision.
 func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle keyHandler, caughtUp func()) error {
 	for {
-		err := b.conn.follow(ctx, b.stream(), b.subject(pattern), after+1, func(m *stored) {
+		err := b.streams.follow(ctx, b.stream(), b.subject(pattern), after+1, func(m *stored) {
 			value := m.data
 			if m.deleted() {
 				value = nil
@@ -146,7 +146,7 @@ func (b kv) followFrom(ctx context.Context, pattern string, after uint64, handle
 		if !IsRewound(err) {
 			return err
 		}
-		b.conn.log.Warn("a bucket was made again and is read from its beginning", "bucket", b.name)
+		b.streams.log.Warn("a bucket was made again and is read from its beginning", "bucket", b.name)
 		after = 0
 	}
 }

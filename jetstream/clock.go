@@ -135,7 +135,7 @@ func (s *storeClock) distrust() {
 // It is measured when the streams are first read, and then at most every 10 s while Now is being called. It advances
 // while the store is away. Before the streams were read it is this machine's wall clock. It goes backwards if the
 // store's clock is set back, so waits inside a process use the process's monotonic clock.
-func (c *Conn) Now() time.Time {
+func (c *core) Now() time.Time {
 	now, measure := c.clock.now()
 	if measure {
 		go c.measureClock()
@@ -144,7 +144,7 @@ func (c *Conn) Now() time.Time {
 }
 
 // Skew returns how far this machine's wall clock is ahead of the store's; known is false before the first measurement.
-func (c *Conn) Skew() (skew time.Duration, known bool) {
+func (c *core) Skew() (skew time.Duration, known bool) {
 	now := c.Now()
 	wall := c.clock.machine.Wall()
 	c.clock.mu.Lock()
@@ -153,13 +153,13 @@ func (c *Conn) Skew() (skew time.Duration, known bool) {
 }
 
 // StoreTime converts a recent time of this machine's wall clock into the store's time.
-func (c *Conn) StoreTime(wall time.Time) time.Time {
+func (c *core) StoreTime(wall time.Time) time.Time {
 	ago := c.clock.machine.Wall().Sub(wall.Round(0))
 	return c.Now().Add(-ago)
 }
 
 // measureClock asks for the store's time once.
-func (c *Conn) measureClock() {
+func (c *core) measureClock() {
 	defer func() {
 		c.clock.mu.Lock()
 		defer c.clock.mu.Unlock()
@@ -178,7 +178,7 @@ func (c *Conn) measureClock() {
 }
 
 // sinceBoot returns the time since boot by this connection's clock.
-func (c *Conn) sinceBoot() time.Duration { return c.clock.machine.Boot() }
+func (c *core) sinceBoot() time.Duration { return c.clock.machine.Boot() }
 
 // began is the start of the time count on machines that do not tell how long they have been up.
 var began = time.Now()

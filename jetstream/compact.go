@@ -39,17 +39,27 @@ type Compacted struct {
 // compacting is one call of Compact.
 type compacting struct {
 	Compaction
-	conn            *Conn
+	compactor       *Compactor
 	tenant, sandbox string
 	manifest        *manifest
 	done            Compacted
+}
+
+// Compactor moves older messages of histories from the event log to segments, and purges the histories of deleted
+// sandboxes.
+type Compactor struct {
+	*streams
+
+	events    *EventLog
+	segments  *segments
+	snapshots *Snapshots
 }
 
 // Compact moves the older part of a long history into segments and drops expired segments. A segment is stored and
 // read back before the manifest names it, and messages leave the log only once the manifest has them and the stored
 // snapshot is past them. A crash can leave messages in both places but never in neither, and the next call
 // continues. If two processes compact the same history, one gets [ErrConflict].
-func (c *Conn) Compact(ctx context.Context, tenant, sandbox string, cfg Compaction) (Compacted, error) {
+func (c *Compactor) Compact(ctx context.Context, tenant, sandbox string, cfg Compaction) (Compacted, error) {
 	if cfg.Keep < 1 {
 		return Compacted{}, protocol.Invalid("keep", "must be at least 1, got %d", cfg.Keep)
 	}
@@ -59,9 +69,9 @@ func (c *Conn) Compact(ctx context.Context, tenant, sandbox string, cfg Compacti
 	if cfg.Probe == nil {
 		cfg.Probe = func(string) {}
 	}
-	w := &compacting{Compaction: cfg, conn: c, tenant: tenant, sandbox: sandbox}
+	w := &compacting{Compaction: cfg, compactor: c, tenant: tenant, sandbox: sandbox}
 	var err error
-	if w.manifest, err = c.manifest(ctx, tenant, sandbox); err != nil {
+	if w.manifest, err = c.segments.manifest(ctx, tenant, sandbox); err != nil {
 		return w.done, err
 	}
 	for _, step := range []func(context.Context) error{w.reconcile, w.removeLoose, w.move, w.purge, w.drop} {
@@ -81,7 +91,7 @@ func (w *compacting) reconcile(ctx context.Context) error {
 	if last == 0 {
 		return nil
 	}
-	first, err := w.conn.historyNext(ctx, w.tenant, w.sandbox, 0)
+	first, err := w.compactor.events.historyNext(ctx, w.tenant, w.sandbox, 0)
 	if err != nil {
 		return err
 	}
@@ -129,7 +139,7 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 			first.after,
 		)
 	}
-	w.conn.log.Warn("segments hold messages that are no longer part of the log's history; dropping them",
+	w.compactor.log.Warn("segments hold messages that are no longer part of the log's history; dropping them",
 		"sandbox", w.sandbox, "segments", len(dropped))
 	for _, s := range dropped {
 		m.Loose = append(m.Loose, s.Object)
@@ -140,14 +150,14 @@ func (w *compacting) dropDiverged(ctx context.Context, first *entry) error {
 
 // inLog reports whether the log itself has a position of the history.
 func (w *compacting) inLog(ctx context.Context, p Position) (bool, error) {
-	m, err := w.conn.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
+	m, err := w.compactor.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return false, nil
 	}
 	if err != nil || m.subject != w.subject() {
 		return false, err
 	}
-	e, err := w.conn.entryOf(m)
+	e, err := w.compactor.events.entryOf(m)
 	return e.isAt(p), err
 }
 
@@ -167,7 +177,7 @@ func (w *compacting) removeLoose(ctx context.Context) error {
 		return err
 	}
 	for _, object := range w.manifest.Loose {
-		if err := w.conn.removeSegment(ctx, object); err != nil {
+		if err := w.compactor.segments.removeSegment(ctx, object); err != nil {
 			return err
 		}
 	}
@@ -184,7 +194,7 @@ func (w *compacting) move(ctx context.Context) error {
 	moved := w.manifest.last()
 	var part []segmentMessage
 	size, seen := 0, 0
-	err = w.conn.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
+	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
 		if m.sequence > moved {
 			kept, err := segmentMessageOf(m)
@@ -193,7 +203,7 @@ func (w *compacting) move(ctx context.Context) error {
 			}
 			part, size = append(part, kept), size+len(m.data)
 		}
-		if len(part) > 0 && (size >= w.conn.segments.full || seen == older) {
+		if len(part) > 0 && (size >= w.compactor.segments.cache.full || seen == older) {
 			if err := w.store(ctx, part); err != nil {
 				return false, err
 			}
@@ -206,14 +216,14 @@ func (w *compacting) move(ctx context.Context) error {
 
 // older returns how many of the log's messages belong in segments, 0 if too few to bother.
 func (w *compacting) older(ctx context.Context) (int, error) {
-	count, err := w.conn.messagesOn(ctx, protocol.StreamEvents, w.subject())
+	count, err := w.compactor.messagesOn(ctx, protocol.StreamEvents, w.subject())
 	older := count - w.Keep
 	if err != nil || older <= 0 {
 		return 0, err
 	}
 	// Messages that a crash left in both places are purged, not moved again.
 	moved, seen, batches, bytes := w.manifest.last(), 0, 0, int64(0)
-	err = w.conn.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
+	err = w.compactor.scan(ctx, protocol.StreamEvents, w.subject(), 0, func(m *stored) (bool, error) {
 		seen++
 		if m.sequence > moved {
 			batches, bytes = batches+1, bytes+int64(len(m.data))
@@ -228,7 +238,7 @@ func (w *compacting) older(ctx context.Context) (int, error) {
 
 // store stores a segment and adds it to the manifest.
 func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
-	content, s, err := w.conn.encodeSegment(w.tenant, w.sandbox, part)
+	content, s, err := w.compactor.segments.encodeSegment(w.tenant, w.sandbox, part)
 	if err != nil {
 		return err
 	}
@@ -238,14 +248,15 @@ func (w *compacting) store(ctx context.Context, part []segmentMessage) error {
 		return err
 	}
 	w.Probe("compact-before-store")
-	if err := w.conn.storeSegment(ctx, &s, content); err != nil { // another compaction may have removed it as loose
-		return errors.Join(err, w.conn.removeSegment(ctx, s.Object))
+	// It may fail because another compaction removed the object as loose.
+	if err := w.compactor.segments.storeSegment(ctx, &s, content); err != nil {
+		return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 	}
 	w.Probe("compact-before-manifest")
 	m.Loose, m.Segments = m.Loose[:len(m.Loose)-1], append(m.Segments, s)
 	if err := w.write(ctx); err != nil {
 		if err == ErrConflict { // the writer that won lists the object as loose, or does not know it
-			return errors.Join(err, w.conn.removeSegment(ctx, s.Object))
+			return errors.Join(err, w.compactor.segments.removeSegment(ctx, s.Object))
 		}
 		return err
 	}
@@ -260,7 +271,7 @@ func (w *compacting) purge(ctx context.Context) error {
 		return nil
 	}
 	w.done.Waits = true
-	s, err := w.conn.Snapshot(ctx, w.tenant, w.sandbox)
+	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return nil // it will be stored
 	}
@@ -278,7 +289,7 @@ func (w *compacting) purge(ctx context.Context) error {
 		}
 		through = min(through, indexed)
 	}
-	first, err := w.conn.historyNext(ctx, w.tenant, w.sandbox, 0)
+	first, err := w.compactor.events.historyNext(ctx, w.tenant, w.sandbox, 0)
 	if err != nil || len(first) == 0 {
 		return err
 	}
@@ -293,7 +304,7 @@ func (w *compacting) purge(ctx context.Context) error {
 	if err := w.Guard(); err != nil {
 		return err
 	}
-	if err := w.conn.purgeThrough(ctx, protocol.StreamEvents, w.subject(), through); err != nil {
+	if err := w.compactor.purgeThrough(ctx, protocol.StreamEvents, w.subject(), through); err != nil {
 		return err
 	}
 	w.done.Purged, w.done.Waits = through, through < last
@@ -302,11 +313,11 @@ func (w *compacting) purge(ctx context.Context) error {
 
 // drop forgets expired segments that are not in the log either. A newer state is stored in their place.
 func (w *compacting) drop(ctx context.Context) error {
-	m, now := w.manifest, w.conn.Now()
+	m, now := w.manifest, w.compactor.Now()
 	if w.MaxAge <= 0 {
 		return nil
 	}
-	first, err := w.conn.historyNext(ctx, w.tenant, w.sandbox, 0)
+	first, err := w.compactor.events.historyNext(ctx, w.tenant, w.sandbox, 0)
 	if err != nil || len(first) == 0 {
 		return err
 	}
@@ -351,7 +362,7 @@ func (w *compacting) drop(ctx context.Context) error {
 	}
 	for _, key := range gone {
 		subject := "$KV." + protocol.BucketHistories + "." + key
-		if err := w.conn.purge(ctx, "KV_"+protocol.BucketHistories, subject, 0); err != nil {
+		if err := w.compactor.purge(ctx, "KV_"+protocol.BucketHistories, subject, 0); err != nil {
 			return err
 		}
 	}
@@ -372,7 +383,7 @@ func (w *compacting) dropAt(ctx context.Context) error {
 // storeBase stores a copy of the snapshot, if it has a state and is past a record, for readers that can no longer
 // read the history from its beginning.
 func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error) {
-	s, err := w.conn.Snapshot(ctx, w.tenant, w.sandbox)
+	s, err := w.compactor.snapshots.Snapshot(ctx, w.tenant, w.sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return false, nil
 	}
@@ -388,7 +399,7 @@ func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error)
 	if err := w.Guard(); err != nil {
 		return false, err
 	}
-	histories, key := w.conn.kv(protocol.BucketHistories), baseKey(w.tenant, w.sandbox)
+	histories, key := w.compactor.kv(protocol.BucketHistories), baseKey(w.tenant, w.sandbox)
 	_, err = histories.replace(ctx, key, 0, func(old []byte) ([]byte, error) {
 		var stored Snapshot
 		if old != nil && protocol.Decode(old, &stored) == nil && stored.Record >= s.Record && stored.Fold >= s.Fold {
@@ -400,10 +411,10 @@ func (w *compacting) storeBase(ctx context.Context, beyond uint64) (bool, error)
 }
 
 // messagesOn returns the number of messages on a subject according to the stream's leader.
-func (c *Conn) messagesOn(ctx context.Context, name, subject string) (int, error) {
-	ctx, cancel := c.bound(ctx)
+func (s *streams) messagesOn(ctx context.Context, name, subject string) (int, error) {
+	ctx, cancel := s.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, name)
+	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
 		return 0, translate(err, "read the state of "+name)
 	}
@@ -415,10 +426,10 @@ func (c *Conn) messagesOn(ctx context.Context, name, subject string) (int, error
 }
 
 // purgeThrough removes the messages of a subject up to a sequence.
-func (c *Conn) purgeThrough(ctx context.Context, name, subject string, through uint64) error {
-	ctx, cancel := c.bound(ctx)
+func (s *streams) purgeThrough(ctx context.Context, name, subject string, through uint64) error {
+	ctx, cancel := s.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, name)
+	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
 		return translate(err, "purge "+name)
 	}
@@ -429,7 +440,7 @@ func (c *Conn) purgeThrough(ctx context.Context, name, subject string, through u
 // PurgeHistory removes everything of a deleted sandbox except the last message of its history and its reserved id:
 // the rest of the history, segments, output, exec ids and snapshots. The last message says that the sandbox was
 // deleted and is its tombstone: it distinguishes an id whose history was removed from one that never had a history.
-func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
+func (c *Compactor) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 	if err := c.purgeSegments(ctx, tenant, sandbox); err != nil {
 		return err
 	}
@@ -456,13 +467,13 @@ func (c *Conn) PurgeHistory(ctx context.Context, tenant, sandbox string) error {
 }
 
 // purgeSegments removes the segments of a history, including unfinished ones.
-func (c *Conn) purgeSegments(ctx context.Context, tenant, sandbox string) error {
-	m, err := c.manifest(ctx, tenant, sandbox)
+func (c *Compactor) purgeSegments(ctx context.Context, tenant, sandbox string) error {
+	m, err := c.segments.manifest(ctx, tenant, sandbox)
 	if err != nil || m.revision == 0 {
 		return err
 	}
 	for _, object := range m.Loose {
-		if err := c.removeSegment(ctx, object); err != nil {
+		if err := c.segments.removeSegment(ctx, object); err != nil {
 			return err
 		}
 	}
@@ -475,7 +486,7 @@ func (c *Conn) purgeSegments(ctx context.Context, tenant, sandbox string) error 
 		segments = append(segments, list...)
 	}
 	for i := range segments {
-		if err := c.removeSegment(ctx, segments[i].Object); err != nil {
+		if err := c.segments.removeSegment(ctx, segments[i].Object); err != nil {
 			return err
 		}
 	}

@@ -37,34 +37,64 @@ type Config struct {
 }
 
 // Conn is a connection to NATS with Boxfleet's streams and buckets. It reconnects forever. It is safe for concurrent
-// use.
-
-// Conn is a connection to NATS with Boxfleet's assets. It reconnects for ever. Its methods may be
-// called at once from many goroutines.
+// use. It embeds one part per subject and so has the methods of all of them. Code that needs only one subject can take
+// that part alone.
 type Conn struct {
+	core // by value; all parts point to it
+
+	*streams
+	*objectStore
+	*segments
+	*quorum
+
+	*EventLog
+	*Histories
+	*Journals
+	*Snapshots
+	*Compactor
+	*ExecIndex
+	*Registry
+	*Leases
+	*Hosts
+	*Notifications
+	*ImageStore
+	*BlobStore
+	*OutputLog
+	*RequestQueue
+	*Queries
+	*StoreHealth
+	*Provisioner
+	*Growth
+}
+
+// connection is the link to NATS. It reconnects forever, calls the registered functions after each reconnect, and
+// bounds and repeats requests whose answers may be lost. Only core may embed it: if a part did too, Conn would have its
+// methods twice at the same depth, and calls on Conn would not compile.
+type connection struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	log     *slog.Logger
 	timeout time.Duration
 	login   credentials
 	closed  chan struct{} // closed with the connection
-	room    roomState
 	life    atomic.Uint64 // number of lost connections: the next server may have another log
-	quorum  quorum
-	checked *storageCheck // the last one; under mu
-	clock   storeClock
-
-	directs  chan struct{} // slots for batched direct gets
-	openings chan struct{} // slots for histories that are read from their beginning
-	segments segmentCache
 
 	mu          sync.Mutex
 	waiting     map[int]context.CancelCauseFunc // calls that wait for an answer
-	meta        *assets
 	onReconnect map[int]func()
 	onLoss      map[int]func()
-	elections   bool // subscribed to election notices
 	nextID      int
+}
+
+// core is what all parts share: the connection, the store's clock, the room in the event log, and the deployment's id
+// and number of replicas.
+type core struct {
+	connection
+
+	clock     storeClock
+	room      roomState
+	meta      *assets // nil until it was read; under mu
+	elections bool    // subscribed to election notices; under mu
 }
 
 // assets is what a connection reads once from the provisioned streams.
@@ -77,21 +107,7 @@ type assets struct {
 // set. It does not retry errors that need a change of configuration. Errors: invalid_argument for URLs or a
 // credentials file; permission_denied if the server refuses the credentials; unavailable.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c := &Conn{
-		log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
-		onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{},
-		directs: make(chan struct{}, directsAtOnce), openings: make(chan struct{}, openingsAtOnce),
-	}
-	c.segments.full, c.segments.inManifest = segmentSize, segmentsInManifest
-	if c.log == nil {
-		c.log = slog.Default()
-	}
-	if c.timeout == 0 {
-		c.timeout = 10 * time.Second
-	}
-	c.clock.machine = cfg.Clock
-	c.clock.machine.setDefaults()
-	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
+	c := newConn(cfg)
 	if cfg.InProcess == nil {
 		if err := checkURLs(cfg.URL); err != nil {
 			return nil, err
@@ -127,7 +143,46 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-func (c *Conn) options(cfg Config) ([]nats.Option, error) {
+// newConn builds a Conn and its parts without connecting.
+func newConn(cfg Config) *Conn {
+	c := &Conn{core: core{connection: connection{
+		log: cfg.Logger, timeout: cfg.Timeout, closed: make(chan struct{}),
+		onReconnect: map[int]func(){}, onLoss: map[int]func(){}, waiting: map[int]context.CancelCauseFunc{},
+	}}}
+	if c.log == nil {
+		c.log = slog.Default()
+	}
+	if c.timeout == 0 {
+		c.timeout = 10 * time.Second
+	}
+	c.clock.machine = cfg.Clock
+	c.clock.machine.setDefaults()
+	c.login.log, c.login.from, c.login.closed = c.log, cfg.LoginFrom, c.closed
+
+	s := &streams{core: &c.core, directs: make(chan struct{}, directsAtOnce)}
+	c.streams, c.quorum, c.objectStore, c.EventLog = s, &quorum{core: &c.core}, &objectStore{s}, &EventLog{s}
+	c.segments = &segments{
+		streams: s, events: c.EventLog, objects: c.objectStore,
+		cache: segmentCache{full: segmentSize, inManifest: segmentsInManifest},
+	}
+	c.Histories = &Histories{streams: s, events: c.EventLog, segments: c.segments}
+	c.Snapshots = &Snapshots{streams: s, events: c.EventLog, segments: c.segments}
+	c.Journals = &Journals{
+		streams: s, events: c.EventLog, segments: c.segments, histories: c.Histories, snapshots: c.Snapshots,
+		openings: make(chan struct{}, openingsAtOnce),
+	}
+	c.Compactor = &Compactor{streams: s, events: c.EventLog, segments: c.segments, snapshots: c.Snapshots}
+	c.ExecIndex = &ExecIndex{streams: s, histories: c.Histories}
+	c.Registry, c.Leases, c.Hosts, c.Notifications = &Registry{s}, &Leases{s}, &Hosts{s}, &Notifications{&c.core}
+	c.ImageStore, c.BlobStore = &ImageStore{s, c.objectStore}, &BlobStore{s, c.objectStore}
+	c.OutputLog = &OutputLog{s}
+	c.RequestQueue, c.Queries = &RequestQueue{s, c.quorum}, &Queries{&c.core, c.quorum}
+	c.StoreHealth, c.Provisioner = &StoreHealth{streams: s}, &Provisioner{s}
+	c.Growth = &Growth{s, c.Provisioner}
+	return c
+}
+
+func (c *core) options(cfg Config) ([]nats.Option, error) {
 	state := cfg.OnState
 	if state == nil {
 		state = func(bool) {}
@@ -183,7 +238,7 @@ func (c *Conn) options(cfg Config) ([]nats.Option, error) {
 }
 
 // connectWithin retries until it is connected, the server refuses the credentials, or ctx ends.
-func (c *Conn) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
+func (c *connection) connectWithin(ctx context.Context, opts nats.Options, cfg Config) (*nats.Conn, error) {
 	_, bounded := ctx.Deadline()
 	var last error
 	pause := backoff.New(100*time.Millisecond, time.Second)
@@ -235,9 +290,9 @@ func connectOnce(ctx context.Context, opts nats.Options) (*nats.Conn, error) {
 
 // OnReconnect calls f after each reconnect, since messages may have been missed, until stop is called. f must not
 // block.
-func (c *Conn) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
+func (c *connection) OnReconnect(f func()) (stop func()) { return c.register(c.onReconnect, f) }
 
-func (c *Conn) register(calls map[int]func(), f func()) (stop func()) {
+func (c *connection) register(calls map[int]func(), f func()) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := c.nextID
@@ -250,7 +305,7 @@ func (c *Conn) register(calls map[int]func(), f func()) (stop func()) {
 	}
 }
 
-func (c *Conn) reconnected() {
+func (c *core) reconnected() {
 	if err := c.checkPayload(); err != nil { // it may be another server, or have other settings
 		c.log.Error("NATS cannot take all of Boxfleet's messages", "error", err)
 	}
@@ -260,7 +315,7 @@ func (c *Conn) reconnected() {
 }
 
 // call calls the registered functions.
-func (c *Conn) call(registered map[int]func()) {
+func (c *connection) call(registered map[int]func()) {
 	c.mu.Lock()
 	fs := slices.Collect(maps.Values(registered))
 	c.mu.Unlock()
@@ -273,7 +328,7 @@ func (c *Conn) call(registered map[int]func()) {
 // and each time the event log or the output log elects a leader, because the old leader may not have published what it
 // stored last. f must not block. Election notices can be lost too, so callers that wait for something also poll now and
 // then. Error: unavailable if the connection is closed.
-func (c *Conn) OnLoss(f func()) (stop func(), err error) {
+func (c *core) OnLoss(f func()) (stop func(), err error) {
 	if err := c.hearElections(); err != nil {
 		return nil, err
 	}
@@ -281,7 +336,7 @@ func (c *Conn) OnLoss(f func()) (stop func(), err error) {
 }
 
 // hearElections subscribes once to the notices of new stream leaders.
-func (c *Conn) hearElections() error {
+func (c *core) hearElections() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.elections {
@@ -303,7 +358,7 @@ func (c *Conn) hearElections() error {
 
 // mayHaveGrown forgets the number of replicas: a single server holds no elections, so there may be several now, and
 // a replica's answer may be stale.
-func (c *Conn) mayHaveGrown() {
+func (c *core) mayHaveGrown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.meta != nil {
@@ -316,7 +371,7 @@ var errCutOff = protocol.Errorf(protocol.Unavailable, "", "the connection to NAT
 
 // await bounds a call that waits for an answer as bound does. If the connection is lost it ends the call with the
 // cause errCutOff, so that the caller can repeat it on the next connection.
-func (c *Conn) await(ctx context.Context) (context.Context, context.CancelFunc) {
+func (c *connection) await(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := c.bound(ctx)
 	ctx, end := context.WithCancelCause(ctx)
 	c.mu.Lock()
@@ -333,7 +388,7 @@ func (c *Conn) await(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-func (c *Conn) cutOff() {
+func (c *connection) cutOff() {
 	c.life.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -353,11 +408,11 @@ func causeOf(ctx context.Context, err error) error {
 }
 
 // Connected reports whether the connection is up.
-func (c *Conn) Connected() bool { return c.nc.IsConnected() }
+func (c *connection) Connected() bool { return c.nc.IsConnected() }
 
 // Health returns nil while the connection is up. Errors: permission_denied if the server refuses the credentials or
 // they cannot be read; unavailable.
-func (c *Conn) Health() error {
+func (c *connection) Health() error {
 	if c.nc.IsConnected() {
 		return nil
 	}
@@ -369,10 +424,10 @@ func (c *Conn) Health() error {
 
 // Closed is closed when the connection has ended for good: by [Conn.Close], or because the client gave up after an
 // error of the server.
-func (c *Conn) Closed() <-chan struct{} { return c.closed }
+func (c *connection) Closed() <-chan struct{} { return c.closed }
 
 // awaitConnection waits until the connection is up. It fails when ctx ends or the connection is closed.
-func (c *Conn) awaitConnection(ctx context.Context) error {
+func (c *connection) awaitConnection(ctx context.Context) error {
 	back := wake.New()
 	defer c.OnReconnect(back.Wake)()
 	for !c.nc.IsConnected() {
@@ -388,11 +443,11 @@ func (c *Conn) awaitConnection(ctx context.Context) error {
 }
 
 // Close closes the connection. Calls in flight fail.
-func (c *Conn) Close() { c.nc.Close() }
+func (c *connection) Close() { c.nc.Close() }
 
 // bound limits the wait for one answer to the connection's timeout, however much time the caller has: an answer that
 // was lost never comes.
-func (c *Conn) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+func (c *connection) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.timeout)
 }
 
@@ -401,7 +456,7 @@ const askAgain = 2 * time.Second
 
 // ask sends an idempotent question and waits for the answer. Both are core messages and are lost if a connection or
 // a server breaks. Until the connection's timeout, ask repeats the question, on the next connection if necessary.
-func (c *Conn) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+func (c *connection) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for {
@@ -416,14 +471,14 @@ func (c *Conn) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 }
 
 // awaitOnce is await for one of several attempts.
-func (c *Conn) awaitOnce(ctx context.Context) (try context.Context, end func()) {
+func (c *connection) awaitOnce(ctx context.Context) (try context.Context, end func()) {
 	try, cancel := c.await(ctx)
 	again := time.AfterFunc(askAgain, cancel)
 	return try, func() { again.Stop(); cancel() }
 }
 
 // mayAskAgain reports whether an attempt got no answer or had no connection, and ctx leaves time for another.
-func (c *Conn) mayAskAgain(ctx, try context.Context) bool {
+func (c *connection) mayAskAgain(ctx, try context.Context) bool {
 	if try.Err() != nil {
 		return ctx.Err() == nil
 	}
@@ -432,14 +487,14 @@ func (c *Conn) mayAskAgain(ctx, try context.Context) bool {
 
 // Open reads the deployment's id and number of replicas. Error: failed_precondition with reason not_provisioned if
 // no coordinator has made the streams yet.
-func (c *Conn) Open(ctx context.Context) error {
+func (c *core) Open(ctx context.Context) error {
 	_, err := c.assets(ctx)
 	return err
 }
 
-// Deployment returns the id of the deployment, which its first provisioning chose. [Conn.Open] or [Conn.Provision]
-// must have succeeded.
-func (c *Conn) Deployment() string {
+// Deployment returns the id of the deployment, which its first provisioning chose. [Conn.Open] or
+// [Provisioner.Provision] must have succeeded.
+func (c *core) Deployment() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.meta == nil {
@@ -448,7 +503,7 @@ func (c *Conn) Deployment() string {
 	return c.meta.deployment
 }
 
-func (c *Conn) assets(ctx context.Context) (*assets, error) {
+func (c *core) assets(ctx context.Context) (*assets, error) {
 	c.mu.Lock()
 	meta := c.meta
 	c.mu.Unlock()
@@ -459,7 +514,7 @@ func (c *Conn) assets(ctx context.Context) (*assets, error) {
 	defer cancel()
 	stream, err := askRepeatedly(
 		ctx,
-		c,
+		&c.connection,
 		"find Boxfleet's streams",
 		func(ctx context.Context) (jetstream.Stream, error) {
 			return c.readStream(ctx, protocol.StreamEvents)

@@ -1,22 +1,32 @@
 // Package jetstream stores everything that Boxfleet stores in NATS JetStream. It is the only package that imports the
 // NATS client. The embedded server is in the sub-package embedded, so that the SDK does not link a server.
 //
-//	Conn ── Append, FollowEvents   the event log: append by compare-and-set, follow
-//	   ├─── Journal                one writer's view of one history: fold, decide, group commit
-//	   ├─── ReadHistory, ReadEvents
-//	   ├─── Compact, PurgeHistory  segments of older messages in the object store
-//	   ├─── WriteSnapshot, Checkpoint, StoreExecs
-//	   ├─── ReserveSandbox         ids, which are never used twice
-//	   ├─── TakeName               names, each held by one sandbox at a time
-//	   ├─── AcquireHost            leases with a fencing token and a trust window, for hosts and the scheduler
-//	   ├─── Now                    the store's time, which events carry
-//	   ├─── Submit, Requests       the request queue and its dead letters
-//	   ├─── Tell, Work             notifications for workers, which may be lost and are repeated
-//	   ├─── PublishOutput, OutputPage
-//	   ├─── RegisterHost, Beat, ChangeHostWish
-//	   ├─── PutBlob, WantImage     uploads and imported images
-//	   ├─── ServeReads, Query      the read service
-//	   └─── Provision, Grow, Storage, WatchStore
+//	Conn                    everything on one connection; it embeds all parts and has their methods
+//	 ├─── EventLog          append by compare-and-set, follow the event log
+//	 ├─── Histories         read the history of a sandbox from its segments and the event log
+//	 ├─── Journals          one writer's view of one history: fold, decide, group commit
+//	 ├─── Snapshots         the folded states of sandboxes, and the coordinators' checkpoint
+//	 ├─── Compactor         moves older messages to segments in the object store, purges deleted histories
+//	 ├─── ExecIndex         finds the execs of a sandbox
+//	 ├─── Registry          ids, which are never used twice, and names, each held by one sandbox at a time
+//	 ├─── Leases            leases with a fencing token and a trust window, for hosts and the scheduler
+//	 ├─── Hosts             the table of hosts, heartbeats, operator intent
+//	 ├─── Notifications     notifications to workers and the status of coordinators; both may be lost
+//	 ├─── RequestQueue      requests, their answers and the dead letters
+//	 ├─── Queries           the read service: serve and send queries
+//	 ├─── OutputLog         the output of execs: publish, follow, read in pages
+//	 ├─── ImageStore        imported images, and which image each host should have and has
+//	 ├─── BlobStore         uploads
+//	 ├─── StoreHealth       leaders, replicas, room and disk; recovers an event log that accepts no writes
+//	 ├─── Provisioner       makes and updates the streams and buckets
+//	 ├─── Growth            gives them more replicas
+//	 │
+//	 │    and, used inside this package only:
+//	 ├─── segments          messages that were moved out of the event log, and their manifests
+//	 ├─── quorum            whether a majority of the NATS servers can be reached
+//	 ├─── objectStore       objects in chunks
+//	 ├─── streams           messages of streams and keys of buckets
+//	 └─── core              the store's time (Now), the deployment, and the connection that all parts share
 //
 // Of this module it imports protocol, backoff and wake. Every error that it returns is a *protocol.Error, translated in
 // errors.go, or the error of a context.

@@ -35,20 +35,20 @@ type OverRecord struct {
 
 // WriteOver stores the last snapshot of an ended sandbox in place of those from its life, unless a newer one is
 // stored. It leaves out execs, and the state if it is larger than a message. It may change s.State.
-func (c *Conn) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
+func (sn *Snapshots) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
 	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
 	data := protocol.Encode(o)
-	if len(data) > c.maxBatch() {
+	if len(data) > sn.maxBatch() {
 		b := &s.State.Sandbox
 		o.Fold, o.Over = 0, &protocol.State{Sandbox: protocol.Sandbox{
 			Name: b.Name, CreatedAt: b.CreatedAt, StateChangedAt: b.StateChangedAt,
 		}}
 		data = protocol.Encode(o)
 	}
-	b, key := c.kv(protocol.BucketSandboxes), tenant+"."+sandbox
+	b, key := sn.kv(protocol.BucketSandboxes), tenant+"."+sandbox
 	_, err := b.replace(ctx, key+endedSuffix, 0, func(old []byte) ([]byte, error) {
-		newer, err := c.storedIsNewer(ctx, tenant, sandbox, old, s)
+		newer, err := sn.storedIsNewer(ctx, tenant, sandbox, old, s)
 		if newer || err != nil {
 			return nil, err
 		}
@@ -57,12 +57,12 @@ func (c *Conn) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapsho
 	if err != nil {
 		return err
 	}
-	return c.purge(ctx, b.stream(), b.subject(key), 0)
+	return sn.purge(ctx, b.stream(), b.subject(key), 0)
 }
 
 // endedSnapshot reads the snapshot of an ended sandbox. Error: not_found.
-func (c *Conn) endedSnapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
-	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox+endedSuffix)
+func (sn *Snapshots) endedSnapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
+	value, _, err := sn.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox+endedSuffix)
 	if err != nil {
 		return nil, err
 	}
@@ -74,18 +74,18 @@ func (c *Conn) endedSnapshot(ctx context.Context, tenant, sandbox string) (*Snap
 	return s, protocol.CheckVersion(o.Version)
 }
 
-// ReadOver reads the records of all ended sandboxes, in no particular order. It visits nothing if [Conn.ReadSnapshots]
-// visits nothing.
-func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
-	checkpoint, err := c.checkpoint(ctx)
+// ReadOver reads the records of all ended sandboxes, in no particular order. It visits nothing if
+// [Snapshots.ReadSnapshots] visits nothing.
+func (sn *Snapshots) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
+	checkpoint, err := sn.checkpoint(ctx)
 	if err != nil || checkpoint.Version == 0 {
 		return err
 	}
-	last, err := c.lastSequence(ctx, protocol.StreamEvents)
+	last, err := sn.lastSequence(ctx, protocol.StreamEvents)
 	if err != nil {
 		return err
 	}
-	if held, err := c.reaches(ctx, checkpoint.position(), last); !held {
+	if held, err := sn.reaches(ctx, checkpoint.position(), last); !held {
 		return err // the log is followed from its beginning
 	}
 	type late struct {
@@ -93,7 +93,7 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 		at     Position
 	}
 	var newer []late
-	err = c.readKeys(ctx, c.kv(protocol.BucketSandboxes), "*.*"+endedSuffix, func(key string, value []byte) {
+	err = sn.readKeys(ctx, sn.kv(protocol.BucketSandboxes), "*.*"+endedSuffix, func(key string, value []byte) {
 		r, at := decodeOverRecord(key, value)
 		if r.Record > checkpoint.Record { // the log up to the checkpoint does not have it
 			newer = append(newer, late{r, at})
@@ -106,7 +106,7 @@ func (c *Conn) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
 			return err
 		}
 		var held bool
-		if held, err = c.holds(ctx, n.record.Tenant, n.record.Sandbox, n.at); !held {
+		if held, err = sn.segments.holds(ctx, n.record.Tenant, n.record.Sandbox, n.at); !held {
 			n.record.Record = 0
 		}
 		if err == nil {
@@ -146,17 +146,17 @@ func decodeOverRecord(key string, value []byte) (*OverRecord, Position) {
 }
 
 // Purged reports whether nothing of an ended sandbox is stored except its tombstone.
-func (c *Conn) Purged(ctx context.Context, tenant, sandbox string) (bool, error) {
-	if _, err := c.Snapshot(ctx, tenant, sandbox); protocol.CodeOf(err) != protocol.NotFound {
+func (sn *Snapshots) Purged(ctx context.Context, tenant, sandbox string) (bool, error) {
+	if _, err := sn.Snapshot(ctx, tenant, sandbox); protocol.CodeOf(err) != protocol.NotFound {
 		return false, err
 	}
-	last, err := c.lastEntry(ctx, tenant, sandbox)
+	last, err := sn.events.lastEntry(ctx, tenant, sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	first, err := c.historyNext(ctx, tenant, sandbox, 0)
+	first, err := sn.events.historyNext(ctx, tenant, sandbox, 0)
 	return err == nil && len(first) == 1 && first[0].record == last.record, err
 }

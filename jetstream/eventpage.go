@@ -10,28 +10,28 @@ import (
 // one of the newest.
 const walkBack = 4
 
-// ReadEventsAt is [Conn.ReadEvents] without the messages before the event: it starts with the message that has the
+// ReadEventsAt is [Histories.ReadEvents] without the messages before the event: it starts with the message that has the
 // event, or with the oldest one stored. So reading a history page by page costs no more than its length.
-func (c *Conn) ReadEventsAt(
+func (h *Histories) ReadEventsAt(
 	ctx context.Context,
 	tenant, sandbox string,
 	from uint64,
 	visit func(*protocol.Batch) bool,
 ) error {
-	after, err := c.recordBefore(ctx, tenant, sandbox, from)
+	after, err := h.recordBefore(ctx, tenant, sandbox, from)
 	if err != nil {
 		return err
 	}
-	return c.ReadHistory(ctx, tenant, sandbox, after, visit)
+	return h.ReadHistory(ctx, tenant, sandbox, after, visit)
 }
 
 // recordBefore returns a record of the log shortly before the message that has an event.
-func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event uint64) (uint64, error) {
-	low, err := c.segmentsBefore(ctx, tenant, sandbox, event)
+func (h *Histories) recordBefore(ctx context.Context, tenant, sandbox string, event uint64) (uint64, error) {
+	low, err := h.segments.segmentsBefore(ctx, tenant, sandbox, event)
 	if err != nil || event <= 1 {
 		return low, err
 	}
-	e, err := c.lastEntry(ctx, tenant, sandbox)
+	e, err := h.events.lastEntry(ctx, tenant, sandbox)
 	for range walkBack {
 		if err != nil || e.batch == nil || !e.afterKnown {
 			break
@@ -39,11 +39,11 @@ func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event u
 		if e.batch.First() <= event || e.after <= low {
 			return max(low, e.after), nil
 		}
-		m, missing := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": e.after})
+		m, missing := h.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": e.after})
 		if missing != nil {
 			break // it was moved into a segment, or the read failed, in which case the next one reports why
 		}
-		e, err = c.entryOf(m)
+		e, err = h.events.entryOf(m)
 	}
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return low, nil
@@ -53,7 +53,7 @@ func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event u
 	}
 	for high := e.record; high > low+1; {
 		middle := low + (high-low)/2
-		next, err := c.historyNext(ctx, tenant, sandbox, middle)
+		next, err := h.events.historyNext(ctx, tenant, sandbox, middle)
 		switch {
 		case err != nil:
 			return 0, err
@@ -70,12 +70,12 @@ func (c *Conn) recordBefore(ctx context.Context, tenant, sandbox string, event u
 
 // OldestEvent returns the number of the oldest stored event of a history, in the log or in a segment. Error:
 // not_found.
-func (c *Conn) OldestEvent(ctx context.Context, tenant, sandbox string) (oldest uint64, err error) {
-	b, err := c.FirstBatch(ctx, tenant, sandbox)
+func (h *Histories) OldestEvent(ctx context.Context, tenant, sandbox string) (oldest uint64, err error) {
+	b, err := h.events.FirstBatch(ctx, tenant, sandbox)
 	if err != nil || b.First() == 1 {
 		return 1, err
 	}
-	m, err := c.manifest(ctx, tenant, sandbox)
+	m, err := h.segments.manifest(ctx, tenant, sandbox)
 	if err != nil {
 		return 0, err
 	}

@@ -14,7 +14,7 @@ const (
 )
 
 // maxBatch returns how many bytes of events one message to this server may have.
-func (c *Conn) maxBatch() int {
+func (c *connection) maxBatch() int {
 	payload := int(c.nc.MaxPayload())
 	if payload <= 0 {
 		return maxBatchBytes // no server has answered yet

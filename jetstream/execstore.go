@@ -36,10 +36,17 @@ func (h *ExecHead) pageKey(tenant, sandbox string, depth, page int) string {
 	return h.pagesKey(tenant, sandbox, depth) + "." + strconv.Itoa(page)
 }
 
+// ExecIndex stores and reads the index of the execs of each sandbox.
+type ExecIndex struct {
+	*streams
+
+	histories *Histories
+}
+
 // ExecHead reads the head of a sandbox's index. Error: [ErrNoIndex], together with an empty head if the stored one is
 // unreadable.
-func (c *Conn) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead, error) {
-	value, revision, err := c.kv(protocol.BucketExecIDs).get(ctx, execHeadKey(tenant, sandbox))
+func (x *ExecIndex) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead, error) {
+	value, revision, err := x.kv(protocol.BucketExecIDs).get(ctx, execHeadKey(tenant, sandbox))
 	switch {
 	case protocol.CodeOf(err) == protocol.NotFound || err == nil && value == nil:
 		return nil, ErrNoIndex
@@ -48,15 +55,15 @@ func (c *Conn) ExecHead(ctx context.Context, tenant, sandbox string) (*ExecHead,
 	}
 	h, err := decodeHead(value, revision)
 	if err != nil {
-		c.log.Error("could not read an index of execs; rebuilding it", "sandbox", sandbox, "error", err)
+		x.log.Error("could not read an index of execs; rebuilding it", "sandbox", sandbox, "error", err)
 		return &ExecHead{salt: rand.Uint64(), revision: revision}, ErrNoIndex
 	}
 	return h, nil
 }
 
 // ExecPage reads a page of the index with this head. Error: [ErrNoIndex].
-func (c *Conn) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead, page int) (ExecPage, error) {
-	value, _, err := c.kv(protocol.BucketExecIDs).get(ctx, h.pageKey(tenant, sandbox, h.Depth, page))
+func (x *ExecIndex) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead, page int) (ExecPage, error) {
+	value, _, err := x.kv(protocol.BucketExecIDs).get(ctx, h.pageKey(tenant, sandbox, h.Depth, page))
 	switch {
 	case protocol.CodeOf(err) == protocol.NotFound || err == nil && value == nil:
 		return nil, ErrNoIndex
@@ -65,7 +72,7 @@ func (c *Conn) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead
 	}
 	p, err := decodePage(value)
 	if err != nil {
-		c.log.Error("could not read a page of execs; rebuilding it", "sandbox", sandbox, "page", page, "error", err)
+		x.log.Error("could not read a page of execs; rebuilding it", "sandbox", sandbox, "page", page, "error", err)
 		return nil, ErrNoIndex
 	}
 	return p, nil
@@ -75,7 +82,7 @@ func (c *Conn) ExecPage(ctx context.Context, tenant, sandbox string, h *ExecHead
 const pagesAtOnce = 8
 
 // ExecPages reads all pages of an index. Error: [ErrNoIndex].
-func (c *Conn) ExecPages(ctx context.Context, tenant, sandbox string, h *ExecHead) ([]ExecPage, error) {
+func (x *ExecIndex) ExecPages(ctx context.Context, tenant, sandbox string, h *ExecHead) ([]ExecPage, error) {
 	if h.Depth == 0 {
 		return nil, nil
 	}
@@ -84,7 +91,7 @@ func (c *Conn) ExecPages(ctx context.Context, tenant, sandbox string, h *ExecHea
 	group.SetLimit(pagesAtOnce)
 	for i := range pages {
 		group.Go(func() (err error) {
-			pages[i], err = c.ExecPage(ctx, tenant, sandbox, h, i)
+			pages[i], err = x.ExecPage(ctx, tenant, sandbox, h, i)
 			return err
 		})
 	}
@@ -101,17 +108,17 @@ var ErrIndexRemoved = errors.New("the index of execs was removed")
 //
 // Pages are written before the head that refers to them: a reader of a head finds every entry in the head or on one of
 // its pages. If the head was replaced meanwhile, StoreExecs starts again from the new one.
-func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry,
+func (x *ExecIndex) StoreExecs(ctx context.Context, tenant, sandbox string, known *ExecHead, add []ExecEntry,
 	last Position, complete bool) (*ExecHead, error) {
-	b, key := c.kv(protocol.BucketExecIDs), execHeadKey(tenant, sandbox)
+	b, key := x.kv(protocol.BucketExecIDs), execHeadKey(tenant, sandbox)
 	h, pause := known, backoff.New(firstPause, retryPause)
 	for {
 		if h == nil {
 			h = &ExecHead{salt: rand.Uint64()}
 		}
-		next, err := c.nextHead(ctx, tenant, sandbox, h, add, last, complete)
+		next, err := x.nextHead(ctx, tenant, sandbox, h, add, last, complete)
 		if err == ErrNoIndex { // another process may have made more pages and removed the old ones
-			now, err := c.ExecHead(ctx, tenant, sandbox)
+			now, err := x.ExecHead(ctx, tenant, sandbox)
 			if err != nil {
 				return nil, err
 			}
@@ -128,7 +135,7 @@ func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *Ex
 		if err == nil {
 			next.revision = revision
 			if next.Depth != h.Depth && h.Depth > 0 {
-				c.removePages(ctx, tenant, sandbox, h)
+				x.removePages(ctx, tenant, sandbox, h)
 			}
 			if next.Last.Record != 0 {
 				return next, nil
@@ -139,19 +146,19 @@ func (c *Conn) StoreExecs(ctx context.Context, tenant, sandbox string, known *Ex
 		if err != ErrConflict || !pause.Wait(ctx) {
 			return nil, err
 		}
-		if h, err = c.newerHead(ctx, tenant, sandbox, h.revision); err != nil {
+		if h, err = x.newerHead(ctx, tenant, sandbox, h.revision); err != nil {
 			return nil, err
 		}
 	}
 }
 
 // nextHead returns the head that follows h with more entries. If they exceed the head, it writes the pages.
-func (c *Conn) nextHead(ctx context.Context, tenant, sandbox string, h *ExecHead, add []ExecEntry,
+func (x *ExecIndex) nextHead(ctx context.Context, tenant, sandbox string, h *ExecHead, add []ExecEntry,
 	last Position, complete bool) (*ExecHead, error) {
 	next := *h
 	next.Last = last
 	if h.Last.Record > last.Record { // a later leader wrote it, or it is of a history that was lost
-		newer, err := c.HasBatch(ctx, tenant, sandbox, h.Last)
+		newer, err := x.histories.HasBatch(ctx, tenant, sandbox, h.Last)
 		if err != nil {
 			return nil, err
 		}
@@ -167,12 +174,12 @@ func (c *Conn) nextHead(ctx context.Context, tenant, sandbox string, h *ExecHead
 		next.Entries, next.Last = nil, Position{}
 		return &next, nil
 	}
-	return &next, c.spill(ctx, tenant, sandbox, &next, complete)
+	return &next, x.spill(ctx, tenant, sandbox, &next, complete)
 }
 
 // newerHead reads the head that replaced revision, nil if the head never existed.
-func (c *Conn) newerHead(ctx context.Context, tenant, sandbox string, replaced uint64) (*ExecHead, error) {
-	h, err := c.ExecHead(ctx, tenant, sandbox)
+func (x *ExecIndex) newerHead(ctx context.Context, tenant, sandbox string, replaced uint64) (*ExecHead, error) {
+	h, err := x.ExecHead(ctx, tenant, sandbox)
 	if err == ErrNoIndex && replaced != 0 && h == nil {
 		return nil, ErrIndexRemoved
 	}
@@ -183,11 +190,11 @@ func (c *Conn) newerHead(ctx context.Context, tenant, sandbox string, replaced u
 }
 
 // removePages removes the pages of a head that was replaced by one with more pages.
-func (c *Conn) removePages(ctx context.Context, tenant, sandbox string, old *ExecHead) {
-	b := c.kv(protocol.BucketExecIDs)
+func (x *ExecIndex) removePages(ctx context.Context, tenant, sandbox string, old *ExecHead) {
+	b := x.kv(protocol.BucketExecIDs)
 	pages := b.subject(old.pagesKey(tenant, sandbox, old.Depth) + ".*")
-	if err := c.purge(ctx, b.stream(), pages, 0); err != nil {
-		c.log.Warn("could not remove old pages of an index of execs", "sandbox", sandbox, "error", err)
+	if err := x.purge(ctx, b.stream(), pages, 0); err != nil {
+		x.log.Warn("could not remove old pages of an index of execs", "sandbox", sandbox, "error", err)
 	}
 }
 
@@ -200,8 +207,8 @@ func (b kv) putOver(ctx context.Context, key string, value []byte, revision uint
 }
 
 // HasBatch reports whether a position is part of a sandbox's history.
-func (c *Conn) HasBatch(ctx context.Context, tenant, sandbox string, at Position) (bool, error) {
-	b, err := c.Batch(ctx, tenant, sandbox, at.Record)
+func (h *Histories) HasBatch(ctx context.Context, tenant, sandbox string, at Position) (bool, error) {
+	b, err := h.Batch(ctx, tenant, sandbox, at.Record)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return false, nil
 	}
@@ -209,12 +216,12 @@ func (c *Conn) HasBatch(ctx context.Context, tenant, sandbox string, at Position
 }
 
 // FirstBatch reads the first batch that the log has of a sandbox's history. Error: not_found.
-func (c *Conn) FirstBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
-	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1)
+func (l *EventLog) FirstBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
+	m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), 1)
 	if err != nil {
 		return nil, err
 	}
-	b, err := c.batchOf(m)
+	b, err := l.batchOf(m)
 	if b == nil && err == nil {
 		err = protocol.Errorf(protocol.NotFound, "", "the first message of sandbox %s names another sandbox", sandbox)
 	}
@@ -222,10 +229,10 @@ func (c *Conn) FirstBatch(ctx context.Context, tenant, sandbox string) (*protoco
 }
 
 // spill moves the entries of a head to its pages, and doubles the number of pages if they would be too full.
-func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, complete bool) error {
+func (x *ExecIndex) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, complete bool) error {
 	entries, depth := h.Entries.Entries(), depthFor(h.Count+h.Entries.Len(), h.Depth)
 	if depth != h.Depth {
-		pages, err := c.ExecPages(ctx, tenant, sandbox, h)
+		pages, err := x.ExecPages(ctx, tenant, sandbox, h)
 		if err != nil && !(complete && err == ErrNoIndex) {
 			return err
 		}
@@ -248,7 +255,7 @@ func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, c
 		}
 		group.Go(func() error {
 			key, must := h.pageKey(tenant, sandbox, depth, n), depth == h.Depth && !complete
-			before, after, err := c.growPage(ctx, key, more, must)
+			before, after, err := x.growPage(ctx, key, more, must)
 			mu.Lock()
 			defer mu.Unlock()
 			if h.Count += after; depth == h.Depth {
@@ -266,12 +273,14 @@ func (c *Conn) spill(ctx context.Context, tenant, sandbox string, h *ExecHead, c
 }
 
 // growPage adds entries to a page. must says that the page has to exist already: otherwise it was lost.
-func (c *Conn) growPage(ctx context.Context, key string, more []ExecEntry, must bool) (before, after int, err error) {
-	_, err = c.kv(protocol.BucketExecIDs).replace(ctx, key, 0, func(old []byte) ([]byte, error) {
+func (x *ExecIndex) growPage(
+	ctx context.Context, key string, more []ExecEntry, must bool,
+) (before, after int, err error) {
+	_, err = x.kv(protocol.BucketExecIDs).replace(ctx, key, 0, func(old []byte) ([]byte, error) {
 		p, damaged := ExecPage(nil), error(nil)
 		if old != nil {
 			if p, damaged = decodePage(old); damaged != nil {
-				c.log.Error("could not read a page of execs; rebuilding it", "key", key, "error", damaged)
+				x.log.Error("could not read a page of execs; rebuilding it", "key", key, "error", damaged)
 			}
 		}
 		if must && (old == nil || damaged != nil) {
@@ -286,25 +295,25 @@ func (c *Conn) growPage(ctx context.Context, key string, more []ExecEntry, must 
 
 // FollowExecHeads handles every head that is stored from now on, until ctx ends. It misses none that is stored after
 // it has called begun.
-func (c *Conn) FollowExecHeads(
+func (x *ExecIndex) FollowExecHeads(
 	ctx context.Context,
 	handle func(tenant, sandbox string, h *ExecHead),
 	begun func(),
 ) error {
-	b := c.kv(protocol.BucketExecIDs)
-	from, err := c.lastSequence(ctx, b.stream())
+	b := x.kv(protocol.BucketExecIDs)
+	from, err := x.lastSequence(ctx, b.stream())
 	if err != nil {
 		return err
 	}
 	begun()
-	return c.follow(ctx, b.stream(), b.subject("*.*."+headKey), from+1, func(m *stored) {
+	return x.follow(ctx, b.stream(), b.subject("*.*."+headKey), from+1, func(m *stored) {
 		parts := strings.Split(b.key(m.subject), ".")
 		if len(parts) != 3 || m.deleted() {
 			return
 		}
 		h, err := decodeHead(m.data, m.sequence)
 		if err != nil {
-			c.log.Error("could not read an index of execs", "key", b.key(m.subject), "error", err)
+			x.log.Error("could not read an index of execs", "key", b.key(m.subject), "error", err)
 			return
 		}
 		handle(parts[0], parts[1], h)
@@ -312,8 +321,8 @@ func (c *Conn) FollowExecHeads(
 }
 
 // EachExecEvent visits the batches of a sandbox's history from its beginning, in order.
-func (c *Conn) EachExecEvent(ctx context.Context, tenant, sandbox string, visit func(b *protocol.Batch)) error {
-	return c.ReadHistory(ctx, tenant, sandbox, 0, func(b *protocol.Batch) bool {
+func (h *Histories) EachExecEvent(ctx context.Context, tenant, sandbox string, visit func(b *protocol.Batch)) error {
+	return h.ReadHistory(ctx, tenant, sandbox, 0, func(b *protocol.Batch) bool {
 		visit(b)
 		return true
 	})
@@ -326,9 +335,9 @@ type execIDPage struct {
 }
 
 // OldExecIDs reads the exec ids that an older version stored for a sandbox, as [ExecHash.Prefix].
-func (c *Conn) OldExecIDs(ctx context.Context, tenant, sandbox string) (prefixes []uint64, err error) {
+func (x *ExecIndex) OldExecIDs(ctx context.Context, tenant, sandbox string) (prefixes []uint64, err error) {
 	for page := 0; ; page++ {
-		value, _, err := c.kv(protocol.BucketExecIDs).get(ctx, tenant+"."+sandbox+"."+strconv.Itoa(page))
+		value, _, err := x.kv(protocol.BucketExecIDs).get(ctx, tenant+"."+sandbox+"."+strconv.Itoa(page))
 		if protocol.CodeOf(err) == protocol.NotFound || err == nil && value == nil {
 			return prefixes, nil
 		}
@@ -337,7 +346,7 @@ func (c *Conn) OldExecIDs(ctx context.Context, tenant, sandbox string) (prefixes
 		}
 		var p execIDPage
 		if err := protocol.Decode(value, &p); err != nil {
-			c.log.Error("could not read an old page of exec ids", "sandbox", sandbox, "page", page, "error", err)
+			x.log.Error("could not read an old page of exec ids", "sandbox", sandbox, "page", page, "error", err)
 			continue
 		}
 		for b := range slices.Chunk(p.Hashes, 8) {

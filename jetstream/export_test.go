@@ -74,5 +74,5 @@ func (c *Conn) PurgeSnapshot(ctx context.Context, tenant, sandbox string) error 
 
 // SmallSegments sets the size of a full segment and the number of segments on a page of the manifest.
 func (c *Conn) SmallSegments(size, inManifest int) {
-	c.segments.full, c.segments.inManifest = size, inManifest
+	c.segments.cache.full, c.segments.cache.inManifest = size, inManifest
 }

@@ -21,21 +21,21 @@ const pullHeartbeat = time.Second
 // the follower has passed the last sequence that the stream's leader had at the start. On failure it resumes after
 // the last handled message with a new consumer, for as long as it takes. The client's own ordered consumer is not
 // used: if a server is away or an answer is lost, it waits longer each time.
-func (c *Conn) follow(
+func (s *streams) follow(
 	ctx context.Context,
 	stream, filter string,
 	from uint64,
 	handle func(*stored),
 	caughtUp func(),
 ) error {
-	f := &follower{conn: c, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
+	f := &follower{streams: s, stream: stream, filter: filter, next: max(from, 1), handle: handle, caughtUp: caughtUp}
 	return f.run(ctx)
 }
 
 func (f *follower) run(ctx context.Context) error {
-	c := f.conn
+	s := f.streams
 	if f.caughtUp != nil {
-		m, err := c.lastOnSubject(ctx, f.stream, f.filter)
+		m, err := s.lastOnSubject(ctx, f.stream, f.filter)
 		if err == nil {
 			f.target = m.sequence
 		} else if protocol.CodeOf(err) != protocol.NotFound {
@@ -54,20 +54,20 @@ func (f *follower) run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !begun || c.nc.IsClosed() || IsRewound(err):
+		case !begun || s.nc.IsClosed() || IsRewound(err):
 			return err
 		}
-		c.log.Warn("restarting a follower", "stream", f.stream, "error", err)
+		s.log.Warn("restarting a follower", "stream", f.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
-		_ = c.awaitConnection(ctx) // if this fails, the next attempt reports why
+		_ = s.awaitConnection(ctx) // if this fails, the next attempt reports why
 	}
 }
 
 // follower is one call of follow.
 type follower struct {
-	conn           *Conn
+	streams        *streams
 	stream, filter string
 	headersOnly    bool
 	next           uint64 // where the next consumer starts
@@ -82,11 +82,11 @@ type follower struct {
 // consumer to a server that has just died, it requests another one under a new name, and waits longer each time in case
 // the cluster is slow.
 func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err error) {
-	c := f.conn
-	ctx, cancel := c.bound(ctx)
+	s := f.streams
+	ctx, cancel := s.bound(ctx)
 	defer cancel()
 	for wait := askAgain; ; wait *= 2 {
-		if err := c.awaitConnection(ctx); err != nil {
+		if err := s.awaitConnection(ctx); err != nil {
 			return nil, err
 		}
 		config := jetstream.ConsumerConfig{
@@ -98,10 +98,10 @@ func (f *follower) open(ctx context.Context) (consumer jetstream.Consumer, err e
 		try, stop := context.WithTimeout(ctx, wait)
 		consumer, err = askRepeatedly(
 			try,
-			c,
+			&s.connection,
 			"follow "+f.stream,
 			func(ctx context.Context) (jetstream.Consumer, error) {
-				return c.js.CreateConsumer(ctx, f.stream, config)
+				return s.js.CreateConsumer(ctx, f.stream, config)
 			},
 		)
 		again := err != nil && try.Err() != nil && ctx.Err() == nil
@@ -133,7 +133,7 @@ func (f *follower) read(ctx context.Context, consumer jetstream.Consumer) error 
 	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
 	connected, breakOff := context.WithCancel(ctx)
 	defer breakOff()
-	defer f.conn.OnReconnect(breakOff)()
+	defer f.streams.OnReconnect(breakOff)()
 	f.pending = consumer.CachedInfo().NumPending
 	f.progress()
 	for delivered := uint64(1); ; delivered++ {
@@ -167,7 +167,7 @@ func (f *follower) nextOf(ctx context.Context, messages jetstream.MessagesContex
 		if err == nil || !over {
 			return msg, err
 		}
-		m, err := f.conn.nextOnSubject(ctx, f.stream, f.filter, f.next)
+		m, err := f.streams.nextOnSubject(ctx, f.stream, f.filter, f.next)
 		switch {
 		case protocol.CodeOf(err) == protocol.NotFound:
 			f.target, f.pending = 0, 0

@@ -25,6 +25,13 @@ const (
 	parkedSubject = "boxfleet.v1.parked.log"
 )
 
+// Growth gives the streams and buckets of a running deployment more replicas.
+type Growth struct {
+	*streams
+
+	provisioner *Provisioner
+}
+
 // Grow gives every stream and bucket this many replicas, 3 or 5, and waits until all are in sync or ctx ends. It
 // reports its progress to step, which may be nil. The deployment keeps running, but output is stored a little later.
 // Sequences and times of stored messages do not change. A later call continues one that failed or ended early. Grow
@@ -32,7 +39,7 @@ const (
 //
 // Errors: invalid_argument; failed_precondition with reason would_weaken if there are more replicas, or with reason
 // server_settings if the cluster has too few servers; unavailable.
-func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error {
+func (g *Growth) Grow(ctx context.Context, replicas int, step func(string)) error {
 	if replicas != 3 && replicas != 5 {
 		return protocol.Invalid(
 			"replicas",
@@ -43,7 +50,7 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 	if step == nil {
 		step = func(string) {}
 	}
-	existing, err := c.found(ctx, &Assets{})
+	existing, err := g.provisioner.found(ctx, &Assets{})
 	if err != nil {
 		return err
 	}
@@ -69,20 +76,20 @@ func (c *Conn) Grow(ctx context.Context, replicas int, step func(string)) error 
 		}
 		step(fmt.Sprintf("%s: from %d to %d replicas", name, f.config.Replicas, replicas))
 		f.config.Replicas = replicas
-		if err := c.grown(ctx, f.config); err != nil {
+		if err := g.grown(ctx, f.config); err != nil {
 			return err
 		}
 	}
-	if err := c.growLogs(ctx, want(protocol.StreamLogs), replicas, step); err != nil {
+	if err := g.growLogs(ctx, want(protocol.StreamLogs), replicas, step); err != nil {
 		return err
 	}
 	for _, a := range (&Assets{}).assets() {
 		step(a.config.Name + ": waiting for its replicas")
-		if err := c.inSync(ctx, a.config.Name, replicas); err != nil {
+		if err := g.inSync(ctx, a.config.Name, replicas); err != nil {
 			return err
 		}
 	}
-	return c.readAssets(ctx)
+	return g.provisioner.readAssets(ctx)
 }
 
 // want returns a stream's default configuration.
@@ -95,10 +102,12 @@ func want(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{}
 }
 
-func (c *Conn) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
+func (g *Growth) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 	bounded, cancel := context.WithTimeout(ctx, growWithin)
 	defer cancel()
-	err := c.provisioned(bounded, cfg.Name, func(ctx context.Context) error { return c.updateStream(ctx, cfg) })
+	err := g.provisioner.provisioned(bounded, cfg.Name, func(ctx context.Context) error {
+		return g.provisioner.updateStream(ctx, cfg)
+	})
 	if isOneOf(err, protocol.Internal, protocol.Unavailable) {
 		return protocol.Errorf(
 			protocol.FailedPrecondition,
@@ -114,13 +123,13 @@ func (c *Conn) grown(ctx context.Context, cfg jetstream.StreamConfig) error {
 
 // growLogs turns the output's stream into one with replicas and without the async mode: it moves the output to another
 // stream, as its mirror, and back. Each step follows from the current state, so the move can be continued at any point.
-func (c *Conn) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
+func (g *Growth) growLogs(ctx context.Context, fresh jetstream.StreamConfig, replicas int, step func(string)) error {
 	for {
-		existing, err := c.found(ctx, &Assets{})
+		existing, err := g.provisioner.found(ctx, &Assets{})
 		if err != nil {
 			return err
 		}
-		m := &logsMove{conn: c, replicas: replicas}
+		m := &logsMove{growth: g, replicas: replicas}
 		m.logs, m.logsExist = existing[protocol.StreamLogs]
 		m.moving, m.movingExists = existing[streamMoving]
 		m.setFinal(fresh)
@@ -132,7 +141,7 @@ func (c *Conn) growLogs(ctx context.Context, fresh jetstream.StreamConfig, repli
 		if ctx.Err() != nil {
 			return translate(ctx.Err(), "grow "+protocol.StreamLogs)
 		}
-		if err := c.provisioned(ctx, protocol.StreamLogs, next.do); err != nil {
+		if err := g.provisioner.provisioned(ctx, protocol.StreamLogs, next.do); err != nil {
 			return err
 		}
 	}
@@ -146,7 +155,7 @@ type move struct {
 
 // logsMove is the state of the move of the output's stream.
 type logsMove struct {
-	conn                    *Conn
+	growth                  *Growth
 	replicas                int
 	logs, moving            found
 	logsExist, movingExists bool
@@ -182,72 +191,72 @@ func (m *logsMove) next() move {
 
 // begin returns the step for a deployment without a copy of the output.
 func (m *logsMove) begin() move {
-	c, logs := m.conn, m.logs.config
+	g, logs := m.growth, m.logs.config
 	switch {
 	case m.logsExist && logs.Replicas == m.replicas:
 		return move{}
 	case m.logsExist && logs.PersistMode != jetstream.AsyncPersistMode:
 		logs.Replicas = m.replicas
-		return move{"more replicas", func(ctx context.Context) error { return c.updateStream(ctx, logs) }}
+		return move{"more replicas", func(ctx context.Context) error { return g.provisioner.updateStream(ctx, logs) }}
 	case m.logsExist:
 		return move{"copy it", func(ctx context.Context) error {
-			return c.mirror(ctx, movingConfig(logs, m.replicas), protocol.StreamLogs)
+			return g.mirror(ctx, movingConfig(logs, m.replicas), protocol.StreamLogs)
 		}}
 	}
-	return move{"make it", func(ctx context.Context) error { return c.create(ctx, m.final) }}
+	return move{"make it", func(ctx context.Context) error { return g.create(ctx, m.final) }}
 }
 
 // moveAway returns the step while the copy is still a mirror.
 func (m *logsMove) moveAway() move {
-	c := m.conn
+	g := m.growth
 	if !m.parked() {
 		cfg := m.logs.config
 		cfg.Subjects = []string{parkedSubject}
 		return move{"take no new output", func(ctx context.Context) error {
 			// Copy most of it while output still arrives.
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, nearlyAll); err != nil {
+			if err := g.copied(ctx, streamMoving, protocol.StreamLogs, nearlyAll); err != nil {
 				return err
 			}
-			return c.updateStream(ctx, cfg)
+			return g.provisioner.updateStream(ctx, cfg)
 		}}
 	}
 	cfg := m.moving.config
 	cfg.Mirror = nil
 	return move{"hand over to the copy", func(ctx context.Context) error {
-		if err := c.mark(ctx); err != nil {
+		if err := g.mark(ctx); err != nil {
 			return err
 		}
-		if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
+		if err := g.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
 			return err
 		}
-		return c.updateStream(ctx, cfg)
+		return g.provisioner.updateStream(ctx, cfg)
 	}}
 }
 
 // moveBack returns the step after the copy became a stream of its own.
 func (m *logsMove) moveBack() move {
-	c, logs := m.conn, m.logs.config
+	g, logs := m.growth, m.logs.config
 	switch {
 	case !m.logsExist:
 		cfg := m.final
 		cfg.Subjects = nil
 		return move{
 			"make it with replicas",
-			func(ctx context.Context) error { return c.mirror(ctx, cfg, streamMoving) },
+			func(ctx context.Context) error { return g.mirror(ctx, cfg, streamMoving) },
 		}
 	case m.parked() && logs.Mirror == nil && logs.PersistMode == jetstream.AsyncPersistMode:
 		return move{"remove the old one", func(ctx context.Context) error {
-			if err := c.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
+			if err := g.copied(ctx, streamMoving, protocol.StreamLogs, all); err != nil {
 				return err
 			}
-			return c.deleteStream(ctx, protocol.StreamLogs)
+			return g.deleteStream(ctx, protocol.StreamLogs)
 		}}
 	case logs.Mirror != nil:
 		return move{"take output again", func(ctx context.Context) error {
-			if err := c.copied(ctx, protocol.StreamLogs, streamMoving, all); err != nil {
+			if err := g.copied(ctx, protocol.StreamLogs, streamMoving, all); err != nil {
 				return err
 			}
-			return c.updateStream(ctx, m.final)
+			return g.provisioner.updateStream(ctx, m.final)
 		}}
 	}
 	return m.removeCopy()
@@ -255,10 +264,10 @@ func (m *logsMove) moveBack() move {
 
 func (m *logsMove) removeCopy() move {
 	return move{"remove the copy", func(ctx context.Context) error {
-		if err := m.conn.purgeSubject(ctx, protocol.StreamLogs, parkedSubject); err != nil {
+		if err := m.growth.purgeSubject(ctx, protocol.StreamLogs, parkedSubject); err != nil {
 			return err
 		}
-		return m.conn.deleteStream(ctx, streamMoving)
+		return m.growth.deleteStream(ctx, streamMoving)
 	}}
 }
 
@@ -291,33 +300,33 @@ func restoredLimits(fresh, moving jetstream.StreamConfig) jetstream.StreamConfig
 	return fresh
 }
 
-func (c *Conn) mirror(ctx context.Context, cfg jetstream.StreamConfig, of string) error {
+func (g *Growth) mirror(ctx context.Context, cfg jetstream.StreamConfig, of string) error {
 	cfg.Mirror, cfg.Subjects, cfg.Duplicates = &jetstream.StreamSource{Name: of}, nil, 0
-	return c.create(ctx, cfg)
+	return g.create(ctx, cfg)
 }
 
-func (c *Conn) create(ctx context.Context, cfg jetstream.StreamConfig) error {
-	err := c.createStream(ctx, cfg)
+func (g *Growth) create(ctx context.Context, cfg jetstream.StreamConfig) error {
+	err := g.provisioner.createStream(ctx, cfg)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 		return nil
 	}
 	return err
 }
 
-func (c *Conn) deleteStream(ctx context.Context, name string) error {
-	ctx, cancel := c.bound(ctx)
+func (g *Growth) deleteStream(ctx context.Context, name string) error {
+	ctx, cancel := g.bound(ctx)
 	defer cancel()
-	err := c.js.DeleteStream(ctx, name)
+	err := g.js.DeleteStream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil
 	}
 	return err
 }
 
-func (c *Conn) purgeSubject(ctx context.Context, name, subject string) error {
-	ctx, cancel := c.bound(ctx)
+func (g *Growth) purgeSubject(ctx context.Context, name, subject string) error {
+	ctx, cancel := g.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, name)
+	stream, err := g.js.Stream(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -326,16 +335,16 @@ func (c *Conn) purgeSubject(ctx context.Context, name, subject string) error {
 
 // mark writes a last message to the parked stream. A copy does not show that messages at the end were removed, and
 // would reuse their sequences.
-func (c *Conn) mark(ctx context.Context) error {
-	last, err := c.lastOnSubject(ctx, protocol.StreamLogs, parkedSubject)
+func (g *Growth) mark(ctx context.Context) error {
+	last, err := g.lastOnSubject(ctx, protocol.StreamLogs, parkedSubject)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
 		return err
 	}
-	info, err := c.streamInfo(ctx, protocol.StreamLogs)
+	info, err := g.streamInfo(ctx, protocol.StreamLogs)
 	if err != nil || last != nil && last.sequence == info.State.LastSeq {
 		return err
 	}
-	_, err = c.publish(ctx, nats.NewMsg(parkedSubject), anySequence)
+	_, err = g.publish(ctx, nats.NewMsg(parkedSubject), anySequence)
 	return err
 }
 
@@ -344,14 +353,14 @@ func nearlyAll(from, to jetstream.StreamState) bool { return to.Msgs+1000 >= fro
 func all(from, to jetstream.StreamState) bool       { return to.LastSeq >= from.LastSeq }
 
 // copied waits until a copy has enough of its origin.
-func (c *Conn) copied(ctx context.Context, copied, origin string,
+func (g *Growth) copied(ctx context.Context, copied, origin string,
 	enough func(from, to jetstream.StreamState) bool) error {
 	for {
-		from, err := c.streamInfo(ctx, origin)
+		from, err := g.streamInfo(ctx, origin)
 		if err != nil {
 			return err
 		}
-		to, err := c.streamInfo(ctx, copied)
+		to, err := g.streamInfo(ctx, copied)
 		if err != nil {
 			return err
 		}
@@ -366,9 +375,9 @@ func (c *Conn) copied(ctx context.Context, copied, origin string,
 }
 
 // inSync waits until a stream has this many replicas and each is current.
-func (c *Conn) inSync(ctx context.Context, name string, replicas int) error {
+func (g *Growth) inSync(ctx context.Context, name string, replicas int) error {
 	for {
-		info, err := c.streamInfo(ctx, name)
+		info, err := g.streamInfo(ctx, name)
 		if err == nil && info.Cluster != nil && info.Cluster.Leader != "" {
 			current := 1
 			for _, r := range info.Cluster.Replicas {
@@ -395,10 +404,10 @@ func (c *Conn) inSync(ctx context.Context, name string, replicas int) error {
 }
 
 // stepDown asks the leader of a stream to hand over to another server.
-func (c *Conn) stepDown(ctx context.Context, name string) error {
-	ctx, cancel := c.bound(ctx)
+func (h *StoreHealth) stepDown(ctx context.Context, name string) error {
+	ctx, cancel := h.bound(ctx)
 	defer cancel()
-	reply, err := c.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+name, nil)
+	reply, err := h.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+name, nil)
 	if err != nil {
 		return translate(err, "let another server lead "+name)
 	}

@@ -13,7 +13,7 @@ import (
 
 // historyReader reads one history from a record on.
 type historyReader struct {
-	conn            *Conn
+	histories       *Histories
 	tenant, sandbox string
 	at              uint64                       // record of the last message that was visited
 	visit           func(e *entry) (bool, error) // false ends reading
@@ -25,8 +25,18 @@ type historyReader struct {
 // errMoved says that messages are missing before the current one.
 var errMoved = errors.New("messages are missing")
 
-func (c *Conn) historyReader(tenant, sandbox string, after uint64, visit func(e *entry) (bool, error)) *historyReader {
-	return &historyReader{conn: c, tenant: tenant, sandbox: sandbox, at: after, visit: visit}
+// Histories reads the histories of sandboxes: the segments and the event log together.
+type Histories struct {
+	*streams
+
+	events   *EventLog
+	segments *segments
+}
+
+func (h *Histories) historyReader(
+	tenant, sandbox string, after uint64, visit func(e *entry) (bool, error),
+) *historyReader {
+	return &historyReader{histories: h, tenant: tenant, sandbox: sandbox, at: after, visit: visit}
 }
 
 func (r *historyReader) take(e *entry) (bool, error) {
@@ -46,8 +56,8 @@ func (r *historyReader) bulk(ctx context.Context) error {
 	for !r.ended {
 		var next uint64
 		subject := protocol.EventSubject(r.tenant, r.sandbox)
-		err := r.conn.scan(ctx, protocol.StreamEvents, subject, r.at+1, func(m *stored) (bool, error) {
-			e, err := r.conn.entryOf(m)
+		err := r.histories.scan(ctx, protocol.StreamEvents, subject, r.at+1, func(m *stored) (bool, error) {
+			e, err := r.histories.events.entryOf(m)
 			if err != nil {
 				return false, err
 			}
@@ -70,7 +80,7 @@ func (r *historyReader) bulk(ctx context.Context) error {
 // step reads the next message from the log's leader. none is true at the end.
 func (r *historyReader) step(ctx context.Context) (none bool, err error) {
 	for !r.ended {
-		next, err := r.conn.historyNext(ctx, r.tenant, r.sandbox, r.at)
+		next, err := r.histories.events.historyNext(ctx, r.tenant, r.sandbox, r.at)
 		if err != nil || len(next) == 0 {
 			return true, err
 		}
@@ -105,7 +115,7 @@ func (r *historyReader) all(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.bulk(ctx); err != nil || r.conn.singleReplica() {
+	if err := r.bulk(ctx); err != nil || r.histories.singleReplica() {
 		return err
 	}
 	return r.tail(ctx)
@@ -119,7 +129,7 @@ func (r *historyReader) fill(ctx context.Context, before uint64) error {
 			return err
 		}
 	}
-	err := r.conn.readMoved(ctx, r.tenant, r.sandbox, r.at, before, r.take)
+	err := r.histories.segments.readMoved(ctx, r.tenant, r.sandbox, r.at, before, r.take)
 	if err == nil {
 		r.vouched = before
 	}
@@ -127,36 +137,36 @@ func (r *historyReader) fill(ctx context.Context, before uint64) error {
 }
 
 // History reads the batches of a sandbox's history after a record. In a cluster the newest may be missing;
-// [Conn.HistoryTail] has them.
-func (c *Conn) History(
+// [Histories.HistoryTail] has them.
+func (h *Histories) History(
 	ctx context.Context,
 	tenant, sandbox string,
 	after uint64,
 ) (batches []*protocol.Batch, err error) {
-	err = c.historyReader(tenant, sandbox, after, gather(&batches)).bulk(ctx)
+	err = h.historyReader(tenant, sandbox, after, gather(&batches)).bulk(ctx)
 	return batches, err
 }
 
 // HistoryTail reads like History, but one message after another from the stream's leader: never stale, and fast if
 // few are new.
-func (c *Conn) HistoryTail(
+func (h *Histories) HistoryTail(
 	ctx context.Context,
 	tenant, sandbox string,
 	after uint64,
 ) (batches []*protocol.Batch, err error) {
-	err = c.historyReader(tenant, sandbox, after, gather(&batches)).tail(ctx)
+	err = h.historyReader(tenant, sandbox, after, gather(&batches)).tail(ctx)
 	return batches, err
 }
 
 // ReadHistory visits the batches of a sandbox's history after a record, in order, up to the end at the moment of the
 // call, until visit returns false. It has at most a few MiB in memory at once. A visit may take long.
-func (c *Conn) ReadHistory(
+func (h *Histories) ReadHistory(
 	ctx context.Context,
 	tenant, sandbox string,
 	after uint64,
 	visit func(*protocol.Batch) bool,
 ) error {
-	r := c.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
+	r := h.historyReader(tenant, sandbox, after, func(e *entry) (bool, error) {
 		return e.batch == nil || visit(e.batch), nil
 	})
 	return r.all(ctx)
@@ -164,17 +174,17 @@ func (c *Conn) ReadHistory(
 
 // ReadEvents is ReadHistory from the message that has an event on. It may visit a few messages before it. If the event
 // is no longer stored, it starts with a later one.
-func (c *Conn) ReadEvents(
+func (h *Histories) ReadEvents(
 	ctx context.Context,
 	tenant, sandbox string,
 	from uint64,
 	visit func(*protocol.Batch) bool,
 ) error {
-	after, err := c.segmentsBefore(ctx, tenant, sandbox, from)
+	after, err := h.segments.segmentsBefore(ctx, tenant, sandbox, from)
 	if err != nil {
 		return err
 	}
-	return c.ReadHistory(ctx, tenant, sandbox, after, visit)
+	return h.ReadHistory(ctx, tenant, sandbox, after, visit)
 }
 
 // gather appends the visited batches.
@@ -189,15 +199,15 @@ func gather(to *[]*protocol.Batch) func(e *entry) (bool, error) {
 
 // historyNext reads the message of a history that follows a record from the stream's leader. It returns an empty slice
 // at the end.
-func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
-	m, err := c.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
+func (l *EventLog) historyNext(ctx context.Context, tenant, sandbox string, after uint64) ([]entry, error) {
+	m, err := l.nextOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox), after+1)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	e, err := c.entryOf(m)
+	e, err := l.entryOf(m)
 	if err != nil {
 		return nil, err
 	}
@@ -205,8 +215,8 @@ func (c *Conn) historyNext(ctx context.Context, tenant, sandbox string, after ui
 }
 
 // LastBatch reads the last batch of a sandbox's history, from the leader. Error: not_found.
-func (c *Conn) LastBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
-	e, err := c.lastEntry(ctx, tenant, sandbox)
+func (h *Histories) LastBatch(ctx context.Context, tenant, sandbox string) (*protocol.Batch, error) {
+	e, err := h.events.lastEntry(ctx, tenant, sandbox)
 	if err == nil && e.batch == nil {
 		err = protocol.Errorf(protocol.NotFound, "", "could not read the last message of sandbox %s", sandbox)
 	}
@@ -214,10 +224,10 @@ func (c *Conn) LastBatch(ctx context.Context, tenant, sandbox string) (*protocol
 }
 
 // Batch reads the batch of a sandbox's history at a record, in the log or in a segment. Error: not_found.
-func (c *Conn) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
-	b, err := c.Record(ctx, record)
+func (h *Histories) Batch(ctx context.Context, tenant, sandbox string, record uint64) (*protocol.Batch, error) {
+	b, err := h.events.Record(ctx, record)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		e, moved := c.movedEntry(ctx, tenant, sandbox, record)
+		e, moved := h.segments.movedEntry(ctx, tenant, sandbox, record)
 		if moved != nil {
 			return nil, moved
 		}

@@ -9,10 +9,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// Hosts holds the table of hosts, their heartbeats and what operators intend for them.
+type Hosts struct{ *streams }
+
 // RegisterHost writes a worker's entry in the table of hosts. The entry expires after a minute unless it is written
 // again. An entry of the same name that belongs to another host is not overwritten: already_exists.
-func (c *Conn) RegisterHost(ctx context.Context, h *protocol.Host) error {
-	b := c.kv(protocol.BucketWorkers)
+func (hs *Hosts) RegisterHost(ctx context.Context, h *protocol.Host) error {
+	b := hs.kv(protocol.BucketWorkers)
 	h.Version = protocol.Version
 	for {
 		value, revision, err := b.get(ctx, h.Worker)
@@ -39,22 +42,22 @@ func (c *Conn) RegisterHost(ctx context.Context, h *protocol.Host) error {
 }
 
 // ForgetHost removes a worker's entry.
-func (c *Conn) ForgetHost(ctx context.Context, worker string) error {
-	return c.kv(protocol.BucketWorkers).remove(ctx, worker, anySequence)
+func (hs *Hosts) ForgetHost(ctx context.Context, worker string) error {
+	return hs.kv(protocol.BucketWorkers).remove(ctx, worker, anySequence)
 }
 
 // FollowHosts handles every entry of the table of hosts and each change, with its revision, until ctx ends. h is nil
 // for a removed entry.
-func (c *Conn) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64),
+func (hs *Hosts) FollowHosts(ctx context.Context, handle func(worker string, h *protocol.Host, revision uint64),
 	caughtUp func()) error {
-	return c.kv(protocol.BucketWorkers).follow(ctx, func(key string, value []byte, revision uint64) {
+	return hs.kv(protocol.BucketWorkers).follow(ctx, func(key string, value []byte, revision uint64) {
 		if value == nil {
 			handle(key, nil, revision)
 			return
 		}
 		h := &protocol.Host{}
 		if err := protocol.Decode(value, h); err != nil {
-			c.log.Error("could not read an entry of the table of hosts", "worker", key, "error", err)
+			hs.log.Error("could not read an entry of the table of hosts", "worker", key, "error", err)
 			return
 		}
 		handle(key, h, revision)
@@ -62,14 +65,14 @@ func (c *Conn) FollowHosts(ctx context.Context, handle func(worker string, h *pr
 }
 
 // HostsRevision returns the revision of the latest change of the table of hosts.
-func (c *Conn) HostsRevision(ctx context.Context) (uint64, error) {
-	return c.lastSequence(ctx, c.kv(protocol.BucketWorkers).stream())
+func (hs *Hosts) HostsRevision(ctx context.Context) (uint64, error) {
+	return hs.lastSequence(ctx, hs.kv(protocol.BucketWorkers).stream())
 }
 
 // Beat publishes a heartbeat.
-func (c *Conn) Beat(h *protocol.Heartbeat) error {
+func (hs *Hosts) Beat(h *protocol.Heartbeat) error {
 	h.Version = protocol.Version
-	return translate(c.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "heartbeat")
+	return translate(hs.nc.Publish(protocol.HeartbeatSubject(h.Worker), protocol.Encode(h)), "heartbeat")
 }
 
 // receivedBeat is a heartbeat in its encoded and decoded form.
@@ -82,9 +85,9 @@ type receivedBeat struct {
 const mostBeats = 10_000
 
 // Heartbeats calls handle with every worker's heartbeats until stop is called. handle must not change them.
-func (c *Conn) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err error) {
+func (hs *Hosts) Heartbeats(handle func(*protocol.Heartbeat)) (stop func(), err error) {
 	last := map[string]receivedBeat{} // by subject: most heartbeats repeat the previous one
-	sub, err := c.nc.Subscribe(protocol.HeartbeatSubject("*"), func(m *nats.Msg) {
+	sub, err := hs.nc.Subscribe(protocol.HeartbeatSubject("*"), func(m *nats.Msg) {
 		if l, known := last[m.Subject]; known && bytes.Equal(l.data, m.Data) {
 			handle(l.beat)
 			return

@@ -30,38 +30,45 @@ func wantKey(ref string) string {
 // named.
 const UnwantedAge = 24 * time.Hour
 
+// ImageStore stores imported images, and records which images operators want and which images each host has.
+type ImageStore struct {
+	*streams
+
+	objects *objectStore
+}
+
 // PutImageFile stores the file of an image under its digest. If it is already stored, only its age is reset: an old
 // file might be removed before an image names it.
-func (c *Conn) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
+func (i *ImageStore) PutImageFile(ctx context.Context, digest string, r io.Reader) error {
 	for {
-		info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
+		info, sequence, err := i.objects.objectAt(ctx, protocol.BucketImageFiles, digest)
 		if err != nil {
 			return err
 		}
 		if info == nil {
-			return c.putObject(ctx, protocol.BucketImageFiles, digest, r)
+			return i.objects.putObject(ctx, protocol.BucketImageFiles, digest, r)
 		}
-		if err := c.renewObject(ctx, info, sequence); err != ErrConflict {
+		if err := i.objects.renewObject(ctx, info, sequence); err != ErrConflict {
 			return err
 		}
 	}
 }
 
 // ImageFile opens the file of an image; the caller closes it. Error: not_found.
-func (c *Conn) ImageFile(ctx context.Context, digest string) (io.ReadCloser, error) {
-	return c.openObject(ctx, protocol.BucketImageFiles, digest)
+func (i *ImageStore) ImageFile(ctx context.Context, digest string) (io.ReadCloser, error) {
+	return i.objects.openObject(ctx, protocol.BucketImageFiles, digest)
 }
 
 // WantImage makes hosts get an image, instead of the one that was wanted under its name before.
-func (c *Conn) WantImage(ctx context.Context, want *protocol.WantedImage) error {
+func (i *ImageStore) WantImage(ctx context.Context, want *protocol.WantedImage) error {
 	want.Version = protocol.Version
-	_, err := c.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
+	_, err := i.kv(protocol.BucketImages).put(ctx, wantKey(want.Ref), protocol.Encode(want), anySequence)
 	return err
 }
 
 // UnwantImage makes hosts remove an imported image. Error: not_found.
-func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
-	b := c.kv(protocol.BucketImages)
+func (i *ImageStore) UnwantImage(ctx context.Context, ref string) error {
+	b := i.kv(protocol.BucketImages)
 	value, revision, err := b.get(ctx, wantKey(ref))
 	if err == nil && value == nil || protocol.CodeOf(err) == protocol.NotFound {
 		return protocol.Errorf(protocol.NotFound, protocol.ReasonImageNotFound, "no image %s was imported", ref)
@@ -71,19 +78,19 @@ func (c *Conn) UnwantImage(ctx context.Context, ref string) error {
 	}
 	var want protocol.WantedImage
 	if err == nil && protocol.Decode(value, &want) == nil {
-		err = c.removeFile(ctx, want.Digest, 0)
+		err = i.removeFile(ctx, want.Digest, 0)
 	}
 	return err
 }
 
 // removeFile removes a file of at least this age that no wanted image names. If another process stores the file again
 // meanwhile, in order to name it, the file's entry changes and the file stays.
-func (c *Conn) removeFile(ctx context.Context, digest string, age time.Duration) error {
-	info, sequence, err := c.objectAt(ctx, protocol.BucketImageFiles, digest)
-	if err != nil || info == nil || c.Now().Sub(info.ModTime) < age {
+func (i *ImageStore) removeFile(ctx context.Context, digest string, age time.Duration) error {
+	info, sequence, err := i.objects.objectAt(ctx, protocol.BucketImageFiles, digest)
+	if err != nil || info == nil || i.Now().Sub(info.ModTime) < age {
 		return err
 	}
-	wanted, _, err := c.Images(ctx)
+	wanted, _, err := i.Images(ctx)
 	if err != nil {
 		return err
 	}
@@ -92,23 +99,23 @@ func (c *Conn) removeFile(ctx context.Context, digest string, age time.Duration)
 			return nil
 		}
 	}
-	if err := c.removeObject(ctx, info, sequence); err != ErrConflict {
+	if err := i.objects.removeObject(ctx, info, sequence); err != ErrConflict {
 		return err
 	}
 	return nil
 }
 
-func (c *Conn) imageFiles(ctx context.Context) (jetstream.ObjectStore, error) {
-	ctx, cancel := c.bound(ctx)
+func (i *ImageStore) imageFiles(ctx context.Context) (jetstream.ObjectStore, error) {
+	ctx, cancel := i.bound(ctx)
 	defer cancel()
-	store, err := c.js.ObjectStore(ctx, protocol.BucketImageFiles)
+	store, err := i.js.ObjectStore(ctx, protocol.BucketImageFiles)
 	return store, translate(err, "open "+protocol.BucketImageFiles)
 }
 
 // RemoveUnwantedFiles removes the files of replaced images and the remains of interrupted imports that are older than
 // age, normally [UnwantedAge].
-func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error {
-	store, err := c.imageFiles(ctx)
+func (i *ImageStore) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error {
+	store, err := i.imageFiles(ctx)
 	if err != nil {
 		return err
 	}
@@ -119,25 +126,27 @@ func (c *Conn) RemoveUnwantedFiles(ctx context.Context, age time.Duration) error
 	complete := map[string]bool{}
 	for _, f := range files {
 		complete[f.NUID] = true
-		if c.Now().Sub(f.ModTime) > age {
-			if err := c.removeFile(ctx, f.Name, age); err != nil {
+		if i.Now().Sub(f.ModTime) > age {
+			if err := i.removeFile(ctx, f.Name, age); err != nil {
 				return err
 			}
 		}
 	}
-	return c.removeParts(ctx, protocol.BucketImageFiles, complete, age)
+	return i.objects.removeParts(ctx, protocol.BucketImageFiles, complete, age)
 }
 
 // Images reads the wanted images and what each worker reports of its host's images.
-func (c *Conn) Images(ctx context.Context) (wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error) {
-	err = c.readAll(ctx, c.kv(protocol.BucketImages), func(key string, value []byte) {
+func (i *ImageStore) Images(ctx context.Context) (
+	wanted []*protocol.WantedImage, hosts []*protocol.HostImages, err error,
+) {
+	err = i.readAll(ctx, i.kv(protocol.BucketImages), func(key string, value []byte) {
 		switch {
 		case strings.HasPrefix(key, wantPrefix):
-			if w := c.wanted(key, value); w != nil {
+			if w := i.wanted(key, value); w != nil {
 				wanted = append(wanted, w)
 			}
 		case strings.HasPrefix(key, hostPrefix):
-			if h := c.hostImages(key, value); h != nil {
+			if h := i.hostImages(key, value); h != nil {
 				hosts = append(hosts, h)
 			}
 		}
@@ -145,19 +154,19 @@ func (c *Conn) Images(ctx context.Context) (wanted []*protocol.WantedImage, host
 	return wanted, hosts, err
 }
 
-func (c *Conn) wanted(key string, value []byte) *protocol.WantedImage {
+func (i *ImageStore) wanted(key string, value []byte) *protocol.WantedImage {
 	w := &protocol.WantedImage{}
 	if err := protocol.Decode(value, w); err != nil || wantKey(w.Ref) != key {
-		c.log.Error("could not read a wanted image", "key", key, "error", err)
+		i.log.Error("could not read a wanted image", "key", key, "error", err)
 		return nil
 	}
 	return w
 }
 
-func (c *Conn) hostImages(key string, value []byte) *protocol.HostImages {
+func (i *ImageStore) hostImages(key string, value []byte) *protocol.HostImages {
 	h := &protocol.HostImages{}
 	if err := protocol.Decode(value, h); err != nil || hostPrefix+h.Worker != key {
-		c.log.Error("could not read the images of a host", "key", key, "error", err)
+		i.log.Error("could not read the images of a host", "key", key, "error", err)
 		return nil
 	}
 	return h
@@ -165,11 +174,13 @@ func (c *Conn) hostImages(key string, value []byte) *protocol.HostImages {
 
 // FollowHostImages handles each worker's report of its host's images and each change, until ctx ends. report is nil
 // for a worker that was forgotten.
-func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, report *protocol.HostImages)) error {
-	return c.kv(protocol.BucketImages).followKeys(ctx, hostPrefix+">", func(key string, value []byte, _ uint64) {
+func (i *ImageStore) FollowHostImages(
+	ctx context.Context, handle func(worker string, report *protocol.HostImages),
+) error {
+	return i.kv(protocol.BucketImages).followKeys(ctx, hostPrefix+">", func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(strings.TrimPrefix(key, hostPrefix), nil)
-		} else if h := c.hostImages(key, value); h != nil {
+		} else if h := i.hostImages(key, value); h != nil {
 			handle(h.Worker, h)
 		}
 	}, nil)
@@ -177,25 +188,25 @@ func (c *Conn) FollowHostImages(ctx context.Context, handle func(worker string, 
 
 // FollowWantedImages handles every wanted image and each change, until ctx ends; want is nil for one that is no longer
 // wanted. key identifies it.
-func (c *Conn) FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage),
+func (i *ImageStore) FollowWantedImages(ctx context.Context, handle func(key string, want *protocol.WantedImage),
 	caughtUp func()) error {
-	return c.kv(protocol.BucketImages).followKeys(ctx, wantPrefix+">", func(key string, value []byte, _ uint64) {
+	return i.kv(protocol.BucketImages).followKeys(ctx, wantPrefix+">", func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(key, nil)
-		} else if w := c.wanted(key, value); w != nil {
+		} else if w := i.wanted(key, value); w != nil {
 			handle(key, w)
 		}
 	}, caughtUp)
 }
 
 // TellImages publishes which images a worker's host has.
-func (c *Conn) TellImages(ctx context.Context, h *protocol.HostImages) error {
+func (i *ImageStore) TellImages(ctx context.Context, h *protocol.HostImages) error {
 	h.Version = protocol.Version
-	_, err := c.kv(protocol.BucketImages).put(ctx, hostPrefix+h.Worker, protocol.Encode(h), anySequence)
+	_, err := i.kv(protocol.BucketImages).put(ctx, hostPrefix+h.Worker, protocol.Encode(h), anySequence)
 	return err
 }
 
 // ForgetImages removes the report of a worker whose host does not come back.
-func (c *Conn) ForgetImages(ctx context.Context, worker string) error {
-	return c.kv(protocol.BucketImages).remove(ctx, hostPrefix+worker, anySequence)
+func (i *ImageStore) ForgetImages(ctx context.Context, worker string) error {
+	return i.kv(protocol.BucketImages).remove(ctx, hostPrefix+worker, anySequence)
 }

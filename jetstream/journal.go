@@ -65,8 +65,8 @@ type Appended struct {
 // while an append is in flight wait and are then appended as one message (group commit), each event with its own
 // number.
 type Journal struct {
-	conn *Conn
-	cfg  JournalConfig
+	journals *Journals
+	cfg      JournalConfig
 
 	reading chan struct{} // slot for a long read
 
@@ -100,18 +100,29 @@ type decision struct {
 	done   chan error
 }
 
+// Journals opens the journals of sandboxes.
+type Journals struct {
+	*streams
+
+	events    *EventLog
+	segments  *segments
+	histories *Histories
+	snapshots *Snapshots
+	openings  chan struct{} // slots for histories that are read from their beginning
+}
+
 // Journal opens the history of a sandbox without reading anything yet.
-func (c *Conn) Journal(cfg JournalConfig) *Journal {
+func (j *Journals) Journal(cfg JournalConfig) *Journal {
 	if cfg.KeepEnded == 0 {
 		cfg.KeepEnded = 256
 	}
 	return &Journal{
-		conn:    c,
-		cfg:     cfg,
-		reading: make(chan struct{}, 1),
-		fold:    fold{state: &protocol.State{}},
-		stale:   true,
-		life:    c.life.Load(),
+		journals: j,
+		cfg:      cfg,
+		reading:  make(chan struct{}, 1),
+		fold:     fold{state: &protocol.State{}},
+		stale:    true,
+		life:     j.life.Load(),
 	}
 }
 
@@ -175,7 +186,7 @@ func (j *Journal) Observe(b *protocol.Batch) (gap bool) {
 
 // doubtLocked notes after a lost connection which position the log must be checked for.
 func (j *Journal) doubtLocked() {
-	if j.doubt.Record == 0 && j.life != j.conn.life.Load() {
+	if j.doubt.Record == 0 && j.life != j.journals.life.Load() {
 		j.doubt = j.at
 	}
 }
@@ -189,7 +200,7 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 		if err := f.state.Apply(&b.Events[i]); err != nil {
 			// Everyone folds the same events with the same code, so this is a defect of the writer. Count the event
 			// so that the history continues.
-			j.conn.log.Error("the log has an illegal event", "sandbox", b.Sandbox,
+			j.journals.log.Error("the log has an illegal event", "sandbox", b.Sandbox,
 				"event", b.Events[i].Sequence, "kind", b.Events[i].Kind, "error", err)
 			f.state.Sandbox.Sequence = b.Events[i].Sequence
 		}
@@ -216,7 +227,7 @@ func (j *Journal) applyLocked(f *fold, b *protocol.Batch) {
 // again from its beginning. If ctx ends early, the next call continues where this one stopped. While a history is read
 // for the first time, the state stays empty.
 func (j *Journal) Refresh(ctx context.Context) error {
-	life := j.conn.life.Load()
+	life := j.journals.life.Load()
 	j.mu.Lock()
 	j.doubtLocked()
 	empty := j.at.Record == 0
@@ -237,7 +248,7 @@ func (j *Journal) Refresh(ctx context.Context) error {
 	return nil
 }
 
-func (c *Conn) singleReplica() bool {
+func (c *core) singleReplica() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.meta != nil && c.meta.replicas == 1
@@ -385,7 +396,7 @@ func (j *commit) makeStale() {
 func (j *commit) refreshStale(always bool) error {
 	for {
 		j.mu.Lock()
-		stale, before := j.stale || j.life != j.conn.life.Load(), j.progress
+		stale, before := j.stale || j.life != j.journals.life.Load(), j.progress
 		j.mu.Unlock()
 		if !stale && !always {
 			return nil
@@ -440,7 +451,7 @@ func (j *commit) append(ctx context.Context, batch *protocol.Batch, expected Pos
 	pause := backoff.New(firstPause, retryPause)
 	for {
 		try, cancel := context.WithTimeout(ctx, appendTry)
-		record, err := j.conn.Append(try, batch, expected.Record)
+		record, err := j.journals.events.Append(try, batch, expected.Record)
 		cancel()
 		if err == nil {
 			batch.Fill(record)
@@ -470,12 +481,12 @@ func (j *commit) outcome(ctx context.Context, batch *protocol.Batch, expected Po
 	ctx, cancel := context.WithTimeout(ctx, appendTry)
 	defer cancel()
 	for range 3 {
-		next, err := j.conn.historyNext(ctx, j.cfg.Tenant, j.cfg.Sandbox, expected.Record)
+		next, err := j.journals.events.historyNext(ctx, j.cfg.Tenant, j.cfg.Sandbox, expected.Record)
 		if err != nil {
 			return false, false
 		}
 		j.mu.Lock()
-		known := j.life == j.conn.life.Load()
+		known := j.life == j.journals.life.Load()
 		j.mu.Unlock()
 		if len(next) == 1 && known && (!next[0].afterKnown || next[0].after == expected.Record) {
 			j.foldNext(expected, &next[0])
@@ -553,12 +564,12 @@ func (j *commit) assemble(group []*decision) *attempt {
 	j.mu.Lock()
 	scratch := j.takeScratchLocked()
 	a := &attempt{expected: j.at, before: j.state.Sandbox}
-	now := after(j.last, j.conn.Now())
+	now := after(j.last, j.journals.Now())
 	j.mu.Unlock()
 	var tried []protocol.Event
 	defer func() { j.returnScratch(scratch, tried) }()
 	a.batch = j.newBatch()
-	limit, size := j.conn.maxBatch(), 0
+	limit, size := j.journals.maxBatch(), 0
 	for i, d := range group {
 		d.events, d.more, d.err = nil, false, translate(
 			d.ctx.Err(),
@@ -622,7 +633,7 @@ func after(last, now time.Time) time.Time {
 func (j *commit) ask(d *decision, s *protocol.State, now time.Time) (events []protocol.Event, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			j.conn.log.Error(
+			j.journals.log.Error(
 				"a decision panicked",
 				"sandbox",
 				j.cfg.Sandbox,
@@ -653,7 +664,7 @@ func (j *commit) replay(events []protocol.Event) *protocol.State {
 	scratch, _ := j.State()
 	for i := range events {
 		if err := scratch.Apply(&events[i]); err != nil {
-			j.conn.log.Error("could not replay a decision", "sandbox", j.cfg.Sandbox, "error", err)
+			j.journals.log.Error("could not replay a decision", "sandbox", j.cfg.Sandbox, "error", err)
 		}
 	}
 	return scratch

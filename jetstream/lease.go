@@ -60,30 +60,33 @@ func HostLock(hostID string) string { return "host." + hostID }
 // SchedulerLock is the key of the scheduling coordinator's lock.
 const SchedulerLock = "scheduler"
 
+// Leases acquires the leases on hosts and on the scheduler.
+type Leases struct{ *streams }
+
 // AcquireHost takes the lock of a Docker host. takeOver is the revision of a holder that is known to be gone, from a
 // [HeldError]; 0 for none. Errors: *HeldError; unavailable.
-func (c *Conn) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
-	return c.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
+func (ls *Leases) AcquireHost(ctx context.Context, hostID string, h Holder, takeOver uint64) (*Lease, error) {
+	return ls.acquire(ctx, protocol.BucketLocks, HostLock(hostID), h, takeOver)
 }
 
 // AcquireScheduler takes the lock of the coordinator that schedules. Errors are those of AcquireHost.
-func (c *Conn) AcquireScheduler(ctx context.Context, h Holder) (*Lease, error) {
-	return c.acquire(ctx, protocol.BucketElections, SchedulerLock, h, 0)
+func (ls *Leases) AcquireScheduler(ctx context.Context, h Holder) (*Lease, error) {
+	return ls.acquire(ctx, protocol.BucketElections, SchedulerLock, h, 0)
 }
 
-func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOver uint64) (*Lease, error) {
-	b := c.kv(bucket)
-	ttl, err := c.bucketTTL(ctx, b)
+func (ls *Leases) acquire(ctx context.Context, bucket, key string, h Holder, takeOver uint64) (*Lease, error) {
+	b := ls.kv(bucket)
+	ttl, err := ls.bucketTTL(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	h.Version, h.Since = protocol.Version, c.Now()
+	h.Version, h.Since = protocol.Version, ls.Now()
 	l := &Lease{bucket: b, key: key, ttl: ttl, holder: h, lostCh: make(chan struct{}), renewNow: wake.New()}
-	ctx, cancel := c.bound(ctx)
+	ctx, cancel := ls.bound(ctx)
 	defer cancel()
 	pause := backoff.New(firstPause, retryPause)
 	for {
-		ahead, start := c.clock.machine.ahead()
+		ahead, start := ls.clock.machine.ahead()
 		var revision uint64
 		if takeOver > 0 {
 			revision, err = b.put(ctx, key, protocol.Encode(&h), int64(takeOver))
@@ -118,10 +121,10 @@ func (c *Conn) acquire(ctx context.Context, bucket, key string, h Holder, takeOv
 	}
 }
 
-func (c *Conn) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
-	ctx, cancel := c.bound(ctx)
+func (ls *Leases) bucketTTL(ctx context.Context, b kv) (time.Duration, error) {
+	ctx, cancel := ls.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, b.stream())
+	stream, err := ls.js.Stream(ctx, b.stream())
 	if err != nil {
 		return 0, translate(err, "read bucket "+b.name)
 	}
@@ -150,7 +153,7 @@ const jumpPart = 12
 // Trusted returns the time since boot until which the lease may be trusted, as far as is known now, even if it has
 // passed. Errors are those of Check.
 func (l *Lease) Trusted() (until time.Duration, err error) {
-	ahead, boot := l.bucket.conn.clock.machine.ahead()
+	ahead, boot := l.bucket.streams.clock.machine.ahead()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -198,8 +201,8 @@ func (l *Lease) Run(ctx context.Context) error {
 			close(l.lostCh)
 			return err
 		default:
-			l.bucket.conn.log.Warn("could not renew a lease", "lock", l.key, "error", err)
-			_ = l.bucket.conn.awaitConnection(ctx) // fails when ctx ends, or when no renewal can ever succeed
+			l.bucket.streams.log.Warn("could not renew a lease", "lock", l.key, "error", err)
+			_ = l.bucket.streams.awaitConnection(ctx) // fails when ctx ends, or when no renewal can ever succeed
 		}
 	}
 }
@@ -208,7 +211,7 @@ func (l *Lease) Run(ctx context.Context) error {
 func (l *Lease) renew(ctx context.Context) (trusted bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/6)
 	defer cancel()
-	ahead, start := l.bucket.conn.clock.machine.ahead()
+	ahead, start := l.bucket.streams.clock.machine.ahead()
 	l.mu.Lock()
 	expected := l.revision
 	l.mu.Unlock()
@@ -250,7 +253,7 @@ func (l *Lease) reclaim(ctx context.Context) (uint64, error) {
 
 // Release ends the lease, so that the next holder need not wait for its expiry. Run must have returned.
 func (l *Lease) Release(ctx context.Context) error {
-	ctx, cancel := l.bucket.conn.bound(ctx)
+	ctx, cancel := l.bucket.streams.bound(ctx)
 	defer cancel()
 	l.mu.Lock()
 	expected := l.revision
@@ -274,8 +277,8 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // SeizeHost takes the lock of a host whose holder seems to be lost, calls f while nobody else can hold the lock, and
 // releases it. It succeeds only if the holder's lease has ended. Error: *HeldError if the host is held after all.
-func (c *Conn) SeizeHost(ctx context.Context, hostID string, h Holder, f func(token uint64) error) error {
-	l, err := c.AcquireHost(ctx, hostID, h, 0)
+func (ls *Leases) SeizeHost(ctx context.Context, hostID string, h Holder, f func(token uint64) error) error {
+	l, err := ls.AcquireHost(ctx, hostID, h, 0)
 	if err != nil {
 		return err
 	}

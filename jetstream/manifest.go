@@ -22,7 +22,7 @@ type manifest struct {
 	// next change of the manifest removes them first.
 	Loose []string `json:"loose,omitempty"`
 
-	conn            *Conn
+	store           *segments
 	tenant, sandbox string
 	revision        uint64 // 0: not stored
 }
@@ -49,9 +49,9 @@ func manifestKey(tenant, sandbox string) string { return tenant + "." + sandbox 
 func baseKey(tenant, sandbox string) string     { return manifestKey(tenant, sandbox) + ".base" }
 
 // manifest reads a history's manifest from the leader. Without one it returns an empty manifest.
-func (c *Conn) manifest(ctx context.Context, tenant, sandbox string) (*manifest, error) {
-	m := &manifest{Version: protocol.Version, conn: c, tenant: tenant, sandbox: sandbox}
-	value, revision, err := c.kv(protocol.BucketHistories).get(ctx, manifestKey(tenant, sandbox))
+func (sg *segments) manifest(ctx context.Context, tenant, sandbox string) (*manifest, error) {
+	m := &manifest{Version: protocol.Version, store: sg, tenant: tenant, sandbox: sandbox}
+	value, revision, err := sg.kv(protocol.BucketHistories).get(ctx, manifestKey(tenant, sandbox))
 	// Before a coordinator of this version has provisioned the deployment, the table does not exist.
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {
 		return m, nil
@@ -68,13 +68,13 @@ func (c *Conn) manifest(ctx context.Context, tenant, sandbox string) (*manifest,
 
 // write stores the manifest over the revision that was read. Error: [ErrConflict].
 func (m *manifest) write(ctx context.Context) error {
-	for len(m.Segments) >= 2*m.conn.segments.inManifest {
+	for len(m.Segments) >= 2*m.store.cache.inManifest {
 		if err := m.turnPage(ctx); err != nil {
 			return err
 		}
 	}
 	key := manifestKey(m.tenant, m.sandbox)
-	revision, err := m.conn.kv(protocol.BucketHistories).put(ctx, key, protocol.Encode(m), int64(m.revision))
+	revision, err := m.store.kv(protocol.BucketHistories).put(ctx, key, protocol.Encode(m), int64(m.revision))
 	if err == nil {
 		m.revision = revision
 	}
@@ -84,10 +84,10 @@ func (m *manifest) write(ctx context.Context) error {
 // turnPage moves the oldest segments of the list to a page with a new key. If the manifest is not written afterwards,
 // nothing refers to the page, and it is removed with the history.
 func (m *manifest) turnPage(ctx context.Context) error {
-	full := m.Segments[:m.conn.segments.inManifest]
+	full := m.Segments[:m.store.cache.inManifest]
 	value := protocol.Encode(&segmentList{Version: protocol.Version, Segments: full})
 	key := manifestKey(m.tenant, m.sandbox) + "." + strings.ToLower(ulid.Make().String())
-	if _, err := m.conn.kv(protocol.BucketHistories).put(ctx, key, value, 0); err != nil {
+	if _, err := m.store.kv(protocol.BucketHistories).put(ctx, key, value, 0); err != nil {
 		return err
 	}
 	page := manifestPage{key, full[0].FirstEvent, full[0].FirstRecord, full[len(full)-1].LastRecord}
@@ -98,7 +98,7 @@ func (m *manifest) turnPage(ctx context.Context) error {
 
 // page reads the segments of a page.
 func (m *manifest) page(ctx context.Context, key string) ([]segment, error) {
-	value, _, err := m.conn.kv(protocol.BucketHistories).get(ctx, key)
+	value, _, err := m.store.kv(protocol.BucketHistories).get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +147,8 @@ func (m *manifest) each(ctx context.Context, after uint64, visit func(s *segment
 }
 
 // historyBase reads the state that replaces expired segments, nil if there is none.
-func (c *Conn) historyBase(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
-	value, _, err := c.kv(protocol.BucketHistories).get(ctx, baseKey(tenant, sandbox))
+func (sg *segments) historyBase(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
+	value, _, err := sg.kv(protocol.BucketHistories).get(ctx, baseKey(tenant, sandbox))
 	if protocol.CodeOf(err) == protocol.NotFound || isReason(err, protocol.ReasonNotProvisioned) {
 		return nil, nil
 	}

@@ -23,22 +23,29 @@ type stored struct {
 	time     time.Time // when it was stored; only set by reads of a single message
 }
 
+// streams reads and writes the messages of streams and buckets. Every part that stores something embeds it.
+type streams struct {
+	*core
+
+	directs chan struct{} // slots for batched direct gets
+}
+
 // publish stores a message and waits for the acknowledgement. expected is the sequence of the subject's last message,
 // or anySequence.
-func (c *Conn) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64, error) {
-	if why := c.room.broken(); why != "" && isUnder(m.Subject, protocol.AppendFilter) {
+func (s *streams) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64, error) {
+	if why := s.room.broken(); why != "" && isUnder(m.Subject, protocol.AppendFilter) {
 		return 0, Room{Failed: why}.Err() // the server would not answer
 	}
-	ctx, cancel := c.await(ctx)
+	ctx, cancel := s.await(ctx)
 	defer cancel()
 	var opts []jetstream.PublishOpt
 	if expected != anySequence {
 		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(uint64(expected)))
 	}
-	ack, err := c.js.PublishMsg(ctx, m, opts...)
+	ack, err := s.js.PublishMsg(ctx, m, opts...)
 	if err != nil {
 		if isUnder(m.Subject, protocol.AppendFilter) && errors.Is(err, context.DeadlineExceeded) {
-			c.room.suspect()
+			s.room.suspect()
 		}
 		return 0, translateWrite(causeOf(ctx, err), m.Subject)
 	}
@@ -48,25 +55,25 @@ func (c *Conn) publish(ctx context.Context, m *nats.Msg, expected int64) (uint64
 const anySequence = -1
 
 // lastOnSubject reads the last message of a subject from the stream's leader: never stale. Error: not_found.
-func (c *Conn) lastOnSubject(ctx context.Context, stream, subject string) (*stored, error) {
-	return c.leaderGet(ctx, stream, map[string]any{"last_by_subj": subject})
+func (s *streams) lastOnSubject(ctx context.Context, stream, subject string) (*stored, error) {
+	return s.leaderGet(ctx, stream, map[string]any{"last_by_subj": subject})
 }
 
 // nextOnSubject reads the first message of a subject at or after a sequence from the stream's leader. Error:
 // not_found.
-func (c *Conn) nextOnSubject(ctx context.Context, stream, subject string, from uint64) (*stored, error) {
-	return c.leaderGet(ctx, stream, map[string]any{"seq": from, "next_by_subj": subject})
+func (s *streams) nextOnSubject(ctx context.Context, stream, subject string, from uint64) (*stored, error) {
+	return s.leaderGet(ctx, stream, map[string]any{"seq": from, "next_by_subj": subject})
 }
 
-func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]any) (*stored, error) {
+func (s *streams) leaderGet(ctx context.Context, stream string, query map[string]any) (*stored, error) {
 	body, err := json.Marshal(query)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
-	bounded, cancel := c.bound(ctx)
+	bounded, cancel := s.bound(ctx)
 	defer cancel()
 	for {
-		m, err := c.leaderGetOnce(bounded, stream, body)
+		m, err := s.leaderGetOnce(bounded, stream, body)
 		// During an election a stream has no leader.
 		if protocol.CodeOf(err) != protocol.Unavailable || !backoff.Sleep(bounded, retryPause) {
 			return m, err
@@ -74,8 +81,8 @@ func (c *Conn) leaderGet(ctx context.Context, stream string, query map[string]an
 	}
 }
 
-func (c *Conn) leaderGetOnce(ctx context.Context, stream string, query []byte) (*stored, error) {
-	reply, err := c.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: query})
+func (s *streams) leaderGetOnce(ctx context.Context, stream string, query []byte) (*stored, error) {
+	reply, err := s.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: query})
 	if err != nil {
 		return nil, translate(err, "read "+stream)
 	}
@@ -120,17 +127,17 @@ const (
 // scan reads the messages of one literal subject from a sequence on, in order, with batched direct gets and without a
 // consumer. In a cluster a replica that is behind may answer, so the newest messages may be missing. It ends when visit
 // returns false.
-func (c *Conn) scan(ctx context.Context, stream, subject string, from uint64,
+func (s *streams) scan(ctx context.Context, stream, subject string, from uint64,
 	visit func(*stored) (bool, error)) error {
 	from = max(from, 1)
 	received := time.Now()
 	for {
-		next, more, err := c.scanBatch(ctx, stream, subject, from, visit)
+		next, more, err := s.scanBatch(ctx, stream, subject, from, visit)
 		if next > from {
 			from, received = next, time.Now()
 		}
 		// The answer, or its end, was lost: repeat the request.
-		if err == errUnanswered && ctx.Err() == nil && time.Since(received) < c.timeout {
+		if err == errUnanswered && ctx.Err() == nil && time.Since(received) < s.timeout {
 			continue
 		}
 		if err != nil || !more {
@@ -143,9 +150,9 @@ var errUnanswered = protocol.Errorf(protocol.DeadlineExceeded, "", "no answer in
 
 // scanBatch sends one request and visits the messages after all of them have arrived, since visits may take long and
 // other readers must not wait for them. next is the sequence after the last visited message.
-func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint64,
+func (s *streams) scanBatch(ctx context.Context, stream, subject string, from uint64,
 	visit func(*stored) (bool, error)) (next uint64, more bool, err error) {
-	messages, more, failed := c.directGet(ctx, stream, subject, from)
+	messages, more, failed := s.directGet(ctx, stream, subject, from)
 	next = from
 	for _, m := range messages {
 		next = m.sequence + 1
@@ -157,18 +164,18 @@ func (c *Conn) scanBatch(ctx context.Context, stream, subject string, from uint6
 }
 
 // directGet requests one batch of messages. After an error it returns the messages that arrived before.
-func (c *Conn) directGet(ctx context.Context, stream, subject string, from uint64) (
+func (s *streams) directGet(ctx context.Context, stream, subject string, from uint64) (
 	messages []*stored, more bool, err error) {
 	select {
-	case c.directs <- struct{}{}:
-		defer func() { <-c.directs }()
+	case s.directs <- struct{}{}:
+		defer func() { <-s.directs }()
 	case <-ctx.Done():
 		return nil, false, translate(ctx.Err(), "read "+stream)
 	}
-	inbox := c.nc.NewRespInbox()
+	inbox := s.nc.NewRespInbox()
 	// The client's subscriptions for a single reader have buffers for 64 Ki messages, which take 512 KB.
 	answers := make(chan *nats.Msg, directBatch+8)
-	sub, err := c.nc.ChanSubscribe(inbox, answers)
+	sub, err := s.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return nil, false, translate(err, "read "+stream)
 	}
@@ -179,14 +186,14 @@ func (c *Conn) directGet(ctx context.Context, stream, subject string, from uint6
 	if err != nil {
 		return nil, false, protocol.Errorf(protocol.Internal, "", "%v", err)
 	}
-	if err := c.nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, body); err != nil {
-		if c.mayAskAgain(ctx, ctx) {
+	if err := s.nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, body); err != nil {
+		if s.mayAskAgain(ctx, ctx) {
 			err = errUnanswered
 		}
 		return nil, false, translate(err, "read "+stream)
 	}
 	for {
-		msg, err := c.nextAnswer(ctx, answers)
+		msg, err := s.nextAnswer(ctx, answers)
 		if err != nil {
 			return messages, false, translate(err, "read "+stream)
 		}
@@ -218,21 +225,21 @@ func (c *Conn) directGet(ctx context.Context, stream, subject string, from uint6
 
 // nextAnswer waits for one message of an answer. Each message may take as long as a single answer, since the time of
 // all depends on their number.
-func (c *Conn) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
+func (s *streams) nextAnswer(ctx context.Context, answers <-chan *nats.Msg) (*nats.Msg, error) {
 	select {
 	case msg := <-answers:
 		return msg, nil
 	default:
 	}
-	try, end := c.awaitOnce(ctx)
+	try, end := s.awaitOnce(ctx)
 	defer end()
 	select {
 	case msg := <-answers:
 		return msg, nil
-	case <-c.closed:
+	case <-s.closed:
 		return nil, nats.ErrConnectionClosed
 	case <-try.Done():
-		if c.mayAskAgain(ctx, try) {
+		if s.mayAskAgain(ctx, try) {
 			return nil, errUnanswered
 		}
 		return nil, causeOf(try, try.Err())

@@ -21,16 +21,19 @@ import (
 // its client: that one sends chunks as fast as it can and fails if a server is slower, and it ends reading early if a
 // replica is behind.
 
+// objectStore reads and writes the objects of an object store.
+type objectStore struct{ *streams }
+
 // objectInfo reads an object's entry from the leader, since a replica may be behind. It returns nil if there is none.
 // Its ModTime is when it was stored, by the server's clock.
-func (c *Conn) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
-	info, _, err := c.objectAt(ctx, bucket, name)
+func (ob *objectStore) objectInfo(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, error) {
+	info, _, err := ob.objectAt(ctx, bucket, name)
 	return info, err
 }
 
 // objectAt is objectInfo with the entry's sequence.
-func (c *Conn) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
-	m, err := c.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
+func (ob *objectStore) objectAt(ctx context.Context, bucket, name string) (*jetstream.ObjectInfo, uint64, error) {
+	m, err := ob.lastOnSubject(ctx, "OBJ_"+bucket, metaSubject(bucket, name))
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return nil, 0, nil
 	}
@@ -60,45 +63,45 @@ func objectMeta(info jetstream.ObjectInfo) (*nats.Msg, error) {
 
 // renewObject writes an object's entry again, without its content, so that its age starts from zero. Error:
 // [ErrConflict] if the entry has changed.
-func (c *Conn) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
+func (ob *objectStore) renewObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	m, err := objectMeta(*info)
 	if err == nil {
-		_, err = c.publish(ctx, m, int64(expected))
+		_, err = ob.publish(ctx, m, int64(expected))
 	}
 	return translate(err, "renew "+info.Name)
 }
 
 // removeObject removes an object. Error: [ErrConflict] if it was stored again meanwhile.
-func (c *Conn) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
+func (ob *objectStore) removeObject(ctx context.Context, info *jetstream.ObjectInfo, expected uint64) error {
 	gone := *info
 	gone.Deleted, gone.Size, gone.Chunks, gone.Digest = true, 0, 0, ""
 	m, err := objectMeta(gone)
 	if err == nil {
-		_, err = c.publish(ctx, m, int64(expected))
+		_, err = ob.publish(ctx, m, int64(expected))
 	}
 	if err != nil {
 		return translate(err, "remove "+info.Name)
 	}
-	return c.purgeChunks(info.Bucket, info.NUID)
+	return ob.purgeChunks(info.Bucket, info.NUID)
 }
 
 // putObject stores content in a bucket of the object store.
-func (c *Conn) putObject(ctx context.Context, bucket, name string, r io.Reader) error {
-	return c.putObjectAs(ctx, bucket, name, nuid.Next(), r)
+func (ob *objectStore) putObject(ctx context.Context, bucket, name string, r io.Reader) error {
+	return ob.putObjectAs(ctx, bucket, name, nuid.Next(), r)
 }
 
 // putObjectAs is putObject with a unique id for the chunks.
-func (c *Conn) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
-	u := &upload{conn: c, bucket: bucket, id: id}
+func (ob *objectStore) putObjectAs(ctx context.Context, bucket, name, id string, r io.Reader) error {
+	u := &upload{objects: ob, bucket: bucket, id: id}
 	if err := u.run(ctx, name, r); err != nil {
-		return errors.Join(translate(err, "upload "+name), c.purgeChunks(bucket, u.id))
+		return errors.Join(translate(err, "upload "+name), ob.purgeChunks(bucket, u.id))
 	}
 	return nil
 }
 
 // upload writes one object and limits the chunks in flight.
 type upload struct {
-	conn    *Conn
+	objects *objectStore
 	bucket  string
 	id      string // of the object, part of its chunks' subject
 	pending []jetstream.PubAckFuture
@@ -150,7 +153,7 @@ func (u *upload) run(ctx context.Context, name string, r io.Reader) error {
 
 // send publishes a message and waits until at most this many are in flight.
 func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
-	ack, err := u.conn.js.PublishMsgAsync(m)
+	ack, err := u.objects.js.PublishMsgAsync(m)
 	if err != nil {
 		return err
 	}
@@ -160,7 +163,7 @@ func (u *upload) send(ctx context.Context, m *nats.Msg, most int) error {
 
 func (u *upload) settle(ctx context.Context, most int) error {
 	for len(u.pending) > most {
-		bounded, cancel := u.conn.bound(ctx)
+		bounded, cancel := u.objects.bound(ctx)
 		var err error
 		select {
 		case ack := <-u.pending[0].Ok():
@@ -183,8 +186,8 @@ func (u *upload) settle(ctx context.Context, most int) error {
 }
 
 // openObject opens a stored object. Error: not_found.
-func (c *Conn) openObject(ctx context.Context, bucket, name string) (io.ReadCloser, error) {
-	info, err := c.objectInfo(ctx, bucket, name)
+func (ob *objectStore) openObject(ctx context.Context, bucket, name string) (io.ReadCloser, error) {
+	info, err := ob.objectInfo(ctx, bucket, name)
 	if err == nil && info == nil {
 		err = protocol.Errorf(protocol.NotFound, "", "%s is not stored", name)
 	}
@@ -196,7 +199,7 @@ func (c *Conn) openObject(ctx context.Context, bucket, name string) (io.ReadClos
 	o := &object{PipeReader: r, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
-		w.CloseWithError(c.copyObject(ctx, bucket, info, w))
+		w.CloseWithError(ob.copyObject(ctx, bucket, info, w))
 	}()
 	return o, nil
 }
@@ -217,7 +220,7 @@ func (o *object) Close() error {
 }
 
 // copyObject writes the content of an object to w and verifies it.
-func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.ObjectInfo, w io.Writer) error {
+func (ob *objectStore) copyObject(ctx context.Context, bucket string, info *jetstream.ObjectInfo, w io.Writer) error {
 	stream, subject, sum := "OBJ_"+bucket, chunkSubject(bucket, info.NUID), sha256.New()
 	copied, next := uint32(0), uint64(1)
 	visit := func(m *stored) (bool, error) {
@@ -228,14 +231,14 @@ func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.Ob
 	}
 	for copied < info.Chunks {
 		before := copied
-		if err := c.scan(ctx, stream, subject, next, visit); err != nil {
+		if err := ob.scan(ctx, stream, subject, next, visit); err != nil {
 			return err
 		}
 		if copied > before {
 			continue
 		}
 		// The replica that answered is behind. The leader is not.
-		m, err := c.nextOnSubject(ctx, stream, subject, next)
+		m, err := ob.nextOnSubject(ctx, stream, subject, next)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			err = protocol.Errorf(protocol.Unavailable, "", "%s was removed while it was read", info.Name)
 		}
@@ -253,11 +256,11 @@ func (c *Conn) copyObject(ctx context.Context, bucket string, info *jetstream.Ob
 }
 
 // purgeChunks removes the chunks of an object. Remaining chunks of blobs expire; those of image files are removed by
-// [Conn.RemoveUnwantedFiles].
-func (c *Conn) purgeChunks(bucket, id string) error {
-	ctx, cancel := c.bound(context.Background())
+// [ImageStore.RemoveUnwantedFiles].
+func (ob *objectStore) purgeChunks(bucket, id string) error {
+	ctx, cancel := ob.bound(context.Background())
 	defer cancel()
-	stream, err := c.js.Stream(ctx, "OBJ_"+bucket)
+	stream, err := ob.js.Stream(ctx, "OBJ_"+bucket)
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(bucket, id)))
 	}
@@ -266,11 +269,13 @@ func (c *Conn) purgeChunks(bucket, id string) error {
 
 // removeParts removes the chunks of interrupted uploads: those that belong to none of the complete objects, listed by
 // id, and did not grow for at least age.
-func (c *Conn) removeParts(ctx context.Context, bucket string, complete map[string]bool, age time.Duration) error {
-	bounded, cancel := c.bound(ctx)
+func (ob *objectStore) removeParts(
+	ctx context.Context, bucket string, complete map[string]bool, age time.Duration,
+) error {
+	bounded, cancel := ob.bound(ctx)
 	defer cancel()
 	name := "OBJ_" + bucket
-	stream, err := c.js.Stream(bounded, name)
+	stream, err := ob.js.Stream(bounded, name)
 	var parts *jetstream.StreamInfo
 	if err == nil {
 		parts, err = stream.Info(bounded, jetstream.WithSubjectFilter(chunkSubject(bucket, "*")))
@@ -283,12 +288,12 @@ func (c *Conn) removeParts(ctx context.Context, bucket string, complete map[stri
 		if complete[id] {
 			continue
 		}
-		last, err := c.lastOnSubject(ctx, name, subject)
+		last, err := ob.lastOnSubject(ctx, name, subject)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			continue
 		}
-		if err == nil && c.Now().Sub(last.time) > age {
-			err = c.purgeChunks(bucket, id)
+		if err == nil && ob.Now().Sub(last.time) > age {
+			err = ob.purgeChunks(bucket, id)
 		}
 		if err != nil {
 			return err

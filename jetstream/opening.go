@@ -72,10 +72,9 @@ func (j *refresh) open(ctx context.Context) error {
 
 // openAlone continues to read a history from its beginning, and makes the result the journal's fold.
 func (j *refresh) openAlone(ctx context.Context) error {
-	c := j.conn
 	select {
-	case c.openings <- struct{}{}:
-		defer func() { <-c.openings }()
+	case j.journals.openings <- struct{}{}:
+		defer func() { <-j.journals.openings }()
 	case <-ctx.Done():
 		return translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
@@ -98,12 +97,12 @@ func (j *refresh) openAlone(ctx context.Context) error {
 
 // resumeOpening continues the opening of an earlier attempt if the log still has its last message, or starts a new one.
 func (j *refresh) resumeOpening(ctx context.Context) error {
-	life := j.conn.life.Load()
+	life := j.journals.life.Load()
 	j.mu.Lock()
 	o := j.opening
 	j.mu.Unlock()
 	if o != nil && o.life != life && o.at.Record != 0 {
-		held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, o.at)
+		held, err := j.journals.segments.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, o.at)
 		if err != nil {
 			return err
 		}
@@ -141,7 +140,7 @@ func (j *refresh) readOpening(ctx context.Context) error {
 	after, mayRestore := o.at.Record, j.cfg.FromSnapshot && !j.noSnapshot
 	j.mu.Unlock()
 	read := 0
-	r := j.conn.historyReader(j.cfg.Tenant, j.cfg.Sandbox, after, func(e *entry) (bool, error) {
+	r := j.journals.histories.historyReader(j.cfg.Tenant, j.cfg.Sandbox, after, func(e *entry) (bool, error) {
 		if read++; mayRestore && read > shortHistory {
 			return false, errLong
 		}
@@ -169,7 +168,7 @@ func isTombstone(b *protocol.Batch) bool {
 // it is newer than the opening.
 func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	j.noSnapshot = true // look only once
-	s, err := j.conn.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
+	s, err := j.journals.snapshots.Snapshot(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded, protocol.Cancelled) {
 		j.noSnapshot = false
 		return err
@@ -177,7 +176,7 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 	if err != nil || !s.Usable() {
 		return nil // there is none, or it is of another version
 	}
-	held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, s.position())
+	held, err := j.journals.segments.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, s.position())
 	if err != nil {
 		j.noSnapshot = false
 		return err
@@ -195,7 +194,7 @@ func (j *refresh) startFromSnapshot(ctx context.Context) error {
 // is just being purged, or segments were lost: nothing may be decided on a state that lacks events, since event
 // numbers would repeat.
 func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error {
-	s, err := j.conn.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
+	s, err := j.journals.segments.historyBase(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if err != nil {
 		return err
 	}
@@ -204,7 +203,7 @@ func (j *refresh) startFromBase(ctx context.Context, o *opening, e *entry) error
 			j.cfg.Sandbox, e.batch.First())
 	}
 	if s.Fold != protocol.FoldVersion {
-		j.conn.log.Warn(
+		j.journals.log.Warn(
 			"the beginning of a history has expired and its state is of another fold version; fields may be missing",
 			"sandbox",
 			j.cfg.Sandbox,
@@ -253,7 +252,7 @@ func (j *Journal) foldLocked(f *fold, e *entry) {
 		// The batches in between were removed: only a tombstone is left.
 		tombstone := &protocol.State{}
 		if err := tombstone.Bury(&b.Events[len(b.Events)-1]); err != nil {
-			j.conn.log.Error("a history has a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
+			j.journals.log.Error("a history has a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 		} else {
 			f.state = tombstone
 			j.scratch = nil
@@ -273,7 +272,7 @@ func (j *refresh) catchUp(ctx context.Context) error {
 		j.mu.Lock()
 		at, doubt := j.at, j.doubt
 		j.mu.Unlock()
-		last, err := j.conn.lastEntry(ctx, j.cfg.Tenant, j.cfg.Sandbox)
+		last, err := j.journals.events.lastEntry(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 		if err != nil && protocol.CodeOf(err) != protocol.NotFound {
 			return err
 		}
@@ -284,7 +283,7 @@ func (j *refresh) catchUp(ctx context.Context) error {
 			}
 		}
 		if !broken && doubt.Record != 0 && (doubt != at || last.record != at.Record) {
-			held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, doubt)
+			held, err := j.journals.segments.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, doubt)
 			if err != nil {
 				return err
 			}
@@ -322,7 +321,7 @@ func (j *refresh) caughtUp(doubt Position) {
 // position.
 func (j *refresh) readOn(ctx context.Context, at Position, last entry) (broken bool, err error) {
 	reached := at.Record
-	r := j.conn.historyReader(j.cfg.Tenant, j.cfg.Sandbox, at.Record, func(e *entry) (bool, error) {
+	r := j.journals.histories.historyReader(j.cfg.Tenant, j.cfg.Sandbox, at.Record, func(e *entry) (bool, error) {
 		if e.afterKnown && e.after != reached {
 			broken = true
 			return false, nil
@@ -365,7 +364,7 @@ func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool
 	if !backoff.Sleep(ctx, recheckAfter) {
 		return false, translate(ctx.Err(), "read the history of "+j.cfg.Sandbox)
 	}
-	held, err := j.conn.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)
+	held, err := j.journals.segments.holds(ctx, j.cfg.Tenant, j.cfg.Sandbox, folded)
 	if err != nil || held && !inAnyCase {
 		return false, err
 	}
@@ -385,14 +384,14 @@ func (j *refresh) startOver(ctx context.Context, folded Position, inAnyCase bool
 			return false, nil // catchUp checks again
 		}
 	}
-	last, err := j.conn.lastEntry(ctx, j.cfg.Tenant, j.cfg.Sandbox)
+	last, err := j.journals.events.lastEntry(ctx, j.cfg.Tenant, j.cfg.Sandbox)
 	if err != nil && protocol.CodeOf(err) != protocol.NotFound {
 		return false, err
 	}
 	if at := j.Position(); at.Record > last.record && at.Record > folded.Record {
 		return false, nil // it was written meanwhile; catchUp reads again
 	}
-	j.conn.log.Warn("the log lacks messages that were folded from it; folding it again from its beginning",
+	j.journals.log.Warn("the log lacks messages that were folded from it; folding it again from its beginning",
 		"sandbox", j.cfg.Sandbox, "folded", folded.Record, "log", last.record)
 	return true, j.openAlone(ctx)
 }

@@ -9,14 +9,14 @@ import (
 
 // ChangeHostWish changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps
 // more than once; its error ends the change. ChangeHostWish returns the new intent.
-func (c *Conn) ChangeHostWish(ctx context.Context, hostID string,
+func (hs *Hosts) ChangeHostWish(ctx context.Context, hostID string,
 	change func(w *protocol.HostWish) error) (*protocol.HostWish, error) {
-	b := c.kv(protocol.BucketHosts)
-	ctx, cancel := c.bound(ctx)
+	b := hs.kv(protocol.BucketHosts)
+	ctx, cancel := hs.bound(ctx)
 	defer cancel()
 	pause := backoff.New(firstPause, retryPause)
 	for {
-		w, revision, err := c.hostWish(ctx, b, hostID)
+		w, revision, err := hs.hostWish(ctx, b, hostID)
 		if err != nil {
 			return nil, err
 		}
@@ -24,7 +24,7 @@ func (c *Conn) ChangeHostWish(ctx context.Context, hostID string,
 		if err := change(w); err != nil {
 			return nil, err
 		}
-		w.Version, w.HostID, w.Time = protocol.Version, hostID, c.Now()
+		w.Version, w.HostID, w.Time = protocol.Version, hostID, hs.Now()
 		switch {
 		case wasEmpty && w.Empty():
 			return w, nil
@@ -40,14 +40,14 @@ func (c *Conn) ChangeHostWish(ctx context.Context, hostID string,
 }
 
 // HostWish reads the operator intent for a host.
-func (c *Conn) HostWish(ctx context.Context, hostID string) (*protocol.HostWish, error) {
-	ctx, cancel := c.bound(ctx)
+func (hs *Hosts) HostWish(ctx context.Context, hostID string) (*protocol.HostWish, error) {
+	ctx, cancel := hs.bound(ctx)
 	defer cancel()
-	w, _, err := c.hostWish(ctx, c.kv(protocol.BucketHosts), hostID)
+	w, _, err := hs.hostWish(ctx, hs.kv(protocol.BucketHosts), hostID)
 	return w, err
 }
 
-func (c *Conn) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.HostWish, revision uint64, err error) {
+func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.HostWish, revision uint64, err error) {
 	w = &protocol.HostWish{HostID: hostID}
 	if err := protocol.ValidateID("host", hostID); err != nil {
 		return nil, 0, err
@@ -64,16 +64,16 @@ func (c *Conn) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.H
 
 // FollowHostWishes handles the operator intent for each host and each change, until ctx ends; w is nil if there is no
 // longer any.
-func (c *Conn) FollowHostWishes(ctx context.Context, handle func(hostID string, w *protocol.HostWish),
+func (hs *Hosts) FollowHostWishes(ctx context.Context, handle func(hostID string, w *protocol.HostWish),
 	caughtUp func()) error {
-	return c.kv(protocol.BucketHosts).follow(ctx, func(key string, value []byte, _ uint64) {
+	return hs.kv(protocol.BucketHosts).follow(ctx, func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(key, nil)
 			return
 		}
 		w := &protocol.HostWish{}
 		if err := protocol.Decode(value, w); err != nil || w.HostID != key {
-			c.log.Error("could not read the operator intent for a host", "host", key, "error", err)
+			hs.log.Error("could not read the operator intent for a host", "host", key, "error", err)
 			return
 		}
 		handle(key, w)

@@ -38,22 +38,25 @@ const (
 	Stderr = "stderr"
 )
 
+// OutputLog stores and reads the output of execs.
+type OutputLog struct{ *streams }
+
 // PublishOutput sends a chunk and returns before it is acknowledged; the channel delivers the result. Chunks of one
 // exec that are sent one after another are stored in that order, with the exception of [OutputWindow].
-func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan error, error) {
+func (o *OutputLog) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan error, error) {
 	m := nats.NewMsg(protocol.LogSubject(tenant, sandbox, exec))
 	m.Header[protocol.HeaderStream] = []string{k.Stream}
 	m.Header[protocol.HeaderOffset] = []string{strconv.FormatInt(k.Offset, 10)}
 	m.Header[protocol.HeaderNextOut] = []string{strconv.FormatInt(k.NextStdout, 10)}
 	m.Header[protocol.HeaderNextErr] = []string{strconv.FormatInt(k.NextStderr, 10)}
 	m.Data = k.Data
-	future, err := c.js.PublishMsgAsync(m)
+	future, err := o.js.PublishMsgAsync(m)
 	if err != nil {
 		return nil, translate(err, "publish output")
 	}
 	done := make(chan error, 1)
 	go func() {
-		t := time.NewTimer(c.timeout)
+		t := time.NewTimer(o.timeout)
 		defer t.Stop()
 		select {
 		case <-future.Ok():
@@ -68,16 +71,16 @@ func (c *Conn) PublishOutput(tenant, sandbox, exec string, k Chunk) (<-chan erro
 }
 
 // Reconnects counts the reconnects.
-func (c *Conn) Reconnects() uint64 { return c.nc.Stats().Reconnects }
+func (c *connection) Reconnects() uint64 { return c.nc.Stats().Reconnects }
 
 // MayLoseOutput reports whether the server may lose output that it acknowledged shortly before it was killed: a single
 // server writes output to disk a little later. [Conn.Open] must have succeeded.
-func (c *Conn) MayLoseOutput() bool { return c.singleReplica() }
+func (o *OutputLog) MayLoseOutput() bool { return o.singleReplica() }
 
 // OutputEnd reads up to where the output of an exec was published without a gap. Some of the output after that may also
 // be stored.
-func (c *Conn) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
-	m, err := c.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
+func (o *OutputLog) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (stdout, stderr int64, err error) {
+	m, err := o.lastOnSubject(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, exec))
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return 0, 0, nil
 	}
@@ -91,11 +94,11 @@ func (c *Conn) OutputEnd(ctx context.Context, tenant, sandbox, exec string) (std
 // ReadOutput reads the stored chunks of an exec in the order in which they were stored, from a record of the output
 // stream on. It returns the record after the last one. A chunk may come twice, and after some that follow it, as its
 // offset shows.
-func (c *Conn) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
+func (o *OutputLog) ReadOutput(ctx context.Context, tenant, sandbox, exec string, from uint64,
 	visit func(Chunk) error) (next uint64, err error) {
 	next = from
 	subject := protocol.LogSubject(tenant, sandbox, exec)
-	err = c.scan(ctx, protocol.StreamLogs, subject, from, func(m *stored) (bool, error) {
+	err = o.scan(ctx, protocol.StreamLogs, subject, from, func(m *stored) (bool, error) {
 		k, err := chunkOf(m.header, m.data)
 		if err != nil {
 			return false, err
@@ -109,11 +112,11 @@ func (c *Conn) ReadOutput(ctx context.Context, tenant, sandbox, exec string, fro
 
 // LiveOutput receives the chunks of an exec as they are published, until stop is called. Messages are lost while the
 // connection is away, as the offsets show.
-func (c *Conn) LiveOutput(tenant, sandbox, exec string, handle func(Chunk)) (stop func(), err error) {
-	sub, err := c.nc.Subscribe(protocol.LogSubject(tenant, sandbox, exec), func(m *nats.Msg) {
+func (o *OutputLog) LiveOutput(tenant, sandbox, exec string, handle func(Chunk)) (stop func(), err error) {
+	sub, err := o.nc.Subscribe(protocol.LogSubject(tenant, sandbox, exec), func(m *nats.Msg) {
 		k, err := chunkOf(m.Header, m.Data)
 		if err != nil {
-			c.log.Warn("could not read a chunk of output", "subject", m.Subject, "error", err)
+			o.log.Warn("could not read a chunk of output", "subject", m.Subject, "error", err)
 			return
 		}
 		handle(k)

@@ -23,7 +23,7 @@ const (
 
 // outputPager reads one page of one stream of a log.
 type outputPager struct {
-	conn    *Conn
+	output  *OutputLog
 	subject string
 	stream  string
 	at      int64 // offset of the next byte to read
@@ -35,10 +35,10 @@ type outputPager struct {
 // [protocol.ServiceLog]. total is the number of bytes after the command has ended, and negative before. If the
 // requested bytes are no longer stored, the page begins after them and says how many are missing. A page without data
 // means that there is none yet, unless the output has ended. Error: out_of_range for an offset beyond the end.
-func (c *Conn) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int,
+func (o *OutputLog) OutputPage(ctx context.Context, tenant, sandbox, log, stream string, offset int64, limit int,
 	total int64) (*protocol.OutputPage, error) {
 	p := &outputPager{
-		conn: c, subject: protocol.LogSubject(tenant, sandbox, log), stream: stream, at: offset, limit: limit,
+		output: o, subject: protocol.LogSubject(tenant, sandbox, log), stream: stream, at: offset, limit: limit,
 		page: &protocol.OutputPage{
 			Stream: stream, Offset: offset, Data: []byte{}, Ended: total >= 0, End: max(total, 0),
 		},
@@ -65,7 +65,7 @@ func (p *outputPager) beyondEnd() error {
 }
 
 func (p *outputPager) read(ctx context.Context, total int64) error {
-	last, err := p.conn.lastOnSubject(ctx, protocol.StreamLogs, p.subject)
+	last, err := p.output.lastOnSubject(ctx, protocol.StreamLogs, p.subject)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return p.empty(total)
 	}
@@ -136,7 +136,7 @@ func (p *outputPager) vouched(k *Chunk) int64 {
 
 // oldest reads the oldest message and notes the oldest stored byte.
 func (p *outputPager) oldest(ctx context.Context) (first *stored, err error) {
-	if first, err = p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
+	if first, err = p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, 1); err != nil {
 		return nil, err
 	}
 	k, err := chunkOf(first.header, first.data)
@@ -160,7 +160,7 @@ func (p *outputPager) bisect(ctx context.Context, offset int64, first, last *sto
 	found := last
 	for high-low > 1 {
 		middle := low + (high-low)/2
-		m, err := p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, middle)
+		m, err := p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, middle)
 		if protocol.CodeOf(err) == protocol.NotFound { // removed meanwhile
 			high = middle
 			continue
@@ -203,7 +203,7 @@ func (p *outputPager) extend(ctx context.Context, after uint64, err error) error
 		if err != nil || len(p.page.Data) == p.limit {
 			return err
 		}
-		m, err := p.conn.nextOnSubject(ctx, protocol.StreamLogs, p.subject, after+1)
+		m, err := p.output.nextOnSubject(ctx, protocol.StreamLogs, p.subject, after+1)
 		if protocol.CodeOf(err) == protocol.NotFound {
 			return nil
 		}
@@ -270,10 +270,10 @@ func (p *outputPager) search(ctx context.Context, first, last *stored) error {
 // scanTo visits the messages of the log from one sequence to another at least, which a replica that is behind may not
 // have yet.
 func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*stored) (bool, error)) error {
-	ctx, cancel := p.conn.bound(ctx)
+	ctx, cancel := p.output.bound(ctx)
 	defer cancel()
 	for enough := false; ; {
-		err := p.conn.scan(ctx, protocol.StreamLogs, p.subject, from, func(m *stored) (bool, error) {
+		err := p.output.scan(ctx, protocol.StreamLogs, p.subject, from, func(m *stored) (bool, error) {
 			more, err := visit(m)
 			from, enough = m.sequence+1, !more
 			return more, err
@@ -281,7 +281,7 @@ func (p *outputPager) scanTo(ctx context.Context, from, to uint64, visit func(*s
 		if err != nil || enough || from > to {
 			return err
 		}
-		if m, err := p.conn.lastOnSubject(ctx, protocol.StreamLogs, p.subject); err != nil || m.sequence < from {
+		if m, err := p.output.lastOnSubject(ctx, protocol.StreamLogs, p.subject); err != nil || m.sequence < from {
 			return err // it was removed meanwhile
 		}
 		if !backoff.Sleep(ctx, replicaPause) {

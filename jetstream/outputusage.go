@@ -30,11 +30,11 @@ const storedBeside = 34
 
 // OutputSizes reads the sizes of the chunks from a record on, without their data, and returns the record to continue
 // from. [IsRewound] says that the stream no longer has what was read before.
-func (c *Conn) OutputSizes(ctx context.Context, from uint64, visit func(StoredOutput)) (next uint64, err error) {
+func (o *OutputLog) OutputSizes(ctx context.Context, from uint64, visit func(StoredOutput)) (next uint64, err error) {
 	ctx, enough := context.WithCancelCause(ctx)
 	defer enough(nil)
 	f := &follower{
-		conn:        c,
+		streams:     o.streams,
 		stream:      protocol.StreamLogs,
 		filter:      protocol.LogFilter,
 		next:        max(from, 1),
@@ -70,8 +70,8 @@ func storedSize(m *stored) int64 {
 }
 
 // OutputRoom reads the size and limit of the stored output.
-func (c *Conn) OutputRoom(ctx context.Context) (OutputRoom, error) {
-	info, err := c.streamInfo(ctx, protocol.StreamLogs)
+func (o *OutputLog) OutputRoom(ctx context.Context) (OutputRoom, error) {
+	info, err := o.streamInfo(ctx, protocol.StreamLogs)
 	if err != nil {
 		return OutputRoom{}, err
 	}
@@ -82,6 +82,6 @@ func (c *Conn) OutputRoom(ctx context.Context) (OutputRoom, error) {
 }
 
 // PurgeOutput removes a sandbox's output up to a record. Readers learn from their next page where it begins now.
-func (c *Conn) PurgeOutput(ctx context.Context, tenant, sandbox string, through uint64) error {
-	return c.purgeThrough(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), through)
+func (o *OutputLog) PurgeOutput(ctx context.Context, tenant, sandbox string, through uint64) error {
+	return o.purgeThrough(ctx, protocol.StreamLogs, protocol.LogSubject(tenant, sandbox, "*"), through)
 }

@@ -15,27 +15,32 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// Provisioner makes and updates Boxfleet's streams and buckets.
+type Provisioner struct{ *streams }
+
 // Provision makes missing streams and buckets and updates the others. It reads and compares all of them before it
 // changes anything, and never weakens one: a setting that would is refused. Several coordinators may run it at once,
 // and any number of times. While a cluster is starting, it waits until ctx ends.
 //
 // Errors: failed_precondition with reason would_weaken or needs_migration, and the field; with reason server_settings
 // if the server has no room for the limits; unavailable.
-func (c *Conn) Provision(ctx context.Context, a Assets) error { return c.provision(ctx, a, false) }
+func (pr *Provisioner) Provision(ctx context.Context, a Assets) error {
+	return pr.provision(ctx, a, false)
+}
 
-// Change is Provision for an operator's command, which may lower ages and sizes. Only [Conn.Grow] changes replicas.
-func (c *Conn) Change(ctx context.Context, a Assets) error { return c.provision(ctx, a, true) }
+// Change is Provision for an operator's command, which may lower ages and sizes. Only [Growth.Grow] changes replicas.
+func (pr *Provisioner) Change(ctx context.Context, a Assets) error { return pr.provision(ctx, a, true) }
 
-func (c *Conn) provision(ctx context.Context, a Assets, deliberate bool) error {
+func (pr *Provisioner) provision(ctx context.Context, a Assets, deliberate bool) error {
 	var p plan
-	err := c.provisioned(ctx, "the streams", func(context.Context) (err error) {
+	err := pr.provisioned(ctx, "the streams", func(context.Context) (err error) {
 		for again := true; again && err == nil; { // another coordinator may be provisioning too
 			var existing map[string]found
-			if existing, err = c.found(ctx, &a); err == nil {
+			if existing, err = pr.found(ctx, &a); err == nil {
 				p, err = planned(a, existing, deliberate)
 			}
 			if err == nil {
-				again, err = c.carryOut(ctx, &p)
+				again, err = pr.carryOut(ctx, &p)
 			}
 		}
 		return err
@@ -44,20 +49,20 @@ func (c *Conn) provision(ctx context.Context, a Assets, deliberate bool) error {
 		return err
 	}
 	for _, problem := range p.problems {
-		c.log.Error("storage is less safe than intended", "problem", problem)
+		pr.log.Error("storage is less safe than intended", "problem", problem)
 	}
-	return c.readAssets(ctx)
+	return pr.readAssets(ctx)
 }
 
 // found reads the state of all existing streams.
-func (c *Conn) found(ctx context.Context, a *Assets) (map[string]found, error) {
+func (pr *Provisioner) found(ctx context.Context, a *Assets) (map[string]found, error) {
 	existing := map[string]found{}
 	names := []string{}
 	for _, want := range a.assets() {
 		names = append(names, want.config.Name)
 	}
 	for _, name := range append(names, streamMoving) { // last, since it exists while the output's stream does not
-		info, err := c.streamInfo(ctx, name)
+		info, err := pr.streamInfo(ctx, name)
 		switch {
 		case err == nil:
 			existing[name] = found{info.Config, int64(info.State.Bytes)}
@@ -73,14 +78,14 @@ func isReason(err error, reason string) bool {
 }
 
 // carryOut executes a plan. again says that another process has made a stream meanwhile: the plan must be made again.
-func (c *Conn) carryOut(ctx context.Context, p *plan) (again bool, err error) {
-	if again, err := c.createAll(ctx, p); again || err != nil {
+func (pr *Provisioner) carryOut(ctx context.Context, p *plan) (again bool, err error) {
+	if again, err := pr.createAll(ctx, p); again || err != nil {
 		return again, err
 	}
 	for _, cfg := range p.update {
-		err := c.updateStream(ctx, cfg)
+		err := pr.updateStream(ctx, cfg)
 		if err != nil && p.late[cfg.Name] && noRoom(err) {
-			c.log.Warn("could not set a limit: the server has too little room for it",
+			pr.log.Warn("could not set a limit: the server has too little room for it",
 				"stream", cfg.Name, "limit", protocol.Bytes(cfg.MaxBytes))
 			continue
 		}
@@ -96,7 +101,7 @@ const leastFraction = 16
 
 // createAll makes the missing streams. If the server has too little room, it halves the size of all new streams with a
 // default size, also of those already made, until they fit.
-func (c *Conn) createAll(ctx context.Context, p *plan) (again bool, err error) {
+func (pr *Provisioner) createAll(ctx context.Context, p *plan) (again bool, err error) {
 	fraction := int64(1)
 	fitted := func(cfg jetstream.StreamConfig) jetstream.StreamConfig {
 		if p.standard[cfg.Name] {
@@ -109,15 +114,15 @@ func (c *Conn) createAll(ctx context.Context, p *plan) (again bool, err error) {
 			cfg.Metadata = map[string]string{metadataDeployment: strings.ToLower(ulid.Make().String())}
 			p.create[i] = cfg
 		}
-		err := c.createStream(ctx, fitted(cfg))
+		err := pr.createStream(ctx, fitted(cfg))
 		for noRoom(err) && fraction < leastFraction {
 			fraction *= 2
 			for _, made := range p.create[:i] {
-				if err := c.updateStream(ctx, fitted(made)); err != nil {
+				if err := pr.updateStream(ctx, fitted(made)); err != nil {
 					return false, translate(err, "provision "+made.Name)
 				}
 			}
-			err = c.createStream(ctx, fitted(cfg))
+			err = pr.createStream(ctx, fitted(cfg))
 		}
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return true, nil
@@ -127,25 +132,25 @@ func (c *Conn) createAll(ctx context.Context, p *plan) (again bool, err error) {
 		}
 	}
 	if fraction > 1 {
-		c.log.Warn("the streams are smaller than by default: the server's max_file_store has no more room",
+		pr.log.Warn("the streams are smaller than by default: the server's max_file_store has no more room",
 			"part", fmt.Sprintf("1/%d", fraction))
 	}
 	return false, nil
 }
 
-func (c *Conn) createStream(ctx context.Context, cfg jetstream.StreamConfig) error {
-	return c.apply(ctx, "make "+cfg.Name, func(ctx context.Context) error {
-		_, err := c.js.CreateStream(ctx, cfg)
+func (pr *Provisioner) createStream(ctx context.Context, cfg jetstream.StreamConfig) error {
+	return pr.apply(ctx, "make "+cfg.Name, func(ctx context.Context) error {
+		_, err := pr.js.CreateStream(ctx, cfg)
 		return err
 	})
 }
 
 // apply sends an idempotent change until it is answered, since a starting cluster drops some requests. The error is the
 // server's own.
-func (c *Conn) apply(ctx context.Context, doing string, change func(context.Context) error) error {
-	ctx, cancel := c.bound(ctx)
+func (pr *Provisioner) apply(ctx context.Context, doing string, change func(context.Context) error) error {
+	ctx, cancel := pr.bound(ctx)
 	defer cancel()
-	refused, err := askRepeatedly(ctx, c, doing, func(ctx context.Context) (refused, err error) {
+	refused, err := askRepeatedly(ctx, &pr.connection, doing, func(ctx context.Context) (refused, err error) {
 		if err = change(ctx); isOneOf(translate(err, doing), protocol.Unavailable, protocol.DeadlineExceeded) {
 			return nil, err
 		}
@@ -154,12 +159,12 @@ func (c *Conn) apply(ctx context.Context, doing string, change func(context.Cont
 	return cmp.Or(err, refused)
 }
 
-func (c *Conn) updateStream(ctx context.Context, cfg jetstream.StreamConfig) error {
+func (pr *Provisioner) updateStream(ctx context.Context, cfg jetstream.StreamConfig) error {
 	if cfg.MaxAge > 0 {
 		cfg.Duplicates = min(cfg.Duplicates, cfg.MaxAge)
 	}
-	return c.apply(ctx, "change "+cfg.Name, func(ctx context.Context) error {
-		_, err := c.js.UpdateStream(ctx, cfg)
+	return pr.apply(ctx, "change "+cfg.Name, func(ctx context.Context) error {
+		_, err := pr.js.UpdateStream(ctx, cfg)
 		return err
 	})
 }
@@ -182,22 +187,22 @@ func noRoomFor(cfg jetstream.StreamConfig, err error) error {
 }
 
 // provisioned makes a stream, and retries while the cluster has no leader for it.
-func (c *Conn) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
+func (pr *Provisioner) provisioned(ctx context.Context, name string, make func(ctx context.Context) error) error {
 	for {
 		err := translate(make(ctx), "provision "+name)
 		if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return err
 		}
-		c.log.Warn("waiting for NATS to make its streams", "what", name, "error", err)
+		pr.log.Warn("waiting for NATS to make its streams", "what", name, "error", err)
 	}
 }
 
 // readAssets reads the deployment's properties again, since it may have grown.
-func (c *Conn) readAssets(ctx context.Context) error {
-	c.mu.Lock()
-	c.meta = nil
-	c.mu.Unlock()
-	_, err := c.assets(ctx)
+func (pr *Provisioner) readAssets(ctx context.Context) error {
+	pr.mu.Lock()
+	pr.meta = nil
+	pr.mu.Unlock()
+	_, err := pr.assets(ctx)
 	return err
 }
 

@@ -32,8 +32,11 @@ const (
 	serversKept = 10 * time.Minute // how long a server that left the cluster's list still counts as a member
 )
 
-// quorum holds the members of the cluster and the last check, which calls share.
+// quorum tells whether a majority of the NATS servers can be reached. It remembers the members of the cluster and the
+// last check, which concurrent calls share.
 type quorum struct {
+	*core
+
 	mu       sync.Mutex
 	servers  map[string]time.Time // when each server was last in the cluster's list, or configured
 	greeted  map[string]bool      // servers that only the cluster listed: whether one ever greeted this process
@@ -51,12 +54,12 @@ func errNoQuorum(why string) error {
 
 // whileQuorum bounds a call: if there is no answer for long and no majority of the NATS servers, ctx ends with an
 // error of reason no_quorum as its cause.
-func (c *Conn) whileQuorum(ctx context.Context) (context.Context, context.CancelFunc) {
-	c.rememberServers()
+func (q *quorum) whileQuorum(ctx context.Context) (context.Context, context.CancelFunc) {
+	q.rememberServers()
 	ctx, end := context.WithCancelCause(ctx)
 	check := time.AfterFunc(quorumAfter, func() {
 		for ctx.Err() == nil {
-			if why, since := c.checkQuorum(ctx); why != "" && time.Since(since) >= quorumFailed {
+			if why, since := q.checkQuorum(ctx); why != "" && time.Since(since) >= quorumFailed {
 				end(errNoQuorum(why))
 				return
 			}
@@ -68,12 +71,11 @@ func (c *Conn) whileQuorum(ctx context.Context) (context.Context, context.Cancel
 
 // orNoQuorum returns err, or that there is no majority if checks have failed for long enough. Calls that fail at once,
 // because no server takes their requests, start a check in the background.
-func (c *Conn) orNoQuorum(err error) error {
+func (q *quorum) orNoQuorum(err error) error {
 	if !isOneOf(err, protocol.Unavailable, protocol.DeadlineExceeded) {
 		return err
 	}
-	go c.checkQuorum(context.Background()) // ends soon: checks are bounded
-	q := &c.quorum
+	go q.checkQuorum(context.Background()) // ends soon: checks are bounded
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.why == "" || time.Since(q.at) > quorumFailed || time.Since(q.since) < quorumFailed {
@@ -83,8 +85,7 @@ func (c *Conn) orNoQuorum(err error) error {
 }
 
 // checkQuorum returns what is missing and since when. Concurrent callers share one check.
-func (c *Conn) checkQuorum(ctx context.Context) (why string, since time.Time) {
-	q := &c.quorum
+func (q *quorum) checkQuorum(ctx context.Context) (why string, since time.Time) {
 	q.mu.Lock()
 	if time.Since(q.at) < quorumPause {
 		defer q.mu.Unlock()
@@ -104,7 +105,7 @@ func (c *Conn) checkQuorum(ctx context.Context) (why string, since time.Time) {
 	stale := time.Since(q.at) > quorumFailed // the last check tells nothing about the time since then
 	q.mu.Unlock()
 	began := time.Now()
-	why = c.missing()
+	why = q.missing()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if why != "" && (q.why == "" || stale) {
@@ -117,21 +118,21 @@ func (c *Conn) checkQuorum(ctx context.Context) (why string, since time.Time) {
 }
 
 // missing returns one sentence about why there can be no majority; empty: there may be one.
-func (c *Conn) missing() string {
+func (q *quorum) missing() string {
 	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
 	defer cancel()
-	known := c.knownServers(ctx)
-	reached := c.reachable(ctx, known)
+	known := q.knownServers(ctx)
+	reached := q.reachable(ctx, known)
 	if len(known) > 1 && reached < (len(known)+1)/2 {
 		return fmt.Sprintf("%d of %d servers can be reached (%s), which is no majority",
 			reached, len(known), strings.Join(known, ", "))
 	}
-	if !c.nc.IsConnected() {
+	if !q.nc.IsConnected() {
 		return "" // the only server is unreachable and may be back soon
 	}
 	asked, end := context.WithTimeout(context.Background(), dialWithin)
 	defer end()
-	_, err := c.js.AccountInfo(asked)
+	_, err := q.js.AccountInfo(asked)
 	var api *jetstream.APIError
 	if isWithoutJetStream(err) || errors.As(err, &api) && api.Code == 503 {
 		return whyNoJetStream(err)
@@ -155,8 +156,7 @@ func whyNoJetStream(err error) string {
 }
 
 // rememberServers notes the servers in the cluster's list. A server that dies leaves the list but is still missing.
-func (c *Conn) rememberServers() {
-	q := &c.quorum
+func (q *quorum) rememberServers() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if time.Since(q.read) < serversRead {
@@ -166,13 +166,13 @@ func (c *Conn) rememberServers() {
 	if q.servers == nil {
 		q.servers, q.greeted = map[string]time.Time{}, map[string]bool{}
 	}
-	for _, s := range c.nc.Servers() {
+	for _, s := range q.nc.Servers() {
 		q.servers[s] = q.read
 	}
-	for _, s := range c.nc.DiscoveredServers() {
+	for _, s := range q.nc.DiscoveredServers() {
 		if !q.greeted[s] {
 			q.greeted[s] = false
-			go c.tryServer(s)
+			go q.tryServer(s)
 		}
 	}
 	maps.DeleteFunc(q.servers, func(_ string, seen time.Time) bool { return q.read.Sub(seen) > serversKept })
@@ -181,21 +181,20 @@ func (c *Conn) rememberServers() {
 
 // tryServer notes whether a server can be reached at all. A cluster may list addresses of its own network, whose
 // silence means nothing.
-func (c *Conn) tryServer(server string) {
+func (q *quorum) tryServer(server string) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
 	defer cancel()
 	if !greets(ctx, server) {
 		return
 	}
-	c.quorum.mu.Lock()
-	defer c.quorum.mu.Unlock()
-	c.quorum.greeted[server] = true
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.greeted[server] = true
 }
 
 // knownServers returns the addresses of the cluster's servers, each once: a server that was configured by name is also
 // known by its address.
-func (c *Conn) knownServers(ctx context.Context) []string {
-	q := &c.quorum
+func (q *quorum) knownServers(ctx context.Context) []string {
 	q.mu.Lock()
 	var known []string
 	for s := range q.servers {
@@ -219,7 +218,7 @@ func (c *Conn) knownServers(ctx context.Context) []string {
 }
 
 // reachable counts the servers that greet a client now. A paused server accepts connections and says nothing.
-func (c *Conn) reachable(ctx context.Context, servers []string) int {
+func (q *quorum) reachable(ctx context.Context, servers []string) int {
 	greeted := make(chan bool, len(servers))
 	for _, s := range servers {
 		go func() { greeted <- greets(ctx, s) }()

@@ -8,16 +8,21 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// Registry holds the ids and names of sandboxes. An id is never used twice; a name belongs to one sandbox at a time.
+type Registry struct{ *streams }
+
 // ReserveSandbox reserves a sandbox id forever. If the id was already reserved, it returns that reservation, which
 // may be from an earlier attempt of the same request; otherwise nil. After an error the outcome is unknown; repeating
 // the call is safe.
-func (c *Conn) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (
+func (reg *Registry) ReserveSandbox(ctx context.Context, tenant, sandbox string, r protocol.Reservation) (
 	before *protocol.Reservation, err error) {
-	return c.reserve(ctx, c.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
+	return reg.reserve(ctx, reg.kv(protocol.BucketIDs), tenant+"."+sandbox, r)
 }
 
-func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reservation) (*protocol.Reservation, error) {
-	ctx, cancel := b.conn.bound(ctx)
+func (reg *Registry) reserve(
+	ctx context.Context, b kv, key string, r protocol.Reservation,
+) (*protocol.Reservation, error) {
+	ctx, cancel := b.streams.bound(ctx)
 	defer cancel()
 	r.Version = protocol.Version
 	pause := backoff.New(firstPause, retryPause)
@@ -51,8 +56,8 @@ func (c *Conn) reserve(ctx context.Context, b kv, key string, r protocol.Reserva
 }
 
 // SandboxReservation reads the reservation of a sandbox id. Error: not_found.
-func (c *Conn) SandboxReservation(ctx context.Context, tenant, sandbox string) (*protocol.Reservation, error) {
-	value, _, err := c.kv(protocol.BucketIDs).get(ctx, tenant+"."+sandbox)
+func (reg *Registry) SandboxReservation(ctx context.Context, tenant, sandbox string) (*protocol.Reservation, error) {
+	value, _, err := reg.kv(protocol.BucketIDs).get(ctx, tenant+"."+sandbox)
 	if err != nil {
 		return nil, err
 	}
@@ -62,18 +67,18 @@ func (c *Conn) SandboxReservation(ctx context.Context, tenant, sandbox string) (
 
 // FollowReservations handles every sandbox id that was reserved after a revision of the registry, and each new one,
 // until ctx ends. caughtUp is called once, after everything that existed at the start was handled; it may be nil.
-func (c *Conn) FollowReservations(
+func (reg *Registry) FollowReservations(
 	ctx context.Context,
 	after uint64,
 	handle func(tenant, sandbox string, r *protocol.Reservation, revision uint64),
 	caughtUp func(),
 ) error {
-	b := c.kv(protocol.BucketIDs)
+	b := reg.kv(protocol.BucketIDs)
 	return b.followFrom(ctx, ">", after, func(key string, value []byte, revision uint64) {
 		tenant, sandbox, ok := cutKey(key)
 		r := &protocol.Reservation{}
 		if !ok || protocol.Decode(value, r) != nil {
-			c.log.Error("could not read a reservation", "key", key)
+			reg.log.Error("could not read a reservation", "key", key)
 			return
 		}
 		handle(tenant, sandbox, r, revision)

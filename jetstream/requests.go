@@ -19,16 +19,24 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// RequestQueue holds the requests of clients until a coordinator decides them. Requests that cannot be processed become
+// dead letters.
+type RequestQueue struct {
+	*streams
+
+	quorum *quorum
+}
+
 // Submit publishes a request. If it returns nil, the request is stored and will be decided. The answer goes to inbox
 // but may be lost; then the client finds the outcome by the request's id. Publishing the same id again is harmless:
 // it is decided once, and each publish is answered. Errors: resource_exhausted with reason queue_full;
 // invalid_argument with reason too_large; after unavailable and deadline_exceeded the outcome is unknown.
 //
 // The message has no JetStream message id: the server would drop a repeat as a duplicate, and nobody would answer it.
-func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
-	ctx, done := c.whileQuorum(ctx)
+func (q *RequestQueue) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox string, payload []byte) error {
+	ctx, done := q.quorum.whileQuorum(ctx)
 	defer done()
-	ctx, cancel := c.await(ctx)
+	ctx, cancel := q.await(ctx)
 	defer cancel()
 	m := nats.NewMsg(protocol.RequestSubject(tenant, verb, sandbox))
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
@@ -38,13 +46,13 @@ func (c *Conn) Submit(ctx context.Context, tenant, verb, sandbox, id, inbox stri
 	m.Data = payload
 	m.Header.Set(protocol.HeaderRequest, id)
 	m.Header.Set(protocol.HeaderAccept, protocol.AcceptWaiting)
-	_, err := c.js.PublishMsg(ctx, m)
-	return c.orNoQuorum(translateWrite(causeOf(ctx, err), m.Subject))
+	_, err := q.js.PublishMsg(ctx, m)
+	return q.quorum.orNoQuorum(translateWrite(causeOf(ctx, err), m.Subject))
 }
 
 // Answers is an inbox for the answers to many requests.
 type Answers struct {
-	conn   *Conn
+	queue  *RequestQueue
 	sub    *nats.Subscription
 	prefix string
 
@@ -54,10 +62,10 @@ type Answers struct {
 }
 
 // Answers opens an inbox; Close closes it.
-func (c *Conn) Answers() (*Answers, error) {
-	a := &Answers{conn: c, prefix: c.nc.NewRespInbox(), waiting: map[string]chan<- *protocol.Reply{}}
+func (q *RequestQueue) Answers() (*Answers, error) {
+	a := &Answers{queue: q, prefix: q.nc.NewRespInbox(), waiting: map[string]chan<- *protocol.Reply{}}
 	var err error
-	a.sub, err = c.nc.Subscribe(a.prefix+".>", a.deliver)
+	a.sub, err = q.nc.Subscribe(a.prefix+".>", a.deliver)
 	return a, translate(err, "open an inbox")
 }
 
@@ -122,7 +130,7 @@ func answerType(header string, payload []byte) string {
 }
 
 // Answer sends the reply to the request's inbox, if it has one. It may be lost.
-func (c *Conn) Answer(d *Delivery, r *protocol.Reply) {
+func (q *RequestQueue) Answer(d *Delivery, r *protocol.Reply) {
 	// Any other inbox would let a client publish with a coordinator's permissions.
 	if !strings.HasPrefix(d.inbox, "_INBOX.") || strings.ContainsAny(d.inbox, "*> \t\r\n") {
 		return
@@ -131,16 +139,16 @@ func (c *Conn) Answer(d *Delivery, r *protocol.Reply) {
 	contentType := answerType(d.ContentType, d.Payload)
 	m.Header.Set(protocol.HeaderContentType, contentType)
 	m.Data = protocol.EncodeAnswer(contentType, r, protocol.AnswersRequest)
-	if err := c.nc.PublishMsg(m); err != nil {
-		c.log.Warn("could not send an answer", "request", d.ID, "error", err)
+	if err := q.nc.PublishMsg(m); err != nil {
+		q.log.Warn("could not send an answer", "request", d.ID, "error", err)
 	}
 }
 
 // AnswerWaiting tells the client why its request is not decided yet, unless the client would take that for the outcome.
 // It may be lost.
-func (c *Conn) AnswerWaiting(d *Delivery, why *protocol.Error) {
+func (q *RequestQueue) AnswerWaiting(d *Delivery, why *protocol.Error) {
 	if d.waits {
-		c.Answer(d, &protocol.Reply{Version: protocol.Version, Waiting: why})
+		q.Answer(d, &protocol.Reply{Version: protocol.Version, Waiting: why})
 	}
 }
 
@@ -169,16 +177,16 @@ type HandleRequest func(ctx context.Context, d *Delivery) error
 
 // Requests is one coordinator's side of the queue of requests.
 type Requests struct {
-	conn *Conn
-	held held
+	queue *RequestQueue
+	held  held
 }
 
 // Requests opens the queue of requests without reading anything yet.
-func (c *Conn) Requests() *Requests { return &Requests{conn: c} }
+func (q *RequestQueue) Requests() *Requests { return &Requests{queue: q} }
 
 // ConsumeRequests is [Requests.Consume] for a coordinator that needs nothing else from the queue.
-func (c *Conn) ConsumeRequests(ctx context.Context, handle HandleRequest) error {
-	return c.Requests().Consume(ctx, handle)
+func (q *RequestQueue) ConsumeRequests(ctx context.Context, handle HandleRequest) error {
+	return q.Requests().Consume(ctx, handle)
 }
 
 // Consume calls handle with each request, concurrently for all that the server delivers, until ctx ends; then it waits
@@ -193,9 +201,9 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 	var settled atomic.Int64
 	background, stop := context.WithCancel(ctx)
 	defer stop()
-	go q.conn.trimRequests(background, &settled)
+	go q.queue.trimRequests(background, &settled)
 	go q.held.extend(background, extendPeriod)
-	return q.conn.consume(ctx, consumption{
+	return q.queue.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
 		config: jetstream.ConsumerConfig{
 			Durable: requestsConsumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: requestAckWait,
@@ -209,7 +217,7 @@ func (q *Requests) Consume(ctx context.Context, handle HandleRequest) error {
 			}
 			inHand.Go(func() {
 				err := q.decide(ctx, m, handle)
-				if q.conn.settle(q.held.release(name), err) {
+				if q.queue.settle(q.held.release(name), err) {
 					settled.Add(1)
 				}
 			})
@@ -225,7 +233,7 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 	for _, verb := range []string{protocol.VerbCancel, protocol.VerbStop, protocol.VerbDelete} {
 		filters = append(filters, protocol.RequestSubject("*", verb, "*"))
 	}
-	return q.conn.consume(ctx, consumption{
+	return q.queue.consume(ctx, consumption{
 		stream: protocol.StreamRequests,
 		config: jetstream.ConsumerConfig{
 			Durable: endingConsumer, FilterSubjects: filters,
@@ -241,9 +249,9 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 			inHand.Go(func() {
 				err := q.decide(ctx, m, handle)
 				if err == nil {
-					q.conn.remove(ctx, name.sequence)
+					q.queue.remove(ctx, name.sequence)
 				}
-				q.conn.settle(q.held.release(name), err)
+				q.queue.settle(q.held.release(name), err)
 			})
 		},
 	})
@@ -253,7 +261,7 @@ func (q *Requests) ConsumeEnding(ctx context.Context, handle HandleRequest) erro
 func (q *Requests) take(m jetstream.Msg) (name heldName, ok bool) {
 	meta, err := m.Metadata()
 	if err != nil {
-		q.conn.log.Error("a message of the queue has no metadata", "subject", m.Subject(), "error", err)
+		q.queue.log.Error("a message of the queue has no metadata", "subject", m.Subject(), "error", err)
 		return heldName{}, false
 	}
 	name = nameOf(meta)
@@ -280,8 +288,8 @@ func (q *Requests) decide(ctx context.Context, m jetstream.Msg, handle HandleReq
 }
 
 // RequestQueued reports whether a request of a verb for a sandbox is stored in the queue, settled or not.
-func (c *Conn) RequestQueued(ctx context.Context, tenant, verb, sandbox string) (bool, error) {
-	_, err := c.lastOnSubject(ctx, protocol.StreamRequests, protocol.RequestSubject(tenant, verb, sandbox))
+func (q *RequestQueue) RequestQueued(ctx context.Context, tenant, verb, sandbox string) (bool, error) {
+	_, err := q.lastOnSubject(ctx, protocol.StreamRequests, protocol.RequestSubject(tenant, verb, sandbox))
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return false, nil
 	}
@@ -289,38 +297,38 @@ func (c *Conn) RequestQueued(ctx context.Context, tenant, verb, sandbox string) 
 }
 
 // LastRequest returns the sequence of the newest request.
-func (c *Conn) LastRequest(ctx context.Context) (uint64, error) {
-	return c.lastSequence(ctx, protocol.StreamRequests)
+func (q *RequestQueue) LastRequest(ctx context.Context) (uint64, error) {
+	return q.lastSequence(ctx, protocol.StreamRequests)
 }
 
 // remove removes a request from the queue.
-func (c *Conn) remove(ctx context.Context, sequence uint64) {
-	ctx, cancel := c.bound(ctx)
+func (q *RequestQueue) remove(ctx context.Context, sequence uint64) {
+	ctx, cancel := q.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, protocol.StreamRequests)
+	stream, err := q.js.Stream(ctx, protocol.StreamRequests)
 	if err == nil {
 		err = stream.DeleteMsg(ctx, sequence)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		c.log.Warn("could not remove a decided request from the queue; it is decided again", "error", err)
+		q.log.Warn("could not remove a decided request from the queue; it is decided again", "error", err)
 	}
 }
 
 // trimRequests removes requests up to the first unsettled one, each time requests were settled, until no settled
 // request is left.
-func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
+func (q *RequestQueue) trimRequests(ctx context.Context, settled *atomic.Int64) {
 	trimmed, retries := int64(0), backoff.New(trimPeriod, trimMost)
 	for pause := retries.Next(); backoff.Sleep(ctx, pause); {
 		n := settled.Load()
 		if n == trimmed {
 			continue
 		}
-		if c.awaitConnection(ctx) != nil {
+		if q.awaitConnection(ctx) != nil {
 			return
 		}
-		all, err := c.trimRequestsOnce(ctx)
+		all, err := q.trimRequestsOnce(ctx)
 		if err != nil && ctx.Err() == nil {
-			c.log.Warn("could not remove settled requests; retrying", "error", err)
+			q.log.Warn("could not remove settled requests; retrying", "error", err)
 		}
 		if all && err == nil { // otherwise a request may take long to settle
 			trimmed = n
@@ -332,10 +340,10 @@ func (c *Conn) trimRequests(ctx context.Context, settled *atomic.Int64) {
 
 // trimRequestsOnce reports whether all delivered requests are settled according to the server, which may receive
 // acknowledgements later than this question.
-func (c *Conn) trimRequestsOnce(ctx context.Context) (all bool, err error) {
-	ctx, cancel := c.bound(ctx)
+func (q *RequestQueue) trimRequestsOnce(ctx context.Context) (all bool, err error) {
+	ctx, cancel := q.bound(ctx)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, protocol.StreamRequests)
+	stream, err := q.js.Stream(ctx, protocol.StreamRequests)
 	if err != nil {
 		return false, translate(err, "trim requests")
 	}
@@ -362,9 +370,9 @@ func requestID(h nats.Header) string {
 
 // FileDead stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if two
 // coordinators file it, or if the same request is sent again and fails again.
-func (c *Conn) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) error {
+func (q *RequestQueue) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) error {
 	subject := protocol.DeadSubject(d.Tenant, d.Verb, d.Sandbox)
-	last, err := c.lastOnSubject(ctx, protocol.StreamDead, subject)
+	last, err := q.lastOnSubject(ctx, protocol.StreamDead, subject)
 	if err == nil && last.header.Get(protocol.HeaderRequest) == d.ID && bytes.Equal(last.data, d.Payload) {
 		return nil
 	}
@@ -377,7 +385,7 @@ func (c *Conn) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) e
 	m.Header.Set(protocol.HeaderReason, headerText(why.Error()))
 	m.Header.Set(jetstream.MsgIDHeader, deadID(subject, d))
 	m.Data = d.Payload
-	_, err = c.publish(ctx, m, anySequence)
+	_, err = q.publish(ctx, m, anySequence)
 	return err
 }
 
@@ -398,24 +406,24 @@ type consumption struct {
 
 // consume calls the handler with messages until ctx ends. It makes the consumer again whenever that is lost: the
 // consumer's state is in memory, but unacknowledged messages are in the stream.
-func (c *Conn) consume(ctx context.Context, k consumption) error {
+func (q *RequestQueue) consume(ctx context.Context, k consumption) error {
 	var inHand sync.WaitGroup
 	defer inHand.Wait()
 	for {
-		err := c.consumeOnce(ctx, k, &inHand)
+		err := q.consumeOnce(ctx, k, &inHand)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		c.log.Warn("reopening a queue", "stream", k.stream, "error", err)
+		q.log.Warn("reopening a queue", "stream", k.stream, "error", err)
 		if !backoff.Sleep(ctx, retryPause) {
 			return ctx.Err()
 		}
-		_ = c.awaitConnection(ctx) // if this fails, the next attempt reports why
+		_ = q.awaitConnection(ctx) // if this fails, the next attempt reports why
 	}
 }
 
-func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.WaitGroup) error {
-	consumer, err := c.openQueue(ctx, k)
+func (q *RequestQueue) consumeOnce(ctx context.Context, k consumption, inHand *sync.WaitGroup) error {
+	consumer, err := q.openQueue(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -429,7 +437,7 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.Wait
 	defer messages.Stop()
 	// A restarted server has lost the consumer. Without this, the client would notice only by missing heartbeats.
 	// Messages that have already arrived are still handled.
-	defer c.OnReconnect(messages.Drain)()
+	defer q.OnReconnect(messages.Drain)()
 	for {
 		m, err := messages.Next()
 		if err != nil {
@@ -440,28 +448,29 @@ func (c *Conn) consumeOnce(ctx context.Context, k consumption, inHand *sync.Wait
 }
 
 // openQueue makes the consumer or finds it. The consumer has a name, so the request can be repeated.
-func (c *Conn) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
-	ctx, cancel := c.bound(ctx)
+func (q *RequestQueue) openQueue(ctx context.Context, k consumption) (jetstream.Consumer, error) {
+	ctx, cancel := q.bound(ctx)
 	defer cancel()
-	return askRepeatedly(ctx, c, "open the queue "+k.stream, func(ctx context.Context) (jetstream.Consumer, error) {
-		return c.js.CreateOrUpdateConsumer(ctx, k.stream, k.config)
+	doing := "open the queue " + k.stream
+	return askRepeatedly(ctx, &q.connection, doing, func(ctx context.Context) (jetstream.Consumer, error) {
+		return q.js.CreateOrUpdateConsumer(ctx, k.stream, k.config)
 	})
 }
 
 // settle acknowledges a decided message and returns an undecided one to the queue. It reports whether the message was
 // acknowledged.
-func (c *Conn) settle(m jetstream.Msg, undecided error) bool {
+func (q *RequestQueue) settle(m jetstream.Msg, undecided error) bool {
 	var err error
 	if undecided == nil {
 		err = m.Ack()
 	} else {
 		if !errors.Is(undecided, context.Canceled) {
-			c.log.Warn("a message will be delivered again", "subject", m.Subject(), "error", undecided)
+			q.log.Warn("a message will be delivered again", "subject", m.Subject(), "error", undecided)
 		}
 		err = m.NakWithDelay(retryPause)
 	}
 	if err != nil {
-		c.log.Warn("could not settle a message; it will be delivered again", "subject", m.Subject(), "error", err)
+		q.log.Warn("could not settle a message; it will be delivered again", "subject", m.Subject(), "error", err)
 	}
 	return undecided == nil && err == nil
 }

@@ -37,8 +37,8 @@ type entry struct {
 	afterKnown bool            // after was recorded
 }
 
-func (c *Conn) entryOf(m *stored) (entry, error) {
-	b, err := c.batchOf(m)
+func (l *EventLog) entryOf(m *stored) (entry, error) {
+	b, err := l.batchOf(m)
 	e := entry{record: m.sequence, batch: b}
 	if text := m.header.Get(jetstream.ExpectedLastSubjSeqHeader); text != "" {
 		after, malformed := strconv.ParseUint(text, 10, 64)
@@ -62,23 +62,23 @@ func (e *entry) isAt(p Position) bool {
 }
 
 // lastEntry reads the last message of a history from the leader. Error: not_found.
-func (c *Conn) lastEntry(ctx context.Context, tenant, sandbox string) (entry, error) {
-	m, err := c.lastOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox))
+func (l *EventLog) lastEntry(ctx context.Context, tenant, sandbox string) (entry, error) {
+	m, err := l.lastOnSubject(ctx, protocol.StreamEvents, protocol.EventSubject(tenant, sandbox))
 	if err != nil {
 		return entry{}, err
 	}
-	return c.entryOf(m)
+	return l.entryOf(m)
 }
 
 // holds reports whether the log, or a segment, has a position in the history of a sandbox. With an empty sandbox it
 // checks the log only, for any sandbox. The positions of a purged history are gone.
-func (c *Conn) holds(ctx context.Context, tenant, sandbox string, p Position) (bool, error) {
-	m, err := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
+func (sg *segments) holds(ctx context.Context, tenant, sandbox string, p Position) (bool, error) {
+	m, err := sg.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
 		if sandbox == "" {
 			return false, nil
 		}
-		e, err := c.movedEntry(ctx, tenant, sandbox, p.Record)
+		e, err := sg.movedEntry(ctx, tenant, sandbox, p.Record)
 		return e != nil && e.isAt(p), err
 	}
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *Conn) holds(ctx context.Context, tenant, sandbox string, p Position) (b
 	if sandbox != "" && m.subject != protocol.EventSubject(tenant, sandbox) {
 		return false, nil
 	}
-	e, err := c.entryOf(m)
+	e, err := sg.events.entryOf(m)
 	if err != nil {
 		return false, err
 	}
@@ -127,14 +127,14 @@ func (f *follower) check(ctx context.Context) error {
 }
 
 func (f *follower) lost(ctx context.Context) (bool, error) {
-	last, err := f.conn.lastSequence(ctx, f.stream)
+	last, err := f.streams.lastSequence(ctx, f.stream)
 	if err != nil || last < f.next-1 {
 		return err == nil, err
 	}
 	if f.handled.IsZero() {
 		return false, nil
 	}
-	m, err := f.conn.leaderGet(ctx, f.stream, map[string]any{"seq": f.next - 1})
+	m, err := f.streams.leaderGet(ctx, f.stream, map[string]any{"seq": f.next - 1})
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return false, nil // purged or expired
 	}
@@ -142,8 +142,8 @@ func (f *follower) lost(ctx context.Context) (bool, error) {
 }
 
 // lastSequence returns the highest sequence that a stream has or had, according to its leader.
-func (c *Conn) lastSequence(ctx context.Context, stream string) (uint64, error) {
-	reply, err := c.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream})
+func (s *streams) lastSequence(ctx context.Context, stream string) (uint64, error) {
+	reply, err := s.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream})
 	if err != nil {
 		return 0, translate(err, "read the state of "+stream)
 	}

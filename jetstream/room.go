@@ -94,13 +94,13 @@ func (k *roomState) suspected() bool {
 
 // LogRoom returns how much room the event log has. An answer is reused for a second, so that calling it before each
 // request costs no round trip. Errors: unavailable, deadline_exceeded, not_provisioned.
-func (c *Conn) LogRoom(ctx context.Context) (Room, error) {
-	k := &c.room
+func (h *StoreHealth) LogRoom(ctx context.Context) (Room, error) {
+	k := &h.room
 	k.mu.Lock()
 	fresh := time.Since(k.at) <= roomFresh
 	k.mu.Unlock()
 	if !fresh { // concurrent callers may all ask: the answers are the same
-		info, err := c.streamInfo(ctx, protocol.StreamEvents)
+		info, err := h.streamInfo(ctx, protocol.StreamEvents)
 		if err != nil {
 			return Room{}, err
 		}
@@ -116,11 +116,12 @@ func (c *Conn) LogRoom(ctx context.Context) (Room, error) {
 	return room, nil
 }
 
-func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamInfo, error) {
-	ctx, cancel := c.bound(ctx)
+func (s *streams) streamInfo(ctx context.Context, name string) (*jetstream.StreamInfo, error) {
+	ctx, cancel := s.bound(ctx)
 	defer cancel()
-	return askRepeatedly(ctx, c, "read the state of "+name, func(ctx context.Context) (*jetstream.StreamInfo, error) {
-		stream, err := c.readStream(ctx, name)
+	doing := "read the state of " + name
+	return askRepeatedly(ctx, &s.connection, doing, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+		stream, err := s.readStream(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -130,7 +131,7 @@ func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamIn
 
 // readStream requests a stream once. The answer carries the clock of the server that leads it; that of the event log's
 // leader is the store's time.
-func (c *Conn) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
+func (c *core) readStream(ctx context.Context, name string) (jetstream.Stream, error) {
 	sent := c.sinceBoot()
 	stream, err := c.js.Stream(ctx, name)
 	if err != nil || name != protocol.StreamEvents {
@@ -161,15 +162,15 @@ func (k *roomState) broken() string {
 }
 
 // SetDisk tells the connection how to measure the disk that the server writes to, if this process knows it.
-func (c *Conn) SetDisk(disk func() (free, size int64)) {
-	c.room.mu.Lock()
-	defer c.room.mu.Unlock()
-	c.room.disk = disk
+func (h *StoreHealth) SetDisk(disk func() (free, size int64)) {
+	h.room.mu.Lock()
+	defer h.room.mu.Unlock()
+	h.room.disk = disk
 }
 
 // SetShort sets why new work must wait although the log's limit is not near; empty: it need not wait.
-func (c *Conn) SetShort(why string) {
-	c.room.mu.Lock()
-	defer c.room.mu.Unlock()
-	c.room.short = why
+func (h *StoreHealth) SetShort(why string) {
+	h.room.mu.Lock()
+	defer h.room.mu.Unlock()
+	h.room.short = why
 }

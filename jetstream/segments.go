@@ -89,8 +89,18 @@ func (m *segmentMessage) stored(subject string) *stored {
 	return &stored{subject: subject, sequence: m.Record, header: nats.Header(m.Header), data: m.Data, time: m.Time}
 }
 
+// segments stores and reads the parts of histories that were moved out of the event log, and the manifests that list
+// them.
+type segments struct {
+	*streams
+
+	events  *EventLog
+	objects *objectStore
+	cache   segmentCache
+}
+
 // encodeSegment compresses messages and describes them.
-func (c *Conn) encodeSegment(tenant, sandbox string, messages []segmentMessage) (
+func (sg *segments) encodeSegment(tenant, sandbox string, messages []segmentMessage) (
 	content []byte, s segment, err error) {
 	raw := protocol.Encode(&segmentContent{Version: protocol.Version, Messages: messages})
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
@@ -104,7 +114,7 @@ func (c *Conn) encodeSegment(tenant, sandbox string, messages []segmentMessage) 
 		Size: int64(len(raw)), Stored: int64(len(content)), Digest: hex.EncodeToString(sum[:])}
 	subject := protocol.EventSubject(tenant, sandbox)
 	for i := range messages {
-		e, err := c.entryOf(messages[i].stored(subject))
+		e, err := sg.events.entryOf(messages[i].stored(subject))
 		if err != nil {
 			return nil, s, err
 		}
@@ -164,13 +174,13 @@ func decodeSegment(s *segment, content []byte) ([]segmentMessage, error) {
 }
 
 // storeSegment stores a segment and verifies that it can be read.
-func (c *Conn) storeSegment(ctx context.Context, s *segment, content []byte) error {
+func (sg *segments) storeSegment(ctx context.Context, s *segment, content []byte) error {
 	chunks := segmentChunks(s.Object)
-	err := c.putObjectAs(ctx, protocol.BucketSegments, s.Object, chunks, bytes.NewReader(content))
+	err := sg.objects.putObjectAs(ctx, protocol.BucketSegments, s.Object, chunks, bytes.NewReader(content))
 	if err != nil {
 		return err
 	}
-	back, err := c.segmentContent(ctx, s)
+	back, err := sg.segmentContent(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -178,8 +188,8 @@ func (c *Conn) storeSegment(ctx context.Context, s *segment, content []byte) err
 	return err
 }
 
-func (c *Conn) segmentContent(ctx context.Context, s *segment) ([]byte, error) {
-	r, err := c.openObject(ctx, protocol.BucketSegments, s.Object)
+func (sg *segments) segmentContent(ctx context.Context, s *segment) ([]byte, error) {
+	r, err := sg.objects.openObject(ctx, protocol.BucketSegments, s.Object)
 	if err != nil {
 		return nil, err
 	}
@@ -192,8 +202,8 @@ func (c *Conn) segmentContent(ctx context.Context, s *segment) ([]byte, error) {
 
 // removeSegment removes a segment's object, or the remains of one after a crash. It writes nothing, because a write
 // would fail in a full bucket.
-func (c *Conn) removeSegment(ctx context.Context, object string) error {
-	if err := c.purge(
+func (sg *segments) removeSegment(ctx context.Context, object string) error {
+	if err := sg.purge(
 		ctx,
 		"OBJ_"+protocol.BucketSegments,
 		metaSubject(protocol.BucketSegments, object),
@@ -201,7 +211,7 @@ func (c *Conn) removeSegment(ctx context.Context, object string) error {
 	); err != nil {
 		return err
 	}
-	return c.purgeChunks(protocol.BucketSegments, segmentChunks(object))
+	return sg.objects.purgeChunks(protocol.BucketSegments, segmentChunks(object))
 }
 
 // segmentChunks returns the id of the chunks of a segment's object. No id is used twice.
@@ -255,20 +265,20 @@ func (k *segmentCache) put(s *segment, messages []segmentMessage) {
 
 // segmentMessages reads the messages of a segment, which the caller must not change. Concurrent readers of the same
 // segment share one read. Error: not_found if the segment is no longer stored.
-func (c *Conn) segmentMessages(ctx context.Context, s *segment) ([]segmentMessage, error) {
-	if messages, ok := c.segments.get(s.Object); ok {
+func (sg *segments) segmentMessages(ctx context.Context, s *segment) ([]segmentMessage, error) {
+	if messages, ok := sg.cache.get(s.Object); ok {
 		return messages, nil
 	}
-	read := c.segments.loading.DoChan(s.Object, func() (any, error) {
-		bounded, cancel := c.bound(context.WithoutCancel(ctx))
+	read := sg.cache.loading.DoChan(s.Object, func() (any, error) {
+		bounded, cancel := sg.bound(context.WithoutCancel(ctx))
 		defer cancel()
-		content, err := c.segmentContent(bounded, s)
+		content, err := sg.segmentContent(bounded, s)
 		if err != nil {
 			return nil, err
 		}
 		messages, err := decodeSegment(s, content)
 		if err == nil {
-			c.segments.put(s, messages)
+			sg.cache.put(s, messages)
 		}
 		return messages, err
 	})
@@ -284,10 +294,10 @@ func (c *Conn) segmentMessages(ctx context.Context, s *segment) ([]segmentMessag
 }
 
 // readMoved visits the messages between two records of a history that were moved out of the log, if any.
-func (c *Conn) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64,
+func (sg *segments) readMoved(ctx context.Context, tenant, sandbox string, after, before uint64,
 	visit func(e *entry) (bool, error)) error {
 	for try := 1; ; try++ {
-		err := c.readSegments(ctx, tenant, sandbox, after, before, func(e *entry) (bool, error) {
+		err := sg.readSegments(ctx, tenant, sandbox, after, before, func(e *entry) (bool, error) {
 			after = e.record
 			return visit(e)
 		})
@@ -298,9 +308,9 @@ func (c *Conn) readMoved(ctx context.Context, tenant, sandbox string, after, bef
 	}
 }
 
-func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, before uint64,
+func (sg *segments) readSegments(ctx context.Context, tenant, sandbox string, after, before uint64,
 	visit func(e *entry) (bool, error)) error {
-	m, err := c.manifest(ctx, tenant, sandbox)
+	m, err := sg.manifest(ctx, tenant, sandbox)
 	if err != nil || m.last() <= after {
 		return err
 	}
@@ -309,7 +319,7 @@ func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, 
 		if s.FirstRecord >= before {
 			return false, nil
 		}
-		messages, err := c.segmentMessages(ctx, s)
+		messages, err := sg.segmentMessages(ctx, s)
 		if err != nil {
 			return false, err
 		}
@@ -318,7 +328,7 @@ func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, 
 			if messages[i].Record >= before {
 				return false, nil
 			}
-			e, err := c.entryOf(messages[i].stored(subject))
+			e, err := sg.events.entryOf(messages[i].stored(subject))
 			if err != nil {
 				return false, err
 			}
@@ -331,11 +341,11 @@ func (c *Conn) readSegments(ctx context.Context, tenant, sandbox string, after, 
 }
 
 // movedEntry reads the message at a record that was moved out of the log, nil if there is none.
-func (c *Conn) movedEntry(ctx context.Context, tenant, sandbox string, record uint64) (found *entry, err error) {
+func (sg *segments) movedEntry(ctx context.Context, tenant, sandbox string, record uint64) (found *entry, err error) {
 	if record == 0 {
 		return nil, nil
 	}
-	err = c.readMoved(ctx, tenant, sandbox, record-1, record+1, func(e *entry) (bool, error) {
+	err = sg.readMoved(ctx, tenant, sandbox, record-1, record+1, func(e *entry) (bool, error) {
 		found = e
 		return false, nil
 	})
@@ -343,11 +353,13 @@ func (c *Conn) movedEntry(ctx context.Context, tenant, sandbox string, record ui
 }
 
 // segmentsBefore returns the last record of the segments that end before an event, 0 if there are none.
-func (c *Conn) segmentsBefore(ctx context.Context, tenant, sandbox string, event uint64) (record uint64, err error) {
+func (sg *segments) segmentsBefore(
+	ctx context.Context, tenant, sandbox string, event uint64,
+) (record uint64, err error) {
 	if event <= 1 {
 		return 0, nil
 	}
-	m, err := c.manifest(ctx, tenant, sandbox)
+	m, err := sg.manifest(ctx, tenant, sandbox)
 	if err != nil || m.last() == 0 {
 		return 0, err
 	}

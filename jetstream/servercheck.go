@@ -20,7 +20,7 @@ const awaitPause = 5 * time.Second
 
 // checkServer reports server settings that prevent Boxfleet from working. Error: failed_precondition with reason
 // server_settings.
-func (c *Conn) checkServer(ctx context.Context) error {
+func (c *connection) checkServer(ctx context.Context) error {
 	if err := c.checkPayload(); err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (c *Conn) checkServer(ctx context.Context) error {
 
 // awaitServer is checkServer, but waits for JetStream if wait is set: a server whose disk was full has it disabled
 // until it is restarted.
-func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
+func (c *connection) awaitServer(ctx context.Context, wait bool) error {
 	for {
 		err := c.checkServer(ctx)
 		if err == nil || !wait || c.checkPayload() != nil {
@@ -51,7 +51,7 @@ func (c *Conn) awaitServer(ctx context.Context, wait bool) error {
 	}
 }
 
-func (c *Conn) checkPayload() error {
+func (c *connection) checkPayload() error {
 	if most := c.nc.MaxPayload(); most < needPayload {
 		return settings("the server's max_payload (%s) is too small for Boxfleet's messages of up to %s: "+
 			"set max_payload: 1MB on each server",

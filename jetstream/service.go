@@ -26,7 +26,7 @@ type Endpoint func(ctx context.Context, tenant string, q *protocol.Query) (*prot
 // answers the queries of an endpoint one after another, or else counts neither errors nor times, so Boxfleet
 // implements the protocol itself.
 type readService struct {
-	conn      *Conn
+	queries   *Queries
 	identity  micro.ServiceIdentity
 	started   time.Time
 	subs      []*nats.Subscription
@@ -40,11 +40,18 @@ const answersAtOnce = 256
 
 const serviceDescription = "Boxfleet: reads"
 
+// Queries serves and sends the queries of the read service.
+type Queries struct {
+	*core
+
+	quorum *quorum
+}
+
 // ServeReads runs the read service until ctx ends. Several coordinators serve at once; each query goes to one of them.
 // version is a semantic version. serving is called once queries are received; it may be nil.
-func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
+func (r *Queries) ServeReads(ctx context.Context, version string, endpoints map[string]Endpoint, serving func()) error {
 	s := &readService{
-		conn:    c,
+		queries: r,
 		started: time.Now().UTC(),
 		identity: micro.ServiceIdentity{
 			Name:     protocol.ServiceName,
@@ -62,7 +69,7 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 	if err := s.serveDiscovery(); err != nil {
 		return err
 	}
-	if err := c.Flush(ctx); err != nil && ctx.Err() == nil {
+	if err := r.Flush(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
 	if serving != nil {
@@ -73,7 +80,7 @@ func (c *Conn) ServeReads(ctx context.Context, version string, endpoints map[str
 }
 
 func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) error {
-	sub, err := s.conn.nc.QueueSubscribe(subject, queue, handle)
+	sub, err := s.queries.nc.QueueSubscribe(subject, queue, handle)
 	if err == nil {
 		s.subs = append(s.subs, sub)
 	}
@@ -84,7 +91,7 @@ func (s *readService) subscribe(subject, queue string, handle nats.MsgHandler) e
 func (s *readService) drain() {
 	for _, sub := range s.subs {
 		if err := sub.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-			s.conn.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
+			s.queries.log.Warn("could not stop an endpoint of the read service", "subject", sub.Subject, "error", err)
 		}
 	}
 }
@@ -127,7 +134,7 @@ func (s *readService) respond(m *nats.Msg, v any) {
 		err = m.Respond(data)
 	}
 	if err != nil {
-		s.conn.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
+		s.queries.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
 	}
 }
 
@@ -195,7 +202,7 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 	reply.Version = protocol.Version
 	contentType = answerType(contentType, m.Data)
 	data := protocol.EncodeRead(contentType, reply, stats.Name)
-	if most := s.conn.nc.MaxPayload(); int64(len(data)) > most-min(headerRoom, most/4) {
+	if most := s.queries.nc.MaxPayload(); int64(len(data)) > most-min(headerRoom, most/4) {
 		reply = &protocol.Reply{
 			Version: protocol.Version,
 			Error: protocol.Errorf(
@@ -220,8 +227,8 @@ func (s *readService) answer(ctx context.Context, m *nats.Msg, endpoint Endpoint
 		out.Header.Set(micro.ErrorCodeHeader, string(reply.Error.Code))
 		out.Header.Set(micro.ErrorHeader, headerText(reply.Error.Error()))
 	}
-	if err := s.conn.nc.PublishMsg(out); err != nil {
-		s.conn.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
+	if err := s.queries.nc.PublishMsg(out); err != nil {
+		s.queries.log.Warn("could not send an answer", "subject", m.Subject, "error", err)
 	}
 }
 
@@ -230,7 +237,7 @@ func (s *readService) ask(ctx context.Context, endpoint Endpoint, tenant string,
 	reply *protocol.Reply, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.conn.log.Error("a query panicked", "panic", p, "stack", string(debug.Stack()))
+			s.queries.log.Error("a query panicked", "panic", p, "stack", string(debug.Stack()))
 			err = protocol.Errorf(protocol.Internal, "", "panic: %v", p)
 		}
 	}()
@@ -260,19 +267,19 @@ func tenantOf(subject string) string {
 }
 
 // Query queries the read service. Errors: the service's own; unavailable if no coordinator runs.
-func (c *Conn) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
+func (r *Queries) Query(ctx context.Context, tenant, endpoint string, q *protocol.Query) (*protocol.Reply, error) {
 	q.Version = protocol.Version
 	m := nats.NewMsg(protocol.APISubject(tenant, endpoint))
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	m.Data = protocol.Encode(q)
-	ctx, done := c.whileQuorum(ctx)
+	ctx, done := r.quorum.whileQuorum(ctx)
 	defer done()
-	answer, err := c.ask(ctx, m)
+	answer, err := r.ask(ctx, m)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return nil, protocol.Errorf(protocol.Unavailable, "", "no coordinator answers")
 	}
 	if err != nil {
-		return nil, c.orNoQuorum(translate(causeOf(ctx, err), "query "+endpoint))
+		return nil, r.quorum.orNoQuorum(translate(causeOf(ctx, err), "query "+endpoint))
 	}
 	reply := &protocol.Reply{}
 	if err := protocol.DecodeAs(answer.Header.Get(protocol.HeaderContentType), answer.Data, reply); err != nil {

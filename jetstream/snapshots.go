@@ -33,24 +33,32 @@ const checkpointKey = "_checkpoint"
 // maxSnapshot is the size from which on a snapshot leaves out ended execs.
 const maxSnapshot = 512 << 10
 
+// Snapshots stores and reads the snapshots of sandboxes and the coordinators' checkpoint.
+type Snapshots struct {
+	*streams
+
+	events   *EventLog
+	segments *segments
+}
+
 // WriteSnapshot stores a sandbox's snapshot over the one of a revision, 0 if unknown, and returns the new revision, 0
 // if unknown. It does not replace a newer snapshot. A snapshot larger than a message is stored without its state. It
 // may change s.State.
-func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (
+func (sn *Snapshots) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (
 	uint64, error) {
 	data := protocol.Encode(s)
 	if len(data) > maxSnapshot {
 		s.State.Trim(0)
 		data = protocol.Encode(s)
 	}
-	if len(data) > c.maxBatch() {
+	if len(data) > sn.maxBatch() {
 		bare := *s
 		bare.State = nil
 		data = protocol.Encode(&bare)
 	}
-	b, key := c.kv(protocol.BucketSandboxes), tenant+"."+sandbox
+	b, key := sn.kv(protocol.BucketSandboxes), tenant+"."+sandbox
 	return b.replace(ctx, key, revision, func(old []byte) ([]byte, error) {
-		newer, err := c.storedIsNewer(ctx, tenant, sandbox, old, s)
+		newer, err := sn.storedIsNewer(ctx, tenant, sandbox, old, s)
 		if newer || err != nil {
 			return nil, err
 		}
@@ -60,14 +68,14 @@ func (c *Conn) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Sna
 
 // WriteCheckpoint records that snapshots have every event up to a position, and that every id that was reserved up to a
 // revision of the registry has a history; 0 leaves the stored revision. It does not replace a newer checkpoint.
-func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64) error {
+func (sn *Snapshots) WriteCheckpoint(ctx context.Context, at Position, reserved uint64) error {
 	s := &Snapshot{
 		Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion, Reserved: reserved,
 	}
-	_, err := c.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
+	_, err := sn.kv(protocol.BucketSandboxes).replace(ctx, checkpointKey, 0, func(old []byte) ([]byte, error) {
 		var before Snapshot
 		if old != nil && protocol.Decode(old, &before) == nil && s.Reserved == 0 {
-			held, err := c.reachesNow(ctx, before.position())
+			held, err := sn.reachesNow(ctx, before.position())
 			if err != nil {
 				return nil, err
 			}
@@ -75,7 +83,7 @@ func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64
 				s.Reserved = before.Reserved
 			}
 		}
-		newer, err := c.storedIsNewer(ctx, "", "", old, s)
+		newer, err := sn.storedIsNewer(ctx, "", "", old, s)
 		if err != nil || newer && (before.position() != s.position() || before.Reserved >= s.Reserved) {
 			return nil, err
 		}
@@ -85,8 +93,8 @@ func (c *Conn) WriteCheckpoint(ctx context.Context, at Position, reserved uint64
 }
 
 // checkpoint reads the checkpoint. It returns the zero value if there is no usable one.
-func (c *Conn) checkpoint(ctx context.Context) (Snapshot, error) {
-	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, checkpointKey)
+func (sn *Snapshots) checkpoint(ctx context.Context) (Snapshot, error) {
+	value, _, err := sn.kv(protocol.BucketSandboxes).get(ctx, checkpointKey)
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return Snapshot{}, nil
 	}
@@ -102,22 +110,22 @@ func (c *Conn) checkpoint(ctx context.Context) (Snapshot, error) {
 
 // Checkpoint returns the position up to which snapshots have every event, and the revision of the registry up to which
 // every id has a history; 0: unknown. A checkpoint of another history of the log counts as none.
-func (c *Conn) Checkpoint(ctx context.Context) (at Position, reserved uint64, err error) {
-	s, err := c.checkpoint(ctx)
+func (sn *Snapshots) Checkpoint(ctx context.Context) (at Position, reserved uint64, err error) {
+	s, err := sn.checkpoint(ctx)
 	if err != nil || s.Version == 0 {
 		return Position{}, 0, err
 	}
-	if held, err := c.reachesNow(ctx, s.position()); !held {
+	if held, err := sn.reachesNow(ctx, s.position()); !held {
 		return Position{}, 0, err
 	}
 	return s.position(), s.Reserved, nil
 }
 
 // Snapshot reads the stored snapshot of a sandbox, living or ended. Error: not_found.
-func (c *Conn) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
-	value, _, err := c.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox)
+func (sn *Snapshots) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot, error) {
+	value, _, err := sn.kv(protocol.BucketSandboxes).get(ctx, tenant+"."+sandbox)
 	if protocol.CodeOf(err) == protocol.NotFound {
-		return c.endedSnapshot(ctx, tenant, sandbox)
+		return sn.endedSnapshot(ctx, tenant, sandbox)
 	}
 	if err != nil {
 		return nil, err
@@ -131,7 +139,9 @@ func (c *Conn) Snapshot(ctx context.Context, tenant, sandbox string) (*Snapshot,
 
 // storedIsNewer reports whether the stored snapshot is at least as new as one that is to be written, and of the log's
 // current history.
-func (c *Conn) storedIsNewer(ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot) (bool, error) {
+func (sn *Snapshots) storedIsNewer(
+	ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot,
+) (bool, error) {
 	var old Snapshot
 	if stored == nil || protocol.Decode(stored, &old) != nil || protocol.CheckVersion(old.Version) != nil ||
 		old.Record < s.Record {
@@ -140,30 +150,30 @@ func (c *Conn) storedIsNewer(ctx context.Context, tenant, sandbox string, stored
 	if old.Record == s.Record {
 		return old.Batch == s.Batch && old.Fold >= s.Fold, nil
 	}
-	return c.holds(ctx, tenant, sandbox, old.position())
+	return sn.segments.holds(ctx, tenant, sandbox, old.position())
 }
 
 // ReadSnapshots reads the snapshot of every living sandbox and returns the record to follow the log from. s is nil
 // for a sandbox whose snapshot is unusable and whose history must be folded. Without a checkpoint, or if the log does
 // not reach the checkpoint or has another history, it visits nothing and returns 1.
-func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (
+func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (
 	from uint64, err error) {
-	b := c.kv(protocol.BucketSandboxes)
-	checkpoint, err := c.checkpoint(ctx)
+	b := sn.kv(protocol.BucketSandboxes)
+	checkpoint, err := sn.checkpoint(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if checkpoint.Version == 0 {
 		return 1, nil
 	}
-	last, err := c.lastSequence(ctx, protocol.StreamEvents)
+	last, err := sn.lastSequence(ctx, protocol.StreamEvents)
 	if err != nil {
 		return 0, err
 	}
-	if held, err := c.reaches(ctx, checkpoint.position(), last); err != nil {
+	if held, err := sn.reaches(ctx, checkpoint.position(), last); err != nil {
 		return 0, err
 	} else if !held {
-		c.log.Warn("the log lacks messages that the snapshots were made of; reading it from its beginning",
+		sn.log.Warn("the log lacks messages that the snapshots were made of; reading it from its beginning",
 			"checkpoint", checkpoint.Record, "log", last)
 		return 1, nil
 	}
@@ -172,7 +182,7 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 		snapshot        *Snapshot
 	}
 	var newer []late
-	err = c.readKeys(ctx, b, "*.*", func(key string, value []byte) {
+	err = sn.readKeys(ctx, b, "*.*", func(key string, value []byte) {
 		tenant, sandbox, _ := strings.Cut(key, ".")
 		s := &Snapshot{}
 		switch {
@@ -190,7 +200,7 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 			break
 		}
 		var held bool
-		if held, err = c.holds(ctx, n.tenant, n.sandbox, n.snapshot.position()); !held {
+		if held, err = sn.segments.holds(ctx, n.tenant, n.sandbox, n.snapshot.position()); !held {
 			n.snapshot = nil
 		}
 		if err == nil {
@@ -202,37 +212,37 @@ func (c *Conn) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox str
 
 // reaches reports whether the log, whose last record is known, has a position, as far as can be determined: purged
 // messages cannot be checked.
-func (c *Conn) reaches(ctx context.Context, p Position, last uint64) (bool, error) {
+func (sn *Snapshots) reaches(ctx context.Context, p Position, last uint64) (bool, error) {
 	if p.Record > last {
 		return false, nil
 	}
-	m, err := c.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
+	m, err := sn.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
 		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	e, err := c.entryOf(m)
+	e, err := sn.events.entryOf(m)
 	return e.isAt(p), err
 }
 
 // reachesNow is reaches for the current log.
-func (c *Conn) reachesNow(ctx context.Context, p Position) (bool, error) {
-	last, err := c.lastSequence(ctx, protocol.StreamEvents)
+func (sn *Snapshots) reachesNow(ctx context.Context, p Position) (bool, error) {
+	last, err := sn.lastSequence(ctx, protocol.StreamEvents)
 	if err != nil {
 		return false, err
 	}
-	return c.reaches(ctx, p, last)
+	return sn.reaches(ctx, p, last)
 }
 
 // readAll reads every key that has a value.
-func (c *Conn) readAll(ctx context.Context, b kv, visit func(key string, value []byte)) error {
-	return c.readKeys(ctx, b, ">", visit)
+func (s *streams) readAll(ctx context.Context, b kv, visit func(key string, value []byte)) error {
+	return s.readKeys(ctx, b, ">", visit)
 }
 
 // readKeys reads every key of a pattern that has a value.
-func (c *Conn) readKeys(ctx context.Context, b kv, pattern string, visit func(key string, value []byte)) error {
+func (s *streams) readKeys(ctx context.Context, b kv, pattern string, visit func(key string, value []byte)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := false

@@ -8,17 +8,17 @@ import (
 
 // TellStatus publishes what prevents a coordinator from deciding, or that nothing does. The message may be lost. Error:
 // unavailable.
-func (c *Conn) TellStatus(s *protocol.Status) error {
+func (n *Notifications) TellStatus(s *protocol.Status) error {
 	m := nats.NewMsg(protocol.StatusSubject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	m.Data = protocol.Encode(s)
-	return translate(c.nc.PublishMsg(m), "publish the coordinator's status")
+	return translate(n.nc.PublishMsg(m), "publish the coordinator's status")
 }
 
 // HearStatus calls handle with the status that coordinators publish, until stop is called. handle must not block.
 // Error: unavailable if the connection is closed.
-func (c *Conn) HearStatus(handle func(*protocol.Status)) (stop func(), err error) {
-	sub, err := c.nc.Subscribe(protocol.StatusSubject, func(m *nats.Msg) {
+func (n *Notifications) HearStatus(handle func(*protocol.Status)) (stop func(), err error) {
+	sub, err := n.nc.Subscribe(protocol.StatusSubject, func(m *nats.Msg) {
 		s := &protocol.Status{}
 		if err := protocol.DecodeAs(
 			m.Header.Get(protocol.HeaderContentType),
@@ -26,7 +26,7 @@ func (c *Conn) HearStatus(handle func(*protocol.Status)) (stop func(), err error
 			s,
 		); err != nil ||
 			protocol.CheckVersion(s.Version) != nil {
-			c.log.Warn("could not read a coordinator's status", "error", err)
+			n.log.Warn("could not read a coordinator's status", "error", err)
 			return
 		}
 		handle(s)

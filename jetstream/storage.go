@@ -28,24 +28,31 @@ type storageCheck struct {
 	at    time.Time
 }
 
+// StoreHealth checks the storage of NATS and how much room it has, and recovers an event log that accepts no writes.
+type StoreHealth struct {
+	*streams
+
+	checked *storageCheck // the last check; under mu
+}
+
 // Storage returns the current state of the storage: leaders, replicas in sync, used and free space. Whatever it cannot
 // determine becomes a problem in the result, so it always returns one: within 4 s, or when ctx ends. Concurrent calls,
 // and calls within a second, share one result: otherwise a caller that times out and asks again would never get one.
-func (c *Conn) Storage(ctx context.Context) *protocol.Storage {
-	c.mu.Lock()
-	l := c.checked
+func (h *StoreHealth) Storage(ctx context.Context) *protocol.Storage {
+	h.mu.Lock()
+	l := h.checked
 	if l == nil || !l.at.IsZero() && time.Since(l.at) > roomFresh {
 		l = &storageCheck{done: make(chan struct{})}
-		c.checked = l
+		h.checked = l
 		go func() {
-			found := c.checkStorage(context.WithoutCancel(ctx))
-			c.mu.Lock()
-			defer c.mu.Unlock()
+			found := h.checkStorage(context.WithoutCancel(ctx))
+			h.mu.Lock()
+			defer h.mu.Unlock()
 			l.found, l.at = found, time.Now()
 			close(l.done)
 		}()
 	}
-	c.mu.Unlock()
+	h.mu.Unlock()
 	select {
 	case <-l.done:
 		return l.found
@@ -54,23 +61,23 @@ func (c *Conn) Storage(ctx context.Context) *protocol.Storage {
 	}
 }
 
-func (c *Conn) checkStorage(ctx context.Context) *protocol.Storage {
+func (h *StoreHealth) checkStorage(ctx context.Context) *protocol.Storage {
 	s := &protocol.Storage{}
-	c.room.mu.Lock()
-	disk := c.room.disk
-	c.room.mu.Unlock()
+	h.room.mu.Lock()
+	disk := h.room.disk
+	h.room.mu.Unlock()
 	if disk != nil {
 		s.DiskFree, s.DiskSize = disk()
 	}
-	account, why := c.jetStreamAnswers(ctx)
+	account, why := h.jetStreamAnswers(ctx)
 	if why != "" {
 		s.Problems = append(s.Problems, why)
 		return s
 	}
 	s.Bytes, s.MaxBytes = int64(account.Store), max(account.Limits.MaxStore, 0)
-	s.Streams = c.checkStreams(ctx)
+	s.Streams = h.checkStreams(ctx)
 	s.Problems = append(s.Problems, behind(s.Streams)...)
-	if room, err := c.LogRoom(ctx); err == nil && room.Err() != nil {
+	if room, err := h.LogRoom(ctx); err == nil && room.Err() != nil {
 		s.Problems = append(s.Problems, protocol.AsError(room.Err()).Message)
 	}
 	s.Warnings = filling(s)
@@ -78,13 +85,13 @@ func (c *Conn) checkStorage(ctx context.Context) *protocol.Storage {
 }
 
 // jetStreamAnswers checks that JetStream is available, and otherwise returns one sentence about why it is not.
-func (c *Conn) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, string) {
+func (h *StoreHealth) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, string) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	var info *jetstream.AccountInfo
 	var err error
 	for { // an election takes a moment
-		if info, err = c.js.AccountInfo(ctx); err == nil {
+		if info, err = h.js.AccountInfo(ctx); err == nil {
 			return info, ""
 		}
 		if !backoff.Sleep(ctx, retryPause) {
@@ -94,7 +101,7 @@ func (c *Conn) jetStreamAnswers(ctx context.Context) (*jetstream.AccountInfo, st
 }
 
 // checkStreams checks all streams at once.
-func (c *Conn) checkStreams(ctx context.Context) []protocol.StreamStorage {
+func (h *StoreHealth) checkStreams(ctx context.Context) []protocol.StreamStorage {
 	all := (&Assets{}).assets()
 	checked := make([]protocol.StreamStorage, len(all))
 	var wg sync.WaitGroup
@@ -102,7 +109,7 @@ func (c *Conn) checkStreams(ctx context.Context) []protocol.StreamStorage {
 		wg.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, checkWithin)
 			defer cancel()
-			info, err := c.streamInfo(bounded, a.config.Name)
+			info, err := h.streamInfo(bounded, a.config.Name)
 			checked[i] = streamStorage(a.config.Name, info, err)
 		})
 	}
@@ -192,8 +199,8 @@ func filling(s *protocol.Storage) []string {
 }
 
 // Durability describes what an acknowledged write survives now, as far as this process can tell.
-func (c *Conn) Durability(s *protocol.Storage, syncAlways bool) string {
-	server := "NATS " + c.nc.ConnectedServerVersion()
+func (h *StoreHealth) Durability(s *protocol.Storage, syncAlways bool) string {
+	server := "NATS " + h.nc.ConnectedServerVersion()
 	replicas, inSync := 0, 0
 	for _, stream := range s.Streams {
 		if stream.Error != "" {

@@ -28,33 +28,33 @@ const (
 // the one to restart. A server's file store remembers a write error, such as that of a full disk, and refuses all
 // later writes.
 //
-// It also logs what [Conn.Storage] reports as less safe than it should be, each time that changes.
-func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) error) error {
+// It also logs what [StoreHealth.Storage] reports as less safe than it should be, each time that changes.
+func (h *StoreHealth) WatchStore(ctx context.Context, restart func(context.Context) error) error {
 	probed, reported, said := time.Now(), time.Now().Add(firstReport-reportPeriod), ""
 	pause := backoff.New(recoverPause, recoverMost)
 	for backoff.Sleep(ctx, probePeriod) {
 		if time.Since(reported) > reportPeriod {
-			said, reported = c.reportStorage(ctx, said), time.Now()
+			said, reported = h.reportStorage(ctx, said), time.Now()
 		}
-		if !c.room.suspected() && time.Since(probed) < probeAnyway {
+		if !h.room.suspected() && time.Since(probed) < probeAnyway {
 			continue
 		}
 		probed = time.Now()
-		why, known := c.probeLog(ctx)
-		if !known || why == "" && c.room.broken() == "" {
+		why, known := h.probeLog(ctx)
+		if !known || why == "" && h.room.broken() == "" {
 			continue
 		}
 		if why == "" {
-			c.room.setFailed("")
-			c.log.Warn("the event log accepts writes again")
+			h.room.setFailed("")
+			h.log.Warn("the event log accepts writes again")
 			pause.Reset()
 			continue
 		}
-		if c.room.setFailed(why) {
-			c.log.Error("the event log accepts no writes", "why", why)
+		if h.room.setFailed(why) {
+			h.log.Error("the event log accepts no writes", "why", why)
 		}
-		if err := c.RecoverStore(ctx, restart); err != nil {
-			c.log.Error("could not recover the event log", "error", err)
+		if err := h.RecoverStore(ctx, restart); err != nil {
+			h.log.Error("could not recover the event log", "error", err)
 			if !pause.Wait(ctx) {
 				break
 			}
@@ -62,7 +62,7 @@ func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) err
 				pause.Reset() // notice soon when the disk has room again
 			}
 		}
-		c.room.suspect()
+		h.room.suspect()
 	}
 	return ctx.Err()
 }
@@ -70,18 +70,18 @@ func (c *Conn) WatchStore(ctx context.Context, restart func(context.Context) err
 // RecoverStore makes an event log that refuses writes although it has room accept them again: it calls restart if
 // that is not nil, and in a cluster has another server become the leader. Error: failed_precondition with reason
 // server_settings, naming the single server that a person must restart.
-func (c *Conn) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
+func (h *StoreHealth) RecoverStore(ctx context.Context, restart func(context.Context) error) error {
 	if restart != nil {
 		return restart(ctx)
 	}
-	info, err := c.streamInfo(ctx, protocol.StreamEvents)
+	info, err := h.streamInfo(ctx, protocol.StreamEvents)
 	if err != nil {
 		return err
 	}
 	if info.Config.Replicas > 1 {
-		return c.stepDown(ctx, protocol.StreamEvents)
+		return h.stepDown(ctx, protocol.StreamEvents)
 	}
-	server := c.nc.ConnectedServerName()
+	server := h.nc.ConnectedServerName()
 	if info.Cluster != nil && info.Cluster.Leader != "" {
 		server = info.Cluster.Leader
 	}
@@ -91,10 +91,10 @@ func (c *Conn) RecoverStore(ctx context.Context, restart func(context.Context) e
 
 // probeLog purges a subject without messages: a store that refuses writes refuses that too, and any other answers at
 // once. known is false without an answer.
-func (c *Conn) probeLog(ctx context.Context) (why string, known bool) {
+func (h *StoreHealth) probeLog(ctx context.Context) (why string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
-	stream, err := c.readStream(ctx, protocol.StreamEvents)
+	stream, err := h.readStream(ctx, protocol.StreamEvents)
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(probeSubject))
 	}
@@ -111,17 +111,17 @@ func (c *Conn) probeLog(ctx context.Context) (why string, known bool) {
 }
 
 // reportStorage logs problems and warnings of the storage if they differ from the ones logged last.
-func (c *Conn) reportStorage(ctx context.Context, said string) string {
-	s := c.Storage(ctx)
+func (h *StoreHealth) reportStorage(ctx context.Context, said string) string {
+	s := h.Storage(ctx)
 	now := strings.Join(append(s.Problems, s.Warnings...), "; ")
 	if now == said || ctx.Err() != nil {
 		return said
 	}
 	for _, p := range s.Problems {
-		c.log.Error("storage", "problem", p)
+		h.log.Error("storage", "problem", p)
 	}
 	for _, w := range s.Warnings {
-		c.log.Warn("storage", "warning", w)
+		h.log.Warn("storage", "warning", w)
 	}
 	return now
 }

@@ -1,4 +1,4 @@
 package jetstream
 
 // Received returns how many bytes the connection has received in all messages.
-func (c *Conn) Received() uint64 { return c.nc.Stats().InBytes }
+func (c *connection) Received() uint64 { return c.nc.Stats().InBytes }

@@ -9,31 +9,36 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
+// Notifications sends notifications between coordinators and workers. They are not stored and may be lost.
+type Notifications struct{ *core }
+
 // Tell notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost: the log has
 // everything in it, and coordinators notify again of what is pending, after a while and whenever the worker or the
 // coordinator was away.
-func (c *Conn) Tell(worker string, b *protocol.Batch) error {
+func (n *Notifications) Tell(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
-	return translate(c.nc.PublishMsg(m), "notify "+worker)
+	return translate(n.nc.PublishMsg(m), "notify "+worker)
 }
 
 // TellAbout notifies a worker that a sandbox has news, without a batch.
-func (c *Conn) TellAbout(worker, tenant, sandbox string) error {
+func (n *Notifications) TellAbout(worker, tenant, sandbox string) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, tenant, sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version})
-	return translate(c.nc.PublishMsg(m), "notify "+worker)
+	return translate(n.nc.PublishMsg(m), "notify "+worker)
 }
 
 // Work calls handle with each notification for a worker, in the order of each sender, until stop has returned. b is
 // nil if the notification carries no batch. Notifications are lost while nothing listens. A worker that starts to
 // listen, or that may have missed some according to [Conn.OnReconnect], says so in its heartbeats. handle must not
 // block.
-func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protocol.Batch)) (stop func(), err error) {
+func (n *Notifications) Work(
+	worker string, handle func(tenant, sandbox string, b *protocol.Batch),
+) (stop func(), err error) {
 	prefix := strings.TrimSuffix(protocol.WorkSubject(worker, "", ""), ".")
 	var mu sync.Mutex
 	stopped := false
-	sub, err := c.nc.Subscribe(protocol.WorkSubject(worker, "*", "*"), func(m *nats.Msg) {
+	sub, err := n.nc.Subscribe(protocol.WorkSubject(worker, "*", "*"), func(m *nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		if stopped {
@@ -42,7 +47,7 @@ func (c *Conn) Work(worker string, handle func(tenant, sandbox string, b *protoc
 		tenant, sandbox, _ := strings.Cut(strings.TrimPrefix(m.Subject, prefix), ".")
 		b, err := newestOf(m.Data, tenant, sandbox)
 		if err != nil {
-			c.log.Error(
+			n.log.Error(
 				"could not read a work item; its sandbox is read from the log",
 				"subject",
 				m.Subject,
