@@ -152,7 +152,7 @@ func (c *coordinator) followBuckets(ctx context.Context, group *errgroup.Group, 
 		return c.retry(ctx, "follow imports", func() error { return c.images.followImports(ctx, c.conn, imports.give) })
 	})
 	follow("follow the intents of operators", func() error {
-		return c.conn.FollowHostWishes(ctx, c.hosts.setIntent, intents.give)
+		return c.conn.FollowOperatorIntents(ctx, c.hosts.setIntent, intents.give)
 	})
 }
 

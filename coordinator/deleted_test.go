@@ -86,7 +86,7 @@ func TestDeletedSandboxesAreReadOnRequest(t *testing.T) {
 	d.work("s0", func(*protocol.State) []protocol.Event { return []protocol.Event{{Kind: protocol.SandboxDeleted}} })
 	d.eventually("what is over is stored", func() bool {
 		stored := 0
-		err := d.conn.ReadOver(t.Context(), func(*jetstream.OverRecord) { stored++ })
+		err := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { stored++ })
 		return err == nil && stored == n
 	})
 	look := func(c *coordinator) {
@@ -177,7 +177,7 @@ func TestSnapshotsOfAnEarlierVersionAreHonoured(t *testing.T) {
 	}
 	d.eventually("the snapshots are in the present form", func() bool {
 		stored := 0
-		err := d.conn.ReadOver(t.Context(), func(*jetstream.OverRecord) { stored++ })
+		err := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { stored++ })
 		_, records := d.covered()
 		return err == nil && stored == 1 && len(records) == 1 && records["lives"] != 0
 	})

@@ -118,7 +118,7 @@ func (d *deployment) messages(stream string) uint64 { d.t.Helper(); return d.str
 func (d *deployment) waitReason() func() string {
 	d.t.Helper()
 	var last atomic.Pointer[protocol.Status]
-	stop, err := d.conn.HearStatus(func(s *protocol.Status) { last.Store(s) })
+	stop, err := d.conn.FollowStatus(func(s *protocol.Status) { last.Store(s) })
 	if err != nil {
 		d.t.Fatal(err)
 	}

@@ -25,10 +25,10 @@ type hosts struct {
 	log        *slog.Logger
 
 	mu      sync.Mutex
-	known   map[string]*hostEntry         // by worker
-	ids     map[string]string             // the workers of known hosts, by host id
-	intents map[string]*protocol.HostWish // what operators want of hosts, by host id
-	version uint64                        // counts changes of the table
+	known   map[string]*hostEntry               // by worker
+	ids     map[string]string                   // the workers of known hosts, by host id
+	intents map[string]*protocol.OperatorIntent // what operators want of hosts, by host id
+	version uint64                              // counts changes of the table
 
 	read atomic.Uint64 // the stored table of hosts was read up to this revision
 }
@@ -47,7 +47,7 @@ type hostEntry struct {
 
 func newHosts(t Timing, p *projection) *hosts {
 	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{},
-		ids: map[string]string{}, intents: map[string]*protocol.HostWish{}}
+		ids: map[string]string{}, intents: map[string]*protocol.OperatorIntent{}}
 	p.route = h.workerOf
 	return h
 }

@@ -12,7 +12,7 @@ import (
 type idIndex struct{ tenants map[string]*sortedIDs }
 
 func (x *idIndex) add(k key) {
-	if !protocol.GeneratedID(k.ID) {
+	if !protocol.IsGeneratedID(k.ID) {
 		return
 	}
 	if x.tenants == nil {

@@ -17,7 +17,7 @@ func TestAnImageThatNoHostHasFailsItsSandbox(t *testing.T) {
 	if err := d.conn.RegisterHost(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.conn.TellImages(t.Context(),
+	if err := d.conn.PublishImages(t.Context(),
 		&protocol.HostImages{Worker: "w1", Instance: h.Instance, Listed: true}); err != nil {
 		t.Fatal(err)
 	}

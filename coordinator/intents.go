@@ -14,7 +14,7 @@ import (
 )
 
 // setIntent stores what an operator wants of a host: cordon, drain, forget; nil for nothing.
-func (h *hosts) setIntent(hostID string, w *protocol.HostWish) {
+func (h *hosts) setIntent(hostID string, w *protocol.OperatorIntent) {
 	if w != nil && w.Forget != nil && w.Forget.Done { // once the intent is stored
 		defer func() {
 			work := h.projection.work
@@ -40,10 +40,10 @@ func (h *hosts) setIntent(hostID string, w *protocol.HostWish) {
 }
 
 // listIntents returns the intents about all hosts. They are never modified.
-func (h *hosts) listIntents() []*protocol.HostWish {
+func (h *hosts) listIntents() []*protocol.OperatorIntent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := make([]*protocol.HostWish, 0, len(h.intents))
+	list := make([]*protocol.OperatorIntent, 0, len(h.intents))
 	for _, w := range h.intents {
 		list = append(list, w)
 	}
@@ -114,8 +114,8 @@ func (w *watchdog) carryOutIntents(ctx context.Context, hosts map[string]*protoc
 }
 
 // removeForget removes the intent to forget a host, unless it has changed since it was found.
-func (w *watchdog) removeForget(ctx context.Context, found *protocol.HostWish) error {
-	_, err := w.conn.ChangeHostWish(ctx, found.HostID, func(intent *protocol.HostWish) error {
+func (w *watchdog) removeForget(ctx context.Context, found *protocol.OperatorIntent) error {
+	_, err := w.conn.ChangeOperatorIntent(ctx, found.HostID, func(intent *protocol.OperatorIntent) error {
 		if f := intent.Forget; f != nil && f.Done && f.Token == found.Forget.Token {
 			intent.Forget = nil
 		}
@@ -126,7 +126,7 @@ func (w *watchdog) removeForget(ctx context.Context, found *protocol.HostWish) e
 
 // forget gives up a lost host: it records, while nobody else can hold the host's lock, that the host is forgotten.
 // Its sandboxes are decided afterwards, see dueForgotten, until the host comes back.
-func (w *watchdog) forget(ctx context.Context, intent *protocol.HostWish, h *protocol.Host) error {
+func (w *watchdog) forget(ctx context.Context, intent *protocol.OperatorIntent, h *protocol.Host) error {
 	if h != nil && h.State == protocol.HostSuspect {
 		return nil // it is not known yet whether the host is lost
 	}
@@ -145,7 +145,7 @@ func (w *watchdog) forget(ctx context.Context, intent *protocol.HostWish, h *pro
 			return err
 		}
 	}
-	_, err := w.conn.ChangeHostWish(ctx, intent.HostID, func(intent *protocol.HostWish) error {
+	_, err := w.conn.ChangeOperatorIntent(ctx, intent.HostID, func(intent *protocol.OperatorIntent) error {
 		if intent.Forget != nil && !intent.Forget.Done {
 			intent.Forget = &protocol.HostForget{
 				Since: intent.Forget.Since,
@@ -160,7 +160,7 @@ func (w *watchdog) forget(ctx context.Context, intent *protocol.HostWish, h *pro
 
 // recordForgotten records that a host is forgotten, with the token of its lock.
 func (w *watchdog) recordForgotten(ctx context.Context, hostID string, token uint64) error {
-	_, err := w.conn.ChangeHostWish(ctx, hostID, func(intent *protocol.HostWish) error {
+	_, err := w.conn.ChangeOperatorIntent(ctx, hostID, func(intent *protocol.OperatorIntent) error {
 		if intent.Forget != nil {
 			intent.Forget = &protocol.HostForget{Since: intent.Forget.Since, Done: true, Token: token}
 			intent.Cordoned, intent.Drain = false, nil
@@ -171,7 +171,7 @@ func (w *watchdog) recordForgotten(ctx context.Context, hostID string, token uin
 }
 
 // forgetImages removes what the worker of a forgotten host reported about its images.
-func (w *watchdog) forgetImages(ctx context.Context, intent *protocol.HostWish) error {
+func (w *watchdog) forgetImages(ctx context.Context, intent *protocol.OperatorIntent) error {
 	for _, h := range w.hosts.list() {
 		if h.Worker == intent.Worker && h.HostID != intent.HostID {
 			return nil // another host has the worker's name
@@ -193,7 +193,7 @@ func (w *watchdog) forgetByAge(ctx context.Context, hosts map[string]*protocol.H
 		if w.cfg.HostForgetAfter == 0 || time.Since(w.lostSince[id]) < w.cfg.HostForgetAfter {
 			continue
 		}
-		if _, err := w.conn.ChangeHostWish(ctx, id, func(intent *protocol.HostWish) error {
+		if _, err := w.conn.ChangeOperatorIntent(ctx, id, func(intent *protocol.OperatorIntent) error {
 			if intent.Forget == nil || intent.Forget.Refused != nil {
 				intent.Worker, intent.Forget = h.Worker, &protocol.HostForget{Since: w.conn.Now()}
 			}

@@ -13,9 +13,9 @@ import (
 )
 
 // wants changes the intent about a worker's host, as an operator does.
-func (d *deployment) wants(h *protocol.Host, change func(*protocol.HostWish)) {
+func (d *deployment) wants(h *protocol.Host, change func(*protocol.OperatorIntent)) {
 	d.t.Helper()
-	if _, err := d.conn.ChangeHostWish(d.t.Context(), h.HostID, func(w *protocol.HostWish) error {
+	if _, err := d.conn.ChangeOperatorIntent(d.t.Context(), h.HostID, func(w *protocol.OperatorIntent) error {
 		w.Worker = h.Worker
 		change(w)
 		return nil
@@ -24,7 +24,7 @@ func (d *deployment) wants(h *protocol.Host, change func(*protocol.HostWish)) {
 	}
 }
 
-func forgetIt(w *protocol.HostWish) { w.Forget = &protocol.HostForget{Since: time.Now()} }
+func forgetIt(w *protocol.OperatorIntent) { w.Forget = &protocol.HostForget{Since: time.Now()} }
 
 // readyOn makes a sandbox that its worker made ready.
 func (d *deployment) readyOn(id string, s protocol.SandboxSpec) {
@@ -136,7 +136,7 @@ func TestAForgottenHostEndsWhatIsOnIt(t *testing.T) {
 	d.register(h)
 	d.eventually("a host that comes back is a host again", func() bool { return d.hostIs("w1", protocol.HostReady) })
 	d.eventually("its intent is removed", func() bool {
-		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err == nil && w.Empty()
 	})
 	if b := d.list()["moves"]; b.State != protocol.StatePending || b.HostID != h.HostID {
@@ -159,7 +159,7 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	d.readyOn("a", protocol.SandboxSpec{Image: "i"})
 	d.wants(h, forgetIt)
 	time.Sleep(time.Second) // it is silent, and not lost: its lock is held
-	w, err := d.conn.HostWish(t.Context(), h.HostID)
+	w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 	if err != nil || w.Forget.Done || d.list()["a"].State != protocol.StateReady {
 		t.Errorf("%+v, %v, and its sandbox is %s", w.Forget, err, d.list()["a"].State)
 	}
@@ -173,7 +173,7 @@ func TestAHostThatIsAliveIsNotForgotten(t *testing.T) {
 	}()
 	d.wants(h, forgetIt)
 	d.eventually("it is refused, since the host is heard", func() bool {
-		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err == nil && w.Forget != nil && w.Forget.Refused != nil && !w.Forget.Done
 	})
 	if b := d.list()["a"]; b.State != protocol.StateReady {
@@ -210,7 +210,7 @@ func TestTheRecordOfAForgottenHostIsRemoved(t *testing.T) {
 	d.eventually("its sandbox has failed",
 		func() bool { return d.list(everything...)["a"].Reason == protocol.ReasonHostForgotten })
 	kept := func() bool {
-		w, err := d.conn.HostWish(t.Context(), h.HostID)
+		w, err := d.conn.OperatorIntent(t.Context(), h.HostID)
 		return err != nil || !w.Empty()
 	}
 	time.Sleep(200 * time.Millisecond)
@@ -235,7 +235,7 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	h := host("w1", 0)
 	d.register(h)
 	d.readyOn("runs", protocol.SandboxSpec{Image: "i"})
-	d.wants(h, func(w *protocol.HostWish) { w.Cordoned = true })
+	d.wants(h, func(w *protocol.OperatorIntent) { w.Cordoned = true })
 	d.eventually("it is shown", func() bool { h := d.host("w1"); return h != nil && h.Cordoned })
 	stop()
 	defer d.coordinator("c2", timing)() // it holds over a restart
@@ -247,7 +247,7 @@ func TestACordonedHostGetsNoNewWork(t *testing.T) {
 	if b := d.list()["waits"]; b.Assigned || d.list()["runs"].State != protocol.StateReady {
 		t.Errorf("it is assigned: %v; what runs there is %s", b.Assigned, d.list()["runs"].State)
 	}
-	d.wants(h, func(w *protocol.HostWish) { w.Cordoned = false })
+	d.wants(h, func(w *protocol.OperatorIntent) { w.Cordoned = false })
 	d.eventually("afterwards it is placed", func() bool { return d.list()["waits"].Assigned })
 }
 
@@ -262,7 +262,7 @@ func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 	for _, policy := range policies {
 		d.readyOn(policy, protocol.SandboxSpec{Image: "i", OnHostLoss: policy})
 	}
-	d.wants(h, func(w *protocol.HostWish) {
+	d.wants(h, func(w *protocol.OperatorIntent) {
 		w.Cordoned, w.Drain = true, &protocol.HostDrain{Since: time.Now()}
 	})
 	d.eventually("it is shown", func() bool { h := d.host("w1"); return h != nil && h.Drain != nil })
@@ -278,7 +278,9 @@ func TestADrainedHostLosesWhatRunsOnIt(t *testing.T) {
 		return b.Generation == 2 && b.HostID == "h-w2" && b.State == protocol.StatePending
 	})
 	d.isReady(protocol.OnHostLossReplace)
-	d.wants(h, func(w *protocol.HostWish) { w.Drain = &protocol.HostDrain{Since: time.Now(), Deadline: time.Now()} })
+	d.wants(h, func(w *protocol.OperatorIntent) {
+		w.Drain = &protocol.HostDrain{Since: time.Now(), Deadline: time.Now()}
+	})
 	d.eventually("after the deadline the others end", func() bool {
 		all := d.list(everything...)
 		waits, fails := all[protocol.OnHostLossWait], all[protocol.OnHostLossFail]

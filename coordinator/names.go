@@ -24,7 +24,7 @@ type nameRegistry struct{ *coordinator }
 func (n *nameRegistry) reserve(
 	ctx context.Context, d *jetstream.Delivery, k key, name string, mine protocol.Reservation, refused error,
 ) (before *protocol.Reservation, err error) {
-	if refused == nil && !protocol.GeneratedID(k.ID) {
+	if refused == nil && !protocol.IsGeneratedID(k.ID) {
 		refused = n.checkIDNotName(ctx, k)
 		if refused != nil && !isNameTaken(refused) {
 			return nil, refused
@@ -173,7 +173,7 @@ func (n *nameRegistry) holdsName(
 		return "", false, err
 	}
 	j.View(func(s *protocol.State, _ uint64) {
-		state, holds = s.Sandbox.State, s.Sandbox.Name == name && s.Sandbox.State.HoldsName()
+		state, holds = s.Sandbox.State, s.Sandbox.Name == name && s.Sandbox.State.ReservesName()
 	})
 	return state, holds, nil
 }
@@ -256,7 +256,7 @@ func (n *nameRegistry) meant(ctx context.Context, d *jetstream.Delivery) (key, e
 
 // nameHold reads which sandbox has a name, nil where it is no name. Ids win over names.
 func (n *nameRegistry) nameHold(ctx context.Context, k key) (*protocol.NameHold, error) {
-	if protocol.GeneratedID(k.ID) || protocol.ValidateID("name", k.ID) != nil || n.projection.read.knows(k) {
+	if protocol.IsGeneratedID(k.ID) || protocol.ValidateID("name", k.ID) != nil || n.projection.read.knows(k) {
 		return nil, nil
 	}
 	hold, _, err := n.conn.SandboxName(ctx, k.Tenant, k.ID)

@@ -56,7 +56,7 @@ func (n *notifier) send(ctx context.Context, due []notification) []notification 
 			if n.projection.read.get(d.key) == nil {
 				continue
 			}
-			if err := n.conn.TellAbout(d.worker, d.key.Tenant, d.key.ID); err != nil {
+			if err := n.conn.NotifyWithoutBatch(d.worker, d.key.Tenant, d.key.ID); err != nil {
 				n.log.Warn("could not notify a worker; it is notified again later", "worker", d.worker, "error", err)
 			}
 		}

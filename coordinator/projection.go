@@ -124,7 +124,7 @@ func (p *projection) appended(a jetstream.Appended) {
 // notifyWorker sends a worker a batch of one of its sandboxes. The leader notifies a worker that misses it again, see
 // notify.go.
 func (p *projection) notifyWorker(worker string, b *protocol.Batch) {
-	if err := p.conn.Tell(worker, b); err != nil {
+	if err := p.conn.Notify(worker, b); err != nil {
 		p.log.Warn("could not notify a worker; it is notified again later",
 			"worker", worker, "sandbox", b.Sandbox, "error", err)
 	}
@@ -288,7 +288,7 @@ func (p *projection) observe(ctx context.Context, b *protocol.Batch) {
 		return // a tombstone: reads of it go to the log
 	}
 	j := p.journal(k)
-	if !j.Observe(b) {
+	if !j.Receive(b) {
 		j.Fresh()
 	} else if err := j.Refresh(ctx); err != nil {
 		p.log.Warn("could not read the gap in a history; it is read later", "sandbox", k.ID, "error", err)

@@ -54,7 +54,7 @@ func deletedEntryOf(b *protocol.Sandbox, record uint64) deletedEntry {
 	}
 }
 
-func deletedEntryOfRecord(r *jetstream.OverRecord) deletedEntry {
+func deletedEntryOfRecord(r *jetstream.EndedRecord) deletedEntry {
 	return deletedEntry{
 		created: r.CreatedAt.UnixNano(), ended: r.EndedAt.UnixNano(), record: r.Record,
 		labels: labelSet(r.Labels, r.Name), named: r.Name != "", saved: true,
@@ -165,7 +165,7 @@ func (r *readModel) renameLocked(k key, before, after *protocol.Sandbox) {
 	if before != nil && before.Name != "" && r.livingNames[named(before.Name)] == k.ID {
 		delete(r.livingNames, named(before.Name))
 	}
-	if after != nil && after.Name != "" && after.State.HoldsName() {
+	if after != nil && after.Name != "" && after.State.ReservesName() {
 		r.livingNames[named(after.Name)] = k.ID
 	}
 }
@@ -332,7 +332,7 @@ func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) 
 // readDeleted reads the stored records of deleted sandboxes, in the background of everything else.
 func (p *projection) readDeleted(ctx context.Context) error {
 	var behind []key
-	err := p.conn.ReadOver(ctx, func(r *jetstream.OverRecord) {
+	err := p.conn.ReadEndedRecord(ctx, func(r *jetstream.EndedRecord) {
 		k := key{Tenant: r.Tenant, ID: r.Sandbox}
 		p.mu.Lock()
 		defer p.mu.Unlock()

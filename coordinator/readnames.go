@@ -28,7 +28,7 @@ func (rd *reader) byName(endpoints map[string]jetstream.Endpoint) map[string]jet
 	all[protocol.EndpointResolve] = uses(func(ctx context.Context, tenant string, q *protocol.Query) (*protocol.Reply,
 		error) {
 		reply, err := get(ctx, tenant, &protocol.Query{Version: q.Version, Sandbox: q.Sandbox})
-		if protocol.CodeOf(err) != protocol.NotFound || !protocol.IDPrefix(q.Sandbox) {
+		if protocol.CodeOf(err) != protocol.NotFound || !protocol.IsIDPrefix(q.Sandbox) {
 			return reply, err
 		}
 		id, err := rd.projection.read.withPrefix(tenant, q.Sandbox)

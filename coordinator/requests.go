@@ -66,7 +66,7 @@ func (h *requestHandler) announceWaiting(why *protocol.Error) {
 		}
 	}
 	s := &protocol.Status{Version: protocol.Version, Coordinator: h.cfg.Name, Waiting: why, Time: h.conn.Now()}
-	if err := h.conn.TellStatus(s); err != nil {
+	if err := h.conn.PublishStatus(s); err != nil {
 		h.log.Debug("could not announce what requests wait for", "error", err)
 	}
 }
@@ -154,7 +154,7 @@ func (h *requestHandler) try(
 		}
 		err = deadLettered(err)
 	case undecodable(err): // its client may not hear the answer
-		if err := h.conn.FileDead(ctx, d, protocol.AsError(err)); err != nil {
+		if err := h.conn.StoreDeadLetter(ctx, d, protocol.AsError(err)); err != nil {
 			return nil, err
 		}
 	}
@@ -238,18 +238,18 @@ func (h *requestHandler) decide(ctx context.Context, d *jetstream.Delivery) (rep
 	}
 	if d.Verb == protocol.VerbCreate {
 		reply, err = h.create(ctx, d, key{Tenant: d.Tenant, ID: d.Sandbox}, r)
-		return reply, protocol.InPayload(d.Verb, err)
+		return reply, protocol.WithPayloadField(d.Verb, err)
 	}
 	k, err := h.names.meant(ctx, d)
 	if err != nil {
-		return nil, protocol.InPayload(d.Verb, err)
+		return nil, protocol.WithPayloadField(d.Verb, err)
 	}
 	if d.Verb == protocol.VerbExec {
 		reply, err = h.exec(ctx, d, k, r)
 	} else {
 		reply, err = h.control(ctx, d, k, r)
 	}
-	return reply, protocol.InPayload(d.Verb, err)
+	return reply, protocol.WithPayloadField(d.Verb, err)
 }
 
 // readRequest decodes a request and checks everything that needs neither a sandbox nor a host.
@@ -474,7 +474,7 @@ func reservation(d *jetstream.Delivery, spec any, now time.Time) protocol.Reserv
 
 // fileDead files a request that cannot be processed as a dead letter, and ends the id that it may have reserved.
 func (h *requestHandler) fileDead(ctx context.Context, d *jetstream.Delivery, why *protocol.Error) error {
-	if err := h.conn.FileDead(ctx, d, why); err != nil {
+	if err := h.conn.StoreDeadLetter(ctx, d, why); err != nil {
 		return err
 	}
 	if d.Verb != protocol.VerbCreate {

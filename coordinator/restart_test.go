@@ -37,7 +37,7 @@ func TestARestartedCoordinatorContinuesFromItsSnapshots(t *testing.T) {
 	d.eventually("every event is in a snapshot", func() bool {
 		snapshots = 0
 		from, err := d.conn.ReadSnapshots(t.Context(), func(string, string, *jetstream.Snapshot) { snapshots++ })
-		overErr := d.conn.ReadOver(t.Context(), func(*jetstream.OverRecord) { snapshots++ })
+		overErr := d.conn.ReadEndedRecord(t.Context(), func(*jetstream.EndedRecord) { snapshots++ })
 		return err == nil && overErr == nil && from > 25 && snapshots == 20
 	})
 	stop()
@@ -88,7 +88,7 @@ func TestNoSnapshotOutlivesItsSandbox(t *testing.T) {
 			func(_, sandbox string, _ *jetstream.Snapshot) { all[sandbox] = true }); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.conn.ReadOver(t.Context(), func(r *jetstream.OverRecord) { all[r.Sandbox] = true }); err != nil {
+		if err := d.conn.ReadEndedRecord(t.Context(), func(r *jetstream.EndedRecord) { all[r.Sandbox] = true }); err != nil {
 			t.Fatal(err)
 		}
 		return all

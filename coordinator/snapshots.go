@@ -153,7 +153,7 @@ func (w *snapshotWriter) storeDeleted(ctx context.Context, k key, last *storedSn
 	if err := w.projection.execs.StoreThrough(ctx, k, s); err != nil {
 		return err
 	}
-	if err := w.conn.WriteOver(ctx, k.Tenant, k.ID, s); err != nil {
+	if err := w.conn.WriteEndedRecord(ctx, k.Tenant, k.ID, s); err != nil {
 		return err
 	}
 	last.at = jetstream.Position{Record: s.Record, Batch: s.Batch}

@@ -114,7 +114,7 @@ func fill(b *testing.B, conn *jetstream.Conn, server *embedded.Server, living, o
 	}
 	<-js.PublishAsyncComplete()
 	if over > 0 { // what one of them has stands for all
-		if err := conn.WriteOver(b.Context(), "default", "model",
+		if err := conn.WriteEndedRecord(b.Context(), "default", "model",
 			snapshot("model", protocol.StateDeleted, 0)); err != nil {
 			return err
 		}

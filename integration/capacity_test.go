@@ -45,7 +45,7 @@ func TestAHostReturnsSandboxesBeyondItsSlots(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.Conn.TellAbout("w1", "default", id); err != nil {
+		if err := f.Conn.NotifyWithoutBatch("w1", "default", id); err != nil {
 			t.Fatal(err)
 		}
 	}

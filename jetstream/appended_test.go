@@ -33,7 +33,7 @@ func TestOnAppendedIsCalledOncePerBatchAfterItsAcknowledgementInOrder(t *testing
 			})
 			journals[i] = j
 			// A batch is often heard of before its own append is acknowledged.
-			stop, err := d.opened(t).Live(d.tenant, "s1", func(b *protocol.Batch) { j.Observe(b) })
+			stop, err := d.opened(t).Live(d.tenant, "s1", func(b *protocol.Batch) { j.Receive(b) })
 			must(t, err)
 			t.Cleanup(stop)
 		}

@@ -24,8 +24,8 @@ type endedSnapshot struct {
 	Over    *protocol.State `json:"over"`
 }
 
-// OverRecord is what a coordinator holds in memory of an ended sandbox.
-type OverRecord struct {
+// EndedRecord is what a coordinator holds in memory of an ended sandbox.
+type EndedRecord struct {
 	Tenant, Sandbox    string
 	Record             uint64 // 0: the snapshot is unusable, read the history
 	CreatedAt, EndedAt time.Time
@@ -33,9 +33,9 @@ type OverRecord struct {
 	Name               string
 }
 
-// WriteOver stores the last snapshot of an ended sandbox in place of those from its life, unless a newer one is
+// WriteEndedRecord stores the last snapshot of an ended sandbox in place of those from its life, unless a newer one is
 // stored. It leaves out execs, and the state if it is larger than a message. It may change s.State.
-func (sn *Snapshots) WriteOver(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
+func (sn *Snapshots) WriteEndedRecord(ctx context.Context, tenant, sandbox string, s *Snapshot) error {
 	s.State.Trim(0)
 	o := &endedSnapshot{Version: protocol.Version, Record: s.Record, Batch: s.Batch, Fold: s.Fold, Over: s.State}
 	data := protocol.Encode(o)
@@ -74,9 +74,9 @@ func (sn *Snapshots) endedSnapshot(ctx context.Context, tenant, sandbox string) 
 	return s, protocol.CheckVersion(o.Version)
 }
 
-// ReadOver reads the records of all ended sandboxes, in no particular order. It visits nothing if
+// ReadEndedRecord reads the records of all ended sandboxes, in no particular order. It visits nothing if
 // [Snapshots.ReadSnapshots] visits nothing.
-func (sn *Snapshots) ReadOver(ctx context.Context, visit func(*OverRecord)) error {
+func (sn *Snapshots) ReadEndedRecord(ctx context.Context, visit func(*EndedRecord)) error {
 	checkpoint, err := sn.checkpoint(ctx)
 	if err != nil || checkpoint.Version == 0 {
 		return err
@@ -89,7 +89,7 @@ func (sn *Snapshots) ReadOver(ctx context.Context, visit func(*OverRecord)) erro
 		return err // the log is followed from its beginning
 	}
 	type late struct {
-		record *OverRecord
+		record *EndedRecord
 		at     Position
 	}
 	var newer []late
@@ -134,9 +134,9 @@ type endedHead struct {
 }
 
 // decodeOverRecord returns the record of an ended sandbox and the position of its snapshot.
-func decodeOverRecord(key string, value []byte) (*OverRecord, Position) {
+func decodeOverRecord(key string, value []byte) (*EndedRecord, Position) {
 	tenant, rest, _ := strings.Cut(key, ".")
-	r, s := &OverRecord{Tenant: tenant, Sandbox: strings.TrimSuffix(rest, endedSuffix)}, &endedHead{}
+	r, s := &EndedRecord{Tenant: tenant, Sandbox: strings.TrimSuffix(rest, endedSuffix)}, &endedHead{}
 	if protocol.Decode(value, s) == nil && protocol.CheckVersion(s.Version) == nil {
 		b := &s.Over.Sandbox
 		r.Record, r.CreatedAt, r.EndedAt = s.Record, b.CreatedAt, b.StateChangedAt

@@ -92,8 +92,8 @@ func entryAt(b []byte) (e ExecEntry) {
 	return e
 }
 
-// OfLostHistory returns the entry of an id of which only the prefix of its hash is known.
-func OfLostHistory(prefix uint64) ExecEntry {
+// EntryOfLostHistory returns the entry of an id of which only the prefix of its hash is known.
+func EntryOfLostHistory(prefix uint64) ExecEntry {
 	e := ExecEntry{short: true}
 	binary.BigEndian.PutUint64(e.Hash[:8], prefix)
 	return e

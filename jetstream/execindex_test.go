@@ -141,7 +141,7 @@ func TestAnExecPageHasWhatWasAdded(t *testing.T) {
 	}
 	// An older version stored half of an id's hash: the entry is found by the complete hash.
 	x := jetstream.HashExec("old")
-	p = p.With([]jetstream.ExecEntry{jetstream.OfLostHistory(x.Prefix())})
+	p = p.With([]jetstream.ExecEntry{jetstream.EntryOfLostHistory(x.Prefix())})
 	if e, found := p.Find(x); !found || e.Accepted != 0 {
 		t.Errorf("an older version's: %+v, %t", e, found)
 	}

@@ -26,11 +26,11 @@ func TestObserveFoldsTheNextBatchAndReportsAGap(t *testing.T) {
 			Writer:  "k2",
 			OnApply: func(s *protocol.State, b *protocol.Batch) { applied = append(applied, b.Last(), s.Sandbox.Sequence) },
 		})
-		if !j.Observe(batches[1]) {
+		if !j.Receive(batches[1]) {
 			t.Fatal("a gap is not reported")
 		}
 		for _, b := range []*protocol.Batch{batches[0], batches[0], batches[1]} {
-			if j.Observe(b) {
+			if j.Receive(b) {
 				t.Fatalf("a gap before %d", b.First())
 			}
 		}

@@ -199,8 +199,8 @@ func (i *ImageStore) FollowWantedImages(ctx context.Context, handle func(key str
 	}, caughtUp)
 }
 
-// TellImages publishes which images a worker's host has.
-func (i *ImageStore) TellImages(ctx context.Context, h *protocol.HostImages) error {
+// PublishImages publishes which images a worker's host has.
+func (i *ImageStore) PublishImages(ctx context.Context, h *protocol.HostImages) error {
 	h.Version = protocol.Version
 	_, err := i.kv(protocol.BucketImages).put(ctx, hostPrefix+h.Worker, protocol.Encode(h), anySequence)
 	return err

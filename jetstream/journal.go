@@ -171,9 +171,9 @@ func (j *Journal) Snapshot() *Snapshot {
 	}
 }
 
-// Observe folds in a batch that was received from elsewhere, if it is the next one. It reports whether batches in
+// Receive folds in a batch that was received from elsewhere, if it is the next one. It reports whether batches in
 // between are missing, which [Journal.Refresh] reads.
-func (j *Journal) Observe(b *protocol.Batch) (gap bool) {
+func (j *Journal) Receive(b *protocol.Batch) (gap bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if b.First() > j.state.Sandbox.Sequence+1 {

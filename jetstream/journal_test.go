@@ -40,7 +40,7 @@ func TestTwoJournalsUnderLoadWriteOneHistoryWithoutGapOrRepeat(t *testing.T) {
 		journals := []*jetstream.Journal{journal(k, d.tenant, "s1", "k1"), journal(w, d.tenant, "s1", "w1")}
 		// Each journal receives the other's batches while it decides, as those of coordinators and workers do.
 		for i, c := range []*jetstream.Conn{k, w} {
-			stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { journals[i].Observe(b) })
+			stop, err := c.Live(d.tenant, "s1", func(b *protocol.Batch) { journals[i].Receive(b) })
 			must(t, err)
 			t.Cleanup(stop)
 		}
@@ -144,7 +144,7 @@ func TestABatchReceivedWhileDecidingMakesTheAppendLose(t *testing.T) {
 				_, err := journal(b, d.tenant, "s1", "w1").Do(t.Context(), acceptExec("other"))
 				must(t, err)
 				_, batches := readHistory(t, b, d.tenant, "s1")
-				j.Observe(batches[len(batches)-1])
+				j.Receive(batches[len(batches)-1])
 			}
 			return acceptExec("mine")(s, now)
 		})

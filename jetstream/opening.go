@@ -251,7 +251,7 @@ func (j *Journal) foldLocked(f *fold, e *entry) {
 	if b := e.batch; b != nil && b.First() > f.state.Sandbox.Sequence+1 {
 		// The batches in between were removed: only a tombstone is left.
 		tombstone := &protocol.State{}
-		if err := tombstone.Bury(&b.Events[len(b.Events)-1]); err != nil {
+		if err := tombstone.ApplyTombstone(&b.Events[len(b.Events)-1]); err != nil {
 			j.journals.log.Error("a history has a gap", "sandbox", b.Sandbox, "event", b.First(), "error", err)
 		} else {
 			f.state = tombstone

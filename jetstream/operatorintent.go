@@ -7,10 +7,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// ChangeHostWish changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps
-// more than once; its error ends the change. ChangeHostWish returns the new intent.
-func (hs *Hosts) ChangeHostWish(ctx context.Context, hostID string,
-	change func(w *protocol.HostWish) error) (*protocol.HostWish, error) {
+// ChangeOperatorIntent changes the operator intent for a host by compare-and-set. change gets the current intent, perhaps
+// more than once; its error ends the change. ChangeOperatorIntent returns the new intent.
+func (hs *Hosts) ChangeOperatorIntent(ctx context.Context, hostID string,
+	change func(w *protocol.OperatorIntent) error) (*protocol.OperatorIntent, error) {
 	b := hs.kv(protocol.BucketHosts)
 	ctx, cancel := hs.bound(ctx)
 	defer cancel()
@@ -39,16 +39,16 @@ func (hs *Hosts) ChangeHostWish(ctx context.Context, hostID string,
 	}
 }
 
-// HostWish reads the operator intent for a host.
-func (hs *Hosts) HostWish(ctx context.Context, hostID string) (*protocol.HostWish, error) {
+// OperatorIntent reads the operator intent for a host.
+func (hs *Hosts) OperatorIntent(ctx context.Context, hostID string) (*protocol.OperatorIntent, error) {
 	ctx, cancel := hs.bound(ctx)
 	defer cancel()
 	w, _, err := hs.hostWish(ctx, hs.kv(protocol.BucketHosts), hostID)
 	return w, err
 }
 
-func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.HostWish, revision uint64, err error) {
-	w = &protocol.HostWish{HostID: hostID}
+func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (w *protocol.OperatorIntent, revision uint64, err error) {
+	w = &protocol.OperatorIntent{HostID: hostID}
 	if err := protocol.ValidateID("host", hostID); err != nil {
 		return nil, 0, err
 	}
@@ -62,16 +62,16 @@ func (hs *Hosts) hostWish(ctx context.Context, b kv, hostID string) (w *protocol
 	return w, revision, err
 }
 
-// FollowHostWishes handles the operator intent for each host and each change, until ctx ends; w is nil if there is no
+// FollowOperatorIntents handles the operator intent for each host and each change, until ctx ends; w is nil if there is no
 // longer any.
-func (hs *Hosts) FollowHostWishes(ctx context.Context, handle func(hostID string, w *protocol.HostWish),
+func (hs *Hosts) FollowOperatorIntents(ctx context.Context, handle func(hostID string, w *protocol.OperatorIntent),
 	caughtUp func()) error {
 	return hs.kv(protocol.BucketHosts).follow(ctx, func(key string, value []byte, _ uint64) {
 		if value == nil {
 			handle(key, nil)
 			return
 		}
-		w := &protocol.HostWish{}
+		w := &protocol.OperatorIntent{}
 		if err := protocol.Decode(value, w); err != nil || w.HostID != key {
 			hs.log.Error("could not read the operator intent for a host", "host", key, "error", err)
 			return

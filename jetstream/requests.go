@@ -368,9 +368,9 @@ func requestID(h nats.Header) string {
 	return h.Get(jetstream.MsgIDHeader)
 }
 
-// FileDead stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if two
+// StoreDeadLetter stores a dead letter: a request that cannot be processed, with the reason. It is stored once, even if two
 // coordinators file it, or if the same request is sent again and fails again.
-func (q *RequestQueue) FileDead(ctx context.Context, d *Delivery, why *protocol.Error) error {
+func (q *RequestQueue) StoreDeadLetter(ctx context.Context, d *Delivery, why *protocol.Error) error {
 	subject := protocol.DeadSubject(d.Tenant, d.Verb, d.Sandbox)
 	last, err := q.lastOnSubject(ctx, protocol.StreamDead, subject)
 	if err == nil && last.header.Get(protocol.HeaderRequest) == d.ID && bytes.Equal(last.data, d.Payload) {

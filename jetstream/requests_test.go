@@ -306,7 +306,7 @@ func TestADeadLetterIsStoredWithItsReason(t *testing.T) {
 			Payload:     []byte("{}"),
 		}
 		for range 3 { // two coordinators, or the same one after a crash
-			must(t, c.FileDead(t.Context(), r, protocol.Errorf(protocol.Internal, "", "two\r\nlines")))
+			must(t, c.StoreDeadLetter(t.Context(), r, protocol.Errorf(protocol.Internal, "", "two\r\nlines")))
 		}
 		js, err := natsjs.New(d.raw(t))
 		must(t, err)

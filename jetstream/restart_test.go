@@ -90,7 +90,7 @@ func TestEveryFollowerRecoversWithinThreeSecondsOfARestart(t *testing.T) {
 				return err
 			},
 			"request": func() error { return c.Submit(ctx, d.tenant, protocol.VerbStop, id, id, "", nil) },
-			"work":    func() error { return c.TellAbout("w1", d.tenant, id) },
+			"work":    func() error { return c.NotifyWithoutBatch("w1", d.tenant, id) },
 		} {
 			eventually.Holds(t, 3*time.Second, what+" written", func() bool { return f() == nil })
 		}

@@ -85,7 +85,7 @@ func TestAJournalAheadOfTheLogFoldsItAgain(t *testing.T) {
 			accept(t, journal(c, d.tenant, "s1", "w1"), "y1", "y2", "y3")
 			_, batches := readHistory(t, c, d.tenant, "s1")
 			for _, b := range batches {
-				lives.Observe(b)
+				lives.Receive(b)
 			}
 		},
 	} {

@@ -168,8 +168,8 @@ func (h *StoreHealth) SetDisk(disk func() (free, size int64)) {
 	h.room.disk = disk
 }
 
-// SetShort sets why new work must wait although the log's limit is not near; empty: it need not wait.
-func (h *StoreHealth) SetShort(why string) {
+// SetWorkMustWait sets why new work must wait although the log's limit is not near; empty: it need not wait.
+func (h *StoreHealth) SetWorkMustWait(why string) {
 	h.room.mu.Lock()
 	defer h.room.mu.Unlock()
 	h.room.short = why

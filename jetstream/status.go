@@ -6,18 +6,18 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// TellStatus publishes what prevents a coordinator from deciding, or that nothing does. The message may be lost. Error:
+// PublishStatus publishes what prevents a coordinator from deciding, or that nothing does. The message may be lost. Error:
 // unavailable.
-func (n *Notifications) TellStatus(s *protocol.Status) error {
+func (n *Notifications) PublishStatus(s *protocol.Status) error {
 	m := nats.NewMsg(protocol.StatusSubject)
 	m.Header.Set(protocol.HeaderContentType, protocol.ContentMsgpack)
 	m.Data = protocol.Encode(s)
 	return translate(n.nc.PublishMsg(m), "publish the coordinator's status")
 }
 
-// HearStatus calls handle with the status that coordinators publish, until stop is called. handle must not block.
+// FollowStatus calls handle with the status that coordinators publish, until stop is called. handle must not block.
 // Error: unavailable if the connection is closed.
-func (n *Notifications) HearStatus(handle func(*protocol.Status)) (stop func(), err error) {
+func (n *Notifications) FollowStatus(handle func(*protocol.Status)) (stop func(), err error) {
 	sub, err := n.nc.Subscribe(protocol.StatusSubject, func(m *nats.Msg) {
 		s := &protocol.Status{}
 		if err := protocol.DecodeAs(

@@ -12,17 +12,17 @@ import (
 // Notifications sends notifications between coordinators and workers. They are not stored and may be lost.
 type Notifications struct{ *core }
 
-// Tell notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost: the log has
+// Notify notifies a worker of a sandbox's newest batch. It does not wait, and the notification may be lost: the log has
 // everything in it, and coordinators notify again of what is pending, after a while and whenever the worker or the
 // coordinator was away.
-func (n *Notifications) Tell(worker string, b *protocol.Batch) error {
+func (n *Notifications) Notify(worker string, b *protocol.Batch) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, b.Tenant, b.Sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version, Batch: b, Record: b.Record})
 	return translate(n.nc.PublishMsg(m), "notify "+worker)
 }
 
-// TellAbout notifies a worker that a sandbox has news, without a batch.
-func (n *Notifications) TellAbout(worker, tenant, sandbox string) error {
+// NotifyWithoutBatch notifies a worker that a sandbox has news, without a batch.
+func (n *Notifications) NotifyWithoutBatch(worker, tenant, sandbox string) error {
 	m := nats.NewMsg(protocol.WorkSubject(worker, tenant, sandbox))
 	m.Data = protocol.Encode(&protocol.WorkItem{Version: protocol.Version})
 	return translate(n.nc.PublishMsg(m), "notify "+worker)

@@ -36,14 +36,14 @@ func TestNotificationsReachOnlyTheirWorkerAndInOrder(t *testing.T) {
 		_, batches := readHistory(t, c, d.tenant, "s1")
 		heardOne, heardTwo := listenForWork(t, d.opened(t), one), listenForWork(t, d.opened(t), two)
 		eventually.Holds(t, 5*time.Second, "every server knows the subscriptions", func() bool {
-			must(t, c.TellAbout(one, d.tenant, "first"))
-			must(t, c.TellAbout(two, d.tenant, "first"))
+			must(t, c.NotifyWithoutBatch(one, d.tenant, "first"))
+			must(t, c.NotifyWithoutBatch(two, d.tenant, "first"))
 			must(t, c.Flush(t.Context()))
 			return len(heardOne) > 0 && len(heardTwo) > 0
 		})
-		must(t, c.TellAbout(one, d.tenant, "s0"))
-		must(t, c.Tell(one, batches[0]))
-		must(t, c.TellAbout(two, d.tenant, "s2"))
+		must(t, c.NotifyWithoutBatch(one, d.tenant, "s0"))
+		must(t, c.Notify(one, batches[0]))
+		must(t, c.NotifyWithoutBatch(two, d.tenant, "s2"))
 		next := func(what string, heard <-chan notification) (w notification) {
 			for w.sandbox == "" || w.sandbox == "first" {
 				w = receive(t, 5*time.Second, what, heard)
@@ -83,8 +83,8 @@ func TestNoNotificationArrivesAfterStop(t *testing.T) {
 		<-goOn
 	})
 	must(t, err)
-	must(t, c.TellAbout("w1", d.tenant, "s1"))
-	must(t, c.TellAbout("w1", d.tenant, "s2"))
+	must(t, c.NotifyWithoutBatch("w1", d.tenant, "s1"))
+	must(t, c.NotifyWithoutBatch("w1", d.tenant, "s2"))
 	receive(t, 5*time.Second, "the first", inHand)
 	go func() {
 		stop()

@@ -307,10 +307,10 @@ func TestErrorsNameFieldsOfThePayload(t *testing.T) {
 	if strings.Contains(err.Error(), "spec") {
 		t.Error(err)
 	}
-	wantError(t, InSpec(VerbCreate, err), InvalidArgument, "", "spec.mounts[1].target")
+	wantError(t, WithSpecField(VerbCreate, err), InvalidArgument, "", "spec.mounts[1].target")
 	exec := Request{Version: 1, ExecID: "x", Exec: &ExecSpec{}}
 	wantError(t, exec.Validate(VerbExec), InvalidArgument, "", "exec.command")
-	if err := InPayload(VerbStop, Invalid("spec.image", "x")); AsError(err).Field != "spec.image" || InPayload(VerbCreate, nil) != nil {
+	if err := WithPayloadField(VerbStop, Invalid("spec.image", "x")); AsError(err).Field != "spec.image" || WithPayloadField(VerbCreate, nil) != nil {
 		t.Error(err)
 	}
 }

@@ -474,9 +474,9 @@ func (s *State) Number(events []Event) error {
 	return nil
 }
 
-// Bury sets an empty state from a tombstone, the last event of a deleted sandbox whose history is no longer
+// ApplyTombstone sets an empty state from a tombstone, the last event of a deleted sandbox whose history is no longer
 // retained. Errors: failed_precondition if the state is not empty or the event is not a tombstone.
-func (s *State) Bury(e *Event) error {
+func (s *State) ApplyTombstone(e *Event) error {
 	if s.Exists() || e.Kind != SandboxDeleted {
 		return Errorf(FailedPrecondition, ReasonSequenceNotKept, "%s at %d is not a tombstone", e.Kind, e.Sequence)
 	}

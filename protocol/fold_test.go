@@ -285,14 +285,14 @@ func TestAnEndedExecDropsItsStdin(t *testing.T) {
 func TestP3_OnlyATombstoneSetsADeletedState(t *testing.T) {
 	tombstone := &Event{Sequence: 40, Kind: SandboxDeleted, Tenant: "t", Sandbox: "s", Reason: ReasonCleanupTTL, Time: epoch}
 	s := &State{}
-	if err := s.Bury(tombstone); err != nil {
+	if err := s.ApplyTombstone(tombstone); err != nil {
 		t.Fatal(err)
 	}
 	if b := s.Sandbox; b.State != StateDeleted || b.Sequence != 40 || b.ID != "s" || b.Tenant != "t" || !b.HistoryPurged {
 		t.Errorf("%s", show(b))
 	}
-	wantError(t, s.Bury(tombstone), FailedPrecondition, ReasonSequenceNotKept, "")
-	wantError(t, (&State{}).Bury(&Event{Sequence: 40, Kind: SandboxReady}), FailedPrecondition, ReasonSequenceNotKept, "")
+	wantError(t, s.ApplyTombstone(tombstone), FailedPrecondition, ReasonSequenceNotKept, "")
+	wantError(t, (&State{}).ApplyTombstone(&Event{Sequence: 40, Kind: SandboxReady}), FailedPrecondition, ReasonSequenceNotKept, "")
 	accept, err := parseEvent("sandbox.accepted", 41)
 	if err != nil {
 		t.Fatal(err)

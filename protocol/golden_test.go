@@ -104,7 +104,7 @@ func goldenValues() map[string]any {
 		"request-extend":       &Request{Version: 1, TTL: Duration(time.Hour)},
 		"heartbeat-parts":      &Heartbeat{Version: 1, Worker: "w1", HostID: "h1", Instance: "i1", Full: "f"},
 		"reply-parts":          &Reply{Version: 1, Sandbox: made, Exec: &Exec{ID: "ex-9", OOMKills: 2, AcceptedAt: at}, Hosts: []*Host{able}, Defaults: &SandboxSpec{CPU: 2}},
-		"hostwish": &HostWish{Version: 1, HostID: "h1", Worker: "w1", Cordoned: true, Time: at, Drain: &HostDrain{Since: at, Deadline: at},
+		"hostwish": &OperatorIntent{Version: 1, HostID: "h1", Worker: "w1", Cordoned: true, Time: at, Drain: &HostDrain{Since: at, Deadline: at},
 			Forget: &HostForget{Since: at, Done: true, Token: 7, Refused: failure}},
 		"host-wished-parts": &Host{Version: 1, Worker: "w1", Cordoned: true, Drain: &HostDrain{Since: at, Deadline: at}, Holds: map[string]int{"ready": 2}, Execs: 3},
 		"state-refusals-parts": &State{Sandbox: Sandbox{ID: "sb-2", CreatedAt: at, StateChangedAt: at, Spec: SandboxSpec{Image: "i", Placement: []string{"zone=a"}},

@@ -2,8 +2,8 @@ package protocol
 
 import "time"
 
-// HostWish is the operator intent for a host, stored under the host's id until it is withdrawn or carried out.
-type HostWish struct {
+// OperatorIntent is the operator intent for a host, stored under the host's id until it is withdrawn or carried out.
+type OperatorIntent struct {
 	Version  int         `json:"v"`
 	HostID   string      `json:"host_id"`
 	Worker   string      `json:"worker"`             // the host's name when the intent was recorded
@@ -32,4 +32,4 @@ type HostForget struct {
 }
 
 // Empty reports whether the operator asks nothing of the host.
-func (w *HostWish) Empty() bool { return !w.Cordoned && w.Drain == nil && w.Forget == nil }
+func (w *OperatorIntent) Empty() bool { return !w.Cordoned && w.Drain == nil && w.Forget == nil }

@@ -22,9 +22,9 @@ func ValidateID(field, id string) error {
 // generatedPattern matches generated ids: ULIDs in lower case.
 var generatedPattern = regexp.MustCompile(`\A[0-7][0-9a-hjkmnp-tv-z]{25}\z`)
 
-// GeneratedID reports whether an id has the form of the ids that Boxfleet generates. Names never have this
+// IsGeneratedID reports whether an id has the form of the ids that Boxfleet generates. Names never have this
 // form.
-func GeneratedID(id string) bool { return generatedPattern.MatchString(id) }
+func IsGeneratedID(id string) bool { return generatedPattern.MatchString(id) }
 
 // MinPrefix is the minimum length of an id prefix in characters. The first ten characters of a generated id
 // encode the time of its creation.
@@ -32,8 +32,8 @@ const MinPrefix = 4
 
 var prefixPattern = regexp.MustCompile(`\A[0-7][0-9a-hjkmnp-tv-z]{3,24}\z`)
 
-// IDPrefix reports whether text has the form of a prefix of a generated id.
-func IDPrefix(text string) bool { return prefixPattern.MatchString(text) }
+// IsIDPrefix reports whether text has the form of a prefix of a generated id.
+func IsIDPrefix(text string) bool { return prefixPattern.MatchString(text) }
 
 // ValidateName checks a sandbox name: a valid id that does not have the form of a generated one. Of a tenant's
 // sandboxes that are pending, ready or stopped, at most one has a given name. Errors: invalid_argument with the
@@ -42,7 +42,7 @@ func ValidateName(field, name string) error {
 	if err := ValidateID(field, name); err != nil {
 		return err
 	}
-	if GeneratedID(name) {
+	if IsGeneratedID(name) {
 		return Invalid(field, "must not look like a generated id, got %s", name)
 	}
 	return nil

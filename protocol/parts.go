@@ -223,12 +223,12 @@ func (v *Service) resolve() {
 	}
 }
 
-// Off reports whether the test is NONE, which disables the image's health check.
-func (h *Healthcheck) Off() bool { return len(h.Test) == 1 && h.Test[0] == "NONE" }
+// Disabled reports whether the test is NONE, which disables the image's health check.
+func (h *Healthcheck) Disabled() bool { return len(h.Test) == 1 && h.Test[0] == "NONE" }
 
 // Resolve fills in every default. A disabled health check has none.
 func (h *Healthcheck) Resolve() {
-	if h.Off() {
+	if h.Disabled() {
 		return
 	}
 	setDefault(&h.Interval, DefaultHealthInterval)
@@ -356,7 +356,7 @@ func (s *SandboxSpec) validateNetwork() error {
 			return Invalid(fmt.Sprintf("spec.network.allow[%d]", i),
 				"must be an IPv4 range, because sandboxes have no IPv6, got %.60q", r)
 		}
-		if RangeWithin(p, neverReached) {
+		if IsWithinAny(p, neverReached) {
 			e := Errorf(PermissionDenied, ReasonPolicyDenied, "is a range that no sandbox may reach on any host: %s", r)
 			e.Field = fmt.Sprintf("spec.network.allow[%d]", i)
 			return e
@@ -527,7 +527,7 @@ func (h *Healthcheck) validate(field string) error {
 		return nil
 	}
 	switch {
-	case h.Off():
+	case h.Disabled():
 		return h.validateOff(field)
 	case len(h.Test) < 2 || h.Test[0] != "CMD" && h.Test[0] != "CMD-SHELL":
 		return Invalid(field+".test", "must be CMD and a command, CMD-SHELL and one line, or NONE, got %.80q", h.Test)

@@ -8,12 +8,16 @@ import (
 // payloadNames maps verbs to the field of the request that holds the spec.
 var payloadNames = map[string]string{VerbCreate: "sandbox", VerbExec: "exec"}
 
-// InPayload renames the field of an error to its path in the request: "spec.image" becomes "sandbox.image" for
+// WithPayloadField renames the field of an error to its path in the request: "spec.image" becomes "sandbox.image" for
 // a create, and "spec.cwd" becomes "exec.cwd" for an exec. It returns other errors unchanged.
-func InPayload(verb string, err error) error { return renamedField(err, "spec", payloadNames[verb]) }
+func WithPayloadField(verb string, err error) error {
+	return renamedField(err, "spec", payloadNames[verb])
+}
 
-// InSpec reverses [InPayload], for callers that passed a spec and do not know the request.
-func InSpec(verb string, err error) error { return renamedField(err, payloadNames[verb], "spec") }
+// WithSpecField reverses [WithPayloadField], for callers that passed a spec and do not know the request.
+func WithSpecField(verb string, err error) error {
+	return renamedField(err, payloadNames[verb], "spec")
+}
 
 func renamedField(err error, from, to string) error {
 	var e *Error

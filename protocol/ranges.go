@@ -46,12 +46,12 @@ var privateRanges = prefixes(
 // both its spec and its host's operator allow.
 func PrivateRanges() []netip.Prefix { return slices.Clone(privateRanges) }
 
-// PrivateRange reports whether a range lies entirely within one private range. A range that includes public
+// IsPrivateRange reports whether a range lies entirely within one private range. A range that includes public
 // addresses, such as 0.0.0.0/0, does not; in a policy it stands for the public addresses.
-func PrivateRange(p netip.Prefix) bool { return RangeWithin(p, privateRanges) }
+func IsPrivateRange(p netip.Prefix) bool { return IsWithinAny(p, privateRanges) }
 
-// RangeWithin reports whether a range lies entirely within one range of a list.
-func RangeWithin(p netip.Prefix, list []netip.Prefix) bool {
+// IsWithinAny reports whether a range lies entirely within one range of a list.
+func IsWithinAny(p netip.Prefix, list []netip.Prefix) bool {
 	return slices.ContainsFunc(list, func(outer netip.Prefix) bool {
 		return outer.Bits() <= p.Bits() && outer.Contains(p.Addr())
 	})

@@ -292,7 +292,7 @@ type NameHold struct {
 
 // Validate checks that a request has the fields that its verb needs, no others, and a valid spec. Errors: those
 // of the specs; the field is its path in the payload.
-func (r *Request) Validate(verb string) error { return InPayload(verb, r.validate(verb)) }
+func (r *Request) Validate(verb string) error { return WithPayloadField(verb, r.validate(verb)) }
 
 func (r *Request) validate(verb string) error {
 	uses := func(field string, present, used bool) error {

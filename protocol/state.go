@@ -26,9 +26,9 @@ const (
 	HookFailed = "failed"
 )
 
-// HoldsName reports whether a sandbox in this state reserves its name. A sandbox never returns from the other
+// ReservesName reports whether a sandbox in this state reserves its name. A sandbox never returns from the other
 // states to one of these.
-func (s SandboxState) HoldsName() bool {
+func (s SandboxState) ReservesName() bool {
 	return s == StatePending || s == StateReady || s == StateStopped
 }
 

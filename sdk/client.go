@@ -120,7 +120,7 @@ func (c *Client) subscribe() (err error) {
 	if c.answers, err = c.conn.Answers(); err != nil {
 		return err
 	}
-	if c.stopStatus, err = c.conn.HearStatus(c.status.update); err != nil {
+	if c.stopStatus, err = c.conn.FollowStatus(c.status.update); err != nil {
 		return err
 	}
 	c.stopOnLoss, err = c.conn.OnLoss(c.mayHaveMissed)

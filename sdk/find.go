@@ -48,7 +48,7 @@ func (c *Client) resolve(ctx context.Context, ref string) (*SandboxInfo, error) 
 		return nil, err
 	}
 	endpoint := protocol.EndpointGet
-	if c.prefixes && protocol.IDPrefix(ref) {
+	if c.prefixes && protocol.IsIDPrefix(ref) {
 		endpoint = protocol.EndpointResolve
 	}
 	reply, err := c.query(ctx, endpoint, protocol.Query{Sandbox: ref})

@@ -71,7 +71,7 @@ func unknownHost(field, name string, hosts []*Host) error {
 // cordon lasts until [Hosts.Uncordon], across restarts of the worker. When ctx ends first, the outcome is open;
 // repeating the call is safe. Errors: not_found.
 func (h *Hosts) Cordon(ctx context.Context, name string) error {
-	return h.changeIntent(ctx, name, func(w *protocol.HostWish) error {
+	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned = true
 		return nil
 	})
@@ -79,7 +79,7 @@ func (h *Hosts) Cordon(ctx context.Context, name string) error {
 
 // Uncordon ends a cordon, and a drain with it. Sandboxes that the drain has ended are not restored. Errors: not_found.
 func (h *Hosts) Uncordon(ctx context.Context, name string) error {
-	return h.changeIntent(ctx, name, func(w *protocol.HostWish) error {
+	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		w.Cordoned, w.Drain = false, nil
 		return nil
 	})
@@ -95,7 +95,7 @@ func (h *Hosts) Drain(ctx context.Context, name string, deadline time.Duration) 
 	if deadline < 0 {
 		return protocol.Invalid("deadline", "must not be negative, got %s", deadline)
 	}
-	return h.changeIntent(ctx, name, func(w *protocol.HostWish) error {
+	return h.changeIntent(ctx, name, func(w *protocol.OperatorIntent) error {
 		now := h.client.Now(ctx)
 		drain := protocol.HostDrain{Since: now}
 		if w.Drain != nil {
@@ -132,7 +132,7 @@ func (h *Hosts) WaitDrained(ctx context.Context, name string, report func(*Host)
 		case host.Drain != nil && host.Sandboxes == 0:
 			return nil
 		case host.Drain == nil:
-			w, err := h.client.conn.HostWish(ctx, host.HostID) // coordinators may not know of the drain yet
+			w, err := h.client.conn.OperatorIntent(ctx, host.HostID) // coordinators may not know of the drain yet
 			if err == nil && w.Drain == nil {
 				return protocol.Errorf(protocol.FailedPrecondition, "",
 					"worker %s is not being drained: no drain was begun, or it was undone", name)
@@ -165,7 +165,7 @@ func (h *Hosts) Forget(ctx context.Context, name string) error {
 				"stop its worker, and wait until `host list` shows the host as lost",
 			host.Worker, host.State)
 	}
-	if _, err := h.client.conn.ChangeHostWish(ctx, host.HostID, func(w *protocol.HostWish) error {
+	if _, err := h.client.conn.ChangeOperatorIntent(ctx, host.HostID, func(w *protocol.OperatorIntent) error {
 		if w.Worker = host.Worker; w.Forget == nil || w.Forget.Refused != nil {
 			w.Forget = &protocol.HostForget{Since: h.client.Now(ctx)}
 		}
@@ -178,7 +178,7 @@ func (h *Hosts) Forget(ctx context.Context, name string) error {
 
 func (h *Hosts) waitForgotten(ctx context.Context, hostID string) error {
 	for {
-		w, err := h.client.conn.HostWish(ctx, hostID)
+		w, err := h.client.conn.OperatorIntent(ctx, hostID)
 		switch {
 		case isTransient(err):
 		case err != nil:
@@ -201,12 +201,12 @@ func (h *Hosts) isGone(ctx context.Context, hostID string) bool {
 }
 
 // changeIntent changes the operator intent for a host.
-func (h *Hosts) changeIntent(ctx context.Context, name string, change func(w *protocol.HostWish) error) error {
+func (h *Hosts) changeIntent(ctx context.Context, name string, change func(w *protocol.OperatorIntent) error) error {
 	host, err := h.Get(ctx, name)
 	if err != nil {
 		return err
 	}
-	_, err = h.client.conn.ChangeHostWish(ctx, host.HostID, func(w *protocol.HostWish) error {
+	_, err = h.client.conn.ChangeOperatorIntent(ctx, host.HostID, func(w *protocol.OperatorIntent) error {
 		w.Worker = host.Worker
 		return change(w)
 	})

@@ -13,7 +13,7 @@ import (
 func aNameFindsItsSandbox(t *testing.T, f *fleet.Fleet) {
 	ctx := f.Context(2 * time.Minute)
 	first, err := f.Client.Create(ctx, f.Spec(), sdk.WithName("web"))
-	if err != nil || first.Info().Name != "web" || !protocol.GeneratedID(first.ID()) {
+	if err != nil || first.Info().Name != "web" || !protocol.IsGeneratedID(first.ID()) {
 		t.Fatalf("%+v, %v", first.Info(), err)
 	}
 	_, err = f.Client.Create(ctx, f.Spec(), sdk.WithName("web"))

@@ -35,7 +35,7 @@ func newSandbox(c *Client, info *SandboxInfo) *Sandbox {
 // same sandbox even if another one takes the name.
 func (c *Client) Sandbox(idOrName string) *Sandbox {
 	return &Sandbox{client: c, known: known{
-		id: idOrName, found: protocol.GeneratedID(idOrName), info: SandboxInfo{Tenant: c.tenant, ID: idOrName}}}
+		id: idOrName, found: protocol.IsGeneratedID(idOrName), info: SandboxInfo{Tenant: c.tenant, ID: idOrName}}}
 }
 
 // ID returns the sandbox's id. A handle made from a name, or from the beginning of an id, returns that text until its

@@ -125,7 +125,7 @@ func (s *submission) explain(err error) error {
 func (s *submission) check(reply *protocol.Reply) error {
 	verb := s.request.Verb
 	if reply.Error != nil {
-		return protocol.InSpec(verb, reply.Error)
+		return protocol.WithSpecField(verb, reply.Error)
 	}
 	if reply.Exec != nil || reply.Sandbox != nil && verb != protocol.VerbExec {
 		return nil

@@ -414,7 +414,7 @@ func TestAnEmptyFlagClearsTheField(t *testing.T) {
 func TestAHealthCheckCanBeDisabled(t *testing.T) {
 	for _, test := range []string{"NONE", "[NONE]"} {
 		d, err := Parse([]byte("image: x\nrequired_services: {db: {image: y, healthcheck: {test: "+test+"}}}"), Options{})
-		if err != nil || d.Validate() != nil || !d.Spec.RequiredServices["db"].Healthcheck.Off() {
+		if err != nil || d.Validate() != nil || !d.Spec.RequiredServices["db"].Healthcheck.Disabled() {
 			t.Errorf("%s: %+v, %v, %v", test, d, err, d.Validate())
 		}
 	}

@@ -142,11 +142,11 @@ func compare(ctx context.Context, c *sdk.Client, d *spec.Document, defaults prot
 	switch {
 	case d.Name != "" && info.Name != d.Name:
 		return r, fmt.Sprintf("%s is the id of a sandbox and cannot be used as a name", d.Name), nil
-	case d.Name != "" && !info.State.HoldsName():
+	case d.Name != "" && !info.State.ReservesName():
 		return r, "", nil
 	}
 	r.ID, r.Result, r.Sandbox = info.ID, resultUnchanged, &info
-	if !info.State.HoldsName() {
+	if !info.State.ReservesName() {
 		return r, fmt.Sprintf("sandbox %s is %s and its id cannot be used again", d.ID, info.State), nil
 	}
 	whole := spec.Merge(defaults, d.Spec)

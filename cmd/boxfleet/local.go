@@ -69,7 +69,7 @@ func (p *program) startLocal(ctx context.Context, server embedded.Config, listen
 	}
 	kConn.SetDisk(f.server.Disk)
 	kConfig.RestartStore = f.server.Restart
-	f.roles.Go(func() error { f.server.Watch(working, kConn.SetShort); return nil })
+	f.roles.Go(func() error { f.server.Watch(working, kConn.SetWorkMustWait); return nil })
 	kReady, wReady := make(chan struct{}), make(chan struct{})
 	kConfig.SyncAlways, kConfig.OnReady = true, func() { close(kReady) }
 	wConfig.Ephemeral, wConfig.OnReady = ephemeral, func() { close(wReady) }

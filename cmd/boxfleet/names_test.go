@@ -12,7 +12,7 @@ import (
 func expectID(t *testing.T, line string) string {
 	t.Helper()
 	code, stdout, stderr := call(t.Context(), "", strings.Fields(line)...)
-	if id := strings.TrimSpace(stdout); code == 0 && protocol.GeneratedID(id) {
+	if id := strings.TrimSpace(stdout); code == 0 && protocol.IsGeneratedID(id) {
 		return id
 	}
 	t.Fatalf("%s: %d, %q, %s", line, code, stdout, stderr)

@@ -318,7 +318,7 @@ func (e *sandboxExecs) entries() []jetstream.ExecEntry {
 		all = append(all, r.ExecEntry)
 	}
 	for prefix := range e.old {
-		all = append(all, jetstream.OfLostHistory(prefix))
+		all = append(all, jetstream.EntryOfLostHistory(prefix))
 	}
 	return all
 }

@@ -221,7 +221,7 @@ func deniedRange(n *protocol.Network, h *protocol.Host) int {
 	denied := prefixes(h.DenyNetworks)
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
 		r, err := netip.ParsePrefix(allowed)
-		return err == nil && protocol.RangeWithin(r, denied)
+		return err == nil && protocol.IsWithinAny(r, denied)
 	})
 }
 
@@ -231,7 +231,7 @@ func privateRangeNotAllowed(n *protocol.Network, h *protocol.Host) int {
 	given := prefixes(h.AllowNetworks)
 	return slices.IndexFunc(n.Allow, func(allowed string) bool {
 		r, err := netip.ParsePrefix(allowed)
-		return err == nil && protocol.PrivateRange(r) && !protocol.RangeWithin(r, given)
+		return err == nil && protocol.IsPrivateRange(r) && !protocol.IsWithinAny(r, given)
 	})
 }
 

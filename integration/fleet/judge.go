@@ -109,7 +109,7 @@ func (f *Fleet) fold(name string, h *History, b *protocol.Batch) {
 	for i := range b.Events {
 		e := &b.Events[i]
 		if len(h.Events) == 0 && e.Sequence > 1 && e.Kind == protocol.SandboxDeleted {
-			if err := h.State.Bury(e); err != nil {
+			if err := h.State.ApplyTombstone(e); err != nil {
 				f.TB.Errorf("%s: %v", name, err)
 			}
 			h.Events = append(h.Events, *e)

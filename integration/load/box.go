@@ -39,7 +39,7 @@ func newBox(h *host, k key) *box {
 // told handles a notification.
 func (b *box) told(ctx context.Context, batch *protocol.Batch) {
 	b.round.Store(b.host.park.round.Load())
-	gap := batch == nil || b.journal.Observe(batch)
+	gap := batch == nil || b.journal.Receive(batch)
 	b.wake(ctx, gap)
 }
 
@@ -188,7 +188,7 @@ func (b *box) create(ctx context.Context, s *protocol.Sandbox) error {
 func (b *box) afterPhases(
 	ctx context.Context, s *protocol.Sandbox, told *progress.Phases, events ...protocol.Event,
 ) error {
-	return told.Tell(func(untold []protocol.Event) error {
+	return told.Append(func(untold []protocol.Event) error {
 		return b.append(ctx, s, func(st *protocol.State) []protocol.Event {
 			if st.Sandbox.State != protocol.StatePending {
 				return nil

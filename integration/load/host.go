@@ -125,7 +125,7 @@ func (h *host) work(ctx context.Context, group *errgroup.Group) error {
 	if err := h.register(ctx); err != nil {
 		return err
 	}
-	if err := h.conn.TellImages(ctx, &protocol.HostImages{Worker: h.name, HostID: h.id, Instance: h.instance,
+	if err := h.conn.PublishImages(ctx, &protocol.HostImages{Worker: h.name, HostID: h.id, Instance: h.instance,
 		Listed: true, Names: []string{image}, Time: time.Now().UTC()}); err != nil {
 		h.park.log.Warn("could not report the host's images", "worker", h.name, "error", err)
 	}

@@ -97,7 +97,7 @@ func TestTheLogAcceptsWritesAgainAfterAFullDisk(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t)
 	k, c := keep(t, dir)
-	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetShort) })
+	background(t, func(ctx context.Context) { k.Watch(ctx, c.SetWorkMustWait) })
 	background(t, func(ctx context.Context) { _ = c.WatchStore(ctx, k.Restart) }) // its error is the end of ctx
 	ballast := filepath.Join(dir, "nats", "ballast")
 	eventually.Holds(

@@ -92,7 +92,7 @@ func TestConnectionsOfANetworkAreLimited(t *testing.T) {
 	greedy, modest := network(1, "internet"), network(2, "internet")
 	check(t, f.Protect(greedy))
 	check(t, f.Protect(modest))
-	if !f.Counts() {
+	if !f.LimitsConnections() {
 		t.Fatal("this kernel cannot count connections, so there is nothing to test")
 	}
 	dial := func(namespace string, n int) (open int, last error) {

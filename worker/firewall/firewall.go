@@ -69,8 +69,8 @@ func New(cfg Config) *Firewall {
 	return f
 }
 
-// Counts reports whether the connections of networks are limited, as far as is known.
-func (f *Firewall) Counts() bool {
+// LimitsConnections reports whether the connections of networks are limited, as far as is known.
+func (f *Firewall) LimitsConnections() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.table.counts && f.cfg.MostConns > 0

@@ -276,16 +276,16 @@ func TestTheHostsOwnAddressesAreKnown(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	f := h.firewall(nil)
-	if own := f.Own(); len(own) > 0 {
+	if own := f.HostAddresses(); len(own) > 0 {
 		t.Errorf("a host with only a loopback has the addresses %v", own)
 	}
 	h.ip("link", "add", "up0", "type", "bridge")
 	h.ip("address", "add", hostServer+"/24", "dev", "up0")
 	address := []netip.Addr{netip.MustParseAddr(hostServer)}
-	if own := f.Own(); !slices.Equal(own, address) {
+	if own := f.HostAddresses(); !slices.Equal(own, address) {
 		t.Errorf("got the host's addresses %v", own)
 	}
-	if own := f.OwnResolvers(); !slices.Equal(own, address) {
+	if own := f.HostNameServers(); !slices.Equal(own, address) {
 		t.Errorf("got the host's name servers %v", own)
 	}
 	for text, denied := range map[string]bool{"allow " + hostServer + "/32": true, "allow " + otherServer + "/32": false} {

@@ -68,16 +68,16 @@ func (p Policy) internet() bool {
 func (p Policy) allows(a netip.Addr, operator []netip.Prefix) bool {
 	single := netip.PrefixFrom(a, a.BitLen())
 	return slices.ContainsFunc(p.Allow, func(r netip.Prefix) bool {
-		return r.Contains(a) && (!protocol.PrivateRange(single) || protocol.PrivateRange(r) &&
-			protocol.RangeWithin(r, operator))
+		return r.Contains(a) && (!protocol.IsPrivateRange(single) || protocol.IsPrivateRange(r) &&
+			protocol.IsWithinAny(r, operator))
 	})
 }
 
 // Withheld returns the first private range of a policy that the operator does not let policies allow.
 func (f *Firewall) Withheld(p Policy) (index int, is bool) {
 	i := slices.IndexFunc(p.Allow, func(r netip.Prefix) bool {
-		return protocol.PrivateRange(r) &&
-			!protocol.RangeWithin(r, f.cfg.Allow)
+		return protocol.IsPrivateRange(r) &&
+			!protocol.IsWithinAny(r, f.cfg.Allow)
 	})
 	return i, i >= 0
 }
@@ -89,11 +89,11 @@ func (f *Firewall) Denied(p Policy) (index int, is bool) {
 	if f.cfg.Pool.IsValid() {
 		denied = append(denied, f.cfg.Pool)
 	}
-	for _, a := range f.Own() {
+	for _, a := range f.HostAddresses() {
 		denied = append(denied, netip.PrefixFrom(a, a.BitLen()))
 	}
 	for i, r := range p.Allow {
-		if protocol.RangeWithin(r, denied) {
+		if protocol.IsWithinAny(r, denied) {
 			return i, true
 		}
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// OwnResolvers returns the configured name servers of the engine's host that run on the host itself, where no sandbox
+// HostNameServers returns the configured name servers of the engine's host that run on the host itself, where no sandbox
 // reaches them. It returns nil if the host cannot be read.
-func (h *host) OwnResolvers() []netip.Addr {
-	own := h.Own()
+func (h *host) HostNameServers() []netip.Addr {
+	own := h.HostAddresses()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.enter() != nil {
@@ -24,9 +24,9 @@ func (h *host) OwnResolvers() []netip.Addr {
 	return slices.DeleteFunc(h.place.resolvers(), func(a netip.Addr) bool { return !slices.Contains(own, a) })
 }
 
-// Own returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be
+// HostAddresses returns the IPv4 addresses of the engine's host outside of the loopback. It returns nil if the host cannot be
 // read.
-func (h *host) Own() (own []netip.Addr) {
+func (h *host) HostAddresses() (own []netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.enter() != nil {
@@ -61,8 +61,8 @@ func (f *Firewall) DNS(p Policy) []string {
 	var list []string
 	for _, a := range servers {
 		single := netip.PrefixFrom(a, 32)
-		if p.internet() || p.allows(a, f.cfg.Allow) && !protocol.RangeWithin(single, never) &&
-			!protocol.RangeWithin(single, f.cfg.Deny) {
+		if p.internet() || p.allows(a, f.cfg.Allow) && !protocol.IsWithinAny(single, never) &&
+			!protocol.IsWithinAny(single, f.cfg.Deny) {
 			list = append(list, a.String())
 		}
 	}

@@ -199,9 +199,9 @@ func (s *script) allow(n Network) {
 	var public []netip.Prefix
 	for _, r := range n.Policy.Allow {
 		switch {
-		case !protocol.PrivateRange(r):
+		case !protocol.IsPrivateRange(r):
 			public = append(public, r)
-		case protocol.RangeWithin(r, s.allowed):
+		case protocol.IsWithinAny(r, s.allowed):
 			s.rule(n.Bridge, to(r), accept)
 		}
 	}

@@ -23,7 +23,7 @@ const reportPause = 500 * time.Millisecond
 
 // reportSink publishes reports.
 type reportSink interface {
-	TellImages(ctx context.Context, h *protocol.HostImages) error
+	PublishImages(ctx context.Context, h *protocol.HostImages) error
 	Now() time.Time
 }
 
@@ -58,7 +58,7 @@ func (p *reporter) run(ctx context.Context) {
 		if content := protocol.Encode(report); !bytes.Equal(content, published) {
 			now := report
 			now.Time = p.sink.Now()
-			if err := p.sink.TellImages(ctx, &now); err == nil {
+			if err := p.sink.PublishImages(ctx, &now); err == nil {
 				published = content
 			} else if ctx.Err() == nil {
 				p.log.Warn("could not publish the list of the host's images", "error", err)

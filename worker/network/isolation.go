@@ -82,13 +82,13 @@ func (i *Isolation) Close() { i.firewall.Close() }
 // checkNameServers refuses configured name servers on the host itself, because sandboxes cannot reach the host. It only
 // warns when the host's own configuration names one.
 func (i *Isolation) checkNameServers() error {
-	own := i.firewall.Own()
+	own := i.firewall.HostAddresses()
 	for _, a := range i.dns {
 		if slices.Contains(own, a) {
 			return protocol.Invalid("dns", "must not be addresses of the engine's host, which sandboxes cannot reach, got %s", a)
 		}
 	}
-	if unreachable := i.firewall.OwnResolvers(); len(unreachable) > 0 && len(i.dns) == 0 {
+	if unreachable := i.firewall.HostNameServers(); len(unreachable) > 0 && len(i.dns) == 0 {
 		i.log.Warn("sandboxes cannot reach the host's name servers, which run on the host itself; set worker.dns",
 			"servers", unreachable)
 	}
@@ -108,7 +108,7 @@ func (i *Isolation) Status() (kind, problem string) {
 
 // ConnectionsUnlimited reports whether the rules work but the kernel cannot limit the connections of a sandbox.
 func (i *Isolation) ConnectionsUnlimited() bool {
-	return i.required && i.health.get() == "" && !i.firewall.Counts()
+	return i.required && i.health.get() == "" && !i.firewall.LimitsConnections()
 }
 
 // Check refuses a network policy that this host cannot or must not provide, even if the coordinator accepted it.

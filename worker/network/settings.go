@@ -28,7 +28,7 @@ func parseSettings(cfg Config) (*settings, error) {
 		return nil, err
 	}
 	for _, r := range s.allow {
-		if !protocol.PrivateRange(r) {
+		if !protocol.IsPrivateRange(r) {
 			return nil, protocol.Invalid("allow_networks",
 				"must be private ranges, since public ones are always allowed, got %s", r)
 		}

@@ -38,7 +38,7 @@ func NewSubnets(pool string) (*Subnets, error) {
 	if err != nil || !p.Addr().Is4() || p.Bits() > subnetBits {
 		return nil, protocol.Invalid("network_pool", "must be an IPv4 prefix of /%d or larger, got %.40q", subnetBits, pool)
 	}
-	if !protocol.RangeWithin(p, poolRanges) {
+	if !protocol.IsWithinAny(p, poolRanges) {
 		return nil, protocol.Invalid("network_pool", "must lie in a private range (%s), got %.40q",
 			strings.Join(rangeTexts(poolRanges), ", "), pool)
 	}

@@ -66,9 +66,9 @@ func (p *Phases) Current() string {
 	return p.current
 }
 
-// Tell calls append with the pending phases, which append puts before its own events in one message. It calls append
+// Append calls append with the pending phases, which append puts before its own events in one message. It calls append
 // once at a time. If append returns an error, nothing was appended and the phases stay pending.
-func (p *Phases) Tell(append func(pending []protocol.Event) error) error {
+func (p *Phases) Append(append func(pending []protocol.Event) error) error {
 	p.appending.Lock()
 	defer p.appending.Unlock()
 	p.mu.Lock()

@@ -29,7 +29,7 @@ func create(p *Phases, each ...time.Duration) (messages log) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.Run(ctx, func() { _ = p.Tell(messages.append) }) // it never fails
+		p.Run(ctx, func() { _ = p.Append(messages.append) }) // it never fails
 	}()
 	for i, d := range each {
 		p.Enter(names[i], time.Now())
@@ -37,7 +37,7 @@ func create(p *Phases, each ...time.Duration) (messages log) {
 	}
 	stop()
 	<-ended
-	_ = p.Tell(messages.append)
+	_ = p.Append(messages.append)
 	return messages
 }
 
@@ -71,7 +71,7 @@ func TestAPhaseIsEnteredOnce(t *testing.T) {
 		p.Enter(phase, time.Now())
 	}
 	var l log
-	if err := p.Tell(l.append); err != nil || !slices.Equal(l[0], []string{"container"}) || p.Current() != "container" {
+	if err := p.Append(l.append); err != nil || !slices.Equal(l[0], []string{"container"}) || p.Current() != "container" {
 		t.Errorf("appended %q (%v), current phase %s", l, err, p.Current())
 	}
 }
@@ -80,12 +80,12 @@ func TestPhasesThatCouldNotBeAppendedStayPending(t *testing.T) {
 	p := Begin("")
 	p.Enter("image", time.Now())
 	away := errors.New("away")
-	if err := p.Tell(func([]protocol.Event) error { return away }); err != away {
+	if err := p.Append(func([]protocol.Event) error { return away }); err != away {
 		t.Fatal(err)
 	}
 	p.Enter("network", time.Now())
 	var l log
-	if err := errors.Join(p.Tell(l.append), p.Tell(l.append)); err != nil || len(l) != 2 ||
+	if err := errors.Join(p.Append(l.append), p.Append(l.append)); err != nil || len(l) != 2 ||
 		!slices.Equal(l[0], []string{"image", "network"}) || len(l[1]) > 0 {
 		t.Errorf("appended %q (%v)", l, err)
 	}
@@ -98,7 +98,7 @@ func TestPhasesInTheLogAreNotAppendedAgain(t *testing.T) {
 	}
 	for known, want := range map[string][]string{"": names, "network": {"container", "start"}, "start": nil} {
 		var l log
-		if err := p.Tell(func(pending []protocol.Event) error {
+		if err := p.Append(func(pending []protocol.Event) error {
 			_ = l.append(Missing(pending, known)) // it never fails
 			return errors.New("again")
 		}); err == nil || !slices.Equal(l[0], want) {

@@ -69,7 +69,7 @@ func (c *createPhases) run(ctx context.Context, b *protocol.Sandbox) (stop func(
 // append appends what choose returns, and before it, in the same message, the phases of the create that the log does
 // not have. If choose returns nothing, only the phases are appended, and only while the sandbox waits for its create.
 func (c *createPhases) append(ctx context.Context, b *protocol.Sandbox, choose decide.Decision) error {
-	return c.of(b).Tell(func(unreported []protocol.Event) error {
+	return c.of(b).Append(func(unreported []protocol.Event) error {
 		return c.s.append(ctx, b.Generation, func(st *protocol.State) []protocol.Event {
 			return decide.Phases(st, unreported, choose(st))
 		})

@@ -73,7 +73,7 @@ func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 // Notify takes news of the sandbox: the newest batch of its history, or nil. It returns false if the goroutine has
 // ended, so that the news needs a new one.
 func (s *Sandbox) Notify(b *protocol.Batch) bool {
-	gap := b == nil || s.journal.Observe(b)
+	gap := b == nil || s.journal.Receive(b)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {

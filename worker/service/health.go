@@ -42,7 +42,7 @@ func (h *health) load(dir hostdir.Dir) error {
 	if check == nil {
 		check = defaults.Healthcheck
 	}
-	if check == nil || check.Off() {
+	if check == nil || check.Disabled() {
 		h.check = nil
 		return err
 	}
