@@ -10,7 +10,7 @@ import (
 func TestMain(m *testing.M) {
 	// Fleets mostly wait, for timeouts and for engines. On small machines the suite finishes sooner with one test more
 	// than there are cores. The flag -parallel overrides this.
-	if err := flag.Set("test.parallel", "3"); err != nil {
+	if err := flag.Set("test.parallel", "5"); err != nil {
 		panic(err)
 	}
 	fleet.Main(m)

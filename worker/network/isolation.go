@@ -40,7 +40,7 @@ type Engine interface {
 // Isolation keeps the networks of sandboxes apart from everything they must not reach, unless the operator turned that
 // off. Its methods may be called concurrently, except that only one [Isolation.Sync] may run at a time.
 type Isolation struct {
-	*settings
+	settings
 	rules
 	subnets *Subnets
 	engine  Engine
@@ -58,7 +58,7 @@ func New(cfg Config) (*Isolation, error) {
 		Allow: settings.allow, MostConns: cfg.Connections, Pool: cfg.Subnets.Pool(), Resolvers: settings.dns,
 		Logger: cfg.Logger})
 	i := &Isolation{
-		settings: settings,
+		settings: *settings,
 		rules:    rules{firewall: fw, settings: settings, fence: cfg.Fence, log: cfg.Logger},
 		subnets:  cfg.Subnets,
 		engine:   cfg.Engine,
