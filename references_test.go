@@ -94,7 +94,7 @@ func filesNamed(t *testing.T, wanted func(name string) bool) (names []string) {
 }
 
 // declarations maps a directory to the names it declares: "Name", "Type.Method" and "Type.Field". A type also declares
-// the methods and fields of the unexported types of its package that it embeds, as in its documentation.
+// the methods and fields of the types of its package that it embeds.
 func declarations(files []sourceFile) map[string]map[string]bool {
 	declared := map[string]map[string]bool{}
 	for _, file := range files {
@@ -108,12 +108,16 @@ func declarations(files []sourceFile) map[string]map[string]bool {
 			}
 		}
 	}
-	for _, file := range files {
-		directory := path.Dir(file.name)
-		for outer, parts := range embedded(file.syntax) {
-			for name := range maps.Clone(declared[directory]) {
-				if owner, member, ok := strings.Cut(name, "."); ok && slices.Contains(parts, owner) {
-					declared[directory][outer+"."+member] = true
+	for grown := true; grown; { // an embedded type may embed another
+		grown = false
+		for _, file := range files {
+			names := declared[path.Dir(file.name)]
+			for outer, parts := range embedded(file.syntax) {
+				for name := range maps.Clone(names) {
+					owner, member, ok := strings.Cut(name, ".")
+					if ok && slices.Contains(parts, owner) && !names[outer+"."+member] {
+						names[outer+"."+member], grown = true, true
+					}
 				}
 			}
 		}
@@ -121,7 +125,7 @@ func declarations(files []sourceFile) map[string]map[string]bool {
 	return declared
 }
 
-// embedded maps the structs of a file to the unexported types of the same package that they embed.
+// embedded maps the structs of a file to the types of the same package that they embed.
 func embedded(file *ast.File) map[string][]string {
 	parts := map[string][]string{}
 	ast.Inspect(file, func(n ast.Node) bool {
@@ -131,7 +135,7 @@ func embedded(file *ast.File) map[string][]string {
 		}
 		if s, ok := spec.Type.(*ast.StructType); ok {
 			for _, field := range s.Fields.List {
-				if part := receiver(field.Type); len(field.Names) == 0 && part != "" && !ast.IsExported(part) {
+				if part := receiver(field.Type); len(field.Names) == 0 && part != "" {
 					parts[spec.Name.Name] = append(parts[spec.Name.Name], part)
 				}
 			}
@@ -255,7 +259,9 @@ func importedAs(file sourceFile, name string) (directory string, own bool) {
 // directories.
 var (
 	fileName    = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:\.\./)*[A-Za-z0-9_][\w/.-]*\.(?:go|md))\b`)
-	packageName = regexp.MustCompile("(?:^|[^\\w./*%$<>{}-])((?:cmd|coordinator|docs|imageref|imagetar|integration|jetstream|protocol|scripts|sdk|seldom|spec|supervisor|worker)/[a-z][\\w/-]*)(?:[^\\w./<*-]|[.](?:\\W|$)|$)")
+	packageName = regexp.MustCompile(`(?:^|[^\w./*%$<>{}-])((?:` + strings.Join([]string{"cmd", "coordinator", "docs", "imageref", "imagetar",
+		"integration", "jetstream", "protocol", "scripts", "sdk", "seldom", "spec", "supervisor", "worker"}, "|") +
+		`)/[a-z][\w/-]*)(?:[^\w./<*-]|[.](?:\W|$)|$)`)
 )
 
 func TestFilesNamedInProseExist(t *testing.T) {
