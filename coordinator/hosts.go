@@ -46,8 +46,8 @@ type hostEntry struct {
 }
 
 func newHosts(t Timing, p *projection) *hosts {
-	h := &hosts{timing: t, projection: p, now: p.conn.Now, log: p.log, known: map[string]*hostEntry{},
-		ids: map[string]string{}, intents: map[string]*protocol.OperatorIntent{}}
+	h := &hosts{timing: t, projection: p, now: func() time.Time { return p.conn.Now() }, log: p.log,
+		known: map[string]*hostEntry{}, ids: map[string]string{}, intents: map[string]*protocol.OperatorIntent{}}
 	p.route = h.workerOf
 	return h
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
@@ -30,7 +32,8 @@ func TestMain(m *testing.M) {
 	}
 	path := os.Getenv(listenVariable)
 	if path == "" {
-		os.Exit(m.Run())
+		goleak.VerifyTestMain(m)
+		return
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
