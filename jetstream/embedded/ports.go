@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	firstPort     = 10000 // FreePorts tries ports from here up to the first ephemeral port
-	lastPort      = 32767 // used if the system does not publish its ephemeral ports
+	firstPort     = 10000 // FreePorts tries from here
+	lastPort      = 19999 // to here: above it are the ports that workers publish for sandboxes
 	triesForAPort = 100
 )
 
 // FreePorts returns n different TCP ports that are currently free on loopback. It avoids ephemeral ports, which the
-// system assigns to outgoing connections: one of those could take the port before a server listens on it or while the
-// server restarts. The error has code internal.
+// system assigns to outgoing connections, and those that workers publish for sandboxes: one of them could take the port
+// before a server listens on it or while the server restarts. The error has code internal.
 func FreePorts(n int) ([]int, error) {
 	last := lastPort
 	if content, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
 		var ephemeral int
 		if _, err := fmt.Sscan(string(content), &ephemeral); err == nil && ephemeral > firstPort {
-			last = ephemeral - 1
+			last = min(last, ephemeral-1)
 		}
 	}
 	ports, taken := make([]int, 0, n), map[int]bool{}
