@@ -97,19 +97,19 @@ func (cfg *Config) setDefaults() error {
 
 // Timing holds the periods of the coordinator's loops.
 type Timing struct {
-	Scan     time.Duration // between two scans for work that no event announces; default 1 s
-	Suspect  time.Duration // without a heartbeat a host gets no new work, and may be lost; default 5 s
-	Retell   time.Duration // a worker is notified again about a sandbox that stays pending; default 5 s
-	Seize    time.Duration // between two attempts to take a silent host's lock; default 3 s
-	Snapshot time.Duration // between two rounds of snapshots; default 30 s
-	Abandon  time.Duration // a reservation without a history is ended; default 60 s
-	Image    time.Duration // an image that may not be pulled, and that no host has or gets, is waited for; default 30 s
-	Unwanted time.Duration // the file of an unwanted image is kept; default 24 h
-	Overdue  time.Duration // beyond its own deadline, an exec or create is ended for its worker; default 60 s
-	Keep     time.Duration // a forgotten host is remembered at least; default 1 hour
-	Compact  time.Duration // between two checks for long histories; default 1 min
-	Output   time.Duration // between two checks of the stored output; default 1 s
-	Fresh    time.Duration // a read waits for the log, and is then answered from memory; default 1 s
+	Scan     time.Duration // time between two scans for work that no event announces; default 1 s
+	Suspect  time.Duration // a host that was silent for so long gets no new work, and may be lost; default 5 s
+	Retell   time.Duration // time until a worker is notified again about a pending sandbox; default 5 s
+	Seize    time.Duration // time between two attempts to take a silent host's lock; default 3 s
+	Snapshot time.Duration // time between two rounds of snapshots; default 30 s
+	Abandon  time.Duration // age at which a reservation without a history is ended; default 60 s
+	Image    time.Duration // longest wait for an image that may not be pulled and that no host has; default 30 s
+	Unwanted time.Duration // how long the file of an unwanted image is kept; default 24 h
+	Overdue  time.Duration // time from its own deadline until an exec or create is ended for its worker; default 60 s
+	Keep     time.Duration // shortest time that a forgotten host is remembered; default 1 hour
+	Compact  time.Duration // time between two checks for long histories; default 1 min
+	Output   time.Duration // time between two checks of the stored output; default 1 s
+	Fresh    time.Duration // longest wait of a read for the log; it is then answered from memory; default 1 s
 }
 
 func (t *Timing) setDefaults() {

@@ -46,7 +46,7 @@ func (d *deployment) connectAs(cfg jetstream.Config) *jetstream.Conn {
 	return conn
 }
 
-// coordinator runs one until stop is called.
+// coordinator runs a coordinator until stop is called.
 func (d *deployment) coordinator(name string, timing Timing) (stop func()) {
 	d.t.Helper()
 	return d.run(Config{Name: name, Timing: timing})
@@ -81,7 +81,7 @@ func runUntilReady(t testing.TB, cfg Config) (stop func()) {
 	}
 }
 
-// request submits a request, again until it is answered.
+// request submits a request, and repeats it until an answer comes.
 func (d *deployment) request(verb, sandbox, id string, r protocol.Request) *protocol.Reply {
 	d.t.Helper()
 	answers, err := d.conn.Answers()

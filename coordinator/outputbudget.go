@@ -27,7 +27,7 @@ func (o OutputBudget) check() error {
 	return nil
 }
 
-// limits returns the budget in a log with that room.
+// limits returns the budget for a log with this much room.
 func (o OutputBudget) limits(room jetstream.OutputRoom) outputLimits {
 	l := outputLimits{sandbox: int64(o.Sandbox), Tenant: int64(o.Tenant), all: room.Limit}
 	switch {
@@ -124,7 +124,7 @@ func (l *leader) cutOutput(ctx context.Context, k *outputKeeper, limits outputLi
 		if err := l.conn.PurgeOutput(ctx, cut.Tenant, cut.ID, cut.through); err != nil {
 			return err
 		}
-		l.log.Info("removed a sandbox's oldest output: it, or its tenant, exceeds the budget",
+		l.log.Info("removed the oldest output of a sandbox to stay within the limits",
 			"tenant", cut.Tenant, "sandbox", cut.ID, "bytes", cut.bytes)
 		k.bytes -= cut.bytes
 		k.mu.Lock()

@@ -69,8 +69,8 @@ func exitsWith(t *testing.T, r *sdk.Result, code int) {
 	}
 }
 
-// TestAWorkerKilledDuringACreateOrADelete kills a worker at each step of both. The restarted worker brings the sandbox
-// to its desired state and leaves nothing behind after the delete.
+// TestAWorkerKilledDuringACreateOrADelete kills a worker at each step of a create and at each step of a delete. The
+// restarted worker brings the sandbox to its desired state and leaves nothing behind after the delete.
 func TestAWorkerKilledDuringACreateOrADelete(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -147,7 +147,7 @@ func ranOnce(t *testing.T, f *fleet.Fleet, s *sdk.Sandbox, id string) {
 	}
 }
 
-// same fails the test with the first difference if output is not what the command wrote.
+// same fails the test if output is not what the command wrote, and shows the first difference.
 func same(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if bytes.Equal(got, want) {
@@ -210,7 +210,8 @@ func TestAWorkerKilledDuringAnExec(t *testing.T) {
 	f.Judge()
 }
 
-// TestAWorkerKilledDuringAStopOrAResume kills a worker at each step of both, while an exec runs.
+// TestAWorkerKilledDuringAStopOrAResume kills a worker at each step of a stop and at each step of a resume, while an
+// exec runs.
 func TestAWorkerKilledDuringAStopOrAResume(t *testing.T) {
 	t.Parallel()
 	f := fleet.Start(t, fleet.Options{Workers: -1})
@@ -296,8 +297,8 @@ func onlyOnce(t *testing.T, f *fleet.Fleet, id string, kind protocol.Kind) {
 	}
 }
 
-// TestACoordinatorKilledDuringACreate kills a coordinator between each two of reserve, append, answer and acknowledge.
-// The id is used for one sandbox, whose handle the caller gets.
+// TestACoordinatorKilledDuringACreate kills a coordinator before each of these steps: reserve, append, answer,
+// acknowledge. The id is used for one sandbox, whose handle the caller gets.
 func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)
@@ -339,7 +340,7 @@ func TestACoordinatorKilledDuringACreate(t *testing.T) {
 	f.Judge()
 }
 
-// TestACoordinatorKilledDuringAnExec does the same with an exec: it runs once.
+// TestACoordinatorKilledDuringAnExec kills a coordinator before each step of accepting an exec. The exec runs once.
 func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 	t.Parallel()
 	f, _ := fleetWithoutCoordinator(t)
@@ -368,7 +369,8 @@ func TestACoordinatorKilledDuringAnExec(t *testing.T) {
 	f.Judge()
 }
 
-// TestACoordinatorKilledDuringAChange does the same with cancel, stop, resume and delete.
+// TestACoordinatorKilledDuringAChange kills a coordinator before it answers, and before it acknowledges, a cancel, a
+// stop, a resume and a delete.
 func TestACoordinatorKilledDuringAChange(t *testing.T) {
 	t.Parallel()
 	f, w := fleetWithoutCoordinator(t)

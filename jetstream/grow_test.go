@@ -16,7 +16,7 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// kept is a message of a stream that must not change.
+// kept is a stored message, which must stay the same.
 type kept struct {
 	Sequence uint64
 	Time     time.Time
@@ -41,7 +41,7 @@ func everything(t *testing.T, d *deployment, name string) []kept {
 	return all
 }
 
-// publishUntilStored publishes one byte of output until it is stored or ctx ends.
+// publishUntilStored publishes one byte of output, again and again until it is stored or ctx ends.
 func publishUntilStored(ctx context.Context, c *jetstream.Conn, tenant, exec string, n int) {
 	k := jetstream.Chunk{Stream: jetstream.Stdout, Offset: int64(n), Data: []byte{byte(n)}, NextStdout: int64(n + 1)}
 	for {
@@ -78,7 +78,8 @@ func growWithInterruptions(t *testing.T, d *deployment, c *jetstream.Conn) (ends
 	}
 }
 
-// The move is aborted after each of its steps, as by a kill, and continued, while a worker keeps sending output.
+// The move to three replicas is aborted after each of its steps, as by a kill, and then continued. Meanwhile a worker
+// keeps sending output.
 func TestGrowingToThreeReplicasLosesNothingWhereverItIsInterrupted(t *testing.T) {
 	t.Parallel()
 	servers, err := embedded.StartCluster(t.TempDir(), 3)
@@ -173,7 +174,7 @@ func TestStreamsThatLostReplicasAreReportedAndRepaired(t *testing.T) {
 	wantError(t, c.Grow(t.Context(), 1, nil), protocol.InvalidArgument, "")
 
 	before := configLeader(t, d, protocol.StreamEvents)
-	must(t, c.RecoverStore(t.Context(), nil)) // as for a leader whose store takes no writes
+	must(t, c.RecoverStore(t.Context(), nil)) // this is how a leader whose store takes no writes is replaced
 	eventually.Holds(t, 20*time.Second, "another leader", func() bool {
 		s := d.conn(t).Storage(t.Context()).Streams
 		i := slices.IndexFunc(s, func(s protocol.StreamStorage) bool { return s.Name == protocol.StreamEvents })

@@ -25,8 +25,8 @@ type Position struct {
 	Batch  string
 }
 
-// recheckAfter is the pause before the leader is asked a second time whether its history is another one: a new leader
-// may be behind for a moment.
+// recheckAfter is the pause before the leader is asked again whether messages are lost. A new leader may be behind for
+// a moment.
 const recheckAfter = 250 * time.Millisecond
 
 // entry is a message of a history.
@@ -56,7 +56,7 @@ func (e *entry) position() Position {
 	return p
 }
 
-// isAt reports whether an entry is at a position, as far as that is known.
+// isAt reports whether an entry is at a position. A position without a batch matches any entry of that record.
 func (e *entry) isAt(p Position) bool {
 	return e.record == p.Record && (p.Batch == "" || e.batch != nil && e.batch.ID == p.Batch)
 }
@@ -70,8 +70,8 @@ func (l *EventLog) lastEntry(ctx context.Context, tenant, sandbox string) (entry
 	return l.entryOf(m)
 }
 
-// holds reports whether the log, or a segment, has a position in the history of a sandbox. With an empty sandbox it
-// checks the log only, for any sandbox. The positions of a purged history are gone.
+// holds reports whether a position of a sandbox's history still exists, in the log or in a segment. If sandbox is
+// empty, the position may be of any sandbox, and only the log is checked. The positions of a purged history are gone.
 func (sg *segments) holds(ctx context.Context, tenant, sandbox string, p Position) (bool, error) {
 	m, err := sg.leaderGet(ctx, protocol.StreamEvents, map[string]any{"seq": p.Record})
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -101,7 +101,8 @@ func (j *Journal) Position() Position {
 	return j.at
 }
 
-// errRewound says that a stream no longer has what was followed: a server lost it or has another stream in its place.
+// errRewound says that a stream no longer has what a follower read from it: a server lost the messages, or has another
+// stream in its place.
 var errRewound = protocol.Errorf(protocol.Unavailable, "rewound", "the stream no longer has what was read from it")
 
 // IsRewound reports whether a follower ended because the log no longer has what it handled. Whatever was derived from
@@ -141,7 +142,8 @@ func (f *follower) lost(ctx context.Context) (bool, error) {
 	return err == nil && !m.time.Equal(f.handled), err
 }
 
-// lastSequence returns the highest sequence that a stream has or had, according to its leader.
+// lastSequence asks a stream's leader for the sequence of the last message that the stream stored. That message may
+// have been removed since.
 func (s *streams) lastSequence(ctx context.Context, stream string) (uint64, error) {
 	reply, err := s.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream})
 	if err != nil {

@@ -56,9 +56,9 @@ var (
 	sizeUnits   = map[string]int64{"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 )
 
-// ParseBytes parses a size such as "1024", "512m", "1.5g" or "4GiB", from 0 to 2^63-1 bytes. Units are binary
-// and ignore letter case. Whole numbers are exact; a fraction needs a unit above the byte and is rounded down
-// to whole bytes.
+// ParseBytes parses a size such as "1024", "512m", "1.5g" or "4GiB", from 0 to 2^63-1 bytes. Units are binary: "k" and
+// "K" both mean 1024 bytes. Whole numbers are exact. A fraction must have a unit larger than the byte, and is rounded
+// down to whole bytes.
 func ParseBytes(s string) (Bytes, error) {
 	if m := sizePattern.FindStringSubmatch(strings.TrimSpace(s)); m != nil {
 		number, unit := m[1], sizeUnits[strings.ToLower(m[2])]

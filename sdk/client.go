@@ -36,8 +36,8 @@ type Options struct {
 	// only for acceptance and whose context has no deadline gives up after [RequestTries] times this timeout.
 	RequestTimeout time.Duration
 
-	// IDPrefixes also accepts the beginning of a generated id, of [protocol.MinPrefix] characters or more, wherever an
-	// id is expected, if exactly one sandbox has an id that starts so. It is meant for people who type ids.
+	// IDPrefixes lets callers shorten a generated id, wherever one is expected, to its first [protocol.MinPrefix] or
+	// more characters. Exactly one sandbox must have an id that begins so. It is meant for people who type ids.
 	IDPrefixes bool
 
 	Conn   *jetstream.Conn // an open connection to use instead of connecting; Close leaves it open
@@ -58,7 +58,7 @@ type Client struct {
 	log            *slog.Logger
 	warned         atomic.Int64 // when the last warning about a waiting request was logged, in Unix nanoseconds
 
-	ctx   context.Context // of the repairs of feeds; cancelled by Close
+	ctx   context.Context // repairs of feeds run under it; Close cancels it
 	close context.CancelFunc
 
 	mu    sync.Mutex
@@ -184,9 +184,9 @@ func (c *Client) Now(ctx context.Context) time.Time {
 	return c.conn.Now()
 }
 
-// Defaults reads the spec that lies below the specs of this tenant's sandboxes, as the operator configured it for the
-// coordinator that answers. Below it lie the defaults of the worker that gets the sandbox, which [Host] has. It does
-// not retry.
+// Defaults reads the values that this tenant's sandboxes get for fields that their specs omit, as the operator
+// configured them for the coordinator that answers. For fields that this spec omits too, the worker that gets the
+// sandbox has defaults, which [Host] has. Defaults does not retry.
 func (c *Client) Defaults(ctx context.Context) (*SandboxSpec, error) {
 	reply, err := c.query(ctx, protocol.EndpointDefaults, protocol.Query{})
 	if err != nil {

@@ -1,11 +1,16 @@
-// Package worker holds the lock of one Docker host, and has its sandboxes brought to what the log says.
+// Package worker holds the lock of one Docker host, and keeps a goroutine for each sandbox on it. That goroutine makes
+// the host match what the log says about the sandbox.
 //
-//	worker.go     one run with one engine; prepare.go what it offers, lock.go its lock
+//	worker.go     one run with one engine
+//	   ├─ prepare.go     what the host offers and allows
+//	   ├─ lock.go        the host's lock
 //	   │
 //	tenure.go     while the lock is held:
 //	   ├─ register.go    the entry in the table of hosts, heartbeats
-//	   ├─ engine.go      the engine's events; from time to time an inspection of everything on the host
-//	   │     └─ initial.go   the first one, before the host takes new sandboxes; own.go, gpus.go
+//	   ├─ engine.go      follows the engine's events, and inspects everything on the host from time to time
+//	   │     ├─ initial.go   the first inspection, before the host takes new sandboxes
+//	   │     ├─ own.go       which containers belong to this deployment
+//	   │     └─ gpus.go      which sandboxes hold GPUs
 //	   └─ mailboxes.go   a goroutine for each sandbox ──► worker/sandbox
 //	                        └─ admit.go   whether there is room for it
 //
@@ -16,12 +21,13 @@
 //
 // Imports go down only, and no package below imports worker.
 //
-// A sandbox moves by steps: its state in the log and the inspection of the host give one operation, until nothing is
-// left to do. A worker that restarts takes the same steps; there is no second path for recovery.
+// A goroutine works in steps. Each step inspects the host, compares it with the sandbox's state in the log, and does
+// one operation, until nothing is left to do. A worker that restarts takes the same steps; there is no second path for
+// recovery.
 //
-// worker/disk watches the free space on the host's disks, and stops the sandbox that fills one. It needs no lock.
-// Everything else that changes the host does: each request to the engine passes the fence in worker/docker, and so does
-// each start of an exec.
+// worker/disk watches the free space on the host's disks, and stops the sandbox that fills one. It works without the
+// host's lock. Everything else that changes the host needs the lock: the fence in worker/docker checks it for each
+// request to the engine and for each start of an exec.
 //
 // The package imports protocol, jetstream, seldom, wake, backoff, supervisor/control and its own sub-packages, never
 // coordinator.

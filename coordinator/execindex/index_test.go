@@ -49,7 +49,7 @@ func (i *indexed) refresh(d *deployment) {
 	}
 }
 
-// keep stores the index, and then takes a snapshot, as a leader does.
+// keep takes a snapshot and stores the index, as a leader does.
 func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 	s := i.j.Snapshot()
 	if err := i.Store(d.t.Context(), theOne); err != nil {
@@ -58,7 +58,7 @@ func (i *indexed) keep(d *deployment) *jetstream.Snapshot {
 	return s
 }
 
-// knows asks as a decision does.
+// knows asks whether an id was used, in the way of a coordinator that decides a request.
 func (i *indexed) knows(d *deployment, id string) bool {
 	d.t.Helper()
 	lookups := Lookups{}
@@ -76,7 +76,7 @@ func (i *indexed) knows(d *deployment, id string) bool {
 	}
 }
 
-// read reads an exec as a coordinator does: from the fold, or by the index where it ended long ago.
+// read reads an exec as a coordinator does: from the fold, or through the index if the exec ended long ago.
 func (i *indexed) read(d *deployment, id string) (x *protocol.Exec, err error) {
 	i.j.View(func(s *protocol.State, _ uint64) { x = s.Execs[id] })
 	if x != nil {
@@ -96,7 +96,7 @@ func (i *indexed) evict() {
 	i.heads, i.pages = newCache[key, *indexHead](1), newCache[pageKey, readPages](1)
 }
 
-// accepting returns how execs are appended that are accepted; some of those that are active end with them.
+// accepting returns a function that appends n accepted execs. In the same batch it ends some of those that are active.
 func (d *deployment) accepting() (accept func(first, n int)) {
 	zero := 0
 	j := d.conn.Journal(jetstream.JournalConfig{Tenant: theOne.Tenant, Sandbox: theOne.ID, Writer: "w1", KeepEnded: 1})
@@ -128,8 +128,8 @@ func (d *deployment) accepting() (accept func(first, n int)) {
 	}
 }
 
-// Two coordinators store what they know, late and concurrently, follow each other or not, evict and restart: a used id
-// stays used, and no other is refused.
+// Two coordinators store the index late and at the same time, hear of each other's writes or not, evict pages, and
+// restart. A used id must stay used, and no unused id may be refused.
 func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -155,7 +155,7 @@ func TestP3_ExecIDsAreToldWhateverBecomesOfCoordinators(t *testing.T) {
 			}
 		case 4:
 			saved = i.keep(d)
-		case 5: // at once
+		case 5: // both at the same time
 			var wg sync.WaitGroup
 			for _, i := range both {
 				wg.Go(func() { i.keep(d) })
@@ -258,7 +258,7 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 	i := d.indexed(nil)
 	d.agrees("from memory", i)
 	more := d.accepting()
-	for from := range 20 { // so that none but the last is in the fold
+	for from := range 20 { // so that only the last exec is in the fold
 		more(10*from, 10)
 	}
 	i.refresh(d)
@@ -270,7 +270,7 @@ func TestAPastExecIsWhatTheWholeHistorySays(t *testing.T) {
 
 // The bucket is lost entirely or in part, or is older than the log.
 func TestP3_ALostIndexIsMadeAgainFromTheHistory(t *testing.T) {
-	const execs = 2000 // with pages
+	const execs = 2000 // enough that the index has pages
 	for name, lose := range map[string]string{
 		"everything": "default.a.>", "the head": "default.a.head", "the pages": "default.a.*.>",
 	} {
@@ -356,7 +356,7 @@ func TestP3_IDsThatAnOlderVersionStoredAreRefused(t *testing.T) {
 	check("on pages, after a restart", d.indexed(s))
 }
 
-// readPages has an index read and cache pages, by lookups of unused ids.
+// readPages looks up unused ids, so that the index reads pages and caches them.
 func (i *indexed) readPages(d *deployment) {
 	d.t.Helper()
 	for n := range 1000 {
@@ -380,7 +380,7 @@ func (i *indexed) knowsAll(d *deployment, who string, n int) {
 	}
 }
 
-// hears has a standby hear of the head that is stored.
+// hears tells a standby about the stored head.
 func (i *indexed) hears(d *deployment) {
 	d.t.Helper()
 	h, err := d.conn.ExecHead(d.t.Context(), "default", "a")
@@ -390,7 +390,8 @@ func (i *indexed) hears(d *deployment) {
 	i.headStored(theOne, h)
 }
 
-// A standby learns that execs went to pages that it has filters of, before it folds the last of those execs.
+// A standby has cached the filters of some pages. It learns that more execs went to these pages before it has folded
+// the last of those execs.
 func TestP3_AStandbyThatIsBehindTakesNoUsedIDForNew(t *testing.T) {
 	t.Parallel()
 	d := provisioned(t)
@@ -445,7 +446,7 @@ func TestP3_AnIndexThatWasMadeAgainIsReadAnew(t *testing.T) {
 	leader.readPages(d)
 	d.purgeBucket(protocol.BucketExecIDs, "default.a.>")
 	more(100)
-	for spills := range 3 { // as many as there were before
+	for spills := range 3 { // until there were as many spills as before the loss
 		if spills > 0 {
 			more(1600)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/boxfleet/boxfleet/spec"
 )
 
-// imageBonus is the headroom that having all images is worth. It is small: a host without the images still gets the
-// sandbox when it is emptier by more than a tenth. Otherwise the first host that pulled an image would get every
+// imageBonus is added to the headroom of a host that has all images. It is small: a host without the images still gets
+// the sandbox when it is emptier by more than a tenth. Otherwise the first host that pulled an image would get every
 // sandbox that uses it, and a burst of creates would pull it everywhere at once.
 const imageBonus = 0.1
 
@@ -139,7 +139,7 @@ func unavailable(b *protocol.Sandbox, h *protocol.Host) string {
 	return returnedBy(b, h)
 }
 
-// closedByOperator returns the operator's reason for placing nothing on a host, "" where there is none.
+// closedByOperator says in which way the operator closed a host to new sandboxes, "" where it is open.
 func closedByOperator(h *protocol.Host) string {
 	switch {
 	case h.Drain != nil && !h.Drain.Deadline.IsZero():
@@ -153,7 +153,7 @@ func closedByOperator(h *protocol.Host) string {
 }
 
 // returnedBy returns why a host's worker gave this sandbox back, "" where it did not. Two coordinators that both
-// believe to lead may assign more to a host than it has; its worker then returns the excess.
+// believe they lead may assign more to a host than it has; its worker then returns the excess.
 func returnedBy(b *protocol.Sandbox, h *protocol.Host) string {
 	for _, r := range b.Refusals {
 		if r.HostID == h.HostID {
@@ -164,7 +164,7 @@ func returnedBy(b *protocol.Sandbox, h *protocol.Host) string {
 	return ""
 }
 
-// WithoutExpiredRefusals returns a sandbox whose host refusals have not expired at now.
+// WithoutExpiredRefusals returns the sandbox without the hosts' refusals that have expired at now.
 func WithoutExpiredRefusals(b *protocol.Sandbox, now time.Time) *protocol.Sandbox {
 	expired := func(r protocol.Refusal) bool { return !now.Before(r.Until) }
 	if !slices.ContainsFunc(b.Refusals, expired) {

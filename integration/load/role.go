@@ -43,7 +43,7 @@ type role struct {
 
 // fleet has the settings that all workers share.
 type fleet struct {
-	Workers int           `json:"workers,omitempty"` // in all processes
+	Workers int           `json:"workers,omitempty"` // total of all processes
 	Living  int           `json:"living,omitempty"`  // seeded sandboxes
 	Slots   int           `json:"slots,omitempty"`   // per host
 	Create  time.Duration `json:"create,omitempty"`  // how long the engine takes for a create

@@ -25,9 +25,9 @@ type Image struct {
 	Cwd          string
 	Entrypoint   []string
 	Cmd          []string
-	StopSignal   int                   // that stops its command; 0: TERM
+	StopSignal   int                   // signal that stops its command; 0: TERM
 	Volumes      []string              // declared volumes; sorted
-	Healthcheck  *protocol.Healthcheck // nil: none; without the engine's defaults
+	Healthcheck  *protocol.Healthcheck // nil: none. The engine's defaults are not filled in
 	Size         int64                 // bytes
 	OS           string
 	Architecture string
@@ -45,7 +45,7 @@ func (im *images) FindImage(ctx context.Context, ref string) (Image, error) {
 	return im.findImage(ctx, ref, ref)
 }
 
-// findImage inspects the image with this name on the engine; its digest is that in the registry of ref.
+// findImage inspects the image with this name on the engine. The image's digest is the one in ref's registry.
 func (im *images) findImage(ctx context.Context, name, ref string) (Image, error) {
 	var img Image
 	err := im.do(ctx, call{verb: "inspect", kind: kindImage, name: name, limit: im.readLimit()},
@@ -119,8 +119,8 @@ func fullNames(to, names []string) []string {
 	return to
 }
 
-// RemoveImage removes a name of an image, and with the last name the image itself. If a container in any state uses the
-// image, it fails with failed_precondition and changes nothing. Absent is no error.
+// RemoveImage removes a name of an image. With its last name, the image itself is removed. If a container in any state
+// uses the image, RemoveImage fails with failed_precondition and changes nothing. It succeeds if there is no such name.
 func (im *images) RemoveImage(ctx context.Context, refOrID string) error {
 	err := im.do(ctx, call{verb: "remove", kind: kindImage, name: refOrID, limit: im.runLimit()},
 		func(ctx context.Context) error {

@@ -61,7 +61,7 @@ func (ps *pulls) PullImage(ctx context.Context, ref string, report func(protocol
 	return ps.images.FindImage(ctx, ref)
 }
 
-// pullOnce calls bring to get an image under a name on the engine, or waits for a running pull of that name.
+// pullOnce waits for a pull of this name that is running, or else calls bring, which gets the image under that name.
 func (ps *pulls) pullOnce(ctx context.Context, full, name string, report func(protocol.PullProgress),
 	bring func(context.Context, *layers) error) error {
 	p := ps.joinPull(ctx, full, name, bring)
@@ -119,7 +119,7 @@ func (ps *pulls) leavePull(p *pull) {
 	}
 }
 
-// Interval between two reports: the first one, and the maximum.
+// The interval between two reports grows from reportFirst to reportMost.
 const (
 	reportFirst = 2 * time.Second
 	reportMost  = 30 * time.Second
@@ -177,8 +177,8 @@ func (ps *pulls) pullWithRetries(ctx context.Context, ref string, moved *layers,
 	}
 }
 
-// pull has the engine pull an image. It reads the engine's report to the end, because the engine has the image only
-// then.
+// pull asks the engine to pull an image, and reads the engine's report to its end. The engine does not have the image
+// before that.
 func (ps *pulls) pull(ctx context.Context, ref string, moved *layers) error {
 	auth, known := ps.credentials(ctx, registryOf(ref))
 	c := call{verb: "pull", kind: kindImage, name: ref, limit: transferLimit}
@@ -249,8 +249,8 @@ var (
 		`HTTP status: 5\d\d|\b50[0234] (Bad|Service|Gateway|Internal)|server closed idle connection`)
 )
 
-// causes translate an engine's error of a pull. The engine's own text may contain a response of the registry, or of
-// another server in its place, so it goes to the operator's log only.
+// causes translate the engine's text for a failed pull. Callers must not see that text, because it may contain what the
+// registry answered, or another server in its place. It goes to the operator's log only.
 var causes = []struct {
 	engine *regexp.Regexp
 	text   string

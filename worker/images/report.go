@@ -14,7 +14,7 @@ import (
 
 // Limits of one report, so that it fits into a message.
 const (
-	maxReported  = 1000      // images that the worker manages; names
+	maxReported  = 1000      // for the images that the worker manages, and also for the names
 	maxNameBytes = 128 << 10 // all names together
 )
 
@@ -78,7 +78,7 @@ func (p *reporter) run(ctx context.Context) {
 	}
 }
 
-// follow has a report made whenever the engine announces that an image changed, until ctx ends.
+// follow wakes the reporter each time the engine announces that an image changed, until ctx ends.
 func (p *reporter) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := p.engine.FollowImages(ctx, p.inventory.changed.Wake)
@@ -92,8 +92,8 @@ func (p *reporter) follow(ctx context.Context) {
 	}
 }
 
-// limitNames returns the names that are reported, sorted; cut reports that there were more. names has the important
-// ones first.
+// limitNames returns as many names as fit into a report, sorted. cut says whether some did not fit. names lists the
+// important ones first, so that they fit.
 func limitNames(names []string) (reported []string, cut bool) {
 	size := 0
 	for _, name := range names {

@@ -11,12 +11,12 @@ import (
 	"github.com/boxfleet/boxfleet/worker/firewall"
 )
 
-// orphanPasses is for how many reconciliations a bridge must have been an orphan before it is removed: an engine may
-// still be creating a network for a worker that was killed.
+// A bridge is removed after it has been an orphan for orphanPasses reconciliations. A newer orphan may belong to a
+// network that the engine is still creating, for a worker that was killed.
 const orphanPasses = 4
 
-// orphans are bridges that were made for networks of this deployment but belong to no network of the engine, with the
-// time at which each was first found without one.
+// orphans are bridges that were made for networks of this deployment, but belong to no network of the engine now. Each
+// has the time at which it was first found to be an orphan.
 type orphans map[firewall.Bridge]time.Time
 
 // orphanBridges removes orphans that stay orphans long enough.
@@ -31,8 +31,8 @@ type orphanBridges struct {
 	dryRun   bool          // only report orphans
 }
 
-// remove removes bridges left by an engine that was killed while it created their networks. It judges by
-// complete lists of the engine's networks, which are read after the bridges were listed.
+// remove removes bridges left by an engine that was killed while it created their networks. It lists the engine's
+// networks after the bridges, so the bridge of a network that was created in between is no orphan.
 func (o *orphanBridges) remove(ctx context.Context) error {
 	abandoned, err := o.firewall.Abandoned()
 	if err != nil {

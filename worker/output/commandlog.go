@@ -13,17 +13,17 @@ import (
 	"github.com/boxfleet/boxfleet/worker/supervise"
 )
 
-// CommandLog publishes what a container's own command prints, in the way of an exec's output, under a name that no exec
-// has. The files keep the last control.PrimaryWindow bytes of each stream.
+// CommandLog publishes what a container's own command prints. It does so as for an exec, under a name that no exec has.
+// The files keep the last control.PrimaryWindow bytes of each stream.
 type CommandLog struct {
 	feed
 	cfg  CommandLogConfig
-	more chan struct{} // has room for one
+	more chan struct{} // holds at most one signal
 
 	mu    sync.Mutex
 	sizes [2]int64 // of stdout and stderr, as the supervisor announced
 
-	known bool // begin succeeded; used by Run, and by Finish after it
+	known bool // begin succeeded. Run uses it, and Finish after Run has returned
 }
 
 // CommandLogConfig describes a container's command. All fields but Earlier are required.
@@ -33,12 +33,12 @@ type CommandLogConfig struct {
 	RunDir func() string // path of the container's run directory
 
 	// Earlier returns how much the command had printed on other hosts before it came to this one. end is how much the
-	// log has now. nil: it ran on no other host.
+	// log has now. A nil Earlier means that the command ran on no other host.
 	Earlier func(end [2]int64) ([2]int64, error)
 	Logger  *slog.Logger
 }
 
-// A command's output is published at most once in commandPeriod; after more than muchOutput bytes, only after
+// The pause between two rounds of publishing is commandPeriod. After a round of more than muchOutput bytes it is
 // FinishWithin, so that a command that prints without end leaves time for the output of others.
 const (
 	commandPeriod = 100 * time.Millisecond
@@ -58,7 +58,7 @@ func (h *Host) NewCommandLog(cfg CommandLogConfig) *CommandLog {
 	return l
 }
 
-// Grow tells how much the command has printed. Sizes that are smaller than before are ignored.
+// Grow records how much the command has printed so far, and wakes Run. A recorded size never shrinks.
 func (l *CommandLog) Grow(stdout, stderr int64) {
 	l.mu.Lock()
 	l.sizes = [2]int64{max(l.sizes[0], stdout), max(l.sizes[1], stderr)}
@@ -184,7 +184,7 @@ func (l *CommandLog) mayContinue() error       { return nil }
 func (l *CommandLog) sent() error              { return nil }
 func (l *CommandLog) stored(*os.File, *stream) {}
 
-// Last returns the end of the command's output, as much as an event carries.
+// Last returns the last part of the command's output, at most what fits into an event.
 func (l *CommandLog) Last() []byte {
 	run, err := os.OpenRoot(l.cfg.RunDir())
 	if err != nil {
@@ -203,7 +203,7 @@ func (l *CommandLog) Last() []byte {
 	return End(all)
 }
 
-// ReadEnd returns the end of a file of this size, as much as an event carries.
+// ReadEnd returns the last part of a file of this size, at most what fits into an event.
 func ReadEnd(f *os.File, size int64) []byte {
 	from := max(0, size-protocol.MaxLastOutput)
 	data := make([]byte, size-from)
@@ -214,5 +214,5 @@ func ReadEnd(f *os.File, size int64) []byte {
 	return data[:n]
 }
 
-// End returns the end of some output, as much as an event carries.
+// End returns the last part of some output, at most what fits into an event.
 func End(output []byte) []byte { return output[max(0, len(output)-protocol.MaxLastOutput):] }

@@ -50,7 +50,7 @@ type Sandbox struct {
 	local        *local
 	revivals     revivals
 	assigned     assignment
-	waitingSince time.Time // for what the container needs of the host to start again; zero: it does not wait
+	waitingSince time.Time // since when the container's restart waits for something on the host; zero: it does not
 }
 
 // New returns a sandbox whose goroutine does not run yet.
@@ -71,7 +71,7 @@ func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 }
 
 // Notify takes news of the sandbox: the newest batch of its history, or nil. It returns false if the goroutine has
-// ended, so that the news needs a new one.
+// ended. The news then needs a new goroutine.
 func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	gap := b == nil || s.journal.Receive(b)
 	s.mu.Lock()
@@ -85,8 +85,8 @@ func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	return true
 }
 
-// Inspect has the host inspected again, also by the services, since the sandbox may be waiting for them. It returns
-// false if the goroutine has ended.
+// Inspect asks the goroutine to inspect the host again. The services do so too, since the sandbox may be waiting for
+// them. It returns false if the goroutine has ended.
 func (s *Sandbox) Inspect() bool {
 	s.mu.Lock()
 	s.dirty = true
@@ -99,8 +99,8 @@ func (s *Sandbox) Inspect() bool {
 	return !ended
 }
 
-// Found takes the sandbox's objects on the engine, and has the host inspected again. It returns false if the
-// goroutine has ended.
+// Found takes the sandbox's objects on the engine, and asks the goroutine to inspect the host again. It returns false
+// if the goroutine has ended.
 func (s *Sandbox) Found(objects []Object) bool {
 	s.mu.Lock()
 	s.objects = objects
@@ -117,7 +117,7 @@ func (s *Sandbox) Ended() bool {
 	return s.ended
 }
 
-// Pids are the first processes of the containers that are connected.
+// Pids returns the ids of the first processes of the containers that are connected.
 func (s *Sandbox) Pids() (pids []int) {
 	if p := s.conn.get(); p != nil {
 		pids = append(pids, p.Pid)
@@ -167,8 +167,9 @@ func (s *Sandbox) Run(ctx context.Context) {
 	}
 }
 
-// settle does one operation after another, until the host is as the log says. Execs start in step, before and right after
-// each operation; only those that nobody has followed to their end start at the end of a stop (teardown.finishExecs).
+// settle does one operation after another, until the host is as the log says. The goroutines of execs start in step,
+// before and right after each operation. There is one exception: if nobody followed an exec to its end before a stop or
+// a delete, teardown.finishExecs starts its goroutine.
 func (s *Sandbox) settle(ctx context.Context) error {
 	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
@@ -239,7 +240,7 @@ func (s *Sandbox) do(ctx context.Context, op decide.Operation, b *protocol.Sandb
 		defer s.mu.Unlock()
 		s.operation, s.cancel, s.dirty = decide.Nothing, nil, true
 	}()
-	s.log.Debug("step", "operation", op, "state", b.State)
+	s.log.Debug("starting an operation", "operation", op, "state", b.State)
 	err := s.perform(ctx, op, b)
 	s.mu.Lock()
 	superseded := err != nil && s.superseded()
@@ -303,9 +304,9 @@ func (s *Sandbox) superseded() bool {
 	return !wanted
 }
 
-// awaitEngine has the engine make something, and waits for its answer even if the log no longer wants the operation.
-// The engine carries out a request that nobody waits for, so what it makes could appear after everything of the
-// sandbox was removed.
+// awaitEngine sends the engine a request to make something, and waits for the answer even if the log no longer wants
+// the operation. The engine carries out a request even if nobody waits for it, so otherwise the new object could appear
+// after everything of the sandbox was removed.
 func (s *Sandbox) awaitEngine(request func() error) error {
 	s.mu.Lock()
 	s.busy = true
@@ -339,11 +340,12 @@ func (s *Sandbox) refresh(ctx context.Context) error {
 	return nil
 }
 
-// readPeriod is how long the log is at least not read without a notification. The worker that a sandbox was moved away
-// from is notified once. If that is lost with its sender, later notifications go to the new host's worker only.
+// readPeriod is the shortest pause between two reads of the log if no notification comes. When a sandbox moves to
+// another host, the old host's worker is notified once. If that notification is lost with its sender, later ones go to
+// the new host's worker only, so the old one has to read the log.
 const readPeriod = 10 * time.Minute
 
-// refreshIfDue has the log read again if a notification may have been lost. Hold s.mu.
+// refreshIfDue marks the log for reading again if a notification may have been lost. Hold s.mu.
 func (s *Sandbox) refreshIfDue(now time.Time) {
 	s.stale = s.stale || s.listened != s.host.Listening() || now.After(s.readAgain)
 }
@@ -385,8 +387,8 @@ func (s *Sandbox) retire() bool {
 // name is what the engine calls the sandbox's container and network.
 func (s *Sandbox) name() string { return docker.ObjectName(s.host.Deployment, s.key) }
 
-// dir returns the directory of a generation of the sandbox: the one that its container names, which a worker with
-// another state directory may have made, or else the one in this worker's state directory.
+// dir returns the directory of a generation of the sandbox. The container's label names it, because a worker with
+// another state directory may have made it. Without a container, the directory is in this worker's state directory.
 func (s *Sandbox) dir(generation uint64) hostdir.Dir {
 	d := s.host.Dirs.Of(s.key, generation)
 	s.mu.Lock()
