@@ -7,9 +7,9 @@ import (
 	"github.com/boxfleet/boxfleet/jetstream"
 )
 
-// outputUsage is how much output each sandbox has in the log. It is a sum over the log's messages; a new leader reads
-// their headers once. It divides a sandbox's output into about [outputPieces] pieces, so that the oldest can be named.
-// It is pure.
+// outputUsage counts how much output each sandbox has in the log. A new leader computes the counts again: it reads the
+// headers of all messages in the log once. Each sandbox's output is divided into about [outputPieces] pieces, so that
+// the oldest part can be removed alone. outputUsage is pure.
 type outputUsage struct {
 	grain   int64 // bytes in a piece before the next one begins
 	tenants map[string]*tenantOutput
@@ -26,9 +26,9 @@ type sandboxOutput struct {
 	pieces []outputPiece // the oldest first
 }
 
-// outputPiece is consecutive output.
+// outputPiece is a part of one sandbox's output, without gaps.
 type outputPiece struct {
-	last  uint64 // record
+	last  uint64 // record of its last message
 	bytes int64
 }
 
@@ -37,15 +37,15 @@ const (
 	outputGrainMin = 64 << 10
 )
 
-// outputLimits are how much output may be kept; 0: no limit.
+// outputLimits says how much output may be kept; 0: no limit.
 type outputLimits struct {
 	sandbox, Tenant, all int64
 }
 
-// outputCut is the oldest output of a sandbox, which must be removed.
+// outputCut says which output of a sandbox must be removed: the oldest, up to a record.
 type outputCut struct {
 	key
-	through uint64 // record
+	through uint64 // the last record to remove
 	bytes   int64
 }
 
@@ -108,8 +108,9 @@ func (u *outputUsage) expire(first uint64) {
 }
 
 // cuts returns what must be removed, so that every sandbox and tenant is within its limit and the log has room. A
-// tenant beyond its limit loses the oldest output of its largest sandboxes; in a log that is nearly full, so do the
-// largest tenants. Cuts go an eighth below the limit, so that the next one is not due at once.
+// tenant over its limit loses the oldest output of its largest sandboxes. When the log is nearly full, the largest
+// tenants lose output in the same way. Each cut goes an eighth below its limit, so that the next one is not due at
+// once.
 func (u *outputUsage) cuts(l outputLimits, stored int64) []outputCut {
 	if !u.exceeds(l, stored) {
 		return nil
@@ -187,7 +188,7 @@ type tenantLeft struct {
 type sandboxLeft struct {
 	key
 	*sandboxOutput
-	cut  int // pieces
+	cut  int // pieces removed so far
 	left int64
 }
 

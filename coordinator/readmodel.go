@@ -24,7 +24,7 @@ type readModel struct {
 
 	deleted      map[key]deletedEntry // all deleted sandboxes whose history is kept
 	deletedIDs   idIndex              // their generated ids
-	firstDeleted int64                // no sandbox was deleted before, in ns since 1970; 0: unknown
+	firstDeleted int64                // no sandbox was deleted before this time, in ns since 1970; 0: unknown
 	deletedRead  signal               // the stored deleted sandboxes have been read
 
 	tenants map[string]string // their names, each stored once
@@ -37,8 +37,8 @@ func newReadModel(mu *sync.RWMutex) *readModel {
 	}
 }
 
-// deletedEntry is what memory holds of a deleted sandbox. Everything else is read from its stored record, or from the
-// log, when somebody asks. With its key, its place in the map and the bytes of its id it takes at most 300 bytes.
+// deletedEntry is what stays in memory of a deleted sandbox. Everything else is read on demand, from its stored record
+// or from the log. With its key, its place in the map and the bytes of its id, an entry takes at most 300 bytes.
 type deletedEntry struct {
 	created, ended int64  // ns since 1970
 	record         uint64 // of its last batch
@@ -63,8 +63,8 @@ func deletedEntryOfRecord(r *jetstream.EndedRecord) deletedEntry {
 
 var labelSeed = maphash.MakeSeed()
 
-// labelSet encodes labels and a name as 64 bits, two bits for each. A selector with a bit outside the set does not
-// match; one without may match, and is compared with the labels and the name themselves.
+// labelSet encodes labels and a name as 64 bits, two bits for each. A sandbox does not match a selector that has a bit
+// outside the sandbox's set. Otherwise it may match, and the labels and the name themselves must be compared.
 func labelSet(labels map[string]string, name string) (set uint64) {
 	add := func(k, v string) {
 		h := maphash.Comparable(labelSeed, [2]string{k, v})
@@ -125,8 +125,8 @@ func (r *readModel) retireLocked(k key, d deletedEntry) (before *protocol.Sandbo
 	return before, true
 }
 
-// ownStringsLocked returns a key with its own strings. Those of a message would keep the whole message in memory, and
-// every sandbox would store its tenant's name again.
+// ownStringsLocked returns a key with its own strings. With the strings of a message, the key would keep the whole
+// message in memory, and every sandbox would have its own copy of its tenant's name.
 func (r *readModel) ownStringsLocked(k key) key {
 	tenant, known := r.tenants[k.Tenant]
 	if !known {
@@ -177,7 +177,7 @@ func (r *readModel) get(k key) *protocol.Sandbox {
 	return r.sandboxes[k]
 }
 
-// endedAt reports whether a sandbox is living, and the last record of a deleted one, 0 for any other.
+// endedAt reports whether a sandbox is living. For a deleted sandbox it returns the last record, otherwise 0.
 func (r *readModel) endedAt(k key) (living bool, record uint64) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -207,7 +207,7 @@ func (r *readModel) livingOf(tenant string) (list []*protocol.Sandbox) {
 	return list
 }
 
-// replaceableWithCopies returns the sandboxes with uploaded trees that are made again elsewhere when their host is
+// replaceableWithCopies returns the sandboxes that have uploaded trees and are made again elsewhere when their host is
 // lost.
 func (r *readModel) replaceableWithCopies() (list []*protocol.Sandbox) {
 	r.mu.RLock()
@@ -252,8 +252,8 @@ func (r *readModel) named(tenant, name string) string {
 // maxCandidates is how many ids an error lists for an ambiguous prefix.
 const maxCandidates = 5
 
-// withPrefix returns the generated id that begins with a prefix: of a living sandbox, or, where there is none, of a
-// deleted one. It returns not_found, or failed_precondition where there are several.
+// withPrefix returns the generated id that begins with a prefix. Deleted sandboxes count only if no living one matches.
+// It returns not_found if there is no such id, and failed_precondition if there are several.
 func (r *readModel) withPrefix(tenant, prefix string) (string, error) {
 	r.mu.RLock()
 	found := r.livingIDs.withPrefix(tenant, prefix, maxCandidates+1)
@@ -329,7 +329,7 @@ func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) 
 	return list[:min(len(list), limit)]
 }
 
-// readDeleted reads the stored records of deleted sandboxes, in the background of everything else.
+// readDeleted reads the stored records of deleted sandboxes. It runs in the background.
 func (p *projection) readDeleted(ctx context.Context) error {
 	var behind []key
 	err := p.conn.ReadEndedRecord(ctx, func(r *jetstream.EndedRecord) {

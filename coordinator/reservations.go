@@ -9,9 +9,9 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// reservationWatch ends ids that were reserved and never got a first event: their requests are gone. It reads only the
-// reservations made after the checkpoint's, all of which have a history. Where the log was rewound, ids have lost
-// their histories, and it starts from the beginning again.
+// reservationWatch ends ids that were reserved but never got a first event, because their requests are gone. It reads
+// only the reservations made after the checkpoint: every id that the checkpoint covers has a history. If the log was
+// rewound, ids have lost their histories, and it starts from the beginning again.
 type reservationWatch struct {
 	*coordinator
 
@@ -28,8 +28,8 @@ type openReservation struct {
 	revision uint64
 }
 
-// reservedThrough says up to which revision of the registry every id has a history, in the log as it was when the
-// projection had been restored that many times.
+// reservedThrough says that every id up to a revision of the registry has a history. This is known only for the log as
+// it was after the projection was restored this many times.
 type reservedThrough struct {
 	revision uint64
 	restored int
@@ -150,7 +150,7 @@ func (w *reservationWatch) settle(ctx context.Context, k key, r openReservation)
 			"the id was reserved, and the request was not carried out"))
 	}
 	if err != nil {
-		w.log.Warn("could not check a reservation; it is checked again", "sandbox", k.ID, "error", err)
+		w.log.Warn("could not check a reservation; trying again later", "sandbox", k.ID, "error", err)
 	}
 	return err == nil
 }

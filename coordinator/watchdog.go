@@ -59,7 +59,7 @@ func (w *watchdog) watchDeadlines(ctx context.Context) error {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
-				w.projection.work.inspectBy(now, keys[i:]...) // when this coordinator leads again
+				w.projection.work.inspectBy(now, keys[i:]...) // for when this coordinator leads again
 				return ctx.Err()
 			}
 			group.Go(func() {
@@ -70,7 +70,7 @@ func (w *watchdog) watchDeadlines(ctx context.Context) error {
 		if len(keys) == deadlinesAtOnce {
 			continue
 		}
-		pause := w.cfg.Timing.Scan // the store's time may be set, so no timer is trusted for long
+		pause := w.cfg.Timing.Scan // somebody may set the store's clock, so never sleep for longer
 		if !next.IsZero() {
 			pause = min(pause, max(next.Sub(w.conn.Now()), time.Millisecond))
 		}
@@ -91,12 +91,12 @@ func (w *watchdog) meetDeadline(ctx context.Context, k key) {
 		err = w.decideDue(ctx, b)
 	}
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("the watchdog could not decide about a sandbox; it tries again", "sandbox", b.ID, "error", err)
+		w.log.Warn("the watchdog could not act on a deadline of a sandbox; trying again", "sandbox", b.ID, "error", err)
 	}
 	if b = w.projection.read.get(k); b == nil {
 		return
 	}
-	// A deadline that is still due is tried again at the next scan; any other has its own time.
+	// A deadline that is still due is tried again at the next scan; any other is inspected when it is due.
 	at, now := w.projection.nextDeadline(b), w.conn.Now()
 	if err != nil || !at.IsZero() && !at.After(now) {
 		at = now.Add(w.cfg.Timing.Scan)
@@ -111,7 +111,7 @@ func (w *watchdog) decideDue(ctx context.Context, b *protocol.Sandbox) error {
 	}
 	_, err := w.projection.journal(key{Tenant: b.Tenant, ID: b.ID}).Do(ctx,
 		w.whileLeading(func(s *protocol.State) ([]protocol.Event, error) {
-			// It may have moved on, or this decision may already have ended some of its execs.
+			// The sandbox may have moved on, or this decision may already have ended some of its execs.
 			if decide := w.due(&s.Sandbox, w.hosts.byID(s.Sandbox.HostID), w.conn.Now()); decide != nil {
 				return decide(s)
 			}

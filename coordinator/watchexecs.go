@@ -23,7 +23,7 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 		for _, b := range active {
 			err := w.endLateExecs(ctx, key{Tenant: b.Tenant, ID: b.ID}, b, hosts[b.HostID], now)
 			if err != nil && ctx.Err() == nil {
-				w.log.Warn("the watchdog could not decide about the execs of a sandbox; it tries again",
+				w.log.Warn("the watchdog could not end the late execs of a sandbox; trying again",
 					"sandbox", b.ID, "error", err)
 			}
 		}
@@ -34,8 +34,8 @@ func (w *watchdog) watchExecs(ctx context.Context) error {
 // an operator may set, for times of events.
 type moment struct{ own, store time.Time }
 
-// endLateExecs ends the execs of a sandbox whose end will not be known: they ran beyond their own timeout and the
-// time that their worker has to report it, or they never started and their host is lost.
+// endLateExecs ends those execs of a sandbox whose end nobody will report: execs that ran beyond their own timeout and
+// the time that their worker has to report it, and execs that never started and whose host is lost.
 func (w *watchdog) endLateExecs(
 	ctx context.Context, k key, b *protocol.Sandbox, host *protocol.Host, now moment,
 ) error {

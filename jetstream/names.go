@@ -6,8 +6,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// SandboxName reads from the leader which sandbox holds a name or held it last. The revision is for
-// [Registry.TakeName]. hold is nil if no sandbox holds the name.
+// SandboxName reads from the leader which sandbox holds a name or held it last. hold is nil if nothing is stored about
+// the name. Pass the revision to [Registry.TakeName].
 func (reg *Registry) SandboxName(ctx context.Context, tenant, name string) (
 	hold *protocol.NameHold, revision uint64, err error) {
 	value, revision, err := reg.kv(protocol.BucketNames).get(ctx, tenant+"."+name)
@@ -21,8 +21,8 @@ func (reg *Registry) SandboxName(ctx context.Context, tenant, name string) (
 	return hold, revision, protocol.Decode(value, hold)
 }
 
-// TakeName gives a name to a sandbox if it has not changed since it was read. Error: [ErrConflict] if it has. After any
-// other error the outcome is unknown until the name is read.
+// TakeName stores that a sandbox holds a name. If the name was changed after revision was read, it fails with
+// [ErrConflict]. After any other error, read the name again to learn whether it was taken.
 func (reg *Registry) TakeName(ctx context.Context, tenant, name string, revision uint64, hold protocol.NameHold) (
 	taken uint64, err error) {
 	hold.Version = protocol.Version
@@ -36,6 +36,6 @@ func (reg *Registry) FreeName(ctx context.Context, tenant, name, sandbox string)
 		return err
 	}
 	b := reg.kv(protocol.BucketNames)
-	// A purge leaves no delete marker, which would stay forever.
+	// Purge instead of deleting: a delete would leave a marker forever.
 	return reg.purgeThrough(ctx, b.stream(), b.subject(tenant+"."+name), revision)
 }

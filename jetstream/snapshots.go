@@ -30,7 +30,7 @@ func (s *Snapshot) Usable() bool { return s.State != nil && s.Fold == protocol.F
 // checkpointKey is the key of the record up to which the snapshots of all sandboxes are current.
 const checkpointKey = "_checkpoint"
 
-// maxSnapshot is the size from which on a snapshot leaves out ended execs.
+// maxSnapshot is the size in bytes above which a snapshot leaves out ended execs.
 const maxSnapshot = 512 << 10
 
 // Snapshots stores and reads the snapshots of sandboxes and the coordinators' checkpoint.
@@ -41,9 +41,9 @@ type Snapshots struct {
 	segments *segments
 }
 
-// WriteSnapshot stores a sandbox's snapshot over the one of a revision, 0 if unknown, and returns the new revision, 0
-// if unknown. It does not replace a newer snapshot. A snapshot larger than a message is stored without its state. It
-// may change s.State.
+// WriteSnapshot replaces a sandbox's snapshot, which is stored at revision, and returns the new revision. Either is 0
+// if unknown. A newer snapshot is not replaced. A snapshot too large for a message is stored without its state.
+// WriteSnapshot may change s.State.
 func (sn *Snapshots) WriteSnapshot(ctx context.Context, tenant, sandbox string, s *Snapshot, revision uint64) (
 	uint64, error) {
 	data := protocol.Encode(s)
@@ -66,8 +66,8 @@ func (sn *Snapshots) WriteSnapshot(ctx context.Context, tenant, sandbox string, 
 	})
 }
 
-// WriteCheckpoint records that snapshots have every event up to a position, and that every id that was reserved up to a
-// revision of the registry has a history; 0 leaves the stored revision. It does not replace a newer checkpoint.
+// WriteCheckpoint records that snapshots have every event up to a position, and that every id reserved up to a revision
+// of the registry has a history. If reserved is 0, the stored revision stays. A newer checkpoint is not replaced.
 func (sn *Snapshots) WriteCheckpoint(ctx context.Context, at Position, reserved uint64) error {
 	s := &Snapshot{
 		Version: protocol.Version, Record: at.Record, Batch: at.Batch, Fold: protocol.FoldVersion, Reserved: reserved,
@@ -137,8 +137,7 @@ func (sn *Snapshots) Snapshot(ctx context.Context, tenant, sandbox string) (*Sna
 	return s, protocol.CheckVersion(s.Version)
 }
 
-// storedIsNewer reports whether the stored snapshot is at least as new as one that is to be written, and of the log's
-// current history.
+// storedIsNewer reports whether the stored snapshot is at least as new as s, and belongs to the log's current history.
 func (sn *Snapshots) storedIsNewer(
 	ctx context.Context, tenant, sandbox string, stored []byte, s *Snapshot,
 ) (bool, error) {
@@ -153,9 +152,9 @@ func (sn *Snapshots) storedIsNewer(
 	return sn.segments.holds(ctx, tenant, sandbox, old.position())
 }
 
-// ReadSnapshots reads the snapshot of every living sandbox and returns the record to follow the log from. s is nil
-// for a sandbox whose snapshot is unusable and whose history must be folded. Without a checkpoint, or if the log does
-// not reach the checkpoint or has another history, it visits nothing and returns 1.
+// ReadSnapshots reads the snapshot of every living sandbox and returns the record to follow the log from. It visits a
+// sandbox with a nil s if its snapshot is unusable, so its history must be folded. It visits nothing and returns 1 if
+// there is no checkpoint, or if the log ends before the checkpoint or has another history.
 func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandbox string, s *Snapshot)) (
 	from uint64, err error) {
 	b := sn.kv(protocol.BucketSandboxes)
@@ -173,7 +172,7 @@ func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandb
 	if held, err := sn.reaches(ctx, checkpoint.position(), last); err != nil {
 		return 0, err
 	} else if !held {
-		sn.log.Warn("the log lacks messages that the snapshots were made of; reading it from its beginning",
+		sn.log.Warn("the log lacks messages that the snapshots include; reading the log from its beginning",
 			"checkpoint", checkpoint.Record, "log", last)
 		return 1, nil
 	}
@@ -195,7 +194,7 @@ func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandb
 			visit(tenant, sandbox, s)
 		}
 	})
-	for _, n := range newer { // the log up to the checkpoint does not have these
+	for _, n := range newer { // the checkpoint does not cover these
 		if err != nil {
 			break
 		}
@@ -210,8 +209,8 @@ func (sn *Snapshots) ReadSnapshots(ctx context.Context, visit func(tenant, sandb
 	return checkpoint.Record + 1, err
 }
 
-// reaches reports whether the log, whose last record is known, has a position, as far as can be determined: purged
-// messages cannot be checked.
+// reaches reports whether the log, whose last record is given, contains a position. A purged message cannot be checked
+// and counts as contained.
 func (sn *Snapshots) reaches(ctx context.Context, p Position, last uint64) (bool, error) {
 	if p.Record > last {
 		return false, nil

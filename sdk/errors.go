@@ -16,8 +16,8 @@ type typedError struct {
 func (f *typedError) Error() string   { return f.typed.Error() }
 func (f *typedError) Unwrap() []error { return []error{f.typed, f.cause} }
 
-// failed gives err the form in which it leaves the package: an *Error, joined with the error of ctx if ctx ended the
-// call.
+// failed turns err into what callers of the package get: it contains an *Error, and also the error of ctx if ctx ended
+// the call.
 func failed(ctx context.Context, err error, doing string) error {
 	if done := (*typedError)(nil); err == nil || errors.As(err, &done) {
 		return err
@@ -56,8 +56,8 @@ func isContextEnd(err error) bool {
 	return code == protocol.DeadlineExceeded || code == protocol.Cancelled
 }
 
-// isFinal says that a transient error is returned now instead of retried: too few NATS servers are up, and the caller
-// should know rather than wait.
+// isFinal says whether a transient error is returned at once instead of tried again: too few NATS servers are up, and
+// the caller should know that rather than wait.
 func isFinal(err error) bool {
 	return err != nil && protocol.AsError(err).Reason == protocol.ReasonNoQuorum
 }

@@ -30,7 +30,7 @@ type Config struct {
 	Name          string          // of this worker, an id, unique in the deployment; required
 	Build         string          // version, shown in the table of hosts
 	StateDir      string          // directories of sandboxes; absolute; required
-	Hidden        []string        // more absolute paths that no sandbox may see
+	Hidden        []string        // other paths that no sandbox may see, besides the engine's; absolute
 	Engine        string          // address of the Docker Engine; default: DOCKER_HOST, or the local socket
 	Supervisor    string          // path of the boxfleet-supervisor binary; required
 	Slots         int             // maximum number of sandboxes; default 100
@@ -58,7 +58,8 @@ type Config struct {
 
 	ServiceProfiles []string // capability profiles that services may choose; default hardened and standard
 
-	// Defaults are below the specs of the sandboxes here, with fields of protocol.WorkerDefaults only. May be nil.
+	// Defaults are merged below the specs of the sandboxes on this host. Only fields of protocol.WorkerDefaults may be
+	// set. May be nil.
 	Defaults *protocol.SandboxSpec
 
 	Watermarks Watermarks // how full the host may be and still take sandboxes
@@ -72,8 +73,8 @@ type Config struct {
 	// A sandbox fails if its command never ran for CrashGuard (default 30 s) within CrashWindow (default 5 min).
 	CrashWindow, CrashGuard time.Duration
 
-	// The end of an exec waits at most OutputPatience for a log of output that takes nothing, and at most until
-	// OutputWithin after the exec's timeout and grace. Both default to 30 s.
+	// The end of an exec waits at most OutputPatience while the log stores no output, and at most until OutputWithin
+	// after the exec's timeout and grace. Both default to 30 s.
 	OutputPatience, OutputWithin time.Duration
 
 	// A sandbox may publish OutputBurst of output as fast as the log takes it (default 256 MiB), and OutputRate a second
@@ -93,7 +94,7 @@ type Config struct {
 // DefaultNetworkPool is where sandboxes' networks come from.
 const DefaultNetworkPool = "10.201.0.0/16"
 
-// Limits of what one sandbox may use of what the kernel has for the whole machine.
+// Limits on what one sandbox may use of the resources that the kernel has once for the whole machine.
 const (
 	DefaultConnections = 2048
 	DefaultMostPIDs    = abilities.DefaultMostPIDs
@@ -105,8 +106,8 @@ const (
 // of most services of a host.
 const DefaultPorts = "20000-32767"
 
-// Check returns the error that [Run] would return for a wrong setting, as far as that needs neither NATS nor the
-// engine. Conn need not be set. Error: invalid_argument.
+// Check returns the error that [Run] would return for a wrong setting. It finds only the errors that show without NATS
+// and the engine. Conn need not be set. Error: invalid_argument.
 func (c Config) Check() error { return c.check() }
 
 // check sets the defaults, and checks the rest.

@@ -10,13 +10,13 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// initialTimeout limits how long a sandbox that cannot be inspected, say because its history cannot be read, keeps its
-// host from new ones.
+// initialTimeout is how long the host takes no new sandboxes because of one that cannot be inspected, for example
+// because its history cannot be read.
 const initialTimeout = 2 * time.Minute
 
-// initialInspection is the inspection of everything that is on the host when a tenure begins. Until it is done, and
-// what has ended in the log is removed, the host takes no new sandboxes: a host that was given up and comes back may be
-// full of sandboxes that were replaced elsewhere, or ended.
+// initialInspection is the inspection of everything that is on the host when a tenure begins. The host takes no new
+// sandboxes until it is done and everything that the log says has ended is removed. A host that was given up and comes
+// back may be full of sandboxes that have ended or were replaced elsewhere.
 type initialInspection struct {
 	mu    sync.Mutex
 	begun bool
@@ -29,8 +29,9 @@ func newInitialInspection() *initialInspection {
 	return &initialInspection{early: map[protocol.SandboxKey]bool{}, done: make(chan struct{})}
 }
 
-// begin sets what is on the host. Objects that are found later were made by this worker. late is called with the
-// sandboxes that were not inspected in time, which are not waited for any longer.
+// begin starts the wait for the sandboxes that were found on the host. Only the first call counts: whatever is found
+// later was made by this worker. If some sandboxes are not settled in time, the inspection stops waiting for them and
+// calls late with them.
 func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []protocol.SandboxKey)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -39,7 +40,7 @@ func (i *initialInspection) begin(found []protocol.SandboxKey, late func(left []
 	}
 	i.begun, i.left = true, map[protocol.SandboxKey]bool{}
 	for _, k := range found {
-		if !i.early[k] { // one of those may already be waiting for the others
+		if !i.early[k] { // a sandbox that settled early may already be waiting for the others
 			i.left[k] = true
 		}
 	}
@@ -59,7 +60,8 @@ func (i *initialInspection) giveUp(late func(left []protocol.SandboxKey)) {
 	}
 }
 
-// settled records that nothing of a sandbox is left that should not be here, and reports whether it was the last one.
+// settled records that the host no longer has anything of a sandbox that should not be there. It reports whether this
+// was the last sandbox to wait for.
 func (i *initialInspection) settled(k protocol.SandboxKey) (last bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

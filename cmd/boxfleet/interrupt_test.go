@@ -23,10 +23,10 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// asProgram in the environment has the test binary be the program.
+// asProgram is an environment variable: if it is set, the test binary runs as the program.
 const asProgram = "BOXFLEET_TEST_PROGRAM"
 
-// TestAsProgram is the program where [asProgram] asks for it, with the arguments behind "--".
+// TestAsProgram is not a test: if [asProgram] is set, it runs the program with the arguments after "--".
 func TestAsProgram(t *testing.T) {
 	if os.Getenv(asProgram) == "" {
 		t.Skip("it is run by other tests")
@@ -83,7 +83,7 @@ func startClient(t *testing.T, args ...string) *client {
 	return c
 }
 
-// prints waits for a line of stdout.
+// prints reads one line of stdout, and fails the test unless the line is want.
 func (c *client) prints(want string) {
 	c.t.Helper()
 	got, err := c.stdout.ReadString('\n')
@@ -115,7 +115,7 @@ func (c *client) says(parts ...string) {
 	}
 }
 
-// signalled bounds the end of a client after a signal: 2 s, and what a busy machine adds.
+// signalled is how long a client may take to end after a signal: 2 s, plus some time for a busy machine.
 const signalled = 2*time.Second + 500*time.Millisecond
 
 // stateOfExec is the state of an exec of the sandbox web.
@@ -493,7 +493,7 @@ func (r *relay) carry(to, from net.Conn, spoken chan<- struct{}) {
 	}
 }
 
-// await waits until so many clients have spoken.
+// await waits until n clients have spoken.
 func (r *relay) await(n int) {
 	r.t.Helper()
 	for range n {

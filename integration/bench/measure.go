@@ -28,7 +28,8 @@ var phases = []struct {
 	{"memory", measureMemory},
 }
 
-// A phase that takes longer than phaseLimit hangs. Phases that first write a long history have more time.
+// A phase that runs longer than phaseLimit counts as hung. Phases that first write a long history have pastLimit
+// instead.
 const (
 	phaseLimit = 2 * time.Minute
 	pastLimit  = 10 * time.Minute

@@ -22,7 +22,7 @@ type measurement struct {
 	P90     float64 `json:"p90"` // nine of ten samples are as good or better
 	BareP50 float64 `json:"engine_p50,omitempty"`
 	BareP90 float64 `json:"engine_p90,omitempty"`
-	Ratio   float64 `json:"ratio,omitempty"` // of the two p50s
+	Ratio   float64 `json:"ratio,omitempty"` // P50 / BareP50
 	Missed  bool    `json:"missed,omitempty"`
 }
 
@@ -40,7 +40,7 @@ type target struct {
 	Bound float64 `json:"bound"`
 }
 
-// at returns the target if a size of a curve is the one it applies to, otherwise none.
+// at returns the target for the one size of a curve that it applies to, and no target for any other size.
 func (t target) at(size, of int) target {
 	if size != of {
 		return target{}

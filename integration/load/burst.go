@@ -44,7 +44,7 @@ func (c *creator) create(ctx context.Context) {
 	c.refused[strings.TrimSuffix(string(e.Code)+" "+e.Reason, " ")]++
 }
 
-// closed creates n sandboxes, at most the given number at once.
+// closed creates n sandboxes. parallel limits how many creates run at once.
 func (c *creator) closed(ctx context.Context, n, parallel int) {
 	var group errgroup.Group
 	group.SetLimit(parallel)

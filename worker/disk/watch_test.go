@@ -57,7 +57,8 @@ func process(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// The note is written although the disk is full, and neither the log nor the engine is needed.
+// The worker kills the writer and writes a note that says why, although the disk is full. It needs neither the log nor
+// the engine for that.
 func TestStopsAWriterAndRecordsWhyOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t)

@@ -24,7 +24,7 @@ const (
 	chainPrivate    = "private"
 	chainNone       = "none"
 	chainRefuse     = "refuse"
-	chainCounted    = "counted"  // no packet passes it: writing it shows whether the kernel can count connections
+	chainCounted    = "counted"  // no packet goes through it; writing it shows whether the kernel can count connections
 	setCounted      = "counted-" // prefix, followed by the limit: connections by bridge
 	mapNetworks     = "networks"
 	setBridges      = "bridges"
@@ -88,7 +88,7 @@ func (s *script) common(resolvers, named []netip.Addr, deny []netip.Prefix) erro
 
 	s.rule(chainPrerouting, incoming(),
 		&expr.Lookup{SourceRegister: 1, SetName: s.networks.Name, SetID: s.networks.ID, IsDestRegSet: true})
-	// However a packet reached the host, also by a broadcast in the sandbox's own network.
+	// These rules apply however a packet reached the host, even by a broadcast in the sandbox's own network.
 	fromBridge := append(incoming(), &expr.Lookup{SourceRegister: 1, SetName: s.bridges.Name, SetID: s.bridges.ID})
 	s.rule(chainInput, slices.Concat(fromBridge, answer()), verdict(expr.VerdictAccept))
 	s.rule(chainInput, fromBridge, verdict(expr.VerdictDrop))
@@ -126,7 +126,7 @@ func (s *script) destinations(resolvers, named []netip.Addr, deny []netip.Prefix
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(BridgePrefix)},
 	}, s.refuse)
 
-	for _, a := range named { // by the operator; allowed even in a range that is never reached otherwise
+	for _, a := range named { // the operator named these; they may be in a range that sandboxes otherwise never reach
 		s.resolver(chainServers, a)
 	}
 	s.rule(chainInternet, nil, jump(chainServers))
@@ -188,8 +188,8 @@ func (s *script) network(n Network) error {
 		VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: n.Bridge}}})
 }
 
-// allow writes the rules for the ranges of a policy. Private ranges count only if the operator allows them, too; of the
-// others, only the public addresses count.
+// allow writes the rules for the ranges of a policy. A private range counts only if the operator allows it too. In all
+// other ranges, only the public addresses count.
 func (s *script) allow(n Network) {
 	accept := verdict(expr.VerdictAccept)
 	if n.Policy.internet() {

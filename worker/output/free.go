@@ -42,8 +42,8 @@ type freeing struct {
 	markedAt time.Time
 }
 
-// moveTo sets the published offset to the log's. A log that is empty although it had some of the output has dropped it,
-// because it was too old or too much; that is not published again.
+// moveTo sets the published offset to the log's. If the log is empty but had some of the output before, it has dropped
+// that output as too old or too much, and the output is not published again.
 func (s *stream) moveTo(published int64, empty bool) {
 	if empty {
 		published = max(published, s.synced)
@@ -54,7 +54,7 @@ func (s *stream) moveTo(published int64, empty bool) {
 	s.synced, s.marked = min(s.synced, published), min(s.marked, published)
 }
 
-// sync updates how much output the log has for good: what it acknowledged longer than after ago.
+// sync updates how much output the log has for good: the output that it acknowledged longer ago than this duration.
 func (s *stream) sync(now time.Time, after time.Duration) {
 	if now.Sub(s.markedAt) >= after {
 		s.synced, s.marked, s.markedAt = s.marked, s.published, now
@@ -83,7 +83,7 @@ func (p *Exec) free(f *os.File, s *stream) {
 	freed, err := supervise.FreeOutput(f, s.freed, s.synced)
 	if err != nil {
 		s.never = true
-		p.cfg.Logger.Info("cannot free published output on disk before the exec ends", "exec", p.name, "error", err)
+		p.cfg.Logger.Info("cannot free published output; it stays on disk for now", "exec", p.name, "error", err)
 		return
 	}
 	s.freed = freed

@@ -30,7 +30,7 @@ func New(denied []netip.Prefix) *Client {
 // Close closes idle connections.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// Login are the credentials for a registry. The zero value is an anonymous login.
+// Login holds the credentials for a registry. The zero value is an anonymous login.
 type Login struct {
 	Username, Password string
 	IdentityToken      string // exchanged for a token, in place of a password
@@ -99,7 +99,7 @@ type saved struct {
 	Layers   []string
 }
 
-// Write writes the image as an archive, in which its name is as. It calls moved with the bytes of each layer that are
+// Write writes the image as an archive, under the name in as. It calls moved with how many bytes of each layer it has
 // written so far. The content is verified by its digests. Errors are as for [Client.Open]; those of w are returned
 // unchanged.
 func (i *Image) Write(ctx context.Context, w io.Writer, as string, moved func(layer string, done, total int64)) error {
