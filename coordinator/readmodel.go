@@ -13,8 +13,8 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// readModel is what reads answer from: the handles of living sandboxes, an entry of at most 300 bytes for each deleted
-// one, and the names and ids that lead to them.
+// readModel holds in memory what the coordinator answers reads from: the handles of living sandboxes, an entry of at
+// most 300 bytes for each deleted one, and an index of their names and ids.
 type readModel struct {
 	mu *sync.RWMutex // the projection's
 
@@ -24,7 +24,7 @@ type readModel struct {
 
 	deleted      map[key]deletedEntry // all deleted sandboxes whose history is kept
 	deletedIDs   idIndex              // their generated ids
-	firstDeleted int64                // no sandbox was deleted before, in ns since 1970; 0: unknown
+	firstDeleted int64                // no sandbox was deleted before this time, in ns since 1970; 0: unknown
 	deletedRead  signal               // the stored deleted sandboxes have been read
 
 	tenants map[string]string // their names, each stored once
@@ -63,8 +63,8 @@ func deletedEntryOfRecord(r *jetstream.EndedRecord) deletedEntry {
 
 var labelSeed = maphash.MakeSeed()
 
-// labelSet encodes labels and a name as 64 bits, two bits for each. A selector with a bit outside the set does not
-// match; one without may match, and is compared with the labels and the name themselves.
+// labelSet encodes labels and a name in 64 bits, two bits for each of them. A selector that has a bit outside the set
+// cannot match. Any other selector may match, and must be compared with the labels and the name themselves.
 func labelSet(labels map[string]string, name string) (set uint64) {
 	add := func(k, v string) {
 		h := maphash.Comparable(labelSeed, [2]string{k, v})
@@ -79,7 +79,7 @@ func labelSet(labels map[string]string, name string) (set uint64) {
 	return set
 }
 
-// putLocked stores the handle of a living sandbox and returns the one before, nil for none.
+// putLocked stores the handle of a living sandbox and returns the previous one, or nil.
 func (r *readModel) putLocked(k key, b *protocol.Sandbox) (before *protocol.Sandbox) {
 	r.forgetDeletedLocked(k)
 	before = r.sandboxes[k]
@@ -106,8 +106,8 @@ func (r *readModel) removeLivingLocked(k key) (before *protocol.Sandbox) {
 	return before
 }
 
-// retireLocked reduces a sandbox to the entry of a deleted one and returns its last handle. It reports false, and
-// changes nothing, where a newer entry is known.
+// retireLocked replaces the handle of a sandbox with the entry of a deleted one, and returns that handle. If a newer
+// entry is known, it changes nothing and reports false.
 func (r *readModel) retireLocked(k key, d deletedEntry) (before *protocol.Sandbox, newest bool) {
 	if known, again := r.deleted[k]; again {
 		if known.record > d.record {
@@ -125,8 +125,8 @@ func (r *readModel) retireLocked(k key, d deletedEntry) (before *protocol.Sandbo
 	return before, true
 }
 
-// ownStringsLocked returns a key with its own strings. Those of a message would keep the whole message in memory, and
-// every sandbox would store its tenant's name again.
+// ownStringsLocked returns a copy of a key that shares no memory with a message, since the strings of a message would
+// keep the whole message in memory. Sandboxes of one tenant share one string for its name.
 func (r *readModel) ownStringsLocked(k key) key {
 	tenant, known := r.tenants[k.Tenant]
 	if !known {
@@ -148,7 +148,8 @@ func (r *readModel) clearDeletedLocked() {
 	r.deletedIDs = idIndex{}
 }
 
-// savedLocked notes that the record of a deleted sandbox is stored. It reports false where the entry has changed.
+// savedLocked notes that the record of a deleted sandbox is stored. If the entry has a different record by now, or is
+// gone, it changes nothing and reports false.
 func (r *readModel) savedLocked(k key, record uint64) bool {
 	d, deleted := r.deleted[k]
 	if !deleted || d.record != record {
@@ -159,7 +160,7 @@ func (r *readModel) savedLocked(k key, record uint64) bool {
 	return true
 }
 
-// renameLocked updates the name that a sandbox holds; after is nil where it is no longer living.
+// renameLocked updates the name that a sandbox holds; after is nil if it is no longer living.
 func (r *readModel) renameLocked(k key, before, after *protocol.Sandbox) {
 	named := func(name string) key { return key{Tenant: k.Tenant, ID: name} }
 	if before != nil && before.Name != "" && r.livingNames[named(before.Name)] == k.ID {
@@ -177,7 +178,7 @@ func (r *readModel) get(k key) *protocol.Sandbox {
 	return r.sandboxes[k]
 }
 
-// endedAt reports whether a sandbox is living, and the last record of a deleted one, 0 for any other.
+// endedAt reports whether a sandbox is living, and returns the last record of a deleted one, or 0 if it is not deleted.
 func (r *readModel) endedAt(k key) (living bool, record uint64) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -207,7 +208,7 @@ func (r *readModel) livingOf(tenant string) (list []*protocol.Sandbox) {
 	return list
 }
 
-// replaceableWithCopies returns the sandboxes with uploaded trees that are made again elsewhere when their host is
+// replaceableWithCopies returns the sandboxes that have uploaded trees and are made again elsewhere if their host is
 // lost.
 func (r *readModel) replaceableWithCopies() (list []*protocol.Sandbox) {
 	r.mu.RLock()
@@ -242,7 +243,7 @@ func (r *readModel) deletedHasName(k key) bool {
 	return r.deleted[k].named
 }
 
-// named returns the id of the living sandbox that holds a name, "" where none does.
+// named returns the id of the living sandbox that holds a name, or "".
 func (r *readModel) named(tenant, name string) string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -252,8 +253,8 @@ func (r *readModel) named(tenant, name string) string {
 // maxCandidates is how many ids an error lists for an ambiguous prefix.
 const maxCandidates = 5
 
-// withPrefix returns the generated id that begins with a prefix: of a living sandbox, or, where there is none, of a
-// deleted one. It returns not_found, or failed_precondition where there are several.
+// withPrefix returns the generated id that begins with a prefix: of a living sandbox or, if there is none, of a deleted
+// one. It returns not_found if no id matches, and failed_precondition if several do.
 func (r *readModel) withPrefix(tenant, prefix string) (string, error) {
 	r.mu.RLock()
 	found := r.livingIDs.withPrefix(tenant, prefix, maxCandidates+1)
@@ -329,14 +330,14 @@ func (r *readModel) deletedPage(tenant, after string, labels uint64, limit int) 
 	return list[:min(len(list), limit)]
 }
 
-// readDeleted reads the stored records of deleted sandboxes, in the background of everything else.
+// readDeleted reads the stored records of deleted sandboxes, while the coordinator already works.
 func (p *projection) readDeleted(ctx context.Context) error {
 	var behind []key
 	err := p.conn.ReadEndedRecord(ctx, func(r *jetstream.EndedRecord) {
 		k := key{Tenant: r.Tenant, ID: r.Sandbox}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.read.sandboxes[k] != nil { // its end is not folded yet, or its history began again
+		if p.read.sandboxes[k] != nil { // the fold has not seen its end yet, or its history began again
 			behind = append(behind, key{Tenant: strings.Clone(k.Tenant), ID: strings.Clone(k.ID)})
 			return
 		}

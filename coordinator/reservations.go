@@ -9,16 +9,16 @@ import (
 	"github.com/boxfleet/boxfleet/protocol"
 )
 
-// reservationWatch ends ids that were reserved and never got a first event: their requests are gone. It reads only the
-// reservations made after the checkpoint's, all of which have a history. Where the log was rewound, ids have lost
-// their histories, and it starts from the beginning again.
+// reservationWatch ends ids that were reserved but never got a first event, because their request is gone. It reads
+// only reservations made after the checkpoint: every earlier id has a history. If the log was rewound, ids may have
+// lost their histories, so it starts from the beginning again.
 type reservationWatch struct {
 	*coordinator
 
 	mu      sync.Mutex
 	open    map[key]openReservation
-	handled uint64 // the registry was followed to this revision
-	current bool   // it was followed to its end
+	handled uint64 // the last revision of the registry that was read
+	current bool   // the registry was read to its end
 }
 
 // openReservation is a reservation without a known history.
@@ -28,8 +28,8 @@ type openReservation struct {
 	revision uint64
 }
 
-// reservedThrough says up to which revision of the registry every id has a history, in the log as it was when the
-// projection had been restored that many times.
+// reservedThrough says up to which revision of the registry every id has a history. It holds until the
+// projection is restored once more, since the log may then have been rewound. restored counts the restores.
 type reservedThrough struct {
 	revision uint64
 	restored int
@@ -81,7 +81,7 @@ func (w *reservationWatch) watch(ctx context.Context, restored int) {
 	}
 }
 
-// expired returns the reservations that have been open for too long, and drops those whose sandbox is known by now.
+// expired returns the reservations that have been open for too long. It forgets those whose sandbox is known by now.
 func (w *reservationWatch) expired() map[key]openReservation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,8 +137,8 @@ func (w *reservationWatch) follow(ctx context.Context) error {
 	})
 }
 
-// settle ends an id that has no history, unless its request is still in the queue, where it waits for its turn or for
-// the log. It reports whether the id has a history now.
+// settle ends an id that has no history, unless its request is still in the queue and will be decided later. It reports
+// whether the id has a history now.
 func (w *reservationWatch) settle(ctx context.Context, k key, r openReservation) bool {
 	_, err := w.projection.find(ctx, k, 0)
 	if protocol.CodeOf(err) == protocol.NotFound {
@@ -150,7 +150,7 @@ func (w *reservationWatch) settle(ctx context.Context, k key, r openReservation)
 			"the id was reserved, and the request was not carried out"))
 	}
 	if err != nil {
-		w.log.Warn("could not check a reservation; it is checked again", "sandbox", k.ID, "error", err)
+		w.log.Warn("could not check a reservation; it will be checked again", "sandbox", k.ID, "error", err)
 	}
 	return err == nil
 }

@@ -34,13 +34,13 @@ type Sandbox struct {
 	diskStop *diskStop
 
 	mu        sync.Mutex
-	stale     bool      // the log may have more than the journal
+	stale     bool      // the log may have events that the journal has not read
 	listened  uint64    // Host.Listening when the log was read last
-	readAgain time.Time // the log is read again then, even if nobody says that it has more
+	readAgain time.Time // when to read the log again, even without a notification
 	dirty     bool      // the host may have changed since the last inspection
 	ended     bool      // the goroutine has ended
 	network   bool      // the engine listed a network of the sandbox since its networks were last removed
-	busy      bool      // the engine carries out a request whose answer must be waited for
+	busy      bool      // the engine is working on a request, and its answer must be awaited
 	operation decide.Operation
 	cancel    context.CancelFunc // ends the operation
 	home      string             // directory that the container's label names; "": there is no container
@@ -50,7 +50,7 @@ type Sandbox struct {
 	local        *local
 	revivals     revivals
 	assigned     assignment
-	waitingSince time.Time // for what the container needs of the host to start again; zero: it does not wait
+	waitingSince time.Time // since when the container waits for a host's port or mount source; zero: it does not
 }
 
 // New returns a sandbox whose goroutine does not run yet.
@@ -71,7 +71,7 @@ func New(host *Host, k protocol.SandboxKey, log *slog.Logger) *Sandbox {
 }
 
 // Notify takes news of the sandbox: the newest batch of its history, or nil. It returns false if the goroutine has
-// ended, so that the news needs a new one.
+// ended: the caller must then start a new one.
 func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	gap := b == nil || s.journal.Receive(b)
 	s.mu.Lock()
@@ -85,8 +85,8 @@ func (s *Sandbox) Notify(b *protocol.Batch) bool {
 	return true
 }
 
-// Inspect has the host inspected again, also by the services, since the sandbox may be waiting for them. It returns
-// false if the goroutine has ended.
+// Inspect makes the sandbox and its services inspect the host again. The services must do so too, because the sandbox
+// may be waiting for them. It returns false if the goroutine has ended.
 func (s *Sandbox) Inspect() bool {
 	s.mu.Lock()
 	s.dirty = true
@@ -99,8 +99,8 @@ func (s *Sandbox) Inspect() bool {
 	return !ended
 }
 
-// Found takes the sandbox's objects on the engine, and has the host inspected again. It returns false if the
-// goroutine has ended.
+// Found stores the list of the sandbox's objects on the engine, and makes the sandbox inspect the host again. It
+// returns false if the goroutine has ended.
 func (s *Sandbox) Found(objects []Object) bool {
 	s.mu.Lock()
 	s.objects = objects
@@ -117,7 +117,7 @@ func (s *Sandbox) Ended() bool {
 	return s.ended
 }
 
-// Pids are the first processes of the containers that are connected.
+// Pids returns the pid of the first process of each container whose supervisor is connected.
 func (s *Sandbox) Pids() (pids []int) {
 	if p := s.conn.get(); p != nil {
 		pids = append(pids, p.Pid)
@@ -134,7 +134,7 @@ const (
 	retryFirst  = 100 * time.Millisecond
 	retryMost   = 5 * time.Second
 	crashPeriod = time.Second // between two checks of a command that may loop
-	maxSteps    = 32          // operations without a pause
+	maxSteps    = 32          // operations in a row before settle gives up
 )
 
 // Run settles the sandbox each time it is woken, until ctx ends or the host has no trace of the sandbox.
@@ -151,7 +151,7 @@ func (s *Sandbox) Run(ctx context.Context) {
 			s.log.Warn("a step failed; retrying", "error", err)
 			timer = pause.Next()
 		default:
-			if !s.local.inBackground() { // else its result is not known yet
+			if !s.local.inBackground() { // otherwise the result of background work is still open
 				pause.Reset()
 			}
 			if s.retire() {
@@ -167,8 +167,9 @@ func (s *Sandbox) Run(ctx context.Context) {
 	}
 }
 
-// settle does one operation after another, until the host is as the log says. Execs start in step, before and right after
-// each operation; only those that nobody has followed to their end start at the end of a stop (teardown.finishExecs).
+// settle does one operation after another, until the host is as the log says. Execs start in step, before and right
+// after each operation. There is one exception: if the worker was restarted during a stop, teardown.finishExecs starts
+// the goroutines that append the ends of execs.
 func (s *Sandbox) settle(ctx context.Context) error {
 	for range maxSteps {
 		if err := s.refresh(ctx); err != nil {
@@ -220,7 +221,7 @@ func (s *Sandbox) step(ctx context.Context) (done bool, err error) {
 	if err := s.do(ctx, op, b); err != nil && !errors.Is(err, decide.ErrSuperseded) {
 		return true, err
 	}
-	s.execs.start(ctx) // those that waited for the supervisor need no new inspection
+	s.execs.start(ctx) // the operation may have connected the supervisor; execs that waited for it can start now
 	return false, nil
 }
 
@@ -303,9 +304,9 @@ func (s *Sandbox) superseded() bool {
 	return !wanted
 }
 
-// awaitEngine has the engine make something, and waits for its answer even if the log no longer wants the operation.
-// The engine carries out a request that nobody waits for, so what it makes could appear after everything of the
-// sandbox was removed.
+// awaitEngine asks the engine to make something, and waits for the answer even if the log no longer wants the
+// operation. The engine finishes a request even if the caller has gone. Without the wait, a container or network could
+// appear after the sandbox was removed.
 func (s *Sandbox) awaitEngine(request func() error) error {
 	s.mu.Lock()
 	s.busy = true
@@ -318,7 +319,7 @@ func (s *Sandbox) awaitEngine(request func() error) error {
 	return err
 }
 
-// refresh reads the log if it may have more than the journal.
+// refresh reads the log if it may have events that the journal has not read.
 func (s *Sandbox) refresh(ctx context.Context) error {
 	s.mu.Lock()
 	stale := s.stale
@@ -339,11 +340,12 @@ func (s *Sandbox) refresh(ctx context.Context) error {
 	return nil
 }
 
-// readPeriod is how long the log is at least not read without a notification. The worker that a sandbox was moved away
-// from is notified once. If that is lost with its sender, later notifications go to the new host's worker only.
+// readPeriod is the shortest time after which a worker reads the log again without a notification. It needs to: when a
+// sandbox moves to another host, its old worker is notified only once. If the sender dies and that notification is
+// lost, all later ones go to the new worker.
 const readPeriod = 10 * time.Minute
 
-// refreshIfDue has the log read again if a notification may have been lost. Hold s.mu.
+// refreshIfDue makes the next refresh read the log if a notification may have been lost. Hold s.mu.
 func (s *Sandbox) refreshIfDue(now time.Time) {
 	s.stale = s.stale || s.listened != s.host.Listening() || now.After(s.readAgain)
 }
@@ -363,7 +365,8 @@ func (s *Sandbox) leave() {
 	s.services.drop()
 }
 
-// retire ends the goroutine if nothing of the sandbox is on this host, and reports whether it did.
+// retire ends the goroutine if the log does not want the sandbox here, and none of its execs, services or connections
+// remains. It reports whether the goroutine ends.
 func (s *Sandbox) retire() bool {
 	here := true
 	s.journal.View(func(st *protocol.State, _ uint64) {
@@ -385,8 +388,8 @@ func (s *Sandbox) retire() bool {
 // name is what the engine calls the sandbox's container and network.
 func (s *Sandbox) name() string { return docker.ObjectName(s.host.Deployment, s.key) }
 
-// dir returns the directory of a generation of the sandbox: the one that its container names, which a worker with
-// another state directory may have made, or else the one in this worker's state directory.
+// dir returns the directory of a generation of the sandbox. If the container's label names a directory, it is that one:
+// a worker with another state directory may have made it. Otherwise it is below this worker's state directory.
 func (s *Sandbox) dir(generation uint64) hostdir.Dir {
 	d := s.host.Dirs.Of(s.key, generation)
 	s.mu.Lock()
